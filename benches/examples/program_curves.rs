@@ -9,7 +9,7 @@ use cachemate_core::{Access, AccessKind};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::stack::StackDistances;
-use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build, programs};
+use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build_program, programs};
 use cachemate_trace::{CmtReader, L1Filter, TraceReader, bundled_recording};
 use std::error::Error;
 
@@ -115,7 +115,7 @@ fn simulated_curve(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Re
     let geometry_of = |size, ways| CacheGeometry::from_bytes(size, 64, ways, 1);
     let mut first = CacheSim::new(geometry_of(filter.size_bytes, filter.ways)?, Replacement::Lru)?;
     let mut code = CacheSim::new(geometry_of(16 << 10, 4)?, Replacement::Lru)?;
-    let threads = build(name, 1, &Options::default())?.threads;
+    let threads = build_program(name, 1, &Options::default())?.threads;
     let mut lines =
         ProgramLines { threads, batch: Vec::new(), data: Vec::new(), code: Vec::new(), at: 0, instructions: 0 };
     let mut line_count = 0;

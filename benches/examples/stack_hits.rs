@@ -9,7 +9,7 @@
 use cachemate_core::AccessKind;
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::stack::StackDistances;
-use cachemate_sim::kernels::{Options, build};
+use cachemate_sim::kernels::{Options, build_program};
 use std::error::Error;
 
 /// Program, and measured percentage.
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| program | measured | simulated |");
     println!("|---|---|---|");
     for (name, measured) in MEASURED {
-        let mut thread = build(name, 1, &Options::default())?.threads.remove(0);
+        let mut thread = build_program(name, 1, &Options::default())?.threads.remove(0);
         let mut first = CacheSim::new(CacheGeometry::from_bytes(32 << 10, 128, 4, 1)?, Replacement::Lru)?;
         let (mut batch, mut lines, mut log, mut access_count) = (Vec::new(), Vec::new(), Vec::new(), 0);
         while access_count < SKIP || log.len() < LOG {

@@ -5,7 +5,7 @@ use cachemate_report::CurveCounts;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_report::text::{format_number, size_text};
 use cachemate_study::{
-    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, usual_sizes,
+    DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, default_sizes,
 };
 use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
@@ -136,7 +136,7 @@ pub fn mrc(
     if let Some(found) = threads.filter(|threads| !(1..=64).contains(threads)) {
         return Err(in_field("threads")(format!("found {found}, expected 1 to 64")));
     }
-    let mut sizes = sizes.unwrap_or_else(usual_sizes);
+    let mut sizes = sizes.unwrap_or_else(default_sizes);
     sizes.sort_unstable();
     sizes.dedup();
     let mut reading = trace.read()?;

@@ -28,8 +28,8 @@ pub fn record(
     force: bool,
 ) -> PyResult<Trace> {
     let mut recorder = Recorder::new(command, &output);
-    recorder.skip = skip_accesses;
-    recorder.max = max_accesses;
+    recorder.skip_accesses = skip_accesses;
+    recorder.max_accesses = max_accesses;
     recorder.kill_at_max = kill_at_max;
     recorder.force = force;
     recorder.filter = match l1 {

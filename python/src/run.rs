@@ -143,7 +143,7 @@ impl ScenarioRun<'_> {
             return Err(error.to_string());
         }
         log.map_or(Ok(()), RunLogWriter::finish).map_err(|error| error_text(&error))?;
-        Ok((outcome.map_err(|error| error_text(&error))?.results(), windows))
+        Ok((outcome.map_err(|error| error_text(&error))?.collect_results(), windows))
     }
 }
 

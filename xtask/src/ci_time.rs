@@ -13,12 +13,12 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-const CURRENT: &str = "target/ci-time.jsonl";
-const RECORD: &str = ".ci/times.json";
+const CURRENT_FILE: &str = "target/ci-time.jsonl";
+const RECORD_FILE: &str = ".ci/times.json";
 /// Maximum growth of a stage's cost over its record, on a host as fast as the record's.
 const MAX_GROWTH: f64 = 1.5;
 /// Minimum number of stages from which the host's slowdown, the growth of the median stage, is computed.
-const MIN_STAGES_OF_HOST: usize = 3;
+const MIN_COMPARED_STAGES: usize = 3;
 /// Maximum growth of all stages that is attributed to the host; more is a failure.
 const MAX_HOST_SLOWDOWN: f64 = 2.0;
 /// Minimum CPU seconds of a stage that is judged; the costs of shorter stages vary too much.
@@ -41,8 +41,8 @@ pub struct StageCost {
 
 /// CPU seconds of the process `pid` and of its ended children; `None` once the process has exited.
 pub fn process_cpu_s(pid: &str) -> Option<f64> {
-    let (own_ticks, children) = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
-    Some((own_ticks + children) as f64 / TICKS_PER_SECOND)
+    let (own_ticks, child_ticks) = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    Some((own_ticks + child_ticks) as f64 / TICKS_PER_SECOND)
 }
 
 /// Clock ticks of a process and of its ended children. The program's name, in parentheses, may contain blanks.
@@ -67,17 +67,17 @@ pub fn run_stage(root: &Path, name: &str, command: &[&str]) -> Result<(), String
 
 /// Appends a cost to the file of this run.
 pub fn append(root: &Path, cost: &StageCost) -> Result<(), String> {
-    let path = root.join(CURRENT);
+    let path = root.join(CURRENT_FILE);
     let line = serde_json::to_string(cost).map_err(|error| error.to_string())?;
-    let opened = fs::create_dir_all(root.join("target"))
+    let file_result = fs::create_dir_all(root.join("target"))
         .and_then(|()| fs::OpenOptions::new().create(true).append(true).open(&path));
-    opened.and_then(|mut file| writeln!(file, "{line}")).map_err(|error| format!("{}: {error}", path.display()))
+    file_result.and_then(|mut file| writeln!(file, "{line}")).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// Removes the stages of an earlier run.
-pub fn start(root: &Path) -> Result<(), String> {
-    match fs::remove_file(root.join(CURRENT)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{CURRENT}: {error}")),
+pub fn remove_stages(root: &Path) -> Result<(), String> {
+    match fs::remove_file(root.join(CURRENT_FILE)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{CURRENT_FILE}: {error}")),
         _ => Ok(()),
     }
 }
@@ -89,29 +89,29 @@ pub fn report(root: &Path) -> Result<(), String> {
     print!("{}", render(&current, &record));
     let slowdown = host_slowdown(&current, &record);
     println!("this host, by its median stage: {slowdown:.2} times the CPU seconds on record");
-    let grown: Vec<String> = current.iter().filter_map(|cost| growth_complaint(cost, &record, slowdown)).collect();
-    if grown.is_empty() { Ok(()) } else { Err(format!("ci-time: {}", grown.join("; "))) }
+    let complaints: Vec<String> = current.iter().filter_map(|cost| growth_complaint(cost, &record, slowdown)).collect();
+    if complaints.is_empty() { Ok(()) } else { Err(format!("ci-time: {}", complaints.join("; "))) }
 }
 
 /// Stores the costs of this run as the record.
-pub fn accept(root: &Path) -> Result<(), String> {
+pub fn store_record(root: &Path) -> Result<(), String> {
     let mut current = read_current(root)?;
     current.iter_mut().for_each(|cost| cost.tests.truncate(SLOWEST_TESTS));
     let text = serde_json::to_string_pretty(&current).map_err(|error| error.to_string())?;
-    fs::write(root.join(RECORD), text + "\n").map_err(|error| format!("{RECORD}: {error}"))
+    fs::write(root.join(RECORD_FILE), text + "\n").map_err(|error| format!("{RECORD_FILE}: {error}"))
 }
 
 fn read_current(root: &Path) -> Result<Vec<StageCost>, String> {
-    let text = fs::read_to_string(root.join(CURRENT)).map_err(|error| format!("{CURRENT}: {error}"))?;
-    let parse = |line: &str| serde_json::from_str(line).map_err(|error| format!("{CURRENT}: {error}"));
+    let text = fs::read_to_string(root.join(CURRENT_FILE)).map_err(|error| format!("{CURRENT_FILE}: {error}"))?;
+    let parse = |line: &str| serde_json::from_str(line).map_err(|error| format!("{CURRENT_FILE}: {error}"));
     text.lines().map(parse).collect()
 }
 
 fn read_record(root: &Path) -> Result<Vec<StageCost>, String> {
-    match fs::read_to_string(root.join(RECORD)) {
-        Ok(text) => serde_json::from_str(&text).map_err(|error| format!("{RECORD}: {error}")),
+    match fs::read_to_string(root.join(RECORD_FILE)) {
+        Ok(text) => serde_json::from_str(&text).map_err(|error| format!("{RECORD_FILE}: {error}")),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(format!("{RECORD}: {error}")),
+        Err(error) => Err(format!("{RECORD_FILE}: {error}")),
     }
 }
 
@@ -120,23 +120,23 @@ fn find_recorded<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCos
 }
 
 /// The recorded cost of a stage, if it is long enough to be judged.
-fn judged_record<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
+fn comparable_record<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
     find_recorded(name, record).filter(|recorded| recorded.cpu_s >= MIN_JUDGED_CPU_S)
 }
 
 /// Growth of the median stage, between 1 and [`MAX_HOST_SLOWDOWN`]; 1 if too few stages can be compared.
 fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
-    let ratio = |cost: &StageCost| judged_record(&cost.name, record).map(|recorded| cost.cpu_s / recorded.cpu_s);
+    let ratio = |cost: &StageCost| comparable_record(&cost.name, record).map(|recorded| cost.cpu_s / recorded.cpu_s);
     let mut ratios: Vec<f64> = current.iter().filter_map(ratio).collect();
     ratios.sort_by(f64::total_cmp);
-    if ratios.len() < MIN_STAGES_OF_HOST { 1.0 } else { ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN) }
+    if ratios.len() < MIN_COMPARED_STAGES { 1.0 } else { ratios[ratios.len() / 2].clamp(1.0, MAX_HOST_SLOWDOWN) }
 }
 
 /// A complaint if a stage has grown too much on a host that needs `slowdown` times the record's CPU seconds.
 fn growth_complaint(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
-    let recorded = judged_record(&cost.name, record)?;
-    let is_gross = cost.cpu_s > MAX_GROWTH * slowdown * recorded.cpu_s;
-    is_gross.then(|| format!("'{}' takes {:.0} CPU s, {:.0} on record", cost.name, cost.cpu_s, recorded.cpu_s))
+    let recorded = comparable_record(&cost.name, record)?;
+    let exceeds_limit = cost.cpu_s > MAX_GROWTH * slowdown * recorded.cpu_s;
+    exceeds_limit.then(|| format!("'{}' takes {:.0} CPU s, {:.0} on record", cost.name, cost.cpu_s, recorded.cpu_s))
 }
 
 fn render(current: &[StageCost], record: &[StageCost]) -> String {
@@ -219,11 +219,11 @@ mod tests {
         assert!(run_stage(root.path(), "broken", &["false"]).is_err());
         let names: Vec<String> = read_current(root.path()).unwrap().into_iter().map(|cost| cost.name).collect();
         assert_eq!(names, ["fine", "broken"]);
-        accept(root.path()).unwrap_err();
+        store_record(root.path()).unwrap_err();
         fs::create_dir(root.path().join(".ci")).unwrap();
-        accept(root.path()).unwrap();
+        store_record(root.path()).unwrap();
         assert_eq!(read_record(root.path()).unwrap().len(), 2);
-        start(root.path()).unwrap();
+        remove_stages(root.path()).unwrap();
         assert!(read_current(root.path()).is_err());
     }
 

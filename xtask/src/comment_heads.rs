@@ -18,7 +18,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
             let text = line.comment.as_deref().filter(|_| line.code.trim().is_empty());
             let text = text.and_then(|text| text.strip_prefix(['/', '!'])).map(|text| format!("{} ", text.trim()));
             match (&mut comment, text) {
-                (Some((_, all)), Some(text)) => all.push_str(&text),
+                (Some((_, joined_text)), Some(text)) => joined_text.push_str(&text),
                 (None, Some(text)) => comment = Some((index + 1, text)),
                 (_, None) => {
                     let head = comment.take().and_then(|(line, comment_text)| Some((line, bare_head(&comment_text)?)));
@@ -37,9 +37,9 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
 }
 
 fn bare_head(comment: &str) -> Option<&'static str> {
-    let first = comment.split([' ', '\'']).next()?;
+    let first_word = comment.split([' ', '\'']).next()?;
     let sentence_end = comment.find(['.', '?', ':']).map(|index| &comment[index..=index]);
-    HEADS.iter().find(|head| **head == first && sentence_end != Some("?")).copied()
+    HEADS.iter().find(|head| **head == first_word && sentence_end != Some("?")).copied()
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
-const PICTURE: &str = "docs/pictures/crates.svg";
-const PREFIX: &str = "cachemate-";
+const PICTURE_FILE: &str = "docs/pictures/crates.svg";
+const CRATE_PREFIX: &str = "cachemate-";
 
 const BOX_WIDTH: usize = 96;
 const BOX_HEIGHT: usize = 30;
-const COLUMN: usize = 116;
-const ROW: usize = 74;
+const COLUMN_WIDTH: usize = 116;
+const ROW_HEIGHT: usize = 74;
 const MARGIN: usize = 14;
 
 /// Each crate, with the crates that it uses directly.
@@ -24,7 +24,8 @@ type CrateGraph = BTreeMap<String, BTreeSet<String>>;
 /// # Errors
 /// A `Cargo.toml` cannot be read, or the picture cannot be written.
 pub fn write(root: &Path) -> Result<(), String> {
-    std::fs::write(root.join(PICTURE), draw(&read(root)?)).map_err(|error| format!("{PICTURE}: {error}"))
+    std::fs::write(root.join(PICTURE_FILE), draw_graph(&read_graph(root)?))
+        .map_err(|error| format!("{PICTURE_FILE}: {error}"))
 }
 
 /// Returns a complaint if the picture differs from the one that the sources produce.
@@ -32,14 +33,14 @@ pub fn write(root: &Path) -> Result<(), String> {
 /// # Errors
 /// A `Cargo.toml` cannot be read.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
-    let picture = std::fs::read_to_string(root.join(PICTURE)).unwrap_or_default();
-    let is_current = picture == draw(&read(root)?);
+    let picture = std::fs::read_to_string(root.join(PICTURE_FILE)).unwrap_or_default();
+    let is_current = picture == draw_graph(&read_graph(root)?);
     let complaint =
-        format!("{PICTURE}: found another picture than the crates give, expected `cargo run -p xtask -- map`");
+        format!("{PICTURE_FILE}: found another picture than the crates give, expected `cargo run -p xtask -- map`");
     Ok(if is_current { Vec::new() } else { vec![complaint] })
 }
 
-fn read(root: &Path) -> Result<CrateGraph, String> {
+fn read_graph(root: &Path) -> Result<CrateGraph, String> {
     let dir = root.join("crates");
     let read_error = |error: std::io::Error| format!("{}: {error}", dir.display());
     let mut graph = CrateGraph::new();
@@ -56,16 +57,16 @@ fn read(root: &Path) -> Result<CrateGraph, String> {
 /// Crates of this workspace on which a manifest depends, without their common prefix.
 pub fn used_crates(manifest: &toml::Table) -> impl Iterator<Item = &str> {
     let dependencies = manifest.get("dependencies").and_then(toml::Value::as_table);
-    dependencies.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix(PREFIX))
+    dependencies.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix(CRATE_PREFIX))
 }
 
 /// Row of each crate: 0 for crates that use no other crate; every other crate is below all crates that it uses.
-fn layer_of_crates(graph: &CrateGraph) -> BTreeMap<&str, usize> {
+fn assign_rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
     let mut rows: BTreeMap<&str, usize> = graph.keys().map(|name| (name.as_str(), 0)).collect();
     // Cargo rejects cycles, so a path has fewer edges than there are crates.
     for _ in 0..graph.len() {
-        for (name, used) in graph {
-            let row = used.iter().filter_map(|used| rows.get(used.as_str())).max().map_or(0, |row| row + 1);
+        for (name, dependencies) in graph {
+            let row = dependencies.iter().filter_map(|used| rows.get(used.as_str())).max().map_or(0, |row| row + 1);
             rows.insert(name, row);
         }
     }
@@ -75,41 +76,45 @@ fn layer_of_crates(graph: &CrateGraph) -> BTreeMap<&str, usize> {
 /// Removes the edges that a longer path implies.
 fn remove_implied_edges(graph: &CrateGraph) -> CrateGraph {
     let reachable_from = |start: &str| {
-        let (mut reached, mut pending) = (BTreeSet::new(), vec![start.to_string()]);
+        let (mut reached_crates, mut pending) = (BTreeSet::new(), vec![start.to_string()]);
         while let Some(name) = pending.pop() {
             for used in graph.get(&name).into_iter().flatten() {
-                if reached.insert(used.clone()) {
+                if reached_crates.insert(used.clone()) {
                     pending.push(used.clone());
                 }
             }
         }
-        reached
+        reached_crates
     };
     let direct_uses = |used: &BTreeSet<String>| {
-        let implied: BTreeSet<String> = used.iter().flat_map(|used| reachable_from(used)).collect();
-        used.difference(&implied).cloned().collect()
+        let implied_crates: BTreeSet<String> = used.iter().flat_map(|used| reachable_from(used)).collect();
+        used.difference(&implied_crates).cloned().collect()
     };
     graph.iter().map(|(name, used)| (name.clone(), direct_uses(used))).collect()
 }
 
-fn draw(graph: &CrateGraph) -> String {
-    let (rows, edges) = (layer_of_crates(graph), remove_implied_edges(graph));
+fn draw_graph(graph: &CrateGraph) -> String {
+    let (rows, edges) = (assign_rows(graph), remove_implied_edges(graph));
     let mut levels: Vec<Vec<&str>> = vec![Vec::new(); rows.values().max().map_or(0, |row| row + 1)];
     rows.iter().for_each(|(name, &row)| levels[row].push(name));
     let columns = levels.iter().map(Vec::len).max().unwrap_or(0);
-    let (width, height) = (2 * MARGIN + columns * COLUMN, 2 * MARGIN + levels.len() * ROW - (ROW - BOX_HEIGHT));
-    let mut center: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    let (width, height) =
+        (2 * MARGIN + columns * COLUMN_WIDTH, 2 * MARGIN + levels.len() * ROW_HEIGHT - (ROW_HEIGHT - BOX_HEIGHT));
+    let mut centers: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for (row, level) in levels.iter_mut().enumerate() {
         // A crate is placed near the mean position of the crates that it uses, so that fewer arrows cross.
         let preferred_position = |name: &str| {
             let xs: Vec<usize> =
-                edges[name].iter().filter_map(|used| center.get(used.as_str())).map(|at| at.0).collect();
+                edges[name].iter().filter_map(|used| centers.get(used.as_str())).map(|at| at.0).collect();
             if xs.is_empty() { 0 } else { xs.iter().sum::<usize>() / xs.len() }
         };
         level.sort_by_key(|name| (preferred_position(name), name.to_string()));
-        let left_edge = (width - level.len() * COLUMN) / 2;
+        let left_edge = (width - level.len() * COLUMN_WIDTH) / 2;
         for (column, name) in level.iter().enumerate() {
-            center.insert(name, (left_edge + column * COLUMN + COLUMN / 2, MARGIN + row * ROW + BOX_HEIGHT / 2));
+            centers.insert(
+                name,
+                (left_edge + column * COLUMN_WIDTH + COLUMN_WIDTH / 2, MARGIN + row * ROW_HEIGHT + BOX_HEIGHT / 2),
+            );
         }
     }
     let mut svg = format!(
@@ -121,17 +126,17 @@ fn draw(graph: &CrateGraph) -> String {
          style=\"fill:#ffffff;stroke:none\"/>\n"
     );
     for (name, used) in &edges {
-        let (x, y) = center[name.as_str()];
-        for (to_x, to_y) in used.iter().filter_map(|used| center.get(used.as_str())) {
+        let (x, y) = centers[name.as_str()];
+        for (to_x, to_y) in used.iter().filter_map(|used| centers.get(used.as_str())) {
             let (from_y, to_y) = (y - BOX_HEIGHT / 2, to_y + BOX_HEIGHT / 2);
-            let middle = (from_y + to_y) / 2;
+            let middle_y = (from_y + to_y) / 2;
             let _ = writeln!(
                 svg,
-                "<path d=\"M{x},{from_y}C{x},{middle} {to_x},{middle} {to_x},{to_y}\" marker-end=\"url(#a)\"/>"
+                "<path d=\"M{x},{from_y}C{x},{middle_y} {to_x},{middle_y} {to_x},{to_y}\" marker-end=\"url(#a)\"/>"
             );
         }
     }
-    for (name, (x, y)) in &center {
+    for (name, (x, y)) in &centers {
         let _ = writeln!(
             svg,
             "<rect x=\"{}\" y=\"{}\" width=\"{BOX_WIDTH}\" height=\"{BOX_HEIGHT}\" rx=\"5\"/><text x=\"{x}\" y=\"{}\">{name}</text>",
@@ -158,9 +163,9 @@ mod tests {
     #[test]
     fn crates_stand_below_what_they_use() {
         let graph = graph_of(&[("core", &[]), ("spec", &["core"]), ("cli", &["core", "spec"])]);
-        assert_eq!(layer_of_crates(&graph), BTreeMap::from([("core", 0), ("spec", 1), ("cli", 2)]));
+        assert_eq!(assign_rows(&graph), BTreeMap::from([("core", 0), ("spec", 1), ("cli", 2)]));
         assert_eq!(remove_implied_edges(&graph)["cli"], BTreeSet::from(["spec".to_string()]));
-        assert_eq!(draw(&graph).matches("marker-end").count(), 2);
+        assert_eq!(draw_graph(&graph).matches("marker-end").count(), 2);
     }
 
     /// Is a picture that the sources do not give rejected?

@@ -10,21 +10,22 @@ use std::io;
 use std::path::Path;
 
 const READERS: [&str; 2] = ["packaging/grafana.json", "packaging/alerts.yaml"];
-const METRICS: &str = "crates/daemon/src/metrics.rs";
+const METRICS_FILE: &str = "crates/daemon/src/metrics.rs";
 
 /// Returns every complaint, in the form `file: description`.
 ///
 /// # Errors
 /// One of the files cannot be read.
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
-    let source = fs::read_to_string(root.join(METRICS))?;
+    let source = fs::read_to_string(root.join(METRICS_FILE))?;
     let code = source.split("#[cfg(test)]").next().unwrap_or_default();
-    let registered: BTreeSet<&str> = code.split('"').skip(1).step_by(2).collect();
+    let registered_names: BTreeSet<&str> = code.split('"').skip(1).step_by(2).collect();
     let mut complaints = Vec::new();
     for reader in READERS {
         let names = metric_names(&fs::read_to_string(root.join(reader))?);
-        let unknown = names.iter().filter(|name| !registered.contains(bare_name(name)));
-        complaints.extend(unknown.map(|name| format!("{reader}: '{name}' is registered nowhere in {METRICS}")));
+        let unknown_names = names.iter().filter(|name| !registered_names.contains(bare_name(name)));
+        complaints
+            .extend(unknown_names.map(|name| format!("{reader}: '{name}' is registered nowhere in {METRICS_FILE}")));
         if names.is_empty() {
             complaints.push(format!("{reader}: no metric is asked for"));
         }
@@ -34,8 +35,8 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
 
 /// Names in a text that begin with the common prefix of all metrics.
 fn metric_names(dashboard: &str) -> BTreeSet<String> {
-    let in_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let words = dashboard.split(|c: char| !in_a_name(c));
+    let is_name_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = dashboard.split(|c: char| !is_name_part(c));
     words.filter(|word| word.starts_with("cachemate_")).map(str::to_string).collect()
 }
 
@@ -67,7 +68,7 @@ mod tests {
                 r#"{"expr": "rate(cachemate_cpu_seconds_total[5m])", "other": "cachemate_gone{cache_id=\"1\"}"}"#,
             ),
             (READERS[1], "expr: cachemate_cpu_seconds_total > 0.01"),
-            (METRICS, r#"registry.register_with_unit("cpu", "Processor time", Unit::Seconds, counter);"#),
+            (METRICS_FILE, r#"registry.register_with_unit("cpu", "Processor time", Unit::Seconds, counter);"#),
         ] {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 type Module = Vec<String>;
 
 /// Cycles that are allowed, each given by a file, with the reason.
-const LEFT: &[(&str, &str, &str)] = &[
+const ALLOWED_CYCLES: &[(&str, &str, &str)] = &[
     ("sim", "hw/burst", "the hot path of one access is inlined across its four files"),
-    ("policy", "policies/auto/model/problem", "auto's scene and what scores it"),
+    ("policy", "policies/auto/model/problem", "auto's problem and the modules that score it"),
 ];
 
-/// A complaint for each cycle of a crate, and for each entry of [`LEFT`] that no longer exists.
+/// A complaint for each cycle of a crate, and for each entry of [`ALLOWED_CYCLES`] that no longer exists.
 ///
 /// # Errors
 /// The tree cannot be read.
@@ -27,7 +27,7 @@ pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut V
     let cycles = find_cycles(&edges);
     let module_name = |module: &Module| module.join("/");
     let listed_files: Vec<&str> =
-        LEFT.iter().filter(|(owner, ..)| *owner == crate_name).map(|(_, file, _)| *file).collect();
+        ALLOWED_CYCLES.iter().filter(|(owner, ..)| *owner == crate_name).map(|(_, file, _)| *file).collect();
     for cycle in &cycles {
         if !cycle.iter().any(|module| listed_files.contains(&module_name(module).as_str())) {
             let names: Vec<String> = cycle.iter().map(module_name).collect();
@@ -52,7 +52,7 @@ fn file_edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTre
         }
     }
     let modules: BTreeSet<Module> = texts.keys().cloned().collect();
-    let used_by = |(module, text): (&Module, &String)| {
+    let used_files_of = |(module, text): (&Module, &String)| {
         let is_related = |other: &Module| other.starts_with(module) || module.starts_with(other);
         let used_modules: BTreeSet<Module> = crate_paths(text)
             .iter()
@@ -61,7 +61,7 @@ fn file_edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTre
             .collect();
         (module.clone(), used_modules)
     };
-    Ok(texts.iter().map(used_by).collect())
+    Ok(texts.iter().map(used_files_of).collect())
 }
 
 fn module_of(relative_path: &Path) -> Module {
@@ -79,14 +79,14 @@ fn crate_paths(text: &str) -> Vec<String> {
     let code: String =
         code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
     let mut paths = Vec::new();
-    let mut unread_code = code.as_str();
-    while let Some(index) = ["crate::", "self::", "super::"].iter().filter_map(|root| unread_code.find(root)).min() {
-        let begins = !unread_code[..index].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
-        let tree = &unread_code[index..index + tree_length(&unread_code[index..])];
-        if begins {
+    let mut remaining_code = code.as_str();
+    while let Some(index) = ["crate::", "self::", "super::"].iter().filter_map(|root| remaining_code.find(root)).min() {
+        let is_path_start = !remaining_code[..index].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+        let tree = &remaining_code[index..index + tree_length(&remaining_code[index..])];
+        if is_path_start {
             expand(&tree.split_whitespace().collect::<String>(), &mut paths);
         }
-        unread_code = &unread_code[index + tree.len().max(1)..];
+        remaining_code = &remaining_code[index + tree.len().max(1)..];
     }
     paths
 }
@@ -116,15 +116,15 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
         paths.push(tree.to_string());
         return;
     };
-    let (mut depth, mut begin) = (0, 0);
+    let (mut depth, mut part_start) = (0, 0);
     let group = group.strip_suffix('}').unwrap_or(group);
     for (index, c) in group.char_indices().chain([(group.len(), ',')]) {
         match c {
             '{' => depth += 1,
             '}' => depth -= 1,
             ',' if depth == 0 => {
-                expand(&format!("{head}{}", &group[begin..index]), paths);
-                begin = index + 1;
+                expand(&format!("{head}{}", &group[part_start..index]), paths);
+                part_start = index + 1;
             }
             _ => {}
         }
@@ -134,9 +134,9 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
 /// The file to which a path within a module refers.
 fn resolve_path(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Module> {
     let mut current = module.clone();
-    for (place, part) in path.split("::").enumerate() {
+    for (position, part) in path.split("::").enumerate() {
         match part {
-            "crate" if place == 0 => current.clear(),
+            "crate" if position == 0 => current.clear(),
             "self" => {}
             "super" => {
                 current.pop();
@@ -152,26 +152,26 @@ fn resolve_path(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Opti
 
 /// Sets of files in which every file can be reached from every other file.
 fn find_cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
-    let reached: BTreeMap<&Module, BTreeSet<&Module>> =
-        edges.keys().map(|module| (module, from(module, edges))).collect();
+    let reachable_files: BTreeMap<&Module, BTreeSet<&Module>> =
+        edges.keys().map(|module| (module, files_reachable_from(module, edges))).collect();
     let cycle_of = |module: &&Module| -> BTreeSet<Module> {
-        let leads_back = |other: &&&Module| reached[**other].contains(*module);
-        reached[module].iter().filter(leads_back).map(|other| (*other).clone()).collect()
+        let reaches_back = |other: &&&Module| reachable_files[**other].contains(*module);
+        reachable_files[module].iter().filter(reaches_back).map(|other| (*other).clone()).collect()
     };
     let all_cycles: BTreeSet<BTreeSet<Module>> = edges.keys().collect::<Vec<_>>().iter().map(cycle_of).collect();
     all_cycles.into_iter().filter(|cycle| cycle.len() > 1).collect()
 }
 
-fn from<'a>(start: &'a Module, edges: &'a BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<&'a Module> {
-    let (mut reached, mut pending) = (BTreeSet::new(), vec![start]);
+fn files_reachable_from<'a>(start: &'a Module, edges: &'a BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<&'a Module> {
+    let (mut reached_modules, mut pending) = (BTreeSet::new(), vec![start]);
     while let Some(module) = pending.pop() {
         for used in edges.get(module).into_iter().flatten() {
-            if reached.insert(used) {
+            if reached_modules.insert(used) {
                 pending.push(used);
             }
         }
     }
-    reached
+    reached_modules
 }
 
 #[cfg(test)]

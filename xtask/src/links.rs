@@ -20,8 +20,12 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
             let has_anchor = anchors.get(path.as_str()).is_none_or(|known| anchor.is_empty() || known.contains(anchor));
             let exists = tree.paths.contains(&path);
             if !exists || !has_anchor {
-                let lacks = if exists { "heading" } else { "file" };
-                complaints.push(Complaint::new(&page.path, line, format!("link to '{target}': no such {lacks}")));
+                let missing_kind = if exists { "heading" } else { "file" };
+                complaints.push(Complaint::new(
+                    &page.path,
+                    line,
+                    format!("link to '{target}': no such {missing_kind}"),
+                ));
             }
         }
     }
@@ -44,10 +48,11 @@ fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
 fn link_targets(text: &str) -> Vec<(usize, String)> {
     let mut links = Vec::new();
     for (line, prose) in prose_lines(text) {
-        let inline = prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
-        let defined = prose.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target.trim());
+        let inline_targets = prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
+        let reference_target =
+            prose.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target.trim());
         let is_local = |target: &&str| !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:");
-        links.extend(inline.chain(defined).filter(is_local).map(|target| (line, target.to_string())));
+        links.extend(inline_targets.chain(reference_target).filter(is_local).map(|target| (line, target.to_string())));
     }
     links
 }
@@ -61,14 +66,14 @@ fn heading_anchors(text: &str) -> BTreeSet<String> {
         let heading = line.trim_start_matches('#');
         if !is_in_code && heading.len() < line.len() && heading.starts_with(' ') {
             let (name, mut count) = (heading_anchor(heading), 0);
-            let mut unique = name.clone();
-            while !anchors.insert(unique) {
+            let mut candidate = name.clone();
+            while !anchors.insert(candidate) {
                 count += 1;
-                unique = format!("{name}-{count}");
+                candidate = format!("{name}-{count}");
             }
         }
-        let set = ["id=\"", "name=\""].into_iter().flat_map(|attribute| line.split(attribute).skip(1));
-        anchors.extend(set.filter_map(|rest| rest.split('"').next()).map(str::to_string));
+        let html_anchors = ["id=\"", "name=\""].into_iter().flat_map(|attribute| line.split(attribute).skip(1));
+        anchors.extend(html_anchors.filter_map(|rest| rest.split('"').next()).map(str::to_string));
     }
     anchors
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-const BESIDE: &[&str] = &["python", "fuzz"];
+const OTHER_WORKSPACES: &[&str] = &["python", "fuzz"];
 
 /// Returns every complaint, in the form `file: description`.
 ///
@@ -16,8 +16,8 @@ const BESIDE: &[&str] = &["python", "fuzz"];
 /// A lock file or a manifest cannot be read.
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
-    for dir in BESIDE {
-        let lock = read(&root.join(dir).join("Cargo.lock"))?;
+    for dir in OTHER_WORKSPACES {
+        let lock = read_toml(&root.join(dir).join("Cargo.lock"))?;
         let packages = lock.get("package").and_then(|list| list.as_array());
         for package in packages.into_iter().flatten() {
             let Some(crate_name) = text_or_empty(package.get("name")).strip_prefix("cachemate-") else { continue };
@@ -25,7 +25,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
             if !manifest.exists() {
                 continue; // the package of the directory itself
             }
-            for used_crate in not_locked(&read(&manifest)?, package) {
+            for used_crate in missing_dependencies(&read_toml(&manifest)?, package) {
                 complaints.push(format!(
                     "{dir}/Cargo.lock: found no '{used_crate}' for crates/{crate_name}, which uses it: cargo update --workspace \
                      --manifest-path {dir}/Cargo.toml"
@@ -37,22 +37,22 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Dependencies in the manifest that the package in the lock file lacks.
-fn not_locked(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
-    let locked = package.get("dependencies").and_then(|list| list.as_array());
+fn missing_dependencies(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
+    let locked_entries = package.get("dependencies").and_then(|list| list.as_array());
     // A lock file's entry is a name, or a name and a version if there are several versions.
-    let locked: Vec<&str> =
-        locked.into_iter().flatten().filter_map(|entry| text_or_empty(Some(entry)).split(' ').next()).collect();
+    let locked_names: Vec<&str> =
+        locked_entries.into_iter().flatten().filter_map(|entry| text_or_empty(Some(entry)).split(' ').next()).collect();
     let tables =
         ["dependencies", "build-dependencies"].map(|name| manifest.get(name).and_then(|table| table.as_table()));
     let dependencies = tables.into_iter().flatten().flat_map(|table| table.keys());
-    dependencies.filter(|name| !locked.contains(&name.as_str())).cloned().collect()
+    dependencies.filter(|name| !locked_names.contains(&name.as_str())).cloned().collect()
 }
 
 fn text_or_empty(value: Option<&toml::Value>) -> &str {
     value.and_then(|value| value.as_str()).unwrap_or_default()
 }
 
-fn read(path: &Path) -> io::Result<toml::Table> {
+fn read_toml(path: &Path) -> io::Result<toml::Table> {
     let error_in_file = |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", path.display()));
     fs::read_to_string(path)
         .map_err(|error| error_in_file(&error))?
@@ -71,7 +71,7 @@ mod tests {
                         [dev-dependencies]\ntempfile = \"3\"\n";
         let package: toml::Table =
             "name = \"cachemate-study\"\ndependencies = [\"syn 3.0.9\", \"libm\"]\n".parse().unwrap();
-        let lacks = not_locked(&manifest.parse().unwrap(), &toml::Value::Table(package));
+        let lacks = missing_dependencies(&manifest.parse().unwrap(), &toml::Value::Table(package));
         assert_eq!(lacks, ["serde", "cc"]);
     }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::source_tree::{self, SourceFile};
 
 /// Directories with the sources of the policy's decisions.
-const DIRS: [&str; 3] =
+const POLICY_PATHS: [&str; 3] =
     ["crates/policy/src/policies/auto/", "crates/policy/src/verifier/", "crates/policy/src/sequential_test.rs"];
 
 /// One constant.
@@ -30,7 +30,7 @@ pub fn print(root: &Path) -> Result<(), String> {
     println!("| constant | value | meaning | file |\n|---|---|---|---|");
     let is_source = |file: &&SourceFile| {
         let is_test = file.path.contains("/tests/") || file.path.ends_with("tests.rs");
-        DIRS.iter().any(|dir| file.path.starts_with(dir)) && file.has_ending("rs") && !is_test
+        POLICY_PATHS.iter().any(|dir| file.path.starts_with(dir)) && file.has_ending("rs") && !is_test
     };
     for file in tree.files.iter().filter(is_source) {
         for PolicyConstant { name, value, meaning } in read_constants(&file.text) {
@@ -62,8 +62,8 @@ fn numeric_constant(line: &str, meaning: &str) -> Option<PolicyConstant> {
     let (_, constant) =
         line.split_once("const ").filter(|(prefix, _)| prefix.is_empty() || prefix.starts_with("pub"))?;
     let (name, rest) = constant.split_once(": ")?;
-    let (kind, value) = rest.strip_suffix(';')?.split_once(" = ")?;
-    let is_number = ["f64", "u32", "u64", "usize"].contains(&kind);
+    let (type_name, value) = rest.strip_suffix(';')?.split_once(" = ")?;
+    let is_number = ["f64", "u32", "u64", "usize"].contains(&type_name);
     is_number.then(|| PolicyConstant {
         name: name.to_string(),
         value: value.replace('|', "\\|"),

@@ -10,7 +10,7 @@ use crate::links;
 /// Maximum mean number of words in a page's sentences, and in the claims of a file's doc comments.
 const MAX_MEAN_WORDS: f64 = 20.0;
 /// Minimum number of sentences for which a mean is meaningful.
-const SENTENCES_FOR_A_MEAN: usize = 5;
+const MIN_SENTENCES: usize = 5;
 /// Maximum number of words in one claim on a page: a sentence, or the part of it between semicolons.
 const MAX_PAGE_WORDS: usize = 30;
 /// Maximum number of words in one claim of a doc comment, which may cite a source.
@@ -18,12 +18,12 @@ const MAX_COMMENT_WORDS: usize = 40;
 
 /// Pages that list other pages.
 const INDEXES: [&str; 2] = ["docs/index.md", "docs/results/index.md"];
-const GLOSSARY: &str = "docs/glossary.md";
+const GLOSSARY_FILE: &str = "docs/glossary.md";
 /// Pages that no index needs to list.
-const UNLISTED: [&str; 3] = ["README.md", "CHANGELOG.md", "docs/index.md"];
+const UNLISTED_PAGES: [&str; 3] = ["README.md", "CHANGELOG.md", "docs/index.md"];
 /// Abbreviations that need no explanation: units, formats, licenses, conferences, products, signals, and the
 /// project's own page names.
-const COMMON: &[&str] = &[
+const COMMON_ABBREVIATIONS: &[&str] = &[
     "AES", "ASPLOS", "BSD", "CPU", "CSV", "DNS", "EPYC", "GB", "GNU", "GPL", "GPU", "HPCA", "HTML", "ISCA", "JSON",
     "KB", "MB", "README", "RFC", "SIGHUP", "STYLE", "SVG", "TOML", "UTC",
 ];
@@ -78,9 +78,10 @@ fn check_claims<'a>(
         for claim in split_after(text, &CLAIM_ENDS) {
             let count = count_words(&claim);
             if count > max_words {
-                let begin: String = claim.chars().take(40).collect();
+                let claim_start: String = claim.chars().take(40).collect();
                 let line = line + 1;
-                complaints.push(format!("{shown_path}:{line}: {count} words in a row, at most {max_words}: '{begin}'"));
+                complaints
+                    .push(format!("{shown_path}:{line}: {count} words in a row, at most {max_words}: '{claim_start}'"));
             }
         }
     }
@@ -92,7 +93,7 @@ fn check_mean(shown_path: &str, paragraphs: &[Paragraph], ends: &[char], complai
     let counts: Vec<usize> = counts.filter(|&count| count > 0).collect();
     let (words, sentences) = (counts.iter().sum::<usize>(), counts.len());
     let mean = words as f64 / sentences.max(1) as f64;
-    if sentences >= SENTENCES_FOR_A_MEAN && mean > MAX_MEAN_WORDS {
+    if sentences >= MIN_SENTENCES && mean > MAX_MEAN_WORDS {
         complaints.push(format!("{shown_path}: {mean:.1} words a sentence in the mean, at most {MAX_MEAN_WORDS}"));
     }
 }
@@ -101,30 +102,32 @@ fn check_mean(shown_path: &str, paragraphs: &[Paragraph], ends: &[char], complai
 /// link as its text.
 fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragraph> {
     let mut text_paragraphs: Vec<Paragraph> = Vec::new();
-    let (mut open, mut in_code) = (false, false);
+    let (mut is_open, mut is_in_code) = (false, false);
     for (line, raw_line) in lines {
         let text = raw_line.trim();
         if text.starts_with("```") {
-            (in_code, open) = (!in_code, false);
+            (is_in_code, is_open) = (!is_in_code, false);
             continue;
         }
-        let is_code = in_code || (!open && raw_line.starts_with("    "));
+        let is_code = is_in_code || (!is_open && raw_line.starts_with("    "));
         if is_code || text.is_empty() || text.starts_with(['#', '<']) || text.starts_with("![") {
-            open = false;
+            is_open = false;
             continue;
         }
         if text.starts_with('|') {
             let cells = text.split('|').map(|cell| plain_text(cell.trim())).filter(|cell| !cell.is_empty());
             text_paragraphs.extend(cells.map(|text| Paragraph { line, text, is_cell: true }));
-            open = false;
+            is_open = false;
             continue;
         }
-        let item = strip_bullet(text);
-        match text_paragraphs.last_mut().filter(|_| open && item.is_none()) {
+        let item_text = strip_bullet(text);
+        match text_paragraphs.last_mut().filter(|_| is_open && item_text.is_none()) {
             Some(paragraph) => paragraph.text = format!("{} {text}", paragraph.text),
-            None => text_paragraphs.push(Paragraph { line, text: item.unwrap_or(text).to_string(), is_cell: false }),
+            None => {
+                text_paragraphs.push(Paragraph { line, text: item_text.unwrap_or(text).to_string(), is_cell: false })
+            }
         }
-        open = true;
+        is_open = true;
     }
     // Links and code may span lines, so they are replaced only after lines are joined.
     text_paragraphs.iter_mut().for_each(|paragraph| paragraph.text = plain_text(&paragraph.text));
@@ -133,8 +136,8 @@ fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragrap
 
 /// The text of a list item after its bullet or number.
 fn strip_bullet(text: &str) -> Option<&str> {
-    let numbered = text.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix(". ");
-    let numbered = numbered.filter(|_| text.starts_with(|c: char| c.is_ascii_digit()));
+    let numbered_item = text.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix(". ");
+    let numbered = numbered_item.filter(|_| text.starts_with(|c: char| c.is_ascii_digit()));
     text.strip_prefix("- ").or_else(|| text.strip_prefix("* ")).or(numbered)
 }
 
@@ -159,9 +162,9 @@ fn plain_text(text: &str) -> String {
 fn split_after(text: &str, ends: &[char]) -> Vec<String> {
     let mut pieces = vec![String::new()];
     for word in text.split_whitespace() {
-        let last = pieces.last_mut().expect("never empty");
-        last.push_str(word);
-        last.push(' ');
+        let last_piece = pieces.last_mut().expect("never empty");
+        last_piece.push_str(word);
+        last_piece.push(' ');
         if word.trim_end_matches(['"', '\'', ')', '*', '_', ']']).ends_with(ends) {
             pieces.push(String::new());
         }
@@ -175,15 +178,15 @@ fn count_words(text: &str) -> usize {
 
 /// Abbreviations on a page that the glossary does not contain.
 pub fn check_abbreviations(root: &Path, shown_path: &str, text: &str, complaints: &mut Vec<String>) -> io::Result<()> {
-    let Ok(glossary) = fs::read_to_string(root.join(GLOSSARY)) else { return Ok(()) };
-    let known_words: BTreeSet<&str> = split_words(&glossary).chain(COMMON.iter().copied()).collect();
-    let mut reported = BTreeSet::new();
+    let Ok(glossary) = fs::read_to_string(root.join(GLOSSARY_FILE)) else { return Ok(()) };
+    let known_words: BTreeSet<&str> = split_words(&glossary).chain(COMMON_ABBREVIATIONS.iter().copied()).collect();
+    let mut reported_words = BTreeSet::new();
     for Paragraph { line, text, .. } in paragraphs(text.lines().enumerate()) {
         for word in split_words(&text).map(|word| word.strip_suffix('s').unwrap_or(word)) {
             let letters = 2..=MAX_ABBREVIATION_LETTERS;
             let is_short = letters.contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_uppercase());
-            if is_short && !known_words.contains(word) && reported.insert(word.to_string()) {
-                complaints.push(format!("{shown_path}:{}: '{word}' is not in {GLOSSARY}", line + 1));
+            if is_short && !known_words.contains(word) && reported_words.insert(word.to_string()) {
+                complaints.push(format!("{shown_path}:{}: '{word}' is not in {GLOSSARY_FILE}", line + 1));
             }
         }
     }
@@ -203,15 +206,16 @@ pub fn check_index(root: &Path, pages: &[String], complaints: &mut Vec<String>) 
     if !root.join(INDEXES[0]).is_file() {
         return Ok(());
     }
-    let mut listed = BTreeSet::new();
+    let mut listed_pages = BTreeSet::new();
     for index in INDEXES.iter().filter(|index| root.join(index).is_file()) {
         let text = fs::read_to_string(root.join(index))?;
         let dir = Path::new(index).parent().unwrap_or(Path::new(""));
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
-        listed.extend(targets.map(|target| links::normalize(&dir.join(target))));
+        listed_pages.extend(targets.map(|target| links::normalize(&dir.join(target))));
     }
-    let lost = pages.iter().filter(|page| !listed.contains(*page) && !UNLISTED.contains(&page.as_str()));
-    complaints.extend(lost.map(|page| format!("{page}: not in {}", INDEXES[0])));
+    let unlisted_pages =
+        pages.iter().filter(|page| !listed_pages.contains(*page) && !UNLISTED_PAGES.contains(&page.as_str()));
+    complaints.extend(unlisted_pages.map(|page| format!("{page}: not in {}", INDEXES[0])));
     Ok(())
 }
 
@@ -269,7 +273,7 @@ mod tests {
     fn abbreviations_are_in_the_glossary() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("docs")).unwrap();
-        fs::write(root.path().join(GLOSSARY), "| LLC | the last level |\n").unwrap();
+        fs::write(root.path().join(GLOSSARY_FILE), "| LLC | the last level |\n").unwrap();
         let mut complaints = Vec::new();
         let text = "A CPU and its LLCs.\n\nPEBS, `XYZ`, XY-1 and again PEBS.";
         check_abbreviations(root.path(), "x.md", text, &mut complaints).unwrap();

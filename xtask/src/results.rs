@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::width::wrap;
 
-const DIR: &str = "docs/results";
+const RESULTS_DIR: &str = "docs/results";
 const MAX_SENTENCES: usize = 10;
 
 /// One measured figure, from one line of the data.
@@ -81,7 +81,7 @@ struct Paper {
 }
 
 impl Paper {
-    fn has(&self, id: &str) -> bool {
+    fn has_id(&self, id: &str) -> bool {
         self.ids.iter().any(|own| if own.ends_with('-') { id.starts_with(own.as_str()) } else { id == own })
     }
 }
@@ -92,7 +92,7 @@ impl Paper {
 /// Data or findings cannot be read (the error names the place), or a page cannot be written.
 pub fn write(root: &Path) -> Result<(), String> {
     let pages = render_pages(root)?;
-    for path in pages_there(root)? {
+    for path in list_pages(root)? {
         if !pages.iter().any(|(page, _)| *page == path) {
             fs::remove_file(&path).map_err(error_in_file(&path))?;
         }
@@ -104,11 +104,11 @@ pub fn write(root: &Path) -> Result<(), String> {
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let pages = render_pages(root)?;
     let path_from_root = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
-    let differs = |(path, text): &&(PathBuf, String)| fs::read_to_string(path).ok().as_ref() != Some(text);
-    let mut wrong: Vec<String> = pages.iter().filter(differs).map(|(path, _)| path_from_root(path)).collect();
-    let strays = pages_there(root)?.into_iter().filter(|path| !pages.iter().any(|(page, _)| page == path));
-    wrong.extend(strays.map(|path| path_from_root(&path)));
-    Ok(wrong
+    let is_outdated = |(path, text): &&(PathBuf, String)| fs::read_to_string(path).ok().as_ref() != Some(text);
+    let mut wrong_pages: Vec<String> = pages.iter().filter(is_outdated).map(|(path, _)| path_from_root(path)).collect();
+    let stray_pages = list_pages(root)?.into_iter().filter(|path| !pages.iter().any(|(page, _)| page == path));
+    wrong_pages.extend(stray_pages.map(|path| path_from_root(&path)));
+    Ok(wrong_pages
         .into_iter()
         .map(|page| format!("{page}: differs from its data; run cargo run -p xtask -- results"))
         .collect())
@@ -132,7 +132,7 @@ pub fn import(root: &Path, json: &Path, name: &str) -> Result<(), String> {
         lines.push_str(&serde_json::to_string(&figure).map_err(error_in_file(json))?);
         lines.push('\n');
     }
-    let path = root.join(DIR).join("data").join(format!("{name}.jsonl"));
+    let path = root.join(RESULTS_DIR).join("data").join(format!("{name}.jsonl"));
     fs::write(&path, lines).map_err(error_in_file(&path))
 }
 
@@ -148,18 +148,18 @@ fn list_files(dir: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-fn pages_there(root: &Path) -> Result<Vec<PathBuf>, String> {
-    list_files(&root.join(DIR), "md")
+fn list_pages(root: &Path) -> Result<Vec<PathBuf>, String> {
+    list_files(&root.join(RESULTS_DIR), "md")
 }
 
 /// All figures, in the order of the files and of their lines.
 fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut records = Vec::new();
-    for path in list_files(&root.join(DIR).join("data"), "jsonl")? {
+    for path in list_files(&root.join(RESULTS_DIR).join("data"), "jsonl")? {
         let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
         for (index, line) in text.lines().enumerate() {
-            let figure = serde_json::from_str(line);
-            records.push(figure.map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))?);
+            let parse_result = serde_json::from_str(line);
+            records.push(parse_result.map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))?);
         }
     }
     Ok(records)
@@ -167,11 +167,11 @@ fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
 
 /// Path and text of every page.
 fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
-    let path = root.join(DIR).join("findings.toml");
+    let path = root.join(RESULTS_DIR).join("findings.toml");
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
     let text: ResultText = toml::from_str(&text).map_err(error_in_file(&path))?;
     let figures = read_figures(root)?;
-    if let Some(stray) = figures.iter().find(|figure| !text.paper.iter().any(|paper| paper.has(&figure.id))) {
+    if let Some(stray) = figures.iter().find(|figure| !text.paper.iter().any(|paper| paper.has_id(&figure.id))) {
         return Err(format!("{}: no paper has the id '{}'", path.display(), stray.id));
     }
     for paper in &text.paper {
@@ -181,16 +181,16 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
             return Err(format!("{file}: '{page}': found {count} sentences, expected {MAX_SENTENCES} at most"));
         }
     }
-    let newest = figures.iter().max_by(|a, b| a.date.cmp(&b.date)).map(|figure| figure.version.clone());
-    let newest = newest.unwrap_or_default();
+    let newest_version = figures.iter().max_by(|a, b| a.date.cmp(&b.date)).map(|figure| figure.version.clone());
+    let newest_version = newest_version.unwrap_or_default();
     let mut papers = Vec::new();
     for paper in &text.paper {
-        papers.push((paper, current_figures(figures.iter().filter(|figure| paper.has(&figure.id)))));
+        papers.push((paper, current_figures(figures.iter().filter(|figure| paper.has_id(&figure.id)))));
     }
-    let dir = root.join(DIR);
-    let mut pages = vec![(dir.join("index.md"), index(&text.introduction, &papers, &newest))];
+    let dir = root.join(RESULTS_DIR);
+    let mut pages = vec![(dir.join("index.md"), render_index(&text.introduction, &papers, &newest_version))];
     for (paper, figures) in &papers {
-        pages.push((dir.join(format!("{}.md", paper.page)), render_page(paper, figures, &newest)));
+        pages.push((dir.join(format!("{}.md", paper.page)), render_page(paper, figures, &newest_version)));
     }
     Ok(pages)
 }
@@ -216,21 +216,21 @@ fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&
     records
 }
 
-fn index(introduction: &[String], papers: &[(&Paper, Vec<&ResultRecord>)], newest: &str) -> String {
+fn render_index(introduction: &[String], papers: &[(&Paper, Vec<&ResultRecord>)], newest: &str) -> String {
     let mut text = String::from("# The papers' results\n\n");
     text.push_str(&generator_note());
     introduction.iter().for_each(|paragraph| text.push_str(&format!("{}\n\n", wrap(paragraph, ""))));
     text.push_str("| page | paper | results with a target | met or exceeded | missed | of the newest version |\n");
     text.push_str("|---|---|---|---|---|---|\n");
     for (paper, figures) in papers {
-        let judged: Vec<&&ResultRecord> = figures.iter().filter(|figure| has_target(figure)).collect();
-        let missed = judged.iter().filter(|figure| is_missed(figure)).count();
-        let newest_count = judged.iter().filter(|figure| figure.version == newest).count();
-        let (title, page, total) = (&paper.title, &paper.page, judged.len());
+        let figures_with_target: Vec<&&ResultRecord> = figures.iter().filter(|figure| has_target(figure)).collect();
+        let missed_count = figures_with_target.iter().filter(|figure| is_missed(figure)).count();
+        let newest_count = figures_with_target.iter().filter(|figure| figure.version == newest).count();
+        let (title, page, total) = (&paper.title, &paper.page, figures_with_target.len());
         let row = format!(
-            "| [{title}]({page}.md) | {} | {total} | {} | {missed} | {newest_count} |\n",
+            "| [{title}]({page}.md) | {} | {total} | {} | {missed_count} | {newest_count} |\n",
             paper.source,
-            total - missed
+            total - missed_count
         );
         text.push_str(&row);
     }
@@ -263,11 +263,14 @@ fn render_page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String
     comparisons.iter().for_each(|comparison| text.push_str(&comparison_table(comparison, &origins)));
     text.push_str("\n## Runs\n\n| run | seeds | date | version | command |\n|---|---|---|---|---|\n");
     for (index, FigureOrigin { seeds: used, quick, date, version, command }) in origins.iter().enumerate() {
-        let form = if *quick { ", quick" } else { "" };
-        let mark = if *version == newest { "" } else { " †" };
+        let form_text = if *quick { ", quick" } else { "" };
+        let age_mark = if *version == newest { "" } else { " †" };
         let day = date.split('T').next().unwrap_or_default();
         let seeds_text = format_seeds(used);
-        text.push_str(&format!("| {} | {seeds_text}{form} | {day} | {version}{mark} | `{command}` |\n", index + 1));
+        text.push_str(&format!(
+            "| {} | {seeds_text}{form_text} | {day} | {version}{age_mark} | `{command}` |\n",
+            index + 1
+        ));
     }
     if origins.iter().any(|origin| origin.version != newest) {
         text.push_str(&format!("\n† a version older than {newest}, the newest measured one.\n"));
@@ -306,10 +309,10 @@ fn figure_origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
 /// Formats a figure with its verdict, and with the number of its run if the page has several.
 fn format_cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
     let verdict = if is_missed(figure) { "**missed**" } else { figure.verdict.as_deref().unwrap_or("–") };
-    let run =
+    let run_index =
         origins.iter().position(|origin| *origin == FigureOrigin::from_record(figure)).filter(|_| origins.len() > 1);
-    let run = run.map_or(String::new(), |at| format!(" ({})", at + 1));
-    format!("{}, {verdict}{run}", format_value(figure))
+    let run_text = run_index.map_or(String::new(), |at| format!(" ({})", at + 1));
+    format!("{}, {verdict}{run_text}", format_value(figure))
 }
 
 /// Formats one row per result, with its figures from full and quick runs.
@@ -426,12 +429,12 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
 }
 
 /// Formats a target with no more digits than figures have.
-fn target_text(words: &str) -> String {
+fn target_text(target: &str) -> String {
     let shorten = |word: &str| match word.parse::<f64>() {
         Ok(value) if word.len() > 6 => format_number(value),
         _ => word.to_string(),
     };
-    words.split(' ').map(shorten).collect::<Vec<_>>().join(" ")
+    target.split(' ').map(shorten).collect::<Vec<_>>().join(" ")
 }
 
 fn format_value(figure: &ResultRecord) -> String {
@@ -489,7 +492,7 @@ mod tests {
 
     fn sample_project(found: usize) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        let dir = root.path().join(DIR);
+        let dir = root.path().join(RESULTS_DIR);
         fs::create_dir_all(dir.join("data")).unwrap();
         let sentences = vec!["\"It gains.\""; found].join(", ");
         let toml_text = format!(
@@ -510,14 +513,14 @@ mod tests {
         assert_eq!(check(root.path()).unwrap().len(), 2, "index and page are not there yet");
         write(root.path()).unwrap();
         assert!(check(root.path()).unwrap().is_empty());
-        let page = fs::read_to_string(root.path().join(DIR).join("x.md")).unwrap();
+        let page = fs::read_to_string(root.path().join(RESULTS_DIR).join("x.md")).unwrap();
         let row = "| X-1 | gain | at least 1 | 1.25 %, met (1); 0.500 ± 0.250 %, **missed** (2) |";
         assert!(page.contains(row), "{page}");
         assert!(page.contains("| 1 | 1 | 2026-11-22 | 2 | `cachemate repro X-1 --seed 1` |"), "{page}");
         assert!(page.contains("| 2 | 1 to 3 | 2026-11-01 | 1 † | `old` |"), "{page}");
         assert!(page.contains("- It gains.") && !page.contains("X-2"), "{page}");
-        fs::write(root.path().join(DIR).join("x.md"), page.replace("1.25", "9.25")).unwrap();
-        fs::write(root.path().join(DIR).join("y.md"), "stray").unwrap();
+        fs::write(root.path().join(RESULTS_DIR).join("x.md"), page.replace("1.25", "9.25")).unwrap();
+        fs::write(root.path().join(RESULTS_DIR).join("y.md"), "stray").unwrap();
         assert_eq!(check(root.path()).unwrap().len(), 2, "an edited figure and a stray page");
     }
 
@@ -526,7 +529,7 @@ mod tests {
     fn errors_in_data_and_findings_are_reported_with_their_place() {
         assert!(check(sample_project(11).path()).unwrap_err().contains("'x': found 11 sentences, expected 10 at most"));
         let root = sample_project(10);
-        let data = root.path().join(DIR).join("data/old.jsonl");
+        let data = root.path().join(RESULTS_DIR).join("data/old.jsonl");
         fs::write(&data, OLD.replace("X-1", "Y-1")).unwrap();
         assert!(check(root.path()).unwrap_err().contains("no paper has the id 'Y-1'"));
         fs::write(&data, format!("{OLD}\n{{\"id\": 3}}\n")).unwrap();

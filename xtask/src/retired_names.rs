@@ -69,7 +69,7 @@ const NAMES: &[(&str, &str)] = &[
 ];
 
 /// Checks a text that is code, a page or a configuration.
-pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
+pub fn check(shown_path: &str, text: &str, complaints: &mut Vec<String>) {
     let lower_text = text.to_lowercase();
     let names: Vec<_> = NAMES.iter().filter(|(retired, _)| contains(text, retired)).collect();
     let spellings: Vec<_> = SPELLINGS.iter().filter(|(retired, _)| contains(&lower_text, retired)).collect();
@@ -78,10 +78,10 @@ pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
     }
     for (index, line) in text.lines().enumerate() {
         let lower_line = line.to_lowercase();
-        let spelled = spellings.iter().copied().filter(|(retired, _)| lower_line.contains(retired));
+        let spelling_matches = spellings.iter().copied().filter(|(retired, _)| lower_line.contains(retired));
         let retired_names = names.iter().copied().filter(|(retired, _)| has_name(line, retired));
-        for (retired, now) in spelled.chain(retired_names) {
-            complaints.push(format!("{shown}:{}: '{retired}' is '{now}' now", index + 1));
+        for (retired, now) in spelling_matches.chain(retired_names) {
+            complaints.push(format!("{shown_path}:{}: '{retired}' is '{now}' now", index + 1));
         }
     }
 }

@@ -150,12 +150,12 @@ impl Spelling {
 /// Parses rows of the form `retired(SpellingScope::X, "old", "new")`.
 fn parse_spellings(table: &str) -> Vec<Spelling> {
     let rows = table.split("retired(SpellingScope::").skip(1);
-    let parsed = rows.filter_map(|row| {
+    let rows_with_texts = rows.filter_map(|row| {
         let scope = row.split(',').next()?.to_string();
         let mut texts = row.split('"').skip(1).step_by(2);
         Some((scope, texts.next()?.to_string(), texts.next()?.to_string()))
     });
-    let parsed: Vec<(String, String, String)> = parsed.collect();
+    let parsed: Vec<(String, String, String)> = rows_with_texts.collect();
     let last_part = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
     let is_used = |key: &String| parsed.iter().any(|(_, _, new)| last_part(new) == *key);
     let bare_key = |scope: &str, old: &str| {

@@ -13,14 +13,14 @@ use crate::{
 
 /// A place that violates a rule.
 pub struct Complaint {
-    place: String,
+    location: String,
     text: String,
 }
 
 impl Complaint {
     /// A complaint about one line, numbered from one.
     pub fn new(file: &str, line: usize, text: String) -> Self {
-        Complaint { place: format!("{file}:{line}"), text }
+        Complaint { location: format!("{file}:{line}"), text }
     }
 }
 
@@ -54,9 +54,10 @@ pub fn check(root: &Path, includes_pending: bool) -> io::Result<Vec<String>> {
     let tree = source_tree::read(root)?;
     let mut complaints = Vec::new();
     for rule in RULES.iter().filter(|rule| rule.is_enforced || includes_pending) {
-        let broken = (rule.check)(&tree);
-        complaints
-            .extend(broken.iter().map(|complaint| format!("{}: {} ({})", complaint.place, complaint.text, rule.name)));
+        let violations = (rule.check)(&tree);
+        complaints.extend(
+            violations.iter().map(|complaint| format!("{}: {} ({})", complaint.location, complaint.text, rule.name)),
+        );
     }
     Ok(complaints)
 }
@@ -75,7 +76,7 @@ pub mod tests {
 
     /// Complaints in the form `file:line: text`.
     pub fn complaint_lines(complaints: Vec<Complaint>) -> Vec<String> {
-        complaints.iter().map(|complaint| format!("{}: {}", complaint.place, complaint.text)).collect()
+        complaints.iter().map(|complaint| format!("{}: {}", complaint.location, complaint.text)).collect()
     }
 
     /// Does this checkout follow the enforced rules?

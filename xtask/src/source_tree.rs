@@ -9,9 +9,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-const ENDINGS: &[&str] = &["rs", "md", "toml", "sh", "py", "c", "h", "js", "html", "json"];
+const TEXT_EXTENSIONS: &[&str] = &["rs", "md", "toml", "sh", "py", "c", "h", "js", "html", "json"];
 /// Directories that are not read: build products and version control.
-const SKIPPED: &[&str] = &["target", ".git", "build"];
+const SKIPPED_DIRS: &[&str] = &["target", ".git", "build"];
 
 /// One text file of the project.
 pub struct SourceFile {
@@ -58,21 +58,23 @@ pub struct SourceTree {
 /// # Errors
 /// A file or directory cannot be read.
 pub fn read(root: &Path) -> io::Result<SourceTree> {
-    let (mut tree, mut open) = (SourceTree::default(), vec![root.to_path_buf()]);
+    let (mut tree, mut pending_dirs) = (SourceTree::default(), vec![root.to_path_buf()]);
     tree.paths.insert(String::new());
-    while let Some(directory) = open.pop() {
+    while let Some(directory) = pending_dirs.pop() {
         for entry in fs::read_dir(&directory)? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let shown = path.strip_prefix(root).unwrap_or(&path).display().to_string();
-            if path.is_dir() && !path.is_symlink() && !SKIPPED.contains(&name.as_str()) {
-                open.push(path);
-            } else if path.is_file() && path.extension().is_some_and(|e| ENDINGS.iter().any(|known| e == *known)) {
+            let shown_path = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+            if path.is_dir() && !path.is_symlink() && !SKIPPED_DIRS.contains(&name.as_str()) {
+                pending_dirs.push(path);
+            } else if path.is_file()
+                && path.extension().is_some_and(|e| TEXT_EXTENSIONS.iter().any(|known| e == *known))
+            {
                 // Files that are not UTF-8 are skipped, because they have no words.
                 let text = fs::read_to_string(&path).ok();
-                tree.files.extend(text.map(|text| SourceFile::new(shown.clone(), text)));
+                tree.files.extend(text.map(|text| SourceFile::new(shown_path.clone(), text)));
             }
-            tree.paths.insert(shown);
+            tree.paths.insert(shown_path);
         }
     }
     tree.files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -121,13 +123,13 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
                     parts.code.push('"');
                     (remaining, *state) = (after, ScanState::Code);
                 } else if hashes.is_none() && c == '\\' {
-                    let escaped = remaining[1..].chars().next().map_or(0, char::len_utf8);
+                    let escaped_length = remaining[1..].chars().next().map_or(0, char::len_utf8);
                     parts.strings.push_str(if remaining[1..].starts_with('n') {
                         "\n"
                     } else {
-                        &remaining[..1 + escaped]
+                        &remaining[..1 + escaped_length]
                     });
-                    remaining = &remaining[1 + escaped..];
+                    remaining = &remaining[1 + escaped_length..];
                 } else {
                     parts.strings.push(c);
                     remaining = &remaining[length..];

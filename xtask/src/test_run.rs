@@ -29,7 +29,7 @@ const PURE_PROGRAMS: [&str; 11] = [
     "cli/sweep",
     "cli/sweep_engines",
 ];
-const STAGE: &str = "tests";
+const TEST_STAGE: &str = "tests";
 
 /// One compiled test program.
 #[derive(Clone, PartialEq, Debug)]
@@ -85,14 +85,14 @@ struct TestSummary {
 
 /// Builds and runs all tests, including those in doc comments. `filter` contains parts of tests' names, or is empty.
 pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
-    let (start, cpu_s) = (Instant::now(), process_cpu_s("self").unwrap_or_default());
+    let (start, start_cpu_s) = (Instant::now(), process_cpu_s("self").unwrap_or_default());
     let programs = build(root)?;
-    let built_s = process_cpu_s("self").unwrap_or_default();
+    let build_end_s = process_cpu_s("self").unwrap_or_default();
     append(
         root,
         &StageCost {
             name: "test build".into(),
-            cpu_s: built_s - cpu_s,
+            cpu_s: build_end_s - start_cpu_s,
             wall_s: start.elapsed().as_secs_f64(),
             tests: Vec::new(),
         },
@@ -116,12 +116,12 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     });
     let mut summary = summary.into_inner().map_err(|_| "a lane of tests panicked")?;
     if filter.is_empty() {
-        run_documents(root, &mut summary);
+        run_doc_tests(root, &mut summary);
     }
     summary.costs.sort_by(|a, b| b.cpu_s.total_cmp(&a.cpu_s).then_with(|| a.name.cmp(&b.name)));
     let cost = StageCost {
-        name: STAGE.into(),
-        cpu_s: process_cpu_s("self").unwrap_or_default() - built_s,
+        name: TEST_STAGE.into(),
+        cpu_s: process_cpu_s("self").unwrap_or_default() - build_end_s,
         wall_s: start.elapsed().as_secs_f64(),
         tests: summary.costs,
     };
@@ -145,11 +145,11 @@ fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
     if !output.status.success() {
         return Err("the tests do not compile".to_string());
     }
-    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(test_program).collect())
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(parse_test_program).collect())
 }
 
 /// The test program that a message of cargo names, if any.
-fn test_program(line: &str) -> Option<TestProgram> {
+fn parse_test_program(line: &str) -> Option<TestProgram> {
     let message: CargoMessage = serde_json::from_str(line).ok()?;
     let (executable, target) = (message.executable?, message.target?);
     if message.reason != "compiler-artifact" || !message.profile?.test {
@@ -166,13 +166,13 @@ fn test_program(line: &str) -> Option<TestProgram> {
 /// Takes the next program for a lane, preferably of the kind with which the lane starts.
 fn next_program(queue: &Mutex<Vec<TestProgram>>, prefers_host: bool) -> Option<TestProgram> {
     let mut queue = queue.lock().ok()?;
-    let preferred = queue.iter().position(|program| program.uses_host == prefers_host);
-    if queue.is_empty() { None } else { Some(queue.remove(preferred.unwrap_or(0))) }
+    let preferred_index = queue.iter().position(|program| program.uses_host == prefers_host);
+    if queue.is_empty() { None } else { Some(queue.remove(preferred_index.unwrap_or(0))) }
 }
 
 /// Runs one program and adds its results.
 fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mutex<TestSummary>) {
-    let spawned = Command::new(&program.executable)
+    let spawn_result = Command::new(&program.executable)
         .args(["-Z", "unstable-options", "--format", "json", "--test-threads", "1"])
         .args(filter)
         .current_dir(&program.dir)
@@ -182,13 +182,15 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn();
-    let mut child = match spawned {
+    let mut child = match spawn_result {
         Ok(child) => child,
-        Err(error) => return record(summary, |totals| totals.failures.push(format!("{}: {error}", program.name))),
+        Err(error) => {
+            return update_summary(summary, |totals| totals.failures.push(format!("{}: {error}", program.name)));
+        }
     };
     let pid = child.id().to_string();
     let (mut cpu_s, mut test_start, mut is_complete) = (0.0, Instant::now(), false);
-    let (mut passed, begun) = (0, Instant::now());
+    let (mut passed, start_time) = (0, Instant::now());
     for line in BufReader::new(child.stdout.take().expect("piped above")).lines().map_while(Result::ok) {
         let Ok(event) = serde_json::from_str::<TestEvent>(&line) else {
             println!("{line}");
@@ -200,7 +202,7 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
         }
         let name = format!("{}::{}", program.name, event.name);
         match event.event.as_str() {
-            "ignored" => record(summary, |totals| totals.ignored += 1),
+            "ignored" => update_summary(summary, |totals| totals.ignored += 1),
             "ok" | "failed" => {
                 let used_s = process_cpu_s(&pid).unwrap_or(cpu_s);
                 let wall_s = test_start.elapsed().as_secs_f64();
@@ -211,7 +213,7 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
                 if !is_ok {
                     println!("---- {name} failed:\n{}", event.stdout);
                 }
-                record(summary, |totals| {
+                update_summary(summary, |totals| {
                     totals.costs.push(cost);
                     if is_ok { totals.passed += 1 } else { totals.failures.push(name) }
                 });
@@ -222,19 +224,23 @@ fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mu
     }
     let status = child.wait();
     if !is_complete {
-        record(summary, |totals| totals.failures.push(format!("{} ended early: {status:?}", program.name)));
+        update_summary(summary, |totals| totals.failures.push(format!("{} ended early: {status:?}", program.name)));
     }
-    println!("{:<40} {passed:>4} passed {cpu_s:>7.1} CPU s {:>7.1} s", program.name, begun.elapsed().as_secs_f64());
+    println!(
+        "{:<40} {passed:>4} passed {cpu_s:>7.1} CPU s {:>7.1} s",
+        program.name,
+        start_time.elapsed().as_secs_f64()
+    );
 }
 
-fn record(summary: &Mutex<TestSummary>, change: impl FnOnce(&mut TestSummary)) {
+fn update_summary(summary: &Mutex<TestSummary>, change: impl FnOnce(&mut TestSummary)) {
     if let Ok(mut summary) = summary.lock() {
         change(&mut summary);
     }
 }
 
 /// Runs the examples in doc comments with rustdoc.
-fn run_documents(root: &Path, summary: &mut TestSummary) {
+fn run_doc_tests(root: &Path, summary: &mut TestSummary) {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string());
     let doc_run = Command::new(cargo)
         .args(["test", "--workspace", "--locked", "--doc", "--quiet"])
@@ -244,7 +250,7 @@ fn run_documents(root: &Path, summary: &mut TestSummary) {
     match doc_run {
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stdout);
-            summary.passed += text.lines().filter_map(passed_documents).sum::<usize>();
+            summary.passed += text.lines().filter_map(parse_passed_count).sum::<usize>();
             if !output.status.success() {
                 println!("{text}");
                 summary.failures.push("examples in doc comments".to_string());
@@ -255,7 +261,7 @@ fn run_documents(root: &Path, summary: &mut TestSummary) {
 }
 
 /// Parses the number in "test result: ok. 3 passed; ...".
-fn passed_documents(line: &str) -> Option<usize> {
+fn parse_passed_count(line: &str) -> Option<usize> {
     line.strip_prefix("test result: ")?.split_once(". ")?.1.split_once(" passed")?.0.parse().ok()
 }
 
@@ -273,13 +279,13 @@ mod tests {
     /// Are only test programs taken from cargo's messages, each under its package's name?
     #[test]
     fn programs_of_tests_are_taken_from_cargos_messages() {
-        let kill = test_program(ARTIFACT).unwrap();
+        let kill = parse_test_program(ARTIFACT).unwrap();
         assert_eq!((kill.name.as_str(), kill.uses_host), ("cli/kill", true));
         let unit = ARTIFACT.replace("[\"test\"]", "[\"lib\"]").replace("crates/cli", "crates/core");
-        let unit = test_program(&unit).unwrap();
+        let unit = parse_test_program(&unit).unwrap();
         assert_eq!((unit.name.as_str(), unit.uses_host), ("core", false));
-        assert_eq!(test_program(&ARTIFACT.replace("{\"test\":true}", "{\"test\":false}")), None);
-        assert_eq!(test_program("{\"reason\":\"build-finished\",\"success\":true}"), None);
+        assert_eq!(parse_test_program(&ARTIFACT.replace("{\"test\":true}", "{\"test\":false}")), None);
+        assert_eq!(parse_test_program("{\"reason\":\"build-finished\",\"success\":true}"), None);
     }
 
     /// Does each lane begin with its own kind and end with the other, so that nothing is left?
@@ -296,7 +302,7 @@ mod tests {
     /// Is the number of passed examples read, and no other line?
     #[test]
     fn passed_examples_are_counted() {
-        assert_eq!(passed_documents("test result: ok. 12 passed; 0 failed; 1 ignored"), Some(12));
-        assert_eq!(passed_documents("running 12 tests"), None);
+        assert_eq!(parse_passed_count("test result: ok. 12 passed; 0 failed; 1 ignored"), Some(12));
+        assert_eq!(parse_passed_count("running 12 tests"), None);
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::{crate_map, dependency_cycles, prose, retired_names};
 
 /// The crates that each crate may use, as in ARCHITECTURE.md's code map. A crate that is not listed here is rejected.
-const MAY_USE: &[(&str, &[&str])] = &[
+const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("agent", &[]),
     ("files", &[]),
@@ -46,25 +46,25 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that must not use I/O, clocks or hash order.
-const PURE: &[&str] = &["core", "locality", "policy", "sim", "interval", "report", "fleet"];
+const PURE_CRATES: &[&str] = &["core", "locality", "policy", "sim", "interval", "report", "fleet"];
 
-const IMPURE: &[&str] = &["std::fs", "std::net", "Instant::now", "SystemTime", "std::env::"];
+const IMPURE_CALLS: &[&str] = &["std::fs", "std::net", "Instant::now", "SystemTime", "std::env::"];
 /// Types whose iteration order differs between runs. The locality engines look up lines in hash maps, but never iterate
 /// over them.
-const HASH_ORDER: &[&str] = &["HashMap", "HashSet"];
-const NOT_LIBM: &[&str] =
+const HASH_TYPES: &[&str] = &["HashMap", "HashSet"];
+const HOST_MATH_CALLS: &[&str] =
     &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
-const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
+const UNFINISHED_MARKS: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
 /// Types that only the pipeline may build, because decisions made elsewhere could differ from those of a replay.
 const PIPELINE_PARTS: &[&str] = &["Profiler::new(", "Profiler::default()", "Verifier::new(", "ReferencePredictor {"];
 /// Crates that define these types, and the crate that builds them.
 const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "policy"];
-const MAX_LINES: usize = 700;
+const MAX_FILE_LINES: usize = 700;
 const MAX_FUNCTION_LINES: usize = 100;
 /// Functions that may exceed the length limit. Nearly all simulated accesses pass through this loop, which was slower
 /// when split.
-const MAY_BE_LONGER: &[&str] = &["fn quick<const WATCHED: bool>"];
-const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
+const LONG_FUNCTIONS: &[&str] = &["fn quick<const WATCHED: bool>"];
+const POLICY_HEADINGS: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
 
 /// Returns every complaint, in the form `file:line: description`.
 ///
@@ -73,7 +73,7 @@ const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## C
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
     for (crate_name, path) in crate_source_dirs(root)? {
-        check_edges(&crate_name, &path, &mut complaints)?;
+        check_dependencies(&crate_name, &path, &mut complaints)?;
         let files = rust_files(&path)?;
         for file in &files {
             check_source(&crate_name, root, file, &mut complaints)?;
@@ -135,9 +135,9 @@ fn crate_source_dirs(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(crates)
 }
 
-fn check_edges(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+fn check_dependencies(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let text = fs::read_to_string(path.join("Cargo.toml"))?;
-    let source_place = if crate_name == "python" {
+    let manifest_path = if crate_name == "python" {
         "python/Cargo.toml".to_string()
     } else {
         format!("crates/{crate_name}/Cargo.toml")
@@ -145,22 +145,22 @@ fn check_edges(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> i
     let manifest: toml::Table = match text.parse() {
         Ok(manifest) => manifest,
         Err(error) => {
-            complaints.push(format!("{source_place}: {error}"));
+            complaints.push(format!("{manifest_path}: {error}"));
             return Ok(());
         }
     };
-    let Some((_, may_use)) = MAY_USE.iter().find(|(name, _)| *name == crate_name) else {
+    let Some((_, allowed_crates)) = ALLOWED_DEPENDENCIES.iter().find(|(name, _)| *name == crate_name) else {
         complaints.push(format!(
             "crates/{crate_name}: not in tidy's table of crates; ARCHITECTURE.md's code map comes first"
         ));
         return Ok(());
     };
     if manifest.get("features").is_some_and(|features| features.get("default").is_some()) {
-        complaints.push(format!("{source_place}: features are for what only tests want; none is on by itself"));
+        complaints.push(format!("{manifest_path}: features are for what only tests want; none is on by itself"));
     }
     for used in crate_map::used_crates(&manifest) {
-        if !may_use.contains(&used) {
-            complaints.push(format!("{source_place}: {crate_name} may not use {used} (ARCHITECTURE.md, code map)"));
+        if !allowed_crates.contains(&used) {
+            complaints.push(format!("{manifest_path}: {crate_name} may not use {used} (ARCHITECTURE.md, code map)"));
         }
     }
     Ok(())
@@ -190,50 +190,51 @@ fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Files that contain only tests, examples or build scripts, in which only length and unfinished work are checked.
 pub fn is_test_file(path: &Path) -> bool {
-    let of_tests = |part: &std::ffi::OsStr| part.to_string_lossy().ends_with("_tests");
-    let in_tests = path.iter().any(|part| part == "tests" || part == "examples" || part == "benches" || of_tests(part));
+    let is_test_dir = |part: &std::ffi::OsStr| part.to_string_lossy().ends_with("_tests");
+    let is_in_test_dir =
+        path.iter().any(|part| part == "tests" || part == "examples" || part == "benches" || is_test_dir(part));
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    in_tests || name == "tests" || name.ends_with("_tests") || name == "build" || name == "conformance"
+    is_in_test_dir || name == "tests" || name.ends_with("_tests") || name == "build" || name == "conformance"
 }
 
 fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let text = fs::read_to_string(path)?;
     let shown_path = path.strip_prefix(root).unwrap_or(path).display().to_string();
-    let lines = text.lines().count();
-    if lines > MAX_LINES {
-        complaints.push(format!("{shown_path}: {lines} lines, at most {MAX_LINES}"));
+    let line_count = text.lines().count();
+    if line_count > MAX_FILE_LINES {
+        complaints.push(format!("{shown_path}: {line_count} lines, at most {MAX_FILE_LINES}"));
     }
     for (line_number, length) in long_functions(&text) {
         complaints
             .push(format!("{shown_path}:{line_number}: a function of {length} lines, at most {MAX_FUNCTION_LINES}"));
     }
-    let mut in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
-    let pure = PURE.contains(&crate_name);
+    let mut is_in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
+    let is_pure = PURE_CRATES.contains(&crate_name);
     for (index, line) in text.lines().enumerate() {
         let mut complain = |complaint: String| complaints.push(format!("{shown_path}:{}: {complaint}", index + 1));
         let code = line.split("//").next().unwrap_or_default();
-        in_tests |= code.trim_start().starts_with("#[cfg(test)]") || code.trim_start().starts_with("#![cfg(test)]");
+        is_in_tests |= code.trim_start().starts_with("#[cfg(test)]") || code.trim_start().starts_with("#![cfg(test)]");
         if crate_name == "xtask" {
             continue; // names the words it looks for
         }
-        if let Some(word) = UNFINISHED.iter().find(|word| line.contains(**word)) {
+        if let Some(word) = UNFINISHED_MARKS.iter().find(|word| line.contains(**word)) {
             complain(format!("'{word}': finish it or write it down in an issue"));
         }
-        if in_tests {
+        if is_in_tests {
             continue;
         }
         if code.contains(".unwrap()") {
             complain("`.unwrap()`: return an error, or `.expect(\"the invariant\")`".to_string());
         }
-        let hashed = HASH_ORDER.iter().filter(|_| crate_name != "locality");
-        if let Some(word) = IMPURE.iter().chain(hashed).find(|word| pure && code.contains(**word)) {
+        let hash_types = HASH_TYPES.iter().filter(|_| crate_name != "locality");
+        if let Some(word) = IMPURE_CALLS.iter().chain(hash_types).find(|word| is_pure && code.contains(**word)) {
             complain(format!("'{word}' in the pure crate '{crate_name}'"));
         }
-        let second_place = |word: &&&str| !PIPELINE_CRATES.contains(&crate_name) && builds_type(code, word);
-        if let Some(word) = PIPELINE_PARTS.iter().find(second_place) {
+        let is_misplaced = |word: &&&str| !PIPELINE_CRATES.contains(&crate_name) && builds_type(code, word);
+        if let Some(word) = PIPELINE_PARTS.iter().find(is_misplaced) {
             complain(format!("'{word}' is built in crates/pipeline and nowhere else"));
         }
-        if let Some(word) = NOT_LIBM.iter().find(|word| pure && code.contains(**word)) {
+        if let Some(word) = HOST_MATH_CALLS.iter().find(|word| is_pure && code.contains(**word)) {
             complain(format!("'{word}' differs between hosts: take it from libm"));
         }
     }
@@ -244,12 +245,12 @@ fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec
 /// places it.
 fn long_functions(text: &str) -> Vec<(usize, usize)> {
     let lines: Vec<&str> = text.lines().collect();
-    let before_fn =
+    let is_modifier =
         |word: &&str| word.starts_with("pub") || matches!(*word, "const" | "unsafe" | "async" | "extern" | "\"C\"");
-    let begins_function = |line: &str| line.split_whitespace().find(|word| !before_fn(word)) == Some("fn");
+    let begins_function = |line: &str| line.split_whitespace().find(|word| !is_modifier(word)) == Some("fn");
     let ends_statement = |line: &str| line.ends_with(';') || line.ends_with('}');
     let functions = lines.iter().enumerate().filter(|(_, line)| begins_function(line) && !ends_statement(line));
-    let checked_functions = functions.filter(|(_, line)| !MAY_BE_LONGER.iter().any(|longer| line.contains(longer)));
+    let checked_functions = functions.filter(|(_, line)| !LONG_FUNCTIONS.iter().any(|longer| line.contains(longer)));
     let lengths = checked_functions.filter_map(|(index, line)| {
         let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
         Some((index + 1, lines[index..].iter().position(|line| line.starts_with(&end))? + 1))
@@ -285,13 +286,13 @@ fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<(
         pages.push((stem, fs::read_to_string(&path)?));
     }
     for (stem, text) in &pages {
-        let absent_headings = POLICY_PAGE.iter().filter(|heading| !text.lines().any(|line| line == **heading));
+        let absent_headings = POLICY_HEADINGS.iter().filter(|heading| !text.lines().any(|line| line == **heading));
         complaints.extend(absent_headings.map(|heading| format!("docs/policies/{stem}.md: no section '{heading}'")));
     }
     for file in rust_files(&root.join("crates/policy/src/policies"))? {
         let name = file.file_stem().map(|stem| stem.to_string_lossy().replace('_', "-")).unwrap_or_default();
-        let in_directory_of_its_own = file.parent().is_some_and(|dir| !dir.ends_with("policies"));
-        if name == "mod" || name.ends_with("-tests") || name == "tests" || in_directory_of_its_own {
+        let has_own_directory = file.parent().is_some_and(|dir| !dir.ends_with("policies"));
+        if name == "mod" || name.ends_with("-tests") || name == "tests" || has_own_directory {
             continue;
         }
         let has_heading = |text: &str| {

@@ -9,14 +9,14 @@ use crate::rules::Complaint;
 use crate::source_tree::{RustLine, SourceTree};
 
 /// Names that every crate may declare, because they mean the same everywhere.
-const CONVENTIONAL: &[&str] = &["Error", "Options", "Config", "Parameters", "Iter", "Args"];
+const REPEATABLE_NAMES: &[&str] = &["Error", "Options", "Config", "Parameters", "Iter", "Args"];
 /// Other names that may be declared twice, each with the reason; at most ten.
 const ALLOWED_TWICE: &[(&str, &str)] = &[
     ("Plan", "a class of the Python package is named for the type that it wraps"),
     ("Profile", "a class of the Python package is named for the type that it wraps"),
 ];
 /// Last words of type names that are not nouns: participles, pronouns, adverbs, prepositions, adjectives and verbs.
-const NO_NOUNS: &str = "\
+const NON_NOUNS: &str = "\
     Absent Acting Advised After Against Aliased Alike Alone Always Apart Applied Around Ask Asked Assigned Astray \
     Attached Attempted Back Before Behaved Beside Best By Called Careless Chosen Colored Compared Compiled Composed \
     Confined Converted Counted Derived Did Divided Done Ended Evicted Expanded Expected Failed Faulty Finished Found \
@@ -42,9 +42,9 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
         by_name.entry(declaration.name.clone()).or_default().push(declaration);
     }
     let may_repeat =
-        |name: &str| CONVENTIONAL.contains(&name) || ALLOWED_TWICE.iter().any(|(allowed, _)| *allowed == name);
-    let repeated = by_name.iter().filter(|(name, items)| items.len() > 1 && !may_repeat(name));
-    let complaints = repeated.flat_map(|(name, items)| {
+        |name: &str| REPEATABLE_NAMES.contains(&name) || ALLOWED_TWICE.iter().any(|(allowed, _)| *allowed == name);
+    let duplicates = by_name.iter().filter(|(name, items)| items.len() > 1 && !may_repeat(name));
+    let complaints = duplicates.flat_map(|(name, items)| {
         items.iter().skip(1).map(move |item| {
             let first = &items[0];
             Complaint::new(
@@ -57,10 +57,10 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     complaints.collect()
 }
 
-/// Complaints about names that end in a word of [`NO_NOUNS`].
+/// Complaints about names that end in a word of [`NON_NOUNS`].
 pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
     let lacks_noun =
-        |declaration: &TypeDeclaration<'_>| NO_NOUNS.split(' ').any(|word| word == last_word(&declaration.name));
+        |declaration: &TypeDeclaration<'_>| NON_NOUNS.split(' ').any(|word| word == last_word(&declaration.name));
     type_declarations(tree)
         .into_iter()
         .filter(lacks_noun)
@@ -79,21 +79,22 @@ fn type_declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
     let mut declarations = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
         // Types in an `impl` or a trait belong to the trait, so they are skipped.
-        let mut block: Option<usize> = None;
+        let mut block_indent: Option<usize> = None;
         for (index, line) in file.rust_lines().iter().enumerate() {
             let indent = line.code.len() - line.code.trim_start().len();
-            if block.is_some_and(|open| indent == open && line.code.trim_start().starts_with('}')) {
-                block = None;
+            if block_indent.is_some_and(|open| indent == open && line.code.trim_start().starts_with('}')) {
+                block_indent = None;
             }
             if let Some((keyword, name)) = declared_type(line)
-                && !(keyword == "type" && block.is_some())
+                && !(keyword == "type" && block_indent.is_some())
             {
                 declarations.push(TypeDeclaration { name, file: &file.path, line: index + 1 });
             }
-            let opens = words_after_visibility(&line.code).next().is_some_and(|word| matches!(word, "impl" | "trait"))
-                || line.code.trim_start().starts_with("impl<");
-            if block.is_none() && opens && !line.code.trim_end().ends_with('}') {
-                block = Some(indent);
+            let opens_block =
+                words_after_visibility(&line.code).next().is_some_and(|word| matches!(word, "impl" | "trait"))
+                    || line.code.trim_start().starts_with("impl<");
+            if block_indent.is_none() && opens_block && !line.code.trim_end().ends_with('}') {
+                block_indent = Some(indent);
             }
         }
     }

@@ -45,8 +45,8 @@ pub fn wrap(text: &str, indent: &str) -> String {
         if line.chars().count() + 1 + word.chars().count() > MAX_COLUMNS {
             lines.push(format!("{indent}{word}"));
         } else {
-            let gap = if line.is_empty() { "" } else { " " };
-            line.push_str(&format!("{gap}{word}"));
+            let separator = if line.is_empty() { "" } else { " " };
+            line.push_str(&format!("{separator}{word}"));
         }
     }
     lines.join("\n")

@@ -7,7 +7,7 @@ use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_core::{ShMapParameters, TaskId};
 use cachemate_locality::hash::mix;
 use cachemate_locality::shmap::{ShMaps, SharingCriteria};
-use cachemate_policy::clustering::{ClusteringMethod, ThreadMap, find};
+use cachemate_policy::clustering::{ClusteringMethod, ThreadMap, find_clusters};
 
 pub const GROUP: BenchGroup = BenchGroup {
     name: "clusters",
@@ -55,7 +55,8 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let maps = thread_maps(entries);
         let threads: Vec<ThreadMap<'_>> =
             maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
-        let clusters = |method| find(method, &threads, &SharingCriteria::default(), THRESHOLD).count as u64;
+        let clusters =
+            |method| find_clusters(method, &threads, &SharingCriteria::default(), THRESHOLD).cluster_count as u64;
         let contenders = vec![
             Contender::new("one pass", || clusters(ClusteringMethod::OnePass)),
             Contender::new("co-clusters", || clusters(ClusteringMethod::CoClusters)).compare_with(0, None),

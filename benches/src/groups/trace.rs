@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use cachemate_trace::{
-    AccessRecord, CmtReader, CmtWriter, Recorder, RecorderTool, TraceHeader, TraceReader, TraceTotals, find_recording,
+    AccessRecord, CmtReader, CmtWriter, Recorder, RecorderTool, TraceHeader, TraceReader, TraceTotals,
+    find_recorder_tool,
 };
 
 use super::{BenchGroup, Options};
@@ -76,7 +77,7 @@ fn read_addresses(path: &Path) -> u64 {
 
 /// gzip of 8 MB of text by the wall clock, because the recorder is a separate process beside the compressing one.
 fn recording_rows(dir: &Path, options: &Options) -> Vec<ResultRow> {
-    let tool = match find_recording() {
+    let tool = match find_recorder_tool() {
         Ok(tool @ RecorderTool::Tool { .. }) => tool,
         other => {
             eprintln!("trace: recording is not measured: {other:?}");
@@ -91,8 +92,11 @@ fn recording_rows(dir: &Path, options: &Options) -> Vec<ResultRow> {
         let status = Command::new(&command[0]).args(&command[1..]).stdout(Stdio::null()).status();
         u64::from(status.is_ok_and(|status| status.success()))
     };
-    let recorder =
-        Recorder { force: true, silence: (true, true), ..Recorder::new(command.to_vec(), dir.join("gzip.cmt")) };
+    let recorder = Recorder {
+        force: true,
+        discards_output: (true, true),
+        ..Recorder::new(command.to_vec(), dir.join("gzip.cmt"))
+    };
     let run_recorded = || {
         let recorded = recorder.run_with(&tool, &AtomicBool::new(false), |_| {});
         u64::from(recorded.is_ok())

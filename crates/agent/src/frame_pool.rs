@@ -6,7 +6,7 @@
 
 use crate::layout::MAX_COLORS;
 
-const NONE: u32 = u32::MAX;
+const NO_SLOT: u32 = u32::MAX;
 const COLORS: usize = MAX_COLORS as usize;
 
 /// The list of a slot.
@@ -24,7 +24,7 @@ pub enum FreeList {
     EmptyInFlight,
 }
 
-const LISTS: usize = COLORS + 4;
+const LIST_COUNT: usize = COLORS + 4;
 
 impl FreeList {
     fn index(self) -> usize {
@@ -41,61 +41,67 @@ impl FreeList {
 /// Lists over the slots of one region.
 #[derive(Debug)]
 pub struct FramePool<'a> {
-    next: &'a mut [u32],
-    first: [u32; LISTS],
-    count: [u32; LISTS],
+    next_slots: &'a mut [u32],
+    first_slots: [u32; LIST_COUNT],
+    slot_counts: [u32; LIST_COUNT],
     /// First slot of each half that was never used; the slots from there on are empty, and in no list.
-    first_unused: [u32; 2],
-    turn: u32,
+    first_fresh_slots: [u32; 2],
+    last_color: u32,
 }
 
 impl<'a> FramePool<'a> {
     /// A pool in which all slots are empty.
-    pub fn new(next: &'a mut [u32]) -> Self {
-        let half_count = next.len() as u32 / 2;
-        FramePool { next, first: [NONE; LISTS], count: [0; LISTS], first_unused: [0, half_count], turn: 0 }
+    pub fn new(next_slots: &'a mut [u32]) -> Self {
+        let half_count = next_slots.len() as u32 / 2;
+        FramePool {
+            next_slots,
+            first_slots: [NO_SLOT; LIST_COUNT],
+            slot_counts: [0; LIST_COUNT],
+            first_fresh_slots: [0, half_count],
+            last_color: 0,
+        }
     }
 
     /// Number of slots in each half; slots below it are in the half that the kernel fills.
     pub fn half_slots(&self) -> u32 {
-        self.next.len() as u32 / 2
+        self.next_slots.len() as u32 / 2
     }
 
     /// Adds a slot that is in no list to the front of one. The slot must not be a fresh one that [`FramePool::pop`] has
     /// not returned yet.
     pub fn push(&mut self, list: FreeList, slot: u32) {
         let index = list.index();
-        self.next[slot as usize] = self.first[index];
-        self.first[index] = slot;
-        self.count[index] += 1;
+        self.next_slots[slot as usize] = self.first_slots[index];
+        self.first_slots[index] = slot;
+        self.slot_counts[index] += 1;
     }
 
     /// Removes a slot from a list; `None` if the list is empty. The two empty lists return fresh slots when nothing
     /// else is left.
     pub fn pop(&mut self, list: FreeList) -> Option<u32> {
         let index = list.index();
-        let slot = self.first[index];
-        if slot == NONE {
-            let (unused, end) = match list {
-                FreeList::Empty => (&mut self.first_unused[0], self.next.len() as u32 / 2),
-                FreeList::EmptyInFlight => (&mut self.first_unused[1], self.next.len() as u32 / 2 * 2),
+        let slot = self.first_slots[index];
+        if slot == NO_SLOT {
+            let (next_fresh, end) = match list {
+                FreeList::Empty => (&mut self.first_fresh_slots[0], self.next_slots.len() as u32 / 2),
+                FreeList::EmptyInFlight => (&mut self.first_fresh_slots[1], self.next_slots.len() as u32 / 2 * 2),
                 _ => return None,
             };
-            *unused += 1;
-            if *unused > end {
-                *unused = end;
+            *next_fresh += 1;
+            if *next_fresh > end {
+                *next_fresh = end;
                 return None;
             }
-            return Some(*unused - 1);
+            return Some(*next_fresh - 1);
         }
-        self.first[index] = self.next[slot as usize];
-        self.count[index] -= 1;
+        self.first_slots[index] = self.next_slots[slot as usize];
+        self.slot_counts[index] -= 1;
         Some(slot)
     }
 
-    /// Number of slots in the list; fresh slots are in none.
+    /// Number of slots in the list; fresh slots are in no list.
     pub fn count(&self, list: FreeList) -> u32 {
-        self.count[list.index()]
+        self.slot_counts[list.index()]
     }
 
     /// Number of frames of allowed colors.
@@ -105,17 +111,17 @@ impl<'a> FramePool<'a> {
 
     /// Number of all frames held.
     pub fn held_count(&self) -> u32 {
-        self.count[..=COLORS + 1].iter().sum()
+        self.slot_counts[..=COLORS + 1].iter().sum()
     }
 
     /// Takes a frame of an allowed color; colors alternate, so that a program's pages spread over all of its sets.
-    pub fn take(&mut self, mask: u64) -> Option<(u32, u32)> {
+    pub fn take_allowed(&mut self, mask: u64) -> Option<(u32, u32)> {
         for step in 1..=MAX_COLORS {
-            let color = (self.turn + step) % MAX_COLORS;
+            let color = (self.last_color + step) % MAX_COLORS;
             if mask >> color & 1 == 1
                 && let Some(slot) = self.pop(FreeList::Color(color))
             {
-                self.turn = color;
+                self.last_color = color;
                 return Some((slot, color));
             }
         }
@@ -126,7 +132,7 @@ impl<'a> FramePool<'a> {
     pub fn take_any(&mut self) -> Option<u32> {
         self.pop(FreeList::Unknown)
             .or_else(|| self.pop(FreeList::Unclassified))
-            .or_else(|| self.take(u64::MAX).map(|(slot, _)| slot))
+            .or_else(|| self.take_allowed(u64::MAX).map(|(slot, _)| slot))
     }
 }
 
@@ -152,7 +158,7 @@ mod tests {
                 0 => free_slots.extend(stock.pop(if which < 4 { FreeList::Empty } else { FreeList::EmptyInFlight })),
                 1 => {
                     let mask = 1u64 << which;
-                    if let Some((slot, color)) = stock.take(mask) {
+                    if let Some((slot, color)) = stock.take_allowed(mask) {
                         assert_eq!(color, which);
                         free_slots.push(slot);
                     } else {
@@ -173,7 +179,7 @@ mod tests {
             assert_eq!(sorted.len(), free_slots.len(), "a slot was given twice");
             assert!(free_slots.iter().all(|&slot| slot < 300));
             let listed = stock.count(FreeList::Empty) + stock.count(FreeList::EmptyInFlight);
-            let empty = listed + 150 - stock.first_unused[0] + 300 - stock.first_unused[1];
+            let empty = listed + 150 - stock.first_fresh_slots[0] + 300 - stock.first_fresh_slots[1];
             assert_eq!(free_slots.len() as u32 + stock.held_count() + empty, 300);
         }
     }
@@ -187,7 +193,7 @@ mod tests {
             let slot = stock.pop(FreeList::Empty).unwrap();
             stock.push(FreeList::Color(color), slot);
         }
-        let colors: Vec<u32> = core::iter::from_fn(|| stock.take(0b10_0110).map(|(_, color)| color)).collect();
+        let colors: Vec<u32> = core::iter::from_fn(|| stock.take_allowed(0b10_0110).map(|(_, color)| color)).collect();
         assert_eq!(colors, [1, 2, 5, 1, 2, 5]);
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::frame_pool::{FramePool, FreeList};
 use crate::handshake;
-use crate::layout::{PAGE_BYTES, TICK_MS, WANTED_BYTES, parse_target};
+use crate::layout::{PAGE_BYTES, TARGET_BYTES, TICK_MS, parse_target};
 use crate::maps::{AddressRange, AddressRanges, read_ranges};
 use crate::removed_ranges::RemovedRanges;
 use crate::sys::{self, fault};
@@ -23,29 +23,29 @@ const INITIAL_FRAMES: u32 = 64;
 /// Maximum number of frames that one fault may fetch and classify before it gets any frame.
 const MAX_FAULT_FRAMES: u32 = 2048;
 /// Maximum number of consecutive pages that get frames ahead of their first touch.
-const MAX_AHEAD: u64 = 16;
+const MAX_PAGES_AHEAD: u64 = 16;
 /// Time that background work takes before the handler checks for faults again.
 const SLICE_NS: u64 = 200_000;
 /// Minimum interval between two counts of all resident pages; it grows so that counting takes at most a fiftieth of the
 /// time.
-const COUNT_EVERY_NS: u64 = 250_000_000;
-const COUNT_SHARE: u64 = 50;
+const MIN_COUNT_PERIOD_NS: u64 = 250_000_000;
+const COUNT_TIME_DIVISOR: u64 = 50;
 /// Interval between two scans for ranges that the program has mapped: short after a fault, longer while nothing
 /// happens.
-const SCAN_SOON_NS: u64 = 20_000_000;
-const SCAN_LATE_NS: u64 = 500_000_000;
+const MIN_SCAN_PERIOD_NS: u64 = 20_000_000;
+const MAX_SCAN_PERIOD_NS: u64 = 500_000_000;
 
 /// Descriptors that the handler uses; negative if not open.
 #[derive(Clone, Copy, Debug)]
 pub struct Files {
     /// The userfaultfd.
-    pub faults: isize,
+    pub fault_fd: isize,
     /// The process's `wanted` file ([`crate::layout`]).
-    pub target: isize,
+    pub target_fd: isize,
     /// The process's `status` file.
-    pub status: isize,
+    pub status_fd: isize,
     /// `/proc/self/pagemap`; opened by [`Agent::open_own_descriptors`].
-    pub pagemap: isize,
+    pub pagemap_fd: isize,
 }
 
 macro_rules! account {
@@ -122,9 +122,9 @@ struct ResidencyScan {
     range: usize,
     page: u64,
     spent_ns: u64,
-    inside: u64,
-    outside: u64,
-    unknown: u64,
+    allowed_pages: u64,
+    other_pages: u64,
+    unknown_pages: u64,
     is_running: bool,
 }
 
@@ -138,7 +138,7 @@ struct InFlightPage {
 /// All data of the handler's thread. It is created before the thread, and afterward belongs to that thread alone.
 pub struct Agent {
     files: Files,
-    kit: ReferenceSet,
+    reference_set: ReferenceSet,
     ledger: (*mut u8, usize),
     /// One page per slot of the stock.
     region: *mut u8,
@@ -148,59 +148,59 @@ pub struct Agent {
     /// The agent's own memory, which is never registered.
     own_range: (u64, u64),
     program: [u8; 256],
-    account: AgentCounters,
+    counters: AgentCounters,
     pass: ResidencyScan,
     next_pass_ns: u64,
     next_scan_ns: u64,
-    scan_every_ns: u64,
+    scan_period_ns: u64,
     next_tick_ns: u64,
-    last_fault: u64,
-    ahead: u64,
-    move_all: bool,
-    unclassified: u32,
+    last_fault_page: u64,
+    pages_ahead: u64,
+    must_move_all: bool,
+    unclassified_run: u32,
     in_flight: Option<InFlightPage>,
     buffer: [u8; 16384],
-    entries: [u64; 512],
+    pagemap_entries: [u64; 512],
 }
 
 impl Agent {
     /// A handler with these resources. `ledger` is the mapped ledger and its size in bytes. `region` has one page for
-    /// each entry of `lists`; each frame that may be held takes two of them. The mask, and whether all pages move,
+    /// each entry of `slot_links`; each frame that may be held takes two of them. The mask, and whether all pages move,
     /// are initial values. `own_start` and `own_bytes` are the address and the size of the agent's own mapping.
     pub fn new(
         files: Files,
-        kit: ReferenceSet,
+        reference_set: ReferenceSet,
         ledger: (*mut u8, usize),
         region: *mut u8,
-        lists: &'static mut [u32],
-        (mask, move_all): (u64, bool),
+        slot_links: &'static mut [u32],
+        (mask, must_move_all): (u64, bool),
         (own_start, own_bytes): (u64, u64),
     ) -> Self {
-        let max_hold = lists.len() as u64 / 2;
-        let account = AgentCounters { mask, max_hold, own_start, own_bytes, ..AgentCounters::default() };
+        let max_hold = slot_links.len() as u64 / 2;
+        let counters = AgentCounters { mask, max_hold, own_start, own_bytes, ..AgentCounters::default() };
         Agent {
             files,
-            kit,
+            reference_set,
             ledger,
             region,
-            stock: FramePool::new(lists),
+            stock: FramePool::new(slot_links),
             removed_ranges: RemovedRanges::default(),
             ranges: AddressRanges::default(),
             own_range: (own_start, own_start + own_bytes),
             program: [0; 256],
-            account,
+            counters,
             pass: ResidencyScan::default(),
             next_pass_ns: 0,
             next_scan_ns: 0,
-            scan_every_ns: SCAN_SOON_NS,
+            scan_period_ns: MIN_SCAN_PERIOD_NS,
             next_tick_ns: 0,
-            last_fault: 0,
-            ahead: 0,
-            move_all,
-            unclassified: 0,
+            last_fault_page: 0,
+            pages_ahead: 0,
+            must_move_all,
+            unclassified_run: 0,
             in_flight: None,
             buffer: [0; 16384],
-            entries: [0; 512],
+            pagemap_entries: [0; 512],
         }
     }
 
@@ -216,8 +216,8 @@ impl Agent {
 
     /// Creates a separate table of descriptors and opens the remaining ones; false if the agent cannot work.
     pub fn open_own_descriptors(&mut self) -> bool {
-        let mut kept_files = [self.files.faults, self.files.target, self.files.status];
-        kept_files.sort_unstable();
+        let mut kept_fds = [self.files.fault_fd, self.files.target_fd, self.files.status_fd];
+        kept_fds.sort_unstable();
         // SAFETY: no memory is passed; CLONE_FILES is 0x400. The agent must not keep inherited descriptors of the
         // program open, or the reader of a pipe would never see its end.
         unsafe {
@@ -225,61 +225,61 @@ impl Agent {
                 return false;
             }
             let mut range_start = 0;
-            for file in kept_files {
-                if file > range_start {
-                    sys::call(sys::CLOSE_RANGE, [range_start as usize, file as usize - 1, 0, 0, 0, 0]);
+            for fd in kept_fds {
+                if fd > range_start {
+                    sys::call(sys::CLOSE_RANGE, [range_start as usize, fd as usize - 1, 0, 0, 0, 0]);
                 }
-                range_start = file + 1;
+                range_start = fd + 1;
             }
             sys::call(sys::CLOSE_RANGE, [range_start as usize, u32::MAX as usize, 0, 0, 0, 0]);
             let path = b"/proc/self/pagemap\0";
-            self.files.pagemap = sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]);
-            let (exe, room) = (b"/proc/self/exe\0", self.program.len());
-            sys::call(sys::READLINK, [exe.as_ptr() as usize, self.program.as_mut_ptr() as usize, room, 0, 0, 0]);
+            self.files.pagemap_fd = sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]);
+            let (exe, capacity) = (b"/proc/self/exe\0", self.program.len());
+            sys::call(sys::READLINK, [exe.as_ptr() as usize, self.program.as_mut_ptr() as usize, capacity, 0, 0, 0]);
         }
         // The half to which pages are moved must be a range whose missing pages the agent handles.
         let (half_slots, start) = (u64::from(self.stock.half_slots()), self.region as u64);
-        if fault::register_range(self.files.faults, start + half_slots * PAGE, half_slots * PAGE) < 0
-            || self.files.pagemap < 0
+        if fault::register_range(self.files.fault_fd, start + half_slots * PAGE, half_slots * PAGE) < 0
+            || self.files.pagemap_fd < 0
         {
             return false;
         }
-        self.scan();
-        self.fetch(INITIAL_FRAMES, INITIAL_FRAMES * 8);
+        self.register_new_ranges();
+        self.fetch_frames(INITIAL_FRAMES, INITIAL_FRAMES * 8);
         true
     }
 
     /// Serves faults until the userfaultfd is closed.
     pub fn serve(&mut self) {
-        let mut busy = false;
+        let mut has_more_work = false;
         loop {
-            let mut poll = [self.files.faults as u64 | 1 << 32];
-            let wait = if busy { 0 } else { TICK_MS as usize };
+            let mut poll_fd = [self.files.fault_fd as u64 | 1 << 32];
+            let wait = if has_more_work { 0 } else { TICK_MS as usize };
             // SAFETY: one pollfd: descriptor, POLLIN.
-            let ready = unsafe { sys::call(sys::POLL, [poll.as_mut_ptr() as usize, 1, wait, 0, 0, 0]) };
-            if ready > 0 && !self.read_messages() {
+            let ready_count = unsafe { sys::call(sys::POLL, [poll_fd.as_mut_ptr() as usize, 1, wait, 0, 0, 0]) };
+            if ready_count > 0 && !self.read_messages() {
                 return;
             }
-            busy = self.run_background_work();
+            has_more_work = self.run_background_work();
         }
     }
 
     /// Reads the kernel's messages; false if there will be no more.
     fn read_messages(&mut self) -> bool {
         let mut messages = [[0u64; 4]; 16];
-        let (file, bytes) = (self.files.faults as usize, size_of_val(&messages));
+        let (fault_fd, bytes) = (self.files.fault_fd as usize, size_of_val(&messages));
         // SAFETY: the kernel writes at most that many bytes.
-        let read = unsafe { sys::call(sys::READ, [file, messages.as_mut_ptr() as usize, bytes, 0, 0, 0]) };
-        if read < 0 {
-            return read == sys::EAGAIN || read == -4;
+        let read_bytes = unsafe { sys::call(sys::READ, [fault_fd, messages.as_mut_ptr() as usize, bytes, 0, 0, 0]) };
+        if read_bytes < 0 {
+            return read_bytes == sys::EAGAIN || read_bytes == -4;
         }
-        for message in &messages[..read as usize / 32] {
+        for message in &messages[..read_bytes as usize / 32] {
             match message[0] as u8 {
                 fault::EVENT_FAULT => self.serve_fault(message[2] & !(PAGE - 1)),
                 _ => self.track_layout_change(message),
             }
         }
-        read > 0
+        read_bytes > 0
     }
 
     /// Handles a message about memory that was moved or removed, and ignores any other.
@@ -287,50 +287,53 @@ impl Agent {
         match message[0] as u8 {
             fault::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
             fault::EVENT_REMOVE => {
-                self.removed_ranges.record(message[1], message[2], self.account.turn);
-                self.note_unmapped(message[1], message[2]);
+                self.removed_ranges.record(message[1], message[2], self.counters.turn);
+                self.record_unmapped(message[1], message[2]);
             }
-            fault::EVENT_UNMAP => self.note_unmapped(message[1], message[2]),
+            fault::EVENT_UNMAP => self.record_unmapped(message[1], message[2]),
             _ => {}
         }
     }
 
-    fn note_unmapped(&mut self, start: u64, end: u64) {
-        if let Some(out) = self.in_flight.as_mut().filter(|out| (start..end).contains(&out.address)) {
-            out.is_dropped = true;
+    fn record_unmapped(&mut self, start: u64, end: u64) {
+        if let Some(in_flight_page) = self.in_flight.as_mut().filter(|out| (start..end).contains(&out.address)) {
+            in_flight_page.is_dropped = true;
         }
     }
 
     fn track_remap(&mut self, old_start: u64, new_start: u64, bytes: u64) {
-        if let Some(out) = self.in_flight.as_mut().filter(|out| (old_start..old_start + bytes).contains(&out.address)) {
-            out.address = out.address - old_start + new_start;
+        if let Some(in_flight_page) =
+            self.in_flight.as_mut().filter(|out| (old_start..old_start + bytes).contains(&out.address))
+        {
+            in_flight_page.address = in_flight_page.address - old_start + new_start;
         }
     }
 
     /// Assigns a frame to the page, and also to the following pages if pages are touched in sequence.
     fn serve_fault(&mut self, page: u64) {
         let start = sys::now_ns();
-        self.account.faults += 1;
-        self.scan_every_ns = SCAN_SOON_NS;
+        self.counters.faults += 1;
+        self.scan_period_ns = MIN_SCAN_PERIOD_NS;
         let is_supplied = self.supply_page(page);
-        self.ahead = if page == self.last_fault + PAGE { (2 * self.ahead).clamp(1, MAX_AHEAD) } else { 0 };
-        self.last_fault = page;
+        self.pages_ahead =
+            if page == self.last_fault_page + PAGE { (2 * self.pages_ahead).clamp(1, MAX_PAGES_AHEAD) } else { 0 };
+        self.last_fault_page = page;
         if is_supplied {
-            for _ in 0..self.ahead {
+            for _ in 0..self.pages_ahead {
                 // Only frames that are ready: the faulting page already has its frame, and its thread is running again.
-                let next_page = self.last_fault + PAGE;
-                let Some((slot, color)) = self.stock.take(self.account.mask) else { break };
-                if fault::move_page(self.files.faults, self.slot_address(slot) as u64, next_page) < 0 {
+                let next_page = self.last_fault_page + PAGE;
+                let Some((slot, color)) = self.stock.take_allowed(self.counters.mask) else { break };
+                if fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, next_page) < 0 {
                     self.stock.push(FreeList::Color(color), slot);
-                    self.ahead = 0;
+                    self.pages_ahead = 0;
                     break;
                 }
                 self.release_slot(slot);
-                self.last_fault = next_page;
-                self.account.faults_ahead += 1;
+                self.last_fault_page = next_page;
+                self.counters.faults_ahead += 1;
             }
         }
-        self.account.fault_ns += sys::now_ns() - start;
+        self.counters.fault_ns += sys::now_ns() - start;
     }
 
     fn release_slot(&mut self, slot: u32) {
@@ -341,57 +344,57 @@ impl Agent {
     /// Assigns a frame of an allowed color, otherwise any frame of the stock, otherwise one from the kernel. Threads
     /// that wait for the page always continue.
     fn supply_page(&mut self, page: u64) -> bool {
-        let mask = self.account.mask;
-        let mut frame = self.stock.take(mask);
-        if frame.is_none() && self.fetch(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
-            frame = self.stock.take(mask);
+        let mask = self.counters.mask;
+        let mut slot_and_color = self.stock.take_allowed(mask);
+        if slot_and_color.is_none() && self.fetch_frames(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
+            slot_and_color = self.stock.take_allowed(mask);
         }
-        let mut wrong = false;
-        if frame.is_none() {
-            wrong = true;
-            frame = self.stock.take_any().map(|slot| (slot, u32::MAX));
+        let mut is_fallback = false;
+        if slot_and_color.is_none() {
+            is_fallback = true;
+            slot_and_color = self.stock.take_any().map(|slot| (slot, u32::MAX));
         }
-        if let Some((slot, color)) = frame {
-            let answer = fault::move_page(self.files.faults, self.slot_address(slot) as u64, page);
-            if answer >= 0 {
+        if let Some((slot, color)) = slot_and_color {
+            let move_status = fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, page);
+            if move_status >= 0 {
                 self.release_slot(slot);
-                self.account.fallback_frames += u64::from(wrong);
+                self.counters.fallback_frames += u64::from(is_fallback);
                 return true;
             }
             self.stock.push(if color == u32::MAX { FreeList::Unknown } else { FreeList::Color(color) }, slot);
-            if matches!(answer, sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH) {
-                fault::wake_waiters(self.files.faults, page); // there already, going away, or to be asked again
+            if matches!(move_status, sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH) {
+                fault::wake_waiters(self.files.fault_fd, page); // present already, being removed, or to be requested again
                 return false;
             }
         }
         // The page is not writable now, or locked, or there is no frame: it gets the kernel's zero page, and a frame of
         // the kernel on the first write.
-        self.account.kernel_frames += 1;
-        if fault::map_zero_page(self.files.faults, page) < 0 {
-            fault::wake_waiters(self.files.faults, page);
+        self.counters.kernel_frames += 1;
+        if fault::map_zero_page(self.files.fault_fd, page) < 0 {
+            fault::wake_waiters(self.files.fault_fd, page);
         }
         false
     }
 
-    fn frame_at(&mut self, page: u64) -> Option<u64> {
+    fn read_frame(&mut self, page: u64) -> Option<u64> {
         self.read_entries(page, 1);
-        frame_of(self.entries[0])
+        parse_frame(self.pagemap_entries[0])
     }
 
     /// Reads the page map entries of `pages` pages from `start` on.
     fn read_entries(&mut self, start: u64, pages: usize) -> usize {
         let args = [
-            self.files.pagemap as usize,
-            self.entries.as_mut_ptr() as usize,
+            self.files.pagemap_fd as usize,
+            self.pagemap_entries.as_mut_ptr() as usize,
             pages * 8,
             (start / PAGE * 8) as usize,
             0,
             0,
         ];
-        self.entries[0] = 0;
+        self.pagemap_entries[0] = 0;
         // SAFETY: the kernel writes at most that many bytes; callers ask for no more than there are entries.
-        let read = unsafe { sys::call(sys::PREAD, args) };
-        if read < 0 { 0 } else { read as usize / 8 }
+        let read_bytes = unsafe { sys::call(sys::PREAD, args) };
+        if read_bytes < 0 { 0 } else { read_bytes as usize / 8 }
     }
 
     /// Does deferrable work: requests, new ranges, the stock, the count; true if more work is pending.
@@ -399,62 +402,63 @@ impl Agent {
         let now = sys::now_ns();
         if now >= self.next_tick_ns {
             self.next_tick_ns = now + TICK_MS * 1_000_000;
-            self.account.turn += 1;
-            self.read_wanted(now);
+            self.counters.turn += 1;
+            self.apply_target(now);
             self.write_status();
         }
         if now >= self.next_scan_ns || (handshake::is_ending() && !self.pass.is_running) {
-            self.scan();
-            self.scan_every_ns = (2 * self.scan_every_ns).min(SCAN_LATE_NS);
-            self.next_scan_ns = sys::now_ns() + self.scan_every_ns;
+            self.register_new_ranges();
+            self.scan_period_ns = (2 * self.scan_period_ns).min(MAX_SCAN_PERIOD_NS);
+            self.next_scan_ns = sys::now_ns() + self.scan_period_ns;
         }
         if !self.pass.is_running && (now >= self.next_pass_ns || handshake::is_ending()) {
             self.pass = ResidencyScan { is_running: true, ..ResidencyScan::default() };
         }
         let mut has_more = false;
-        if self.stock.allowed_count(self.account.mask) < READY_FRAMES {
+        if self.stock.allowed_count(self.counters.mask) < READY_FRAMES {
             let count_before = self.stock.held_count();
-            self.fetch(READY_FRAMES, BATCH_PAGES as u32);
+            self.fetch_frames(READY_FRAMES, BATCH_PAGES as u32);
             has_more = self.stock.held_count() > count_before;
         }
         if self.pass.is_running {
-            self.continue_scan();
+            self.continue_pass();
             has_more = true;
         }
         has_more
     }
 
-    fn read_wanted(&mut self, now: u64) {
-        let mut text = [0u8; WANTED_BYTES];
-        let args = [self.files.target as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
+    fn apply_target(&mut self, now: u64) {
+        let mut text = [0u8; TARGET_BYTES];
+        let args = [self.files.target_fd as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
         // SAFETY: the kernel writes at most that many bytes.
-        let read = unsafe { sys::call(sys::PREAD, args) };
-        let all_colors = if self.kit.colors() == 64 { u64::MAX } else { (1 << self.kit.colors()) - 1 };
-        let Some((mask, move_all)) = parse_target(&text).filter(|_| read > 0) else { return };
-        let mask = mask & all_colors;
-        if mask != 0 && (mask, move_all) != (self.account.mask, self.move_all) {
-            self.move_all = move_all;
-            self.account.mask = mask;
-            self.account.recolor_done = 0;
-            self.account.recolor_total = 0;
+        let read_bytes = unsafe { sys::call(sys::PREAD, args) };
+        let all_colors_mask =
+            if self.reference_set.colors() == 64 { u64::MAX } else { (1 << self.reference_set.colors()) - 1 };
+        let Some((mask, move_all)) = parse_target(&text).filter(|_| read_bytes > 0) else { return };
+        let mask = mask & all_colors_mask;
+        if mask != 0 && (mask, move_all) != (self.counters.mask, self.must_move_all) {
+            self.must_move_all = move_all;
+            self.counters.mask = mask;
+            self.counters.recolor_done = 0;
+            self.counters.recolor_total = 0;
             self.pass = ResidencyScan::default();
             self.next_pass_ns = now;
         }
     }
 
     /// Registers the ranges that the program has mapped since the last scan.
-    fn scan(&mut self) {
-        let end = self.program.iter().position(|&byte| byte == 0).unwrap_or(self.program.len());
-        let program = &self.program[..end];
+    fn register_new_ranges(&mut self) {
+        let program_len = self.program.iter().position(|&byte| byte == 0).unwrap_or(self.program.len());
+        let program = &self.program[..program_len];
         read_ranges(&mut self.ranges, &[self.own_range], program, &mut self.buffer);
         for range in self.ranges.as_slice() {
             // A range that cannot be registered keeps the kernel's frames; registering a range twice changes nothing.
-            fault::register_range(self.files.faults, range.start, range.end - range.start);
+            fault::register_range(self.files.fault_fd, range.start, range.end - range.start);
         }
     }
 
     /// Counts resident pages for a while, and re-colors those with a wrong frame.
-    fn continue_scan(&mut self) {
+    fn continue_pass(&mut self) {
         let start = sys::now_ns();
         let mut now = start;
         while now - start < SLICE_NS {
@@ -463,7 +467,7 @@ impl Agent {
                 self.finish_pass(now);
                 return;
             };
-            if !range.readable {
+            if !range.is_readable {
                 self.pass.range += 1;
                 continue;
             }
@@ -476,41 +480,43 @@ impl Agent {
                 self.pass.page = 0;
                 continue;
             }
-            self.scan_pages(range, remaining.min(self.entries.len() as u64) as usize, start);
+            self.count_pages(range, remaining.min(self.pagemap_entries.len() as u64) as usize, start);
             now = sys::now_ns();
         }
         self.pass.spent_ns += now - start;
     }
 
-    fn scan_pages(&mut self, range: AddressRange, pages: usize, start: u64) {
-        let first = self.pass.page;
-        let read = self.read_entries(first, pages);
-        if read == 0 {
+    fn count_pages(&mut self, range: AddressRange, pages: usize, start: u64) {
+        let first_page = self.pass.page;
+        let entry_count = self.read_entries(first_page, pages);
+        if entry_count == 0 {
             self.pass.page = range.end; // gone meanwhile
             return;
         }
-        for index in 0..read {
-            let page = first + index as u64 * PAGE;
+        for index in 0..entry_count {
+            let page = first_page + index as u64 * PAGE;
             self.pass.page = page + PAGE;
             // Bit 61: a page of a file, or a shared one, which the agent does not manage.
-            let Some(frame) = frame_of(self.entries[index]).filter(|_| self.entries[index] >> 61 & 1 == 0) else {
+            let Some(frame) =
+                parse_frame(self.pagemap_entries[index]).filter(|_| self.pagemap_entries[index] >> 61 & 1 == 0)
+            else {
                 continue;
             };
-            let noted = self.recorded_color(frame);
-            if noted.is_some_and(|color| self.account.mask >> color & 1 == 1) {
-                self.pass.inside += 1;
+            let known_color = self.recorded_color(frame);
+            if known_color.is_some_and(|color| self.counters.mask >> color & 1 == 1) {
+                self.pass.allowed_pages += 1;
                 continue;
             }
-            let is_moved = range.writable && self.move_all && !handshake::is_ending() && self.recolor(page);
+            let is_moved = range.is_writable && self.must_move_all && !handshake::is_ending() && self.recolor(page);
             if is_moved {
-                self.pass.inside += 1;
-                self.account.recolor_done += 1;
-                self.account.moved_pages += 1;
-                self.read_entries(first, read);
-            } else if noted.is_some() {
-                self.pass.outside += 1;
+                self.pass.allowed_pages += 1;
+                self.counters.recolor_done += 1;
+                self.counters.moved_pages += 1;
+                self.read_entries(first_page, entry_count);
+            } else if known_color.is_some() {
+                self.pass.other_pages += 1;
             } else {
-                self.pass.unknown += 1;
+                self.pass.unknown_pages += 1;
             }
             if sys::now_ns() - start > SLICE_NS {
                 return;
@@ -519,13 +525,13 @@ impl Agent {
     }
 
     fn finish_pass(&mut self, now: u64) {
-        self.account.inside_pages = self.pass.inside;
-        self.account.outside_pages = self.pass.outside;
-        self.account.unknown_pages = self.pass.unknown;
-        self.account.recolor_total = self.account.recolor_done + self.pass.outside + self.pass.unknown;
-        self.account.counts += 1;
-        self.account.count_ns += self.pass.spent_ns;
-        self.next_pass_ns = now + COUNT_EVERY_NS.max(self.pass.spent_ns * COUNT_SHARE);
+        self.counters.inside_pages = self.pass.allowed_pages;
+        self.counters.outside_pages = self.pass.other_pages;
+        self.counters.unknown_pages = self.pass.unknown_pages;
+        self.counters.recolor_total = self.counters.recolor_done + self.pass.other_pages + self.pass.unknown_pages;
+        self.counters.counts += 1;
+        self.counters.count_ns += self.pass.spent_ns;
+        self.next_pass_ns = now + MIN_COUNT_PERIOD_NS.max(self.pass.spent_ns * COUNT_TIME_DIVISOR);
         self.pass = ResidencyScan::default();
         if handshake::is_ending() {
             // At the start, the program's first pages move immediately.
@@ -538,7 +544,7 @@ impl Agent {
     /// Moves one present page to another frame while the program runs: out, copied, in. Whatever happens in between,
     /// the page is restored with its content, unless the program has just freed it.
     fn recolor(&mut self, page: u64) -> bool {
-        if !self.removed_ranges.may_take_out(page, self.account.turn) || !handshake::try_acquire() {
+        if !self.removed_ranges.may_take_out(page, self.counters.turn) || !handshake::try_acquire() {
             return false;
         }
         let is_done = self.recolor_in_flight(page);
@@ -547,64 +553,64 @@ impl Agent {
     }
 
     fn recolor_in_flight(&mut self, page: u64) -> bool {
-        let mask = self.account.mask;
-        if self.stock.allowed_count(mask) == 0 && !self.fetch(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
+        let mask = self.counters.mask;
+        if self.stock.allowed_count(mask) == 0 && !self.fetch_frames(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
             return false;
         }
-        let Some((fresh, color)) = self.stock.take(mask) else { return false };
-        let Some(aside) = self.stock.pop(FreeList::EmptyInFlight) else {
-            self.stock.push(FreeList::Color(color), fresh);
+        let Some((fresh_slot, color)) = self.stock.take_allowed(mask) else { return false };
+        let Some(in_flight_slot) = self.stock.pop(FreeList::EmptyInFlight) else {
+            self.stock.push(FreeList::Color(color), fresh_slot);
             return false;
         };
-        let (target, source) = (self.slot_address(fresh), self.slot_address(aside));
-        let begun = sys::now_ns();
-        if fault::move_page(self.files.faults, page, source as u64) < 0 {
-            self.account.busy_pages += 1;
-            self.stock.push(FreeList::EmptyInFlight, aside);
-            self.stock.push(FreeList::Color(color), fresh);
+        let (target, source) = (self.slot_address(fresh_slot), self.slot_address(in_flight_slot));
+        let move_start_ns = sys::now_ns();
+        if fault::move_page(self.files.fault_fd, page, source as u64) < 0 {
+            self.counters.busy_pages += 1;
+            self.stock.push(FreeList::EmptyInFlight, in_flight_slot);
+            self.stock.push(FreeList::Color(color), fresh_slot);
             return false;
         }
         // SAFETY: two pages of the region: one holds a fresh frame, the other one the page that was just taken out.
         unsafe { sys::copy_page(source, target) };
         self.in_flight = Some(InFlightPage { address: page, is_dropped: false });
         let is_restored = self.restore_page(target as u64, source as u64);
-        // Only the time in which the program may wait; finding a frame before and zeroing the old one after delay no
-        // thread.
-        self.account.moved_ns += sys::now_ns() - begun;
+        // Counts only the time in which the program may wait, because finding a frame before and zeroing the old one
+        // afterward delay no thread.
+        self.counters.moved_ns += sys::now_ns() - move_start_ns;
         if is_restored {
-            self.release_slot(fresh);
+            self.release_slot(fresh_slot);
         } else {
             // SAFETY: still a page of the agent.
             unsafe { sys::zero_page(target) };
-            self.stock.push(FreeList::Color(color), fresh);
+            self.stock.push(FreeList::Color(color), fresh_slot);
         }
         // SAFETY: as above; the program's data must not leak to the next user of the frame.
         unsafe { sys::zero_page(source) };
         // The ledger's color is used here without a test, because it is verified before the frame is used.
-        let old_color = self.frame_at(source as u64).and_then(|frame| self.recorded_color(frame));
-        self.stock.push(old_color.map_or(FreeList::Unclassified, FreeList::Color), aside);
+        let old_color = self.read_frame(source as u64).and_then(|frame| self.recorded_color(frame));
+        self.stock.push(old_color.map_or(FreeList::Unclassified, FreeList::Color), in_flight_slot);
         is_restored
     }
 
     /// Moves the copy in; if this fails, retries after an event, copies the page, or wakes the waiting thread.
     fn restore_page(&mut self, copy: u64, original: u64) -> bool {
         for _ in 0..1_000_000 {
-            let Some(out) = self.in_flight.filter(|out| !out.is_dropped) else {
+            let Some(in_flight_page) = self.in_flight.filter(|out| !out.is_dropped) else {
                 self.in_flight = None;
                 return false;
             };
-            match fault::move_page(self.files.faults, copy, out.address) {
+            match fault::move_page(self.files.fault_fd, copy, in_flight_page.address) {
                 0.. => {
                     self.in_flight = None;
                     return true;
                 }
-                // The program remaps or unmaps the range: the event for this page arrives before the program goes on.
+                // The program remaps or unmaps the range: the event for this page arrives before the program continues.
                 sys::EAGAIN => {
-                    let mut poll = [self.files.faults as u64 | 1 << 32];
+                    let mut poll_fd = [self.files.fault_fd as u64 | 1 << 32];
                     // SAFETY: one pollfd.
-                    let ready = unsafe { sys::call(sys::POLL, [poll.as_mut_ptr() as usize, 1, 1, 0, 0, 0]) };
-                    if ready > 0 {
-                        self.drain_events();
+                    let ready_count = unsafe { sys::call(sys::POLL, [poll_fd.as_mut_ptr() as usize, 1, 1, 0, 0, 0]) };
+                    if ready_count > 0 {
+                        self.handle_next_message();
                     }
                 }
                 sys::EBUSY => {}
@@ -612,43 +618,43 @@ impl Agent {
                 // content. If even this fails, the range no longer exists.
                 _ => {
                     self.in_flight = None;
-                    if fault::map_copied_page(self.files.faults, original, out.address) >= 0 {
-                        self.account.copied_back += 1;
+                    if fault::map_copied_page(self.files.fault_fd, original, in_flight_page.address) >= 0 {
+                        self.counters.copied_back += 1;
                     } else {
-                        self.account.lost_pages += 1;
-                        fault::wake_waiters(self.files.faults, out.address);
+                        self.counters.lost_pages += 1;
+                        fault::wake_waiters(self.files.fault_fd, in_flight_page.address);
                     }
                     return false;
                 }
             }
         }
         self.in_flight = None;
-        self.account.lost_pages += 1;
+        self.counters.lost_pages += 1;
         false
     }
 
-    /// Handles events while a page is moved out. Faults that arrive with them are resolved by waking their threads,
-    /// which fault again.
-    fn drain_events(&mut self) {
+    /// Handles at most one message while a page is moved out. A fault is resolved by waking its threads, which fault
+    /// again.
+    fn handle_next_message(&mut self) {
         let mut message = [0u64; 4];
-        let args = [self.files.faults as usize, message.as_mut_ptr() as usize, 32, 0, 0, 0];
+        let args = [self.files.fault_fd as usize, message.as_mut_ptr() as usize, 32, 0, 0, 0];
         // SAFETY: the kernel writes one message.
         if unsafe { sys::call(sys::READ, args) } != 32 {
             return;
         }
         match message[0] as u8 {
             fault::EVENT_FAULT => {
-                fault::wake_waiters(self.files.faults, message[2] & !(PAGE - 1));
+                fault::wake_waiters(self.files.fault_fd, message[2] & !(PAGE - 1));
             }
             _ => self.track_layout_change(&message),
         }
     }
 
     fn write_status(&mut self) {
-        self.account.held_frames = u64::from(self.stock.held_count());
+        self.counters.held_frames = u64::from(self.stock.held_count());
         let (mut position, mut text) = (0, [0u8; 20]);
-        let turn = [("turn", self.account.turn)];
-        for (name, value) in self.account.lines().iter().chain(&turn) {
+        let turn = [("turn", self.counters.turn)];
+        for (name, value) in self.counters.lines().iter().chain(&turn) {
             let digits = sys::decimal_digits(*value, &mut text);
             // Always twenty digits, because a shorter text would leave part of the longer one before it.
             for byte in name
@@ -664,14 +670,14 @@ impl Agent {
                 }
             }
         }
-        let args = [self.files.status as usize, self.buffer.as_ptr() as usize, position, 0, 0, 0];
+        let args = [self.files.status_fd as usize, self.buffer.as_ptr() as usize, position, 0, 0, 0];
         // SAFETY: the buffer's first bytes.
         unsafe { sys::call(sys::PWRITE, args) };
     }
 }
 
 /// Frame number of a present page, from its entry in the page map.
-fn frame_of(entry: u64) -> Option<u64> {
+fn parse_frame(entry: u64) -> Option<u64> {
     let frame = entry & ((1 << 55) - 1);
     (entry >> 63 == 1 && frame != 0).then_some(frame)
 }

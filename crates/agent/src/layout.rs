@@ -15,7 +15,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// Maximum number of colors, which fit a mask of 64 bits; a host with more is rejected when colors are discovered.
 pub const MAX_COLORS: u32 = 64;
 /// First eight bytes of the reference set.
-pub const KIT_MAGIC: u64 = u64::from_le_bytes(*b"cmcolor1");
+pub const REFERENCE_SET_MAGIC: u64 = u64::from_le_bytes(*b"cmcolor1");
 /// Environment variable with the directory's path, for programs that are started colored.
 pub const DIR_VARIABLE: &str = "CACHEMATE_COLOR";
 /// Environment variable with the colors that a program starts with, as in `wanted`.
@@ -23,7 +23,7 @@ pub const MASK_VARIABLE: &str = "CACHEMATE_COLOR_MASK";
 /// Environment variable with the maximum memory in bytes that one agent may hold, including frames of other colors.
 pub const HOLD_VARIABLE: &str = "CACHEMATE_COLOR_HOLD";
 /// Bytes of the `wanted` file.
-pub const WANTED_BYTES: usize = 18;
+pub const TARGET_BYTES: usize = 18;
 /// Maximum interval at which the agent reads `wanted`.
 pub const TICK_MS: u64 = 10;
 
@@ -33,7 +33,7 @@ pub struct ReferenceSetHeader {
     /// Number of colors that this host distinguishes, 2 to [`MAX_COLORS`].
     pub colors: u32,
     /// Frames of each color in the reference set, 4 to 256.
-    pub per_color: u32,
+    pub frames_per_color: u32,
     /// Id of the discovery that made it; colors of different discoveries are not comparable.
     pub id: u64,
 }
@@ -47,7 +47,7 @@ impl ReferenceSetHeader {
     /// The bytes that [`ReferenceSetHeader::from_bytes`] reads.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        let words = [KIT_MAGIC, u64::from(self.colors), u64::from(self.per_color), self.id];
+        let words = [REFERENCE_SET_MAGIC, u64::from(self.colors), u64::from(self.frames_per_color), self.id];
         for (index, word) in words.iter().enumerate() {
             bytes[index * 8..index * 8 + 8].copy_from_slice(&word.to_le_bytes());
         }
@@ -59,24 +59,24 @@ impl ReferenceSetHeader {
         let read_word = |index: usize| Some(u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?));
         let header = ReferenceSetHeader {
             colors: u32::try_from(read_word(1)?).ok()?,
-            per_color: u32::try_from(read_word(2)?).ok()?,
+            frames_per_color: u32::try_from(read_word(2)?).ok()?,
             id: read_word(3)?,
         };
-        let sound = (2..=MAX_COLORS).contains(&header.colors) && (4..=256).contains(&header.per_color);
-        (read_word(0)? == KIT_MAGIC && sound).then_some(header)
+        let is_valid = (2..=MAX_COLORS).contains(&header.colors) && (4..=256).contains(&header.frames_per_color);
+        (read_word(0)? == REFERENCE_SET_MAGIC && is_valid).then_some(header)
     }
 
     /// Number of entries of the table that follows the header: page numbers of the file, 32 bits each, by color and
     /// then by member.
-    pub fn members(&self) -> usize {
-        self.colors as usize * self.per_color as usize
+    pub fn table_len(&self) -> usize {
+        self.colors as usize * self.frames_per_color as usize
     }
 }
 
-/// Content of the `wanted` file. With `moves_all`, existing pages of the program move as well.
-pub fn format_target(mask: u64, moves_all: bool) -> [u8; WANTED_BYTES] {
-    let mut text = [b'\n'; WANTED_BYTES];
-    text[16] = if moves_all { b'a' } else { b'n' };
+/// Content of the `wanted` file. With `must_move_all`, existing pages of the program move as well.
+pub fn format_target(mask: u64, must_move_all: bool) -> [u8; TARGET_BYTES] {
+    let mut text = [b'\n'; TARGET_BYTES];
+    text[16] = if must_move_all { b'a' } else { b'n' };
     for (index, byte) in text[..16].iter_mut().enumerate() {
         *byte = b"0123456789abcdef"[(mask >> (60 - 4 * index) & 15) as usize];
     }
@@ -87,7 +87,7 @@ pub fn format_target(mask: u64, moves_all: bool) -> [u8; WANTED_BYTES] {
 /// written.
 pub fn parse_target(text: &[u8]) -> Option<(u64, bool)> {
     let digits = text.get(..16)?;
-    let moves_all = match text.get(16)? {
+    let must_move_all = match text.get(16)? {
         b'a' => true,
         b'n' => false,
         _ => return None,
@@ -100,7 +100,7 @@ pub fn parse_target(text: &[u8]) -> Option<(u64, bool)> {
         };
         Some(mask << 4 | u64::from(digit))
     });
-    Some((mask?, moves_all))
+    Some((mask?, must_move_all))
 }
 
 #[cfg(test)]
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(&format_target(0x2a, true), b"000000000000002aa\n");
         let text = format_target(0x21, true);
         // The newline alone may be missing: it is no part of the value.
-        for end in 0..WANTED_BYTES - 1 {
+        for end in 0..TARGET_BYTES - 1 {
             assert_eq!(parse_target(&text[..end]), None, "{end}");
         }
         let mut reordered = text;
@@ -132,7 +132,7 @@ mod tests {
     /// Is a header read as it was written, and anything else rejected?
     #[test]
     fn headers_are_checked() {
-        let header = ReferenceSetHeader { colors: 32, per_color: 24, id: 7 };
+        let header = ReferenceSetHeader { colors: 32, frames_per_color: 24, id: 7 };
         assert_eq!(ReferenceSetHeader::from_bytes(&header.to_bytes()), Some(header));
         assert_eq!(ReferenceSetHeader::from_bytes(&header.to_bytes()[..31]), None);
         assert_eq!(ReferenceSetHeader::from_bytes(&ReferenceSetHeader { colors: 65, ..header }.to_bytes()), None);

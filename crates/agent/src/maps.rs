@@ -13,9 +13,9 @@ pub struct AddressRange {
     /// Address after the last byte.
     pub end: u64,
     /// Is it currently writable? Only such pages can be moved.
-    pub writable: bool,
+    pub is_writable: bool,
     /// Is it currently readable? Other ranges are reserved address space, which may be huge.
-    pub readable: bool,
+    pub is_readable: bool,
 }
 
 /// The ranges of the last scan.
@@ -27,7 +27,7 @@ pub struct AddressRanges {
 impl Default for AddressRanges {
     fn default() -> Self {
         AddressRanges {
-            ranges: [AddressRange { start: 0, end: 0, writable: false, readable: false }; MAX_RANGES],
+            ranges: [AddressRange { start: 0, end: 0, is_writable: false, is_readable: false }; MAX_RANGES],
             count: 0,
         }
     }
@@ -71,7 +71,7 @@ fn parse_hexadecimal(digits: &[u8]) -> Option<u64> {
     })
 }
 
-fn parse(line: &[u8]) -> Option<MapsLine<'_>> {
+fn parse_maps_line(line: &[u8]) -> Option<MapsLine<'_>> {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     let mut addresses = words.next()?.split(|&byte| byte == b'-');
     let (start, end) = (parse_hexadecimal(addresses.next()?)?, parse_hexadecimal(addresses.next()?)?);
@@ -81,8 +81,12 @@ fn parse(line: &[u8]) -> Option<MapsLine<'_>> {
         digit.is_ascii_digit().then(|| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
     })?;
     let name = words.next().unwrap_or_default();
-    let range =
-        AddressRange { start, end, writable: modes.get(1) == Some(&b'w'), readable: modes.first() == Some(&b'r') };
+    let range = AddressRange {
+        start,
+        end,
+        is_writable: modes.get(1) == Some(&b'w'),
+        is_readable: modes.first() == Some(&b'r'),
+    };
     Some(MapsLine { range, is_private: modes.get(3) == Some(&b'p'), inode, name })
 }
 
@@ -91,26 +95,26 @@ fn parse(line: &[u8]) -> Option<MapsLine<'_>> {
 /// agent, whose data the handler itself may touch.
 #[derive(Default, Debug)]
 pub struct MappingFilter {
-    file_ends: u64,
-    file_is_program: bool,
+    file_end: u64,
+    is_program_file: bool,
 }
 
 impl MappingFilter {
     /// The range of the next line, if its pages are to be colored; `program` is the path of the program's file.
     pub fn pick_range(&mut self, line: &[u8], program: &[u8]) -> Option<AddressRange> {
-        let line = parse(line)?;
+        let line = parse_maps_line(line)?;
         if line.inode != 0 {
-            self.file_ends = line.range.end;
-            self.file_is_program = !program.is_empty() && line.name == program;
+            self.file_end = line.range.end;
+            self.is_program_file = !program.is_empty() && line.name == program;
             return None;
         }
         let is_special = line.name == b"[heap]" || line.name == b"[stack]" || line.name.starts_with(b"[anon:");
-        let anonymous = line.name.is_empty() || is_special;
-        let library_data = line.name.is_empty() && line.range.start == self.file_ends && !self.file_is_program;
-        if library_data {
-            self.file_ends = line.range.end; // a second piece of it may follow
+        let is_anonymous = line.name.is_empty() || is_special;
+        let is_library_data = line.name.is_empty() && line.range.start == self.file_end && !self.is_program_file;
+        if is_library_data {
+            self.file_end = line.range.end; // another part of the library's data may follow
         }
-        (line.is_private && anonymous && !library_data).then_some(line.range)
+        (line.is_private && is_anonymous && !is_library_data).then_some(line.range)
     }
 }
 
@@ -123,28 +127,30 @@ pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program:
     if file < 0 {
         return;
     }
-    let (mut picker, mut filled) = (MappingFilter::default(), 0);
+    let (mut mapping_filter, mut filled_bytes) = (MappingFilter::default(), 0);
     loop {
-        let free = &mut buffer[filled..];
+        let free_buffer = &mut buffer[filled_bytes..];
         // SAFETY: the kernel writes at most as many bytes as the buffer has left.
-        let read = unsafe { sys::call(sys::READ, [file as usize, free.as_mut_ptr() as usize, free.len(), 0, 0, 0]) };
-        if read <= 0 {
+        let read_bytes = unsafe {
+            sys::call(sys::READ, [file as usize, free_buffer.as_mut_ptr() as usize, free_buffer.len(), 0, 0, 0])
+        };
+        if read_bytes <= 0 {
             break;
         }
-        filled += read as usize;
+        filled_bytes += read_bytes as usize;
         let mut parsed_bytes = 0;
-        while let Some(length) = buffer[parsed_bytes..filled].iter().position(|&byte| byte == b'\n') {
-            if let Some(range) = picker.pick_range(&buffer[parsed_bytes..parsed_bytes + length], program)
+        while let Some(length) = buffer[parsed_bytes..filled_bytes].iter().position(|&byte| byte == b'\n') {
+            if let Some(range) = mapping_filter.pick_range(&buffer[parsed_bytes..parsed_bytes + length], program)
                 && !excluded.iter().any(|&(start, end)| range.start < end && start < range.end)
             {
                 ranges.push(range);
             }
             parsed_bytes += length + 1;
         }
-        buffer.copy_within(parsed_bytes..filled, 0);
-        filled -= parsed_bytes;
-        if filled == buffer.len() {
-            filled = 0; // a line longer than the buffer names a file, so it is not anonymous memory
+        buffer.copy_within(parsed_bytes..filled_bytes, 0);
+        filled_bytes -= parsed_bytes;
+        if filled_bytes == buffer.len() {
+            filled_bytes = 0; // a line longer than the buffer names a file, so it is not anonymous memory
         }
     }
     // SAFETY: a descriptor of the agent.
@@ -188,7 +194,7 @@ mod tests {
             let mut ranges = Box::new(AddressRanges::default());
             read_ranges(&mut ranges, &[], b"", &mut vec![0; bytes]);
             let contains_mapping =
-                |range: &AddressRange| range.start <= fresh && fresh + (1 << 20) <= range.end && range.writable;
+                |range: &AddressRange| range.start <= fresh && fresh + (1 << 20) <= range.end && range.is_writable;
             assert!(ranges.as_slice().iter().any(contains_mapping), "buffer of {bytes}");
             read_ranges(&mut ranges, &[(fresh, fresh + 1)], b"", &mut vec![0; bytes]);
             assert!(!ranges.as_slice().iter().any(contains_mapping));

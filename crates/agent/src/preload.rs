@@ -10,10 +10,10 @@ unsafe extern "C" {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static BEGIN: extern "C" fn() = start::begin;
+static BEGIN: extern "C" fn() = start::on_load;
 #[used]
 #[unsafe(link_section = ".fini_array")]
-static END: extern "C" fn() = start::end;
+static END: extern "C" fn() = start::on_unload;
 
 /// mmap(2); anonymous private memory is registered before the program can touch it.
 ///
@@ -25,10 +25,10 @@ pub unsafe extern "C" fn mmap(
     bytes: usize,
     prot: c_int,
     flags: c_int,
-    file: c_int,
+    fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    let args = [address as usize, bytes, prot as usize, flags as usize, file as isize as usize, offset as usize];
+    let args = [address as usize, bytes, prot as usize, flags as usize, fd as isize as usize, offset as usize];
     // SAFETY: the caller's promise.
     let result = unsafe { sys::call(sys::MMAP, args) };
     if (-4095..0).contains(&result) {
@@ -53,11 +53,11 @@ pub unsafe extern "C" fn mmap64(
     bytes: usize,
     prot: c_int,
     flags: c_int,
-    file: c_int,
+    fd: c_int,
     offset: i64,
 ) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { mmap(address, bytes, prot, flags, file, offset) }
+    unsafe { mmap(address, bytes, prot, flags, fd, offset) }
 }
 
 /// The core library refers to it, although nothing unwinds.

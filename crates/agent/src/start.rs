@@ -41,10 +41,10 @@ unsafe extern "C" {
 }
 
 /// The process that the handler serves; 0 for none.
-static SERVED: AtomicI32 = AtomicI32::new(0);
+static SERVED_PID: AtomicI32 = AtomicI32::new(0);
 /// The program's own descriptor of the userfaultfd, used only for registering.
-static REGISTRAR: AtomicI32 = AtomicI32::new(-1);
-static READY: AtomicBool = AtomicBool::new(false);
+static REGISTRATION_FD: AtomicI32 = AtomicI32::new(-1);
+static IS_READY: AtomicBool = AtomicBool::new(false);
 
 const STACK_BYTES: usize = 512 << 10;
 /// The heap grows in large steps, because each step is a range that must be registered before it is touched.
@@ -55,9 +55,9 @@ const NORESERVE: usize = 0x4000;
 
 /// Is the caller the process that the handler serves? A fork is not.
 pub fn is_served_process() -> bool {
-    let served = SERVED.load(Ordering::Acquire);
+    let served_pid = SERVED_PID.load(Ordering::Acquire);
     // SAFETY: no memory is passed.
-    served != 0 && unsafe { sys::call(sys::GETPID, [0; 6]) } == served as isize
+    served_pid != 0 && unsafe { sys::call(sys::GETPID, [0; 6]) } == served_pid as isize
 }
 
 extern "C" fn before_fork() {
@@ -74,16 +74,16 @@ extern "C" fn after_fork_in_parent() {
 }
 
 extern "C" fn after_fork_in_child() {
-    SERVED.store(0, Ordering::Release);
+    SERVED_PID.store(0, Ordering::Release);
     release();
 }
 
 /// Makes the kernel report missing pages of a fresh mapping. A failure costs only colors, because the handler registers
 /// the range later.
 pub fn register_mapping(start: usize, bytes: usize) {
-    let file = REGISTRAR.load(Ordering::Relaxed);
-    if file >= 0 && is_served_process() {
-        fault::register_range(file as isize, start as u64, bytes.next_multiple_of(PAGE_BYTES) as u64);
+    let fd = REGISTRATION_FD.load(Ordering::Relaxed);
+    if fd >= 0 && is_served_process() {
+        fault::register_range(fd as isize, start as u64, bytes.next_multiple_of(PAGE_BYTES) as u64);
     }
 }
 
@@ -110,12 +110,12 @@ impl PathBuffer {
 }
 
 fn environment_variable(name: &str) -> Option<&'static [u8]> {
-    let mut text = [0u8; 32];
-    text.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+    let mut name_buffer = [0u8; 32];
+    name_buffer.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
     // SAFETY: a name that ends with a zero; the result is a string of the environment, which does not change before
     // `main`.
     unsafe {
-        let value = getenv(text.as_ptr().cast());
+        let value = getenv(name_buffer.as_ptr().cast());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
     }
 }
@@ -127,74 +127,84 @@ fn parse_decimal(digits: &[u8]) -> Option<u64> {
 }
 
 fn map_file(path: &PathBuffer, prot: usize, flags: usize) -> Option<(*mut u8, usize)> {
-    let file = path.open(if prot == READ_WRITE { 2 } else { 0 })?;
+    let fd = path.open(if prot == READ_WRITE { 2 } else { 0 })?;
     // SAFETY: no memory is passed. The end offset of a seekable file is its size.
-    let bytes = unsafe { sys::call(8, [file as usize, 0, 2, 0, 0, 0]) };
-    let start = if bytes > 0 { sys::map(bytes as usize, prot, 1 | flags, file) } else { None };
+    let bytes = unsafe { sys::call(8, [fd as usize, 0, 2, 0, 0, 0]) };
+    let start = if bytes > 0 { sys::map(bytes as usize, prot, 1 | flags, fd) } else { None };
     // SAFETY: a descriptor of the agent.
-    unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
+    unsafe { sys::call(sys::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
     Some((start?, bytes as usize))
 }
 
 /// Does everything that can fail, before anything of the program is changed.
 fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let dir = environment_variable(DIR_VARIABLE)?;
-    let (mask, moves_all) = parse_target(environment_variable(MASK_VARIABLE)?)?;
+    let (mask, must_move_all) = parse_target(environment_variable(MASK_VARIABLE)?)?;
     let hold_pages = parse_decimal(environment_variable(HOLD_VARIABLE)?)? as usize / PAGE_BYTES;
     // SAFETY: no memory is passed.
     let pid = unsafe { sys::call(sys::GETPID, [0; 6]) };
-    let mut text = [0; 20];
-    let pid_text = decimal_digits(pid as u64, &mut text);
+    let mut digit_buffer = [0; 20];
+    let pid_text = decimal_digits(pid as u64, &mut digit_buffer);
     let own_path = PathBuffer::new(&[dir, b"/", pid_text])?;
     // SAFETY: a path that ends with a zero; an existing directory is fine.
     unsafe { sys::call(sys::MKDIR, [own_path.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
-    let create = 0o100 | 2 | 0o1000;
-    let status = PathBuffer::new(&[dir, b"/", pid_text, b"/status"])?.open(create)?;
+    let create_flags = 0o100 | 2 | 0o1000;
+    let status = PathBuffer::new(&[dir, b"/", pid_text, b"/status"])?.open(create_flags)?;
     let report_refusal = |status_text: &str| {
         // SAFETY: the text's bytes.
         unsafe { sys::call(sys::PWRITE, [status as usize, status_text.as_ptr() as usize, status_text.len(), 0, 0, 0]) };
         None
     };
     let wanted_path = PathBuffer::new(&[dir, b"/", pid_text, b"/wanted"])?;
-    let target_file = wanted_path.open(create)?;
-    let first = format_target(mask, moves_all);
+    let target_fd = wanted_path.open(create_flags)?;
+    let initial_target = format_target(mask, must_move_all);
     // SAFETY: the text's bytes.
-    unsafe { sys::call(sys::PWRITE, [target_file as usize, first.as_ptr() as usize, first.len(), 0, 0, 0]) };
-    let Some((kit_file, kit_bytes)) = map_file(&PathBuffer::new(&[dir, b"/reference-set"])?, 1, 0) else {
+    unsafe {
+        sys::call(sys::PWRITE, [target_fd as usize, initial_target.as_ptr() as usize, initial_target.len(), 0, 0, 0])
+    };
+    let Some((set_start, set_bytes)) = map_file(&PathBuffer::new(&[dir, b"/reference-set"])?, 1, 0) else {
         return report_refusal("refused no reference set\n");
     };
     // SAFETY: the mapping just created, which is never unmapped.
-    let Some(mut kit) = (kit_bytes >= ReferenceSetHeader::PAGES * PAGE_BYTES)
-        .then(|| unsafe { ReferenceSet::new(kit_file, kit_bytes) })
+    let Some(mut reference_set) = (set_bytes >= ReferenceSetHeader::PAGES * PAGE_BYTES)
+        .then(|| unsafe { ReferenceSet::new(set_start, set_bytes) })
         .flatten()
     else {
         return report_refusal("refused the reference set is of another version\n");
     };
-    kit.touch();
-    if !(0..50).any(|_| kit.calibrate().threshold_cycles().is_some()) {
+    reference_set.map_frames();
+    if !(0..50).any(|_| reference_set.calibrate().threshold_cycles().is_some()) {
         return report_refusal("refused hits and misses take about as long here\n");
     }
-    let Some((ledger, frames)) = map_file(&PathBuffer::new(&[dir, b"/ledger"])?, READ_WRITE, 0) else {
+    let Some((ledger, ledger_bytes)) = map_file(&PathBuffer::new(&[dir, b"/ledger"])?, READ_WRITE, 0) else {
         return report_refusal("refused no ledger\n");
     };
     // SAFETY: no memory is passed.
-    let faults = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
-    if faults < 0 {
+    let fault_fd = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
+    if fault_fd < 0 {
         return report_refusal("refused userfaultfd is not permitted\n");
     }
-    if fault::enable_features(faults, fault::MOVE_PAGES | fault::EVENTS) < 0 {
+    if fault::enable_features(fault_fd, fault::MOVE_PAGES | fault::EVENTS) < 0 {
         return report_refusal("refused the kernel cannot move pages (UFFDIO_MOVE, Linux 6.8)\n");
     }
     let Some(memory) = AgentMemory::new(hold_pages) else {
         return report_refusal("refused no address space for the frames held\n");
     };
-    let files = Files { faults, target: target_file, status, pagemap: -1 };
+    let files = Files { fault_fd, target_fd, status_fd: status, pagemap_fd: -1 };
     // SAFETY: parts of a fresh mapping, of these sizes and page-aligned, that lives as long as the process.
     unsafe {
-        let lists = core::slice::from_raw_parts_mut(memory.lists().cast::<u32>(), 2 * hold_pages);
+        let slot_links = core::slice::from_raw_parts_mut(memory.slot_links_start().cast::<u32>(), 2 * hold_pages);
         let (region, own_range) = (memory.region(), (memory.start as u64, memory.bytes() as u64));
         let agent = memory.agent();
-        agent.write(Agent::new(files, kit, (ledger, frames), region, lists, (mask, moves_all), own_range));
+        agent.write(Agent::new(
+            files,
+            reference_set,
+            (ledger, ledger_bytes),
+            region,
+            slot_links,
+            (mask, must_move_all),
+            own_range,
+        ));
         Some((&mut *agent, memory.start))
     }
 }
@@ -230,7 +240,7 @@ impl AgentMemory {
         // SAFETY: inside the mapping.
         unsafe { self.start.add(STACK_BYTES).cast() }
     }
-    fn lists(&self) -> *mut u8 {
+    fn slot_links_start(&self) -> *mut u8 {
         // SAFETY: inside the mapping.
         unsafe { self.start.add(STACK_BYTES + Self::AGENT_BYTES) }
     }
@@ -246,13 +256,13 @@ impl AgentMemory {
     }
 }
 
-fn start() -> Option<()> {
+fn start_handler() -> Option<()> {
     let (agent, stack) = prepare()?;
     // A high number, because programs rely on low descriptors; this one is only for registering. SAFETY: no memory is
     // passed.
-    let registrar = unsafe { sys::call(sys::FCNTL, [agent.files().faults as usize, 1030, 900, 0, 0, 0]) };
-    REGISTRAR.store(registrar as i32, Ordering::Relaxed);
-    let low_files = *agent.files();
+    let registration_fd = unsafe { sys::call(sys::FCNTL, [agent.files().fault_fd as usize, 1030, 900, 0, 0, 0]) };
+    REGISTRATION_FD.store(registration_fd as i32, Ordering::Relaxed);
+    let low_fds = *agent.files();
     let argument = core::ptr::from_mut(agent).cast();
     // SAFETY: attributes and signal sets fit in the buffers passed; the stack is part of the agent's mapping.
     let error_code = unsafe {
@@ -264,7 +274,7 @@ fn start() -> Option<()> {
         sigfillset(all_signals.as_mut_ptr().cast());
         pthread_sigmask(2, all_signals.as_ptr().cast(), previous_mask.as_mut_ptr().cast());
         let mut thread = 0;
-        let error_code = pthread_create(&raw mut thread, attributes_ptr, run, argument);
+        let error_code = pthread_create(&raw mut thread, attributes_ptr, run_handler, argument);
         pthread_sigmask(2, previous_mask.as_ptr().cast(), core::ptr::null_mut());
         error_code
     };
@@ -272,13 +282,13 @@ fn start() -> Option<()> {
         return None;
     }
     // The handler copies the table of descriptors before it reports that it is ready.
-    while !READY.load(Ordering::Acquire) {
+    while !IS_READY.load(Ordering::Acquire) {
         // SAFETY: no memory is passed.
         unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
     }
-    for file in [low_files.faults, low_files.target, low_files.status] {
+    for fd in [low_fds.fault_fd, low_fds.target_fd, low_fds.status_fd] {
         // SAFETY: descriptors of the agent.
-        unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
+        unsafe { sys::call(sys::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
     }
     // SAFETY: as documented in mallopt(3). A single heap grows in large steps and never shrinks, and the allocator
     // makes no mappings of its own, which could not be foreseen. One block makes the heap grow before the program does.
@@ -293,24 +303,24 @@ fn start() -> Option<()> {
     Some(())
 }
 
-extern "C" fn run(argument: *mut c_void) -> *mut c_void {
+extern "C" fn run_handler(argument: *mut c_void) -> *mut c_void {
     // SAFETY: the agent that `start` created, which has no other user from now on.
     let agent = unsafe { &mut *argument.cast::<Agent>() };
     if agent.open_own_descriptors() {
         // SAFETY: no memory is passed.
-        SERVED.store(unsafe { sys::call(sys::GETPID, [0; 6]) } as i32, Ordering::Release);
-        READY.store(true, Ordering::Release);
+        SERVED_PID.store(unsafe { sys::call(sys::GETPID, [0; 6]) } as i32, Ordering::Release);
+        IS_READY.store(true, Ordering::Release);
         agent.serve();
-        SERVED.store(0, Ordering::Release);
+        SERVED_PID.store(0, Ordering::Release);
     }
-    READY.store(true, Ordering::Release);
+    IS_READY.store(true, Ordering::Release);
     core::ptr::null_mut()
 }
 
 /// Constructor, called before `main`.
-pub extern "C" fn begin() {
+pub extern "C" fn on_load() {
     // A program without an agent runs as usual; the status file contains the reason.
-    let _ = start();
+    let _ = start_handler();
     if is_served_process() {
         // The heap has just grown; its new part is registered before the program touches it.
         request_final_count();
@@ -319,20 +329,20 @@ pub extern "C" fn begin() {
 }
 
 /// Destructor, called after `main`: requests a final count of resident pages.
-pub extern "C" fn end() {
+pub extern "C" fn on_unload() {
     if is_served_process() {
         request_final_count();
         wait_for_count(250);
     }
 }
 
-fn wait_for_count(patience_ms: u32) {
-    for _ in 0..patience_ms {
+fn wait_for_count(max_wait_ms: u32) {
+    for _ in 0..max_wait_ms {
         if !is_ending() || !is_served_process() {
             return;
         }
-        let time = [0u64, 1_000_000];
+        let interval = [0u64, 1_000_000];
         // SAFETY: the kernel reads two words.
-        unsafe { sys::call(sys::NANOSLEEP, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+        unsafe { sys::call(sys::NANOSLEEP, [interval.as_ptr() as usize, 0, 0, 0, 0, 0]) };
     }
 }

@@ -59,12 +59,12 @@ pub const ESRCH: isize = -3;
 /// The requirements of the system call: pointer arguments must be valid for everything that the kernel does with them.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
-    let answer: isize;
+    let result: isize;
     // SAFETY: the kernel's calling convention: rcx and r11 are clobbered, everything else is preserved.
     unsafe {
         asm!(
             "syscall",
-            inlateout("rax") number => answer,
+            inlateout("rax") number => result,
             in("rdi") args[0],
             in("rsi") args[1],
             in("rdx") args[2],
@@ -76,7 +76,7 @@ pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
             options(nostack)
         );
     }
-    answer
+    result
 }
 
 /// Never called: colors are measured on x86-64 only, and no agent starts without colors.
@@ -96,10 +96,10 @@ pub fn now_ns() -> u64 {
     time[0] * 1_000_000_000 + time[1]
 }
 
-/// A new mapping; `None` if the kernel refuses it. A negative `file` makes it anonymous.
-pub fn map(bytes: usize, prot: usize, flags: usize, file: isize) -> Option<*mut u8> {
+/// A new mapping; `None` if the kernel refuses it. A negative `fd` makes it anonymous.
+pub fn map(bytes: usize, prot: usize, flags: usize, fd: isize) -> Option<*mut u8> {
     // SAFETY: a fresh mapping at an address that the kernel selects.
-    let address = unsafe { call(MMAP, [0, bytes, prot, flags, file as usize, 0]) };
+    let address = unsafe { call(MMAP, [0, bytes, prot, flags, fd as usize, 0]) };
     (address > 0).then_some(address as *mut u8)
 }
 
@@ -154,34 +154,34 @@ pub mod fault {
     /// itself must never do any of these.
     pub const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 
-    fn ioctl(file: isize, request: usize, words: &mut [u64]) -> isize {
+    fn ioctl(fd: isize, request: usize, words: &mut [u64]) -> isize {
         // SAFETY: the kernel reads and writes as many words as each request has; all callers pass that many.
-        unsafe { call(IOCTL, [file as usize, request, words.as_mut_ptr() as usize, 0, 0, 0]) }
+        unsafe { call(IOCTL, [fd as usize, request, words.as_mut_ptr() as usize, 0, 0, 0]) }
     }
     /// Initializes the userfaultfd with these features; negative if the kernel lacks one, or the file is in use
     /// already.
-    pub fn enable_features(file: isize, features: u64) -> isize {
-        ioctl(file, API, &mut [0xaa, features, 0])
+    pub fn enable_features(fd: isize, features: u64) -> isize {
+        ioctl(fd, API, &mut [0xaa, features, 0])
     }
     /// Makes the kernel report missing pages of the range.
-    pub fn register_range(file: isize, start: u64, bytes: u64) -> isize {
-        ioctl(file, REGISTER, &mut [start, bytes, 1, 0])
+    pub fn register_range(fd: isize, start: u64, bytes: u64) -> isize {
+        ioctl(fd, REGISTER, &mut [start, bytes, 1, 0])
     }
     /// Wakes the threads that wait for the page without mapping anything there, so that they fault again.
-    pub fn wake_waiters(file: isize, page: u64) -> isize {
-        ioctl(file, WAKE, &mut [page, PAGE])
+    pub fn wake_waiters(fd: isize, page: u64) -> isize {
+        ioctl(fd, WAKE, &mut [page, PAGE])
     }
     /// Maps the kernel's zero page at `page`; waiting threads continue.
-    pub fn map_zero_page(file: isize, page: u64) -> isize {
-        ioctl(file, ZEROPAGE, &mut [page, PAGE, 0, 0])
+    pub fn map_zero_page(fd: isize, page: u64) -> isize {
+        ioctl(fd, ZEROPAGE, &mut [page, PAGE, 0, 0])
     }
     /// Maps a frame from the kernel at `page`, with the content of the page at `source`; waiting threads continue.
-    pub fn map_copied_page(file: isize, source: u64, page: u64) -> isize {
-        ioctl(file, COPY, &mut [page, source, PAGE, 0, 0])
+    pub fn map_copied_page(fd: isize, source: u64, page: u64) -> isize {
+        ioctl(fd, COPY, &mut [page, source, PAGE, 0, 0])
     }
     /// Moves the frame at `source` to `page`; waiting threads continue.
-    pub fn move_page(file: isize, source: u64, page: u64) -> isize {
-        ioctl(file, MOVE, &mut [page, source, PAGE, 0, 0])
+    pub fn move_page(fd: isize, source: u64, page: u64) -> isize {
+        ioctl(fd, MOVE, &mut [page, source, PAGE, 0, 0])
     }
 }
 

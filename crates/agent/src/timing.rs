@@ -9,9 +9,9 @@ use crate::layout::{PAGE_BYTES, ReferenceSetHeader};
 
 /// Bytes of a cache line on every supported processor.
 pub const LINE_BYTES: usize = 64;
-const LINES: usize = PAGE_BYTES / LINE_BYTES;
+const LINES_PER_PAGE: usize = PAGE_BYTES / LINE_BYTES;
 /// Passes over the set after which the target is evicted; more than one, because replacement is rarely true LRU.
-const PASSES: u32 = 2;
+const PASS_COUNT: u32 = 2;
 
 /// Can loads be timed on this processor?
 pub const SUPPORTED: bool = cfg!(target_arch = "x86_64");
@@ -30,7 +30,7 @@ fn read_cycle_counter() -> u64 {
 }
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
-fn cycles() -> u64 {
+fn read_cycle_counter() -> u64 {
     0
 }
 
@@ -45,11 +45,11 @@ unsafe fn load(address: *const u8) {
 /// # Safety
 /// All pages are mapped and readable for [`PAGE_BYTES`], and remain so.
 pub unsafe fn reload_cycles(target: *const u8, pages: impl Iterator<Item = *const u8> + Clone, line: usize) -> u64 {
-    let offset = line % LINES * LINE_BYTES;
+    let offset = line % LINES_PER_PAGE * LINE_BYTES;
     // SAFETY: offsets stay inside the pages, which the caller promises are mapped.
     unsafe {
         load(target.add(offset));
-        for _ in 0..PASSES {
+        for _ in 0..PASS_COUNT {
             for page in pages.clone() {
                 load(page.add(offset));
             }
@@ -75,15 +75,15 @@ unsafe fn reload_each(
     line: usize,
     mut record_cycles: impl FnMut(usize, u64),
 ) {
-    let offset = line % LINES * LINE_BYTES;
+    let offset = line % LINES_PER_PAGE * LINE_BYTES;
     // SAFETY: offsets stay inside the pages, which the caller promises are mapped.
     unsafe {
         targets.iter().for_each(|target| load(target.add(offset)));
-        for _ in 0..PASSES {
+        for _ in 0..PASS_COUNT {
             pages.clone().for_each(|page| load(page.add(offset)));
         }
-        for turn in 0..BATCH_PAGES {
-            let index = (turn.reverse_bits() >> (usize::BITS - BATCH_PAGES.ilog2())) ^ (line % BATCH_PAGES);
+        for step in 0..BATCH_PAGES {
+            let index = (step.reverse_bits() >> (usize::BITS - BATCH_PAGES.ilog2())) ^ (line % BATCH_PAGES);
             let Some(target) = targets.get(index) else { continue };
             load(target.add((offset + PAGE_BYTES / 2) % PAGE_BYTES));
             let start = read_cycle_counter();
@@ -97,11 +97,11 @@ unsafe fn reload_each(
 /// LRU sometimes keeps a line that should be evicted (measured: slow in 70 to 75 of 100 cases in which it should be). A
 /// neighbor on the same core evicts a line that should stay in 1 to 5 of 100. So one slow reload weighs as much as
 /// three fast ones.
-pub fn is_slow(mut slow: impl FnMut() -> bool) -> bool {
-    const MAX_ASKED: u32 = 24;
+pub fn is_slow(mut is_reload_slow: impl FnMut() -> bool) -> bool {
+    const MAX_TESTS: u32 = 24;
     let mut score = 0;
-    for _ in 0..MAX_ASKED {
-        score += if slow() { 3 } else { -1 };
+    for _ in 0..MAX_TESTS {
+        score += if is_reload_slow() { 3 } else { -1 };
         if score >= 8 || score <= -5 {
             break;
         }
@@ -113,13 +113,13 @@ pub fn is_slow(mut slow: impl FnMut() -> bool) -> bool {
 /// filling a set.
 pub const BATCH_PAGES: usize = 64;
 /// Maximum number of tests for each side of each bit; most pages need three or four.
-const ROUNDS: usize = 8;
+const MAX_ROUNDS: usize = 8;
 /// Bits of a color number.
-const BITS: usize = crate::layout::MAX_COLORS.ilog2() as usize;
+const COLOR_BITS: usize = crate::layout::MAX_COLORS.ilog2() as usize;
 
 /// For each bit of one page's color, the votes for it and against it, weighted as in [`is_slow`].
 #[derive(Clone, Copy, Default, Debug)]
-struct Votes([i32; BITS]);
+struct Votes([i32; COLOR_BITS]);
 
 impl Votes {
     const MIN_VOTES: i32 = 8;
@@ -144,12 +144,12 @@ impl Votes {
 pub struct ReferenceSet {
     file: *const u8,
     /// Pages of the file, by color and then by member.
-    table: *const u32,
+    page_numbers: *const u32,
     colors: u32,
-    per_color: u32,
+    frames_per_color: u32,
     /// A load that takes longer was served from behind the private cache.
     threshold_cycles: u64,
-    turn: usize,
+    line_index: usize,
 }
 
 /// Median times of hits and misses; their difference distinguishes colors.
@@ -169,7 +169,7 @@ impl Calibration {
     }
 }
 
-const SAMPLES: usize = 64;
+const CALIBRATION_SAMPLES: usize = 64;
 
 impl ReferenceSet {
     /// A reference set in a mapped file, not calibrated yet; `None` if the bytes are not a reference set, or refer to
@@ -181,7 +181,7 @@ impl ReferenceSet {
         // SAFETY: the caller's promise.
         let content = unsafe { core::slice::from_raw_parts(file, bytes) };
         let header = ReferenceSetHeader::from_bytes(content)?;
-        let table = content.get(ReferenceSetHeader::BYTES..ReferenceSetHeader::BYTES + 4 * header.members())?;
+        let table = content.get(ReferenceSetHeader::BYTES..ReferenceSetHeader::BYTES + 4 * header.table_len())?;
         let is_inside_file = |entry: &[u8]| {
             let page = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]) as usize;
             page >= ReferenceSetHeader::PAGES && (page + 1) * PAGE_BYTES <= bytes
@@ -189,20 +189,20 @@ impl ReferenceSet {
         if !table.chunks_exact(4).all(is_inside_file) {
             return None;
         }
-        let (colors, per_color) = (header.colors, header.per_color);
+        let (colors, per_color) = (header.colors, header.frames_per_color);
         Some(ReferenceSet {
             file,
-            table: table.as_ptr().cast(),
+            page_numbers: table.as_ptr().cast(),
             colors,
-            per_color,
+            frames_per_color: per_color,
             threshold_cycles: u64::MAX,
-            turn: 0,
+            line_index: 0,
         })
     }
 
     /// Number of frames of each color, 4 to 256.
-    pub fn per_color(&self) -> u32 {
-        self.per_color
+    pub fn frames_per_color(&self) -> u32 {
+        self.frames_per_color
     }
 
     /// Number of colors, 2 to [`crate::layout::MAX_COLORS`].
@@ -213,23 +213,23 @@ impl ReferenceSet {
     fn page_address(&self, index: u32) -> *const u8 {
         // SAFETY: callers stay below colors * per_color, and `new` has checked every entry of the table, which begins at
         // a multiple of four bytes of a page.
-        unsafe { self.file.add(self.table.add(index as usize).read() as usize * PAGE_BYTES) }
+        unsafe { self.file.add(self.page_numbers.add(index as usize).read() as usize * PAGE_BYTES) }
     }
 
     fn page_addresses(&self, colors: core::ops::Range<u32>) -> impl Iterator<Item = *const u8> + Clone + '_ {
-        (colors.start * self.per_color..colors.end * self.per_color).map(|index| self.page_address(index))
+        (colors.start * self.frames_per_color..colors.end * self.frames_per_color).map(|index| self.page_address(index))
     }
 
     /// Measures the time of a hit and of a miss with the reference frames themselves. If they cannot be distinguished
     /// now, the previous threshold stays.
     pub fn calibrate(&mut self) -> Calibration {
-        let (mut hits, mut misses) = ([0; SAMPLES], [0; SAMPLES]);
-        for index in 0..SAMPLES {
+        let (mut hits, mut misses) = ([0; CALIBRATION_SAMPLES], [0; CALIBRATION_SAMPLES]);
+        for index in 0..CALIBRATION_SAMPLES {
             let color = index as u32 % self.colors;
             let other_color = (color + 1) % self.colors;
-            let target = self.page_address(color * self.per_color);
-            let own_pages =
-                (color * self.per_color + 1..(color + 1) * self.per_color).map(|index| self.page_address(index));
+            let target = self.page_address(color * self.frames_per_color);
+            let own_pages = (color * self.frames_per_color + 1..(color + 1) * self.frames_per_color)
+                .map(|index| self.page_address(index));
             // SAFETY: pages of the reference set.
             unsafe {
                 hits[index] = reload_cycles(target, self.page_addresses(other_color..other_color + 1), index * 7 + 1);
@@ -238,14 +238,15 @@ impl ReferenceSet {
         }
         hits.sort_unstable();
         misses.sort_unstable();
-        let calibration = Calibration { hit_cycles: hits[SAMPLES / 2], miss_cycles: misses[SAMPLES / 2] };
+        let calibration =
+            Calibration { hit_cycles: hits[CALIBRATION_SAMPLES / 2], miss_cycles: misses[CALIBRATION_SAMPLES / 2] };
         self.threshold_cycles = calibration.threshold_cycles().unwrap_or(self.threshold_cycles);
         calibration
     }
 
     /// Maps every reference frame, so that no first touch is timed later. The rest of the file is holes, which a touch
     /// would fill.
-    pub fn touch(&self) {
+    pub fn map_frames(&self) {
         // SAFETY: pages of the reference set.
         self.page_addresses(0..self.colors).for_each(|page| unsafe { load(page) });
     }
@@ -263,17 +264,21 @@ impl ReferenceSet {
 
     /// Do frames of these colors evict the page's lines?
     unsafe fn evicts(&mut self, page: *const u8, colors: core::ops::Range<u32>) -> bool {
-        let (kit, mut turn) = (*self, self.turn);
-        let answer = is_slow(|| {
-            turn = turn.wrapping_add(13);
+        let (reference_set, mut line_index) = (*self, self.line_index);
+        let is_evicted = is_slow(|| {
+            line_index = line_index.wrapping_add(13);
             // SAFETY: the caller's promise for the page; the reference set owns its pages.
-            let taken_cycles = unsafe {
-                reload_cycles(page, kit.page_addresses(colors.clone()).filter(|evictor| *evictor != page), turn)
+            let cycles = unsafe {
+                reload_cycles(
+                    page,
+                    reference_set.page_addresses(colors.clone()).filter(|evictor| *evictor != page),
+                    line_index,
+                )
             };
-            taken_cycles > kit.threshold_cycles
+            cycles > reference_set.threshold_cycles
         });
-        self.turn = turn;
-        answer
+        self.line_index = line_index;
+        is_evicted
     }
 
     /// Does the page have this color?
@@ -325,28 +330,28 @@ impl ReferenceSet {
         }
     }
 
-    unsafe fn classify_batch(&mut self, pages: &[*const u8], page_color: &mut [Option<u32>]) {
+    unsafe fn classify_batch(&mut self, pages: &[*const u8], page_colors: &mut [Option<u32>]) {
         // For so few pages, testing each alone costs less.
         if pages.len() < 4 {
             // SAFETY: the caller's promise.
-            pages.iter().zip(page_color).for_each(|(page, page_class)| *page_class = unsafe { self.classify(*page) });
+            pages.iter().zip(page_colors).for_each(|(page, page_class)| *page_class = unsafe { self.classify(*page) });
             return;
         }
         let bits = (u32::BITS - (self.colors - 1).leading_zeros()) as usize;
         let mut votes = [Votes::default(); BATCH_PAGES];
         let votes = &mut votes[..pages.len()];
-        for _ in 0..ROUNDS {
-            for query in 0..2 * bits {
-                let (bit, set) = (query / 2, query % 2 == 1);
+        for _ in 0..MAX_ROUNDS {
+            for traversal in 0..2 * bits {
+                let (bit, is_set) = (traversal / 2, traversal % 2 == 1);
                 // SAFETY: the caller's promise for the pages; the reference set owns its own.
-                unsafe { self.test_bit(pages, bit, set, votes) };
+                unsafe { self.test_bit(pages, bit, is_set, votes) };
             }
             // For the few that are left, testing each alone costs less.
             if votes.iter().filter(|votes| !votes.is_settled(bits)).count() <= pages.len() / 16 {
                 break;
             }
         }
-        for ((page, votes), told) in pages.iter().zip(votes).zip(page_color) {
+        for ((page, votes), told) in pages.iter().zip(votes).zip(page_colors) {
             let color = Some(votes.decode_color(bits)).filter(|color| votes.is_settled(bits) && *color < self.colors);
             // SAFETY: as above.
             *told = color.or_else(|| unsafe { self.classify(*page) });
@@ -354,14 +359,14 @@ impl ReferenceSet {
     }
 
     unsafe fn test_bit(&mut self, pages: &[*const u8], bit: usize, is_set: bool, votes: &mut [Votes]) {
-        let kit = *self;
-        self.turn = self.turn.wrapping_add(13);
-        let half_colors = (0..kit.colors).filter(|color| (color >> bit & 1 == 1) == is_set);
-        let frames = half_colors.flat_map(|color| kit.page_addresses(color..color + 1));
+        let reference_set = *self;
+        self.line_index = self.line_index.wrapping_add(13);
+        let half_colors = (0..reference_set.colors).filter(|color| (color >> bit & 1 == 1) == is_set);
+        let frames = half_colors.flat_map(|color| reference_set.page_addresses(color..color + 1));
         // SAFETY: the caller's promise.
         unsafe {
-            reload_each(pages, frames, self.turn, |page, taken_cycles| {
-                votes[page].record_traversal(bit, is_set, taken_cycles > kit.threshold_cycles);
+            reload_each(pages, frames, self.line_index, |page, taken_cycles| {
+                votes[page].record_traversal(bit, is_set, taken_cycles > reference_set.threshold_cycles);
             });
         }
     }
@@ -403,7 +408,7 @@ mod tests {
         let (mut wrong, mut settled, mut strays) = (0, 0, 0);
         for index in 0..10_000u32 {
             let (color, mut votes, mut stray) = (index % 32, Votes::default(), Votes::default());
-            for _ in 0..ROUNDS {
+            for _ in 0..MAX_ROUNDS {
                 for ask in 0..10 {
                     let (bit, set) = (ask / 2, ask % 2 == 1);
                     let is_own_half = (color >> bit & 1 == 1) == set;

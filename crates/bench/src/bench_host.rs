@@ -40,15 +40,15 @@ impl BenchRow {
     pub fn new(part: &'static str, subject: &str, target: &str, measured: String, verdict: BenchVerdict) -> Self {
         BenchRow { part, what: subject.to_string(), target: target.to_string(), measured, verdict }
     }
-    pub fn not_shown(part: &'static str, subject: &str, reason: String) -> Self {
+    pub fn skipped(part: &'static str, subject: &str, reason: String) -> Self {
         BenchRow::new(part, subject, "", reason, BenchVerdict::Skipped)
     }
     /// Rows of a part. An error becomes a skipped row, so that the other parts continue.
-    pub fn part_rows(part: &'static str, subject: &str, result: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
-        result.unwrap_or_else(|error| vec![BenchRow::not_shown(part, subject, format!("failed: {error:#}"))])
+    pub fn rows_or_skipped(part: &'static str, subject: &str, result: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
+        result.unwrap_or_else(|error| vec![BenchRow::skipped(part, subject, format!("failed: {error:#}"))])
     }
     /// A row with the verdict met or missed.
-    pub fn judged_row(part: &'static str, subject: &str, target: &str, measured: String, is_met: bool) -> Self {
+    pub fn from_target(part: &'static str, subject: &str, target: &str, measured: String, is_met: bool) -> Self {
         BenchRow::new(part, subject, target, measured, if is_met { BenchVerdict::Met } else { BenchVerdict::Missed })
     }
 }
@@ -62,10 +62,10 @@ pub struct BenchHost {
     pub cache_bytes: u64,
     /// Size of the largest private cache.
     pub private_bytes: u64,
-    pub dir: PathBuf,
+    pub work_dir: PathBuf,
     /// Path of the shipped command, which the bench measures.
     pub command: PathBuf,
-    pub stop: Arc<AtomicBool>,
+    pub stop_flag: Arc<AtomicBool>,
     /// Deadline of the current part.
     pub deadline: Instant,
 }
@@ -73,11 +73,11 @@ pub struct BenchHost {
 impl BenchHost {
     /// Has the bench been interrupted, or the deadline passed?
     pub fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || Instant::now() >= self.deadline
+        self.stop_flag.load(Ordering::Relaxed) || Instant::now() >= self.deadline
     }
 
     /// Do the two CPUs share a cache at present? `None` if the measurement is unclear, or the CPUs are busy.
-    pub fn shared(&self) -> Option<bool> {
+    pub fn measure_sharing(&self) -> Option<bool> {
         // A busy CPU invalidates one of three attempts rather than the whole sample.
         let round_trip_sample = (0..3).find_map(|_| round_trip(self.cpus).ok())?;
         match RoundTripBounds::default().classify(round_trip_sample.round_trip_ns) {
@@ -88,10 +88,10 @@ impl BenchHost {
     }
 
     /// Runs `sample` between two ping-pongs. The verdict on sharing is `None` if they differ or are unclear.
-    pub fn gate_by_ping_pong<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
-        let shared_before = self.shared();
+    pub fn sample_between_ping_pongs<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
+        let shared_before = self.measure_sharing();
         let outcome = sample();
-        let shared_after = self.shared();
+        let shared_after = self.measure_sharing();
         (shared_before.filter(|_| shared_before == shared_after), outcome)
     }
 
@@ -108,21 +108,21 @@ impl BenchHost {
 ///
 /// # Errors
 /// The command cannot be started, or fails.
-pub fn run_and_read(command: &Path, args: &[&str]) -> anyhow::Result<String> {
+pub fn run_command(command: &Path, args: &[&str]) -> anyhow::Result<String> {
     let command_text = command.display();
-    let output = Command::new(command).args(args).stdin(Stdio::null()).output();
-    let outcome =
-        output.with_context(|| format!("{command_text}: cannot be started (--cachemate names another place)"))?;
-    if !outcome.status.success() {
-        bail!("{command_text} {}: {}", args.join(" "), String::from_utf8_lossy(&outcome.stderr).trim());
+    let spawn_result = Command::new(command).args(args).stdin(Stdio::null()).output();
+    let output =
+        spawn_result.with_context(|| format!("{command_text}: cannot be started (--cachemate sets another path)"))?;
+    if !output.status.success() {
+        bail!("{command_text} {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
-    Ok(String::from_utf8_lossy(&outcome.stdout).into_owned())
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Median of an unsorted list; `None` if it is empty.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let last = sorted.len().checked_sub(1)?;
-    Some((sorted[last / 2] + sorted[last.div_ceil(2)]) / 2.0)
+    let last_index = sorted.len().checked_sub(1)?;
+    Some((sorted[last_index / 2] + sorted[last_index.div_ceil(2)]) / 2.0)
 }

@@ -19,11 +19,11 @@ use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median};
 use crate::programs::Actor;
 
 /// Minimum number of valid samples of an arm.
-const SAMPLES: usize = 30;
+const MIN_SAMPLES: usize = 30;
 /// Samples in a block; the first of each block is discarded.
-const BLOCK: usize = 6;
+const BLOCK_SAMPLES: usize = 6;
 /// Maximum time in which the policy must probe every program.
-const LEARNING: Duration = Duration::from_secs(90);
+const MAX_LEARNING_TIME: Duration = Duration::from_secs(90);
 
 /// Samples of one arm: work per second, by program and sample.
 #[derive(Default)]
@@ -32,7 +32,7 @@ struct GangArm {
 }
 
 impl GangArm {
-    fn median_value(&self, program: usize) -> Option<f64> {
+    fn median_rate(&self, program: usize) -> Option<f64> {
         median(&self.rates.iter().map(|rates| rates[program]).collect::<Vec<_>>())
     }
 }
@@ -41,17 +41,17 @@ impl GangArm {
 #[derive(Default)]
 struct GangArms {
     managed: [GangArm; 2],
-    alone: [GangArm; 2],
-    unclear: usize,
+    unmanaged_arms: [GangArm; 2],
+    unclear_count: usize,
     /// Number of managed windows with gangs in force, and of all managed windows, by sharing.
-    ganged: [(usize, usize); 2],
+    gang_windows: [(usize, usize); 2],
 }
 
 /// # Errors
 /// A program cannot be started, or the host cannot be managed.
-pub fn bench_rows(place: &BenchHost, host_survey: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
-    let small_bytes = (place.cache_bytes / 8).max(2 * place.private_bytes).min(place.cache_bytes / 2);
-    let large_bytes = place.cache_bytes * 3;
+pub fn bench_rows(bench_host: &BenchHost, host_survey: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
+    let small_bytes = (bench_host.cache_bytes / 8).max(2 * bench_host.private_bytes).min(bench_host.cache_bytes / 2);
+    let large_bytes = bench_host.cache_bytes * 3;
     let programs = [
         ("chase-1", "chase", small_bytes),
         ("stream-1", "stream", large_bytes),
@@ -60,78 +60,80 @@ pub fn bench_rows(place: &BenchHost, host_survey: &HostSurvey) -> anyhow::Result
     ];
     let actors = programs
         .iter()
-        .map(|(name, kind, bytes)| Actor::start_own(place, name, kind, *bytes))
+        .map(|(name, kind, bytes)| Actor::start_own(bench_host, name, kind, *bytes))
         .collect::<Result<Vec<_>, _>>()?;
     for actor in &actors {
-        actor.set_affinity(&[place.cpus.0, place.cpus.1])?;
+        actor.set_affinity(&[bench_host.cpus.0, bench_host.cpus.1])?;
     }
-    wait_until_working(place, &actors);
-    let solo = measure_solo_rates(place, &actors);
-    let mut live = open(place, host_survey, &actors)?;
-    let learnt = wait_until_probed(place, &mut live)?;
+    wait_until_working(bench_host, &actors);
+    let solo_rates = measure_solo_rates(bench_host, &actors);
+    let mut live_loop = open_control_loop(bench_host, host_survey, &actors)?;
+    let probing_time = wait_until_probed(bench_host, &mut live_loop)?;
     let mut arms = GangArms::default();
-    let mut expected = (None, None);
-    let mut managed_turn = true;
-    while !place.is_stopped() && !is_complete(&arms) {
-        if managed_turn {
-            managed_block(place, &mut live, &actors, &mut arms, &mut expected)?;
+    let mut forecast_slowdowns = (None, None);
+    let mut is_managed_block = true;
+    while !bench_host.is_stopped() && !is_complete(&arms) {
+        if is_managed_block {
+            run_managed_block(bench_host, &mut live_loop, &actors, &mut arms, &mut forecast_slowdowns)?;
         } else {
-            live.machine.restore_all()?;
-            alone_block(place, &actors, &mut arms);
+            live_loop.machine.restore_all()?;
+            run_unmanaged_block(bench_host, &actors, &mut arms);
         }
-        managed_turn = !managed_turn;
+        is_managed_block = !is_managed_block;
     }
-    live.machine.restore_all()?;
-    Ok(gang_rows(&arms, &solo, learnt, expected))
+    live_loop.machine.restore_all()?;
+    Ok(gang_rows(&arms, &solo_rates, probing_time, forecast_slowdowns))
 }
 
 fn is_complete(arms: &GangArms) -> bool {
-    let has_enough =
-        |index: usize| arms.managed[index].rates.len() >= SAMPLES && arms.alone[index].rates.len() >= SAMPLES;
-    has_enough(1) && (has_enough(0) || arms.managed[0].rates.len() + arms.alone[0].rates.len() < 4)
+    let has_enough = |index: usize| {
+        arms.managed[index].rates.len() >= MIN_SAMPLES && arms.unmanaged_arms[index].rates.len() >= MIN_SAMPLES
+    };
+    has_enough(1) && (has_enough(0) || arms.managed[0].rates.len() + arms.unmanaged_arms[0].rates.len() < 4)
 }
 
 /// Waits until all programs report work, because they first allocate their memory.
-fn wait_until_working(place: &BenchHost, actors: &[Actor]) {
+fn wait_until_working(bench_host: &BenchHost, actors: &[Actor]) {
     let start = Instant::now();
-    while actors.iter().any(|actor| actor.work() == 0)
+    while actors.iter().any(|actor| actor.read_work() == 0)
         && start.elapsed() < Duration::from_secs(60)
-        && !place.is_stopped()
+        && !bench_host.is_stopped()
     {
-        place.sleep_unless_stopped(Duration::from_millis(100));
+        bench_host.sleep_unless_stopped(Duration::from_millis(100));
     }
 }
 
 /// Work per second of each program when it has a CPU and the cache to itself.
-fn measure_solo_rates(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
-    let mut solo = Vec::new();
+fn measure_solo_rates(bench_host: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
+    let mut solo_rates = Vec::new();
     for actor in actors {
         actors.iter().for_each(|other| other.set_running(other.pid() == actor.pid()));
-        place.sleep_unless_stopped(Duration::from_millis(300));
+        bench_host.sleep_unless_stopped(Duration::from_millis(300));
         let mut rates = Vec::new();
         for _ in 0..8 {
-            let (gate, rate) = place
-                .gate_by_ping_pong(|| measure_rates(place, std::slice::from_ref(actor), Duration::from_millis(400))[0]);
-            rates.extend(gate.map(|_| rate));
+            let (sharing_state, rate) = bench_host.sample_between_ping_pongs(|| {
+                measure_rates(bench_host, std::slice::from_ref(actor), Duration::from_millis(400))[0]
+            });
+            rates.extend(sharing_state.map(|_| rate));
         }
-        solo.push(median(&rates));
+        solo_rates.push(median(&rates));
     }
     actors.iter().for_each(|actor| actor.set_running(true));
-    solo
+    solo_rates
 }
 
-fn measure_rates(place: &BenchHost, actors: &[Actor], duration: Duration) -> Vec<f64> {
-    let (work_before, start) = (actors.iter().map(Actor::work).collect::<Vec<_>>(), Instant::now());
-    place.sleep_unless_stopped(duration);
+fn measure_rates(bench_host: &BenchHost, actors: &[Actor], duration: Duration) -> Vec<f64> {
+    let (work_before, start) = (actors.iter().map(Actor::read_work).collect::<Vec<_>>(), Instant::now());
+    bench_host.sleep_unless_stopped(duration);
     let seconds = start.elapsed().as_secs_f64();
     actors
         .iter()
         .zip(work_before)
-        .map(|(actor, count_before)| actor.work().saturating_sub(count_before) as f64 / seconds)
+        .map(|(actor, count_before)| actor.read_work().saturating_sub(count_before) as f64 / seconds)
         .collect()
 }
 
-fn open(place: &BenchHost, host_survey: &HostSurvey, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
+fn open_control_loop(bench_host: &BenchHost, host_survey: &HostSurvey, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
     let config = ManageConfig {
         mode: ManageMode::Act,
         policy: Some(PolicyChoice { name: "intensity-gangs".to_string(), parameters: Default::default() }),
@@ -143,30 +145,30 @@ fn open(place: &BenchHost, host_survey: &HostSurvey, actors: &[Actor]) -> anyhow
         action: ManageAction::Manage(None),
         ..ManageRule::default()
     };
-    let wish = LiveRunOptions {
+    let options = LiveRunOptions {
         config,
         rules: actors.iter().map(rule).collect(),
-        state_dir: place.dir.join("state"),
-        progress: ProgressFiles::new(Some(place.dir.join("progress"))),
+        state_dir: bench_host.work_dir.join("state"),
+        progress: ProgressFiles::new(Some(bench_host.work_dir.join("progress"))),
         learned_profiles: Default::default(),
         runtime: None,
-        stop: place.stop.clone(),
+        stop: bench_host.stop_flag.clone(),
         wake: Arc::new(AtomicBool::new(false)),
     };
-    Ok(host::open(host_survey, &wish)?.control_loop)
+    Ok(host::build_live_run(host_survey, &options)?.control_loop)
 }
 
 /// Runs until every program has been probed. Returns the time, or `None` if the deadline passed first.
-fn wait_until_probed(place: &BenchHost, live: &mut LiveLoop) -> anyhow::Result<Option<Duration>> {
+fn wait_until_probed(bench_host: &BenchHost, live_loop: &mut LiveLoop) -> anyhow::Result<Option<Duration>> {
     let start = Instant::now();
-    while start.elapsed() < LEARNING && !place.is_stopped() {
-        if live.step()?.is_none() {
+    while start.elapsed() < MAX_LEARNING_TIME && !bench_host.is_stopped() {
+        if live_loop.step()?.is_none() {
             return Ok(None);
         }
         let is_probed = |profile: &cachemate_core::Profile| {
             profile.contention.intensity.is_some() && profile.contention.sensitivity.is_some()
         };
-        if live.profiles().len() == 4 && live.profiles().values().all(is_probed) {
+        if live_loop.profiles().len() == 4 && live_loop.profiles().values().all(is_probed) {
             return Ok(Some(start.elapsed()));
         }
     }
@@ -174,58 +176,58 @@ fn wait_until_probed(place: &BenchHost, live: &mut LiveLoop) -> anyhow::Result<O
 }
 
 fn work_counts(actors: &[Actor]) -> [f64; 4] {
-    std::array::from_fn(|index| actors[index].work() as f64)
+    std::array::from_fn(|index| actors[index].read_work() as f64)
 }
 
 fn sample_programs<T>(
-    place: &BenchHost,
+    bench_host: &BenchHost,
     actors: &[Actor],
     arms: &mut GangArms,
     step: impl FnOnce() -> T,
 ) -> (Option<bool>, [f64; 4], T) {
-    let (gate, (rates, out)) = place.gate_by_ping_pong(|| {
+    let (sharing_state, (rates, step_result)) = bench_host.sample_between_ping_pongs(|| {
         let (counts_before, start) = (work_counts(actors), Instant::now());
         let out = step();
         let (counts_after, seconds) = (work_counts(actors), start.elapsed().as_secs_f64());
         (std::array::from_fn(|index| (counts_after[index] - counts_before[index]) / seconds), out)
     });
-    arms.unclear += usize::from(gate.is_none());
-    (gate, rates, out)
+    arms.unclear_count += usize::from(sharing_state.is_none());
+    (sharing_state, rates, step_result)
 }
 
-fn managed_block(
-    place: &BenchHost,
-    live: &mut LiveLoop,
+fn run_managed_block(
+    bench_host: &BenchHost,
+    live_loop: &mut LiveLoop,
     actors: &[Actor],
     arms: &mut GangArms,
-    expected: &mut (Option<f64>, Option<f64>),
+    forecast_slowdowns: &mut (Option<f64>, Option<f64>),
 ) -> anyhow::Result<()> {
-    for index in 0..BLOCK {
-        let (gate, rates, record) = sample_programs(place, actors, arms, || live.step());
+    for index in 0..BLOCK_SAMPLES {
+        let (sharing_state, rates, record) = sample_programs(bench_host, actors, arms, || live_loop.step());
         let Some(record) = record? else { return Ok(()) };
         for (name, value) in record.decision.reasons.iter().flat_map(|reason| &reason.numbers) {
             match name.as_str() {
-                "ungrouped_mean_slowdown" => expected.0 = Some(*value),
-                "ganged_mean_slowdown" => expected.1 = Some(*value),
+                "ungrouped_mean_slowdown" => forecast_slowdowns.0 = Some(*value),
+                "ganged_mean_slowdown" => forecast_slowdowns.1 = Some(*value),
                 _ => {}
             }
         }
-        if let Some(shared) = gate.filter(|_| index > 0) {
-            let side = usize::from(shared);
-            arms.managed[side].rates.push(rates);
-            arms.ganged[side].0 += usize::from(!record.applied.gangs.is_empty());
-            arms.ganged[side].1 += 1;
+        if let Some(shared) = sharing_state.filter(|_| index > 0) {
+            let sharing_index = usize::from(shared);
+            arms.managed[sharing_index].rates.push(rates);
+            arms.gang_windows[sharing_index].0 += usize::from(!record.applied.gangs.is_empty());
+            arms.gang_windows[sharing_index].1 += 1;
         }
     }
     Ok(())
 }
 
-fn alone_block(place: &BenchHost, actors: &[Actor], arms: &mut GangArms) {
-    for index in 0..BLOCK {
-        let (gate, rates, ()) =
-            sample_programs(place, actors, arms, || place.sleep_unless_stopped(Duration::from_secs(1)));
-        if let Some(shared) = gate.filter(|_| index > 0) {
-            arms.alone[usize::from(shared)].rates.push(rates);
+fn run_unmanaged_block(bench_host: &BenchHost, actors: &[Actor], arms: &mut GangArms) {
+    for index in 0..BLOCK_SAMPLES {
+        let (sharing_state, rates, ()) =
+            sample_programs(bench_host, actors, arms, || bench_host.sleep_unless_stopped(Duration::from_secs(1)));
+        if let Some(shared) = sharing_state.filter(|_| index > 0) {
+            arms.unmanaged_arms[usize::from(shared)].rates.push(rates);
         }
     }
 }
@@ -236,79 +238,80 @@ const AGGRESSORS: [usize; 2] = [1, 3];
 fn gang_rows(
     arms: &GangArms,
     solo: &[Option<f64>],
-    learnt: Option<Duration>,
-    expected: (Option<f64>, Option<f64>),
+    probing_time: Option<Duration>,
+    forecast_slowdowns: (Option<f64>, Option<f64>),
 ) -> Vec<BenchRow> {
     let mut rows = Vec::new();
-    let measured =
-        learnt.map_or("not all tasks were probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
+    let measured = probing_time
+        .map_or("not all tasks were probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
     rows.push(BenchRow::new("b", "until all tasks were probed", "", measured, BenchVerdict::Reported));
-    let round_counts = |side: usize| (arms.managed[side].rates.len(), arms.alone[side].rates.len());
-    let ganged = format!(
+    let sample_counts = |side: usize| (arms.managed[side].rates.len(), arms.unmanaged_arms[side].rates.len());
+    let gang_text = format!(
         "gangs in {} of {} windows while shared, {} of {} while split",
-        arms.ganged[1].0, arms.ganged[1].1, arms.ganged[0].0, arms.ganged[0].1
+        arms.gang_windows[1].0, arms.gang_windows[1].1, arms.gang_windows[0].0, arms.gang_windows[0].1
     );
-    rows.push(BenchRow::new("b", "what the policy chose", "", ganged, BenchVerdict::Reported));
-    let (managed_count, other_count) = round_counts(1);
-    if managed_count < SAMPLES || other_count < SAMPLES {
+    rows.push(BenchRow::new("b", "what the policy chose", "", gang_text, BenchVerdict::Reported));
+    let (managed_count, other_count) = sample_counts(1);
+    if managed_count < MIN_SAMPLES || other_count < MIN_SAMPLES {
         let reason = format!(
-            "{managed_count} managed and {other_count} other samples while the CPUs shared, of {SAMPLES} each ({} unclear)",
-            arms.unclear
+            "{managed_count} managed and {other_count} other samples while the CPUs shared, of {MIN_SAMPLES} each ({} unclear)",
+            arms.unclear_count
         );
-        rows.push(BenchRow::not_shown("b", "gangs while shared", reason));
+        rows.push(BenchRow::skipped("b", "gangs while shared", reason));
     } else if let Some(reason) =
         relative_speeds(arms, solo, 1).and_then(|relative_rates| no_gain_reason(&relative_rates.1))
     {
-        rows.push(BenchRow::not_shown("b", "gangs while shared", reason));
+        rows.push(BenchRow::skipped("b", "gangs while shared", reason));
     } else if let Some(relative_rates) = relative_speeds(arms, solo, 1) {
-        let mean_gain = |arm: &[f64; 4], programs: [usize; 2]| (arm[programs[0]] + arm[programs[1]]) / 2.0 * 2.0;
-        let faster = mean_gain(&relative_rates.0, VICTIMS) / mean_gain(&relative_rates.1, VICTIMS);
-        rows.push(BenchRow::judged_row(
+        let speed_sum = |arm: &[f64; 4], programs: [usize; 2]| (arm[programs[0]] + arm[programs[1]]) / 2.0 * 2.0;
+        let victim_speedup = speed_sum(&relative_rates.0, VICTIMS) / speed_sum(&relative_rates.1, VICTIMS);
+        rows.push(BenchRow::from_target(
             "b",
             "victims, against the default",
             "4x",
-            format!("{faster:.2}x"),
-            faster >= 4.0,
+            format!("{victim_speedup:.2}x"),
+            victim_speedup >= 4.0,
         ));
-        let sum = (mean_gain(&relative_rates.0, VICTIMS) + mean_gain(&relative_rates.0, AGGRESSORS))
-            / (mean_gain(&relative_rates.1, VICTIMS) + mean_gain(&relative_rates.1, AGGRESSORS));
-        rows.push(BenchRow::judged_row(
+        let progress_ratio = (speed_sum(&relative_rates.0, VICTIMS) + speed_sum(&relative_rates.0, AGGRESSORS))
+            / (speed_sum(&relative_rates.1, VICTIMS) + speed_sum(&relative_rates.1, AGGRESSORS));
+        rows.push(BenchRow::from_target(
             "b",
             "sum of progress, against the default",
             "1.25x",
-            format!("{sum:.2}x"),
-            sum >= 1.25,
+            format!("{progress_ratio:.2}x"),
+            progress_ratio >= 1.25,
         ));
         // Both programs together have the time of one CPU, so 1.00 is the speed of one program alone on it.
-        let retained_gain = mean_gain(&relative_rates.0, AGGRESSORS);
-        rows.push(BenchRow::judged_row(
+        let aggressor_speed = speed_sum(&relative_rates.0, AGGRESSORS);
+        rows.push(BenchRow::from_target(
             "b",
             "aggressors keep of one CPU alone",
             "60 %",
-            format!("{:.0} %", 100.0 * retained_gain),
-            retained_gain >= 0.6,
+            format!("{:.0} %", 100.0 * aggressor_speed),
+            aggressor_speed >= 0.6,
         ));
-        rows.push(forecast_row(&relative_rates, expected));
+        rows.push(forecast_row(&relative_rates, forecast_slowdowns));
     }
-    let (managed_count, other_count) = round_counts(0);
+    let (managed_count, other_count) = sample_counts(0);
     rows.push(match relative_speeds(arms, solo, 0).filter(|_| managed_count >= 8 && other_count >= 8) {
-        None => BenchRow::not_shown(
+        None => BenchRow::skipped(
             "b",
             "no harm while split",
             format!("{managed_count} managed and {other_count} other samples while split, of 8 each"),
         ),
         Some(relative_rates) => {
             let ratio = relative_rates.0.iter().sum::<f64>() / relative_rates.1.iter().sum::<f64>();
-            BenchRow::judged_row("b", "sum of progress while split", "0.97x", format!("{ratio:.2}x"), ratio >= 0.97)
+            BenchRow::from_target("b", "sum of progress while split", "0.97x", format!("{ratio:.2}x"), ratio >= 0.97)
         }
     });
     rows
 }
 
 /// The reason why no gain is possible: the streams do not slow down the chases under the default placement.
-fn no_gain_reason(left_alone: &[f64; 4]) -> Option<String> {
+fn no_gain_reason(unmanaged_speeds: &[f64; 4]) -> Option<String> {
     // Two programs share a CPU, so each can reach at most half of its solo speed.
-    let retained_share = VICTIMS.iter().map(|&victim| left_alone[victim] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
+    let retained_share =
+        VICTIMS.iter().map(|&victim| unmanaged_speeds[victim] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
     (retained_share > 0.8).then(|| {
         format!(
             "left alone the victims keep {:.0} % of the speed of their turns: nothing is taken from them",
@@ -321,23 +324,23 @@ fn no_gain_reason(left_alone: &[f64; 4]) -> Option<String> {
 fn relative_speeds(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4], [f64; 4])> {
     let mut relative_rates = ([0.0; 4], [0.0; 4]);
     for program in 0..4 {
-        let alone_rate = solo.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
-        relative_rates.0[program] = arms.managed[side].median_value(program)? / alone_rate;
-        relative_rates.1[program] = arms.alone[side].median_value(program)? / alone_rate;
+        let solo_rate = solo.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
+        relative_rates.0[program] = arms.managed[side].median_rate(program)? / solo_rate;
+        relative_rates.1[program] = arms.unmanaged_arms[side].median_rate(program)? / solo_rate;
     }
     Some(relative_rates)
 }
 
 /// Compares the forecast with the measurement. Each program runs half of the time, so 0.5 of its solo speed means no
 /// slowdown.
-fn forecast_row(relative_rates: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> BenchRow {
+fn forecast_row(relative_rates: &([f64; 4], [f64; 4]), forecast_slowdowns: (Option<f64>, Option<f64>)) -> BenchRow {
     let mean_slowdown = |shares: &[f64; 4]| shares.iter().map(|share| 0.5 / share.max(1e-9) - 1.0).sum::<f64>() / 4.0;
     let format_percent = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value));
     let measured = format!(
         "left alone {} by forecast, {:.0} % measured; in gangs {}, {:.0} % measured",
-        format_percent(expected.0),
+        format_percent(forecast_slowdowns.0),
         100.0 * mean_slowdown(&relative_rates.1),
-        format_percent(expected.1),
+        format_percent(forecast_slowdowns.1),
         100.0 * mean_slowdown(&relative_rates.0)
     );
     BenchRow::new("b", "mean slowdown, forecast and measured", "", measured, BenchVerdict::Reported)

@@ -63,20 +63,20 @@ impl LiveBench {
     /// # Errors
     /// The host cannot be read, the command does not exist, or the result cannot be written.
     pub fn run(&self, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
-        let command = self.command()?;
+        let command = self.find_command()?;
         let start = Instant::now();
         let total_time = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
         let mut host = host::survey_host(false)?;
         let dir = tempfile::tempdir().context("cannot create a working directory")?;
-        let is_wanted = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
+        let is_selected = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
         let mut rows = Vec::new();
-        let mut place = match two_cpus(&host.topology) {
+        let mut bench_host = match find_two_cpus(&host.topology) {
             Err(reason) => {
-                rows.push(BenchRow::not_shown("a-h", "everything", reason));
+                rows.push(BenchRow::skipped("a-h", "everything", reason));
                 None
             }
             Ok(_) if !paths::is_root() => {
-                rows.push(BenchRow::not_shown(
+                rows.push(BenchRow::skipped(
                     "a-h",
                     "everything",
                     "needs root: programs are moved and given turns".to_string(),
@@ -85,49 +85,58 @@ impl LiveBench {
             }
             Ok((cpus, cache_bytes)) => {
                 let (dir, stop) = (dir.path().to_path_buf(), Arc::clone(stop));
-                let private_bytes = private_bytes(&host.topology);
-                Some(BenchHost { cpus, cache_bytes, private_bytes, dir, command, stop, deadline: start + total_time })
+                let private_bytes = max_private_bytes(&host.topology);
+                Some(BenchHost {
+                    cpus,
+                    cache_bytes,
+                    private_bytes,
+                    work_dir: dir,
+                    command,
+                    stop_flag: stop,
+                    deadline: start + total_time,
+                })
             }
         };
-        let told_bytes = place.as_ref().map_or(0, |place| place.cache_bytes);
-        let measures = is_wanted(BenchPart::Ranking) || is_wanted(BenchPart::Gangs);
-        let measured_bytes = place.as_ref().filter(|_| measures).and_then(|place| measured_cache(place, &mut rows));
-        if let (Some(place), Some(measured)) = (&mut place, measured_bytes) {
+        let reported_bytes = bench_host.as_ref().map_or(0, |place| place.cache_bytes);
+        let must_measure = is_selected(BenchPart::Ranking) || is_selected(BenchPart::Gangs);
+        let measured_bytes =
+            bench_host.as_ref().filter(|_| must_measure).and_then(|place| measure_cache(place, &mut rows));
+        if let (Some(place), Some(measured)) = (&mut bench_host, measured_bytes) {
             place.cache_bytes = measured;
             // Probes take the cache's size from this topology as well.
             for cache in host.topology.caches.iter_mut().filter(|cache| cache.last_level) {
                 cache.size_bytes = Some(measured);
             }
         }
-        if let Some(place) = &mut place {
-            if is_wanted(BenchPart::Overhead) {
+        if let Some(place) = &mut bench_host {
+            if is_selected(BenchPart::Overhead) {
                 print_note("(c) overhead ...");
-                rows.extend(BenchRow::part_rows("c", "overhead", overhead::bench_rows(place)));
+                rows.extend(BenchRow::rows_or_skipped("c", "overhead", overhead::bench_rows(place)));
             }
-            if is_wanted(BenchPart::Auto) {
+            if is_selected(BenchPart::Auto) {
                 print_note("(h) auto where there is nothing to gain ...");
-                rows.extend(BenchRow::part_rows("h", "auto", auto::bench_rows(place)));
+                rows.extend(BenchRow::rows_or_skipped("h", "auto", auto::bench_rows(place)));
             }
-            if is_wanted(BenchPart::Ranking) {
+            if is_selected(BenchPart::Ranking) {
                 print_note("(a) intensity ...");
                 place.deadline = start + total_time.mul_f64(0.4);
-                rows.extend(BenchRow::part_rows("a", "intensity", ranking::bench_rows(place)));
+                rows.extend(BenchRow::rows_or_skipped("a", "intensity", ranking::bench_rows(place)));
             }
-            if is_wanted(BenchPart::Colors) {
+            if is_selected(BenchPart::Colors) {
                 print_note("(d-g) page colors ...");
-                place.deadline = start + total_time.mul_f64(if is_wanted(BenchPart::Gangs) { 0.75 } else { 1.0 });
-                rows.extend(BenchRow::part_rows("d-g", "page colors", colors::bench_rows(place)));
+                place.deadline = start + total_time.mul_f64(if is_selected(BenchPart::Gangs) { 0.75 } else { 1.0 });
+                rows.extend(BenchRow::rows_or_skipped("d-g", "page colors", colors::bench_rows(place)));
             }
-            if is_wanted(BenchPart::Gangs) {
+            if is_selected(BenchPart::Gangs) {
                 print_note("(b) gangs ...");
                 place.deadline = start + total_time;
-                rows.extend(BenchRow::part_rows("b", "gangs", gangs::bench_rows(place, &host)));
+                rows.extend(BenchRow::rows_or_skipped("b", "gangs", gangs::bench_rows(place, &host)));
             }
         }
         rows.sort_by_key(|row| row.part);
         let result = LiveJson {
-            cpus: place.as_ref().map_or((0, 0), |place| (place.cpus.0.0, place.cpus.1.0)),
-            cache_bytes: told_bytes,
+            cpus: bench_host.as_ref().map_or((0, 0), |place| (place.cpus.0.0, place.cpus.1.0)),
+            cache_bytes: reported_bytes,
             measured_cache_bytes: measured_bytes,
             seconds: start.elapsed().as_secs_f64(),
             rows,
@@ -136,7 +145,7 @@ impl LiveBench {
         std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")
     }
 
-    fn command(&self) -> anyhow::Result<PathBuf> {
+    fn find_command(&self) -> anyhow::Result<PathBuf> {
         let own_path = std::env::current_exe().context("this program's own file is not found")?;
         let command = self.cachemate.clone().unwrap_or_else(|| own_path.with_file_name("cachemate"));
         // The path is absolute, because the command is also started from other directories.
@@ -147,34 +156,35 @@ impl LiveBench {
 }
 
 /// Prints progress to standard error.
-fn print_note(words: &str) {
+fn print_note(message: &str) {
     if std::io::stderr().is_terminal() {
-        eprintln!("{words}");
+        eprintln!("{message}");
     }
 }
 
-fn private_bytes(topology: &Topology) -> u64 {
-    let private = topology.caches.iter().filter(|cache| !cache.last_level);
-    private.filter_map(|cache| cache.size_bytes).max().unwrap_or(0)
+fn max_private_bytes(topology: &Topology) -> u64 {
+    let private_caches = topology.caches.iter().filter(|cache| !cache.last_level);
+    private_caches.filter_map(|cache| cache.size_bytes).max().unwrap_or(0)
 }
 
 /// Measures the part of the last-level cache that a buffer can occupy; `None` if hits and misses cannot be
 /// distinguished, which a row then reports.
-fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
+fn measure_cache(bench_host: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
     const TITLE: &str = "last-level cache by measurement";
-    let fitted = PinnedThread::new(place.cpus.0).and_then(|_here| PrimeProber::fitting(Some(place.cache_bytes), 1));
-    match fitted {
+    let prober_result = PinnedThread::new(bench_host.cpus.0)
+        .and_then(|_here| PrimeProber::fit_to_cache(Some(bench_host.cache_bytes), 1));
+    match prober_result {
         Err(error) => {
-            rows.push(BenchRow::not_shown("a-b", TITLE, error.to_string()));
+            rows.push(BenchRow::skipped("a-b", TITLE, error.to_string()));
             None
         }
-        Ok(reloader) => {
-            let (bytes, reported_bytes) = (reloader.cache_bytes().min(place.cache_bytes), place.cache_bytes);
-            let size = cachemate_report::text::size_text;
+        Ok(prober) => {
+            let (bytes, reported_bytes) = (prober.cache_bytes().min(bench_host.cache_bytes), bench_host.cache_bytes);
+            let format_size = cachemate_report::text::size_text;
             let measured = format!(
                 "{} (reported: {}); it determines the sizes of programs and probes",
-                size(bytes),
-                size(reported_bytes)
+                format_size(bytes),
+                format_size(reported_bytes)
             );
             rows.push(BenchRow::new("a-b", TITLE, "", measured, BenchVerdict::Reported));
             Some(bytes)
@@ -183,7 +193,7 @@ fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
 }
 
 /// The first two CPUs on different cores that share a last-level cache, and the size of that cache.
-fn two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
+fn find_two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
     for cache in topology.last_level_caches() {
         let mut cpus = topology.cpus.iter().filter(|cpu| cpu.online && cache.cpus.contains(cpu.id.0));
         let Some(first) = cpus.next() else { continue };

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, bail};
-use cachemate_linux::sense::progress::VARIABLE;
+use cachemate_linux::sense::progress::PROGRESS_VARIABLE;
 
 /// Accesses between two progress reports.
-const STEP: usize = 1 << 14;
+const ACCESSES_PER_REPORT: usize = 1 << 14;
 
 /// Names of all loads.
-pub const KINDS: [&str; 4] = ["chase", "stream", "quiet", "count"];
+pub const LOAD_KINDS: [&str; 4] = ["chase", "stream", "quiet", "count"];
 
 /// Runs one load over this many bytes until it is stopped. For `count`, `bytes` is the number of additions in each of
 /// its two threads, after which it ends by itself.
@@ -21,7 +21,7 @@ pub fn run(kind: &str, bytes: u64, stop: Arc<AtomicBool>) -> anyhow::Result<()> 
     let progress = ProgressCounter::open(stop)?;
     let lines = (bytes / 64).max(2) as usize;
     match kind {
-        "chase" => chase(lines, &progress),
+        "chase" => run_chase(lines, &progress),
         "stream" => run_stream(lines, &progress),
         "count" => return run_counters(bytes, &progress.stop),
         _ => run_quiet(&progress),
@@ -38,7 +38,7 @@ struct ProgressCounter {
 
 impl ProgressCounter {
     fn open(stop: Arc<AtomicBool>) -> anyhow::Result<Self> {
-        let file = match std::env::var_os(VARIABLE) {
+        let file = match std::env::var_os(PROGRESS_VARIABLE) {
             Some(path) => Some(
                 std::fs::OpenOptions::new()
                     .write(true)
@@ -51,31 +51,31 @@ impl ProgressCounter {
     }
 
     /// Reports progress; returns false if the load must stop.
-    fn add(&self, work: u64) -> bool {
+    fn report_work(&self, work: u64) -> bool {
         use std::os::unix::fs::FileExt;
-        let now = self.count.fetch_add(work, Ordering::Relaxed) + work;
+        let total_work = self.count.fetch_add(work, Ordering::Relaxed) + work;
         if let Some(file) = &self.file {
             // One small write every few hundred microseconds is cheap; a failed report does not end the load.
-            let _ = file.write_at(&now.to_ne_bytes(), 0);
+            let _ = file.write_at(&total_work.to_ne_bytes(), 0);
         }
         !self.stop.load(Ordering::Relaxed)
     }
 }
 
 /// Follows one random cycle through all lines (Sattolo's algorithm).
-fn chase(lines: usize, progress: &ProgressCounter) {
+fn run_chase(lines: usize, progress: &ProgressCounter) {
     let mut memory = vec![0u64; lines * 8];
-    let mut order: Vec<u32> = (0..lines as u32).collect();
+    let mut cycle: Vec<u32> = (0..lines as u32).collect();
     let mut state = 1u64;
     for index in (1..lines).rev() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(index, ((state >> 33) % index as u64) as usize);
+        cycle.swap(index, ((state >> 33) % index as u64) as usize);
     }
-    order.iter().enumerate().for_each(|(index, &next)| memory[index * 8] = u64::from(next) * 8);
-    drop(order);
+    cycle.iter().enumerate().for_each(|(index, &next)| memory[index * 8] = u64::from(next) * 8);
+    drop(cycle);
     let mut position = 0usize;
-    while progress.add(STEP as u64) {
-        for _ in 0..STEP {
+    while progress.report_work(ACCESSES_PER_REPORT as u64) {
+        for _ in 0..ACCESSES_PER_REPORT {
             position = std::hint::black_box(memory[position]) as usize;
         }
     }
@@ -84,10 +84,10 @@ fn chase(lines: usize, progress: &ProgressCounter) {
 fn run_stream(lines: usize, progress: &ProgressCounter) {
     let memory = vec![1u64; lines * 8];
     let mut sum = 0u64;
-    for chunk in memory.chunks(STEP * 8).cycle() {
+    for chunk in memory.chunks(ACCESSES_PER_REPORT * 8).cycle() {
         sum = chunk.iter().step_by(8).fold(sum, |sum, word| sum.wrapping_add(*word));
         std::hint::black_box(sum);
-        if !progress.add((chunk.len() / 8) as u64) {
+        if !progress.report_work((chunk.len() / 8) as u64) {
             break;
         }
     }
@@ -128,8 +128,8 @@ fn run_counters(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
 /// Computes in registers, without using caches or memory.
 fn run_quiet(progress: &ProgressCounter) {
     let mut word = 1u64;
-    while progress.add(STEP as u64) {
-        for _ in 0..STEP * 16 {
+    while progress.report_work(ACCESSES_PER_REPORT as u64) {
+        for _ in 0..ACCESSES_PER_REPORT * 16 {
             word = std::hint::black_box(word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
         }
     }

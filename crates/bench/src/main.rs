@@ -32,7 +32,7 @@ enum BenchCommand {
     Live(live::LiveBench),
     /// Run a load program, which reports its work in the file named in CACHEMATE_PROGRESS
     Load {
-        #[arg(value_parser = loads::KINDS)]
+        #[arg(value_parser = loads::LOAD_KINDS)]
         kind: String,
         /// Memory that it accesses; for count, additions of each thread
         #[arg(default_value_t = 0)]

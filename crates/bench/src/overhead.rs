@@ -12,80 +12,85 @@ use rustix::process::Signal;
 use crate::bench_host::{BenchHost, BenchRow, median};
 use crate::programs::Actor;
 
-const TASKS: usize = 200;
+const TASK_COUNT: usize = 200;
 /// Concurrent viewers of the dashboard, which accepts at most eight.
-const VIEWERS: usize = 4;
+const VIEWER_COUNT: usize = 4;
 /// Seconds over which the daemon's CPU time is measured.
-const COUNTED_S: u64 = 30;
+const MEASURED_S: u64 = 30;
 /// Rounds of three blocks: one with the daemon and two without it. Comparing the two without it gives
 /// the noise between blocks under equal conditions.
 const ROUNDS: usize = 15;
-const BLOCK: Duration = Duration::from_millis(2000);
-const SETTLE: Duration = Duration::from_millis(400);
+const BLOCK_TIME: Duration = Duration::from_millis(2000);
+const SETTLING_TIME: Duration = Duration::from_millis(400);
 /// Time before the measurement. A starting daemon uses half a second of CPU time to survey the host, which takes
 /// several seconds on a busy host and is not part of the cost of managing.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// # Errors
 /// A program or the daemon cannot be started.
 pub fn bench_rows(host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
-    let crowd = SleeperGroup::start(host)?;
+    let sleepers = SleeperGroup::start(host)?;
     let config = format!(
         "mode = \"act\"\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n",
-        crowd.0.id()
+        sleepers.0.id()
     );
-    std::fs::write(host.dir.join("overhead.toml"), config).context("the daemon's configuration cannot be written")?;
-    let title = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");
-    let overhead_row = |title: &str, used: Option<f64>| match used {
-        None => BenchRow::not_shown("c", title, "the daemon ended".to_string()),
-        Some(share) => BenchRow::judged_row("c", title, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
+    std::fs::write(host.work_dir.join("overhead.toml"), config)
+        .context("the daemon's configuration cannot be written")?;
+    let title = format!("daemon's share of a CPU at {TASK_COUNT} tasks, 1 s windows");
+    let overhead_row = |title: &str, cpu_share: Option<f64>| match cpu_share {
+        None => BenchRow::skipped("c", title, "the daemon ended".to_string()),
+        Some(share) => BenchRow::from_target("c", title, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
     };
     let mut rows = vec![overhead_row(&title, measure_cpu_share(host, false)?)];
-    rows.push(overhead_row(&format!("{title}: with a page that {VIEWERS} look at"), measure_cpu_share(host, true)?));
+    rows.push(overhead_row(
+        &format!("{title}: with a page that {VIEWER_COUNT} look at"),
+        measure_cpu_share(host, true)?,
+    ));
     rows.push(dashboard_row(host)?);
     rows.push(neutral_load_row(host)?);
-    drop(crowd);
+    drop(sleepers);
     Ok(rows)
 }
 
 /// Share of a CPU that an acting daemon uses, with a viewed dashboard if `has_page`; `None` if the daemon ended.
 fn measure_cpu_share(host: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
-    let socket = host.dir.join("overhead.page");
+    let socket = host.work_dir.join("overhead.page");
     let socket_path = socket.to_string_lossy();
-    let with_page = ["--dashboard", &*socket_path];
-    let daemon = BenchDaemon::start(host, "overhead", "overhead", if has_page { &with_page } else { &[] })?;
+    let page_args = ["--dashboard", &*socket_path];
+    let daemon = BenchDaemon::start(host, "overhead", "overhead", if has_page { &page_args } else { &[] })?;
     daemon.wait_until_started(host);
-    let viewers: Vec<_> = (0..if has_page { VIEWERS } else { 0 }).filter_map(|_| spawn_viewer(&socket)).collect();
+    let viewers: Vec<_> = (0..if has_page { VIEWER_COUNT } else { 0 }).filter_map(|_| spawn_viewer(&socket)).collect();
     let (before_ns, start) = (daemon.cpu_time_ns(), Instant::now());
-    host.sleep_unless_stopped(Duration::from_secs(COUNTED_S));
+    host.sleep_unless_stopped(Duration::from_secs(MEASURED_S));
     let seconds = start.elapsed().as_secs_f64();
     let after_ns = daemon.cpu_time_ns();
     drop(daemon);
     // The viewers' streams end with the daemon.
     let viewer_count = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).filter(|bytes| *bytes > 0).count();
     anyhow::ensure!(
-        viewer_count == if has_page { VIEWERS } else { 0 },
-        "{viewer_count} of {VIEWERS} viewers of the page received data"
+        viewer_count == if has_page { VIEWER_COUNT } else { 0 },
+        "{viewer_count} of {VIEWER_COUNT} viewers of the page received data"
     );
     Ok(after_ns.zip(before_ns).map(|(after_ns, before_ns)| after_ns.saturating_sub(before_ns) as f64 / 1e9 / seconds))
 }
 
 /// Compares three daemons that observe the same programs: without a dashboard, with an unviewed one, and with a viewed one.
 fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
-    let title = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
+    let title =
+        format!("daemon's share of a CPU observing {TASK_COUNT} tasks: with a page that {VIEWER_COUNT} look at");
     let start_daemon = |name: &str, has_page: bool| {
-        let socket = host.dir.join(format!("{name}.page"));
+        let socket = host.work_dir.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
-        let page: &[&str] = if has_page { &["--observe-only", "--dashboard", &socket] } else { &["--observe-only"] };
-        BenchDaemon::start(host, "overhead", name, page)
+        let args: &[&str] = if has_page { &["--observe-only", "--dashboard", &socket] } else { &["--observe-only"] };
+        BenchDaemon::start(host, "overhead", name, args)
     };
     let daemons = [start_daemon("plain", false)?, start_daemon("unseen", true)?, start_daemon("seen", true)?];
     daemons.iter().for_each(|daemon| daemon.wait_until_started(host));
-    let socket = host.dir.join("seen.page");
-    let viewers: Vec<_> = (0..VIEWERS).filter_map(|_| spawn_viewer(&socket)).collect();
+    let socket = host.work_dir.join("seen.page");
+    let viewers: Vec<_> = (0..VIEWER_COUNT).filter_map(|_| spawn_viewer(&socket)).collect();
     let times_before: Vec<_> = daemons.iter().map(BenchDaemon::cpu_time_ns).collect();
     let start = Instant::now();
-    host.sleep_unless_stopped(Duration::from_secs(COUNTED_S));
+    host.sleep_unless_stopped(Duration::from_secs(MEASURED_S));
     let seconds = start.elapsed().as_secs_f64();
     let shares: Vec<f64> = daemons
         .iter()
@@ -94,23 +99,27 @@ fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
         .collect();
     drop(daemons);
     // The viewers' streams end with the daemon.
-    let bytes: Vec<usize> = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).collect();
-    let [plain, unseen, seen] = shares[..] else {
-        return Ok(BenchRow::not_shown("c", &title, "a daemon ended".to_string()));
+    let bytes_by_viewer: Vec<usize> = viewers.into_iter().filter_map(|viewer| viewer.join().ok()).collect();
+    let [plain_share, unviewed_share, viewed_share] = shares[..] else {
+        return Ok(BenchRow::skipped("c", &title, "a daemon ended".to_string()));
     };
-    if bytes.len() < VIEWERS || bytes.contains(&0) {
-        return Ok(BenchRow::not_shown("c", &title, format!("{} of {VIEWERS} viewers received data", bytes.len())));
+    if bytes_by_viewer.len() < VIEWER_COUNT || bytes_by_viewer.contains(&0) {
+        return Ok(BenchRow::skipped(
+            "c",
+            &title,
+            format!("{} of {VIEWER_COUNT} viewers received data", bytes_by_viewer.len()),
+        ));
     }
-    let kibibytes = bytes.iter().sum::<usize>() as f64 / VIEWERS as f64 / seconds / 1024.0;
+    let kibibytes = bytes_by_viewer.iter().sum::<usize>() as f64 / VIEWER_COUNT as f64 / seconds / 1024.0;
     let measured = format!(
         "{:.3} %; not looked at {:.3} %, without a page {:.3} %: {:.2} and {:.2} times that; a viewer gets {kibibytes:.0} KiB a second",
-        100.0 * seen,
-        100.0 * unseen,
-        100.0 * plain,
-        seen / plain,
-        unseen / plain
+        100.0 * viewed_share,
+        100.0 * unviewed_share,
+        100.0 * plain_share,
+        viewed_share / plain_share,
+        unviewed_share / plain_share
     );
-    Ok(BenchRow::judged_row("c", &title, "0.5 %", measured, seen < 0.005))
+    Ok(BenchRow::from_target("c", &title, "0.5 %", measured, viewed_share < 0.005))
 }
 
 /// Reads the stream of a dashboard, and counts its bytes.
@@ -136,12 +145,12 @@ fn neutral_load_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
     }
     let daemon = BenchDaemon::start(host, "overhead", "overhead", &[])?;
     daemon.wait_until_started(host);
-    let (managed, control) = measure_pairs(host, &actors, &daemon);
-    Ok(match median(&managed) {
-        None => BenchRow::not_shown("c", TITLE, "no round came to its end".to_string()),
+    let (managed_ratios, control_ratios) = measure_pairs(host, &actors, &daemon);
+    Ok(match median(&managed_ratios) {
+        None => BenchRow::skipped("c", TITLE, "no round came to its end".to_string()),
         Some(ratio) => {
-            let measured = ratio_text(&managed, &control);
-            BenchRow::judged_row("c", TITLE, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
+            let measured = ratio_text(&managed_ratios, &control_ratios);
+            BenchRow::from_target("c", TITLE, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
         }
     })
 }
@@ -149,40 +158,40 @@ fn neutral_load_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
 /// For each round, the ratio of the programs' work with the daemon to that without it, and the control ratio between
 /// the two blocks without it.
 pub fn measure_pairs(host: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
-    let (mut managed, mut control) = (Vec::new(), Vec::new());
+    let (mut managed_ratios, mut control_ratios) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut rates = [0.0; 3];
         // The order changes from round to round, so that drifts of the host affect all blocks alike.
         for arm in (0..3).map(|at| (at + round) % 3) {
             daemon.signal(if arm == 0 { Signal::CONT } else { Signal::STOP });
-            host.sleep_unless_stopped(SETTLE);
-            let work_before: u64 = actors.iter().map(Actor::work).sum();
+            host.sleep_unless_stopped(SETTLING_TIME);
+            let work_before: u64 = actors.iter().map(Actor::read_work).sum();
             let start = Instant::now();
-            host.sleep_unless_stopped(BLOCK);
-            let work = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(work_before) as f64;
+            host.sleep_unless_stopped(BLOCK_TIME);
+            let work = actors.iter().map(Actor::read_work).sum::<u64>().saturating_sub(work_before) as f64;
             rates[arm] = work / start.elapsed().as_secs_f64();
         }
         if host.is_stopped() {
             break;
         }
-        managed.push(rates[0] / rates[1].max(1.0));
-        control.push(rates[2] / rates[1].max(1.0));
+        managed_ratios.push(rates[0] / rates[1].max(1.0));
+        control_ratios.push(rates[2] / rates[1].max(1.0));
     }
-    (managed, control)
+    (managed_ratios, control_ratios)
 }
 
 /// The median of the managed ratios, with the spread of the control ratios.
-pub fn ratio_text(managed: &[f64], control: &[f64]) -> String {
-    let middle_of = |values: &[f64]| {
+pub fn ratio_text(managed_ratios: &[f64], control_ratios: &[f64]) -> String {
+    let median_and_quartiles = |values: &[f64]| {
         let (low, high) = quartiles(values);
         (median(values).unwrap_or(f64::NAN), low, high)
     };
-    let (ratio, low, high) = middle_of(managed);
-    let (alike, low_alike, high_alike) = middle_of(control);
+    let (ratio, low, high) = median_and_quartiles(managed_ratios);
+    let (control_ratio, control_low, control_high) = median_and_quartiles(control_ratios);
     format!(
-        "{ratio:.3} (middle half of {} rounds {low:.3} to {high:.3}); unmanaged against unmanaged {alike:.3} \
-         ({low_alike:.3} to {high_alike:.3})",
-        managed.len()
+        "{ratio:.3} (middle half of {} rounds {low:.3} to {high:.3}); unmanaged against unmanaged {control_ratio:.3} \
+         ({control_low:.3} to {control_high:.3})",
+        managed_ratios.len()
     )
 }
 
@@ -200,10 +209,11 @@ struct SleeperGroup(Child);
 impl SleeperGroup {
     fn start(host: &BenchHost) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt;
-        let line =
-            format!("trap 'kill -9 0' TERM; i=0; while [ $i -lt {TASKS} ]; do sleep 10000 & i=$((i+1)); done; wait");
+        let script = format!(
+            "trap 'kill -9 0' TERM; i=0; while [ $i -lt {TASK_COUNT} ]; do sleep 10000 & i=$((i+1)); done; wait"
+        );
         let mut command = Command::new("sh");
-        command.args(["-c", &line]).stdin(Stdio::null()).process_group(0).current_dir(&host.dir);
+        command.args(["-c", &script]).stdin(Stdio::null()).process_group(0).current_dir(&host.work_dir);
         end_with_parent(&mut command, Signal::TERM);
         Ok(SleeperGroup(command.spawn().context("sh cannot be started")?))
     }
@@ -225,7 +235,7 @@ pub struct BenchDaemon(Child);
 impl BenchDaemon {
     /// Starts a daemon with its own state directory and socket, named after `name`.
     pub fn start(host: &BenchHost, config: &str, name: &str, extra_args: &[&str]) -> anyhow::Result<Self> {
-        let dir = &host.dir;
+        let dir = &host.work_dir;
         let mut command = Command::new(&host.command);
         command.args(["--quiet", "manage", "--config"]).arg(dir.join(format!("{config}.toml")));
         command.arg("--state-dir").arg(dir.join(format!("{name}-state"))).args(extra_args);
@@ -249,13 +259,13 @@ impl BenchDaemon {
     pub fn wait_until_started(&self, host: &BenchHost) {
         let start = Instant::now();
         let mut previous_ns = self.cpu_time_ns();
-        while start.elapsed() < START_PATIENCE && !host.is_stopped() {
+        while start.elapsed() < START_TIMEOUT && !host.is_stopped() {
             host.sleep_unless_stopped(Duration::from_millis(1500));
-            let now = self.cpu_time_ns();
-            if now.zip(previous_ns).is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000) {
+            let current_ns = self.cpu_time_ns();
+            if current_ns.zip(previous_ns).is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000) {
                 break;
             }
-            previous_ns = now;
+            previous_ns = current_ns;
         }
     }
 

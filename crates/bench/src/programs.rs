@@ -6,7 +6,7 @@ use anyhow::Context;
 use cachemate_core::{CpuId, CpuSet};
 use cachemate_daemon::end_with_parent;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use cachemate_linux::sense::progress::VARIABLE;
+use cachemate_linux::sense::progress::PROGRESS_VARIABLE;
 
 use crate::bench_host::BenchHost;
 
@@ -14,7 +14,7 @@ use crate::bench_host::BenchHost;
 pub struct Actor {
     pub name: String,
     child: Child,
-    report: std::path::PathBuf,
+    report_path: std::path::PathBuf,
 }
 
 impl Actor {
@@ -22,38 +22,39 @@ impl Actor {
     ///
     /// # Errors
     /// The program cannot be started.
-    pub fn start_own(place: &BenchHost, name: &str, kind: &str, bytes: u64) -> anyhow::Result<Self> {
+    pub fn start_own(bench_host: &BenchHost, name: &str, kind: &str, bytes: u64) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["load", kind, &bytes.to_string()]);
-        Self::start(place, name, command)
+        Self::start(bench_host, name, command)
     }
 
     /// Starts a shell that repeats a command line.
     ///
     /// # Errors
     /// The shell cannot be started.
-    pub fn start_shell(place: &BenchHost, name: &str, line: &str) -> anyhow::Result<Self> {
+    pub fn start_shell(bench_host: &BenchHost, name: &str, line: &str) -> anyhow::Result<Self> {
         let mut command = Command::new("sh");
-        command.args(["-c", &format!("while :; do {line}; done >/dev/null 2>&1")]).current_dir(&place.dir);
-        Self::start(place, name, command)
+        command.args(["-c", &format!("while :; do {line}; done >/dev/null 2>&1")]).current_dir(&bench_host.work_dir);
+        Self::start(bench_host, name, command)
     }
 
-    fn start(place: &BenchHost, name: &str, mut command: Command) -> anyhow::Result<Self> {
+    fn start(bench_host: &BenchHost, name: &str, mut command: Command) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt;
-        let dir = place.dir.join("progress");
+        let dir = bench_host.work_dir.join("progress");
         std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot be created", dir.display()))?;
-        let report = dir.join(format!("of-{name}"));
+        let report_path = dir.join(format!("of-{name}"));
         // The file is created anew, because an existing one may belong to another process.
-        let _ = std::fs::remove_file(&report);
-        std::fs::write(&report, 0u64.to_ne_bytes())
-            .with_context(|| format!("{}: cannot be written", report.display()))?;
-        command.env(VARIABLE, &report).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        let _ = std::fs::remove_file(&report_path);
+        std::fs::write(&report_path, 0u64.to_ne_bytes())
+            .with_context(|| format!("{}: cannot be written", report_path.display()))?;
+        command.env(PROGRESS_VARIABLE, &report_path).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         end_with_parent(&mut command, rustix::process::Signal::KILL);
         let child = command.spawn().with_context(|| format!("'{name}' cannot be started"))?;
-        let by_pid = dir.join(child.id().to_string());
-        let _ = std::fs::remove_file(&by_pid);
-        std::fs::hard_link(&report, &by_pid).with_context(|| format!("{}: cannot be linked", by_pid.display()))?;
-        Ok(Actor { name: name.to_string(), child, report })
+        let pid_path = dir.join(child.id().to_string());
+        let _ = std::fs::remove_file(&pid_path);
+        std::fs::hard_link(&report_path, &pid_path)
+            .with_context(|| format!("{}: cannot be linked", pid_path.display()))?;
+        Ok(Actor { name: name.to_string(), child, report_path })
     }
 
     pub fn pid(&self) -> i32 {
@@ -61,8 +62,8 @@ impl Actor {
     }
 
     /// Work that the program has reported so far.
-    pub fn work(&self) -> u64 {
-        let bytes = std::fs::read(&self.report).unwrap_or_default();
+    pub fn read_work(&self) -> u64 {
+        let bytes = std::fs::read(&self.report_path).unwrap_or_default();
         bytes.get(..8).and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?))).unwrap_or(0)
     }
 

@@ -3,26 +3,26 @@
 use std::time::{Duration, Instant};
 
 use cachemate_linux::sense::probes::PinnedThread;
-use cachemate_linux::sense::probes::intensity::{PrimeProber, buffer_bytes, wait_time};
+use cachemate_linux::sense::probes::intensity::{PrimeProber, initial_buffer_bytes, wait_time};
 use cachemate_trace::{ProfileFile, bundled_recordings};
 
-use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median, run_and_read};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median, run_command};
 use crate::programs::Actor;
 
-const SAMPLES: usize = 20;
+const SAMPLE_COUNT: usize = 20;
 /// Bounds that separate clearly different rates, in millions of misses per second.
-const MANY: f64 = 30.0;
-const FEW: f64 = 5.0;
+const MIN_HIGH_RATE: f64 = 30.0;
+const MAX_LOW_RATE: f64 = 5.0;
 /// Time that a miss takes, which bounds the rate of a program with many misses (docs/live.md).
 const MISS_NS: f64 = 90.0;
 /// Instructions per nanosecond without misses.
 const INSTR_PER_NS: f64 = 2.0;
 /// Name of the positive control, and the share of evicted lines that it must add. If the probe does not detect even
 /// this program, the ranking of the others is meaningless.
-const CONTROL: &str = "own-stream";
-const MIN_CONTROL: f64 = 0.05;
+const CONTROL_PROGRAM: &str = "own-stream";
+const MIN_CONTROL_SHARE: f64 = 0.05;
 /// Maximum measuring time for one program.
-const PATIENCE: Duration = Duration::from_secs(25);
+const MAX_PROGRAM_TIME: Duration = Duration::from_secs(25);
 
 /// Names of bundled recordings, and command lines that run the recorded programs on generated inputs.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -47,47 +47,50 @@ const PROGRAMS: &[(&str, &str)] = &[
 struct RankedProgram {
     name: String,
     misses_per_second: f64,
-    shared: Option<f64>,
+    shared_intensity: Option<f64>,
     /// Share of the buffer that the rest of the host evicts while the program is paused.
-    gone_without: Option<f64>,
-    split: Option<f64>,
-    samples: usize,
+    paused_evicted_share: Option<f64>,
+    split_intensity: Option<f64>,
+    sample_count: usize,
 }
 
 /// # Errors
 /// The inputs cannot be written, or a program cannot be started.
-pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
+pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     const TITLE: &str = "intensity against recorded misses";
-    let pinned_thread = PinnedThread::new(place.cpus.0)?;
-    let mut reloader = match PrimeProber::new(buffer_bytes(Some(place.cache_bytes)), 1) {
+    let pinned_thread = PinnedThread::new(bench_host.cpus.0)?;
+    let mut prober = match PrimeProber::new(initial_buffer_bytes(Some(bench_host.cache_bytes)), 1) {
         Ok(reloader) => reloader,
-        Err(error) => return Ok(vec![BenchRow::not_shown("a", TITLE, error.to_string())]),
+        Err(error) => return Ok(vec![BenchRow::skipped("a", TITLE, error.to_string())]),
     };
     drop(pinned_thread);
-    write_inputs(place)?;
-    let mut ranked = Vec::new();
+    write_inputs(bench_host)?;
+    let mut programs = Vec::new();
     for (name, line) in PROGRAMS {
         let tool = line.split(' ').next().unwrap_or(name);
-        if place.is_stopped() || !is_installed(tool) || !bundled_recordings().iter().any(|(known, _)| known == name) {
+        if bench_host.is_stopped()
+            || !is_installed(tool)
+            || !bundled_recordings().iter().any(|(known, _)| known == name)
+        {
             continue;
         }
-        let actor = Actor::start_shell(place, name, line)?;
-        let misses_per_second = recorded_miss_rate(place, name)?;
-        ranked.push(measure(place, &mut reloader, &actor, misses_per_second)?);
+        let actor = Actor::start_shell(bench_host, name, line)?;
+        let misses_per_second = recorded_miss_rate(bench_host, name)?;
+        programs.push(measure_program(bench_host, &mut prober, &actor, misses_per_second)?);
     }
-    // Buffers of a quarter of the cache, of three times the cache, and none: the misses follow from the sizes.
+    // Buffers of an eighth of the cache, of three times the cache, and none: the misses follow from the sizes.
     let own_loads = [
-        ("own-chase", "chase", place.cache_bytes / 8, 0.0),
-        (CONTROL, "stream", place.cache_bytes * 3, 100.0),
+        ("own-chase", "chase", bench_host.cache_bytes / 8, 0.0),
+        (CONTROL_PROGRAM, "stream", bench_host.cache_bytes * 3, 100.0),
         ("own-quiet", "quiet", 0, 0.0),
     ];
     for (name, kind, bytes, millions) in own_loads {
-        if !place.is_stopped() {
-            let actor = Actor::start_own(place, name, kind, bytes)?;
-            ranked.push(measure(place, &mut reloader, &actor, millions * 1e6)?);
+        if !bench_host.is_stopped() {
+            let actor = Actor::start_own(bench_host, name, kind, bytes)?;
+            programs.push(measure_program(bench_host, &mut prober, &actor, millions * 1e6)?);
         }
     }
-    Ok(ranking_rows(&ranked))
+    Ok(ranking_rows(&programs))
 }
 
 pub fn is_installed(tool: &str) -> bool {
@@ -96,7 +99,7 @@ pub fn is_installed(tool: &str) -> bool {
 }
 
 /// Writes the inputs: texts of invented words and a table of numbers, generated by arithmetic alone.
-pub fn write_inputs(place: &BenchHost) -> anyhow::Result<()> {
+pub fn write_inputs(bench_host: &BenchHost) -> anyhow::Result<()> {
     let mut state = 1u64;
     let mut draw = |bound: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -108,9 +111,9 @@ pub fn write_inputs(place: &BenchHost) -> anyhow::Result<()> {
         let word = draw(limit);
         text.push_str(&format!("w{word:x}{}", if draw(12) == 0 { "\n" } else { " " }));
     }
-    std::fs::write(place.dir.join("text.txt"), text)?;
+    std::fs::write(bench_host.work_dir.join("text.txt"), text)?;
     let rows: String = (0..200_000).map(|row| format!("{}\t{}\trow {row}\n", draw(1 << 31), draw(977))).collect();
-    std::fs::write(place.dir.join("numbers.txt"), rows)?;
+    std::fs::write(bench_host.work_dir.join("numbers.txt"), rows)?;
     Ok(())
 }
 
@@ -118,9 +121,9 @@ pub fn write_inputs(place: &BenchHost) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The shipped command fails to make the profile.
-pub fn recorded_curve(place: &BenchHost, name: &str) -> anyhow::Result<Vec<(u64, Option<f64>)>> {
-    let path = place.dir.join(format!("{name}.profile.json"));
-    run_and_read(&place.command, &["--quiet", "profile", name, "--force", "-o", &path.to_string_lossy()])?;
+pub fn recorded_curve(bench_host: &BenchHost, name: &str) -> anyhow::Result<Vec<(u64, Option<f64>)>> {
+    let path = bench_host.work_dir.join(format!("{name}.profile.json"));
+    run_command(&bench_host.command, &["--quiet", "profile", name, "--force", "-o", &path.to_string_lossy()])?;
     let file = ProfileFile::read(&path)?;
     let all_threads = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
     let points = all_threads.map(|curve| curve.points.as_slice()).unwrap_or_default();
@@ -129,43 +132,44 @@ pub fn recorded_curve(place: &BenchHost, name: &str) -> anyhow::Result<Vec<(u64,
 
 /// Misses per second on a quarter of this host's cache: recorded misses per instruction, times the instruction rate
 /// that these misses allow.
-fn recorded_miss_rate(place: &BenchHost, name: &str) -> anyhow::Result<f64> {
-    let quarter = place.cache_bytes / 4;
-    let curve = recorded_curve(place, name)?;
-    let nearest = curve.iter().min_by_key(|(bytes, _)| bytes.abs_diff(quarter));
-    let per_instr = nearest.and_then(|(_, mpki)| *mpki).unwrap_or(0.0) / 1000.0;
-    Ok(per_instr / (1.0 / INSTR_PER_NS + per_instr * MISS_NS) * 1e9)
+fn recorded_miss_rate(bench_host: &BenchHost, name: &str) -> anyhow::Result<f64> {
+    let quarter_bytes = bench_host.cache_bytes / 4;
+    let curve = recorded_curve(bench_host, name)?;
+    let nearest_point = curve.iter().min_by_key(|(bytes, _)| bytes.abs_diff(quarter_bytes));
+    let misses_per_instr = nearest_point.and_then(|(_, mpki)| *mpki).unwrap_or(0.0) / 1000.0;
+    Ok(misses_per_instr / (1.0 / INSTR_PER_NS + misses_per_instr * MISS_NS) * 1e9)
 }
 
-fn measure(
-    place: &BenchHost,
-    reloader: &mut PrimeProber,
+fn measure_program(
+    bench_host: &BenchHost,
+    prober: &mut PrimeProber,
     actor: &Actor,
     misses_per_second: f64,
 ) -> anyhow::Result<RankedProgram> {
-    actor.set_affinity(&[place.cpus.1])?;
-    place.sleep_unless_stopped(Duration::from_millis(700));
+    actor.set_affinity(&[bench_host.cpus.1])?;
+    bench_host.sleep_unless_stopped(Duration::from_millis(700));
     let start = Instant::now();
-    let mut sides: [[Vec<f64>; 2]; 2] = Default::default(); // [shared][beside]
-    while sides[1][1].len() < SAMPLES && start.elapsed() < PATIENCE && !place.is_stopped() {
-        let (gate, samples) = place.gate_by_ping_pong(|| {
-            let Ok(_here) = PinnedThread::new(place.cpus.0) else { return Vec::new() };
+    let mut shares_by_sharing: [[Vec<f64>; 2]; 2] = Default::default(); // [shared][beside]
+    while shares_by_sharing[1][1].len() < SAMPLE_COUNT && start.elapsed() < MAX_PROGRAM_TIME && !bench_host.is_stopped()
+    {
+        let (sharing_state, samples) = bench_host.sample_between_ping_pongs(|| {
+            let Ok(_here) = PinnedThread::new(bench_host.cpus.0) else { return Vec::new() };
             let mut samples = Vec::new();
-            for (beside, counts) in
+            for (is_running, is_counted) in
                 [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
             {
-                actor.set_running(beside);
-                let sample = reloader.sample(wait_time(Some(place.cache_bytes)));
-                if counts {
-                    samples.push((beside, f64::from(sample.missed) / f64::from(sample.reloads)));
+                actor.set_running(is_running);
+                let sample = prober.sample(wait_time(Some(bench_host.cache_bytes)));
+                if is_counted {
+                    samples.push((is_running, f64::from(sample.missed) / f64::from(sample.reloads)));
                 }
             }
             actor.set_running(true);
             samples
         });
-        if let Some(shared) = gate {
+        if let Some(shared) = sharing_state {
             for (is_beside, share) in samples {
-                sides[usize::from(shared)][usize::from(is_beside)].push(share);
+                shares_by_sharing[usize::from(shared)][usize::from(is_beside)].push(share);
             }
         }
     }
@@ -173,10 +177,11 @@ fn measure(
     Ok(RankedProgram {
         name: actor.name.clone(),
         misses_per_second,
-        shared: mean_difference(&sides[1]).filter(|_| sides[1][1].len() >= SAMPLES / 2),
-        gone_without: trimmed_mean(&sides[1][0]),
-        split: mean_difference(&sides[0]).filter(|_| sides[0][1].len() >= 4),
-        samples: sides[1][1].len(),
+        shared_intensity: mean_difference(&shares_by_sharing[1])
+            .filter(|_| shares_by_sharing[1][1].len() >= SAMPLE_COUNT / 2),
+        paused_evicted_share: trimmed_mean(&shares_by_sharing[1][0]),
+        split_intensity: mean_difference(&shares_by_sharing[0]).filter(|_| shares_by_sharing[0][1].len() >= 4),
+        sample_count: shares_by_sharing[1][1].len(),
     })
 }
 
@@ -184,9 +189,9 @@ fn measure(
 fn trimmed_mean(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let cut = sorted.len() / 5;
-    let middle = &sorted[cut..sorted.len() - cut];
-    (!middle.is_empty()).then(|| middle.iter().sum::<f64>() / middle.len() as f64)
+    let trimmed_count = sorted.len() / 5;
+    let middle_values = &sorted[trimmed_count..sorted.len() - trimmed_count];
+    (!middle_values.is_empty()).then(|| middle_values.iter().sum::<f64>() / middle_values.len() as f64)
 }
 
 fn ranking_rows(programs: &[RankedProgram]) -> Vec<BenchRow> {
@@ -195,35 +200,37 @@ fn ranking_rows(programs: &[RankedProgram]) -> Vec<BenchRow> {
         let format_number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.3}"));
         let measured = format!(
             "shared {} ({} samples, {} gone without it), split {}; recorded {:.1} M misses/s",
-            format_number(program.shared),
-            program.samples,
-            format_number(program.gone_without),
-            format_number(program.split),
+            format_number(program.shared_intensity),
+            program.sample_count,
+            format_number(program.paused_evicted_share),
+            format_number(program.split_intensity),
             program.misses_per_second / 1e6
         );
         rows.push(BenchRow::new("a", &format!("intensity of {}", program.name), "", measured, BenchVerdict::Reported));
     }
-    let control = programs.iter().find(|program| program.name == CONTROL);
-    if let Some((seen, without)) = control.and_then(|stream| Some((stream.shared?, stream.gone_without?)))
-        && seen < MIN_CONTROL
+    let control = programs.iter().find(|program| program.name == CONTROL_PROGRAM);
+    if let Some((added_share, paused_share)) =
+        control.and_then(|stream| Some((stream.shared_intensity?, stream.paused_evicted_share?)))
+        && added_share < MIN_CONTROL_SHARE
     {
         let reason = format!(
-            "a stream over three times the cache adds {seen:.3} to what is gone without it ({without:.3}): other tenants of the \
+            "a stream over three times the cache adds {added_share:.3} to what is gone without it ({paused_share:.3}): other tenants of the \
              host empty the cache first, or the CPUs do not share what they seem to share"
         );
-        rows.push(BenchRow::not_shown("a", "programs in order of their misses", reason));
+        rows.push(BenchRow::skipped("a", "programs in order of their misses", reason));
         return rows;
     }
-    let ranked: Vec<(f64, f64)> = programs.iter().filter_map(|p| Some((p.misses_per_second, p.shared?))).collect();
-    rows.push(if ranked.len() < 10 {
-        BenchRow::not_shown(
+    let rate_pairs: Vec<(f64, f64)> =
+        programs.iter().filter_map(|p| Some((p.misses_per_second, p.shared_intensity?))).collect();
+    rows.push(if rate_pairs.len() < 10 {
+        BenchRow::skipped(
             "a",
             "rank correlation",
-            format!("{} programs had enough samples while sharing, of 10", ranked.len()),
+            format!("{} programs had enough samples while sharing, of 10", rate_pairs.len()),
         )
     } else {
-        let value = spearman(&ranked);
-        BenchRow::judged_row(
+        let value = spearman(&rate_pairs);
+        BenchRow::from_target(
             "a",
             "rank correlation with misses per second",
             "0.8 hoped for",
@@ -231,28 +238,30 @@ fn ranking_rows(programs: &[RankedProgram]) -> Vec<BenchRow> {
             value >= 0.8,
         )
     });
-    let far_orders: Vec<bool> = ranked
+    let order_matches: Vec<bool> = rate_pairs
         .iter()
-        .flat_map(|many| ranked.iter().map(move |few| (many, few)))
-        .filter(|(many, few)| many.0 > MANY * 1e6 && few.0 < FEW * 1e6)
+        .flat_map(|many| rate_pairs.iter().map(move |few| (many, few)))
+        .filter(|(many, few)| many.0 > MIN_HIGH_RATE * 1e6 && few.0 < MAX_LOW_RATE * 1e6)
         .map(|(many, few)| many.1 > few.1)
         .collect();
-    rows.push(match far_orders.len() {
-        0 => {
-            BenchRow::not_shown("a", "pairs far apart", "no program misses that often on this host's cache".to_string())
-        }
+    rows.push(match order_matches.len() {
+        0 => BenchRow::skipped("a", "pairs far apart", "no program misses that often on this host's cache".to_string()),
         pairs => {
-            let share = far_orders.iter().filter(|right| **right).count() as f64 / pairs as f64;
+            let share = order_matches.iter().filter(|right| **right).count() as f64 / pairs as f64;
             let measured = format!("{:.0} % of {pairs} pairs", 100.0 * share);
-            BenchRow::judged_row("a", "pairs far apart in order", "95 %", measured, share >= 0.95)
+            BenchRow::from_target("a", "pairs far apart in order", "95 %", measured, share >= 0.95)
         }
     });
-    let split_effects: Vec<f64> = programs.iter().filter_map(|program| Some(program.split?.abs())).collect();
+    let split_effects: Vec<f64> = programs.iter().filter_map(|program| Some(program.split_intensity?.abs())).collect();
     rows.push(match median(&split_effects) {
-        None => BenchRow::not_shown("a", "near zero while split", "the CPUs were never seen apart".to_string()),
-        Some(middle) => {
-            BenchRow::judged_row("a", "near zero while split (median)", "0.05", format!("{middle:.3}"), middle <= 0.05)
-        }
+        None => BenchRow::skipped("a", "near zero while split", "the CPUs were never seen apart".to_string()),
+        Some(median_effect) => BenchRow::from_target(
+            "a",
+            "near zero while split (median)",
+            "0.05",
+            format!("{median_effect:.3}"),
+            median_effect <= 0.05,
+        ),
     });
     rows
 }
@@ -262,8 +271,8 @@ pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
     let mean_ranks = |values: Vec<f64>| -> Vec<f64> {
         let rank = |value: &f64| {
             let lower_count = values.iter().filter(|other| *other < value).count() as f64;
-            let equal = values.iter().filter(|other| *other == value).count() as f64;
-            lower_count + (equal + 1.0) / 2.0
+            let equal_count = values.iter().filter(|other| *other == value).count() as f64;
+            lower_count + (equal_count + 1.0) / 2.0
         };
         values.iter().map(rank).collect()
     };
@@ -271,10 +280,10 @@ pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
     let mean = (pairs.len() as f64 + 1.0) / 2.0;
     let sum_over_pairs = |metric: &dyn Fn(usize) -> f64| (0..pairs.len()).map(metric).sum::<f64>();
     let covariance = sum_over_pairs(&|index| (a[index] - mean) * (b[index] - mean));
-    let spread = (sum_over_pairs(&|index| (a[index] - mean).powi(2))
+    let deviation_product = (sum_over_pairs(&|index| (a[index] - mean).powi(2))
         * sum_over_pairs(&|index| (b[index] - mean).powi(2)))
     .sqrt();
-    if spread > 0.0 { covariance / spread } else { 0.0 }
+    if deviation_product > 0.0 { covariance / deviation_product } else { 0.0 }
 }
 
 #[cfg(test)]

@@ -35,8 +35,8 @@ pub struct ApiServer {
 impl ApiServer {
     /// The server that a pod finds in its environment.
     pub fn in_cluster() -> anyhow::Result<Self> {
-        let variable = |name: &str| std::env::var(name).with_context(|| format!("{name}: not set; expected a pod"));
-        let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+        let env_variable = |name: &str| std::env::var(name).with_context(|| format!("{name}: not set; expected a pod"));
+        let (host, port) = (env_variable("KUBERNETES_SERVICE_HOST")?, env_variable("KUBERNETES_SERVICE_PORT")?);
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let dir = Path::new(SERVICE_ACCOUNT_DIR);
         Self::new(&format!("https://{host}:{port}"), Some(&dir.join("ca.crt")), Some(dir.join("token")))
@@ -44,16 +44,16 @@ impl ApiServer {
 
     /// A server by its URL.
     pub fn new(url: &str, ca_file: Option<&Path>, token_file: Option<PathBuf>) -> anyhow::Result<Self> {
-        let problem = || format!("found '{url}', expected https://HOST:PORT, http://HOST:PORT or in-cluster");
-        let (scheme, address) = url.split_once("://").with_context(problem)?;
-        let (host, port) = address.trim_end_matches('/').rsplit_once(':').with_context(problem)?;
-        let port = port.parse().ok().with_context(problem)?;
-        ensure!(!host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/'), problem());
+        let url_problem = || format!("found '{url}', expected https://HOST:PORT, http://HOST:PORT or in-cluster");
+        let (scheme, address) = url.split_once("://").with_context(url_problem)?;
+        let (host, port) = address.trim_end_matches('/').rsplit_once(':').with_context(url_problem)?;
+        let port = port.parse().ok().with_context(url_problem)?;
+        ensure!(!host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/'), url_problem());
         let tls = match (scheme, ca_file) {
             ("http", _) => None,
             ("https", Some(file)) => Some(Arc::new(tls_config(file)?)),
             ("https", None) => bail!("--ca-file: expected the certificate of the server's authority"),
-            _ => bail!(problem()),
+            _ => bail!(url_problem()),
         };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_string();
         Ok(ApiServer { host, port, tls, token_file })
@@ -111,7 +111,7 @@ fn tls_config(ca_file: &Path) -> anyhow::Result<ClientConfig> {
 
 /// The rest of an answer, as its head describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum BodyLength {
+enum RemainingBody {
     /// Bytes that are left of a body of known length.
     Known(u64),
     /// Bytes that are left of the present chunk; `None` once the last one has ended.
@@ -124,39 +124,40 @@ enum BodyLength {
 pub struct ApiResponse {
     pub status: u16,
     stream: BufReader<Box<dyn ApiStream>>,
-    length: BodyLength,
+    remaining_body: RemainingBody,
 }
 
 impl ApiResponse {
     fn read_head(mut stream: BufReader<Box<dyn ApiStream>>) -> anyhow::Result<Self> {
-        let (mut status, mut length, mut read_bytes) = (None, BodyLength::UntilClosed, 0);
+        let (mut status, mut remaining_body, mut read_bytes) = (None, RemainingBody::UntilClosed, 0);
         loop {
             let mut line = Vec::new();
             read_bytes += (&mut stream).take(MAX_HEAD_BYTES).read_until(b'\n', &mut line)? as u64;
             ensure!(line.ends_with(b"\n") && read_bytes <= MAX_HEAD_BYTES, "the head of the answer does not end");
             let line = String::from_utf8_lossy(&line).trim_end().to_ascii_lowercase();
             if status.is_none() {
-                let code = line.strip_prefix("http/1.").and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
-                status = Some(code.with_context(|| format!("found '{line}', expected HTTP/1.1"))?);
+                let status_code = line.strip_prefix("http/1.").and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
+                status = Some(status_code.with_context(|| format!("found '{line}', expected HTTP/1.1"))?);
                 continue;
             }
             match line.split_once(':') {
                 _ if line.is_empty() => break,
-                Some(("content-length", value)) if length == BodyLength::UntilClosed => {
-                    length = BodyLength::Known(value.trim().parse().context("content-length: expected a number")?);
+                Some(("content-length", value)) if remaining_body == RemainingBody::UntilClosed => {
+                    remaining_body =
+                        RemainingBody::Known(value.trim().parse().context("content-length: expected a number")?);
                 }
                 Some(("transfer-encoding", value)) if value.trim() == "chunked" => {
-                    length = BodyLength::Chunked(Some(0));
+                    remaining_body = RemainingBody::Chunked(Some(0));
                 }
                 _ => {}
             }
         }
-        Ok(ApiResponse { status: status.unwrap_or(0), stream, length })
+        Ok(ApiResponse { status: status.unwrap_or(0), stream, remaining_body })
     }
 
     /// Reads the size of the next chunk.
-    fn next_chunk(&mut self) -> std::io::Result<Option<u64>> {
-        let invalid = || std::io::Error::other("the answer's chunks are broken");
+    fn read_chunk_size(&mut self) -> std::io::Result<Option<u64>> {
+        let chunk_error = || std::io::Error::other("the answer's chunks are broken");
         for _ in 0..2 {
             let mut line = Vec::new();
             (&mut self.stream).take(1024).read_until(b'\n', &mut line)?;
@@ -167,33 +168,33 @@ impl ApiResponse {
             let digits = text.split(';').next().unwrap_or("").trim();
             // A chunk is followed by an empty line.
             if !digits.is_empty() {
-                let size = u64::from_str_radix(digits, 16).map_err(|_| invalid())?;
+                let size = u64::from_str_radix(digits, 16).map_err(|_| chunk_error())?;
                 return Ok((size > 0).then_some(size));
             }
         }
-        Err(invalid())
+        Err(chunk_error())
     }
 }
 
 impl Read for ApiResponse {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        if let BodyLength::Chunked(Some(0)) = self.length {
-            self.length = BodyLength::Chunked(self.next_chunk()?);
+        if let RemainingBody::Chunked(Some(0)) = self.remaining_body {
+            self.remaining_body = RemainingBody::Chunked(self.read_chunk_size()?);
         }
-        let remaining = match self.length {
-            BodyLength::UntilClosed => return self.stream.read(buffer),
-            BodyLength::Chunked(None) | BodyLength::Known(0) => return Ok(0),
-            BodyLength::Chunked(Some(left)) | BodyLength::Known(left) => left,
+        let remaining = match self.remaining_body {
+            RemainingBody::UntilClosed => return self.stream.read(buffer),
+            RemainingBody::Chunked(None) | RemainingBody::Known(0) => return Ok(0),
+            RemainingBody::Chunked(Some(left)) | RemainingBody::Known(left) => left,
         };
         let max_bytes = buffer.len().min(usize::try_from(remaining).unwrap_or(usize::MAX));
         let count = self.stream.read(&mut buffer[..max_bytes])?;
         if count == 0 && max_bytes > 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        let left = remaining - count as u64;
-        self.length = match self.length {
-            BodyLength::Chunked(_) => BodyLength::Chunked(Some(left)),
-            _ => BodyLength::Known(left),
+        let remaining_after = remaining - count as u64;
+        self.remaining_body = match self.remaining_body {
+            RemainingBody::Chunked(_) => RemainingBody::Chunked(Some(remaining_after)),
+            _ => RemainingBody::Known(remaining_after),
         };
         Ok(count)
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use cachemate_study::{sizes_in_equal_ratios, usual_sizes};
+use cachemate_study::{default_sizes, sizes_in_equal_ratios};
 use clap::{Args, ValueEnum};
 
 #[derive(Args)]
@@ -88,7 +88,7 @@ const MAX_SIZES: usize = 10_000;
 impl SizeList {
     /// Default sizes: from 4K to 64M, two per doubling.
     pub fn with_defaults() -> Self {
-        SizeList(usual_sizes())
+        SizeList(default_sizes())
     }
 }
 

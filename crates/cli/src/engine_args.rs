@@ -86,39 +86,45 @@ impl EngineArgs {
         store: &Arc<Store>,
         manifest: &Manifest,
         tasks: &[SweepTask],
-        work: &Arc<dyn JobRunner>,
+        job_runner: &Arc<dyn JobRunner>,
         is_silent: bool,
     ) -> anyhow::Result<SweepSummary> {
-        let mut engine = self.build(store, manifest, work)?;
+        let mut engine = self.build_engine(store, manifest, job_runner)?;
         let bar = session.progress_bar("sweep", Some(tasks.len() as u64));
         let mut reporter = ProgressReporter::new(session, &bar, is_silent);
         let options = DriveOptions { retries: self.retries, idle_timeout: Duration::from_secs(self.idle_timeout) };
         let stop = session.interrupt_flag();
-        let outcome = drive(store, tasks, &mut *engine, &options, &mut |progress| reporter.update(progress), &stop);
+        let outcome = drive(store, tasks, &mut *engine, &options, &mut |progress| reporter.report(progress), &stop);
         bar.finish_and_clear();
         Ok(outcome?)
     }
 
-    fn build(
+    fn build_engine(
         &self,
         store: &Arc<Store>,
         manifest: &Manifest,
-        work: &Arc<dyn JobRunner>,
+        job_runner: &Arc<dyn JobRunner>,
     ) -> anyhow::Result<Box<dyn TaskEngine>> {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = self.workers.map_or(cpus, usize::from);
+        let cpu_count = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = self.workers.map_or(cpu_count, usize::from);
         let batch_size = usize::from(self.batch_size);
         let name = self.engine.unwrap_or_default();
         if name == EngineName::Local {
             let inputs = Arc::new(Inputs::open(store, &manifest.header).map_err(anyhow::Error::msg)?);
-            return Ok(Box::new(LocalEngine::new(Arc::clone(store), Arc::clone(work), inputs, workers, self.retries)));
+            return Ok(Box::new(LocalEngine::new(
+                Arc::clone(store),
+                Arc::clone(job_runner),
+                inputs,
+                workers,
+                self.retries,
+            )));
         }
         let program = match &self.worker_command {
             Some(program) => program.clone(),
             None => std::env::current_exe().context("cannot find the path of this command")?,
         };
         let dir = store.path().to_path_buf();
-        let command =
+        let worker_command =
             WorkerCommand { program, dir, retries: self.retries, heartbeat_timeout_s: self.heartbeat_timeout };
         let scheduler = self.scheduler.clone();
         Ok(match name {
@@ -127,14 +133,17 @@ impl EngineArgs {
                     "--scheduler: not used with slurm, whose own configuration names its controller".to_string()
                 ))
             }
-            EngineName::Slurm => Box::new(Slurm::new(command, batch_size, self.submit_arg.clone())),
+            EngineName::Slurm => Box::new(Slurm::new(worker_command, batch_size, self.submit_arg.clone())),
             EngineName::Dask => {
                 let python = self.python.clone();
-                Box::new(Dask::new(command, DaskOptions { python, scheduler, workers, batch_size }))
+                Box::new(Dask::new(worker_command, DaskOptions { python, scheduler, workers, batch_size }))
             }
             EngineName::Hq | EngineName::Local => {
                 let server_dir = scheduler.map(PathBuf::from);
-                Box::new(Hq::new(command, HqOptions { program: self.hq.clone(), server_dir, workers, batch_size }))
+                Box::new(Hq::new(
+                    worker_command,
+                    HqOptions { program: self.hq.clone(), server_dir, workers, batch_size },
+                ))
             }
         })
     }
@@ -145,20 +154,20 @@ struct ProgressReporter<'a> {
     session: &'a Session,
     bar: &'a ProgressBar,
     is_silent: bool,
-    started: Option<(Instant, usize)>,
-    last_logged: Instant,
+    start_state: Option<(Instant, usize)>,
+    last_log_time: Instant,
     message: Option<String>,
 }
 
 impl<'a> ProgressReporter<'a> {
     fn new(session: &'a Session, bar: &'a ProgressBar, is_silent: bool) -> Self {
-        ProgressReporter { session, bar, is_silent, started: None, last_logged: Instant::now(), message: None }
+        ProgressReporter { session, bar, is_silent, start_state: None, last_log_time: Instant::now(), message: None }
     }
 
-    fn update(&mut self, progress: &SweepProgress) {
+    fn report(&mut self, progress: &SweepProgress) {
         let done_count = progress.finished + progress.failed;
-        if self.started.is_none() {
-            self.started = Some((Instant::now(), done_count));
+        if self.start_state.is_none() {
+            self.start_state = Some((Instant::now(), done_count));
             self.bar.set_position(done_count as u64);
             self.bar.reset_eta();
         }
@@ -172,8 +181,8 @@ impl<'a> ProgressReporter<'a> {
                 self.bar.suspend(|| self.session.warn(message));
             }
         }
-        if self.bar.is_hidden() && !self.is_silent && self.last_logged.elapsed() > LOG_PERIOD {
-            self.last_logged = Instant::now();
+        if self.bar.is_hidden() && !self.is_silent && self.last_log_time.elapsed() > LOG_PERIOD {
+            self.last_log_time = Instant::now();
             self.session.log(&self.progress_line(progress, done_count));
         }
     }
@@ -190,7 +199,7 @@ impl<'a> ProgressReporter<'a> {
                     .map_or(String::new(), |task_count| format!(", {task_count} {label}")),
             );
         }
-        if let Some((start, count_before)) = self.started.filter(|(_, count_before)| done_count > *count_before) {
+        if let Some((start, count_before)) = self.start_state.filter(|(_, count_before)| done_count > *count_before) {
             let task_seconds = start.elapsed().as_secs_f64() / (done_count - count_before) as f64;
             line.push_str(&format!(
                 ", about {} left",

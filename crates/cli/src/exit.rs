@@ -61,10 +61,11 @@ pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
 /// first, is named once.
 fn describe(error: &anyhow::Error) -> String {
     let mut causes = error.chain().map(ToString::to_string);
-    let first = causes.next().unwrap_or_default();
-    let text = causes.fold(first, |text, cause| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") });
-    let place = text.split(": ").next().unwrap_or_default();
-    text.replace(&format!(": {place}: "), ": ")
+    let outermost_cause = causes.next().unwrap_or_default();
+    let text = causes
+        .fold(outermost_cause, |text, cause| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") });
+    let location = text.split(": ").next().unwrap_or_default();
+    text.replace(&format!(": {location}: "), ": ")
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -24,7 +24,7 @@ const BODY_DEADLINE: Duration = Duration::from_secs(2);
 /// Deadline for the head of the next request on a connection.
 const IDLE_DEADLINE: Duration = Duration::from_secs(60);
 /// Maximum number of concurrent connections, and the maximum life of a connection.
-const CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
 
 /// A running extender.
@@ -46,16 +46,16 @@ impl ExtenderState {
         };
         let mut extender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = unix_seconds();
-        let answer = match path {
+        let response = match path {
             "/filter" => extender.filter(&request, now).map(|answer| json_response(&answer)),
             _ => extender.prioritize(&request, now).map(|answer| json_response(&answer)),
         };
-        answer.unwrap_or_else(|error| error_response(StatusCode::BAD_REQUEST, &error.to_string()))
+        response.unwrap_or_else(|error| error_response(StatusCode::BAD_REQUEST, &error.to_string()))
     }
 }
 
-fn json_response<T: Serialize>(answer: &T) -> (StatusCode, Vec<u8>) {
-    (StatusCode::OK, serde_json::to_vec(answer).unwrap_or_default())
+fn json_response<T: Serialize>(body: &T) -> (StatusCode, Vec<u8>) {
+    (StatusCode::OK, serde_json::to_vec(body).unwrap_or_default())
 }
 
 fn error_response(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
@@ -72,8 +72,8 @@ async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Resul
     let (status, body) = match (request.method(), path.as_str()) {
         (&Method::GET, "/healthz") => (StatusCode::OK, b"{}".to_vec()),
         (&Method::POST, "/filter" | "/prioritize") => {
-            let body = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect();
-            match tokio::time::timeout(BODY_DEADLINE, body).await {
+            let body_future = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect();
+            match tokio::time::timeout(BODY_DEADLINE, body_future).await {
                 Ok(Ok(body)) => state.answer_request(&path, &body.to_bytes()),
                 Ok(Err(error)) => error_response(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
                 Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 2 s"),
@@ -95,16 +95,16 @@ pub async fn listen(
     state: Arc<ExtenderState>,
 ) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
     let listener = TcpListener::bind(address).await?;
-    let bound = listener.local_addr()?;
+    let bound_address = listener.local_addr()?;
     let server = async move {
-        let deadlines = Deadlines { stranger: CONNECTION_DEADLINE, admitted: CONNECTION_DEADLINE };
-        let mut limit = ConnectionLimit::new(CONNECTIONS, deadlines);
+        let deadlines = Deadlines { unadmitted_lifetime: CONNECTION_DEADLINE, admitted: CONNECTION_DEADLINE };
+        let mut connection_limit = ConnectionLimit::new(MAX_CONNECTIONS, deadlines);
         loop {
             let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
             let state = Arc::clone(&state);
             // Without this option, the kernel may delay small answers.
             let _ = stream.set_nodelay(true);
-            limit.serve(peer.ip(), move |_| async move {
+            connection_limit.serve(peer.ip(), move |_| async move {
                 let service = service_fn(move |request| respond(request, Arc::clone(&state)));
                 let mut http = http1::Builder::new();
                 http.timer(TokioTimer::new()).header_read_timeout(IDLE_DEADLINE).max_headers(64);
@@ -113,5 +113,5 @@ pub async fn listen(
             });
         }
     };
-    Ok((bound, server))
+    Ok((bound_address, server))
 }

@@ -83,7 +83,7 @@ pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> 
 }
 
 /// Creates a directory; accepts one that exists and is not empty only with `force`.
-pub fn refuse_full(dir: &Path, force: bool) -> anyhow::Result<()> {
+pub fn prepare_output_dir(dir: &Path, force: bool) -> anyhow::Result<()> {
     let is_full = cachemate_files::list_dir(dir).is_ok_and(|entries| !entries.is_empty());
     if is_full && !force {
         bail!("{}: the directory is not empty; --force writes to it nevertheless", dir.display());

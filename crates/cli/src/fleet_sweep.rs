@@ -10,7 +10,7 @@ use cachemate_core::MachineSpec;
 use cachemate_fleet::spec::{FleetService, FleetSpec};
 use cachemate_fleet::study::{FleetChange, FleetPart, FleetPartOutcome, FleetResult, FleetStudy};
 use cachemate_sweep::{
-    FORMAT, JobResult, JobRunner, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId,
+    JobResult, JobRunner, MANIFEST_FORMAT, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -37,9 +37,9 @@ impl FleetRequest {
     }
 
     /// Ids of the tasks: hashes of everything on which their results depend.
-    fn task_id(&self) -> impl Fn(FleetPart) -> SweepTaskId {
-        let fleet = SweepTaskId::from_text(&json!(self).to_string());
-        move |part| SweepTaskId::from_text(&format!("{} fleet {fleet} {part:?}", source_version()))
+    fn task_id_function(&self) -> impl Fn(FleetPart) -> SweepTaskId {
+        let fleet_id = SweepTaskId::from_text(&json!(self).to_string());
+        move |part| SweepTaskId::from_text(&format!("{} fleet {fleet_id} {part:?}", source_version()))
     }
 
     /// Runs all parts on an engine, whose tasks in this process are done by `work`, and merges their results; see
@@ -49,12 +49,12 @@ impl FleetRequest {
         session: &Session,
         dir: &Path,
         engines: &EngineArgs,
-        work: &Arc<dyn JobRunner>,
+        job_runner: &Arc<dyn JobRunner>,
         is_silent: bool,
     ) -> anyhow::Result<FleetResult> {
         let study = self.study()?;
-        let task_id = self.task_id();
-        let task = |part: &FleetPart| {
+        let task_id = self.task_id_function();
+        let sweep_task = |part: &FleetPart| {
             let (variant, cell) = match *part {
                 FleetPart::Cell { variant, cell } => (variant, Some(cell)),
                 FleetPart::Search { variant } => (variant, None),
@@ -62,9 +62,9 @@ impl FleetRequest {
             SweepTask { id: task_id(*part), point: json!({ "variant": variant, "cell": cell }).to_string().into() }
         };
         let parts = study.parts();
-        let tasks: Vec<SweepTask> = parts.iter().map(task).collect();
+        let tasks: Vec<SweepTask> = parts.iter().map(sweep_task).collect();
         let header = ManifestHeader {
-            format: FORMAT,
+            format: MANIFEST_FORMAT,
             name: "fleet".to_string(),
             description: self.spec.name.clone(),
             kind: SweepKind::Fleet,
@@ -81,7 +81,7 @@ impl FleetRequest {
         let store = Arc::new(Store::create(dir)?);
         store.write_manifest(&manifest)?;
         tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
-        let summary = engines.drive_tasks(session, &store, &manifest, &tasks, work, is_silent)?;
+        let summary = engines.drive_tasks(session, &store, &manifest, &tasks, job_runner, is_silent)?;
         if summary.interrupted {
             let note = format!("{} of {} parts are finished and kept", summary.finished, summary.total);
             return Err(InterruptedError(format!("{note}; the same command continues")).into());
@@ -89,13 +89,13 @@ impl FleetRequest {
         if let Some((id, reason)) = summary.failed.first() {
             anyhow::bail!("task {id}: {reason}");
         }
-        let outcomes = stored_outcomes(&store, &task_id, parts).map_err(anyhow::Error::msg)?;
+        let outcomes = read_outcomes(&store, &task_id, parts).map_err(anyhow::Error::msg)?;
         study.merge(&outcomes).with_context(|| format!("{}: a part of the fleet has no result", dir.display()))
     }
 }
 
 /// Stored outcomes of parts; those without a result are left out.
-fn stored_outcomes(
+fn read_outcomes(
     store: &Store,
     task_id: &dyn Fn(FleetPart) -> SweepTaskId,
     parts: Vec<FleetPart>,
@@ -103,9 +103,9 @@ fn stored_outcomes(
     let mut outcomes = BTreeMap::new();
     for part in parts {
         let id = task_id(part);
-        let Some(stored) = store.read(id)? else { continue };
+        let Some(stored_result) = store.read(id)? else { continue };
         let result: JobResult =
-            serde_json::from_str(stored.result.get()).map_err(|error| format!("task {id}: {error}"))?;
+            serde_json::from_str(stored_result.result.get()).map_err(|error| format!("task {id}: {error}"))?;
         let detail = result.detail.unwrap_or(Value::Null);
         outcomes.insert(part, serde_json::from_value(detail).map_err(|error| format!("task {id}: {error}"))?);
     }
@@ -141,8 +141,8 @@ impl FleetWorker {
         cell: Option<usize>,
         stop: &AtomicBool,
     ) -> Result<JobResult, RunError> {
-        let loaded = self.0.get_or_init(|| LoadedFleet::new(fleet)).as_ref();
-        let LoadedFleet { study, request } = loaded.map_err(|problem| RunError::Failed(problem.clone()))?;
+        let loaded_fleet = self.0.get_or_init(|| LoadedFleet::new(fleet)).as_ref();
+        let LoadedFleet { study, request } = loaded_fleet.map_err(|problem| RunError::Failed(problem.clone()))?;
         let part = match cell {
             Some(cell) => FleetPart::Cell { variant, cell },
             None => FleetPart::Search { variant },
@@ -155,7 +155,8 @@ impl FleetWorker {
             // A search starts with the first cells, if they are finished.
             let store = Store::open(dir).map_err(|error| RunError::Failed(error.to_string()))?;
             let first_cells = study.parts().into_iter().filter(|part| matches!(part, FleetPart::Cell { cell: 0, .. }));
-            known_outcomes = stored_outcomes(&store, &request.task_id(), first_cells.collect()).unwrap_or_default();
+            known_outcomes =
+                read_outcomes(&store, &request.task_id_function(), first_cells.collect()).unwrap_or_default();
         }
         let outcome = study.run_part(part, &known_outcomes, &|| stop.load(Ordering::Relaxed));
         let outcome = outcome.ok_or(RunError::Stopped)?;

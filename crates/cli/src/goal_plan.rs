@@ -4,7 +4,7 @@ use anyhow::bail;
 use cachemate_core::{Goal, MachineSpec, PromiseState, PromiseTerm};
 use cachemate_interval::IntervalJob;
 use cachemate_report::text::escape_controls;
-use cachemate_repro::interval::forecast::{TimedProgram, with_error};
+use cachemate_repro::interval::forecast::{TimedProgram, slowdown_with_error};
 use cachemate_repro::interval::plan_search::{PlanTruth, SearchedPlan, max_slowdown};
 use serde::Serialize;
 
@@ -20,13 +20,13 @@ pub struct RequestedGoal {
 /// Parses `NAME=MAX`, with MAX as `5%` or `0.05`.
 pub fn parse_goal(text: &str) -> Result<RequestedGoal, String> {
     let expected = "expected PROGRAM=MAX, such as redis=5% or redis=0.05";
-    let Some((program, max)) = text.rsplit_once('=') else { return Err(format!("found '{text}', {expected}")) };
-    let (digits, unit) = max.strip_suffix('%').map_or((max, 1.0), |digits| (digits.trim(), 100.0));
-    let value: f64 = digits.parse().map_err(|_| format!("found '{max}', {expected}"))?;
+    let Some((program, limit_text)) = text.rsplit_once('=') else { return Err(format!("found '{text}', {expected}")) };
+    let (digits, unit) = limit_text.strip_suffix('%').map_or((limit_text, 1.0), |digits| (digits.trim(), 100.0));
+    let value: f64 = digits.parse().map_err(|_| format!("found '{limit_text}', {expected}"))?;
     let max_slowdown = value / unit;
     // A number above 1 needs a percent sign, because a bare 5 would mean 500 %, which is probably not intended.
     if !(max_slowdown.is_finite() && max_slowdown >= 0.0 && (unit > 1.0 || max_slowdown <= 1.0)) {
-        return Err(format!("found '{max}', expected a share from 0 to 1, or percent with a unit, such as 5%"));
+        return Err(format!("found '{limit_text}', expected a share from 0 to 1, or percent with a unit, such as 5%"));
     }
     Ok(RequestedGoal { program: program.to_string(), max_slowdown })
 }
@@ -82,21 +82,21 @@ impl StaticPlanSearch {
     pub fn new(
         machine: &MachineSpec,
         names: Vec<String>,
-        timed: &[&TimedProgram],
+        timed_programs: &[&TimedProgram],
         goals: &[RequestedGoal],
         seed: u64,
     ) -> anyhow::Result<Self> {
         let mut jobs: Vec<IntervalJob> =
-            timed.iter().map(|program| IntervalJob::new(program.middle_program().clone())).collect();
+            timed_programs.iter().map(|program| IntervalJob::new(program.middle_program().clone())).collect();
         for goal in goals {
-            let mut own_jobs = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
-            if own_jobs.peek().is_none() {
+            let mut goal_jobs = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
+            if goal_jobs.peek().is_none() {
                 let known_names = names.join(", ");
                 let message = format!("--goal: found '{}', expected one of {known_names}", goal.program);
                 return Err(UsageError(message).into());
             }
             let promise = Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() };
-            own_jobs.for_each(|(_, job)| job.goal = Some(promise));
+            goal_jobs.for_each(|(_, job)| job.goal = Some(promise));
         }
         Ok(StaticPlanSearch { machine: machine.clone(), names, jobs, seed })
     }
@@ -107,22 +107,22 @@ impl StaticPlanSearch {
     /// There are more programs than cores.
     pub fn best_for_goals(&self) -> anyhow::Result<GoalPlan> {
         let truth = PlanTruth::new(&self.machine, &self.jobs)?;
-        let (units, best_plan) = (truth.parts, truth.search(self.seed)?);
-        let must_leave = if best_plan.keeps_all { Vec::new() } else { self.programs_to_remove()? };
-        Ok(goal_plan(&self.names, &self.jobs, &best_plan, units, must_leave))
+        let (units_per_cache, best_plan) = (truth.units_per_cache, truth.search_best_plan(self.seed)?);
+        let must_leave = if best_plan.keeps_all_promises { Vec::new() } else { self.find_program_to_remove()? };
+        Ok(build_goal_plan(&self.names, &self.jobs, &best_plan, units_per_cache, must_leave))
     }
 
     /// Returns the first program whose removal lets all promises be kept. Programs without a promise are tried first.
-    fn programs_to_remove(&self) -> anyhow::Result<Vec<String>> {
+    fn find_program_to_remove(&self) -> anyhow::Result<Vec<String>> {
         let mut order: Vec<usize> = (0..self.jobs.len()).collect();
         order.sort_by_key(|&index| max_slowdown(&self.jobs[index]).is_some());
         for index in order {
-            let mut fewer = self.jobs.clone();
-            fewer.remove(index);
-            if fewer.is_empty() {
+            let mut remaining_jobs = self.jobs.clone();
+            remaining_jobs.remove(index);
+            if remaining_jobs.is_empty() {
                 bail!("'{}': its promise cannot be kept even alone", escape_controls(&self.names[index]));
             }
-            if PlanTruth::new(&self.machine, &fewer)?.search(self.seed)?.keeps_all {
+            if PlanTruth::new(&self.machine, &remaining_jobs)?.search_best_plan(self.seed)?.keeps_all_promises {
                 return Ok(vec![self.names[index].clone()]);
             }
         }
@@ -130,18 +130,18 @@ impl StaticPlanSearch {
     }
 }
 
-fn goal_plan(
+fn build_goal_plan(
     names: &[String],
     jobs: &[IntervalJob],
     best_plan: &SearchedPlan,
     units_per_cache: u32,
     must_leave: Vec<String>,
 ) -> GoalPlan {
-    let goal_json = |index: usize| {
+    let goal_forecast = |index: usize| {
         let max = max_slowdown(&jobs[index])?;
-        let forecast = with_error(best_plan.slowdowns[index]);
+        let forecast = slowdown_with_error(best_plan.slowdowns[index]);
         let is_missed = forecast.value > max;
-        let state = match is_missed && !best_plan.keeps_all {
+        let state = match is_missed && !best_plan.keeps_all_promises {
             true => PromiseState::Infeasible,
             false => PromiseTerm::MaxSlowdown(max).state_of(forecast),
         };
@@ -155,8 +155,8 @@ fn goal_plan(
         })
     };
     GoalPlan {
-        goals: (0..jobs.len()).filter_map(goal_json).collect(),
-        keeps_all: best_plan.keeps_all,
+        goals: (0..jobs.len()).filter_map(goal_forecast).collect(),
+        keeps_all: best_plan.keeps_all_promises,
         units_per_cache,
         placement: placements(names, best_plan),
         must_leave,
@@ -164,12 +164,12 @@ fn goal_plan(
 }
 
 /// Lists the places of all programs in a plan.
-pub fn placements(names: &[String], searched: &SearchedPlan) -> Vec<PlannedPlacement> {
+pub fn placements(names: &[String], searched_plan: &SearchedPlan) -> Vec<PlannedPlacement> {
     let placement_of = |(index, name): (usize, &String)| PlannedPlacement {
         program: name.clone(),
-        cpu: searched.plan.cpu_of[index],
-        exclusive_units: searched.plan.units[index],
-        forecast_slowdown: searched.slowdowns[index],
+        cpu: searched_plan.plan.cpu_by_job[index],
+        exclusive_units: searched_plan.plan.units_by_job[index],
+        forecast_slowdown: searched_plan.slowdowns[index],
     };
     names.iter().enumerate().map(placement_of).collect()
 }
@@ -190,12 +190,12 @@ impl GoalPlan {
             );
         }
         for place in &self.placement {
-            let share = match place.exclusive_units {
+            let share_text = match place.exclusive_units {
                 0 => String::new(),
                 units => format!(", {units} of {} parts of its cache for itself", self.units_per_cache),
             };
             text += &format!(
-                "  {} on CPU {}{share}: {:.1} % slower\n",
+                "  {} on CPU {}{share_text}: {:.1} % slower\n",
                 place.program,
                 place.cpu,
                 100.0 * place.forecast_slowdown

@@ -40,7 +40,7 @@ pub fn load(
     let mut programs: Vec<Arc<PhasedProgram>> = Vec::with_capacity(requests.len());
     for (index, request) in requests.iter().enumerate() {
         let program = match requests[..index].iter().position(|other| other == request) {
-            Some(earlier) => Arc::clone(&programs[earlier]),
+            Some(earlier_index) => Arc::clone(&programs[earlier_index]),
             None => {
                 bar.set_message(request.program.clone());
                 let program = load_program(session, request, machine, seed.wrapping_add(index as u64), phase_scale)?;
@@ -69,7 +69,7 @@ pub fn load_jobs(
     phase_scale: f64,
 ) -> anyhow::Result<Vec<IntervalJob>> {
     let counted_requests: Vec<(ProgramRequest, u32)> =
-        specs.iter().map(|spec| parse_count(spec)).collect::<anyhow::Result<_>>()?;
+        specs.iter().map(|spec| parse_copies(spec)).collect::<anyhow::Result<_>>()?;
     let requests: Vec<ProgramRequest> = counted_requests.iter().map(|(request, _)| request.clone()).collect();
     let programs = load(session, &requests, machine, seed, phase_scale)?;
     let copies = programs.iter().zip(&counted_requests);
@@ -77,7 +77,7 @@ pub fn load_jobs(
 }
 
 /// Parses `NAME*N`; a name alone means one copy.
-fn parse_count(spec: &str) -> anyhow::Result<(ProgramRequest, u32)> {
+fn parse_copies(spec: &str) -> anyhow::Result<(ProgramRequest, u32)> {
     let (name, count) = match spec.rsplit_once('*') {
         None => (spec, 1),
         Some((name, count)) => {
@@ -110,17 +110,17 @@ fn load_program(
         );
     }
     let options: Options = request.parameters.clone().try_into().context("parameters")?;
-    let kernel = kernels::programs().any(|known| known.name == *name);
-    let job = if kernel {
+    let is_kernel = kernels::programs().any(|known| known.name == *name);
+    let job = if is_kernel {
         setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed) }
     } else {
         let path = if name.ends_with(".cmt") { name.into() } else { find_recording(name)? };
         setup::WorkloadJob::from_recording(name, path, seed)
     };
-    let threads = job.start_threads(0)?.len();
-    if threads != 1 {
+    let thread_count = job.start_threads(0)?.len();
+    if thread_count != 1 {
         bail!(
-            "'{name}': found {threads} threads, expected one: programs with several threads cannot be measured alone"
+            "'{name}': found {thread_count} threads, expected one: programs with several threads cannot be measured alone"
         );
     }
     Ok(measure(&job, machine, HOUR_PROFILE_CYCLES, phase_scale)?)

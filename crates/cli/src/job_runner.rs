@@ -50,17 +50,17 @@ impl JobRunner for LocalJobRunner {
             return Ok(Some(program.into()));
         }
         bundled_recording(program).map(Some).map_err(|missing| {
-            let unknown = kernels::build_threads(program, 1, &Options::default()).err();
-            let unknown =
-                unknown.map_or(String::new(), |unknown| format!("{unknown}; nor is it a bundled recording: "));
-            format!("{unknown}{missing}")
+            let unknown_program = kernels::build_threads(program, 1, &Options::default()).err();
+            let problem_prefix =
+                unknown_program.map_or(String::new(), |unknown| format!("{unknown}; nor is it a bundled recording: "));
+            format!("{problem_prefix}{missing}")
         })
     }
 
     fn check(&self, job: &SweepJob) -> Result<(), String> {
         match job {
             SweepJob::Scenario(job) => {
-                let machine = build(job)?;
+                let machine = build_machine(job)?;
                 build_pipeline(job, &machine).map(|_| ())
             }
             SweepJob::Curve(job) => curve_command(job).map(|_| ()),
@@ -72,7 +72,7 @@ impl JobRunner for LocalJobRunner {
         match job {
             SweepJob::Scenario(job) => run_scenario(job, stop),
             SweepJob::Curve(job) => self.run_curve(job),
-            SweepJob::Repro { asked, run } => repro_sweep::run_task(&self.dir, asked, run, stop),
+            SweepJob::Repro { request, run } => repro_sweep::run_task(&self.dir, request, run, stop),
             SweepJob::Fleet { fleet, variant, cell } => self.fleet.run_task(&self.dir, fleet, *variant, *cell, stop),
         }
     }
@@ -85,7 +85,7 @@ fn build_pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, S
 }
 
 /// Builds the job's machine with the recordings that the sweep has resolved.
-fn build(job: &ScenarioJob) -> Result<SimMachine, String> {
+fn build_machine(job: &ScenarioJob) -> Result<SimMachine, String> {
     let mut scenario = job.scenario.clone();
     for program in &mut scenario.programs {
         if let Some(path) = job.recordings.get(&program.program) {
@@ -96,47 +96,48 @@ fn build(job: &ScenarioJob) -> Result<SimMachine, String> {
 }
 
 fn run_scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError> {
-    let mut machine = build(job).map_err(RunError::Failed)?;
+    let mut machine = build_machine(job).map_err(RunError::Failed)?;
     let pipeline = build_pipeline(job, &machine).map_err(RunError::Failed)?;
     machine.set_first_window(pipeline.config().first_window);
-    let flag = machine.stop_flag();
-    let outcome = run_stoppable(&flag, stop, || pipeline.run(machine, |_, _| true));
+    let machine_stop = machine.stop_flag();
+    let outcome = run_until_stopped(&machine_stop, stop, || pipeline.run(machine, |_, _| true));
     if stop.load(Ordering::Relaxed) {
         return Err(RunError::Stopped);
     }
     let mut machine = outcome.map_err(|error| RunError::Failed(error.to_string()))?;
-    let mut results = machine.results();
+    let mut results = machine.collect_results();
     // Paths of recordings are removed, because the result must not depend on them.
     for task in &mut results.tasks {
         let recording = job.recordings.iter().find(|(_, path)| path.display().to_string() == task.name);
-        if let Some((given, _)) = recording {
-            task.name.clone_from(given);
+        if let Some((program, _)) = recording {
+            task.name.clone_from(program);
         }
     }
     let detail = job.detail.then(|| serde_json::to_value(&results)).transpose();
     let detail = detail.map_err(|error| RunError::Failed(error.to_string()))?;
-    Ok(JobResult { figures: figures(&results), curve: Vec::new(), detail })
+    Ok(JobResult { figures: run_figures(&results), curve: Vec::new(), detail })
 }
 
-/// Copies the stop of the sweep to the machine's own flag while `run` is in progress; the run ends within a window.
-fn run_stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
-    let (done_sender, is_done) = channel::<()>();
+/// Calls `run`, and meanwhile copies the sweep's stop flag to the machine's own flag, so that the run ends within a
+/// window.
+fn run_until_stopped<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
+    let (done_sender, done_receiver) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            while is_done.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
+            while done_receiver.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
                 if stop.load(Ordering::Relaxed) {
                     flag.store(true, Ordering::Relaxed);
                 }
             }
         });
-        let answer = run();
+        let outcome = run();
         drop(done_sender);
-        answer
+        outcome
     })
 }
 
 /// Figures of a run that reports show.
-fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
+fn run_figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     let cycles = results.elapsed_cycles as f64;
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     let sum_last_level = |metric: fn(&cachemate_sim::results::MissBreakdown) -> u64| -> u64 {
@@ -144,14 +145,14 @@ fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     };
     let (references, misses) = (sum_last_level(|level| level.references), sum_last_level(|level| level.misses));
     let ratio = |a: f64, b: f64| (b > 0.0).then(|| a / b);
-    let slowest = results.tasks.iter().map(|task| task.instructions as f64).fold(f64::INFINITY, f64::min);
-    let bytes: f64 = results.memory.iter().map(|memory| memory.bytes_per_cycle).sum();
+    let min_instructions = results.tasks.iter().map(|task| task.instructions as f64).fold(f64::INFINITY, f64::min);
+    let bytes_per_cycle: f64 = results.memory.iter().map(|memory| memory.bytes_per_cycle).sum();
     let named_figures = [
         ("instr_per_cycle", ratio(instructions as f64, cycles)),
-        ("slowest_task_instr_per_cycle", ratio(slowest, cycles).filter(|value| value.is_finite())),
+        ("slowest_task_instr_per_cycle", ratio(min_instructions, cycles).filter(|value| value.is_finite())),
         ("llc_mpki", ratio(1000.0 * misses as f64, instructions as f64)),
         ("llc_miss_ratio", ratio(misses as f64, references as f64)),
-        ("memory_bytes_per_cycle", Some(bytes)),
+        ("memory_bytes_per_cycle", Some(bytes_per_cycle)),
         ("busy_share", Some(results.busy_share)),
     ];
     named_figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
@@ -171,16 +172,16 @@ impl LocalJobRunner {
             false => RunError::Failed(format!("{error:#}")),
         };
         let measurement = curve_command(job).map_err(RunError::Failed)?.measure(&self.session).map_err(run_error)?;
-        let counts = &measurement.all;
-        let number = |count: Option<u64>| count.map(|count| count as f64);
+        let full_counts = &measurement.all;
+        let to_f64 = |count: Option<u64>| count.map(|count| count as f64);
         let named_figures = [
-            ("accesses", Some(counts.accesses as f64)),
-            ("instructions", number(counts.instructions)),
-            ("cold_misses", number(counts.cold)),
+            ("accesses", Some(full_counts.accesses as f64)),
+            ("instructions", to_f64(full_counts.instructions)),
+            ("cold_misses", to_f64(full_counts.cold)),
             ("miss_ratio_error", measurement.sampled.and_then(|sampled| sampled.error)),
         ];
         let figures = named_figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
-        let curve = counts.curve.iter().map(|point| (point.bytes, point.miss_ratio)).collect();
+        let curve = full_counts.curve.iter().map(|point| (point.bytes, point.miss_ratio)).collect();
         Ok(JobResult { figures, curve, detail: None })
     }
 }

@@ -56,9 +56,9 @@ struct PublishedState {
 pub fn read_dir(dir: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String, String>)> {
     let mut knowledge = ClusterKnowledge::default();
     let mut refusals = BTreeMap::new();
-    let mut dirs = vec![(dir.to_path_buf(), 0)];
-    let mut files = 0;
-    while let Some((dir, depth)) = dirs.pop() {
+    let mut pending_dirs = vec![(dir.to_path_buf(), 0)];
+    let mut file_count = 0;
+    while let Some((dir, depth)) = pending_dirs.pop() {
         let paths = cachemate_files::list_dir(&dir).with_context(|| format!("{}: cannot be read", dir.display()))?;
         for path in paths {
             // Hidden names are skipped, because a mounted volume contains every file a second time in hidden
@@ -68,10 +68,10 @@ pub fn read_dir(dir: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String
                 continue;
             }
             if path.is_dir() && depth < 2 {
-                dirs.push((path, depth + 1));
+                pending_dirs.push((path, depth + 1));
             } else if path.extension().is_some_and(|extension| extension == "json") {
-                files += 1;
-                if files > MAX_FILES {
+                file_count += 1;
+                if file_count > MAX_FILES {
                     anyhow::bail!("{}: found more than {MAX_FILES} files, expected fewer", dir.display());
                 }
                 if let Err(error) = read_object(&path, &mut knowledge) {
@@ -105,9 +105,12 @@ pub fn insert_object(object: serde_json::Value, knowledge: &mut ClusterKnowledge
         }
         KnowledgeObject::NodeCacheState { metadata, status } => {
             status.state.check()?;
-            let published = status.observed_unix_seconds;
-            anyhow::ensure!(published.is_finite(), "status.observedUnixSeconds: found {published}, expected a time");
-            knowledge.nodes.insert(metadata.name, (published, status.state));
+            let publication_time = status.observed_unix_seconds;
+            anyhow::ensure!(
+                publication_time.is_finite(),
+                "status.observedUnixSeconds: found {publication_time}, expected a time"
+            );
+            knowledge.nodes.insert(metadata.name, (publication_time, status.state));
         }
     }
     Ok(())

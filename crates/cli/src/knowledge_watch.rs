@@ -22,7 +22,7 @@ use crate::knowledge_dir::{MAX_OBJECT_BYTES, insert_object};
 const RESOURCES: [(&str, &str); 2] = [("WorkloadProfile", "workloadprofiles"), ("NodeCacheState", "nodecachestates")];
 const API_PATH: &str = "/apis/cachemate.io/v1alpha1";
 /// Objects on one page of a list, and the maximum size of the page.
-const PAGE_OBJECTS: u32 = 500;
+const OBJECTS_PER_PAGE: u32 = 500;
 const MAX_PAGE_BYTES: u64 = 128 << 20;
 /// Maximum number of pages of a list; a longer list means that the server repeats itself.
 const MAX_PAGES: usize = 400;
@@ -48,7 +48,7 @@ enum KnowledgeChange {
 
 /// The watched knowledge.
 pub struct KnowledgeWatch {
-    changes: Receiver<KnowledgeChange>,
+    change_receiver: Receiver<KnowledgeChange>,
     knowledge: ClusterKnowledge,
     /// Reasons why objects were skipped, by kind and name, so that each is reported once.
     refusals: BTreeMap<String, String>,
@@ -59,24 +59,24 @@ impl KnowledgeWatch {
     ///
     /// # Errors
     /// The threads cannot be started.
-    pub fn start(server: ApiServer, silence: Duration) -> anyhow::Result<Self> {
+    pub fn start(server: ApiServer, max_silence: Duration) -> anyhow::Result<Self> {
         let server = Arc::new(server);
-        let (sender, changes) = sync_channel(MAX_CHANGES);
+        let (sender, change_receiver) = sync_channel(MAX_CHANGES);
         for (kind, plural) in RESOURCES {
             let (server, sender) = (Arc::clone(&server), sender.clone());
             let follow = move || {
                 // The receiver no longer exists when the command ends.
-                let _ = ResourceWatch { server: &server, kind, plural, silence, changes: &sender }.follow();
+                let _ = ResourceWatch { server: &server, kind, plural, max_silence, change_sender: &sender }.follow();
             };
             std::thread::Builder::new().name(format!("cachemate-{plural}")).spawn(follow)?;
         }
-        Ok(KnowledgeWatch { changes, knowledge: ClusterKnowledge::default(), refusals: BTreeMap::new() })
+        Ok(KnowledgeWatch { change_receiver, knowledge: ClusterKnowledge::default(), refusals: BTreeMap::new() })
     }
 
     /// Takes in what has changed. Returns the knowledge if it is new, and messages for the log.
     pub fn take_changes(&mut self) -> (Option<ClusterKnowledge>, Vec<String>) {
         let (mut is_new, mut messages) = (false, Vec::new());
-        while let Ok(change) = self.changes.try_recv() {
+        while let Ok(change) = self.change_receiver.try_recv() {
             match change {
                 KnowledgeChange::Failed(reason) => messages.push(reason),
                 KnowledgeChange::Listed(kind, objects) => {
@@ -105,14 +105,14 @@ impl KnowledgeWatch {
         if let Some(fields) = object.as_object_mut() {
             fields.entry("kind").or_insert_with(|| kind.into());
         }
-        let place = format!("{kind} {name}");
+        let object_label = format!("{kind} {name}");
         match insert_object(object, &mut self.knowledge) {
-            Ok(()) => drop(self.refusals.remove(&place)),
+            Ok(()) => drop(self.refusals.remove(&object_label)),
             Err(error) => {
                 let reason = format!("{error:#}");
-                if self.refusals.get(&place) != Some(&reason) {
-                    messages.push(format!("{place}: skipped: {reason}"));
-                    self.refusals.insert(place, reason);
+                if self.refusals.get(&object_label) != Some(&reason) {
+                    messages.push(format!("{object_label}: skipped: {reason}"));
+                    self.refusals.insert(object_label, reason);
                 }
             }
         }
@@ -172,15 +172,15 @@ enum WatchEnd {
     /// The version is too old.
     Expired,
     /// The command ends.
-    Unwanted,
+    Stopped,
 }
 
 struct ResourceWatch<'a> {
     server: &'a ApiServer,
     kind: &'static str,
     plural: &'static str,
-    silence: Duration,
-    changes: &'a SyncSender<KnowledgeChange>,
+    max_silence: Duration,
+    change_sender: &'a SyncSender<KnowledgeChange>,
 }
 
 impl ResourceWatch<'_> {
@@ -189,30 +189,30 @@ impl ResourceWatch<'_> {
         let mut pause = FIRST_PAUSE;
         let mut version: Option<String> = None;
         loop {
-            let started = Instant::now();
+            let start_time = Instant::now();
             let outcome = match &mut version {
                 None => match self.list() {
                     Ok((objects, listed_version)) => {
-                        self.changes.send(KnowledgeChange::Listed(self.kind, objects))?;
+                        self.change_sender.send(KnowledgeChange::Listed(self.kind, objects))?;
                         version = Some(listed_version);
                         pause = FIRST_PAUSE;
                         continue;
                     }
                     Err(error) => Err(error),
                 },
-                Some(seen_version) => self.watch(seen_version),
+                Some(last_version) => self.watch(last_version),
             };
             match outcome {
-                Ok(WatchEnd::Unwanted) => return Ok(()),
+                Ok(WatchEnd::Stopped) => return Ok(()),
                 Ok(WatchEnd::Expired) => version = None,
                 Ok(WatchEnd::Closed) => pause = FIRST_PAUSE,
                 Err(error) => {
                     let reason = format!("{}: {error:#}; asking again", self.plural);
-                    self.changes.send(KnowledgeChange::Failed(reason))?;
+                    self.change_sender.send(KnowledgeChange::Failed(reason))?;
                 }
             }
             // The interval grows as long as the server ends the watch, or fails, at once.
-            if started.elapsed() < pause {
+            if start_time.elapsed() < pause {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(MAX_PAUSE);
             }
@@ -220,9 +220,9 @@ impl ResourceWatch<'_> {
     }
 
     fn list(&self) -> anyhow::Result<(Vec<Value>, String)> {
-        let (mut objects, mut next) = (Vec::new(), String::new());
+        let (mut objects, mut page_query) = (Vec::new(), String::new());
         for _ in 0..MAX_PAGES {
-            let path = format!("{API_PATH}/{}?limit={PAGE_OBJECTS}{next}", self.plural);
+            let path = format!("{API_PATH}/{}?limit={OBJECTS_PER_PAGE}{page_query}", self.plural);
             let answer = self.server.get(&path, LIST_DEADLINE)?;
             ensure!(answer.status == 200, "found status {}, expected 200", answer.status);
             let page: ObjectPage = serde_json::from_reader(BufReader::new(answer.take(MAX_PAGE_BYTES)))
@@ -230,7 +230,7 @@ impl ResourceWatch<'_> {
             objects.extend(page.items);
             match page.metadata.next_page.filter(|next| !next.is_empty()) {
                 None => return Ok((objects, page.metadata.resource_version)),
-                Some(token) => next = format!("&continue={}", percent_encoded(&token)),
+                Some(token) => page_query = format!("&continue={}", percent_encode(&token)),
             }
         }
         anyhow::bail!("found more than {MAX_PAGES} pages, expected fewer")
@@ -241,10 +241,10 @@ impl ResourceWatch<'_> {
         let path = format!(
             "{API_PATH}/{}?watch=true&allowWatchBookmarks=true&resourceVersion={}&timeoutSeconds={}",
             self.plural,
-            percent_encoded(version),
-            self.silence.as_secs()
+            percent_encode(version),
+            self.max_silence.as_secs()
         );
-        let answer = self.server.get(&path, self.silence)?;
+        let answer = self.server.get(&path, self.max_silence)?;
         if answer.status == 410 {
             return Ok(WatchEnd::Expired);
         }
@@ -262,22 +262,24 @@ impl ResourceWatch<'_> {
                 ensure!(code == 410, "the watch ended with {code}: {message}");
                 return Ok(WatchEnd::Expired);
             }
-            if let Some(seen) = object["metadata"]["resourceVersion"].as_str() {
-                *version = seen.to_string();
+            if let Some(new_version) = object["metadata"]["resourceVersion"].as_str() {
+                *version = new_version.to_string();
             }
             let change = match kind.as_str() {
                 "ADDED" | "MODIFIED" => KnowledgeChange::Changed(self.kind, object),
                 "DELETED" => KnowledgeChange::Deleted(self.kind, object),
                 _ => continue,
             };
-            if self.changes.send(change).is_err() {
-                return Ok(WatchEnd::Unwanted);
+            if self.change_sender.send(change).is_err() {
+                return Ok(WatchEnd::Stopped);
             }
         }
     }
 }
 
-fn percent_encoded(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+fn percent_encode(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    text.bytes()
+        .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }

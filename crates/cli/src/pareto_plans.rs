@@ -2,7 +2,7 @@
 
 use cachemate_report::text::format_fixed;
 use cachemate_repro::interval::plan_search::PlanTruth;
-use cachemate_repro::interval::trade_offs::{RESOLUTION, TradeOff, pareto_front};
+use cachemate_repro::interval::trade_offs::{MIN_SLOWDOWN_DIFFERENCE, TradeOff, pareto_front};
 use serde::Serialize;
 
 use crate::goal_plan::{PlannedPlacement, StaticPlanSearch, placements};
@@ -37,20 +37,20 @@ struct ParetoPlacement {
 impl ParetoPlans {
     /// # Errors
     /// There are more programs than cores.
-    pub fn search(search: &StaticPlanSearch) -> anyhow::Result<Self> {
+    pub fn plan_search(search: &StaticPlanSearch) -> anyhow::Result<Self> {
         let truth = PlanTruth::new(&search.machine, &search.jobs)?;
-        let plan = |TradeOff { plan, objectives }: &TradeOff| ParetoPlan {
+        let plan_of = |TradeOff { plan, objectives }: &TradeOff| ParetoPlan {
             mean_slowdown: objectives.mean_slowdown,
             worst_slowdown: objectives.worst_slowdown,
             caches_in_use: objectives.caches_in_use,
-            keeps_all: plan.keeps_all,
+            keeps_all: plan.keeps_all_promises,
             placement: placements(&search.names, plan)
                 .into_iter()
                 .map(|placement| ParetoPlacement { cache: truth.cache_of(placement.cpu), placement })
                 .collect(),
         };
-        let plans = pareto_front(&truth, search.seed)?.iter().map(plan).collect();
-        Ok(ParetoPlans { units_per_cache: truth.parts, plans })
+        let plans = pareto_front(&truth, search.seed)?.iter().map(plan_of).collect();
+        Ok(ParetoPlans { units_per_cache: truth.units_per_cache, plans })
     }
 
     /// Formats the front as a table, a line per plan, with its caches.
@@ -58,16 +58,16 @@ impl ParetoPlans {
         let mut text = format!(
             "\nplans that no other beats in mean slowdown, worst slowdown and caches in use (to {} points);\n\
              all programs run at once, so that caches wait for each other's memory traffic\n",
-            format_fixed(100.0 * RESOLUTION, 1)
+            format_fixed(100.0 * MIN_SLOWDOWN_DIFFERENCE, 1)
         );
         text += "    mean    worst  caches  programs of each cache\n";
         for plan in &self.plans {
-            let percent = |share: f64| format!("{} %", format_fixed(100.0 * share, 1));
-            let broken = if plan.keeps_all { "" } else { "  (breaks a promise)" };
+            let percent_text = |share: f64| format!("{} %", format_fixed(100.0 * share, 1));
+            let broken_note = if plan.keeps_all { "" } else { "  (breaks a promise)" };
             text += &format!(
-                "{:>8} {:>8}  {:>6}  {}{broken}\n",
-                percent(plan.mean_slowdown),
-                percent(plan.worst_slowdown),
+                "{:>8} {:>8}  {:>6}  {}{broken_note}\n",
+                percent_text(plan.mean_slowdown),
+                percent_text(plan.worst_slowdown),
                 plan.caches_in_use,
                 self.describe_caches(plan)
             );

@@ -13,7 +13,7 @@ use cachemate_repro::interval::forecast::{
     MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed, forecast_together,
     group_miss_ratio, place_programs, solo_mpki,
 };
-use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, cost_table, pair_costs};
+use cachemate_study::{DEFAULT_SCHEME, ProfileTarget, cache_summary, cost_table, pair_costs};
 use clap::{Args, ValueEnum};
 
 use crate::programs::{ProfiledInput, load_all};
@@ -129,11 +129,12 @@ impl Prediction {
         let inputs = load_all(session, programs, target)?;
         let names: Vec<String> = inputs.iter().map(|program| program.name.clone()).collect();
         let Some(scheme) = scheme else {
-            let timed = run_timed(session, programs, &inputs, &machine, timing)?;
-            let intervals = forecast_pairs(&machine, &timed.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
+            let timed_programs = time_programs(session, programs, &inputs, &machine, timing)?;
+            let intervals = forecast_pairs(&machine, &timed_programs.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
             let costs = costs_of_pairs(&intervals);
-            let solo_mpkis = timed.iter().map(|program| solo_mpki(&machine, program)).collect::<Result<_, _>>()?;
-            let model = SlowdownModel::Interval { timed, solo_mpkis };
+            let solo_mpkis =
+                timed_programs.iter().map(|program| solo_mpki(&machine, program)).collect::<Result<_, _>>()?;
+            let model = SlowdownModel::Interval { timed: timed_programs, solo_mpkis };
             return Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: Some(intervals) });
         };
         let profiles: Vec<_> = inputs.iter().map(|program| &program.profile).collect();
@@ -144,13 +145,13 @@ impl Prediction {
 
     /// Matrix of costs, with intervals if the model has them.
     pub fn matrix(&self) -> CostTable {
-        let ends = |end: fn(&Estimate) -> f64| {
+        let interval_ends = |end: fn(&Estimate) -> f64| {
             let row = |row: &Vec<Estimate>| row.iter().map(|estimate| Some(100.0 * end(estimate))).collect();
             self.intervals.as_ref().map(|rows| rows.iter().map(row).collect())
         };
         CostTable {
-            low: ends(|estimate| estimate.low),
-            high: ends(|estimate| estimate.high),
+            low: interval_ends(|estimate| estimate.low),
+            high: interval_ends(|estimate| estimate.high),
             ..cost_table(&self.program_names(), self.model.name(), &self.costs)
         }
     }
@@ -172,7 +173,7 @@ impl Prediction {
     }
 
     /// Forecasts all programs together on one cache, by the model if it predicts groups, and otherwise by
-    /// [`USUAL_SCHEME`].
+    /// [`DEFAULT_SCHEME`].
     ///
     /// # Errors
     /// The default scheme does not exist, which is a bug. If data are missing, the result is `None`.
@@ -188,10 +189,11 @@ impl Prediction {
         if members.len() < 2 {
             return Ok(None);
         }
-        if let SlowdownModel::Interval { timed, solo_mpkis } = &self.model {
-            let chosen: Vec<&TimedProgram> = members.iter().map(|&index| timed[index].as_ref()).collect();
-            let forecasts = forecast_together(&self.machine, &chosen)?;
-            return Ok(Some(self.interval_group(members, solo_mpkis, &forecasts)));
+        if let SlowdownModel::Interval { timed: timed_programs, solo_mpkis } = &self.model {
+            let member_programs: Vec<&TimedProgram> =
+                members.iter().map(|&index| timed_programs[index].as_ref()).collect();
+            let forecasts = forecast_together(&self.machine, &member_programs)?;
+            return Ok(Some(self.build_group(members, solo_mpkis, &forecasts)));
         }
         let programs: Vec<&ProfiledInput> = members.iter().map(|&index| &self.programs[index]).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
@@ -202,25 +204,25 @@ impl Prediction {
         let (method, costs) = match scheme_costs.filter(|costs| costs.group_miss_ratio.is_some()) {
             Some(costs) => (self.model.name(), costs),
             None => {
-                let usual = schemes::find_scheme(USUAL_SCHEME)?;
-                let Ok(costs) = usual.group_costs(&profiles, &self.cache) else { return Ok(None) };
-                (USUAL_SCHEME, costs)
+                let default_scheme = schemes::find_scheme(DEFAULT_SCHEME)?;
+                let Ok(costs) = default_scheme.group_costs(&profiles, &self.cache) else { return Ok(None) };
+                (DEFAULT_SCHEME, costs)
             }
         };
-        let member = |(index, program): (usize, &ProfiledInput)| {
+        let group_member = |(index, program): (usize, &ProfiledInput)| {
             let miss_ratio = costs.miss_ratios.as_ref().and_then(|ratios| ratios.get(index)).copied();
-            let refs = program.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
+            let references = program.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
             let cost = costs.costs.get(index).copied();
             GroupMember {
                 name: program.name.clone(),
                 solo_mpki: program.summary().solo_mpki,
                 miss_ratio,
-                mpki: miss_ratio.zip(refs).map(|(ratio, refs)| ratio * refs / 1000.0),
+                mpki: miss_ratio.zip(references).map(|(ratio, refs)| ratio * refs / 1000.0),
                 slowdown_percent: cost.filter(|_| costs.kind == CostKind::Degradation).map(|cost| cost * 100.0),
                 slowdown_interval: None,
             }
         };
-        let members = programs.into_iter().enumerate().map(member).collect();
+        let members = programs.into_iter().enumerate().map(group_member).collect();
         Ok(Some(GroupForecast { method: method.to_string(), miss_ratio: costs.group_miss_ratio, members }))
     }
 
@@ -251,18 +253,18 @@ impl Prediction {
         groups: &[Vec<usize>],
     ) -> anyhow::Result<Option<Vec<GroupForecast>>> {
         let SlowdownModel::Interval { timed, solo_mpkis } = &self.model else { return Ok(None) };
-        let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
+        let member_programs: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
         let cpus: Vec<u32> = cpus.iter().map(|cpu| cpu.0).collect();
-        let forecasts = forecast_placed(&self.machine, &timed, &cpus)?;
+        let forecasts = forecast_placed(&self.machine, &member_programs, &cpus)?;
         let group_forecast = |members: &Vec<usize>| {
             let forecasts: Vec<MemberForecast> = members.iter().map(|&index| forecasts[index]).collect();
-            self.interval_group(members, solo_mpkis, &forecasts)
+            self.build_group(members, solo_mpkis, &forecasts)
         };
         Ok(Some(groups.iter().map(group_forecast).collect()))
     }
 
-    fn interval_group(&self, members: &[usize], solo_mpkis: &[f64], forecasts: &[MemberForecast]) -> GroupForecast {
-        let member = |(&index, forecast): (&usize, &MemberForecast)| GroupMember {
+    fn build_group(&self, members: &[usize], solo_mpkis: &[f64], forecasts: &[MemberForecast]) -> GroupForecast {
+        let group_member = |(&index, forecast): (&usize, &MemberForecast)| GroupMember {
             name: self.programs[index].name.clone(),
             solo_mpki: Some(solo_mpkis[index]),
             miss_ratio: forecast.miss_ratio,
@@ -270,7 +272,7 @@ impl Prediction {
             slowdown_percent: Some(100.0 * forecast.slowdown.value),
             slowdown_interval: Some(forecast.slowdown.into()),
         };
-        let members = members.iter().zip(forecasts).map(member).collect();
+        let members = members.iter().zip(forecasts).map(group_member).collect();
         GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(forecasts), members }
     }
 }
@@ -280,13 +282,13 @@ impl Prediction {
 /// # Errors
 /// A profile has no instruction counts.
 pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::Result<PairCosts> {
-    let timed = inputs.iter().map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
-    let timed: Vec<TimedProgram> = timed.collect::<anyhow::Result<_>>()?;
-    Ok(costs_of_pairs(&forecast_pairs(machine, &timed.iter().collect::<Vec<_>>())?))
+    let results = inputs.iter().map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
+    let timed_programs: Vec<TimedProgram> = results.collect::<anyhow::Result<_>>()?;
+    Ok(costs_of_pairs(&forecast_pairs(machine, &timed_programs.iter().collect::<Vec<_>>())?))
 }
 
 /// Returns the programs with their timing; equal inputs are measured once.
-fn run_timed(
+fn time_programs(
     session: &Session,
     names: &[String],
     inputs: &[ProfiledInput],
@@ -294,22 +296,23 @@ fn run_timed(
     timing: &TimingArgs,
 ) -> anyhow::Result<Vec<Arc<TimedProgram>>> {
     timing.runs.start();
-    let first = |index: usize| names.iter().position(|other| *other == names[index]).unwrap_or(index);
+    let first_index_of = |index: usize| names.iter().position(|other| *other == names[index]).unwrap_or(index);
     let stop = session.interrupt_flag();
     let context = ExperimentContext::for_seed(1, &stop);
     let bar = session.progress_bar("programs alone", Some(names.len() as u64));
-    let firsts: Vec<usize> = (0..names.len()).filter(|&index| first(index) == index).collect();
-    let programs = context.run_here(&firsts, |&index| {
+    let distinct_indices: Vec<usize> = (0..names.len()).filter(|&index| first_index_of(index) == index).collect();
+    let programs = context.run_all_in_process(&distinct_indices, |&index| {
         let file = &inputs[index].file;
-        let timed = match recording_path(&names[index]) {
+        let timed_program = match recording_path(&names[index]) {
             Ok(path) if timing.timing == TimingSource::SoloRun => TimedProgram::from_recording(&path, file, machine),
             _ => TimedProgram::from_profile(file, machine),
         };
         bar.inc(1);
-        Ok(Arc::new(timed?))
+        Ok(Arc::new(timed_program?))
     })?;
     bar.finish_and_clear();
     timing.runs.report_reuse(session);
-    let position = |index: usize| firsts.iter().position(|&known| known == first(index)).unwrap_or(0);
-    Ok((0..names.len()).map(|index| Arc::clone(&programs[position(index)])).collect())
+    let distinct_position =
+        |index: usize| distinct_indices.iter().position(|&known| known == first_index_of(index)).unwrap_or(0);
+    Ok((0..names.len()).map(|index| Arc::clone(&programs[distinct_position(index)])).collect())
 }

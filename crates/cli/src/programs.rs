@@ -36,14 +36,14 @@ pub fn load_partial(
     target: Option<ProfileTarget>,
 ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
     let path = recording_path(program_name)?;
-    let stem = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let name = stem.split('.').next().filter(|name| !name.is_empty()).unwrap_or(program_name).to_string();
-    let shown = path.display().to_string();
+    let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = file_name.split('.').next().filter(|name| !name.is_empty()).unwrap_or(program_name).to_string();
+    let path_text = path.display().to_string();
     let (file, completeness) = if is_profile(&path)? {
         (ProfileFile::read(&path)?, Ok(()))
     } else {
-        let mut trace = TraceInput::open(session, &shown, &TraceArgs::default(), "profiling")?;
-        let file = profile_trace(session, &mut trace, &name, &shown, target)?;
+        let mut trace = TraceInput::open(session, &path_text, &TraceArgs::default(), "profiling")?;
+        let file = profile_trace(session, &mut trace, &name, &path_text, target)?;
         (file, trace.check_whole())
     };
     let profile = match target {
@@ -64,7 +64,7 @@ fn profile_trace(
     let bursts = trace.burst_starts().to_vec();
     let mut profiling = ProfilePass::new(target, trace.header().instructions_known, trace.expected_records(), &bursts)?;
     let mut records = Vec::new();
-    while trace.records(&mut records)? {
+    while trace.next_records(&mut records)? {
         profiling.push(&records)?;
     }
     let totals = trace.finish(session);
@@ -78,10 +78,10 @@ pub fn load_all(session: &Session, names: &[String], target: ProfileTarget) -> a
 
 /// Is the file a profile rather than a recording?
 pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
-    let mut start = Vec::new();
+    let mut first_bytes = Vec::new();
     let file = cachemate_files::open_plain(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
-    file.take(64).read_to_end(&mut start).with_context(|| format!("{}: cannot be read", path.display()))?;
-    Ok(start.trim_ascii_start().starts_with(b"{"))
+    file.take(64).read_to_end(&mut first_bytes).with_context(|| format!("{}: cannot be read", path.display()))?;
+    Ok(first_bytes.trim_ascii_start().starts_with(b"{"))
 }
 
 impl ProfiledInput {
@@ -89,19 +89,20 @@ impl ProfiledInput {
     pub fn summary(&self) -> ProgramSummary {
         let positions = self.profile.stack_positions();
         let class = positions.and_then(|positions| classify(positions, &AnimalThresholds::default()));
-        let split = positions.and_then(<[f64]>::split_last);
+        let misses_and_hits = positions.and_then(<[f64]>::split_last);
         let sum = |hits: &[f64]| hits.iter().sum::<f64>();
         // Share of the hits that are lost with half of the ways.
-        let sensitivity = split.map(|(_, hits)| (sum(&hits[hits.len().div_ceil(2)..]), sum(hits)));
+        let lost_and_total_hits = misses_and_hits.map(|(_, hits)| (sum(&hits[hits.len().div_ceil(2)..]), sum(hits)));
         ProgramSummary {
             name: self.name.clone(),
             command: (!self.file.command.is_empty()).then(|| escape_controls(&self.file.command.join(" "))),
             class: class.map(|class| class.name().to_string()),
             instructions: self.file.instructions,
             accesses_per_kilo_instr: self.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0),
-            solo_mpki: split.map(|(misses, _)| misses / 1000.0),
-            half_cache_mpki: split.map(|(misses, hits)| (misses + sum(&hits[hits.len().div_ceil(2)..])) / 1000.0),
-            lost_hits_share: sensitivity.filter(|(_, total)| *total > 0.0).map(|(lost, total)| lost / total),
+            solo_mpki: misses_and_hits.map(|(misses, _)| misses / 1000.0),
+            half_cache_mpki: misses_and_hits
+                .map(|(misses, hits)| (misses + sum(&hits[hits.len().div_ceil(2)..])) / 1000.0),
+            lost_hits_share: lost_and_total_hits.filter(|(_, total)| *total > 0.0).map(|(lost, total)| lost / total),
         }
     }
 

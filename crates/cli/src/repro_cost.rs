@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cachemate_report::Table;
 use cachemate_report::text::counted_text;
-use cachemate_repro::split_runs::Split;
+use cachemate_repro::split_runs::RunDivision;
 use cachemate_repro::{Experiment, ReproError};
 use cachemate_sweep::Store;
 
@@ -18,26 +18,31 @@ pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>
 
 /// Renders a line for each experiment, and the cost of the missing runs. Nothing is run.
 pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
-    let (mut table, mut remaining, seeds) =
+    let (mut table, mut unfinished_experiments, seeds) =
         (Table::with_columns("ids | what | runs", "hours"), Vec::new(), request.seeds.len());
     let numbered_experiments = indexed_experiments(experiments);
-    for (nth, experiment) in &numbered_experiments {
-        let runs = store.map_or(RunCounts::default(), |store| run_counts(request, store, *nth, experiment));
+    for (experiment_index, experiment) in &numbered_experiments {
+        let runs =
+            store.map_or(RunCounts::default(), |store| run_counts(request, store, *experiment_index, experiment));
         let hours = match request.quick {
             true => "not timed".to_string(),
             false => format!("{:.2}", processor_hours([experiment], seeds)),
         };
         table.add_row([experiment.ids.join(", "), experiment.title.to_string(), runs.describe(), hours]);
         if !runs.is_finished {
-            remaining.push(experiment);
+            unfinished_experiments.push(experiment);
         }
     }
-    let (open, seeds_text) = (remaining.len(), counted_text(seeds as u64, "seed"));
+    let (open_count, seeds_text) = (unfinished_experiments.len(), counted_text(seeds as u64, "seed"));
     let hours = match request.quick {
         true => "minutes in all".to_string(),
-        false => format!("at most about {:.1} processor hours", processor_hours(remaining, seeds)),
+        false => format!("at most about {:.1} processor hours", processor_hours(unfinished_experiments, seeds)),
     };
-    format!("{}\nleft: {open} of {} experiments with {seeds_text}, {hours}\n", table.text(), numbered_experiments.len())
+    format!(
+        "{}\nleft: {open_count} of {} experiments with {seeds_text}, {hours}\n",
+        table.text(),
+        numbered_experiments.len()
+    )
 }
 
 /// Counts of an experiment's runs in a sweep's directory.
@@ -48,13 +53,13 @@ struct RunCounts {
     next_runs: usize,
     is_finished: bool,
     /// Error of an experiment that fails before its first run.
-    fails: Option<String>,
+    failure: Option<String>,
 }
 
 impl RunCounts {
     fn describe(&self) -> String {
         match self {
-            RunCounts { fails: Some(why), .. } => format!("fails: {why}"),
+            RunCounts { failure: Some(reason), .. } => format!("fails: {reason}"),
             RunCounts { made_runs, is_finished: true, .. } => format!("all {made_runs} made"),
             RunCounts { made_runs: 0, next_runs: 0, .. } => "none made".to_string(),
             RunCounts { made_runs, next_runs, .. } => format!("{made_runs} made, {next_runs} next"),
@@ -63,18 +68,24 @@ impl RunCounts {
 }
 
 /// Counts the runs of an experiment by executing it on stored results only.
-fn run_counts(request: &ReproRequest, store: &Store, nth: usize, experiment: &Experiment) -> RunCounts {
-    let (find, made_count, stop) = (request.stored_lookup(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
+fn run_counts(request: &ReproRequest, store: &Store, experiment_index: usize, experiment: &Experiment) -> RunCounts {
+    let (find, made_count, stop) =
+        (request.stored_lookup(store, experiment_index), AtomicUsize::new(0), AtomicBool::new(false));
     let find_counted = |run: &str| {
         let answer = find(run);
         made_count.fetch_add(usize::from(answer.is_some()), Ordering::Relaxed);
         answer
     };
-    let split = Split::list(&find_counted);
+    let split = RunDivision::list(&find_counted);
     let (is_finished, fails) = match (experiment.run)(&request.build_context(&split, &stop)) {
         Ok(_) => (true, None),
         Err(ReproError::Failed(what, why)) => (false, Some(format!("{what}: {why}"))),
         Err(ReproError::Elsewhere | ReproError::Interrupted) => (false, None),
     };
-    RunCounts { made_runs: made_count.load(Ordering::Relaxed), next_runs: split.missing().len(), is_finished, fails }
+    RunCounts {
+        made_runs: made_count.load(Ordering::Relaxed),
+        next_runs: split.missing_runs().len(),
+        is_finished,
+        failure: fails,
+    }
 }

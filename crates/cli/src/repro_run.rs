@@ -6,7 +6,7 @@ use cachemate_report::text::{counted_text, format_number};
 use cachemate_report::{Align, Table};
 use cachemate_repro::confidence::{MAX_SEEDS, MIN_SEEDS};
 use cachemate_repro::store::{self, ExperimentCost, StoreMode};
-use cachemate_repro::{Experiment, ExperimentContext, Finding, Findings, ReproError, select};
+use cachemate_repro::{Experiment, ExperimentContext, Finding, Findings, ReproError, select_experiments};
 use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -42,7 +42,7 @@ impl FormArgs {
     }
 
     fn experiments(&self) -> anyhow::Result<Vec<Experiment>> {
-        Ok(select(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?)
+        Ok(select_experiments(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?)
     }
 
     fn build_context<'a>(
@@ -94,7 +94,7 @@ pub struct CostMeter {
 
 impl CostMeter {
     pub fn start() -> Self {
-        CostMeter { cpu_seconds: cpu_seconds(), reused_cpu_seconds: store::counts().reused_cpu_seconds }
+        CostMeter { cpu_seconds: cpu_seconds(), reused_cpu_seconds: store::store_counts().reused_cpu_seconds }
     }
 
     /// CPU seconds since the start.
@@ -104,7 +104,7 @@ impl CostMeter {
 
     /// Stores the cost of an experiment that started from an empty store.
     pub fn finish(&self, experiment: &Experiment, form: &str, seeds: usize) {
-        let reused_seconds = store::counts().reused_cpu_seconds - self.reused_cpu_seconds;
+        let reused_seconds = store::store_counts().reused_cpu_seconds - self.reused_cpu_seconds;
         let cost = ExperimentCost { seeds, cpu_seconds: self.cpu_seconds() + reused_seconds };
         // If this fails, the next plan shows the declared cost instead.
         let _ = store::dir().map(|dir| dir.write_cost(&experiment.ids, form, cost));
@@ -117,14 +117,14 @@ pub struct ReproPlan {
     #[command(flatten)]
     form: FormArgs,
     /// Number of seeds
-    #[arg(long, value_name = "N", default_value_t = MIN_SEEDS, value_parser = seed_count)]
+    #[arg(long, value_name = "N", default_value_t = MIN_SEEDS, value_parser = parse_seed_count)]
     seeds: usize,
     /// Directory of stored runs [default: in the user's cache]
     #[arg(long, value_name = "DIR")]
     store: Option<std::path::PathBuf>,
 }
 
-fn seed_count(text: &str) -> Result<usize, String> {
+fn parse_seed_count(text: &str) -> Result<usize, String> {
     let seeds_problem = || format!("found '{text}', expected a number from 1 to 1000");
     text.parse().ok().filter(|count| (1..=1000).contains(count)).ok_or_else(seeds_problem)
 }
@@ -170,14 +170,14 @@ impl ReproPlan {
     }
 
     fn plan_experiment(&self, experiment: &Experiment, stop: &AtomicBool) -> PlannedExperiment {
-        let counts_before = store::counts();
+        let counts_before = store::store_counts();
         let outcome = (experiment.run)(&self.form.build_context(self.seeds, stop, &|_| ()));
-        let counts_after = store::counts();
+        let counts_after = store::store_counts();
         let error = match &outcome {
             Ok(_) | Err(ReproError::Elsewhere | ReproError::Interrupted) => None,
             Err(error) => Some(error.to_string()),
         };
-        let stored = (counts_after.reused_cpu_seconds - counts_before.reused_cpu_seconds) / 3600.0;
+        let stored_hours = (counts_after.reused_cpu_seconds - counts_before.reused_cpu_seconds) / 3600.0;
         let hours = self.form.estimate_cost(experiment, self.seeds).map(|seconds| seconds / 3600.0);
         let is_complete = outcome.is_ok();
         PlannedExperiment {
@@ -185,9 +185,9 @@ impl ReproPlan {
             stored_runs: counts_after.reused - counts_before.reused,
             next_runs: counts_after.missing - counts_before.missing,
             is_complete,
-            stored_cpu_hours: stored,
+            stored_cpu_hours: stored_hours,
             cpu_hours: hours,
-            left_cpu_hours: if is_complete { Some(0.0) } else { hours.map(|hours| (hours - stored).max(0.0)) },
+            left_cpu_hours: if is_complete { Some(0.0) } else { hours.map(|hours| (hours - stored_hours).max(0.0)) },
             error,
         }
     }
@@ -213,10 +213,18 @@ impl CostPlan {
             ]);
         }
         let remaining_hours: f64 = self.experiments.iter().filter_map(|experiment| experiment.left_cpu_hours).sum();
-        let unknown = self.experiments.iter().filter(|experiment| experiment.left_cpu_hours.is_none()).count();
-        let unknown = if unknown > 0 { format!(", and {unknown} experiments of unknown cost") } else { String::new() };
-        let seeds = counted_text(self.seeds as u64, "seed");
-        format!("{}\n{} form, {seeds}: {remaining_hours:.2} processor hours left{unknown}\n", table.text(), self.form)
+        let unknown_count = self.experiments.iter().filter(|experiment| experiment.left_cpu_hours.is_none()).count();
+        let unknown_text = if unknown_count > 0 {
+            format!(", and {unknown_count} experiments of unknown cost")
+        } else {
+            String::new()
+        };
+        let seeds_text = counted_text(self.seeds as u64, "seed");
+        format!(
+            "{}\n{} form, {seeds_text}: {remaining_hours:.2} processor hours left{unknown_text}\n",
+            table.text(),
+            self.form
+        )
     }
 }
 
@@ -233,7 +241,7 @@ pub struct ReproRun {
     #[arg(long, value_name = "HOURS", value_parser = parse_budget_hours)]
     budget: Option<f64>,
     /// Number of seeds after which a result is left undecided
-    #[arg(long, value_name = "N", default_value_t = MAX_SEEDS, value_parser = seed_count)]
+    #[arg(long, value_name = "N", default_value_t = MAX_SEEDS, value_parser = parse_seed_count)]
     max_seeds: usize,
     #[command(flatten)]
     store: RunStoreArgs,
@@ -252,7 +260,7 @@ struct ExperimentProgress {
     findings: Vec<Finding>,
     failure: Option<String>,
     /// Was the experiment skipped because it did not fit the budget?
-    is_left: bool,
+    is_over_budget: bool,
 }
 
 impl ExperimentProgress {
@@ -263,25 +271,26 @@ impl ExperimentProgress {
             spent_seconds: 0.0,
             findings: Vec::new(),
             failure: None,
-            is_left: false,
+            is_over_budget: false,
         }
     }
 
     /// Number of seeds for the next run; `None` once all results are decided or the limit is reached.
     fn next_seeds(&self, max_seeds: usize) -> Option<usize> {
-        if self.failure.is_some() || self.is_left || self.seeds >= max_seeds {
+        if self.failure.is_some() || self.is_over_budget || self.seeds >= max_seeds {
             return None;
         }
         if self.seeds == 0 {
             return Some(MIN_SEEDS.min(max_seeds));
         }
-        let open = self.findings.iter().filter(|finding| finding.is_undecided());
-        let next_count = open.filter_map(|finding| Some(finding.confidence?.next_seeds(self.seeds))).max()?;
+        let open_findings = self.findings.iter().filter(|finding| finding.is_undecided());
+        let next_count =
+            open_findings.filter_map(|finding| Some(finding.confidence?.next_seed_count(self.seeds))).max()?;
         Some(next_count.min(max_seeds))
     }
 
     /// Number of results that more seeds can decide.
-    fn open_lines(&self) -> usize {
+    fn open_result_count(&self) -> usize {
         match self.seeds {
             0 => self.experiment.ids.len(),
             _ => self.findings.iter().filter(|finding| finding.is_undecided()).count(),
@@ -319,10 +328,10 @@ impl ReproRun {
         let bar = session.progress_bar("repro", None);
         while !stop.load(Ordering::Relaxed) {
             let remaining_seconds = self.budget.map(|hours| 3600.0 * hours - meter.cpu_seconds());
-            let Some((index, seeds)) = self.next(&mut experiments, remaining_seconds) else { break };
+            let Some((index, seeds)) = self.select_next(&mut experiments, remaining_seconds) else { break };
             let ids = experiments[index].experiment.ids.join(", ");
             let report_run = |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
-            self.advance(&mut experiments[index], seeds, &stop, &report_run);
+            self.run_experiment(&mut experiments[index], seeds, &stop, &report_run);
         }
         bar.finish_and_clear();
         self.store.report_reuse(session);
@@ -337,17 +346,17 @@ impl ReproRun {
     }
 
     /// Selects the experiment with the most open results per expected CPU second, and its number of seeds.
-    fn next(&self, experiments: &mut [ExperimentProgress], left_seconds: Option<f64>) -> Option<(usize, usize)> {
+    fn select_next(&self, experiments: &mut [ExperimentProgress], left_seconds: Option<f64>) -> Option<(usize, usize)> {
         let mut best_step: Option<(f64, usize, usize)> = None;
         for (index, experiment) in experiments.iter_mut().enumerate() {
             let Some(seeds) = experiment.next_seeds(self.max_seeds) else { continue };
             // Runs of earlier seeds are stored, so only the additional seeds cost time.
             let cost = self.form.estimate_cost(&experiment.experiment, seeds - experiment.seeds);
             if left_seconds.is_some_and(|remaining| cost.unwrap_or(0.0) > remaining) {
-                experiment.is_left = true;
+                experiment.is_over_budget = true;
                 continue;
             }
-            let value = experiment.open_lines() as f64 / cost.unwrap_or(1.0).max(1e-3);
+            let value = experiment.open_result_count() as f64 / cost.unwrap_or(1.0).max(1e-3);
             if best_step.is_none_or(|(best_value, ..)| value > best_value) {
                 best_step = Some((value, index, seeds));
             }
@@ -355,7 +364,7 @@ impl ReproRun {
         best_step.map(|(_, index, seeds)| (index, seeds))
     }
 
-    fn advance(
+    fn run_experiment(
         &self,
         experiment: &mut ExperimentProgress,
         seeds: usize,
@@ -389,7 +398,7 @@ impl ReproRun {
             cpu_hours: entry.spent_seconds / 3600.0,
             undecided: entry.findings.iter().filter(|finding| finding.is_undecided()).count(),
             error: entry.failure.as_deref(),
-            is_within_budget: !entry.is_left,
+            is_within_budget: !entry.is_over_budget,
         };
         RunAccount {
             form: self.form.form(),
@@ -403,40 +412,52 @@ impl ReproRun {
 
 impl RunAccount<'_> {
     fn describe(&self) -> String {
-        let (left, right) = (|name| (name, Align::Left), |name| (name, Align::Right));
-        let columns =
-            [left("id"), left("result"), left("target"), right("measured"), right("95 %"), right("seeds"), left("")];
-        let mut results = Table::new(&columns);
+        let (left_aligned, right_aligned) = (|name| (name, Align::Left), |name| (name, Align::Right));
+        let columns = [
+            left_aligned("id"),
+            left_aligned("result"),
+            left_aligned("target"),
+            right_aligned("measured"),
+            right_aligned("95 %"),
+            right_aligned("seeds"),
+            left_aligned(""),
+        ];
+        let mut result_table = Table::new(&columns);
         for finding in &self.results {
-            let interval = finding.confidence.map_or(String::new(), |interval| {
+            let interval_text = finding.confidence.map_or(String::new(), |interval| {
                 format!("{} to {}", format_number(interval.low), format_number(interval.high))
             });
             let measured_text = finding
                 .measured
                 .map_or("–".to_string(), |value| format!("{} {}", format_number(value), finding.unit));
-            let cells = [&finding.id, &finding.title, &finding.target.describe(), &measured_text, &interval];
-            let seeds = finding.seeds.len().to_string();
-            results.add_row(cells.into_iter().cloned().chain([seeds, verdict_text(finding)]));
+            let cells = [&finding.id, &finding.title, &finding.target.describe(), &measured_text, &interval_text];
+            let seeds_text = finding.seeds.len().to_string();
+            result_table.add_row(cells.into_iter().cloned().chain([seeds_text, verdict_text(finding)]));
         }
-        let columns = [left("ids"), right("seeds"), right("processor hours"), left("")];
-        let mut account = Table::new(&columns);
+        let columns = [left_aligned("ids"), right_aligned("seeds"), right_aligned("processor hours"), left_aligned("")];
+        let mut account_table = Table::new(&columns);
         for line in &self.experiments {
-            let state = match (line.error, line.is_within_budget, line.undecided) {
+            let state_text = match (line.error, line.is_within_budget, line.undecided) {
                 (Some(error), ..) => format!("failed: {error}"),
                 (None, false, _) if line.seeds == 0 => "beyond the budget".to_string(),
                 (None, false, undecided) => format!("{undecided} undecided, more seeds are beyond the budget"),
                 (None, true, 0) => "decided".to_string(),
                 (None, true, undecided) => format!("{undecided} undecided"),
             };
-            account.add_row([line.ids.join(", "), line.seeds.to_string(), format!("{:.4}", line.cpu_hours), state]);
+            account_table.add_row([
+                line.ids.join(", "),
+                line.seeds.to_string(),
+                format!("{:.4}", line.cpu_hours),
+                state_text,
+            ]);
         }
-        let tally = Findings::count_verdicts(self.results.iter().copied());
-        let (met, exceeded, missed) = (tally["met"], tally["exceeded"], tally["missed"]);
+        let verdict_counts = Findings::count_verdicts(self.results.iter().copied());
+        let (met, exceeded, missed) = (verdict_counts["met"], verdict_counts["exceeded"], verdict_counts["missed"]);
         let hours = self.cpu_hours;
         format!(
             "{}\n{}\n{met} met, {exceeded} exceeded, {missed} missed; {hours:.3} processor hours\n",
-            results.text(),
-            account.text()
+            result_table.text(),
+            account_table.text()
         )
     }
 }

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use cachemate_report::Table;
 use cachemate_report::text::counted_text;
 use cachemate_repro::ReproError;
-use cachemate_repro::run_request::is_reproducible;
+use cachemate_repro::run_request::rerun_and_compare;
 use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, read_file, remove};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -111,11 +111,11 @@ impl StoreDirArgs {
 
 fn show_store(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
     let dir = args.open();
-    let (mut damaged, mut kinds): (usize, BTreeMap<String, KindContent>) = (0, BTreeMap::new());
+    let (mut damaged_count, mut kinds): (usize, BTreeMap<String, KindContent>) = (0, BTreeMap::new());
     let files = dir.files().context("cannot read the store")?;
     for file in &files {
         let Ok(Ok(entry)) = read_file(&file.path) else {
-            damaged += 1;
+            damaged_count += 1;
             continue;
         };
         let kind = kinds.entry(entry.kind).or_default();
@@ -123,7 +123,8 @@ fn show_store(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
         kind.cpu_hours += entry.cpu_seconds / 3600.0;
     }
     let bytes = files.iter().map(|file| file.bytes).sum();
-    let content = StoreContent { dir: dir.path().to_path_buf(), files: files.len(), bytes, damaged, kinds };
+    let content =
+        StoreContent { dir: dir.path().to_path_buf(), files: files.len(), bytes, damaged: damaged_count, kinds };
     session.print_result(args.json.json, &content, || content.describe())
 }
 
@@ -135,8 +136,8 @@ impl StoreContent {
             table.add_row([kind.clone(), runs.to_string(), (bytes >> 10).to_string(), format!("{cpu_hours:.2}")]);
         }
         let (files, dir) = (counted_text(self.files as u64, "file"), self.dir.display());
-        let damaged = if self.damaged > 0 { format!(", {} damaged", self.damaged) } else { String::new() };
-        format!("{}\n{dir}: {files} of {} MiB{damaged}\n", table.text(), self.bytes >> 20)
+        let damaged_text = if self.damaged > 0 { format!(", {} damaged", self.damaged) } else { String::new() };
+        format!("{}\n{dir}: {files} of {} MiB{damaged_text}\n", table.text(), self.bytes >> 20)
     }
 }
 
@@ -159,7 +160,7 @@ impl StoreVerify {
         for file in self.dir.open().files().context("cannot read the store")? {
             check.files += 1;
             match read_file(&file.path)? {
-                Ok(entry) => entries.push((draw(&entry, self.seed), entry, file.path)),
+                Ok(entry) => entries.push((draw_order(&entry, self.seed), entry, file.path)),
                 Err(error) => {
                     remove(&file.path)?;
                     check.damaged.push(format!("{}: {error}", file.path.display()));
@@ -174,7 +175,7 @@ impl StoreVerify {
                 break;
             }
             bar.set_message(entry.label.clone());
-            match is_reproducible(entry) {
+            match rerun_and_compare(entry) {
                 Ok(None) => continue,
                 Ok(Some(true)) => {}
                 Ok(Some(false)) => {
@@ -198,7 +199,7 @@ impl StoreVerify {
 }
 
 /// Position of an entry in a random order that the content and the seed determine.
-fn draw(entry: &StoredEntry, seed: u64) -> u64 {
+fn draw_order(entry: &StoredEntry, seed: u64) -> u64 {
     let mix_byte = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     entry.inputs.as_bytes().iter().fold(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), mix_byte)
 }

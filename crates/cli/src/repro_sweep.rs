@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use cachemate_repro::split_runs::Split;
+use cachemate_repro::split_runs::RunDivision;
 use cachemate_repro::{Experiment, ExperimentContext, Finding, Findings, ReproError};
 use cachemate_sweep::{
-    FORMAT, JobResult, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId,
+    JobResult, MANIFEST_FORMAT, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ impl ReproRequest {
         }
     }
 
-    pub fn build_context<'a>(&'a self, split: &'a Split<'a>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
+    pub fn build_context<'a>(&'a self, split: &'a RunDivision<'a>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
         ExperimentContext {
             quick: self.quick,
             sample: self.sample,
@@ -60,7 +60,7 @@ impl ReproRequest {
             mixes: self.mixes,
             machine: self.machine.as_deref(),
             progress: &|_| (),
-            split: Some(split),
+            run_division: Some(split),
         }
     }
 }
@@ -70,15 +70,15 @@ pub fn run_task(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool)
     let run_error = |message: String| RunError::Failed(message);
     let request: ReproRequest =
         serde_json::from_value(request_value.clone()).map_err(|error| run_error(error.to_string()))?;
-    let no_such = || run_error(format!("'{run}' is not a run of the experiments"));
-    let (nth, name) = run.split_once(':').ok_or_else(no_such)?;
-    let nth: usize = nth.parse().map_err(|_| no_such())?;
+    let no_such_run = || run_error(format!("'{run}' is not a run of the experiments"));
+    let (index_text, name) = run.split_once(':').ok_or_else(no_such_run)?;
+    let experiment_index: usize = index_text.parse().map_err(|_| no_such_run())?;
     let experiments = cachemate_repro::experiments();
-    let experiment = experiments.get(nth).ok_or_else(no_such)?;
+    let experiment = experiments.get(experiment_index).ok_or_else(no_such_run)?;
     let store = Store::open(dir).map_err(|error| run_error(error.to_string()))?;
     use_store_dir(&store.path().join(SHARED_RUNS_DIR));
-    let find = request.stored_lookup(&store, nth);
-    let split = Split::find_answer(name, &find).map_err(|error| run_error(error.to_string()))?;
+    let find = request.stored_lookup(&store, experiment_index);
+    let split = RunDivision::pass_for_run(name, &find).map_err(|error| run_error(error.to_string()))?;
     match (experiment.run)(&request.build_context(&split, stop)) {
         Err(ReproError::Interrupted) => Err(RunError::Stopped),
         Err(ReproError::Elsewhere) | Ok(_) => {
@@ -126,9 +126,9 @@ pub struct Waves {
 impl Waves {
     /// Runs of an earlier command with the same request stay in the manifest.
     pub fn new(request: ReproRequest, experiments: &[Experiment], store: &Store) -> Self {
-        let is_same =
+        let has_same_request =
             |earlier: &Manifest| earlier.header.version == source_version() && earlier.header.repro == json!(request);
-        let tasks = store.manifest().ok().filter(is_same).map_or(Vec::new(), |earlier| earlier.tasks);
+        let tasks = store.manifest().ok().filter(has_same_request).map_or(Vec::new(), |earlier| earlier.tasks);
         let (unfinished, findings, failures) = (indexed_experiments(experiments), Vec::new(), Vec::new());
         Waves { request, unfinished, findings, failures, tasks, abandoned: BTreeMap::new() }
     }
@@ -136,14 +136,14 @@ impl Waves {
     /// Returns the runs whose inputs exist; none once every experiment has its findings or has failed.
     pub fn next_wave(&mut self, store: &Store, stop: &AtomicBool) -> Vec<SweepTask> {
         let mut needed_tasks = Vec::new();
-        for (nth, experiment) in std::mem::take(&mut self.unfinished) {
-            match self.advance(store, nth, &experiment, stop) {
-                Ok(WaveStep::Findings(found)) => self.findings.push((nth, found)),
+        for (experiment_index, experiment) in std::mem::take(&mut self.unfinished) {
+            match self.advance(store, experiment_index, &experiment, stop) {
+                Ok(WaveStep::Findings(new_findings)) => self.findings.push((experiment_index, new_findings)),
                 Ok(WaveStep::Needs(needs)) => {
                     needed_tasks.extend(needs);
-                    self.unfinished.push((nth, experiment));
+                    self.unfinished.push((experiment_index, experiment));
                 }
-                Err(reason) => self.record_failed_experiment(nth, &experiment, &reason),
+                Err(reason) => self.record_failed_experiment(experiment_index, &experiment, &reason),
             }
         }
         let known_ids: BTreeSet<SweepTaskId> = self.tasks.iter().map(|task| task.id).collect();
@@ -152,10 +152,10 @@ impl Waves {
     }
 
     /// Records a failed experiment: each of its ids gets a finding that states the error.
-    fn record_failed_experiment(&mut self, nth: usize, experiment: &Experiment, reason: &str) {
+    fn record_failed_experiment(&mut self, experiment_index: usize, experiment: &Experiment, reason: &str) {
         let seeds = &self.request.seeds;
         let failed_finding = |id: &&str| Finding::from_failure(id, experiment.title, seeds, reason);
-        self.findings.push((nth, experiment.ids.iter().map(failed_finding).collect()));
+        self.findings.push((experiment_index, experiment.ids.iter().map(failed_finding).collect()));
         self.failures.push(format!("{}: {reason}", experiment.ids.join(", ")));
     }
 
@@ -163,12 +163,12 @@ impl Waves {
     fn advance(
         &self,
         store: &Store,
-        nth: usize,
+        experiment_index: usize,
         experiment: &Experiment,
         stop: &AtomicBool,
     ) -> Result<WaveStep, String> {
-        let find = self.request.stored_lookup(store, nth);
-        let split = Split::list(&find);
+        let find = self.request.stored_lookup(store, experiment_index);
+        let split = RunDivision::list(&find);
         match (experiment.run)(&self.request.build_context(&split, stop)) {
             Ok(findings) => return Ok(WaveStep::Findings(findings)),
             Err(ReproError::Elsewhere) => {}
@@ -177,11 +177,11 @@ impl Waves {
         }
         let ids = experiment.ids.join(", ");
         let sweep_task = |name: &String| {
-            let run = format!("{nth}:{name}");
+            let run = format!("{experiment_index}:{name}");
             let point = json!({ "experiment": ids, "run": run }).to_string();
             SweepTask { id: self.request.task_id(&run), point: point.into() }
         };
-        let needed_tasks: Vec<SweepTask> = split.missing().iter().map(sweep_task).collect();
+        let needed_tasks: Vec<SweepTask> = split.missing_runs().iter().map(sweep_task).collect();
         match needed_tasks.iter().find_map(|task| self.abandoned.get(&task.id)) {
             Some(reason) => Err(reason.clone()),
             None => Ok(WaveStep::Needs(needed_tasks)),
@@ -202,7 +202,7 @@ impl Waves {
     /// Manifest with the tasks of all waves so far.
     pub fn manifest(&self) -> Manifest {
         let header = ManifestHeader {
-            format: FORMAT,
+            format: MANIFEST_FORMAT,
             name: "repro".to_string(),
             description: "The papers' experiments, run by run".to_string(),
             kind: SweepKind::Repro,

@@ -12,9 +12,10 @@ pub fn retired_refusal<A: AsRef<OsStr>>(
     args: &[A],
     is_set: impl Fn(&'static str) -> bool,
 ) -> Option<String> {
-    let variables = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::Environment);
-    let variable = variables.filter(|row| is_set(row.old)).map(|row| format!("`{}` is now `{}`", row.old, row.new));
-    variable.chain(find_refused_argument(cli, args)).next()
+    let variable_rows = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::Environment);
+    let variable_error =
+        variable_rows.filter(|row| is_set(row.old)).map(|row| format!("`{}` is now `{}`", row.old, row.new));
+    variable_error.chain(find_refused_argument(cli, args)).next()
 }
 
 /// The first retired argument. Arguments after `--`, and those of a program that the command starts, are not

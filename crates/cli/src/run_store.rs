@@ -32,11 +32,11 @@ impl RunStoreArgs {
 
     /// Reports the number of reused runs.
     pub fn report_reuse(&self, session: &Session) {
-        let counts = store::counts();
+        let counts = store::store_counts();
         if counts.reused > 0 {
             let (runs, dir) = (counted_text(counts.reused as u64, "run"), self.dir());
-            let saved = counts.reused_cpu_seconds / 60.0;
-            session.note(&format!("{runs} of {saved:.1} processor minutes reused from {}", dir.display()));
+            let saved_minutes = counts.reused_cpu_seconds / 60.0;
+            session.note(&format!("{runs} of {saved_minutes:.1} processor minutes reused from {}", dir.display()));
         }
     }
 
@@ -57,7 +57,7 @@ pub fn use_store_dir(dir: &Path) {
 
 /// Stores runs in an open directory, which has its own size limit.
 pub fn open_store(dir: Arc<RunDir>) {
-    store::open(dir, |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}"));
+    store::use_directory(dir, |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}"));
 }
 
 /// Version of the package, and a fingerprint of all sources on which a result depends. Hosts that build the same

@@ -17,12 +17,12 @@ fn range_text((low, high): (f64, f64)) -> String {
 
 fn evidence_text(cause: &SlowdownCause) -> String {
     let forecast = cause.forecast_percent.filter(|_| cause.source != "forecast");
-    let forecast = forecast.map_or(String::new(), |percent| format!(", forecast {}", signed_percent(percent)));
-    let windows = match cause.source.as_str() {
+    let forecast_text = forecast.map_or(String::new(), |percent| format!(", forecast {}", signed_percent(percent)));
+    let windows_text = match cause.source.as_str() {
         "measured" => format!(" in {} windows together", cause.windows),
         _ => String::new(),
     };
-    format!("{}{windows}{forecast}", cause.source)
+    format!("{}{windows_text}{forecast_text}", cause.source)
 }
 
 /// One line for each loss, the largest first; if there are none, a line with the reason.

@@ -19,7 +19,7 @@ use crate::files::write_file;
 pub struct Session {
     /// Is standard error a terminal, and was `--quiet` not given?
     shows_notes: bool,
-    quiet: bool,
+    is_quiet: bool,
     paint: Paint,
     /// Columns of the terminal; `None` if standard output is not a terminal.
     columns: Option<usize>,
@@ -35,21 +35,21 @@ impl Session {
             let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&interrupted));
             let _ = signal_hook::flag::register(signal, Arc::clone(&interrupted));
         }
-        let terminal = io::stdout().is_terminal();
+        let is_terminal = io::stdout().is_terminal();
         let wants_color = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
             && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let color = match global.color {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
-            ColorChoice::Auto => terminal && wants_color,
+            ColorChoice::Auto => is_terminal && wants_color,
         };
-        let width = if terminal { rustix::termios::tcgetwinsize(io::stdout()).ok() } else { None };
+        let width = if is_terminal { rustix::termios::tcgetwinsize(io::stdout()).ok() } else { None };
         let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);
         Session {
-            quiet: global.quiet,
+            is_quiet: global.quiet,
             shows_notes: io::stderr().is_terminal() && !global.quiet,
             paint: Paint { color, width: width.unwrap_or(100).min(160) },
-            columns: if terminal { Some(width.unwrap_or(100)) } else { None },
+            columns: if is_terminal { Some(width.unwrap_or(100)) } else { None },
             interrupted,
         }
     }
@@ -57,7 +57,7 @@ impl Session {
     /// A session for concurrent work: it shares the interruption flag, but shows no progress and no messages.
     pub fn silent(&self) -> Self {
         let interrupted = Arc::clone(&self.interrupted);
-        Session { quiet: true, shows_notes: false, paint: self.paint, columns: self.columns, interrupted }
+        Session { is_quiet: true, shows_notes: false, paint: self.paint, columns: self.columns, interrupted }
     }
 
     /// Width to which lines are truncated; `None` for a pipe or file, where lines are not truncated.
@@ -93,7 +93,7 @@ impl Session {
 
     /// Prints a line of a daemon's log to standard error, unless `--quiet` was given.
     pub fn log(&self, message: &str) {
-        if !self.quiet {
+        if !self.is_quiet {
             let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::for_line(message));
         }
     }
@@ -138,7 +138,7 @@ impl Session {
     /// Prints the result of a command whose standard output belongs to the programs that it runs. JSON is written to
     /// `output` if given, and otherwise to standard error; text is written to standard error, unless `--quiet` was
     /// given.
-    pub fn answer_beside_programs<T: Serialize>(
+    pub fn print_result_beside_programs<T: Serialize>(
         &self,
         json: bool,
         output: Option<(&Path, bool)>,
@@ -149,7 +149,7 @@ impl Session {
             true => EscapedText::for_json(
                 &(serde_json::to_string_pretty(result).context("cannot write the result as JSON")? + "\n"),
             ),
-            false if self.quiet => return Ok(()),
+            false if self.is_quiet => return Ok(()),
             false => EscapedText::for_output(&render()),
         };
         match output.filter(|_| json) {

@@ -31,14 +31,14 @@ const MAX_FOOTER_LINES: usize = 12;
 const MAX_SERVICES: usize = 20;
 /// Maximum delay of the response to a key or a signal.
 const MAX_KEY_DELAY: Duration = Duration::from_millis(100);
-const KEYS: &str = " q: quit   arrows, page keys: scroll   space: pause";
+const KEY_HELP: &str = " q: quit   arrows, page keys: scroll   space: pause";
 
 /// State of the screen: settings that keys change, and the last poll.
 #[derive(Default)]
 struct ScreenState {
     scroll: usize,
     is_paused: bool,
-    color: bool,
+    has_color: bool,
     /// Error of the last poll.
     error: Option<String>,
 }
@@ -54,11 +54,11 @@ pub struct ScreenOptions<'a> {
 impl ScreenOptions<'_> {
     /// Shows the status until `q`, Ctrl-C, `stop`, or the last iteration.
     pub fn run(&self, stop: &AtomicBool) -> anyhow::Result<()> {
-        let first = socket::query_status(self.socket)?;
+        let first_status = socket::query_status(self.socket)?;
         let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
-        let outcome = self.run_loop(&mut terminal, first, stop);
-        let restored = ratatui::try_restore().context("cannot restore the terminal");
-        outcome.and(restored)
+        let outcome = self.run_loop(&mut terminal, first_status, stop);
+        let restore_result = ratatui::try_restore().context("cannot restore the terminal");
+        outcome.and(restore_result)
     }
 
     fn run_loop(
@@ -67,29 +67,29 @@ impl ScreenOptions<'_> {
         mut status: DaemonStatus,
         stop: &AtomicBool,
     ) -> anyhow::Result<()> {
-        let mut view = ScreenState { color: self.color, ..ScreenState::default() };
-        let (mut iterations, mut next_turn) = (1, Instant::now() + self.interval);
+        let mut state = ScreenState { has_color: self.color, ..ScreenState::default() };
+        let (mut iterations, mut next_iteration) = (1, Instant::now() + self.interval);
         while !stop.load(Ordering::Relaxed) {
-            terminal.draw(|frame| view.draw(frame, &status)).context("cannot draw on the terminal")?;
-            let remaining = next_turn.saturating_duration_since(Instant::now());
+            terminal.draw(|frame| state.draw(frame, &status)).context("cannot draw on the terminal")?;
+            let remaining = next_iteration.saturating_duration_since(Instant::now());
             if event::poll(remaining.min(MAX_KEY_DELAY)).context("cannot read the keys")? {
                 match event::read().context("cannot read the keys")? {
-                    Event::Key(key) if !view.handle_key(key) => break,
+                    Event::Key(key) if !state.handle_key(key) => break,
                     _ => {}
                 }
             }
-            if Instant::now() < next_turn {
+            if Instant::now() < next_iteration {
                 continue;
             }
             if self.iterations.is_some_and(|max_iterations| iterations >= max_iterations) {
                 break;
             }
-            next_turn = Instant::now() + self.interval;
+            next_iteration = Instant::now() + self.interval;
             iterations += 1;
-            if !view.is_paused {
+            if !state.is_paused {
                 match socket::query_status(self.socket) {
-                    Ok(now) => (status, view.error) = (now, None),
-                    Err(error) => view.error = Some(format!("{error:#}")),
+                    Ok(new_status) => (status, state.error) = (new_status, None),
+                    Err(error) => state.error = Some(format!("{error:#}")),
                 }
             }
         }
@@ -103,10 +103,10 @@ impl ScreenState {
         if key.kind == KeyEventKind::Release {
             return true;
         }
-        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        let has_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
-            KeyCode::Char('c') if control => return false, // raw mode makes no signal of it
+            KeyCode::Char('c') if has_control => return false, // raw mode makes no signal of it
             KeyCode::Char(' ') => self.is_paused = !self.is_paused,
             KeyCode::Down | KeyCode::Char('j') => self.scroll += 1,
             KeyCode::Up | KeyCode::Char('k') => self.scroll = self.scroll.saturating_sub(1),
@@ -120,32 +120,33 @@ impl ScreenState {
     }
 
     fn color_style(&self, color: Color) -> Style {
-        if self.color { Style::new().fg(color) } else { Style::new() }
+        if self.has_color { Style::new().fg(color) } else { Style::new() }
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>, status: &DaemonStatus) {
-        let top: Vec<Line<'_>> = EscapedText::for_output(&status_head(status))
+        let head_lines: Vec<Line<'_>> = EscapedText::for_output(&status_head(status))
             .as_str()
             .lines()
             .map(|line| Line::from(line.to_string()))
             .collect();
         let details = self.detail_lines(status);
         let detail_height = if details.is_empty() { 0 } else { details.len() as u16 + 1 };
-        let heights = [top.len() as u16, 1, 0, detail_height, 1]
+        let heights = [head_lines.len() as u16, 1, 0, detail_height, 1]
             .map(Constraint::Length)
             .into_iter()
             .enumerate()
             .map(|(index, height)| if index == 2 { Constraint::Min(3) } else { height });
-        let [above, columns, middle, under, foot] = Layout::vertical(heights).areas(frame.area());
-        frame.render_widget(Paragraph::new(top), above);
+        let [head_area, columns_area, body_area, details_area, footer_area] =
+            Layout::vertical(heights).areas(frame.area());
+        frame.render_widget(Paragraph::new(head_lines), head_area);
         let (header, lines) = self.program_lines(status);
-        frame.render_widget(Paragraph::new(header), columns);
-        self.scroll = self.scroll.min(lines.len().saturating_sub(usize::from(middle.height)));
-        let shown = lines.into_iter().skip(self.scroll).take(usize::from(middle.height)).collect::<Vec<_>>();
-        frame.render_widget(Paragraph::new(shown), middle);
+        frame.render_widget(Paragraph::new(header), columns_area);
+        self.scroll = self.scroll.min(lines.len().saturating_sub(usize::from(body_area.height)));
+        let visible_lines = lines.into_iter().skip(self.scroll).take(usize::from(body_area.height)).collect::<Vec<_>>();
+        frame.render_widget(Paragraph::new(visible_lines), body_area);
         let block = Block::new().borders(Borders::TOP).title("last decisions");
-        frame.render_widget(Paragraph::new(details).block(block), under);
-        frame.render_widget(Paragraph::new(self.footer()), foot);
+        frame.render_widget(Paragraph::new(details).block(block), details_area);
+        frame.render_widget(Paragraph::new(self.footer()), footer_area);
     }
 
     fn footer(&self) -> Line<'static> {
@@ -153,8 +154,8 @@ impl ScreenState {
             (Some(error), _) => {
                 Line::styled(format!(" {}", EscapedText::for_line(error)), self.color_style(Color::Red))
             }
-            (None, true) => Line::styled(format!("{KEYS}   (paused)"), Modifier::REVERSED),
-            (None, false) => Line::styled(KEYS, Modifier::DIM),
+            (None, true) => Line::styled(format!("{KEY_HELP}   (paused)"), Modifier::REVERSED),
+            (None, false) => Line::styled(KEY_HELP, Modifier::DIM),
         }
     }
 
@@ -195,8 +196,8 @@ impl ScreenState {
     }
 
     fn program_line(&self, task: &TaskStatus, widths: &[usize]) -> Line<'static> {
-        let texts = task_row(task);
-        let spans = pad_cells(&texts, widths).zip(COLUMNS).map(|(text, (name, _))| {
+        let cells = task_row(task);
+        let spans = pad_cells(&cells, widths).zip(COLUMNS).map(|(text, (name, _))| {
             let style = match *name {
                 "class" => self.color_style(class_color(task.class)),
                 "forecast" => self.color_style(slowdown_color(task.forecast_slowdown)),
@@ -227,8 +228,8 @@ fn class_color(class: Option<ContentionClass>) -> Color {
     }
 }
 
-fn slowdown_color(degradation: Option<f64>) -> Color {
-    match degradation {
+fn slowdown_color(relative_slowdown: Option<f64>) -> Color {
+    match relative_slowdown {
         Some(slowdown) if slowdown >= 0.5 => Color::Red,
         Some(slowdown) if slowdown >= 0.1 => Color::Yellow,
         Some(_) => Color::Green,
@@ -282,7 +283,7 @@ mod tests {
         let order =
             ["observing", "class", "CPUs 0-3", "scan", "db", "CPUs 4-7", "web", "last decisions", "scan(102) alone"];
         let mut rest = text.as_str();
-        for part in order.into_iter().chain([KEYS.trim()]) {
+        for part in order.into_iter().chain([KEY_HELP.trim()]) {
             let at = rest.find(part).unwrap_or_else(|| panic!("'{part}' is not where it should be:\n{text}"));
             rest = &rest[at + part.len()..];
         }
@@ -347,7 +348,7 @@ mod tests {
     /// The screen as SVG, one text element for each word or phrase of one style.
     fn screen_picture(status: &DaemonStatus, (columns, lines): (u16, u16)) -> String {
         let mut terminal = Terminal::new(TestBackend::new(columns, lines)).unwrap();
-        let mut view = ScreenState { color: true, ..ScreenState::default() };
+        let mut view = ScreenState { has_color: true, ..ScreenState::default() };
         terminal.draw(|frame| view.draw(frame, status)).unwrap();
         let buffer = terminal.backend().buffer();
         let (width, height) = (columns * 8 + 24, lines * 18 + 20);

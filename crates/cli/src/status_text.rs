@@ -9,7 +9,7 @@ use serde::Serialize;
 use cachemate_daemon::promise_status::PromiseStatus;
 use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::status::{
-    CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, evidence_text, thread_text,
+    CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, describe_evidence_level, describe_thread,
 };
 
 use crate::service_text::services_text;
@@ -26,16 +26,16 @@ fn format_estimate(value: Option<Estimate>) -> String {
 
 pub fn status_head(status: &DaemonStatus) -> String {
     let mode = if status.mode == ManageMode::Act { "acting" } else { "observing only" };
-    let share = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
+    let cpu_percent = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
     let mut text = format!(
-        "cachemate {} (pid {}{}): {mode}, policy {}, window {} of {:.1} s, {share:.2} % of a CPU used\n{}\n",
+        "cachemate {} (pid {}{}): {mode}, policy {}, window {} of {:.1} s, {cpu_percent:.2} % of a CPU used\n{}\n",
         status.version,
         status.pid,
         status.guardian_pid.map_or(String::new(), |pid| format!(", guardian {pid}")),
         status.policy,
         status.windows,
         status.window_ns as f64 / 1e9,
-        evidence_text(status.level, status.calibrated),
+        describe_evidence_level(status.level, status.calibrated),
     );
     if let Some(ns) = status.counters.max_runqueue_wait_ns {
         text.push_str(&format!("longest wait of a managed thread for a processor: {:.1} ms\n", ns as f64 / 1e6));
@@ -48,12 +48,12 @@ pub fn status_head(status: &DaemonStatus) -> String {
     }
     status.unavailable.iter().for_each(|reason| text.push_str(&format!("{reason}\n")));
     if let Some(nri) = &status.nri {
-        let state = match (&nri.runtime, &nri.error) {
+        let state_text = match (&nri.runtime, &nri.error) {
             (Some(runtime), _) => format!("registered at {}", escape_controls(runtime)),
             (None, Some(error)) => format!("not registered: {}", escape_controls(error)),
             (None, None) => "not registered yet".to_string(),
         };
-        text.push_str(&format!("container runtime: {state}\n"));
+        text.push_str(&format!("container runtime: {state_text}\n"));
     }
     if let Some(colors) = &status.colors {
         text.push_str(&format!("page colors: {colors}\n"));
@@ -63,20 +63,20 @@ pub fn status_head(status: &DaemonStatus) -> String {
         text.push_str(&format!("the kernel's cache-aware scheduling: {detail}\n"));
     }
     if let Some(cpu) = status.pressure.cpu {
-        let memory = status.pressure.memory.map_or(0.0, |memory| memory.some_share);
+        let memory_share = status.pressure.memory.map_or(0.0, |memory| memory.some_share);
         text.push_str(&format!(
             "waiting in the last 10 s: {:.0} % for CPUs, {:.0} % for memory\n",
             100.0 * cpu.some_share,
-            100.0 * memory
+            100.0 * memory_share
         ));
     }
     text
 }
 
 fn cache_line(cache: &CacheStatus) -> String {
-    let forecast = cache.forecast_miss_ratio.map_or(String::new(), |r| format!(", forecast miss ratio {r:.2}"));
-    let size = cache.size_bytes.map_or(String::new(), |bytes| format!(", {}", size_text(bytes)));
-    format!("{} of CPUs {}{size}: {} threads{forecast}\n", cache.level, cache.cpus, cache.tasks.len())
+    let forecast_text = cache.forecast_miss_ratio.map_or(String::new(), |r| format!(", forecast miss ratio {r:.2}"));
+    let bytes_text = cache.size_bytes.map_or(String::new(), |bytes| format!(", {}", size_text(bytes)));
+    format!("{} of CPUs {}{bytes_text}: {} threads{forecast_text}\n", cache.level, cache.cpus, cache.tasks.len())
 }
 
 pub const COLUMNS: &[(&str, Align)] = &[
@@ -123,9 +123,9 @@ pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> 
     };
     let mut groups: Vec<_> =
         status.caches.iter().map(|cache| (cache_line(cache), tasks_of(Some(cache.cache)))).collect();
-    let unknown = tasks_of(None);
-    if !unknown.is_empty() {
-        groups.push(("on CPUs whose caches are unknown\n".to_string(), unknown));
+    let tasks_without_cache = tasks_of(None);
+    if !tasks_without_cache.is_empty() {
+        groups.push(("on CPUs whose caches are unknown\n".to_string(), tasks_without_cache));
     }
     groups
 }
@@ -154,57 +154,61 @@ fn cache_summary(status: &DaemonStatus) -> String {
 pub fn gang_lines(status: &DaemonStatus) -> String {
     let task_name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
-        task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
+        task.map_or_else(|| format!("task {id}"), |task| describe_thread(&task.name, task.tid))
     };
-    let turn = |gang: &Vec<u32>| gang.iter().map(task_name).collect::<Vec<_>>().join(" + ");
-    let line = |schedule: &cachemate_daemon::status::GangStatus| {
-        let turns: Vec<String> = schedule.gangs.iter().map(turn).collect();
+    let gang_text = |gang: &Vec<u32>| gang.iter().map(task_name).collect::<Vec<_>>().join(" + ");
+    let turns_line = |schedule: &cachemate_daemon::status::GangStatus| {
+        let turns: Vec<String> = schedule.gangs.iter().map(gang_text).collect();
         format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
     };
     let group_text = |group: &cachemate_daemon::status::CpusetStatus| {
         format!("cpuset {} confined to CPUs {}\n", group.cgroup, group.cpus)
     };
-    status.gangs.iter().map(line).chain(status.cpusets.iter().map(group_text)).collect()
+    status.gangs.iter().map(turns_line).chain(status.cpusets.iter().map(group_text)).collect()
 }
 
 pub fn shares_text(status: &DaemonStatus) -> String {
-    let name = |id: &u32| {
+    let task_name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
-        task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
+        task.map_or_else(|| format!("task {id}"), |task| describe_thread(&task.name, task.tid))
     };
-    let line = |share: &cachemate_daemon::status::ShareStatus| {
+    let share_line = |share: &cachemate_daemon::status::ShareStatus| {
         let occupancy_text =
             share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", size_text(bytes)));
-        let tasks: Vec<String> = share.tasks.iter().map(name).collect();
-        let units = match (&share.ways, &share.colors) {
+        let task_names: Vec<String> = share.tasks.iter().map(task_name).collect();
+        let units_text = match (&share.ways, &share.colors) {
             (Some(ways), _) => format!("ways {ways}"),
             (None, colors) => format!("colors {}", colors.as_deref().unwrap_or("-")),
         };
         let allowed_text = share
             .allowed_page_share
             .map_or(String::new(), |inside| format!(", {:.1} % of the pages in allowed colors", 100.0 * inside));
-        let under_way = status.pending.iter().find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
-        let under_way = under_way.map_or(String::new(), |p| match p.total {
+        let pending_move = status.pending.iter().find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
+        let progress_text = pending_move.map_or(String::new(), |p| match p.total {
             Some(total) => format!(", moving: {} of {total} pages done", p.done),
             None => ", not started yet".to_string(),
         });
         let notes: String = share.notes.iter().map(|note| format!("  {note}\n")).collect();
-        let tasks = tasks.join(" + ");
-        format!("{units} of cache {}{occupancy_text}{allowed_text}{under_way}: {tasks}\n{notes}", share.cache)
+        let tasks_text = task_names.join(" + ");
+        format!(
+            "{units_text} of cache {}{occupancy_text}{allowed_text}{progress_text}: {tasks_text}\n{notes}",
+            share.cache
+        )
     };
-    status.shares.iter().map(line).collect()
+    status.shares.iter().map(share_line).collect()
 }
 
 pub fn decisions_text(decisions: &[DecisionStatus], max_lines: usize) -> String {
-    let line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.reason);
-    decisions.iter().take(max_lines).map(line).collect()
+    let decision_line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.reason);
+    decisions.iter().take(max_lines).map(decision_line).collect()
 }
 
 pub fn problems_text(status: &DaemonStatus) -> String {
-    let unmatched = status.unmatched_rules.iter().take(5).map(|rule| format!("{rule}\n"));
-    let plan = status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
-    let refusals = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
-    unmatched
+    let unmatched_lines = status.unmatched_rules.iter().take(5).map(|rule| format!("{rule}\n"));
+    let refused_plan =
+        status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
+    let refusals = refused_plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
+    unmatched_lines
         .chain(refusals)
         .chain(status.overridden.iter().take(5).map(|item| format!("changed by another program: {item}\n")))
         .collect()
@@ -220,20 +224,20 @@ fn describe_plan(status: &DaemonStatus) -> String {
 
 /// Formats the whole status: services and, if `with_threads`, the threads of each cache.
 pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
-    let last = decisions_text(&status.decisions, 10);
-    let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
+    let decisions = decisions_text(&status.decisions, 10);
+    let decisions_section = if decisions.is_empty() { String::new() } else { format!("\nlast decisions\n{decisions}") };
     let services = services_text(&status.services, usize::MAX);
     let threads = if with_threads { cache_tables(status, usize::MAX) } else { cache_summary(status) };
-    format!("{}{services}{threads}\n{}{last}", status_head(status), describe_plan(status))
+    format!("{}{services}{threads}\n{}{decisions_section}", status_head(status), describe_plan(status))
 }
 
 /// Formats the part of the status that fits a screen; truncates lines at `columns`, if given.
 pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize>) -> String {
-    let last = decisions_text(&status.decisions, 6);
-    let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
+    let decisions = decisions_text(&status.decisions, 6);
+    let decisions_section = if decisions.is_empty() { String::new() } else { format!("\nlast decisions\n{decisions}") };
     let services = services_text(&status.services, 20);
     let threads = if with_threads { cache_tables(status, 15) } else { cache_summary(status) };
-    let text = format!("{}{services}{threads}\n{}{last}", status_head(status), describe_plan(status));
+    let text = format!("{}{services}{threads}\n{}{decisions_section}", status_head(status), describe_plan(status));
     let columns = columns.unwrap_or(usize::MAX);
     text.lines().map(|line| line.chars().take(columns).collect::<String>() + "\n").collect()
 }
@@ -260,9 +264,9 @@ pub struct ExplainJson {
 }
 
 /// Formats the explanation of one program or service.
-pub fn explain_text(explained: &ExplainJson) -> String {
+pub fn explain_text(explanation: &ExplainJson) -> String {
     let ExplainJson { services, tasks, promises: promised, co_runners, decisions, refused, conflicts, mode, .. } =
-        explained;
+        explanation;
     let mut table = Table::new(COLUMNS);
     for task in tasks {
         table.add_row(task_row(task));
@@ -352,12 +356,12 @@ mod tests {
         let decision = DecisionStatus {
             window: 1,
             tasks: vec![7],
-            reason: format!("{} is alone", thread_text(name, 107)),
+            reason: format!("{} is alone", describe_thread(name, 107)),
             numbers: vec![("n".into(), 1e308)],
         };
         let status = DaemonStatus { tasks: tasks.clone(), gangs, shares: vec![share], ..DaemonStatus::default() };
         let status = DaemonStatus { decisions: vec![decision.clone()], ..status };
-        let co_runners = vec![thread_text(name, 107)];
+        let co_runners = vec![describe_thread(name, 107)];
         for text in [
             status_text(&status, true),
             top_text(&status, true, None),

@@ -32,7 +32,7 @@ pub struct TraceInput {
     stop: Arc<AtomicBool>,
     bar: ProgressBar,
     /// Number of records returned so far.
-    read: u64,
+    record_count: u64,
     totals: Option<TraceTotals>,
     damage: Option<TraceError>,
     is_stopped: bool,
@@ -43,28 +43,29 @@ impl TraceInput {
     pub fn open(session: &Session, path: &str, args: &TraceArgs, subject: &'static str) -> anyhow::Result<Self> {
         let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
         let stop = session.interrupt_flag();
-        let resolved = if path == "-" { PathBuf::from(path) } else { recording_path(path)? };
-        let path = resolved.to_str().unwrap_or(path);
-        let opened = if path == "-" {
+        let resolved_path = if path == "-" { PathBuf::from(path) } else { recording_path(path)? };
+        let path = resolved_path.to_str().unwrap_or(path);
+        let open_result = if path == "-" {
             let input = InterruptibleStdin { stop: Arc::clone(&stop) };
             cachemate_trace::open_input(Box::new(input), "standard input", format)
         } else {
             cachemate_trace::open(path, format)
         };
-        let reader = opened.map_err(|error| match stop.load(Ordering::Relaxed) {
+        let reader = open_result.map_err(|error| match stop.load(Ordering::Relaxed) {
             true => InterruptedError("nothing was read".to_string()).into(),
             false => anyhow::Error::from(error),
         })?;
-        let count_raw =
+        let count_raw_records =
             || fs::metadata(path).ok().filter(|metadata| metadata.is_file()).map(|metadata| metadata.len() / 8);
         let known_records = reader.totals().map(|totals| totals.records);
-        let total = known_records.or_else(|| if reader.header().source == "u64" { count_raw() } else { None });
+        let total_records =
+            known_records.or_else(|| if reader.header().source == "u64" { count_raw_records() } else { None });
         Ok(TraceInput {
             reader,
             salvage: args.salvage,
             stop,
-            bar: session.progress_bar(subject, total),
-            read: 0,
+            bar: session.progress_bar(subject, total_records),
+            record_count: 0,
             totals: None,
             damage: None,
             is_stopped: false,
@@ -72,7 +73,7 @@ impl TraceInput {
     }
 
     /// Updates the counts after one batch. Returns `false` at the end, at tolerated damage, and after Ctrl-C.
-    fn step(&mut self, result: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
+    fn finish_batch(&mut self, result: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
         let has_more = match result {
             // After an interruption, the input may end anywhere, so its error is ignored.
             Err(_) if self.stop.load(Ordering::Relaxed) => false,
@@ -87,27 +88,27 @@ impl TraceInput {
             self.is_stopped |= self.stop.load(Ordering::Relaxed);
             return Ok(false);
         }
-        self.read += records as u64;
-        self.bar.set_position(self.read);
+        self.record_count += records as u64;
+        self.bar.set_position(self.record_count);
         Ok(true)
     }
 
     /// Reads the next addresses; see [`TraceReader::read_addresses`].
-    pub fn addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
+    pub fn next_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
         if self.is_stopping() {
             return Ok(false);
         }
         let has_more = self.reader.read_addresses(batch);
-        self.step(has_more, batch.len())
+        self.finish_batch(has_more, batch.len())
     }
 
     /// Reads the next records; see [`TraceReader::read_batch`].
-    pub fn records(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
+    pub fn next_records(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         if self.is_stopping() {
             return Ok(false);
         }
         let has_more = self.reader.read_batch(batch);
-        self.step(has_more, batch.len())
+        self.finish_batch(has_more, batch.len())
     }
 
     fn is_stopping(&mut self) -> bool {
@@ -119,7 +120,7 @@ impl TraceInput {
     pub fn finish(&mut self, session: &Session) -> Option<TraceTotals> {
         self.bar.finish_and_clear();
         if let Some(damage) = &self.damage {
-            session.warn(&format!("{damage}; the {} records before it are used", self.read));
+            session.warn(&format!("{damage}; the {} records before it are used", self.record_count));
         }
         // The totals describe the whole file, so they do not apply if only a part was read.
         let is_whole = self.damage.is_none() && !self.is_stopped;
@@ -141,7 +142,7 @@ impl TraceInput {
         if !self.is_stopped {
             return Ok(());
         }
-        Err(InterruptedError(format!("the result covers the first {} records", self.read)).into())
+        Err(InterruptedError(format!("the result covers the first {} records", self.record_count)).into())
     }
 }
 
@@ -158,13 +159,16 @@ impl TraceReader for TraceInput {
         self.reader.header()
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
-        let has_more = self.records(batch)?;
+        let has_more = self.next_records(batch)?;
         if !has_more {
             batch.clear();
-            let partial_totals =
-                || TraceTotals { ended: Some("interrupted".to_string()), records: self.read, ..TraceTotals::default() };
-            let cut_short = self.is_stopped || self.damage.is_some();
-            self.totals = if cut_short { Some(partial_totals()) } else { self.reader.totals().cloned() };
+            let partial_totals = || TraceTotals {
+                ended: Some("interrupted".to_string()),
+                records: self.record_count,
+                ..TraceTotals::default()
+            };
+            let is_partial = self.is_stopped || self.damage.is_some();
+            self.totals = if is_partial { Some(partial_totals()) } else { self.reader.totals().cloned() };
         }
         Ok(has_more)
     }

@@ -27,7 +27,7 @@ const MOVED: &str = "no longer of one color";
 fn unusable_reason() -> Option<&'static str> {
     static CAUSE: OnceLock<Option<String>> = OnceLock::new();
     let tried = CAUSE.get_or_init(|| {
-        if let Err(unusable) = migration::page_ns() {
+        if let Err(unusable) = migration::measure_page_move_ns() {
             return Some(unusable.reason);
         }
         let dir = tempfile::tempdir().unwrap();

@@ -32,12 +32,12 @@ impl Access {
     /// Packs one access. Bits of `address` at or above 48 and of `gap` at or above 13 are rejected in debug builds and
     /// truncated otherwise, so callers keep to the limits above.
     #[inline]
-    pub fn new(kind: AccessKind, address: u64, gap: u32, dependent: bool) -> Self {
+    pub fn new(kind: AccessKind, address: u64, gap: u32, is_dependent: bool) -> Self {
         debug_assert!(address < Self::ADDRESS_LIMIT && gap < Self::GAP_LIMIT);
         Access(
             (address & (Self::ADDRESS_LIMIT - 1))
                 | (kind as u64) << 48
-                | u64::from(dependent) << 50
+                | u64::from(is_dependent) << 50
                 | u64::from(gap & (Self::GAP_LIMIT - 1)) << 51,
         )
     }
@@ -121,7 +121,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// How a batch of accesses ended.
+/// The way in which a batch of accesses ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BatchEnd {
     /// The next batch follows immediately.

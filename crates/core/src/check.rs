@@ -51,7 +51,7 @@ pub enum PlanError {
 /// The first violated invariant, in the order of the plan's fields.
 pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     let tasks: BTreeMap<TaskId, &TaskSample> = view.observation.tasks.iter().map(|task| (task.task, task)).collect();
-    let online = view.online();
+    let online_cpus = view.online();
     let require_movable = |task: TaskId| match tasks.get(&task) {
         None => Err(PlanError::UnknownTask(task)),
         Some(sample) if sample.unmovable => Err(PlanError::UnmovableTask(task)),
@@ -59,7 +59,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     };
     for (&task, cpus) in &plan.affinity {
         require_movable(task)?;
-        if !cpus.intersects(&online) {
+        if !cpus.intersects(&online_cpus) {
             return Err(PlanError::NoRunnableCpu(task));
         }
     }
@@ -69,7 +69,7 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
             return Err(PlanError::InvalidWeight(task, weight));
         }
     }
-    check_gangs(plan, &online, &tasks)?;
+    check_gangs(plan, &online_cpus, &tasks)?;
     check_shares(plan, view.capabilities, &tasks)?;
     for penalty in &plan.penalties {
         let (a, b) = penalty.tasks;
@@ -83,9 +83,9 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
             return Err(PlanError::InvalidPenalty(a, b, cause));
         }
     }
-    let mut probes = BTreeSet::new();
-    if let Some(twice) = plan.probes.iter().find(|probe| !probes.insert(probe.id)) {
-        return Err(PlanError::DuplicateProbeId(twice.id.0));
+    let mut probe_ids = BTreeSet::new();
+    if let Some(duplicate) = plan.probes.iter().find(|probe| !probe_ids.insert(probe.id)) {
+        return Err(PlanError::DuplicateProbeId(duplicate.id.0));
     }
     match plan.window {
         WindowLength::Time { ns: 0 } | WindowLength::Cycles { cycles: 0 } => Err(PlanError::EmptyWindow),
@@ -109,7 +109,7 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
         }
         for gang in &schedule.gangs {
             let mut members = BTreeSet::new();
-            let mut seats = BTreeSet::new();
+            let mut taken_cpus = BTreeSet::new();
             for &(task, cpu) in &gang.members {
                 match tasks.get(&task) {
                     None => return Err(PlanError::UnknownTask(task)),
@@ -119,7 +119,7 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
                 if !members.insert(task) {
                     return invalid_gang("one gang contains a task twice");
                 }
-                if cpu.is_some_and(|CpuId(cpu)| !schedule.cpus.contains(cpu) || !seats.insert(cpu)) {
+                if cpu.is_some_and(|CpuId(cpu)| !schedule.cpus.contains(cpu) || !taken_cpus.insert(cpu)) {
                     return invalid_gang("a member's CPU is outside the schedule or taken twice");
                 }
                 let affinity = plan.affinity.get(&task);
@@ -132,10 +132,10 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
             }
         }
         for task in tasks.values().filter(|task| !task.exited && !task.unmovable) {
-            let confined =
+            let is_confined =
                 plan.affinity.get(&task.task).unwrap_or(online).intersection(online).is_subset(&schedule.cpus);
             let has_turn = || schedule.gangs.iter().any(|gang| gang.members.iter().any(|&(id, _)| id == task.task));
-            if confined && !has_turn() {
+            if is_confined && !has_turn() {
                 return Err(PlanError::Starved(task.task));
             }
         }
@@ -152,7 +152,7 @@ fn check_shares(
 ) -> Result<(), PlanError> {
     let mut groups = BTreeSet::new();
     let mut members: BTreeSet<(ShareMember, Option<CacheId>)> = BTreeSet::new();
-    let mut ways_groups: BTreeMap<CacheId, u32> = BTreeMap::new();
+    let mut way_group_counts: BTreeMap<CacheId, u32> = BTreeMap::new();
     for share in &plan.shares {
         check_share(share, capabilities, tasks)?;
         let invalid_share = |cause: String| Err(PlanError::InvalidShare(share.cache, cause));
@@ -163,17 +163,17 @@ fn check_shares(
             ));
         }
         // A frame has the same color in every cache, so a process has one set of colors; ways are per cache.
-        let ways = matches!(share.units, Units::Ways { .. });
+        let is_ways_share = matches!(share.units, Units::Ways { .. });
         for &member in &share.members {
-            if !members.insert((member, ways.then_some(share.cache))) {
+            if !members.insert((member, is_ways_share.then_some(share.cache))) {
                 return invalid_share(format!("found {member:?} in two shares, expected each member in one"));
             }
         }
-        if ways {
-            *ways_groups.entry(share.cache).or_default() += 1;
+        if is_ways_share {
+            *way_group_counts.entry(share.cache).or_default() += 1;
         }
     }
-    for (&cache, &groups) in &ways_groups {
+    for (&cache, &groups) in &way_group_counts {
         let max_groups = capabilities.partitions_of(cache).find_map(|partition| match partition {
             PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
             PartitionSupport::Colors { .. } => None,
@@ -214,13 +214,13 @@ fn check_share(
             }
             (PartitionSupport::Ways { ways, min_ways: at_least, contiguous, .. }, Units::Ways { mask }) => {
                 let last = mask.iter().last().unwrap_or(0);
-                let in_one_piece = mask.first().is_some_and(|first| last - first + 1 == mask.count());
+                let is_contiguous = mask.first().is_some_and(|first| last - first + 1 == mask.count());
                 return if mask.count() < *at_least || last >= *ways {
                     invalid_share(format!(
                         "way mask {mask} needs at least {at_least} of ways 0-{}",
                         ways.saturating_sub(1)
                     ))
-                } else if *contiguous && !in_one_piece {
+                } else if *contiguous && !is_contiguous {
                     invalid_share(format!("way mask {mask} is not contiguous"))
                 } else {
                     Ok(())

@@ -83,14 +83,14 @@ impl Fact<f64> {
 
     /// The number with its interval; exact if it has none.
     pub fn estimate(&self) -> Estimate {
-        let ends = self.error.unwrap_or(ConfidenceInterval { low: self.value, high: self.value });
-        Estimate { value: self.value, low: ends.low, high: ends.high }
+        let interval = self.error.unwrap_or(ConfidenceInterval { low: self.value, high: self.value });
+        Estimate { value: self.value, low: interval.low, high: interval.high }
     }
 }
 
 /// A field that holds facts, or a group of such fields.
 pub trait Facts {
-    /// Copies the facts of `from` that are missing here.
+    /// Copies the facts of `source` that are missing here.
     fn fill_missing(&mut self, source: &Self);
     /// Copies facts that were measured no earlier than the ones here, or that are missing here. A fact from a stored
     /// profile is not a measurement, so it never replaces one and only fills a gap.
@@ -100,7 +100,7 @@ pub trait Facts {
 }
 
 impl<T> Fact<T> {
-    fn is_newer_than(&self, old_fact: &Self) -> bool {
+    fn may_replace(&self, old_fact: &Self) -> bool {
         let is_stored = |fact: &Self| fact.source == FactSource::StoredProfile;
         !is_stored(self) && (is_stored(old_fact) || self.window >= old_fact.window)
     }
@@ -114,7 +114,7 @@ impl<T: Clone> Facts for Option<Fact<T>> {
     }
     fn merge_newer(&mut self, source: &Self) {
         match (&mut *self, source) {
-            (Some(old_fact), Some(new_fact)) if new_fact.is_newer_than(old_fact) => old_fact.clone_from(new_fact),
+            (Some(old_fact), Some(new_fact)) if new_fact.may_replace(old_fact) => old_fact.clone_from(new_fact),
             (None, Some(new_fact)) => *self = Some(new_fact.clone()),
             _ => {}
         }
@@ -135,7 +135,7 @@ impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
     fn merge_newer(&mut self, source: &Self) {
         for (key, new_fact) in source {
             match self.get_mut(key) {
-                Some(old_fact) if !new_fact.is_newer_than(old_fact) => {}
+                Some(old_fact) if !new_fact.may_replace(old_fact) => {}
                 _ => _ = self.insert(key.clone(), new_fact.clone()),
             }
         }

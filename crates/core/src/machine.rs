@@ -202,8 +202,8 @@ impl Topology {
         let weighted_factor =
             |(node, &pages): (usize, &u64)| Some(pages as f64 * row.get(node).copied().filter(|far| *far >= 1.0)?);
         let nodes = pages_per_node.iter().enumerate().filter(|(_, pages)| **pages > 0).map(weighted_factor);
-        let sum = nodes.sum::<Option<f64>>()?;
-        (pages > 0).then(|| sum / pages as f64)
+        let total_factor = nodes.sum::<Option<f64>>()?;
+        (pages > 0).then(|| total_factor / pages as f64)
     }
 
     /// The last-level cache behind a CPU.

@@ -96,7 +96,7 @@ pub struct CacheSpec {
     pub size_bytes: u64,
     /// Lines per set; 1 to 2^20.
     pub ways: u32,
-    /// A power of two from 8 to 4096.
+    /// Line size in bytes; a power of two from 8 to 4096.
     pub line_bytes: u32,
     /// Cycles from the core's request to the data on a hit.
     pub latency_cycles: u32,
@@ -164,7 +164,7 @@ pub enum WritePolicy {
     Through,
 }
 
-/// How the content of a cache relates to that of the caches nearer to the core.
+/// Relation of a cache's content to that of the caches nearer to the core.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Inclusion {
@@ -272,7 +272,7 @@ pub struct MemorySchedulingSpec {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PageSpec {
-    /// A power of two from 512 bytes to 1 GiB.
+    /// Page size; a power of two from 512 bytes to 1 GiB.
     pub page_bytes: u64,
     /// Colors that the operating system uses; `None` if it does not color pages.
     pub colors: Option<u32>,
@@ -375,9 +375,9 @@ impl MachineSpec {
     /// The contended level: the last one that is filled by misses (a victim cache behind it does not count). `None`
     /// only for a machine without data caches.
     pub fn last_level(&self) -> Option<&CacheSpec> {
-        let data =
+        let is_filled_by_misses =
             |cache: &&CacheSpec| cache.level != CacheLevel::L1Instruction && cache.inclusion != Inclusion::Victim;
-        self.caches.iter().rfind(data)
+        self.caches.iter().rfind(is_filled_by_misses)
     }
 
     /// Checks that the machine could be built.
@@ -393,7 +393,7 @@ impl MachineSpec {
                 expected: expected.to_string(),
             })
         };
-        let counts = [
+        let bounded_counts = [
             ("packages", u64::from(self.packages), 1, 1024),
             ("cores_per_package", u64::from(self.cores_per_package), 1, 1024),
             ("contexts_per_core", u64::from(self.contexts_per_core), 1, 16),
@@ -402,16 +402,16 @@ impl MachineSpec {
             ("memory.local_latency_cycles", u64::from(self.memory.local_latency_cycles), 1, 1 << 20),
             ("counters.count", u64::from(self.counters.count), 1, 1024),
         ];
-        for (field, found, low, high) in counts {
+        for (field, found, low, high) in bounded_counts {
             if !(low..=high).contains(&found) {
                 return spec_error(field, found.to_string(), &format!("{low} to {high}"));
             }
         }
-        let (width, window, mshrs) = match self.pipeline {
+        let (issue_width, window, mshrs) = match self.pipeline {
             CoreModel::InOrder { issue_width } => (issue_width, 1, 1),
             CoreModel::OutOfOrder { issue_width, window, mshrs, .. } => (issue_width, window, mshrs),
         };
-        for (field, found) in [("issue_width", width), ("window", window), ("mshrs", mshrs)] {
+        for (field, found) in [("issue_width", issue_width), ("window", window), ("mshrs", mshrs)] {
             if !(1..=4096).contains(&found) {
                 return spec_error(&format!("pipeline.{field}"), found.to_string(), "1 to 4096");
             }
@@ -436,11 +436,11 @@ impl MachineSpec {
             return spec_error("memory.scheduling.requests_in_flight", found.to_string(), "1 to 4096");
         }
         self.check_prefetchers()?;
-        let page = self.pages.page_bytes;
-        if !(512..=1 << 30).contains(&page) || !page.is_power_of_two() {
-            return spec_error("pages.page_bytes", page.to_string(), "a power of two from 512 to 2^30");
+        let page_bytes = self.pages.page_bytes;
+        if !(512..=1 << 30).contains(&page_bytes) || !page_bytes.is_power_of_two() {
+            return spec_error("pages.page_bytes", page_bytes.to_string(), "a power of two from 512 to 2^30");
         }
-        if self.memory.size_bytes < page || !self.memory.size_bytes.is_multiple_of(page) {
+        if self.memory.size_bytes < page_bytes || !self.memory.size_bytes.is_multiple_of(page_bytes) {
             return spec_error(
                 "memory.size_bytes",
                 self.memory.size_bytes.to_string(),
@@ -490,8 +490,9 @@ impl MachineSpec {
             let expected = format!("a multiple of slices x ways x line_bytes = {row_bytes}");
             return cache_spec_error("size_bytes", cache.size_bytes.to_string(), &expected);
         }
-        let plain = cache.level <= CacheLevel::L1Data && cache.slices == 1 && cache.sets_per_slice().is_power_of_two();
-        if cache.index == SetIndexing::Virtual && !plain {
+        let may_be_virtual =
+            cache.level <= CacheLevel::L1Data && cache.slices == 1 && cache.sets_per_slice().is_power_of_two();
+        if cache.index == SetIndexing::Virtual && !may_be_virtual {
             let expected = "physical, but for an L1 of one slice with a power of two of sets";
             return cache_spec_error("index", "virtual".to_string(), expected);
         }
@@ -509,10 +510,10 @@ impl MachineSpec {
         if let Some(found) = cache.bandwidth_bytes_per_cycle.filter(|found| !(found.is_finite() && *found > 0.0)) {
             return cache_spec_error("bandwidth_bytes_per_cycle", found.to_string(), "a positive number");
         }
-        if let Some(parts) = cache.way_partitions
-            && !(parts.groups >= 1 && (1..=cache.ways).contains(&parts.min_ways))
+        if let Some(way_partitions) = cache.way_partitions
+            && !(way_partitions.groups >= 1 && (1..=cache.ways).contains(&way_partitions.min_ways))
         {
-            let found = format!("{} groups, at least {} ways", parts.groups, parts.min_ways);
+            let found = format!("{} groups, at least {} ways", way_partitions.groups, way_partitions.min_ways);
             return cache_spec_error("way_partitions", found, "1 group or more, 1 to `ways` ways");
         }
         let inner_cache =
@@ -565,9 +566,9 @@ impl MachineSpec {
     fn memory_latency(&self) -> Vec<Vec<f64>> {
         let (memory, nodes) = (&self.memory, self.memory.nodes as usize);
         let remote_factor = f64::from(memory.remote_latency_cycles) / f64::from(memory.local_latency_cycles.max(1));
-        let row =
+        let latency_row =
             |node_from: usize| (0..nodes).map(|node| if node == node_from { 1.0 } else { remote_factor }).collect();
-        if nodes > 1 { (0..nodes).map(row).collect() } else { Vec::new() }
+        if nodes > 1 { (0..nodes).map(latency_row).collect() } else { Vec::new() }
     }
 
     /// The topology that policies use. Cache ids follow the order of `caches`, instance by instance.
@@ -588,11 +589,11 @@ impl MachineSpec {
         let instances =
             self.caches.iter().flat_map(|cache| (0..self.instance_count(cache)).map(move |instance| (cache, instance)));
         let caches = instances.enumerate().map(|(id, (cache, instance))| {
-            let per_instance = cache.shared_by_cores * self.contexts_per_core;
+            let cpus_per_instance = cache.shared_by_cores * self.contexts_per_core;
             Cache {
                 id: CacheId(id as u32),
                 level: cache.level,
-                cpus: (instance * per_instance..(instance + 1) * per_instance).collect::<CpuSet>(),
+                cpus: (instance * cpus_per_instance..(instance + 1) * cpus_per_instance).collect::<CpuSet>(),
                 last_level: Some(cache.level) == last_level,
                 size_bytes: Some(cache.size_bytes),
                 ways: Some(cache.ways),

@@ -134,7 +134,7 @@ pub struct TaskSample {
     /// The service that it belongs to; `None` if its command is the service, or if the machine has no services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceIdentity>,
-    /// When it started or was first observed, on the clock of [`TimeSpan`].
+    /// Time at which it started or was first observed, on the clock of [`TimeSpan`].
     #[serde(alias = "arrived_ns")]
     pub arrival_ns: u64,
     /// Did it exit in this window? The next one does not list it.

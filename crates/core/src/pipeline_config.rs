@@ -182,7 +182,7 @@ pub enum ProfilerConfig {
 /// Phase detection (thesis 5.6.2).
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PhaseParameters {
-    /// w: the number of preceding intervals whose mean the current one is compared with.
+    /// Number of preceding intervals (w in the thesis) with whose mean the current interval is compared.
     pub history: usize,
     /// The difference above which there is a phase change, in the signal's unit.
     pub threshold: f64,
@@ -196,7 +196,7 @@ impl Default for PhaseParameters {
     }
 }
 
-/// CASC's parameters (CASC 4.2), and one scale for all of them.
+/// CASC's parameters (CASC 4.2), and a factor for both of its times.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CoRunRowParameters {
     /// Intervals shorter than this are cold starts.

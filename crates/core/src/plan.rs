@@ -11,12 +11,12 @@ use crate::{CacheId, CacheLevel, CpuId, CpuSet, GroupId, IndexSet, Neighbor, Pro
 pub enum WindowLength {
     /// A length of time.
     Time {
-        /// Greater than 0; a machine may have a shortest window ([`crate::Capabilities::min_window_ns`]).
+        /// Length, greater than 0; a machine may have a shortest window ([`crate::Capabilities::min_window_ns`]).
         ns: u64,
     },
     /// 10^9 cycles (DIO, TC), 5 M cycles (AV); the machine converts cycles to time if necessary.
     Cycles {
-        /// Greater than 0; cycles that elapse on the machine, not those of one task.
+        /// Number of cycles that elapse on the machine (not those of one task), greater than 0.
         cycles: u64,
     },
 }
@@ -104,7 +104,7 @@ pub struct CacheShare {
 pub struct CoRunPenalty {
     /// The two tasks, in either order; they differ.
     pub tasks: (TaskId, TaskId),
-    /// Finite; the scale is the policy's own.
+    /// The penalty: a finite number on the policy's own scale.
     pub penalty: f64,
 }
 

@@ -25,25 +25,25 @@ impl Reason {
     /// The text with a name in place of each task. Names are inserted in one pass and not expanded again, because a
     /// program can be called `{1}`.
     pub fn render<N: std::fmt::Display>(&self, name: impl Fn(TaskId) -> N) -> String {
-        let mut rendered = String::with_capacity(self.text.len());
+        let mut output = String::with_capacity(self.text.len());
         let mut remaining_text = self.text.as_str();
         while let Some(open) = remaining_text.find('{') {
             let (literal_text, placeholder) = remaining_text.split_at(open);
-            rendered.push_str(literal_text);
-            let place =
+            output.push_str(literal_text);
+            let index_and_rest =
                 placeholder[1..].split_once('}').and_then(|(index, after)| Some((index.parse::<usize>().ok()?, after)));
-            match place.and_then(|(index, after)| Some((*self.tasks.get(index)?, after))) {
+            match index_and_rest.and_then(|(index, after)| Some((*self.tasks.get(index)?, after))) {
                 Some((task, after)) => {
-                    rendered.push_str(&name(task).to_string());
+                    output.push_str(&name(task).to_string());
                     remaining_text = after;
                 }
                 None => {
-                    rendered.push('{');
+                    output.push('{');
                     remaining_text = &placeholder[1..];
                 }
             }
         }
-        rendered + remaining_text
+        output + remaining_text
     }
 }
 
@@ -202,9 +202,9 @@ pub trait Verdicts {
     /// Have plans failed, so that [`Verdicts::excludes`] may be true?
     fn has_failed_plans(&self) -> bool;
 
-    /// Is a plan on cooldown, either itself or as the image of a failed plan on identical caches? `instead` is the plan
-    /// that would replace it: if that is an image as well, only the failed plan itself is excluded.
-    fn excludes(&self, plan: &Plan, instead: &Plan, view: &View<'_>) -> bool;
+    /// Is a plan on cooldown, either itself or as the image of a failed plan on identical caches? `replacement` is the
+    /// plan that would replace it: if that is an image as well, only the failed plan itself is excluded.
+    fn excludes(&self, plan: &Plan, replacement: &Plan, view: &View<'_>) -> bool;
 
     /// Are no plans tried in this window, because earlier ones failed?
     fn is_paused(&self, window: u64) -> bool;
@@ -241,7 +241,7 @@ pub struct Decision {
     /// with the next window. `None` if the policy has no model, in which case the reference predictor forecasts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
-    /// How the plan is verified.
+    /// The way in which the plan is verified.
     #[serde(default, skip_serializing_if = "Verification::is_before_and_after")]
     pub verification: Verification,
 }

@@ -59,7 +59,7 @@ facts! {
 }
 
 facts! {
-    /// Measured by probes: how much the task and its co-runners slow each other down; for hosts without a PMU.
+    /// Facts from probes about how much the task and its co-runners slow each other down, for hosts without a PMU.
     pub struct ContentionFacts {
         /// Share of a full cache that the task evicts while the probe waits, from 0 to 1.
         pub intensity: Option<Fact<f64>>,

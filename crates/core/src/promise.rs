@@ -247,11 +247,11 @@ pub struct SoloCycles {
 }
 
 /// The best known solo speed of a task; `None` if neither a fact nor the counters give one.
-pub fn solo_cycles(task: &TaskSample, profile: &Profile, last: Option<(CacheLevel, u64)>) -> Option<SoloCycles> {
+pub fn solo_cycles(task: &TaskSample, profile: &Profile, last_level: Option<(CacheLevel, u64)>) -> Option<SoloCycles> {
     if let Some(fact) = profile.rates.solo_instr_per_cycle.filter(|fact| fact.value > 0.0) {
         return Some(SoloCycles { cycles_per_instr: inverse_estimate(&fact), basis: solo_basis(fact.source) });
     }
-    let (level, bytes) = last?;
+    let (level, bytes) = last_level?;
     let cycles_per_instr = modeled_solo_cycles(task, profile, level, bytes)?;
     Some(SoloCycles { cycles_per_instr, basis: SoloBasis::Model })
 }
@@ -264,8 +264,9 @@ fn solo_basis(source: FactSource) -> SoloBasis {
 }
 
 fn inverse_estimate(fact: &Fact<f64>) -> Estimate {
-    let error = UNSTATED_ERROR * fact.value;
-    let (low, high) = fact.error.map_or((fact.value - error, fact.value + error), |ends| (ends.low, ends.high));
+    let half_width = UNSTATED_ERROR * fact.value;
+    let (low, high) =
+        fact.error.map_or((fact.value - half_width, fact.value + half_width), |ends| (ends.low, ends.high));
     Estimate { value: 1.0 / fact.value, low: 1.0 / high.max(fact.value), high: 1.0 / low.clamp(1e-9, fact.value) }
 }
 
@@ -275,26 +276,30 @@ fn inverse_estimate(fact: &Fact<f64>) -> Estimate {
 fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, bytes: u64) -> Option<Estimate> {
     let event_count = |event| task.counts.get(event);
     let instructions = event_count(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
-    let counted_cycles = event_count(CounterEvent::Cycles)? / instructions;
-    let misses = event_count(CounterEvent::Misses(level))? / instructions;
-    let queue = event_count(CounterEvent::StallCycles(StallCause::BusQueue)).unwrap_or(0.0) / instructions;
+    let cycles_per_instr = event_count(CounterEvent::Cycles)? / instructions;
+    let misses_per_instr = event_count(CounterEvent::Misses(level))? / instructions;
+    let queue_cycles_per_instr =
+        event_count(CounterEvent::StallCycles(StallCause::BusQueue)).unwrap_or(0.0) / instructions;
     let memory = [StallCause::LocalMemory, StallCause::RemoteMemory].into_iter();
-    let memory: Vec<f64> = memory.filter_map(|cause| event_count(CounterEvent::StallCycles(cause))).collect();
-    if memory.is_empty() {
+    let memory_stalls: Vec<f64> = memory.filter_map(|cause| event_count(CounterEvent::StallCycles(cause))).collect();
+    if memory_stalls.is_empty() {
         return None;
     }
-    let stall = memory.iter().sum::<f64>() / instructions;
+    let stall_cycles_per_instr = memory_stalls.iter().sum::<f64>() / instructions;
     let curve = profile.locality.misses_per_kilo_instr.get(&level)?;
-    let solo_kilo = curve.value.iter().rfind(|(size, _)| *size <= bytes).or(curve.value.first())?.1;
+    let solo_mpki = curve.value.iter().rfind(|(size, _)| *size <= bytes).or(curve.value.first())?.1;
     // Misses beyond those with the whole cache, as a fraction of all misses.
-    let beyond =
-        |whole_kilo: f64| if misses > 0.0 { (1.0 - whole_kilo / 1000.0 / misses).clamp(0.0, 1.0) } else { 0.0 };
-    let (least_share, middle, largest_share) = (beyond(solo_kilo.high), beyond(solo_kilo.value), beyond(solo_kilo.low));
+    let excess_share = |whole_mpki: f64| {
+        if misses_per_instr > 0.0 { (1.0 - whole_mpki / 1000.0 / misses_per_instr).clamp(0.0, 1.0) } else { 0.0 }
+    };
+    let (least_share, middle_share, largest_share) =
+        (excess_share(solo_mpki.high), excess_share(solo_mpki.value), excess_share(solo_mpki.low));
     let solo_cost_estimate = |share: f64, cost: f64, queue_share: f64| {
-        (counted_cycles - share * stall * cost - queue_share.max(share) * queue).max(0.05 * counted_cycles)
+        (cycles_per_instr - share * stall_cycles_per_instr * cost - queue_share.max(share) * queue_cycles_per_instr)
+            .max(0.05 * cycles_per_instr)
     };
     Some(Estimate {
-        value: solo_cost_estimate(middle, 1.0, 0.5),
+        value: solo_cost_estimate(middle_share, 1.0, 0.5),
         low: solo_cost_estimate(largest_share, MARGINAL_COST.1, 1.0),
         high: solo_cost_estimate(least_share, MARGINAL_COST.0, 0.0),
     })
@@ -316,7 +321,7 @@ struct PromiseHistory {
     basis: Option<SoloBasis>,
     /// The reason why the most recent unjudged window was not judged.
     missing_evidence: Option<MissingPromiseEvidence>,
-    infeasible: Option<InfeasiblePromise>,
+    infeasibility: Option<InfeasiblePromise>,
 }
 
 /// The policy's statement that no plan keeps a promise.
@@ -331,7 +336,7 @@ struct InfeasiblePromise {
 pub struct PromiseTracker {
     histories: BTreeMap<(ProcessId, bool), PromiseHistory>,
     /// Windows that do not count yet, because caches refill after a plan change.
-    settling: u32,
+    settling_windows: u32,
 }
 
 /// Windows that do not count after a plan change.
@@ -352,41 +357,41 @@ impl PromiseTracker {
             self.histories.clear();
             return Vec::new();
         }
-        let last = topology.last_level_caches().filter_map(|cache| Some((cache.level, cache.size_bytes?)));
-        let last = last.max_by_key(|(_, bytes)| *bytes);
-        let counts = self.settling == 0 && observation.applied.pending.is_empty();
-        self.settling = self.settling.saturating_sub(1);
+        let last_levels = topology.last_level_caches().filter_map(|cache| Some((cache.level, cache.size_bytes?)));
+        let last_level = last_levels.max_by_key(|(_, bytes)| *bytes);
+        let is_counted = self.settling_windows == 0 && observation.applied.pending.is_empty();
+        self.settling_windows = self.settling_windows.saturating_sub(1);
         let mut reports = Vec::new();
         let mut processes: Vec<ProcessId> = Vec::new();
-        for first in observation.tasks.iter().filter(is_promised) {
-            if processes.contains(&first.process) {
+        for first_task in observation.tasks.iter().filter(is_promised) {
+            if processes.contains(&first_task.process) {
                 continue;
             }
-            processes.push(first.process);
+            processes.push(first_task.process);
             let threads: Vec<&TaskSample> =
-                observation.tasks.iter().filter(|task| task.process == first.process && !task.exited).collect();
+                observation.tasks.iter().filter(|task| task.process == first_task.process && !task.exited).collect();
             let goal = threads.iter().filter_map(|task| task.goal).reduce(|a, b| a.merged_with(b)).unwrap_or_default();
-            let busiest = threads.iter().fold(first, |a, b| if b.ran_ns() > a.ran_ns() { b } else { a }).task;
+            let busiest_task = threads.iter().fold(first_task, |a, b| if b.ran_ns() > a.ran_ns() { b } else { a }).task;
             let terms = [goal.max_slowdown.map(PromiseTerm::MaxSlowdown), goal.min_rate.map(PromiseTerm::MinRate)];
             for term in terms.into_iter().flatten() {
                 let is_rate = matches!(term, PromiseTerm::MinRate(_));
-                let judged = if is_rate {
-                    work_rate(&threads, observation).map(|window| (window, None))
+                let judgment = if is_rate {
+                    measure_work_rate(&threads, observation).map(|window| (window, None))
                 } else {
-                    estimate_slowdown(&threads, observation, profiles, last)
+                    estimate_slowdown(&threads, observation, profiles, last_level)
                 };
-                let history = self.histories.entry((first.process, is_rate)).or_default();
-                match judged {
-                    Ok((window, basis)) => history.add(window, basis, counts),
-                    Err(missing) => history.add_unjudged(missing, counts),
+                let history = self.histories.entry((first_task.process, is_rate)).or_default();
+                match judgment {
+                    Ok((window, basis)) => history.add_judged(window, basis, is_counted),
+                    Err(missing) => history.add_unjudged(missing, is_counted),
                 }
-                history.take_reasons(&decision.reasons, &threads);
-                reports.push(history.build_report(first.process, busiest, term));
+                history.record_infeasibility(&decision.reasons, &threads);
+                reports.push(history.build_report(first_task.process, busiest_task, term));
             }
         }
         self.histories.retain(|(process, _), _| processes.contains(process));
-        if is_different(current_plan, &decision.plan) {
-            self.settling = SETTLING_WINDOWS;
+        if has_other_placement(current_plan, &decision.plan) {
+            self.settling_windows = SETTLING_WINDOWS;
             self.histories.values_mut().for_each(|history| history.windows.clear());
         }
         reports
@@ -394,7 +399,7 @@ impl PromiseTracker {
 }
 
 /// Does the second plan have another placement, partition or rotation?
-fn is_different(a: &Plan, b: &Plan) -> bool {
+fn has_other_placement(a: &Plan, b: &Plan) -> bool {
     a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
 }
 
@@ -405,13 +410,13 @@ fn estimate_slowdown(
     threads: &[&TaskSample],
     observation: &Observation,
     profiles: &Profiles,
-    last: Option<(CacheLevel, u64)>,
+    last_level: Option<(CacheLevel, u64)>,
 ) -> Result<(JudgedWindow, Option<SoloBasis>), MissingPromiseEvidence> {
-    let min_wanted_ns = MIN_CPU_SHARE * observation.span.elapsed_ns.max(1) as f64;
-    let wanted_ns = |task: &TaskSample| (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
-    let (mut demand_ns, mut alone, mut basis) = (0.0, Estimate::exact(0.0), None);
-    for task in threads.iter().filter(|task| wanted_ns(task) >= min_wanted_ns) {
-        demand_ns += wanted_ns(task);
+    let min_demand_ns = MIN_CPU_SHARE * observation.span.elapsed_ns.max(1) as f64;
+    let task_demand_ns = |task: &TaskSample| (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
+    let (mut demand_ns, mut solo_ns, mut basis) = (0.0, Estimate::exact(0.0), None);
+    for task in threads.iter().filter(|task| task_demand_ns(task) >= min_demand_ns) {
+        demand_ns += task_demand_ns(task);
         if !task.has_run() {
             continue;
         }
@@ -421,13 +426,13 @@ fn estimate_slowdown(
         else {
             return Err(MissingPromiseEvidence::Counters);
         };
-        let solo = profiles.get(&task.task).and_then(|profile| solo_cycles(task, profile, last));
+        let solo = profiles.get(&task.task).and_then(|profile| solo_cycles(task, profile, last_level));
         let Some(solo) = solo else { return Err(MissingPromiseEvidence::SoloSpeed) };
         let ns_per_cycle = task.ran_ns() as f64 / cycles;
-        let alone_ns = |cycles_per_instr: f64| instructions * cycles_per_instr * ns_per_cycle;
-        alone.value += alone_ns(solo.cycles_per_instr.value);
-        alone.low += alone_ns(solo.cycles_per_instr.low);
-        alone.high += alone_ns(solo.cycles_per_instr.high);
+        let solo_work_ns = |cycles_per_instr: f64| instructions * cycles_per_instr * ns_per_cycle;
+        solo_ns.value += solo_work_ns(solo.cycles_per_instr.value);
+        solo_ns.low += solo_work_ns(solo.cycles_per_instr.low);
+        solo_ns.high += solo_work_ns(solo.cycles_per_instr.high);
         // The basis of a process is the weakest one of its threads.
         basis = match (basis, solo.basis) {
             (Some(SoloBasis::Model), _) => basis,
@@ -437,19 +442,22 @@ fn estimate_slowdown(
     if demand_ns == 0.0 {
         return Err(MissingPromiseEvidence::Work);
     }
-    // Faster than alone by more than the error: the solo speed belongs to other work.
-    if demand_ns < (1.0 - CONTRADICTED_FROM) * alone.low {
+    // The process was faster than alone by more than the error, so the solo speed belongs to other work.
+    if demand_ns < (1.0 - CONTRADICTED_FROM) * solo_ns.low {
         return Err(MissingPromiseEvidence::SoloSpeed);
     }
-    Ok((JudgedWindow { amount: demand_ns, reference: alone }, basis))
+    Ok((JudgedWindow { amount: demand_ns, reference: solo_ns }, basis))
 }
 
 /// Work per second of each working thread in one window: reported work, or instructions if no thread reports any.
-fn work_rate(threads: &[&TaskSample], observation: &Observation) -> Result<JudgedWindow, MissingPromiseEvidence> {
+fn measure_work_rate(
+    threads: &[&TaskSample],
+    observation: &Observation,
+) -> Result<JudgedWindow, MissingPromiseEvidence> {
     let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
-    let reports = threads.iter().any(|task| task.progress.is_some());
+    let has_reports = threads.iter().any(|task| task.progress.is_some());
     let work_of = |task: &&TaskSample| {
-        if reports { task.progress } else { task.counts.get(CounterEvent::Instructions) }
+        if has_reports { task.progress } else { task.counts.get(CounterEvent::Instructions) }
     };
     let work_counts: Vec<f64> = threads.iter().filter_map(work_of).collect();
     if work_counts.is_empty() {
@@ -460,26 +468,26 @@ fn work_rate(threads: &[&TaskSample], observation: &Observation) -> Result<Judge
 }
 
 impl PromiseHistory {
-    fn add(&mut self, window: JudgedWindow, basis: Option<SoloBasis>, counts: bool) {
+    fn add_judged(&mut self, window: JudgedWindow, basis: Option<SoloBasis>, is_counted: bool) {
         let is_model = basis == Some(SoloBasis::Model);
         if is_model && self.basis.is_some_and(|known| known != SoloBasis::Model) {
             // Once a solo speed turned out to belong to other work, the model is no evidence for this work.
-            return self.add_unjudged(MissingPromiseEvidence::SoloSpeed, counts);
+            return self.add_unjudged(MissingPromiseEvidence::SoloSpeed, is_counted);
         }
         if self.basis == Some(SoloBasis::Model) && basis.is_some() && !is_model {
             self.windows.clear();
         }
         self.basis = basis.or(self.basis);
-        self.push(Some(window), counts);
+        self.push(Some(window), is_counted);
     }
 
-    fn add_unjudged(&mut self, missing_evidence: MissingPromiseEvidence, counts: bool) {
+    fn add_unjudged(&mut self, missing_evidence: MissingPromiseEvidence, is_counted: bool) {
         self.missing_evidence = Some(missing_evidence);
-        self.push(None, counts);
+        self.push(None, is_counted);
     }
 
-    fn push(&mut self, window: Option<JudgedWindow>, counts: bool) {
-        if counts {
+    fn push(&mut self, window: Option<JudgedWindow>, is_counted: bool) {
+        if is_counted {
             self.windows.push_back(window);
             if self.windows.len() > MAX_WINDOWS {
                 self.windows.pop_front();
@@ -493,13 +501,13 @@ impl PromiseHistory {
 
     /// Are there enough windows, and at least half of all, so that a promise is not judged by only the measurable part
     /// of the work?
-    fn is_enough(&self) -> bool {
-        let judged = self.judged_windows().count();
-        judged >= MIN_WINDOWS && 2 * judged >= self.windows.len()
+    fn has_enough_windows(&self) -> bool {
+        let judged_count = self.judged_windows().count();
+        judged_count >= MIN_WINDOWS && 2 * judged_count >= self.windows.len()
     }
 
     /// Takes the policy's statement about one of the threads, if there is one.
-    fn take_reasons(&mut self, reasons: &[Reason], threads: &[&TaskSample]) {
+    fn record_infeasibility(&mut self, reasons: &[Reason], threads: &[&TaskSample]) {
         let is_own = |reason: &&Reason| {
             reason.kind == ReasonKind::InfeasibleGoal
                 && reason.tasks.first().is_some_and(|task| threads.iter().any(|thread| thread.task == *task))
@@ -507,7 +515,7 @@ impl PromiseHistory {
         if let Some(reason) = reasons.iter().find(is_own) {
             let reason_number =
                 |name: &str| reason.numbers.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
-            self.infeasible = Some(InfeasiblePromise {
+            self.infeasibility = Some(InfeasiblePromise {
                 must_leave: reason.tasks[1..]
                     .iter()
                     .take(reason_number("must_leave").map_or(0, |n| n as usize))
@@ -530,38 +538,39 @@ impl PromiseHistory {
         }
         let ratio = amount / reference;
         let excess_of = |window: &JudgedWindow| (window.amount - ratio * window.reference.value) * count / reference;
-        let spread = self.judged_windows().map(|window| excess_of(window) * excess_of(window)).sum::<f64>();
+        let squared_excess = self.judged_windows().map(|window| excess_of(window) * excess_of(window)).sum::<f64>();
         // Two standard errors; windows are correlated, so only half of them count.
-        let error: f64 = if count < 2.0 { 0.0 } else { 2.0 * (spread / (count - 1.0) / (0.5 * count)).sqrt() };
+        let half_width: f64 =
+            if count < 2.0 { 0.0 } else { 2.0 * (squared_excess / (count - 1.0) / (0.5 * count)).sqrt() };
         let (offset, scale) = match term {
             PromiseTerm::MaxSlowdown(_) => (1.0, 1.0),
             PromiseTerm::MinRate(_) => (0.0, ratio.abs()),
         };
-        let error = error.max(MIN_ERROR * scale);
+        let half_width = half_width.max(MIN_ERROR * scale);
         Some(Estimate {
             value: ratio - offset,
-            low: amount / sum_over_windows(|window| window.reference.high) - offset - error,
-            high: amount / sum_over_windows(|window| window.reference.low) - offset + error,
+            low: amount / sum_over_windows(|window| window.reference.high) - offset - half_width,
+            high: amount / sum_over_windows(|window| window.reference.low) - offset + half_width,
         })
     }
 
     fn judge_value(&self, measured: Option<Estimate>, term: PromiseTerm) -> PromiseState {
-        let Some(measured) = measured.filter(|_| self.is_enough()) else { return PromiseState::Unknown };
+        let Some(measured) = measured.filter(|_| self.has_enough_windows()) else { return PromiseState::Unknown };
         term.state_of(measured)
     }
 
     fn build_report(&mut self, process: ProcessId, task: TaskId, term: PromiseTerm) -> PromiseReport {
         let measured = self.measured_value(term);
-        let by_measurement = self.judge_value(measured, term);
-        if matches!(by_measurement, PromiseState::Kept | PromiseState::Likely) {
-            self.infeasible = None;
+        let measured_state = self.judge_value(measured, term);
+        if matches!(measured_state, PromiseState::Kept | PromiseState::Likely) {
+            self.infeasibility = None;
         }
-        let state = match &self.infeasible {
+        let state = match &self.infeasibility {
             Some(_) => PromiseState::Infeasible,
-            None => by_measurement,
+            None => measured_state,
         };
-        let is_unknown = by_measurement == PromiseState::Unknown;
-        let infeasible = self.infeasible.as_ref();
+        let is_unknown = measured_state == PromiseState::Unknown;
+        let infeasible = self.infeasibility.as_ref();
         PromiseReport {
             process,
             task,

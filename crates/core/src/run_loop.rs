@@ -81,18 +81,18 @@ pub struct ControlLoop<M, P> {
     pub policy: P,
     /// Name for error messages and records.
     pub policy_name: String,
-    measured: Profiles,
-    recalled: Option<Profiles>,
+    measured_profiles: Profiles,
+    recalled_profiles: Option<Profiles>,
     /// Plan in force since the last step.
     pub plan: Plan,
     /// The forecast for the plan in force; empty before the first step.
     pub forecast: Forecast,
     /// Refusals of that plan, which belong to the next observation.
-    refused: Vec<RefusedItem>,
+    refused_items: Vec<RefusedItem>,
     /// Tracks the promises.
-    promises: PromiseTracker,
+    promise_tracker: PromiseTracker,
     /// The CPUs that were online at the last refresh.
-    online: CpuSet,
+    online_cpus: CpuSet,
 }
 
 impl<M: Machine, P: Policy> ControlLoop<M, P> {
@@ -106,19 +106,19 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         first_window: WindowLength,
     ) -> Self {
         ControlLoop {
-            online: machine.topology().online(),
+            online_cpus: machine.topology().online(),
             machine,
             profilers,
             recall: None,
             predictor,
             policy,
             policy_name: policy_name.into(),
-            measured: Profiles::new(),
-            recalled: None,
+            measured_profiles: Profiles::new(),
+            recalled_profiles: None,
             plan: Plan::idle(first_window),
             forecast: Forecast::default(),
-            refused: Vec::new(),
-            promises: PromiseTracker::default(),
+            refused_items: Vec::new(),
+            promise_tracker: PromiseTracker::default(),
         }
     }
 
@@ -128,16 +128,16 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// The machine's own, or a plan that violates an invariant of [`check_plan`], which is then not applied.
     pub fn step(&mut self) -> Result<Option<WindowRecord>, ControlLoopError> {
         let Some(observation) = self.observe()? else { return Ok(None) };
-        let online = self.online_if_changed();
+        let changed_online_cpus = self.take_online_change();
         self.update_profiles(&observation);
-        let is_comparable = online.is_none() && observation.end_reason != WindowEnd::HostChanged;
+        let is_comparable = changed_online_cpus.is_none() && observation.end_reason != WindowEnd::HostChanged;
         let forecast_errors_instr_per_cycle =
-            if is_comparable { compare(&self.forecast, &observation) } else { Vec::new() };
+            if is_comparable { compare_forecast(&self.forecast, &observation) } else { Vec::new() };
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
             observation: &observation,
-            profiles: self.recalled.as_ref().unwrap_or(&self.measured),
+            profiles: self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles),
             previous_plan: &self.plan,
             predictor: self.predictor.as_ref(),
             verdicts: &(),
@@ -150,9 +150,9 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         })?;
         let forecast = decision.forecast.take().unwrap_or_else(|| self.predictor.forecast(&view, &decision.plan));
         let promises =
-            self.promises.observe(&observation, view.profiles, self.machine.topology(), &self.plan, &decision);
+            self.promise_tracker.observe(&observation, view.profiles, self.machine.topology(), &self.plan, &decision);
         let applied = self.machine.apply(&decision.plan)?;
-        self.refused.clone_from(&applied.refused);
+        self.refused_items.clone_from(&applied.refused);
         self.plan = decision.plan.clone();
         self.forecast = forecast.clone();
         Ok(Some(WindowRecord {
@@ -162,52 +162,53 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
             applied,
             forecast_errors_instr_per_cycle,
             promises,
-            online,
+            online: changed_online_cpus,
         }))
     }
 
     /// The next observation, completed with the refusals of the plan in force, which a recording already contains.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut observation) = self.machine.observe()? else { return Ok(None) };
-        for refused in self.refused.drain(..) {
-            if !observation.applied.refused.contains(&refused) {
-                observation.applied.refused.push(refused);
+        for refused_item in self.refused_items.drain(..) {
+            if !observation.applied.refused.contains(&refused_item) {
+                observation.applied.refused.push(refused_item);
             }
         }
         Ok(Some(observation))
     }
 
     /// The online CPUs, if they differ from the window before.
-    fn online_if_changed(&mut self) -> Option<CpuSet> {
+    fn take_online_change(&mut self) -> Option<CpuSet> {
         let online = self.machine.topology().online();
-        let changed_cpus = (online != self.online).then(|| online.clone());
-        self.online = online;
+        let changed_cpus = (online != self.online_cpus).then(|| online.clone());
+        self.online_cpus = online;
         changed_cpus
     }
 
     /// Profiles the observation: measured facts, then recalled ones.
     fn update_profiles(&mut self, observation: &Observation) {
         for profiler in &mut self.profilers {
-            profiler.update(observation, &mut self.measured);
+            profiler.update(observation, &mut self.measured_profiles);
         }
         for task in &observation.tasks {
-            if let Some(profile) = self.measured.get_mut(&task.task) {
+            if let Some(profile) = self.measured_profiles.get_mut(&task.task) {
                 profile.process = Some(task.process);
             }
         }
-        self.recalled = self.recall.as_mut().and_then(|recall| recall.recall(observation, &self.measured));
+        self.recalled_profiles =
+            self.recall.as_mut().and_then(|recall| recall.recall(observation, &self.measured_profiles));
     }
 }
 
 impl<M: Machine, P> ControlLoop<M, P> {
     /// The profiles after the last step, as the policy received them.
     pub fn profiles(&self) -> &Profiles {
-        self.recalled.as_ref().unwrap_or(&self.measured)
+        self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles)
     }
 
     /// The machine, and the profiles after the last step for the machine to learn from.
     pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
-        (&mut self.machine, self.recalled.as_ref().unwrap_or(&self.measured))
+        (&mut self.machine, self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles))
     }
 
     /// Forecasts another plan than the last one from the current profiles. This is for replays, in which the recorded
@@ -226,7 +227,7 @@ impl<M: Machine, P> ControlLoop<M, P> {
     }
 }
 
-fn compare(expected: &Forecast, observation: &Observation) -> Vec<ForecastError> {
+fn compare_forecast(expected: &Forecast, observation: &Observation) -> Vec<ForecastError> {
     let measured_speed = |task: &TaskSample| {
         let cycles = task.counts.get(CounterEvent::Cycles).filter(|&cycles| cycles > 0.0)?;
         Some(task.counts.get(CounterEvent::Instructions)? / cycles)

@@ -95,12 +95,12 @@ impl ServiceIdentity {
 
     /// A container outside any pod.
     pub fn container(id: &str) -> Self {
-        ServiceIdentity { container: Some(id.to_string()), ..Self::new(ServiceKind::Container, short_id(id)) }
+        ServiceIdentity { container: Some(id.to_string()), ..Self::new(ServiceKind::Container, shorten_id(id)) }
     }
 
     /// A container of a pod; without one, the pod as a whole.
     pub fn from_pod(pod: &str, container: Option<&str>) -> Self {
-        let name = container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", short_id(id)));
+        let name = container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", shorten_id(id)));
         ServiceIdentity {
             kind: ServiceKind::Pod,
             name,
@@ -118,8 +118,8 @@ impl ServiceIdentity {
                 || self.pod.as_deref() == Some(word)
                 || self.container.as_deref() == Some(word)
         };
-        let of_kind = word.split_once('/').filter(|(kind, _)| *kind == self.kind.text());
-        is_named_by(word) || of_kind.is_some_and(|(_, unit_name)| is_named_by(unit_name))
+        let qualified_name = word.split_once('/').filter(|(kind, _)| *kind == self.kind.text());
+        is_named_by(word) || qualified_name.is_some_and(|(_, unit_name)| is_named_by(unit_name))
     }
 }
 
@@ -191,12 +191,12 @@ fn pod_service(names: &[&str]) -> Option<CgroupService> {
         };
         uid.filter(|uid| is_pod_uid(uid))
     };
-    let first = names.iter().position(|name| name.starts_with("kubepods") || name.contains("-kubepods"))?;
-    let (index, uid) = (first..names.len()).find_map(|index| Some((index, uid_of(&names[index])?)))?;
-    let below = names.get(index + 1).copied();
-    let container = below.and_then(container_id);
+    let first_index = names.iter().position(|name| name.starts_with("kubepods") || name.contains("-kubepods"))?;
+    let (index, uid) = (first_index..names.len()).find_map(|index| Some((index, uid_of(&names[index])?)))?;
+    let child_name = names.get(index + 1).copied();
+    let container = child_name.and_then(container_id);
     // CRI-O and Podman keep their monitor in a separate group, beside the containers.
-    let is_helper = below.is_some_and(|name| name.contains("conmon"));
+    let is_helper = child_name.is_some_and(|name| name.contains("conmon"));
     Some(CgroupService { identity: ServiceIdentity::from_pod(&uid, container), is_helper })
 }
 
@@ -218,17 +218,18 @@ const CONTAINER_SCOPES: [&str; 6] = ["docker-", "libpod-", "cri-containerd-", "c
 /// `/docker/ID`, `/system.slice/docker-ID.scope`, `/machine.slice/libpod-ID.scope`, `lxc.payload.NAME`.
 fn container_service(names: &[&str]) -> Option<CgroupService> {
     names.iter().enumerate().find_map(|(index, name)| {
-        if let Some(monitored) = name.strip_prefix("libpod-conmon-").or_else(|| name.strip_prefix("crio-conmon-")) {
-            let id = container_id(monitored)?;
+        if let Some(monitored_name) = name.strip_prefix("libpod-conmon-").or_else(|| name.strip_prefix("crio-conmon-"))
+        {
+            let id = container_id(monitored_name)?;
             return Some(CgroupService { identity: ServiceIdentity::container(id), is_helper: true });
         }
         if let Some(name) = name.strip_prefix("lxc.payload.").or_else(|| name.strip_prefix("lxc.monitor.")) {
             let identity = ServiceIdentity::container(name);
             return Some(CgroupService { identity, is_helper: names[index].starts_with("lxc.monitor.") });
         }
-        let above = index.checked_sub(1).map(|above| names[above]);
+        let parent_name = index.checked_sub(1).map(|above| names[above]);
         let is_scope = name.ends_with(".scope") && CONTAINER_SCOPES.iter().any(|prefix| name.starts_with(prefix));
-        let is_bare = matches!(above, Some("docker" | "libpod" | "libpod_parent"));
+        let is_bare = matches!(parent_name, Some("docker" | "libpod" | "libpod_parent"));
         let id = container_id(name).filter(|_| is_scope || is_bare || !name.contains(['-', '.']))?;
         Some(program_service(ServiceIdentity::container(id)))
     })
@@ -254,13 +255,13 @@ fn guest_service(names: &[&str]) -> Option<CgroupService> {
 fn job_service(names: &[&str]) -> Option<CgroupService> {
     let is_slurm = |name: &&str| name.starts_with("slurm") || name.ends_with("slurmstepd.scope");
     let index = names.iter().position(is_slurm)?;
-    let below = &names[index + 1..];
-    let number = below.iter().find_map(|name| name.strip_prefix("job_"))?;
+    let job_path = &names[index + 1..];
+    let number = job_path.iter().find_map(|name| name.strip_prefix("job_"))?;
     if number.is_empty() || !number.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '+' | '-')) {
         return None;
     }
     // Version 2 keeps the step daemon in a group beside the user's.
-    let is_helper = below.last() == Some(&"slurm");
+    let is_helper = job_path.last() == Some(&"slurm");
     Some(CgroupService { identity: ServiceIdentity::new(ServiceKind::Job, number), is_helper })
 }
 
@@ -269,8 +270,8 @@ fn unit_service(names: &[&str]) -> Option<CgroupService> {
     let has_unit_suffix = |name: &str| name.rsplit_once('.').is_some_and(|(_, suffix)| UNIT_SUFFIXES.contains(&suffix));
     let manager = names.iter().position(|name| name.starts_with("user@") && name.ends_with(".service"));
     if let Some(manager) = manager {
-        let below = names[manager + 1..].iter().find(|name| has_unit_suffix(name));
-        let name = below.copied().unwrap_or(names[manager]);
+        let user_unit = names[manager + 1..].iter().find(|name| has_unit_suffix(name));
+        let name = user_unit.copied().unwrap_or(names[manager]);
         return Some(program_service(ServiceIdentity::new(ServiceKind::UserUnit, name)));
     }
     let name = names.iter().find(|name| has_unit_suffix(name))?;
@@ -302,7 +303,7 @@ fn unescape_unit_name(name: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn short_id(id: &str) -> &str {
+fn shorten_id(id: &str) -> &str {
     let is_id = id.len() == 64 && id.chars().all(|c| c.is_ascii_hexdigit());
     if is_id { &id[..SHORT_ID] } else { id }
 }
@@ -311,9 +312,9 @@ fn short_id(id: &str) -> &str {
 /// containers, monitors, shims, step daemons, and a child that has not yet executed its program (`runc:[2:INIT]`,
 /// `(server)`).
 pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>) -> bool {
-    let starts = ["containerd-shim", "runc:[", "slurmstepd", "conmon", "crun:["];
+    let helper_prefixes = ["containerd-shim", "runc:[", "slurmstepd", "conmon", "crun:["];
     let is_contained = matches!(kind, Some(ServiceKind::Pod | ServiceKind::Container));
-    starts.iter().any(|prefix| command.starts_with(prefix))
+    helper_prefixes.iter().any(|prefix| command.starts_with(prefix))
         || is_contained && matches!(command, "pause" | "runc" | "crun" | "catatonit" | "docker-init" | "tini")
         || command.starts_with('(') && command.ends_with(')')
 }

@@ -26,12 +26,12 @@ impl ProfileKey {
     /// The key of a program. Sessions, jobs and containers get a new number or id at each start, so their keys use the
     /// user instead; a container named by its runtime keeps that name.
     pub fn new(service: &ServiceIdentity, program: &str, image: Option<&str>, user: Option<u32>) -> Self {
-        let of_user = || user.map_or_else(|| "user".to_string(), |user| format!("user {user}"));
+        let user_key = || user.map_or_else(|| "user".to_string(), |user| format!("user {user}"));
         let is_id = |name: &str| name.len() >= 12 && name.chars().all(|c| c.is_ascii_hexdigit());
         let owner = match service.kind {
-            ServiceKind::Session | ServiceKind::Job => of_user(),
-            ServiceKind::Container if is_id(&service.name) => of_user(),
-            ServiceKind::Pod => pod_owner(service).unwrap_or_else(of_user),
+            ServiceKind::Session | ServiceKind::Job => user_key(),
+            ServiceKind::Container if is_id(&service.name) => user_key(),
+            ServiceKind::Pod => pod_owner(service).unwrap_or_else(user_key),
             ServiceKind::Container
             | ServiceKind::Unit
             | ServiceKind::UserUnit
@@ -60,7 +60,7 @@ const MAX_PROFILES: usize = 1_000;
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ServiceProfiles {
     profiles: BTreeMap<ProfileKey, StoredServiceProfile>,
-    uses: u64,
+    use_count: u64,
 }
 
 /// A program's profile, as stored in files.
@@ -79,7 +79,7 @@ impl ServiceProfiles {
     /// Adds facts learned about a program: a measured fact replaces a stored or older one, and nothing else changes.
     /// Returns false if nothing is new.
     pub fn learn(&mut self, key: &ProfileKey, profile: &Profile) -> bool {
-        let learned = Profile {
+        let program_facts = Profile {
             process: None,
             phase_number: 0,
             // These facts name tasks and phases of this run, which have no meaning in another run.
@@ -87,11 +87,11 @@ impl ServiceProfiles {
             phase: PhaseFacts::default(),
             ..profile.clone()
         };
-        if learned == Profile::default() {
+        if program_facts == Profile::default() {
             return false;
         }
-        self.uses += 1;
-        let last_use = self.uses;
+        self.use_count += 1;
+        let last_use = self.use_count;
         let entry = self.profiles.entry(key.clone()).or_insert_with(|| StoredServiceProfile {
             key: key.clone(),
             profile: Profile::default(),
@@ -99,10 +99,10 @@ impl ServiceProfiles {
         });
         entry.last_use = last_use;
         let previous_profile = entry.profile.clone();
-        entry.profile.merge_newer(&learned);
-        let is_new = entry.profile != previous_profile;
+        entry.profile.merge_newer(&program_facts);
+        let has_changed = entry.profile != previous_profile;
         self.drop_oldest();
-        is_new
+        has_changed
     }
 
     /// The profile of a program; of a service that has never run, that of the same program from the same image, whichever
@@ -126,7 +126,7 @@ impl ServiceProfiles {
     pub fn restore(&mut self, entries: impl IntoIterator<Item = StoredServiceProfile>) {
         for mut entry in entries {
             entry.profile.restamp(FactSource::StoredProfile, 0);
-            self.uses = self.uses.max(entry.last_use);
+            self.use_count = self.use_count.max(entry.last_use);
             self.profiles.insert(entry.key.clone(), entry);
             self.drop_oldest();
         }
@@ -134,8 +134,9 @@ impl ServiceProfiles {
 
     fn drop_oldest(&mut self) {
         while self.profiles.len() > MAX_PROFILES {
-            let oldest = self.profiles.values().min_by_key(|stored| stored.last_use).map(|stored| stored.key.clone());
-            let Some(oldest) = oldest else { return };
+            let oldest_key =
+                self.profiles.values().min_by_key(|stored| stored.last_use).map(|stored| stored.key.clone());
+            let Some(oldest) = oldest_key else { return };
             self.profiles.remove(&oldest);
         }
     }

@@ -22,7 +22,7 @@ pub fn chaos_policy(policy: &PolicyConfig) -> Option<Box<dyn Policy>> {
 }
 
 /// Color groups are numbered separately from way groups.
-const FIRST_COLORED: u32 = 1 << 20;
+const FIRST_COLOR_GROUP: u32 = 1 << 20;
 
 struct ShakePolicy {
     generator: SplitMix64,
@@ -39,12 +39,12 @@ impl ShakePolicy {
 impl ShakePolicy {
     /// Assigns some processes to one half of the colors or the other. Colors apply to every cache of the level, so the
     /// first cache stands for all.
-    fn color_shares(&mut self, view: &View<'_>) -> Vec<CacheShare> {
-        let divided = view.capabilities.partitions.iter().find_map(|(cache, partition)| match partition {
+    fn draw_color_shares(&mut self, view: &View<'_>) -> Vec<CacheShare> {
+        let color_partition = view.capabilities.partitions.iter().find_map(|(cache, partition)| match partition {
             PartitionSupport::Colors { colors, .. } => Some((*cache, *colors)),
             PartitionSupport::Ways { .. } => None,
         });
-        let Some((cache, colors)) = divided else { return Vec::new() };
+        let Some((cache, colors)) = color_partition else { return Vec::new() };
         let processes: std::collections::BTreeSet<ProcessId> = view.movable_tasks().map(|task| task.process).collect();
         let mut shares = Vec::new();
         for process in processes {
@@ -54,15 +54,15 @@ impl ShakePolicy {
                 _ => continue,
             };
             let units = Units::Colors { allowed: half_colors.collect(), migration: PageMigration::All };
-            let group = GroupId(FIRST_COLORED + process.0);
+            let group = GroupId(FIRST_COLOR_GROUP + process.0);
             shares.push(CacheShare { group, members: vec![ShareMember::Process(process)], cache, units });
         }
         shares
     }
 
     /// Assigns some tasks, each with its own valid mask, in every cache that supports way partitions.
-    fn assign_shares(&mut self, view: &View<'_>, tasks: &[TaskId]) -> Vec<CacheShare> {
-        let mut shares = self.color_shares(view);
+    fn draw_shares(&mut self, view: &View<'_>, tasks: &[TaskId]) -> Vec<CacheShare> {
+        let mut shares = self.draw_color_shares(view);
         for (cache, partition) in &view.capabilities.partitions {
             let PartitionSupport::Ways { ways, min_ways: at_least, .. } = *partition else { continue };
             for &task in tasks {
@@ -70,8 +70,8 @@ impl ShakePolicy {
                     continue;
                 }
                 let width = at_least + self.generator.draw_below(u64::from(ways - at_least) + 1) as u32;
-                let first = self.generator.draw_below(u64::from(ways - width) + 1) as u32;
-                let units = Units::Ways { mask: (first..first + width).collect() };
+                let first_way = self.generator.draw_below(u64::from(ways - width) + 1) as u32;
+                let units = Units::Ways { mask: (first_way..first_way + width).collect() };
                 shares.push(CacheShare {
                     group: GroupId(task.0),
                     members: vec![ShareMember::Task(task)],
@@ -87,25 +87,25 @@ impl ShakePolicy {
 impl Policy for ShakePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-        let online: Vec<u32> = view.topology.online().iter().collect();
+        let online_cpus: Vec<u32> = view.topology.online().iter().collect();
         let tasks: Vec<_> = view.movable_tasks().map(|task| task.task).collect();
         for &task in &tasks {
-            if self.generator.draw_below(4) > 0 && !online.is_empty() {
-                let cpu = online[self.generator.draw_below(online.len() as u64) as usize];
+            if self.generator.draw_below(4) > 0 && !online_cpus.is_empty() {
+                let cpu = online_cpus[self.generator.draw_below(online_cpus.len() as u64) as usize];
                 plan.affinity.insert(task, [cpu].into_iter().collect());
             }
             if self.generator.draw_below(3) == 0 {
                 plan.weights.insert(task, [0.25, 0.5, 2.0, 4.0][self.generator.draw_below(4) as usize]);
             }
         }
-        if self.generator.draw_below(2) == 0 && !tasks.is_empty() && !online.is_empty() {
+        if self.generator.draw_below(2) == 0 && !tasks.is_empty() && !online_cpus.is_empty() {
             let gangs = tasks
-                .chunks(online.len())
+                .chunks(online_cpus.len())
                 .map(|members| Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 });
-            let cpus = online.iter().copied().collect();
+            let cpus = online_cpus.iter().copied().collect();
             plan.gangs = vec![GangSchedule { cpus, slice_ns: 5_000_000, gangs: gangs.collect() }];
         }
-        plan.shares = self.assign_shares(view, &tasks);
+        plan.shares = self.draw_shares(view, &tasks);
         Decision::new(plan, Vec::new())
     }
 }
@@ -115,16 +115,16 @@ struct SqueezePolicy;
 impl SqueezePolicy {
     const NAME: &str = "squeeze";
     /// First window of the squeeze; the guard has its reference before it.
-    const FROM_WINDOW: u64 = 8;
+    const FIRST_WINDOW: u64 = 8;
 }
 
 impl Policy for SqueezePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         let mut reasons = Vec::new();
-        let first = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
-        if view.observation.window >= Self::FROM_WINDOW
-            && let Some(first) = first
+        let first_cpu = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
+        if view.observation.window >= Self::FIRST_WINDOW
+            && let Some(first) = first_cpu
         {
             plan.affinity.extend(view.movable_tasks().map(|task| (task.task, [first].into_iter().collect())));
             let tasks: Vec<_> = plan.affinity.keys().copied().collect();
@@ -144,20 +144,22 @@ struct MisplacingPolicy;
 impl MisplacingPolicy {
     const NAME: &str = "astray";
     /// First window in which the plan partitions a cache by an impossible mask.
-    const FROM_WINDOW: u64 = 5;
-    const TO_WINDOW: u64 = 60;
+    const FIRST_INVALID_WINDOW: u64 = 5;
+    const END_WINDOW: u64 = 60;
 }
 
 impl Policy for MisplacingPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-        let first = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
+        let first_cpu = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
         let tasks: Vec<_> = view.movable_tasks().map(|task| task.task).collect();
-        if view.observation.window < Self::FROM_WINDOW {
+        if view.observation.window < Self::FIRST_INVALID_WINDOW {
             plan.affinity.extend(
-                first.into_iter().flat_map(|cpu| tasks.iter().map(move |&task| (task, [cpu].into_iter().collect()))),
+                first_cpu
+                    .into_iter()
+                    .flat_map(|cpu| tasks.iter().map(move |&task| (task, [cpu].into_iter().collect()))),
             );
-        } else if view.observation.window < Self::TO_WINDOW
+        } else if view.observation.window < Self::END_WINDOW
             && let Some(cache) = view.topology.caches.first()
         {
             let units = Units::Ways { mask: [0, 2, 70].into_iter().collect() };

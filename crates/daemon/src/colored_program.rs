@@ -32,7 +32,7 @@ pub struct ColoredCommand<'a> {
     /// File for its output; `None` to inherit this process's output.
     pub output: Option<&'a Path>,
     /// Whether the program is killed when this process ends; otherwise it continues.
-    pub ends_with_us: bool,
+    pub ends_with_parent: bool,
 }
 
 /// Memory available without swapping, as the kernel reports it.
@@ -47,7 +47,7 @@ pub struct ColoredProgram {
     child: Child,
     dir: PathBuf,
     ledger: FrameLedger,
-    kit_id: String,
+    reference_set_id: String,
     /// Resident pages of each process, as last read.
     resident_by_pid: BTreeMap<i32, ResidentPages>,
     mask: u64,
@@ -59,29 +59,30 @@ impl ColoredProgram {
     ///
     /// # Errors
     /// There is no reference set, the program is not found or cannot be preloaded, or it cannot be started.
-    pub fn start(start: &ColoredCommand<'_>) -> anyhow::Result<Self> {
+    pub fn colored_command(start: &ColoredCommand<'_>) -> anyhow::Result<Self> {
         let name = start.command.first().context("no command")?;
         let path = std::env::var("PATH").ok();
-        let file = preloadable::find(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
-        if let Some(reason) =
-            preloadable::find_refusal(&file).with_context(|| format!("{}: cannot be read", file.display()))?
+        let program_path =
+            preloadable::find_executable(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
+        if let Some(reason) = preloadable::find_refusal(&program_path)
+            .with_context(|| format!("{}: cannot be read", program_path.display()))?
         {
             bail!("{reason}");
         }
         let (host, base) = (LinuxHost::new("/"), Path::new(BASE));
-        let kit_id = format!("{:016x}", reference_set::id(base)?);
+        let reference_set_id = format!("{:016x}", reference_set::read_id(base)?);
         agents::remove_dead_sessions(&host, base);
         let ledger = FrameLedger::open(base)?;
         // Each session of a launcher has a separate directory.
         static SESSIONS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let session = SESSIONS.fetch_add(1, Ordering::Relaxed);
-        let dir = agents::make_session(base, std::process::id(), session, LIBRARY)?;
+        let dir = agents::create_session(base, std::process::id(), session, LIBRARY)?;
         let library = dir.join(agents::LIBRARY);
         let preload = match std::env::var("LD_PRELOAD") {
             Ok(preloads) if !preloads.is_empty() => format!("{}:{preloads}", library.display()),
             _ => library.display().to_string(),
         };
-        let mut command = Command::new(&file);
+        let mut command = Command::new(&program_path);
         command.arg0(name).args(&start.command[1..]).env("LD_PRELOAD", preload);
         command.env(DIR_VARIABLE, &dir).env(MASK_VARIABLE, target_text(start.mask, true));
         command.env(HOLD_VARIABLE, start.hold_bytes.to_string());
@@ -96,7 +97,7 @@ impl ColoredProgram {
         unsafe {
             command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
         }
-        if start.ends_with_us {
+        if start.ends_with_parent {
             crate::children::end_with_parent(&mut command, rustix::process::Signal::KILL);
         }
         let child = match command.spawn() {
@@ -106,7 +107,7 @@ impl ColoredProgram {
                 return Err(error).with_context(|| format!("{name}: cannot be started"));
             }
         };
-        Ok(ColoredProgram { child, dir, ledger, kit_id, resident_by_pid: BTreeMap::new(), mask: start.mask })
+        Ok(ColoredProgram { child, dir, ledger, reference_set_id, resident_by_pid: BTreeMap::new(), mask: start.mask })
     }
 
     /// Process id of the program itself.
@@ -114,8 +115,8 @@ impl ColoredProgram {
         self.child.id() as i32
     }
     /// Identity of the reference set that it was started with.
-    pub fn kit_id(&self) -> &str {
-        &self.kit_id
+    pub fn reference_set_id(&self) -> &str {
+        &self.reference_set_id
     }
     /// Known colors of frames.
     pub fn ledger(&self) -> &FrameLedger {
@@ -132,13 +133,13 @@ impl ColoredProgram {
         AgentReport::read(&LinuxHost::new("/"), &self.agent_dir()).ok()
     }
 
-    /// Waits until the agent is running. Fails if the agent refuses, if the program ends, or after `patience`.
-    pub fn wait_until_ready(&mut self, patience: Duration) -> anyhow::Result<()> {
-        let deadline = Instant::now() + patience;
+    /// Waits until the agent is running. Fails if the agent refuses, if the program ends, or after `max_wait`.
+    pub fn wait_until_ready(&mut self, max_wait: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + max_wait;
         while Instant::now() < deadline {
             match self.agent_report().map(|agent| agent.account) {
                 Some(Ok(_)) => return Ok(()),
-                Some(Err(why)) => bail!("the agent could not start: {why}"),
+                Some(Err(reason)) => bail!("the agent could not start: {reason}"),
                 None => {}
             }
             if let Some(status) = self.child.try_wait()? {
@@ -146,7 +147,7 @@ impl ColoredProgram {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        bail!("the agent did not report within {:.0} s", patience.as_secs_f64());
+        bail!("the agent did not report within {:.0} s", max_wait.as_secs_f64());
     }
 
     /// Requests other colors; the agent moves the pages.
@@ -163,7 +164,7 @@ impl ColoredProgram {
 
     /// Counts the resident frames of the program and its descendants, from outside. A process without an active agent
     /// is not counted; one that has exited counts with its last value.
-    pub fn read_resident(&mut self) -> Option<ResidentPages> {
+    pub fn poll_resident_pages(&mut self) -> Option<ResidentPages> {
         for (pid, agent) in self.agent_reports().into_iter().filter(|(_, agent)| agent.account.is_ok()) {
             if let Ok(resident) = resident_pages(pid, &self.ledger, self.mask, Some(&agent))
                 && resident.allowed_anonymous_share().is_some()
@@ -171,11 +172,11 @@ impl ColoredProgram {
                 self.resident_by_pid.insert(pid, resident);
             }
         }
-        self.resident()
+        self.last_resident_pages()
     }
 
     /// The pages of all its processes together, as last read.
-    pub fn resident(&self) -> Option<ResidentPages> {
+    pub fn last_resident_pages(&self) -> Option<ResidentPages> {
         self.resident_by_pid.values().copied().reduce(|sum, pages| sum.sum(&pages))
     }
 
@@ -197,17 +198,17 @@ impl ColoredProgram {
         // The first intervals are short, so that a short program is polled at least once; later ones are longer, to
         // limit the cost of a long program.
         let mut poll_interval = Duration::from_millis(15).min(max_poll_interval);
-        let (mut is_reported, mut next_poll) = (false, Instant::now() + poll_interval);
+        let (mut is_signaled, mut next_poll) = (false, Instant::now() + poll_interval);
         loop {
             if let Some(status) = self.child.try_wait().context("cannot wait for the program")? {
                 return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
             }
-            if stop.load(Ordering::Relaxed) && !is_reported {
-                is_reported = true;
+            if stop.load(Ordering::Relaxed) && !is_signaled {
+                is_signaled = true;
                 self.signal(rustix::process::Signal::TERM);
             }
             if Instant::now() >= next_poll {
-                self.read_resident();
+                self.poll_resident_pages();
                 poll_interval = (2 * poll_interval).min(max_poll_interval);
                 next_poll = Instant::now() + poll_interval;
             }
@@ -229,8 +230,8 @@ impl Drop for ColoredProgram {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
-        // Programs that outlive this one still have the directory's files open or mapped, so `tidy` of a later
-        // session removes them.
+        // Programs that outlive this one still have the directory's files open or mapped, so a later session
+        // removes the directory.
         let host = LinuxHost::new("/");
         if !agents::list_processes(&host, &self.dir).into_iter().any(|pid| host.stat(pid).is_ok()) {
             let _ = fs::remove_dir_all(&self.dir);

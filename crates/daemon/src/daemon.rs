@@ -11,7 +11,7 @@ use cachemate_core::{ControlLoopError, RunHeader, WindowRecord};
 use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::nri::NriOptions;
-use cachemate_linux::safety::guardian::{Lock, RecoveryReport, restore_left_behind};
+use cachemate_linux::safety::guardian::{DaemonLock, RecoveryReport, restore_left_behind};
 use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_page::serve::page::PageAddress;
@@ -24,11 +24,11 @@ use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::metrics::{self, MetricsAddress};
 use crate::service_watch::ServiceWatch;
 use crate::socket::{self, SharedStatus};
-use crate::status::{Watcher, evidence_text};
+use crate::status::{StatusTracker, describe_evidence_level};
 use crate::{page, paths};
 
 /// Maximum time that a start waits for a guardian that is restoring the host.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The configuration, and the command-line options that override it.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ pub struct ConfigSource {
     /// Policy that overrides the configured one.
     pub policy: Option<String>,
     /// If true, change nothing, whatever the configuration says.
-    pub observe: bool,
+    pub is_observe_only: bool,
     /// State directory that overrides the configured one.
     pub state_dir: Option<PathBuf>,
     /// Socket that overrides the configured one.
@@ -59,22 +59,22 @@ impl ConfigSource {
     pub fn read(&self) -> anyhow::Result<ManageConfig> {
         let file = self.file.clone().unwrap_or_else(paths::config_file);
         let mut config = match cachemate_files::path_exists(&file) || self.is_named {
-            true => load_manage_config(&file.display().to_string(), &paths::user_id)?,
+            true => load_manage_config(&file.display().to_string(), &paths::find_user_id)?,
             false => ManageConfig::default(),
         };
         if let Some(name) = &self.policy {
-            let is_same = config.policy.as_ref().is_some_and(|choice| choice.name == *name);
-            if !is_same {
+            let is_configured_policy = config.policy.as_ref().is_some_and(|choice| choice.name == *name);
+            if !is_configured_policy {
                 let name = name.clone();
                 config.policy = Some(cachemate_spec::PolicyChoice { name, parameters: Default::default() });
             }
         }
-        if self.observe {
+        if self.is_observe_only {
             config.mode = ManageMode::Observe;
         }
         config.state_dir = self.state_dir.clone().or(config.state_dir).or_else(|| Some(paths::state_dir()));
         config.socket = self.socket.clone().or(config.socket).or_else(|| Some(paths::default_socket()));
-        host::verified_policy(&config)?;
+        host::build_verified_policy(&config)?;
         Ok(config)
     }
 }
@@ -95,40 +95,40 @@ pub struct ControlFlags {
 /// # Errors
 /// Another daemon runs, an earlier run could not be restored completely, the host cannot be read, or a step failed. In
 /// each case all changes have been restored, or are recorded in the journal.
-pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -> anyhow::Result<()> {
     let config = source.read()?;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
-    paths::make_private_dir(&state_dir)?;
-    let Some(_lock) = Lock::wait_for_daemon_lock(&state_dir, PATIENCE)? else {
+    paths::create_private_dir(&state_dir)?;
+    let Some(_lock) = DaemonLock::wait_for_daemon_lock(&state_dir, LOCK_TIMEOUT)? else {
         bail!("another daemon holds {}", state_dir.display());
     };
     let recovery = restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), &state_dir)?;
-    report_damage(&recovery, say);
-    report_failures(&recovery.account, say)?;
+    report_damage(&recovery, report);
+    report_failures(&recovery.restored_objects, report)?;
     let host = host::survey_host(false)?;
-    let progress = make_progress_files(&config, say);
-    let services = ServiceWatch::start(&state_dir, &config, source.nri.clone(), switches.wake.clone())?;
+    let progress = make_progress_files(&config, report);
+    let service_watch = ServiceWatch::start(&state_dir, &config, source.nri.clone(), flags.wake.clone())?;
     let options = LiveRunOptions {
         rules: host::manage_rules(&config.rules),
-        learned_profiles: services.stored_profiles(say),
-        runtime: services.runtime(),
+        learned_profiles: service_watch.read_stored_profiles(report),
+        runtime: service_watch.nri_channels(),
         state_dir,
         progress,
-        stop: switches.stop.clone(),
-        wake: switches.wake.clone(),
+        stop: flags.stop.clone(),
+        wake: flags.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, header, missing_evidence } = host::open(&host, &options)?;
-    missing_evidence.iter().for_each(|evidence| say(&evidence.to_string()));
-    let shared_status = new_shared_status(&options.config, switches);
-    let mut watcher = Watcher::new(header.pipeline.predictor.clone());
+    let host::LiveRun { control_loop: mut live, header, missing_evidence } = host::build_live_run(&host, &options)?;
+    missing_evidence.iter().for_each(|evidence| report(&evidence.to_string()));
+    let shared_status = new_shared_status(&options.config, flags);
+    let mut watcher = StatusTracker::new(header.pipeline.predictor.clone());
     let file = source.file.clone().unwrap_or_else(paths::config_file);
     watcher.status.config = cachemate_files::path_exists(&file).then(|| file.display().to_string());
     watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
     watcher.status.pid = std::process::id();
     watcher.status.level = host.capability_survey.level;
-    let calibrated = host::calibrated_level(&host);
-    watcher.status.calibrated = calibrated.load(Ordering::Relaxed) != 0;
+    let calibrated_level = host::start_calibration(&host);
+    watcher.status.calibrated = calibrated_level.load(Ordering::Relaxed) != 0;
     watcher.status.mode = options.config.mode;
     watcher.status.policy = live.policy_name.clone();
     watcher.status.colors = Some(describe_colors(&live));
@@ -139,33 +139,33 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     if let Some(path) = &options.config.metrics_textfile {
         metrics::write_textfile(path, shared_status.clone())?;
     }
-    let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared_status, &header, say)?;
+    let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared_status, &header, report)?;
     watcher.status.unavailable.clone_from(&endpoints.unavailable);
     publish(&shared_status, &watcher);
     let log = create_run_log(&options.config, &header)?;
     // An error means that systemd did not start this process, so there is nothing to notify.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
-    say(&format!(
+    report(&format!(
         "{} with policy '{}', {} (cachemate doctor); socket {}",
         if options.config.mode == ManageMode::Act { "managing" } else { "observing only" },
         live.policy_name,
-        evidence_text(host.capability_survey.level, calibrated.load(Ordering::Relaxed) != 0),
+        describe_evidence_level(host.capability_survey.level, calibrated_level.load(Ordering::Relaxed) != 0),
         socket_path.display()
     ));
-    let sinks = WindowSinks { shared_status, log, endpoints, header, services };
+    let sinks = WindowSinks { shared_status, log, endpoints, header, services: service_watch };
     live.machine.set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
-    let outcome = run_windows(source, switches, &mut live, &mut watcher, sinks, &calibrated, say);
+    let outcome = run_windows(source, flags, &mut live, &mut watcher, sinks, &calibrated_level, report);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
-    let put_back = live.machine.restore_all()?;
-    report_failures(&put_back, say)?;
+    let restored_objects = live.machine.restore_all()?;
+    report_failures(&restored_objects, report)?;
     outcome
 }
 
 /// The page colors that this daemon can use, for the status. `doctor` may report more, because its user may have more
 /// rights than the daemon.
-fn describe_colors(live: &LiveLoop) -> String {
+fn describe_colors(control_loop: &LiveLoop) -> String {
     use cachemate_core::{Ability, Machine, Support};
-    match live.machine.capabilities().abilities.get(&Ability::Colors) {
+    match control_loop.machine.capabilities().abilities.get(&Ability::Colors) {
         Some(Support::Yes { note }) => note.clone().unwrap_or_default(),
         Some(Support::No { reason: why, remedy: Some(remedy) }) => format!("none: {why} (remedy: {remedy})"),
         Some(Support::No { reason: why, remedy: None }) => format!("none: {why}"),
@@ -179,25 +179,25 @@ pub(crate) fn progress_dir(config: &ManageConfig) -> Option<PathBuf> {
 }
 
 /// Creates the files for progress reports, so that every user may report.
-fn make_progress_files(config: &ManageConfig, say: &dyn Fn(&str)) -> ProgressFiles {
-    let Some((dir, beside)) = progress_dir(config).and_then(|dir| Some((dir.clone(), dir.parent()?.to_path_buf())))
+fn make_progress_files(config: &ManageConfig, report: &dyn Fn(&str)) -> ProgressFiles {
+    let Some((dir, socket_dir)) = progress_dir(config).and_then(|dir| Some((dir.clone(), dir.parent()?.to_path_buf())))
     else {
         return ProgressFiles::default();
     };
     // A directory that cannot be created is reported like any other failure, and the daemon runs without progress
     // reports.
-    let progress_dir = std::fs::create_dir_all(&beside).and_then(|()| ProgressFiles::create(&dir));
-    progress_dir.unwrap_or_else(|error| {
-        say(&format!("{}: {error}: programs cannot report their progress", dir.display()));
+    let progress_files = std::fs::create_dir_all(&socket_dir).and_then(|()| ProgressFiles::create(&dir));
+    progress_files.unwrap_or_else(|error| {
+        report(&format!("{}: {error}: programs cannot report their progress", dir.display()));
         ProgressFiles::default()
     })
 }
 
-fn new_shared_status(config: &ManageConfig, switches: &ControlFlags) -> SharedStatus {
+fn new_shared_status(config: &ManageConfig, flags: &ControlFlags) -> SharedStatus {
     SharedStatus {
         status: Arc::default(),
-        reload: switches.reload.clone(),
-        wake: switches.wake.clone(),
+        reload: flags.reload.clone(),
+        wake: flags.wake.clone(),
         allow_users: Arc::new(Mutex::new(allowed_user_ids(config))),
     }
 }
@@ -215,7 +215,7 @@ fn create_run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<O
     Ok(Some(RunLogWriter::create(path, true, header)?))
 }
 
-fn publish(shared_status: &SharedStatus, watcher: &Watcher) {
+fn publish(shared_status: &SharedStatus, watcher: &StatusTracker) {
     shared_status.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&watcher.status);
 }
 
@@ -230,69 +230,73 @@ struct WindowSinks {
 
 fn run_windows(
     source: &ConfigSource,
-    switches: &ControlFlags,
-    live: &mut LiveLoop,
-    watcher: &mut Watcher,
+    flags: &ControlFlags,
+    control_loop: &mut LiveLoop,
+    watcher: &mut StatusTracker,
     sinks: WindowSinks,
-    calibrated: &AtomicU32,
-    say: &dyn Fn(&str),
+    calibrated_level: &AtomicU32,
+    report: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
     let WindowSinks { shared_status, mut log, mut endpoints, header, mut services } = sinks;
-    let started = Instant::now();
+    let start_time = Instant::now();
     loop {
-        if switches.reload.swap(false, Ordering::Relaxed)
-            && reload(source, live, watcher, &shared_status, &mut services, say)
+        if flags.reload.swap(false, Ordering::Relaxed)
+            && reload(source, control_loop, watcher, &shared_status, &mut services, report)
         {
-            end_log(&mut log, "the configuration was reloaded", say);
+            end_log(&mut log, "the configuration was reloaded", report);
         }
-        let record = match live.step() {
+        let record = match control_loop.step() {
             Ok(Some(record)) => record,
             Ok(None) => break,
             Err(ControlLoopError::Plan { bad, window, .. }) => {
-                end_log(&mut log, "a plan was refused", say);
+                end_log(&mut log, "a plan was refused", report);
                 if watcher.refuse_plan(window, &bad) {
-                    say(&format!("the plan of window {window} is refused, the one before stays: {bad}"));
+                    report(&format!(
+                        "the plan of window {window} is invalid, so the previous plan stays in force: {bad}"
+                    ));
                 }
                 publish(&shared_status, watcher);
                 let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
                 continue;
             }
             Err(error) => {
-                services.store_profiles(live, say);
+                services.store_profiles(control_loop, report);
                 return Err(error.into());
             }
         };
-        let mut gone_quiet = false;
+        let mut has_log_ended = false;
         if let Some(writer) = &mut log {
-            gone_quiet = log_record(writer, &record, say);
+            has_log_ended = record_window(writer, &record, report);
         }
-        if gone_quiet {
+        if has_log_ended {
             log = None;
         }
-        let topology = cachemate_core::Machine::topology(&live.machine).clone();
-        watcher.observe(&record, &live.machine, &topology, live.profiles());
-        services.observe(live, &record.observation, &mut watcher.status, say);
-        let level = calibrated.load(Ordering::Relaxed);
+        let topology = cachemate_core::Machine::topology(&control_loop.machine).clone();
+        watcher.observe(&record, &control_loop.machine, &topology, control_loop.profiles());
+        services.observe(control_loop, &record.observation, &mut watcher.status, report);
+        let level = calibrated_level.load(Ordering::Relaxed);
         if level != 0 && !watcher.status.calibrated {
-            say(&evidence_text(level, true));
+            report(&describe_evidence_level(level, true));
             (watcher.status.level, watcher.status.calibrated) = (level, true);
         }
-        if watcher.status.mode == ManageMode::Act && !live.machine.is_acting() {
-            say("root's cachemate has begun to act: this one has restored everything and now only observes");
-            report_restored(&live.machine.restore_overruled(), say);
+        if watcher.status.mode == ManageMode::Act && !control_loop.machine.is_acting() {
+            report(
+                "root's cachemate is now managing this host: this daemon has restored its changes and only observes",
+            );
+            report_restored(&control_loop.machine.take_overruled(), report);
         }
-        watcher.status.mode = if live.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
-        watcher.status.running_ns = started.elapsed().as_nanos() as u64;
-        if endpoints.retry_unavailable(&shared_status, &header, say) {
+        watcher.status.mode = if control_loop.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
+        watcher.status.running_ns = start_time.elapsed().as_nanos() as u64;
+        if endpoints.retry_unavailable(&shared_status, &header, report) {
             watcher.status.unavailable.clone_from(&endpoints.unavailable);
         }
         publish(&shared_status, watcher);
         if let Some(feed) = &endpoints.feed {
-            feed.push(&record, live.profiles(), || page::daemon_state(&live.machine, &watcher.status));
+            feed.push(&record, control_loop.profiles(), || page::daemon_state(&control_loop.machine, &watcher.status));
         }
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
-    services.store_profiles(live, say);
+    services.store_profiles(control_loop, report);
     if let Some(writer) = log {
         writer.finish()?;
     }
@@ -300,20 +304,20 @@ fn run_windows(
 }
 
 /// Ends the run log, because its header does not describe later windows, and a replay would decide differently.
-fn end_log(log: &mut Option<RunLogWriter>, reason: &str, say: &dyn Fn(&str)) {
+fn end_log(log: &mut Option<RunLogWriter>, reason: &str, report: &dyn Fn(&str)) {
     match log.take().map(RunLogWriter::finish) {
         None => {}
-        Some(Ok(())) => say(&format!("the run log ends here: {reason}")),
-        Some(Err(error)) => say(&format!("the run log could not be closed: {error}")),
+        Some(Ok(())) => report(&format!("the run log ends here: {reason}")),
+        Some(Err(error)) => report(&format!("the run log could not be closed: {error}")),
     }
 }
 
 /// Records a window. If the disk is full, the log ends but the management continues. Returns true if the log ended.
-fn log_record(writer: &mut RunLogWriter, record: &WindowRecord, say: &dyn Fn(&str)) -> bool {
+fn record_window(writer: &mut RunLogWriter, record: &WindowRecord, report: &dyn Fn(&str)) -> bool {
     match writer.push(record) {
         Ok(()) => false,
         Err(error) => {
-            say(&format!("the run log ends here: {error}"));
+            report(&format!("the run log ends here: {error}"));
             true
         }
     }
@@ -323,26 +327,29 @@ fn log_record(writer: &mut RunLogWriter, record: &WindowRecord, say: &dyn Fn(&st
 /// force.
 fn reload(
     source: &ConfigSource,
-    live: &mut LiveLoop,
-    watcher: &mut Watcher,
+    control_loop: &mut LiveLoop,
+    watcher: &mut StatusTracker,
     shared_status: &SharedStatus,
     services: &mut ServiceWatch,
-    say: &dyn Fn(&str),
+    report: &dyn Fn(&str),
 ) -> bool {
     let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
     let outcome = source.read().and_then(|config| {
-        let policy = host::verified_policy(&config)?;
+        let policy = host::build_verified_policy(&config)?;
         let name = host::policy_config(&config).name;
         let is_acting = config.mode == ManageMode::Act;
-        if is_acting && !live.machine.may_act() {
+        if is_acting && !control_loop.machine.may_act() {
             let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
-            live.machine.acquire(host::acquire_actuation_lock(&state_dir)?);
+            control_loop.machine.set_actuation_lock(host::acquire_actuation_lock(&state_dir)?);
         }
-        let account =
-            live.machine.set_rules(host::manage_rules(&config.rules), host::cpuset_groups(&config), is_acting)?;
-        live.machine.set_budgets(host::slowdown_budgets(&config));
-        report_restored(&account, say);
-        cachemate_pipeline::replace_policy(live, name, policy);
+        let restored_objects = control_loop.machine.set_rules(
+            host::manage_rules(&config.rules),
+            host::cpuset_groups(&config),
+            is_acting,
+        )?;
+        control_loop.machine.set_budgets(host::slowdown_budgets(&config));
+        report_restored(&restored_objects, report);
+        cachemate_pipeline::replace_policy(control_loop, name, policy);
         *shared_status.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
         Ok(config)
     });
@@ -350,14 +357,14 @@ fn reload(
     match outcome {
         Ok(config) => {
             watcher.status.mode = config.mode;
-            watcher.status.policy.clone_from(&live.policy_name);
+            watcher.status.policy.clone_from(&control_loop.policy_name);
             watcher.status.config_error = None;
             watcher.status.unmatched_rules.clear();
             services.set_config(config);
-            say("configuration reloaded");
+            report("configuration reloaded");
         }
         Err(error) => {
-            say(&format!("configuration not reloaded: {error:#}"));
+            report(&format!("configuration not reloaded: {error:#}"));
             watcher.status.config_error = Some(format!("{error:#}"));
         }
     }
@@ -369,16 +376,16 @@ fn reload(
 ///
 /// # Errors
 /// An object could not be restored; the journal is kept.
-pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow::Result<()> {
+pub fn report_failures(restored_objects: &[RestoredObject], report: &dyn Fn(&str)) -> anyhow::Result<()> {
     let mut failure_count = 0;
-    for line in account {
-        match &line.outcome {
+    for restored in restored_objects {
+        match &restored.outcome {
             RestoreOutcome::Failed(reason) => {
                 failure_count += 1;
-                say(&format!("not restored: {:?}: {reason}", line.object));
+                report(&format!("not restored: {:?}: {reason}", restored.object));
             }
-            RestoreOutcome::ChangedByOther(now) => {
-                say(&format!("left alone, changed by another process: {:?} is {now}", line.object))
+            RestoreOutcome::ChangedByOther(current_state) => {
+                report(&format!("left alone, changed by another process: {:?} is {current_state}", restored.object))
             }
             _ => {}
         }
@@ -391,22 +398,23 @@ pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow
 
 /// Reports the same failures while the daemon continues. Objects that could not be restored stay in the journal and
 /// are retried at the end.
-fn report_restored(account: &[RestoredObject], say: &dyn Fn(&str)) {
-    if let Err(error) = report_failures(account, say) {
-        say(&format!("{error:#}"));
+fn report_restored(restored_objects: &[RestoredObject], report: &dyn Fn(&str)) {
+    if let Err(error) = report_failures(restored_objects, report) {
+        report(&format!("{error:#}"));
     }
 }
 
-/// Reports the parts of a journal of an earlier run that are lost, and the parts that are still in the journal.
-pub(crate) fn report_damage(recovery: &RecoveryReport, say: &dyn Fn(&str)) {
+/// Reports which part of an earlier run's journal was lost, how long its daemon had been silent, and why its journal
+/// could not be removed.
+pub(crate) fn report_damage(recovery: &RecoveryReport, report: &dyn Fn(&str)) {
     if let Some(damage) = &recovery.damage {
-        say(&damage.to_string());
+        report(&damage.to_string());
     }
     if let Some(silence) = recovery.silence {
-        say(&format!("no heartbeat from the daemon for {} s: the host is being restored", silence.as_secs()));
+        report(&format!("no heartbeat from the daemon for {} s: the host is being restored", silence.as_secs()));
     }
     if let Some(error) = &recovery.removal_error {
-        say(&format!("the journal lies there still: {error}"));
+        report(&format!("the journal could not be removed: {error}"));
     }
 }
 
@@ -414,8 +422,8 @@ pub(crate) fn report_damage(recovery: &RecoveryReport, say: &dyn Fn(&str)) {
 ///
 /// # Errors
 /// The handler cannot be set.
-pub fn handle_hangup(switches: &ControlFlags) -> anyhow::Result<()> {
-    for flag in [&switches.reload, &switches.wake] {
+pub fn handle_hangup(flags: &ControlFlags) -> anyhow::Result<()> {
+    for flag in [&flags.reload, &flags.wake] {
         signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(flag)).context("cannot handle SIGHUP")?;
     }
     Ok(())

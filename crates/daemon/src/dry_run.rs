@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cachemate_core::{Change, ControlLoopError, WindowRecord};
-use cachemate_linux::machine::OBSERVING;
+use cachemate_linux::machine::OBSERVE_ONLY_REASON;
 use cachemate_linux::safety::journal::Journal;
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_spec::ManageMode;
@@ -14,7 +14,7 @@ use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::paths;
 
 /// Number of windows that are observed before the result is "none".
-pub const WINDOWS: u64 = 30;
+pub const MAX_WINDOWS: u64 = 30;
 
 /// One change, as a sentence and as data.
 #[derive(Serialize)]
@@ -47,24 +47,25 @@ impl DryRun {
     }
 
     /// Observes one window and the resulting list; true if this is the list to report.
-    pub fn observe(&mut self, record: &WindowRecord, list: &[Change]) -> bool {
+    pub fn observe(&mut self, record: &WindowRecord, changes: &[Change]) -> bool {
         self.windows += 1;
-        let messages = record.applied.refused.iter().map(|item| &item.message).filter(|message| *message != OBSERVING);
+        let messages =
+            record.applied.refused.iter().map(|item| &item.message).filter(|message| *message != OBSERVE_ONLY_REASON);
         for refusal in messages {
-            self.refuse(refusal.clone());
+            self.record_refusal(refusal.clone());
         }
-        if self.window.is_some() || list.is_empty() {
+        if self.window.is_some() || changes.is_empty() {
             return self.window.is_some();
         }
         self.window = Some(record.observation.window);
         self.changes =
-            list.iter().map(|change| DryRunChange { line: change.to_string(), change: change.clone() }).collect();
+            changes.iter().map(|change| DryRunChange { line: change.to_string(), change: change.clone() }).collect();
         self.reasons = record.decision.reasons.iter().map(|reason| reason.text.clone()).collect();
         true
     }
 
     /// Adds an item that the host would refuse.
-    pub fn refuse(&mut self, message: String) {
+    pub fn record_refusal(&mut self, message: String) {
         if !self.refused.contains(&message) {
             self.refused.push(message);
         }
@@ -90,18 +91,18 @@ impl DryRun {
     }
 
     /// Runs a loop that does not act until there is a list, or until `windows` windows have been observed.
-    fn watch(&mut self, live: &mut LiveLoop, windows: u64) -> anyhow::Result<()> {
+    fn run_until_changes(&mut self, control_loop: &mut LiveLoop, windows: u64) -> anyhow::Result<()> {
         while self.windows < windows {
-            match live.step() {
+            match control_loop.step() {
                 Ok(Some(record)) => {
-                    if self.observe(&record, live.machine.planned_changes()) {
+                    if self.observe(&record, control_loop.machine.planned_changes()) {
                         break;
                     }
                 }
                 Ok(None) => break,
                 Err(ControlLoopError::Plan { bad, .. }) => {
                     self.windows += 1;
-                    self.refuse(format!("the plan is refused: {bad}"));
+                    self.record_refusal(format!("the plan is refused: {bad}"));
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -115,7 +116,7 @@ impl DryRun {
 ///
 /// # Errors
 /// The configuration is invalid, or the host cannot be read.
-pub fn dry_run(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> anyhow::Result<DryRun> {
+pub fn dry_run(source: &ConfigSource, flags: &ControlFlags, windows: u64) -> anyhow::Result<DryRun> {
     let mut config = source.read()?;
     config.mode = ManageMode::Observe;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
@@ -126,22 +127,22 @@ pub fn dry_run(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> 
         state_dir: state_dir.clone(),
         learned_profiles: Default::default(),
         runtime: None,
-        stop: switches.stop.clone(),
-        wake: switches.wake.clone(),
+        stop: flags.stop.clone(),
+        wake: flags.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, missing_evidence, .. } = host::open(&host, &options)?;
-    let mut answer = DryRun::new(&live.policy_name);
-    answer.notes.extend(missing_evidence.iter().map(ToString::to_string));
-    answer.notes.extend(active_daemon(&state_dir));
-    answer.watch(&mut live, windows)?;
-    Ok(answer)
+    let host::LiveRun { control_loop: mut live, missing_evidence, .. } = host::build_live_run(&host, &options)?;
+    let mut dry_run_result = DryRun::new(&live.policy_name);
+    dry_run_result.notes.extend(missing_evidence.iter().map(ToString::to_string));
+    dry_run_result.notes.extend(describe_active_daemon(&state_dir));
+    dry_run_result.run_until_changes(&mut live, windows)?;
+    Ok(dry_run_result)
 }
 
 /// Describes a daemon that is already changing the host, because the dry run would take its changes for the original
 /// state.
-fn active_daemon(state_dir: &Path) -> Option<String> {
+fn describe_active_daemon(state_dir: &Path) -> Option<String> {
     let journal = state_dir.join(Journal::FILE_NAME);
-    let words = "changes of another daemon are in force, and these would come on top of them";
-    cachemate_files::path_exists(&journal).then(|| format!("{}: {words}", journal.display()))
+    let message = "changes of another daemon are in force, and these would come on top of them";
+    cachemate_files::path_exists(&journal).then(|| format!("{}: {message}", journal.display()))
 }

@@ -14,14 +14,14 @@ use crate::metrics::{self, MetricsAddress};
 use crate::socket::SharedStatus;
 
 /// Time between two attempts.
-const RETRY: Duration = Duration::from_secs(30);
+const RETRY_PERIOD: Duration = Duration::from_secs(30);
 
 /// Configured endpoints, some of which may not be served yet.
 pub(crate) struct Endpoints {
     /// Address of the metrics while they are not served.
-    metrics: Option<MetricsAddress>,
+    pending_metrics: Option<MetricsAddress>,
     /// Address of the dashboard while it is not served.
-    page: Option<PageAddress>,
+    pending_page: Option<PageAddress>,
     /// The dashboard, if it is served.
     pub feed: Option<PageFeed>,
     /// Endpoints that are not served, each with the reason.
@@ -39,58 +39,63 @@ impl Endpoints {
         page: Option<&PageAddress>,
         shared_status: &SharedStatus,
         header: &RunHeader,
-        say: &dyn Fn(&str),
+        report: &dyn Fn(&str),
     ) -> anyhow::Result<Self> {
         let mut endpoints = Endpoints {
-            metrics,
-            page: page.cloned(),
+            pending_metrics: metrics,
+            pending_page: page.cloned(),
             feed: None,
             unavailable: Vec::new(),
             next_attempt: Instant::now(),
         };
-        endpoints.try_start(shared_status, header, say)?;
-        let retry = format!("going on without it, and trying again every {} s", RETRY.as_secs());
-        endpoints.unavailable.iter().for_each(|reason| say(&format!("{reason}; {retry}")));
+        endpoints.serve_pending(shared_status, header, report)?;
+        let retry_text = format!("going on without it, and trying again every {} s", RETRY_PERIOD.as_secs());
+        endpoints.unavailable.iter().for_each(|reason| report(&format!("{reason}; {retry_text}")));
         Ok(endpoints)
     }
 
     /// Retries endpoints that are not served yet, unless the last attempt is too recent. Returns true if their state
     /// has changed.
-    pub fn retry_unavailable(&mut self, shared_status: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> bool {
-        if self.unavailable.is_empty() || Instant::now() < self.next_attempt {
-            return false;
-        }
-        let previous = self.unavailable.clone();
-        if let Err(error) = self.try_start(shared_status, header, say) {
-            // The address was valid at the start, so its failure does not end a daemon that manages the host.
-            self.unavailable = vec![format!("{error:#}")];
-        }
-        self.unavailable != previous
-    }
-
-    fn try_start(
+    pub fn retry_unavailable(
         &mut self,
         shared_status: &SharedStatus,
         header: &RunHeader,
-        say: &dyn Fn(&str),
+        report: &dyn Fn(&str),
+    ) -> bool {
+        if self.unavailable.is_empty() || Instant::now() < self.next_attempt {
+            return false;
+        }
+        let previously_unavailable = self.unavailable.clone();
+        if let Err(error) = self.serve_pending(shared_status, header, report) {
+            // The address was valid at the start, so its failure does not end a daemon that manages the host.
+            self.unavailable = vec![format!("{error:#}")];
+        }
+        self.unavailable != previously_unavailable
+    }
+
+    fn serve_pending(
+        &mut self,
+        shared_status: &SharedStatus,
+        header: &RunHeader,
+        report: &dyn Fn(&str),
     ) -> anyhow::Result<()> {
-        self.next_attempt = Instant::now() + RETRY;
+        self.next_attempt = Instant::now() + RETRY_PERIOD;
         self.unavailable.clear();
-        if let Some(address) = &self.metrics {
+        if let Some(address) = &self.pending_metrics {
             match metrics::serve(address, shared_status.clone()) {
-                Ok(bound) => {
-                    say(&format!("metrics are at http://{bound}/metrics"));
-                    self.metrics = None;
+                Ok(bound_address) => {
+                    report(&format!("metrics are at http://{bound_address}/metrics"));
+                    self.pending_metrics = None;
                 }
-                Err(error) if is_taken(&error) => self.unavailable.push(format!("no metrics: {error:#}")),
+                Err(error) if is_address_in_use(&error) => self.unavailable.push(format!("no metrics: {error:#}")),
                 Err(error) => return Err(error),
             }
         }
-        if let Some(page) = &self.page {
+        if let Some(page) = &self.pending_page {
             match serve(page, header) {
                 Ok(feed) => {
-                    say(&format!("the page is at {}", feed.address));
-                    (self.feed, self.page) = (Some(feed), None);
+                    report(&format!("the page is at {}", feed.address));
+                    (self.feed, self.pending_page) = (Some(feed), None);
                 }
                 Err(error) if error.is_taken() => self.unavailable.push(format!("no dashboard: {error}")),
                 Err(error) => return Err(error.into()),
@@ -101,7 +106,7 @@ impl Endpoints {
 }
 
 /// Does another process listen at the address?
-fn is_taken(error: &anyhow::Error) -> bool {
+fn is_address_in_use(error: &anyhow::Error) -> bool {
     let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     kinds.into_iter().any(|kind| kind == io::ErrorKind::AddrInUse)
         || error.downcast_ref::<ServeError>().is_some_and(ServeError::is_taken)
@@ -141,7 +146,7 @@ mod tests {
         let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
         let (messages, shared, header) = (RefCell::new(Vec::new()), shared_status(), sample_header());
         let say = |text: &str| messages.borrow_mut().push(text.to_string());
-        let page = PageAddress { address: page, token: true };
+        let page = PageAddress { address: page, requires_token: true };
         let metrics_address = MetricsAddress { address: metrics.clone(), token: None };
         let mut endpoints = Endpoints::open(Some(metrics_address), Some(&page), &shared, &header, &say).unwrap();
         assert_eq!(endpoints.unavailable.len(), 2, "{:?}", endpoints.unavailable);
@@ -164,7 +169,7 @@ mod tests {
     /// Is an address that no host of the user could serve an error rather than retried forever?
     #[test]
     fn an_address_of_another_host_is_an_error() {
-        let page = PageAddress { address: "0.0.0.0:0".into(), token: true };
+        let page = PageAddress { address: "0.0.0.0:0".into(), requires_token: true };
         assert!(Endpoints::open(None, Some(&page), &shared_status(), &sample_header(), &|_| {}).is_err());
     }
 }

@@ -54,12 +54,12 @@ pub struct LiveRun {
 }
 
 /// Instructions that a counter reading must cover to count (a second's worth at a low rate).
-const INSTRUCTIONS_OF_A_READING: f64 = 1e8;
+const MIN_READING_INSTRUCTIONS: f64 = 1e8;
 /// Instructions that a window must cover to be a point of a size sweep.
-const INSTRUCTIONS_OF_A_WINDOW: f64 = 1e6;
+const MIN_WINDOW_INSTRUCTIONS: f64 = 1e6;
 
 /// The evidence level that depends on a calibration.
-const PROBES: u32 = 2;
+const PROBE_LEVEL: u32 = 2;
 /// The level without it.
 const TOPOLOGY_ONLY: u32 = 3;
 
@@ -70,27 +70,27 @@ pub struct HostSurvey {
     /// Implausible properties of the topology.
     pub warnings: Vec<String>,
     /// Counters that were tested.
-    pub events: Vec<EventSurvey>,
+    pub event_surveys: Vec<EventSurvey>,
     /// Other facilities, with remedies for those that are missing.
     pub capability_survey: CapabilitySurvey,
     /// The resctrl file system, if it is mounted.
     pub resctrl: Option<Resctrl>,
 }
 
-/// Reads and tests this host. `calibrates` also calibrates the probe.
+/// Reads and tests this host. With `must_calibrate`, the probe is calibrated too.
 ///
 /// # Errors
 /// The kernel's description of the CPUs cannot be read.
-pub fn survey_host(calibrates: bool) -> anyhow::Result<HostSurvey> {
+pub fn survey_host(must_calibrate: bool) -> anyhow::Result<HostSurvey> {
     let host = read_topology(Path::new("/")).context("cannot read the caches of this host")?;
     let kernel = LinuxHost::new("/");
     let events = survey(&kernel, last_level(&host.topology));
     let resctrl = resctrl::find(&kernel, &host);
-    let capability_survey = survey_capabilities(&kernel, &host.topology, &resctrl, &events, calibrates);
+    let capability_survey = survey_capabilities(&kernel, &host.topology, &resctrl, &events, must_calibrate);
     Ok(HostSurvey {
         topology: host.topology,
         warnings: host.warnings,
-        events,
+        event_surveys: events,
         capability_survey,
         resctrl: resctrl.ok(),
     })
@@ -98,17 +98,17 @@ pub fn survey_host(calibrates: bool) -> anyhow::Result<HostSurvey> {
 
 /// Determines the evidence level with a calibrated probe, as `doctor` does, but in at most 32 MiB. The calibration runs in
 /// a separate thread, so that the daemon does not wait for it. The level is 0 until it is known.
-pub(crate) fn calibrated_level(host_survey: &HostSurvey) -> Arc<AtomicU32> {
+pub(crate) fn start_calibration(host_survey: &HostSurvey) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
-    if host_survey.capability_survey.level != PROBES {
+    if host_survey.capability_survey.level != PROBE_LEVEL {
         level.store(host_survey.capability_survey.level, Ordering::Relaxed);
         return level;
     }
-    let (tell, topology) = (level.clone(), host_survey.topology.clone());
-    let spawned = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
-        tell.store(if can_probe(&topology) { PROBES } else { TOPOLOGY_ONLY }, Ordering::Relaxed);
+    let (thread_level, topology) = (level.clone(), host_survey.topology.clone());
+    let spawn_result = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
+        thread_level.store(if can_probe(&topology) { PROBE_LEVEL } else { TOPOLOGY_ONLY }, Ordering::Relaxed);
     });
-    if spawned.is_err() {
+    if spawn_result.is_err() {
         level.store(host_survey.capability_survey.level, Ordering::Relaxed);
     }
     level
@@ -142,33 +142,33 @@ pub struct LiveRunOptions {
 ///
 /// # Errors
 /// An unknown policy or invalid parameters, a profile that cannot be read, or a state directory that cannot be created.
-pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<LiveRun> {
+pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<LiveRun> {
     let is_acting = run_options.config.mode == ManageMode::Act;
     if is_acting {
-        crate::paths::make_private_dir(&run_options.state_dir)?;
+        crate::paths::create_private_dir(&run_options.state_dir)?;
     }
     let window = window_length(&run_options.config);
     let partitions = host_survey.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
     let mut capabilities: Capabilities =
         capabilities(&host_survey.capability_survey, partitions, window.as_nanos() as u64);
-    let (colors, color_partitions) = match colors::partitions(&host_survey.topology) {
+    let (color_support, color_partitions) = match colors::survey_partitions(&host_survey.topology) {
         Ok(color_partitions) => {
             (Support::Yes { note: Some(colors::describe_partitions(&color_partitions)) }, color_partitions)
         }
         Err(absence) => (Support::No { reason: absence.reason, remedy: Some(absence.remedy) }, Vec::new()),
     };
-    capabilities.abilities.insert(Ability::Colors, colors);
+    capabilities.abilities.insert(Ability::Colors, color_support);
     capabilities.partitions.extend(color_partitions);
-    let state = run_options.state_dir.display().to_string();
+    let state_dir = run_options.state_dir.display().to_string();
     let options = LiveOptions {
         rules: run_options.rules.clone(),
         cpusets: cpuset_groups(&run_options.config),
-        act: is_acting,
+        should_act: is_acting,
         state_dir: run_options.state_dir.clone(),
         guardian: GuardianCommand {
             // After an upgrade, the path by which this process was started may name another file.
             program: PathBuf::from("/proc/self/exe"),
-            args: ["guardian", "--state-dir", &state].map(str::to_string).to_vec(),
+            args: ["guardian", "--state-dir", &state_dir].map(str::to_string).to_vec(),
         },
         first_window: window.min(Duration::from_millis(100)),
         probe_share: 0.5,
@@ -179,16 +179,21 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
         learned_profiles: run_options.learned_profiles.clone(),
         directory: run_options.runtime.as_ref().map(|runtime| runtime.directory.clone()).unwrap_or_default(),
         starts: run_options.runtime.as_ref().map(|runtime| runtime.starts.clone()).unwrap_or_default(),
-        known_profiles: known_profiles(&run_options.config.profiles)?,
-        acting: if is_acting { Some(acquire_actuation_lock(&run_options.state_dir)?) } else { None },
-        stop: run_options.stop.clone(),
-        wake: run_options.wake.clone(),
+        known_profiles: read_known_profiles(&run_options.config.profiles)?,
+        actuation_lock: if is_acting { Some(acquire_actuation_lock(&run_options.state_dir)?) } else { None },
+        stop_flag: run_options.stop.clone(),
+        wake_flag: run_options.wake.clone(),
     };
     let owners =
         run_options.runtime.clone().map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
     let kernel = LinuxHost::new("/").with_owners(owners.unwrap_or_default());
-    let mut machine =
-        LiveMachine::new(kernel, host_survey.topology.clone(), capabilities, host_survey.events.clone(), options);
+    let mut machine = LiveMachine::new(
+        kernel,
+        host_survey.topology.clone(),
+        capabilities,
+        host_survey.event_surveys.clone(),
+        options,
+    );
     machine.set_budgets(slowdown_budgets(&run_options.config));
     let pipeline = build_pipeline(&run_options.config, &host_survey.topology, machine.capabilities())?;
     let (header, missing_evidence) = (pipeline.build_run_header(&machine), pipeline.missing_evidence(&machine));
@@ -201,13 +206,13 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
 /// Another process acts, or crashed and left a journal.
 pub(crate) fn acquire_actuation_lock(state_dir: &Path) -> anyhow::Result<Arc<ActuationLock>> {
     // Maximum time that a guardian may need to restore the host.
-    const PATIENCE: Duration = Duration::from_secs(10);
-    let places = crate::paths::actuation_lock_paths()?;
-    match ActuationLock::acquire(&LinuxHost::new("/"), &places, state_dir, PATIENCE)? {
-        Some(acting) => Ok(Arc::new(acting)),
+    const MAX_RESTORE_WAIT: Duration = Duration::from_secs(10);
+    let lock_paths = crate::paths::actuation_lock_paths()?;
+    match ActuationLock::acquire(&LinuxHost::new("/"), &lock_paths, state_dir, MAX_RESTORE_WAIT)? {
+        Some(actuation_lock) => Ok(Arc::new(actuation_lock)),
         None => bail!(
             "{}: another cachemate acts, of this user or of root; with --observe-only this one changes nothing",
-            places.lock.display()
+            lock_paths.lock.display()
         ),
     }
 }
@@ -229,15 +234,15 @@ fn window_length(config: &ManageConfig) -> Duration {
 /// # Errors
 /// An unknown policy, or parameters that it does not accept.
 fn build_pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilities) -> anyhow::Result<Pipeline> {
-    let standard = StandardPipeline {
+    let standard_pipeline = StandardPipeline {
         policy: policy_config(config),
         guard: config.rollback.guard_config(),
-        counted_instructions: INSTRUCTIONS_OF_A_READING,
+        counted_instructions: MIN_READING_INSTRUCTIONS,
         predictor: miss_cost::measure(topology),
         watches_code: false,
         first_window: WindowLength::Time { ns: window_length(config).as_nanos() as u64 },
     };
-    let config = with_size_sweeps(standard.for_machine(topology, capabilities), INSTRUCTIONS_OF_A_WINDOW);
+    let config = with_size_sweeps(standard_pipeline.for_machine(topology, capabilities), MIN_WINDOW_INSTRUCTIONS);
     Ok(match chaos_policy(&config.policy) {
         Some(policy) => Pipeline::with_policy(config, policy),
         None => Pipeline::build(config)?,
@@ -264,18 +269,18 @@ fn chaos_policy(_: &PolicyConfig) -> Option<Box<dyn cachemate_core::Policy>> {
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not accept.
-pub fn verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> {
+pub fn build_verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> {
     let policy = policy_config(config);
-    let inner = match chaos_policy(&policy) {
-        Some(chaos) => chaos,
+    let unguarded_policy = match chaos_policy(&policy) {
+        Some(chaos_policy) => chaos_policy,
         None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
     };
-    Ok(cachemate_pipeline::wrap_in_verifier(inner, config.rollback.guard_config()))
+    Ok(cachemate_pipeline::wrap_in_verifier(unguarded_policy, config.rollback.guard_config()))
 }
 
 /// The configured rules in the machine's form.
 pub(crate) fn manage_rules(config: &[RuleConfig]) -> Vec<ManageRule> {
-    let rule = |rule: &RuleConfig| ManageRule {
+    let build_rule = |rule: &RuleConfig| ManageRule {
         command: rule.command.clone(),
         cgroup: rule.cgroup.clone(),
         pid: rule.pid,
@@ -293,13 +298,13 @@ pub(crate) fn manage_rules(config: &[RuleConfig]) -> Vec<ManageRule> {
             RuleAction::Ignore => ManageAction::Ignore,
         },
     };
-    config.iter().map(rule).collect()
+    config.iter().map(build_rule).collect()
 }
 
 /// The confined cgroups in the machine's form.
 pub(crate) fn cpuset_groups(config: &ManageConfig) -> Vec<CpusetGroup> {
-    let confined = |cpuset: &CpusetConfig| CpusetGroup { cgroup: cpuset.cgroup.clone(), cpus: cpuset.cpus.clone() };
-    config.cpusets.iter().map(confined).collect()
+    let cpuset_group = |cpuset: &CpusetConfig| CpusetGroup { cgroup: cpuset.cgroup.clone(), cpus: cpuset.cpus.clone() };
+    config.cpusets.iter().map(cpuset_group).collect()
 }
 
 /// The configured budgets in the machine's form.
@@ -312,7 +317,7 @@ pub(crate) fn slowdown_budgets(config: &ManageConfig) -> Vec<SlowdownBudget> {
 }
 
 /// Profile files, including those in directories, by the first 15 bytes of the program's name.
-pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Profile>> {
+pub(crate) fn read_known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Profile>> {
     let mut profiles = BTreeMap::new();
     for path in paths {
         let files = if path.is_dir() {
@@ -324,12 +329,15 @@ pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<Strin
             vec![path.clone()]
         };
         for file in files {
-            let read = ProfileFile::read(&file)?;
-            let end =
-                (0..=read.program.len().min(15)).rev().find(|&index| read.program.is_char_boundary(index)).unwrap_or(0);
-            if let Some(duplicate) = profiles.insert(read.program[..end].to_string(), read.profile) {
+            let profile_file = ProfileFile::read(&file)?;
+            let name_len = (0..=profile_file.program.len().min(15))
+                .rev()
+                .find(|&index| profile_file.program.is_char_boundary(index))
+                .unwrap_or(0);
+            if let Some(duplicate) = profiles.insert(profile_file.program[..name_len].to_string(), profile_file.profile)
+            {
                 drop(duplicate);
-                bail!("{}: a second profile of '{}'", file.display(), read.program);
+                bail!("{}: a second profile of '{}'", file.display(), profile_file.program);
             }
         }
     }
@@ -346,7 +354,7 @@ mod tests {
         for name in ["shake", "squeeze", "astray"] {
             let choice = PolicyChoice { name: name.to_string(), parameters: Default::default() };
             let config = ManageConfig { policy: Some(choice), ..ManageConfig::default() };
-            let error = verified_policy(&config).map(|_| ()).unwrap_err().to_string();
+            let error = build_verified_policy(&config).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
     }

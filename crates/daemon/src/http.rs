@@ -23,9 +23,9 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 
 /// Maximum number of simultaneous connections.
-const PLACES: usize = 32;
+const MAX_CONNECTIONS: usize = 32;
 /// Timeout of a request and its response.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Content type and text for a path; `None` if there is no such path.
 pub trait PageRoutes: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static {}
@@ -37,25 +37,28 @@ impl<F: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static> Page
 /// # Errors
 /// The address is taken, or is not of this host.
 pub fn serve(address: &str, token: Option<String>, pages: impl PageRoutes) -> anyhow::Result<SocketAddr> {
-    let cannot = || format!("{address}: cannot listen");
-    let listener = TcpListener::bind(address).with_context(cannot)?;
-    let bound = listener.local_addr().with_context(cannot)?;
+    let listen_error = || format!("{address}: cannot listen");
+    let listener = TcpListener::bind(address).with_context(listen_error)?;
+    let bound_address = listener.local_addr().with_context(listen_error)?;
     let start_result = listener.set_nonblocking(true).and_then(|()| {
         serve_in_own_thread("cachemate-http", || {
             Ok(listen(tokio::net::TcpListener::from_std(listener)?, Arc::new((token, pages))))
         })
     });
-    start_result.with_context(cannot)?;
-    Ok(bound)
+    start_result.with_context(listen_error)?;
+    Ok(bound_address)
 }
 
-async fn listen(listener: tokio::net::TcpListener, guarded: Arc<(Option<String>, impl PageRoutes)>) {
-    let mut limit = ConnectionLimit::new(PLACES, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
+async fn listen(listener: tokio::net::TcpListener, token_and_pages: Arc<(Option<String>, impl PageRoutes)>) {
+    let mut limit = ConnectionLimit::new(
+        MAX_CONNECTIONS,
+        Deadlines { unadmitted_lifetime: REQUEST_TIMEOUT, admitted: REQUEST_TIMEOUT },
+    );
     loop {
         let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
-        let guarded = Arc::clone(&guarded);
+        let token_and_pages = Arc::clone(&token_and_pages);
         limit.serve(peer.ip(), |_| async move {
-            let (token, pages) = &*guarded;
+            let (token, pages) = &*token_and_pages;
             let respond = |request| std::future::ready(Ok::<_, Infallible>(answer(&request, token.as_deref(), pages)));
             let service = service_fn(respond);
             // A peer that sends an invalid request, or disconnects, needs no response.
@@ -105,7 +108,7 @@ mod tests {
 
     fn ask(address: SocketAddr, head: &str) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(4 * PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(4 * REQUEST_TIMEOUT)).unwrap();
         stream.write_all(head.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
@@ -156,7 +159,7 @@ mod tests {
     #[test]
     fn an_endless_head_is_cut_off() {
         let mut stream = TcpStream::connect(start_server()).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(REQUEST_TIMEOUT)).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: ").unwrap();
         // Far more than the kernel's buffers hold, so it can be written only if the client reads it.
         let written = (0..2_048).map(|_| stream.write_all(&[b'x'; 8192])).take_while(Result::is_ok).count();
@@ -174,7 +177,7 @@ mod tests {
             stream.set_nonblocking(true).unwrap();
             !matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
         });
-        assert!(ended.count() >= 500 - PLACES, "the oldest went");
+        assert!(ended.count() >= 500 - MAX_CONNECTIONS, "the oldest went");
     }
 
     /// Is a peer that sends its head a byte at a time dropped after some seconds?
@@ -184,7 +187,7 @@ mod tests {
         let start = std::time::Instant::now();
         while stream.write_all(b"G").is_ok() {
             std::thread::sleep(Duration::from_millis(100));
-            assert!(start.elapsed() < 6 * PATIENCE, "still read");
+            assert!(start.elapsed() < 6 * REQUEST_TIMEOUT, "still read");
         }
     }
 }

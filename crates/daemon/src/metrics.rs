@@ -29,7 +29,7 @@ use crate::socket::SharedStatus;
 use crate::status::{ContentionClass, DaemonStatus};
 
 /// Maximum number of series with a program's name.
-const MAX_NAMED: usize = 10;
+const MAX_NAMED_SERIES: usize = 10;
 /// Maximum number of services with their own series; those with the largest loss come first.
 const MAX_SERVICES: usize = 100;
 /// Maximum number of causes of each service's loss.
@@ -64,7 +64,7 @@ fn metric_label(name: &'static str, value: &str) -> (&'static str, LabelValue) {
 /// # Errors
 /// The address is taken, or is not of this host.
 pub fn serve(metrics_address: &MetricsAddress, shared_status: SharedStatus) -> anyhow::Result<SocketAddr> {
-    let pages = Arc::new(MetricsPage { shared_status, last: Mutex::default() });
+    let pages = Arc::new(MetricsPage { shared_status, last_page: Mutex::default() });
     http::serve(&metrics_address.address, metrics_address.token.clone(), move |path| match path {
         "/metrics" => Some((OPEN_METRICS, pages.render())),
         _ => None,
@@ -142,15 +142,15 @@ const MAX_PAGE_AGE: Duration = Duration::from_millis(250);
 
 struct MetricsPage {
     shared_status: SharedStatus,
-    last: Mutex<Option<(Instant, String)>>,
+    last_page: Mutex<Option<(Instant, String)>>,
 }
 
 impl MetricsPage {
     fn render(&self) -> String {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*last {
-            Some((made, text)) if made.elapsed() < MAX_PAGE_AGE => text.clone(),
-            _ => last.insert((Instant::now(), metrics_page(&self.shared_status.status()))).1.clone(),
+        let mut last_page = self.last_page.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last_page {
+            Some((built_at, text)) if built_at.elapsed() < MAX_PAGE_AGE => text.clone(),
+            _ => last_page.insert((Instant::now(), metrics_page(&self.shared_status.status()))).1.clone(),
         }
     }
 }
@@ -185,9 +185,9 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
         let help = "Longest uninterrupted wait of a managed thread for a processor";
         registry.register_with_unit("max_runqueue_wait", help, Unit::Seconds, max_wait);
     }
-    let acting = Gauge::<f64, AtomicU64>::default();
-    acting.set(if status.mode == ManageMode::Act { 1.0 } else { 0.0 });
-    registry.register("acting", "1 = changes the host, 0 = observes only", acting);
+    let acting_gauge = Gauge::<f64, AtomicU64>::default();
+    acting_gauge.set(if status.mode == ManageMode::Act { 1.0 } else { 0.0 });
+    registry.register("acting", "1 = changes the host, 0 = observes only", acting_gauge);
     // The label contains the CPUs, because a cache's id alone does not say where the cache is.
     let cache_labels = |id: u32| {
         let cpus = status.caches.iter().find(|cache| cache.cache == id).map_or("", |cache| &cache.cpus);
@@ -195,23 +195,23 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
     };
     let tasks = status.caches.iter().map(|c| (cache_labels(c.cache).to_vec(), c.tasks.len() as f64)).collect();
     register_gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);
-    let mut by_class: BTreeMap<&str, f64> = BTreeMap::new();
+    let mut tasks_by_class: BTreeMap<&str, f64> = BTreeMap::new();
     for task in &status.tasks {
-        *by_class.entry(task.class.map_or("unknown", ContentionClass::text)).or_default() += 1.0;
+        *tasks_by_class.entry(task.class.map_or("unknown", ContentionClass::text)).or_default() += 1.0;
     }
     let classes =
-        by_class.into_iter().map(|(class, tasks)| (vec![metric_label("class", &class.replace(' ', "_"))], tasks));
+        tasks_by_class.into_iter().map(|(class, tasks)| (vec![metric_label("class", &class.replace(' ', "_"))], tasks));
     register_gauge(&mut registry, "class_tasks", "Managed threads by measured class", classes.collect());
-    let mut by_name: BTreeMap<(String, u32), f64> = BTreeMap::new();
+    let mut intensity_by_name: BTreeMap<(String, u32), f64> = BTreeMap::new();
     for task in &status.tasks {
         if let (Some(intensity), Some(cache)) = (task.intensity, task.cache) {
-            let max_ratio = by_name.entry((task.name.clone(), cache)).or_insert(f64::MIN);
+            let max_ratio = intensity_by_name.entry((task.name.clone(), cache)).or_insert(f64::MIN);
             *max_ratio = max_ratio.max(intensity.value);
         }
     }
-    let mut rows: Vec<((String, u32), f64)> = by_name.into_iter().collect();
+    let mut rows: Vec<((String, u32), f64)> = intensity_by_name.into_iter().collect();
     rows.sort_by(|a, b| b.1.total_cmp(&a.1));
-    rows.truncate(MAX_NAMED);
+    rows.truncate(MAX_NAMED_SERIES);
     let labeled_rows = rows
         .into_iter()
         .map(|((name, id), value)| ([&[metric_label("name", &name)], &cache_labels(id)[..]].concat(), value))
@@ -223,7 +223,7 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
         labeled_rows,
     );
     register_promises(&mut registry, status);
-    service_gauges(&mut registry, &status.services);
+    register_services(&mut registry, &status.services);
     let mut text = String::new();
     // Writing into a string cannot fail.
     let _ = encode(&mut text, &registry);
@@ -279,13 +279,13 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
 }
 
 /// The slowdown of each service, and its main causes.
-fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
-    let services = &services[..services.len().min(MAX_SERVICES)];
+fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
+    let shown_services = &services[..services.len().min(MAX_SERVICES)];
     let service_labels = |service: &ServiceStatus| {
         vec![metric_label("service", &service.name), metric_label("kind", service.kind.text())]
     };
     let rows_of = |value: fn(&ServiceStatus) -> f64| {
-        services.iter().map(|status| (service_labels(status), value(status))).collect()
+        shown_services.iter().map(|status| (service_labels(status), value(status))).collect()
     };
     register_gauge(
         registry,
@@ -294,13 +294,13 @@ fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
         rows_of(|status| f64::from(status.tasks)),
     );
     register_gauge(registry, "service_cpus", "Processor time per time", rows_of(|status| status.cpu_share));
-    let slowdowns = services.iter().filter_map(|service| {
+    let slowdowns = shown_services.iter().filter_map(|service| {
         let source = vec![metric_label("source", service.slowdown_source.as_ref()?)];
         Some(([service_labels(service), source].concat(), service.slowdown_percent? / 100.0))
     });
     let help = "Run time over run time alone, minus one";
     register_gauge(registry, "service_slowdown_ratio", help, slowdowns.collect());
-    let losses = services.iter().flat_map(|service| {
+    let losses = shown_services.iter().flat_map(|service| {
         service.slowdown_by.iter().take(MAX_CAUSES).map(|cause| {
             let cause_labels = vec![
                 metric_label("by", &cause.service),

@@ -13,8 +13,8 @@ const JOURNAL_LINES: usize = 200;
 
 /// The state that only the daemon has.
 pub fn daemon_state(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> DaemonState {
-    let managed = machine.managed_threads();
-    let name_of = |pid: i32| managed.iter().find(|task| task.pid == pid).map_or("", |task| task.name.as_str());
+    let managed_threads = machine.managed_threads();
+    let name_of = |pid: i32| managed_threads.iter().find(|task| task.pid == pid).map_or("", |task| task.name.as_str());
     let thread_text = |pid: i32, tid: i32| match tid == pid {
         true => format!("{}({pid})", escape_controls(name_of(pid))),
         false => format!("{}({pid}), thread {tid}", escape_controls(name_of(pid))),
@@ -44,7 +44,7 @@ pub fn daemon_state(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> 
     };
     let running_ns = status.running_ns.max(1);
     DaemonState {
-        pids: managed.iter().map(|task| (task.task, task.pid)).collect(),
+        pids: managed_threads.iter().map(|task| (task.task, task.pid)).collect(),
         journal: machine.originals().iter().take(JOURNAL_LINES).map(journal_line).collect(),
         daemon: DaemonSnapshot {
             acting: status.mode == cachemate_spec::ManageMode::Act,

@@ -12,20 +12,20 @@ use rustix::fs::{Access, AtFlags, CWD};
 
 use crate::{host, paths};
 
-/// Longest path of a socket: `sun_path` of unix(7), including the terminating zero.
-const MAX_SOCKET_PATH: usize = 107;
+/// Maximum length of a socket's path: `sun_path` of unix(7) without the terminating zero.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// Finds the first path that a daemon could not use.
 ///
 /// # Errors
 /// The path, and the reason.
-pub fn check(config: &ManageConfig) -> anyhow::Result<()> {
+pub fn check_config(config: &ManageConfig) -> anyhow::Result<()> {
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     check_dir(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
     check_cpusets(config)?;
     let path = config.socket.clone().unwrap_or_else(paths::default_socket);
     check_socket(&path).with_context(|| format!("socket: {}", path.display()))?;
-    host::known_profiles(&config.profiles).context("profiles")?;
+    host::read_known_profiles(&config.profiles).context("profiles")?;
     if let Some(path) = &config.run_log {
         check_log_file(path).with_context(|| format!("run_log: {}", path.display()))?;
     }
@@ -41,10 +41,10 @@ fn check_cpusets(config: &ManageConfig) -> anyhow::Result<()> {
         return Ok(());
     }
     let host = read_topology(Path::new("/")).context("cannot read the CPUs of this host")?;
-    let cpus: CpuSet = host.topology.cpus.iter().map(|cpu| cpu.id.0).collect();
+    let host_cpus: CpuSet = host.topology.cpus.iter().map(|cpu| cpu.id.0).collect();
     for (index, cpuset) in config.cpusets.iter().enumerate() {
-        if cpuset.cpus.iter().any(|cpu| !cpus.contains(cpu)) {
-            bail!("cpusets[{index}].cpus: found '{}', expected some of the CPUs {cpus} of this host", cpuset.cpus);
+        if cpuset.cpus.iter().any(|cpu| !host_cpus.contains(cpu)) {
+            bail!("cpusets[{index}].cpus: found '{}', expected some of the CPUs {host_cpus} of this host", cpuset.cpus);
         }
     }
     Ok(())
@@ -84,8 +84,8 @@ fn parent_dir(path: &Path) -> anyhow::Result<&Path> {
 fn check_socket(path: &Path) -> anyhow::Result<()> {
     check_dir(parent_dir(path)?)?;
     let bytes = path.as_os_str().len();
-    if bytes > MAX_SOCKET_PATH {
-        bail!("found {bytes} bytes, expected {MAX_SOCKET_PATH} at most");
+    if bytes > MAX_SOCKET_PATH_BYTES {
+        bail!("found {bytes} bytes, expected {MAX_SOCKET_PATH_BYTES} at most");
     }
     match path.symlink_metadata() {
         Ok(metadata) if !metadata.file_type().is_socket() => bail!("is there, and no socket"),
@@ -123,7 +123,7 @@ mod tests {
             profiles: vec![path_of("directory")],
             ..ManageConfig::default()
         };
-        check(&good).unwrap();
+        check_config(&good).unwrap();
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 2, "nothing was made");
         let cases: [(&str, fn(&mut ManageConfig, PathBuf), &str); 9] = [
             ("state_dir", |c, path| c.state_dir = Some(path), ""),
@@ -139,13 +139,13 @@ mod tests {
         for (field, spoil, path) in cases {
             let mut config = good.clone();
             spoil(&mut config, if path.is_empty() { PathBuf::new() } else { path_of(path) });
-            let message = format!("{:#}", check(&config).unwrap_err());
+            let message = format!("{:#}", check_config(&config).unwrap_err());
             assert!(message.starts_with(field), "{field} {path}: {message}");
         }
         let cpuset_config = |cpus: &str| CpusetConfig { cgroup: "/a".into(), cpus: cpus.parse().unwrap() };
-        check(&ManageConfig { cpusets: vec![cpuset_config("0")], ..good.clone() }).unwrap();
+        check_config(&ManageConfig { cpusets: vec![cpuset_config("0")], ..good.clone() }).unwrap();
         let far = ManageConfig { cpusets: vec![cpuset_config("0"), cpuset_config("0-8191")], ..good };
-        let message = format!("{:#}", check(&far).unwrap_err());
+        let message = format!("{:#}", check_config(&far).unwrap_err());
         assert!(message.starts_with("cpusets[1].cpus: found '0-8191', expected some of the CPUs 0"), "{message}");
     }
 }

@@ -45,26 +45,27 @@ pub fn default_socket() -> PathBuf {
 /// # Errors
 /// The directory is missing and cannot be created.
 pub(crate) fn actuation_lock_paths() -> anyhow::Result<LockPaths> {
-    const ROOT: &str = "/run/cachemate";
+    const ROOT_LOCK_DIR: &str = "/run/cachemate";
     let user = rustix::process::geteuid().as_raw();
     let user_dir = PathBuf::from(format!("/run/user/{user}"));
     let dir = path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| match is_root() {
-        true => PathBuf::from(ROOT),
+        true => PathBuf::from(ROOT_LOCK_DIR),
         false if user_dir.is_dir() => user_dir,
         false => self::path_from_variable("XDG_STATE_HOME", ".local/state").join("cachemate"),
     });
     std::fs::create_dir_all(&dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
-    let root_acts = path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT)).join("root-acts");
-    Ok(LockPaths { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_announcement: root_acts })
+    let root_announcement =
+        path_variable("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT_LOCK_DIR)).join("root-acts");
+    Ok(LockPaths { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_announcement })
 }
 
 fn path_variable(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-fn path_from_variable(variable: &str, below_home: &str) -> PathBuf {
+fn path_from_variable(variable: &str, home_subpath: &str) -> PathBuf {
     path_variable(variable)
-        .unwrap_or_else(|| path_variable("HOME").unwrap_or_else(|| PathBuf::from("/")).join(below_home))
+        .unwrap_or_else(|| path_variable("HOME").unwrap_or_else(|| PathBuf::from("/")).join(home_subpath))
 }
 
 /// Is the effective user root?
@@ -76,7 +77,7 @@ pub fn is_root() -> bool {
 ///
 /// # Errors
 /// It does not exist and cannot be created.
-pub fn make_private_dir(path: &Path) -> anyhow::Result<()> {
+pub fn create_private_dir(path: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -86,8 +87,8 @@ pub fn make_private_dir(path: &Path) -> anyhow::Result<()> {
 }
 
 /// The numeric id of a user of this host, from `/etc/passwd`.
-pub(crate) fn user_id(name: &str) -> Option<u32> {
+pub(crate) fn find_user_id(name: &str) -> Option<u32> {
     let users = cachemate_files::read_text_limited(std::path::Path::new("/etc/passwd"), 64 << 20).ok()?;
-    let mut fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    fields.find(|fields| fields.first() == Some(&name))?.get(2)?.parse().ok()
+    let mut entries = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    entries.find(|fields| fields.first() == Some(&name))?.get(2)?.parse().ok()
 }

@@ -9,12 +9,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cachemate_linux::sense::progress::VARIABLE;
+use cachemate_linux::sense::progress::PROGRESS_VARIABLE;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 
 /// Time that a program gets to react to SIGTERM.
-const GRACE: Duration = Duration::from_secs(2);
+const TERM_GRACE: Duration = Duration::from_secs(2);
 
 /// Interval at which the programs are polled for their end.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -34,14 +34,14 @@ pub struct ProgramExit {
 
 struct RunningChild {
     child: Child,
-    report: std::path::PathBuf,
+    report_path: std::path::PathBuf,
 }
 
 /// Running programs, for which a separate thread waits.
 pub struct ProgramGroup {
     /// Process ids in the order of the commands.
     pub pids: Vec<i32>,
-    released: Arc<AtomicBool>,
+    is_released: Arc<AtomicBool>,
     waiter: JoinHandle<Vec<ProgramExit>>,
 }
 
@@ -75,23 +75,23 @@ impl ProgramGroup {
             }
         }
         let pids = children.iter().map(|program| program.child.id() as i32).collect();
-        let released = Arc::new(AtomicBool::new(false));
-        let release = Arc::clone(&released);
+        let is_released = Arc::new(AtomicBool::new(false));
+        let release_flag = Arc::clone(&is_released);
         let waiter = std::thread::Builder::new()
             .name("cachemate-waiter".into())
             .spawn(move || {
-                while !release.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
+                while !release_flag.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
                     std::thread::sleep(POLL_INTERVAL);
                 }
-                wait(children, deadline, &stop, &is_over)
+                wait_for_exits(children, deadline, &stop, &is_over)
             })
             .context("cannot start the waiting thread")?;
-        Ok(ProgramGroup { pids, released, waiter })
+        Ok(ProgramGroup { pids, is_released, waiter })
     }
 
     /// Resumes all programs; their time starts now.
     pub fn release(&self) {
-        self.released.store(true, Ordering::Relaxed);
+        self.is_released.store(true, Ordering::Relaxed);
     }
 
     /// Waits for all programs. Returns their exits in the order of the commands.
@@ -100,25 +100,25 @@ impl ProgramGroup {
     }
 }
 
-fn spawn_child(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Result<RunningChild> {
+fn spawn_child(command: &[String], report_path: &Path, progress_dir: &Path) -> anyhow::Result<RunningChild> {
     let name = command.first().context("an empty command")?;
-    cachemate_files::replace(report, &0u64.to_ne_bytes())
-        .with_context(|| format!("{}: cannot be written", report.display()))?;
+    cachemate_files::replace(report_path, &0u64.to_ne_bytes())
+        .with_context(|| format!("{}: cannot be written", report_path.display()))?;
     let mut child = Command::new(name);
-    child.args(&command[1..]).env(VARIABLE, report).stdin(Stdio::null());
+    child.args(&command[1..]).env(PROGRESS_VARIABLE, report_path).stdin(Stdio::null());
     // Each program gets its own process group, so that Ctrl-C reaches only this process, which then ends the
     // programs.
     child.process_group(0);
     let child = child.spawn().with_context(|| format!("'{name}' cannot be started"))?;
     // The daemon looks up reports by process id, whereas the name in the environment had to be chosen before the id
     // was known.
-    let by_pid = progress_dir.join(child.id().to_string());
-    let _ = std::fs::remove_file(&by_pid);
-    std::fs::hard_link(report, &by_pid).with_context(|| format!("{}: cannot be linked", by_pid.display()))?;
-    Ok(RunningChild { child, report: report.to_path_buf() })
+    let pid_path = progress_dir.join(child.id().to_string());
+    let _ = std::fs::remove_file(&pid_path);
+    std::fs::hard_link(report_path, &pid_path).with_context(|| format!("{}: cannot be linked", pid_path.display()))?;
+    Ok(RunningChild { child, report_path: report_path.to_path_buf() })
 }
 
-fn wait(
+fn wait_for_exits(
     mut children: Vec<RunningChild>,
     deadline: Option<Duration>,
     stop: &AtomicBool,
@@ -128,21 +128,22 @@ fn wait(
     let start = Instant::now();
     let mut exits: Vec<Option<ProgramExit>> = vec![None; children.len()];
     while exits.iter().any(Option::is_none) {
-        let late = deadline.is_some_and(|deadline| start.elapsed() >= deadline);
-        if late || stop.load(Ordering::Relaxed) {
+        let is_late = deadline.is_some_and(|deadline| start.elapsed() >= deadline);
+        if is_late || stop.load(Ordering::Relaxed) {
             break;
         }
         for (program, exit) in children.iter_mut().zip(&mut exits).filter(|(_, exit)| exit.is_none()) {
             if let Ok(Some(status)) = program.child.try_wait() {
-                *exit = Some(read_exit(start, &program.report, status.code(), status.signal()));
+                *exit = Some(read_exit(start, &program.report_path, status.code(), status.signal()));
             }
         }
         std::thread::sleep(POLL_INTERVAL);
     }
     // Work is read before the programs end, so that their shutdown is not measured.
     let results = children.iter().zip(exits);
-    let results =
-        results.map(|(program, exit)| exit.unwrap_or_else(|| read_exit(start, &program.report, None, None))).collect();
+    let results = results
+        .map(|(program, exit)| exit.unwrap_or_else(|| read_exit(start, &program.report_path, None, None)))
+        .collect();
     is_over.store(true, Ordering::Relaxed);
     end_programs(&mut children);
     results
@@ -166,7 +167,7 @@ fn signal_group(program: &RunningChild, signal: Signal) {
 fn end_programs(children: &mut [RunningChild]) {
     let is_alive = |program: &mut RunningChild| matches!(program.child.try_wait(), Ok(None));
     children.iter_mut().filter_map(|p| is_alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::TERM));
-    let deadline = Instant::now() + GRACE;
+    let deadline = Instant::now() + TERM_GRACE;
     while Instant::now() < deadline && children.iter_mut().any(is_alive) {
         std::thread::sleep(Duration::from_millis(10));
     }

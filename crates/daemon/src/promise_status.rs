@@ -25,9 +25,9 @@ pub struct PromiseStatus {
 }
 
 /// The promises of a window, without those of exited processes.
-pub fn from_window(
+pub fn build_promise_statuses(
     reports: &[PromiseReport],
-    pid: impl Fn(TaskId) -> Option<i32>,
+    pid_of: impl Fn(TaskId) -> Option<i32>,
     names: &BTreeMap<TaskId, String>,
 ) -> Vec<PromiseStatus> {
     let name_of = |task: TaskId| names.get(&task).cloned().unwrap_or_else(|| "?".to_string());
@@ -37,7 +37,7 @@ pub fn from_window(
             PromiseTerm::MinRate(min) => (None, Some(min)),
         };
         Some(PromiseStatus {
-            pid: pid(report.task)?,
+            pid: pid_of(report.task)?,
             name: name_of(report.task),
             state: report.state,
             max_slowdown,

@@ -2,14 +2,15 @@
 //!
 //! Problem: clients of a service depend on the work of all its threads, which come and go, rather than on the rate of
 //! one of them. Method: the work of a window is the work that the service's tasks report, or their instructions, or the
-//! growth of the service's progress file. The state follows from the 95 % interval of the mean rate of the last
-//! windows. Properties: without evidence the state is unknown, with the reason; a file that shrinks, or contains no
-//! number, is no evidence for its window; windows with different measures are not averaged.
+//! growth of the service's progress file. The state follows from the mean rate of the last windows,
+//! within two standard errors. Properties: without evidence the state is unknown, with the reason; a file that shrinks,
+//! or contains no number, is no evidence for its window; windows with different measures are not averaged.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{CounterEvent, Estimate, Observation, PromiseState, PromiseTerm, ServiceIdentity, TaskSample};
 use cachemate_linux::act::rules::matches_service_name;
+use cachemate_policy::verifier::student_bound;
 use cachemate_spec::ServiceFloorConfig;
 
 use crate::service_status::{FloorMeasure, FloorStatus, ServiceStatus};
@@ -26,7 +27,7 @@ pub(crate) struct ServiceFloors(Vec<FloorHistory>);
 
 struct FloorHistory {
     config: ServiceFloorConfig,
-    rates: BTreeMap<ServiceIdentity, RateHistory>,
+    histories: BTreeMap<ServiceIdentity, RateHistory>,
     /// The number in the progress file at the end of the previous window.
     last_total: Option<u64>,
 }
@@ -39,37 +40,38 @@ struct RateHistory {
 
 impl ServiceFloors {
     pub(crate) fn new(floors: Vec<ServiceFloorConfig>) -> Self {
-        let floor_history = |config| FloorHistory { config, rates: BTreeMap::new(), last_total: None };
+        let floor_history = |config| FloorHistory { config, histories: BTreeMap::new(), last_total: None };
         ServiceFloors(floors.into_iter().map(floor_history).collect())
     }
 
     /// Observes one window: every service gets the floor of the first entry that names it.
     pub(crate) fn observe(&mut self, observation: &Observation, services: &mut [ServiceStatus]) {
         let seconds = observation.span.elapsed_ns as f64 / 1e9;
-        for floor in &mut self.0 {
-            let from_file = floor.config.progress_file.is_some().then(|| floor.file_work()).flatten();
+        for floor_history in &mut self.0 {
+            let file_work =
+                floor_history.config.progress_file.is_some().then(|| floor_history.read_file_work()).flatten();
             for service in services.iter_mut().filter(|service| service.floor.is_none()) {
                 let identity = service.identity();
-                if !matches_service_name(&floor.config.service, &identity) {
+                if !matches_service_name(&floor_history.config.service, &identity) {
                     continue;
                 }
-                let work = match floor.config.progress_file {
-                    Some(_) => from_file.map(|work| (FloorMeasure::File, work)),
-                    None => task_work(observation, &identity),
+                let work = match floor_history.config.progress_file {
+                    Some(_) => file_work.map(|work| (FloorMeasure::File, work)),
+                    None => sum_task_work(observation, &identity),
                 };
-                let history = floor.rates.entry(identity).or_default();
+                let history = floor_history.histories.entry(identity).or_default();
                 history.observe(work.filter(|_| seconds > 0.0).map(|(measure, work)| (measure, work / seconds)));
-                service.floor = Some(history.floor_status(&floor.config));
+                service.floor = Some(history.build_floor_status(&floor_history.config));
             }
             let is_live = |service: &ServiceIdentity| services.iter().any(|live| live.identity() == *service);
-            floor.rates.retain(|service, _| is_live(service));
+            floor_history.histories.retain(|service, _| is_live(service));
         }
     }
 }
 
 impl FloorHistory {
     /// Growth of the progress file since the previous window.
-    fn file_work(&mut self) -> Option<f64> {
+    fn read_file_work(&mut self) -> Option<f64> {
         let path = self.config.progress_file.as_ref()?;
         let text = cachemate_files::read_text_limited(path, MAX_FILE_BYTES).ok();
         let total = text.and_then(|text| text.trim().parse::<u64>().ok());
@@ -88,15 +90,16 @@ impl RateHistory {
         self.rates.push_front(rate);
     }
 
-    fn floor_status(&self, config: &ServiceFloorConfig) -> FloorStatus {
+    fn build_floor_status(&self, config: &ServiceFloorConfig) -> FloorStatus {
         let count = self.rates.len();
-        let measured = (count >= MIN_WINDOWS).then(|| {
+        let mean_rate = (count >= MIN_WINDOWS).then(|| {
             let mean = self.rates.iter().sum::<f64>() / count as f64;
-            let square = self.rates.iter().map(|rate| (rate - mean) * (rate - mean)).sum::<f64>();
-            let error = 2.0 * (square / ((count - 1) * count) as f64).sqrt();
-            Estimate { value: mean, low: mean - error, high: mean + error }
+            let squared_deviations = self.rates.iter().map(|rate| (rate - mean) * (rate - mean)).sum::<f64>();
+            let quantile = student_bound(0.025, (count - 1) as f64);
+            let half_width = quantile * (squared_deviations / ((count - 1) * count) as f64).sqrt();
+            Estimate { value: mean, low: mean - half_width, high: mean + half_width }
         });
-        let reason = match (self.measure, measured) {
+        let reason = match (self.measure, mean_rate) {
             (_, Some(_)) => None,
             (Some(_), None) => Some(format!("{count} windows were measured; {MIN_WINDOWS} are needed")),
             (None, None) if config.progress_file.is_some() => {
@@ -105,13 +108,13 @@ impl RateHistory {
             (None, None) => Some("no work of its threads is counted".to_string()),
         };
         let term = PromiseTerm::MinRate(config.min_rate);
-        let state = measured.map_or(PromiseState::Unknown, |measured| term.state_of(measured));
-        FloorStatus { min_rate: config.min_rate, measure: self.measure, measured, state, reason }
+        let state = mean_rate.map_or(PromiseState::Unknown, |measured| term.state_of(measured));
+        FloorStatus { min_rate: config.min_rate, measure: self.measure, measured: mean_rate, state, reason }
     }
 }
 
 /// Work of all tasks of a service: the reported work if any of them reports, otherwise their instructions.
-fn task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
+fn sum_task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
     let own_tasks: Vec<&TaskSample> =
         observation.tasks.iter().filter(|task| *task.service_or_command() == *service).collect();
     let sum_work = |work: fn(&TaskSample) -> Option<f64>| {
@@ -120,9 +123,9 @@ fn task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(Fl
             .filter_map(|task| work(task))
             .fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
     };
-    let reported = sum_work(|task| task.progress).map(|work| (FloorMeasure::Reported, work));
+    let reported_work = sum_work(|task| task.progress).map(|work| (FloorMeasure::Reported, work));
     let total_instructions = || sum_work(|task| task.counts.get(CounterEvent::Instructions));
-    reported.or_else(|| total_instructions().map(|work| (FloorMeasure::Instructions, work)))
+    reported_work.or_else(|| total_instructions().map(|work| (FloorMeasure::Instructions, work)))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ const FILE_NAME: &str = "service-profiles.json";
 /// Version of the file.
 const FORMAT: u32 = 1;
 /// Larger files are rejected, so that a malformed file cannot request unbounded memory.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Time between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -28,31 +28,31 @@ struct ProfilesFile {
 pub(crate) struct ProfileStore {
     path: PathBuf,
     last_write: Instant,
-    is_changed: bool,
+    has_changes: bool,
 }
 
 impl ProfileStore {
     /// The store in a state directory.
     pub(crate) fn new(state_dir: &Path) -> Self {
-        ProfileStore { path: state_dir.join(FILE_NAME), last_write: Instant::now(), is_changed: false }
+        ProfileStore { path: state_dir.join(FILE_NAME), last_write: Instant::now(), has_changes: false }
     }
 
     /// Profiles of earlier runs. An unusable file is reported and started anew, because everything in it can be
     /// measured again.
-    pub(crate) fn read(&self, say: &dyn Fn(&str)) -> ServiceProfiles {
-        let mut stored = ServiceProfiles::default();
+    pub(crate) fn read(&self, report: &dyn Fn(&str)) -> ServiceProfiles {
+        let mut service_profiles = ServiceProfiles::default();
         match self.try_read() {
-            Ok(profiles) => stored.restore(profiles),
-            Err(error) => say(&format!("{}: {error}; learning profiles from scratch", self.path.display())),
+            Ok(profiles) => service_profiles.restore(profiles),
+            Err(error) => report(&format!("{}: {error}; learning profiles from scratch", self.path.display())),
         }
-        stored
+        service_profiles
     }
 
     fn try_read(&self) -> Result<Vec<StoredServiceProfile>, String> {
         if cachemate_files::metadata_if_exists(&self.path).map_err(|error| error.to_string())?.is_none() {
             return Ok(Vec::new());
         }
-        let text = cachemate_files::read_text_limited(&self.path, MAX_BYTES).map_err(|error| error.to_string())?;
+        let text = cachemate_files::read_text_limited(&self.path, MAX_FILE_BYTES).map_err(|error| error.to_string())?;
         let file: ProfilesFile = serde_json::from_str(&text).map_err(|error| error.to_string())?;
         match file.format {
             FORMAT => Ok(file.profiles),
@@ -61,23 +61,23 @@ impl ProfileStore {
     }
 
     /// Records whether there is something new, and writes it at most once a minute.
-    pub(crate) fn observe(&mut self, is_new: bool, profiles: &ServiceProfiles, say: &dyn Fn(&str)) {
-        self.is_changed |= is_new;
+    pub(crate) fn observe(&mut self, has_new_profile: bool, profiles: &ServiceProfiles, report: &dyn Fn(&str)) {
+        self.has_changes |= has_new_profile;
         if self.last_write.elapsed() >= WRITE_INTERVAL {
-            self.write(profiles, say);
+            self.write(profiles, report);
         }
     }
 
     /// Writes everything that is new.
-    pub(crate) fn write(&mut self, profiles: &ServiceProfiles, say: &dyn Fn(&str)) {
+    pub(crate) fn write(&mut self, profiles: &ServiceProfiles, report: &dyn Fn(&str)) {
         self.last_write = Instant::now();
-        if !std::mem::take(&mut self.is_changed) {
+        if !std::mem::take(&mut self.has_changes) {
             return;
         }
         let file = ProfilesFile { format: FORMAT, profiles: profiles.entries().cloned().collect() };
-        let encoded = serde_json::to_vec(&file).map_err(std::io::Error::other);
-        if let Err(error) = encoded.and_then(|bytes| cachemate_files::replace(&self.path, &bytes)) {
-            say(&format!("{}: {error}; learned profiles are not stored", self.path.display()));
+        let encode_result = serde_json::to_vec(&file).map_err(std::io::Error::other);
+        if let Err(error) = encode_result.and_then(|bytes| cachemate_files::replace(&self.path, &bytes)) {
+            report(&format!("{}: {error}; learned profiles are not stored", self.path.display()));
         }
     }
 }

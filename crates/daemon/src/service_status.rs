@@ -110,7 +110,7 @@ impl ServiceStatus {
             cpu_share: report.cpu_share,
             slowdown_percent: report.slowdown.map(|(slowdown, _)| rounded_percent(slowdown.value)),
             slowdown_range_percent: report.slowdown.map(|(slowdown, _)| percent_range(slowdown)),
-            slowdown_source: report.slowdown.map(|(_, source)| source.text().to_string()),
+            slowdown_source: report.slowdown.map(|(_, source)| source.describe().to_string()),
             slowdown_by: report.losses.iter().map(slowdown_cause).collect(),
             reason: report.reason.clone(),
             max_slowdown_percent: report.max_slowdown.map(rounded_percent),
@@ -158,11 +158,11 @@ impl From<NriState> for NriStatus {
 }
 
 /// Describes a control group that its owner or a user has changed.
-pub(crate) fn override_text(group: &GroupOverride) -> String {
+pub(crate) fn describe_override(group: &GroupOverride) -> String {
     let owner_text =
         group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
-    let GroupOverride { cgroup, wanted_cpus: wanted, current, .. } = group;
-    format!("cpuset {}: CPUs {wanted} overridden by {owner_text}, now {current}", escape_controls(cgroup))
+    let GroupOverride { cgroup, configured_cpus, current_cpus: current, .. } = group;
+    format!("cpuset {}: CPUs {configured_cpus} overridden by {owner_text}, now {current}", escape_controls(cgroup))
 }
 
 fn slowdown_cause(loss: &ServiceLoss) -> SlowdownCause {
@@ -171,7 +171,7 @@ fn slowdown_cause(loss: &ServiceLoss) -> SlowdownCause {
         kind: loss.cause.kind,
         percent: rounded_percent(loss.loss.value),
         range_percent: percent_range(loss.loss),
-        source: loss.source.text().to_string(),
+        source: loss.source.describe().to_string(),
         forecast_percent: loss.forecast.map(rounded_percent),
         windows: loss.windows,
     }

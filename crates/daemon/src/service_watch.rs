@@ -19,11 +19,11 @@ use crate::status::DaemonStatus;
 
 /// The tracked state of services.
 pub(crate) struct ServiceWatch {
-    store: ProfileStore,
-    rules: RuleCheck,
-    floors: ServiceFloors,
+    profile_store: ProfileStore,
+    rule_check: RuleCheck,
+    service_floors: ServiceFloors,
     directory: ServiceDirectory,
-    nri: Option<(NriThread, NriChannels)>,
+    nri_plugin: Option<(NriThread, NriChannels)>,
 }
 
 impl ServiceWatch {
@@ -38,68 +38,66 @@ impl ServiceWatch {
         wake: Arc<AtomicBool>,
     ) -> anyhow::Result<Self> {
         let directory = ServiceDirectory::default();
-        let register_plugin = |options| {
+        let start_plugin = |options| {
             let (starts, updates) = (ContainerStarts::default(), ContainerUpdates::new()?);
             let channels = NriChannels { directory: directory.clone(), starts, updates, wake };
             std::io::Result::Ok((NriThread::start(options, channels.clone())?, channels))
         };
-        let nri = nri
-            .map(register_plugin)
-            .transpose()
-            .context("cannot start the thread of the container runtime's plugin")?;
+        let nri =
+            nri.map(start_plugin).transpose().context("cannot start the thread of the container runtime's plugin")?;
         Ok(ServiceWatch {
-            store: ProfileStore::new(state_dir),
-            rules: RuleCheck::new(config.rules.clone()),
-            floors: ServiceFloors::new(config.service_floors.clone()),
+            profile_store: ProfileStore::new(state_dir),
+            rule_check: RuleCheck::new(config.rules.clone()),
+            service_floors: ServiceFloors::new(config.service_floors.clone()),
             directory,
-            nri,
+            nri_plugin: nri,
         })
     }
 
     /// Profiles of earlier runs.
-    pub(crate) fn stored_profiles(&self, say: &dyn Fn(&str)) -> ServiceProfiles {
-        self.store.read(say)
+    pub(crate) fn read_stored_profiles(&self, report: &dyn Fn(&str)) -> ServiceProfiles {
+        self.profile_store.read(report)
     }
 
     /// Everything that the plugin shares with the machine.
-    pub(crate) fn runtime(&self) -> Option<NriChannels> {
-        self.nri.as_ref().map(|(_, channels)| channels.clone())
+    pub(crate) fn nri_channels(&self) -> Option<NriChannels> {
+        self.nri_plugin.as_ref().map(|(_, channels)| channels.clone())
     }
 
     /// Observes one window.
     pub(crate) fn observe(
         &mut self,
-        live: &mut LiveLoop,
+        control_loop: &mut LiveLoop,
         observation: &Observation,
         status: &mut DaemonStatus,
-        say: &dyn Fn(&str),
+        report: &dyn Fn(&str),
     ) {
-        self.floors.observe(observation, &mut status.services);
-        let (machine, profiles) = live.machine_and_profiles();
-        if let Some(programs) = machine.unread_programs() {
+        self.service_floors.observe(observation, &mut status.services);
+        let (machine, profiles) = control_loop.machine_and_profiles();
+        if let Some(unread_programs) = machine.unread_programs() {
             for service in &mut status.services {
-                service.unread_programs = Some(programs.get(&service.identity()).copied().unwrap_or(0));
+                service.unread_programs = Some(unread_programs.get(&service.identity()).copied().unwrap_or(0));
             }
         }
         let idle_threads = machine.idle_threads();
         for service in &mut status.services {
             service.tasks += idle_threads.get(&service.identity()).copied().unwrap_or(0);
         }
-        self.store.observe(machine.learn(profiles), machine.learned_profiles(), say);
-        if let Some(unmatched) = self.rules.poll(&self.directory, say) {
-            status.unmatched_rules = unmatched;
+        self.profile_store.observe(machine.learn(profiles), machine.learned_profiles(), report);
+        if let Some(unmatched_rules) = self.rule_check.poll(&self.directory, report) {
+            status.unmatched_rules = unmatched_rules;
         }
-        status.nri = self.nri.as_ref().map(|(thread, _)| NriStatus::from(thread.state()));
+        status.nri = self.nri_plugin.as_ref().map(|(thread, _)| NriStatus::from(thread.state()));
     }
 
     /// Replaces the configuration after a reload.
     pub(crate) fn set_config(&mut self, config: ManageConfig) {
-        self.rules = RuleCheck::new(config.rules);
-        self.floors = ServiceFloors::new(config.service_floors);
+        self.rule_check = RuleCheck::new(config.rules);
+        self.service_floors = ServiceFloors::new(config.service_floors);
     }
 
     /// Stores everything that was learned.
-    pub(crate) fn store_profiles(&mut self, live: &LiveLoop, say: &dyn Fn(&str)) {
-        self.store.write(live.machine.learned_profiles(), say);
+    pub(crate) fn store_profiles(&mut self, control_loop: &LiveLoop, report: &dyn Fn(&str)) {
+        self.profile_store.write(control_loop.machine.learned_profiles(), report);
     }
 }

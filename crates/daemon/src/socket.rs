@@ -1,9 +1,9 @@
 //! The daemon's control socket: one request per connection, one JSON object in reply.
 //!
-//! The kernel identifies the client (`SO_PEERCRED`). The socket answers root, the daemon's own user, and the users
-//! that the configuration allows. Only root and the daemon's own user may request `reload`. Each allowed user has a
-//! separate set of connections; all other users share one set. Root and the daemon's user have a second socket, so
-//! that other users cannot keep them from getting an answer.
+//! The kernel identifies the client (`SO_PEERCRED`). The socket answers root, the daemon's own user, and the users that
+//! the configuration allows. Only root and the daemon's own user may request `reload`. Owners, allowed users and all
+//! other users have separate sets of connections; in a full set, the user with the most of them loses the oldest. Root
+//! and the daemon's user have a second socket, so that other users cannot keep them from getting an answer.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -21,10 +21,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::status::DaemonStatus;
 
 /// Timeout of a request and its reply.
-const PATIENCE: Duration = Duration::from_secs(5);
-const LONGEST_REQUEST: usize = 256;
-/// Maximum number of simultaneous connections of one user.
-const PLACES: usize = 16;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_REQUEST_BYTES: usize = 256;
+/// Maximum number of simultaneous connections in a set of users; allowed users together have four times as many.
+const MAX_CONNECTIONS: usize = 16;
 
 #[derive(Serialize, Deserialize)]
 struct SocketError {
@@ -70,42 +70,42 @@ impl Drop for ControlSocket {
 /// # Errors
 /// The directory cannot be created, or the socket cannot be bound.
 pub(crate) fn serve(path: &Path, shared_status: SharedStatus) -> anyhow::Result<ControlSocket> {
-    let shown = path.display();
+    let path_text = path.display();
     if let Some(dir) = path.parent().filter(|dir| !cachemate_files::path_exists(dir)) {
         std::fs::create_dir_all(dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
     }
     if UnixStream::connect(path).is_ok() {
-        bail!("{shown}: another daemon listens there");
+        bail!("{path_text}: another daemon listens there");
     }
     let _ = std::fs::remove_file(path);
-    let owners = owners_socket(path);
-    let _ = std::fs::remove_file(&owners);
+    let owner_path = owner_socket_path(path);
+    let _ = std::fs::remove_file(&owner_path);
     // The kernel checks the mode when a client connects, so only root and this user enter the owners' queue. Every user
     // may connect to the other socket; the peer's credentials decide about the reply.
-    listen_at(&owners, 0o600, shared_status.clone())?;
+    listen_at(&owner_path, 0o600, shared_status.clone())?;
     listen_at(path, 0o666, shared_status)?;
-    Ok(ControlSocket { paths: [path.to_path_buf(), owners] })
+    Ok(ControlSocket { paths: [path.to_path_buf(), owner_path] })
 }
 
 /// The socket of root and the daemon's own user. It has its own queue in the kernel, so a flood of the public socket
 /// delays no request here.
-fn owners_socket(path: &Path) -> PathBuf {
+fn owner_socket_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".owner");
     path.with_file_name(name)
 }
 
 fn listen_at(path: &Path, mode: u32, shared_status: SharedStatus) -> anyhow::Result<()> {
-    let shown = path.display();
-    let listener = UnixListener::bind(path).with_context(|| format!("{shown}: cannot listen"))?;
+    let path_text = path.display();
+    let listener = UnixListener::bind(path).with_context(|| format!("{path_text}: cannot listen"))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-        .with_context(|| format!("{shown}: cannot set its mode"))?;
+        .with_context(|| format!("{path_text}: cannot set its mode"))?;
     let start_result = listener.set_nonblocking(true).and_then(|()| {
         serve_in_own_thread("cachemate-socket", || {
             Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared_status))
         })
     });
-    start_result.with_context(|| format!("{shown}: the socket's thread cannot be started"))
+    start_result.with_context(|| format!("{path_text}: the socket's thread cannot be started"))
 }
 
 /// The user at the other end of a connection.
@@ -119,9 +119,12 @@ struct Peer {
 
 async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus) {
     let own_user = rustix::process::geteuid().as_raw();
-    let new_limit = |capacity| ConnectionLimit::new(capacity, Deadlines { stranger: PATIENCE, admitted: PATIENCE });
+    let new_limit = |capacity| {
+        ConnectionLimit::new(capacity, Deadlines { unadmitted_lifetime: REQUEST_TIMEOUT, admitted: REQUEST_TIMEOUT })
+    };
     // Slots for root and the daemon's own user, for users that the configuration allows, and for all others.
-    let (mut owners, mut friends, mut strangers) = (new_limit(PLACES), new_limit(4 * PLACES), new_limit(PLACES));
+    let (mut owner_limit, mut allowed_limit, mut other_limit) =
+        (new_limit(MAX_CONNECTIONS), new_limit(4 * MAX_CONNECTIONS), new_limit(MAX_CONNECTIONS));
     loop {
         let Some((stream, _)) = accept(listener.accept().await).await else { continue };
         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
@@ -130,9 +133,9 @@ async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus)
             is_owner || shared_status.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
         let peer = Peer { user, is_owner, is_allowed };
         let limit = match (is_owner, is_allowed) {
-            (true, _) => &mut owners,
-            (false, true) => &mut friends,
-            (false, false) => &mut strangers,
+            (true, _) => &mut owner_limit,
+            (false, true) => &mut allowed_limit,
+            (false, false) => &mut other_limit,
         };
         limit.serve(user, |_| answer_request(stream, peer, shared_status.clone()));
     }
@@ -149,13 +152,13 @@ async fn answer_request(mut stream: tokio::net::UnixStream, peer: Peer, shared_s
 /// Reads the first line, up to the maximum length of a request.
 async fn read_request(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     let mut line = Vec::new();
-    let mut buffer = [0u8; LONGEST_REQUEST];
-    while line.len() < LONGEST_REQUEST && !line.contains(&b'\n') {
-        let read = stream.read(&mut buffer[..LONGEST_REQUEST - line.len()]).await?;
-        if read == 0 {
+    let mut buffer = [0u8; MAX_REQUEST_BYTES];
+    while line.len() < MAX_REQUEST_BYTES && !line.contains(&b'\n') {
+        let read_len = stream.read(&mut buffer[..MAX_REQUEST_BYTES - line.len()]).await?;
+        if read_len == 0 {
             break;
         }
-        line.extend_from_slice(&buffer[..read]);
+        line.extend_from_slice(&buffer[..read_len]);
     }
     let text = String::from_utf8_lossy(&line);
     Ok(text.lines().next().unwrap_or_default().trim().to_string())
@@ -182,23 +185,23 @@ fn render_reply(request: &str, peer: Peer, shared_status: &SharedStatus) -> serd
 /// # Errors
 /// No daemon listens there, it does not answer, or it refuses.
 pub(crate) fn query(path: &Path, request: &str) -> anyhow::Result<String> {
-    let shown = path.display();
+    let path_text = path.display();
     let stream =
-        UnixStream::connect(owners_socket(path)).or_else(|_| UnixStream::connect(path)).with_context(|| {
-            format!("{shown}: no daemon listens there (cachemate manage starts one; --socket names another path)")
+        UnixStream::connect(owner_socket_path(path)).or_else(|_| UnixStream::connect(path)).with_context(|| {
+            format!("{path_text}: no daemon listens there (cachemate manage starts one; --socket names another path)")
         })?;
     exchange(stream, path, request)
 }
 
 /// One request and its answer; `path` is the socket's name in errors.
 fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Result<String> {
-    let shown = path.display();
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("{shown}: cannot ask"))?;
+    let path_text = path.display();
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+    stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("{path_text}: cannot ask"))?;
     let mut text = String::new();
-    stream.read_to_string(&mut text).with_context(|| format!("{shown}: no answer"))?;
+    stream.read_to_string(&mut text).with_context(|| format!("{path_text}: no answer"))?;
     if let Ok(refusal) = serde_json::from_str::<SocketError>(&text) {
-        bail!("{shown}: {}", refusal.error);
+        bail!("{path_text}: {}", refusal.error);
     }
     Ok(text)
 }
@@ -242,13 +245,13 @@ mod tests {
         for _ in 0..5 {
             exchange(UnixStream::connect(&path).unwrap(), &path, "status").unwrap();
         }
-        assert!(start.elapsed() < PATIENCE, "answered within the time that one idle peer has");
+        assert!(start.elapsed() < REQUEST_TIMEOUT, "answered within the time that one idle peer has");
         let ended = idle.iter().filter(|stream| {
             let mut stream: &UnixStream = stream;
             stream.set_nonblocking(true).unwrap();
             matches!(stream.read(&mut [0]), Ok(0))
         });
-        assert!(ended.count() >= 200 - PLACES, "the oldest went");
+        assert!(ended.count() >= 200 - MAX_CONNECTIONS, "the oldest went");
     }
 
     /// While threads flood the public socket with connections: are requests of root and of the daemon's user answered
@@ -256,7 +259,7 @@ mod tests {
     #[test]
     fn a_flood_of_the_public_socket_delays_no_owner() {
         let (_dir, path, _server, _) = server_fixture();
-        let owners = owners_socket(&path);
+        let owners = owner_socket_path(&path);
         assert_eq!(std::fs::metadata(&owners).unwrap().permissions().mode() & 0o777, 0o600);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -277,7 +280,7 @@ mod tests {
             });
             let longest = waits.max().unwrap();
             stop.store(true, Ordering::Relaxed);
-            assert!(longest < PATIENCE / 2, "{longest:?}");
+            assert!(longest < REQUEST_TIMEOUT / 2, "{longest:?}");
         });
     }
 
@@ -287,7 +290,7 @@ mod tests {
         let (_dir, path, _server, _) = server_fixture();
         let mut slow = UnixStream::connect(&path).unwrap();
         slow.write_all(b"stat").unwrap();
-        slow.set_read_timeout(Some(4 * PATIENCE)).unwrap();
+        slow.set_read_timeout(Some(4 * REQUEST_TIMEOUT)).unwrap();
         assert_eq!(slow.read(&mut [0; 8]).unwrap(), 0, "closed without an answer");
     }
 

@@ -10,7 +10,7 @@ use cachemate_core::{
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::LiveMachine;
-use cachemate_linux::safety::guardian::cgroup::do_end_together;
+use cachemate_linux::safety::guardian::cgroup::ends_with_group_of;
 use cachemate_linux::sense::pressure::{self, Pressure};
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
 use cachemate_page::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
@@ -20,18 +20,18 @@ use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
 
 use crate::promise_status::{self, PromiseStatus};
-use crate::service_status::{NriStatus, ServiceStatus, override_text};
+use crate::service_status::{NriStatus, ServiceStatus, describe_override};
 
 /// Time between two reads of the host's slowly changing state.
 const HOST_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of remembered decisions.
 const MAX_DECISIONS: usize = 30;
 /// Minimum intensity of an aggressor, and minimum sensitivity of a victim (docs/live.md).
-const AGGRESSOR_FROM: f64 = 0.15;
-const VICTIM_FROM: f64 = 0.10;
+const MIN_AGGRESSOR_INTENSITY: f64 = 0.15;
+const MIN_VICTIM_SENSITIVITY: f64 = 0.10;
 
 /// The text for a thread in sentences.
-pub fn thread_text(name: &str, tid: i32) -> String {
+pub fn describe_thread(name: &str, tid: i32) -> String {
     format!("{}({tid})", escape_controls(name))
 }
 
@@ -173,7 +173,7 @@ pub struct CacheStatus {
     pub forecast_miss_ratio: Option<f64>,
 }
 
-/// Class of a program by its effect on co-runners and by their effect on it, as far as both were measured.
+/// Class of a program by its effect on co-runners and by their effect on it, from whichever of the two was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ContentionClass {
     /// High intensity and high sensitivity.
@@ -340,48 +340,48 @@ pub struct DecisionStatus {
 
 /// The ids of a task in the kernel, and the CPU on which the task last ran.
 #[derive(Clone, Copy)]
-struct Ids {
+struct KernelThreadIds {
     pid: i32,
     tid: i32,
     last_cpu: Option<CpuId>,
 }
 
-fn withheld_ns(answer: &ProbeResult) -> u64 {
-    answer.cost_ns.iter().filter(|(task, _)| task.is_some()).map(|(_, ns)| ns).sum()
+fn withheld_ns(result: &ProbeResult) -> u64 {
+    result.cost_ns.iter().filter(|(task, _)| task.is_some()).map(|(_, ns)| ns).sum()
 }
 
 /// Updates the status, record by record.
 #[derive(Default)]
-pub struct Watcher {
+pub struct StatusTracker {
     /// The status after the last record.
     pub status: DaemonStatus,
     tracker: WindowTracker,
     /// Time of the last read of the host's slowly changing state.
     host_read: Option<Instant>,
-    reasons: BTreeMap<TaskId, Vec<String>>,
+    reasons_by_task: BTreeMap<TaskId, Vec<String>>,
     /// Threads that wait for a CPU, with the time since they began to wait.
-    waiting_ns: BTreeMap<TaskId, u64>,
+    waiting_ns_by_task: BTreeMap<TaskId, u64>,
     /// CPU time of each guardian so far, by its process id.
-    guardians_cpu_ns: BTreeMap<u32, u64>,
+    guardian_cpu_ns: BTreeMap<u32, u64>,
 }
 
 /// The text for a level of evidence, worded the same on every front end.
-pub fn evidence_text(level: u32, is_calibrated: bool) -> String {
-    let means = match level {
+pub fn describe_evidence_level(level: u32, is_calibrated: bool) -> String {
+    let meaning = match level {
         1 => "programs are measured by counters",
         2 => "no counters: programs are measured by probes on neighboring CPUs",
         _ => "neither counters nor probes: only topology and pressure are known",
     };
     match is_calibrated {
-        true => format!("evidence level {level} of 3: {means}"),
+        true => format!("evidence level {level} of 3: {meaning}"),
         false => "evidence level not known yet: the probe is being calibrated".to_string(),
     }
 }
 
-impl Watcher {
+impl StatusTracker {
     /// A watcher that forecasts pairs of programs with the run's predictor.
     pub fn new(predictor: PredictorConfig) -> Self {
-        Watcher { tracker: WindowTracker::new(predictor), ..Watcher::default() }
+        StatusTracker { tracker: WindowTracker::new(predictor), ..StatusTracker::default() }
     }
 
     /// Observes one iteration of the loop.
@@ -399,17 +399,17 @@ impl Watcher {
         let names = task_names(record, machine);
         let view = self.tracker.observe(record, topology, profiles, &names);
         self.record_reasons(record.observation.window, &view.reasons);
-        let ids: BTreeMap<TaskId, Ids> = machine
+        let ids: BTreeMap<TaskId, KernelThreadIds> = machine
             .managed_threads()
             .iter()
-            .map(|task| (task.task, Ids { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
+            .map(|task| (task.task, KernelThreadIds { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
             .collect();
-        let of_kernel = view.tasks.iter().filter_map(|task| Some((task, *ids.get(&task.sample.task)?)));
-        self.status.tasks = of_kernel.map(|(task, ids)| self.task_status(task, ids, topology)).collect();
-        let newest = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
-        self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(newest.unwrap_or(0));
+        let identified_tasks = view.tasks.iter().filter_map(|task| Some((task, *ids.get(&task.sample.task)?)));
+        self.status.tasks = identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology)).collect();
+        let task_count = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
+        self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(task_count.unwrap_or(0));
         self.status.counters.refused_changes += record.applied.refused.len() as u64;
-        self.reasons.retain(|task, _| ids.contains_key(task));
+        self.reasons_by_task.retain(|task, _| ids.contains_key(task));
         self.status.services = view.services.iter().map(ServiceStatus::new).collect();
         self.status.caches = cache_statuses(topology, &self.status.tasks, record);
         self.status.windows = record.observation.window + 1;
@@ -421,12 +421,13 @@ impl Watcher {
         self.observe_cost(&LinuxHost::new("/"));
         self.status.refused = view.refused.into_iter().take(20).collect();
         self.status.overridden = view.overridden;
-        self.status.overridden.extend(machine.group_overrides().map(override_text));
-        let confined = machine.confined_groups().iter();
-        self.status.cpusets =
-            confined.map(|group| CpusetStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() }).collect();
+        self.status.overridden.extend(machine.group_overrides().map(describe_override));
+        let confined_groups = machine.confined_groups().iter();
+        self.status.cpusets = confined_groups
+            .map(|group| CpusetStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() })
+            .collect();
         let pid_of = |task: TaskId| ids.get(&task).map(|ids| ids.pid);
-        self.status.promises = promise_status::from_window(&record.promises, pid_of, &names);
+        self.status.promises = promise_status::build_promise_statuses(&record.promises, pid_of, &names);
         self.status.gangs = record.applied.gangs.iter().map(gang_status).collect();
         let shares = record.applied.shares.iter();
         self.status.shares = shares.map(|active| share_status(active, &record.observation.tasks, machine)).collect();
@@ -441,29 +442,29 @@ impl Watcher {
             self.status.pressure = pressure::read(kernel);
             self.status.kernel_cache_scheduling = sched_cache::read(kernel);
         }
-        let state = &self.status.kernel_cache_scheduling;
-        if !state.is_aggregating() {
+        let sched_cache_status = &self.status.kernel_cache_scheduling;
+        if !sched_cache_status.is_aggregating() {
             self.status.kernel_conflicts.clear();
             return;
         }
         let placed_thread = |task: &TaskStatus| PlacedThread {
             pid: task.pid,
-            allowed: task.allowed.as_ref().and_then(|cpus| cpus.parse().ok()),
+            allowed_cpus: task.allowed.as_ref().and_then(|cpus| cpus.parse().ok()),
         };
         let threads: Vec<PlacedThread> = self.status.tasks.iter().map(placed_thread).collect();
         let pids: BTreeSet<i32> = threads.iter().map(|thread| thread.pid).collect();
-        let conflict_of = |pid: i32| {
-            let detail = sched_cache::find_conflicts(state, topology, pid, &threads);
+        let process_conflicts = |pid: i32| {
+            let detail = sched_cache::find_conflicts(sched_cache_status, topology, pid, &threads);
             detail.into_iter().map(move |conflict| ConflictStatus { pid, detail: conflict })
         };
-        self.status.kernel_conflicts = pids.into_iter().flat_map(conflict_of).collect();
+        self.status.kernel_conflicts = pids.into_iter().flat_map(process_conflicts).collect();
     }
 
     fn observe_guardian(&mut self, pid: Option<u32>) {
         if self.status.guardian_pid != pid || self.status.guardian_isolated.is_none() {
             let own_pid = std::process::id() as i32;
             let ends_together =
-                pid.and_then(|pid| do_end_together(&LinuxHost::new("/"), own_pid, i32::try_from(pid).ok()?));
+                pid.and_then(|pid| ends_with_group_of(&LinuxHost::new("/"), own_pid, i32::try_from(pid).ok()?));
             self.status.guardian_isolated = ends_together.map(|ends_together| !ends_together);
         }
         self.status.guardian_pid = pid;
@@ -475,9 +476,9 @@ impl Watcher {
             && let Ok(text) = kernel.read(Path::new(&format!("/proc/{pid}/schedstat")))
             && let Some(ns) = text.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok())
         {
-            self.guardians_cpu_ns.insert(pid, ns);
+            self.guardian_cpu_ns.insert(pid, ns);
         }
-        self.status.cpu_ns = LiveMachine::<LinuxHost>::own_cpu_ns() + self.guardians_cpu_ns.values().sum::<u64>();
+        self.status.cpu_ns = LiveMachine::<LinuxHost>::own_cpu_ns() + self.guardian_cpu_ns.values().sum::<u64>();
     }
 
     /// Observes waits. The kernel adds a wait to a thread's account when the wait ends, so the largest addition between
@@ -486,16 +487,17 @@ impl Watcher {
         let mut waits_ns = BTreeMap::new();
         for task in record.observation.tasks.iter().filter(|task| !task.exited) {
             let has_run = task.has_run();
-            let previous_ns = self.waiting_ns.get(&task.task).copied().unwrap_or(0);
-            let going_on =
+            let previous_ns = self.waiting_ns_by_task.get(&task.task).copied().unwrap_or(0);
+            let ongoing_wait_ns =
                 if task.cpu.is_some() && !has_run { previous_ns + record.observation.span.elapsed_ns } else { 0 };
-            if going_on > 0 {
-                waits_ns.insert(task.task, going_on);
+            if ongoing_wait_ns > 0 {
+                waits_ns.insert(task.task, ongoing_wait_ns);
             }
-            let longest = task.run_queue_wait_ns.into_iter().chain((going_on > 0).then_some(going_on)).max();
-            self.status.counters.max_runqueue_wait_ns = self.status.counters.max_runqueue_wait_ns.max(longest);
+            let longest_wait_ns =
+                task.run_queue_wait_ns.into_iter().chain((ongoing_wait_ns > 0).then_some(ongoing_wait_ns)).max();
+            self.status.counters.max_runqueue_wait_ns = self.status.counters.max_runqueue_wait_ns.max(longest_wait_ns);
         }
-        self.waiting_ns = waits_ns;
+        self.waiting_ns_by_task = waits_ns;
     }
 
     /// Records an invalid plan: it is not applied, and the previous one stays in force. Returns true if the error has
@@ -512,16 +514,16 @@ impl Watcher {
     /// Records a decision, unless it repeats the previous one.
     fn record_reasons(&mut self, window: u64, reasons: &[RenderedReason<'_>]) {
         if !reasons.is_empty() {
-            self.reasons.clear();
+            self.reasons_by_task.clear();
         }
         for RenderedReason { reason, text, is_new } in reasons {
             for task in &reason.tasks {
-                self.reasons.entry(*task).or_default().push(text.clone());
+                self.reasons_by_task.entry(*task).or_default().push(text.clone());
             }
             if *is_new {
                 self.status.counters.decisions += 1;
-                let rolled_back = matches!(reason.kind, ReasonKind::RolledBack | ReasonKind::CoolingDown);
-                self.status.counters.rollbacks += u64::from(rolled_back);
+                let is_roll_back = matches!(reason.kind, ReasonKind::RolledBack | ReasonKind::CoolingDown);
+                self.status.counters.rollbacks += u64::from(is_roll_back);
                 let decision = DecisionStatus {
                     window,
                     tasks: reason.tasks.iter().map(|task| task.0).collect(),
@@ -534,7 +536,7 @@ impl Watcher {
         self.status.decisions.truncate(MAX_DECISIONS);
     }
 
-    fn task_status(&self, task: &TaskView<'_>, ids: Ids, topology: &Topology) -> TaskStatus {
+    fn task_status(&self, task: &TaskView<'_>, ids: KernelThreadIds, topology: &Topology) -> TaskStatus {
         let TaskView { sample, profile, .. } = task;
         let contention = profile.map(|profile| profile.contention.clone()).unwrap_or_default();
         let cpu = sample.cpu.or(ids.last_cpu);
@@ -562,7 +564,7 @@ impl Watcher {
             progress_unit: task.work_per_second.map(|(work, _)| work.describe().to_string()),
             max_slowdown: sample.goal.and_then(|goal| goal.max_slowdown),
             min_rate: sample.goal.and_then(|goal| goal.min_rate),
-            reasons: self.reasons.get(&sample.task).cloned().unwrap_or_default(),
+            reasons: self.reasons_by_task.get(&sample.task).cloned().unwrap_or_default(),
         }
     }
 }
@@ -570,7 +572,7 @@ impl Watcher {
 fn task_names(record: &WindowRecord, machine: &LiveMachine<LinuxHost>) -> TaskNames {
     let threads = machine.managed_threads();
     let mut names: TaskNames =
-        threads.iter().map(|task| (task.task, thread_text(&task.name, task.thread.tid))).collect();
+        threads.iter().map(|task| (task.task, describe_thread(&task.name, task.thread.tid))).collect();
     for task in &record.observation.tasks {
         names.entry(task.task).or_insert_with(|| escape_controls(&task.name));
     }
@@ -586,21 +588,21 @@ fn gang_status(schedule: &cachemate_core::GangSchedule) -> GangStatus {
     }
 }
 
-fn share_status(active: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHost>) -> ShareStatus {
-    let (ways, colors) = match &active.share.units {
+fn share_status(active_share: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHost>) -> ShareStatus {
+    let (ways, colors) = match &active_share.share.units {
         Units::Ways { mask } => (Some(mask.to_string()), None),
         Units::Colors { allowed, .. } => (None, Some(allowed.to_string())),
     };
     ShareStatus {
-        group: active.share.group.0,
-        cache: active.share.cache.0,
-        notes: if ways.is_some() { machine.explain_share(active) } else { Vec::new() },
+        group: active_share.share.group.0,
+        cache: active_share.share.cache.0,
+        notes: if ways.is_some() { machine.explain_share(active_share) } else { Vec::new() },
         ways,
         colors,
-        tasks: member_tasks(&active.share, tasks).map(|task| task.0).collect(),
-        occupancy_bytes: active.occupancy_bytes,
-        allowed_page_share: active.pages_in_share,
-        fallback_pages: active.fallback_pages,
+        tasks: member_tasks(&active_share.share, tasks).map(|task| task.0).collect(),
+        occupancy_bytes: active_share.occupancy_bytes,
+        allowed_page_share: active_share.pages_in_share,
+        fallback_pages: active_share.fallback_pages,
     }
 }
 
@@ -614,9 +616,9 @@ fn pending_status(pending: &PendingItem) -> PendingStatus {
 
 /// The class; `None` if nothing was measured.
 fn contention_class(contention: &ContentionFacts) -> Option<ContentionClass> {
-    let aggressor = contention.intensity.as_ref().map(|intensity| intensity.value >= AGGRESSOR_FROM);
-    let victim = contention.sensitivity.as_ref().map(|sensitivity| sensitivity.value >= VICTIM_FROM);
-    let class = match (aggressor, victim) {
+    let is_aggressor = contention.intensity.as_ref().map(|intensity| intensity.value >= MIN_AGGRESSOR_INTENSITY);
+    let is_victim = contention.sensitivity.as_ref().map(|sensitivity| sensitivity.value >= MIN_VICTIM_SENSITIVITY);
+    let class = match (is_aggressor, is_victim) {
         (None, None) => return None,
         (Some(true), Some(true)) => ContentionClass::AggressorAndVictim,
         (Some(true), _) => ContentionClass::Aggressor,
@@ -629,16 +631,17 @@ fn contention_class(contention: &ContentionFacts) -> Option<ContentionClass> {
 }
 
 fn cache_statuses(topology: &Topology, tasks: &[TaskStatus], record: &WindowRecord) -> Vec<CacheStatus> {
-    let last = topology.last_level_caches();
-    last.map(|cache| CacheStatus {
-        cache: cache.id.0,
-        level: level_text(cache.level).to_string(),
-        cpus: cache.cpus.to_string(),
-        size_bytes: cache.size_bytes,
-        tasks: tasks.iter().filter(|task| task.cache == Some(cache.id.0)).map(|task| task.task).collect(),
-        forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| ratio.value),
-    })
-    .collect()
+    let last_level_caches = topology.last_level_caches();
+    last_level_caches
+        .map(|cache| CacheStatus {
+            cache: cache.id.0,
+            level: level_text(cache.level).to_string(),
+            cpus: cache.cpus.to_string(),
+            size_bytes: cache.size_bytes,
+            tasks: tasks.iter().filter(|task| task.cache == Some(cache.id.0)).map(|task| task.task).collect(),
+            forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| ratio.value),
+        })
+        .collect()
 }
 
 #[cfg(test)]

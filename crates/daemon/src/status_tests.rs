@@ -4,8 +4,8 @@ use super::*;
 #[test]
 fn the_level_of_evidence_is_one_sentence() {
     assert_eq!(
-        evidence_text(2, true),
+        describe_evidence_level(2, true),
         "evidence level 2 of 3: no counters: programs are measured by probes on neighboring CPUs"
     );
-    assert!([1, 2, 3].iter().all(|&level| !evidence_text(level, false).contains("of 3")));
+    assert!([1, 2, 3].iter().all(|&level| !describe_evidence_level(level, false).contains("of 3")));
 }

@@ -24,7 +24,7 @@ use std::io;
 use std::path::Path;
 
 /// The error for a rejected file, worded the same everywhere.
-fn refuse(path: &Path, found: impl std::fmt::Display, expected: &str) -> io::Error {
+fn refusal_error(path: &Path, found: impl std::fmt::Display, expected: &str) -> io::Error {
     let message = format!("{}: found {found}, expected {expected}", path.display());
     io::Error::new(io::ErrorKind::PermissionDenied, message)
 }
@@ -32,8 +32,8 @@ fn refuse(path: &Path, found: impl std::fmt::Display, expected: &str) -> io::Err
 /// A name derived from `name` that no other process can predict, because it contains 64 random bits from the kernel.
 fn unpredictable_name(name: &str) -> io::Result<String> {
     let mut bits = [0u8; 8];
-    let filled = rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty())?;
-    if filled < bits.len() {
+    let byte_count = rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty())?;
+    if byte_count < bits.len() {
         return Err(io::Error::other("the kernel gave too few random bytes"));
     }
     Ok(format!(".{name}.{:016x}", u64::from_ne_bytes(bits)))

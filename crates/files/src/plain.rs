@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-use crate::{refuse, unpredictable_name};
+use crate::{refusal_error, unpredictable_name};
 
 /// Opens a plain file for reading. Links are followed, because the user named the path. FIFOs, devices and
 /// directories are rejected without waiting for them.
@@ -17,7 +17,7 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
-    if metadata.is_file() { Ok(file) } else { Err(refuse(path, file_kind(&metadata), "a plain file")) }
+    if metadata.is_file() { Ok(file) } else { Err(refusal_error(path, file_kind(&metadata), "a plain file")) }
 }
 
 /// The kind of a file, for messages.
@@ -112,7 +112,7 @@ pub fn metadata_if_exists(path: &Path) -> io::Result<Option<Metadata>> {
 /// # Errors
 /// The errors of [`open_plain`], or the file is longer than the limit.
 pub fn read_limited(path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
-    read_open(&open_plain(path)?, path, limit_bytes)
+    read_file_limited(&open_plain(path)?, path, limit_bytes)
 }
 
 /// Like [`read_limited`], for UTF-8 text.
@@ -123,7 +123,7 @@ pub fn read_text_limited(path: &Path, limit_bytes: u64) -> io::Result<String> {
     decode_text(path, read_limited(path, limit_bytes)?)
 }
 
-pub(crate) fn read_open(file: &File, path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn read_file_limited(file: &File, path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     file.take(limit_bytes.saturating_add(1)).read_to_end(&mut content)?;
     if content.len() as u64 > limit_bytes {
@@ -146,7 +146,7 @@ pub(crate) fn decode_text(path: &Path, content: Vec<u8>) -> io::Result<String> {
 #[derive(Debug)]
 pub struct FreshFile {
     file: File,
-    fresh_path: PathBuf,
+    temporary_path: PathBuf,
     path: PathBuf,
     is_committed: bool,
 }
@@ -158,16 +158,16 @@ impl FreshFile {
     /// The error of the file system; or `path` is a directory, a device, a FIFO or a socket, which a rename would
     /// replace.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let name = path.file_name().ok_or_else(|| refuse(path, "no file name", "the path of a file"))?;
+        let name = path.file_name().ok_or_else(|| refusal_error(path, "no file name", "the path of a file"))?;
         if let Ok(metadata) = path.symlink_metadata()
             && !metadata.is_file()
             && !metadata.is_symlink()
         {
-            return Err(refuse(path, file_kind(&metadata), "a plain file or none"));
+            return Err(refusal_error(path, file_kind(&metadata), "a plain file or none"));
         }
         let fresh_path = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
         let file = File::options().write(true).create_new(true).open(&fresh_path)?;
-        Ok(FreshFile { file, fresh_path, path: path.to_path_buf(), is_committed: false })
+        Ok(FreshFile { file, temporary_path: fresh_path, path: path.to_path_buf(), is_committed: false })
     }
 
     /// Syncs the content to disk and renames the file to its final name. An existing file or link of that name is
@@ -177,7 +177,7 @@ impl FreshFile {
     /// The error of the file system. The old file is then unchanged.
     pub fn commit(mut self) -> io::Result<()> {
         self.file.sync_all()?;
-        std::fs::rename(&self.fresh_path, &self.path)?;
+        std::fs::rename(&self.temporary_path, &self.path)?;
         self.is_committed = true;
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Write for FreshFile {
 impl Drop for FreshFile {
     fn drop(&mut self) {
         if !self.is_committed {
-            let _ = std::fs::remove_file(&self.fresh_path);
+            let _ = std::fs::remove_file(&self.temporary_path);
         }
     }
 }

@@ -10,12 +10,12 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use crate::plain::{decode_text, file_kind, read_open};
-use crate::{refuse, unpredictable_name};
+use crate::plain::{decode_text, file_kind, read_file_limited};
+use crate::{refusal_error, unpredictable_name};
 
 /// Mode bits that let users other than the owner write.
-const OTHERS_WRITE: u32 = 0o022;
-const STICKY: u32 = 0o1000;
+const OTHER_WRITE_BITS: u32 = 0o022;
+const STICKY_BIT: u32 = 0o1000;
 
 /// Access to a directory, chosen when the directory is opened. Commands that only report open it read-only, so that
 /// they cannot change it.
@@ -31,7 +31,7 @@ pub enum DirAccess {
 /// its descriptor, without following links, and must be plain files or directories of the same owners.
 #[derive(Debug)]
 pub struct TrustedDir {
-    file: OwnedFd,
+    fd: OwnedFd,
     path: PathBuf,
     access: DirAccess,
 }
@@ -48,24 +48,24 @@ fn is_trusted(owner: u32) -> bool {
 fn check_dir(path: &Path, stat: &Stat) -> io::Result<()> {
     if !is_trusted(stat.st_uid) {
         let owner = format!("a directory of user {}", stat.st_uid);
-        return Err(refuse(path, owner, "one of this user or of root (remove it)"));
+        return Err(refusal_error(path, owner, "one of this user or of root (remove it)"));
     }
-    if stat.st_mode & OTHERS_WRITE != 0 {
+    if stat.st_mode & OTHER_WRITE_BITS != 0 {
         let mode = format!("a directory with mode {:04o}", stat.st_mode & 0o7777);
-        return Err(refuse(path, mode, "one that only its owner may write (remove it)"));
+        return Err(refusal_error(path, mode, "one that only its owner may write (remove it)"));
     }
     Ok(())
 }
 
-/// Can no other user put another directory in the place of one here?
+/// Checks that no other user can replace this directory in its parent.
 fn check_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let metadata = parent.metadata()?;
-    if is_trusted(metadata.uid()) && (metadata.mode() & OTHERS_WRITE == 0 || metadata.mode() & STICKY != 0) {
+    if is_trusted(metadata.uid()) && (metadata.mode() & OTHER_WRITE_BITS == 0 || metadata.mode() & STICKY_BIT != 0) {
         return Ok(());
     }
     let owner_and_mode = format!("user {} and mode {:04o}", metadata.uid(), metadata.mode() & 0o7777);
-    Err(refuse(parent, owner_and_mode, "one of this user or of root, and sticky where others may write"))
+    Err(refusal_error(parent, owner_and_mode, "one of this user or of root, and sticky where others may write"))
 }
 
 impl TrustedDir {
@@ -77,11 +77,11 @@ impl TrustedDir {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
             // The errors by which openat(2) reports a link and a file that is not a directory.
-            Errno::LOOP | Errno::NOTDIR => refuse(path, "no directory of its own", "a directory"),
+            Errno::LOOP | Errno::NOTDIR => refusal_error(path, "no directory of its own", "a directory"),
             other => other.into(),
         })?;
         check_dir(path, &rustix::fs::fstat(&file)?)?;
-        Ok(TrustedDir { file, path: path.to_path_buf(), access })
+        Ok(TrustedDir { fd: file, path: path.to_path_buf(), access })
     }
 
     /// Like [`TrustedDir::open`], for a directory that other programs will find by its path. In addition, no other
@@ -130,7 +130,7 @@ impl TrustedDir {
         match self.access {
             DirAccess::ReadWrite => Ok(()),
             DirAccess::ReadOnly => {
-                Err(refuse(&self.path.join(subpath), "a change", "none, as the directory is only read"))
+                Err(refusal_error(&self.path.join(subpath), "a change", "none, as the directory is only read"))
             }
         }
     }
@@ -141,7 +141,7 @@ impl TrustedDir {
     /// The errors of [`TrustedDir::open`], or the subdirectory cannot be created.
     pub fn create_dir(&self, name: &str) -> io::Result<Self> {
         self.check_writable(Path::new(name))?;
-        match rustix::fs::mkdirat(&self.file, name, Mode::RWXU) {
+        match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => self.open_dir(Path::new(name)),
             Err(error) => Err(error.into()),
         }
@@ -153,39 +153,39 @@ impl TrustedDir {
     /// The subdirectory exists, or cannot be created.
     pub fn create_new_dir(&self, name: &str) -> io::Result<Self> {
         self.check_writable(Path::new(name))?;
-        rustix::fs::mkdirat(&self.file, name, Mode::RWXU)?;
+        rustix::fs::mkdirat(&self.fd, name, Mode::RWXU)?;
         self.open_dir(Path::new(name))
     }
 
-    /// Opens the directory at the relative path `rest`, at any depth. An empty path is this directory.
+    /// Opens the directory at the relative path `subpath`, at any depth. An empty path is this directory.
     pub fn open_dir(&self, subpath: &Path) -> io::Result<Self> {
         let path = self.path.join(subpath);
         let subpath = if subpath.as_os_str().is_empty() { Path::new(".") } else { subpath };
         let file = self.open_beneath(subpath, OFlags::RDONLY | OFlags::DIRECTORY)?;
         check_dir(&path, &rustix::fs::fstat(&file)?)?;
-        Ok(TrustedDir { file, path, access: self.access })
+        Ok(TrustedDir { fd: file, path, access: self.access })
     }
 
     /// Opens the file or directory at `subpath`, without following links and never outside this directory.
     fn open_beneath(&self, subpath: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
-        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let outcome = match rustix::fs::openat2(&self.file, subpath, flags, mode, beneath) {
+        let resolve_flags = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let outcome = match rustix::fs::openat2(&self.fd, subpath, flags, mode, resolve_flags) {
             // Kernels before 5.6 lack `openat2`, and some system call filters reject it.
             Err(Errno::NOSYS | Errno::PERM) => self.walk_beneath(subpath, flags, mode),
             other => other,
         };
         outcome.map_err(|error| match error {
-            Errno::LOOP => refuse(&self.path.join(subpath), "a link", "a plain file or directory (remove it)"),
+            Errno::LOOP => refusal_error(&self.path.join(subpath), "a link", "a plain file or directory (remove it)"),
             other => other.into(),
         })
     }
 
-    /// Opens `rest` as `openat2` would beneath this directory, but one component at a time.
+    /// Opens `subpath` as `openat2` would beneath this directory, but one component at a time.
     fn walk_beneath(&self, subpath: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
-        let step = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut dir = rustix::fs::openat(&self.file, ".", step, Mode::empty())?;
+        let dir_flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut dir = rustix::fs::openat(&self.fd, ".", dir_flags, Mode::empty())?;
         let mut names = Vec::new();
         for component in subpath.components() {
             match component {
@@ -198,7 +198,7 @@ impl TrustedDir {
             return rustix::fs::openat(&dir, ".", flags, mode);
         };
         for name in dirs {
-            dir = match rustix::fs::openat(&dir, *name, step, Mode::empty()) {
+            dir = match rustix::fs::openat(&dir, *name, dir_flags, Mode::empty()) {
                 // With these flags openat(2) reports a link as `NOTDIR`, whereas `openat2` reports `LOOP`.
                 Err(Errno::NOTDIR) if is_link(&dir, name) => return Err(Errno::LOOP),
                 other => other?,
@@ -211,8 +211,8 @@ impl TrustedDir {
     /// [`DirAccess::ReadWrite`].
     ///
     /// # Errors
-    /// The error of the file system. A link, another user's file, and anything other than a plain file are rejected
-    /// with the reason.
+    /// The error of the file system. A link, another user's file, a file that every user may write, and anything other
+    /// than a plain file are rejected with the reason.
     pub fn open_file(&self, subpath: &Path, flags: OFlags) -> io::Result<File> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC) {
             self.check_writable(subpath)?;
@@ -222,14 +222,18 @@ impl TrustedDir {
         let file = File::from(self.open_beneath(subpath, flags.difference(OFlags::TRUNC))?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(refuse(&full_path(), file_kind(&metadata), "a plain file (remove it)"));
+            return Err(refusal_error(&full_path(), file_kind(&metadata), "a plain file (remove it)"));
         }
         if !is_trusted(metadata.uid()) {
-            return Err(refuse(
+            return Err(refusal_error(
                 &full_path(),
                 format!("a file of user {}", metadata.uid()),
                 "one of this user or of root",
             ));
+        }
+        if metadata.mode() & 0o002 != 0 {
+            let mode = format!("a file with mode {:04o}", metadata.mode() & 0o7777);
+            return Err(refusal_error(&full_path(), mode, "one that not every user may write"));
         }
         if flags.contains(OFlags::TRUNC) {
             file.set_len(0)?;
@@ -243,7 +247,7 @@ impl TrustedDir {
     /// The errors of [`TrustedDir::open_file`], or the file is longer than the limit.
     pub fn read(&self, subpath: &Path, limit_bytes: u64) -> io::Result<Option<Vec<u8>>> {
         match self.open_file(subpath, OFlags::RDONLY) {
-            Ok(file) => read_open(&file, &self.path.join(subpath), limit_bytes).map(Some),
+            Ok(file) => read_file_limited(&file, &self.path.join(subpath), limit_bytes).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -260,7 +264,7 @@ impl TrustedDir {
 
     /// Returns the metadata of a file without opening it; `None` if it does not exist. A link is not followed.
     pub fn stat_if_exists(&self, subpath: &Path) -> io::Result<Option<Stat>> {
-        match rustix::fs::statat(&self.file, subpath, AtFlags::SYMLINK_NOFOLLOW) {
+        match rustix::fs::statat(&self.fd, subpath, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),
@@ -271,11 +275,11 @@ impl TrustedDir {
     ///
     /// # Errors
     /// The file cannot be written. An incomplete file is deleted.
-    pub fn write_fresh(&self, name: &str, content: &[u8]) -> io::Result<String> {
-        let fresh_name = unpredictable_name(name)?;
-        let file = self.open_file(Path::new(&fresh_name), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
-        (&file).write_all(content).inspect_err(|_| _ = self.remove(&fresh_name))?;
-        Ok(fresh_name)
+    pub fn write_temporary(&self, name: &str, content: &[u8]) -> io::Result<String> {
+        let temporary_name = unpredictable_name(name)?;
+        let file = self.open_file(Path::new(&temporary_name), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        (&file).write_all(content).inspect_err(|_| _ = self.remove(&temporary_name))?;
+        Ok(temporary_name)
     }
 
     /// Replaces a file in the directory by one with this content. Readers find either the old file or the complete
@@ -284,8 +288,8 @@ impl TrustedDir {
     /// # Errors
     /// The error of the file system. The old file is then unchanged.
     pub fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
-        let fresh_name = self.write_fresh(name, content)?;
-        self.rename(&fresh_name, name).inspect_err(|_| _ = self.remove(&fresh_name))
+        let temporary_name = self.write_temporary(name, content)?;
+        self.rename(&temporary_name, name).inspect_err(|_| _ = self.remove(&temporary_name))
     }
 
     /// Appends a line to a file in one write, and creates the file if it is missing.
@@ -297,7 +301,7 @@ impl TrustedDir {
     /// Returns the names in the directory, unsorted, without `.` and `..`.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&self.file)? {
+        for entry in rustix::fs::Dir::read_from(&self.fd)? {
             names.push(entry?.file_name().to_string_lossy().into_owned());
         }
         names.retain(|name| name != "." && name != "..");
@@ -313,19 +317,19 @@ impl TrustedDir {
     pub fn rename_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
         self.check_writable(Path::new(old_name))?;
         target_dir.check_writable(Path::new(new_name))?;
-        Ok(rustix::fs::renameat(&self.file, old_name, &target_dir.file, new_name)?)
+        Ok(rustix::fs::renameat(&self.fd, old_name, &target_dir.fd, new_name)?)
     }
 
     /// Creates a hard link to a file in another directory, unless the new name exists (`AlreadyExists`).
     pub fn link_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
         target_dir.check_writable(Path::new(new_name))?;
-        Ok(rustix::fs::linkat(&self.file, old_name, &target_dir.file, new_name, AtFlags::empty())?)
+        Ok(rustix::fs::linkat(&self.fd, old_name, &target_dir.fd, new_name, AtFlags::empty())?)
     }
 
     /// Removes a file, which may be missing.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         self.check_writable(Path::new(name))?;
-        match rustix::fs::unlinkat(&self.file, name, AtFlags::empty()) {
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -408,14 +412,18 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
     }
 
-    /// Is a FIFO refused without waiting for it, and another user's file left as it was?
+    /// Are a FIFO and a file that every user may write refused at once, and another user's file left as it was?
     #[test]
     fn anything_but_a_plain_file_of_the_owner_is_refused() {
         let (_parent, path) = dir_fixture();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
-        rustix::fs::mknodat(&dir.file, "fifo", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(&dir.fd, "fifo", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(dir.read(Path::new("fifo"), LIMIT_BYTES).unwrap_err().to_string().contains("found a FIFO"));
         dir.replace("strange", b"content").unwrap();
+        dir.replace("open", b"content").unwrap();
+        std::fs::set_permissions(path.join("open"), std::fs::Permissions::from_mode(0o646)).unwrap();
+        let error = dir.read(Path::new("open"), LIMIT_BYTES).unwrap_err().to_string();
+        assert!(error.contains("found a file with mode 0646"), "{error}");
         if rustix::process::geteuid().is_root() {
             chown(path.join("strange"), Some(STRANGER), None).unwrap();
             let error = dir.open_file(Path::new("strange"), OFlags::WRONLY | OFlags::TRUNC).unwrap_err().to_string();
@@ -452,7 +460,7 @@ mod tests {
         let (_parent, path) = dir_fixture();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
         let other = dir.create_dir("other").unwrap();
-        let fresh = dir.write_fresh("result", b"one").unwrap();
+        let fresh = dir.write_temporary("result", b"one").unwrap();
         dir.link_into(&fresh, &other, "result").unwrap();
         let again = dir.link_into(&fresh, &other, "result").unwrap_err();
         assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);

@@ -9,17 +9,17 @@ use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS};
 use crate::spec::FleetService;
 
 /// Maximum slowdown of a service without a limit of its own.
-pub const USUAL_LIMIT_PERCENT: f64 = 10.0;
+pub const DEFAULT_LIMIT_PERCENT: f64 = 10.0;
 /// Maximum number of services per advice, because the number of pairs grows with its square.
-pub const MAX_ADVISED: usize = 200;
+pub const MAX_SERVICES: usize = 200;
 
 /// A service about which advice is requested.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AdvisedService {
     /// Requests, limit and profile of the service.
     pub kind: FleetService,
-    /// Are the requested CPUs whole numbers and the requests equal to the limits? A static CPU manager then gives the
-    /// service exclusive CPUs.
+    /// Whether the requested CPUs are whole numbers and the requests equal the limits, so that a static CPU manager
+    /// gives the service exclusive CPUs.
     pub has_whole_cpus: bool,
 }
 
@@ -34,9 +34,9 @@ pub struct ServicePair {
     pub victim_slowdown_percent: f64,
     /// Slowdown of the aggressor.
     pub aggressor_slowdown_percent: f64,
-    /// Limit of the victim; [`USUAL_LIMIT_PERCENT`] if it has none.
+    /// Limit of the victim; [`DEFAULT_LIMIT_PERCENT`] if it has none.
     pub limit_percent: f64,
-    /// Should the two not share a cache?
+    /// Whether the two services should not share a cache.
     pub is_bad: bool,
 }
 
@@ -49,7 +49,7 @@ pub struct ServiceAdvice {
     pub role: Option<&'static str>,
     /// Services that should not share its cache.
     pub keep_apart: Vec<String>,
-    /// Should the service have a cache of its own, because it forms bad pairs with most other services?
+    /// Whether the service should have a cache of its own, because it forms bad pairs with most other services.
     pub wants_own_cache: bool,
     /// Recommended settings, as text.
     pub settings: Vec<String>,
@@ -72,11 +72,11 @@ fn corun_member(service: &FleetService, profile: u16, solver: &CoRunSolver) -> C
     CoRunMember { kind: profile, load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8, threads, is_confined: false }
 }
 
-/// Slowdowns of two services on one cache in percent: of `member`, then of `other`.
+/// Slowdowns of two services on one cache in percent: of `member`, then of `other_service`.
 fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other_member: CoRunMember) -> (f64, f64) {
     let is_swapped = other_member < member;
     let members = if is_swapped { vec![other_member, member] } else { vec![member, other_member] };
-    let speeds = solver.speeds_of(&CoRunKey { members: members.clone(), ..CoRunKey::default() });
+    let speeds = solver.member_speeds(&CoRunKey { members: members.clone(), ..CoRunKey::default() });
     let slowdown_percent = |index: usize| {
         let solo_cycles = f64::from(solver.solo_cycles_per_instr(members[index]));
         ((f64::from(speeds[index].cycles_per_instr) / solo_cycles - 1.0) * 100.0).max(0.0)
@@ -87,32 +87,33 @@ fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other_member: CoRun
 /// Returns advice about services on hosts of one kind. `solver` must have the profiles of those services that have
 /// one, in the same order.
 pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice {
-    let mut next = 0;
-    let profiled: Vec<(usize, CoRunMember)> = (0..services.len())
+    let mut next_profile = 0;
+    let profiled_services: Vec<(usize, CoRunMember)> = (0..services.len())
         .filter(|&index| services[index].kind.profile.is_some())
         .map(|index| {
-            next += 1;
-            (index, corun_member(&services[index].kind, next - 1, solver))
+            next_profile += 1;
+            (index, corun_member(&services[index].kind, next_profile - 1, solver))
         })
         .collect();
-    let limit_percent = |index: usize| services[index].kind.max_slowdown_percent.unwrap_or(USUAL_LIMIT_PERCENT);
+    let limit_percent = |index: usize| services[index].kind.max_slowdown_percent.unwrap_or(DEFAULT_LIMIT_PERCENT);
     let mut pairs: Vec<(f64, usize, usize, ServicePair)> = Vec::new();
-    for (place, &(one, first)) in profiled.iter().enumerate() {
-        for &(other, second) in &profiled[place + 1..] {
-            let (own_slowdown, other_slowdown) = pair_slowdowns(solver, first, second);
-            let (excess, other_excess) = (own_slowdown - limit_percent(one), other_slowdown - limit_percent(other));
-            let ((victim, lost), (aggressor, won)) = if excess >= other_excess {
-                ((one, own_slowdown), (other, other_slowdown))
+    for (position, &(one, member)) in profiled_services.iter().enumerate() {
+        for &(other_service, other_member) in &profiled_services[position + 1..] {
+            let (own_slowdown, other_slowdown) = pair_slowdowns(solver, member, other_member);
+            let (excess, other_excess) =
+                (own_slowdown - limit_percent(one), other_slowdown - limit_percent(other_service));
+            let ((victim, victim_slowdown), (aggressor, aggressor_slowdown)) = if excess >= other_excess {
+                ((one, own_slowdown), (other_service, other_slowdown))
             } else {
-                ((other, other_slowdown), (one, own_slowdown))
+                ((other_service, other_slowdown), (one, own_slowdown))
             };
             let pair = ServicePair {
                 victim: services[victim].kind.name.clone(),
                 aggressor: services[aggressor].kind.name.clone(),
-                victim_slowdown_percent: lost,
-                aggressor_slowdown_percent: won,
+                victim_slowdown_percent: victim_slowdown,
+                aggressor_slowdown_percent: aggressor_slowdown,
                 limit_percent: limit_percent(victim),
-                is_bad: lost > limit_percent(victim),
+                is_bad: victim_slowdown > limit_percent(victim),
             };
             pairs.push((excess.max(other_excess), victim, aggressor, pair));
         }
@@ -120,13 +121,14 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
     pairs.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
     let service_advice = |(index, service): (usize, &AdvisedService)| {
         let bad_pairs = || pairs.iter().filter(|pair| pair.3.is_bad);
-        let (suffers, harms) = (bad_pairs().any(|pair| pair.1 == index), bad_pairs().any(|pair| pair.2 == index));
+        let (is_victim, is_aggressor) =
+            (bad_pairs().any(|pair| pair.1 == index), bad_pairs().any(|pair| pair.2 == index));
         let bad_co_runners = bad_pairs().filter(|pair| pair.1 == index || pair.2 == index);
         let keep_apart: Vec<String> = bad_co_runners
             .map(|pair| services[if pair.1 == index { pair.2 } else { pair.1 }].kind.name.clone())
             .collect();
-        let wants_own_cache = suffers && 2 * keep_apart.len() > profiled.len().saturating_sub(1);
-        let role = service.kind.profile.as_ref().map(|_| match (suffers, harms) {
+        let wants_own_cache = is_victim && 2 * keep_apart.len() > profiled_services.len().saturating_sub(1);
+        let role = service.kind.profile.as_ref().map(|_| match (is_victim, is_aggressor) {
             (true, true) => "both",
             (true, false) => "victim",
             (false, true) => "aggressor",
@@ -136,23 +138,28 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
             name: service.kind.name.clone(),
             role,
             wants_own_cache,
-            settings: recommended_settings(service, suffers, harms, wants_own_cache),
+            settings: recommended_settings(service, is_victim, is_aggressor, wants_own_cache),
             keep_apart,
         }
     };
-    let advices = services.iter().enumerate().map(service_advice).collect();
+    let service_advices = services.iter().enumerate().map(service_advice).collect();
     let pairs = pairs.into_iter().map(|(.., pair)| pair).collect();
-    FleetAdvice { machine: solver.host().name.clone(), pairs, services: advices }
+    FleetAdvice { machine: solver.host().name.clone(), pairs, services: service_advices }
 }
 
-fn recommended_settings(service: &AdvisedService, suffers: bool, harms: bool, wants_own_cache: bool) -> Vec<String> {
+fn recommended_settings(
+    service: &AdvisedService,
+    is_victim: bool,
+    is_aggressor: bool,
+    wants_own_cache: bool,
+) -> Vec<String> {
     let mut settings = Vec::new();
     if service.kind.profile.is_none() {
         settings.push("measure it first: without a profile there is no forecast".to_string());
         return settings;
     }
-    if suffers {
-        let limit = service.kind.max_slowdown_percent.unwrap_or(USUAL_LIMIT_PERCENT);
+    if is_victim {
+        let limit = service.kind.max_slowdown_percent.unwrap_or(DEFAULT_LIMIT_PERCENT);
         settings.push(format!("annotations: cachemate.io/class: victim, cachemate.io/max-slowdown: \"{limit}%\""));
         settings.push(match service.has_whole_cpus {
             true => "kubelet: cpuManagerPolicy static with prefer-align-cpus-by-uncorecache".to_string(),
@@ -161,12 +168,12 @@ fn recommended_settings(service: &AdvisedService, suffers: bool, harms: bool, wa
             }
         });
     }
-    if harms {
+    if is_aggressor {
         settings.push("annotation: cachemate.io/class: aggressor (a small part of the cache by RDT)".to_string());
     }
     if wants_own_cache {
         settings.push("a cache of its own: request all CPUs of one".to_string());
-    } else if suffers {
+    } else if is_victim {
         settings.push("podAntiAffinity on kubernetes.io/hostname against the services to keep apart".to_string());
     }
     settings

@@ -11,9 +11,9 @@ pub struct ServiceLife {
     /// Index of the service's kind.
     pub kind: u16,
     /// Hours since the start of the run.
-    pub arrives: f64,
+    pub arrival_hour: f64,
     /// Hour at which it leaves; infinite for a service that stays.
-    pub departs: f64,
+    pub departure_hour: f64,
 }
 
 /// Bytes of the small working set that every drawn kind has.
@@ -21,12 +21,12 @@ const SMALL_SET_BYTES: f64 = 262_144.0;
 
 /// Draws kinds of services.
 pub fn draw_kinds(draw: &DrawSpec, seed: u64) -> Vec<FleetService> {
-    let mut random = SplitMix64::new(SplitMix64::scatter(seed ^ 0x6b69_6e64));
-    (0..draw.kinds).map(|number| draw_kind(draw, number, &mut random)).collect()
+    let mut generator = SplitMix64::new(SplitMix64::scatter(seed ^ 0x6b69_6e64));
+    (0..draw.kinds).map(|number| draw_kind(draw, number, &mut generator)).collect()
 }
 
-fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetService {
-    let mut draw_uniform = |(low, high): (f64, f64)| low + (high - low) * random.draw_unit();
+fn draw_kind(draw: &DrawSpec, number: u16, generator: &mut SplitMix64) -> FleetService {
+    let mut draw_uniform = |(low, high): (f64, f64)| low + (high - low) * generator.draw_unit();
     let cpus = libm::floor(draw_uniform((draw.cpus.0, draw.cpus.1 + 1.0 - 1e-9)));
     let memory_bytes = cpus * draw_uniform(draw.memory_bytes_per_cpu);
     let busy_cpus = cpus * draw_uniform(draw.load);
@@ -34,9 +34,10 @@ fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetServ
     let mut draw_log_uniform = |(low, high): (f64, f64)| libm::exp(draw_uniform((libm::log(low), libm::log(high))));
     let lifetime = draw_log_uniform(draw.lifetime_hours);
     let references_per_kilo_instr = draw_log_uniform(draw.references_per_kilo_instr);
-    let set_bytes = draw_log_uniform(draw.working_set_bytes);
-    let set_share = draw_uniform(draw.working_set_share);
-    let stream = draw_uniform(draw.stream_share) * f64::from(u8::from(draw_uniform((0.0, 1.0)) < draw.streaming_kinds));
+    let working_set_bytes = draw_log_uniform(draw.working_set_bytes);
+    let working_set_share = draw_uniform(draw.working_set_share);
+    let stream_share =
+        draw_uniform(draw.stream_share) * f64::from(u8::from(draw_uniform((0.0, 1.0)) < draw.streaming_kinds));
     let limit = draw_uniform(draw.max_slowdown_percent);
     let is_limited = draw_uniform((0.0, 1.0)) < draw.limited_kinds;
     let references = ReferenceMix {
@@ -44,8 +45,8 @@ fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetServ
         stall_cycles_per_miss: draw_uniform(draw.stall_cycles_per_miss),
         references_per_kilo_instr,
         working_sets: vec![
-            WorkingSet { bytes: SMALL_SET_BYTES, share: (1.0 - stream) * (1.0 - set_share) },
-            WorkingSet { bytes: set_bytes, share: (1.0 - stream) * set_share },
+            WorkingSet { bytes: SMALL_SET_BYTES, share: (1.0 - stream_share) * (1.0 - working_set_share) },
+            WorkingSet { bytes: working_set_bytes, share: (1.0 - stream_share) * working_set_share },
         ],
         write_share: 0.3,
     };
@@ -67,31 +68,37 @@ fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetServ
 /// Draws the services of one cell, by arrival. Some run from the start; others arrive at random times (Poisson), at a
 /// rate that replaces those that leave.
 pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: u64, cell: u32) -> Vec<ServiceLife> {
-    let mut random = SplitMix64::new(SplitMix64::scatter(seed) ^ SplitMix64::scatter(u64::from(cell) + 1));
+    let mut generator = SplitMix64::new(SplitMix64::scatter(seed) ^ SplitMix64::scatter(u64::from(cell) + 1));
     let weights: Vec<f64> = kinds.iter().map(|kind| kind.weight).collect();
     let total_weight: f64 = weights.iter().sum();
-    let draw_end = |start: f64, kind: u16, random: &mut SplitMix64| match kinds[usize::from(kind)].lifetime_hours {
+    let draw_departure = |start: f64, kind: u16, random: &mut SplitMix64| match kinds[usize::from(kind)].lifetime_hours
+    {
         None => f64::INFINITY,
         Some(mean) => start + draw_exponential(mean, random),
     };
     let mut lives = Vec::new();
     for _ in 0..libm::round(running_count) as u64 {
-        let kind = pick(&weights, &mut random);
+        let kind = draw_weighted_index(&weights, &mut generator);
         // Exponential lifetimes are memoryless, so the remaining life of a running service has the same distribution
         // as a new one's.
-        lives.push(ServiceLife { kind, arrives: 0.0, departs: draw_end(0.0, kind, &mut random) });
+        lives.push(ServiceLife { kind, arrival_hour: 0.0, departure_hour: draw_departure(0.0, kind, &mut generator) });
     }
-    let rates: Vec<f64> = kinds
+    let rate_by_kind: Vec<f64> = kinds
         .iter()
         .map(|kind| kind.lifetime_hours.map_or(0.0, |mean| running_count * kind.weight / total_weight / mean))
         .collect();
-    let rate: f64 = rates.iter().sum();
+    let arrival_rate: f64 = rate_by_kind.iter().sum();
     // Without departures there are no arrivals.
-    let mut now = if rate > 0.0 { draw_exponential(1.0 / rate, &mut random) } else { hours };
-    while now < hours {
-        let kind = pick(&rates, &mut random);
-        lives.push(ServiceLife { kind, arrives: now, departs: draw_end(now, kind, &mut random) });
-        now += draw_exponential(1.0 / rate, &mut random);
+    let mut arrival_hour =
+        if arrival_rate > 0.0 { draw_exponential(1.0 / arrival_rate, &mut generator) } else { hours };
+    while arrival_hour < hours {
+        let kind = draw_weighted_index(&rate_by_kind, &mut generator);
+        lives.push(ServiceLife {
+            kind,
+            arrival_hour,
+            departure_hour: draw_departure(arrival_hour, kind, &mut generator),
+        });
+        arrival_hour += draw_exponential(1.0 / arrival_rate, &mut generator);
     }
     lives
 }
@@ -100,11 +107,11 @@ fn draw_exponential(mean: f64, random: &mut SplitMix64) -> f64 {
     -mean * libm::log(1.0 - random.draw_unit())
 }
 
-fn pick(weights: &[f64], random: &mut SplitMix64) -> u16 {
-    let mut remaining = random.draw_unit() * weights.iter().sum::<f64>();
+fn draw_weighted_index(weights: &[f64], random: &mut SplitMix64) -> u16 {
+    let mut remaining_weight = random.draw_unit() * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {
-        remaining -= weight;
-        if remaining < 0.0 {
+        remaining_weight -= weight;
+        if remaining_weight < 0.0 {
             return index as u16;
         }
     }
@@ -112,7 +119,7 @@ fn pick(weights: &[f64], random: &mut SplitMix64) -> u16 {
 }
 
 impl FleetService {
-    /// Load of each thread at this hour, in eighths of a CPU; at least 1.
+    /// Returns the load of each thread at this hour, in eighths of a CPU; at least 1.
     pub fn load_level(&self, hour: f64) -> u8 {
         let phase = core::f64::consts::TAU * (hour - self.peak_hour) / 24.0;
         let busy_share = self.busy_cpus * (1.0 + self.daily_swing * libm::cos(phase)) / f64::from(self.threads);
@@ -143,8 +150,8 @@ mod tests {
     fn arrivals_replace_departures() {
         let kinds = draw_kinds(&DrawSpec::default(), 3);
         let lives = draw_lives(&kinds, 4000.0, 24.0, 3, 0);
-        let running_count = lives.iter().filter(|life| life.departs > 24.0).count() as f64;
+        let running_count = lives.iter().filter(|life| life.departure_hour > 24.0).count() as f64;
         assert!((running_count / 4000.0 - 1.0).abs() < 0.05, "{running_count}");
-        assert!(lives.is_sorted_by(|a, b| a.arrives <= b.arrives));
+        assert!(lives.is_sorted_by(|a, b| a.arrival_hour <= b.arrival_hour));
     }
 }

@@ -65,44 +65,44 @@ struct FleetCell<'a> {
     setup: &'a CellSetup<'a>,
     hosts: Vec<FleetHost>,
     /// Number of services of each kind, by host.
-    kinds: Vec<BTreeMap<u16, u32>>,
+    service_counts: Vec<BTreeMap<u16, u32>>,
     services: Vec<PlacedService>,
     waiting_services: Vec<u32>,
     outcome: CellOutcome,
 }
 
-/// Runs a cell; returns `None` if `stop` returned true.
-pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool) -> Option<CellOutcome> {
+/// Runs a cell; returns `None` if `should_stop` returned true.
+pub fn run_cell(setup: &CellSetup<'_>, lives: &[ServiceLife], should_stop: &dyn Fn() -> bool) -> Option<CellOutcome> {
     let mut cell = FleetCell::new(setup);
     let mut departures = BinaryHeap::new();
-    let mut next = 0;
+    let mut next_life = 0;
     let steps = libm::ceil(setup.hours / setup.step_hours - 1e-9) as u32;
     for step in 0..steps {
-        if stop() {
+        if should_stop() {
             return None;
         }
         // Speeds are sampled for the middle of the step, but with the services that are present at its start.
         let start = f64::from(step) * setup.step_hours;
         let hour = start + 0.5 * setup.step_hours;
-        while next < lives.len() && lives[next].arrives <= start {
-            let life = &lives[next];
-            cell.depart_until(&mut departures, life.arrives);
-            let service = cell.admit(life.kind, hour);
-            departures.push(Departure { hours: life.departs, service });
-            next += 1;
+        while next_life < lives.len() && lives[next_life].arrival_hour <= start {
+            let life = &lives[next_life];
+            cell.remove_departed(&mut departures, life.arrival_hour);
+            let service = cell.add_service(life.kind, hour);
+            departures.push(Departure { hours: life.departure_hour, service });
+            next_life += 1;
         }
-        cell.depart_until(&mut departures, start);
+        cell.remove_departed(&mut departures, start);
         cell.place_waiting(hour);
-        cell.sample(hour);
+        cell.sample_step(hour);
     }
     Some(cell.outcome)
 }
 
-/// Hosts with the services that run at the start, at the loads of an hour of the day.
-pub fn first_hosts(setup: &CellSetup<'_>, lives: &[ServiceLife], hour: f64) -> Vec<FleetHost> {
+/// Returns the hosts with the services that run at the start, at the loads of this hour of the day.
+pub fn initial_hosts(setup: &CellSetup<'_>, lives: &[ServiceLife], hour: f64) -> Vec<FleetHost> {
     let mut cell = FleetCell::new(setup);
-    for life in lives.iter().filter(|life| life.arrives <= 0.0) {
-        cell.admit(life.kind, hour);
+    for life in lives.iter().filter(|life| life.arrival_hour <= 0.0) {
+        cell.add_service(life.kind, hour);
     }
     cell.hosts
 }
@@ -112,7 +112,7 @@ impl<'a> FleetCell<'a> {
         FleetCell {
             setup,
             hosts: vec![FleetHost::new(&setup.model); setup.hosts as usize],
-            kinds: vec![BTreeMap::new(); setup.hosts as usize],
+            service_counts: vec![BTreeMap::new(); setup.hosts as usize],
             services: Vec::new(),
             waiting_services: Vec::new(),
             outcome: CellOutcome::default(),
@@ -120,7 +120,7 @@ impl<'a> FleetCell<'a> {
     }
 
     /// Adds a service and places it, or lets it wait for room. Returns its number.
-    fn admit(&mut self, kind: u16, hour: f64) -> u32 {
+    fn add_service(&mut self, kind: u16, hour: f64) -> u32 {
         let service = self.services.len() as u32;
         self.services.push(PlacedService { kind, host: None, is_live: true, lost_seconds: 0.0 });
         self.outcome.services += 1;
@@ -130,7 +130,7 @@ impl<'a> FleetCell<'a> {
         service
     }
 
-    fn depart_until(&mut self, departures: &mut BinaryHeap<Departure>, hours: f64) {
+    fn remove_departed(&mut self, departures: &mut BinaryHeap<Departure>, hours: f64) {
         while departures.peek().is_some_and(|departure| departure.hours <= hours) {
             let Some(departure) = departures.pop() else { break };
             let service = &mut self.services[departure.service as usize];
@@ -144,28 +144,40 @@ impl<'a> FleetCell<'a> {
         let Some(host) = service.host.take() else { return };
         let kind = service.kind;
         self.hosts[host as usize].remove(&self.setup.model, number, kind);
-        if let Some(count) = self.kinds[host as usize].get_mut(&kind) {
+        if let Some(count) = self.service_counts[host as usize].get_mut(&kind) {
             *count = count.saturating_sub(1);
         }
     }
 
     fn service_demand(&self, kind: u16, load: u8) -> ServiceDemand<'_> {
-        let spec = &self.setup.model.kinds[usize::from(kind)];
-        let busy_cpus = f64::from(spec.threads) * f64::from(load) / f64::from(crate::corun::LOAD_LEVELS);
-        ServiceDemand { profile: spec.profile.as_ref(), busy_cpus, max_slowdown_percent: spec.max_slowdown_percent }
+        let service_kind = &self.setup.model.kinds[usize::from(kind)];
+        let busy_cpus = f64::from(service_kind.threads) * f64::from(load) / f64::from(crate::corun::LOAD_LEVELS);
+        ServiceDemand {
+            profile: service_kind.profile.as_ref(),
+            busy_cpus,
+            max_slowdown_percent: service_kind.max_slowdown_percent,
+        }
     }
 
-    fn choose(&self, kind: u16, load: u8, except: Option<usize>) -> Option<usize> {
-        let spec = &self.setup.model.kinds[usize::from(kind)];
+    fn choose_host_for(&self, kind: u16, load: u8, excluded_host: Option<usize>) -> Option<usize> {
+        let service_kind = &self.setup.model.kinds[usize::from(kind)];
         let service = self.service_demand(kind, load);
-        let same_kind = |host: usize| self.kinds[host].get(&kind).copied().unwrap_or(0);
-        choose_host(self.setup.policy, &self.hosts, &self.setup.capacity, spec, &service, &same_kind, except)
+        let count_same_kind = |host: usize| self.service_counts[host].get(&kind).copied().unwrap_or(0);
+        choose_host(
+            self.setup.policy,
+            &self.hosts,
+            &self.setup.capacity,
+            service_kind,
+            &service,
+            &count_same_kind,
+            excluded_host,
+        )
     }
 
     fn place_service(&mut self, number: u32, hour: f64) -> bool {
         let kind = self.services[number as usize].kind;
         let load = self.setup.model.kinds[usize::from(kind)].load_level(hour);
-        let Some(host) = self.choose(kind, load, None) else { return false };
+        let Some(host) = self.choose_host_for(kind, load, None) else { return false };
         self.place_on(host, number, load);
         true
     }
@@ -173,7 +185,7 @@ impl<'a> FleetCell<'a> {
     fn place_on(&mut self, host: usize, number: u32, load: u8) {
         let kind = self.services[number as usize].kind;
         self.hosts[host].place_service(&self.setup.model, number, kind, load);
-        *self.kinds[host].entry(kind).or_insert(0) += 1;
+        *self.service_counts[host].entry(kind).or_insert(0) += 1;
         self.services[number as usize].host = Some(host as u32);
     }
 
@@ -187,23 +199,23 @@ impl<'a> FleetCell<'a> {
     }
 
     /// Measures all speeds of a step, and moves the services that exceed their limits most.
-    fn sample(&mut self, hour: f64) {
+    fn sample_step(&mut self, hour: f64) {
         let setup = self.setup;
         let model = &setup.model;
         let step_seconds = setup.step_hours * 3600.0;
-        let mut ranked_hosts: Vec<(f64, u32)> = Vec::new();
-        let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+        let mut exceeding_services: Vec<(f64, u32)> = Vec::new();
+        let mut slowdown_sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for host in 0..self.hosts.len() {
             self.hosts[host].set_hour(model, hour);
             let slowdowns = self.hosts[host].evaluate_caches(model);
             let slowdowns = self.hosts[host].tune_caches(model, slowdowns, &mut self.outcome.node_moves);
-            sums.clear();
+            slowdown_sums.clear();
             for PartSlowdown { service, threads, ratio } in slowdowns.into_iter().flatten() {
-                let sum = sums.entry(service).or_default();
+                let sum = slowdown_sums.entry(service).or_default();
                 sum.0 += ratio * f64::from(threads);
                 sum.1 += f64::from(threads);
             }
-            for (&number, &(ratios, threads)) in &sums {
+            for (&number, &(ratios, threads)) in &slowdown_sums {
                 let service = &mut self.services[number as usize];
                 let lost_percent = std::mem::take(&mut service.lost_seconds) / step_seconds * 100.0;
                 let percent = (ratios / threads - 1.0) * 100.0 + lost_percent;
@@ -213,7 +225,7 @@ impl<'a> FleetCell<'a> {
                     self.outcome.limited_samples += 1;
                     self.outcome.kept_samples += u64::from(percent <= limit + 1e-9);
                     if percent > limit {
-                        ranked_hosts.push((percent - limit, number));
+                        exceeding_services.push((percent - limit, number));
                     }
                 }
             }
@@ -226,7 +238,7 @@ impl<'a> FleetCell<'a> {
         self.outcome.limited_samples += self.waiting_services.iter().filter(has_limit).count() as u64;
         self.outcome.waiting_samples += self.waiting_services.len() as u64;
         if setup.policy.moves_services() {
-            self.reschedule_worst(ranked_hosts, hour);
+            self.reschedule_worst(exceeding_services, hour);
         }
     }
 
@@ -246,33 +258,34 @@ impl<'a> FleetCell<'a> {
         self.outcome.energy_kwh += watts * self.setup.step_hours / 1000.0;
     }
 
-    fn reschedule_worst(&mut self, mut worst: Vec<(f64, u32)>, hour: f64) {
-        worst.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    fn reschedule_worst(&mut self, mut exceeding_services: Vec<(f64, u32)>, hour: f64) {
+        exceeding_services.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let max_moves = u64::from(self.setup.moves.max_per_step) * u64::from(self.setup.hosts);
-        let mut remaining = max_moves.div_ceil(100);
-        for (_, number) in worst {
-            if remaining == 0 {
+        let mut remaining_moves = max_moves.div_ceil(100);
+        for (_, number) in exceeding_services {
+            if remaining_moves == 0 {
                 break;
             }
-            let PlacedService { kind, host: Some(home), .. } = self.services[number as usize] else { continue };
+            let PlacedService { kind, host: Some(current_host), .. } = self.services[number as usize] else { continue };
             let load = self.setup.model.kinds[usize::from(kind)].load_level(hour);
-            let host = self.choose(kind, load, Some(home as usize));
-            let Some(host) = host.filter(|&host| self.may_move(kind, load, host)) else { continue };
+            let host = self.choose_host_for(kind, load, Some(current_host as usize));
+            let Some(host) = host.filter(|&host| self.is_move_worthwhile(kind, load, host)) else { continue };
             self.remove_service(number);
             self.place_on(host, number, load);
             self.outcome.moves += 1;
             self.services[number as usize].lost_seconds += self.setup.moves.seconds;
-            remaining -= 1;
+            remaining_moves -= 1;
         }
     }
 
-    /// Is moving a service to this host worth the cost? Under `forecast`, the move must also break no limit there.
-    fn may_move(&self, kind: u16, load: u8, host: usize) -> bool {
+    /// Returns whether a service may move to this host. Under the `forecast` policy, the move must break no limit
+    /// there.
+    fn is_move_worthwhile(&self, kind: u16, load: u8, host: usize) -> bool {
         if self.setup.policy != PlacementPolicy::Forecast {
             return true;
         }
         let demand = self.service_demand(kind, load);
-        let forecast = crate::scorer::ServiceForecaster::new(&demand).node_forecast(&self.hosts[host].state);
+        let forecast = crate::scorer::ServiceForecaster::new(&demand).forecast_node(&self.hosts[host].state);
         forecast.is_some_and(|(_, forecast)| forecast.broken_limits <= 0.0)
     }
 }

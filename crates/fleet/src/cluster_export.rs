@@ -13,7 +13,7 @@ use crate::spec::{FleetService, MAX_CPUS, MAX_KINDS};
 /// Maximum number of pods in one export.
 const MAX_PODS: usize = 1_000_000;
 /// Busy share of the requested CPUs for a pod whose service states no load.
-const ASSUMED_LOAD: f64 = 0.5;
+const DEFAULT_LOAD_SHARE: f64 = 0.5;
 
 /// The list of pods in an export.
 #[derive(Deserialize)]
@@ -74,7 +74,7 @@ pub struct PodResources {
 }
 
 /// Returns the annotation `name` of a pod or, if the pod has none, its label of that name.
-pub fn pod_mark<'a>(metadata: &'a PodMetadata, name: &str) -> Option<&'a str> {
+pub fn annotation_or_label<'a>(metadata: &'a PodMetadata, name: &str) -> Option<&'a str> {
     metadata.annotations.get(name).or_else(|| metadata.labels.get(name)).map(String::as_str)
 }
 
@@ -98,7 +98,7 @@ pub fn parse_quantity(text: &str) -> Option<f64> {
     Some(number * scale).filter(|value| value.is_finite())
 }
 
-/// Sum of the requests for one resource over the pod's containers.
+/// Returns the sum of the requests for one resource over the pod's containers.
 ///
 /// # Errors
 /// A request is not a valid quantity.
@@ -122,29 +122,33 @@ pub struct ClusterServices {
     /// Index of each pod's kind, in the order of the export.
     pub pods: Vec<u16>,
     /// Number of pods without a profile.
-    pub unprofiled: usize,
+    pub unprofiled_pods: usize,
 }
 
-/// Groups the pods of an export into kinds of services. `declared` provides profiles by name.
+/// Groups the pods of an export into kinds of services. `declared_services` provides profiles by name.
 ///
 /// # Errors
 /// A quantity, limit or profile name is invalid; the error names its pod.
-pub fn cluster_services(list: &PodList, declared: &[FleetService]) -> Result<ClusterServices, FleetFieldError> {
+pub fn cluster_services(
+    list: &PodList,
+    declared_services: &[FleetService],
+) -> Result<ClusterServices, FleetFieldError> {
     if list.items.is_empty() || list.items.len() > MAX_PODS {
         return Err(FleetFieldError::new("items", format!("{} pods", list.items.len()), "1 to 1 000 000 pods"));
     }
-    let mut cluster = ClusterServices { kinds: Vec::new(), pods: Vec::new(), unprofiled: 0 };
-    let mut numbers: BTreeMap<String, u16> = BTreeMap::new();
+    let mut cluster = ClusterServices { kinds: Vec::new(), pods: Vec::new(), unprofiled_pods: 0 };
+    let mut kind_by_identity: BTreeMap<String, u16> = BTreeMap::new();
     for (index, pod) in list.items.iter().enumerate() {
-        let kind = pod_kind(pod, declared).map_err(|error| error.with_path_prefix(&format!("items[{index}]")))?;
-        cluster.unprofiled += usize::from(kind.profile.is_none());
+        let kind =
+            pod_kind(pod, declared_services).map_err(|error| error.with_path_prefix(&format!("items[{index}]")))?;
+        cluster.unprofiled_pods += usize::from(kind.profile.is_none());
         let identity = format!("{} {} {} {:?}", kind.name, kind.cpus, kind.memory_bytes, kind.max_slowdown_percent);
-        let next = cluster.kinds.len();
-        if next >= MAX_KINDS {
+        let next_kind = cluster.kinds.len();
+        if next_kind >= MAX_KINDS {
             return Err(FleetFieldError::new(format!("items[{index}]"), "more kinds", "at most 10 000 kinds of pods"));
         }
-        let number = *numbers.entry(identity).or_insert(next as u16);
-        if usize::from(number) == next {
+        let number = *kind_by_identity.entry(identity).or_insert(next_kind as u16);
+        if usize::from(number) == next_kind {
             cluster.kinds.push(kind);
         }
         cluster.pods.push(number);
@@ -152,35 +156,36 @@ pub fn cluster_services(list: &PodList, declared: &[FleetService]) -> Result<Clu
     Ok(cluster)
 }
 
-fn pod_kind(pod: &ExportedPod, declared: &[FleetService]) -> Result<FleetService, FleetFieldError> {
-    let limit = match pod_mark(&pod.metadata, "cachemate.io/max-slowdown") {
+fn pod_kind(pod: &ExportedPod, declared_services: &[FleetService]) -> Result<FleetService, FleetFieldError> {
+    let limit = match annotation_or_label(&pod.metadata, "cachemate.io/max-slowdown") {
         None => None,
         Some(text) => Some(limit_percent(text)?),
     };
-    let base = match pod_mark(&pod.metadata, "cachemate.io/profile") {
+    let service = match annotation_or_label(&pod.metadata, "cachemate.io/profile") {
         None => None,
         Some(name) => {
             let field = "metadata.annotations.cachemate.io/profile";
-            let known_kind = declared.iter().find(|kind| kind.name == name);
-            Some(known_kind.ok_or_else(|| FleetFieldError::new(field, name, "the name of a [[services]] entry"))?)
+            let declared_kind = declared_services.iter().find(|kind| kind.name == name);
+            Some(declared_kind.ok_or_else(|| FleetFieldError::new(field, name, "the name of a [[services]] entry"))?)
         }
     };
     let cpus = requested_amount(pod, "cpu")?.clamp(0.01, MAX_CPUS);
     let memory_bytes = requested_amount(pod, "memory")?;
-    let load = base.map_or(ASSUMED_LOAD, |base| base.busy_cpus / base.cpus);
-    let name = base.map_or_else(|| format!("{}/{}", pod.metadata.namespace, owner_of(pod)), |base| base.name.clone());
+    let load = service.map_or(DEFAULT_LOAD_SHARE, |base| base.busy_cpus / base.cpus);
+    let name =
+        service.map_or_else(|| format!("{}/{}", pod.metadata.namespace, app_name(pod)), |base| base.name.clone());
     Ok(FleetService {
         name,
         cpus,
         memory_bytes,
         threads: libm::ceil(cpus) as u16,
         busy_cpus: load * cpus,
-        daily_swing: base.map_or(0.0, |base| base.daily_swing),
-        peak_hour: base.map_or(0.0, |base| base.peak_hour),
-        max_slowdown_percent: limit.or(base.and_then(|base| base.max_slowdown_percent)),
+        daily_swing: service.map_or(0.0, |base| base.daily_swing),
+        peak_hour: service.map_or(0.0, |base| base.peak_hour),
+        max_slowdown_percent: limit.or(service.and_then(|base| base.max_slowdown_percent)),
         lifetime_hours: None,
         weight: 1.0,
-        profile: base.and_then(|base| base.profile.clone()),
+        profile: service.and_then(|base| base.profile.clone()),
     })
 }
 
@@ -195,7 +200,7 @@ pub fn limit_percent(text: &str) -> Result<f64, FleetFieldError> {
     })
 }
 
-fn owner_of(pod: &ExportedPod) -> &str {
+fn app_name(pod: &ExportedPod) -> &str {
     let app = ["app.kubernetes.io/name", "app"].iter().find_map(|label| pod.metadata.labels.get(*label));
     app.map_or(pod.metadata.name.as_str(), String::as_str)
 }

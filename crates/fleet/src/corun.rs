@@ -23,7 +23,7 @@ pub const TRAFFIC_LEVELS: u8 = 16;
 /// Nominal seconds until a cache is steady, and seconds over which speeds are then measured.
 const SETTLING_SECONDS: f64 = 20.0;
 const MEASURED_SECONDS: f64 = 5.0;
-const SHARDS: usize = 64;
+const SHARD_COUNT: usize = 64;
 /// Number of solutions in a shard before it is emptied: about 1 GiB for all shards at ten services each.
 const MAX_SHARD_ENTRIES: usize = 40_000;
 
@@ -36,7 +36,7 @@ pub struct CoRunMember {
     pub load: u8,
     /// Number of the service's threads on this cache.
     pub threads: u16,
-    /// Is the service confined to the small part of a partitioned cache?
+    /// Whether the service is confined to the small part of a partitioned cache.
     pub is_confined: bool,
 }
 
@@ -87,29 +87,31 @@ pub struct CoRunSolver {
 }
 
 impl CoRunSolver {
-    /// A solver for a checked machine and checked profiles.
+    /// Builds a solver for a checked machine and checked profiles.
     ///
     /// # Errors
     /// The machine has no data cache, or its caches do not divide its memory nodes evenly.
     pub fn new(host: &MachineSpec, profiles: Vec<WorkloadProfile>) -> Result<Self, UnsuitableMachine> {
-        let unsuitable = |found: String, expected| UnsuitableMachine { machine: host.name.clone(), found, expected };
-        let last = host.last_level().ok_or_else(|| unsuitable("no data cache".to_string(), "a shared data cache"))?;
-        let caches = host.instance_count(last);
-        let per_node = caches / host.memory.nodes;
-        if per_node == 0 || !caches.is_multiple_of(host.memory.nodes) {
+        let unsuitable_machine =
+            |found: String, expected| UnsuitableMachine { machine: host.name.clone(), found, expected };
+        let last_level =
+            host.last_level().ok_or_else(|| unsuitable_machine("no data cache".to_string(), "a shared data cache"))?;
+        let caches = host.instance_count(last_level);
+        let caches_per_node = caches / host.memory.nodes;
+        if caches_per_node == 0 || !caches.is_multiple_of(host.memory.nodes) {
             let found = format!("{caches} caches on {} memory nodes", host.memory.nodes);
-            return Err(unsuitable(found, "a multiple of its memory nodes"));
+            return Err(unsuitable_machine(found, "a multiple of its memory nodes"));
         }
         let mut machine = host.clone();
         machine.packages = 1;
-        machine.cores_per_package = last.shared_by_cores * per_node.min(2);
+        machine.cores_per_package = last_level.shared_by_cores * caches_per_node.min(2);
         machine.memory.nodes = 1;
-        let (line_bytes, ways) = (f64::from(last.line_bytes), last.ways);
-        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        let (line_bytes, ways) = (f64::from(last_level.line_bytes), last_level.ways);
+        let shards = (0..SHARD_COUNT).map(|_| Mutex::default()).collect();
         Ok(CoRunSolver { host: host.clone(), machine, profiles, line_bytes, ways, shards })
     }
 
-    /// Specification of a host.
+    /// Returns the specification of a host.
     pub fn host(&self) -> &MachineSpec {
         &self.host
     }
@@ -119,52 +121,52 @@ impl CoRunSolver {
         &self.profiles
     }
 
-    /// Number of contended caches of a host.
+    /// Returns the number of contended caches of a host.
     pub fn caches(&self) -> usize {
         self.host.last_level().map_or(0, |last| self.host.instance_count(last) as usize)
     }
 
-    /// Number of caches that share one memory node.
+    /// Returns the number of caches that share one memory node.
     pub fn caches_per_node(&self) -> usize {
         self.caches() / self.host.memory.nodes as usize
     }
 
-    /// Number of CPUs that share one cache.
+    /// Returns the number of CPUs that share one cache.
     pub fn cpus_per_cache(&self) -> u32 {
         self.host.last_level().map_or(0, |last| last.shared_by_cores * self.host.contexts_per_core)
     }
 
-    /// Capacity of one cache, in bytes.
+    /// Returns the capacity of one cache, in bytes.
     pub fn cache_bytes(&self) -> f64 {
         self.host.last_level().map_or(0.0, |last| last.size_bytes as f64)
     }
 
-    /// Bandwidth that the caches of one memory node share, in bytes per cycle.
+    /// Returns the bandwidth that the caches of one memory node share, in bytes per cycle.
     pub fn node_bytes_per_cycle(&self) -> f64 {
         self.host.memory.bytes_per_cycle
     }
 
-    /// Number of ways of one cache.
+    /// Returns the number of ways of one cache.
     pub fn ways(&self) -> u32 {
         self.ways
     }
 
-    /// Can the cache be partitioned by ways?
+    /// Returns whether the cache can be partitioned by ways.
     pub fn can_partition(&self) -> bool {
         self.host.last_level().is_some_and(|last| last.way_partitions.is_some())
     }
 
     /// Returns the steady speeds of a cache's services, from the store if they were computed before.
-    pub fn speeds_of(&self, key: &CoRunKey) -> CoRunSpeeds {
+    pub fn member_speeds(&self, key: &CoRunKey) -> CoRunSpeeds {
         if key.members.is_empty() {
             return Arc::new([]);
         }
         let shard = &self.shards[shard_of(key)];
-        let stored = shard.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
-        if let Some(stored) = stored {
-            return stored;
+        let stored_speeds = shard.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        if let Some(stored_speeds) = stored_speeds {
+            return stored_speeds;
         }
-        let speeds: CoRunSpeeds = self.solve(key).into();
+        let speeds: CoRunSpeeds = self.solve_speeds(key).into();
         let mut entries = shard.lock().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= MAX_SHARD_ENTRIES {
             entries.clear();
@@ -173,43 +175,48 @@ impl CoRunSolver {
         speeds
     }
 
-    /// Cycles per instruction of a service that is alone on an idle host.
+    /// Returns the cycles per instruction of a service that is alone on an idle host.
     pub fn solo_cycles_per_instr(&self, member: CoRunMember) -> f32 {
         let member = CoRunMember { is_confined: false, ..member };
         let key = CoRunKey { members: vec![member], ..CoRunKey::default() };
-        self.speeds_of(&key)[0].cycles_per_instr
+        self.member_speeds(&key)[0].cycles_per_instr
     }
 
-    fn solve(&self, key: &CoRunKey) -> Vec<MemberSpeed> {
+    fn solve_speeds(&self, key: &CoRunKey) -> Vec<MemberSpeed> {
         let mut engine = IntervalEngine::new(&self.machine, false).expect("checked: it has a data cache");
         let mut slots: Vec<(usize, u32)> = Vec::new();
-        let mut confined = Vec::new();
+        let mut confined_slots = Vec::new();
         for (index, cpus) in self.member_cpus(&key.members) {
             let member = &key.members[index];
             let program = engine.add_program(self.thread_program(member));
             for cpu in cpus {
-                let slot = engine.start(program, std::iter::once(cpu).collect());
+                let slot = engine.start_task(program, std::iter::once(cpu).collect());
                 slots.push((index, slot));
                 if member.is_confined {
-                    confined.push((slot, 1));
+                    confined_slots.push((slot, 1));
                 }
             }
         }
         if key.traffic > 0 && self.caches_per_node() > 1 {
-            let program = engine.add_program(self.other_traffic(key.traffic));
-            engine.start(program, (self.cpus_per_cache()..self.cpus_per_cache() + 1).collect());
+            let program = engine.add_program(self.traffic_program(key.traffic));
+            engine.start_task(program, (self.cpus_per_cache()..self.cpus_per_cache() + 1).collect());
         }
         if key.confined_ways > 0 {
-            let small = engine.capacity_lines() * f32::from(key.confined_ways) / self.ways as f32;
-            let large = engine.capacity_lines() - small;
-            engine.divide(0, &[(large, 0), (small, 1)], &[large, small], confined);
+            let confined_lines = engine.capacity_lines() * f32::from(key.confined_ways) / self.ways as f32;
+            let shared_lines = engine.capacity_lines() - confined_lines;
+            engine.divide(
+                0,
+                &[(shared_lines, 0), (confined_lines, 1)],
+                &[shared_lines, confined_lines],
+                confined_slots,
+            );
         }
         let cycles_per_second = engine.hertz;
         engine.run(SETTLING_SECONDS * cycles_per_second);
-        let start: Vec<_> = slots.iter().map(|&(_, slot)| *engine.task_totals(slot)).collect();
+        let totals_before: Vec<_> = slots.iter().map(|&(_, slot)| *engine.task_totals(slot)).collect();
         engine.run((SETTLING_SECONDS + MEASURED_SECONDS) * cycles_per_second);
         let mut sums = vec![(0.0, 0.0, 0.0); key.members.len()];
-        for (&(member, slot), before) in slots.iter().zip(&start) {
+        for (&(member, slot), before) in slots.iter().zip(&totals_before) {
             let totals = engine.task_totals(slot);
             let lines_since = |index: usize| totals.counts[index] - before.counts[index];
             let sum = &mut sums[member];
@@ -225,17 +232,17 @@ impl CoRunSolver {
         sums.into_iter().map(speed_of).collect()
     }
 
-    /// CPUs of the cache for each member's threads, with the member's index. The heaviest threads choose first, so that
-    /// the CPUs' loads are nearly even.
+    /// Assigns CPUs of the cache to the threads of each member, and returns them with the member's index. The heaviest
+    /// threads choose first, so that the CPUs' loads are nearly even.
     pub fn member_cpus(&self, members: &[CoRunMember]) -> Vec<(usize, Vec<u32>)> {
         let mut cpus = CpuLoads::new(self.cpus_per_cache(), self.host.contexts_per_core);
-        let mut order: Vec<usize> = (0..members.len()).collect();
-        order.sort_by_key(|&index| std::cmp::Reverse(members[index].load));
-        let choose = |index: usize| {
+        let mut heaviest_first: Vec<usize> = (0..members.len()).collect();
+        heaviest_first.sort_by_key(|&index| std::cmp::Reverse(members[index].load));
+        let assign_threads = |index: usize| {
             let member = &members[index];
-            (index, (0..member.threads).map(|_| cpus.choose(member.load)).collect())
+            (index, (0..member.threads).map(|_| cpus.assign_cpu(member.load)).collect())
         };
-        order.into_iter().map(choose).collect()
+        heaviest_first.into_iter().map(assign_threads).collect()
     }
 
     fn thread_program(&self, member: &CoRunMember) -> PhasedProgram {
@@ -246,9 +253,9 @@ impl CoRunSolver {
         PhasedProgram { demand, ..PhasedProgram::endless_program("service", phase) }
     }
 
-    /// A stream that causes the traffic of the other caches. Its misses never stall it, so it reaches the requested
-    /// rate.
-    fn other_traffic(&self, level: u8) -> PhasedProgram {
+    /// Builds a stream that causes the traffic of the other caches. Its misses never stall it, so it reaches the
+    /// requested rate.
+    fn traffic_program(&self, level: u8) -> PhasedProgram {
         let capacity = self.cache_bytes() / self.line_bytes;
         let share = f64::from(level.min(TRAFFIC_LEVELS)) / f64::from(TRAFFIC_LEVELS);
         let lines_per_cycle = share * self.node_bytes_per_cycle() / self.line_bytes;
@@ -271,13 +278,13 @@ impl CpuLoads {
         CpuLoads { loads: vec![0; cpus as usize], contexts_per_core: contexts_per_core.max(1) as usize }
     }
 
-    /// Returns the least loaded CPU; among equals, the one on the least loaded core.
-    fn choose(&mut self, load: u8) -> u32 {
-        let core_load = |cpu: usize| {
-            let first = cpu / self.contexts_per_core * self.contexts_per_core;
-            self.loads[first..first + self.contexts_per_core].iter().sum::<u32>()
+    /// Adds a load to the least loaded CPU, and returns that CPU; among equals, the one on the least loaded core.
+    fn assign_cpu(&mut self, load: u8) -> u32 {
+        let load_of_core = |cpu: usize| {
+            let first_cpu = cpu / self.contexts_per_core * self.contexts_per_core;
+            self.loads[first_cpu..first_cpu + self.contexts_per_core].iter().sum::<u32>()
         };
-        let cpu = (0..self.loads.len()).min_by_key(|&cpu| (self.loads[cpu], core_load(cpu), cpu)).unwrap_or(0);
+        let cpu = (0..self.loads.len()).min_by_key(|&cpu| (self.loads[cpu], load_of_core(cpu), cpu)).unwrap_or(0);
         self.loads[cpu] += u32::from(load);
         cpu as u32
     }
@@ -290,9 +297,9 @@ fn shard_of(key: &CoRunKey) -> usize {
             | u64::from(member.load) << 1
             | u64::from(member.is_confined)
     };
-    let start = u64::from(key.traffic) << 8 | u64::from(key.confined_ways);
-    let mixed = key.members.iter().fold(start, |hash, member| {
+    let initial_hash = u64::from(key.traffic) << 8 | u64::from(key.confined_ways);
+    let hash_of_members = key.members.iter().fold(initial_hash, |hash, member| {
         SplitMix64::scatter(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ pack_member(member))
     });
-    (mixed % SHARDS as u64) as usize
+    (hash_of_members % SHARD_COUNT as u64) as usize
 }

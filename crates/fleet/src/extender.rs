@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cluster_export::{ExportedPod, limit_percent, pod_mark, requested_amount};
+use crate::cluster_export::{ExportedPod, annotation_or_label, limit_percent, requested_amount};
 use crate::node_table::NodeTable;
 use crate::placement_ledger::{PlacementGuess, PlacementLedger};
 use crate::profile::{FleetFieldError, WorkloadProfile};
 use crate::scorer::{
-    MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster, keeps_limits,
+    MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster, passes_filter,
     score_nodes,
 };
 
@@ -24,7 +24,7 @@ pub const MAX_STATE_AGE_SECONDS: f64 = 60.0;
 /// Maximum number of kinds of pods whose forecasts are stored; the least recently requested one is dropped first.
 const MAX_POD_KINDS: usize = 32;
 /// Number of CPUs that a pod without a request is assumed to keep busy.
-const MIN_CPUS: f64 = 0.1;
+const MIN_BUSY_CPUS: f64 = 0.1;
 
 /// A request of kube-scheduler.
 #[derive(Debug, Deserialize)]
@@ -79,7 +79,7 @@ struct ScoredPod {
 
 /// Forecasts of one kind of pod, by number of the node.
 #[derive(Debug)]
-struct KindForecasts {
+struct PodKindForecasts {
     profile: String,
     busy_cpus: f64,
     max_slowdown_percent: Option<f64>,
@@ -88,8 +88,8 @@ struct KindForecasts {
     nodes: Vec<(u64, Option<(usize, PlacementForecast)>)>,
 }
 
-impl KindForecasts {
-    fn is_of(&self, pod: &ScoredPod) -> bool {
+impl PodKindForecasts {
+    fn matches_pod(&self, pod: &ScoredPod) -> bool {
         pod.profile.as_ref() == Some(&self.profile)
             && pod.busy_cpus == self.busy_cpus
             && pod.max_slowdown_percent == self.max_slowdown_percent
@@ -104,7 +104,7 @@ pub struct Extender {
     nodes: NodeTable,
     ledger: PlacementLedger,
     /// Kinds of pods, the most recently requested first.
-    kinds: Vec<KindForecasts>,
+    forecasts_by_kind: Vec<PodKindForecasts>,
 }
 
 impl ClusterKnowledge {
@@ -113,7 +113,7 @@ impl ClusterKnowledge {
     pub fn profile_of(&self, pod: &ExportedPod) -> Option<(&str, &WorkloadProfile)> {
         let profile_named =
             |name: &str| self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile));
-        if let Some(name) = pod_mark(&pod.metadata, "cachemate.io/profile") {
+        if let Some(name) = annotation_or_label(&pod.metadata, "cachemate.io/profile") {
             return profile_named(name);
         }
         let images = pod.spec.containers.iter().filter_map(|container| self.images.get(&container.image));
@@ -123,15 +123,16 @@ impl ClusterKnowledge {
     /// Converts a pod for the scorer. An invalid quantity or limit counts as unknown, so that neither blocks the pod.
     fn scored_pod(&self, pod: &ExportedPod) -> ScoredPod {
         let metadata = &pod.metadata;
-        let limit = pod_mark(metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
+        let max_slowdown_percent =
+            annotation_or_label(metadata, "cachemate.io/max-slowdown").and_then(|text| limit_percent(text).ok());
         ScoredPod {
             identity: match metadata.uid.is_empty() {
                 true => format!("{}/{}", metadata.namespace, metadata.name),
                 false => metadata.uid.clone(),
             },
             profile: self.profile_of(pod).map(|(name, _)| name.to_string()),
-            busy_cpus: requested_amount(pod, "cpu").unwrap_or(0.0).clamp(MIN_CPUS, crate::spec::MAX_CPUS),
-            max_slowdown_percent: limit,
+            busy_cpus: requested_amount(pod, "cpu").unwrap_or(0.0).clamp(MIN_BUSY_CPUS, crate::spec::MAX_CPUS),
+            max_slowdown_percent,
         }
     }
 
@@ -147,14 +148,14 @@ impl ClusterKnowledge {
 impl Extender {
     /// Replaces the published knowledge. Forecasts are kept for nodes whose state did not change.
     pub fn publish(&mut self, mut knowledge: ClusterKnowledge) {
-        let numbers_stay = self.nodes.publish(std::mem::take(&mut knowledge.nodes));
-        if !numbers_stay || knowledge.profiles != self.knowledge.profiles {
-            self.kinds.clear();
+        let has_same_numbers = self.nodes.publish(std::mem::take(&mut knowledge.nodes));
+        if !has_same_numbers || knowledge.profiles != self.knowledge.profiles {
+            self.forecasts_by_kind.clear();
         }
         self.knowledge = knowledge;
     }
 
-    /// Number of placements that no node has published yet.
+    /// Returns the number of placements that no node has published yet.
     pub fn placements_in_flight(&self) -> usize {
         self.ledger.len()
     }
@@ -165,11 +166,11 @@ impl Extender {
     /// The request names no nodes, or too many.
     pub fn filter<'a>(&mut self, request: &'a ExtenderRequest, now: f64) -> Result<FilterAnswer<'a>, FleetFieldError> {
         let names = node_names(request)?;
-        self.expire_guesses(now);
+        self.drop_expired_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
-        let kept_nodes = keeps_limits(&self.forecast_nodes(&pod, names, now));
+        let keeps_node = passes_filter(&self.forecast_nodes(&pod, names, now));
         let mut answer = FilterAnswer::default();
-        for (name, is_kept) in names.iter().zip(kept_nodes) {
+        for (name, is_kept) in names.iter().zip(keeps_node) {
             if is_kept {
                 answer.nodenames.push(name);
             } else {
@@ -189,22 +190,22 @@ impl Extender {
         now: f64,
     ) -> Result<Vec<NodeScore<'a>>, FleetFieldError> {
         let names = node_names(request)?;
-        self.expire_guesses(now);
+        self.drop_expired_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
         let forecasts = self.forecast_nodes(&pod, names, now);
-        let ranks = match forecasts.iter().all(Option::is_none) {
+        let scores = match forecasts.iter().all(Option::is_none) {
             true => vec![NEUTRAL_SCORE; names.len()],
             false => score_nodes(&self.knowledge.pod_demand(&pod), &forecasts),
         };
         let answer: Vec<NodeScore<'a>> =
-            names.iter().zip(ranks).map(|(host, score)| NodeScore { host, score }).collect();
-        self.record(&pod, &answer, now);
+            names.iter().zip(scores).map(|(host, score)| NodeScore { host, score }).collect();
+        self.record_guess(&pod, &answer, now);
         Ok(answer)
     }
 
-    fn expire_guesses(&mut self, now: f64) {
-        for node in self.ledger.expire(now) {
-            self.nodes.touch(&node);
+    fn drop_expired_guesses(&mut self, now: f64) {
+        for node in self.ledger.drop_expired(now) {
+            self.nodes.increment_version(&node);
         }
     }
 
@@ -213,7 +214,8 @@ impl Extender {
         forecasts.into_iter().map(|entry| entry.map(|(_, forecast)| forecast)).collect()
     }
 
-    /// For each node, the cache that it would choose and the forecast there; `None` if unknown.
+    /// Returns, for each node, the cache that the node would choose and the forecast there; `None` if unknown. Missing
+    /// forecasts are computed and stored.
     fn cache_forecasts<'n>(
         &mut self,
         pod: &ScoredPod,
@@ -221,65 +223,66 @@ impl Extender {
         now: f64,
     ) -> Vec<Option<(usize, PlacementForecast)>> {
         let Some(profile) = &pod.profile else { return vec![None; names.len()] };
-        let position = self.kinds.iter().position(|kind| kind.is_of(pod));
-        let kind_forecasts = position.map(|position| self.kinds.remove(position)).unwrap_or_else(|| KindForecasts {
-            profile: profile.clone(),
-            busy_cpus: pod.busy_cpus,
-            max_slowdown_percent: pod.max_slowdown_percent,
-            nodes: vec![(0, None); self.nodes.len()],
-        });
-        self.kinds.truncate(MAX_POD_KINDS - 1);
-        self.kinds.insert(0, kind_forecasts);
-        let Extender { knowledge, nodes, ledger, kinds } = self;
+        let position = self.forecasts_by_kind.iter().position(|kind| kind.matches_pod(pod));
+        let kind_forecasts =
+            position.map(|position| self.forecasts_by_kind.remove(position)).unwrap_or_else(|| PodKindForecasts {
+                profile: profile.clone(),
+                busy_cpus: pod.busy_cpus,
+                max_slowdown_percent: pod.max_slowdown_percent,
+                nodes: vec![(0, None); self.nodes.len()],
+            });
+        self.forecasts_by_kind.truncate(MAX_POD_KINDS - 1);
+        self.forecasts_by_kind.insert(0, kind_forecasts);
+        let Extender { knowledge, nodes, ledger, forecasts_by_kind: kinds } = self;
         let demand = knowledge.pod_demand(pod);
         let mut forecaster = ServiceForecaster::new(&demand);
-        let own_node = ledger.node_of(&pod.identity);
+        let guessed_node = ledger.node_of(&pod.identity);
         let forecast_node = |name: &str| {
             let number = nodes.find_number(name)?;
             let node = nodes.node(number);
             // A publication time that lies a minute in the future is treated like an old one.
-            if (now - node.published).abs() > MAX_STATE_AGE_SECONDS {
+            if (now - node.published_at).abs() > MAX_STATE_AGE_SECONDS {
                 return None;
             }
-            if own_node == Some(name) {
-                return forecaster.node_forecast(&ledger.adjusted_state(name, &node.state, &pod.identity));
+            if guessed_node == Some(name) {
+                return forecaster.forecast_node(&ledger.adjusted_state(name, &node.state, &pod.identity));
             }
-            let stored = &mut kinds[0].nodes[number];
-            if stored.0 != node.version {
-                *stored =
-                    (node.version, forecaster.node_forecast(&ledger.adjusted_state(name, &node.state, &pod.identity)));
+            let stored_forecast = &mut kinds[0].nodes[number];
+            if stored_forecast.0 != node.version {
+                *stored_forecast =
+                    (node.version, forecaster.forecast_node(&ledger.adjusted_state(name, &node.state, &pod.identity)));
             }
-            stored.1
+            stored_forecast.1
         };
         names.map(forecast_node).collect()
     }
 
     /// Records a guess that the scheduler places the pod on the node with the highest score. A pod has at most one
     /// guess.
-    fn record(&mut self, pod: &ScoredPod, answer: &[NodeScore<'_>], now: f64) {
+    fn record_guess(&mut self, pod: &ScoredPod, answer: &[NodeScore<'_>], now: f64) {
         if let Some(node) = self.ledger.remove_pod(&pod.identity) {
-            self.nodes.touch(&node);
+            self.nodes.increment_version(&node);
         }
-        let Some(best) = answer.iter().rev().max_by_key(|node_score| node_score.score) else { return };
-        let chosen_caches = self.cache_forecasts(pod, std::iter::once(best.host), now);
+        let Some(best_node) = answer.iter().rev().max_by_key(|node_score| node_score.score) else { return };
+        let chosen_caches = self.cache_forecasts(pod, std::iter::once(best_node.host), now);
         let Some((cache, _)) = chosen_caches.first().copied().flatten() else { return };
-        let Some(number) = self.nodes.find_number(best.host) else { return };
+        let Some(number) = self.nodes.find_number(best_node.host) else { return };
         let Some(profile) = self.knowledge.pod_demand(pod).profile else { return };
         let state = &self.nodes.node(number).state;
         let bytes = profile.footprint_bytes().min(0.5 * state.caches[cache].size_bytes);
-        let fills = profile.fills_per_cycle(bytes) * state.hertz * pod.busy_cpus * 64.0;
-        let replaced = self.ledger.insert(PlacementGuess {
+        let fill_bytes_per_second = profile.fills_per_cycle(bytes) * state.hertz * pod.busy_cpus * 64.0;
+        let node_of_dropped_guess = self.ledger.insert_guess(PlacementGuess {
             pod: pod.identity.clone(),
-            node: best.host.to_string(),
+            node: best_node.host.to_string(),
             cache: cache.min(MAX_CACHES),
             busy_cpus: pod.busy_cpus,
-            fill_bytes_per_second: fills,
+            fill_bytes_per_second,
             bytes,
-            made_at: now,
+            created_at: now,
         });
-        self.nodes.touch(best.host);
-        if let Some(node) = replaced {
-            self.nodes.touch(&node);
+        self.nodes.increment_version(best_node.host);
+        if let Some(node) = node_of_dropped_guess {
+            self.nodes.increment_version(&node);
         }
     }
 }
@@ -421,6 +424,6 @@ mod tests {
             );
             assert_eq!(extender.ledger, fresh.ledger, "{step}");
         }
-        assert!(extender.placements_in_flight() > 10 && extender.kinds.len() == 4);
+        assert!(extender.placements_in_flight() > 10 && extender.forecasts_by_kind.len() == 4);
     }
 }

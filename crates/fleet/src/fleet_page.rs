@@ -10,16 +10,16 @@ use crate::spec::FleetSpec;
 use crate::study::{FleetResult, VariantOutcome};
 
 /// Minimum upper end of a distribution's axis, in percent of slowdown; the 99th percentile extends it.
-const SHOWN_PERCENT: f64 = 20.0;
+const MIN_AXIS_PERCENT: f64 = 20.0;
 /// Number of points of a distribution.
-const SHOWN_POINTS: u32 = 100;
+const POINT_INTERVALS: u32 = 100;
 
 impl FleetResult {
     /// Renders the page. `cpu_seconds` is the CPU time of the run.
     pub fn render_html(&self, spec: &FleetSpec, cpu_seconds: f64) -> String {
         let body = html! {
             h1 { (spec.name) }
-            p.lead { (self.lead_text(spec)) }
+            p.lead { (self.render_lead_text(spec)) }
             h2 { "Policies" }
             (self.table_section())
             h2 { "Hosts needed for the same promise" }
@@ -30,34 +30,34 @@ impl FleetResult {
                 (self.distribution_chart(variant).inline())
             } }
             h2 { "Energy" }
-            (self.energy().inline())
+            (self.energy_chart().inline())
             h2 { "Method" }
             (self.method_section(spec, cpu_seconds))
         };
         render_page(&spec.name, &body)
     }
 
-    fn lead_text(&self, spec: &FleetSpec) -> String {
+    fn render_lead_text(&self, spec: &FleetSpec) -> String {
         let services = self.variants.first().map_or(0, |variant| variant.total.services);
-        let head = format!(
+        let lead_sentence = format!(
             "{services} services on {} hosts ({}) for {} nominal hours.",
             spec.hosts,
             spec.machine,
             format_number(spec.hours)
         );
-        let fewest = self
+        let variant_with_fewest_hosts = self
             .variants
             .iter()
             .filter(|variant| variant.hosts_needed.is_some())
             .min_by_key(|variant| variant.hosts_needed);
-        match (fewest, self.promise) {
+        match (variant_with_fewest_hosts, self.promise) {
             (Some(fewest), Some(promise)) => format!(
-                "{head} To keep {} of the limits, '{}' needs the fewest hosts: {}.",
+                "{lead_sentence} To keep {} of the limits, '{}' needs the fewest hosts: {}.",
                 percent_text(promise, 1),
                 fewest.name,
                 value_or_dash(fewest.hosts_needed.map(|hosts| hosts.to_string()))
             ),
-            _ => head,
+            _ => lead_sentence,
         }
     }
 
@@ -78,7 +78,7 @@ impl FleetResult {
     }
 
     fn hosts_section(&self) -> Markup {
-        let series = self.variants.iter().map(|variant| Series {
+        let share_series = self.variants.iter().map(|variant| Series {
             name: variant.name.clone(),
             points: variant
                 .searched
@@ -87,7 +87,7 @@ impl FleetResult {
                 .collect(),
             ..Series::default()
         });
-        let needed = BarChart {
+        let hosts_chart = BarChart {
             y: Axis::linear("hosts"),
             series: vec!["hosts needed".to_string()],
             groups: self
@@ -98,25 +98,25 @@ impl FleetResult {
             size: Some((860.0, 320.0)),
             ..BarChart::default()
         };
-        let shares = Chart {
+        let share_chart = Chart {
             x: Axis::linear("hosts of the searched cell"),
             y: Axis::linear("limits kept, %"),
-            series: series.collect(),
+            series: share_series.collect(),
             size: Some((860.0, 360.0)),
             ..Chart::default()
         };
         html! {
-            (needed.inline())
-            (shares.inline())
+            (hosts_chart.inline())
+            (share_chart.inline())
         }
     }
 
     fn distribution_chart(&self, variant: &VariantOutcome) -> Chart {
-        let tail = self.variants.iter().filter_map(|variant| variant.total.slowdowns.percentile(0.99));
-        let max_percent = tail.fold(SHOWN_PERCENT, f64::max);
+        let p99_percents = self.variants.iter().filter_map(|variant| variant.total.slowdowns.percentile(0.99));
+        let max_percent = p99_percents.fold(MIN_AXIS_PERCENT, f64::max);
         let slowdowns: &SlowdownHistogram = &variant.total.slowdowns;
         let point_at = |step: u32| {
-            let percent = max_percent * f64::from(step) / f64::from(SHOWN_POINTS);
+            let percent = max_percent * f64::from(step) / f64::from(POINT_INTERVALS);
             Some(ChartPoint::new(percent, slowdowns.share_up_to(percent)? * 100.0))
         };
         Chart {
@@ -124,7 +124,7 @@ impl FleetResult {
             x: Axis::linear("slowdown, %").with_range(0.0, max_percent),
             y: Axis::linear("samples, %").with_range(0.0, 100.0),
             series: vec![Series {
-                points: (0..=SHOWN_POINTS).filter_map(point_at).collect(),
+                points: (0..=POINT_INTERVALS).filter_map(point_at).collect(),
                 color: Some(0),
                 ..Series::default()
             }],
@@ -133,7 +133,7 @@ impl FleetResult {
         }
     }
 
-    fn energy(&self) -> BarChart {
+    fn energy_chart(&self) -> BarChart {
         BarChart {
             y: Axis::linear("kWh"),
             series: vec!["energy".to_string()],
@@ -181,7 +181,7 @@ impl FleetResult {
                 total.moves.to_string(),
                 total.node_moves.to_string(),
                 total.waiting_samples.to_string(),
-                total.slowdowns.samples().to_string(),
+                total.slowdowns.sample_count().to_string(),
                 total.energy_kwh.to_string(),
                 total.host_hours.to_string(),
             ];
@@ -191,7 +191,7 @@ impl FleetResult {
         text
     }
 
-    /// The table for a terminal.
+    /// Builds the table for a terminal.
     pub fn table(&self) -> Table {
         let mut table = Table::with_columns(
             "policy",

@@ -19,7 +19,7 @@ const TRAFFIC_ITERATIONS: usize = 5;
 /// Iterations that balance the residents' shares of the cache for the published state.
 const SHARE_ITERATIONS: usize = 8;
 /// Moves that a node tries in one step.
-const NODE_TRIALS: usize = 2;
+const MAX_NODE_MOVES: usize = 2;
 /// Minimum gain in the objective for which a change is kept, in percent of a thread.
 const MIN_GAIN: f64 = 1.0;
 /// Weight of slowdowns within the limits in the node's objective. Slowdown beyond a limit has weight 1.
@@ -36,8 +36,8 @@ pub struct HostModel<'a> {
     pub profiles: &'a [Option<u16>],
     /// Policy by which a node places services among its caches.
     pub policy: NodePolicy,
-    /// May nodes partition caches?
-    pub partitions: bool,
+    /// Whether nodes may partition caches.
+    pub can_partition: bool,
 }
 
 /// The part of a service that runs on one cache.
@@ -51,7 +51,7 @@ pub struct Resident {
     pub threads: u16,
     /// Load of each thread, in steps of the solver.
     pub load: u8,
-    /// Is the service confined to the small part of a partitioned cache?
+    /// Whether the service is confined to the small part of a partitioned cache.
     pub is_confined: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct FleetHost {
     /// Ways of the small part of each cache; 0 if it is not partitioned.
     confined_ways: Vec<u8>,
     /// Traffic of the other caches on the same memory node, by cache, in steps of the solver.
-    traffic: Vec<u8>,
+    other_traffic_levels: Vec<u8>,
     /// Requested CPUs of all services.
     pub requested_cpus: f64,
     /// Requested memory of all services.
@@ -88,10 +88,10 @@ pub struct FleetHost {
 }
 
 impl FleetHost {
-    /// An empty host.
+    /// Builds an empty host.
     pub fn new(model: &HostModel<'_>) -> Self {
         let solver = model.solver;
-        let caches = solver.caches();
+        let cache_count = solver.caches();
         let hertz = solver.host().hertz as f64;
         let memory_bytes_per_second = solver.node_bytes_per_cycle() * hertz;
         let cache = CacheState {
@@ -101,13 +101,18 @@ impl FleetHost {
             ..CacheState::default()
         };
         FleetHost {
-            residents: vec![Vec::new(); caches],
-            confined_ways: vec![0; caches],
-            traffic: vec![0; caches],
+            residents: vec![Vec::new(); cache_count],
+            confined_ways: vec![0; cache_count],
+            other_traffic_levels: vec![0; cache_count],
             requested_cpus: 0.0,
             requested_bytes: 0.0,
             services: 0,
-            state: NodeCacheState { hertz, memory_bytes_per_second, policy: model.policy, caches: vec![cache; caches] },
+            state: NodeCacheState {
+                hertz,
+                memory_bytes_per_second,
+                policy: model.policy,
+                caches: vec![cache; cache_count],
+            },
             memory_bytes_per_second: 0.0,
         }
     }
@@ -119,13 +124,13 @@ impl FleetHost {
         self.requested_bytes += spec.memory_bytes;
         self.services += 1;
         let max_threads = (model.solver.cpus_per_cache() as u16).max(1);
-        let parts = spec.threads.div_ceil(max_threads);
-        for index in 0..parts {
-            let threads = spec.threads / parts + u16::from(index < spec.threads % parts);
+        let part_count = spec.threads.div_ceil(max_threads);
+        for index in 0..part_count {
+            let threads = spec.threads / part_count + u16::from(index < spec.threads % part_count);
             let resident = Resident { service, kind, threads, load, is_confined: false };
             let cache = self.choose_cache(model, &resident);
             self.residents[cache].push(resident);
-            self.refresh(model, cache);
+            self.update_state(model, cache);
         }
     }
 
@@ -139,7 +144,7 @@ impl FleetHost {
             let count_before = self.residents[cache].len();
             self.residents[cache].retain(|resident| resident.service != service);
             if self.residents[cache].len() != count_before {
-                self.refresh(model, cache);
+                self.update_state(model, cache);
             }
         }
     }
@@ -150,11 +155,11 @@ impl FleetHost {
             for resident in &mut self.residents[cache] {
                 resident.load = model.kinds[usize::from(resident.kind)].load_level(hour);
             }
-            self.refresh(model, cache);
+            self.update_state(model, cache);
         }
     }
 
-    /// Number of busy CPUs.
+    /// Returns the number of busy CPUs.
     pub fn busy_cpus(&self) -> f64 {
         self.state.caches.iter().map(|cache| cache.busy_cpus).sum()
     }
@@ -166,59 +171,66 @@ impl FleetHost {
 
     fn choose_cache(&self, model: &HostModel<'_>, resident: &Resident) -> usize {
         let service = resident_demand(model, resident);
-        match ServiceForecaster::new(&service).node_forecast(&self.state) {
+        match ServiceForecaster::new(&service).forecast_node(&self.state) {
             Some((cache, _)) => cache,
             None => least_busy_cache(&self.state).unwrap_or(0),
         }
     }
 
-    /// Computes the published state of a cache after a change.
-    fn refresh(&mut self, model: &HostModel<'_>, cache: usize) {
+    /// Recomputes the published state of a cache after its residents or their loads have changed.
+    fn update_state(&mut self, model: &HostModel<'_>, cache: usize) {
         let residents = &self.residents[cache];
-        let size = model.solver.cache_bytes();
+        let cache_bytes = model.solver.cache_bytes();
         let hertz = self.state.hertz;
-        let profiled =
+        let profiled_residents =
             || residents.iter().filter_map(|resident| Some((resident, kind_of(model, resident).profile.as_ref()?)));
-        let mut spaces: Vec<f64> = profiled().map(|(_, profile)| profile.footprint_bytes().min(size)).collect();
-        if spaces.iter().sum::<f64>() > size {
-            let even = size / spaces.len() as f64;
-            spaces.iter_mut().for_each(|space| *space = space.min(even));
+        let mut spaces: Vec<f64> =
+            profiled_residents().map(|(_, profile)| profile.footprint_bytes().min(cache_bytes)).collect();
+        if spaces.iter().sum::<f64>() > cache_bytes {
+            let equal_space = cache_bytes / spaces.len() as f64;
+            spaces.iter_mut().for_each(|space| *space = space.min(equal_space));
             for _ in 0..SHARE_ITERATIONS {
-                share_by_fills(&mut spaces, size, profiled().map(|(resident, profile)| (busy_cpus(resident), profile)));
+                step_toward_fill_shares(
+                    &mut spaces,
+                    cache_bytes,
+                    profiled_residents().map(|(resident, profile)| (busy_cpus(resident), profile)),
+                );
             }
         }
-        let fills = profiled().zip(&spaces).map(|((resident, profile), &space)| {
+        let fill_rates = profiled_residents().zip(&spaces).map(|((resident, profile), &space)| {
             profile.fills_per_cycle(space) * busy_cpus(resident) * hertz * LINE_BYTES
         });
-        let fill_bytes_per_second = fills.sum();
+        let fill_bytes_per_second = fill_rates.sum();
         let effect_at = |share: f64| {
-            let (mut slowdown, mut busy_sum, mut broken_limits) = (0.0, 0.0, 0.0);
-            for ((resident, profile), &space) in profiled().zip(&spaces) {
-                let percent = (profile.cycles_per_instr(space * share) / profile.cycles_per_instr(size) - 1.0) * 100.0;
-                slowdown += percent.max(0.0) * busy_cpus(resident);
+            let (mut slowdown_sum, mut busy_sum, mut broken_limits) = (0.0, 0.0, 0.0);
+            for ((resident, profile), &space) in profiled_residents().zip(&spaces) {
+                let percent =
+                    (profile.cycles_per_instr(space * share) / profile.cycles_per_instr(cache_bytes) - 1.0) * 100.0;
+                slowdown_sum += percent.max(0.0) * busy_cpus(resident);
                 busy_sum += busy_cpus(resident);
                 let limit = kind_of(model, resident).max_slowdown_percent;
                 broken_limits += f64::from(u8::from(limit.is_some_and(|limit| percent > limit)));
             }
-            let slowdown_percent = if busy_sum > 0.0 { slowdown / busy_sum } else { 0.0 };
+            let slowdown_percent = if busy_sum > 0.0 { slowdown_sum / busy_sum } else { 0.0 };
             ShareEffect { share, slowdown_percent, broken_limits }
         };
         let effects = if spaces.is_empty() { Vec::new() } else { EFFECT_SHARES.map(effect_at).to_vec() };
         let state = &mut self.state.caches[cache];
         state.busy_cpus = residents.iter().map(busy_cpus).sum();
         state.fill_bytes_per_second = fill_bytes_per_second;
-        state.occupancy_bytes = spaces.iter().sum::<f64>().min(size);
+        state.occupancy_bytes = spaces.iter().sum::<f64>().min(cache_bytes);
         state.effects = effects;
-        self.refresh_bandwidth(model);
+        self.update_bandwidth(model);
     }
 
     /// Updates the remaining bandwidth of each memory node.
-    fn refresh_bandwidth(&mut self, model: &HostModel<'_>) {
-        let total_bandwidth = self.state.memory_bytes_per_second;
+    fn update_bandwidth(&mut self, model: &HostModel<'_>) {
+        let total_bytes_per_second = self.state.memory_bytes_per_second;
         for node in self.state.caches.chunks_mut(model.solver.caches_per_node().max(1)) {
-            let used_bandwidth: f64 = node.iter().map(|cache| cache.fill_bytes_per_second).sum();
-            node.iter_mut()
-                .for_each(|cache| cache.bandwidth_left_bytes_per_second = (total_bandwidth - used_bandwidth).max(0.0));
+            let used_bytes_per_second: f64 = node.iter().map(|cache| cache.fill_bytes_per_second).sum();
+            node.iter_mut().for_each(|cache| {
+                cache.bandwidth_left_bytes_per_second = (total_bytes_per_second - used_bytes_per_second).max(0.0)
+            });
         }
     }
 
@@ -230,49 +242,52 @@ impl FleetHost {
             }
         }
         members.sort_unstable();
-        let (members, order) = members.into_iter().unzip();
+        let (members, resident_indices) = members.into_iter().unzip();
         let confined_ways = self.confined_ways[cache];
-        (CoRunKey { traffic: self.traffic[cache], confined_ways, members }, order)
+        (CoRunKey { traffic: self.other_traffic_levels[cache], confined_ways, members }, resident_indices)
     }
 
     /// Computes the slowdowns of all parts, by cache. The traffic of each cache slows down the others on its memory
     /// node.
     pub fn evaluate_caches(&mut self, model: &HostModel<'_>) -> Vec<Vec<PartSlowdown>> {
         let solver = model.solver;
-        let per_node = solver.caches_per_node().max(1);
-        let mut traffic = vec![0.0f64; self.residents.len()];
+        let caches_per_node = solver.caches_per_node().max(1);
+        let mut traffic_by_cache = vec![0.0f64; self.residents.len()];
         for _ in 0..TRAFFIC_ITERATIONS {
-            for (cache, sum) in traffic.iter_mut().enumerate() {
+            for (cache, sum) in traffic_by_cache.iter_mut().enumerate() {
                 let (key, _) = self.corun_key(model, cache);
-                *sum = solver.speeds_of(&key).iter().map(|speed| f64::from(speed.bytes_per_cycle)).sum();
+                *sum = solver.member_speeds(&key).iter().map(|speed| f64::from(speed.bytes_per_cycle)).sum();
             }
-            let levels: Vec<u8> = (0..traffic.len())
+            let levels: Vec<u8> = (0..traffic_by_cache.len())
                 .map(|cache| {
-                    let node = cache / per_node * per_node..(cache / per_node + 1) * per_node;
-                    let other_traffic: f64 =
-                        node.filter(|neighbor| *neighbor != cache).map(|neighbor| traffic[neighbor]).sum();
+                    let caches_of_node =
+                        cache / caches_per_node * caches_per_node..(cache / caches_per_node + 1) * caches_per_node;
+                    let other_traffic: f64 = caches_of_node
+                        .filter(|neighbor| *neighbor != cache)
+                        .map(|neighbor| traffic_by_cache[neighbor])
+                        .sum();
                     let level = libm::round(other_traffic / solver.node_bytes_per_cycle() * f64::from(TRAFFIC_LEVELS));
                     level.clamp(0.0, f64::from(TRAFFIC_LEVELS) - 1.0) as u8
                 })
                 .collect();
-            if levels == self.traffic {
+            if levels == self.other_traffic_levels {
                 break;
             }
-            self.traffic = levels;
+            self.other_traffic_levels = levels;
         }
-        self.memory_bytes_per_second = traffic.iter().sum::<f64>() * self.state.hertz;
+        self.memory_bytes_per_second = traffic_by_cache.iter().sum::<f64>() * self.state.hertz;
         (0..self.residents.len()).map(|cache| self.cache_slowdowns(model, cache)).collect()
     }
 
     fn cache_slowdowns(&self, model: &HostModel<'_>, cache: usize) -> Vec<PartSlowdown> {
-        let (key, order) = self.corun_key(model, cache);
-        let speeds = model.solver.speeds_of(&key);
+        let (key, resident_indices) = self.corun_key(model, cache);
+        let speeds = model.solver.member_speeds(&key);
         let part_slowdown = |((member, speed), &index): ((&CoRunMember, &crate::corun::MemberSpeed), &usize)| {
             let resident = &self.residents[cache][index];
             let ratio = f64::from(speed.cycles_per_instr) / f64::from(model.solver.solo_cycles_per_instr(*member));
             PartSlowdown { service: resident.service, threads: resident.threads, ratio }
         };
-        key.members.iter().zip(speeds.iter()).zip(&order).map(part_slowdown).collect()
+        key.members.iter().zip(speeds.iter()).zip(&resident_indices).map(part_slowdown).collect()
     }
 
     /// Applies one step of the node's policy to an evaluated host, and returns the slowdowns afterward.
@@ -291,14 +306,14 @@ impl FleetHost {
             self.residents.iter_mut().flatten().for_each(|resident| resident.is_confined = false);
             slowdowns = self.evaluate_caches(model);
         }
-        for _ in 0..NODE_TRIALS {
-            let Some(improved) = self.try_move(model, &slowdowns) else { break };
-            slowdowns = improved;
+        for _ in 0..MAX_NODE_MOVES {
+            let Some(improved_slowdowns) = self.move_worst_service(model, &slowdowns) else { break };
+            slowdowns = improved_slowdowns;
             *moves += 1;
         }
-        if model.partitions && model.solver.can_partition() {
+        if model.can_partition && model.solver.can_partition() {
             for (cache, parts) in slowdowns.iter_mut().enumerate() {
-                if self.cache_excess(model, cache, parts) > 0.0 {
+                if self.excess_of_cache(model, cache, parts) > 0.0 {
                     self.partition_cache(model, cache, parts);
                 }
             }
@@ -308,34 +323,38 @@ impl FleetHost {
 
     /// Moves the service that exceeds its limit most to the cache with the best forecast, if this improves the host's
     /// objective.
-    fn try_move(&mut self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> Option<Vec<Vec<PartSlowdown>>> {
+    fn move_worst_service(
+        &mut self,
+        model: &HostModel<'_>,
+        slowdowns: &[Vec<PartSlowdown>],
+    ) -> Option<Vec<Vec<PartSlowdown>>> {
         let mut worst_service: Option<(f64, usize, u32)> = None;
         for (cache, parts) in slowdowns.iter().enumerate() {
             for part in parts {
-                let excess = self.part_excess(model, cache, part);
+                let excess = self.excess_of_part(model, cache, part);
                 if excess > 0.0 && worst_service.is_none_or(|(worst_excess, ..)| excess > worst_excess) {
                     worst_service = Some((excess, cache, part.service));
                 }
             }
         }
         let (_, source, service) = worst_service?;
-        let old_objective = self.host_objective(model, slowdowns);
-        let mut trial = self.clone();
-        let index = trial.residents[source].iter().position(|resident| resident.service == service)?;
-        let resident = trial.residents[source].remove(index);
-        trial.refresh(model, source);
-        let target = trial.choose_cache(model, &resident);
+        let old_objective = self.objective_of_host(model, slowdowns);
+        let mut trial_host = self.clone();
+        let index = trial_host.residents[source].iter().position(|resident| resident.service == service)?;
+        let resident = trial_host.residents[source].remove(index);
+        trial_host.update_state(model, source);
+        let target = trial_host.choose_cache(model, &resident);
         if target == source {
             return None;
         }
-        trial.residents[target].push(resident);
-        trial.refresh(model, target);
-        let new_objectives = trial.evaluate_caches(model);
-        if trial.host_objective(model, &new_objectives) > old_objective - MIN_GAIN {
+        trial_host.residents[target].push(resident);
+        trial_host.update_state(model, target);
+        let new_slowdowns = trial_host.evaluate_caches(model);
+        if trial_host.objective_of_host(model, &new_slowdowns) > old_objective - MIN_GAIN {
             return None;
         }
-        *self = trial;
-        Some(new_objectives)
+        *self = trial_host;
+        Some(new_slowdowns)
     }
 
     /// Confines the services without a limit to a part of the cache, if this improves the objective.
@@ -345,41 +364,41 @@ impl FleetHost {
             return;
         }
         self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = is_unlimited(resident));
-        let mut best = (self.cache_objective(model, cache, slowdowns) - MIN_GAIN, 0u8);
+        let mut best_objective_and_ways = (self.objective_of_cache(model, cache, slowdowns) - MIN_GAIN, 0u8);
         let ways = model.solver.ways();
         for divisor in [8, 4, 2] {
-            let small = (ways / divisor).max(1) as u8;
-            self.confined_ways[cache] = small;
-            let trial = self.cache_slowdowns(model, cache);
-            let objective = self.cache_objective(model, cache, &trial);
-            if objective < best.0 {
-                best = (objective, small);
-                *slowdowns = trial;
+            let trial_ways = (ways / divisor).max(1) as u8;
+            self.confined_ways[cache] = trial_ways;
+            let trial_slowdowns = self.cache_slowdowns(model, cache);
+            let objective = self.objective_of_cache(model, cache, &trial_slowdowns);
+            if objective < best_objective_and_ways.0 {
+                best_objective_and_ways = (objective, trial_ways);
+                *slowdowns = trial_slowdowns;
             }
         }
-        self.confined_ways[cache] = best.1;
-        if best.1 == 0 {
+        self.confined_ways[cache] = best_objective_and_ways.1;
+        if best_objective_and_ways.1 == 0 {
             self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = false);
         }
     }
 
-    fn part_excess(&self, model: &HostModel<'_>, cache: usize, part: &PartSlowdown) -> f64 {
+    fn excess_of_part(&self, model: &HostModel<'_>, cache: usize, part: &PartSlowdown) -> f64 {
         let resident = self.residents[cache].iter().find(|resident| resident.service == part.service);
         let limit = resident.and_then(|resident| kind_of(model, resident).max_slowdown_percent);
         limit.map_or(0.0, |limit| ((part.ratio - 1.0) * 100.0 - limit).max(0.0))
     }
 
-    fn cache_excess(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
-        slowdowns.iter().map(|part| self.part_excess(model, cache, part) * f64::from(part.threads)).sum()
+    fn excess_of_cache(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
+        slowdowns.iter().map(|part| self.excess_of_part(model, cache, part) * f64::from(part.threads)).sum()
     }
 
-    fn cache_objective(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
+    fn objective_of_cache(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
         let slowdown_sum: f64 = slowdowns.iter().map(|part| (part.ratio - 1.0) * 100.0 * f64::from(part.threads)).sum();
-        self.cache_excess(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * slowdown_sum
+        self.excess_of_cache(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * slowdown_sum
     }
 
-    fn host_objective(&self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> f64 {
-        slowdowns.iter().enumerate().map(|(cache, parts)| self.cache_objective(model, cache, parts)).sum()
+    fn objective_of_host(&self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> f64 {
+        slowdowns.iter().enumerate().map(|(cache, parts)| self.objective_of_cache(model, cache, parts)).sum()
     }
 
     /// Keys of the caches, for the solver.
@@ -411,23 +430,23 @@ fn resident_demand<'a>(model: &HostModel<'a>, resident: &Resident) -> ServiceDem
 }
 
 /// Moves each resident's share of the space halfway to its share of the fills. A footprint that fits keeps its size.
-fn share_by_fills<'a>(
+fn step_toward_fill_shares<'a>(
     spaces: &mut [f64],
-    size: f64,
+    cache_bytes: f64,
     residents: impl Iterator<Item = (f64, &'a crate::profile::WorkloadProfile)> + Clone,
 ) {
-    let fills: Vec<f64> = residents
+    let fill_rates: Vec<f64> = residents
         .clone()
         .zip(&*spaces)
         .map(|((cpus, profile), &space)| cpus * profile.fills_per_cycle(space))
         .collect();
-    let sum: f64 = fills.iter().sum();
+    let sum: f64 = fill_rates.iter().sum();
     if sum <= 0.0 {
         return;
     }
-    for ((space, fill), (_, profile)) in spaces.iter_mut().zip(&fills).zip(residents) {
-        *space = 0.5 * (*space + (size * fill / sum).min(profile.footprint_bytes()));
+    for ((space, fill), (_, profile)) in spaces.iter_mut().zip(&fill_rates).zip(residents) {
+        *space = 0.5 * (*space + (cache_bytes * fill / sum).min(profile.footprint_bytes()));
     }
-    let total: f64 = spaces.iter().sum();
-    spaces.iter_mut().for_each(|space| *space *= size / total);
+    let space_sum: f64 = spaces.iter().sum();
+    spaces.iter_mut().for_each(|space| *space *= cache_bytes / space_sum);
 }

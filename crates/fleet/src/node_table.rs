@@ -10,10 +10,10 @@ use crate::scorer::NodeCacheState;
 
 /// A node with its state.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct TabledNode {
+pub(crate) struct NodeEntry {
     name: String,
     /// Time of publication, in seconds since the epoch.
-    pub(crate) published: f64,
+    pub(crate) published_at: f64,
     pub(crate) state: NodeCacheState,
     /// Version from 1, incremented by each change of the state or of the placements in flight.
     pub(crate) version: u64,
@@ -23,9 +23,9 @@ pub(crate) struct TabledNode {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeTable {
     /// Nodes by name, ascending.
-    nodes: Vec<TabledNode>,
+    nodes: Vec<NodeEntry>,
     /// Pairs of a name's hash and a node's number, ascending.
-    numbers: Vec<(u64, usize)>,
+    number_by_hash: Vec<(u64, usize)>,
 }
 
 impl NodeTable {
@@ -35,45 +35,46 @@ impl NodeTable {
 
     /// Replaces the states. Returns false if the set of nodes has changed, in which case the nodes have new numbers.
     pub(crate) fn publish(&mut self, states: BTreeMap<String, (f64, NodeCacheState)>) -> bool {
-        let is_same = self.nodes.iter().map(|node| &node.name).eq(states.keys());
-        if is_same {
-            for (node, (published, state)) in self.nodes.iter_mut().zip(states.into_values()) {
-                node.published = published;
+        let has_same_nodes = self.nodes.iter().map(|node| &node.name).eq(states.keys());
+        if has_same_nodes {
+            for (node, (published_at, state)) in self.nodes.iter_mut().zip(states.into_values()) {
+                node.published_at = published_at;
                 if node.state != state {
                     node.state = state;
                     node.version += 1;
                 }
             }
         } else {
-            let tabled_node = |(name, (published, state))| TabledNode { name, published, state, version: 1 };
-            self.nodes = states.into_iter().map(tabled_node).collect();
-            self.numbers = self.nodes.iter().map(|node| name_hash(&node.name)).zip(0..).collect();
-            self.numbers.sort_unstable();
+            let to_entry = |(name, (published_at, state))| NodeEntry { name, published_at, state, version: 1 };
+            self.nodes = states.into_iter().map(to_entry).collect();
+            self.number_by_hash = self.nodes.iter().map(|node| name_hash(&node.name)).zip(0..).collect();
+            self.number_by_hash.sort_unstable();
         }
-        is_same
+        has_same_nodes
     }
 
-    /// The number of a node; `None` if it has not published a state.
+    /// Returns the number of a node; `None` if it has not published a state.
     pub(crate) fn find_number(&self, name: &str) -> Option<usize> {
         let hash = name_hash(name);
-        let first = self.numbers.partition_point(|(entry_hash, _)| *entry_hash < hash);
-        let equal = self.numbers[first..].iter().take_while(|(entry_hash, _)| *entry_hash == hash);
-        equal.map(|&(_, number)| number).find(|&number| self.nodes[number].name == name)
+        let first_position = self.number_by_hash.partition_point(|(entry_hash, _)| *entry_hash < hash);
+        let equal_entries =
+            self.number_by_hash[first_position..].iter().take_while(|(entry_hash, _)| *entry_hash == hash);
+        equal_entries.map(|&(_, number)| number).find(|&number| self.nodes[number].name == name)
     }
 
-    pub(crate) fn node(&self, number: usize) -> &TabledNode {
+    pub(crate) fn node(&self, number: usize) -> &NodeEntry {
         &self.nodes[number]
     }
 
     /// Records that the placements in flight of a node have changed.
-    pub(crate) fn touch(&mut self, name: &str) {
+    pub(crate) fn increment_version(&mut self, name: &str) {
         if let Some(number) = self.find_number(name) {
             self.nodes[number].version += 1;
         }
     }
 }
 
-/// FNV-1a hash of a node's name.
+/// Returns the FNV-1a hash of a node's name.
 fn name_hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -99,9 +100,9 @@ mod tests {
         next.get_mut("a").unwrap().0 = 2.0;
         next.get_mut("b").unwrap().1 = empty_node(2);
         assert!(table.publish(next));
-        table.touch("node-10");
-        table.touch("unknown");
-        assert_eq!((node_versions(&table), table.node(0).published), (vec![1, 2, 2], 2.0));
+        table.increment_version("node-10");
+        table.increment_version("unknown");
+        assert_eq!((node_versions(&table), table.node(0).published_at), (vec![1, 2, 2], 2.0));
         assert!(!table.publish(sample_states(&["a", "b"], 2)));
         assert_eq!((table.len(), node_versions(&table)), (2, vec![1, 1]));
     }

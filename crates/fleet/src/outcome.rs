@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Width of one histogram class, in percent.
 const CLASS_PERCENT: f64 = 0.1;
 /// Number of classes; slowdowns of 1000 % and more are one class.
-const CLASSES: usize = 10_001;
+const CLASS_COUNT: usize = 10_001;
 
 /// Slowdowns in classes of 0.1 %.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub struct SlowdownHistogram {
 
 impl Default for SlowdownHistogram {
     fn default() -> Self {
-        SlowdownHistogram { counts: vec![0; CLASSES] }
+        SlowdownHistogram { counts: vec![0; CLASS_COUNT] }
     }
 }
 
@@ -31,7 +31,7 @@ impl From<Vec<(usize, u64)>> for SlowdownHistogram {
     fn from(classes: Vec<(usize, u64)>) -> Self {
         let mut histogram = SlowdownHistogram::default();
         for (class, count) in classes {
-            histogram.counts[class.min(CLASSES - 1)] += count;
+            histogram.counts[class.min(CLASS_COUNT - 1)] += count;
         }
         histogram
     }
@@ -40,7 +40,7 @@ impl From<Vec<(usize, u64)>> for SlowdownHistogram {
 impl SlowdownHistogram {
     /// Adds one sample; a speed-up counts as a slowdown of 0.
     pub fn add(&mut self, percent: f64) {
-        let class = libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASSES - 1) as f64) as usize;
+        let class = libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASS_COUNT - 1) as f64) as usize;
         self.counts[class] += 1;
     }
 
@@ -49,27 +49,27 @@ impl SlowdownHistogram {
         self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
     }
 
-    /// Number of samples.
-    pub fn samples(&self) -> u64 {
+    /// Returns the number of samples.
+    pub fn sample_count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The smallest slowdown that this share of the samples does not exceed; `None` without samples.
+    /// Returns the smallest slowdown that this share of the samples does not exceed; `None` without samples.
     pub fn percentile(&self, share: f64) -> Option<f64> {
-        let samples = self.samples();
+        let samples = self.sample_count();
         let target_count = libm::ceil(share * samples as f64).max(1.0) as u64;
-        let mut sum = 0;
+        let mut cumulative_count = 0;
         let class = self.counts.iter().position(|count| {
-            sum += count;
-            sum >= target_count
+            cumulative_count += count;
+            cumulative_count >= target_count
         });
         class.filter(|_| samples > 0).map(|class| libm::round(class as f64) / 10.0)
     }
 
-    /// Share of the samples that do not exceed a slowdown; `None` without samples.
+    /// Returns the share of the samples that do not exceed a slowdown; `None` without samples.
     pub fn share_up_to(&self, percent: f64) -> Option<f64> {
-        let class = libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASSES - 1) as f64) as usize;
-        let samples = self.samples();
+        let class = libm::round(percent.max(0.0) / CLASS_PERCENT).min((CLASS_COUNT - 1) as f64) as usize;
+        let samples = self.sample_count();
         (samples > 0).then(|| self.counts[..=class].iter().sum::<u64>() as f64 / samples as f64)
     }
 }
@@ -111,7 +111,7 @@ impl CellOutcome {
         self.host_hours += other.host_hours;
     }
 
-    /// Share of limits that are kept; `None` if no service has a limit.
+    /// Returns the share of limits that are kept; `None` if no service has a limit.
     pub fn limit_kept_share(&self) -> Option<f64> {
         (self.limited_samples > 0).then(|| self.kept_samples as f64 / self.limited_samples as f64)
     }

@@ -5,7 +5,7 @@
 
 use crate::host::FleetHost;
 pub use crate::placement_policy::PlacementPolicy;
-use crate::scorer::{MAX_SCORE, ServiceDemand, forecast_nodes, keeps_limits, score_nodes};
+use crate::scorer::{MAX_SCORE, ServiceDemand, forecast_nodes, passes_filter, score_nodes};
 use crate::spec::FleetService;
 
 /// Weight of the extender beside the scheduler's own score.
@@ -26,60 +26,68 @@ impl HostCapacity {
             && host.requested_bytes + kind.memory_bytes <= self.memory_bytes + 0.5
     }
 
-    /// Share of the capacity that is requested once the service is added, from 0 to 1.
+    /// Returns the share of the capacity that is requested once the service is added, from 0 to 1.
     fn requested_share(&self, host: &FleetHost, kind: &FleetService) -> f64 {
-        let cpus = (host.requested_cpus + kind.cpus) / self.cpus;
-        let memory = (host.requested_bytes + kind.memory_bytes) / self.memory_bytes;
-        0.5 * (cpus + memory)
+        let cpu_share = (host.requested_cpus + kind.cpus) / self.cpus;
+        let memory_share = (host.requested_bytes + kind.memory_bytes) / self.memory_bytes;
+        0.5 * (cpu_share + memory_share)
     }
 }
 
-/// Chooses the host for a service; `None` if it fits on no host. `except` is the host that the service leaves. Among
-/// equal hosts, the first is chosen.
+/// Chooses the host for a service; `None` if it fits on no host. `excluded_host` is the host that the service leaves.
+/// Among equal hosts, the first is chosen.
 pub fn choose_host(
     policy: PlacementPolicy,
     hosts: &[FleetHost],
     capacity: &HostCapacity,
     kind: &FleetService,
     service: &ServiceDemand<'_>,
-    same_kind: &dyn Fn(usize) -> u32,
-    except: Option<usize>,
+    count_same_kind: &dyn Fn(usize) -> u32,
+    excluded_host: Option<usize>,
 ) -> Option<usize> {
-    let fitting: Vec<usize> =
-        (0..hosts.len()).filter(|&index| Some(index) != except && capacity.has_room_for(&hosts[index], kind)).collect();
+    let fitting_hosts: Vec<usize> = (0..hosts.len())
+        .filter(|&index| Some(index) != excluded_host && capacity.has_room_for(&hosts[index], kind))
+        .collect();
     let free_percent = |index: usize| 100.0 * (1.0 - capacity.requested_share(&hosts[index], kind));
     let best_by = |score: &dyn Fn(usize) -> f64| {
         let mut best: Option<(f64, usize)> = None;
-        for (position, &index) in fitting.iter().enumerate() {
-            let place_score = score(position);
-            if best.is_none_or(|(best_score, _)| place_score > best_score) {
-                best = Some((place_score, index));
+        for (position, &index) in fitting_hosts.iter().enumerate() {
+            let host_score = score(position);
+            if best.is_none_or(|(best_score, _)| host_score > best_score) {
+                best = Some((host_score, index));
             }
         }
         best.map(|(_, index)| index)
     };
     match policy {
-        PlacementPolicy::Requests => best_by(&|place| free_percent(fitting[place])),
-        PlacementPolicy::BinPack => best_by(&|place| -free_percent(fitting[place])),
+        PlacementPolicy::Requests => best_by(&|place| free_percent(fitting_hosts[place])),
+        PlacementPolicy::BinPack => best_by(&|place| -free_percent(fitting_hosts[place])),
         PlacementPolicy::Spread => best_by(&|place| {
-            let index = fitting[place];
-            -f64::from(same_kind(index)) * 1e6 - f64::from(hosts[index].services)
+            let index = fitting_hosts[place];
+            -f64::from(count_same_kind(index)) * 1e6 - f64::from(hosts[index].services)
         }),
         PlacementPolicy::Misses => {
             let fill_rate = |index: usize| hosts[index].fill_bytes_per_second();
-            let max_rate = fitting.iter().map(|&index| fill_rate(index)).fold(0.0, f64::max);
-            let score = |index: usize| {
+            let max_rate = fitting_hosts.iter().map(|&index| fill_rate(index)).fold(0.0, f64::max);
+            let miss_score = |index: usize| {
                 if max_rate > 0.0 { f64::from(MAX_SCORE) * (1.0 - fill_rate(index) / max_rate) } else { 0.0 }
             };
-            best_by(&|place| free_percent(fitting[place]) + 10.0 * EXTENDER_WEIGHT * libm::round(score(fitting[place])))
+            best_by(&|place| {
+                free_percent(fitting_hosts[place])
+                    + 10.0 * EXTENDER_WEIGHT * libm::round(miss_score(fitting_hosts[place]))
+            })
         }
         PlacementPolicy::Forecast => {
-            let node_forecasts = forecast_nodes(service, fitting.iter().map(|&index| Some(&hosts[index].state)));
-            let keeps_known_limits = keeps_limits(&node_forecasts);
-            let ranks = score_nodes(service, &node_forecasts);
+            let node_forecasts = forecast_nodes(service, fitting_hosts.iter().map(|&index| Some(&hosts[index].state)));
+            let keeps_known_limits = passes_filter(&node_forecasts);
+            let scores = score_nodes(service, &node_forecasts);
             best_by(&|place| {
-                let extender = 10.0 * EXTENDER_WEIGHT * f64::from(ranks[place]);
-                if keeps_known_limits[place] { free_percent(fitting[place]) + extender } else { f64::NEG_INFINITY }
+                let extender_score = 10.0 * EXTENDER_WEIGHT * f64::from(scores[place]);
+                if keeps_known_limits[place] {
+                    free_percent(fitting_hosts[place]) + extender_score
+                } else {
+                    f64::NEG_INFINITY
+                }
             })
         }
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::scorer::NodeCacheState;
 
-/// Lifetime of a guess. Nodes publish every 30 s, so the node has published the placement by the end of that time.
+/// Lifetime of a guess. Nodes publish every 30 s, so the node has published the placement before its guess expires.
 const GUESS_SECONDS: f64 = 40.0;
 /// Maximum number of guesses; the oldest is dropped first.
 const MAX_GUESSES: usize = 4096;
@@ -20,7 +20,7 @@ pub(crate) struct PlacementGuess {
     pub(crate) busy_cpus: f64,
     pub(crate) fill_bytes_per_second: f64,
     pub(crate) bytes: f64,
-    pub(crate) made_at: f64,
+    pub(crate) created_at: f64,
 }
 
 /// The placements in flight, at most one per pod.
@@ -28,8 +28,8 @@ pub(crate) struct PlacementGuess {
 pub(crate) struct PlacementLedger {
     /// Guesses by serial number, the oldest first.
     guesses: BTreeMap<u64, PlacementGuess>,
-    by_pod: BTreeMap<String, u64>,
-    by_node: BTreeMap<String, Vec<u64>>,
+    number_by_pod: BTreeMap<String, u64>,
+    numbers_by_node: BTreeMap<String, Vec<u64>>,
     last_number: u64,
 }
 
@@ -39,8 +39,8 @@ impl PlacementLedger {
     }
 
     /// Drops expired guesses, and returns their nodes.
-    pub(crate) fn expire(&mut self, now: f64) -> Vec<String> {
-        let is_live = |guess: &PlacementGuess| (0.0..=GUESS_SECONDS).contains(&(now - guess.made_at));
+    pub(crate) fn drop_expired(&mut self, now: f64) -> Vec<String> {
+        let is_live = |guess: &PlacementGuess| (0.0..=GUESS_SECONDS).contains(&(now - guess.created_at));
         let mut nodes = Vec::new();
         // Guesses in the future also expire, because the clock may have been set backward.
         while let Some((&number, _)) = self.guesses.first_key_value().filter(|(_, guess)| !is_live(guess)) {
@@ -52,24 +52,24 @@ impl PlacementLedger {
         nodes
     }
 
-    /// The node that the guess for a pod names.
+    /// Returns the node that the guess for a pod names.
     pub(crate) fn node_of(&self, pod: &str) -> Option<&str> {
-        self.guesses.get(self.by_pod.get(pod)?).map(|guess| guess.node.as_str())
+        self.guesses.get(self.number_by_pod.get(pod)?).map(|guess| guess.node.as_str())
     }
 
     /// Drops the guess for a pod, and returns its node.
     pub(crate) fn remove_pod(&mut self, pod: &str) -> Option<String> {
-        let number = *self.by_pod.get(pod)?;
+        let number = *self.number_by_pod.get(pod)?;
         self.remove(number)
     }
 
     fn remove(&mut self, number: u64) -> Option<String> {
         let guess = self.guesses.remove(&number)?;
-        self.by_pod.remove(&guess.pod);
-        if let Some(numbers) = self.by_node.get_mut(&guess.node) {
+        self.number_by_pod.remove(&guess.pod);
+        if let Some(numbers) = self.numbers_by_node.get_mut(&guess.node) {
             numbers.retain(|guess_number| *guess_number != number);
             if numbers.is_empty() {
-                self.by_node.remove(&guess.node);
+                self.numbers_by_node.remove(&guess.node);
             }
         }
         Some(guess.node)
@@ -77,14 +77,15 @@ impl PlacementLedger {
 
     /// Adds a guess for a pod that has none. If there are too many guesses, the oldest is dropped and its node
     /// returned.
-    pub(crate) fn insert(&mut self, guess: PlacementGuess) -> Option<String> {
+    pub(crate) fn insert_guess(&mut self, guess: PlacementGuess) -> Option<String> {
         let oldest = self.guesses.first_key_value().map(|(&number, _)| number);
-        let dropped = oldest.filter(|_| self.guesses.len() >= MAX_GUESSES).and_then(|oldest| self.remove(oldest));
+        let node_of_dropped_guess =
+            oldest.filter(|_| self.guesses.len() >= MAX_GUESSES).and_then(|oldest| self.remove(oldest));
         self.last_number += 1;
-        self.by_pod.insert(guess.pod.clone(), self.last_number);
-        self.by_node.entry(guess.node.clone()).or_default().push(self.last_number);
+        self.number_by_pod.insert(guess.pod.clone(), self.last_number);
+        self.numbers_by_node.entry(guess.node.clone()).or_default().push(self.last_number);
         self.guesses.insert(self.last_number, guess);
-        dropped
+        node_of_dropped_guess
     }
 
     /// Returns a node's state with the placements in flight added, except that of the pod itself.
@@ -94,18 +95,18 @@ impl PlacementLedger {
         state: &'a NodeCacheState,
         pod: &str,
     ) -> Cow<'a, NodeCacheState> {
-        let mut adjusted = Cow::Borrowed(state);
-        let numbers = self.by_node.get(node).into_iter().flatten();
+        let mut adjusted_state = Cow::Borrowed(state);
+        let numbers = self.numbers_by_node.get(node).into_iter().flatten();
         for guess in numbers.filter_map(|number| self.guesses.get(number)).filter(|guess| guess.pod != pod) {
-            if let Some(cache) = adjusted.to_mut().caches.get_mut(guess.cache) {
+            if let Some(cache) = adjusted_state.to_mut().caches.get_mut(guess.cache) {
                 cache.busy_cpus += guess.busy_cpus;
                 cache.fill_bytes_per_second += guess.fill_bytes_per_second;
                 cache.occupancy_bytes = (cache.occupancy_bytes + guess.bytes).min(cache.size_bytes);
-                let remaining = cache.bandwidth_left_bytes_per_second - guess.fill_bytes_per_second;
-                cache.bandwidth_left_bytes_per_second = remaining.max(0.0);
+                let remaining_bandwidth = cache.bandwidth_left_bytes_per_second - guess.fill_bytes_per_second;
+                cache.bandwidth_left_bytes_per_second = remaining_bandwidth.max(0.0);
             }
         }
-        adjusted
+        adjusted_state
     }
 }
 
@@ -122,7 +123,7 @@ mod tests {
             busy_cpus: 1.0,
             fill_bytes_per_second: 1e9,
             bytes: 1e6,
-            made_at,
+            created_at: made_at,
         }
     }
 
@@ -130,18 +131,18 @@ mod tests {
     #[test]
     fn guesses_end_by_time_and_by_number() {
         let mut ledger = PlacementLedger::default();
-        ledger.insert(sample_guess("1", "a", 100.0));
-        ledger.insert(sample_guess("2", "a", 110.0));
-        ledger.insert(sample_guess("3", "b", 120.0));
+        ledger.insert_guess(sample_guess("1", "a", 100.0));
+        ledger.insert_guess(sample_guess("2", "a", 110.0));
+        ledger.insert_guess(sample_guess("3", "b", 120.0));
         let state = empty_node(1);
         assert_eq!(ledger.adjusted_state("a", &state, "1").caches[0].busy_cpus, state.caches[0].busy_cpus + 1.0);
-        assert_eq!(ledger.expire(141.0), ["a"]);
-        assert_eq!(ledger.expire(115.0), ["b"]);
+        assert_eq!(ledger.drop_expired(141.0), ["a"]);
+        assert_eq!(ledger.drop_expired(115.0), ["b"]);
         assert_eq!((ledger.len(), ledger.node_of("2"), ledger.node_of("3")), (1, Some("a"), None));
         for pod in 0..MAX_GUESSES - 1 {
-            assert_eq!(ledger.insert(sample_guess(&format!("pod-{pod}"), "c", 120.0)), None);
+            assert_eq!(ledger.insert_guess(sample_guess(&format!("pod-{pod}"), "c", 120.0)), None);
         }
-        assert_eq!(ledger.insert(sample_guess("last", "c", 120.0)).as_deref(), Some("a"));
+        assert_eq!(ledger.insert_guess(sample_guess("last", "c", 120.0)).as_deref(), Some("a"));
         assert_eq!(ledger.len(), MAX_GUESSES);
     }
 }

@@ -19,13 +19,13 @@ pub enum PlacementPolicy {
 }
 
 impl PlacementPolicy {
-    /// Every policy, in the order in which reports list them.
+    /// Returns every policy, in the order in which reports list them.
     pub fn all() -> Vec<Self> {
         use PlacementPolicy::{BinPack, Forecast, Misses, Requests, Spread};
         vec![Requests, Spread, BinPack, Misses, Forecast]
     }
 
-    /// Name of the policy in files and results.
+    /// Returns the name of the policy in files and results.
     pub fn name(self) -> &'static str {
         match self {
             PlacementPolicy::Requests => "requests",
@@ -36,7 +36,7 @@ impl PlacementPolicy {
         }
     }
 
-    /// Does the policy move services that exceed their limits? Only policies that measure slowdowns can.
+    /// Returns whether the policy moves services that exceed their limits. Only policies that measure slowdowns can.
     pub fn moves_services(self) -> bool {
         matches!(self, PlacementPolicy::Misses | PlacementPolicy::Forecast)
     }

@@ -7,7 +7,7 @@ use cachemate_interval::{ProgramPhase, SizePoint};
 use serde::{Deserialize, Serialize};
 
 /// Miss ratio below which the misses of a measured curve are attributed to rounding.
-const NO_MISSES: f64 = 1e-3;
+const NEGLIGIBLE_MISS_RATIO: f64 = 1e-3;
 /// Maximum number of points of a curve; with more, the resource would exceed 4 KB.
 pub const MAX_CURVE_POINTS: usize = 48;
 
@@ -36,7 +36,7 @@ pub struct WorkloadProfile {
     #[serde(alias = "references_per_kilo_instr")]
     pub references_per_kilo_instr: f64,
     /// Lines written back, as a fraction of the lines filled.
-    #[serde(default = "usual_write_share", alias = "write_share")]
+    #[serde(default = "default_write_share", alias = "write_share")]
     pub write_share: f64,
     /// Misses by size, ascending, from one to [`MAX_CURVE_POINTS`] points.
     pub curve: Vec<MissPoint>,
@@ -45,8 +45,8 @@ pub struct WorkloadProfile {
     pub certainty: Option<f64>,
 }
 
-/// The write share that the interval machine assumes for profiles without one.
-fn usual_write_share() -> f64 {
+/// Returns the write share that the interval machine assumes for profiles without one.
+fn default_write_share() -> f64 {
     0.3
 }
 
@@ -63,12 +63,12 @@ pub struct FleetFieldError {
 }
 
 impl FleetFieldError {
-    /// An error about one field.
+    /// Builds an error about one field.
     pub fn new(field: impl Into<String>, found: impl ToString, expected: &str) -> Self {
         FleetFieldError { field: field.into(), found: found.to_string(), expected: expected.to_string() }
     }
 
-    /// The same error, with `path` before the field.
+    /// Returns the same error, with `path` before the field.
     #[must_use]
     pub fn with_path_prefix(self, path: &str) -> Self {
         FleetFieldError { field: format!("{path}.{}", self.field), ..self }
@@ -118,19 +118,19 @@ impl WorkloadProfile {
 
     /// Misses per instruction with `bytes` of the cache, interpolated linearly between the points.
     pub fn misses_per_instr(&self, bytes: f64) -> f64 {
-        let upper = self.curve.partition_point(|point| point.bytes <= bytes);
-        let (low, misses_low) = match upper.checked_sub(1) {
+        let upper_index = self.curve.partition_point(|point| point.bytes <= bytes);
+        let (low, misses_low) = match upper_index.checked_sub(1) {
             Some(index) => (self.curve[index].bytes, self.curve[index].misses_per_kilo_instr),
             None => (0.0, self.references_per_kilo_instr),
         };
-        let per_kilo = match self.curve.get(upper) {
+        let misses_per_kilo_instr = match self.curve.get(upper_index) {
             None => misses_low,
             Some(high) => {
-                let share = ((bytes - low) / (high.bytes - low)).clamp(0.0, 1.0);
-                misses_low + share * (high.misses_per_kilo_instr - misses_low)
+                let fraction = ((bytes - low) / (high.bytes - low)).clamp(0.0, 1.0);
+                misses_low + fraction * (high.misses_per_kilo_instr - misses_low)
             }
         };
-        per_kilo / 1000.0
+        misses_per_kilo_instr / 1000.0
     }
 
     /// Cycles per instruction with `bytes` of the cache, without queueing for memory.
@@ -146,24 +146,24 @@ impl WorkloadProfile {
     /// Bytes that the service touches: the smallest size without misses. A service that misses at any size has an
     /// infinite footprint, because it fills lines as long as it runs.
     pub fn footprint_bytes(&self) -> f64 {
-        let none = NO_MISSES * self.references_per_kilo_instr;
-        let fitting_point = self.curve.iter().find(|point| point.misses_per_kilo_instr <= none);
+        let max_misses_per_kilo_instr = NEGLIGIBLE_MISS_RATIO * self.references_per_kilo_instr;
+        let fitting_point = self.curve.iter().find(|point| point.misses_per_kilo_instr <= max_misses_per_kilo_instr);
         fitting_point.map_or(f64::INFINITY, |point| point.bytes)
     }
 
-    /// The behavior of one of `threads` threads of the service, each with an equal part of its memory.
+    /// Returns the behavior of one of `threads` threads of the service, each with an equal part of its memory.
     pub fn thread_phase(&self, threads: u32) -> ProgramPhase {
         let threads = f64::from(threads.max(1));
         let size_point = |point: &MissPoint| {
-            let misses = point.misses_per_kilo_instr / 1000.0;
-            let stall = self.stall_cycles_per_miss * misses;
+            let misses_per_instr = point.misses_per_kilo_instr / 1000.0;
+            let stall_cycles_per_instr = self.stall_cycles_per_miss * misses_per_instr;
             SizePoint {
                 size_bytes: point.bytes / threads,
-                cycles_per_instr: self.base_cycles_per_instr + stall,
-                demand_fills_per_instr: misses,
+                cycles_per_instr: self.base_cycles_per_instr + stall_cycles_per_instr,
+                demand_fills_per_instr: misses_per_instr,
                 prefetch_fills_per_instr: 0.0,
-                writebacks_per_instr: self.write_share * misses,
-                memory_stall_cycles_per_instr: stall,
+                writebacks_per_instr: self.write_share * misses_per_instr,
+                memory_stall_cycles_per_instr: stall_cycles_per_instr,
                 without_prefetch: None,
             }
         };
@@ -202,7 +202,7 @@ pub struct ReferenceMix {
     /// Working sets; the remaining references stream through memory.
     pub working_sets: Vec<WorkingSet>,
     /// Lines written back, as a fraction of the lines filled.
-    #[serde(default = "usual_write_share")]
+    #[serde(default = "default_write_share")]
     pub write_share: f64,
 }
 
@@ -232,28 +232,29 @@ impl ReferenceMix {
     /// time in which the mix touches as many lines as the cache holds.
     pub fn miss_ratio(&self, bytes: f64) -> f64 {
         let lines = bytes / LINE_BYTES;
-        let stream = (1.0 - self.working_sets.iter().map(|set| set.share).sum::<f64>()).max(0.0);
-        let touched_share = |time: f64| {
-            let touched_lines = |set: &WorkingSet| {
+        let stream_share = (1.0 - self.working_sets.iter().map(|set| set.share).sum::<f64>()).max(0.0);
+        let touched_lines = |time: f64| {
+            let touched_lines_of_set = |set: &WorkingSet| {
                 let size = set.bytes / LINE_BYTES;
                 size * -libm::expm1(-set.share * time / size)
             };
-            self.working_sets.iter().map(touched_lines).sum::<f64>() + stream * time
+            self.working_sets.iter().map(touched_lines_of_set).sum::<f64>() + stream_share * time
         };
-        let all_fit = stream <= 0.0 && self.working_sets.iter().map(|set| set.bytes).sum::<f64>() <= bytes;
-        if all_fit {
+        let fits_completely =
+            stream_share <= 0.0 && self.working_sets.iter().map(|set| set.bytes).sum::<f64>() <= bytes;
+        if fits_completely {
             return 0.0;
         }
-        let (mut low, mut high) = (0.0, lines.max(1.0));
-        while touched_share(high) < lines && high < 1e18 {
-            high *= 2.0;
+        let (mut low_time, mut high_time) = (0.0, lines.max(1.0));
+        while touched_lines(high_time) < lines && high_time < 1e18 {
+            high_time *= 2.0;
         }
         for _ in 0..60 {
-            let middle = 0.5 * (low + high);
-            if touched_share(middle) < lines { low = middle } else { high = middle }
+            let middle_time = 0.5 * (low_time + high_time);
+            if touched_lines(middle_time) < lines { low_time = middle_time } else { high_time = middle_time }
         }
-        let miss_share = |set: &WorkingSet| set.share * libm::exp(-set.share * low / (set.bytes / LINE_BYTES));
-        (self.working_sets.iter().map(miss_share).sum::<f64>() + stream).min(1.0)
+        let misses_of_set = |set: &WorkingSet| set.share * libm::exp(-set.share * low_time / (set.bytes / LINE_BYTES));
+        (self.working_sets.iter().map(misses_of_set).sum::<f64>() + stream_share).min(1.0)
     }
 
     /// Converts the mix to a profile.

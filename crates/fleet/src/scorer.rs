@@ -20,7 +20,7 @@ pub const MAX_CACHES: usize = 256;
 const MAX_EFFECTS: usize = 16;
 const LINE_BYTES: f64 = 64.0;
 /// Utilization of memory above which its users slow down in proportion to the excess.
-const BUSY_MEMORY: f64 = 0.85;
+const MAX_FREE_UTILIZATION: f64 = 0.85;
 /// Cost in percent of a CPU that halves a node's score relative to the best node.
 const HALF_PREFERENCE_PERCENT: f64 = 4.0;
 
@@ -127,18 +127,19 @@ impl CacheState {
         Ok(())
     }
 
-    /// Slowdown and broken limits of the residents at a share, interpolated between the published shares.
+    /// Returns the slowdown and the broken limits of the residents at a share. The slowdown is interpolated between the
+    /// published shares.
     fn share_effect(&self, share: f64) -> (f64, f64) {
         let lower = self.effects.partition_point(|effect| effect.share > share);
         let effect_values = |effect: &ShareEffect| (effect.slowdown_percent, effect.broken_limits);
         match (lower.checked_sub(1).and_then(|index| self.effects.get(index)), self.effects.get(lower)) {
             (Some(high), Some(low)) => {
                 let fraction = (high.share - share) / (high.share - low.share);
-                let mixed = |high: f64, low: f64| high + fraction * (low - high);
+                let interpolate = |high: f64, low: f64| high + fraction * (low - high);
                 // A limit is either broken or kept, so the count is not interpolated: that of the nearer published
                 // share applies.
-                let broken = if fraction >= 0.5 { low.broken_limits } else { high.broken_limits };
-                (mixed(high.slowdown_percent, low.slowdown_percent), broken)
+                let broken_limits = if fraction >= 0.5 { low.broken_limits } else { high.broken_limits };
+                (interpolate(high.slowdown_percent, low.slowdown_percent), broken_limits)
             }
             (Some(nearest), None) | (None, Some(nearest)) => effect_values(nearest),
             (None, None) => (0.0, 0.0),
@@ -179,43 +180,50 @@ struct ShareTable {
     hertz: f64,
     size_bytes: f64,
     /// Bytes per second that the service fills, by its space.
-    fills: [f64; SHARE_STEPS + 1],
-    /// Residents' fills at which the service has exactly this space; descending.
-    pressure: [f64; SHARE_STEPS + 1],
+    fill_rates: [f64; SHARE_STEPS + 1],
+    /// Bytes per second that the residents must fill for the service to have exactly this space; descending.
+    resident_fills: [f64; SHARE_STEPS + 1],
     /// Cycles per instruction, and the part of these cycles that waits for memory.
     cycles: [f64; SHARE_STEPS + 1],
-    waits: [f64; SHARE_STEPS + 1],
+    wait_cycles: [f64; SHARE_STEPS + 1],
     footprint_bytes: f64,
 }
 
 impl ShareTable {
     fn new(profile: &WorkloadProfile, busy_cpus: f64, hertz: f64, size_bytes: f64) -> Self {
         let size_at = |step: usize| size_bytes * step as f64 / SHARE_STEPS as f64;
-        let fills: [f64; SHARE_STEPS + 1] =
+        let fill_rates: [f64; SHARE_STEPS + 1] =
             std::array::from_fn(|step| profile.fills_per_cycle(size_at(step)) * hertz * busy_cpus * LINE_BYTES);
         // A program's share of the space is its share of the fills: s / C = own / (own + others).
-        let pressure_at = |step: usize| fills[step] * (SHARE_STEPS as f64 / step as f64 - 1.0);
+        let pressure_at = |step: usize| fill_rates[step] * (SHARE_STEPS as f64 / step as f64 - 1.0);
         ShareTable {
             hertz,
             size_bytes,
-            pressure: std::array::from_fn(|step| if step == 0 { f64::INFINITY } else { pressure_at(step) }),
+            resident_fills: std::array::from_fn(|step| if step == 0 { f64::INFINITY } else { pressure_at(step) }),
             cycles: std::array::from_fn(|step| profile.cycles_per_instr(size_at(step))),
-            waits: std::array::from_fn(|step| profile.stall_cycles_per_miss * profile.misses_per_instr(size_at(step))),
-            fills,
+            wait_cycles: std::array::from_fn(|step| {
+                profile.stall_cycles_per_miss * profile.misses_per_instr(size_at(step))
+            }),
+            fill_rates,
             footprint_bytes: profile.footprint_bytes(),
         }
     }
 
-    /// Space that the service has beside residents with this many fills.
+    /// Returns the space that the service has beside residents with this many fills.
     fn remaining_space(&self, other_fills: f64) -> f64 {
-        let step = self.pressure.partition_point(|pressure| *pressure >= other_fills).clamp(1, SHARE_STEPS) - 1;
+        let step = self.resident_fills.partition_point(|pressure| *pressure >= other_fills).clamp(1, SHARE_STEPS) - 1;
         if step == 0 {
-            let all_fills = self.fills[0] + other_fills;
-            let first = if all_fills > 0.0 { self.size_bytes * self.fills[0] / all_fills } else { self.size_bytes };
-            return first.min(self.size_bytes / SHARE_STEPS as f64);
+            let all_fills = self.fill_rates[0] + other_fills;
+            let first_space =
+                if all_fills > 0.0 { self.size_bytes * self.fill_rates[0] / all_fills } else { self.size_bytes };
+            return first_space.min(self.size_bytes / SHARE_STEPS as f64);
         }
-        let (high, low) = (self.pressure[step], self.pressure[step + 1]);
-        let fraction = if high > low { ((high - other_fills) / (high - low)).clamp(0.0, 1.0) } else { 1.0 };
+        let (high_fills, low_fills) = (self.resident_fills[step], self.resident_fills[step + 1]);
+        let fraction = if high_fills > low_fills {
+            ((high_fills - other_fills) / (high_fills - low_fills)).clamp(0.0, 1.0)
+        } else {
+            1.0
+        };
         self.size_bytes * (step as f64 + fraction) / SHARE_STEPS as f64
     }
 
@@ -233,16 +241,16 @@ pub struct ServiceForecaster<'a> {
 }
 
 impl<'a> ServiceForecaster<'a> {
-    /// A forecaster for a service.
+    /// Builds a forecaster for a service.
     pub fn new(service: &'a ServiceDemand<'a>) -> Self {
         ServiceForecaster { service, table: None }
     }
 
-    /// The forecast on one cache of a node; `None` if the service has no profile.
-    pub fn cache_forecast(&mut self, node: &NodeCacheState, cache: &CacheState) -> Option<PlacementForecast> {
+    /// Returns the forecast on one cache of a node; `None` if the service has no profile.
+    pub fn forecast_cache(&mut self, node: &NodeCacheState, cache: &CacheState) -> Option<PlacementForecast> {
         let profile = self.service.profile?;
-        let is_same = |table: &ShareTable| table.hertz == node.hertz && table.size_bytes == cache.size_bytes;
-        if !self.table.as_ref().is_some_and(is_same) {
+        let fits_table = |table: &ShareTable| table.hertz == node.hertz && table.size_bytes == cache.size_bytes;
+        if !self.table.as_ref().is_some_and(fits_table) {
             self.table = Some(ShareTable::new(profile, self.service.busy_cpus, node.hertz, cache.size_bytes));
         }
         self.table.as_ref().map(|table| table_forecast(self.service, profile, table, node, cache))
@@ -250,14 +258,14 @@ impl<'a> ServiceForecaster<'a> {
 
     /// Returns the cache that the node would choose, and the forecast there; `None` if the node has no cache or the
     /// service no profile.
-    pub fn node_forecast(&mut self, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
+    pub fn forecast_node(&mut self, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
         if node.policy == NodePolicy::Off {
             let cache = least_busy_cache(node)?;
-            return Some((cache, self.cache_forecast(node, &node.caches[cache])?));
+            return Some((cache, self.forecast_cache(node, &node.caches[cache])?));
         }
         let mut best: Option<(usize, PlacementForecast)> = None;
         for (index, cache) in node.caches.iter().enumerate() {
-            let forecast = self.cache_forecast(node, cache)?;
+            let forecast = self.forecast_cache(node, cache)?;
             if best.as_ref().is_none_or(|(_, best_forecast)| is_better(&forecast, best_forecast)) {
                 best = Some((index, forecast));
             }
@@ -275,68 +283,69 @@ fn table_forecast(
 ) -> PlacementForecast {
     let free_bytes = (cache.size_bytes - cache.occupancy_bytes).max(0.0);
     let bytes = table.remaining_space(cache.fill_bytes_per_second).max(free_bytes).min(table.footprint_bytes);
-    let own_traffic = table.interpolate(&table.fills, bytes) * (1.0 + profile.write_share);
+    let own_traffic = table.interpolate(&table.fill_rates, bytes) * (1.0 + profile.write_share);
     let total_traffic = (node.memory_bytes_per_second - cache.bandwidth_left_bytes_per_second).max(0.0) + own_traffic;
-    let crowd = (total_traffic / (BUSY_MEMORY * node.memory_bytes_per_second)).max(1.0);
-    // Waits for memory grow with its utilization, and only the part of the cycles that waits for memory grows with
-    // them.
-    let cycles_here = table.interpolate(&table.cycles, bytes) + table.interpolate(&table.waits, bytes) * (crowd - 1.0);
-    let slowdown_percent = (cycles_here / table.cycles[SHARE_STEPS] - 1.0).max(0.0) * 100.0;
+    let wait_factor = (total_traffic / (MAX_FREE_UTILIZATION * node.memory_bytes_per_second)).max(1.0);
+    // Only the cycles that wait for memory grow with its utilization.
+    let cycles_per_instr =
+        table.interpolate(&table.cycles, bytes) + table.interpolate(&table.wait_cycles, bytes) * (wait_factor - 1.0);
+    let slowdown_percent = (cycles_per_instr / table.cycles[SHARE_STEPS] - 1.0).max(0.0) * 100.0;
     let taken_bytes = (bytes - free_bytes).max(0.0);
     let remaining_share =
         if cache.occupancy_bytes > 0.0 { (1.0 - taken_bytes / cache.occupancy_bytes).clamp(0.0, 1.0) } else { 1.0 };
-    let (slowdown_before, broken_before) = cache.share_effect(1.0);
-    let (slowdown_after, broken_after) = cache.share_effect(remaining_share);
+    let (slowdown_before, broken_limits_before) = cache.share_effect(1.0);
+    let (slowdown_after, broken_limits_after) = cache.share_effect(remaining_share);
     let harm_cpu_percent = (slowdown_after - slowdown_before).max(0.0) * cache.busy_cpus;
-    let own_broken = service.max_slowdown_percent.is_some_and(|limit| slowdown_percent > limit);
-    let broken_limits = (broken_after - broken_before).max(0.0) + f64::from(u8::from(own_broken));
+    let exceeds_own_limit = service.max_slowdown_percent.is_some_and(|limit| slowdown_percent > limit);
+    let broken_limits = (broken_limits_after - broken_limits_before).max(0.0) + f64::from(u8::from(exceeds_own_limit));
     let crowded_cpus = (cache.busy_cpus + service.busy_cpus - cache.cpus).max(0.0);
     let cost_cpu_percent = slowdown_percent * service.busy_cpus + harm_cpu_percent + 100.0 * crowded_cpus;
     PlacementForecast { slowdown_percent, harm_cpu_percent, broken_limits, cost_cpu_percent }
 }
 
-/// Is forecast `a` better than `b`? Fewer broken limits decide, then lower cost.
+/// Returns whether forecast `a` is better than `b`: fewer broken limits decide, then the lower cost.
 fn is_better(a: &PlacementForecast, b: &PlacementForecast) -> bool {
     a.broken_limits < b.broken_limits || (a.broken_limits == b.broken_limits && a.cost_cpu_percent < b.cost_cpu_percent)
 }
 
-/// The least busy cache of a node, by its share of busy CPUs; the first among equals.
+/// Returns the least busy cache of a node, by its share of busy CPUs; the first among equals.
 pub fn least_busy_cache(node: &NodeCacheState) -> Option<usize> {
     let load_of = |cache: &CacheState| cache.busy_cpus / cache.cpus.max(1.0);
     let indices = 0..node.caches.len();
     indices.min_by(|&a, &b| load_of(&node.caches[a]).total_cmp(&load_of(&node.caches[b])))
 }
 
-/// Forecasts of a service for every node; `None` for a node without a state.
+/// Returns the forecasts of a service for every node; `None` for a node without a state.
 pub fn forecast_nodes<'a>(
     service: &ServiceDemand<'_>,
     nodes: impl Iterator<Item = Option<&'a NodeCacheState>>,
 ) -> Vec<Option<PlacementForecast>> {
     let mut forecaster = ServiceForecaster::new(service);
-    nodes.map(|node| forecaster.node_forecast(node?).map(|(_, forecast)| forecast)).collect()
+    nodes.map(|node| forecaster.forecast_node(node?).map(|(_, forecast)| forecast)).collect()
 }
 
 /// Returns, for each node, whether it remains after filtering: only nodes on which no limit breaks do. If every node
 /// breaks a limit, all remain, because a forecast must never make a service unschedulable.
-pub fn keeps_limits(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
-    let keeps = |forecast: &Option<PlacementForecast>| forecast.is_none_or(|forecast| forecast.broken_limits <= 0.0);
-    let within_limits: Vec<bool> = forecasts.iter().map(keeps).collect();
-    if within_limits.contains(&true) { within_limits } else { vec![true; forecasts.len()] }
+pub fn passes_filter(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
+    let keeps_limits_on =
+        |forecast: &Option<PlacementForecast>| forecast.is_none_or(|forecast| forecast.broken_limits <= 0.0);
+    let is_within_limits: Vec<bool> = forecasts.iter().map(keeps_limits_on).collect();
+    if is_within_limits.contains(&true) { is_within_limits } else { vec![true; forecasts.len()] }
 }
 
 /// Returns scores from 0 to [`MAX_SCORE`]. The best node has the highest score, and each additional cost of four
 /// percent of a CPU halves the score.
 pub fn score_nodes(service: &ServiceDemand<'_>, forecasts: &[Option<PlacementForecast>]) -> Vec<u8> {
     let known_forecasts = || forecasts.iter().flatten();
-    let fewest = known_forecasts().map(|forecast| forecast.broken_limits).fold(f64::INFINITY, f64::min);
-    let keeping = known_forecasts().filter(|forecast| forecast.broken_limits <= fewest);
-    let cheapest = keeping.map(|forecast| forecast.cost_cpu_percent).fold(f64::INFINITY, f64::min);
-    let half = HALF_PREFERENCE_PERCENT * service.busy_cpus.max(0.25);
+    let min_broken_limits = known_forecasts().map(|forecast| forecast.broken_limits).fold(f64::INFINITY, f64::min);
+    let best_forecasts = known_forecasts().filter(|forecast| forecast.broken_limits <= min_broken_limits);
+    let min_cost = best_forecasts.map(|forecast| forecast.cost_cpu_percent).fold(f64::INFINITY, f64::min);
+    let half_cost = HALF_PREFERENCE_PERCENT * service.busy_cpus.max(0.25);
     let score_of = |forecast: &Option<PlacementForecast>| match forecast {
         None => NEUTRAL_SCORE,
         Some(forecast) => {
-            let excess_cost = (forecast.cost_cpu_percent - cheapest).max(0.0);
-            let preference = half / (half + excess_cost) / (1.0 + forecast.broken_limits - fewest);
+            let excess_cost = (forecast.cost_cpu_percent - min_cost).max(0.0);
+            let preference = half_cost / (half_cost + excess_cost) / (1.0 + forecast.broken_limits - min_broken_limits);
             libm::round(f64::from(MAX_SCORE) * preference) as u8
         }
     };
@@ -383,7 +392,7 @@ pub(crate) mod tests {
     }
 
     fn forecast_one(service: &ServiceDemand<'_>, node: &NodeCacheState, cache: &CacheState) -> PlacementForecast {
-        ServiceForecaster::new(service).cache_forecast(node, cache).unwrap()
+        ServiceForecaster::new(service).forecast_cache(node, cache).unwrap()
     }
 
     /// Is a service alone on a cache not slowed down, whatever its behavior?
@@ -391,7 +400,7 @@ pub(crate) mod tests {
     fn an_empty_cache_costs_nothing() {
         for sets in [&[(8.0 * MIB, 1.0)][..], &[], &[(MIB, 0.5), (100.0 * MIB, 0.5)]] {
             let profile = mix_of(20.0, sets).profile();
-            let (_, forecast) = ServiceForecaster::new(&sample_demand(&profile)).node_forecast(&empty_node(2)).unwrap();
+            let (_, forecast) = ServiceForecaster::new(&sample_demand(&profile)).forecast_node(&empty_node(2)).unwrap();
             assert!(forecast.slowdown_percent < 0.5 && forecast.harm_cpu_percent == 0.0, "{sets:?} {forecast:?}");
         }
     }
@@ -446,14 +455,14 @@ pub(crate) mod tests {
         let nodes = [empty_node(1), NodeCacheState { caches: vec![crowded_cache(1e9)], ..empty_node(1) }];
         let neutral = forecast_nodes(&unknown, nodes.iter().map(Some));
         assert_eq!(score_nodes(&unknown, &neutral), [NEUTRAL_SCORE; 2]);
-        assert_eq!(keeps_limits(&neutral), [true, true]);
+        assert_eq!(passes_filter(&neutral), [true, true]);
         let profile = mix_of(20.0, &[(24.0 * MIB, 1.0)]).profile();
         let node_forecasts =
             forecast_nodes(&sample_demand(&profile), [Some(&nodes[0]), None, Some(&nodes[1])].into_iter());
         let ranks = score_nodes(&sample_demand(&profile), &node_forecasts);
         assert!(ranks[0] == 10 && ranks[1] == 5 && ranks[2] < 5, "{ranks:?}");
-        assert_eq!(keeps_limits(&node_forecasts), [true, true, false]);
-        assert_eq!(keeps_limits(&node_forecasts[2..]), [true], "a forecast makes no service unschedulable");
+        assert_eq!(passes_filter(&node_forecasts), [true, true, false]);
+        assert_eq!(passes_filter(&node_forecasts[2..]), [true], "a forecast makes no service unschedulable");
     }
 
     /// Are forged states rejected with the field?

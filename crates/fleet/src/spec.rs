@@ -28,19 +28,19 @@ pub struct FleetSpec {
     /// Number of hosts.
     pub hosts: u32,
     /// Nominal length of the run.
-    #[serde(default = "one_day")]
+    #[serde(default = "default_hours")]
     pub hours: f64,
     /// Seed of all random draws.
-    #[serde(default = "one")]
+    #[serde(default = "default_seed")]
     pub seed: u64,
     /// Mean number of services that run at the same time, per host.
-    #[serde(default = "usual_services")]
+    #[serde(default = "default_services_per_host")]
     pub services_per_host: f64,
     /// Time between two samples of all speeds.
-    #[serde(default = "half_an_hour")]
+    #[serde(default = "default_step_minutes")]
     pub step_minutes: f64,
     /// Hosts of one scheduler; larger fleets have several cells.
-    #[serde(default = "hundred")]
+    #[serde(default = "default_cell_hosts")]
     pub cell_hosts: u32,
     /// Memory of one host; `None` for the machine's.
     #[serde(default)]
@@ -49,10 +49,10 @@ pub struct FleetSpec {
     #[serde(default = "PlacementPolicy::all")]
     pub policies: Vec<PlacementPolicy>,
     /// Policies of the nodes; each is combined with each policy.
-    #[serde(default = "both_nodes")]
+    #[serde(default = "default_nodes")]
     pub nodes: Vec<NodePolicy>,
-    /// Do nodes partition caches, if the machine can?
-    #[serde(default = "yes")]
+    /// Whether nodes partition caches, if the machine can.
+    #[serde(default = "default_partition")]
     pub partition: bool,
     /// Share of kept limits for which hosts are counted; `None` for the share under `requests`, or under the first
     /// policy.
@@ -75,25 +75,25 @@ pub struct FleetSpec {
     pub power: PowerSpec,
 }
 
-fn one_day() -> f64 {
+fn default_hours() -> f64 {
     24.0
 }
-fn one() -> u64 {
+fn default_seed() -> u64 {
     1
 }
-fn usual_services() -> f64 {
+fn default_services_per_host() -> f64 {
     40.0
 }
-fn half_an_hour() -> f64 {
+fn default_step_minutes() -> f64 {
     30.0
 }
-fn hundred() -> u32 {
+fn default_cell_hosts() -> u32 {
     100
 }
-fn yes() -> bool {
+fn default_partition() -> bool {
     true
 }
-fn both_nodes() -> Vec<NodePolicy> {
+fn default_nodes() -> Vec<NodePolicy> {
     vec![NodePolicy::Off, NodePolicy::Auto]
 }
 
@@ -126,7 +126,7 @@ pub struct ServiceSpec {
     #[serde(default)]
     pub lifetime_hours: Option<f64>,
     /// Weight among the running services.
-    #[serde(default = "weight_of_one")]
+    #[serde(default = "default_weight")]
     pub weight: f64,
     /// A measured profile, given inline.
     #[serde(default)]
@@ -139,7 +139,7 @@ pub struct ServiceSpec {
     pub references: Option<ReferenceMix>,
 }
 
-fn weight_of_one() -> f64 {
+fn default_weight() -> f64 {
     1.0
 }
 
@@ -334,7 +334,7 @@ impl ServiceSpec {
         }
         check_range("weight", self.weight, 1e-6, 1e6)?;
         let sources = [self.profile.is_some(), self.profile_file.is_some(), self.references.is_some()];
-        if sources.iter().filter(|is_set| **is_set).count() > 1 {
+        if sources.iter().filter(|is_given| **is_given).count() > 1 {
             return Err(FleetFieldError::new(
                 "profile",
                 "several sources",
@@ -350,7 +350,7 @@ impl ServiceSpec {
         Ok(())
     }
 
-    /// The kind of service that this entry describes. A profile file must have been read into `profile` before.
+    /// Returns the kind of service that this entry describes. A profile file must have been read into `profile` before.
     pub fn kind(&self) -> FleetService {
         let profile = self.profile.clone().or_else(|| self.references.as_ref().map(ReferenceMix::profile));
         FleetService {
@@ -372,7 +372,7 @@ impl ServiceSpec {
 impl DrawSpec {
     fn check(&self) -> Result<(), FleetFieldError> {
         check_range("kinds", f64::from(self.kinds), 1.0, MAX_KINDS as f64)?;
-        for (field, (low, high), least, most) in [
+        for (field, (low, high), min, max) in [
             ("cpus", self.cpus, 1.0, MAX_CPUS),
             ("memory_bytes_per_cpu", self.memory_bytes_per_cpu, 1.0, 1e13),
             ("load", self.load, 0.001, 1.0),
@@ -386,8 +386,8 @@ impl DrawSpec {
             ("stream_share", self.stream_share, 0.0, 1.0),
             ("max_slowdown_percent", self.max_slowdown_percent, 0.0, 10_000.0),
         ] {
-            check_range(&format!("{field}[0]"), low, least, most)?;
-            check_range(&format!("{field}[1]"), high, low, most)?;
+            check_range(&format!("{field}[0]"), low, min, max)?;
+            check_range(&format!("{field}[1]"), high, low, max)?;
         }
         check_range("streaming_kinds", self.streaming_kinds, 0.0, 1.0)?;
         check_range("limited_kinds", self.limited_kinds, 0.0, 1.0)

@@ -124,18 +124,18 @@ pub struct RunControl<'a> {
     /// Number of threads.
     pub workers: usize,
     /// Callback that receives the number of finished parts and the number of all parts.
-    pub progress: &'a (dyn Fn(usize, usize) + Sync),
+    pub report_progress: &'a (dyn Fn(usize, usize) + Sync),
     /// Callback that returns true to abandon the run.
-    pub stop: &'a (dyn Fn() -> bool + Sync),
+    pub should_stop: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// Largest number of hosts that a search tries, as a multiple of the cell's own number.
 const MAX_HOSTS_FACTOR: u32 = 4;
-/// Cost of a search in units of simulated cells, for the estimate of progress.
+/// Cost of a search in simulated cells, for the estimate of progress.
 const SEARCH_CELLS: usize = 5;
 
 impl<'a> FleetStudy<'a> {
-    /// A study of a checked description. `machines` starts with the fleet's own machine.
+    /// Builds a study of a checked description. The first of `machines` is the fleet's own machine.
     ///
     /// # Errors
     /// A machine has no data cache, or its caches do not divide its memory nodes evenly.
@@ -146,11 +146,11 @@ impl<'a> FleetStudy<'a> {
         pods: Option<&'a [u16]>,
         changes: &[FleetChange],
     ) -> Result<Self, UnsuitableMachine> {
-        let mut next = 0;
+        let mut next_profile = 0;
         let profiles = kinds.iter().map(|kind| {
             kind.profile.as_ref()?;
-            next += 1;
-            Some(next - 1)
+            next_profile += 1;
+            Some(next_profile - 1)
         });
         let profiles = profiles.collect();
         let known_profiles: Vec<_> = kinds.iter().filter_map(|kind| kind.profile.clone()).collect();
@@ -168,13 +168,13 @@ impl<'a> FleetStudy<'a> {
         Ok(FleetStudy { spec, solvers, kinds, profiles, pods, variants })
     }
 
-    /// Number of hosts of each cell.
+    /// Returns the number of hosts of each cell.
     fn hosts_by_cell(&self) -> Vec<u32> {
         let count = self.spec.hosts.div_ceil(self.spec.cell_hosts);
         (0..count).map(|cell| self.spec.hosts / count + u32::from(cell < self.spec.hosts % count)).collect()
     }
 
-    fn lives(&self, cell: usize, cells: &[u32]) -> Vec<ServiceLife> {
+    fn lives_of_cell(&self, cell: usize, cells: &[u32]) -> Vec<ServiceLife> {
         match self.pods {
             None => {
                 let running_count = self.spec.services_per_host * f64::from(cells[cell]);
@@ -182,22 +182,23 @@ impl<'a> FleetStudy<'a> {
             }
             Some(pods) => {
                 let cell_pods = pods.iter().skip(cell).step_by(cells.len());
-                cell_pods.map(|&kind| ServiceLife { kind, arrives: 0.0, departs: f64::INFINITY }).collect()
+                cell_pods.map(|&kind| ServiceLife { kind, arrival_hour: 0.0, departure_hour: f64::INFINITY }).collect()
             }
         }
     }
 
-    fn setup(&self, variant: &FleetVariant, hosts: u32) -> CellSetup<'_> {
+    fn cell_setup(&self, variant: &FleetVariant, hosts: u32) -> CellSetup<'_> {
         let solver = match variant.change {
             FleetChange::OtherMachine(machine) => &self.solvers[machine],
             _ => &self.solvers[0],
         };
         let machine = solver.host();
-        let partitions = match variant.change {
+        let can_partition = match variant.change {
             FleetChange::Partition(partitions) => partitions,
             _ => self.spec.partition,
         };
-        let model = HostModel { solver, kinds: self.kinds, profiles: &self.profiles, policy: variant.node, partitions };
+        let model =
+            HostModel { solver, kinds: self.kinds, profiles: &self.profiles, policy: variant.node, can_partition };
         CellSetup {
             model,
             policy: variant.policy,
@@ -213,24 +214,25 @@ impl<'a> FleetStudy<'a> {
         }
     }
 
-    /// Name of a variant: the policy, `+auto`, and the change.
-    fn name(&self, variant: &FleetVariant) -> String {
-        let node = if variant.node == NodePolicy::Auto { "+auto" } else { "" };
-        let change = match variant.change {
+    /// Returns the name of a variant: the policy, `+auto` if nodes place services, and the change.
+    fn variant_name(&self, variant: &FleetVariant) -> String {
+        let node_suffix = if variant.node == NodePolicy::Auto { "+auto" } else { "" };
+        let change_suffix = match variant.change {
             FleetChange::None => String::new(),
             FleetChange::OneMoreHost => ", one more host".to_string(),
             FleetChange::OtherMachine(machine) => format!(", {}", self.solvers[machine].host().name),
             FleetChange::Partition(true) => ", partitioned".to_string(),
             FleetChange::Partition(false) => ", unpartitioned".to_string(),
         };
-        format!("{}{node}{change}", variant.policy.name())
+        format!("{}{node_suffix}{change_suffix}", variant.policy.name())
     }
 
     /// Returns every part: the cells by variant, then the searches.
     pub fn parts(&self) -> Vec<FleetPart> {
         let (cells, variants) = (self.hosts_by_cell().len(), self.variants.len());
-        let runs = (0..variants).flat_map(|variant| (0..cells).map(move |cell| FleetPart::Cell { variant, cell }));
-        runs.chain((0..variants).map(|variant| FleetPart::Search { variant })).collect()
+        let cell_parts =
+            (0..variants).flat_map(|variant| (0..cells).map(move |cell| FleetPart::Cell { variant, cell }));
+        cell_parts.chain((0..variants).map(|variant| FleetPart::Search { variant })).collect()
     }
 
     /// Runs one part; returns `None` if stopped. `known_outcomes` contains outcomes of other parts, which a search need
@@ -239,48 +241,56 @@ impl<'a> FleetStudy<'a> {
         &self,
         part: FleetPart,
         known_outcomes: &BTreeMap<FleetPart, FleetPartOutcome>,
-        stop: &dyn Fn() -> bool,
+        should_stop: &dyn Fn() -> bool,
     ) -> Option<FleetPartOutcome> {
         let cells = self.hosts_by_cell();
         match part {
             FleetPart::Cell { variant, cell } => {
                 let variant = &self.variants[variant];
                 let extra_hosts = u32::from(variant.change == FleetChange::OneMoreHost && cell + 1 == cells.len());
-                let lives = self.lives(cell, &cells);
-                cell::run(&self.setup(variant, cells[cell] + extra_hosts), &lives, stop).map(FleetPartOutcome::Cell)
+                let lives = self.lives_of_cell(cell, &cells);
+                cell::run_cell(&self.cell_setup(variant, cells[cell] + extra_hosts), &lives, should_stop)
+                    .map(FleetPartOutcome::Cell)
             }
             FleetPart::Search { variant } => {
-                let first = |variant: usize| match known_outcomes.get(&FleetPart::Cell { variant, cell: 0 }) {
-                    Some(FleetPartOutcome::Cell(outcome)) => Some(outcome.clone()),
-                    _ => match self.run_part(FleetPart::Cell { variant, cell: 0 }, known_outcomes, stop)? {
-                        FleetPartOutcome::Cell(outcome) => Some(outcome),
-                        FleetPartOutcome::Search(_) => None,
-                    },
-                };
+                let first_cell_outcome =
+                    |variant: usize| match known_outcomes.get(&FleetPart::Cell { variant, cell: 0 }) {
+                        Some(FleetPartOutcome::Cell(outcome)) => Some(outcome.clone()),
+                        _ => match self.run_part(FleetPart::Cell { variant, cell: 0 }, known_outcomes, should_stop)? {
+                            FleetPartOutcome::Cell(outcome) => Some(outcome),
+                            FleetPartOutcome::Search(_) => None,
+                        },
+                    };
                 let promise = match self.spec.promise_percent {
                     Some(percent) => Some(percent / 100.0),
-                    None => first(self.reference())?.limit_kept_share(),
+                    None => first_cell_outcome(self.reference_variant())?.limit_kept_share(),
                 };
-                let start = first(variant)?;
-                let search = self.search(&self.variants[variant], &self.lives(0, &cells), start, promise, stop)?;
+                let current_outcome = first_cell_outcome(variant)?;
+                let search = self.search_hosts(
+                    &self.variants[variant],
+                    &self.lives_of_cell(0, &cells),
+                    current_outcome,
+                    promise,
+                    should_stop,
+                )?;
                 Some(FleetPartOutcome::Search(search))
             }
         }
     }
 
-    /// Hosts of the first cell at the start, placed by the first policy without a node policy, with the constants of
-    /// their model.
-    pub(crate) fn first_hosts(&self) -> (HostModel<'_>, Vec<FleetHost>) {
+    /// Returns the hosts of the first cell at the start, placed by the first policy without a node policy, and the
+    /// constants of their model.
+    pub(crate) fn initial_hosts(&self) -> (HostModel<'_>, Vec<FleetHost>) {
         let cells = self.hosts_by_cell();
         let policy = self.spec.policies.first().copied().unwrap_or(PlacementPolicy::Requests);
         let variant = FleetVariant { policy, node: NodePolicy::Off, change: FleetChange::None };
-        let setup = self.setup(&variant, cells[0]);
-        let hosts = cell::first_hosts(&setup, &self.lives(0, &cells), 0.5 * setup.step_hours);
+        let setup = self.cell_setup(&variant, cells[0]);
+        let hosts = cell::initial_hosts(&setup, &self.lives_of_cell(0, &cells), 0.5 * setup.step_hours);
         (setup.model, hosts)
     }
 
-    /// Index of the variant whose share of kept limits is promised.
-    fn reference(&self) -> usize {
+    /// Returns the index of the variant whose share of kept limits is promised.
+    fn reference_variant(&self) -> usize {
         self.variants.iter().position(|variant| variant.policy == PlacementPolicy::Requests).unwrap_or(0)
     }
 
@@ -291,13 +301,13 @@ impl<'a> FleetStudy<'a> {
         let total_weight = cells.len() + searches.len() * SEARCH_CELLS;
         let finished_weight = AtomicUsize::new(0);
         let mut known_outcomes = BTreeMap::new();
-        for (parts, weight) in [(cells, 1), (searches, SEARCH_CELLS)] {
-            let outcomes = parallel(control.workers, parts.len(), &|index| {
-                let outcome = self.run_part(parts[index], &known_outcomes, &|| (control.stop)())?;
-                (control.progress)(finished_weight.fetch_add(weight, Ordering::Relaxed) + weight, total_weight);
+        for (group_parts, weight) in [(cells, 1), (searches, SEARCH_CELLS)] {
+            let outcomes = run_parallel(control.workers, group_parts.len(), &|index| {
+                let outcome = self.run_part(group_parts[index], &known_outcomes, &|| (control.should_stop)())?;
+                (control.report_progress)(finished_weight.fetch_add(weight, Ordering::Relaxed) + weight, total_weight);
                 Some(outcome)
             })?;
-            known_outcomes.extend(parts.into_iter().zip(outcomes));
+            known_outcomes.extend(group_parts.into_iter().zip(outcomes));
         }
         self.merge(&known_outcomes)
     }
@@ -309,9 +319,9 @@ impl<'a> FleetStudy<'a> {
             FleetPartOutcome::Cell(outcome) => Some(outcome),
             FleetPartOutcome::Search(_) => None,
         };
-        let scaled =
+        let scale_to_fleet =
             |needed: u32| (u64::from(needed) * u64::from(self.spec.hosts)).div_ceil(u64::from(cells[0])) as u32;
-        let merged = |(index, variant): (usize, &FleetVariant)| {
+        let merge_variant = |(index, variant): (usize, &FleetVariant)| {
             let mut total = CellOutcome::default();
             for cell in 0..cells.len() {
                 total.merge(cell_outcome(index, cell)?);
@@ -320,17 +330,17 @@ impl<'a> FleetStudy<'a> {
                 return None;
             };
             Some(VariantOutcome {
-                name: self.name(variant),
+                name: self.variant_name(variant),
                 variant: variant.clone(),
                 total,
-                hosts_needed: search.needed.map(scaled),
+                hosts_needed: search.needed.map(scale_to_fleet),
                 searched: search.searched.clone(),
             })
         };
-        let variants = self.variants.iter().enumerate().map(merged).collect::<Option<_>>()?;
+        let variants = self.variants.iter().enumerate().map(merge_variant).collect::<Option<_>>()?;
         let promise = match self.spec.promise_percent {
             Some(percent) => Some(percent / 100.0),
-            None => cell_outcome(self.reference(), 0)?.limit_kept_share(),
+            None => cell_outcome(self.reference_variant(), 0)?.limit_kept_share(),
         };
         Some(FleetResult { variants, promise, searched_hosts: cells[0] })
     }
@@ -341,70 +351,77 @@ impl<'a> FleetStudy<'a> {
     /// kept limits is nearly a concave function of the number of hosts, so the answer lies between the interval's
     /// chord and the ray from zero through its lower end. The next count is chosen between the two, and every third
     /// step halves the interval.
-    fn search(
+    fn search_hosts(
         &self,
         variant: &FleetVariant,
         lives: &[ServiceLife],
-        start: CellOutcome,
+        current_outcome: CellOutcome,
         promise: Option<f64>,
-        stop: &dyn Fn() -> bool,
+        should_stop: &dyn Fn() -> bool,
     ) -> Option<HostSearch> {
         let hosts = self.hosts_by_cell()[0];
-        let (Some(kept_share), Some(promise)) = (start.limit_kept_share(), promise) else {
+        let (Some(kept_share), Some(promise)) = (current_outcome.limit_kept_share(), promise) else {
             return Some(HostSearch::default());
         };
-        let mut shares = BTreeMap::from([(0, 0.0), (hosts, kept_share)]);
-        let run = |count: u32| cell::run(&self.setup(variant, count), lives, stop);
-        // `high` keeps the promise, and `low` does not.
-        let (mut low, mut high) = (0, hosts);
-        let mut is_kept = kept_share >= promise;
-        if is_kept {
+        let mut share_by_hosts = BTreeMap::from([(0, 0.0), (hosts, kept_share)]);
+        let run_with_hosts = |count: u32| cell::run_cell(&self.cell_setup(variant, count), lives, should_stop);
+        // `high_hosts` keeps the promise, and `low_hosts` does not.
+        let (mut low_hosts, mut high_hosts) = (0, hosts);
+        let mut keeps_promise = kept_share >= promise;
+        if keeps_promise {
             let mut step = hosts.div_ceil(8);
-            while step < high && low == 0 {
-                let next = high - step;
-                let share = run(next)?.limit_kept_share().unwrap_or(1.0);
-                shares.insert(next, share);
-                if share >= promise { (high, step) = (next, step * 2) } else { low = next }
+            while step < high_hosts && low_hosts == 0 {
+                let next_count = high_hosts - step;
+                let share = run_with_hosts(next_count)?.limit_kept_share().unwrap_or(1.0);
+                share_by_hosts.insert(next_count, share);
+                if share >= promise { (high_hosts, step) = (next_count, step * 2) } else { low_hosts = next_count }
             }
         }
-        let mut previous = start;
-        while !is_kept {
-            (low, high) = (high, high + high.div_ceil(2));
-            if high > hosts * MAX_HOSTS_FACTOR {
+        let mut previous_outcome = current_outcome;
+        while !keeps_promise {
+            (low_hosts, high_hosts) = (high_hosts, high_hosts + high_hosts.div_ceil(2));
+            if high_hosts > hosts * MAX_HOSTS_FACTOR {
                 break;
             }
-            let outcome = run(high)?;
+            let outcome = run_with_hosts(high_hosts)?;
             let share = outcome.limit_kept_share().unwrap_or(1.0);
-            shares.insert(high, share);
-            is_kept = share >= promise;
-            // A policy that leaves additional hosts empty gains nothing from further hosts.
-            if !is_kept && outcome.slowdowns == previous.slowdowns && outcome.kept_samples == previous.kept_samples {
+            share_by_hosts.insert(high_hosts, share);
+            keeps_promise = share >= promise;
+            // If additional hosts did not change the outcome, further hosts will not change it either.
+            if !keeps_promise
+                && outcome.slowdowns == previous_outcome.slowdowns
+                && outcome.kept_samples == previous_outcome.kept_samples
+            {
                 break;
             }
-            previous = outcome;
+            previous_outcome = outcome;
         }
-        let mut evaluations = 0;
-        while is_kept && high - low > 1 {
-            evaluations += 1;
-            let (low_share, high_share) = (shares[&low], shares[&high]);
-            let chord =
-                f64::from(low) + (promise - low_share) / (high_share - low_share).max(1e-9) * f64::from(high - low);
-            let ray = if low_share > 0.0 { f64::from(low) * promise / low_share } else { chord };
-            let middle = if evaluations % 3 == 0 { 0.5 * f64::from(low + high) } else { 0.5 * (chord + ray) };
-            let next = (libm::round(middle) as u32).clamp(low + 1, high - 1);
-            let share = run(next)?.limit_kept_share().unwrap_or(1.0);
-            shares.insert(next, share);
-            if share >= promise { high = next } else { low = next }
+        let mut step_count = 0;
+        while keeps_promise && high_hosts - low_hosts > 1 {
+            step_count += 1;
+            let (low_share, high_share) = (share_by_hosts[&low_hosts], share_by_hosts[&high_hosts]);
+            let chord_hosts = f64::from(low_hosts)
+                + (promise - low_share) / (high_share - low_share).max(1e-9) * f64::from(high_hosts - low_hosts);
+            let ray_hosts = if low_share > 0.0 { f64::from(low_hosts) * promise / low_share } else { chord_hosts };
+            let estimate = if step_count % 3 == 0 {
+                0.5 * f64::from(low_hosts + high_hosts)
+            } else {
+                0.5 * (chord_hosts + ray_hosts)
+            };
+            let next_count = (libm::round(estimate) as u32).clamp(low_hosts + 1, high_hosts - 1);
+            let share = run_with_hosts(next_count)?.limit_kept_share().unwrap_or(1.0);
+            share_by_hosts.insert(next_count, share);
+            if share >= promise { high_hosts = next_count } else { low_hosts = next_count }
         }
-        shares.remove(&0);
-        Some(HostSearch { needed: is_kept.then_some(high), searched: shares.into_iter().collect() })
+        share_by_hosts.remove(&0);
+        Some(HostSearch { needed: keeps_promise.then_some(high_hosts), searched: share_by_hosts.into_iter().collect() })
     }
 }
 
 impl FleetResult {
-    /// The object that `--json` prints.
+    /// Builds the object that `--json` prints.
     pub fn outcome(&self, spec: &FleetSpec, cpu_seconds: f64) -> FleetOutcome {
-        let row = |variant: &VariantOutcome| FleetPolicyRow {
+        let to_row = |variant: &VariantOutcome| FleetPolicyRow {
             name: variant.name.clone(),
             limits_kept_share: variant.total.limit_kept_share(),
             slowdown_p50_percent: variant.total.slowdowns.percentile(0.5),
@@ -418,29 +435,29 @@ impl FleetResult {
             services: self.variants.first().map_or(0, |variant| variant.total.services),
             seed: spec.seed,
             cpu_seconds,
-            policies: self.variants.iter().map(row).collect(),
+            policies: self.variants.iter().map(to_row).collect(),
         }
     }
 }
 
 /// Runs `count` independent parts on several threads, and returns their results in order; `None` if a part was
 /// stopped.
-pub(crate) fn parallel<R: Send>(
+pub(crate) fn run_parallel<R: Send>(
     workers: usize,
     count: usize,
-    part: &(dyn Fn(usize) -> Option<R> + Sync),
+    run_part: &(dyn Fn(usize) -> Option<R> + Sync),
 ) -> Option<Vec<R>> {
-    let next = AtomicUsize::new(0);
+    let next_index = AtomicUsize::new(0);
     let results: Mutex<Vec<(usize, Option<R>)>> = Mutex::new(Vec::with_capacity(count));
     std::thread::scope(|scope| {
         for _ in 0..workers.clamp(1, count.max(1)) {
             scope.spawn(|| {
                 loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let index = next_index.fetch_add(1, Ordering::Relaxed);
                     if index >= count {
                         break;
                     }
-                    let result = part(index);
+                    let result = run_part(index);
                     results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((index, result));
                 }
             });

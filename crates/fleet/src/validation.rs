@@ -15,19 +15,19 @@ use cachemate_sim::run::run_alone;
 use serde::Serialize;
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS};
-use crate::curve_program::{CoreTimes, CurveProgram};
-use crate::study::{FleetStudy, RunControl, parallel};
+use crate::curve_program::{CoreTiming, CurveProgram};
+use crate::study::{FleetStudy, RunControl, run_parallel};
 
-/// Instructions and misses in flight on a core of the cycle-level machine, at least.
-const WINDOW_INSTR: u32 = 512;
-const MISSES_IN_FLIGHT: u32 = 32;
+/// Minimum numbers of instructions and of misses in flight on a core of the cycle-level machine.
+const MIN_WINDOW_INSTR: u32 = 512;
+const MIN_MISSES_IN_FLIGHT: u32 = 32;
 
 /// The part of a host's time that the cycle-level machine runs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ValidationSlice {
     /// Factor by which caches and curves are divided, unless a cache has too few sets; a power of two.
     pub cache_scale: u32,
-    /// Cycles until caches are steady, and cycles over which speeds are then measured.
+    /// Cycles until caches are steady; speeds are measured after them.
     pub settling_cycles: u64,
     /// Cycles over which speeds are measured.
     pub measured_cycles: u64,
@@ -95,11 +95,11 @@ pub struct FleetValidation {
 
 /// Slowdowns of one service on one cache, in percent.
 struct ComparedService {
-    measured: f64,
-    forecast: f64,
+    measured_percent: f64,
+    forecast_percent: f64,
     /// Cycles of the service alone: those of its program on the cycle-level machine over those of its profile.
     solo_ratio: f64,
-    limit: Option<f64>,
+    max_slowdown_percent: Option<f64>,
 }
 
 /// A machine with caches divided by a scale, and the profiles to run on it.
@@ -107,8 +107,8 @@ struct ScaledMachine<'a> {
     solver: &'a CoRunSolver,
     machine: MachineSpec,
     scale: u32,
-    times: CoreTimes,
-    slice: ValidationSlice,
+    times: CoreTiming,
+    time_slice: ValidationSlice,
 }
 
 /// Runs up to `count` hosts of a fleet on both machines; `None` if stopped.
@@ -116,13 +116,13 @@ struct ScaledMachine<'a> {
 /// # Errors
 /// The machine cannot be simulated, or no host has a service with a profile.
 pub fn validate(
-    study: &FleetStudy<'_>,
+    fleet_study: &FleetStudy<'_>,
     count: u32,
     slice: ValidationSlice,
     seed: u64,
     control: &RunControl<'_>,
 ) -> Result<Option<FleetValidation>, ValidationError> {
-    let (model, mut hosts) = study.first_hosts();
+    let (model, mut hosts) = fleet_study.initial_hosts();
     hosts.truncate(count as usize);
     let forecasts: Vec<_> = hosts.iter_mut().map(|host| host.evaluate_caches(&model)).collect();
     let keys: Vec<Vec<CoRunKey>> = hosts.iter().map(|host| host.corun_keys(&model)).collect();
@@ -131,63 +131,63 @@ pub fn validate(
     let members: Vec<CoRunMember> = members.into_iter().collect();
     let total_count = members.len() + hosts.len();
     let finished_count = AtomicUsize::new(0);
-    let report = || {
-        (control.progress)(finished_count.fetch_add(1, Ordering::Relaxed) + 1, total_count);
+    let report_progress = || {
+        (control.report_progress)(finished_count.fetch_add(1, Ordering::Relaxed) + 1, total_count);
     };
-    let solo_runs = parallel(control.workers, members.len(), &|index| {
-        if (control.stop)() {
+    let solo_runs = run_parallel(control.workers, members.len(), &|index| {
+        if (control.should_stop)() {
             return None;
         }
         let key = CoRunKey { members: vec![members[index]], ..CoRunKey::default() };
         let run = machine.run(std::slice::from_ref(&key), SplitMix64::scatter(seed));
-        report();
+        report_progress();
         Some(run)
     });
     let Some(solo_runs) = solo_runs else { return Ok(None) };
-    let mut alone_cycles: BTreeMap<CoRunMember, f64> = BTreeMap::new();
+    let mut solo_cycles: BTreeMap<CoRunMember, f64> = BTreeMap::new();
     for (member, run) in members.iter().zip(solo_runs) {
-        alone_cycles.insert(*member, run?[0][0]);
+        solo_cycles.insert(*member, run?[0][0]);
     }
-    let runs = parallel(control.workers, hosts.len(), &|index| {
-        if (control.stop)() {
+    let runs = run_parallel(control.workers, hosts.len(), &|index| {
+        if (control.should_stop)() {
             return None;
         }
         let run = machine.run(&keys[index], SplitMix64::scatter(seed ^ (index as u64 + 1)));
-        report();
+        report_progress();
         Some(run)
     });
     let Some(runs) = runs else { return Ok(None) };
-    let mut by_host = Vec::new();
+    let mut services_by_host = Vec::new();
     for (index, run) in runs.into_iter().enumerate() {
-        let mut compared = Vec::new();
-        for ((key, measured), parts) in keys[index].iter().zip(run?).zip(&forecasts[index]) {
-            for ((member, cycles), part) in key.members.iter().zip(measured).zip(parts) {
+        let mut compared_services = Vec::new();
+        for ((key, cycles_by_member), part_slowdowns) in keys[index].iter().zip(run?).zip(&forecasts[index]) {
+            for ((member, cycles), part) in key.members.iter().zip(cycles_by_member).zip(part_slowdowns) {
                 let curve_index = model.profiles.iter().position(|profile| *profile == Some(member.kind));
                 let profile = &model.solver.profiles()[usize::from(member.kind)];
-                let forecast_alone = f64::from(model.solver.solo_cycles_per_instr(*member));
-                compared.push(ComparedService {
-                    measured: (cycles / alone_cycles[member] - 1.0) * 100.0,
-                    forecast: (part.ratio - 1.0) * 100.0,
-                    solo_ratio: alone_cycles[member] * profile.base_cycles_per_instr / forecast_alone,
-                    limit: curve_index.and_then(|kind| model.kinds[kind].max_slowdown_percent),
+                let forecast_solo_cycles = f64::from(model.solver.solo_cycles_per_instr(*member));
+                compared_services.push(ComparedService {
+                    measured_percent: (cycles / solo_cycles[member] - 1.0) * 100.0,
+                    forecast_percent: (part.ratio - 1.0) * 100.0,
+                    solo_ratio: solo_cycles[member] * profile.base_cycles_per_instr / forecast_solo_cycles,
+                    max_slowdown_percent: curve_index.and_then(|kind| model.kinds[kind].max_slowdown_percent),
                 });
             }
         }
-        by_host.push(compared);
+        services_by_host.push(compared_services);
     }
-    machine.summary(&by_host).map(Some).ok_or(ValidationError::NoServices)
+    machine.summary(&services_by_host).map(Some).ok_or(ValidationError::NoServices)
 }
 
 impl<'a> ScaledMachine<'a> {
     fn new(solver: &'a CoRunSolver, slice: ValidationSlice) -> Option<Self> {
         let mut machine = solver.host().clone();
         let last_level = machine.last_level()?.level;
-        let data = |machine: &MachineSpec| {
+        let min_data_sets = |machine: &MachineSpec| {
             let sets = machine.caches.iter().filter(|cache| cache.level != CacheLevel::L1Instruction);
             sets.map(|cache| cache.sets_per_slice()).min()
         };
         let mut scale = slice.cache_scale.max(1);
-        while scale > 1 && data(&machine).is_some_and(|sets| !sets.is_multiple_of(u64::from(scale))) {
+        while scale > 1 && min_data_sets(&machine).is_some_and(|sets| !sets.is_multiple_of(u64::from(scale))) {
             scale /= 2;
         }
         for cache in machine.caches.iter_mut().filter(|cache| cache.level != CacheLevel::L1Instruction) {
@@ -204,104 +204,109 @@ impl<'a> ScaledMachine<'a> {
         machine.os.context_switch_cycles = 0;
         machine.pipeline = CoreModel::OutOfOrder {
             issue_width: 1,
-            window: WINDOW_INSTR.max(2 * machine.memory.remote_latency_cycles),
-            mshrs: MISSES_IN_FLIGHT,
+            window: MIN_WINDOW_INSTR.max(2 * machine.memory.remote_latency_cycles),
+            mshrs: MIN_MISSES_IN_FLIGHT,
             loads_pass: false,
         };
-        let times = CoreTimes::new(&machine)?;
-        Some(ScaledMachine { solver, machine, scale, times, slice })
+        let times = CoreTiming::new(&machine)?;
+        Some(ScaledMachine { solver, machine, scale, times, time_slice: slice })
     }
 
-    /// Runs caches of one machine. Returns cycles for one base cycle, by cache and member.
+    /// Runs the services of all caches of one machine. Returns the cycles per base cycle, by cache and member.
     fn run(&self, keys: &[CoRunKey], seed: u64) -> Result<Vec<Vec<f64>>, ValidationError> {
-        let mut random = SplitMix64::new(seed);
+        let mut generator = SplitMix64::new(seed);
         let mut programs = Vec::new();
-        let mut places = Vec::new();
+        let mut cache_and_member = Vec::new();
         let cpus_per_cache = self.solver.cpus_per_cache();
         for (cache, key) in keys.iter().enumerate() {
-            let speeds = self.solver.speeds_of(key);
+            let speeds = self.solver.member_speeds(key);
             for (index, cpus) in self.solver.member_cpus(&key.members) {
                 let member = key.members[index];
                 let profile = &self.solver.profiles()[usize::from(member.kind)];
                 for cpu in cpus {
                     let busy_share = f64::from(member.load) / f64::from(LOAD_LEVELS);
                     let cycles = f64::from(speeds[index].cycles_per_instr);
-                    let (times, scale, seed) = (self.times, self.scale, random.next_u64());
+                    let (times, scale, seed) = (self.times, self.scale, generator.next_u64());
                     let profile = profile.clone();
-                    let maker = Box::new(move |_| -> Vec<Box<dyn cachemate_core::AccessSource>> {
+                    let build_sources = Box::new(move |_| -> Vec<Box<dyn cachemate_core::AccessSource>> {
                         let thread =
                             CurveProgram::new(&profile, member.threads, scale, times, busy_share, cycles, seed);
                         vec![Box::new(thread)]
                     });
-                    let mut program = SimProgram::new("service", maker);
-                    program.pinned = Some(std::iter::once(cache as u32 * cpus_per_cache + cpu).collect());
+                    let mut program = SimProgram::new("service", build_sources);
+                    program.pinned_cpus = Some(std::iter::once(cache as u32 * cpus_per_cache + cpu).collect());
                     programs.push(program);
-                    places.push((cache, index));
+                    cache_and_member.push((cache, index));
                 }
             }
         }
         let options = SimOptions {
-            seed: random.next_u64(),
+            seed: generator.next_u64(),
             // A profile states its misses with all prefetches included.
             prefetch: false,
             is_resident: true,
-            warm_up: Some(RunLimit::Cycles(self.slice.settling_cycles)),
-            ends: Some(RunLimit::Cycles(self.slice.measured_cycles)),
+            warm_up: Some(RunLimit::Cycles(self.time_slice.settling_cycles)),
+            ends: Some(RunLimit::Cycles(self.time_slice.measured_cycles)),
             ..SimOptions::default()
         };
         let results = run_alone(&mut SimMachine::new(&self.machine, &options, programs)?)?;
         let mut sums: Vec<Vec<(f64, f64)>> = keys.iter().map(|key| vec![(0.0, 0.0); key.members.len()]).collect();
-        for ((cache, member), task) in places.into_iter().zip(&results.tasks) {
+        for ((cache, member), task) in cache_and_member.into_iter().zip(&results.tasks) {
             let sum = &mut sums[cache][member];
             sum.0 += task.cycles as f64;
             sum.1 += task.instructions as f64;
         }
-        let speeds = |sums: Vec<(f64, f64)>| sums.into_iter().map(|(cycles, instr)| cycles / instr.max(1.0)).collect();
-        Ok(sums.into_iter().map(speeds).collect())
+        let cycles_per_base_cycle =
+            |sums: Vec<(f64, f64)>| sums.into_iter().map(|(cycles, instr)| cycles / instr.max(1.0)).collect();
+        Ok(sums.into_iter().map(cycles_per_base_cycle).collect())
     }
 
-    fn summary(&self, by_host: &[Vec<ComparedService>]) -> Option<FleetValidation> {
-        let all: Vec<&ComparedService> = by_host.iter().flatten().collect();
-        let mut errors: Vec<f64> = all.iter().map(|service| (service.forecast - service.measured).abs()).collect();
+    fn summary(&self, services_by_host: &[Vec<ComparedService>]) -> Option<FleetValidation> {
+        let all_services: Vec<&ComparedService> = services_by_host.iter().flatten().collect();
+        let mut errors: Vec<f64> =
+            all_services.iter().map(|service| (service.forecast_percent - service.measured_percent).abs()).collect();
         errors.sort_by(f64::total_cmp);
-        let p90 = *errors.get((errors.len().checked_sub(1)? as f64 * 0.9) as usize)?;
-        let mut solo_ratios: Vec<f64> = all.iter().map(|service| service.solo_ratio).collect();
+        let p90_error = *errors.get((errors.len().checked_sub(1)? as f64 * 0.9) as usize)?;
+        let mut solo_ratios: Vec<f64> = all_services.iter().map(|service| service.solo_ratio).collect();
         solo_ratios.sort_by(f64::total_cmp);
-        let limited: Vec<(f64, &&ComparedService)> =
-            all.iter().filter_map(|service| Some((service.limit?, service))).collect();
-        let agreed = limited
+        let limited_services: Vec<(f64, &&ComparedService)> =
+            all_services.iter().filter_map(|service| Some((service.max_slowdown_percent?, service))).collect();
+        let agreement_count = limited_services
             .iter()
-            .filter(|(limit, service)| (service.measured > *limit) == (service.forecast > *limit))
+            .filter(|(limit, service)| (service.measured_percent > *limit) == (service.forecast_percent > *limit))
             .count();
-        let host = |(index, services): (usize, &Vec<ComparedService>)| ValidatedHost {
+        let summarize_host = |(index, services): (usize, &Vec<ComparedService>)| ValidatedHost {
             host: index as u32,
             services: services.len(),
-            measured_slowdown_percent: mean(services.iter().map(|service| service.measured)),
-            forecast_slowdown_percent: mean(services.iter().map(|service| service.forecast)),
+            measured_slowdown_percent: mean(services.iter().map(|service| service.measured_percent)),
+            forecast_slowdown_percent: mean(services.iter().map(|service| service.forecast_percent)),
             mean_absolute_error_points: mean(
-                services.iter().map(|service| (service.forecast - service.measured).abs()),
+                services.iter().map(|service| (service.forecast_percent - service.measured_percent).abs()),
             ),
         };
-        let cycles_per_host = self.slice.settling_cycles + self.slice.measured_cycles;
+        let cycles_per_host = self.time_slice.settling_cycles + self.time_slice.measured_cycles;
         Some(FleetValidation {
             machine: self.machine.name.clone(),
             cache_scale: self.scale,
             cycles_per_host,
             nominal_ms_per_host: cycles_per_host as f64 / self.machine.hertz as f64 * 1e3,
-            services: all.len(),
-            measured_slowdown_percent: mean(all.iter().map(|service| service.measured)),
+            services: all_services.len(),
+            measured_slowdown_percent: mean(all_services.iter().map(|service| service.measured_percent)),
             mean_absolute_error_points: mean(errors.iter().copied()),
-            p90_error_points: p90,
-            mean_signed_error_points: mean(all.iter().map(|service| service.forecast - service.measured)),
-            error_of_predicting_nothing_points: mean(all.iter().map(|service| service.measured.abs())),
-            same_verdict_share: (!limited.is_empty()).then(|| agreed as f64 / limited.len() as f64),
+            p90_error_points: p90_error,
+            mean_signed_error_points: mean(
+                all_services.iter().map(|service| service.forecast_percent - service.measured_percent),
+            ),
+            error_of_predicting_nothing_points: mean(all_services.iter().map(|service| service.measured_percent.abs())),
+            same_verdict_share: (!limited_services.is_empty())
+                .then(|| agreement_count as f64 / limited_services.len() as f64),
             solo_cycles_ratio: solo_ratios[solo_ratios.len() / 2],
-            hosts: by_host.iter().enumerate().map(host).collect(),
+            hosts: services_by_host.iter().enumerate().map(summarize_host).collect(),
         })
     }
 }
 
-/// The mean of the values; 0 if there are none.
+/// Returns the mean of the values; 0 if there are none.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
     sum / f64::from(count.max(1))

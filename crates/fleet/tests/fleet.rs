@@ -109,7 +109,7 @@ fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) ->
 
 fn run(spec: &FleetSpec, kinds: &[FleetService], workers: usize, changes: &[FleetChange]) -> FleetResult {
     let study = FleetStudy::new(spec, &[machine()], kinds, None, changes).unwrap();
-    study.run(&RunControl { workers, progress: &|_, _| (), stop: &|| false }).unwrap()
+    study.run(&RunControl { workers, report_progress: &|_, _| (), should_stop: &|| false }).unwrap()
 }
 
 /// Are services that each have a host of their own not slowed down, under any policy that spreads them?
@@ -178,7 +178,7 @@ fn a_fleet_is_the_sum_of_its_cells() {
     let kinds = [kind("reuse", 20.0, &[(4.0 * MIB, 0.9)], Some(5.0)), kind("stream", 30.0, &[], None)];
     let (one, three) = (run(&small, &kinds, 1, &[]), run(&large, &kinds, 1, &[]));
     for (one, three) in one.variants.iter().zip(&three.variants) {
-        assert_eq!(3 * one.total.slowdowns.samples(), three.total.slowdowns.samples());
+        assert_eq!(3 * one.total.slowdowns.sample_count(), three.total.slowdowns.sample_count());
         assert!((3.0 * one.total.energy_kwh / three.total.energy_kwh - 1.0).abs() < 0.1, "{}", one.name);
     }
 }
@@ -218,7 +218,7 @@ fn the_cycle_level_machine_confirms_slowdowns() {
         let kinds = [kind("reuse", 20.0, &[(6.0 * MIB, 0.95)], Some(5.0)), second];
         let study = FleetStudy::new(&spec, &[machine()], &kinds, None, &[]).unwrap();
         let slice = ValidationSlice { cache_scale: 16, settling_cycles: 1_500_000, measured_cycles: 1_500_000 };
-        let control = RunControl { workers, progress: &|_, _| (), stop: &|| false };
+        let control = RunControl { workers, report_progress: &|_, _| (), should_stop: &|| false };
         validate(&study, 1, slice, 3, &control).unwrap().unwrap()
     };
     let crowded = validated(kind("stream", 30.0, &[], None), 1);
@@ -237,7 +237,7 @@ fn slowdowns_rise_with_company_and_traffic() {
     let member = |kind: u16| CoRunMember { kind, load: 8, threads: 1, is_confined: kind == 1 };
     let cycles = |traffic: u8, confined_ways: u8, streams: usize| {
         let members = std::iter::once(member(0)).chain(std::iter::repeat_n(member(1), streams)).collect();
-        solver.speeds_of(&CoRunKey { traffic, confined_ways, members })[0].cycles_per_instr
+        solver.member_speeds(&CoRunKey { traffic, confined_ways, members })[0].cycles_per_instr
     };
     let company: Vec<f32> = (0..4).map(|streams| cycles(0, 0, streams)).collect();
     assert!(company.is_sorted() && company[3] > 1.1 * company[0], "{company:?}");

@@ -177,13 +177,13 @@ fn fuzz_matrix(bytes: &[u8]) {
 /// the checksum. The entries are then looked up on a host that has none of their objects.
 fn journal_lines(bytes: &[u8]) {
     let path = Path::new("restore.journal");
-    journal::read(path, bytes).ok();
+    journal::parse(path, bytes).ok();
     let text = String::from_utf8_lossy(bytes);
     let summed = text.lines().map(|line| {
         let message = line.split_once(' ').map_or(line, |(_, message_part)| message_part);
         format!("{:016x} {message}\n", xxhash_rust::xxh3::xxh3_64(message.as_bytes()))
     });
-    let Ok(recovered) = journal::read(path, summed.collect::<String>().as_bytes()) else { return };
+    let Ok(recovered) = journal::parse(path, summed.collect::<String>().as_bytes()) else { return };
     let nothing = InputHost::new(b"");
     for (object, entry) in &recovered.entries {
         object_state::read_state(&nothing, object).ok();
@@ -204,14 +204,14 @@ fn fuzz_host(bytes: &[u8]) {
     for now_ns in 0..2 {
         task_table.refresh(&fuzzed_host, &rules, now_ns).ok();
     }
-    for task in task_table.all() {
+    for task in task_table.tasks() {
         fuzzed_host.affinity(task.thread.tid).ok();
         fuzzed_host.scheduling(task.thread.tid).ok();
     }
     fuzzed_host.ticks_since_boot().ok();
     pressure::read(&fuzzed_host);
     sampling::find_facility(&fuzzed_host).ok();
-    if let Some(cpusets) = cpusets::find(&fuzzed_host) {
+    if let Some(cpusets) = cpusets::find_hierarchy(&fuzzed_host) {
         cpusets.control_file("/a/b").ok();
     }
     let cpus = cachemate_core::Topology::default();
@@ -257,8 +257,8 @@ fn fuzz_texts(bytes: &[u8]) {
 fn fuzz_samples(bytes: &[u8]) {
     let mut read = records::RingContents::default();
     let (tail, head) = (bytes.len() as u64 / 3, bytes.len() as u64);
-    records::parse(&records::unroll_ring(bytes, tail, head), &mut read);
-    records::parse(bytes, &mut read);
+    records::parse_samples(&records::unroll_ring(bytes, tail, head), &mut read);
+    records::parse_samples(bytes, &mut read);
     for sample in &read.samples {
         records::decode_source(sample.data_source);
     }
@@ -290,6 +290,6 @@ fn process_events(bytes: &[u8]) {
     }
     ledger.take_ended_leaders();
     ledger.take_ended_unread();
-    ledger.unread().into_iter().for_each(|pid| ledger.remove_read(pid));
+    ledger.unread_pids().into_iter().for_each(|pid| ledger.remove_unread(pid));
     ledger.finish_refresh();
 }

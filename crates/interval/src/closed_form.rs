@@ -5,33 +5,33 @@ use crate::program::{ProgramPhase, SizePoint};
 /// Cycles of an instruction that does not miss.
 const BASE_CYCLES: f64 = 1.0;
 /// Cycles for which a miss stalls if no other miss overlaps it.
-const WAIT_CYCLES: f64 = 100.0;
+const MISS_STALL_CYCLES: f64 = 100.0;
 
-/// Returns an endless phase with the given fills per instruction by resident lines, tabulated at `sizes` equal steps
-/// up to the capacity. Misses do not overlap, and each stalls for 100 cycles.
-pub fn phase_of(
+/// Returns an endless phase with the given fills per instruction by resident lines, tabulated at `size_count` equal
+/// steps up to the capacity. Misses do not overlap, and each stalls for 100 cycles.
+pub fn build_phase(
     line_bytes: f64,
     capacity_lines: f64,
-    sizes: u32,
+    size_count: u32,
     fills_per_instr: impl Fn(f64) -> f64,
 ) -> ProgramPhase {
     let curve_point = |at: u32| {
-        let lines = capacity_lines * f64::from(at) / f64::from(sizes);
+        let lines = capacity_lines * f64::from(at) / f64::from(size_count);
         let fills = fills_per_instr(lines);
         SizePoint {
             size_bytes: lines * line_bytes,
-            cycles_per_instr: BASE_CYCLES + WAIT_CYCLES * fills,
+            cycles_per_instr: BASE_CYCLES + MISS_STALL_CYCLES * fills,
             demand_fills_per_instr: fills,
             prefetch_fills_per_instr: 0.0,
             writebacks_per_instr: 0.0,
-            memory_stall_cycles_per_instr: WAIT_CYCLES * fills,
+            memory_stall_cycles_per_instr: MISS_STALL_CYCLES * fills,
             without_prefetch: None,
         }
     };
     ProgramPhase {
         instructions: None,
         references_per_instr: fills_per_instr(0.0),
-        points: (1..=sizes).map(curve_point).collect(),
+        points: (1..=size_count).map(curve_point).collect(),
         footprint_bytes: None,
         private_levels: Vec::new(),
         sharing: Vec::new(),
@@ -45,17 +45,17 @@ pub fn uniform_phase(line_bytes: f64, capacity_lines: f64, lines: f64, reference
     let fills = |resident_lines: f64| references_per_instr * (1.0 - resident_lines / lines).max(0.0);
     ProgramPhase {
         footprint_bytes: Some(lines * line_bytes),
-        ..phase_of(line_bytes, capacity_lines, STEPS_OF_A_LINE, fills)
+        ..build_phase(line_bytes, capacity_lines, STRAIGHT_LINE_STEPS, fills)
     }
 }
 
 /// Returns a stream: a phase that reuses no line that it brings in.
 pub fn stream_phase(line_bytes: f64, capacity_lines: f64, lines_per_instr: f64) -> ProgramPhase {
-    phase_of(line_bytes, capacity_lines, 1, |_| lines_per_instr)
+    build_phase(line_bytes, capacity_lines, 1, |_| lines_per_instr)
 }
 
 /// Returns a phase of dependent loads that cycle through `lines` lines, with one load in every other instruction.
-pub fn chase(line_bytes: f64, capacity_lines: f64, lines: f64, latency_cycles: f64) -> ProgramPhase {
+pub fn chase_phase(line_bytes: f64, capacity_lines: f64, lines: f64, latency_cycles: f64) -> ProgramPhase {
     let mut phase = uniform_phase(line_bytes, capacity_lines, lines.max(1.0), 0.5);
     for point in &mut phase.points {
         point.memory_stall_cycles_per_instr = latency_cycles * point.demand_fills_per_instr;
@@ -66,4 +66,4 @@ pub fn chase(line_bytes: f64, capacity_lines: f64, lines: f64, latency_cycles: f
 
 /// Number of steps for a straight line. Points are interpolated over the logarithm of the size, so a straight line
 /// stays straight only if its points are dense.
-const STEPS_OF_A_LINE: u32 = 256;
+const STRAIGHT_LINE_STEPS: u32 = 256;

@@ -30,29 +30,30 @@ pub struct SizeRates {
     pub writebacks_per_instr: f32,
     /// Number of instructions in which the program touches as many lines as this size holds.
     window_instr: f32,
-    spare: [f32; 2],
+    padding: [f32; 2],
 }
 
 /// Number of instructions that represents "never": the window of a footprint that has stopped growing.
 const NEVER_INSTR: f32 = 1e30;
-/// A footprint that takes this many instructions does not grow within the time for which its lines stay resident.
-const HARDLY_GROWS_INSTR: f64 = 1e13;
+/// Number of instructions after which a footprint counts as no longer growing within the time for which its lines stay
+/// resident.
+const STAGNANT_INSTR: f64 = 1e13;
 /// Resident share from which a footprint counts as complete.
-const ALL_OF_IT: f32 = 0.999;
+const COMPLETE_SHARE: f32 = 0.999;
 /// Fill rates below this count as zero.
-const NO_FILLS: f64 = 1e-12;
+const NEGLIGIBLE_FILLS: f64 = 1e-12;
 
 /// The tables of all phases of all programs, stored one after another.
 #[derive(Clone, Debug, Default)]
 pub struct PhaseCurves {
-    aided: Vec<SizeRates>,
-    /// Rates with prefetchers off; equal to `aided` if they were not measured.
-    unaided: Vec<SizeRates>,
+    with_prefetch: Vec<SizeRates>,
+    /// Rates with prefetchers off; equal to `with_prefetch` if they were not measured.
+    without_prefetch: Vec<SizeRates>,
     lines_per_step: f32,
     steps_per_line: f32,
-    throttles: Vec<bool>,
+    has_prefetch_data: Vec<bool>,
     /// Stall cycles of a miss without prefetchers, by phase.
-    miss_price: Vec<f32>,
+    miss_cost_cycles: Vec<f32>,
     /// Maximum occupancy by phase; the value lies between two steps.
     footprint_lines: Vec<f32>,
 }
@@ -72,50 +73,54 @@ impl PhaseCurves {
     pub fn add(&mut self, phase: &ProgramPhase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
         let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
-        let build_table = |unaided: bool| -> Vec<SizeRates> {
-            let joined = JoinedCurve::new(phase, latency_cycles, unaided);
+        let build_table = |is_unaided: bool| -> Vec<SizeRates> {
+            let joined_curve = JoinedCurve::new(phase, latency_cycles, is_unaided);
             let mut nodes: Vec<SizeRates> =
-                (0..NODES).map(|index| joined.rates_at_size(index as f64 * step * line_bytes)).collect();
-            grow(&mut nodes, step, footprint);
+                (0..NODES).map(|index| joined_curve.rates_at_size(index as f64 * step * line_bytes)).collect();
+            fill_windows(&mut nodes, step, footprint);
             nodes
         };
-        let number = self.throttles.len() as u32;
-        let throttles = phase.points.iter().any(|point| point.without_prefetch.is_some());
-        let aided = build_table(false);
-        if throttles {
-            self.unaided.extend(build_table(true))
+        let number = self.has_prefetch_data.len() as u32;
+        let has_prefetch_data = phase.points.iter().any(|point| point.without_prefetch.is_some());
+        let table_with_prefetch = build_table(false);
+        if has_prefetch_data {
+            self.without_prefetch.extend(build_table(true))
         } else {
-            self.unaided.extend_from_slice(&aided)
+            self.without_prefetch.extend_from_slice(&table_with_prefetch)
         }
-        self.aided.extend(aided);
+        self.with_prefetch.extend(table_with_prefetch);
         self.footprint_lines.push(footprint.min(f64::from(self.capacity_lines())) as f32);
         let unaided = phase.points.iter().filter_map(|point| point.without_prefetch);
         let (stall, fills) = unaided.fold((0.0, 0.0), |(stall, fills), rates| {
             (stall + rates.memory_stall_cycles_per_instr, fills + rates.demand_fills_per_instr)
         });
-        self.miss_price.push(if fills > NO_FILLS { (stall / fills) as f32 } else { latency_cycles as f32 });
-        self.throttles.push(throttles);
+        self.miss_cost_cycles.push(if fills > NEGLIGIBLE_FILLS {
+            (stall / fills) as f32
+        } else {
+            latency_cycles as f32
+        });
+        self.has_prefetch_data.push(has_prefetch_data);
         number
     }
 
-    /// Returns the rates with `lines` resident lines if a share `dropped` of the prefetches is dropped.
+    /// Returns the rates with `lines` resident lines if a share `dropped_share` of the prefetches is dropped.
     #[inline]
-    pub fn rates_at(&self, curve: u32, lines: f32, dropped: f32) -> SizeRates {
+    pub fn rates_at(&self, curve: u32, lines: f32, dropped_share: f32) -> SizeRates {
         let first_node = curve as usize * NODES;
         // A program whose whole footprint is resident misses as often as with the whole cache.
-        let fits_whole = lines >= ALL_OF_IT * self.footprint_lines[curve as usize];
-        let lines = if fits_whole { self.capacity_lines() } else { lines };
-        let aided = self.interpolate(&self.aided[first_node..first_node + NODES], lines);
-        if dropped <= 0.0 || !self.throttles[curve as usize] {
-            return aided;
+        let is_footprint_resident = lines >= COMPLETE_SHARE * self.footprint_lines[curve as usize];
+        let lines = if is_footprint_resident { self.capacity_lines() } else { lines };
+        let rates_with_prefetch = self.interpolate(&self.with_prefetch[first_node..first_node + NODES], lines);
+        if dropped_share <= 0.0 || !self.has_prefetch_data[curve as usize] {
+            return rates_with_prefetch;
         }
-        let unaided = self.interpolate(&self.unaided[first_node..first_node + NODES], lines);
-        interpolate(&aided, &unaided, dropped)
+        let rates_without_prefetch = self.interpolate(&self.without_prefetch[first_node..first_node + NODES], lines);
+        interpolate(&rates_with_prefetch, &rates_without_prefetch, dropped_share)
     }
 
     /// Returns the cycles per instruction at one size with and without prefetchers.
     pub fn prefetch_benefit(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
-        let cycles_per_instr_at = |dropped: f32| self.rates_at(curve, lines, dropped).cycles_per_instr;
+        let cycles_per_instr_at = |dropped_share: f32| self.rates_at(curve, lines, dropped_share).cycles_per_instr;
         Prefetch { aided_cycles: cycles_per_instr_at(0.0), unaided_cycles: cycles_per_instr_at(1.0), late_share }
     }
 
@@ -123,16 +128,16 @@ impl PhaseCurves {
     /// lines cause the remaining stall.
     #[inline]
     pub fn demand_stall_per_instr(&self, curve: u32, rates: &SizeRates) -> f32 {
-        if !self.throttles[curve as usize] {
+        if !self.has_prefetch_data[curve as usize] {
             return rates.stall_per_instr;
         }
-        (rates.demand_per_instr * self.miss_price[curve as usize]).min(rates.stall_per_instr)
+        (rates.demand_per_instr * self.miss_cost_cycles[curve as usize]).min(rates.stall_per_instr)
     }
 
     /// Returns the cycles per instruction with the whole cache and with prefetchers.
     #[inline]
-    pub fn alone_cycles_per_instr(&self, curve: u32) -> f32 {
-        self.aided[curve as usize * NODES + STEPS].cycles_per_instr
+    pub fn solo_cycles_per_instr(&self, curve: u32) -> f32 {
+        self.with_prefetch[curve as usize * NODES + STEPS].cycles_per_instr
     }
 
     #[inline]
@@ -147,7 +152,7 @@ impl PhaseCurves {
     /// it.
     #[inline]
     pub fn window_footprint(&self, curve: u32, window_instr: f64, hint: &mut u8) -> (f32, f32) {
-        let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
+        let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
         let window = window_instr as f32;
         let mut index = usize::from(*hint);
         while index < STEPS - 1 && nodes[index + 1].window_instr <= window {
@@ -167,34 +172,33 @@ impl PhaseCurves {
         if lines < max_lines { (lines, slope) } else { (max_lines, 0.0) }
     }
 
-    /// Returns the number of lines touched by the end of a window, given that `start` lines had been touched before
-    /// the window.
+    /// Returns the number of lines touched by the end of a window, if `start` lines had been touched before it.
     #[inline]
-    pub fn grow(&self, curve: u32, start: f32, window_instr: f64, hint: &mut u8) -> f32 {
-        let to_start = self.window_instr(curve, start);
-        if to_start >= HARDLY_GROWS_INSTR {
+    pub fn footprint_after(&self, curve: u32, start: f32, window_instr: f64, hint: &mut u8) -> f32 {
+        let instr_to_start = self.window_instr(curve, start);
+        if instr_to_start >= STAGNANT_INSTR {
             start
         } else {
-            self.window_footprint(curve, to_start + window_instr, hint).0.max(start)
+            self.window_footprint(curve, instr_to_start + window_instr, hint).0.max(start)
         }
     }
 
     /// Returns the shares of a phase's references that hit within a given number of lines of the LRU stack.
     pub fn distance_distribution(&self, curve: u32) -> DistanceDistribution {
-        let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
+        let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
         let total_demand = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
-        let mut best = 0.0f32;
+        let mut max_hit_share = 0.0f32;
         let bound_of = |(at, node): (usize, &SizeRates)| {
-            best = best.max(1.0 - node.demand_per_instr / total_demand);
-            (self.lines_per_step * at as f32, best)
+            max_hit_share = max_hit_share.max(1.0 - node.demand_per_instr / total_demand);
+            (self.lines_per_step * at as f32, max_hit_share)
         };
-        DistanceDistribution { up_to: nodes.iter().enumerate().map(bound_of).skip(1).collect() }
+        DistanceDistribution { bounds: nodes.iter().enumerate().map(bound_of).skip(1).collect() }
     }
 
     /// Returns the number of the program's own instructions in which `lines` lines are touched; the inverse of
     /// [`PhaseCurves::window_footprint`].
     pub fn window_instr(&self, curve: u32, lines: f32) -> f64 {
-        let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
+        let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
         f64::from(self.interpolate(nodes, lines).window_instr).min(f64::from(NEVER_INSTR))
     }
 }
@@ -209,16 +213,16 @@ fn interpolate(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
         fills_per_instr: interpolate_linearly(low.fills_per_instr, high.fills_per_instr),
         writebacks_per_instr: interpolate_linearly(low.writebacks_per_instr, high.writebacks_per_instr),
         window_instr: interpolate_linearly(low.window_instr, high.window_instr),
-        spare: [0.0; 2],
+        padding: [0.0; 2],
     }
 }
 
-/// Computes each step's window by integrating over sizes, with the mean fill rate of each step.
-fn grow(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
+/// Fills in `window_instr` of each node by integrating over sizes, with the mean fill rate of each step.
+fn fill_windows(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
     let mut window = 0.0f64;
     for index in 1..nodes.len() {
         let fills = 0.5 * (f64::from(nodes[index - 1].fills_per_instr) + f64::from(nodes[index].fills_per_instr));
-        window += lines_per_step / fills.max(NO_FILLS);
+        window += lines_per_step / fills.max(NEGLIGIBLE_FILLS);
         // The step in which the footprint ends is a whole one; occupancy is clipped at the footprint.
         if (index - 1) as f64 * lines_per_step > footprint_lines {
             window = f64::from(NEVER_INSTR);
@@ -235,61 +239,63 @@ struct JoinedCurve {
     /// Rates by point.
     rates: Vec<SizeRates>,
     /// Rates at size zero.
-    nothing: SizeRates,
+    rates_at_zero: SizeRates,
 }
 
 impl JoinedCurve {
     fn new(phase: &ProgramPhase, latency_cycles: f64, is_unaided: bool) -> Self {
-        let first = phase.points[0];
+        let smallest_point = phase.points[0];
         // Without a cache every reference is a miss, which costs as much as a miss at the smallest measured size.
-        let demand = phase.references_per_instr.max(first.demand_fills_per_instr);
-        let extra_demand = demand - first.demand_fills_per_instr;
-        let price = match first.demand_fills_per_instr > NO_FILLS {
-            true => (first.memory_stall_cycles_per_instr / first.demand_fills_per_instr).min(latency_cycles),
+        let demand_per_instr = phase.references_per_instr.max(smallest_point.demand_fills_per_instr);
+        let extra_demand = demand_per_instr - smallest_point.demand_fills_per_instr;
+        let miss_cost_cycles = match smallest_point.demand_fills_per_instr > NEGLIGIBLE_FILLS {
+            true => (smallest_point.memory_stall_cycles_per_instr / smallest_point.demand_fills_per_instr)
+                .min(latency_cycles),
             false => latency_cycles,
         };
-        let unaided = first.without_prefetch.map(|unaided| {
-            let demand = demand.max(unaided.demand_fills_per_instr);
+        let unprefetched_rates = smallest_point.without_prefetch.map(|unaided| {
+            let demand = demand_per_instr.max(unaided.demand_fills_per_instr);
             let extra_demand = demand - unaided.demand_fills_per_instr;
             crate::program::UnprefetchedRates {
-                cycles_per_instr: unaided.cycles_per_instr + price * extra_demand,
+                cycles_per_instr: unaided.cycles_per_instr + miss_cost_cycles * extra_demand,
                 demand_fills_per_instr: demand,
                 writebacks_per_instr: unaided.writebacks_per_instr,
-                memory_stall_cycles_per_instr: unaided.memory_stall_cycles_per_instr + price * extra_demand,
+                memory_stall_cycles_per_instr: unaided.memory_stall_cycles_per_instr + miss_cost_cycles * extra_demand,
             }
         });
-        let nothing = SizePoint {
+        let zero_point = SizePoint {
             size_bytes: 0.0,
-            cycles_per_instr: first.cycles_per_instr + price * extra_demand,
-            demand_fills_per_instr: demand,
-            memory_stall_cycles_per_instr: first.memory_stall_cycles_per_instr + price * extra_demand,
-            without_prefetch: unaided,
-            ..first
+            cycles_per_instr: smallest_point.cycles_per_instr + miss_cost_cycles * extra_demand,
+            demand_fills_per_instr: demand_per_instr,
+            memory_stall_cycles_per_instr: smallest_point.memory_stall_cycles_per_instr
+                + miss_cost_cycles * extra_demand,
+            without_prefetch: unprefetched_rates,
+            ..smallest_point
         };
         let point_sizes = || phase.points.iter().map(|point| point.size_bytes);
         JoinedCurve {
             sizes_bytes: point_sizes().collect(),
             logs: point_sizes().map(libm::log).collect(),
             rates: phase.points.iter().map(|point| rates_of(point, is_unaided)).collect(),
-            nothing: rates_of(&nothing, is_unaided),
+            rates_at_zero: rates_of(&zero_point, is_unaided),
         }
     }
 
     fn rates_at_size(&self, size_bytes: f64) -> SizeRates {
         let last_index = self.rates.len() - 1;
         if size_bytes <= self.sizes_bytes[0] {
-            return interpolate(&self.nothing, &self.rates[0], (size_bytes / self.sizes_bytes[0]) as f32);
+            return interpolate(&self.rates_at_zero, &self.rates[0], (size_bytes / self.sizes_bytes[0]) as f32);
         }
         if size_bytes >= self.sizes_bytes[last_index] {
             return self.rates[last_index];
         }
         let upper = self.sizes_bytes.partition_point(|size| *size <= size_bytes);
-        let log = libm::log(size_bytes);
+        let log_size = libm::log(size_bytes);
         let interpolate_value = |value: fn(&SizeRates) -> f32| {
             let curve_point = |index: usize| Some((*self.logs.get(index)?, f64::from(value(&self.rates[index]))));
-            let previous = upper.checked_sub(2).and_then(curve_point);
+            let previous_point = upper.checked_sub(2).and_then(curve_point);
             let ends = curve_point(upper - 1).zip(curve_point(upper));
-            ends.map_or(0.0, |ends| interpolate_monotone(log, previous, ends, curve_point(upper + 1)) as f32)
+            ends.map_or(0.0, |ends| interpolate_monotone(log_size, previous_point, ends, curve_point(upper + 1)) as f32)
         };
         SizeRates {
             cycles_per_instr: interpolate_value(|rates| rates.cycles_per_instr),
@@ -307,7 +313,7 @@ type CurvePosition = (f64, f64);
 /// Interpolates between two points by a cubic that rises or falls only if the points do (Fritsch and Butland, SIAM
 /// 1984). The points beside the two determine the slopes at the ends.
 fn interpolate_monotone(
-    at: f64,
+    position: f64,
     before: Option<CurvePosition>,
     (low, high): (CurvePosition, CurvePosition),
     after: Option<CurvePosition>,
@@ -319,27 +325,27 @@ fn interpolate_monotone(
         Some((_, other)) if other * own_secant <= 0.0 => 0.0,
         // The harmonic mean, weighted by the width of the other interval.
         Some((other_width, other)) => {
-            let (mine, theirs) = (2.0 * other_width + width, other_width + 2.0 * width);
-            (mine + theirs) / (mine / own_secant + theirs / other)
+            let (own_weight, other_weight) = (2.0 * other_width + width, other_width + 2.0 * width);
+            (own_weight + other_weight) / (own_weight / own_secant + other_weight / other)
         }
     };
-    let at_low = end_slope(before.map(|before| (low.0 - before.0, secant_slope(before, low))));
-    let at_high = end_slope(after.map(|after| (after.0 - high.0, secant_slope(high, after))));
-    let t = (at - low.0) / width;
+    let low_slope = end_slope(before.map(|before| (low.0 - before.0, secant_slope(before, low))));
+    let high_slope = end_slope(after.map(|after| (after.0 - high.0, secant_slope(high, after))));
+    let t = (position - low.0) / width;
     let (complement, product) = (1.0 - t, t * (1.0 - t));
     low.1 * complement * complement * (1.0 + 2.0 * t)
         + high.1 * t * t * (3.0 - 2.0 * t)
-        + width * product * (complement * at_low - t * at_high)
+        + width * product * (complement * low_slope - t * high_slope)
 }
 
-fn rates_of(point: &SizePoint, unaided: bool) -> SizeRates {
-    let (cycles, demand, fills, writebacks, stall) = match point.without_prefetch.filter(|_| unaided) {
-        Some(alone) => (
-            alone.cycles_per_instr,
-            alone.demand_fills_per_instr,
-            alone.demand_fills_per_instr,
-            alone.writebacks_per_instr,
-            alone.memory_stall_cycles_per_instr,
+fn rates_of(point: &SizePoint, without_prefetch: bool) -> SizeRates {
+    let (cycles, demand, fills, writebacks, stall) = match point.without_prefetch.filter(|_| without_prefetch) {
+        Some(unprefetched) => (
+            unprefetched.cycles_per_instr,
+            unprefetched.demand_fills_per_instr,
+            unprefetched.demand_fills_per_instr,
+            unprefetched.writebacks_per_instr,
+            unprefetched.memory_stall_cycles_per_instr,
         ),
         None => (
             point.cycles_per_instr,
@@ -356,7 +362,7 @@ fn rates_of(point: &SizePoint, unaided: bool) -> SizeRates {
         fills_per_instr: fills as f32,
         writebacks_per_instr: writebacks as f32,
         window_instr: 0.0,
-        spare: [0.0; 2],
+        padding: [0.0; 2],
     }
 }
 
@@ -372,7 +378,7 @@ mod tests {
     fn the_footprint_of_a_linear_curve_is_an_exponential() {
         // fills(s) = a (1 - s / b): s(n) = b (1 - exp(-a n / b)).
         let (a, b) = (0.02, 50_000.0);
-        let phase = closed_form::phase_of(64.0, LINES, 256, |lines| a * (1.0 - lines / b).max(0.0));
+        let phase = closed_form::build_phase(64.0, LINES, 256, |lines| a * (1.0 - lines / b).max(0.0));
         let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         for instr in [1e4, 1e5, 1e6, 3e6, 1e7] {
@@ -388,7 +394,7 @@ mod tests {
     /// Do rates at the measured sizes equal the measured rates?
     #[test]
     fn rates_at_measured_sizes_are_the_measured_ones() {
-        let phase = closed_form::phase_of(64.0, LINES, 8, |lines| 0.03 / (1.0 + lines / 10_000.0));
+        let phase = closed_form::build_phase(64.0, LINES, 8, |lines| 0.03 / (1.0 + lines / 10_000.0));
         let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         for point in &phase.points {
@@ -402,7 +408,7 @@ mod tests {
     /// Does the footprint of a program that fits the cache stop growing at its full size?
     #[test]
     fn a_footprint_that_fits_stops_growing() {
-        let mut phase = closed_form::phase_of(64.0, LINES, 8, |_| 0.01);
+        let mut phase = closed_form::build_phase(64.0, LINES, 8, |_| 0.01);
         phase.footprint_bytes = Some(0.5 * 64.0 * LINES);
         let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
@@ -426,7 +432,7 @@ mod tests {
     /// Do rates change linearly from aided to unaided with the share of dropped prefetches?
     #[test]
     fn dropped_prefetches_mix_aided_and_unaided() {
-        let mut phase = closed_form::phase_of(64.0, LINES, 4, |_| 0.01);
+        let mut phase = closed_form::build_phase(64.0, LINES, 4, |_| 0.01);
         for point in &mut phase.points {
             point.without_prefetch = Some(crate::program::UnprefetchedRates {
                 cycles_per_instr: 3.0 * point.cycles_per_instr,

@@ -35,25 +35,25 @@ pub const REMOTE_HITS: usize = 6;
 pub const REMOTE_CYCLES: usize = 7;
 /// Index into [`TaskTotals::counts`]: cycles that the task's instructions would have taken alone with the whole
 /// cache.
-pub const ALONE_CYCLES: usize = 8;
+pub const SOLO_CYCLES: usize = 8;
 /// Index into [`TaskTotals::counts`]: the part of [`STALL_CYCLES`] that is spent waiting for memory of another node.
 pub const FAR_CYCLES: usize = 9;
-const BOOKED: usize = 10;
+const COUNT_KINDS: usize = 10;
 
 /// Cache index of a task that is on no cache.
-pub(crate) const NOWHERE: u32 = u32::MAX;
+pub(crate) const NO_CACHE: u32 = u32::MAX;
 /// Occupancies count as steady if none of them changes by more than this share of the capacity in a step.
-const STEADY: f32 = 1e-3;
-const STEADY_GROWTH: f64 = 6.0;
-const CHANGE_AIMED_AT: f32 = 0.04;
+const STEADY_CHANGE: f32 = 1e-3;
+const STEADY_STEP_GROWTH: f64 = 6.0;
+const TARGET_CHANGE: f32 = 0.04;
 /// Length of the first step after a change, in turnovers of the cache.
 const FIRST_STEP: f64 = 1.0 / 8.0;
 /// Length of the first step after the arrival of a task without lines in the cache, in turnovers.
 const FIRST_STEP_OF_NEWCOMER: f64 = 1.0 / 32.0;
 /// Change of a controller's load below which only the cache that causes the change is updated.
 const MIN_REPORTED_LOAD_CHANGE: f32 = 0.003;
-const LONGEST_STEP_NS: f64 = 1e9;
-const SHORTEST_STEP_CYCLES: f64 = 1_000.0;
+const MAX_STEP_NS: f64 = 1e9;
+const MIN_STEP_CYCLES: f64 = 1_000.0;
 
 /// All work of a task since its arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -67,7 +67,7 @@ pub struct TaskTotals {
     /// Context switches.
     pub switches: f64,
     /// Events by the indices [`REFERENCES`] to [`FAR_CYCLES`].
-    pub counts: [f64; BOOKED],
+    pub counts: [f64; COUNT_KINDS],
 }
 
 /// A program in the engine's representation.
@@ -83,40 +83,41 @@ struct CompiledProgram {
 struct Slots {
     program: Vec<u32>,
     phase: Vec<u32>,
-    left_instr: Vec<f64>,
-    /// Whether the profile contains the task's first touches, and the task still has all its lines since its start.
-    fresh: Vec<bool>,
+    phase_left_instr: Vec<f64>,
+    /// Whether the profile includes the task's first touches, and the task still has all lines that it has brought in
+    /// since its start.
+    starts_from_empty_cache: Vec<bool>,
     /// Instructions until the task ends, whatever its phases; infinite if its phases decide.
     work_left_instr: Vec<f64>,
-    flow: Vec<u32>,
-    entry: Vec<u32>,
+    cache_flow: Vec<u32>,
+    flow_entry: Vec<u32>,
     memory_demand: Vec<MemoryDemand>,
     /// Share of the task's prefetches that are dropped.
-    dropped: Vec<f32>,
+    dropped_prefetch_share: Vec<f32>,
     /// Extra cycles per instruction because of shared issue slots, halved private caches and remote lines.
-    extra: Vec<f32>,
-    per_instr: Vec<[f32; BOOKED]>,
+    extra_cycles_per_instr: Vec<f32>,
+    counts_per_instr: Vec<[f32; COUNT_KINDS]>,
     totals: Vec<TaskTotals>,
     /// Instructions per cycle of external traffic, which needs no CPU; 0 for tasks.
     external_rate: Vec<f64>,
     /// Whether the program has ended or the task was removed.
-    finished: Vec<bool>,
+    is_finished: Vec<bool>,
     /// The task's rate as registered with each region, kept so that it can be removed.
     registered_rate: Vec<f64>,
     registered_phase: Vec<u32>,
     /// Context switches per cycle.
     switches: Vec<f64>,
     /// Share of the task's processor time that is taken for other work.
-    stolen: Vec<f32>,
-    /// The process's position in [`IntervalEngine::memories`].
-    memory: Vec<u32>,
+    stolen_share: Vec<f32>,
+    /// The process's position in [`IntervalEngine::memory_nodes`].
+    memory_index: Vec<u32>,
 }
 
 impl Slots {
-    /// Does the task have no processor time at present?
+    /// Returns whether the task has no processor time at present.
     #[inline]
     fn is_off_cpu(&self, index: usize) -> bool {
-        self.memory_demand[index].share <= 0.0 && self.external_rate[index] <= 0.0
+        self.memory_demand[index].cpu_share <= 0.0 && self.external_rate[index] <= 0.0
     }
 }
 
@@ -129,21 +130,21 @@ pub struct IntervalEngine {
     programs: Vec<CompiledProgram>,
     slots: Slots,
     free_slots: Vec<u32>,
-    flows: Vec<OccupancyModel>,
+    occupancy_models: Vec<OccupancyModel>,
     package_of_flow: Vec<u32>,
     node_of_flow: Vec<usize>,
     /// First CPU of each core that uses the cache, by cache.
     cores_of_flow: Vec<Vec<u32>>,
     /// Position of each cache in the topology; for a separated cache, that of the cache from which it was separated.
-    home_of_flow: Vec<usize>,
+    topology_cache_of_flow: Vec<usize>,
     known_caches: usize,
     /// Number of unused flows at the end of the list.
     spare_flows: usize,
     memory: MemorySystem,
     /// Node of each process's pages, which is the node where the process first ran (first touch).
-    memories: Vec<Option<usize>>,
-    regions: Regions,
-    pub(crate) turns: RunQueues,
+    memory_nodes: Vec<Option<usize>>,
+    shared_regions: Regions,
+    pub(crate) run_queues: RunQueues,
     now: f64,
     /// Time and length of each cache's next step.
     next_step_at: Vec<f64>,
@@ -151,51 +152,51 @@ pub struct IntervalEngine {
     /// Steps of all caches so far.
     pub steps: u64,
     /// Length of each cache's first step after a change, in turnovers; 0 if nothing has changed since its last step.
-    fresh: Vec<f64>,
+    first_step_turnovers: Vec<f64>,
     /// Time at which the first of a cache's current phases ends, by cache.
     phase_ends_at: Vec<f64>,
     /// Load of each node's controller when it was last propagated to all caches.
-    reported_busy: Vec<f32>,
+    reported_load: Vec<f32>,
     /// Lines per cycle to and from memory, by cache.
     traffic: Vec<f32>,
     /// Slots whose programs have ended since this list was last emptied.
-    pub(crate) ended: Vec<u32>,
-    slot_cycles: f32,
+    pub(crate) ended_slots: Vec<u32>,
+    issue_slot_cycles: f32,
     contexts_per_core: u32,
-    core_waits: Vec<f32>,
+    core_wait_share: Vec<f32>,
     same_package_cycles: f64,
     other_package_cycles: f64,
-    domains: Vec<Vec<(u32, u8)>>,
+    domain_members: Vec<Vec<(u32, u8)>>,
 }
 
 impl IntervalEngine {
     /// Creates a machine without tasks from a checked specification. Returns `None` if the machine has no data cache
     /// that can be shared.
-    pub fn new(spec: &MachineSpec, explicit: bool) -> Option<Self> {
-        Self::with_spares(spec, explicit, 0)
+    pub fn new(spec: &MachineSpec, is_explicit: bool) -> Option<Self> {
+        Self::with_spares(spec, is_explicit, 0)
     }
 
     /// Like [`IntervalEngine::new`], with spare caches for [`IntervalEngine::move_to_spare_cache`].
-    pub(crate) fn with_spares(spec: &MachineSpec, explicit: bool, spare_flows: usize) -> Option<Self> {
-        let last = spec.last_level()?;
-        let (cache_count, hertz) = (spec.instance_count(last) as usize, spec.hertz as f64);
+    pub(crate) fn with_spares(spec: &MachineSpec, is_explicit: bool, spare_flows: usize) -> Option<Self> {
+        let last_level = spec.last_level()?;
+        let (cache_count, hertz) = (spec.instance_count(last_level) as usize, spec.hertz as f64);
         let count = cache_count + spare_flows;
-        let line_bytes = f64::from(last.line_bytes);
-        let capacity = last.size_bytes as f64 / line_bytes;
-        let cpus_of_one = last.shared_by_cores * spec.contexts_per_core;
-        let cores_of_package = spec.cores_per_package * spec.contexts_per_core;
+        let line_bytes = f64::from(last_level.line_bytes);
+        let capacity = last_level.size_bytes as f64 / line_bytes;
+        let cpus_per_cache = last_level.shared_by_cores * spec.contexts_per_core;
+        let cpus_per_package = spec.cores_per_package * spec.contexts_per_core;
         let cycles_of_ns = |ns: u64| ns as f64 * hertz / 1e9;
         let memory = MemorySystem::new(spec, line_bytes);
         let width = match spec.pipeline {
             CoreModel::InOrder { issue_width } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
         };
         let latency = f64::from(spec.memory.local_latency_cycles);
-        let or_memory = |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);
+        let latency_or_memory = |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);
         let home_of_flow: Vec<usize> = (0..count).map(|at| if at < cache_count { at } else { 0 }).collect();
-        let package_of_cache = |&home: &usize| home as u32 * cpus_of_one / cores_of_package;
+        let package_of_cache = |&home: &usize| home as u32 * cpus_per_cache / cpus_per_package;
         let package_of_flow: Vec<u32> = home_of_flow.iter().map(package_of_cache).collect();
         let cores_of_cache =
-            |at: u32| (at * cpus_of_one..(at + 1) * cpus_of_one).step_by(spec.contexts_per_core as usize);
+            |at: u32| (at * cpus_per_cache..(at + 1) * cpus_per_cache).step_by(spec.contexts_per_core as usize);
         Some(IntervalEngine {
             hertz,
             curves: PhaseCurves::new(capacity),
@@ -203,40 +204,40 @@ impl IntervalEngine {
             programs: Vec::new(),
             slots: Slots::default(),
             free_slots: Vec::new(),
-            flows: vec![OccupancyModel::new(capacity as f32, last.replacement); count],
+            occupancy_models: vec![OccupancyModel::new(capacity as f32, last_level.replacement); count],
             node_of_flow: package_of_flow.iter().map(|&package| memory.node_of(package)).collect(),
             package_of_flow,
             cores_of_flow: (0..count)
                 .map(|at| if at < cache_count { cores_of_cache(at as u32).collect() } else { Vec::new() })
                 .collect(),
-            home_of_flow,
+            topology_cache_of_flow: home_of_flow,
             known_caches: cache_count,
             spare_flows,
-            regions: Regions::new(count),
-            turns: RunQueues::new(
+            shared_regions: Regions::new(count),
+            run_queues: RunQueues::new(
                 cycles_of_ns(spec.os.time_slice_ns),
                 spec.os.context_switch_cycles as f64,
-                explicit,
-                (0..spec.cpus()).map(|cpu| cpu / cpus_of_one).collect(),
+                is_explicit,
+                (0..spec.cpus()).map(|cpu| cpu / cpus_per_cache).collect(),
                 (0..spec.cpus()).map(|cpu| cpu / spec.contexts_per_core).collect(),
             ),
             now: 0.0,
             next_step_at: vec![f64::INFINITY; count],
-            step_length: vec![LONGEST_STEP_NS * hertz / 1e9; count],
+            step_length: vec![MAX_STEP_NS * hertz / 1e9; count],
             steps: 0,
-            fresh: vec![0.0; count],
+            first_step_turnovers: vec![0.0; count],
             phase_ends_at: vec![f64::INFINITY; count],
-            reported_busy: vec![0.0; memory.controllers.len()],
+            reported_load: vec![0.0; memory.controllers.len()],
             memory,
-            memories: Vec::new(),
+            memory_nodes: Vec::new(),
             traffic: vec![0.0; count],
-            ended: Vec::new(),
-            slot_cycles: 1.0 / width as f32,
+            ended_slots: Vec::new(),
+            issue_slot_cycles: 1.0 / width as f32,
             contexts_per_core: spec.contexts_per_core,
-            core_waits: vec![0.0; spec.cpus() as usize],
-            same_package_cycles: or_memory(spec.coherence.same_package_cycles),
-            other_package_cycles: or_memory(spec.coherence.other_package_cycles),
-            domains: vec![Vec::new(); count],
+            core_wait_share: vec![0.0; spec.cpus() as usize],
+            same_package_cycles: latency_or_memory(spec.coherence.same_package_cycles),
+            other_package_cycles: latency_or_memory(spec.coherence.other_package_cycles),
+            domain_members: vec![Vec::new(); count],
         })
     }
 
@@ -250,7 +251,11 @@ impl IntervalEngine {
         }
         let regions = program.phases.iter().map(|phase| {
             let indexed_region = |region_use: &crate::program::RegionUse| {
-                (self.regions.region_index(region_use.region), region_use.reads_per_instr, region_use.writes_per_instr)
+                (
+                    self.shared_regions.find_or_add_region(region_use.region),
+                    region_use.reads_per_instr,
+                    region_use.writes_per_instr,
+                )
             };
             phase.sharing.iter().map(indexed_region).collect()
         });
@@ -261,17 +266,17 @@ impl IntervalEngine {
 
     /// Adds a task at the start of a program and returns its slot. The task runs from the next call of
     /// [`IntervalEngine::run`] on.
-    pub fn start(&mut self, program: u32, allowed: CpuSet) -> u32 {
-        let slot = self.new_slot(program);
+    pub fn start_task(&mut self, program: u32, allowed_cpus: CpuSet) -> u32 {
+        let slot = self.take_slot(program);
         let demand = self.programs[program as usize].program.demand;
         let period = demand.period_ns as f64 * self.hertz / 1e9;
-        self.turns.add(slot, allowed, demand.cpu_share, period);
+        self.run_queues.add(slot, allowed_cpus, demand.cpu_share, period);
         slot
     }
 
     /// Sets the CPUs that a task may use from now on.
-    pub fn allow(&mut self, slot: u32, allowed: CpuSet) {
-        self.turns.allow(slot, allowed);
+    pub fn set_allowed_cpus(&mut self, slot: u32, allowed_cpus: CpuSet) {
+        self.run_queues.set_allowed_cpus(slot, allowed_cpus);
     }
 
     /// Makes a task end after this many instructions, whatever its phases.
@@ -282,89 +287,93 @@ impl IntervalEngine {
     /// Moves these CPUs of one cache to another, empty cache of the same size. Returns `false` if no spare cache is
     /// left.
     pub(crate) fn move_to_spare_cache(&mut self, cpus: &CpuSet) -> bool {
-        let Some(first) = cpus.first().filter(|_| self.spare_flows > 0) else { return false };
-        let old_flow = self.turns.cache_of(first) as usize;
-        let flow = self.flows.len() - self.spare_flows;
+        let Some(first_cpu) = cpus.first().filter(|_| self.spare_flows > 0) else { return false };
+        let old_flow = self.run_queues.cache_of(first_cpu) as usize;
+        let flow = self.occupancy_models.len() - self.spare_flows;
         self.spare_flows -= 1;
-        let home = self.home_of_flow[old_flow];
-        self.home_of_flow[flow] = home;
+        let home = self.topology_cache_of_flow[old_flow];
+        self.topology_cache_of_flow[flow] = home;
         (self.package_of_flow[flow], self.node_of_flow[flow]) = (self.package_of_flow[home], self.node_of_flow[home]);
         let is_moved = |core: &u32| cpus.contains(*core);
         self.cores_of_flow[flow] = self.cores_of_flow[old_flow].iter().copied().filter(is_moved).collect();
         self.cores_of_flow[old_flow].retain(|core| !is_moved(core));
-        self.integrate_to_now(old_flow);
-        self.flows[flow].since = self.now;
-        let old_model = self.flows[old_flow].clone();
-        self.flows[flow].divide_as(&old_model);
-        self.domains[flow] = self.domains[old_flow].clone();
-        cpus.iter().for_each(|cpu| self.turns.set_cache(cpu, flow as u32));
+        self.advance_flow(old_flow);
+        self.occupancy_models[flow].advanced_to = self.now;
+        let old_model = self.occupancy_models[old_flow].clone();
+        self.occupancy_models[flow].copy_division(&old_model);
+        self.domain_members[flow] = self.domain_members[old_flow].clone();
+        cpus.iter().for_each(|cpu| self.run_queues.set_cache(cpu, flow as u32));
         true
     }
 
     /// Starts external traffic, which uses one cache at a fixed speed and no CPU; returns its slot.
     pub(crate) fn start_external(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
-        let slot = self.new_slot(program);
-        self.turns.add(slot, CpuSet::default(), 0.0, 1.0);
+        let slot = self.take_slot(program);
+        self.run_queues.add(slot, CpuSet::default(), 0.0, 1.0);
         self.slots.external_rate[slot as usize] = instr_per_cycle;
         self.move_to(slot, cache as u32);
         self.schedule_step(cache, FIRST_STEP_OF_NEWCOMER);
         slot
     }
 
-    fn new_slot(&mut self, program: u32) -> u32 {
+    fn take_slot(&mut self, program: u32) -> u32 {
         let slots = &mut self.slots;
         let slot = self.free_slots.pop().unwrap_or(slots.program.len() as u32);
         if slot as usize == slots.program.len() {
             slots.program.push(0);
             slots.phase.push(0);
-            slots.left_instr.push(0.0);
+            slots.phase_left_instr.push(0.0);
             slots.work_left_instr.push(0.0);
-            slots.fresh.push(false);
-            slots.flow.push(NOWHERE);
-            slots.entry.push(0);
+            slots.starts_from_empty_cache.push(false);
+            slots.cache_flow.push(NO_CACHE);
+            slots.flow_entry.push(0);
             slots.memory_demand.push(MemoryDemand::default());
-            slots.dropped.push(0.0);
-            slots.extra.push(0.0);
-            slots.per_instr.push([0.0; BOOKED]);
+            slots.dropped_prefetch_share.push(0.0);
+            slots.extra_cycles_per_instr.push(0.0);
+            slots.counts_per_instr.push([0.0; COUNT_KINDS]);
             slots.totals.push(TaskTotals::default());
             slots.external_rate.push(0.0);
-            slots.finished.push(false);
+            slots.is_finished.push(false);
             slots.registered_rate.push(0.0);
             slots.registered_phase.push(0);
             slots.switches.push(0.0);
-            slots.stolen.push(0.0);
-            slots.memory.push(0);
+            slots.stolen_share.push(0.0);
+            slots.memory_index.push(0);
         }
         let index = slot as usize;
         slots.program[index] = program;
         slots.phase[index] = 0;
-        slots.left_instr[index] =
+        slots.phase_left_instr[index] =
             self.programs[program as usize].program.phases[0].instructions.unwrap_or(f64::INFINITY);
         slots.work_left_instr[index] = f64::INFINITY;
-        slots.fresh[index] = self.programs[program as usize].program.from_empty_cache;
-        slots.flow[index] = NOWHERE;
+        slots.starts_from_empty_cache[index] = self.programs[program as usize].program.from_empty_cache;
+        slots.cache_flow[index] = NO_CACHE;
         slots.memory_demand[index] = MemoryDemand::default();
-        (slots.registered_phase[index], slots.switches[index], slots.stolen[index]) = (0, 0.0, 0.0);
-        slots.memory[index] = self.memories.len() as u32;
-        self.memories.push(None);
-        (slots.dropped[index], slots.extra[index], slots.external_rate[index], slots.registered_rate[index]) =
-            (0.0, 0.0, 0.0, 0.0);
-        (slots.per_instr[index], slots.totals[index], slots.finished[index]) =
-            ([0.0; BOOKED], TaskTotals::default(), false);
+        (slots.registered_phase[index], slots.switches[index], slots.stolen_share[index]) = (0, 0.0, 0.0);
+        slots.memory_index[index] = self.memory_nodes.len() as u32;
+        self.memory_nodes.push(None);
+        (
+            slots.dropped_prefetch_share[index],
+            slots.extra_cycles_per_instr[index],
+            slots.external_rate[index],
+            slots.registered_rate[index],
+        ) = (0.0, 0.0, 0.0, 0.0);
+        (slots.counts_per_instr[index], slots.totals[index], slots.is_finished[index]) =
+            ([0.0; COUNT_KINDS], TaskTotals::default(), false);
         slot
     }
 
     /// Removes a task for good. Its lines stay until others need the space; its slot is reused.
-    pub(crate) fn stop(&mut self, slot: u32) {
-        self.slots.finished[slot as usize] = true;
-        let flow = self.slots.flow[slot as usize];
+    pub(crate) fn remove_task(&mut self, slot: u32) {
+        self.slots.is_finished[slot as usize] = true;
+        let flow = self.slots.cache_flow[slot as usize];
         self.unregister_rate(slot as usize);
-        self.flows.iter_mut().for_each(|flow| flow.remove_task(slot));
-        self.slots.flow[slot as usize] = NOWHERE;
-        self.turns.remove(slot);
-        self.turns.changed_slots.retain(|changed_slot| *changed_slot != slot);
+        self.occupancy_models.iter_mut().for_each(|flow| flow.remove_task(slot));
+        self.slots.cache_flow[slot as usize] = NO_CACHE;
+        self.run_queues.remove(slot);
+        self.run_queues.changed_slots.retain(|changed_slot| *changed_slot != slot);
         self.free_slots.push(slot);
-        if flow != NOWHERE {
+        if flow != NO_CACHE {
             self.schedule_step(flow as usize, FIRST_STEP);
         }
     }
@@ -387,11 +396,15 @@ impl IntervalEngine {
     }
     /// Returns the position, among the caches of the contended level, of the cache in which the task runs.
     pub fn cache_of(&self, slot: u32) -> Option<usize> {
-        let flow = self.slots.flow[slot as usize];
-        (flow != NOWHERE).then(|| self.home_of_flow[flow as usize])
+        let flow = self.slots.cache_flow[slot as usize];
+        (flow != NO_CACHE).then(|| self.topology_cache_of_flow[flow as usize])
     }
     fn occupancy_models(&self, cache: usize) -> impl Iterator<Item = &OccupancyModel> {
-        self.flows.iter().zip(&self.home_of_flow).filter(move |(_, home)| **home == cache).map(|(flow, _)| flow)
+        self.occupancy_models
+            .iter()
+            .zip(&self.topology_cache_of_flow)
+            .filter(move |(_, home)| **home == cache)
+            .map(|(flow, _)| flow)
     }
     /// Returns the bytes that the task occupies in a cache.
     pub(crate) fn occupied_bytes(&self, slot: u32, cache: usize) -> f64 {
@@ -415,10 +428,10 @@ impl IntervalEngine {
     /// to one group, and `groups` holds the number of lines of each group. `members` assigns tasks to domains; tasks
     /// that it omits are in the first domain.
     pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: Vec<(u32, u8)>) {
-        self.integrate_to_now(cache);
+        self.advance_flow(cache);
         let domain_of = |slot: u32| members.iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
-        self.flows[cache].divide(domains, groups, domain_of);
-        self.domains[cache] = members;
+        self.occupancy_models[cache].divide(domains, groups, domain_of);
+        self.domain_members[cache] = members;
         self.schedule_step(cache, FIRST_STEP);
     }
 
@@ -431,29 +444,29 @@ impl IntervalEngine {
         groups: &[f32],
         members: &[(u32, u8)],
     ) {
-        for index in 0..self.flows.len() - self.spare_flows {
-            let flow = &self.flows[index];
+        for index in 0..self.occupancy_models.len() - self.spare_flows {
+            let flow = &self.occupancy_models[index];
             let is_same = flow.domains.len() == domains.len()
                 && flow.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
-            if self.home_of_flow[index] == cache && (!is_same || self.domains[index] != members) {
+            if self.topology_cache_of_flow[index] == cache && (!is_same || self.domain_members[index] != members) {
                 self.divide(index, domains, groups, members.to_vec());
             }
         }
     }
 
     /// Takes a share of a task's processor time for other work, until a call with a share of 0.
-    pub(crate) fn steal(&mut self, slot: u32, share: f64) {
-        self.slots.stolen[slot as usize] = share.clamp(0.0, 1.0) as f32;
-        self.turns.changed_slots.push(slot);
+    pub(crate) fn take_processor_time(&mut self, slot: u32, share: f64) {
+        self.slots.stolen_share[slot as usize] = share.clamp(0.0, 1.0) as f32;
+        self.run_queues.changed_slots.push(slot);
     }
 
     /// Returns the node that holds the task's pages; `None` if the task has not run yet.
     pub(crate) fn memory_node(&self, slot: u32) -> Option<usize> {
-        self.memories[self.slots.memory[slot as usize] as usize]
+        self.memory_nodes[self.slots.memory_index[slot as usize] as usize]
     }
     /// Makes a task use the pages of another task.
     pub(crate) fn share_memory(&mut self, slot: u32, sibling: u32) {
-        self.slots.memory[slot as usize] = self.slots.memory[sibling as usize];
+        self.slots.memory_index[slot as usize] = self.slots.memory_index[sibling as usize];
     }
 
     /// Returns the task's instructions per cycle on a processor.
@@ -463,7 +476,7 @@ impl IntervalEngine {
     }
     /// Returns the lines per instruction that currently come from another cache.
     pub(crate) fn remote_per_instr(&self, slot: u32) -> f64 {
-        f64::from(self.slots.per_instr[slot as usize][REMOTE_HITS])
+        f64::from(self.slots.counts_per_instr[slot as usize][REMOTE_HITS])
     }
 
     fn curve_of(&self, slot: u32) -> u32 {
@@ -475,11 +488,11 @@ impl IntervalEngine {
     pub(crate) fn hits_by_lines(&self, slot: u32) -> DistanceDistribution {
         self.curves.distance_distribution(self.curve_of(slot))
     }
-    /// Returns the distance below which this share of the task's references falls; `false` if these references miss
-    /// in any cache of this size.
+    /// Returns whether this share of the task's references can hit, and the distance below which it falls; the capacity
+    /// if it cannot.
     pub(crate) fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
-        let hits = self.hits_by_lines(slot).value_at(share);
-        (hits.is_some(), hits.map_or(self.capacity_lines(), |lines| lines as f32))
+        let distance = self.hits_by_lines(slot).value_at(share);
+        (distance.is_some(), distance.map_or(self.capacity_lines(), |lines| lines as f32))
     }
     /// Returns the number of instructions in which the task touches this many lines.
     pub(crate) fn window_of_lines(&self, slot: u32, lines: f32) -> f64 {
@@ -493,144 +506,146 @@ impl IntervalEngine {
 
     /// Drops a share of a task's lines, because its pages have moved.
     pub(crate) fn drop_lines(&mut self, slot: u32, share: f64) {
-        let flow = self.slots.flow[slot as usize];
-        if flow != NOWHERE {
+        let flow = self.slots.cache_flow[slot as usize];
+        if flow != NO_CACHE {
             let cache = flow as usize;
-            self.integrate_to_now(cache);
-            self.flows[cache].drop_share(self.slots.entry[slot as usize] as usize, share, &self.curves);
+            self.advance_flow(cache);
+            self.occupancy_models[cache].drop_share(self.slots.flow_entry[slot as usize] as usize, share, &self.curves);
             self.schedule_step(cache, FIRST_STEP_OF_NEWCOMER);
         }
     }
 
-    /// Runs until a cycle, or until programs end; `ended` then lists their slots.
-    pub fn run(&mut self, until: f64) {
-        self.take_turns();
-        while self.ended.is_empty() {
-            let mut next = self.turns.next_event();
-            let mut first = usize::MAX;
-            for index in 0..self.flows.len() {
-                let due = self.next_step_at[index].min(self.phase_ends_at[index]);
-                if due < next {
-                    (next, first) = (due, index);
+    /// Runs until a cycle, or until programs end, whose slots `ended` then lists.
+    pub fn run(&mut self, end_cycle: f64) {
+        self.update_turns();
+        while self.ended_slots.is_empty() {
+            let mut next_time = self.run_queues.next_event();
+            let mut first_cache = usize::MAX;
+            for index in 0..self.occupancy_models.len() {
+                let due_time = self.next_step_at[index].min(self.phase_ends_at[index]);
+                if due_time < next_time {
+                    (next_time, first_cache) = (due_time, index);
                 }
             }
-            if next > until {
+            if next_time > end_cycle {
                 break;
             }
-            self.now = self.now.max(next);
-            if first == usize::MAX { self.take_turns() } else { self.refresh(first) }
+            self.now = self.now.max(next_time);
+            if first_cache == usize::MAX { self.update_turns() } else { self.advance_cache(first_cache) }
         }
-        if self.ended.is_empty() {
-            self.now = until;
+        if self.ended_slots.is_empty() {
+            self.now = end_cycle;
         }
-        for index in 0..self.flows.len() {
-            self.integrate_to_now(index);
+        for index in 0..self.occupancy_models.len() {
+            self.advance_flow(index);
         }
     }
 
     /// Ends turns that are over, and moves tasks to the CPUs that the queues assign.
-    fn take_turns(&mut self) {
-        self.turns.update(self.now);
-        let mut changed_slots = std::mem::take(&mut self.turns.changed_slots);
+    fn update_turns(&mut self) {
+        self.run_queues.update(self.now);
+        let mut changed_slots = std::mem::take(&mut self.run_queues.changed_slots);
         for &slot in &changed_slots {
             let index = slot as usize;
-            if self.slots.finished[index] || self.slots.external_rate[index] > 0.0 {
+            if self.slots.is_finished[index] || self.slots.external_rate[index] > 0.0 {
                 continue;
             }
-            let sched = &self.turns.tasks[index];
-            let (share, cpu) = (sched.share * (1.0 - self.slots.stolen[index]), sched.cpu);
-            let flow = cpu.map(|cpu| self.turns.cache_of(cpu) as usize);
-            self.slots.switches[index] = self.turns.switches_per_cycle(slot);
-            let (old_flow, new_flow) = (self.slots.flow[index], flow.map_or(NOWHERE, |flow| flow as u32));
+            let queue_entry = &self.run_queues.tasks[index];
+            let (share, cpu) = (queue_entry.share * (1.0 - self.slots.stolen_share[index]), queue_entry.cpu);
+            let flow = cpu.map(|cpu| self.run_queues.cache_of(cpu) as usize);
+            self.slots.switches[index] = self.run_queues.switches_per_cycle(slot);
+            let (old_flow, new_flow) = (self.slots.cache_flow[index], flow.map_or(NO_CACHE, |flow| flow as u32));
             if old_flow != new_flow {
-                if old_flow != NOWHERE {
+                if old_flow != NO_CACHE {
                     self.schedule_step(old_flow as usize, FIRST_STEP);
                 }
                 self.move_to(slot, new_flow);
             }
-            if let Some(flow) = flow.filter(|_| self.slots.memory_demand[index].share != share || old_flow != new_flow)
+            if let Some(flow) =
+                flow.filter(|_| self.slots.memory_demand[index].cpu_share != share || old_flow != new_flow)
             {
-                self.integrate_to_now(flow);
-                self.slots.memory_demand[index].share = share;
+                self.advance_flow(flow);
+                self.slots.memory_demand[index].cpu_share = share;
                 self.schedule_step(flow, if old_flow == new_flow { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
             }
             if flow.is_none() {
-                self.slots.memory_demand[index].share = 0.0;
+                self.slots.memory_demand[index].cpu_share = 0.0;
             }
         }
         changed_slots.clear();
-        self.turns.changed_slots = changed_slots;
+        self.run_queues.changed_slots = changed_slots;
     }
 
     fn move_to(&mut self, slot: u32, flow: u32) {
         let index = slot as usize;
-        let old_flow = self.slots.flow[index];
-        if old_flow != NOWHERE {
-            self.slots.fresh[index] = false;
-            self.integrate_to_now(old_flow as usize);
+        let old_flow = self.slots.cache_flow[index];
+        if old_flow != NO_CACHE {
+            self.slots.starts_from_empty_cache[index] = false;
+            self.advance_flow(old_flow as usize);
             self.unregister_rate(index);
-            self.flows[old_flow as usize].stop_task(self.slots.entry[index] as usize);
+            self.occupancy_models[old_flow as usize].stop_task(self.slots.flow_entry[index] as usize);
         }
-        self.slots.flow[index] = flow;
-        if flow != NOWHERE {
+        self.slots.cache_flow[index] = flow;
+        if flow != NO_CACHE {
             let node = self.node_of_flow[flow as usize];
-            self.memories[self.slots.memory[index] as usize].get_or_insert(node);
-            self.integrate_to_now(flow as usize);
+            self.memory_nodes[self.slots.memory_index[index] as usize].get_or_insert(node);
+            self.advance_flow(flow as usize);
             let slots = &mut self.slots;
-            self.flows[flow as usize]
-                .remove_departed(|moved_slot, entry| slots.entry[moved_slot as usize] = entry as u32);
+            self.occupancy_models[flow as usize]
+                .remove_empty_entries(|moved_slot, entry| slots.flow_entry[moved_slot as usize] = entry as u32);
             let curve = self.programs[slots.program[index] as usize].first_curve + slots.phase[index];
-            let entry = self.flows[flow as usize].enter(slot, curve, self.now);
+            let entry = self.occupancy_models[flow as usize].add_task(slot, curve, self.now);
             // The task left its lines here in an earlier phase, and has changed phase since then.
-            if self.flows[flow as usize].curve[entry] != curve {
-                self.flows[flow as usize].change_curve(entry, curve, 0.0, &self.curves);
+            if self.occupancy_models[flow as usize].curve[entry] != curve {
+                self.occupancy_models[flow as usize].start_phase(entry, curve, 0.0, &self.curves);
             }
-            slots.entry[index] = entry as u32;
+            slots.flow_entry[index] = entry as u32;
             let domain =
-                self.domains[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
-            self.flows[flow as usize].set_domain(entry, domain);
+                self.domain_members[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
+            self.occupancy_models[flow as usize].set_domain(entry, domain);
         }
     }
 
     /// Schedules a short step of a cache now, because its state has changed.
-    fn schedule_step(&mut self, flow: usize, of_turnover: f64) {
-        let pending_step = self.fresh[flow];
-        self.fresh[flow] = if pending_step > 0.0 { pending_step.min(of_turnover) } else { of_turnover };
+    fn schedule_step(&mut self, flow: usize, turnovers: f64) {
+        let pending_turnovers = self.first_step_turnovers[flow];
+        self.first_step_turnovers[flow] =
+            if pending_turnovers > 0.0 { pending_turnovers.min(turnovers) } else { turnovers };
         self.next_step_at[flow] = self.now;
     }
 
-    /// Books the work of a cache's tasks since the cache's last step, and updates its occupancies. Returns the
-    /// largest change.
-    fn integrate_to_now(&mut self, flow: usize) -> f32 {
-        let elapsed = self.now - self.flows[flow].since;
+    /// Adds the work of a cache's tasks since the cache's last step to their totals, and updates its occupancies.
+    /// Returns the largest change of an occupancy, as a share of the capacity.
+    fn advance_flow(&mut self, flow: usize) -> f32 {
+        let elapsed = self.now - self.occupancy_models[flow].advanced_to;
         if elapsed <= 0.0 {
             return 0.0;
         }
-        let state = &self.flows[flow];
+        let occupancy_model = &self.occupancy_models[flow];
         let slots = &mut self.slots;
-        for entry in 0..state.len() {
-            if !state.is_running[entry] {
+        for entry in 0..occupancy_model.len() {
+            if !occupancy_model.is_running[entry] {
                 continue;
             }
-            let index = state.task[entry] as usize;
-            let instructions = state.rate[entry] * elapsed;
-            let share = f64::from(slots.memory_demand[index].share);
+            let index = occupancy_model.task[entry] as usize;
+            let instructions = occupancy_model.rate[entry] * elapsed;
+            let share = f64::from(slots.memory_demand[index].cpu_share);
             let totals = &mut slots.totals[index];
             if instructions <= 0.0 && share <= 0.0 {
-                totals.wait_cycles += self.turns.tasks[index].demand * elapsed;
+                totals.wait_cycles += self.run_queues.tasks[index].demand * elapsed;
                 continue;
             }
             totals.instructions += instructions;
             totals.cycles += share * elapsed;
-            totals.wait_cycles += (self.turns.tasks[index].demand - share).max(0.0) * elapsed;
+            totals.wait_cycles += (self.run_queues.tasks[index].demand - share).max(0.0) * elapsed;
             totals.switches += slots.switches[index] * elapsed;
-            for (sum, per_instr) in totals.counts.iter_mut().zip(&slots.per_instr[index]) {
+            for (sum, per_instr) in totals.counts.iter_mut().zip(&slots.counts_per_instr[index]) {
                 *sum += f64::from(*per_instr) * instructions;
             }
-            slots.left_instr[index] -= instructions;
+            slots.phase_left_instr[index] -= instructions;
             slots.work_left_instr[index] -= instructions;
         }
-        self.flows[flow].advance(self.now, &self.curves)
+        self.occupancy_models[flow].advance(self.now, &self.curves)
     }
 }
 

@@ -57,7 +57,7 @@ fn a_program_alone_runs_as_its_profile_says() {
     let phase = uniform_phase(100_000.0, 0.02);
     let last = phase.points[phase.points.len() - 1];
     let program = engine.add_program(PhasedProgram::endless_program("one", phase));
-    let slot = engine.start(program, cpu_set(&[0]));
+    let slot = engine.start_task(program, cpu_set(&[0]));
     engine.run(4e9);
     let earlier = *engine.task_totals(slot);
     engine.run(8e9);
@@ -76,7 +76,7 @@ fn neighbors_in_a_cache_slow_each_other() {
     let speed = |cpus: &[u32]| {
         let mut engine = sample_engine(false);
         let program = engine.add_program(PhasedProgram::endless_program("fits", uniform_phase(50_000.0, 0.02)));
-        let slots: Vec<u32> = cpus.iter().map(|&cpu| engine.start(program, cpu_set(&[cpu]))).collect();
+        let slots: Vec<u32> = cpus.iter().map(|&cpu| engine.start_task(program, cpu_set(&[cpu]))).collect();
         engine.run(4e9);
         let instr_before = engine.task_totals(slots[0]).instructions;
         engine.run(8e9);
@@ -91,8 +91,8 @@ fn neighbors_in_a_cache_slow_each_other() {
 #[test]
 fn phases_follow_at_their_instructions() {
     let mut engine = sample_engine(false);
-    let fast = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
-    let slow = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.01) };
+    let fast = ProgramPhase { instructions: Some(1e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0) };
+    let slow = ProgramPhase { instructions: Some(1e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.01) };
     let mut program = PhasedProgram {
         phases: vec![fast, slow],
         ..PhasedProgram::endless_program("two", uniform_phase(1000.0, 0.01))
@@ -100,7 +100,7 @@ fn phases_follow_at_their_instructions() {
     program.repeats_from = Some(0);
     let round_cycles = 1e9 + 2e9;
     let number = engine.add_program(program);
-    let slot = engine.start(number, cpu_set(&[0]));
+    let slot = engine.start_task(number, cpu_set(&[0]));
     engine.run(1.001e9);
     assert_eq!(engine.phase_index(slot), 1);
     engine.run(round_cycles * 10.0);
@@ -113,15 +113,15 @@ fn phases_follow_at_their_instructions() {
 #[test]
 fn who_comes_back_to_old_lines_is_in_its_present_phase() {
     let mut engine = sample_engine(false);
-    let slow = ProgramPhase { instructions: Some(2e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.01) };
-    let fast = closed_form::phase_of(64.0, LINES, 4, |_| 0.0);
+    let slow = ProgramPhase { instructions: Some(2e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.01) };
+    let fast = closed_form::build_phase(64.0, LINES, 4, |_| 0.0);
     let number = engine.add_program(PhasedProgram {
         phases: vec![slow, fast],
         ..PhasedProgram::endless_program("two", uniform_phase(1e3, 0.01))
     });
-    let slot = engine.start(number, cpu_set(&[0]));
+    let slot = engine.start_task(number, cpu_set(&[0]));
     engine.run(1e9);
-    engine.turns.allow(slot, cpu_set(&[2]));
+    engine.run_queues.set_allowed_cpus(slot, cpu_set(&[2]));
     engine.run(1e10);
     assert_eq!(engine.phase_index(slot), 1);
     let speed = |engine: &mut IntervalEngine| {
@@ -130,7 +130,7 @@ fn who_comes_back_to_old_lines_is_in_its_present_phase() {
         engine.task_totals(slot).instructions - instr_before
     };
     let speed_there = speed(&mut engine);
-    engine.turns.allow(slot, cpu_set(&[0]));
+    engine.run_queues.set_allowed_cpus(slot, cpu_set(&[0]));
     let speed_back = speed(&mut engine);
     assert!((speed_back / speed_there - 1.0).abs() < 1e-3, "{speed_back} after {speed_there}");
 }
@@ -139,16 +139,16 @@ fn who_comes_back_to_old_lines_is_in_its_present_phase() {
 #[test]
 fn programs_end_and_their_slots_are_used_again() {
     let mut engine = sample_engine(false);
-    let phase = ProgramPhase { instructions: Some(2e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
+    let phase = ProgramPhase { instructions: Some(2e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0) };
     let program =
         PhasedProgram { phases: vec![phase], ..PhasedProgram::endless_program("ends", uniform_phase(1000.0, 0.01)) };
     let number = engine.add_program(program);
-    let slot = engine.start(number, cpu_set(&[0, 1]));
+    let slot = engine.start_task(number, cpu_set(&[0, 1]));
     engine.run(1e10);
-    assert_eq!(std::mem::take(&mut engine.ended), [slot]);
+    assert_eq!(std::mem::take(&mut engine.ended_slots), [slot]);
     assert!((engine.now_cycles() / 2e9 - 1.0).abs() < 1e-3, "{}", engine.now_cycles());
-    engine.stop(slot);
-    assert_eq!(engine.start(number, cpu_set(&[3])), slot);
+    engine.remove_task(slot);
+    assert_eq!(engine.start_task(number, cpu_set(&[3])), slot);
 }
 
 /// Do streams on one node share its bandwidth, whichever cache they are in?
@@ -159,7 +159,7 @@ fn streams_in_different_caches_meet_at_the_controller() {
     phase.points[0].cycles_per_instr = 1.0;
     phase.points[0].memory_stall_cycles_per_instr = 0.2;
     let program = engine.add_program(PhasedProgram::endless_program("stream", phase));
-    let slots: Vec<u32> = (0..4).map(|cpu| engine.start(program, cpu_set(&[cpu]))).collect();
+    let slots: Vec<u32> = (0..4).map(|cpu| engine.start_task(program, cpu_set(&[cpu]))).collect();
     engine.run(4e9);
     let instr_before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
     engine.run(8e9);
@@ -177,7 +177,8 @@ fn short_turns_are_as_good_as_averaged() {
         let mut engine = IntervalEngine::new(&spec, explicit).unwrap();
         let a = engine.add_program(PhasedProgram::endless_program("a", uniform_phase(50_000.0, 0.01)));
         let b = engine.add_program(PhasedProgram::endless_program("b", uniform_phase(90_000.0, 0.005)));
-        let slots: Vec<u32> = [a, b, a, b, a].iter().map(|&program| engine.start(program, cpu_set(&[0, 1]))).collect();
+        let slots: Vec<u32> =
+            [a, b, a, b, a].iter().map(|&program| engine.start_task(program, cpu_set(&[0, 1]))).collect();
         engine.run(2e9);
         let instr_before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
         engine.run(6e9);
@@ -197,12 +198,12 @@ fn short_turns_are_as_good_as_averaged() {
 fn a_migration_costs_the_refill_and_nothing_else() {
     let mut engine = sample_engine(false);
     let program = engine.add_program(PhasedProgram::endless_program("mover", uniform_phase(40_000.0, 0.02)));
-    let slot = engine.start(program, cpu_set(&[0]));
+    let slot = engine.start_task(program, cpu_set(&[0]));
     engine.run(2e9);
     let instr_before = engine.task_totals(slot).instructions;
     engine.run(3e9);
     let speed = (engine.task_totals(slot).instructions - instr_before) / 1e9;
-    engine.turns.allow(slot, cpu_set(&[2]));
+    engine.run_queues.set_allowed_cpus(slot, cpu_set(&[2]));
     let instr_before = engine.task_totals(slot).instructions;
     engine.run(4e9);
     let lost_instr = speed * 1e9 - (engine.task_totals(slot).instructions - instr_before);
@@ -221,7 +222,7 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
         let mut phase = uniform_phase(1000.0, 0.01);
         phase.sharing = vec![RegionUse { region: 3, bytes: 4096.0, reads_per_instr: 0.01, writes_per_instr: 0.005 }];
         let program = engine.add_program(PhasedProgram::endless_program("talks", phase));
-        let slots = cpus.map(|cpu| engine.start(program, cpu_set(&[cpu])));
+        let slots = cpus.map(|cpu| engine.start_task(program, cpu_set(&[cpu])));
         engine.run(2e9);
         (engine.task_totals(slots[0]).instructions, engine.task_totals(slots[0]).counts[REMOTE_HITS])
     };
@@ -246,7 +247,7 @@ fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
         let program =
             PhasedProgram { from_empty_cache, ..PhasedProgram::endless_program("a", uniform_phase(40_000.0, 0.02)) };
         let program = engine.add_program(program);
-        let slot = engine.start(program, cpu_set(&[0]));
+        let slot = engine.start_task(program, cpu_set(&[0]));
         engine.run(2e6);
         2e6 / engine.task_totals(slot).instructions
     };
@@ -259,11 +260,11 @@ fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
 fn contexts_share_their_core() {
     let run = |count: u32| {
         let mut engine = IntervalEngine::new(&sample_machine(1, 2, 2, 2), false).unwrap();
-        let quick = closed_form::phase_of(64.0, LINES, 4, |_| 0.0);
+        let quick = closed_form::build_phase(64.0, LINES, 4, |_| 0.0);
         let mut quick = quick;
         quick.points.iter_mut().for_each(|point| point.cycles_per_instr = 0.6);
         let program = engine.add_program(PhasedProgram::endless_program("quick", quick));
-        let slots: Vec<u32> = (0..count).map(|cpu| engine.start(program, cpu_set(&[cpu]))).collect();
+        let slots: Vec<u32> = (0..count).map(|cpu| engine.start_task(program, cpu_set(&[cpu]))).collect();
         engine.run(1e9);
         let total: f64 = slots.iter().map(|&slot| engine.task_totals(slot).instructions).sum();
         total / 1e9
@@ -279,7 +280,7 @@ fn the_same_calls_give_the_same_bits() {
     let run = || {
         let mut engine = sample_engine(true);
         let program = engine.add_program(PhasedProgram::endless_program("a", uniform_phase(90_000.0, 0.02)));
-        let slots: Vec<u32> = (0..6).map(|_| engine.start(program, cpu_set(&[0, 1, 2, 3]))).collect();
+        let slots: Vec<u32> = (0..6).map(|_| engine.start_task(program, cpu_set(&[0, 1, 2, 3]))).collect();
         engine.run(3e9);
         slots.iter().map(|&slot| engine.task_totals(slot).instructions.to_bits()).collect::<Vec<_>>()
     };

@@ -9,7 +9,7 @@ fn settle(flow: &mut OccupancyModel, curves: &PhaseCurves, rates: &[f64]) {
     for _ in 0..400 {
         flow.rate.copy_from_slice(rates);
         let step = 0.25 * flow.turnover_cycles(curves).min(1e12);
-        flow.advance(flow.since + step, curves);
+        flow.advance(flow.advanced_to + step, curves);
     }
 }
 
@@ -18,7 +18,7 @@ fn flow_with(phases: &[ProgramPhase]) -> (OccupancyModel, PhaseCurves) {
     let mut flow = OccupancyModel::new(LINES as f32, ReplacementPolicy::Lru);
     for (task, phase) in phases.iter().enumerate() {
         let curve = curves.add(phase, 64.0, 200.0);
-        flow.enter(task as u32, curve, 0.0);
+        flow.add_task(task as u32, curve, 0.0);
     }
     (flow, curves)
 }
@@ -90,7 +90,7 @@ fn streams_share_in_proportion_to_their_fills() {
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Random] {
         let (mut flow, curves) =
             flow_with(&[closed_form::stream_phase(64.0, LINES, 0.02), closed_form::stream_phase(64.0, LINES, 0.01)]);
-        flow.random = replacement == ReplacementPolicy::Random;
+        flow.is_random = replacement == ReplacementPolicy::Random;
         settle(&mut flow, &curves, &[1.0, 1.0]);
         assert!((f64::from(flow.lines[0]) / LINES - 2.0 / 3.0).abs() < 0.005, "{replacement:?} {:?}", flow.lines);
     }
@@ -102,7 +102,7 @@ fn random_replacement_settles_at_shares_of_fills() {
     let phases =
         [closed_form::uniform_phase(64.0, LINES, 6000.0, 0.1), closed_form::uniform_phase(64.0, LINES, 3000.0, 0.1)];
     let (mut flow, curves) = flow_with(&phases);
-    flow.random = true;
+    flow.is_random = true;
     settle(&mut flow, &curves, &[1.0, 1.0]);
     let fills = |lines: f64, own_lines: f64| 0.1 * (1.0 - lines / own_lines);
     let (a, b) = (fills(f64::from(flow.lines[0]), 6000.0), fills(f64::from(flow.lines[1]), 3000.0));
@@ -137,12 +137,12 @@ fn a_refill_takes_as_long_as_the_footprint_grows() {
         settle(&mut flow, &curves, &[1.0, 0.0]);
         assert!(flow.lines[1] < 1.0 && f64::from(flow.lines[0]) > 0.99 * LINES);
         flow.is_running[1] = true;
-        let (began, mut half) = (flow.since, 0.0);
+        let (began, mut half) = (flow.advanced_to, 0.0);
         let mut step = first_step * LINES / references;
         while f64::from(flow.lines[1]) < 0.5 * own_lines {
             flow.rate[1] = 1.0;
-            let earlier = (flow.since, f64::from(flow.lines[1]));
-            flow.advance(flow.since + step, &curves);
+            let earlier = (flow.advanced_to, f64::from(flow.lines[1]));
+            flow.advance(flow.advanced_to + step, &curves);
             let share = (0.5 * own_lines - earlier.1) / (f64::from(flow.lines[1]) - earlier.1);
             half = earlier.0 + share * step - began;
             step *= 1.3;
@@ -164,15 +164,15 @@ fn who_left_keeps_its_lines_until_others_need_the_room() {
     let lines_before = flow.lines[0];
     flow.stop_task(0);
     flow.rate[1] = 0.1;
-    flow.advance(flow.since + 0.1 * LINES / 0.001, &curves);
+    flow.advance(flow.advanced_to + 0.1 * LINES / 0.001, &curves);
     let lines = flow.lines[0];
     assert!(lines < lines_before && lines > 0.5 * lines_before, "{lines} of {lines_before}");
-    assert_eq!(flow.enter(0, 0, flow.since), 0);
+    assert_eq!(flow.add_task(0, 0, flow.advanced_to), 0);
     assert_eq!(flow.lines[0], lines);
     flow.stop_task(0);
     settle(&mut flow, &curves, &[0.0, 0.1]);
     let mut moves = Vec::new();
-    flow.remove_departed(|task, at| moves.push((task, at)));
+    flow.remove_empty_entries(|task, at| moves.push((task, at)));
     assert_eq!((flow.len(), moves), (1, vec![(1, 0)]));
 }
 
@@ -187,7 +187,7 @@ fn steps_of_any_length_end_in_the_same_state() {
             let (mut flow, curves) = flow_with(&phases);
             flow.rate.copy_from_slice(&[1.0, 2.0]);
             for _ in 0..(40.0 / turnovers) as usize + 3 {
-                flow.advance(flow.since + turnovers * LINES / 0.3, &curves);
+                flow.advance(flow.advanced_to + turnovers * LINES / 0.3, &curves);
             }
             flow.lines[0]
         })
@@ -225,9 +225,9 @@ fn phases_that_are_alike_hold_as_one() {
         for number in 0..(20.0 * phases_per_turnover) as u32 {
             for _ in 0..8 {
                 flow.rate.copy_from_slice(&[1.0, 1.0]);
-                flow.advance(flow.since + length / 8.0, &curves);
+                flow.advance(flow.advanced_to + length / 8.0, &curves);
             }
-            flow.change_curve(0, if number % 2 == 0 { other_curve } else { 0 }, 1.0, &curves);
+            flow.start_phase(0, if number % 2 == 0 { other_curve } else { 0 }, 1.0, &curves);
         }
         let error = (flow.lines[0] / cache.lines[0] - 1.0).abs();
         assert!(error < 0.04, "{phases_per_turnover}: {:?}, one phase {:?}", flow.lines, cache.lines);
@@ -245,11 +245,11 @@ fn what_a_phase_left_goes_when_it_has_not_been_touched() {
     settle(&mut flow, &curves, &[1.0, 0.2]);
     let occupancy = flow.lines[0];
     assert!(occupancy > 3000.0, "{occupancy}");
-    flow.change_curve(0, small, 1.0, &curves);
+    flow.start_phase(0, small, 1.0, &curves);
     let mut shown = Vec::new();
     for _ in 0..12 {
         flow.rate.copy_from_slice(&[1.0, 0.2]);
-        flow.advance(flow.since + LINES / 0.01 / 10.0, &curves);
+        flow.advance(flow.advanced_to + LINES / 0.01 / 10.0, &curves);
         shown.push(flow.lines[0]);
     }
     assert!(shown[0] > 0.7 * occupancy && shown.is_sorted_by(|a, b| a >= b), "not at once, and never more: {shown:?}");

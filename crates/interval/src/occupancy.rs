@@ -27,7 +27,7 @@ use cachemate_core::ReplacementPolicy;
 use crate::curve::PhaseCurves;
 
 /// Task number of an entry whose lines belong to no live task.
-pub const NOBODY: u32 = u32::MAX;
+pub const NO_TASK: u32 = u32::MAX;
 
 /// A part of a cache that a set of users may fill (one domain per way mask or set of colors).
 #[derive(Clone, Debug, PartialEq)]
@@ -50,24 +50,24 @@ struct PastPhase {
     /// The task's instructions in the last phase between these cycles.
     window_instr: f64,
     /// Lines of earlier phases, beyond the footprint of the last one.
-    rest_lines: f32,
+    older_lines: f32,
     hint: u8,
 }
 
 impl PastPhase {
-    /// Returns the number of lines that were touched before the present phase and after `cutoff`, and how much this
-    /// number falls per cycle.
+    /// Returns the number of lines that were touched after `cutoff` but before the present phase, and how fast this
+    /// number falls per cycle of the cut-off.
     #[inline]
-    fn take_unused_lines(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
+    fn remaining_lines_and_loss(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
         if cutoff >= self.until_cycle {
             return (0.0, 0.0);
         }
-        let span = self.until_cycle - self.from_cycle;
-        let remaining_share = ((self.until_cycle - cutoff) / span).min(1.0);
+        let duration_cycles = self.until_cycle - self.from_cycle;
+        let remaining_share = ((self.until_cycle - cutoff) / duration_cycles).min(1.0);
         let (lines, slope) = curves.window_footprint(self.curve, self.window_instr * remaining_share, &mut self.hint);
-        let per_cycle = if cutoff < self.from_cycle { 0.0 } else { 1.0 / span };
-        let loss = (f64::from(slope) * self.window_instr + f64::from(self.rest_lines)) * per_cycle;
-        (lines + self.rest_lines * remaining_share as f32, loss as f32)
+        let per_cycle = if cutoff < self.from_cycle { 0.0 } else { 1.0 / duration_cycles };
+        let loss = (f64::from(slope) * self.window_instr + f64::from(self.older_lines)) * per_cycle;
+        (lines + self.older_lines * remaining_share as f32, loss as f32)
     }
 
     /// Drops the lines that were touched before the cut-off.
@@ -78,19 +78,19 @@ impl PastPhase {
         } else if cutoff > self.from_cycle {
             let remaining_share = (self.until_cycle - cutoff) / (self.until_cycle - self.from_cycle);
             self.window_instr *= remaining_share;
-            self.rest_lines *= remaining_share as f32;
+            self.older_lines *= remaining_share as f32;
             self.from_cycle = cutoff;
         }
     }
 }
 
 /// Maximum number of domains of a cache.
-pub const MAX_PARTS: usize = 64;
+pub const MAX_DOMAINS: usize = 64;
 
 /// One cache and its users, as parallel arrays with an entry per user.
 #[derive(Clone, Debug)]
 pub struct OccupancyModel {
-    random: bool,
+    is_random: bool,
     pub domains: Vec<CacheDomain>,
     /// Capacity of each group of domains, which is the joint capacity of its parts.
     groups: Vec<f32>,
@@ -104,33 +104,33 @@ pub struct OccupancyModel {
     window_instr: Vec<f64>,
     past_phases: Vec<PastPhase>,
     /// Cycle at which the user arrived without lines.
-    entered: Vec<f64>,
-    /// First cycle of the interval over which these instructions are spread; `until` is its end.
+    arrival_cycle: Vec<f64>,
+    /// First cycle of the interval over which `window_instr` is spread; `until_cycle` is its end.
     from_cycle: Vec<f64>,
     until_cycle: Vec<f64>,
     pub lines: Vec<f32>,
     /// Occupancy at the previous step.
-    pub lines_before: Vec<f32>,
+    pub previous_lines: Vec<f32>,
     /// Instructions per cycle of elapsed time.
     pub rate: Vec<f64>,
     /// Lines added by each further instruction.
     slope: Vec<f32>,
     hint: Vec<u8>,
     /// Cycle up to which the windows have been advanced.
-    pub since: f64,
+    pub advanced_to: f64,
 }
 
 /// Tolerance between the sum of occupancies and the capacity, as a share of it.
-const CLOSE_ENOUGH: f32 = 1e-4;
+const CAPACITY_TOLERANCE: f32 = 1e-4;
 const MAX_ITERATIONS: u32 = 40;
-/// A cache that is filled to less than this share of its capacity evicts no line.
-const NOT_FULL: f32 = 0.99;
+/// Share of the capacity below which a cache evicts no line.
+const FULL_SHARE: f32 = 0.99;
 
 impl OccupancyModel {
     /// Creates an empty cache with one domain.
     pub fn new(capacity_lines: f32, replacement: ReplacementPolicy) -> Self {
         OccupancyModel {
-            random: replacement == ReplacementPolicy::Random,
+            is_random: replacement == ReplacementPolicy::Random,
             domains: vec![CacheDomain { capacity_lines, group: 0, cutoff: 0.0 }],
             groups: vec![capacity_lines],
             task: Vec::new(),
@@ -139,15 +139,15 @@ impl OccupancyModel {
             domain: Vec::new(),
             window_instr: Vec::new(),
             past_phases: Vec::new(),
-            entered: Vec::new(),
+            arrival_cycle: Vec::new(),
             from_cycle: Vec::new(),
             until_cycle: Vec::new(),
             lines: Vec::new(),
-            lines_before: Vec::new(),
+            previous_lines: Vec::new(),
             rate: Vec::new(),
             slope: Vec::new(),
             hint: Vec::new(),
-            since: 0.0,
+            advanced_to: 0.0,
         }
     }
 
@@ -156,8 +156,8 @@ impl OccupancyModel {
     }
 
     /// Adds a task that runs here from now on, and returns its entry. It regains the lines that it left here earlier.
-    pub fn enter(&mut self, task: u32, curve: u32, now: f64) -> usize {
-        if let Some(at) = self.task.iter().position(|&owner| owner == task && task != NOBODY) {
+    pub fn add_task(&mut self, task: u32, curve: u32, now: f64) -> usize {
+        if let Some(at) = self.task.iter().position(|&owner| owner == task && task != NO_TASK) {
             self.is_running[at] = true;
             return at;
         }
@@ -167,11 +167,11 @@ impl OccupancyModel {
         self.domain.push(0);
         self.window_instr.push(0.0);
         self.past_phases.push(PastPhase::default());
-        self.entered.push(now);
+        self.arrival_cycle.push(now);
         self.from_cycle.push(now);
         self.until_cycle.push(now);
         self.lines.push(0.0);
-        self.lines_before.push(0.0);
+        self.previous_lines.push(0.0);
         self.rate.push(0.0);
         self.slope.push(0.0);
         self.hint.push(0);
@@ -188,13 +188,13 @@ impl OccupancyModel {
     pub fn remove_task(&mut self, task: u32) {
         for index in 0..self.len() {
             if self.task[index] == task {
-                (self.task[index], self.is_running[index], self.rate[index]) = (NOBODY, false, 0.0);
+                (self.task[index], self.is_running[index], self.rate[index]) = (NO_TASK, false, 0.0);
             }
         }
     }
 
     /// Removes users that have left and have no lines. `on_move` is called for every entry that gets a new number.
-    pub fn remove_departed(&mut self, mut on_move: impl FnMut(u32, usize)) {
+    pub fn remove_empty_entries(&mut self, mut on_move: impl FnMut(u32, usize)) {
         let mut index = 0;
         while index < self.len() {
             if self.is_running[index] || self.lines[index] >= 1.0 {
@@ -215,47 +215,47 @@ impl OccupancyModel {
         self.domain.swap_remove(index);
         self.window_instr.swap_remove(index);
         self.past_phases.swap_remove(index);
-        self.entered.swap_remove(index);
+        self.arrival_cycle.swap_remove(index);
         self.from_cycle.swap_remove(index);
         self.until_cycle.swap_remove(index);
         self.lines.swap_remove(index);
-        self.lines_before.swap_remove(index);
+        self.previous_lines.swap_remove(index);
         self.rate.swap_remove(index);
         self.slope.swap_remove(index);
         self.hint.swap_remove(index);
     }
 
-    /// Are all lines that the user has touched since its arrival still resident?
-    pub fn is_intact(&self, entry: usize) -> bool {
+    /// Returns whether all lines that the user has touched since its arrival are still resident.
+    pub fn has_all_lines(&self, entry: usize) -> bool {
         let domain = &self.domains[usize::from(self.domain[entry])];
-        if self.random {
-            self.occupied_lines() < NOT_FULL * domain.capacity_lines
+        if self.is_random {
+            self.occupied_lines() < FULL_SHARE * domain.capacity_lines
         } else {
-            domain.cutoff <= self.entered[entry]
+            domain.cutoff <= self.arrival_cycle[entry]
         }
     }
 
     /// Returns the maximum occupancy of the user.
-    pub fn size_lines(&self, entry: usize) -> f32 {
+    pub fn max_lines(&self, entry: usize) -> f32 {
         self.domains[usize::from(self.domain[entry])].capacity_lines
     }
 
     /// Starts the task's next phase. Of its occupancy, the part that `rate` allows counts as touched in the last
     /// phase; the rest belongs to earlier phases.
-    pub fn change_curve(&mut self, entry: usize, curve: u32, rate: f64, curves: &PhaseCurves) {
-        let (now, old_curve) = (self.since, std::mem::replace(&mut self.curve[entry], curve));
+    pub fn start_phase(&mut self, entry: usize, curve: u32, rate: f64, curves: &PhaseCurves) {
+        let (now, old_curve) = (self.advanced_to, std::mem::replace(&mut self.curve[entry], curve));
         let from_cycle = if self.past_phases[entry].until_cycle > 0.0 {
             self.past_phases[entry].from_cycle
         } else {
             self.from_cycle[entry]
         };
-        let (lines, span) = (self.lines[entry], (now - from_cycle).max(0.0));
-        let window_instr = curves.window_instr(old_curve, lines).min(rate * span);
+        let (lines, elapsed_cycles) = (self.lines[entry], (now - from_cycle).max(0.0));
+        let window_instr = curves.window_instr(old_curve, lines).min(rate * elapsed_cycles);
         let mut past_phase =
             PastPhase { curve: old_curve, from_cycle, until_cycle: now, window_instr, ..PastPhase::default() };
-        past_phase.rest_lines =
+        past_phase.older_lines =
             (lines - curves.window_footprint(old_curve, window_instr, &mut past_phase.hint).0).max(0.0);
-        self.past_phases[entry] = if span > 0.0 { past_phase } else { PastPhase::default() };
+        self.past_phases[entry] = if elapsed_cycles > 0.0 { past_phase } else { PastPhase::default() };
         (self.window_instr[entry], self.from_cycle[entry], self.until_cycle[entry]) = (0.0, now, now);
     }
 
@@ -272,7 +272,7 @@ impl OccupancyModel {
     }
 
     /// Divides an empty cache in the same way as another cache.
-    pub fn divide_as(&mut self, model: &OccupancyModel) {
+    pub fn copy_division(&mut self, model: &OccupancyModel) {
         self.domains.clone_from(&model.domains);
         self.groups.clone_from(&model.groups);
     }
@@ -292,15 +292,15 @@ impl OccupancyModel {
             curves.window_footprint(past_phase.curve, past_phase.window_instr, &mut past_phase.hint).0
                 * (1.0 - share) as f32;
         past_phase.window_instr = past_phase.window_instr.min(curves.window_instr(past_phase.curve, remaining_lines));
-        past_phase.rest_lines *= (1.0 - share) as f32;
+        past_phase.older_lines *= (1.0 - share) as f32;
     }
 
     /// Advances to `now` at the present rates, then reduces occupancies to the capacity. Returns the largest change
     /// as a share of its domain's capacity.
     pub fn advance(&mut self, now: f64, curves: &PhaseCurves) -> f32 {
-        let elapsed = now - self.since;
-        self.since = now;
-        if self.random {
+        let elapsed = now - self.advanced_to;
+        self.advanced_to = now;
+        if self.is_random {
             return self.advance_random(elapsed, curves);
         }
         for index in 0..self.len() {
@@ -314,68 +314,76 @@ impl OccupancyModel {
         }
         let mut change = 0.0f32;
         for group in 0..self.groups.len() {
-            change = change.max(self.settle_group(group as u8, now, curves));
+            change = change.max(self.advance_group(group as u8, now, curves));
         }
         change
     }
 
-    fn settle_group(&mut self, group: u8, now: f64, curves: &PhaseCurves) -> f32 {
+    fn advance_group(&mut self, group: u8, now: f64, curves: &PhaseCurves) -> f32 {
         let members = self.domains.iter().enumerate().filter(|(_, domain)| domain.group == group);
-        let mut open_domains: u64 = members.fold(0, |bits, (index, _)| bits | 1 << index);
-        let mut remaining = self.groups[usize::from(group)];
+        let mut unconfined_domains: u64 = members.fold(0, |bits, (index, _)| bits | 1 << index);
+        let mut remaining_lines = self.groups[usize::from(group)];
         let mut change = 0.0f32;
         // A user that would exceed its part is confined to it; the others share the rest.
         loop {
-            let cutoff = self.settle(open_domains, remaining, now, curves);
-            if open_domains.count_ones() < 2 {
-                return change.max(self.apply_cutoff(open_domains, cutoff, curves) / self.groups[usize::from(group)]);
+            let cutoff = self.find_cutoff(unconfined_domains, remaining_lines, now, curves);
+            if unconfined_domains.count_ones() < 2 {
+                return change
+                    .max(self.apply_cutoff(unconfined_domains, cutoff, curves) / self.groups[usize::from(group)]);
             }
-            let mut confined: Option<usize> = None;
-            for index in (0..self.domains.len()).filter(|index| open_domains >> index & 1 == 1) {
+            let mut smallest_overfull: Option<usize> = None;
+            for index in (0..self.domains.len()).filter(|index| unconfined_domains >> index & 1 == 1) {
                 let domain_lines = self.domains[index].capacity_lines;
-                let smallest =
-                    confined.is_none_or(|confined_index| domain_lines < self.domains[confined_index].capacity_lines);
-                if smallest && self.sum_at(1 << index, cutoff, curves).0 > domain_lines * (1.0 + 1e-3) {
-                    confined = Some(index);
+                let is_smallest = smallest_overfull
+                    .is_none_or(|confined_index| domain_lines < self.domains[confined_index].capacity_lines);
+                if is_smallest && self.lines_and_loss_at(1 << index, cutoff, curves).0 > domain_lines * (1.0 + 1e-3) {
+                    smallest_overfull = Some(index);
                 }
             }
-            let Some(confined) = confined else {
-                return change.max(self.apply_cutoff(open_domains, cutoff, curves) / self.groups[usize::from(group)]);
+            let Some(confined_domain) = smallest_overfull else {
+                return change
+                    .max(self.apply_cutoff(unconfined_domains, cutoff, curves) / self.groups[usize::from(group)]);
             };
-            let domain_lines = self.domains[confined].capacity_lines.min(remaining);
-            let own_cutoff = self.settle(1 << confined, domain_lines, now, curves);
-            change = change.max(self.apply_cutoff(1 << confined, own_cutoff, curves) / domain_lines);
-            remaining -= domain_lines;
-            open_domains &= !(1 << confined);
+            let domain_lines = self.domains[confined_domain].capacity_lines.min(remaining_lines);
+            let own_cutoff = self.find_cutoff(1 << confined_domain, domain_lines, now, curves);
+            change = change.max(self.apply_cutoff(1 << confined_domain, own_cutoff, curves) / domain_lines);
+            remaining_lines -= domain_lines;
+            unconfined_domains &= !(1 << confined_domain);
         }
     }
 
     /// Finds the cut-off of a set of domains at which the sum of their footprints fits.
-    fn settle(&mut self, domains: u64, capacity: f32, now: f64, curves: &PhaseCurves) -> f64 {
-        let of_set = self.domains.iter().enumerate().filter(|(index, _)| domains >> index & 1 == 1);
-        let start = of_set.map(|(_, domain)| domain.cutoff).fold(f64::INFINITY, f64::min).min(now);
+    fn find_cutoff(&mut self, domains: u64, capacity: f32, now: f64, curves: &PhaseCurves) -> f64 {
+        let selected_domains = self.domains.iter().enumerate().filter(|(index, _)| domains >> index & 1 == 1);
+        let start = selected_domains.map(|(_, domain)| domain.cutoff).fold(f64::INFINITY, f64::min).min(now);
         let (mut low, mut high) = (start, now);
-        let mut at = start;
+        let mut cutoff = start;
         for _ in 0..MAX_ITERATIONS {
-            let (sum, loss_per_cycle) = self.sum_at(domains, at, curves);
+            let (sum, loss_per_cycle) = self.lines_and_loss_at(domains, cutoff, curves);
             let excess = sum - capacity;
-            if excess <= CLOSE_ENOUGH * capacity && (at == start || excess >= -CLOSE_ENOUGH * capacity) {
+            if excess <= CAPACITY_TOLERANCE * capacity && (cutoff == start || excess >= -CAPACITY_TOLERANCE * capacity)
+            {
                 break;
             }
             if excess > 0.0 {
-                low = at
+                low = cutoff
             } else {
-                high = at
+                high = cutoff
             }
-            let newton = at + f64::from(excess) / f64::from(loss_per_cycle);
-            at = if loss_per_cycle > 0.0 && newton > low && newton < high { newton } else { 0.5 * (low + high) };
+            let newton_cutoff = cutoff + f64::from(excess) / f64::from(loss_per_cycle);
+            cutoff = if loss_per_cycle > 0.0 && newton_cutoff > low && newton_cutoff < high {
+                newton_cutoff
+            } else {
+                0.5 * (low + high)
+            };
         }
-        at
+        cutoff
     }
 
-    /// Returns the total of lines if the cut-off were at `cutoff`, and how much the total falls per cycle.
-    fn sum_at(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
-        let (mut sum, mut loss) = (0.0, 0.0);
+    /// Returns the total number of lines if the cut-off were at `cutoff`, and how fast the total falls per cycle of the
+    /// cut-off.
+    fn lines_and_loss_at(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
+        let (mut sum, mut loss_per_cycle) = (0.0, 0.0);
         for index in 0..self.task.len() {
             if domains >> self.domain[index] & 1 == 0 {
                 continue;
@@ -386,21 +394,21 @@ impl OccupancyModel {
                 continue;
             }
             if cutoff < self.past_phases[index].until_cycle {
-                let (start, start_loss) = self.past_phases[index].take_unused_lines(cutoff, curves);
-                sum += curves.grow(self.curve[index], start, window, &mut self.hint[index]);
-                loss += start_loss;
+                let (start, start_loss) = self.past_phases[index].remaining_lines_and_loss(cutoff, curves);
+                sum += curves.footprint_after(self.curve[index], start, window, &mut self.hint[index]);
+                loss_per_cycle += start_loss;
                 continue;
             }
-            let mut density = 0.0;
+            let mut instr_per_cycle = 0.0;
             if cutoff >= from_cycle && until_cycle > from_cycle {
-                density = window / (until_cycle - from_cycle);
-                window = density * (until_cycle - cutoff);
+                instr_per_cycle = window / (until_cycle - from_cycle);
+                window = instr_per_cycle * (until_cycle - cutoff);
             }
             let (lines, slope) = curves.window_footprint(self.curve[index], window, &mut self.hint[index]);
             sum += lines;
-            loss += slope * density as f32;
+            loss_per_cycle += slope * instr_per_cycle as f32;
         }
-        (sum, loss)
+        (sum, loss_per_cycle)
     }
 
     /// Applies the cut-off and returns the largest change in lines.
@@ -426,8 +434,9 @@ impl OccupancyModel {
             let (mut lines, slope) =
                 curves.window_footprint(self.curve[index], self.window_instr[index], &mut self.hint[index]);
             if self.past_phases[index].until_cycle > 0.0 {
-                let (start, _) = self.past_phases[index].take_unused_lines(cutoff, curves);
-                lines = curves.grow(self.curve[index], start, self.window_instr[index], &mut self.hint[index]);
+                let (start, _) = self.past_phases[index].remaining_lines_and_loss(cutoff, curves);
+                lines =
+                    curves.footprint_after(self.curve[index], start, self.window_instr[index], &mut self.hint[index]);
             }
             let lines = lines.min(self.domains[usize::from(self.domain[index])].capacity_lines);
             change = change.max((lines - self.lines[index]).abs());
@@ -436,36 +445,37 @@ impl OccupancyModel {
         change
     }
 
-    /// Advances a full domain by backward Euler: `lines' = insertions - lines / capacity x all insertions`.
+    /// Advances every domain by backward Euler: `lines' = insertions - lines / capacity x all insertions`, once the
+    /// domain is full.
     fn advance_random(&mut self, elapsed: f64, curves: &PhaseCurves) -> f32 {
         let mut change = 0.0f32;
         for domain in 0..self.domains.len() {
             let capacity = self.domains[domain].capacity_lines;
-            let (mut inserted, mut occupancy) = (0.0f32, 0.0f32);
+            let (mut inserted_lines, mut occupancy) = (0.0f32, 0.0f32);
             for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
                 let rates = curves.rates_at(self.curve[index], self.lines[index], 0.0);
                 self.slope[index] = rates.fills_per_instr;
-                inserted += (self.rate[index] * elapsed) as f32 * rates.fills_per_instr;
+                inserted_lines += (self.rate[index] * elapsed) as f32 * rates.fills_per_instr;
                 occupancy += self.lines[index];
             }
-            let (has_room, all_inserted) = (occupancy + inserted <= capacity, inserted);
+            let (has_room, total_inserted) = (occupancy + inserted_lines <= capacity, inserted_lines);
             for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
                 let own_fills = (self.rate[index] * elapsed) as f32 * self.slope[index];
                 let lines_before = self.lines[index];
                 // Fills into free space evict no line.
-                let evicting =
-                    if has_room { 0.0 } else { (occupancy + all_inserted - capacity).min(all_inserted) / capacity };
-                self.lines[index] = ((lines_before + own_fills) / (1.0 + evicting)).min(capacity);
+                let eviction_share =
+                    if has_room { 0.0 } else { (occupancy + total_inserted - capacity).min(total_inserted) / capacity };
+                self.lines[index] = ((lines_before + own_fills) / (1.0 + eviction_share)).min(capacity);
                 change = change.max((self.lines[index] - lines_before).abs() / capacity);
             }
         }
         change
     }
 
-    /// Returns the cycles in which the present rates fill the cache, or its fastest domain, once: the natural length
-    /// of a step.
+    /// Returns the number of cycles in which the present rates fill the fastest domain once, which is the natural
+    /// length of a step.
     pub fn turnover_cycles(&self, curves: &PhaseCurves) -> f64 {
-        let mut shortest = f64::INFINITY;
+        let mut min_cycles = f64::INFINITY;
         for (number, domain) in self.domains.iter().enumerate() {
             let mut lines_per_cycle = 0.0;
             for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == number) {
@@ -473,10 +483,10 @@ impl OccupancyModel {
                 lines_per_cycle += self.rate[index] * f64::from(fills);
             }
             if lines_per_cycle > 0.0 {
-                shortest = shortest.min(f64::from(domain.capacity_lines) / lines_per_cycle);
+                min_cycles = min_cycles.min(f64::from(domain.capacity_lines) / lines_per_cycle);
             }
         }
-        shortest
+        min_cycles
     }
 
     /// Returns the total number of resident lines.

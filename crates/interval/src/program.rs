@@ -190,10 +190,10 @@ impl PhasedProgram {
     }
 }
 
-type ErrorSink<'a> = &'a dyn Fn(&str, String, &str) -> Result<(), PhasedProgramError>;
+type FieldRefusal<'a> = &'a dyn Fn(&str, String, &str) -> Result<(), PhasedProgramError>;
 
 impl ProgramPhase {
-    fn check(&self, refuse: ErrorSink<'_>) -> Result<(), PhasedProgramError> {
+    fn check(&self, refuse: FieldRefusal<'_>) -> Result<(), PhasedProgramError> {
         if let Some(length) = self.instructions.filter(|length| !(length.is_finite() && *length >= 1.0)) {
             refuse("instructions", length.to_string(), "1 or more")?;
         }

@@ -19,7 +19,7 @@ struct RegionRates {
 pub struct Regions {
     caches: usize,
     /// Numbers of regions in programs, in order of first mention.
-    numbers: Vec<u32>,
+    region_numbers: Vec<u32>,
     /// Rates by region, then by cache.
     rates: Vec<RegionRates>,
 }
@@ -30,7 +30,7 @@ pub struct RemoteTransfers {
     pub per_read: f64,
     pub per_write: f64,
     /// Share of remote accesses served within the package; each cache serves in proportion to its accesses.
-    pub from_same_package: f64,
+    pub same_package_share: f64,
 }
 
 impl Regions {
@@ -39,17 +39,17 @@ impl Regions {
     }
 
     /// Returns the position of a region in this table.
-    pub fn region_index(&mut self, number: u32) -> usize {
-        if let Some(at) = self.numbers.iter().position(|&listed| listed == number) {
+    pub fn find_or_add_region(&mut self, number: u32) -> usize {
+        if let Some(at) = self.region_numbers.iter().position(|&known_number| known_number == number) {
             return at;
         }
-        self.numbers.push(number);
+        self.region_numbers.push(number);
         self.rates.resize(self.rates.len() + self.caches, RegionRates::default());
-        self.numbers.len() - 1
+        self.region_numbers.len() - 1
     }
 
     pub fn is_empty(&self) -> bool {
-        self.numbers.is_empty()
+        self.region_numbers.is_empty()
     }
 
     /// Adds to (or subtracts from) the rates at which a cache accesses a region.
@@ -59,26 +59,28 @@ impl Regions {
         rates.writes = (rates.writes + writes_per_cycle).max(0.0);
     }
 
-    /// Returns the present cost of accesses from one cache. `same_package` marks the caches of the same package.
+    /// Returns the present cost of accesses from one cache. `is_same_package` marks the caches of the same package.
     pub fn remote_transfers(
         &self,
         region: usize,
         cache: usize,
-        same_package: impl Fn(usize) -> bool,
+        is_same_package: impl Fn(usize) -> bool,
     ) -> RemoteTransfers {
         let region_rates = &self.rates[region * self.caches..(region + 1) * self.caches];
         let (mut reads, mut writes, mut near_accesses) = (0.0, 0.0, 0.0);
         for (index, rates) in region_rates.iter().enumerate().filter(|(index, _)| *index != cache) {
             reads += rates.reads;
             writes += rates.writes;
-            near_accesses += if same_package(index) { rates.reads + rates.writes } else { 0.0 };
+            near_accesses += if is_same_package(index) { rates.reads + rates.writes } else { 0.0 };
         }
         let own_rates = region_rates[cache];
-        let share_of_others = |theirs: f64, ours: f64| if theirs > 0.0 { theirs / (theirs + ours) } else { 0.0 };
+        let transfer_probability = |remote_rate: f64, local_rate: f64| {
+            if remote_rate > 0.0 { remote_rate / (remote_rate + local_rate) } else { 0.0 }
+        };
         RemoteTransfers {
-            per_read: share_of_others(writes, own_rates.reads + own_rates.writes),
-            per_write: share_of_others(reads + writes, own_rates.writes),
-            from_same_package: if reads + writes > 0.0 { near_accesses / (reads + writes) } else { 0.0 },
+            per_read: transfer_probability(writes, own_rates.reads + own_rates.writes),
+            per_write: transfer_probability(reads + writes, own_rates.writes),
+            same_package_share: if reads + writes > 0.0 { near_accesses / (reads + writes) } else { 0.0 },
         }
     }
 }
@@ -92,7 +94,7 @@ mod tests {
     fn transfers_are_those_of_a_line_followed_one_by_one() {
         let (own, other) = ((3.0, 1.0), (2.0, 0.5));
         let mut regions = Regions::new(2);
-        let region = regions.region_index(7);
+        let region = regions.find_or_add_region(7);
         regions.add(region, 0, own.0, own.1);
         regions.add(region, 1, other.0, other.1);
         let expected = regions.remote_transfers(region, 0, |_| true);
@@ -130,10 +132,10 @@ mod tests {
     #[test]
     fn one_cache_and_read_only_regions_cost_nothing() {
         let mut regions = Regions::new(2);
-        let region = regions.region_index(1);
+        let region = regions.find_or_add_region(1);
         regions.add(region, 0, 5.0, 2.0);
         assert_eq!(regions.remote_transfers(region, 0, |_| true), RemoteTransfers::default());
-        let read_only = regions.region_index(2);
+        let read_only = regions.find_or_add_region(2);
         regions.add(read_only, 0, 5.0, 0.0);
         regions.add(read_only, 1, 5.0, 0.0);
         assert_eq!(regions.remote_transfers(read_only, 0, |_| true).per_read, 0.0);

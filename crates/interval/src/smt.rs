@@ -1,33 +1,41 @@
 //! Contexts of one core: how they share its issue slots.
 //!
 //! Method: a context that runs alone uses a share of the slots that follows from its instructions, one slot of `1 /
-//! width` cycles each. Beside others, an instruction waits for a slot as a line waits at a bus: `slot x (busy - own
-//! alone) / 2(1 - busy)`, with `busy` the root of "slots used at these speeds = busy". Properties: a context that runs
+//! width` cycles each. Beside others, an instruction waits for a slot as a line waits at a bus: `slot x (u - own alone)
+//! / 2(1 - u)`, with `u` the utilization at which "slots used at these speeds = u". Properties: a context that runs
 //! alone never waits; no slot is used twice.
 
 /// Maximum load of a core.
-const BUSIEST: f32 = 0.9999;
+const MAX_LOAD: f32 = 0.9999;
 /// Maximum load that one context alone causes.
-const BUSIEST_ALONE: f32 = 0.99;
-const HALVINGS: u32 = 14;
+const MAX_SOLO_LOAD: f32 = 0.99;
+const BISECTION_STEPS: u32 = 14;
 
 /// Computes the cycles per instruction for which each context waits for slots. Each pair of `contexts` holds the
 /// cycles of an instruction without the other contexts, and the context's share of elapsed time.
 pub fn compute_slot_waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut [f32]) {
-    let wait_at = |busy: f32, &(cycles, share): &(f32, f32)| {
-        slot_cycles / (2.0 * (1.0 - busy)) * (busy - (slot_cycles * share / cycles).min(BUSIEST_ALONE)).max(0.0)
+    let slot_wait_at_load = |utilization: f32, &(cycles, share): &(f32, f32)| {
+        slot_cycles / (2.0 * (1.0 - utilization))
+            * (utilization - (slot_cycles * share / cycles).min(MAX_SOLO_LOAD)).max(0.0)
     };
-    let slot_utilization = |busy: f32| -> f32 {
-        contexts.iter().map(|context| slot_cycles * context.1 / (context.0 + wait_at(busy, context))).sum()
+    let slot_utilization = |utilization: f32| -> f32 {
+        contexts
+            .iter()
+            .map(|context| slot_cycles * context.1 / (context.0 + slot_wait_at_load(utilization, context)))
+            .sum()
     };
-    let (mut low, mut high) = (0.0f32, BUSIEST);
-    for _ in 0..HALVINGS {
-        let middle = 0.5 * (low + high);
-        if slot_utilization(middle) > middle { low = middle } else { high = middle }
+    let (mut low, mut high) = (0.0f32, MAX_LOAD);
+    for _ in 0..BISECTION_STEPS {
+        let middle_utilization = 0.5 * (low + high);
+        if slot_utilization(middle_utilization) > middle_utilization {
+            low = middle_utilization
+        } else {
+            high = middle_utilization
+        }
     }
-    let busy = 0.5 * (low + high);
+    let utilization = 0.5 * (low + high);
     for (wait, context) in waits.iter_mut().zip(contexts) {
-        *wait = if contexts.len() < 2 { 0.0 } else { wait_at(busy, context) };
+        *wait = if contexts.len() < 2 { 0.0 } else { slot_wait_at_load(utilization, context) };
     }
 }
 

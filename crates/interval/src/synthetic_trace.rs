@@ -7,18 +7,18 @@
 /// Distribution of accesses over the LRU stack.
 pub struct DistanceDistribution {
     /// Upper bound of distances in lines, ascending, and the share of accesses at or below it.
-    pub up_to: Vec<(f32, f32)>,
+    pub bounds: Vec<(f32, f32)>,
 }
 
 impl DistanceDistribution {
-    /// Returns the distance below which a share `at` of all accesses falls, interpolated linearly between bounds;
-    /// `None` if the access misses.
-    pub fn value_at(&self, at: f64) -> Option<f64> {
-        let next = self.up_to.partition_point(|&(_, share)| f64::from(share) <= at);
+    /// Returns the distance below which this share of all accesses falls, interpolated linearly between bounds; `None`
+    /// if fewer accesses hit.
+    pub fn value_at(&self, access_share: f64) -> Option<f64> {
+        let next_index = self.bounds.partition_point(|&(_, share)| f64::from(share) <= access_share);
         let distance_bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
-        let high = self.up_to.get(next).map(distance_bound)?;
-        let low = if next == 0 { (0.0, 0.0) } else { distance_bound(&self.up_to[next - 1]) };
-        let fraction = (at - low.1) / (high.1 - low.1).max(1e-12);
+        let high = self.bounds.get(next_index).map(distance_bound)?;
+        let low = if next_index == 0 { (0.0, 0.0) } else { distance_bound(&self.bounds[next_index - 1]) };
+        let fraction = (access_share - low.1) / (high.1 - low.1).max(1e-12);
         Some(low.0 + fraction * (high.0 - low.0))
     }
 }
@@ -28,25 +28,25 @@ const BLOCK_WORDS: usize = 8;
 const REGION_WORDS: usize = 512;
 
 /// Slots in order of time, with a bit for each slot that is the last use of its address.
-struct LastUses {
+struct LastUseBits {
     words: Vec<u64>,
     blocks: Vec<u32>,
     regions: Vec<u32>,
     slots: usize,
 }
 
-impl LastUses {
+impl LastUseBits {
     /// Creates room for `slots` slots, the first of which are last uses.
-    fn new(slots: usize, first: usize) -> Self {
+    fn new(slots: usize, first_live: usize) -> Self {
         let words = slots.div_ceil(64);
-        let mut live = LastUses {
+        let mut last_uses = LastUseBits {
             words: vec![0; words],
             blocks: vec![0; words.div_ceil(BLOCK_WORDS)],
             regions: vec![0; words.div_ceil(REGION_WORDS)],
             slots: 0,
         };
-        (0..first).for_each(|_| live.push());
-        live
+        (0..first_live).for_each(|_| last_uses.push());
+        last_uses
     }
 
     fn change_counts(&mut self, slot: usize, change: i32) {
@@ -68,28 +68,28 @@ impl LastUses {
     fn remove_nth(&mut self, mut nth: u32) -> usize {
         // Returns the last position whose count, added to those behind it, exceeds `nth`; subtracts those behind it
         // from `nth`.
-        let mut find_last_block = |counts: &[u32]| {
-            let is_passed = |count: &u32| {
-                let passes = nth >= *count;
-                nth -= if passes { *count } else { 0 };
-                !passes
+        let mut skip_back = |counts: &[u32]| {
+            let stops_here = |count: &u32| {
+                let is_skipped = nth >= *count;
+                nth -= if is_skipped { *count } else { 0 };
+                !is_skipped
             };
-            counts.iter().rposition(is_passed).unwrap_or(0)
+            counts.iter().rposition(stops_here).unwrap_or(0)
         };
-        let region = find_last_block(&self.regions);
-        let range_of = |at: usize, size: usize, total: usize| at * size..((at + 1) * size).min(total);
-        let blocks = range_of(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
-        let block = blocks.start + find_last_block(&self.blocks[blocks.clone()]);
-        let words = range_of(block, BLOCK_WORDS, self.words.len());
+        let region = skip_back(&self.regions);
+        let children_of = |at: usize, size: usize, total: usize| at * size..((at + 1) * size).min(total);
+        let blocks = children_of(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
+        let block = blocks.start + skip_back(&self.blocks[blocks.clone()]);
+        let words = children_of(block, BLOCK_WORDS, self.words.len());
         let mut counts = [0; BLOCK_WORDS];
         counts.iter_mut().zip(&self.words[words.clone()]).for_each(|(count, word)| *count = word.count_ones());
-        let at = words.start + find_last_block(&counts[..words.len()]);
-        let mut word = self.words[at];
+        let word_index = words.start + skip_back(&counts[..words.len()]);
+        let mut word = self.words[word_index];
         for _ in 0..nth {
             word &= !(1 << word.ilog2());
         }
-        let slot = 64 * at + word.ilog2() as usize;
-        self.words[at] &= !(1 << (slot % 64));
+        let slot = 64 * word_index + word.ilog2() as usize;
+        self.words[word_index] &= !(1 << (slot % 64));
         self.change_counts(slot, -1);
         slot
     }
@@ -101,31 +101,31 @@ pub fn draw_addresses(
     distances: DistanceDistribution,
     entries: u32,
     capacity: f32,
-    mut uniform: impl FnMut() -> f64,
+    mut draw_uniform: impl FnMut() -> f64,
 ) -> Vec<u64> {
     let max_distance = (2.0 * capacity) as u32;
     // The stack starts full, so that distances beyond the accesses so far exist.
-    let first = (capacity as u32).min(entries.max(1) * 4);
-    let mut live = LastUses::new(first as usize + entries as usize, first as usize);
+    let initial_lines = (capacity as u32).min(entries.max(1) * 4);
+    let mut last_uses = LastUseBits::new(initial_lines as usize + entries as usize, initial_lines as usize);
     // Half as wide as addresses, because lookups dominate the cost of a log.
-    let mut line_at: Vec<u32> = (0..first).collect();
-    let (mut count, mut next_line) = (first, first);
+    let mut line_of_slot: Vec<u32> = (0..initial_lines).collect();
+    let (mut live_count, mut next_line) = (initial_lines, initial_lines);
     let mut addresses = Vec::with_capacity(entries as usize);
     for _ in 0..entries {
-        let distance = distances.value_at(uniform()).map(|lines| lines as u32);
-        let line = match distance.filter(|distance| *distance < count.min(max_distance)) {
+        let distance = distances.value_at(draw_uniform()).map(|lines| lines as u32);
+        let line = match distance.filter(|distance| *distance < live_count.min(max_distance)) {
             Some(distance) => {
-                count -= 1;
-                line_at[live.remove_nth(distance)]
+                live_count -= 1;
+                line_of_slot[last_uses.remove_nth(distance)]
             }
             None => {
                 next_line += 1;
                 next_line - 1
             }
         };
-        live.push();
-        count += 1;
-        line_at.push(line);
+        last_uses.push();
+        live_count += 1;
+        line_of_slot.push(line);
         addresses.push(u64::from(line));
     }
     addresses
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn slots_are_those_of_a_plain_list() {
         let slots = 3 * 64 * REGION_WORDS;
-        let mut live = LastUses::new(slots, slots / 2);
+        let mut live = LastUseBits::new(slots, slots / 2);
         let mut list: Vec<usize> = (0..slots / 2).collect();
         let mut state = 7u64;
         for step in 0..slots / 2 {
@@ -156,7 +156,7 @@ mod tests {
     /// Does a plain LRU list measure the distances from which the addresses were generated?
     #[test]
     fn a_plain_lru_list_finds_the_distances_again() {
-        let distances = DistanceDistribution { up_to: vec![(100.0, 0.5), (400.0, 0.8)] };
+        let distances = DistanceDistribution { bounds: vec![(100.0, 0.5), (400.0, 0.8)] };
         let mut state = 1u64;
         let uniform = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

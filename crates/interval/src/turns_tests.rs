@@ -97,7 +97,7 @@ fn who_is_in_no_gang_goes_where_it_has_a_turn() {
     turns.set_rotations(vec![QueueRotation::new(gang_cpus, 1000.0, gangs)]);
     turns.balance();
     turns.add(10, all_cpus(3), 1.0, 1e6);
-    turns.allow(9, all_cpus(3));
+    turns.set_allowed_cpus(9, all_cpus(3));
     turns.update(0.0);
     for slot in 8..11 {
         assert_eq!(turns.tasks[slot].cpu, Some(2), "task {slot}");
@@ -117,7 +117,7 @@ fn an_offline_cpu_runs_nobody() {
     assert_eq!((turns.queued_tasks(0).len(), turns.queued_tasks(1).len()), (2, 0));
     assert_eq!((turns.tasks[2].cpu, turns.tasks[2].share), (None, 0.0));
     turns.set_online(1, true);
-    turns.allow(2, all_cpus(2));
+    turns.set_allowed_cpus(2, all_cpus(2));
     turns.update(1.0);
     assert!(turns.tasks[2].share > 0.0);
 }

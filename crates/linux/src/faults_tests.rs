@@ -95,7 +95,7 @@ pub(crate) fn sample_options(state_dir: &std::path::Path) -> LiveOptions {
     LiveOptions {
         rules: vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }],
         cpusets: vec![CpusetGroup { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
-        act: true,
+        should_act: true,
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand { program: "/bin/sh".into(), args },
         first_window: Duration::from_millis(1),
@@ -108,9 +108,9 @@ pub(crate) fn sample_options(state_dir: &std::path::Path) -> LiveOptions {
         directory: Default::default(),
         starts: Default::default(),
         known_profiles: BTreeMap::new(),
-        acting: None,
-        stop: Arc::new(AtomicBool::new(false)),
-        wake: Arc::new(AtomicBool::new(false)),
+        actuation_lock: None,
+        stop_flag: Arc::new(AtomicBool::new(false)),
+        wake_flag: Arc::new(AtomicBool::new(false)),
     }
 }
 
@@ -251,7 +251,7 @@ fn a_failing_restore_keeps_its_journal() {
         assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
         let restored =
             machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
-        assert!(!restored.account.is_empty());
+        assert!(!restored.restored_objects.is_empty());
         assert_eq!(machine.with_kernel(host_states), states_before);
     }
 }
@@ -284,8 +284,9 @@ fn apply_individually(
     host: &dyn Kernel,
     desired_states: &[DesiredState],
 ) -> (Vec<RefusedItem>, usize) {
-    let intended_change =
-        |desired_state: &DesiredState| actuator.read_current(host, &desired_state.object, &desired_state.state).ok();
+    let intended_change = |desired_state: &DesiredState| {
+        actuator.build_intended_change(host, &desired_state.object, &desired_state.state).ok()
+    };
     let changes: Vec<IntendedChange> = desired_states.iter().filter_map(intended_change).collect();
     if let Err(error) = actuator.journal_changes(host, &changes) {
         let because = RefusalReason::NoCapacity;
@@ -370,7 +371,7 @@ fn out_of_descriptors_no_original_is_lost() {
     assert!(failure_count >= 4, "{account:?}");
     let restored = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
     assert!(
-        restored.account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count() >= 4,
+        restored.restored_objects.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count() >= 4,
         "{restored:?}"
     );
     assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
@@ -394,7 +395,7 @@ fn root_acts_alone() {
     let states_before = host_states(&host);
     let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
     let mut machine = small_machine(host, dir.path());
-    machine.acquire(actuation_lock);
+    machine.set_actuation_lock(actuation_lock);
     let observation = machine.observe().unwrap().unwrap();
     let plan = confining_plan(&observation, 1);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 2);
@@ -432,7 +433,7 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let states_before = host_states(&host);
     let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
     let mut machine = small_machine(host, dir.path());
-    machine.acquire(actuation_lock);
+    machine.set_actuation_lock(actuation_lock);
     let observation = machine.observe().unwrap().unwrap();
     let plan = confining_plan(&observation, 3_600_000_000_000);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 1);
@@ -440,7 +441,7 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let (sender, ended) = std::sync::mpsc::channel();
     let machine_thread = std::thread::spawn(move || {
         machine.observe().unwrap().unwrap();
-        let account = machine.restore_overruled();
+        let account = machine.take_overruled();
         sender.send((machine.is_acting(), machine.with_kernel(host_states), account)).unwrap();
     });
     std::thread::sleep(Duration::from_millis(50));

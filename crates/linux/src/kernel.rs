@@ -68,7 +68,7 @@ pub struct DirLock {
     _file: Option<fs::File>,
 }
 
-/// A file that is read again and again, and stays open where the host has descriptors to spare.
+/// A file that is read repeatedly, and stays open if the host has descriptors to spare.
 #[derive(Clone, Debug)]
 pub struct KeptFile {
     path: PathBuf,
@@ -76,8 +76,8 @@ pub struct KeptFile {
 }
 
 impl KeptFile {
-    /// A file that each read opens.
-    pub fn closed(path: PathBuf) -> Self {
+    /// A file that every read opens anew.
+    pub fn new(path: PathBuf) -> Self {
         KeptFile { path, file: None }
     }
 }
@@ -88,11 +88,11 @@ pub trait Kernel {
     fn read(&self, path: &Path) -> io::Result<String>;
     /// Opens a small file below the root to read it again and again. A file that is missing is an error of the reads.
     fn keep_open(&self, path: PathBuf) -> KeptFile {
-        KeptFile::closed(path)
+        KeptFile::new(path)
     }
     /// Reads the current text of a file that was kept open.
-    fn read_kept(&self, kept: &KeptFile) -> io::Result<String> {
-        self.read(&kept.path)
+    fn read_kept(&self, kept_file: &KeptFile) -> io::Result<String> {
+        self.read(&kept_file.path)
     }
     /// Writes the whole text by one `write(2)`, as kernel files require; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
@@ -116,9 +116,9 @@ pub trait Kernel {
             Err(error) => Err(error),
         }
     }
-    /// Takes the exclusive flock of a directory. If another process still holds it after `patience`, the error is
+    /// Takes the exclusive flock of a directory. If another process still holds it after `max_wait`, the error is
     /// `WouldBlock` and names the holders.
-    fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock>;
+    fn lock_dir(&self, path: &Path, max_wait: Duration) -> io::Result<DirLock>;
     /// Sets the allowed CPUs of one thread. The kernel silently drops CPUs outside its cpuset.
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
     /// Sets the nice value of this thread only, from -20 (the highest weight) to 19.
@@ -130,7 +130,7 @@ pub trait Kernel {
         self.set_scheduling(tid, &SchedParams::from_policy(policy))
     }
 
-    /// Sets the fence that must be open before every later change; `None` if there is no guardian.
+    /// Sets the fence, which prevents every later change once it is raised; `None` if there is no guardian.
     fn set_fence(&self, _: Option<Arc<Fence>>) {}
 
     /// Returns the random id of this boot. Thread ids and start times are valid in one boot only.
@@ -215,8 +215,8 @@ pub fn is_gone(error: &io::Error) -> bool {
 }
 
 /// The result of the call, or `None` if its object does not exist.
-pub(crate) fn none_if_missing<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
-    match answer {
+pub(crate) fn none_if_missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(error),
@@ -236,19 +236,20 @@ fn read_stat(kernel: &(impl Kernel + ?Sized), path: &Path) -> io::Result<ThreadS
 
 /// Sum of the processor times of a process's threads, by their `schedstat` files.
 fn sum_run_times(kernel: &(impl Kernel + ?Sized), pid: i32) -> io::Result<u64> {
-    let mut sum = 0u64;
+    let mut total_ns = 0u64;
     for tid in kernel.threads(pid)? {
         let path = PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"));
-        let ran_ns = kernel.read(&path)?.split_ascii_whitespace().next().and_then(|word| word.parse::<u64>().ok());
-        sum = sum.saturating_add(ran_ns.ok_or_else(|| invalid_file(&path, "not the form of a schedstat line"))?);
+        let thread_ns = kernel.read(&path)?.split_ascii_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+        total_ns =
+            total_ns.saturating_add(thread_ns.ok_or_else(|| invalid_file(&path, "not the form of a schedstat line"))?);
     }
-    Ok(sum)
+    Ok(total_ns)
 }
 
 fn parse_ids(names: Vec<String>) -> Vec<i32> {
-    let mut numbers: Vec<i32> = names.iter().filter_map(|name| name.parse().ok()).collect();
-    numbers.sort_unstable();
-    numbers
+    let mut ids: Vec<i32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    ids.sort_unstable();
+    ids
 }
 
 fn invalid_file(path: &Path, problem: impl std::fmt::Display) -> io::Error {
@@ -292,14 +293,14 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 fn lock_holders(kernel: &dyn Kernel, file: &fs::Metadata) -> String {
     use std::os::unix::fs::MetadataExt;
     let device = file.dev();
-    let file = format!("{:02x}:{:02x}:{}", rustix::fs::major(device), rustix::fs::minor(device), file.ino());
+    let inode_id = format!("{:02x}:{:02x}:{}", rustix::fs::major(device), rustix::fs::minor(device), file.ino());
     let text = kernel.read(Path::new("/proc/locks")).unwrap_or_default();
     let holders = text.lines().filter_map(|line| {
         // In the line of a process that waits for the lock, an arrow follows the number.
-        let [_, "FLOCK", _, _, pid, locked, ..] = line.split_ascii_whitespace().collect::<Vec<_>>()[..] else {
+        let [_, "FLOCK", _, _, pid, locked_file, ..] = line.split_ascii_whitespace().collect::<Vec<_>>()[..] else {
             return None;
         };
-        let pid = pid.parse::<i32>().ok().filter(|&pid| pid > 0 && locked == file)?;
+        let pid = pid.parse::<i32>().ok().filter(|&pid| pid > 0 && locked_file == inode_id)?;
         Some(kernel.stat(pid).map_or_else(|_| pid.to_string(), |stat| format!("{pid} ({})", stat.name)))
     });
     let holders: Vec<String> = holders.take(MAX_NAMED_HOLDERS).collect();
@@ -340,18 +341,18 @@ pub trait GroupOwner: std::fmt::Debug + Send + Sync {
 pub struct LinuxHost {
     root: PathBuf,
     fence: Arc<RwLock<Option<Arc<Fence>>>>,
-    owners: Option<Arc<dyn GroupOwner>>,
+    group_owners: Option<Arc<dyn GroupOwner>>,
 }
 
 impl LinuxHost {
     /// A host with this root, which is `/` on a live host.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        LinuxHost { root: root.into(), fence: Arc::default(), owners: None }
+        LinuxHost { root: root.into(), fence: Arc::default(), group_owners: None }
     }
-    /// The host, extended by owners of control groups, which are asked to change a group before its file is written.
+    /// This host, with owners of control groups that are asked to change a group before its file is written.
     #[must_use]
     pub fn with_owners(self, owners: impl GroupOwner + 'static) -> Self {
-        LinuxHost { owners: Some(Arc::new(owners)), ..self }
+        LinuxHost { group_owners: Some(Arc::new(owners)), ..self }
     }
     /// Checks the fence. Callers check it immediately before every change.
     fn check_fence(&self) -> io::Result<()> {
@@ -365,7 +366,7 @@ impl LinuxHost {
     pub(crate) fn path_below(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
-    /// A file in the directory of colors counts only if no other user can have put it there.
+    /// Opens a file. In the directory of colors, a file that another user could have created or changed is refused.
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<fs::File> {
         match path.strip_prefix(BASE) {
             Ok(relative_path) => {
@@ -374,8 +375,8 @@ impl LinuxHost {
                 TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), access)?.open_file(relative_path, flags)
             }
             Err(_) => {
-                let open = || rustix::fs::open(self.path_below(path), flags | OFlags::CLOEXEC, Mode::empty());
-                Ok(rustix::io::retry_on_intr(open)?.into())
+                let open_call = || rustix::fs::open(self.path_below(path), flags | OFlags::CLOEXEC, Mode::empty());
+                Ok(rustix::io::retry_on_intr(open_call)?.into())
             }
         }
     }
@@ -410,12 +411,12 @@ impl Kernel for LinuxHost {
         let file = self.open(&path, OFlags::RDONLY).ok().filter(is_affordable).map(Arc::new);
         KeptFile { path, file }
     }
-    fn read_kept(&self, kept: &KeptFile) -> io::Result<String> {
+    fn read_kept(&self, kept_file: &KeptFile) -> io::Result<String> {
         use std::os::unix::fs::FileExt;
-        let Some(file) = &kept.file else { return self.read(&kept.path) };
+        let Some(file) = &kept_file.file else { return self.read(&kept_file.path) };
         let mut bytes = [0; 4096];
         match file.read_at(&mut bytes, 0)? {
-            length if length == bytes.len() => self.read(&kept.path),
+            length if length == bytes.len() => self.read(&kept_file.path),
             length => Ok(String::from_utf8_lossy(&bytes[..length]).into_owned()),
         }
     }
@@ -432,7 +433,7 @@ impl Kernel for LinuxHost {
     }
     fn set_cpus_by_owner(&self, cpus_file: &Path, cpus: &str) -> io::Result<bool> {
         self.check_fence()?;
-        self.owners.as_ref().map_or(Ok(false), |owners| owners.set_cpus(self, cpus_file, cpus))
+        self.group_owners.as_ref().map_or(Ok(false), |owners| owners.set_cpus(self, cpus_file, cpus))
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
         self.check_fence()?;
@@ -457,10 +458,10 @@ impl Kernel for LinuxHost {
         names.sort_unstable();
         Ok(names)
     }
-    fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock> {
+    fn lock_dir(&self, path: &Path, max_wait: Duration) -> io::Result<DirLock> {
         // The descriptor is closed on exec, so that a guardian or a started program does not keep the lock.
         let file = fs::File::open(self.path_below(path))?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + max_wait;
         loop {
             match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(DirLock { _file: Some(file) }),
@@ -513,21 +514,21 @@ impl Kernel for LinuxHost {
         let clock = (!pid << 3) | 2;
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the kernel writes a live structure.
-        let answer = unsafe { libc::clock_gettime(clock, &raw mut time) };
-        if answer < 0 {
+        let status = unsafe { libc::clock_gettime(clock, &raw mut time) };
+        if status < 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
     }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
         // The mask is built manually, because rustix and libc stop at 1 024 CPUs and the system call does not.
-        let words = cpus.iter().last().map_or(1, |last| last as usize / 64 + 1);
-        let mut mask = vec![0u64; words];
+        let word_count = cpus.iter().last().map_or(1, |last| last as usize / 64 + 1);
+        let mut mask = vec![0u64; word_count];
         cpus.iter().for_each(|cpu| mask[cpu as usize / 64] |= 1 << (cpu % 64));
         self.check_fence()?;
         // SAFETY: the kernel reads `words * 8` bytes from a live vector of that size.
-        let answer = unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, words * 8, mask.as_ptr()) };
-        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let status = unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, word_count * 8, mask.as_ptr()) };
+        if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
     fn has_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
         // The system call takes a microsecond, whereas the file has sixty lines. The call hides offline CPUs, so the
@@ -539,9 +540,9 @@ impl Kernel for LinuxHost {
         if written_bytes < 0 {
             return Err(io::Error::last_os_error());
         }
-        let bit = |cpu: u32| mask.get(cpu as usize / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1);
-        let count: u32 = mask.iter().map(|word| word.count_ones()).sum();
-        if cpus.iter().all(bit) && count == cpus.count() {
+        let is_allowed = |cpu: u32| mask.get(cpu as usize / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1);
+        let allowed_count: u32 = mask.iter().map(|word| word.count_ones()).sum();
+        if cpus.iter().all(is_allowed) && allowed_count == cpus.count() {
             return Ok(true);
         }
         Ok(self.affinity(tid)? == *cpus)
@@ -549,15 +550,15 @@ impl Kernel for LinuxHost {
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
         self.check_fence()?;
         // SAFETY: no memory is passed. PRIO_PROCESS with a thread id concerns that thread only (setpriority(2)).
-        let answer = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice) };
-        if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let status = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice) };
+        if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
-        scheduling::read(tid)
+        scheduling::read_params(tid)
     }
     fn set_scheduling(&self, tid: i32, params: &SchedParams) -> io::Result<()> {
         self.check_fence()?;
-        scheduling::write(tid, params)
+        scheduling::write_params(tid, params)
     }
 }
 

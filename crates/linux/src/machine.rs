@@ -3,7 +3,7 @@
 //! `observe` waits for the end of the window, then reads the managed threads and all counters once. `apply` reads the
 //! state of the host, derives the list of changes (`cachemate_core::changes`), and executes it. Unless the
 //! configuration sets `act`, the machine only observes, and `apply` refuses every line of the plan with
-//! [`OBSERVING`].
+//! [`OBSERVE_ONLY_REASON`].
 
 mod apply;
 mod lifecycle;
@@ -36,7 +36,7 @@ use crate::nri::ContainerStarts;
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::restore::RestoredObject;
-use crate::sense::continuity::{ONLINE, SuspendClock, refresh_online};
+use crate::sense::continuity::{ONLINE_CPUS_PATH, SuspendClock, refresh_online};
 use crate::sense::counters::{EventSurvey, ThreadCounters};
 use crate::sense::memory_nodes::MemoryNodes;
 use crate::sense::miss_trace::find_tracer;
@@ -47,19 +47,19 @@ use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
 use starts::StartPlacements;
 
 /// The reason for refusing every change while the machine only observes.
-pub const OBSERVING: &str = "observing only: nothing is changed unless the configured mode is act";
+pub const OBSERVE_ONLY_REASON: &str = "observing only: nothing is changed unless the configured mode is act";
 /// Id of the results that contain recognized profiles; no policy has requested them.
-const RECOGNISED: ProbeId = ProbeId(u32::MAX);
+const RECOGNIZED_PROBE: ProbeId = ProbeId(u32::MAX);
 
 /// Windows between two checks of the profile of a long-lived program.
 const LEARNING_PERIOD: u64 = 10;
 
 /// Time between two heartbeats within a window, which may last longer than a watchdog's timeout.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+const HEARTBEAT_PERIOD: Duration = Duration::from_secs(1);
 
 /// A wait of at most a tenth of a second that takes this long: a hypervisor has paused the virtual machine, or a signal
 /// has stopped the daemon. The kernel's clocks do not show such a pause.
-const MIN_STOPPED: Duration = Duration::from_secs(2);
+const MIN_STOP_TIME: Duration = Duration::from_secs(2);
 
 /// Options of the live machine.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ pub struct LiveOptions {
     /// Groups that are confined to certain CPUs, whatever the policy decides.
     pub cpusets: Vec<CpusetGroup>,
     /// Does the machine act? If not, it changes nothing on the host.
-    pub act: bool,
+    pub should_act: bool,
     /// Directory of the restore journal.
     pub state_dir: std::path::PathBuf,
     /// The guardian, which is started before the first change.
@@ -96,11 +96,11 @@ pub struct LiveOptions {
     /// Containers that a runtime is about to start.
     pub starts: ContainerStarts,
     /// The right to act; `None` in tests without other processes.
-    pub acting: Option<Arc<ActuationLock>>,
+    pub actuation_lock: Option<Arc<ActuationLock>>,
     /// If set, ends the run within a tenth of a second.
-    pub stop: Arc<AtomicBool>,
+    pub stop_flag: Arc<AtomicBool>,
     /// If set, ends the window early, with the measurements so far.
-    pub wake: Arc<AtomicBool>,
+    pub wake_flag: Arc<AtomicBool>,
 }
 
 /// A live host as a machine.
@@ -109,44 +109,44 @@ pub struct LiveMachine<K> {
     options: LiveOptions,
     topology: Topology,
     capabilities: Capabilities,
-    events: Vec<EventSurvey>,
+    event_surveys: Vec<EventSurvey>,
     tasks: TaskTable,
     counters: BTreeMap<ThreadKey, ThreadCounters>,
-    usage_before: BTreeMap<ThreadKey, ThreadUsage>,
-    progress_before: BTreeMap<ThreadKey, u64>,
+    previous_usage: BTreeMap<ThreadKey, ThreadUsage>,
+    previous_progress: BTreeMap<ThreadKey, u64>,
     progress_sweep: ProgressSweep,
     memory_nodes: MemoryNodes,
-    probing: ProbeRunner,
+    probe_runner: ProbeRunner,
     probe_credit_ns: f64,
-    /// Profiles recognised since the last window.
-    recognised: Vec<ProbeResult>,
+    /// Results with the profiles recognized since the last window.
+    recognized_profiles: Vec<ProbeResult>,
     actuator: Actuator,
-    ways: Option<WayController>,
-    colors: ColorShares,
-    gangs: GangRunners<K>,
+    way_controller: Option<WayController>,
+    color_shares: ColorShares,
+    gang_runners: GangRunners<K>,
     /// The weight that each nice value set by cachemate represents.
     weights: BTreeMap<ThreadKey, (f64, i32)>,
     placements: StartPlacements,
-    /// The changes that the last plan required, whether or not they were made.
+    /// The changes that the last plan required, including those that were not made.
     planned_changes: Vec<Change>,
     /// Confined groups, as last read back.
-    confined: Vec<CpusetGroup>,
+    confined_groups: Vec<CpusetGroup>,
     overrides: GroupOverrides,
     budgets: Vec<SlowdownBudget>,
-    in_force: AppliedPlan,
+    applied_plan: AppliedPlan,
     /// Objects that were restored because root began to act, kept until they are reported.
-    overruled: Vec<RestoredObject>,
+    overruled_objects: Vec<RestoredObject>,
     suspend_clock: SuspendClock,
     online_file: KeptFile,
     /// The daemon was stopped during this window.
     was_stopped: bool,
     /// Clock ticks since the boot at the last three observations, the oldest one first.
-    looked_ticks: [Option<u64>; 3],
-    started: Instant,
+    observation_ticks: [Option<u64>; 3],
+    start_time: Instant,
     window_start: Instant,
     window: Duration,
-    windows: u64,
-    /// Called at least once in [`HEARTBEAT`] while a window lasts.
+    window_count: u64,
+    /// Called at least once in [`HEARTBEAT_PERIOD`] while a window lasts.
     on_heartbeat: Option<Box<dyn FnMut() + Send>>,
 }
 
@@ -156,29 +156,29 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         kernel: K,
         topology: Topology,
         capabilities: Capabilities,
-        events: Vec<EventSurvey>,
+        event_surveys: Vec<EventSurvey>,
         options: LiveOptions,
     ) -> Self {
         let now = Instant::now();
         let pid = std::process::id() as i32;
         // If the start time cannot be read, only the names of our groups are less specific.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
-        let instructions = crate::sense::counters::working_event(&events, CounterEvent::Instructions);
+        let instructions = crate::sense::counters::working_event(&event_surveys, CounterEvent::Instructions);
         let facility = crate::sense::sampling::find_facility(&kernel);
-        let probing = ProbeRunner::new(facility, find_tracer(&kernel, &events), instructions);
-        let online_file = kernel.keep_open(ONLINE.into());
+        let probe_runner = ProbeRunner::new(facility, find_tracer(&kernel, &event_surveys), instructions);
+        let online_file = kernel.keep_open(ONLINE_CPUS_PATH.into());
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
-        options.acting.iter().for_each(|acting| actuator.acquire(acting.clone()));
-        let mut tasks = TaskTable::new(!counts_instructions(&events));
+        options.actuation_lock.iter().for_each(|acting| actuator.set_actuation_lock(acting.clone()));
+        let mut tasks = TaskTable::new(!can_count_instructions(&event_surveys));
         tasks.set_directory(options.directory.clone());
         // Where events are not allowed, every refresh lists the processes.
-        lock(&kernel).process_events().into_iter().for_each(|events| tasks.follow(events));
+        lock(&kernel).process_events().into_iter().for_each(|events| tasks.set_events(events));
         // Where groups cannot be watched, the refreshes read them in turn.
-        lock(&kernel).group_moves().into_iter().for_each(|moves| tasks.follow_moves(moves));
+        lock(&kernel).group_moves().into_iter().for_each(|moves| tasks.set_group_moves(moves));
         LiveMachine {
-            ways: options.resctrl.clone().map(|resctrl| WayController::new(resctrl, owner)),
-            gangs: GangRunners::new(kernel.clone(), options.gang_scheduler_socket.as_deref()),
+            way_controller: options.resctrl.clone().map(|resctrl| WayController::new(resctrl, owner)),
+            gang_runners: GangRunners::new(kernel.clone(), options.gang_scheduler_socket.as_deref()),
             kernel,
             actuator,
             window: options.first_window,
@@ -186,39 +186,39 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             topology,
             capabilities,
             tasks,
-            events,
+            event_surveys,
             counters: BTreeMap::new(),
-            usage_before: BTreeMap::new(),
-            progress_before: BTreeMap::new(),
+            previous_usage: BTreeMap::new(),
+            previous_progress: BTreeMap::new(),
             progress_sweep: ProgressSweep::default(),
             memory_nodes: MemoryNodes::default(),
-            probing,
+            probe_runner,
             probe_credit_ns: 0.0,
-            recognised: Vec::new(),
-            colors: ColorShares::default(),
+            recognized_profiles: Vec::new(),
+            color_shares: ColorShares::default(),
             weights: BTreeMap::new(),
             placements: StartPlacements::default(),
             planned_changes: Vec::new(),
-            confined: Vec::new(),
+            confined_groups: Vec::new(),
             overrides: GroupOverrides::default(),
             budgets: Vec::new(),
-            in_force: AppliedPlan::default(),
-            overruled: Vec::new(),
+            applied_plan: AppliedPlan::default(),
+            overruled_objects: Vec::new(),
             suspend_clock: SuspendClock::read_clocks(),
             online_file,
             was_stopped: false,
-            looked_ticks: [None; 3],
-            started: now,
+            observation_ticks: [None; 3],
+            start_time: now,
             window_start: now,
-            windows: 0,
+            window_count: 0,
             on_heartbeat: None,
         }
     }
 
     /// Sets a function that is called regularly while a window lasts, so that a watchdog does not treat the wait as a
     /// hang. The function is not called at any other time.
-    pub fn set_heartbeat(&mut self, beat: impl FnMut() + Send + 'static) {
-        self.on_heartbeat = Some(Box::new(beat));
+    pub fn set_heartbeat(&mut self, heartbeat: impl FnMut() + Send + 'static) {
+        self.on_heartbeat = Some(Box::new(heartbeat));
     }
 
     pub(crate) fn kernel(&self) -> Arc<Mutex<K>> {
@@ -248,7 +248,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// Confined groups, with their CPUs in force.
     pub fn confined_groups(&self) -> &[CpusetGroup] {
-        &self.confined
+        &self.confined_groups
     }
 
     /// Groups of the configuration whose CPUs their owner or a user has changed since.
@@ -265,19 +265,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// new. A short-lived program is checked in every window. A long-lived program is checked every
     /// [`LEARNING_PERIOD`] windows, because comparing curves takes time.
     pub fn learn(&mut self, profiles: &Profiles) -> bool {
-        let mut is_new = false;
-        let now_ns = self.started.elapsed().as_nanos() as u64;
-        let young_ns = LEARNING_PERIOD * self.window.as_nanos() as u64;
-        for task in self.tasks.all() {
-            let has_turn = (self.windows + u64::from(task.task.0)).is_multiple_of(LEARNING_PERIOD);
-            if !has_turn && now_ns.saturating_sub(task.arrived_ns) > young_ns {
+        let mut has_new_profile = false;
+        let now_ns = self.start_time.elapsed().as_nanos() as u64;
+        let max_young_age_ns = LEARNING_PERIOD * self.window.as_nanos() as u64;
+        for task in self.tasks.tasks() {
+            let is_check_due = (self.window_count + u64::from(task.task.0)).is_multiple_of(LEARNING_PERIOD);
+            if !is_check_due && now_ns.saturating_sub(task.arrived_ns) > max_young_age_ns {
                 continue;
             }
             if let Some(profile) = profiles.get(&task.task) {
-                is_new |= self.options.learned_profiles.learn(&task.profile_key(), profile);
+                has_new_profile |= self.options.learned_profiles.learn(&task.profile_key(), profile);
             }
         }
-        is_new
+        has_new_profile
     }
 
     /// Profiles of services' programs, of this run and of earlier ones.
@@ -297,37 +297,37 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// The managed threads, in order of arrival.
     pub fn managed_threads(&self) -> Vec<&ManagedThread> {
-        self.tasks.all()
+        self.tasks.tasks()
     }
 
     /// The reasons why the lines of a share differ from its mask.
-    pub fn explain_share(&self, active: &ActiveShare) -> Vec<String> {
-        self.ways.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), active)).unwrap_or_default()
+    pub fn explain_share(&self, active_share: &ActiveShare) -> Vec<String> {
+        self.way_controller.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), active_share)).unwrap_or_default()
     }
 
     /// Access to the underlying host, for tests.
     #[cfg(test)]
-    pub(crate) fn with_kernel<T>(&self, look: impl FnOnce(&K) -> T) -> T {
-        look(&*lock(&self.kernel))
+    pub(crate) fn with_kernel<T>(&self, action: impl FnOnce(&K) -> T) -> T {
+        action(&*lock(&self.kernel))
     }
 
     fn wait_for_window_end(&mut self) -> Option<WindowEnd> {
-        let due = self.window_start + self.window;
+        let deadline = self.window_start + self.window;
         // If a probe took longer than its share of the time, later windows have less time for probes.
         self.probe_credit_ns += self.window.as_nanos() as f64 * self.options.probe_share;
         self.probe_credit_ns = self.probe_credit_ns.min(self.window.as_nanos() as f64);
-        let mut last_beat = Instant::now();
-        let mut last_turn = Instant::now();
+        let mut last_heartbeat = Instant::now();
+        let mut last_iteration = Instant::now();
         loop {
-            if last_beat.elapsed() >= HEARTBEAT {
-                last_beat = Instant::now();
-                self.actuator.beat(self.window);
+            if last_heartbeat.elapsed() >= HEARTBEAT_PERIOD {
+                last_heartbeat = Instant::now();
+                self.actuator.send_heartbeat(self.window);
                 self.on_heartbeat.iter_mut().for_each(|beat| beat());
             }
-            if self.options.stop.load(Ordering::Relaxed) {
+            if self.options.stop_flag.load(Ordering::Relaxed) {
                 return None;
             }
-            if self.options.wake.swap(false, Ordering::Relaxed) {
+            if self.options.wake_flag.swap(false, Ordering::Relaxed) {
                 return Some(WindowEnd::Interrupted);
             }
             // The check is repeated during the window, because two daemons that act at the same time would take each
@@ -336,67 +336,74 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 return Some(WindowEnd::Interrupted);
             }
             self.tasks.take_events();
-            self.was_stopped |= last_turn.elapsed() >= MIN_STOPPED;
-            last_turn = Instant::now();
-            let remaining = due.saturating_duration_since(Instant::now());
+            self.was_stopped |= last_iteration.elapsed() >= MIN_STOP_TIME;
+            last_iteration = Instant::now();
+            let remaining = deadline.saturating_duration_since(Instant::now());
             if remaining.is_zero() {
                 return Some(WindowEnd::Elapsed);
             }
             let start = Instant::now();
-            let is_probed = self.probe_credit_ns > 0.0 && self.probe();
-            if is_probed {
+            let has_probed = self.probe_credit_ns > 0.0 && self.run_probe_step();
+            if has_probed {
                 self.probe_credit_ns -= start.elapsed().as_nanos() as f64;
             }
-            let patience = if is_probed { Duration::ZERO } else { remaining.min(Duration::from_millis(100)) };
-            if let Some(start) = self.options.starts.wait(patience) {
-                self.place_start(start);
+            let max_wait = if has_probed { Duration::ZERO } else { remaining.min(Duration::from_millis(100)) };
+            if let Some(start_request) = self.options.starts.wait_for_start(max_wait) {
+                self.place_start(start_request);
             }
         }
     }
 
     fn refresh_tasks(&mut self) -> Result<(), MachineError> {
-        self.keep_guarded()?;
-        let now_ns = self.started.elapsed().as_nanos() as u64;
+        self.maintain_guardian()?;
+        let now_ns = self.start_time.elapsed().as_nanos() as u64;
         let kernel = self.kernel();
-        let first_new = self.tasks.next_task();
+        let first_new_task = self.tasks.next_task();
         self.tasks.set_guardian(self.actuator.guardian_pid());
         {
             let kernel = lock(&kernel);
-            self.looked_ticks = [self.looked_ticks[1], self.looked_ticks[2], kernel.ticks_since_boot().ok()];
+            self.observation_ticks =
+                [self.observation_ticks[1], self.observation_ticks[2], kernel.ticks_since_boot().ok()];
             let refresh_result = self.tasks.refresh(&*kernel, &self.options.rules, now_ns);
             refresh_result.map_err(|error| MachineError(format!("/proc: {error}")))?;
         }
-        let released = self.tasks.take_released();
+        let released_threads = self.tasks.take_released();
         // An object that cannot be restored here stays in the journal and is retried at the end.
-        self.release(&released)?;
+        self.release(&released_threads)?;
         let kernel = lock(&kernel);
         let new_threads: Vec<&ManagedThread> =
-            self.tasks.all().into_iter().filter(|task| task.task >= first_new).collect();
+            self.tasks.tasks().into_iter().filter(|task| task.task >= first_new_task).collect();
         for task in &new_threads {
             // If the thread has exited or descriptors have run out, its counts are absent, never zero.
-            if let Ok(counters) = ThreadCounters::attach(task.thread.tid, &self.events) {
+            if let Ok(counters) = ThreadCounters::attach(task.thread.tid, &self.event_surveys) {
                 self.counters.insert(task.thread, counters);
             }
         }
-        let renamed = self.tasks.renamed_tasks();
-        let is_renamed = |task: &&ManagedThread| renamed.contains(&task.task) && task.task < first_new;
-        let recognizable = new_threads.iter().copied().chain(self.tasks.all().into_iter().filter(is_renamed));
-        for task in recognizable {
+        let renamed_tasks = self.tasks.renamed_tasks();
+        let is_renamed = |task: &&ManagedThread| renamed_tasks.contains(&task.task) && task.task < first_new_task;
+        let tasks_to_recognize = new_threads.iter().copied().chain(self.tasks.tasks().into_iter().filter(is_renamed));
+        for task in tasks_to_recognize {
             // A profile recorded by the operator takes precedence over a profile learned from observation.
-            let recorded =
+            let recorded_profile =
                 self.options.known_profiles.get(&task.program).or_else(|| self.options.known_profiles.get(&task.name));
-            if let Some(profile) = recorded.or_else(|| self.options.learned_profiles.get(&task.profile_key())) {
+            if let Some(profile) = recorded_profile.or_else(|| self.options.learned_profiles.get(&task.profile_key())) {
                 let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile.clone()) };
-                self.recognised.push(ProbeResult { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
+                self.recognized_profiles.push(ProbeResult {
+                    probe: RECOGNIZED_PROBE,
+                    evidence,
+                    complete: true,
+                    cost_ns: Vec::new(),
+                });
             }
         }
-        let is_new_unread = |task: &&ManagedThread| self.actuator.is_unread(task.thread) && task.task < first_new;
+        let is_earlier_unread =
+            |task: &&ManagedThread| self.actuator.has_unread_settings(task.thread) && task.task < first_new_task;
         let due_threads: Vec<&ManagedThread> = new_threads
             .iter()
             .copied()
-            .chain(self.tasks.all().into_iter().filter(is_new_unread))
-            .chain(self.tasks.idle_arrivals())
-            .chain(self.tasks.idle_threads().filter(|thread| self.actuator.is_unread(thread.thread)))
+            .chain(self.tasks.tasks().into_iter().filter(is_earlier_unread))
+            .chain(self.tasks.new_idle_threads())
+            .chain(self.tasks.idle_threads().filter(|thread| self.actuator.has_unread_settings(thread.thread)))
             .collect();
         let restore_result = self.actuator.restore_inherited(&*kernel, &due_threads, self.tasks.unmanaged_children());
         let is_alive = |thread| self.tasks.is_alive(thread);
@@ -406,49 +413,56 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Work done since the last observation, attributed to the first thread of each process.
-    fn progress(&mut self) -> BTreeMap<ThreadKey, f64> {
+    fn read_progress(&mut self) -> BTreeMap<ThreadKey, f64> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
         let reporters = self.options.progress.sweep(&*kernel, &mut self.progress_sweep);
         let may_report = |pid: i32| reporters.as_ref().is_none_or(|reporters| reporters.contains(&pid));
         let is_reporter =
             |task: &&ManagedThread| task.pid == task.thread.tid && !task.has_exited && may_report(task.pid);
-        let leaders = self.tasks.all().into_iter().filter(is_reporter);
-        let thread_total = |task: &ManagedThread| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
+        let leaders = self.tasks.tasks().into_iter().filter(is_reporter);
+        let thread_total =
+            |task: &ManagedThread| Some((task.thread, self.options.progress.read_total(&*kernel, task.pid)?));
         let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(thread_total).collect();
-        let previous_totals = std::mem::replace(&mut self.progress_before, totals);
+        let previous_totals = std::mem::replace(&mut self.previous_progress, totals);
         let progress_since = |(thread, total): (&ThreadKey, &u64)| {
             Some((*thread, total.checked_sub(*previous_totals.get(thread)?)? as f64))
         };
-        self.progress_before.iter().filter_map(progress_since).collect()
+        self.previous_progress.iter().filter_map(progress_since).collect()
     }
 
-    fn task_samples(&mut self) -> Vec<TaskSample> {
+    fn sample_tasks(&mut self) -> Vec<TaskSample> {
         let mut samples = Vec::new();
-        let movable = |task: &&ManagedThread| !task.is_fixed && !task.has_exited;
-        let processes = || self.tasks.all().into_iter().filter(movable).map(|task| (task.process, task.pid)).collect();
-        self.memory_nodes.refresh(&*lock(&self.kernel), &self.topology, processes);
-        let progress = self.progress();
-        self.usage_before.extend(self.tasks.woken_usage().iter().copied());
-        for task in self.tasks.all() {
-            let previous_usage = self.usage_before.get(&task.thread).copied();
+        let is_movable = |task: &&ManagedThread| !task.is_fixed && !task.has_exited;
+        let movable_processes =
+            || self.tasks.tasks().into_iter().filter(is_movable).map(|task| (task.process, task.pid)).collect();
+        self.memory_nodes.refresh(&*lock(&self.kernel), &self.topology, movable_processes);
+        let progress = self.read_progress();
+        self.previous_usage.extend(self.tasks.woken_usage().iter().copied());
+        for task in self.tasks.tasks() {
+            let previous_usage = self.previous_usage.get(&task.thread).copied();
             // If the thread was created in this window, its whole total belongs to the window. The same holds if it was
             // created in the window before and hardly ran there, so that the refresh left it to this one. For an older
             // thread without an earlier observation, the window's part of the total is unknown.
-            let [before_last, last, _] = self.looked_ticks;
-            let born_now = before_last.or(last).is_some_and(|look| task.thread.start_ticks >= look);
+            let [before_last, last, _] = self.observation_ticks;
+            let has_started_in_window = before_last.or(last).is_some_and(|look| task.thread.start_ticks >= look);
             let count_since = |value: fn(&ThreadUsage) -> Option<u64>| {
                 let current_total = value(&task.usage)?;
                 match &previous_usage {
                     Some(previous) => Some(current_total.saturating_sub(value(previous)?)),
-                    None => born_now.then_some(current_total),
+                    None => has_started_in_window.then_some(current_total),
                 }
             };
             let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();
-            let exact = |event, count| CounterReading { event, count, enabled_share: 1.0 };
-            counts.extend(count_since(|usage| usage.slices).map(|count| exact(CounterEvent::ContextSwitches, count)));
-            counts.extend(count_since(|usage| usage.calls).map(|count| exact(CounterEvent::SystemCalls, count)));
-            counts.extend(count_since(|usage| Some(usage.faults)).map(|count| exact(CounterEvent::PageFaults, count)));
+            let exact_reading = |event, count| CounterReading { event, count, enabled_share: 1.0 };
+            counts.extend(
+                count_since(|usage| usage.slices).map(|count| exact_reading(CounterEvent::ContextSwitches, count)),
+            );
+            counts
+                .extend(count_since(|usage| usage.calls).map(|count| exact_reading(CounterEvent::SystemCalls, count)));
+            counts.extend(
+                count_since(|usage| Some(usage.faults)).map(|count| exact_reading(CounterEvent::PageFaults, count)),
+            );
             counts.sort_by_key(|reading| reading.event);
             let ran_ns = count_since(|usage| usage.ran_ns);
             samples.push(TaskSample {
@@ -471,30 +485,32 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             });
         }
         add_budget_goals(&self.budgets, &mut samples);
-        self.usage_before = self.tasks.all().iter().map(|task| (task.thread, task.usage)).collect();
-        self.counters.retain(|thread, _| self.usage_before.contains_key(thread));
+        self.previous_usage = self.tasks.tasks().iter().map(|task| (task.thread, task.usage)).collect();
+        self.counters.retain(|thread, _| self.previous_usage.contains_key(thread));
         samples
     }
 
-    fn record_confined(&mut self, report: &ApplyReport) {
+    fn record_confined_groups(&mut self, report: &ApplyReport) {
         let confined_group = |group: &CpusetGroup| {
-            let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::kernel::group_dirs::CPUSET_FILE);
-            let state = report.in_force.iter().find_map(|(object, state)| match (object, state) {
-                (JournalObject::File { path }, ObjectState::Text(text)) if path.ends_with(&ends) => text.parse().ok(),
+            let file_suffix = Path::new(group.cgroup.trim_matches('/')).join(crate::kernel::group_dirs::CPUSET_FILE);
+            let state = report.read_back_states.iter().find_map(|(object, state)| match (object, state) {
+                (JournalObject::File { path }, ObjectState::Text(text)) if path.ends_with(&file_suffix) => {
+                    text.parse().ok()
+                }
                 _ => None,
             });
             Some(CpusetGroup { cgroup: group.cgroup.clone(), cpus: state? })
         };
-        self.confined = self.options.cpusets.iter().filter_map(confined_group).collect();
+        self.confined_groups = self.options.cpusets.iter().filter_map(confined_group).collect();
     }
 
     /// Current occupancy of the shares in force, and the traffic of this window.
-    fn read_way_shares(&mut self) -> Vec<(CounterScope, EventCounts)> {
-        let Some(ways) = &mut self.ways else { return Vec::new() };
+    fn refresh_way_shares(&mut self) -> Vec<(CounterScope, EventCounts)> {
+        let Some(ways) = &mut self.way_controller else { return Vec::new() };
         let kernel = lock(&self.kernel);
         let shares: Vec<CacheShare> =
-            self.in_force.shares.iter().map(|active_share| active_share.share.clone()).collect();
-        self.in_force.shares = ways.read_back(&*kernel, &shares, &self.tasks.all());
+            self.applied_plan.shares.iter().map(|active_share| active_share.share.clone()).collect();
+        self.applied_plan.shares = ways.read_back(&*kernel, &shares, &self.tasks.tasks());
         ways.traffic_counts(&*kernel)
     }
 
@@ -502,18 +518,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn read_color_shares(&mut self) -> Vec<ActiveShare> {
         let is_colored = |share: &CacheShare| matches!(share.units, Units::Colors { .. });
         let shares: Vec<CacheShare> =
-            self.in_force.shares.iter().map(|active_share| active_share.share.clone()).filter(is_colored).collect();
+            self.applied_plan.shares.iter().map(|active_share| active_share.share.clone()).filter(is_colored).collect();
         if shares.is_empty() {
             return Vec::new();
         }
-        let (active_shares, pending) = self.colors.read_back(&*lock(&self.kernel), &shares, &self.tasks.all());
-        self.in_force.pending = pending;
+        let (active_shares, pending_items) =
+            self.color_shares.read_back(&*lock(&self.kernel), &shares, &self.tasks.tasks());
+        self.applied_plan.pending = pending_items;
         active_shares
     }
 }
 
-fn counts_instructions(events: &[EventSurvey]) -> bool {
-    events.iter().any(|survey| survey.event == CounterEvent::Instructions && survey.absent_because.is_none())
+fn can_count_instructions(events: &[EventSurvey]) -> bool {
+    events.iter().any(|survey| survey.event == CounterEvent::Instructions && survey.absence_reason.is_none())
 }
 
 /// Locks the kernel. A poisoned lock only means that another thread panicked; the kernel has no state that the panic
@@ -532,39 +549,39 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut end_reason) = self.wait_for_window_end() else { return Ok(None) };
-        let cpus_changed = refresh_online(&*lock(&self.kernel), &self.online_file, &mut self.topology);
+        let have_cpus_changed = refresh_online(&*lock(&self.kernel), &self.online_file, &mut self.topology);
         let was_stopped = std::mem::take(&mut self.was_stopped);
-        if self.suspend_clock.advance(SuspendClock::read_clocks()) || cpus_changed || was_stopped {
+        if self.suspend_clock.advance(SuspendClock::read_clocks()) || have_cpus_changed || was_stopped {
             end_reason = WindowEnd::HostChanged;
         }
         self.refresh_tasks()?;
         let now = Instant::now();
         let span = TimeSpan {
-            start_ns: (self.window_start - self.started).as_nanos() as u64,
+            start_ns: (self.window_start - self.start_time).as_nanos() as u64,
             elapsed_ns: (now - self.window_start).as_nanos() as u64,
             elapsed_cycles: None,
         };
         self.window_start = now;
-        let tasks = self.task_samples();
+        let tasks = self.sample_tasks();
         self.tasks.drop_exited();
-        let window = self.windows;
-        self.windows += 1;
+        let window = self.window_count;
+        self.window_count += 1;
         // Color shares are read first, because reading the way shares covers only the latter.
         let color_shares = self.read_color_shares();
-        let places = self.read_way_shares();
-        self.in_force.shares.retain(|active_share| !matches!(active_share.share.units, Units::Colors { .. }));
-        self.in_force.shares.extend(color_shares);
-        let in_force = self.in_force.clone();
-        let mut answers = std::mem::take(&mut self.recognised);
-        answers.append(&mut self.probing.answers);
+        let scope_counts = self.refresh_way_shares();
+        self.applied_plan.shares.retain(|active_share| !matches!(active_share.share.units, Units::Colors { .. }));
+        self.applied_plan.shares.extend(color_shares);
+        let applied_plan = self.applied_plan.clone();
+        let mut probe_results = std::mem::take(&mut self.recognized_profiles);
+        probe_results.append(&mut self.probe_runner.results);
         Ok(Some(Observation {
             window,
             span,
             end_reason,
             tasks,
-            shared_counts: places,
-            probe_results: answers,
-            applied: in_force,
+            shared_counts: scope_counts,
+            probe_results,
+            applied: applied_plan,
         }))
     }
 
@@ -577,56 +594,56 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             }
         };
         self.window = self.window.max(Duration::from_nanos(self.capabilities.min_window_ns));
-        self.probing.set_requests(&plan.probes);
-        let started = Instant::now();
+        self.probe_runner.set_requests(&plan.probes);
+        let start = Instant::now();
         let mut applied_plan = AppliedPlan::default();
-        if self.options.act {
+        if self.options.should_act {
             self.update_gang_scheduler(plan, &mut applied_plan);
         }
-        let (reading, derived, resctrl_lock) = self.derive(plan);
-        self.planned_changes.clone_from(&derived.changes);
-        if !self.options.act {
-            self.in_force = self.refresh_applied(reading, derived);
-            return Ok(self.in_force.clone());
+        let (snapshot, change_list, resctrl_lock) = self.derive_change_list(plan);
+        self.planned_changes.clone_from(&change_list.changes);
+        if !self.options.should_act {
+            self.applied_plan = self.refuse_changes(snapshot, change_list);
+            return Ok(self.applied_plan.clone());
         }
-        let report = self.execute(&reading, derived, &mut applied_plan);
+        let report = self.execute(&snapshot, change_list, &mut applied_plan);
         drop(resctrl_lock);
         self.set_kernel_tolerance(&mut applied_plan);
-        self.record_confined(&report);
+        self.record_confined_groups(&report);
         let kernel = self.kernel();
         let kernel = lock(&kernel);
-        let tasks = self.tasks.all();
-        if let Some(ways) = &mut self.ways {
+        let tasks = self.tasks.tasks();
+        if let Some(ways) = &mut self.way_controller {
             applied_plan.shares = ways.read_back(&*kernel, &plan.shares, &tasks);
         }
         for task in &tasks {
             let thread = task.thread;
             if let Some(ObjectState::Cpus(cpus)) =
-                report.in_force.get(&JournalObject::Affinity { pid: task.pid, thread })
+                report.read_back_states.get(&JournalObject::Affinity { pid: task.pid, thread })
                 && plan.affinity.contains_key(&task.task)
             {
                 applied_plan.affinity.insert(task.task, cpus.clone());
             }
             if let Some(weight) = plan.weights.get(&task.task)
                 && let Some(ObjectState::Nice(nice)) =
-                    report.in_force.get(&JournalObject::Nice { pid: task.pid, thread })
+                    report.read_back_states.get(&JournalObject::Nice { pid: task.pid, thread })
                 && self.weights.get(&thread) == Some(&(*weight, *nice))
             {
                 applied_plan.weights.insert(task.task, *weight);
             }
         }
-        let (active_shares, pending) = self.colors.read_back(&*kernel, &plan.shares, &tasks);
+        let (active_shares, pending_items) = self.color_shares.read_back(&*kernel, &plan.shares, &tasks);
         applied_plan.shares.extend(active_shares);
-        applied_plan.pending = pending;
-        applied_plan.gangs = self.gangs.schedules();
-        if self.gangs.can_separate_clashes() {
+        applied_plan.pending = pending_items;
+        applied_plan.gangs = self.gang_runners.schedules();
+        if self.gang_runners.can_separate_clashes() {
             applied_plan.penalties.clone_from(&plan.penalties);
         }
-        applied_plan.probes = self.probing.ids();
-        applied_plan.refused.append(&mut self.probing.refused);
-        applied_plan.cost_ns = started.elapsed().as_nanos() as u64;
-        self.actuator.beat(self.window);
-        self.in_force = applied_plan.clone();
+        applied_plan.probes = self.probe_runner.probe_ids();
+        applied_plan.refused.append(&mut self.probe_runner.refused_items);
+        applied_plan.cost_ns = start.elapsed().as_nanos() as u64;
+        self.actuator.send_heartbeat(self.window);
+        self.applied_plan = applied_plan.clone();
         drop(kernel);
         self.record_placements(&report);
         Ok(applied_plan)

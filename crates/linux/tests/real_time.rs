@@ -146,7 +146,7 @@ fn every_class_is_put_back_with_its_parameters() {
         assert_ne!(class_of(&program), class_before);
         let entry = JournalEntry {
             original,
-            our_values: vec![ObjectState::Policy(5)],
+            applied_states: vec![ObjectState::Policy(5)],
             since_ticks: u64::MAX,
             follows_cpuset: false,
         };

@@ -78,8 +78,8 @@ fn every_program_keeps_the_right_service() {
     // One reads everything in turn, the other follows the kernel's reports as far as they are allowed.
     let mut tables = [false, true].map(|follows| (TaskTable::new(false), follows));
     let (_, following) = tables.split_at_mut(1);
-    host.process_events().into_iter().for_each(|events| following[0].0.follow(events));
-    host.group_moves().into_iter().for_each(|moves| following[0].0.follow_moves(moves));
+    host.process_events().into_iter().for_each(|events| following[0].0.set_events(events));
+    host.group_moves().into_iter().for_each(|moves| following[0].0.set_group_moves(moves));
     let mut random = SplitMix64::new(11);
     let mut programs: Vec<Program> = (0..PROGRAMS).map(|_| Program::start()).collect();
     let mut groups: Vec<String> = Vec::new();
@@ -136,7 +136,7 @@ fn every_program_keeps_the_right_service() {
                 table.refresh(&host, &rules, start.elapsed().as_nanos() as u64).unwrap();
             }
             let seen: BTreeMap<i32, String> = table
-                .all()
+                .tasks()
                 .into_iter()
                 .filter(|task| !task.has_exited)
                 .map(|task| (task.pid, task.service_or_command().to_string()))
@@ -156,7 +156,7 @@ fn every_program_keeps_the_right_service() {
     for (table, _) in &mut tables {
         table.refresh(&host, &rules, start.elapsed().as_nanos() as u64).unwrap();
         table.drop_exited();
-        assert!(table.all().into_iter().all(|task| !members.contains_key(&task.pid)), "ended programs are forgotten");
+        assert!(table.tasks().into_iter().all(|task| !members.contains_key(&task.pid)), "ended programs are forgotten");
     }
     let path = tree.0.clone();
     drop(tree);

@@ -42,23 +42,23 @@ pub enum ActivityThreshold {
     MeanTimes(f64),
 }
 
-/// The events of which a vector is computed.
+/// The kind of event from whose counts a vector is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ActivityKind {
     /// Accesses.
-    Use,
+    Accesses,
     /// Misses.
-    Miss,
+    Misses,
 }
 
 /// Returns one bit per super set, which is set if its count exceeds the threshold.
-pub fn activity_vector(counts: &[SuperSetCount], kind: ActivityKind, above: ActivityThreshold) -> IndexSet {
+pub fn activity_vector(counts: &[SuperSetCount], kind: ActivityKind, threshold: ActivityThreshold) -> IndexSet {
     let event_count = |super_set: &SuperSetCount| match kind {
-        ActivityKind::Use => super_set.accesses,
-        ActivityKind::Miss => super_set.misses,
+        ActivityKind::Accesses => super_set.accesses,
+        ActivityKind::Misses => super_set.misses,
     };
     let mean = counts.iter().map(|c| event_count(c) as f64).sum::<f64>() / counts.len().max(1) as f64;
-    let is_active = |events: u64| match above {
+    let is_active = |events: u64| match threshold {
         ActivityThreshold::Count(limit) => events > limit,
         ActivityThreshold::MeanTimes(times) => events as f64 > times * mean,
     };
@@ -70,15 +70,15 @@ pub fn common_active_count(a: &IndexSet, b: &IndexSet) -> u32 {
     a.common_count(b)
 }
 
-/// Last-value prediction of activity vectors, with its accuracy bit by bit (AV Table 2).
+/// A predictor that expects each activity vector to equal the last one, with its accuracy bit by bit (AV Table 2).
 #[derive(Clone, Debug, Default)]
-pub struct LastValue {
+pub struct LastVectorPredictor {
     last_vector: Option<IndexSet>,
-    right: u64,
-    bits: u64,
+    correct_bits: u64,
+    predicted_bits: u64,
 }
 
-impl LastValue {
+impl LastVectorPredictor {
     /// Returns the prediction for the next vector, which is the last one; `None` before the first.
     pub fn predicted_set(&self) -> Option<&IndexSet> {
         self.last_vector.as_ref()
@@ -88,15 +88,15 @@ impl LastValue {
     pub fn push(&mut self, vector: IndexSet, super_sets: u32) {
         if let Some(last) = &self.last_vector {
             let is_unchanged = |bit: &u32| last.contains(*bit) == vector.contains(*bit);
-            self.right += (0..super_sets).filter(is_unchanged).count() as u64;
-            self.bits += u64::from(super_sets);
+            self.correct_bits += (0..super_sets).filter(is_unchanged).count() as u64;
+            self.predicted_bits += u64::from(super_sets);
         }
         self.last_vector = Some(vector);
     }
 
     /// Returns the share of bits predicted correctly so far; `None` before the second vector.
     pub fn predictability(&self) -> Option<f64> {
-        (self.bits > 0).then(|| self.right as f64 / self.bits as f64)
+        (self.predicted_bits > 0).then(|| self.correct_bits as f64 / self.predicted_bits as f64)
     }
 }
 
@@ -143,16 +143,16 @@ mod tests {
         let counts: Vec<SuperSetCount> =
             [(10, 1), (40, 0), (2, 2), (40, 9)].map(|(accesses, misses)| SuperSetCount { accesses, misses }).to_vec();
         let format_vector = |size, above| activity_vector(&counts, size, above).to_string();
-        assert_eq!(format_vector(ActivityKind::Use, ActivityThreshold::Count(10)), "1,3");
-        assert_eq!(format_vector(ActivityKind::Use, ActivityThreshold::MeanTimes(1.0)), "1,3");
-        assert_eq!(format_vector(ActivityKind::Miss, ActivityThreshold::Count(0)), "0,2-3");
-        assert_eq!(format_vector(ActivityKind::Miss, ActivityThreshold::MeanTimes(1.0)), "3");
+        assert_eq!(format_vector(ActivityKind::Accesses, ActivityThreshold::Count(10)), "1,3");
+        assert_eq!(format_vector(ActivityKind::Accesses, ActivityThreshold::MeanTimes(1.0)), "1,3");
+        assert_eq!(format_vector(ActivityKind::Misses, ActivityThreshold::Count(0)), "0,2-3");
+        assert_eq!(format_vector(ActivityKind::Misses, ActivityThreshold::MeanTimes(1.0)), "3");
     }
 
     /// Is predictability the share of bits that did not change?
     #[test]
     fn last_value_counts_the_bits_that_stayed() {
-        let mut last = LastValue::default();
+        let mut last = LastVectorPredictor::default();
         assert_eq!((last.predicted_set(), last.predictability()), (None, None));
         last.push([0, 1].into_iter().collect(), 4);
         assert_eq!(last.predictability(), None);

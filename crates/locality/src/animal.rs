@@ -10,7 +10,7 @@ pub struct AnimalThresholds {
     /// A program with fewer accesses to the cache is a turtle.
     pub turtle_refs_below: f64,
     /// A program with at least this many misses, alone on the cache, is a devil.
-    pub devil_misses_from: f64,
+    pub min_devil_misses: f64,
     /// A program with at least this many additional misses on half of the ways is a rabbit; all others are sheep.
     pub rabbit_extra_misses_from: f64,
 }
@@ -18,7 +18,7 @@ pub struct AnimalThresholds {
 impl Default for AnimalThresholds {
     /// Returns boundaries of 1 access, 4 misses and 1 additional miss per thousand instructions.
     fn default() -> Self {
-        AnimalThresholds { turtle_refs_below: 1000.0, devil_misses_from: 4000.0, rabbit_extra_misses_from: 1000.0 }
+        AnimalThresholds { turtle_refs_below: 1000.0, min_devil_misses: 4000.0, rabbit_extra_misses_from: 1000.0 }
     }
 }
 
@@ -53,12 +53,12 @@ pub fn classify(positions: &[f64], thresholds: &AnimalThresholds) -> Option<Anim
     let (misses, hits) = positions.split_last().filter(|(_, hits)| !hits.is_empty())?;
     let refs = misses + hits.iter().sum::<f64>();
     let half_ways = hits.len().div_ceil(2);
-    let extra: f64 = hits[half_ways..].iter().sum();
+    let extra_misses: f64 = hits[half_ways..].iter().sum();
     Some(if refs < thresholds.turtle_refs_below {
         Animal::Turtle
-    } else if *misses >= thresholds.devil_misses_from {
+    } else if *misses >= thresholds.min_devil_misses {
         Animal::Devil
-    } else if extra >= thresholds.rabbit_extra_misses_from {
+    } else if extra_misses >= thresholds.rabbit_extra_misses_from {
         Animal::Rabbit
     } else {
         Animal::Sheep

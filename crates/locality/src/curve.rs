@@ -9,15 +9,15 @@ use cachemate_core::Estimate;
 use crate::stack::DistanceHistogram;
 
 /// Fraction of a curve's fall that counts as reuse; the remainder is noise and first touches.
-const FALLEN: f64 = 0.95;
+const REUSE_FALL_SHARE: f64 = 0.95;
 /// Relative fall below which a curve shows no reuse.
-const FLAT: f64 = 0.05;
+const MAX_FLAT_FALL: f64 = 0.05;
 
-/// Returns the miss rate of the plateau of a curve that falls from `first` to `last`. The smallest size at which the
-/// curve reaches this rate holds all reused lines. `None` for a flat curve.
-pub fn plateau_rate(first: f64, last: f64) -> Option<f64> {
-    let fall = first - last;
-    (fall > FLAT * first).then_some(first - FALLEN * fall)
+/// Returns the miss rate of the plateau of a curve that falls from `first_rate` to `last_rate`. The smallest size at
+/// which the curve reaches this rate holds all reused lines. `None` for a flat curve.
+pub fn plateau_rate(first_rate: f64, last_rate: f64) -> Option<f64> {
+    let fall = first_rate - last_rate;
+    (fall > MAX_FLAT_FALL * first_rate).then_some(first_rate - REUSE_FALL_SHARE * fall)
 }
 
 /// A curve of misses per thousand instructions by cache size in bytes; it has at least one point, and sizes ascend.
@@ -103,40 +103,40 @@ impl MissRateCurve {
         &self.points
     }
 
-    /// Returns the points for a profile, each with `plus_minus` as the half-width of its error interval.
-    pub fn to_profile(&self, plus_minus: f64) -> Vec<(u64, Estimate)> {
+    /// Returns the points for a profile, each with `half_width` as the half-width of its error interval.
+    pub fn to_profile_points(&self, half_width: f64) -> Vec<(u64, Estimate)> {
         let rate_interval =
-            |rate: f64| Estimate { value: rate, low: (rate - plus_minus).max(0.0), high: rate + plus_minus };
+            |rate: f64| Estimate { value: rate, low: (rate - half_width).max(0.0), high: rate + half_width };
         self.points.iter().map(|&(size_bytes, rate)| (size_bytes, rate_interval(rate))).collect()
     }
 
-    /// Like [`Self::to_profile`], but sizes beyond `known_bytes` count as unobserved: the interval there reaches from 0
-    /// to the curve's rate.
-    pub fn to_profile_up_to(&self, plus_minus: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
-        let mut points = self.to_profile(plus_minus);
-        let last_known = points.iter().rev().find(|(size, _)| *size <= known_bytes).map(|(_, rate)| rate.high);
+    /// Like [`Self::to_profile_points`], but sizes beyond `known_bytes` count as unobserved: the interval there reaches
+    /// from 0 to the curve's rate.
+    pub fn to_profile_points_up_to(&self, half_width: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
+        let mut points = self.to_profile_points(half_width);
+        let known_high = points.iter().rev().find(|(size, _)| *size <= known_bytes).map(|(_, rate)| rate.high);
         for (_, rate) in points.iter_mut().filter(|(size, _)| *size > known_bytes) {
-            *rate = Estimate { low: 0.0, high: last_known.unwrap_or(rate.high).max(rate.high), ..*rate };
+            *rate = Estimate { low: 0.0, high: known_high.unwrap_or(rate.high).max(rate.high), ..*rate };
         }
         points
     }
 
     /// Returns the misses per thousand instructions at a size; `None` outside the measured sizes.
-    pub fn ratio_at(&self, size_bytes: u64) -> Option<f64> {
-        let next = self.points.partition_point(|&(size, _)| size < size_bytes);
-        let (high, rate_high) = *self.points.get(next)?;
+    pub fn rate_at(&self, size_bytes: u64) -> Option<f64> {
+        let upper_index = self.points.partition_point(|&(size, _)| size < size_bytes);
+        let (high, rate_high) = *self.points.get(upper_index)?;
         if high == size_bytes {
             return Some(rate_high);
         }
-        let (low, rate_low) = *self.points.get(next.checked_sub(1)?)?;
-        let along = (size_bytes - low) as f64 / (high - low) as f64;
-        Some(rate_low + along * (rate_high - rate_low))
+        let (low, rate_low) = *self.points.get(upper_index.checked_sub(1)?)?;
+        let fraction = (size_bytes - low) as f64 / (high - low) as f64;
+        Some(rate_low + fraction * (rate_high - rate_low))
     }
 
     /// Shifts the curve vertically so that it passes through a measured point (thesis 5.3.2), but never below 0.
     /// Returns the curve and the distance by which it was shifted; `None` if the point lies outside the curve's sizes.
-    pub fn shift_through(&self, size_bytes: u64, measured: f64) -> Option<(Self, f64)> {
-        let offset = measured - self.ratio_at(size_bytes)?;
+    pub fn shift_through(&self, size_bytes: u64, measured_rate: f64) -> Option<(Self, f64)> {
+        let offset = measured_rate - self.rate_at(size_bytes)?;
         let points = self.points.iter().map(|&(size, rate)| (size, (rate + offset).max(0.0))).collect();
         Some((Self::new(points).ok()?, offset))
     }
@@ -145,14 +145,14 @@ impl MissRateCurve {
     /// instructions, which is RapidMRC's measure of accuracy (thesis 5.6.1). `None` if the other curve does not cover
     /// these sizes.
     pub fn mean_distance(&self, other: &Self) -> Option<f64> {
-        let difference = |&(size, rate): &(u64, f64)| Some((other.ratio_at(size)? - rate).abs());
+        let difference = |&(size, rate): &(u64, f64)| Some((other.rate_at(size)? - rate).abs());
         let differences: Option<Vec<f64>> = self.points.iter().map(difference).collect();
         Some(differences?.iter().sum::<f64>() / self.points.len() as f64)
     }
 
-    /// Returns the highest rate on the curve minus the lowest, which is the largest effect that the cache can have on
-    /// the program. Programs with a flat curve are pooled in one partition (thesis 5.4).
-    pub fn gain(&self) -> f64 {
+    /// Returns the highest rate on the curve minus the lowest: the largest effect that the size of the cache can have
+    /// on the program.
+    pub fn rate_range(&self) -> f64 {
         let rates = || self.points.iter().map(|&(_, rate)| rate);
         rates().fold(f64::MIN, f64::max) - rates().fold(f64::MAX, f64::min)
     }
@@ -173,7 +173,7 @@ pub enum SetMapping {
 /// Animal and Pain need them.
 ///
 /// The result has ways + 1 entries, whose sum is the number of accesses in the histogram. `None` without sets or ways.
-pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding: SetMapping) -> Option<Vec<f64>> {
+pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, mapping: SetMapping) -> Option<Vec<f64>> {
     if sets == 0 || ways == 0 {
         return None;
     }
@@ -181,7 +181,7 @@ pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding
     let mut positions = vec![0.0; ways + 1];
     positions[ways] = histogram.cold_count() as f64;
     for &(distance, count) in histogram.counts() {
-        if folding == SetMapping::Even || sets == 1 {
+        if mapping == SetMapping::Even || sets == 1 {
             positions[((distance / sets) as usize).min(ways)] += count as f64;
         } else {
             add_binomial(distance, count as f64, 1.0 / sets as f64, &mut positions);
@@ -192,31 +192,31 @@ pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding
 
 /// Distributes `count` accesses over the positions by Binomial(distance, p); the part beyond the last way is added to
 /// the misses.
-fn add_binomial(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
+fn add_binomial(distance: u64, count: f64, set_probability: f64, positions: &mut [f64]) {
     let ways = positions.len() - 1;
     let trials = distance as f64;
-    let mut logarithm = trials * libm::log1p(-p);
-    let odds = libm::log(p) - libm::log1p(-p);
-    let mut remaining = 1.0;
+    let mut log_probability = trials * libm::log1p(-set_probability);
+    let log_odds = libm::log(set_probability) - libm::log1p(-set_probability);
+    let mut remaining_share = 1.0;
     for (position, slot) in positions[..ways].iter_mut().enumerate() {
         if position as u64 > distance {
             break;
         }
-        let share = libm::exp(logarithm).min(remaining);
+        let share = libm::exp(log_probability).min(remaining_share);
         *slot += count * share;
-        remaining -= share;
+        remaining_share -= share;
         let k = position as f64;
         if distance > position as u64 {
-            logarithm += odds + libm::log((trials - k) / (k + 1.0));
+            log_probability += log_odds + libm::log((trials - k) / (k + 1.0));
         }
         // Past the mean, the remaining terms are negligible.
-        if k > trials * p && share < 1e-18 {
+        if k > trials * set_probability && share < 1e-18 {
             break;
         }
     }
-    let misses = if distance < ways as u64 { 0.0 } else { remaining };
+    let misses = if distance < ways as u64 { 0.0 } else { remaining_share };
     // If every line fits, rounding leaves about 1e-16, which belongs to the first position rather than the misses.
-    positions[if misses > 0.0 { ways } else { 0 }] += count * remaining;
+    positions[if misses > 0.0 { ways } else { 0 }] += count * remaining_share;
 }
 
 #[cfg(test)]
@@ -232,11 +232,11 @@ mod tests {
     #[test]
     fn between_points_a_line_and_beyond_them_nothing() {
         let curve = curve_of(&[(100, 8.0), (300, 4.0), (400, 4.0)]);
-        assert_eq!(curve.ratio_at(100), Some(8.0));
-        assert_eq!(curve.ratio_at(150), Some(7.0));
-        assert_eq!(curve.ratio_at(400), Some(4.0));
-        assert_eq!((curve.ratio_at(99), curve.ratio_at(401)), (None, None));
-        assert_eq!(curve.gain(), 4.0);
+        assert_eq!(curve.rate_at(100), Some(8.0));
+        assert_eq!(curve.rate_at(150), Some(7.0));
+        assert_eq!(curve.rate_at(400), Some(4.0));
+        assert_eq!((curve.rate_at(99), curve.rate_at(401)), (None, None));
+        assert_eq!(curve.rate_range(), 4.0);
     }
 
     /// Are impossible curves rejected, and does the error name the invalid point?
@@ -263,7 +263,7 @@ mod tests {
     /// Is the rate beyond the known sizes bounded by 0 and the curve's own rate?
     #[test]
     fn unobserved_sizes_are_bounded_from_above_only() {
-        let points = curve_of(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_up_to(0.5, 130);
+        let points = curve_of(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_points_up_to(0.5, 130);
         let ends: Vec<(f64, f64)> = points.iter().map(|(_, rate)| (rate.low, rate.high)).collect();
         assert_eq!(ends, [(8.5, 9.5), (4.5, 5.5), (0.0, 5.5), (0.0, 5.5)]);
         assert!(points.iter().map(|(_, rate)| rate.value).eq([9.0, 5.0, 4.0, 3.0]));
@@ -276,7 +276,7 @@ mod tests {
             let points: Vec<_> = rates.iter().enumerate().map(|(index, &rate)| (index as u64 * 64 + 64, rate)).collect();
             let original_curve = curve_of(&points);
             let (shifted_curve, offset) = original_curve.shift_through(128, to).unwrap();
-            prop_assert!((shifted_curve.ratio_at(128).unwrap() - to).abs() < 1e-9);
+            prop_assert!((shifted_curve.rate_at(128).unwrap() - to).abs() < 1e-9);
             for (old_point, new_point) in original_curve.points().iter().zip(shifted_curve.points()) {
                 prop_assert!((new_point.1 - (old_point.1 + offset).max(0.0)).abs() < 1e-12);
             }

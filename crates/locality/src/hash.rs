@@ -19,13 +19,13 @@ pub fn mix_bits(key: u64, bits: u32) -> u64 {
 }
 
 /// Returns the key that [`mix_bits`] maps to `mixed`.
-pub fn unmix_bits(mixed: u64, bits: u32) -> u64 {
+pub fn unmix_bits(hash: u64, bits: u32) -> u64 {
     // Newton's iteration doubles the number of correct low bits of the inverse: 5, 10, 20, 40, 80.
     let mut inverse = MULTIPLIER.wrapping_mul(3) ^ 2;
     for _ in 0..4 {
         inverse = inverse.wrapping_mul(2u64.wrapping_sub(MULTIPLIER.wrapping_mul(inverse)));
     }
-    let folded = mixed.wrapping_mul(inverse) & ((1 << bits) - 1);
+    let folded = hash.wrapping_mul(inverse) & ((1 << bits) - 1);
     // The fold is by at least a third of the word, so two rounds invert it.
     let shift = bits / 2;
     folded ^ folded >> shift ^ folded >> (2 * shift)

@@ -54,7 +54,7 @@ impl IntervalCounter {
     /// Adds one access with its instructions, which are ignored if intervals count accesses. Returns `true` if this
     /// fills the interval, which the caller must then [`close`](Self::close).
     #[inline]
-    pub fn advance(&mut self, instructions: u64) -> bool {
+    pub fn add_access(&mut self, instructions: u64) -> bool {
         self.current.accesses += 1;
         if let Some(count) = &mut self.current.instructions {
             *count += instructions;
@@ -67,8 +67,8 @@ impl IntervalCounter {
 
     /// Returns the interval, full or not, with the misses in it, and begins the next one.
     pub fn close(&mut self, misses: u64) -> RunInterval {
-        let closed = std::mem::replace(&mut self.current, Self::empty(self.length));
-        RunInterval { misses, ..closed }
+        let closed_interval = std::mem::replace(&mut self.current, Self::empty(self.length));
+        RunInterval { misses, ..closed_interval }
     }
 
     /// Returns the number of accesses since the last interval was closed.
@@ -88,15 +88,15 @@ pub fn locality_signature(reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Optio
     if samples <= 0.0 || !refs_per_kilo_instr.is_finite() {
         return None;
     }
-    let mut later = vec![samples; SIGNATURE_LENGTH];
+    let mut unrecurred_counts = vec![samples; SIGNATURE_LENGTH];
     for bucket in reuse.buckets() {
-        for (doubling, later) in later.iter_mut().enumerate() {
+        for (doubling, unrecurred_count) in unrecurred_counts.iter_mut().enumerate() {
             if bucket.high < 1 << doubling {
-                *later -= bucket.weight;
+                *unrecurred_count -= bucket.weight;
             }
         }
     }
-    Some(later.iter().map(|&later_count| later_count.max(0.0) / samples * refs_per_kilo_instr).collect())
+    Some(unrecurred_counts.iter().map(|&later_count| later_count.max(0.0) / samples * refs_per_kilo_instr).collect())
 }
 
 /// Number of entries of a [`locality_signature`]: up to 2^31 accesses.
@@ -118,7 +118,7 @@ mod tests {
             let (mut intervals, mut misses): (Vec<RunInterval>, u64) = (Vec::new(), 0);
             for &(instructions, missed) in &accesses {
                 misses += u64::from(missed);
-                if counter.advance(instructions) {
+                if counter.add_access(instructions) {
                     let interval = counter.close(std::mem::take(&mut misses));
                     let count = interval.instructions.unwrap();
                     prop_assert!(count >= length && count - instructions < length);
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn intervals_by_accesses_have_no_rate_per_instruction() {
         let mut counter = IntervalCounter::new(IntervalLength::Accesses(2));
-        assert!(!counter.advance(5) && counter.advance(5));
+        assert!(!counter.add_access(5) && counter.add_access(5));
         let interval = counter.close(1);
         assert_eq!((interval.accesses, interval.misses, interval.misses_per_kilo_instr()), (2, 1, None));
         let counted_interval = RunInterval { instructions: Some(500), accesses: 9, misses: 3 };

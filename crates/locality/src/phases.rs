@@ -16,7 +16,7 @@
 //! - The miss rate, a single entry, is the thesis's own signal ([`PhaseDetector::new`] with its defaults: w = 3, 3
 //!   misses per thousand instructions, 50 %). It is cheap (one counter), but if the *allocation* changes, the miss rate
 //!   changes too, and the detector reports a phase change.
-//! - A locality signature ([`crate::intervals::locality_signature`]) has one entry per cache size, computed from reuse
+//! - A locality signature ([`crate::interval_count::locality_signature`]) has one entry per cache size, computed from reuse
 //!   times, which no allocation can change. The unit is the same, so the same thresholds apply: a phase changes when
 //!   the miss rate at *any* size moves by more than 3 per thousand instructions.
 //!
@@ -50,8 +50,8 @@ pub enum PhaseEvent {
 #[derive(Clone, Debug)]
 pub struct PhaseDetector {
     parameters: PhaseParameters,
-    recent: VecDeque<Vec<f64>>,
-    intervals: usize,
+    recent_signals: VecDeque<Vec<f64>>,
+    interval_count: usize,
     /// Index of the first interval of the current transition, and of the interval in which the change was reported.
     transition: Option<(usize, Option<usize>)>,
 }
@@ -65,75 +65,78 @@ pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
 impl PhaseDetector {
     /// Builds a detector without history; a history length of 0 counts as 1.
     pub fn new(parameters: PhaseParameters) -> Self {
-        PhaseDetector { parameters, recent: VecDeque::new(), intervals: 0, transition: None }
+        PhaseDetector { parameters, recent_signals: VecDeque::new(), interval_count: 0, transition: None }
     }
 
     /// Adds one more interval's signal, whose numbers must be finite. The first interval counts as steady, because
     /// there is nothing to compare it with.
     pub fn push(&mut self, signal: &[f64]) -> PhaseEvent {
-        let difference = if self.recent.is_empty() { 0.0 } else { signal_difference(signal, &self.mean()) };
-        let edge = self.parameters.threshold * self.parameters.edge_share;
-        let differs = difference > self.parameters.threshold;
-        let (now, history) = (self.intervals, self.parameters.history.max(1));
-        let strange = differs && self.is_outlier(signal);
+        let difference =
+            if self.recent_signals.is_empty() { 0.0 } else { signal_difference(signal, &self.mean_signal()) };
+        let edge_difference = self.parameters.threshold * self.parameters.edge_share;
+        let exceeds_threshold = difference > self.parameters.threshold;
+        let (interval_index, history) = (self.interval_count, self.parameters.history.max(1));
+        let is_outlier = exceeds_threshold && self.is_outlier(signal);
         let event = match &mut self.transition {
-            None if difference <= edge => PhaseEvent::Steady,
+            None if difference <= edge_difference => PhaseEvent::Steady,
             None => {
-                self.transition = Some((now, differs.then_some(now)));
-                if differs { PhaseEvent::Changed { since: now } } else { PhaseEvent::Drifting }
+                self.transition = Some((interval_index, exceeds_threshold.then_some(interval_index)));
+                if exceeds_threshold { PhaseEvent::Changed { since: interval_index } } else { PhaseEvent::Drifting }
             }
-            Some((_, reported)) if difference <= edge => {
+            Some((_, reported)) if difference <= edge_difference => {
                 let event = if reported.is_some() { PhaseEvent::Settled } else { PhaseEvent::Steady };
                 self.transition = None;
                 event
             }
-            Some((since, reported @ None)) if differs => {
-                *reported = Some(now);
+            Some((since, reported @ None)) if exceeds_threshold => {
+                *reported = Some(interval_index);
                 PhaseEvent::Changed { since: *since }
             }
             Some((since, Some(reported)))
-                if (differs && now > *reported + history) || (strange && now >= *reported + 2) =>
+                if (exceeds_threshold && interval_index > *reported + history)
+                    || (is_outlier && interval_index >= *reported + 2) =>
             {
-                (*since, *reported) = (now, now);
-                PhaseEvent::Changed { since: now }
+                (*since, *reported) = (interval_index, interval_index);
+                PhaseEvent::Changed { since: interval_index }
             }
             Some((_, Some(_))) => PhaseEvent::Settling,
             Some((_, None)) => PhaseEvent::Drifting,
         };
-        if self.recent.len() == self.parameters.history.max(1) {
-            self.recent.pop_front();
+        if self.recent_signals.len() == self.parameters.history.max(1) {
+            self.recent_signals.pop_front();
         }
-        self.recent.push_back(signal.to_vec());
-        self.intervals += 1;
+        self.recent_signals.push_back(signal.to_vec());
+        self.interval_count += 1;
         event
     }
 
     /// Discards the history, so that the next interval is not compared with earlier ones. Call this after a change
     /// that the program did not cause, such as a new allocation under a miss-rate signal.
-    pub fn forget(&mut self) {
-        self.recent.clear();
+    pub fn clear_history(&mut self) {
+        self.recent_signals.clear();
         self.transition = None;
     }
 
     /// Returns whether the signal's distance from each interval of the history exceeds the threshold and all distances
     /// among these intervals.
     fn is_outlier(&self, signal: &[f64]) -> bool {
-        let max_difference = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
-        let spread = self.recent.iter().map(max_difference).fold(0.0, f64::max);
-        let nearest = self
-            .recent
+        let max_difference =
+            |a: &Vec<f64>| self.recent_signals.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
+        let max_history_difference = self.recent_signals.iter().map(max_difference).fold(0.0, f64::max);
+        let min_difference = self
+            .recent_signals
             .iter()
             .map(|recent_signal| signal_difference(signal, recent_signal))
             .fold(f64::INFINITY, f64::min);
-        nearest > spread.max(self.parameters.threshold)
+        min_difference > max_history_difference.max(self.parameters.threshold)
     }
 
-    fn mean(&self) -> Vec<f64> {
-        mean(self.recent.iter().map(Vec::as_slice))
+    fn mean_signal(&self) -> Vec<f64> {
+        mean_of_signals(self.recent_signals.iter().map(Vec::as_slice))
     }
 }
 
-fn mean<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec<f64> {
+fn mean_of_signals<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec<f64> {
     let count = signals.len().max(1) as f64;
     let mut sum: Vec<f64> = Vec::new();
     for signal in signals {
@@ -152,7 +155,7 @@ pub struct DetectedPhase {
     /// Index of the phase's first interval.
     pub start: usize,
     /// Index of the first interval after the transition into the phase; equal to `end` if the phase never settled.
-    pub settled: usize,
+    pub settled_at: usize,
     /// Index of the interval after the phase's last one.
     pub end: usize,
     /// Kind of the phase, which recurring phases share; counted from 0 by first occurrence.
@@ -165,35 +168,35 @@ pub struct DetectedPhase {
 /// phase within the threshold, or a new kind if there is none.
 pub fn detect_phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let mut detector = PhaseDetector::new(parameters);
-    let mut edges = vec![(0, 0)];
+    let mut phase_starts = vec![(0, 0)];
     for (index, signal) in signals.iter().enumerate() {
-        match (detector.push(signal), edges.last_mut()) {
-            (PhaseEvent::Changed { since }, _) => edges.push((since, signals.len())),
+        match (detector.push(signal), phase_starts.last_mut()) {
+            (PhaseEvent::Changed { since }, _) => phase_starts.push((since, signals.len())),
             (PhaseEvent::Settled, Some((_, settled))) => *settled = index,
             _ => {}
         }
     }
     let mut phases: Vec<DetectedPhase> = Vec::new();
     let mut kinds: Vec<Vec<f64>> = Vec::new();
-    for (number, &(start, settled)) in edges.iter().enumerate() {
-        let end = edges.get(number + 1).map_or(signals.len(), |&(start, _)| start);
+    for (number, &(start, settled)) in phase_starts.iter().enumerate() {
+        let end = phase_starts.get(number + 1).map_or(signals.len(), |&(start, _)| start);
         if start == end {
             continue;
         }
         let settled = settled.min(end);
-        let steady = if settled < end { settled..end } else { start..end };
-        let signal = mean(signals[steady].iter().map(Vec::as_slice));
-        let nearest = kinds
+        let steady_intervals = if settled < end { settled..end } else { start..end };
+        let signal = mean_of_signals(signals[steady_intervals].iter().map(Vec::as_slice));
+        let nearest_kind = kinds
             .iter()
             .map(|kind| signal_difference(kind, &signal))
             .enumerate()
             .filter(|&(_, difference)| difference <= parameters.threshold)
             .min_by(|a, b| a.1.total_cmp(&b.1));
-        let kind = nearest.map_or(kinds.len(), |(kind, _)| kind);
+        let kind = nearest_kind.map_or(kinds.len(), |(kind, _)| kind);
         if kind == kinds.len() {
             kinds.push(signal.clone());
         }
-        phases.push(DetectedPhase { start, settled, end, kind, signal });
+        phases.push(DetectedPhase { start, settled_at: settled, end, kind, signal });
     }
     phases
 }
@@ -279,7 +282,7 @@ mod tests {
                 prop_assert_eq!(pair[0].end, pair[1].start);
             }
             for phase in &phases {
-                prop_assert!(phase.start < phase.end && phase.start <= phase.settled && phase.settled <= phase.end);
+                prop_assert!(phase.start < phase.end && phase.start <= phase.settled_at && phase.settled_at <= phase.end);
             }
         }
 
@@ -311,7 +314,7 @@ mod tests {
             }
             // The program executes 25 instructions per access.
             rates.push(vec![f64::from(misses) / 250.0]);
-            signatures.push(locality_signature(&sampler.drain(), 40.0).unwrap());
+            signatures.push(locality_signature(&sampler.take_completed(), 40.0).unwrap());
         }
         (rates, signatures)
     }

@@ -28,7 +28,7 @@ pub struct ProgramAccess {
     /// Instructions that the thread executed since its preceding access, including the one that makes this access.
     pub instructions: u64,
     /// Whether the access is a write.
-    pub store: bool,
+    pub is_store: bool,
     /// Number of the thread: dense, from 0.
     pub thread: u32,
 }
@@ -49,11 +49,11 @@ pub struct ProfileSettings {
     /// Sizes in bytes at which the curve is computed; the cache's own size is always added.
     pub curve_sizes_bytes: Vec<u64>,
     /// Whether the recording has instruction counts.
-    pub instructions_known: bool,
+    pub has_instruction_counts: bool,
     /// Length of an interval, with its unit.
     pub interval: IntervalLength,
     /// Sampling rate of reuse times: one access in this many is watched.
-    pub reuse_one_in: u32,
+    pub reuse_sample_period: u32,
     /// Seed for the random choice of watched accesses.
     pub seed: u64,
     /// Number of super sets (groups of cache sets) whose activity is counted; 0 disables counting.
@@ -61,9 +61,9 @@ pub struct ProfileSettings {
     /// Grouping of cache sets into super sets.
     pub grouping: Grouping,
     /// Parameters of phase detection.
-    pub phases: PhaseParameters,
+    pub phase_parameters: PhaseParameters,
     /// Boundaries between the animal classes.
-    pub animals: AnimalThresholds,
+    pub animal_thresholds: AnimalThresholds,
 }
 
 impl ProfileSettings {
@@ -77,14 +77,14 @@ impl ProfileSettings {
             slices: 1,
             line_bytes,
             curve_sizes_bytes: (1..=16).map(|step| size_bytes * step / 16).collect(),
-            instructions_known: true,
+            has_instruction_counts: true,
             interval: IntervalLength::Instructions(1_000_000_000),
-            reuse_one_in: 64,
+            reuse_sample_period: 64,
             seed: 1,
             super_sets: 64,
             grouping: Grouping::LowBits,
-            phases: PhaseParameters::default(),
-            animals: AnimalThresholds::default(),
+            phase_parameters: PhaseParameters::default(),
+            animal_thresholds: AnimalThresholds::default(),
         }
     }
 }
@@ -153,12 +153,12 @@ pub struct ProgramProfile {
 /// Builds a profile: push all accesses in order, then call [`finish`](Self::finish).
 pub struct ProfileBuilder {
     settings: ProfileSettings,
-    shape: CacheGeometry,
-    stack: StackDistances,
+    geometry: CacheGeometry,
+    stack_distances: StackDistances,
     cache: CacheSim,
     sampler: ReuseSampler,
     reuse: ReuseTimes,
-    counter: IntervalCounter,
+    interval_counter: IntervalCounter,
     interval_misses: u64,
     super_sets: Vec<SuperSetCount>,
     intervals: Vec<ProfiledInterval>,
@@ -167,7 +167,7 @@ pub struct ProfileBuilder {
     threads: u32,
     instructions: u64,
     lines: Vec<u64>,
-    missed: Vec<u64>,
+    missed_lines: Vec<u64>,
 }
 
 impl ProfileBuilder {
@@ -176,19 +176,19 @@ impl ProfileBuilder {
     /// # Errors
     /// Returns an error if the geometry of the cache is invalid; it names the field.
     pub fn new(settings: ProfileSettings) -> Result<Self, ProfileError> {
-        let shape =
+        let geometry =
             CacheGeometry::from_bytes(settings.size_bytes, settings.line_bytes, settings.ways, settings.slices)?;
-        let super_sets = settings.super_sets.min(shape.sets) as usize;
+        let super_sets = settings.super_sets.min(geometry.sets) as usize;
         let length = match settings.interval {
-            IntervalLength::Instructions(_) if !settings.instructions_known => IntervalLength::Accesses(1_000_000),
+            IntervalLength::Instructions(_) if !settings.has_instruction_counts => IntervalLength::Accesses(1_000_000),
             length => length,
         };
         Ok(ProfileBuilder {
-            stack: StackDistances::new(),
-            cache: CacheSim::new(shape, Replacement::Lru)?,
-            sampler: ReuseSampler::new(settings.reuse_one_in, settings.seed),
+            stack_distances: StackDistances::new(),
+            cache: CacheSim::new(geometry, Replacement::Lru)?,
+            sampler: ReuseSampler::new(settings.reuse_sample_period, settings.seed),
             reuse: ReuseTimes::new(),
-            counter: IntervalCounter::new(length),
+            interval_counter: IntervalCounter::new(length),
             interval_misses: 0,
             super_sets: vec![SuperSetCount { accesses: 0, misses: 0 }; super_sets],
             intervals: Vec::new(),
@@ -197,8 +197,8 @@ impl ProfileBuilder {
             threads: 0,
             instructions: 0,
             lines: Vec::new(),
-            missed: Vec::new(),
-            shape,
+            missed_lines: Vec::new(),
+            geometry,
             settings,
         })
     }
@@ -212,14 +212,14 @@ impl ProfileBuilder {
         let mut lines = std::mem::take(&mut self.lines);
         lines.clear();
         lines.extend(batch.iter().map(|access| access.line));
-        self.stack.push(&lines)?;
+        self.stack_distances.push(&lines)?;
         let mut begin = 0;
         for (index, access) in batch.iter().enumerate() {
-            self.stores += u64::from(access.store);
+            self.stores += u64::from(access.is_store);
             self.threads = self.threads.max(access.thread + 1);
             self.instructions += access.instructions;
             self.sampler.touch(access.line);
-            if self.counter.advance(access.instructions) {
+            if self.interval_counter.add_access(access.instructions) {
                 self.simulate(&lines[begin..=index]);
                 begin = index + 1;
                 self.end_interval();
@@ -232,46 +232,47 @@ impl ProfileBuilder {
     }
 
     fn simulate(&mut self, lines: &[u64]) {
-        self.missed.clear();
-        self.interval_misses += self.cache.push_collecting(lines, &mut self.missed);
-        let groups = self.super_sets.len() as u32;
-        let sets = u64::from(self.shape.sets);
+        self.missed_lines.clear();
+        self.interval_misses += self.cache.push_collecting(lines, &mut self.missed_lines);
+        let super_set_count = self.super_sets.len() as u32;
+        let sets = u64::from(self.geometry.sets);
         let grouping = self.settings.grouping;
-        let group_of = |line: u64| super_set_of(line % sets, sets, groups, grouping).map(|group| group as usize);
+        let super_set_of_line =
+            |line: u64| super_set_of(line % sets, sets, super_set_count, grouping).map(|group| group as usize);
         for &line in lines {
-            group_of(line).into_iter().for_each(|index| self.super_sets[index].accesses += 1);
+            super_set_of_line(line).into_iter().for_each(|index| self.super_sets[index].accesses += 1);
         }
-        for &line in &self.missed {
-            group_of(line).into_iter().for_each(|index| self.super_sets[index].misses += 1);
+        for &line in &self.missed_lines {
+            super_set_of_line(line).into_iter().for_each(|index| self.super_sets[index].misses += 1);
         }
     }
 
     fn end_interval(&mut self) {
-        let interval = self.counter.close(std::mem::take(&mut self.interval_misses));
-        let sampled = self.sampler.drain();
+        let interval = self.interval_counter.close(std::mem::take(&mut self.interval_misses));
+        let interval_reuse = self.sampler.take_completed();
         let refs_per_kilo_instr = interval
             .instructions
             .filter(|&count| count > 0)
             .map(|count| 1000.0 * interval.accesses as f64 / count as f64);
-        let signature = refs_per_kilo_instr.and_then(|refs| locality_signature(&sampled, refs));
+        let signature = refs_per_kilo_instr.and_then(|refs| locality_signature(&interval_reuse, refs));
         let empty_sets = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets.len()];
         let super_sets = std::mem::replace(&mut self.super_sets, empty_sets);
-        self.intervals.push(ProfiledInterval { interval, signature, samples: sampled.samples(), super_sets });
-        self.reuse.merge(&sampled);
+        self.intervals.push(ProfiledInterval { interval, signature, samples: interval_reuse.samples(), super_sets });
+        self.reuse.merge(&interval_reuse);
     }
 
     /// Returns the profile. `instructions` is the recording's count of the whole run, if it has one. It is more
     /// complete than the sum over the accesses, which lacks the instructions after a thread's last access.
     pub fn finish(mut self, instructions: Option<u64>) -> Result<ProgramProfile, ProfileError> {
-        if self.counter.accesses() > 0 {
+        if self.interval_counter.accesses() > 0 {
             self.end_interval();
         }
-        let instructions_known = self.settings.instructions_known;
+        let instructions_known = self.settings.has_instruction_counts;
         let instructions = instructions.or(instructions_known.then_some(self.instructions)).filter(|&count| count > 0);
-        let histogram = self.stack.finish()?;
+        let histogram = self.stack_distances.finish()?;
         self.reuse.merge(&self.sampler.finish());
-        let hits = self.cache.positions().unwrap_or_default();
-        let positions = PositionProfile { misses: self.cache.misses(), ..hits };
+        let lru_positions = self.cache.positions().unwrap_or_default();
+        let positions = PositionProfile { misses: self.cache.misses(), ..lru_positions };
         let mut sizes = self.settings.curve_sizes_bytes.clone();
         sizes.push(self.settings.size_bytes);
         sizes.retain(|&size| size >= self.settings.line_bytes);
@@ -280,31 +281,32 @@ impl ProfileBuilder {
         let lines: Vec<u64> = sizes.iter().map(|size| size / self.settings.line_bytes).collect();
         let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
         let mega_instr = instructions.map(|count| count as f64 / 1e6);
-        let per_mega: Option<Vec<f64>> = mega_instr
+        let positions_per_mega_instr: Option<Vec<f64>> = mega_instr
             .map(|mega| positions.hits.iter().chain([&positions.misses]).map(|&count| count as f64 / mega).collect());
         let super_sets = sum_super_sets(&self.intervals);
         let level = self.settings.level;
         let curve = instructions
             .and_then(|count| MissRateCurve::from_histogram(&histogram, count, self.settings.line_bytes, &sizes))
-            .map(|curve| (level, exact_fact(curve.to_profile(0.0))));
+            .map(|curve| (level, exact_fact(curve.to_profile_points(0.0))));
         let activity = (!super_sets.is_empty()).then(|| (level, exact_fact(super_sets)));
-        let references = mega_instr.map(|mega| Estimate::exact(self.accesses as f64 / mega));
+        let refs_per_mega_instr = mega_instr.map(|mega| Estimate::exact(self.accesses as f64 / mega));
         let profile = Profile {
             locality: LocalityFacts {
                 misses_per_kilo_instr: curve.into_iter().collect(),
                 reuse_times: self.reuse.to_profile().map(exact_fact),
-                stack_positions: per_mega.clone().map(exact_fact),
+                stack_positions: positions_per_mega_instr.clone().map(exact_fact),
                 activity: activity.into_iter().collect(),
                 ..LocalityFacts::default()
             },
             rates: RateFacts {
-                llc_refs_per_mega_instr: references.map(|rate| Fact::from_measurement(rate, FactSource::ExactTrace, 0)),
+                llc_refs_per_mega_instr: refs_per_mega_instr
+                    .map(|rate| Fact::from_measurement(rate, FactSource::ExactTrace, 0)),
                 ..RateFacts::default()
             },
             ..Profile::default()
         };
         let half_ways = self.settings.ways.div_ceil(2) as usize;
-        let per_kilo = |count: u64| mega_instr.map(|mega| count as f64 / mega / 1000.0);
+        let per_kilo_instr = |count: u64| mega_instr.map(|mega| count as f64 / mega / 1000.0);
         Ok(ProgramProfile {
             profile,
             accesses: self.accesses,
@@ -313,10 +315,11 @@ impl ProfileBuilder {
             instructions,
             footprint_lines: histogram.cold_count(),
             miss_ratios: sizes.into_iter().zip(ratios).collect(),
-            phases: find_phases(&self.intervals, self.settings.phases),
-            animal: per_mega.and_then(|positions| classify(&positions, &self.settings.animals)),
-            intensity_misses_per_kilo_instr: per_kilo(positions.misses),
-            sensitivity_misses_per_kilo_instr: per_kilo(positions.misses_with(half_ways) - positions.misses),
+            phases: find_phases(&self.intervals, self.settings.phase_parameters),
+            animal: positions_per_mega_instr
+                .and_then(|positions| classify(&positions, &self.settings.animal_thresholds)),
+            intensity_misses_per_kilo_instr: per_kilo_instr(positions.misses),
+            sensitivity_misses_per_kilo_instr: per_kilo_instr(positions.misses_with(half_ways) - positions.misses),
             intervals: self.intervals,
             histogram,
             reuse: self.reuse,
@@ -326,8 +329,8 @@ impl ProfileBuilder {
 }
 
 fn sum_super_sets(intervals: &[ProfiledInterval]) -> Vec<SuperSetCount> {
-    let groups = intervals.first().map_or(0, |interval| interval.super_sets.len());
-    let mut sum = vec![SuperSetCount { accesses: 0, misses: 0 }; groups];
+    let super_set_count = intervals.first().map_or(0, |interval| interval.super_sets.len());
+    let mut sum = vec![SuperSetCount { accesses: 0, misses: 0 }; super_set_count];
     for interval in intervals {
         for (sum, addend) in sum.iter_mut().zip(&interval.super_sets) {
             sum.accesses += addend.accesses;
@@ -343,11 +346,11 @@ fn sum_super_sets(intervals: &[ProfiledInterval]) -> Vec<SuperSetCount> {
 fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let signatures: Option<Vec<Vec<f64>>> = intervals.iter().map(|interval| interval.signature.clone()).collect();
     let Some(signatures) = signatures.filter(|signatures| !signatures.is_empty()) else { return Vec::new() };
-    let error = |interval: &ProfiledInterval| {
+    let signature_error = |interval: &ProfiledInterval| {
         let references = interval.signature.as_ref().and_then(|entries| entries.first()).copied().unwrap_or(0.0);
         references * 0.5 / interval.samples.max(1.0).sqrt()
     };
-    let mean_error = intervals.iter().map(error).sum::<f64>() / intervals.len() as f64;
+    let mean_error = intervals.iter().map(signature_error).sum::<f64>() / intervals.len() as f64;
     detect_phases(&signatures, PhaseParameters { threshold: parameters.threshold.max(4.0 * mean_error), ..parameters })
 }
 
@@ -366,13 +369,13 @@ mod tests {
     fn sample_settings() -> ProfileSettings {
         ProfileSettings {
             interval: IntervalLength::Instructions(100_000),
-            reuse_one_in: 4,
+            reuse_sample_period: 4,
             super_sets: 8,
             ..ProfileSettings::new(CacheLevel::L2, 256 * LINE, 8, LINE)
         }
     }
     fn sample_access(line: u64) -> ProgramAccess {
-        ProgramAccess { line, instructions: 10, store: line % 2 == 1, thread: (line % 3) as u32 }
+        ProgramAccess { line, instructions: 10, is_store: line % 2 == 1, thread: (line % 3) as u32 }
     }
     fn profile_of(lines: &[u64], settings: ProfileSettings, batch: usize) -> ProgramProfile {
         let accesses: Vec<ProgramAccess> = lines.iter().map(|&line| sample_access(line)).collect();
@@ -430,7 +433,7 @@ mod tests {
     #[test]
     fn without_instructions_there_are_no_rates() {
         let mut without_instructions = sample_settings();
-        without_instructions.instructions_known = false;
+        without_instructions.has_instruction_counts = false;
         let accesses: Vec<ProgramAccess> =
             two_phases().iter().map(|&line| ProgramAccess { instructions: 0, ..sample_access(line) }).collect();
         let mut builder = ProfileBuilder::new(without_instructions).unwrap();

@@ -12,26 +12,26 @@ use std::collections::BTreeMap;
 use cachemate_core::{ReuseSample, SplitMix64};
 
 /// Time below which each time has its own bucket, and number of buckets per doubling above it.
-const PER_DOUBLING: u64 = 16;
-const PER_DOUBLING_LOG2: u32 = PER_DOUBLING.trailing_zeros();
+const BUCKETS_PER_DOUBLING: u64 = 16;
+const PER_DOUBLING_LOG2: u32 = BUCKETS_PER_DOUBLING.trailing_zeros();
 
-fn bucket_of(time: u64) -> usize {
-    if time < PER_DOUBLING {
+fn bucket_of_time(time: u64) -> usize {
+    if time < BUCKETS_PER_DOUBLING {
         return time as usize;
     }
     let doublings = time.ilog2() - PER_DOUBLING_LOG2;
-    let step = (time >> doublings) - PER_DOUBLING;
-    (u64::from(doublings + 1) * PER_DOUBLING + step) as usize
+    let step = (time >> doublings) - BUCKETS_PER_DOUBLING;
+    (u64::from(doublings + 1) * BUCKETS_PER_DOUBLING + step) as usize
 }
 
 /// Returns the first and the last time of a bucket.
 fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let bucket = bucket as u64;
-    if bucket < PER_DOUBLING {
+    if bucket < BUCKETS_PER_DOUBLING {
         return (bucket, bucket);
     }
-    let doublings = bucket / PER_DOUBLING - 1;
-    let low = (PER_DOUBLING + bucket % PER_DOUBLING) << doublings;
+    let doublings = bucket / BUCKETS_PER_DOUBLING - 1;
+    let low = (BUCKETS_PER_DOUBLING + bucket % BUCKETS_PER_DOUBLING) << doublings;
     (low, low + ((1 << doublings) - 1))
 }
 
@@ -73,18 +73,18 @@ impl ReuseTimes {
     /// samples never touched again. Returns `None` if the list is empty, or if a weight is negative or not a number.
     pub fn from_profile(profile: &[(Option<u64>, f64)]) -> Option<Self> {
         let mut times = Self::new();
-        let mut above = 0;
+        let mut previous_bound = 0;
         for &(upper, weight) in profile {
             if !(weight.is_finite() && weight >= 0.0) {
                 return None;
             }
             // Buckets of this module are recognized by their upper bound; for other buckets, the middle is used.
-            let time = upper.map(|upper| match bucket_bounds(bucket_of(upper)) {
+            let time = upper.map(|upper| match bucket_bounds(bucket_of_time(upper)) {
                 (_, high) if high == upper => upper,
-                _ => upper - upper.saturating_sub(above) / 2,
+                _ => upper - upper.saturating_sub(previous_bound) / 2,
             });
             times.add_weighted(time, weight);
-            above = upper.map_or(above, |upper| upper.saturating_add(1));
+            previous_bound = upper.map_or(previous_bound, |upper| upper.saturating_add(1));
         }
         (times.samples() > 0.0).then_some(times)
     }
@@ -117,24 +117,24 @@ impl ReuseTimes {
         times
     }
 
-    /// Returns the distribution behind a cache that passes on the fraction `passing` of the accesses. The shortest
+    /// Returns the distribution behind a cache that misses the fraction `miss_share` of the accesses. The shortest
     /// times are the hits of that cache, and all other times shrink by this factor.
     #[must_use]
-    pub fn filtered_by_cache(&self, passing: f64) -> Self {
-        if !(0.0..1.0).contains(&passing) {
+    pub fn filtered_by_cache(&self, miss_share: f64) -> Self {
+        if !(0.0..1.0).contains(&miss_share) {
             return self.clone();
         }
-        let mut hits = (1.0 - passing) * self.samples();
-        let mut behind = Self::new();
+        let mut remaining_hits = (1.0 - miss_share) * self.samples();
+        let mut passed_times = Self::new();
         for bucket in self.buckets() {
-            let hit = bucket.weight.min(hits);
-            hits -= hit;
-            if bucket.weight > hit {
-                behind.add_weighted(Some((bucket.midpoint() * passing) as u64), bucket.weight - hit);
+            let hit_weight = bucket.weight.min(remaining_hits);
+            remaining_hits -= hit_weight;
+            if bucket.weight > hit_weight {
+                passed_times.add_weighted(Some((bucket.midpoint() * miss_share) as u64), bucket.weight - hit_weight);
             }
         }
-        behind.add_weighted(None, self.cold_weight);
-        behind
+        passed_times.add_weighted(None, self.cold_weight);
+        passed_times
     }
 
     /// Adds one sample; `None` means that the line was not touched again before the watch ended.
@@ -148,7 +148,7 @@ impl ReuseTimes {
             self.cold_weight += weight;
             return;
         };
-        let bucket = bucket_of(time);
+        let bucket = bucket_of_time(time);
         if self.weights.len() <= bucket {
             self.weights.resize(bucket + 1, 0.0);
         }
@@ -202,30 +202,30 @@ fn filter_slot(line: u64) -> usize {
 /// a period of the program. The same seed selects the same accesses. Memory is proportional to the number of open
 /// watches.
 pub struct ReuseSampler {
-    one_in: u32,
-    random: SplitMix64,
-    until_next: u64,
-    now: u64,
+    sample_period: u32,
+    generator: SplitMix64,
+    accesses_until_next: u64,
+    access_index: u64,
     /// Watched lines, with the time at which the watch began.
-    open: BTreeMap<u64, u64>,
+    open_watches: BTreeMap<u64, u64>,
     /// Number of open watches by hash of the line.
-    filter: Vec<u32>,
+    watch_filter: Vec<u32>,
     reuse_times: ReuseTimes,
 }
 
 impl ReuseSampler {
-    /// Builds a sampler that watches one access in `one_in` on average; 0 counts as 1, which is every access.
+    /// Builds a sampler that watches one access in `sample_period` on average; 0 counts as 1, which is every access.
     pub fn new(one_in: u32, seed: u64) -> Self {
         let mut sampler = ReuseSampler {
-            one_in: one_in.max(1),
-            random: SplitMix64::new(seed),
-            until_next: 0,
-            now: 0,
-            open: BTreeMap::new(),
-            filter: vec![0; 1 << FILTER_BITS],
+            sample_period: one_in.max(1),
+            generator: SplitMix64::new(seed),
+            accesses_until_next: 0,
+            access_index: 0,
+            open_watches: BTreeMap::new(),
+            watch_filter: vec![0; 1 << FILTER_BITS],
             reuse_times: ReuseTimes::new(),
         };
-        sampler.until_next = sampler.distance() - 1;
+        sampler.accesses_until_next = sampler.draw_distance() - 1;
         sampler
     }
 
@@ -233,38 +233,39 @@ impl ReuseSampler {
     #[inline]
     pub fn touch(&mut self, line: u64) {
         let slot = filter_slot(line);
-        if self.filter[slot] > 0
-            && let Some(start) = self.open.remove(&line)
+        if self.watch_filter[slot] > 0
+            && let Some(start) = self.open_watches.remove(&line)
         {
-            self.filter[slot] -= 1;
-            self.reuse_times.add(Some(self.now - start - 1));
+            self.watch_filter[slot] -= 1;
+            self.reuse_times.add(Some(self.access_index - start - 1));
         }
-        if self.until_next == 0 {
-            self.filter[slot] += 1;
-            self.open.insert(line, self.now);
-            self.until_next = self.distance();
+        if self.accesses_until_next == 0 {
+            self.watch_filter[slot] += 1;
+            self.open_watches.insert(line, self.access_index);
+            self.accesses_until_next = self.draw_distance();
         }
-        self.until_next -= 1;
-        self.now += 1;
+        self.accesses_until_next -= 1;
+        self.access_index += 1;
     }
 
     /// Returns the samples that were completed since the last call; open watches continue.
-    pub fn drain(&mut self) -> ReuseTimes {
+    pub fn take_completed(&mut self) -> ReuseTimes {
         std::mem::take(&mut self.reuse_times)
     }
 
-    /// Returns all samples since the last call of [`Self::drain`]; open watches count as samples never touched again.
+    /// Returns all samples since the last call of [`Self::take_completed`]; open watches count as samples never touched
+    /// again.
     pub fn finish(mut self) -> ReuseTimes {
-        self.reuse_times.add_weighted(None, self.open.len() as f64);
+        self.reuse_times.add_weighted(None, self.open_watches.len() as f64);
         self.reuse_times
     }
 
-    fn distance(&mut self) -> u64 {
-        if self.one_in == 1 {
+    fn draw_distance(&mut self) -> u64 {
+        if self.sample_period == 1 {
             return 1;
         }
-        let stay = libm::log1p(-1.0 / f64::from(self.one_in));
-        1 + (libm::log(1.0 - self.random.draw_unit()) / stay) as u64
+        let log_stay_probability = libm::log1p(-1.0 / f64::from(self.sample_period));
+        1 + (libm::log(1.0 - self.generator.draw_unit()) / log_stay_probability) as u64
     }
 }
 
@@ -277,7 +278,7 @@ mod tests {
         /// Does every time lie within its bucket, and do buckets follow each other without gaps?
         #[test]
         fn buckets_cover_all_times_once(time in any::<u64>()) {
-            let bucket = bucket_of(time);
+            let bucket = bucket_of_time(time);
             let (low, high) = bucket_bounds(bucket);
             prop_assert!(low <= time && time <= high);
             if bucket > 0 {

@@ -21,7 +21,7 @@ pub struct ShMaps {
     parameters: ShMapParameters,
     /// Region that owns each entry; `None` if the entry is unclaimed.
     filter: Vec<Option<u64>>,
-    claims: BTreeMap<TaskId, usize>,
+    claim_counts: BTreeMap<TaskId, usize>,
     counters: BTreeMap<TaskId, Vec<u8>>,
 }
 
@@ -33,7 +33,7 @@ impl ShMaps {
         ShMaps {
             parameters,
             filter: vec![None; parameters.entries],
-            claims: BTreeMap::new(),
+            claim_counts: BTreeMap::new(),
             counters: BTreeMap::new(),
         }
     }
@@ -43,17 +43,17 @@ impl ShMaps {
         let region = address / self.parameters.region_bytes;
         let entries = self.parameters.entries;
         // The high bits of a multiplicative hash spread neighboring regions over all entries.
-        let hashed = region.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let entry = ((hashed * entries as u64) >> 32) as usize;
+        let region_hash = region.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let entry = ((region_hash * entries as u64) >> 32) as usize;
         match self.filter[entry] {
             Some(owner) if owner != region => return false,
             Some(_) => {}
             None => {
-                let claimed = self.claims.entry(thread).or_insert(0);
-                if *claimed >= (entries / threads.max(1)).max(1) {
+                let claimed_entries = self.claim_counts.entry(thread).or_insert(0);
+                if *claimed_entries >= (entries / threads.max(1)).max(1) {
                     return false;
                 }
-                *claimed += 1;
+                *claimed_entries += 1;
                 self.filter[entry] = Some(region);
             }
         }
@@ -70,7 +70,7 @@ impl ShMaps {
     /// Removes an exited thread. Its filter entries remain, because they belong to regions rather than threads.
     pub fn remove(&mut self, thread: TaskId) {
         self.counters.remove(&thread);
-        self.claims.remove(&thread);
+        self.claim_counts.remove(&thread);
     }
 
     /// Clears filter and counters, as after each round of clustering.
@@ -87,21 +87,22 @@ pub struct SharingCriteria {
     /// Entries that more than this share of the threads touch are global.
     pub global_share: f64,
     /// Whether the floor applies before the test for global sharing.
-    pub floor_first: bool,
+    pub applies_floor_first: bool,
 }
 
 impl Default for SharingCriteria {
     fn default() -> Self {
-        SharingCriteria { floor: 3, global_share: 0.5, floor_first: true }
+        SharingCriteria { floor: 3, global_share: 0.5, applies_floor_first: true }
     }
 }
 
 /// Returns the number of threads that touch each entry, which is the thesis's histogram vector.
 pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
-    let minimum = if sharing.floor_first { sharing.floor.max(1) } else { 1 };
+    let min_counter = if sharing.applies_floor_first { sharing.floor.max(1) } else { 1 };
     let entries = maps.iter().map(|map| map.len()).max().unwrap_or(0);
-    let count = |entry: usize| maps.iter().filter(|map| map.get(entry).is_some_and(|&c| c >= minimum)).count();
-    (0..entries).map(count).collect()
+    let count_threads =
+        |entry: usize| maps.iter().filter(|map| map.get(entry).is_some_and(|&c| c >= min_counter)).count();
+    (0..entries).map(count_threads).collect()
 }
 
 /// Returns whether each entry is global: *more than* the global share of the threads touch it. With "at least half",
@@ -113,9 +114,9 @@ pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
 
 /// Returns the dot product of two shMaps (equation 3.1) over entries that are not global, with counters below the floor
 /// as 0.
-pub fn similarity(a: &[u8], b: &[u8], global: &[bool], floor: u8) -> u64 {
+pub fn similarity(a: &[u8], b: &[u8], is_global: &[bool], floor: u8) -> u64 {
     let value_above_floor = |counter: u8| if counter >= floor { u64::from(counter) } else { 0 };
-    let is_local = |entry: &usize| !global.get(*entry).copied().unwrap_or(false);
+    let is_local = |entry: &usize| !is_global.get(*entry).copied().unwrap_or(false);
     (0..a.len().min(b.len()))
         .filter(is_local)
         .map(|entry| value_above_floor(a[entry]) * value_above_floor(b[entry]))
@@ -178,7 +179,7 @@ mod tests {
         let maps: [&[u8]; 4] = [&[9, 9, 2], &[9, 9, 2], &[0, 9, 2], &[0, 0, 0]];
         let sharing = SharingCriteria::default();
         assert_eq!(global_entries(&maps, &sharing), [false, true, false]);
-        let floor_after = SharingCriteria { floor_first: false, ..sharing };
+        let floor_after = SharingCriteria { applies_floor_first: false, ..sharing };
         assert_eq!(global_entries(&maps, &floor_after), [false, true, true]);
     }
 

@@ -26,7 +26,7 @@ impl Simd {
 
     /// Returns all instruction sets of this processor, from the widest to the portable one.
     pub fn available() -> Vec<Simd> {
-        let mut levels = Vec::with_capacity(3);
+        let mut instruction_sets = Vec::with_capacity(3);
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2")
@@ -39,14 +39,14 @@ impl Simd {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
             if avx2 && avx512 {
-                levels.push(Simd(SimdLevel::Avx512));
+                instruction_sets.push(Simd(SimdLevel::Avx512));
             }
             if avx2 {
-                levels.push(Simd(SimdLevel::Avx2));
+                instruction_sets.push(Simd(SimdLevel::Avx2));
             }
         }
-        levels.push(Simd(SimdLevel::Portable));
-        levels
+        instruction_sets.push(Simd(SimdLevel::Portable));
+        instruction_sets
     }
 
     /// Returns the name: `avx512`, `avx2` or `portable`.
@@ -124,50 +124,50 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// Prefetches the cache line at `place`; any address is allowed.
+/// Prefetches the cache line at `address`; any address is allowed.
 #[inline(always)]
-pub(crate) fn prefetch<T>(place: *const T) {
+pub(crate) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address affects only the run time.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
+    let _ = address;
 }
 
 pub(crate) struct Portable;
 
 /// 32 ones followed by zeros: a window into this array adds one to the lanes below n.
 static ONES_U16: [u16; 64] = {
-    let mut ones = [0; 64];
+    let mut one_masks = [0; 64];
     let mut index = 0;
     while index < 32 {
-        ones[index] = 1;
+        one_masks[index] = 1;
         index += 1;
     }
-    ones
+    one_masks
 };
 static ONES_U32: [u32; 32] = {
-    let mut ones = [0; 32];
+    let mut one_masks = [0; 32];
     let mut index = 0;
     while index < 16 {
-        ones[index] = 1;
+        one_masks[index] = 1;
         index += 1;
     }
-    ones
+    one_masks
 };
 
 /// Sixteen zeros followed by words of all ones: a window into this array keeps the lanes above n.
-static ABOVE: [u32; 32] = {
-    let mut above = [0; 32];
+static KEEP_ABOVE: [u32; 32] = {
+    let mut above_masks = [0; 32];
     let mut index = 17;
     while index < 32 {
-        above[index] = !0;
+        above_masks[index] = !0;
         index += 1;
     }
-    above
+    above_masks
 };
 
 /// Moves `tag` to lane 0. Returns a mask with the bit of the lane that contained the tag, or 0 if none did. There is no
@@ -177,10 +177,11 @@ fn move_tag_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
     let previous_lanes = lanes.0;
     let matching_bit = |(index, lane): (usize, &u32)| u32::from(*lane == tag) << index;
     let matches = previous_lanes.iter().enumerate().map(matching_bit).sum::<u32>() & ways;
-    let last = (matches | 1 << 16).trailing_zeros() as usize;
+    let match_lane = (matches | 1 << 16).trailing_zeros() as usize;
     lanes.0 = std::array::from_fn(|index| {
         let predecessor = if index == 0 { tag } else { previous_lanes[index - 1] };
-        (previous_lanes[index] & ABOVE[16 - last + index]) | (predecessor & !ABOVE[16 - last + index])
+        (previous_lanes[index] & KEEP_ABOVE[16 - match_lane + index])
+            | (predecessor & !KEEP_ABOVE[16 - match_lane + index])
     });
     matches
 }
@@ -189,15 +190,15 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16 {
         let previous_count = counters.0[lane & 31];
-        let ones: [u16; 32] = std::array::from_fn(|index| ONES_U16[32 - (lane & 31) + index]);
-        counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(ones[index]));
+        let one_values: [u16; 32] = std::array::from_fn(|index| ONES_U16[32 - (lane & 31) + index]);
+        counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(one_values[index]));
         previous_count
     }
     #[inline(always)]
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32 {
         let previous_count = counters.0[lane & 15];
-        let ones: [u32; 16] = std::array::from_fn(|index| ONES_U32[16 - (lane & 15) + index]);
-        counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(ones[index]));
+        let one_values: [u32; 16] = std::array::from_fn(|index| ONES_U32[16 - (lane & 15) + index]);
+        counters.0 = std::array::from_fn(|index| counters.0[index].wrapping_add(one_values[index]));
         previous_count
     }
     #[inline(always)]
@@ -212,7 +213,7 @@ impl Lanes for Portable {
     unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut [u32; 16]) -> bool {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: every x86-64 has SSE2.
-        let matches = unsafe { x86::to_front_sse2(lanes, *tag, ways) };
+        let matches = unsafe { x86::move_to_front_sse2(lanes, *tag, ways) };
         #[cfg(not(target_arch = "x86_64"))]
         let matches = move_tag_to_front(lanes, *tag, ways);
         hits[matches.trailing_zeros() as usize & 15] += u32::from(matches != 0);
@@ -242,7 +243,7 @@ pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{ABOVE, Lanes, ONES_U16, ONES_U32, Portable, U16x32, U32x16};
+    use super::{KEEP_ABOVE, Lanes, ONES_U16, ONES_U32, Portable, U16x32, U32x16};
     use std::arch::x86_64::*;
 
     pub(crate) struct Avx512;
@@ -254,10 +255,10 @@ mod x86 {
             // are aligned to 64 bytes.
             unsafe {
                 let previous_count = *counters.0.get_unchecked(lane);
-                let place = counters.0.as_mut_ptr().cast();
-                let counts = _mm512_load_si512(place);
-                let below = ((1u64 << lane) - 1) as u32;
-                _mm512_store_si512(place, _mm512_mask_sub_epi16(counts, below, counts, _mm512_set1_epi16(-1)));
+                let address = counters.0.as_mut_ptr().cast();
+                let counts = _mm512_load_si512(address);
+                let lanes_below = ((1u64 << lane) - 1) as u32;
+                _mm512_store_si512(address, _mm512_mask_sub_epi16(counts, lanes_below, counts, _mm512_set1_epi16(-1)));
                 previous_count
             }
         }
@@ -267,10 +268,10 @@ mod x86 {
             // are aligned to 64 bytes.
             unsafe {
                 let previous_count = *counters.0.get_unchecked(lane);
-                let place = counters.0.as_mut_ptr().cast();
-                let counts = _mm512_load_si512(place);
-                let below = ((1u32 << lane) - 1) as u16;
-                _mm512_store_si512(place, _mm512_mask_sub_epi32(counts, below, counts, _mm512_set1_epi32(-1)));
+                let address = counters.0.as_mut_ptr().cast();
+                let counts = _mm512_load_si512(address);
+                let lanes_below = ((1u32 << lane) - 1) as u16;
+                _mm512_store_si512(address, _mm512_mask_sub_epi32(counts, lanes_below, counts, _mm512_set1_epi32(-1)));
                 previous_count
             }
         }
@@ -286,14 +287,14 @@ mod x86 {
         unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut __m512i) -> bool {
             // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
-                let place = lanes.0.as_mut_ptr().cast();
-                let tags = _mm512_load_si512(place);
+                let address = lanes.0.as_mut_ptr().cast();
+                let tags = _mm512_load_si512(address);
                 let front = _mm512_set1_epi32(*tag as i32);
                 let matches = _mm512_mask_cmpeq_epi32_mask(ways as u16, tags, front);
                 // Lanes up to and including the lowest set bit; all of them if there is none.
                 let moved_lanes = matches ^ matches.wrapping_sub(1);
                 let shifted_lanes = _mm512_alignr_epi32::<15>(tags, front);
-                _mm512_store_si512(place, _mm512_mask_mov_epi32(tags, moved_lanes, shifted_lanes));
+                _mm512_store_si512(address, _mm512_mask_mov_epi32(tags, moved_lanes, shifted_lanes));
                 *hits = _mm512_mask_sub_epi32(*hits, matches, *hits, _mm512_set1_epi32(-1));
                 matches != 0
             }
@@ -311,57 +312,58 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], mut kept_len: usize) -> usize {
-            // SAFETY: the processor has the instructions (the caller's promise). Eight lines are read from eight; as
-            // many are written as the checked slice of `kept` is long.
+            // SAFETY: the processor has the instructions (the caller's promise). Each chunk has eight lines; at most as
+            // many lines are written as the checked slice of `retained` is long.
             unsafe {
                 let salts = _mm512_set1_epi64(salt as i64);
                 // The comparison is inclusive, because a threshold of 2^24 keeps every line.
-                let last = _mm512_set1_epi64((threshold << 40).wrapping_sub(1) as i64);
-                let first = _mm512_set1_epi64(0xBF58_476D_1CE4_E5B9u64 as i64);
-                let second = _mm512_set1_epi64(0x94D0_49BB_1331_11EBu64 as i64);
-                let mut eights = lines.chunks_exact(8);
-                for eight in &mut eights {
-                    let line = _mm512_loadu_si512(eight.as_ptr().cast());
+                let max_key = _mm512_set1_epi64((threshold << 40).wrapping_sub(1) as i64);
+                let first_multiplier = _mm512_set1_epi64(0xBF58_476D_1CE4_E5B9u64 as i64);
+                let second_multiplier = _mm512_set1_epi64(0x94D0_49BB_1331_11EBu64 as i64);
+                let mut chunks = lines.chunks_exact(8);
+                for chunk in &mut chunks {
+                    let line = _mm512_loadu_si512(chunk.as_ptr().cast());
                     let key = _mm512_xor_si512(line, salts);
-                    let key = _mm512_mullo_epi64(_mm512_xor_si512(key, _mm512_srli_epi64::<30>(key)), first);
-                    let key = _mm512_mullo_epi64(_mm512_xor_si512(key, _mm512_srli_epi64::<27>(key)), second);
+                    let key = _mm512_mullo_epi64(_mm512_xor_si512(key, _mm512_srli_epi64::<30>(key)), first_multiplier);
+                    let key =
+                        _mm512_mullo_epi64(_mm512_xor_si512(key, _mm512_srli_epi64::<27>(key)), second_multiplier);
                     let key = _mm512_xor_si512(key, _mm512_srli_epi64::<31>(key));
-                    let keep = _mm512_cmple_epu64_mask(key, last);
+                    let keep = _mm512_cmple_epu64_mask(key, max_key);
                     if keep != 0 {
-                        let packed = _mm512_maskz_compress_epi64(keep, line);
+                        let packed_lines = _mm512_maskz_compress_epi64(keep, line);
                         let count = keep.count_ones();
-                        let place = retained[kept_len..][..count as usize].as_mut_ptr();
-                        _mm512_mask_storeu_epi64(place.cast(), ((1u32 << count) - 1) as u8, packed);
+                        let destination = retained[kept_len..][..count as usize].as_mut_ptr();
+                        _mm512_mask_storeu_epi64(destination.cast(), ((1u32 << count) - 1) as u8, packed_lines);
                         kept_len += count as usize;
                     }
                 }
-                Portable::filter(eights.remainder(), salt, threshold, retained, kept_len)
+                Portable::filter(chunks.remainder(), salt, threshold, retained, kept_len)
             }
         }
     }
 
     /// Like [`super::move_tag_to_front`], but four lanes at a time.
     #[inline(always)]
-    pub(super) unsafe fn to_front_sse2(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
-        // SAFETY: every x86-64 has SSE2; the lanes are aligned to 64 bytes, and the window into `ABOVE` begins at 0
-        // to 16 of 32.
+    pub(super) unsafe fn move_to_front_sse2(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
+        // SAFETY: every x86-64 has SSE2; the lanes are aligned to 64 bytes, and the window into `KEEP_ABOVE` begins at
+        // 0 to 16 of 32.
         unsafe {
-            let place: *mut __m128i = lanes.0.as_mut_ptr().cast();
-            let quarters: [__m128i; 4] = std::array::from_fn(|index| _mm_load_si128(place.add(index)));
+            let address: *mut __m128i = lanes.0.as_mut_ptr().cast();
+            let quarters: [__m128i; 4] = std::array::from_fn(|index| _mm_load_si128(address.add(index)));
             let front = _mm_set1_epi32(tag as i32);
             let matches_tag = |index: usize| _mm_cmpeq_epi32(quarters[index], front);
             let pairs =
                 (_mm_packs_epi32(matches_tag(0), matches_tag(1)), _mm_packs_epi32(matches_tag(2), matches_tag(3)));
             let matches = _mm_movemask_epi8(_mm_packs_epi16(pairs.0, pairs.1)) as u32 & ways;
-            let last = (matches | 1 << 16).trailing_zeros() as usize;
-            let above: *const __m128i = ABOVE.as_ptr().add(16 - last).cast();
+            let match_lane = (matches | 1 << 16).trailing_zeros() as usize;
+            let above_mask: *const __m128i = KEEP_ABOVE.as_ptr().add(16 - match_lane).cast();
             let mut preceding_quarter = front;
             for (index, quarter) in quarters.into_iter().enumerate() {
                 // The last lane of the preceding quarter, followed by the first three lanes of this quarter.
                 let shifted_lanes = _mm_or_si128(_mm_slli_si128::<4>(quarter), _mm_srli_si128::<12>(preceding_quarter));
-                let keep = _mm_loadu_si128(above.add(index));
+                let keep = _mm_loadu_si128(above_mask.add(index));
                 _mm_store_si128(
-                    place.add(index),
+                    address.add(index),
                     _mm_or_si128(_mm_and_si128(keep, quarter), _mm_andnot_si128(keep, shifted_lanes)),
                 );
                 preceding_quarter = quarter;
@@ -379,11 +381,14 @@ mod x86 {
             // are aligned to 64 bytes.
             unsafe {
                 let previous_count = *counters.0.get_unchecked(lane);
-                let place: *mut __m256i = counters.0.as_mut_ptr().cast();
-                let ones: *const __m256i = ONES_U16.as_ptr().add(32 - lane).cast();
-                for half in 0..2 {
-                    let sum = _mm256_add_epi16(_mm256_load_si256(place.add(half)), _mm256_loadu_si256(ones.add(half)));
-                    _mm256_store_si256(place.add(half), sum);
+                let counter_pointer: *mut __m256i = counters.0.as_mut_ptr().cast();
+                let one_values: *const __m256i = ONES_U16.as_ptr().add(32 - lane).cast();
+                for half_index in 0..2 {
+                    let sum = _mm256_add_epi16(
+                        _mm256_load_si256(counter_pointer.add(half_index)),
+                        _mm256_loadu_si256(one_values.add(half_index)),
+                    );
+                    _mm256_store_si256(counter_pointer.add(half_index), sum);
                 }
                 previous_count
             }
@@ -394,11 +399,14 @@ mod x86 {
             // are aligned to 64 bytes.
             unsafe {
                 let previous_count = *counters.0.get_unchecked(lane);
-                let place: *mut __m256i = counters.0.as_mut_ptr().cast();
-                let ones: *const __m256i = ONES_U32.as_ptr().add(16 - lane).cast();
-                for half in 0..2 {
-                    let sum = _mm256_add_epi32(_mm256_load_si256(place.add(half)), _mm256_loadu_si256(ones.add(half)));
-                    _mm256_store_si256(place.add(half), sum);
+                let counter_pointer: *mut __m256i = counters.0.as_mut_ptr().cast();
+                let one_values: *const __m256i = ONES_U32.as_ptr().add(16 - lane).cast();
+                for half_index in 0..2 {
+                    let sum = _mm256_add_epi32(
+                        _mm256_load_si256(counter_pointer.add(half_index)),
+                        _mm256_loadu_si256(one_values.add(half_index)),
+                    );
+                    _mm256_store_si256(counter_pointer.add(half_index), sum);
                 }
                 previous_count
             }
@@ -416,31 +424,32 @@ mod x86 {
         unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut (__m256i, __m256i)) -> bool {
             // SAFETY: the processor has the instructions (the caller's promise); the lanes are aligned to 64 bytes.
             unsafe {
-                let place: *mut __m256i = lanes.0.as_mut_ptr().cast();
-                let (low, high) = (_mm256_load_si256(place), _mm256_load_si256(place.add(1)));
+                let lane_pointer: *mut __m256i = lanes.0.as_mut_ptr().cast();
+                let (low, high) = (_mm256_load_si256(lane_pointer), _mm256_load_si256(lane_pointer.add(1)));
                 let front = _mm256_set1_epi32(*tag as i32);
                 let lanes_low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
                 let lanes_high = _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15);
                 let limit = _mm256_set1_epi32(ways.count_ones() as i32);
-                let same_low = _mm256_and_si256(_mm256_cmpeq_epi32(low, front), _mm256_cmpgt_epi32(limit, lanes_low));
-                let same_high =
+                let low_matches =
+                    _mm256_and_si256(_mm256_cmpeq_epi32(low, front), _mm256_cmpgt_epi32(limit, lanes_low));
+                let high_matches =
                     _mm256_and_si256(_mm256_cmpeq_epi32(high, front), _mm256_cmpgt_epi32(limit, lanes_high));
-                hits.0 = _mm256_sub_epi32(hits.0, same_low);
-                hits.1 = _mm256_sub_epi32(hits.1, same_high);
+                hits.0 = _mm256_sub_epi32(hits.0, low_matches);
+                hits.1 = _mm256_sub_epi32(hits.1, high_matches);
                 let mask_bits = |half| _mm256_movemask_ps(_mm256_castsi256_ps(half)) as u32;
-                let matches = mask_bits(same_low) | mask_bits(same_high) << 8;
+                let matches = mask_bits(low_matches) | mask_bits(high_matches) << 8;
                 let rotation = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
-                let low_up = _mm256_permutevar8x32_epi32(low, rotation);
-                let high_up = _mm256_permutevar8x32_epi32(high, rotation);
-                let new_low = _mm256_blend_epi32::<1>(low_up, front);
-                let new_high = _mm256_blend_epi32::<1>(high_up, low_up);
+                let shifted_low = _mm256_permutevar8x32_epi32(low, rotation);
+                let shifted_high = _mm256_permutevar8x32_epi32(high, rotation);
+                let new_low = _mm256_blend_epi32::<1>(shifted_low, front);
+                let new_high = _mm256_blend_epi32::<1>(shifted_high, shifted_low);
                 // Lane i moves if no lane below it matched, that is, if i <= the lowest match; without a match, all
                 // lanes move.
-                let last = _mm256_set1_epi32((matches | 1 << 16).trailing_zeros() as i32);
-                let keep_low = _mm256_cmpgt_epi32(lanes_low, last);
-                let keep_high = _mm256_cmpgt_epi32(lanes_high, last);
-                _mm256_store_si256(place, _mm256_blendv_epi8(new_low, low, keep_low));
-                _mm256_store_si256(place.add(1), _mm256_blendv_epi8(new_high, high, keep_high));
+                let match_lane = _mm256_set1_epi32((matches | 1 << 16).trailing_zeros() as i32);
+                let keep_low = _mm256_cmpgt_epi32(lanes_low, match_lane);
+                let keep_high = _mm256_cmpgt_epi32(lanes_high, match_lane);
+                _mm256_store_si256(lane_pointer, _mm256_blendv_epi8(new_low, low, keep_low));
+                _mm256_store_si256(lane_pointer.add(1), _mm256_blendv_epi8(new_high, high, keep_high));
                 matches != 0
             }
         }

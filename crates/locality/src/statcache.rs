@@ -19,68 +19,68 @@ use crate::reuse::ReuseTimes;
 /// programs for each of its own.
 pub(crate) struct CacheSharer<'a> {
     pub reuse: &'a ReuseTimes,
-    pub share: f64,
-    pub stretch: f64,
+    pub access_share: f64,
+    pub reuse_stretch: f64,
 }
 
 /// Returns the miss ratio (0 to 1, of the sampled accesses) of a program that has a cache of `lines` lines with random
 /// replacement to itself. `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
-    total_miss_ratio(&[CacheSharer { reuse, share: 1.0, stretch: 1.0 }], lines)
+    total_miss_ratio(&[CacheSharer { reuse, access_share: 1.0, reuse_stretch: 1.0 }], lines)
 }
 
 /// Returns the miss ratio of a program beside others, if all programs together miss `cache_misses_per_access` times for
 /// each of its own accesses. `None` without samples or lines.
 pub fn co_run_miss_ratio(reuse: &ReuseTimes, cache_misses_per_access: f64, lines: u64) -> Option<f64> {
-    let sharer = CacheSharer { reuse, share: 1.0, stretch: 1.0 };
+    let sharer = CacheSharer { reuse, access_share: 1.0, reuse_stretch: 1.0 };
     (lines > 0 && reuse.samples() > 0.0).then(|| misses_at(&sharer, cache_misses_per_access, lines).0)
 }
 
 /// Returns the overall miss ratio M of all programs together, as [`crate::statcc`] defines it.
-pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
-    if lines == 0 || parts.is_empty() || parts.iter().any(|sharer| sharer.reuse.samples() <= 0.0) {
+pub(crate) fn total_miss_ratio(sharers: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
+    if lines == 0 || sharers.is_empty() || sharers.iter().any(|sharer| sharer.reuse.samples() <= 0.0) {
         return None;
     }
-    let mut ratio = 1.0;
+    let mut miss_ratio = 1.0;
     for _ in 0..200 {
         let (mut misses, mut slope) = (0.0, 0.0);
-        for sharer in parts {
-            let (its_misses, its_slope) = misses_at(sharer, ratio, lines);
-            misses += sharer.share * its_misses;
-            slope += sharer.share * its_slope;
+        for sharer in sharers {
+            let (sharer_misses, sharer_slope) = misses_at(sharer, miss_ratio, lines);
+            misses += sharer.access_share * sharer_misses;
+            slope += sharer.access_share * sharer_slope;
         }
-        let (too_few, fall) = (ratio - misses, 1.0 - slope);
-        // Either is negative only through rounding at the root.
-        if too_few <= 0.0 || fall <= 0.0 {
+        let (excess_ratio, slope_difference) = (miss_ratio - misses, 1.0 - slope);
+        // Either difference is negative only because of rounding at the root.
+        if excess_ratio <= 0.0 || slope_difference <= 0.0 {
             break;
         }
-        let next = (ratio - too_few / fall).max(0.0);
-        let step = ratio - next;
-        ratio = next;
+        let next_ratio = (miss_ratio - excess_ratio / slope_difference).max(0.0);
+        let step = miss_ratio - next_ratio;
+        miss_ratio = next_ratio;
         if step < 1e-13 {
             break;
         }
     }
-    Some(ratio)
+    Some(miss_ratio)
 }
 
-/// Returns the misses per access of one program if the fraction `ratio` of all accesses misses, and their derivative
-/// with respect to `ratio`.
+/// Returns the misses per access of one program if the fraction `miss_ratio` of all accesses misses, and their
+/// derivative with respect to `miss_ratio`.
 pub(crate) fn misses_at(sharer: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f64, f64) {
     let samples = sharer.reuse.samples();
     let (mut misses, mut slope) = (sharer.reuse.unreused_samples(), 0.0);
     // −ln(1 − 1/L); infinite for one line, which the first miss certainly replaces.
-    let decay = -libm::log1p(-1.0 / lines as f64);
+    let eviction_rate = -libm::log1p(-1.0 / lines as f64);
     for bucket in sharer.reuse.buckets() {
-        let accesses = bucket.midpoint() * sharer.stretch;
+        let accesses = bucket.midpoint() * sharer.reuse_stretch;
         if accesses <= 0.0 || ratio <= 0.0 {
-            slope += bucket.weight * if lines == 1 { 0.0 } else { accesses * decay };
+            slope += bucket.weight * if lines == 1 { 0.0 } else { accesses * eviction_rate };
             continue;
         }
-        let stays = libm::exp(-decay * ratio * accesses);
-        misses += bucket.weight * (1.0 - stays);
-        if stays > 0.0 {
-            slope += bucket.weight * accesses * decay * stays;
+        let survival = libm::exp(-eviction_rate * ratio * accesses);
+        misses += bucket.weight * (1.0 - survival);
+        if survival > 0.0 {
+            slope += bucket.weight * accesses * eviction_rate * survival;
         }
     }
     (misses / samples, slope / samples)
@@ -173,7 +173,7 @@ mod tests {
             times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
             reuse.add_weighted(None, f64::from(never));
             let root = miss_ratio(&reuse, lines).unwrap();
-            let sharer = CacheSharer { reuse: &reuse, share: 1.0, stretch: 1.0 };
+            let sharer = CacheSharer { reuse: &reuse, access_share: 1.0, reuse_stretch: 1.0 };
             let excess_at = |ratio: f64| misses_at(&sharer, ratio, lines).0 - ratio;
             if root > 1e-9 {
                 prop_assert!(excess_at(root).abs() < 1e-6, "{} at {root}", excess_at(root));

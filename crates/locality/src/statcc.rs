@@ -37,8 +37,8 @@ pub struct SharedMissRatios {
 pub type ReuseAtRate<'a> = (&'a ReuseTimes, f64);
 
 fn total_rate(programs: &[ReuseAtRate<'_>]) -> Option<f64> {
-    let is_sound = |&(reuse, rate): &ReuseAtRate<'_>| rate.is_finite() && rate > 0.0 && reuse.samples() > 0.0;
-    (!programs.is_empty() && programs.iter().all(is_sound)).then(|| programs.iter().map(|(_, rate)| rate).sum())
+    let is_valid = |&(reuse, rate): &ReuseAtRate<'_>| rate.is_finite() && rate > 0.0 && reuse.samples() > 0.0;
+    (!programs.is_empty() && programs.iter().all(is_valid)).then(|| programs.iter().map(|(_, rate)| rate).sum())
 }
 
 /// Solves random replacement at fixed access rates. Returns `None` without programs or lines, or if a program has no
@@ -47,11 +47,11 @@ pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<Share
     let group_rate = total_rate(programs)?;
     let parts: Vec<CacheSharer<'_>> = programs
         .iter()
-        .map(|&(reuse, rate)| CacheSharer { reuse, share: rate / group_rate, stretch: group_rate / rate })
+        .map(|&(reuse, rate)| CacheSharer { reuse, access_share: rate / group_rate, reuse_stretch: group_rate / rate })
         .collect();
     let group_miss_ratio = statcache::total_miss_ratio(&parts, lines)?;
-    let of_one = |part| statcache::misses_at(part, group_miss_ratio, lines).0;
-    Some(SharedMissRatios { miss_ratios: parts.iter().map(of_one).collect(), group_miss_ratio })
+    let miss_ratio_of = |part| statcache::misses_at(part, group_miss_ratio, lines).0;
+    Some(SharedMissRatios { miss_ratios: parts.iter().map(miss_ratio_of).collect(), group_miss_ratio })
 }
 
 /// Solves LRU at fixed access rates. Returns `None` in the same cases as [`random_at_rates`].
@@ -59,7 +59,7 @@ pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMi
     total_rate(programs)?;
     let models: Vec<StackModel> = programs.iter().map(|(reuse, _)| StackModel::new(reuse)).collect::<Option<_>>()?;
     let rates: Vec<f64> = programs.iter().map(|&(_, rate)| rate).collect();
-    (lines > 0).then(|| lru_shared(&models, &[], &rates, lines))
+    (lines > 0).then(|| solve_lru(&models, &[], &rates, lines))
 }
 
 /// Measured miss ratios by the number of lines that a program has to itself, ascending. If empty, only the model is
@@ -70,39 +70,43 @@ pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 ///
 /// Between two measured sizes, it is interpolated in the shape of the model's curve, or linearly if that curve is flat
 /// there. Without lines, every access misses; beyond the largest size, the ratio is constant.
-fn measured_or_modeled(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
-    let next = measured.partition_point(|&(size, _)| size < lines);
-    let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |index| measured[index]);
-    let Some(&(high, ratio_high)) = measured.get(next) else { return ratio_low };
+fn measured_or_modeled(measured_ratios: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
+    let upper_index = measured_ratios.partition_point(|&(size, _)| size < lines);
+    let (low, ratio_low) = upper_index.checked_sub(1).map_or((0.0, 1.0), |index| measured_ratios[index]);
+    let Some(&(high, ratio_high)) = measured_ratios.get(upper_index) else { return ratio_low };
     if high <= low {
         return ratio_high;
     }
-    let modeled = [low, lines, high].map(|lines| model.miss_ratio_at(lines));
-    let fall = modeled[0] - modeled[2];
-    let along = if fall > 1e-9 { (modeled[0] - modeled[1]) / fall } else { (lines - low) / (high - low) };
-    ratio_low + along.clamp(0.0, 1.0) * (ratio_high - ratio_low)
+    let modeled_ratios = [low, lines, high].map(|lines| model.miss_ratio_at(lines));
+    let modeled_fall = modeled_ratios[0] - modeled_ratios[2];
+    let fraction = if modeled_fall > 1e-9 {
+        (modeled_ratios[0] - modeled_ratios[1]) / modeled_fall
+    } else {
+        (lines - low) / (high - low)
+    };
+    ratio_low + fraction.clamp(0.0, 1.0) * (ratio_high - ratio_low)
 }
 
 /// Returns the miss ratios under LRU. Each program holds the lines that it touched within the time in which the
 /// programs fill the cache, and misses as it would alone with that number of lines.
-fn lru_shared(
+fn solve_lru(
     models: &[StackModel],
-    measured: &[MeasuredMissRatios<'_>],
+    measured_ratios: &[MeasuredMissRatios<'_>],
     rates: &[f64],
     lines: u64,
 ) -> SharedMissRatios {
-    let fill = time_to_fill(models, rates, lines as f64);
-    let of_one = |(index, model): (usize, &StackModel)| {
-        let accesses = fill.map_or(f64::INFINITY, |time| time * rates[index]);
-        match measured.get(index) {
+    let fill_time = time_to_fill(models, rates, lines as f64);
+    let miss_ratio_of = |(index, model): (usize, &StackModel)| {
+        let accesses = fill_time.map_or(f64::INFINITY, |time| time * rates[index]);
+        match measured_ratios.get(index) {
             Some(measured) if !measured.is_empty() => {
-                let lines_held = fill.map_or(lines as f64, |_| model.lines_in(accesses).min(lines as f64));
-                measured_or_modeled(measured, model, lines_held)
+                let occupancy_lines = fill_time.map_or(lines as f64, |_| model.lines_in(accesses).min(lines as f64));
+                measured_or_modeled(measured, model, occupancy_lines)
             }
             _ => model.late_reuse_fraction(accesses),
         }
     };
-    let miss_ratios: Vec<f64> = models.iter().enumerate().map(of_one).collect();
+    let miss_ratios: Vec<f64> = models.iter().enumerate().map(miss_ratio_of).collect();
     let group_rate: f64 = rates.iter().sum();
     let group_miss_ratio = miss_ratios.iter().zip(rates).map(|(ratio, rate)| ratio * rate / group_rate).sum();
     SharedMissRatios { miss_ratios, group_miss_ratio }
@@ -117,14 +121,15 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
         |time: f64| models.iter().zip(rates).map(|(model, rate)| model.lines_in(time * rate)).sum::<f64>();
     // A program alone takes at least as long, so the fastest program bounds the result from above. If there is no
     // bound, double the time until it suffices.
-    let time_alone = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
-    let fastest = models.iter().zip(rates).filter_map(time_alone).min_by(f64::total_cmp);
-    let all_they_have = models.iter().map(|model| model.max_lines()).sum::<f64>();
-    if fastest.is_none() && all_they_have < lines - 1e-9 * (1.0 + lines) {
+    let solo_fill_time = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
+    let shortest_fill_time = models.iter().zip(rates).filter_map(solo_fill_time).min_by(f64::total_cmp);
+    let total_lines = models.iter().map(|model| model.max_lines()).sum::<f64>();
+    if shortest_fill_time.is_none() && total_lines < lines - 1e-9 * (1.0 + lines) {
         return None;
     }
-    let slowest_end = models.iter().zip(rates).map(|(model, rate)| model.max_reuse_time() / rate).fold(0.0, f64::max);
-    Some(bisect(0.0, fastest.unwrap_or(slowest_end), |time| lines_touched(time) < lines))
+    let longest_reuse_end =
+        models.iter().zip(rates).map(|(model, rate)| model.max_reuse_time() / rate).fold(0.0, f64::max);
+    Some(bisect(0.0, shortest_fill_time.unwrap_or(longest_reuse_end), |time| lines_touched(time) < lines))
 }
 
 /// A program as an input of [`solve_co_run`].
@@ -137,7 +142,7 @@ pub struct CoRunner<'a> {
     /// StatStack assumes one phase, and misjudges a program that has several. Its footprint then still determines how
     /// much of the cache it occupies, and this curve determines its misses there (the natural partition of Xiang, Ding,
     /// Luo and Bao 2013).
-    pub measured: MeasuredMissRatios<'a>,
+    pub measured_ratios: MeasuredMissRatios<'a>,
     /// Accesses to the shared cache per instruction.
     pub refs_per_instr: f64,
     /// Cycles per instruction without misses of the shared cache.
@@ -156,68 +161,79 @@ impl CoRunner<'_> {
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoRunEstimate {
     /// Miss ratios on the shared cache at these speeds.
-    pub shared: SharedMissRatios,
+    pub shared_ratios: SharedMissRatios,
     /// Cycles per instruction of each program, in the order given.
     pub cycles_per_instr: Vec<f64>,
     /// Slowdown of each program: run time beside the others over solo run time, minus one.
     pub degradation: Vec<f64>,
     /// Largest relative change of a CPI in the last step; the iteration has not converged if it is 1e-9 or more.
-    pub unsettled: f64,
+    pub last_change: f64,
 }
 
 /// Returns miss ratios and speeds that are consistent with each other.
 ///
 /// `None` without programs or lines, if a program has no samples, or if one of its figures is not positive;
 /// `miss_cycles` may be 0.
-pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: ReplacementModel) -> Option<CoRunEstimate> {
+pub fn solve_co_run(
+    programs: &[CoRunner<'_>],
+    lines: u64,
+    replacement_model: ReplacementModel,
+) -> Option<CoRunEstimate> {
     let is_positive = |x: f64| x.is_finite() && x > 0.0;
-    let is_sound = |p: &CoRunner<'_>| {
+    let is_valid = |p: &CoRunner<'_>| {
         is_positive(p.refs_per_instr)
             && is_positive(p.base_cycles_per_instr)
             && p.miss_cycles >= 0.0
             && p.miss_cycles.is_finite()
     };
-    if programs.is_empty() || lines == 0 || !programs.iter().all(is_sound) {
+    if programs.is_empty() || lines == 0 || !programs.iter().all(is_valid) {
         return None;
     }
     let models: Vec<StackModel> = programs.iter().map(|p| StackModel::new(p.reuse)).collect::<Option<_>>()?;
-    let measured: Vec<MeasuredMissRatios<'_>> = programs.iter().map(|program| program.measured).collect();
-    let share_cache = |rates: &[f64]| match composition {
-        ReplacementModel::Lru => Some(lru_shared(&models, &measured, rates, lines)),
+    let measured_ratios: Vec<MeasuredMissRatios<'_>> = programs.iter().map(|program| program.measured_ratios).collect();
+    let solve_at_rates = |rates: &[f64]| match replacement_model {
+        ReplacementModel::Lru => Some(solve_lru(&models, &measured_ratios, rates, lines)),
         ReplacementModel::Random => {
-            let at_rates: Vec<ReuseAtRate<'_>> = programs.iter().zip(rates).map(|(p, &rate)| (p.reuse, rate)).collect();
-            random_at_rates(&at_rates, lines)
+            let programs_at_rates: Vec<ReuseAtRate<'_>> =
+                programs.iter().zip(rates).map(|(p, &rate)| (p.reuse, rate)).collect();
+            random_at_rates(&programs_at_rates, lines)
         }
     };
-    let ratio_alone = |(program, model): (&CoRunner<'_>, &StackModel)| {
-        let ratio = match composition {
-            ReplacementModel::Lru if !program.measured.is_empty() => {
-                Some(measured_or_modeled(program.measured, model, lines as f64))
+    let solo_cycles_per_instr = |(program, model): (&CoRunner<'_>, &StackModel)| {
+        let ratio = match replacement_model {
+            ReplacementModel::Lru if !program.measured_ratios.is_empty() => {
+                Some(measured_or_modeled(program.measured_ratios, model, lines as f64))
             }
             ReplacementModel::Lru => Some(model.miss_ratio(lines)),
             ReplacementModel::Random => statcache::miss_ratio(program.reuse, lines),
         };
         Some(program.cycles_per_instr(ratio?))
     };
-    let solo: Vec<f64> = programs.iter().zip(&models).map(ratio_alone).collect::<Option<_>>()?;
-    let mut cpi = filling_cycles_per_instr(programs, &models, lines as f64);
+    let solo_cycles: Vec<f64> = programs.iter().zip(&models).map(solo_cycles_per_instr).collect::<Option<_>>()?;
+    let mut cycles = filling_cycles_per_instr(programs, &models, lines as f64);
     for round in 0..400 {
-        let rates: Vec<f64> = programs.iter().zip(&cpi).map(|(p, cpi)| p.refs_per_instr / cpi).collect();
-        let shared = share_cache(&rates)?;
-        let next: Vec<f64> =
-            programs.iter().zip(&shared.miss_ratios).map(|(p, &ratio)| p.cycles_per_instr(ratio)).collect();
-        let unsettled = cpi
+        let rates: Vec<f64> = programs.iter().zip(&cycles).map(|(p, cpi)| p.refs_per_instr / cpi).collect();
+        let shared_ratios = solve_at_rates(&rates)?;
+        let next_cycles: Vec<f64> =
+            programs.iter().zip(&shared_ratios.miss_ratios).map(|(p, &ratio)| p.cycles_per_instr(ratio)).collect();
+        let change = cycles
             .iter()
-            .zip(&next)
+            .zip(&next_cycles)
             .map(|(previous_cpi, current_cpi)| (current_cpi - previous_cpi).abs() / current_cpi)
             .fold(0.0, f64::max);
-        if unsettled < 1e-9 || round == 399 {
-            let degradation = next.iter().zip(&solo).map(|(shared, alone)| shared / alone - 1.0).collect();
-            return Some(CoRunEstimate { shared, cycles_per_instr: next, degradation, unsettled });
+        if change < 1e-9 || round == 399 {
+            let degradation =
+                next_cycles.iter().zip(&solo_cycles).map(|(shared, alone)| shared / alone - 1.0).collect();
+            return Some(CoRunEstimate {
+                shared_ratios,
+                cycles_per_instr: next_cycles,
+                degradation,
+                last_change: change,
+            });
         }
         // If reuse times cluster, a miss ratio can jump; smaller steps later on keep it from oscillating.
         let step = if round < 40 { 0.5 } else { 20.0 / f64::from(round) };
-        cpi.iter_mut().zip(&next).for_each(|(cpi, next)| *cpi += step * (next - *cpi));
+        cycles.iter_mut().zip(&next_cycles).for_each(|(cpi, next)| *cpi += step * (next - *cpi));
     }
     None
 }
@@ -225,34 +241,37 @@ pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: Replacem
 /// Returns the cycles per instruction of each program while the programs together fill an empty cache, when first
 /// touches miss and all other accesses hit.
 fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], lines: f64) -> Vec<f64> {
-    let cycles_for = |at: usize, accesses: f64| {
-        accesses * programs[at].base_cycles_per_instr / programs[at].refs_per_instr
-            + models[at].lines_in(accesses) * programs[at].miss_cycles
+    let cycles_for = |program_index: usize, accesses: f64| {
+        accesses * programs[program_index].base_cycles_per_instr / programs[program_index].refs_per_instr
+            + models[program_index].lines_in(accesses) * programs[program_index].miss_cycles
     };
-    let accesses_within = |at: usize, time: f64| {
-        let fastest = time * programs[at].refs_per_instr / programs[at].base_cycles_per_instr;
-        bisect(0.0, fastest, |accesses| cycles_for(at, accesses) < time)
+    let accesses_within = |program_index: usize, time: f64| {
+        let max_accesses =
+            time * programs[program_index].refs_per_instr / programs[program_index].base_cycles_per_instr;
+        bisect(0.0, max_accesses, |accesses| cycles_for(program_index, accesses) < time)
     };
     let lines_touched = |time: f64| {
-        let lines_of = |at: usize| models[at].lines_in(accesses_within(at, time));
+        let lines_of = |program_index: usize| models[program_index].lines_in(accesses_within(program_index, time));
         (0..models.len()).map(lines_of).sum::<f64>()
     };
     // By then, even the program with the longest reuse times has shown them all; programs that fit never fill the
     // cache.
-    let longest =
+    let max_time =
         (0..models.len()).map(|index| cycles_for(index, models[index].max_reuse_time() + lines)).fold(1.0, f64::max);
-    let filled = bisect(0.0, longest, |time| lines_touched(time) < lines);
-    let of_one = |(at, program): (usize, &CoRunner<'_>)| filled * program.refs_per_instr / accesses_within(at, filled);
-    programs.iter().enumerate().map(of_one).collect()
+    let fill_time = bisect(0.0, max_time, |time| lines_touched(time) < lines);
+    let cycles_per_instr_of =
+        |(at, program): (usize, &CoRunner<'_>)| fill_time * program.refs_per_instr / accesses_within(at, fill_time);
+    programs.iter().enumerate().map(cycles_per_instr_of).collect()
 }
 
-/// Returns the point at which `still_below` becomes false between `low` (excluded) and `high`, to the last few bits.
-fn bisect(mut low: f64, mut high: f64, still_below: impl Fn(f64) -> bool) -> f64 {
+/// Returns the point at which `is_below` becomes false between `low_bound` (excluded) and `high_bound`, to the last few
+/// bits.
+fn bisect(mut low_bound: f64, mut high_bound: f64, is_below: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..60 {
-        let middle = 0.5 * (low + high);
-        if still_below(middle) { low = middle } else { high = middle }
+        let middle = 0.5 * (low_bound + high_bound);
+        if is_below(middle) { low_bound = middle } else { high_bound = middle }
     }
-    high
+    high_bound
 }
 
 #[cfg(test)]
@@ -381,18 +400,18 @@ mod tests {
                     .zip(&cycles)
                     .map(|(reuse, &(base, miss))| CoRunner {
                         reuse,
-                        measured: &[],
+                        measured_ratios: &[],
                         refs_per_instr: 1.0,
                         base_cycles_per_instr: base,
                         miss_cycles: miss,
                     })
                     .collect();
                 let model = solve_co_run(&co_runners, lines as u64, composition).unwrap();
-                assert!(model.unsettled < 1e-6, "{}", model.unsettled);
+                assert!(model.last_change < 1e-6, "{}", model.last_change);
                 let cache = OracleCache { stored_lines: Vec::new(), lines, random: random.clone() };
                 let (ratios, cpis) = simulate(&patterns, &cycles, cache);
                 for index in 0..patterns.len() {
-                    let (guess, real) = (model.shared.miss_ratios[index], ratios[index]);
+                    let (guess, real) = (model.shared_ratios.miss_ratios[index], ratios[index]);
                     assert!(
                         (guess - real).abs() < 0.04,
                         "{composition:?} {lines} #{index}: {guess:.3}, real {real:.3}"

@@ -24,15 +24,15 @@ struct SurvivalSegment {
     start: f64,
     length: f64,
     /// P(T >= start), and the part of this probability that ends within the segment.
-    surviving: f64,
-    ending: f64,
+    survival: f64,
+    ending_share: f64,
     /// Expected number of distinct lines in a window of `start` accesses.
     lines: f64,
 }
 
 impl SurvivalSegment {
     fn expected_lines(&self, offset: f64) -> f64 {
-        self.lines + offset * self.surviving - 0.5 * self.ending / self.length * offset * (offset + 1.0)
+        self.lines + offset * self.survival - 0.5 * self.ending_share / self.length * offset * (offset + 1.0)
     }
 }
 
@@ -41,8 +41,8 @@ impl SurvivalSegment {
 #[derive(Clone, Debug)]
 pub struct StackModel {
     segments: Vec<SurvivalSegment>,
-    /// Longest observed reuse time, and the number of lines touched by then.
-    end: f64,
+    /// First time after all observed reuse times, and the number of lines touched by then.
+    end_time: f64,
     lines_at_end: f64,
     cold_share: f64,
 }
@@ -54,24 +54,29 @@ impl StackModel {
         if samples <= 0.0 {
             return None;
         }
-        let (mut surviving, mut lines, mut end) = (1.0, 0.0, 0.0);
+        let (mut survival, mut lines, mut end_time) = (1.0, 0.0, 0.0);
         let mut segments = Vec::new();
         for bucket in reuse.all_buckets() {
             let length = (bucket.high - bucket.low) as f64 + 1.0;
-            let segment =
-                SurvivalSegment { start: bucket.low as f64, length, surviving, ending: bucket.weight / samples, lines };
+            let segment = SurvivalSegment {
+                start: bucket.low as f64,
+                length,
+                survival,
+                ending_share: bucket.weight / samples,
+                lines,
+            };
             lines = segment.expected_lines(length);
-            surviving = (surviving - segment.ending).max(0.0);
-            end = segment.start + length;
+            survival = (survival - segment.ending_share).max(0.0);
+            end_time = segment.start + length;
             segments.push(segment);
         }
-        Some(StackModel { segments, end, lines_at_end: lines, cold_share: reuse.unreused_samples() / samples })
+        Some(StackModel { segments, end_time, lines_at_end: lines, cold_share: reuse.unreused_samples() / samples })
     }
 
     /// Returns the expected number of distinct lines in a window of `accesses`.
     pub fn lines_in(&self, accesses: f64) -> f64 {
-        if accesses >= self.end {
-            return self.lines_at_end + (accesses - self.end) * self.cold_share;
+        if accesses >= self.end_time {
+            return self.lines_at_end + (accesses - self.end_time) * self.cold_share;
         }
         let index = self.segments.partition_point(|segment| segment.start <= accesses) - 1;
         self.segments[index].expected_lines(accesses - self.segments[index].start)
@@ -82,16 +87,16 @@ impl StackModel {
     pub fn accesses_to_touch(&self, lines: f64) -> Option<f64> {
         // Sums of probabilities are rounded, but a cycle through 100 lines must count as touching 100 - 1 others.
         if lines > self.lines_at_end + 1e-9 * (1.0 + lines) {
-            return (self.cold_share > 0.0).then(|| self.end + (lines - self.lines_at_end) / self.cold_share);
+            return (self.cold_share > 0.0).then(|| self.end_time + (lines - self.lines_at_end) / self.cold_share);
         }
         let index = self.segments.partition_point(|segment| segment.lines <= lines).saturating_sub(1);
         let segment = self.segments.get(index)?;
         // Smaller root of surviving·k − ending/(2·length)·(k² + k) = missing, in the form that avoids cancellation.
         let further_lines = lines - segment.lines;
-        let bend = 0.5 * segment.ending / segment.length;
-        let slope = segment.surviving - bend;
-        let root = (slope * slope - 4.0 * bend * further_lines).max(0.0).sqrt();
-        let offset = if further_lines <= 0.0 { 0.0 } else { 2.0 * further_lines / (slope + root) };
+        let curvature = 0.5 * segment.ending_share / segment.length;
+        let initial_slope = segment.survival - curvature;
+        let discriminant_root = (initial_slope * initial_slope - 4.0 * curvature * further_lines).max(0.0).sqrt();
+        let offset = if further_lines <= 0.0 { 0.0 } else { 2.0 * further_lines / (initial_slope + discriminant_root) };
         Some(segment.start + offset.min(segment.length))
     }
 
@@ -103,20 +108,19 @@ impl StackModel {
 
     /// Returns the number of accesses after which no sample recurred any more.
     pub fn max_reuse_time(&self) -> f64 {
-        self.end
+        self.end_time
     }
 
     /// Returns the fraction of accesses whose line recurs only after at least `accesses` others, or never.
     pub fn late_reuse_fraction(&self, accesses: f64) -> f64 {
-        // Times are integers; this is the first one not below `accesses`, with a tolerance for rounding in the sums
-        // before.
-        let first = (accesses * (1.0 - 1e-12) - 1e-9).ceil().max(0.0);
-        if first >= self.end {
+        // Times are integers; this is the first one that is at least `accesses`, with a tolerance for earlier rounding.
+        let first_time = (accesses * (1.0 - 1e-12) - 1e-9).ceil().max(0.0);
+        if first_time >= self.end_time {
             return self.cold_share;
         }
-        let index = self.segments.partition_point(|segment| segment.start <= first) - 1;
+        let index = self.segments.partition_point(|segment| segment.start <= first_time) - 1;
         let segment = &self.segments[index];
-        segment.surviving - segment.ending * (first - segment.start) / segment.length
+        segment.survival - segment.ending_share * (first_time - segment.start) / segment.length
     }
 
     /// Returns the miss ratio of an LRU cache of `lines` lines that the program has to itself.

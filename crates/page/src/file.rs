@@ -28,9 +28,9 @@ pub(crate) const MODULES: &[(&str, &str)] = &[
     ("main.js", include_str!("../assets/main.js")),
 ];
 
-const BODY: &str = include_str!("../assets/body.html");
+const BODY_HTML: &str = include_str!("../assets/body.html");
 /// uPlot 1.6.32, MIT; its license is beside it, and in the page.
-const CHARTS: &str = include_str!("../assets/uPlot.iife.min.js");
+const CHART_SCRIPT: &str = include_str!("../assets/uPlot.iife.min.js");
 const CHARTS_LICENSE: &str = include_str!("../assets/uPlot.LICENSE");
 const CHARTS_STYLE: &str = include_str!("../assets/uPlot.min.css");
 
@@ -56,21 +56,21 @@ fn page_script() -> String {
 
 /// All scripts of the page. The classic script comes first, because it defines uPlot's global name.
 fn scripts() -> [String; 2] {
-    [format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHARTS}"), page_script()]
+    [format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHART_SCRIPT}"), page_script()]
 }
 
-fn hash(text: &str) -> String {
+fn hash_source(text: &str) -> String {
     format!("'sha256-{}'", base64::engine::general_purpose::STANDARD.encode(Sha256::digest(text)))
 }
 
 /// The content security policy: the page loads only its own scripts and style, identified by their hashes, and connects
 /// only to its origin.
 pub fn content_policy() -> String {
-    let scripts = scripts().map(|script| hash(&script)).join(" ");
+    let scripts = scripts().map(|script| hash_source(&script)).join(" ");
     format!(
         "default-src 'none'; script-src {scripts}; style-src {}; connect-src 'self'; img-src data:; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'",
-        hash(&page_style())
+        hash_source(&page_style())
     )
 }
 
@@ -87,7 +87,7 @@ pub fn page_html(recording: Option<&RecordedRun>) -> serde_json::Result<String> 
          <meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
-         <title>cachemate</title>\n<link rel=\"icon\" href=\"data:,\">\n<style>{}</style>\n</head>\n<body>\n{BODY}",
+         <title>cachemate</title>\n<link rel=\"icon\" href=\"data:,\">\n<style>{}</style>\n</head>\n<body>\n{BODY_HTML}",
         page_style()
     );
     if let Some(run) = recording {
@@ -95,8 +95,8 @@ pub fn page_html(recording: Option<&RecordedRun>) -> serde_json::Result<String> 
         let _ = writeln!(page, "<script type=\"application/json\" id=\"head\">{head}</script>");
         let _ = writeln!(page, "<script type=\"text/plain\" id=\"windows\">{windows}</script>");
     }
-    let [charts, own] = scripts();
-    let _ = writeln!(page, "<script>{charts}</script>\n<script type=\"module\">{own}</script>");
+    let [charts, module_script] = scripts();
+    let _ = writeln!(page, "<script>{charts}</script>\n<script type=\"module\">{module_script}</script>");
     page.push_str("</body>\n</html>\n");
     Ok(page)
 }

@@ -83,7 +83,7 @@ impl<'r> ProgramThreads<'_, 'r> {
 /// expensive.
 pub fn slim_record(record: &WindowRecord) -> WindowRecord {
     let WindowRecord {
-        observation: seen,
+        observation: full_observation,
         decision,
         forecast,
         applied,
@@ -91,19 +91,19 @@ pub fn slim_record(record: &WindowRecord) -> WindowRecord {
         promises,
         online,
     } = record;
-    let answers = seen.probe_results.iter().map(|answer| cachemate_core::ProbeResult {
+    let slim_results = full_observation.probe_results.iter().map(|answer| cachemate_core::ProbeResult {
         probe: answer.probe,
         evidence: slim_evidence(&answer.evidence),
         complete: answer.complete,
         cost_ns: answer.cost_ns.clone(),
     });
     let observation = cachemate_core::Observation {
-        window: seen.window,
-        span: seen.span,
-        end_reason: seen.end_reason,
-        tasks: seen.tasks.clone(),
-        shared_counts: seen.shared_counts.clone(),
-        probe_results: answers.collect(),
+        window: full_observation.window,
+        span: full_observation.span,
+        end_reason: full_observation.end_reason,
+        tasks: full_observation.tasks.clone(),
+        shared_counts: full_observation.shared_counts.clone(),
+        probe_results: slim_results.collect(),
         applied: Default::default(),
     };
     WindowRecord {
@@ -119,12 +119,14 @@ pub fn slim_record(record: &WindowRecord) -> WindowRecord {
 
 fn promise_snapshots(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSnapshot> {
     let tasks = &record.observation.tasks;
-    let name = |task: TaskId| {
+    let name_of = |task: TaskId| {
         let sample = tasks.iter().find(|other| other.task == task);
         sample.map_or_else(|| "?".to_string(), |task| escape_controls(&task.name))
     };
     let own_reports = record.promises.iter().filter(|report| report.process == first.process);
-    own_reports.map(|report| PromiseSnapshot { state: report.state.describe(), text: report.describe(name) }).collect()
+    own_reports
+        .map(|report| PromiseSnapshot { state: report.state.describe(), text: report.describe(name_of) })
+        .collect()
 }
 
 fn slim_evidence(evidence: &ProbeEvidence) -> ProbeEvidence {
@@ -140,8 +142,8 @@ fn slim_evidence(evidence: &ProbeEvidence) -> ProbeEvidence {
             counts: counts.clone(),
             elapsed_ns: *elapsed_ns,
         },
-        ProbeEvidence::Samples { sample_period: one_in, events, line_bytes, .. } => ProbeEvidence::Samples {
-            sample_period: *one_in,
+        ProbeEvidence::Samples { sample_period: period, events, line_bytes, .. } => ProbeEvidence::Samples {
+            sample_period: *period,
             events: *events,
             line_bytes: *line_bytes,
             samples: Vec::new(),
@@ -188,7 +190,7 @@ impl SnapshotBuilder {
             parameters: pipeline.policy.parameters.trim().to_string(),
             guarded: pipeline.guard.is_some(),
             cpus: topology.online().count(),
-            caches: topology.last_level_caches().map(|cache| cache_head(cache, capabilities)).collect(),
+            caches: topology.last_level_caches().map(|cache| cache_header(cache, capabilities)).collect(),
             truth: None,
             cut_off: None,
         }
@@ -215,18 +217,18 @@ impl SnapshotBuilder {
         }
         let program_snapshots: Vec<ProgramSnapshot> =
             programs.iter().map(|program| self.program_snapshot(program, record, daemon_state.as_ref())).collect();
-        let busiest: BTreeMap<u32, &Profile> =
+        let busiest_profiles: BTreeMap<u32, &Profile> =
             programs.iter().filter_map(|program| Some((program.id, program.profile_with_curve()?))).collect();
-        let lasted_s = observation.span.elapsed_ns as f64 / 1e9;
+        let window_s = observation.span.elapsed_ns as f64 / 1e9;
         let matrix = self.matrices.observe(
             observation.window,
-            lasted_s,
+            window_s,
             &program_snapshots,
-            &busiest,
+            &busiest_profiles,
             &self.header.topology,
             &self.header.pipeline.predictor,
         );
-        let decision = |rendered: &RenderedReason<'_>| DecisionSnapshot {
+        let decision_snapshot = |rendered: &RenderedReason<'_>| DecisionSnapshot {
             kind: kind_text(rendered.reason.kind),
             programs: processes_of(record, &rendered.reason.tasks),
             text: rendered.text.clone(),
@@ -236,10 +238,10 @@ impl SnapshotBuilder {
         Snapshot {
             window: observation.window,
             at_s: end_ns.saturating_sub(start_ns) as f64 / 1e9,
-            duration_s: lasted_s,
+            duration_s: window_s,
             caches: cache_snapshots(&self.header.topology, record),
-            decisions: view.reasons.iter().filter(|rendered| rendered.is_new).map(decision).collect(),
-            plan_changed: self.plan_changed(&record.decision.plan),
+            decisions: view.reasons.iter().filter(|rendered| rendered.is_new).map(decision_snapshot).collect(),
+            plan_changed: self.check_plan_change(&record.decision.plan),
             gangs: record.applied.gangs.iter().map(|schedule| gang_snapshot(schedule, record)).collect(),
             shares: record
                 .applied
@@ -249,7 +251,7 @@ impl SnapshotBuilder {
                 .collect(),
             probes: probe_snapshots(record),
             changes_s: Some(record.applied.cost_ns as f64 / 1e9).filter(|cost| *cost > 0.0),
-            curves: self.new_curves(&busiest, &program_snapshots),
+            curves: self.take_new_curves(&busiest_profiles, &program_snapshots),
             services: view.services.iter().take(MAX_SERVICES).map(service_snapshot).collect(),
             refused: view.refused,
             overridden: view.overridden,
@@ -267,44 +269,45 @@ impl SnapshotBuilder {
         record: &WindowRecord,
         daemon_state: Option<&DaemonState>,
     ) -> ProgramSnapshot {
-        let first = program.threads[0].sample;
-        let mut places: BTreeMap<u32, u32> = BTreeMap::new();
+        let first_sample = program.threads[0].sample;
+        let mut threads_by_cache: BTreeMap<u32, u32> = BTreeMap::new();
         let topology = &self.header.topology;
         for cache in program.threads.iter().filter_map(|task| busiest_cache(task.sample, topology)) {
-            *places.entry(cache.id.0).or_default() += 1;
+            *threads_by_cache.entry(cache.id.0).or_default() += 1;
         }
-        let unit = program.busiest(|task| task.work_per_second.map(|(work, _)| work));
+        let work_metric = program.busiest(|task| task.work_per_second.map(|(work, _)| work));
         let elapsed_ns = record.observation.span.elapsed_ns;
-        let of_unit = |task: &TaskView<'_>| metrics_of(task.sample, elapsed_ns).find(|(work, _)| Some(*work) == unit);
-        let work = program.sum(|task| of_unit(task).map(|(_, count)| count)).filter(|_| elapsed_ns > 0);
-        let instructions = program.sum(|task| task.misses_of_instructions.map(|(_, instructions)| instructions));
-        let misses = program.sum(|task| task.misses_of_instructions.map(|(misses, _)| misses));
-        let contention = |task: &TaskView<'_>| task.profile.map(|profile| profile.contention.clone());
+        let work_of =
+            |task: &TaskView<'_>| metrics_of(task.sample, elapsed_ns).find(|(work, _)| Some(*work) == work_metric);
+        let work_count = program.sum(|task| work_of(task).map(|(_, count)| count)).filter(|_| elapsed_ns > 0);
+        let instructions = program.sum(|task| task.misses_and_instructions.map(|(_, instructions)| instructions));
+        let misses = program.sum(|task| task.misses_and_instructions.map(|(misses, _)| misses));
+        let contention_of = |task: &TaskView<'_>| task.profile.map(|profile| profile.contention.clone());
         ProgramSnapshot {
             program: program.id,
-            name: escape_controls(&first.name),
-            service: escape_controls(&first.service_or_command().to_string()),
-            pid: daemon_state.and_then(|daemon_state| daemon_state.pids.get(&first.task)).copied(),
+            name: escape_controls(&first_sample.name),
+            service: escape_controls(&first_sample.service_or_command().to_string()),
+            pid: daemon_state.and_then(|daemon_state| daemon_state.pids.get(&first_sample.task)).copied(),
             threads: program.threads.len() as u32,
             observed_only: program.threads.iter().all(|task| task.sample.unmovable),
-            places: places.into_iter().collect(),
+            places: threads_by_cache.into_iter().collect(),
             cpu_share: program.sum(|task| task.cpu_share).map(round_short),
-            speed_per_s: work.map(|count| round_short(count * 1e9 / elapsed_ns as f64)),
-            speed_unit: unit.map(|unit| unit.describe()),
+            speed_per_s: work_count.map(|count| round_short(count * 1e9 / elapsed_ns as f64)),
+            speed_unit: work_metric.map(|unit| unit.describe()),
             instr_per_cycle: program.mean(|task| task.instr_per_cycle).map(round_short),
             mpki: misses.zip(instructions).map(|(misses, instructions)| round_short(1000.0 * misses / instructions)),
             slowdown: program.mean(|task| task.slowdown).map(round_short),
             forecast_slowdown: program.busiest(|task| task.forecast_slowdown).map(estimate_range),
-            intensity: program.busiest(|task| contention(task)?.intensity).map(|fact| round_short(fact.value)),
-            sensitivity: program.busiest(|task| contention(task)?.sensitivity).map(|fact| round_short(fact.value)),
+            intensity: program.busiest(|task| contention_of(task)?.intensity).map(|fact| round_short(fact.value)),
+            sensitivity: program.busiest(|task| contention_of(task)?.sensitivity).map(|fact| round_short(fact.value)),
             allowed: program.busiest(|task| task.allowed.map(ToString::to_string)),
-            max_slowdown: first.goal.and_then(|goal| goal.max_slowdown),
-            min_rate: first.goal.and_then(|goal| goal.min_rate).map(round_short),
-            promises: promise_snapshots(record, first),
+            max_slowdown: first_sample.goal.and_then(|goal| goal.max_slowdown),
+            min_rate: first_sample.goal.and_then(|goal| goal.min_rate).map(round_short),
+            promises: promise_snapshots(record, first_sample),
         }
     }
 
-    fn plan_changed(&mut self, plan: &Plan) -> bool {
+    fn check_plan_change(&mut self, plan: &Plan) -> bool {
         let is_same = |previous_plan: &Plan| {
             (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares, &previous_plan.weights)
                 == (&plan.affinity, &plan.gangs, &plan.shares, &plan.weights)
@@ -316,7 +319,7 @@ impl SnapshotBuilder {
 
     fn share_snapshot(&self, active_share: &ActiveShare, record: &WindowRecord) -> ShareSnapshot {
         let share = &active_share.share;
-        let (unit, units, unit_count) = match &share.units {
+        let (unit, indices, unit_count) = match &share.units {
             Units::Ways { mask } => ("ways", mask, self.header.topology.cache(share.cache).and_then(|c| c.ways)),
             Units::Colors { allowed, .. } => ("colors", allowed, self.header.capabilities.colors_of(share.cache)),
         };
@@ -325,7 +328,7 @@ impl SnapshotBuilder {
             group: share.group.0,
             cache: share.cache.0,
             unit,
-            indices: units.to_string(),
+            indices: indices.to_string(),
             unit_count,
             programs: processes_of(record, &members),
             occupancy_bytes: active_share.occupancy_bytes,
@@ -334,14 +337,18 @@ impl SnapshotBuilder {
     }
 
     /// Curves that changed since they were last sent.
-    fn new_curves(&mut self, busiest: &BTreeMap<u32, &Profile>, programs: &[ProgramSnapshot]) -> Vec<CurveSnapshot> {
+    fn take_new_curves(
+        &mut self,
+        busiest_profiles: &BTreeMap<u32, &Profile>,
+        programs: &[ProgramSnapshot],
+    ) -> Vec<CurveSnapshot> {
         self.curves.retain(|program, _| programs.iter().any(|live_program| live_program.program == *program));
         let mut new_curves = Vec::new();
-        for (&program, profile) in busiest {
+        for (&program, profile) in busiest_profiles {
             let Some((level, fact)) = profile.locality.misses_per_kilo_instr.iter().next_back() else { continue };
             let step = fact.value.len().div_ceil(MAX_POINTS).max(1);
-            let last = fact.value.len().saturating_sub(1);
-            let points = fact.value.iter().enumerate().filter(|(index, _)| index % step == 0 || *index == last);
+            let last_index = fact.value.len().saturating_sub(1);
+            let points = fact.value.iter().enumerate().filter(|(index, _)| index % step == 0 || *index == last_index);
             let point = |&(bytes, misses): &(u64, cachemate_core::Estimate)| {
                 (bytes, round_short(misses.value), round_short(misses.low), round_short(misses.high))
             };
@@ -361,10 +368,10 @@ impl SnapshotBuilder {
 }
 
 fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
-    let loss = |loss: &ServiceLoss| ServiceLossSnapshot {
+    let loss_snapshot = |loss: &ServiceLoss| ServiceLossSnapshot {
         service: escape_controls(&loss.cause.name),
         loss: estimate_range(loss.loss),
-        source: loss.source.text(),
+        source: loss.source.describe(),
         forecast: loss.forecast.map(round_short),
     };
     ServiceSnapshot {
@@ -373,8 +380,8 @@ fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
         tasks: report.tasks.len() as u32,
         cpu_share: round_short(report.cpu_share),
         slowdown: report.slowdown.map(|(slowdown, _)| estimate_range(slowdown)),
-        source: report.slowdown.map(|(_, source)| source.text()),
-        slowed_by: report.losses.iter().take(MAX_LOSSES).map(loss).collect(),
+        source: report.slowdown.map(|(_, source)| source.describe()),
+        slowed_by: report.losses.iter().take(MAX_LOSSES).map(loss_snapshot).collect(),
         reason: report.reason.clone(),
     }
 }
@@ -387,7 +394,7 @@ fn estimate_range(estimate: Estimate) -> EstimateRange {
     }
 }
 
-fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
+fn cache_header(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
     CacheHeader {
         cache: cache.id.0,
         level: level_text(cache.level).to_string(),
@@ -400,11 +407,11 @@ fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
 
 /// Names of tasks: `gzip`, or `gzip(1234)` if the kernel's process id is known.
 fn task_names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> TaskNames {
-    let name = |task: &TaskSample| match daemon_state.and_then(|daemon_state| daemon_state.pids.get(&task.task)) {
+    let name_of = |task: &TaskSample| match daemon_state.and_then(|daemon_state| daemon_state.pids.get(&task.task)) {
         Some(pid) => format!("{}({pid})", escape_controls(&task.name)),
         None => format!("{} #{}", escape_controls(&task.name), task.process.0),
     };
-    record.observation.tasks.iter().map(|task| (task.task, name(task))).collect()
+    record.observation.tasks.iter().map(|task| (task.task, name_of(task))).collect()
 }
 
 /// Processes of the tasks, each listed once.
@@ -420,8 +427,8 @@ fn processes_of(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
 
 /// The contended cache on whose CPUs a task ran longest.
 fn busiest_cache<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Cache> {
-    let longest = task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0).max_by_key(|(_, ns)| *ns).map(|(cpu, _)| *cpu);
-    topology.last_level_of(longest.or(task.cpu)?)
+    let longest_cpu = task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0).max_by_key(|(_, ns)| *ns).map(|(cpu, _)| *cpu);
+    topology.last_level_of(longest_cpu.or(task.cpu)?)
 }
 
 fn cache_snapshots(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
@@ -431,29 +438,29 @@ fn cache_snapshots(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnaps
         let references = counts.get(CounterEvent::References(cache.level)).filter(|count| *count > 0.0)?;
         Some(round_short(counts.get(CounterEvent::Misses(cache.level))? / references))
     };
-    let snapshot = |cache: &Cache| CacheSnapshot {
+    let cache_snapshot = |cache: &Cache| CacheSnapshot {
         cache: cache.id.0,
         miss_ratio: miss_ratio_of(cache),
         forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| round_short(ratio.value)),
     };
-    let snapshots = topology.last_level_caches().map(snapshot);
+    let snapshots = topology.last_level_caches().map(cache_snapshot);
     snapshots.filter(|cache| cache.miss_ratio.is_some() || cache.forecast_miss_ratio.is_some()).collect()
 }
 
 fn gang_snapshot(schedule: &cachemate_core::GangSchedule, record: &WindowRecord) -> GangSnapshot {
-    let turn = |gang: &cachemate_core::Gang| {
+    let gang_programs = |gang: &cachemate_core::Gang| {
         let tasks: Vec<TaskId> = gang.members.iter().map(|(task, _)| *task).collect();
         processes_of(record, &tasks)
     };
     GangSnapshot {
         cpus: schedule.cpus.to_string(),
         slice_s: schedule.slice_ns as f64 / 1e9,
-        turns: schedule.gangs.iter().map(turn).collect(),
+        turns: schedule.gangs.iter().map(gang_programs).collect(),
     }
 }
 
 fn probe_snapshots(record: &WindowRecord) -> Vec<ProbeSnapshot> {
-    let answer = |answer: &cachemate_core::ProbeResult| {
+    let probe_snapshot = |answer: &cachemate_core::ProbeResult| {
         let (kind, task) = match &answer.evidence {
             ProbeEvidence::Rows(_) => ("programs run together", None),
             ProbeEvidence::Trace { task, .. } => ("trace of misses", Some(*task)),
@@ -469,7 +476,7 @@ fn probe_snapshots(record: &WindowRecord) -> Vec<ProbeSnapshot> {
         let program = task.and_then(|task| processes_of(record, &[task]).first().copied());
         ProbeSnapshot { kind, cost_s: round_short(cost_ns as f64 / 1e9), program }
     };
-    record.observation.probe_results.iter().map(answer).collect()
+    record.observation.probe_results.iter().map(probe_snapshot).collect()
 }
 
 fn kind_text(kind: ReasonKind) -> &'static str {

@@ -31,8 +31,8 @@ pub struct TaskView<'a> {
     pub cpu_share: Option<f64>,
     /// Instructions per cycle while on CPU.
     pub instr_per_cycle: Option<f64>,
-    /// Pair of instructions and misses of the contended cache.
-    pub misses_of_instructions: Option<(f64, f64)>,
+    /// Pair of misses of the contended cache and instructions.
+    pub misses_and_instructions: Option<(f64, f64)>,
     /// Work per second, by the best available metric.
     pub work_per_second: Option<(WorkMetric, f64)>,
     /// Measured run time divided by solo run time, minus one.
@@ -46,7 +46,7 @@ pub struct TaskView<'a> {
 impl TaskView<'_> {
     /// Misses of the contended cache per thousand instructions.
     pub fn misses_per_kilo_instr(&self) -> Option<f64> {
-        self.misses_of_instructions.map(|(misses, instructions)| 1000.0 * misses / instructions)
+        self.misses_and_instructions.map(|(misses, instructions)| 1000.0 * misses / instructions)
     }
 }
 
@@ -83,7 +83,7 @@ pub struct WindowView<'a> {
 pub struct WindowTracker {
     /// The predictor; `None` if losses between services are not forecast.
     predictor: Option<PredictorConfig>,
-    solo: SoloSpeeds,
+    solo_speeds: SoloSpeeds,
     losses: ServiceLosses,
     last_texts: Vec<String>,
 }
@@ -103,24 +103,24 @@ impl WindowTracker {
         names: &TaskNames,
     ) -> WindowView<'a> {
         let observation = &record.observation;
-        self.solo.observe(observation);
+        self.solo_speeds.observe(observation);
         let predictor = self.predictor.as_ref();
-        let pair = |own_profile: &Profile, other_profile: &Profile| {
+        let forecast_pair = |own_profile: &Profile, other_profile: &Profile| {
             pair_forecast(topology, predictor?, own_profile, other_profile)[0]
         };
-        let services = self.losses.observe(observation, topology, profiles, &pair);
-        let live = observation.tasks.iter().filter(|task| !task.exited);
+        let services = self.losses.observe(observation, topology, profiles, &forecast_pair);
+        let live_tasks = observation.tasks.iter().filter(|task| !task.exited);
         WindowView {
-            tasks: live.map(|task| self.task(task, record, topology, profiles)).collect(),
+            tasks: live_tasks.map(|task| self.task_view(task, record, topology, profiles)).collect(),
             services,
-            reasons: self.reasons(&record.decision.reasons, names),
+            reasons: self.render_reasons(&record.decision.reasons, names),
             refused: record.applied.refused.iter().map(|refused| refusal_text(refused, names)).collect(),
             overridden: record.applied.overridden_by_others.iter().map(|item| item_text(item, names)).collect(),
             pending: record.applied.pending.iter().map(|pending| pending_text(pending, names)).collect(),
         }
     }
 
-    fn task<'a>(
+    fn task_view<'a>(
         &self,
         task: &'a TaskSample,
         record: &'a WindowRecord,
@@ -129,41 +129,41 @@ impl WindowTracker {
     ) -> TaskView<'a> {
         let elapsed_ns = record.observation.span.elapsed_ns;
         let seconds = Some(elapsed_ns as f64 / 1e9).filter(|seconds| *seconds > 0.0);
-        let count = |event| task.counts.get(event);
-        let instructions = count(CounterEvent::Instructions).filter(|count| *count > 0.0);
-        let cycles = count(CounterEvent::Cycles).filter(|count| *count > 0.0);
-        let misses = topology.last_level().and_then(|level| count(CounterEvent::Misses(level)));
+        let count_of = |event| task.counts.get(event);
+        let instructions = count_of(CounterEvent::Instructions).filter(|count| *count > 0.0);
+        let cycles = count_of(CounterEvent::Cycles).filter(|count| *count > 0.0);
+        let misses = topology.last_level().and_then(|level| count_of(CounterEvent::Misses(level)));
         let profile = profiles.get(&task.task);
-        let unknown = Profile::default();
+        let empty_profile = Profile::default();
         TaskView {
             sample: task,
             profile,
             cpu_share: seconds.map(|seconds| task.ran_ns() as f64 / 1e9 / seconds),
             instr_per_cycle: instructions.zip(cycles).map(|(instructions, cycles)| instructions / cycles),
-            misses_of_instructions: misses.zip(instructions),
+            misses_and_instructions: misses.zip(instructions),
             work_per_second: metrics_of(task, elapsed_ns)
                 .next()
                 .zip(seconds)
                 .map(|((work, count), seconds)| (work, count / seconds)),
-            slowdown: self.solo.slowdown_over_solo(task, elapsed_ns, profile.unwrap_or(&unknown)),
+            slowdown: self.solo_speeds.slowdown_over_solo(task, elapsed_ns, profile.unwrap_or(&empty_profile)),
             forecast_slowdown: record.forecast.tasks.get(&task.task).and_then(|forecast| forecast.degradation),
             allowed: record.applied.affinity.get(&task.task),
         }
     }
 
-    fn reasons<'a>(&mut self, reasons: &'a [Reason], names: &TaskNames) -> Vec<RenderedReason<'a>> {
+    fn render_reasons<'a>(&mut self, reasons: &'a [Reason], names: &TaskNames) -> Vec<RenderedReason<'a>> {
         let render = |reason: &'a Reason| {
             // The text of a recording may come from an untrusted source.
-            let escaped =
+            let escaped_reason =
                 Reason { text: escape_controls(&reason.text), tasks: reason.tasks.clone(), ..Reason::default() };
-            let text = escaped.render(|task| names.get(&task).map_or("?", String::as_str));
+            let text = escaped_reason.render(|task| names.get(&task).map_or("?", String::as_str));
             RenderedReason { reason, is_new: !self.last_texts.contains(&text), text }
         };
-        let rendered: Vec<RenderedReason<'a>> = reasons.iter().map(render).collect();
-        if !rendered.is_empty() {
-            self.last_texts = rendered.iter().map(|part| part.text.clone()).collect();
+        let rendered_reasons: Vec<RenderedReason<'a>> = reasons.iter().map(render).collect();
+        if !rendered_reasons.is_empty() {
+            self.last_texts = rendered_reasons.iter().map(|part| part.text.clone()).collect();
         }
-        rendered
+        rendered_reasons
     }
 }
 
@@ -187,11 +187,11 @@ fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
 
 /// Describes an item of the plan for users.
 fn item_text(item: &PlanItem, names: &TaskNames) -> String {
-    let name = |task: &TaskId| names.get(task).cloned().unwrap_or_else(|| format!("task {}", task.0));
+    let name_of = |task: &TaskId| names.get(task).cloned().unwrap_or_else(|| format!("task {}", task.0));
     match item {
         PlanItem::Plan => "the plan".to_string(),
-        PlanItem::Affinity(task) => format!("CPUs of {}", name(task)),
-        PlanItem::Weight(task) => format!("weight of {}", name(task)),
+        PlanItem::Affinity(task) => format!("CPUs of {}", name_of(task)),
+        PlanItem::Weight(task) => format!("weight of {}", name_of(task)),
         PlanItem::Gangs(at) => format!("turns {at}"),
         PlanItem::Share(group, CacheId(cache)) => format!("part {} of cache {cache}", group.0),
         PlanItem::Penalties => "advice".to_string(),

@@ -41,7 +41,8 @@ fn serve_windows(address: &str, token: bool) -> String {
 
 /// The same as [`serve_windows`], with other deadlines of a connection.
 fn serve_windows_within(address: &str, token: bool, deadlines: Deadlines) -> String {
-    let feed = serve_within(&PageAddress { address: address.into(), token }, &header(), deadlines).unwrap();
+    let feed =
+        serve_within(&PageAddress { address: address.into(), requires_token: token }, &header(), deadlines).unwrap();
     let address = feed.address.clone();
     std::thread::spawn(move || push_for_ever(&feed));
     address
@@ -100,7 +101,7 @@ fn only_who_has_the_token_looks() {
 /// to every user?
 #[test]
 fn addresses_are_this_hosts() {
-    let refused = serve(&PageAddress { address: "0.0.0.0:0".into(), token: true }, &header()).err().unwrap();
+    let refused = serve(&PageAddress { address: "0.0.0.0:0".into(), requires_token: true }, &header()).err().unwrap();
     assert!(refused.to_string().contains("found 0.0.0.0, expected a loopback address"), "{refused}");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("page.sock").display().to_string();
@@ -180,7 +181,7 @@ fn viewers_are_few() {
 /// Does a viewer that reconnects get the windows that it missed and none twice, and a viewer of another run everything?
 #[test]
 fn who_comes_back_gets_what_it_missed() {
-    let feed = serve(&PageAddress { address: "127.0.0.1:0".into(), token: false }, &header()).unwrap();
+    let feed = serve(&PageAddress { address: "127.0.0.1:0".into(), requires_token: false }, &header()).unwrap();
     let (address, _) = split_token(&feed.address);
     let read_events = |id: Option<&str>, last: u64| {
         let mut stream = TcpStream::connect(&address).unwrap();
@@ -235,7 +236,7 @@ impl Drop for OtherServer {
 #[ignore = "started by another test"]
 fn served_by_another_process() {
     let Ok(address) = std::env::var("CACHEMATE_SERVE") else { return };
-    let feed = serve(&PageAddress { address, token: false }, &header()).unwrap();
+    let feed = serve(&PageAddress { address, requires_token: false }, &header()).unwrap();
     println!("page at {}", feed.address);
     push_for_ever(&feed);
 }

@@ -20,7 +20,7 @@ pub struct UnavailableEvidence {
 
 impl fmt::Display for UnavailableEvidence {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.evidence.iter().map(|kind| describe(*kind)).collect();
+        let names: Vec<&str> = self.evidence.iter().map(|kind| describe_evidence(*kind)).collect();
         write!(out, "{} has no {} here: {}", self.consumer, names.join(" or "), self.reason)?;
         self.remedy.iter().try_for_each(|remedy| write!(out, " ({remedy})"))
     }
@@ -33,10 +33,10 @@ pub fn missing_evidence(
     profilers: &[Box<dyn Profiler>],
     capabilities: &Capabilities,
 ) -> Vec<UnavailableEvidence> {
-    let needs: RequiredEvidence = policies::needs_by_name(policy);
-    let refusal_of = |kind: &EvidenceKind| evidence_refusal(*kind, capabilities);
-    let of_policy = needs.iter().filter_map(|alternatives| {
-        let refusals: Option<Vec<(String, Option<String>)>> = alternatives.iter().map(refusal_of).collect();
+    let required_evidence: RequiredEvidence = policies::needs_by_name(policy);
+    let refusal = |kind: &EvidenceKind| evidence_refusal(*kind, capabilities);
+    let policy_gaps = required_evidence.iter().filter_map(|alternatives| {
+        let refusals: Option<Vec<(String, Option<String>)>> = alternatives.iter().map(refusal).collect();
         let (reason, remedy) = refusals?.into_iter().next()?;
         Some(UnavailableEvidence {
             consumer: format!("policy '{policy}'"),
@@ -45,10 +45,10 @@ pub fn missing_evidence(
             remedy,
         })
     });
-    let is_needed = |kind: &EvidenceKind| needs.iter().any(|alternatives| alternatives.contains(kind));
-    let of_profilers = profilers.iter().filter_map(|profiler| {
-        let kind = profiler.needs().iter().find(|kind| is_needed(kind) && refusal_of(kind).is_some())?;
-        let (reason, remedy) = refusal_of(kind)?;
+    let is_needed = |kind: &EvidenceKind| required_evidence.iter().any(|alternatives| alternatives.contains(kind));
+    let profiler_gaps = profilers.iter().filter_map(|profiler| {
+        let kind = profiler.needs().iter().find(|kind| is_needed(kind) && refusal(kind).is_some())?;
+        let (reason, remedy) = refusal(kind)?;
         Some(UnavailableEvidence {
             consumer: format!("profiler '{}'", profiler.name()),
             evidence: vec![*kind],
@@ -56,7 +56,7 @@ pub fn missing_evidence(
             remedy,
         })
     });
-    of_policy.chain(of_profilers).collect()
+    policy_gaps.chain(profiler_gaps).collect()
 }
 
 /// Returns the reason why a machine does not provide this evidence, and a remedy if there is one; `None` if the
@@ -79,7 +79,7 @@ fn evidence_refusal(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(
     }
 }
 
-fn describe(kind: EvidenceKind) -> &'static str {
+fn describe_evidence(kind: EvidenceKind) -> &'static str {
     match kind {
         EvidenceKind::TaskCounters => "counters of each task",
         EvidenceKind::StallCounters => "stall counters",

@@ -20,15 +20,15 @@ pub fn pair_forecast(
         return [None, None];
     };
     let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-    let seats = cpus.iter().take(2).map(|cpu| std::iter::once(cpu).collect());
-    plan.affinity = [TaskId(0), TaskId(1)].into_iter().zip(seats).collect();
+    let cpu_sets = cpus.iter().take(2).map(|cpu| std::iter::once(cpu).collect());
+    plan.affinity = [TaskId(0), TaskId(1)].into_iter().zip(cpu_sets).collect();
     let profiles = Profiles::from([(TaskId(0), profile.clone()), (TaskId(1), co_runner.clone())]);
-    let forecast = forecast_of(topology, &profiles, config, &plan);
+    let forecast = forecast_plan(topology, &profiles, config, &plan);
     [TaskId(0), TaskId(1)].map(|task| forecast.tasks.get(&task)?.degradation)
 }
 
 /// Forecasts the effect of a plan on the tasks of these profiles, on a machine that partitions no cache.
-pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, plan: &Plan) -> Forecast {
+pub fn forecast_plan(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, plan: &Plan) -> Forecast {
     let predictor = ReferencePredictor { miss_penalty_cycles: config.miss_penalty_cycles };
     let capabilities =
         Capabilities { abilities: BTreeMap::new(), partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };

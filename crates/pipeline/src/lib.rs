@@ -26,8 +26,8 @@ use cachemate_policy::verifier::Verifier;
 use cachemate_trace::RUN_LOG_VERSION;
 
 pub use evidence::{UnavailableEvidence, missing_evidence};
-pub use forecast::{forecast_of, pair_forecast};
-pub use replay::{Replay, ReplayError, ReplayedWindow, replay};
+pub use forecast::{forecast_plan, pair_forecast};
+pub use replay::{ReplayError, ReplayMachine, ReplayedWindow, replay};
 pub use standard::{
     CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline, miss_penalty_of_machine,
     with_size_sweeps,
@@ -44,14 +44,17 @@ pub type PipelineLoop<M> = ControlLoop<M, VerifiedPolicy>;
 pub struct OfflineProfiler {
     profilers: Vec<Box<dyn Profiler>>,
     recall: Option<Box<dyn ProfileRecall>>,
-    measured: Profiles,
-    recalled: Option<Profiles>,
+    measured_profiles: Profiles,
+    recalled_profiles: Option<Profiles>,
 }
 
 impl OfflineProfiler {
     /// Builds the profilers of these configurations, before any observation.
     pub fn new(configs: &[ProfilerConfig]) -> Self {
-        OfflineProfiler { profilers: configs.iter().map(profilers::build).collect(), ..OfflineProfiler::default() }
+        OfflineProfiler {
+            profilers: configs.iter().map(profilers::build_profiler).collect(),
+            ..OfflineProfiler::default()
+        }
     }
 
     /// Builds the same profilers as a pipeline, so that they return the profiles that its policy saw.
@@ -64,27 +67,28 @@ impl OfflineProfiler {
 
     /// Passes one more window to the profilers, and returns the updated profiles.
     pub fn update(&mut self, observation: &Observation) -> &Profiles {
-        self.profilers.iter_mut().for_each(|profiler| profiler.update(observation, &mut self.measured));
-        self.recalled = self.recall.as_mut().and_then(|recall| recall.recall(observation, &self.measured));
+        self.profilers.iter_mut().for_each(|profiler| profiler.update(observation, &mut self.measured_profiles));
+        self.recalled_profiles =
+            self.recall.as_mut().and_then(|recall| recall.recall(observation, &self.measured_profiles));
         self.profiles()
     }
 
     /// Returns the profiles after the last window.
     pub fn profiles(&self) -> &Profiles {
-        self.recalled.as_ref().unwrap_or(&self.measured)
+        self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles)
     }
 }
 
 /// Replaces the policy of a running loop, and sets the phase recall that the new policy requests.
-pub fn replace_policy<M>(live: &mut PipelineLoop<M>, name: String, policy: VerifiedPolicy) {
-    live.recall = policies::profile_recall_by_name(&name);
-    (live.policy, live.policy_name) = (policy, name);
+pub fn replace_policy<M>(control_loop: &mut PipelineLoop<M>, name: String, policy: VerifiedPolicy) {
+    control_loop.recall = policies::profile_recall_by_name(&name);
+    (control_loop.policy, control_loop.policy_name) = (policy, name);
 }
 
 /// A pipeline that is built and ready to start on a machine.
 pub struct Pipeline {
     config: PipelineConfig,
-    decider: VerifiedPolicy,
+    verified_policy: VerifiedPolicy,
     profilers: Vec<Box<dyn Profiler>>,
 }
 
@@ -106,9 +110,9 @@ impl Pipeline {
 
     /// Builds a pipeline around a policy that is not in the registry, such as an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
-        let decider = wrap_in_verifier(policy, config.guard);
-        let profilers = config.profilers.iter().map(profilers::build).collect();
-        Pipeline { config, decider, profilers }
+        let verified_policy = wrap_in_verifier(policy, config.guard);
+        let profilers = config.profilers.iter().map(profilers::build_profiler).collect();
+        Pipeline { config, verified_policy, profilers }
     }
 
     /// Returns the configuration from which the pipeline was built.
@@ -133,13 +137,13 @@ impl Pipeline {
 
     /// Starts a control loop on this machine, before its first window.
     pub fn start<M: Machine>(self, machine: M) -> PipelineLoop<M> {
-        let Pipeline { config, decider, profilers } = self;
+        let Pipeline { config, verified_policy: decider, profilers } = self;
         let predictor = Box::new(ReferencePredictor { miss_penalty_cycles: config.predictor.miss_penalty_cycles });
         let recall = policies::profile_recall_by_name(&config.policy.name);
-        let mut fresh =
+        let mut control_loop =
             ControlLoop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window);
-        fresh.recall = recall;
-        fresh
+        control_loop.recall = recall;
+        control_loop
     }
 
     /// Runs until the machine ends, or until `on_window`, which receives every record, returns `false`. Returns the

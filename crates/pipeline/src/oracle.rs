@@ -6,13 +6,13 @@ use cachemate_core::{EvidenceKind, Facts, Observation, Profile, Profiler, Profil
 pub(crate) struct OracleProfiler {
     profiles: Vec<Profile>,
     /// Tasks in order of arrival.
-    arrived: Vec<TaskId>,
+    tasks_by_arrival: Vec<TaskId>,
 }
 
 impl OracleProfiler {
     /// Creates a profiler that assigns the first profile to the first task, the second to the second, and so on.
     pub(crate) fn new(profiles: Vec<Profile>) -> Self {
-        OracleProfiler { profiles, arrived: Vec::new() }
+        OracleProfiler { profiles, tasks_by_arrival: Vec::new() }
     }
 }
 
@@ -25,14 +25,16 @@ impl Profiler for OracleProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         for task in &observation.tasks {
-            if !self.arrived.contains(&task.task) {
-                self.arrived.push(task.task);
+            if !self.tasks_by_arrival.contains(&task.task) {
+                self.tasks_by_arrival.push(task.task);
             }
         }
         let live_tasks = observation.live_tasks();
         profiles.retain(|task, _| live_tasks.contains(task));
-        for (task, oracle) in self.arrived.iter().zip(&self.profiles).filter(|(task, _)| live_tasks.contains(task)) {
-            profiles.entry(*task).or_default().fill_missing(oracle);
+        for (task, known_profile) in
+            self.tasks_by_arrival.iter().zip(&self.profiles).filter(|(task, _)| live_tasks.contains(task))
+        {
+            profiles.entry(*task).or_default().fill_missing(known_profile);
         }
     }
 }

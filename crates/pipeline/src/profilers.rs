@@ -9,7 +9,7 @@ use cachemate_locality::profilers::{
 
 use crate::oracle::OracleProfiler;
 
-pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
+pub(crate) fn build_profiler(config: &ProfilerConfig) -> Box<dyn Profiler> {
     match config.clone() {
         ProfilerConfig::Phases { level, parameters, interval_instructions } => {
             Box::new(PhaseProfiler::new(level, parameters, interval_instructions))
@@ -19,9 +19,9 @@ pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
         }
         ProfilerConfig::CoRunRows { level, parameters } => Box::new(PcmrProfiler::new(level, parameters)),
         ProfilerConfig::SoloIntervals { level } => Box::new(SoloIntervalProfiler::new(level)),
-        ProfilerConfig::Sharing { parameters, machine_wide: across_processes } => {
+        ProfilerConfig::Sharing { parameters, machine_wide: is_machine_wide } => {
             let profiler = SharingProfiler::new(parameters);
-            Box::new(if across_processes { profiler.with_cross_process_pages() } else { profiler })
+            Box::new(if is_machine_wide { profiler.with_cross_process_pages() } else { profiler })
         }
         ProfilerConfig::Activity => Box::new(ActivityProfiler),
         ProfilerConfig::CoRunSlowdown => Box::new(CoRunSlowdownProfiler::default()),

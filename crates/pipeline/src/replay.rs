@@ -1,7 +1,7 @@
 //! Replay: a recorded run as a machine, and a policy that decides again on its observations.
 //!
 //! Problem: decisions have to be explained and checked after a run, and a policy that was not in charge must not be
-//! credited with the effects of another policy's plans. Method: [`Replay`] returns the recorded observations. It
+//! credited with the effects of another policy's plans. Method: [`ReplayMachine`] returns the recorded observations. It
 //! accepts a plan that equals the recorded one, and refuses any other plan with [`RefusalReason::NotRecorded`].
 //! [`replay`] drives the control loop over it. Properties: the recorded policy must repeat its decisions, and the
 //! first difference is reported. For another policy, only forecasts are scored: each forecast is made under the plan
@@ -20,17 +20,17 @@ use cachemate_trace::{RunLogReader, TraceError};
 use crate::Pipeline;
 
 /// A [`Machine`] that returns the observations of a recorded run.
-pub struct Replay {
+pub struct ReplayMachine {
     log: RunLogReader,
     header: RunHeader,
     /// The record from which the last observation was taken.
-    current: Rc<RefCell<Option<WindowRecord>>>,
+    current_record: Rc<RefCell<Option<WindowRecord>>>,
 }
 
-impl Replay {
+impl ReplayMachine {
     /// Creates a machine that reads the log once, from its first window to its last.
     pub fn new(log: RunLogReader) -> Self {
-        Replay { header: log.header().clone(), log, current: Rc::default() }
+        ReplayMachine { header: log.header().clone(), log, current_record: Rc::default() }
     }
 
     /// Returns the recording's header: policy, parameters, seed. The CPUs that are online are those of the last
@@ -40,7 +40,7 @@ impl Replay {
     }
 }
 
-impl Machine for Replay {
+impl Machine for ReplayMachine {
     fn topology(&self) -> &Topology {
         &self.header.topology
     }
@@ -53,34 +53,34 @@ impl Machine for Replay {
         if let Some(online) = record.as_ref().and_then(|record| record.online.as_ref()) {
             self.header.topology.cpus.iter_mut().for_each(|cpu| cpu.online = online.contains(cpu.id.0));
         }
-        self.current.replace(record);
+        self.current_record.replace(record);
         Ok(observation)
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
-        let current = self.current.borrow();
-        let record = current.as_ref().ok_or_else(|| MachineError("nothing was observed yet".to_string()))?;
-        if record.decision.plan == *plan {
-            return Ok(record.applied.clone());
+        let current = self.current_record.borrow();
+        let current_record = current.as_ref().ok_or_else(|| MachineError("nothing was observed yet".to_string()))?;
+        if current_record.decision.plan == *plan {
+            return Ok(current_record.applied.clone());
         }
         // The plan that was in force in the recorded run stays in force, whatever is requested.
-        let difference = first_difference(&record.decision.plan, plan);
-        let refused = RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotRecorded, message: difference };
-        Ok(AppliedPlan { refused: vec![refused], ..record.applied.clone() })
+        let message = first_difference(&current_record.decision.plan, plan);
+        let refused_plan = RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotRecorded, message };
+        Ok(AppliedPlan { refused: vec![refused_plan], ..current_record.applied.clone() })
     }
 }
 
 /// Describes the first part in which two plans differ.
-fn first_difference(recorded: &Plan, replayed: &Plan) -> String {
-    let parts = [
-        ("allowed", format!("{:?}", recorded.affinity), format!("{:?}", replayed.affinity)),
-        ("weights", format!("{:?}", recorded.weights), format!("{:?}", replayed.weights)),
-        ("gangs", format!("{:?}", recorded.gangs), format!("{:?}", replayed.gangs)),
-        ("shares", format!("{:?}", recorded.shares), format!("{:?}", replayed.shares)),
-        ("penalties", format!("{:?}", recorded.penalties), format!("{:?}", replayed.penalties)),
-        ("probes", format!("{:?}", recorded.probes), format!("{:?}", replayed.probes)),
-        ("window", format!("{:?}", recorded.window), format!("{:?}", replayed.window)),
+fn first_difference(recorded_plan: &Plan, replayed_plan: &Plan) -> String {
+    let plan_parts = [
+        ("allowed", format!("{:?}", recorded_plan.affinity), format!("{:?}", replayed_plan.affinity)),
+        ("weights", format!("{:?}", recorded_plan.weights), format!("{:?}", replayed_plan.weights)),
+        ("gangs", format!("{:?}", recorded_plan.gangs), format!("{:?}", replayed_plan.gangs)),
+        ("shares", format!("{:?}", recorded_plan.shares), format!("{:?}", replayed_plan.shares)),
+        ("penalties", format!("{:?}", recorded_plan.penalties), format!("{:?}", replayed_plan.penalties)),
+        ("probes", format!("{:?}", recorded_plan.probes), format!("{:?}", replayed_plan.probes)),
+        ("window", format!("{:?}", recorded_plan.window), format!("{:?}", replayed_plan.window)),
     ];
-    match parts.into_iter().find(|(_, recorded, requested)| recorded != requested) {
+    match plan_parts.into_iter().find(|(_, recorded, requested)| recorded != requested) {
         Some((part, recorded, asked)) => format!("{part}: recorded {recorded}, requested {asked}"),
         None => "the same plan".to_string(),
     }
@@ -97,7 +97,7 @@ pub struct ReplayedWindow {
     /// compared too.
     pub plan_difference: Option<String>,
     /// Errors of the forecast for this window, which was made one window earlier under the plan recorded there.
-    pub forecast_missed_instr_per_cycle: Vec<ForecastError>,
+    pub forecast_errors_instr_per_cycle: Vec<ForecastError>,
 }
 
 /// The reason why a replay stopped.
@@ -112,7 +112,8 @@ pub enum ReplayError {
     /// The recorded policy is not in the registry, or does not accept the recorded parameters.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The same pipeline decided differently, because it is not pure or its code has changed since the recording.
+    /// The same pipeline decided differently: either it is not deterministic, or its code has changed since the
+    /// recording.
     #[error("window {window}: the policy '{policy}' decides differently than recorded: {difference}")]
     Differs {
         /// The first window whose decisions differ.
@@ -139,61 +140,65 @@ pub fn replay(
     let must_match = other_policy.as_ref().is_none_or(|policy| *policy == config.policy);
     config.policy = other_policy.unwrap_or(config.policy);
     let pipeline = Pipeline::build(config)?;
-    let machine = Replay::new(log);
-    let current = Rc::clone(&machine.current);
-    decide_again(pipeline.start(machine), &current, must_match, visit_window)
+    let machine = ReplayMachine::new(log);
+    let current = Rc::clone(&machine.current_record);
+    replay_windows(pipeline.start(machine), &current, must_match, visit_window)
 }
 
-fn decide_again<P: Policy>(
-    mut control_loop: ControlLoop<Replay, P>,
+fn replay_windows<P: Policy>(
+    mut control_loop: ControlLoop<ReplayMachine, P>,
     current: &RefCell<Option<WindowRecord>>,
     must_match: bool,
     mut visit_window: impl FnMut(ReplayedWindow),
 ) -> Result<u64, ReplayError> {
-    let mut windows = 0;
+    let mut window_count = 0;
     let mut previous_plan = control_loop.plan.clone();
     while let Some(record) = control_loop.step()? {
-        let Some(recorded) = current.borrow().clone() else { break };
-        let same_plan = recorded.decision.plan == record.decision.plan;
-        let differs = describe_difference(&recorded, &record, must_match);
+        let Some(recorded_window) = current.borrow().clone() else { break };
+        let is_same_plan = recorded_window.decision.plan == record.decision.plan;
+        let differs = describe_difference(&recorded_window, &record, must_match);
         let window = record.observation.window;
         if let (true, Some(difference)) = (must_match, &differs) {
             let policy = control_loop.policy_name.clone();
             return Err(ReplayError::Differs { window, policy, difference: difference.clone() });
         }
-        if !same_plan {
+        if !is_same_plan {
             // The next window was recorded under the recorded plan, so only a forecast under that plan can be compared.
             control_loop.forecast =
-                control_loop.forecast_under(&record.observation, &previous_plan, &recorded.decision.plan);
+                control_loop.forecast_under(&record.observation, &previous_plan, &recorded_window.decision.plan);
         }
-        previous_plan = recorded.decision.plan;
-        windows += 1;
+        previous_plan = recorded_window.decision.plan;
+        window_count += 1;
         visit_window(ReplayedWindow {
             window,
             decision: record.decision,
             plan_difference: differs,
-            forecast_missed_instr_per_cycle: record.forecast_errors_instr_per_cycle,
+            forecast_errors_instr_per_cycle: record.forecast_errors_instr_per_cycle,
         });
     }
-    Ok(windows)
+    Ok(window_count)
 }
 
 /// Describes the difference between two decisions: in the plan or, with `in_full`, also in reasons and forecast.
-fn describe_difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Option<String> {
-    if recorded.decision.plan != now.decision.plan {
-        return Some(first_difference(&recorded.decision.plan, &now.decision.plan));
+fn describe_difference(recorded_window: &WindowRecord, replayed: &WindowRecord, compares_all: bool) -> Option<String> {
+    if recorded_window.decision.plan != replayed.decision.plan {
+        return Some(first_difference(&recorded_window.decision.plan, &replayed.decision.plan));
     }
     let describe_both =
         |subject: &str, recorded: String, now: String| Some(format!("{subject}: recorded {recorded}, now {now}"));
-    if in_full && recorded.decision.reasons != now.decision.reasons {
+    if compares_all && recorded_window.decision.reasons != replayed.decision.reasons {
         return describe_both(
             "reasons",
-            format!("{:?}", recorded.decision.reasons),
-            format!("{:?}", now.decision.reasons),
+            format!("{:?}", recorded_window.decision.reasons),
+            format!("{:?}", replayed.decision.reasons),
         );
     }
-    if in_full && recorded.forecast != now.forecast {
-        return describe_both("forecast", format!("{:?}", recorded.forecast), format!("{:?}", now.forecast));
+    if compares_all && recorded_window.forecast != replayed.forecast {
+        return describe_both(
+            "forecast",
+            format!("{:?}", recorded_window.forecast),
+            format!("{:?}", replayed.forecast),
+        );
     }
     None
 }

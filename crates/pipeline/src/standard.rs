@@ -27,9 +27,9 @@ pub struct StandardPipeline {
 /// Returns the cost of a last-level miss on a described machine: the latency of memory beyond that of a hit.
 pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
     let hit_cycles = spec.last_level().map_or(0, |cache| cache.latency_cycles);
-    let beyond = spec.memory.local_latency_cycles.saturating_sub(hit_cycles);
-    let miss_penalty_from = format!("machine file of {}: memory beyond a hit of the last level", spec.name);
-    PredictorConfig { miss_penalty_cycles: f64::from(beyond), miss_penalty_source: miss_penalty_from }
+    let penalty_cycles = spec.memory.local_latency_cycles.saturating_sub(hit_cycles);
+    let miss_penalty_source = format!("machine file of {}: memory beyond a hit of the last level", spec.name);
+    PredictorConfig { miss_penalty_cycles: f64::from(penalty_cycles), miss_penalty_source }
 }
 
 /// Cycles of a simulated machine's window before the policy's first plan, at the published scale.
@@ -43,10 +43,15 @@ pub const INTERVAL_COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 impl StandardPipeline {
     /// Returns the settings that all simulated machines have in common.
-    pub fn for_simulation(policy: PolicyConfig, guarded: bool, spec: &MachineSpec, counted_instructions: f64) -> Self {
+    pub fn for_simulation(
+        policy: PolicyConfig,
+        is_guarded: bool,
+        spec: &MachineSpec,
+        counted_instructions: f64,
+    ) -> Self {
         StandardPipeline {
             policy,
-            guard: guarded.then(GuardConfig::default),
+            guard: is_guarded.then(GuardConfig::default),
             counted_instructions,
             predictor: miss_penalty_of_machine(spec),
             watches_code: true,
@@ -58,8 +63,8 @@ impl StandardPipeline {
     /// profiles come last, because they fill in facts that were not measured. Profilers without evidence on this
     /// machine are left out only if they would cost something.
     pub fn for_machine(self, topology: &Topology, capabilities: &Capabilities) -> PipelineConfig {
-        let last = topology.last_level_caches().next();
-        let level = last.map_or(CacheLevel::L2, |cache| cache.level);
+        let last_level = topology.last_level_caches().next();
+        let level = last_level.map_or(CacheLevel::L2, |cache| cache.level);
         let counted_instructions = self.counted_instructions;
         let mut profilers = vec![
             ProfilerConfig::Phases {
@@ -75,17 +80,17 @@ impl StandardPipeline {
             ProfilerConfig::CoRunSlowdown,
             ProfilerConfig::PrimeProbe,
         ];
-        if let Some((size_bytes, ways)) = last.and_then(|cache| Some((cache.size_bytes?, cache.ways?))) {
+        if let Some((size_bytes, ways)) = last_level.and_then(|cache| Some((cache.size_bytes?, cache.ways?))) {
             let colors = capabilities.partitions.iter().find_map(|(_, partition)| colors_of(partition)).unwrap_or(1);
             let cache = TracedCache { level, size_bytes, colors, ways, points: colors.max(ways).max(16) };
-            let line_bytes = last.and_then(|cache| cache.line_bytes).map_or(64, u64::from);
-            let parts = u64::from(cache.points);
+            let line_bytes = last_level.and_then(|cache| cache.line_bytes).map_or(64, u64::from);
+            let point_count = u64::from(cache.points);
             profilers.push(ProfilerConfig::Stalls { cache });
             profilers.push(ProfilerConfig::Reuse {
                 level,
                 replacement: ReplacementModel::Lru,
                 line_bytes,
-                sizes_bytes: (1..=parts).map(|step| size_bytes * step / parts).collect(),
+                sizes_bytes: (1..=point_count).map(|step| size_bytes * step / point_count).collect(),
                 includes_code: self.watches_code,
             });
             profilers.push(ProfilerConfig::MissTrace { cache, follows_thesis: false });

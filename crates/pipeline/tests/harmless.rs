@@ -49,7 +49,7 @@ fn run(policy: &str, guarded: bool) -> RunResults {
     let config = standard.for_machine(machine.topology(), machine.capabilities());
     machine.set_first_window(config.first_window);
     let pipeline = Pipeline::build(config).expect("a policy of the registry with its defaults");
-    pipeline.run(machine, |_, _| true).expect("the run ends").results()
+    pipeline.run(machine, |_, _| true).expect("the run ends").collect_results()
 }
 
 /// Does no task lose more than one percent of its instructions under any unguarded policy, except policies that are
@@ -59,12 +59,12 @@ fn run(policy: &str, guarded: bool) -> RunResults {
 #[test]
 fn without_contention_no_policy_slows_a_program() {
     let harmful: Vec<&str> =
-        policies::ENTRIES.iter().filter(|entry| entry.harms_by_design).map(|entry| entry.name).collect();
+        policies::ENTRIES.iter().filter(|entry| entry.is_harmful_by_design).map(|entry| entry.name).collect();
     println!("policies that harm by design, exempt from this: {}", harmful.join(", "));
     let default = run("default", false);
     let losses: Vec<String> = policies::ENTRIES
         .par_iter()
-        .filter(|entry| !entry.harms_by_design)
+        .filter(|entry| !entry.is_harmful_by_design)
         .flat_map_iter(|entry| {
             let results = run(entry.name, false);
             let loss = |(task, default_results): (usize, &cachemate_sim::results::TaskResults)| {

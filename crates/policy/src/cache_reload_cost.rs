@@ -14,29 +14,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{TaskId, TaskSample};
 
 /// Weight of the history in a running mean, in samples.
-const HISTORY: f64 = 8.0;
+const MAX_HISTORY_SAMPLES: f64 = 8.0;
 
 #[derive(Clone, Copy, Default)]
 struct RunningMean {
     value: f64,
-    samples: f64,
+    sample_count: f64,
 }
 
 impl RunningMean {
     fn add(&mut self, value: f64) {
-        self.samples = (self.samples + 1.0).min(HISTORY);
-        self.value += (value - self.value) / self.samples;
+        self.sample_count = (self.sample_count + 1.0).min(MAX_HISTORY_SAMPLES);
+        self.value += (value - self.value) / self.sample_count;
     }
-    fn known_cost(&self) -> Option<f64> {
-        (self.samples > 0.0).then_some(self.value)
+    fn known_mean(&self) -> Option<f64> {
+        (self.sample_count > 0.0).then_some(self.value)
     }
 }
 
 #[derive(Clone, Copy, Default)]
 struct ResidencyCosts {
-    samples_in_a_row: u32,
+    consecutive_samples: u32,
     first_misses: RunningMean,
-    later: RunningMean,
+    later_misses: RunningMean,
 }
 
 /// Reload costs by task, including waiting tasks; exited tasks are dropped.
@@ -51,35 +51,39 @@ impl ReloadCosts {
         let ids: BTreeSet<TaskId> = live_samples().map(|task| task.task).collect();
         self.0.retain(|id, _| ids.contains(id));
         for task in live_samples() {
-            let stays = self.0.entry(task.task).or_default();
+            let residency = self.0.entry(task.task).or_default();
             let ran_ns = task.ran_ns();
             if ran_ns < elapsed_ns - elapsed_ns / 10 {
-                stays.samples_in_a_row = 0;
+                residency.consecutive_samples = 0;
                 continue;
             }
-            stays.samples_in_a_row += 1;
-            let mean = if stays.samples_in_a_row == 1 { &mut stays.first_misses } else { &mut stays.later };
-            counted_misses.get(&task.task).into_iter().for_each(|misses| mean.add(*misses));
+            residency.consecutive_samples += 1;
+            let miss_mean = if residency.consecutive_samples == 1 {
+                &mut residency.first_misses
+            } else {
+                &mut residency.later_misses
+            };
+            counted_misses.get(&task.task).into_iter().for_each(|misses| miss_mean.add(*misses));
         }
     }
 
     /// Returns the number of additional misses if the task returns to the cache; `None` until measured.
     pub fn reload_misses(&self, task: TaskId) -> Option<f64> {
-        let stays = self.0.get(&task)?;
-        Some((stays.first_misses.known_cost()? - stays.later.known_cost()?).max(0.0))
+        let residency = self.0.get(&task)?;
+        Some((residency.first_misses.known_mean()? - residency.later_misses.known_mean()?).max(0.0))
     }
 
     /// Returns the number of misses per sample while the task stays; `None` until it has stayed for a second sample.
     pub fn misses_per_sample(&self, task: TaskId) -> Option<f64> {
-        self.0.get(&task)?.later.known_cost()
+        self.0.get(&task)?.later_misses.known_mean()
     }
 
     /// Returns whether the task has been measured only in the first sample of a stay, and that sample just ended.
     pub fn needs_second_sample(&self, task: TaskId) -> bool {
-        self.0.get(&task).is_some_and(|stays| {
-            stays.samples_in_a_row == 1
-                && stays.first_misses.known_cost().is_some()
-                && stays.later.known_cost().is_none()
+        self.0.get(&task).is_some_and(|residency| {
+            residency.consecutive_samples == 1
+                && residency.first_misses.known_mean().is_some()
+                && residency.later_misses.known_mean().is_none()
         })
     }
 }

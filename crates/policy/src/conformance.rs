@@ -8,7 +8,7 @@
 //! - The same input gives the same output.
 //! - Renaming tasks renames the plan.
 //! - An empty machine causes no error.
-//! - Without evidence, `allowed`, gangs and shares stay.
+//! - Without evidence, the affinities, gangs and shares stay unchanged.
 //! - Replaying a recorded run gives the same decisions.
 
 use cachemate_core::test_support::ScriptedMachine;
@@ -36,24 +36,24 @@ pub type PolicyFactory<'a> = &'a dyn Fn(u64) -> Box<dyn Policy>;
 const WINDOWS: usize = 8;
 const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 150.0 };
 
-/// Runs a policy on `machines` generated machines.
+/// Runs a policy on `machine_count` generated machines.
 ///
 /// # Errors
 /// Returns the first violated rule.
-pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleViolation> {
-    for seed in 0..machines {
+pub fn check_policy(policy_factory: PolicyFactory<'_>, machine_count: u64) -> Result<(), RuleViolation> {
+    for seed in 0..machine_count {
         let script = ObservationScript::generate(seed);
-        let decisions = script.run(make, |task| task)?;
-        let repeated_decisions = script.run(make, |task| task)?;
-        script.check_same("same input, same output", &decisions, &repeated_decisions)?;
+        let decisions = script.run(policy_factory, |task| task)?;
+        let repeated_decisions = script.run(policy_factory, |task| task)?;
+        script.check_equal("same input, same output", &decisions, &repeated_decisions)?;
         // New ids are larger and in reverse order, which exposes policies that break ties by the value of the id.
         let rename_task = |task: TaskId| TaskId(1000 - task.0);
-        let renamed = script.run(make, rename_task)?;
+        let renamed_decisions = script.run(policy_factory, rename_task)?;
         let expected: Vec<Decision> =
             decisions.iter().map(|decision| rename_decision(decision, &rename_task)).collect();
-        script.check_same("renaming tasks renames the plan", &expected, &renamed)?;
-        script.check_keeps_plan_without_evidence(make)?;
-        script.check_replay(make)?;
+        script.check_equal("renaming tasks renames the plan", &expected, &renamed_decisions)?;
+        script.check_keeps_plan_without_evidence(policy_factory)?;
+        script.check_replay(policy_factory)?;
     }
     Ok(())
 }
@@ -72,7 +72,7 @@ impl ObservationScript {
         let topology = draw_topology(&mut generator, seed);
         let capabilities = draw_capabilities(&mut generator, &topology);
         let mut tasks: Vec<TaskSample> = Vec::new();
-        let mut next = 0;
+        let mut next_id = 0;
         let mut known_profiles = Profiles::new();
         let mut windows = Vec::new();
         for window in 0..WINDOWS as u64 {
@@ -84,13 +84,13 @@ impl ObservationScript {
             // arrive.
             let arrivals = if seed % 8 == 7 || (seed == 0 && window < 2) { 0 } else { generator.draw_below(5) };
             for _ in 0..arrivals {
-                tasks.push(draw_arrival(&mut generator, next, window));
-                next += 1;
+                tasks.push(draw_arrival(&mut generator, next_id, window));
+                next_id += 1;
             }
             for task in &mut tasks {
-                random_sample(&mut generator, task, &topology);
+                fill_counts(&mut generator, task, &topology);
             }
-            let mut answers = Vec::new();
+            let mut probe_results = Vec::new();
             known_profiles.retain(|id, _| tasks.iter().any(|task| task.task == *id));
             for task in &tasks {
                 if generator.draw_below(3) == 0 {
@@ -98,23 +98,23 @@ impl ObservationScript {
                     known_profiles.insert(task.task, profile.clone());
                     let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile) };
                     let probe = ProbeId(generator.draw_below(4) as u32);
-                    answers.push(ProbeResult { probe, evidence, complete: true, cost_ns: Vec::new() });
+                    probe_results.push(ProbeResult { probe, evidence, complete: true, cost_ns: Vec::new() });
                 }
             }
             if let Some(answer) = draw_access_samples(&mut generator, &tasks) {
-                answers.push(answer);
+                probe_results.push(answer);
             }
             let span = TimeSpan { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
-            let ended = if generator.draw_below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
-            let applied = AppliedPlan::default();
+            let end_reason = if generator.draw_below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
+            let applied_plan = AppliedPlan::default();
             let observation = Observation {
                 window,
                 span,
-                end_reason: ended,
+                end_reason,
                 tasks: tasks.clone(),
                 shared_counts: Vec::new(),
-                probe_results: answers,
-                applied,
+                probe_results,
+                applied: applied_plan,
             };
             windows.push((observation, known_profiles.clone()));
         }
@@ -152,15 +152,15 @@ impl ObservationScript {
             View { topology, capabilities, observation, profiles, previous_plan, predictor: &REFERENCE, verdicts: &() };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view)
-            .map_err(|bad| self.build_violation("the plan is always valid", window, bad.to_string()))?;
-        let is_gone = |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
-        if let Some(reason) = decision.reasons.iter().find(|reason| reason.tasks.iter().any(is_gone)) {
+            .map_err(|plan_error| self.build_violation("the plan is always valid", window, plan_error.to_string()))?;
+        let is_missing = |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
+        if let Some(reason) = decision.reasons.iter().find(|reason| reason.tasks.iter().any(is_missing)) {
             return Err(self.build_violation("reasons name tasks of this window", window, format!("{reason:?}")));
         }
         Ok(decision)
     }
 
-    fn check_same(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), RuleViolation> {
+    fn check_equal(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), RuleViolation> {
         match expected.iter().zip(found).position(|(a, b)| a != b) {
             None => Ok(()),
             Some(window) => Err(self.build_violation(
@@ -177,13 +177,13 @@ impl ObservationScript {
         let rule = "without evidence allowed, gangs and shares stay";
         let mut policy = make(self.seed);
         let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
-        for (index, (seen, profiles)) in self.windows.iter().enumerate() {
-            previous_plan = self.decide(policy.as_mut(), seen, profiles, &previous_plan, index)?.plan;
-            let mut blind = seen.clone();
-            blind.probe_results.clear();
-            blind.tasks.iter_mut().for_each(|task| task.counts = EventCounts::default());
+        for (index, (observation, profiles)) in self.windows.iter().enumerate() {
+            previous_plan = self.decide(policy.as_mut(), observation, profiles, &previous_plan, index)?.plan;
+            let mut blind_observation = observation.clone();
+            blind_observation.probe_results.clear();
+            blind_observation.tasks.iter_mut().for_each(|task| task.counts = EventCounts::default());
             // A lack of evidence must not undo a decision that was made with evidence.
-            let plan = self.decide(policy.as_mut(), &blind, &Profiles::new(), &previous_plan, index)?.plan;
+            let plan = self.decide(policy.as_mut(), &blind_observation, &Profiles::new(), &previous_plan, index)?.plan;
             if (&plan.affinity, &plan.gangs, &plan.shares)
                 != (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares)
             {
@@ -200,9 +200,9 @@ impl ObservationScript {
         let record_windows = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
             let machine = ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
             let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(RecognizedProfiler)];
-            let first = WindowLength::Time { ns: 1 };
+            let first_window = WindowLength::Time { ns: 1 };
             let mut run =
-                ControlLoop::new(machine, profilers, Box::new(REFERENCE), "conforming", make(self.seed), first);
+                ControlLoop::new(machine, profilers, Box::new(REFERENCE), "conforming", make(self.seed), first_window);
             let mut records = Vec::new();
             while let Some(record) = run.step().map_err(|error| {
                 self.build_violation("the loop accepts every plan", records.len(), error.to_string())
@@ -211,10 +211,16 @@ impl ObservationScript {
             }
             Ok(records)
         };
-        let recorded = record_windows(self.windows.iter().map(|(observation, _)| observation.clone()).collect())?;
-        let replayed = record_windows(recorded.iter().map(|record| record.observation.clone()).collect())?;
+        let recorded_windows =
+            record_windows(self.windows.iter().map(|(observation, _)| observation.clone()).collect())?;
+        let replayed_records =
+            record_windows(recorded_windows.iter().map(|record| record.observation.clone()).collect())?;
         let decisions_of = |records: Vec<WindowRecord>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
-        self.check_same("record -> replay gives the same decisions", &decisions_of(recorded), &decisions_of(replayed))
+        self.check_equal(
+            "record -> replay gives the same decisions",
+            &decisions_of(recorded_windows),
+            &decisions_of(replayed_records),
+        )
     }
 }
 
@@ -240,35 +246,35 @@ impl Profiler for RecognizedProfiler {
 
 fn draw_topology(generator: &mut SplitMix64, seed: u64) -> Topology {
     // Every sixth machine reports no caches.
-    let caches = if seed % 6 == 5 { 0 } else { 1 + generator.draw_below(4) as u32 };
-    let per_cache = 1 + generator.draw_below(4) as u32;
-    let cpus = caches.max(1) * per_cache;
+    let cache_count = if seed % 6 == 5 { 0 } else { 1 + generator.draw_below(4) as u32 };
+    let cpus_per_cache = 1 + generator.draw_below(4) as u32;
+    let cpu_count = cache_count.max(1) * cpus_per_cache;
     let build_cpu = |id: u32, online| Cpu {
         id: CpuId(id),
         core: id,
-        package: id / per_cache / 2,
+        package: id / cpus_per_cache / 2,
         memory_node: 0,
         online,
         hertz: Some(1_000_000_000),
     };
-    let cpus: Vec<Cpu> = (0..cpus).map(|id| build_cpu(id, id == 0 || generator.draw_below(6) > 0)).collect();
+    let cpus: Vec<Cpu> = (0..cpu_count).map(|id| build_cpu(id, id == 0 || generator.draw_below(6) > 0)).collect();
     let build_cache = |id: u32| Cache {
         id: CacheId(id),
         level: CacheLevel::L3,
-        cpus: (id * per_cache..(id + 1) * per_cache).collect(),
+        cpus: (id * cpus_per_cache..(id + 1) * cpus_per_cache).collect(),
         last_level: true,
         size_bytes: Some(4 << 20),
         ways: Some(16),
         line_bytes: Some(64),
     };
-    Topology { cpus, caches: (0..caches).map(build_cache).collect(), ..Topology::default() }
+    Topology { cpus, caches: (0..cache_count).map(build_cache).collect(), ..Topology::default() }
 }
 
 fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
     let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 16 };
     let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
-    let partition = [Some(ways), Some(colors), None][generator.draw_below(3) as usize].clone();
-    let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition.clone()?))).collect();
+    let partition_support = [Some(ways), Some(colors), None][generator.draw_below(3) as usize].clone();
+    let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition_support.clone()?))).collect();
     let support_of = |is_supported: bool| match is_supported {
         true => Support::Yes { note: None },
         false => Support::No { reason: "not on this machine".to_string(), remedy: None },
@@ -278,14 +284,14 @@ fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabil
     Capabilities { abilities, partitions, min_window_ns: 1_000, min_slice_ns: Some(1_000) }
 }
 
-fn draw_arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
+fn draw_arrival(generator: &mut SplitMix64, id: u32, window: u64) -> TaskSample {
     let goal = Goal { priority: 1.0 + generator.draw_unit(), max_slowdown: Some(0.1), min_rate: Some(1e9) };
     TaskSample {
         name: format!("program-{}", generator.draw_below(5)),
         arrival_ns: window * 1_000_000,
         unmovable: generator.draw_below(8) == 0,
         goal: (generator.draw_below(6) == 0).then_some(goal),
-        ..TaskSample::new(TaskId(next), ProcessId(next / 2))
+        ..TaskSample::new(TaskId(id), ProcessId(id / 2))
     }
 }
 
@@ -310,27 +316,27 @@ fn draw_access_samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Opti
 }
 
 /// Fills in readings with gaps: some events are multiplexed, never counted, or missing.
-fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
+fn fill_counts(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
     let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
     task.cpu = (generator.draw_below(4) > 0).then(|| online[generator.draw_below(online.len() as u64) as usize]);
     task.on_cpu_ns = task.cpu.map(|cpu| (cpu, 1 + generator.draw_below(1_000_000))).into_iter().collect();
-    let stalls = CounterEvent::StallCycles(StallCause::RemoteCache);
+    let stall_event = CounterEvent::StallCycles(StallCause::RemoteCache);
     let events = [
         CounterEvent::Instructions,
         CounterEvent::Cycles,
         CounterEvent::References(CacheLevel::L3),
         CounterEvent::Misses(CacheLevel::L3),
-        stalls,
+        stall_event,
     ];
-    let readings = events.into_iter().filter_map(|event| {
-        let reading = EventCount {
+    let event_counts = events.into_iter().filter_map(|event| {
+        let event_count = EventCount {
             event,
             count: generator.draw_below(1 << 20),
             enabled_share: generator.draw_below(3) as f64 / 2.0,
         };
-        (generator.draw_below(4) > 0).then_some(reading)
+        (generator.draw_below(4) > 0).then_some(event_count)
     });
-    task.counts = EventCounts(readings.collect());
+    task.counts = EventCounts(event_counts.collect());
 }
 
 /// Builds a profile of which any part may be missing.
@@ -339,40 +345,45 @@ fn draw_profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
         let value = low + (high - low) * generator.draw_unit();
         (generator.draw_below(4) > 0).then_some(Estimate { value, low: value * 0.9, high: value * 1.1 })
     };
-    let curve = maybe_estimate(1.0, 40.0).map(|top| {
+    let miss_curve = maybe_estimate(1.0, 40.0).map(|max_rate| {
         let point_at = |size: u64| {
-            let value = top.value / (1.0 + size as f64 / 1e6);
+            let value = max_rate.value / (1.0 + size as f64 / 1e6);
             (size, Estimate { value, low: value * 0.9, high: value * 1.1 })
         };
         (1..=16).map(|step| point_at(step << 18)).collect()
     });
     // There are three kinds of threads, by the regions that they share; some of them have no evidence.
     let sharing = maybe_estimate(0.0, 3.0).map(|kind| {
-        let group = kind.value as usize;
-        (0..32).map(|entry| if entry / 8 == group { 200 } else { entry as u8 % 5 }).collect()
+        let region_group = kind.value as usize;
+        (0..32).map(|entry| if entry / 8 == region_group { 200 } else { entry as u8 % 5 }).collect()
     });
-    let hits = maybe_estimate(1.0, 1000.0).map(|first| (0..17).map(|way| first.value / f64::from(way + 1)).collect());
-    let observed = maybe_estimate(0.0, 30.0);
+    let hits_by_position =
+        maybe_estimate(1.0, 1000.0).map(|first| (0..17).map(|way| first.value / f64::from(way + 1)).collect());
+    let observed_mpki = maybe_estimate(0.0, 30.0);
     let (pcmr, intensity, sensitivity) =
         (maybe_estimate(-5.0, 60.0), maybe_estimate(0.0, 1.0), maybe_estimate(0.0, 1.0));
-    let (refs, solo) = (maybe_estimate(1e3, 5e4), maybe_estimate(0.1, 2.0));
+    let (llc_references, solo_instr_per_cycle) = (maybe_estimate(1e3, 5e4), maybe_estimate(0.1, 2.0));
     let has_activity = generator.draw_below(4) > 0;
     let mut draw_count = |_| SuperSetCount { accesses: generator.draw_below(1000), misses: generator.draw_below(100) };
-    let activity = has_activity.then(|| (CacheLevel::L3, oracle_fact_of((0..8).map(&mut draw_count).collect())));
+    let super_set_counts =
+        has_activity.then(|| (CacheLevel::L3, oracle_fact_of((0..8).map(&mut draw_count).collect())));
     let oracle_fact =
         |estimate: Option<Estimate>| estimate.map(|value| Fact::from_measurement(value, FactSource::Oracle, 0));
     Profile {
         process: Some(process),
         locality: LocalityFacts {
-            misses_per_kilo_instr: curve.map(|curve| (CacheLevel::L3, oracle_fact_of(curve))).into_iter().collect(),
-            stack_positions: hits.map(oracle_fact_of),
-            activity: activity.into_iter().collect(),
+            misses_per_kilo_instr: miss_curve
+                .map(|curve| (CacheLevel::L3, oracle_fact_of(curve)))
+                .into_iter()
+                .collect(),
+            stack_positions: hits_by_position.map(oracle_fact_of),
+            activity: super_set_counts.into_iter().collect(),
             ..LocalityFacts::default()
         },
         rates: RateFacts {
-            llc_refs_per_mega_instr: oracle_fact(refs),
-            solo_instr_per_cycle: oracle_fact(solo),
-            observed_misses_per_kilo_instr: oracle_fact(observed),
+            llc_refs_per_mega_instr: oracle_fact(llc_references),
+            solo_instr_per_cycle: oracle_fact(solo_instr_per_cycle),
+            observed_misses_per_kilo_instr: oracle_fact(observed_mpki),
             pcmr: oracle_fact(pcmr),
             ..RateFacts::default()
         },

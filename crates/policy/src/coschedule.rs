@@ -18,8 +18,7 @@
 //! Properties: the samples that a task has run are part of its score, so no task waits forever. With a weight of w per
 //! sample and scores that differ by at most d, no task falls more than d/w samples behind. A task without evidence has
 //! no penalties, so it runs soon and evidence is gained. Caches are identified by their CPUs. A new task goes to the
-//! cache with the fewest tasks per CPU and stays there. CPUs on which other tasks were observed are left to those
-//! tasks.
+//! cache with the fewest tasks per CPU and stays there. CPUs on which unmovable tasks were observed are not used.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,8 +59,8 @@ pub trait CoRunCost {
 /// Costs to which the reload cost of tasks that are not resident is added.
 struct ReloadAdjustedCost<'a> {
     costs: &'a dyn CoRunCost,
-    running: &'a [TaskId],
-    at_most: f64,
+    running_tasks: &'a [TaskId],
+    max_reload_cost: f64,
 }
 
 impl CoRunCost for ReloadAdjustedCost<'_> {
@@ -72,8 +71,11 @@ impl CoRunCost for ReloadAdjustedCost<'_> {
         self.costs.penalty(task, other)
     }
     fn solo_cost(&self, task: TaskId) -> f64 {
-        let reload_cost =
-            if self.running.contains(&task) { 0.0 } else { self.costs.reload_cost(task).min(self.at_most) };
+        let reload_cost = if self.running_tasks.contains(&task) {
+            0.0
+        } else {
+            self.costs.reload_cost(task).min(self.max_reload_cost)
+        };
         self.costs.solo_cost(task) + reload_cost
     }
 }
@@ -81,12 +83,13 @@ impl CoRunCost for ReloadAdjustedCost<'_> {
 /// Lag that round robin itself causes, in samples.
 pub const MAX_LAG_SAMPLES: f64 = 1.0;
 
-/// Maximum weight of a reload, in samples. A reload cost is in misses that make a super set busy. If all tasks miss
+/// Maximum weight of a reload, in samples. A reload cost counts misses in units of the misses that make a super set
+/// busy. If all tasks miss
 /// rarely, a few misses suffice for that, so without a limit, neither the cost nor the wait would be bounded.
 const MAX_REFILL_SAMPLES: f64 = 32.0;
 
 /// Number of turns for which the running set stays if no new plan arrives.
-const TURNS: u32 = 100;
+const RUNNING_SET_TURNS: u32 = 100;
 
 /// The scheduling that the policies share, with its state between windows.
 pub struct CoScheduler {
@@ -96,17 +99,17 @@ pub struct CoScheduler {
     pub sample_weight: f64,
     /// A task gets no `advice` if it has run at least this many samples fewer than the mean task below its cache.
     pub max_lag_samples: f64,
-    homes: BTreeMap<TaskId, usize>,
+    home_caches: BTreeMap<TaskId, usize>,
     /// Number of samples run so far; a new task starts with the smallest number of its cache.
-    samples: BTreeMap<TaskId, f64>,
+    sample_counts: BTreeMap<TaskId, f64>,
     /// CPUs on which tasks outside the plan were observed.
-    others_cpus: BTreeMap<TaskId, CpuSet>,
+    pinned_task_cpus: BTreeMap<TaskId, CpuSet>,
 }
 
 impl CoScheduler {
     pub fn new(form: CoScheduleForm, window_ns: u64, sample_weight: f64, max_lag_samples: f64) -> Self {
-        let (homes, samples, others_cpus) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        CoScheduler { form, window_ns, sample_weight, max_lag_samples, homes, samples, others_cpus }
+        let (home_caches, sample_counts, pinned_task_cpus) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        CoScheduler { form, window_ns, sample_weight, max_lag_samples, home_caches, sample_counts, pinned_task_cpus }
     }
 
     /// Returns the decision without probes, which the policy adds.
@@ -126,52 +129,54 @@ impl CoScheduler {
             }
             return Decision::new(plan, reasons);
         }
-        let mut at_home: Vec<Vec<&TaskSample>> = vec![Vec::new(); domains.len()];
-        tasks.iter().for_each(|&task| at_home[self.homes[&task.task]].push(task));
-        for (domain, members) in domains.iter().zip(at_home) {
+        let mut tasks_by_cache: Vec<Vec<&TaskSample>> = vec![Vec::new(); domains.len()];
+        tasks.iter().for_each(|&task| tasks_by_cache[self.home_caches[&task.task]].push(task));
+        for (domain, members) in domains.iter().zip(tasks_by_cache) {
             if domains.len() > 1 {
                 plan.affinity.extend(members.iter().map(|task| (task.task, domain.clone())));
             }
-            plan.gangs.extend(self.schedule(view, domain, &members, costs, &mut reasons));
+            plan.gangs.extend(self.build_schedule(view, domain, &members, costs, &mut reasons));
         }
         Decision::new(plan, reasons)
     }
 
     /// Updates the caches and samples of the tasks, and the CPUs of other tasks.
     fn observe(&mut self, view: &View<'_>, tasks: &[&TaskSample], domains: &[CpuSet]) {
-        let present_tasks: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
-        self.homes.retain(|task, home| present_tasks.contains(task) && *home < domains.len());
-        self.samples.retain(|task, _| self.homes.contains_key(task));
-        let (mut loads, mut least_samples) = (vec![0usize; domains.len()], vec![f64::INFINITY; domains.len()]);
-        for (task, &home) in &self.homes {
-            loads[home] += 1;
-            least_samples[home] = least_samples[home].min(self.samples[task]);
+        let live_tasks: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
+        self.home_caches.retain(|task, home| live_tasks.contains(task) && *home < domains.len());
+        self.sample_counts.retain(|task, _| self.home_caches.contains_key(task));
+        let (mut task_counts, mut min_sample_counts) =
+            (vec![0usize; domains.len()], vec![f64::INFINITY; domains.len()]);
+        for (task, &home) in &self.home_caches {
+            task_counts[home] += 1;
+            min_sample_counts[home] = min_sample_counts[home].min(self.sample_counts[task]);
         }
         for task in tasks {
             let ran_ns = task.ran_ns();
             let share = ran_ns as f64 / view.observation.span.elapsed_ns.max(1) as f64;
-            if let Some(samples) = self.samples.get_mut(&task.task) {
-                *samples += share;
+            if let Some(sample_count) = self.sample_counts.get_mut(&task.task) {
+                *sample_count += share;
                 continue;
             }
-            let per_cpu = |domain: &usize| loads[*domain] as f64 / f64::from(domains[*domain].count());
-            let minimum = (0..domains.len()).min_by(|a, b| per_cpu(a).total_cmp(&per_cpu(b)));
-            let home = minimum.unwrap_or(0);
-            loads[home] += 1;
-            let start_count = if least_samples[home].is_finite() { least_samples[home] } else { 0.0 };
-            self.samples.insert(task.task, start_count);
-            self.homes.insert(task.task, home);
+            let per_cpu = |domain: &usize| task_counts[*domain] as f64 / f64::from(domains[*domain].count());
+            let emptiest_domain = (0..domains.len()).min_by(|a, b| per_cpu(a).total_cmp(&per_cpu(b)));
+            let home = emptiest_domain.unwrap_or(0);
+            task_counts[home] += 1;
+            let start_samples = if min_sample_counts[home].is_finite() { min_sample_counts[home] } else { 0.0 };
+            self.sample_counts.insert(task.task, start_samples);
+            self.home_caches.insert(task.task, home);
         }
-        self.others_cpus.retain(|id, _| view.observation.tasks.iter().any(|task| task.task == *id && task.unmovable));
+        self.pinned_task_cpus
+            .retain(|id, _| view.observation.tasks.iter().any(|task| task.task == *id && task.unmovable));
         for task in view.observation.tasks.iter().filter(|task| task.unmovable && !task.exited) {
             let cpus = task.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).chain(task.cpu.map(|cpu| cpu.0));
-            self.others_cpus.entry(task.task).or_default().extend(cpus);
+            self.pinned_task_cpus.entry(task.task).or_default().extend(cpus);
         }
     }
 
     /// Returns the gangs of one cache: the running set, then the others, which run only if no new plan arrives. `None`
     /// if every task has a CPU.
-    fn schedule(
+    fn build_schedule(
         &self,
         view: &View<'_>,
         domain: &CpuSet,
@@ -179,8 +184,8 @@ impl CoScheduler {
         costs: &dyn CoRunCost,
         reasons: &mut Vec<Reason>,
     ) -> Option<GangSchedule> {
-        let is_taken = |cpu: u32| self.others_cpus.values().any(|cpus| cpus.contains(cpu));
-        let cpus: CpuSet = domain.iter().filter(|&cpu| !is_taken(cpu)).collect();
+        let is_occupied = |cpu: u32| self.pinned_task_cpus.values().any(|cpus| cpus.contains(cpu));
+        let cpus: CpuSet = domain.iter().filter(|&cpu| !is_occupied(cpu)).collect();
         let seat_count = cpus.count() as usize;
         if seat_count == 0 || members.len() <= seat_count {
             return None;
@@ -202,12 +207,12 @@ impl CoScheduler {
                 if current_tasks.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { current_tasks };
             return Some(self.build_gangs(&cpus, current_schedule.slice_ns, members, running_tasks));
         }
-        let running: Vec<TaskId> = current_tasks.iter().map(|(task, _)| *task).collect();
+        let running_ids: Vec<TaskId> = current_tasks.iter().map(|(task, _)| *task).collect();
         let chosen_tasks = match self.form {
-            CoScheduleForm::Set => self.choose_set(seat_count, members, &running, costs),
-            _ => self.replace_one(seat_count, members, &running, costs),
+            CoScheduleForm::Set => self.choose_set(seat_count, members, &running_ids, costs),
+            _ => self.replace_one(seat_count, members, &running_ids, costs),
         };
-        explain(&running, &chosen_tasks, reasons);
+        add_replacement_reasons(&running_ids, &chosen_tasks, reasons);
         let seats = self.seat_members(&cpus, members, &chosen_tasks, &current_tasks);
         Some(self.build_gangs(&cpus, self.window_ns, members, seats))
     }
@@ -215,31 +220,31 @@ impl CoScheduler {
     fn score(&self, task: TaskId, co_runners: &[TaskId], costs: &dyn CoRunCost) -> f64 {
         let penalties =
             co_runners.iter().filter(|&&other| other != task).map(|&co_runner| costs.penalty(task, co_runner));
-        penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.solo_cost(task)
+        penalties.sum::<f64>() + self.sample_weight * self.sample_counts[&task] + costs.solo_cost(task)
     }
 
-    /// Returns the task with the lowest score beside `beside`, or the first of several.
+    /// Returns the task with the lowest score beside `co_runners`; in a tie, the first one.
     fn lowest_scoring_task(
         &self,
-        among: &[&TaskSample],
-        not: &[TaskId],
+        candidates: &[&TaskSample],
+        excluded_tasks: &[TaskId],
         co_runners: &[TaskId],
         costs: &dyn CoRunCost,
     ) -> Option<(TaskId, f64)> {
-        let waiting = among.iter().map(|task| task.task).filter(|task| !not.contains(task));
-        let scored = waiting.map(|task| (task, self.score(task, co_runners, costs)));
-        scored.reduce(|best, next| if next.1 < best.1 { next } else { best })
+        let candidate_tasks = candidates.iter().map(|task| task.task).filter(|task| !excluded_tasks.contains(task));
+        let scored_tasks = candidate_tasks.map(|task| (task, self.score(task, co_runners, costs)));
+        scored_tasks.reduce(|best, next| if next.1 < best.1 { next } else { best })
     }
 
     /// Repeatedly adds the task with the lowest score beside those already chosen, until no CPU or no task is left.
     fn fill_seats(
         &self,
-        places: usize,
+        seat_count: usize,
         members: &[&TaskSample],
         chosen_tasks: &mut Vec<TaskId>,
         costs: &dyn CoRunCost,
     ) {
-        while chosen_tasks.len() < places
+        while chosen_tasks.len() < seat_count
             && let Some((task, _)) = self.lowest_scoring_task(members, chosen_tasks, chosen_tasks, costs)
         {
             chosen_tasks.push(task);
@@ -249,54 +254,60 @@ impl CoScheduler {
     /// Fills free CPUs. If there are none, the task with the most samples may be replaced (AV 4.3).
     fn replace_one(
         &self,
-        places: usize,
+        seat_count: usize,
         members: &[&TaskSample],
-        running: &[TaskId],
+        running_tasks: &[TaskId],
         costs: &dyn CoRunCost,
     ) -> Vec<TaskId> {
-        let mut new_set = running.to_vec();
-        if new_set.len() == places {
+        let mut new_set = running_tasks.to_vec();
+        if new_set.len() == seat_count {
             // The order of arrival makes a tie replace the earliest task, whatever its CPU.
-            let mut by_arrival = members.iter().map(|task| task.task).filter(|task| running.contains(task));
-            let candidate = by_arrival.by_ref().reduce(|longest_running, next| {
-                if self.samples[&next] > self.samples[&longest_running] { next } else { longest_running }
+            let mut running_by_arrival =
+                members.iter().map(|task| task.task).filter(|task| running_tasks.contains(task));
+            let candidate = running_by_arrival.by_ref().reduce(|longest_running, next| {
+                if self.sample_counts[&next] > self.sample_counts[&longest_running] { next } else { longest_running }
             });
             let Some(candidate) = candidate else { return new_set };
-            let stay: Vec<TaskId> = running.iter().copied().filter(|&task| task != candidate).collect();
-            let own_score = self.score(candidate, &stay, costs);
-            let replacement =
-                self.lowest_scoring_task(members, running, &stay, costs).filter(|(_, score)| *score < own_score);
+            let staying_tasks: Vec<TaskId> = running_tasks.iter().copied().filter(|&task| task != candidate).collect();
+            let own_score = self.score(candidate, &staying_tasks, costs);
+            let replacement = self
+                .lowest_scoring_task(members, running_tasks, &staying_tasks, costs)
+                .filter(|(_, score)| *score < own_score);
             if let Some((task, _)) = replacement {
                 new_set.iter_mut().filter(|place| **place == candidate).for_each(|place| *place = task);
             }
             return new_set;
         }
-        self.fill_seats(places, members, &mut new_set, costs);
+        self.fill_seats(seat_count, members, &mut new_set, costs);
         new_set
     }
 
     fn choose_set(
         &self,
-        places: usize,
+        seat_count: usize,
         members: &[&TaskSample],
-        running: &[TaskId],
+        running_tasks: &[TaskId],
         costs: &dyn CoRunCost,
     ) -> Vec<TaskId> {
-        if running.len() == places && running.iter().any(|&task| costs.must_stay(task)) {
-            return running.to_vec();
+        if running_tasks.len() == seat_count && running_tasks.iter().any(|&task| costs.must_stay(task)) {
+            return running_tasks.to_vec();
         }
-        let at_most = MAX_REFILL_SAMPLES * self.sample_weight;
-        let costs = &ReloadAdjustedCost { costs, running, at_most };
+        let max_reload_cost = MAX_REFILL_SAMPLES * self.sample_weight;
+        let costs = &ReloadAdjustedCost { costs, running_tasks, max_reload_cost };
         let mut new_set: Vec<TaskId> = Vec::new();
-        let minimum = members.iter().map(|task| task.task);
-        let minimum = minimum
-            .reduce(|shortest, next| if self.samples[&next] < self.samples[&shortest] { next } else { shortest });
-        new_set.extend(minimum);
-        self.fill_seats(places, members, &mut new_set, costs);
+        let task_ids = members.iter().map(|task| task.task);
+        let least_run_task =
+            task_ids.reduce(
+                |shortest, next| {
+                    if self.sample_counts[&next] < self.sample_counts[&shortest] { next } else { shortest }
+                },
+            );
+        new_set.extend(least_run_task);
+        self.fill_seats(seat_count, members, &mut new_set, costs);
         // In both sets, every penalty counts from both sides.
         let total_score = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
-        if running.len() == places && total_score(running) <= total_score(&new_set) {
-            running.to_vec()
+        if running_tasks.len() == seat_count && total_score(running_tasks) <= total_score(&new_set) {
+            running_tasks.to_vec()
         } else {
             new_set
         }
@@ -308,23 +319,23 @@ impl CoScheduler {
         cpus: &CpuSet,
         members: &[&TaskSample],
         chosen_tasks: &[TaskId],
-        now: &[(TaskId, CpuId)],
+        current_seats: &[(TaskId, CpuId)],
     ) -> Vec<(TaskId, CpuId)> {
-        let first_tasks: Vec<TaskId>;
+        let earliest_tasks: Vec<TaskId>;
         let chosen_tasks = if chosen_tasks.is_empty() {
-            first_tasks = members.iter().map(|task| task.task).take(cpus.count() as usize).collect();
-            &first_tasks
+            earliest_tasks = members.iter().map(|task| task.task).take(cpus.count() as usize).collect();
+            &earliest_tasks
         } else {
             chosen_tasks
         };
         let staying_tasks: Vec<(TaskId, CpuId)> =
-            now.iter().copied().filter(|(task, _)| chosen_tasks.contains(task)).collect();
+            current_seats.iter().copied().filter(|(task, _)| chosen_tasks.contains(task)).collect();
         let mut free_cpus = cpus.iter().filter(|cpu| staying_tasks.iter().all(|(_, taken_cpu)| taken_cpu.0 != *cpu));
         let newcomers =
             chosen_tasks.iter().filter(|task| staying_tasks.iter().all(|(seated_task, _)| seated_task != *task));
-        let seated: Vec<(TaskId, CpuId)> =
+        let new_seats: Vec<(TaskId, CpuId)> =
             newcomers.filter_map(|&task| Some((task, CpuId(free_cpus.next()?)))).collect();
-        let mut seats: Vec<(TaskId, CpuId)> = staying_tasks.iter().copied().chain(seated).collect();
+        let mut seats: Vec<(TaskId, CpuId)> = staying_tasks.iter().copied().chain(new_seats).collect();
         seats.sort_by_key(|(_, cpu)| *cpu);
         seats
     }
@@ -336,15 +347,19 @@ impl CoScheduler {
         members: &[&TaskSample],
         seats: Vec<(TaskId, CpuId)>,
     ) -> GangSchedule {
-        let waiting: Vec<TaskId> = members
+        let waiting_tasks: Vec<TaskId> = members
             .iter()
             .map(|task| task.task)
             .filter(|task| seats.iter().all(|(seated_task, _)| seated_task != task))
             .collect();
-        let running = Gang { members: seats.into_iter().map(|(task, cpu)| (task, Some(cpu))).collect(), slices: TURNS };
-        let next = waiting.chunks(cpus.count().max(1) as usize);
-        let next = next.map(|tasks| Gang { members: tasks.iter().map(|&task| (task, None)).collect(), slices: 1 });
-        GangSchedule { cpus: cpus.clone(), slice_ns, gangs: std::iter::once(running).chain(next).collect() }
+        let running_gang = Gang {
+            members: seats.into_iter().map(|(task, cpu)| (task, Some(cpu))).collect(),
+            slices: RUNNING_SET_TURNS,
+        };
+        let next_gangs = waiting_tasks.chunks(cpus.count().max(1) as usize);
+        let next_gang =
+            next_gangs.map(|tasks| Gang { members: tasks.iter().map(|&task| (task, None)).collect(), slices: 1 });
+        GangSchedule { cpus: cpus.clone(), slice_ns, gangs: std::iter::once(running_gang).chain(next_gang).collect() }
     }
 
     /// Returns the penalties of tasks that were last observed below the same cache. Tasks that lag too far behind get
@@ -362,23 +377,27 @@ impl CoScheduler {
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
         // With one cache, every waiting task will run below it, wherever the task was observed.
-        let places: Vec<Option<usize>> =
+        let cache_indices: Vec<Option<usize>> =
             tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { last_domain(task) }).collect();
-        let mut run_times = vec![(0.0, 0.0); domains.len()];
-        for (task, place) in tasks.iter().zip(&places) {
+        let mut sample_totals = vec![(0.0, 0.0); domains.len()];
+        for (task, place) in tasks.iter().zip(&cache_indices) {
             if let Some(place) = *place {
-                run_times[place] = (run_times[place].0 + self.samples[&task.task], run_times[place].1 + 1.0);
+                sample_totals[place] =
+                    (sample_totals[place].0 + self.sample_counts[&task.task], sample_totals[place].1 + 1.0);
             }
         }
-        let too_far_behind = |index: usize| {
-            let mean = places[index].map(|place| run_times[place].0 / run_times[place].1);
-            mean.is_none_or(|mean| mean - self.samples[&tasks[index].task] > self.max_lag_samples)
+        let lags_too_far = |index: usize| {
+            let mean = cache_indices[index].map(|place| sample_totals[place].0 / sample_totals[place].1);
+            mean.is_none_or(|mean| mean - self.sample_counts[&tasks[index].task] > self.max_lag_samples)
         };
-        let left_alone: Vec<bool> = (0..tasks.len()).map(too_far_behind).collect();
+        let is_lagging: Vec<bool> = (0..tasks.len()).map(lags_too_far).collect();
         let mut penalties = Vec::new();
         for (index, sample) in tasks.iter().enumerate() {
             for (partner_index, partner) in tasks.iter().enumerate().skip(index + 1) {
-                if places[index] != places[partner_index] || left_alone[index] || left_alone[partner_index] {
+                if cache_indices[index] != cache_indices[partner_index]
+                    || is_lagging[index]
+                    || is_lagging[partner_index]
+                {
                     continue;
                 }
                 let penalty = costs.penalty(sample.task, partner.task);
@@ -391,16 +410,17 @@ impl CoScheduler {
     }
 }
 
-fn explain(running: &[TaskId], chosen_tasks: &[TaskId], reasons: &mut Vec<Reason>) {
-    let replaced = running.iter().filter(|task| !chosen_tasks.contains(task));
-    let come = chosen_tasks.iter().filter(|task| !running.contains(task));
-    for (&leaving_task, &entering_task) in replaced.zip(come) {
-        let stay: Vec<TaskId> = chosen_tasks.iter().copied().filter(|&task| task != entering_task).take(1).collect();
-        let text = match stay.is_empty() {
+fn add_replacement_reasons(running_tasks: &[TaskId], chosen_tasks: &[TaskId], reasons: &mut Vec<Reason>) {
+    let leaving_tasks = running_tasks.iter().filter(|task| !chosen_tasks.contains(task));
+    let entering_tasks = chosen_tasks.iter().filter(|task| !running_tasks.contains(task));
+    for (&leaving_task, &entering_task) in leaving_tasks.zip(entering_tasks) {
+        let staying_tasks: Vec<TaskId> =
+            chosen_tasks.iter().copied().filter(|&task| task != entering_task).take(1).collect();
+        let text = match staying_tasks.is_empty() {
             true => "{1} runs instead of {0}: its score is lower",
             false => "{1} runs instead of {0} beside {2}: its score is lower",
         };
-        let tasks = [leaving_task, entering_task].into_iter().chain(stay).collect();
+        let tasks = [leaving_task, entering_task].into_iter().chain(staying_tasks).collect();
         reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers: Vec::new() });
     }
 }

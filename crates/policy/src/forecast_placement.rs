@@ -12,10 +12,10 @@ use cachemate_core::{CpuId, Estimate, Reason, ReasonKind, SplitMix64, TaskId, To
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::placement::{
-    CacheSeats, Placement, PlacementCost, PlacementError, cache_seats, caches_of, number_names, place, placement_cost,
-    programs_of, shape_of,
+    CacheSeats, Placement, PlacementCost, PlacementError, build_caches, build_programs, cache_seats, number_names,
+    place, placement_cost, shape_of,
 };
-use crate::reasons::explain;
+use crate::reasons::explain_placement;
 use crate::solvers::{self, Seating, SolverMethod, random_seating};
 
 /// Maximum number of forecasts of the search, and of the sample of random placements.
@@ -73,12 +73,12 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     let names = number_names(names);
     let seating = search.seating_of(&best_seats, &places);
     let reasons = match best_seats == start {
-        true => explain(&seating, costs),
+        true => explain_placement(&seating, costs),
         false => search.explain(&best_seats, costs),
     };
     let estimates = search.solve(&best_seats)?.to_vec();
     let slowdowns: Vec<f64> = estimates.iter().map(|estimate| estimate.value).collect();
-    let mut programs = programs_of(&names, &places, &seating, &slowdowns, CostKind::Degradation, &reasons);
+    let mut programs = build_programs(&names, &places, &seating, &slowdowns, CostKind::Degradation, &reasons);
     for (program, estimate) in programs.iter_mut().zip(&estimates) {
         program.forecast = Some(*estimate);
     }
@@ -87,7 +87,7 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     let worst = search.known.values().map(|slowdowns| mean_slowdown(slowdowns)).fold(f64::NEG_INFINITY, f64::max);
     Ok(Placement {
         programs,
-        caches: caches_of(&names, &places, &seating, topology),
+        caches: build_caches(&names, &places, &seating, topology),
         covers_machine: true,
         plan,
         best: plan,

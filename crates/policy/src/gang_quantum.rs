@@ -1,6 +1,7 @@
 //! Computes the length of gangs' turns.
 //!
-//! At the start of a turn, the other turns have displaced the footprint of a task. Each of its `F` lines is fetched
+//! At the start of a task's turn, the other gangs have displaced its footprint from the
+//! cache. Each of its `F` lines is fetched
 //! once, which costs `m - h` more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 - R/T` of
 //! its undisturbed speed. This is the law `T / (F + (T - F m) / h)` for the time of an access, divided by `h`. It
 //! agrees within 2.5 % with points measured on a modeled machine (docs/sched-ext.md). Members of one gang fetch in
@@ -12,18 +13,18 @@
 use cachemate_core::{Cache, CounterEvent, Profile, View};
 use cachemate_locality::curve::plateau_rate;
 
-/// Range of usual turns, in nanoseconds.
-pub(crate) const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
+/// Minimum and maximum length of a usual turn, in nanoseconds.
+pub(crate) const TYPICAL_QUANTUM_NS: (f64, f64) = (20e6, 100e6);
 /// Time that a task may wait in addition to two rotations (docs/sched-ext.md).
 const WAIT_BEYOND_ROTATIONS_NS: u64 = 100_000_000;
 /// Default maximum wait of a task.
 pub(crate) const MAX_WAIT_NS: u64 = 1_000_000_000;
 /// Desired length of a turn in multiples of the longest refill; at this length, accesses take a third more time than
 /// without refills.
-const WANTED_REFILLS: f64 = 4.0;
+const REFILLS_PER_QUANTUM: f64 = 4.0;
 /// Returns the maximum length of a turn at which no task waits longer than allowed, in nanoseconds.
-pub(crate) fn max_quantum_ns(gangs: usize, max_wait_ns: u64) -> u64 {
-    max_wait_ns.saturating_sub(WAIT_BEYOND_ROTATIONS_NS) / (2 * gangs.max(1) as u64)
+pub(crate) fn max_quantum_ns(gang_count: usize, max_wait_ns: u64) -> u64 {
+    max_wait_ns.saturating_sub(WAIT_BEYOND_ROTATIONS_NS) / (2 * gang_count.max(1) as u64)
 }
 
 /// Returns the cycles of a CPU per nanosecond: as counted for the tasks that ran, otherwise as the topology states.
@@ -48,11 +49,11 @@ pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Op
     let penalty_cycles = view.predictor.miss_penalty_cycles().filter(|cycles| *cycles > 0.0)?;
     let cache_points: Vec<(u64, f64)> =
         curve.iter().map(|(bytes, rate)| (*bytes, rate.value)).take_while(|(bytes, _)| *bytes <= size_bytes).collect();
-    let (first, last) = (cache_points.first()?.1, cache_points.last()?.1);
-    let Some(fallen) = plateau_rate(first, last) else { return Some(0.0) };
-    let knee = cache_points.iter().find(|(_, rate)| *rate <= fallen)?;
-    let lines = knee.0 as f64 / f64::from(cache.line_bytes.unwrap_or(64).max(1));
-    Some(lines * penalty_cycles / cycles_per_ns(view)?)
+    let (first_rate, last_rate) = (cache_points.first()?.1, cache_points.last()?.1);
+    let Some(plateau) = plateau_rate(first_rate, last_rate) else { return Some(0.0) };
+    let knee = cache_points.iter().find(|(_, rate)| *rate <= plateau)?;
+    let footprint_lines = knee.0 as f64 / f64::from(cache.line_bytes.unwrap_or(64).max(1));
+    Some(footprint_lines * penalty_cycles / cycles_per_ns(view)?)
 }
 
 /// A task for which a gang is planned.
@@ -70,7 +71,7 @@ pub(crate) struct QuantumTooLong {
     /// Length of the shortest turn that pays off, in nanoseconds; `None` if no turn does.
     pub break_even_ns: Option<u64>,
     /// Maximum length of a turn, in nanoseconds.
-    pub allowed_ns: u64,
+    pub max_quantum_ns: u64,
 }
 
 impl std::fmt::Display for QuantumTooLong {
@@ -81,7 +82,7 @@ impl std::fmt::Display for QuantumTooLong {
                 f,
                 "no gangs: turns pay off from {:.0} ms on, but beyond {:.0} ms a task would wait too long",
                 to_ms(break_even_ns),
-                to_ms(self.allowed_ns)
+                to_ms(self.max_quantum_ns)
             ),
             None => write!(f, "no gangs: at any length of turns, refills cost more than gangs gain"),
         }
@@ -90,16 +91,16 @@ impl std::fmt::Display for QuantumTooLong {
 
 /// Returns the mean slowdown of all tasks with turns of this length, including refills.
 pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
-    let candidate_quantum = |task: &GangCandidate| {
+    let candidate_slowdown = |task: &GangCandidate| {
         let lost_share = task.refill_ns.unwrap_or(0.0) / turn_ns;
         if lost_share < 1.0 { (1.0 + task.slowdown) / (1.0 - lost_share) - 1.0 } else { f64::INFINITY }
     };
-    tasks.iter().map(candidate_quantum).sum::<f64>() / tasks.len().max(1) as f64
+    tasks.iter().map(candidate_slowdown).sum::<f64>() / tasks.len().max(1) as f64
 }
 
-/// Returns the length of the turns of `gangs` gangs in nanoseconds, or `None` if no refill time is known.
+/// Returns the length of the turns of `gang_count` gangs in nanoseconds, or `None` if no refill time is known.
 ///
-/// It is four times the longest refill, within [`TYPICAL_NS`], lengthened until the mean slowdown is at most
+/// It is four times the longest refill, within [`TYPICAL_QUANTUM_NS`], lengthened until the mean slowdown is at most
 /// `max_slowdown`, and never longer than `max_wait_ns` allows.
 ///
 /// # Errors
@@ -107,19 +108,20 @@ pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
 pub(crate) fn quantum_ns(
     tasks: &[GangCandidate],
     max_slowdown: f64,
-    gangs: usize,
+    gang_count: usize,
     max_wait_ns: u64,
 ) -> Result<Option<u64>, QuantumTooLong> {
     let longest_refill_ns = tasks.iter().filter_map(|task| task.refill_ns).reduce(f64::max);
     let Some(longest_refill_ns) = longest_refill_ns else { return Ok(None) };
-    let allowed_ns = max_quantum_ns(gangs, max_wait_ns);
+    let max_ns = max_quantum_ns(gang_count, max_wait_ns);
     let break_even_ns = break_even_ns(tasks, max_slowdown);
     match break_even_ns {
-        Some(break_even_ns) if break_even_ns <= allowed_ns => {
-            let wanted_ns = (WANTED_REFILLS * longest_refill_ns).clamp(TYPICAL_NS.0, TYPICAL_NS.1) as u64;
-            Ok(Some(wanted_ns.max(break_even_ns).min(allowed_ns)))
+        Some(break_even_ns) if break_even_ns <= max_ns => {
+            let target_ns =
+                (REFILLS_PER_QUANTUM * longest_refill_ns).clamp(TYPICAL_QUANTUM_NS.0, TYPICAL_QUANTUM_NS.1) as u64;
+            Ok(Some(target_ns.max(break_even_ns).min(max_ns)))
         }
-        _ => Err(QuantumTooLong { break_even_ns, allowed_ns }),
+        _ => Err(QuantumTooLong { break_even_ns, max_quantum_ns: max_ns }),
     }
 }
 
@@ -127,15 +129,15 @@ pub(crate) fn quantum_ns(
 /// length. `None` if no turn pays off.
 fn break_even_ns(tasks: &[GangCandidate], max_slowdown: f64) -> Option<u64> {
     let is_worthwhile = |turn_ns: u64| mean_slowdown(tasks, turn_ns as f64) <= max_slowdown;
-    let (mut short, mut long) = (0, 3_600_000_000_000);
-    if !is_worthwhile(long) {
+    let (mut too_short_ns, mut break_even_ns) = (0, 3_600_000_000_000);
+    if !is_worthwhile(break_even_ns) {
         return None;
     }
-    while long - short > 1 {
-        let middle = short + (long - short) / 2;
-        if is_worthwhile(middle) { long = middle } else { short = middle }
+    while break_even_ns - too_short_ns > 1 {
+        let middle_ns = too_short_ns + (break_even_ns - too_short_ns) / 2;
+        if is_worthwhile(middle_ns) { break_even_ns = middle_ns } else { too_short_ns = middle_ns }
     }
-    Some(long)
+    Some(break_even_ns)
 }
 
 #[cfg(test)]

@@ -82,13 +82,13 @@ impl Parameters {
     /// Returns an error if a parameter is unknown or has the wrong type, if the window or the number of rounds is 0, or
     /// if the margin is not a fraction.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = crate::policies::parse_parameters(text)?;
+        let parsed_parameters: Parameters = crate::policies::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([
-            ("window_cycles", parsed.window_cycles as f64),
-            ("rounds_per_window", parsed.rounds_per_window.into()),
+            ("window_cycles", parsed_parameters.window_cycles as f64),
+            ("rounds_per_window", parsed_parameters.rounds_per_window.into()),
         ])?;
-        ParameterRange::UpTo(10.0).check([("worth_moving", parsed.worth_moving)])?;
-        Ok(parsed)
+        ParameterRange::UpTo(10.0).check([("worth_moving", parsed_parameters.worth_moving)])?;
+        Ok(parsed_parameters)
     }
 }
 
@@ -99,10 +99,10 @@ pub struct IntensityBalancer {
 }
 
 /// A task that needs a CPU, with the bin of its previous CPUs.
-struct SeatedTask {
+struct WeighedTask {
     task: TaskId,
     task_load: TaskLoad,
-    movable: bool,
+    is_movable: bool,
 }
 
 /// The CPUs of a cache, with its index in the list of bins.
@@ -120,9 +120,9 @@ impl IntensityBalancer {
     /// returns `None` is not moved, and counts with the mean rate.
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
-        let present_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
+        let movable_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity = view.previous_plan.affinity.clone();
-        plan.affinity.retain(|task, _| present_tasks.binary_search(task).is_ok() || present_tasks.contains(task));
+        plan.affinity.retain(|task, _| movable_tasks.binary_search(task).is_ok() || movable_tasks.contains(task));
         let domains = cache_bins(view);
         let is_usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
         let rates: Vec<Option<f64>> = view
@@ -132,32 +132,32 @@ impl IntensityBalancer {
             .map(|task| rate(task.task).filter(is_usable).filter(|_| !task.exited))
             .collect();
         let known_rates: Vec<f64> = rates.iter().flatten().copied().collect();
-        let movable_known = view
+        let has_movable_rate = view
             .observation
             .tasks
             .iter()
             .zip(&rates)
             .any(|(task, rate)| !task.unmovable && !task.exited && rate.is_some());
-        if domains.is_empty() || !movable_known {
+        if domains.is_empty() || !has_movable_rate {
             return Decision::new(plan, Vec::new());
         }
-        let mean = known_rates.iter().sum::<f64>() / known_rates.len() as f64;
-        let seated = self.seat_tasks(view, &rates, mean, &domains);
-        let task_loads: Vec<TaskLoad> = seated.iter().map(|seated| seated.task_load).collect();
+        let mean_rate = known_rates.iter().sum::<f64>() / known_rates.len() as f64;
+        let weighed_tasks = self.weigh_tasks(view, &rates, mean_rate, &domains);
+        let task_loads: Vec<TaskLoad> = weighed_tasks.iter().map(|seated| seated.task_load).collect();
         let capacities: Vec<CacheCapacity> = domains.iter().map(|domain| domain.capacity).collect();
-        let bins = self.even_out(&capacities, task_loads.clone());
+        let bin_by_task = self.balance(&capacities, task_loads.clone());
         let mut reasons = Vec::new();
-        for (nth, seated) in seated.iter().enumerate().filter(|(_, seated)| seated.movable) {
-            let cpus = &domains[bins[nth]].cpus;
+        for (nth, seated) in weighed_tasks.iter().enumerate().filter(|(_, seated)| seated.is_movable) {
+            let cpus = &domains[bin_by_task[nth]].cpus;
             if view.previous_plan.affinity.get(&seated.task) != Some(cpus) {
-                reasons.push(placement_reason(nth, &task_loads, mean, &bins, seated.task, cpus));
+                reasons.push(placement_reason(nth, &task_loads, mean_rate, &bin_by_task, seated.task, cpus));
             }
             plan.affinity.insert(seated.task, cpus.clone());
         }
         Decision::new(plan, reasons)
     }
 
-    fn even_out(&mut self, capacities: &[CacheCapacity], mut task_loads: Vec<TaskLoad>) -> Vec<usize> {
+    fn balance(&mut self, capacities: &[CacheCapacity], mut task_loads: Vec<TaskLoad>) -> Vec<usize> {
         let worth_moving = self.parameters.worth_moving;
         if self.parameters.form == BalancingForm::Central {
             return balance_centrally(capacities, &task_loads, worth_moving);
@@ -170,35 +170,36 @@ impl IntensityBalancer {
         task_loads.into_iter().map(|task_load| task_load.current_bin.unwrap_or(0)).collect()
     }
 
-    fn seat_tasks(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[CacheBin]) -> Vec<SeatedTask> {
-        let mut seated = Vec::new();
+    fn weigh_tasks(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[CacheBin]) -> Vec<WeighedTask> {
+        let mut weighed_tasks = Vec::new();
         for (task, rate) in view.observation.tasks.iter().zip(rates).filter(|(task, _)| !task.exited) {
-            let previous = view.previous_plan.affinity.get(&task.task).filter(|_| !task.unmovable);
-            let bin = match previous {
+            let previous_cpus = view.previous_plan.affinity.get(&task.task).filter(|_| !task.unmovable);
+            let bin = match previous_cpus {
                 Some(cpus) => domains.iter().position(|domain| cpus.is_subset(&domain.cpus)),
                 None => task.cpu.and_then(|cpu| domains.iter().position(|domain| domain.cpus.contains(cpu.0))),
             };
-            let movable = !task.unmovable && rate.is_some();
-            if !movable && bin.is_none() {
+            let is_movable = !task.unmovable && rate.is_some();
+            if !is_movable && bin.is_none() {
                 continue;
             }
-            let extra = task.goal.filter(|_| self.parameters.priorities).map_or(0.0, |goal| goal.priority - 1.0);
-            let weight = (rate.unwrap_or(mean) + extra * mean).max(0.0);
-            let weight = if weight.is_finite() { weight } else { mean };
-            seated.push(SeatedTask {
+            let priority_excess =
+                task.goal.filter(|_| self.parameters.priorities).map_or(0.0, |goal| goal.priority - 1.0);
+            let raw_weight = (rate.unwrap_or(mean) + priority_excess * mean).max(0.0);
+            let weight = if raw_weight.is_finite() { raw_weight } else { mean };
+            weighed_tasks.push(WeighedTask {
                 task: task.task,
-                task_load: TaskLoad { weight, current_bin: bin, stuck: !movable },
-                movable,
+                task_load: TaskLoad { weight, current_bin: bin, is_unmovable: !is_movable },
+                is_movable,
             });
         }
-        seated
+        weighed_tasks
     }
 }
 
 fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
     let online = view.topology.online();
-    let tasks = view.observation.tasks.iter().filter(|task| !task.exited).count();
-    let Ok(seats) = placement::cache_seats(view.topology, tasks) else { return Vec::new() };
+    let task_count = view.observation.tasks.iter().filter(|task| !task.exited).count();
+    let Ok(cache_seats) = placement::cache_seats(view.topology, task_count) else { return Vec::new() };
     let build_bin = |seats: &placement::CacheSeats| {
         let cache = view.topology.caches.iter().find(|cache| Some(cache.id) == seats.cache)?;
         let first_cpu = seats.cpus.first()?;
@@ -206,28 +207,28 @@ fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
         let capacity = CacheCapacity { cpus: seats.cpus.len(), package };
         Some(CacheBin { cpus: cache.cpus.intersection(&online), capacity })
     };
-    seats.iter().filter_map(build_bin).collect()
+    cache_seats.iter().filter_map(build_bin).collect()
 }
 
 /// Explains the place of a task. Rates are given as multiples of the mean rate, because their unit depends on the evidence.
 fn placement_reason(
-    nth: usize,
+    index: usize,
     task_loads: &[TaskLoad],
     mean: f64,
     bins: &[usize],
     task: TaskId,
     cpus: &CpuSet,
 ) -> Reason {
-    let multiple = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
-    let sum_of_bin = |place: usize| -> f64 {
-        let of_place = task_loads.iter().zip(bins).filter(|(_, bin)| **bin == place);
-        multiple(of_place.map(|(task_load, _)| task_load.weight).sum())
+    let relative_to_mean = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
+    let sum_of_bin = |target_bin: usize| -> f64 {
+        let bin_tasks = task_loads.iter().zip(bins).filter(|(_, bin)| **bin == target_bin);
+        relative_to_mean(bin_tasks.map(|(task_load, _)| task_load.weight).sum())
     };
-    let (place, own_rate) = (bins[nth], multiple(task_loads[nth].weight));
-    let co_runner_sum = (sum_of_bin(place) - own_rate).max(0.0);
+    let (bin, own_rate) = (bins[index], relative_to_mean(task_loads[index].weight));
+    let co_runner_sum = (sum_of_bin(bin) - own_rate).max(0.0);
     let co_runners = format!("beside programs with {co_runner_sum:.1} times the mean miss rate");
-    let text = match task_loads[nth].current_bin {
-        Some(previous_bin) if previous_bin != place => {
+    let text = match task_loads[index].current_bin {
+        Some(previous_bin) if previous_bin != bin => {
             format!("{{0}} goes to CPUs {cpus}, {co_runners} instead of {:.1}", sum_of_bin(previous_bin))
         }
         Some(_) => format!("{{0}} stays on CPUs {cpus}, {co_runners}"),

@@ -20,15 +20,16 @@ pub struct LlcTasks<'a> {
 /// A placement that keeps each task on its cache.
 #[derive(Clone, Debug, Default)]
 pub struct StickyPlacement {
-    places: BTreeMap<TaskId, CacheId>,
+    home_caches: BTreeMap<TaskId, CacheId>,
 }
 
 impl StickyPlacement {
-    /// Returns the caches that have online CPUs, each with its movable tasks of this window.
-    pub fn tasks_by_cache<'a>(&mut self, view: &'a View<'_>) -> Vec<LlcTasks<'a>> {
+    /// Assigns the movable tasks of this window to the caches that have online CPUs, and returns these caches with
+    /// their tasks.
+    pub fn place_tasks_by_cache<'a>(&mut self, view: &'a View<'_>) -> Vec<LlcTasks<'a>> {
         let online = view.topology.online();
-        let last = view.topology.last_level_caches();
-        let mut domains: Vec<LlcTasks<'a>> = last
+        let last_level_caches = view.topology.last_level_caches();
+        let mut domains: Vec<LlcTasks<'a>> = last_level_caches
             .map(|cache| LlcTasks {
                 cache: cache.id,
                 cpus: cache.cpus.intersection(&online),
@@ -41,25 +42,25 @@ impl StickyPlacement {
         if domains.is_empty() {
             return domains;
         }
-        let mut load = vec![0u32; domains.len()];
-        let previous_cache = |task: TaskId| self.places.get(&task).copied();
+        let mut task_counts = vec![0u32; domains.len()];
+        let previous_cache = |task: TaskId| self.home_caches.get(&task).copied();
         let position_of_cache = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
         let mut cache_positions: Vec<Option<usize>> =
             view.movable_tasks().map(|task| previous_cache(task.task).and_then(position_of_cache)).collect();
-        cache_positions.iter().flatten().for_each(|&place| load[place] += 1);
+        cache_positions.iter().flatten().for_each(|&cache_position| task_counts[cache_position] += 1);
         // CPUs are counted only once, because a thousand new tasks each consider every cache.
-        let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
-        for place in cache_positions.iter_mut().filter(|place| place.is_none()) {
-            let per_cpu = |domain: usize| f64::from(load[domain]) / cpus[domain];
-            let emptiest = (0..domains.len()).min_by(|&a, &b| per_cpu(a).total_cmp(&per_cpu(b))).unwrap_or(0);
-            load[emptiest] += 1;
-            *place = Some(emptiest);
+        let cpu_counts: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
+        for cache_position in cache_positions.iter_mut().filter(|place| place.is_none()) {
+            let per_cpu = |domain: usize| f64::from(task_counts[domain]) / cpu_counts[domain];
+            let emptiest_domain = (0..domains.len()).min_by(|&a, &b| per_cpu(a).total_cmp(&per_cpu(b))).unwrap_or(0);
+            task_counts[emptiest_domain] += 1;
+            *cache_position = Some(emptiest_domain);
         }
-        self.places.clear();
+        self.home_caches.clear();
         for (task, place) in view.movable_tasks().zip(cache_positions) {
-            let Some(place) = place else { continue };
-            self.places.insert(task.task, domains[place].cache);
-            domains[place].tasks.push(task);
+            let Some(cache_position) = place else { continue };
+            self.home_caches.insert(task.task, domains[cache_position].cache);
+            domains[cache_position].tasks.push(task);
         }
         domains
     }

@@ -18,7 +18,7 @@ pub struct MeasuredMatrix {
     /// Slowdowns, rows in the order of the columns; 0.28 = 28 % slower.
     pub costs: PairCosts,
     /// Whether the diagonal entry was given. (Missing ones are 0 in `costs`.)
-    pub beside_a_copy: Vec<bool>,
+    pub has_diagonal: Vec<bool>,
 }
 
 /// The error for a CSV file that is not a slowdown matrix.
@@ -61,25 +61,25 @@ pub enum MatrixLookupError {
     },
 }
 
-fn format_hint(meant: Option<&str>) -> String {
-    meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"))
+fn format_hint(nearest: Option<&str>) -> String {
+    nearest.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"))
 }
 
 /// Returns the position of every column by its name.
-fn column_positions(matrix: &PercentMatrix) -> Result<BTreeMap<&str, usize>, MatrixError> {
+fn column_by_name(matrix: &PercentMatrix) -> Result<BTreeMap<&str, usize>, MatrixError> {
     let names = &matrix.columns;
     if names.is_empty() || names.len() > MAX_PROGRAMS {
         let expected = format!("1 to {MAX_PROGRAMS} names after an empty first field");
         return Err(matrix_error(matrix, matrix.header_line, 2, format!("{} names", names.len()), &expected));
     }
-    let mut column_of = BTreeMap::new();
+    let mut columns = BTreeMap::new();
     for (index, name) in names.iter().enumerate() {
-        if name.is_empty() || column_of.insert(name.as_str(), index).is_some() {
+        if name.is_empty() || columns.insert(name.as_str(), index).is_some() {
             let found = format!("'{name}'");
             return Err(matrix_error(matrix, matrix.header_line, index + 2, found, "a name that is not repeated"));
         }
     }
-    Ok(column_of)
+    Ok(columns)
 }
 
 fn matrix_error(matrix: &PercentMatrix, line: u32, column: usize, found: String, expected: &str) -> MatrixError {
@@ -125,13 +125,13 @@ impl TryFrom<&PercentMatrix> for MeasuredMatrix {
     /// Refuses names that are missing, repeated or differ between rows and columns, rows that are too short or too
     /// long, and values that are missing or not slowdowns; each error carries line and field.
     fn try_from(matrix: &PercentMatrix) -> Result<Self, MatrixError> {
-        let column_of = column_positions(matrix)?;
+        let columns = column_by_name(matrix)?;
         let names = matrix.columns.clone();
         let mut rows: Vec<Option<(Vec<f64>, bool)>> = vec![None; names.len()];
         for row in &matrix.rows {
-            let Some(&program) = column_of.get(row.name.as_str()) else {
-                let meant = format_hint(nearest_name(&row.name, names.iter().map(String::as_str)));
-                let expected = format!("one of the columns: {}{meant}", names.join(", "));
+            let Some(&program) = columns.get(row.name.as_str()) else {
+                let hint = format_hint(nearest_name(&row.name, names.iter().map(String::as_str)));
+                let expected = format!("one of the columns: {}{hint}", names.join(", "));
                 return Err(matrix_error(matrix, row.line, 1, format!("'{}'", row.name), &expected));
             };
             if rows[program].is_some() {
@@ -156,7 +156,11 @@ impl TryFrom<&PercentMatrix> for MeasuredMatrix {
             ));
         }
         let (cost, beside_a_copy) = rows.into_iter().flatten().unzip();
-        Ok(MeasuredMatrix { names, costs: PairCosts { kind: CostKind::Degradation, cost }, beside_a_copy })
+        Ok(MeasuredMatrix {
+            names,
+            costs: PairCosts { kind: CostKind::Degradation, cost },
+            has_diagonal: beside_a_copy,
+        })
     }
 }
 
@@ -174,9 +178,9 @@ impl MeasuredMatrix {
             })
         };
         let matrix_rows: Vec<usize> = programs.iter().map(find_program).collect::<Result<_, _>>()?;
-        for (nth, &at) in matrix_rows.iter().enumerate() {
-            if matrix_rows[..nth].contains(&at) && !self.beside_a_copy[at] {
-                return Err(MatrixLookupError::NotBesideACopy { name: self.names[at].as_str().into() });
+        for (nth, &row) in matrix_rows.iter().enumerate() {
+            if matrix_rows[..nth].contains(&row) && !self.has_diagonal[row] {
+                return Err(MatrixLookupError::NotBesideACopy { name: self.names[row].as_str().into() });
             }
         }
         let cost = matrix_rows.iter().map(|&i| matrix_rows.iter().map(|&j| self.costs.cost[i][j]).collect()).collect();

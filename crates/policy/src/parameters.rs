@@ -44,12 +44,13 @@ impl ParameterError {
     /// returned unchanged.
     pub(crate) fn with_successor(self, policy: &str, text: &str) -> Self {
         let ParameterError::Toml(error) = &self else { return self };
-        let key = error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
-        let Some(old) = key.map(|key| format!("{policy}.{key}")) else { return self };
-        let Some(new) = successor_of(SpellingScope::PolicyParameter, &old) else { return self };
-        let rendered = error.to_string();
-        let context = rendered.trim_end().strip_suffix(error.message()).unwrap_or_default().to_string();
-        ParameterError::Retired { context, old, new: format!("{policy}.{new}") }
+        let unknown_key =
+            error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
+        let Some(old_name) = unknown_key.map(|key| format!("{policy}.{key}")) else { return self };
+        let Some(new_name) = successor_of(SpellingScope::PolicyParameter, &old_name) else { return self };
+        let error_text = error.to_string();
+        let context = error_text.trim_end().strip_suffix(error.message()).unwrap_or_default().to_string();
+        ParameterError::Retired { context, old: old_name, new: format!("{policy}.{new_name}") }
     }
 }
 

@@ -14,7 +14,7 @@ use cachemate_core::{CacheId, CacheLevel, CpuId, CpuSet, Estimate, Reason, TaskI
 use serde::{Deserialize, Serialize};
 
 use crate::matrix::{CostKind, PairCosts};
-use crate::reasons::{explain, render};
+use crate::reasons::{explain_placement, render};
 use crate::solvers::{self, Seating, Seats, SolverMethod};
 
 /// The CPUs that share a last-level cache; CPUs of different cores come first.
@@ -50,35 +50,35 @@ pub enum PlacementError {
 /// # Errors
 /// Returns an error if the machine has no online CPU.
 pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, PlacementError> {
-    let mut online: Vec<_> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
-    online.sort_by_key(|cpu| cpu.id);
-    if online.is_empty() {
+    let mut online_cpus: Vec<_> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
+    online_cpus.sort_by_key(|cpu| cpu.id);
+    if online_cpus.is_empty() {
         return Err(PlacementError::NoCpus);
     }
     // Rank of a CPU within its core; the CPUs of rank 0 of all cores come first.
-    let mut of_core: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut used_by_core: BTreeMap<u32, usize> = BTreeMap::new();
     let mut rank_in_core = |core: u32| {
-        let next = of_core.entry(core).or_default();
-        *next += 1;
-        *next - 1
+        let next_rank = used_by_core.entry(core).or_default();
+        *next_rank += 1;
+        *next_rank - 1
     };
-    let mut ranked: Vec<(usize, &cachemate_core::Cpu)> =
-        online.iter().map(|cpu| (rank_in_core(cpu.core), *cpu)).collect();
-    if programs <= ranked.iter().filter(|(rank, _)| *rank == 0).count() {
-        ranked.retain(|(rank, _)| *rank == 0);
+    let mut ranked_cpus: Vec<(usize, &cachemate_core::Cpu)> =
+        online_cpus.iter().map(|cpu| (rank_in_core(cpu.core), *cpu)).collect();
+    if programs <= ranked_cpus.iter().filter(|(rank, _)| *rank == 0).count() {
+        ranked_cpus.retain(|(rank, _)| *rank == 0);
     }
-    ranked.sort_by_key(|(rank, cpu)| (*rank, cpu.id));
+    ranked_cpus.sort_by_key(|(rank, cpu)| (*rank, cpu.id));
     let mut seats: Vec<CacheSeats> = Vec::new();
-    let mut seated = CpuSet::default();
+    let mut covered_cpus = CpuSet::default();
     for cache in topology.last_level_caches() {
-        let on_it = |cpu: &CpuId| cache.cpus.contains(cpu.0) && !seated.contains(cpu.0);
-        let cpus: Vec<CpuId> = ranked.iter().map(|(_, cpu)| cpu.id).filter(on_it).collect();
-        seated.extend(cpus.iter().map(|cpu| cpu.0));
+        let is_new_in_cache = |cpu: &CpuId| cache.cpus.contains(cpu.0) && !covered_cpus.contains(cpu.0);
+        let cpus: Vec<CpuId> = ranked_cpus.iter().map(|(_, cpu)| cpu.id).filter(is_new_in_cache).collect();
+        covered_cpus.extend(cpus.iter().map(|cpu| cpu.0));
         if !cpus.is_empty() {
             seats.push(CacheSeats { cache: Some(cache.id), cpus });
         }
     }
-    for (_, cpu) in ranked.iter().filter(|(_, cpu)| !seated.contains(cpu.id.0)) {
+    for (_, cpu) in ranked_cpus.iter().filter(|(_, cpu)| !covered_cpus.contains(cpu.id.0)) {
         seats.push(CacheSeats { cache: None, cpus: vec![cpu.id] });
     }
     Ok(seats)
@@ -163,22 +163,22 @@ pub struct Placement {
     pub reasons: Vec<Reason>,
 }
 
-/// Places `names` on the machine with the smallest total of `decide_by`.
+/// Places `names` on the machine with the smallest total of `decision_costs`.
 ///
-/// The placement, the best, the worst and random ones are evaluated by `judge_by`, which is the same matrix, or a
-/// measured one to validate a scheme.
+/// The placement, the best, the worst and random ones are evaluated by `evaluation_costs`, which is the same matrix, or
+/// a measured one to validate a scheme.
 ///
 /// # Errors
 /// Returns an error if there is no online CPU, or if a matrix is not square, not finite, or of another size than
 /// `names`.
 pub fn place(
     names: &[String],
-    decide_by: &PairCosts,
-    judge_by: &PairCosts,
+    decision_costs: &PairCosts,
+    evaluation_costs: &PairCosts,
     topology: &Topology,
     seed: u64,
 ) -> Result<Placement, PlacementError> {
-    for costs in [decide_by, judge_by] {
+    for costs in [decision_costs, evaluation_costs] {
         let rows = costs.cost.len();
         let shape_error = |problem| Err(PlacementError::Shape { names: names.len(), what: problem, rows });
         if rows != names.len() || costs.cost.iter().any(|row| row.len() != rows) {
@@ -189,27 +189,34 @@ pub fn place(
         }
     }
     let names = number_names(names);
-    let places = cache_seats(topology, names.len())?;
-    let shape = shape_of(&places);
-    let solved = solvers::best_assignment(&decide_by.cost, &shape);
-    let reasons = explain(&solved.seating, decide_by);
-    let judged =
+    let cache_seats = cache_seats(topology, names.len())?;
+    let seats = shape_of(&cache_seats);
+    let solution = solvers::best_assignment(&decision_costs.cost, &seats);
+    let reasons = explain_placement(&solution.seating, decision_costs);
+    let mean_cost =
         |total: f64, pair_costs: &PairCosts| placement_cost(total / names.len().max(1) as f64, pair_costs.kind);
-    let random = solvers::random_totals(&judge_by.cost, &shape, seed);
-    let judged_costs = solved.seating.costs_by_program(&judge_by.cost);
+    let random_totals = solvers::random_totals(&evaluation_costs.cost, &seats, seed);
+    let judged_costs = solution.seating.costs_by_program(&evaluation_costs.cost);
     Ok(Placement {
-        programs: programs_of(&names, &places, &solved.seating, &judged_costs, judge_by.kind, &reasons),
-        caches: caches_of(&names, &places, &solved.seating, topology),
+        programs: build_programs(
+            &names,
+            &cache_seats,
+            &solution.seating,
+            &judged_costs,
+            evaluation_costs.kind,
+            &reasons,
+        ),
+        caches: build_caches(&names, &cache_seats, &solution.seating, topology),
         covers_machine: false,
-        plan: judged(solved.seating.total_cost(&judge_by.cost), judge_by),
-        best: judged(solvers::best_assignment(&judge_by.cost, &shape).total, judge_by),
-        worst: judged(solvers::worst_assignment(&judge_by.cost, &shape).total, judge_by),
-        random: judged(random.mean, judge_by),
-        random_low_5_percent: judged(random.low_5_percent, judge_by),
-        random_high_5_percent: judged(random.high_5_percent, judge_by),
-        method: solved.method,
-        lower_bound: judged(solved.lower_bound, decide_by),
-        gap: judged(solved.total - solved.lower_bound, decide_by),
+        plan: mean_cost(solution.seating.total_cost(&evaluation_costs.cost), evaluation_costs),
+        best: mean_cost(solvers::best_assignment(&evaluation_costs.cost, &seats).total, evaluation_costs),
+        worst: mean_cost(solvers::worst_assignment(&evaluation_costs.cost, &seats).total, evaluation_costs),
+        random: mean_cost(random_totals.mean, evaluation_costs),
+        random_low_5_percent: mean_cost(random_totals.low_5_percent, evaluation_costs),
+        random_high_5_percent: mean_cost(random_totals.high_5_percent, evaluation_costs),
+        method: solution.method,
+        lower_bound: mean_cost(solution.lower_bound, decision_costs),
+        gap: mean_cost(solution.total - solution.lower_bound, decision_costs),
         reasons,
     })
 }
@@ -220,11 +227,12 @@ pub(crate) fn shape_of(places: &[CacheSeats]) -> Seats {
 
 /// Makes repeated names unique: the second program of the same name gets `#2`.
 pub(crate) fn number_names(names: &[String]) -> Vec<String> {
-    let copy_number = |nth: usize| names[..nth].iter().filter(|earlier_name| **earlier_name == names[nth]).count() + 1;
-    let program_label = |nth: usize| {
+    let copy_number =
+        |index: usize| names[..index].iter().filter(|earlier_name| **earlier_name == names[index]).count() + 1;
+    let unique_name = |nth: usize| {
         if copy_number(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy_number(nth)) }
     };
-    (0..names.len()).map(program_label).collect()
+    (0..names.len()).map(unique_name).collect()
 }
 
 /// Rounds to 10 decimals, so that sums of printed percentages match the printed sum.
@@ -238,7 +246,7 @@ pub(crate) fn placement_cost(value: f64, kind: CostKind) -> PlacementCost {
     }
 }
 
-pub(crate) fn programs_of(
+pub(crate) fn build_programs(
     names: &[String],
     places: &[CacheSeats],
     seating: &Seating,
@@ -247,7 +255,7 @@ pub(crate) fn programs_of(
     reasons: &[Reason],
 ) -> Vec<PlacedProgram> {
     let names_of = |members: &[usize]| members.iter().map(|&member| names[member].clone()).collect::<Vec<String>>();
-    let mut placed: Vec<(usize, PlacedProgram)> = Vec::new();
+    let mut placed_programs: Vec<(usize, PlacedProgram)> = Vec::new();
     for (cache, cpus) in seating.by_cache.iter().enumerate() {
         for (index, members) in cpus.iter().enumerate() {
             let mut co_runners: Vec<usize> = cpus
@@ -259,19 +267,19 @@ pub(crate) fn programs_of(
                 .collect();
             co_runners.sort_unstable();
             for &program in members {
-                let alternates: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
-                let is_own = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
+                let cpu_sharers: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
+                let concerns_program = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
                 let explanations: Vec<String> =
-                    reasons.iter().filter(is_own).map(|reason| render(reason, names)).collect();
+                    reasons.iter().filter(concerns_program).map(|reason| render(reason, names)).collect();
                 let program_cost = placement_cost(costs[program], kind);
-                placed.push((
+                placed_programs.push((
                     program,
                     PlacedProgram {
                         name: names[program].clone(),
                         cpu: places[cache].cpus[index],
                         cache: places[cache].cache,
                         co_runners: names_of(&co_runners),
-                        shares_cpu_with: names_of(&alternates),
+                        shares_cpu_with: names_of(&cpu_sharers),
                         slowdown_percent: program_cost.mean_slowdown_percent,
                         forecast: None,
                         weight: program_cost.mean_weight,
@@ -281,24 +289,24 @@ pub(crate) fn programs_of(
             }
         }
     }
-    placed.sort_by_key(|(program, _)| *program);
-    placed.into_iter().map(|(_, program)| program).collect()
+    placed_programs.sort_by_key(|(program, _)| *program);
+    placed_programs.into_iter().map(|(_, program)| program).collect()
 }
 
-pub(crate) fn caches_of(
+pub(crate) fn build_caches(
     names: &[String],
     places: &[CacheSeats],
     seating: &Seating,
     topology: &Topology,
 ) -> Vec<PlacedCache> {
-    let placed_cache = |(place, cpus): (&CacheSeats, &Vec<Vec<usize>>)| {
-        let cache = topology.caches.iter().find(|cache| Some(cache.id) == place.cache);
+    let placed_cache = |(cache_seats, cpus): (&CacheSeats, &Vec<Vec<usize>>)| {
+        let cache = topology.caches.iter().find(|cache| Some(cache.id) == cache_seats.cache);
         let member_names = |members: &Vec<usize>| members.iter().map(|&member| names[member].clone()).collect();
         PlacedCache {
-            cache: place.cache,
+            cache: cache_seats.cache,
             level: cache.map(|cache| cache.level),
             size_bytes: cache.and_then(|cache| cache.size_bytes),
-            cpus: place.cpus.iter().copied().zip(cpus.iter().map(member_names)).collect(),
+            cpus: cache_seats.cpus.iter().copied().zip(cpus.iter().map(member_names)).collect(),
         }
     };
     places.iter().zip(&seating.by_cache).map(placed_cache).collect()

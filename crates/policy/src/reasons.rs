@@ -9,24 +9,25 @@ use crate::matrix::{CostKind, PairCosts};
 use crate::solvers::Seating;
 
 /// Slowdown below which a reason does not mention a co-runner.
-const NOTICEABLE: f64 = 0.005;
+const MIN_MENTIONED_SLOWDOWN: f64 = 0.005;
 
 /// Returns one reason for every program, in the order of programs, and a second one for a program that takes turns on a
 /// CPU.
-pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
+pub fn explain_placement(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     let mut reasons = Vec::new();
     for program in 0..costs.len() {
-        let Some((cache, cpu)) = find(seating, program) else { continue };
+        let Some((cache, cpu)) = find_seat(seating, program) else { continue };
         let alternates: Vec<usize> =
             seating.by_cache[cache][cpu].iter().copied().filter(|&other| other != program).collect();
         let co_runners: Vec<usize> = members_except(&seating.by_cache[cache], cpu);
-        let elsewhere: Vec<usize> = (0..costs.len())
+        let members_elsewhere: Vec<usize> = (0..costs.len())
             .filter(|candidate| {
                 *candidate != program && !alternates.contains(candidate) && !co_runners.contains(candidate)
             })
             .collect();
-        let neighborhood = Neighborhood { costs, program, co_runners: &co_runners, members_elsewhere: &elsewhere };
-        reasons.push(neighborhood.seating_reason(seating));
+        let neighborhood =
+            Neighborhood { costs, program, co_runners: &co_runners, members_elsewhere: &members_elsewhere };
+        reasons.push(neighborhood.explain_seating(seating));
         reasons.extend(neighborhood.explain_turns(&alternates));
     }
     reasons
@@ -37,11 +38,11 @@ pub fn render(reason: &Reason, names: &[String]) -> String {
     reason.render(|task| names.get(task.0 as usize).map_or("?", String::as_str))
 }
 
-fn find(seating: &Seating, program: usize) -> Option<(usize, usize)> {
+fn find_seat(seating: &Seating, program: usize) -> Option<(usize, usize)> {
     let cpus = seating.by_cache.iter().enumerate();
-    let mut places =
+    let mut seats =
         cpus.flat_map(|(cache, cpus)| cpus.iter().enumerate().map(move |(cpu, members)| (cache, cpu, members)));
-    places.find(|(_, _, members)| members.contains(&program)).map(|(cache, cpu, _)| (cache, cpu))
+    seats.find(|(_, _, members)| members.contains(&program)).map(|(cache, cpu, _)| (cache, cpu))
 }
 
 fn members_except(cache: &[Vec<usize>], cpu: usize) -> Vec<usize> {
@@ -60,9 +61,9 @@ struct Neighborhood<'a> {
 
 impl Neighborhood<'_> {
     /// Returns the first member with the largest mutual cost, or with the smallest if `sign` is negative.
-    fn extreme_member(&self, among: &[usize], sign: f64) -> Option<usize> {
+    fn extreme_member(&self, candidates: &[usize], sign: f64) -> Option<usize> {
         let cost_of = |other: usize| sign * self.costs.mutual_cost(self.program, other);
-        among.iter().copied().reduce(|best, other| if cost_of(other) > cost_of(best) { other } else { best })
+        candidates.iter().copied().reduce(|best, other| if cost_of(other) > cost_of(best) { other } else { best })
     }
 
     fn describe(&self, value: f64) -> String {
@@ -79,40 +80,39 @@ impl Neighborhood<'_> {
         }
     }
 
-    fn build(&self, named_programs: &[usize], text: String, numbers: Vec<(String, f64)>) -> Reason {
+    fn build_reason(&self, named_programs: &[usize], text: String, numbers: Vec<(String, f64)>) -> Reason {
         let tasks = std::iter::once(self.program).chain(named_programs.iter().copied());
         Reason { kind: ReasonKind::Explanation, tasks: tasks.map(|task| TaskId(task as u32)).collect(), text, numbers }
     }
 
-    fn seating_reason(&self, seating: &Seating) -> Reason {
+    fn explain_seating(&self, seating: &Seating) -> Reason {
         let cost = &self.costs.cost;
         let program = self.program;
-        let (Some(kept_from), Some(companion)) =
+        let (Some(avoided), Some(companion)) =
             (self.extreme_member(self.members_elsewhere, 1.0), self.extreme_member(self.co_runners, 1.0))
         else {
             return self.explain_no_choice();
         };
-        let others_of_program = (0..cost.len()).filter(|&other| other != program);
-        let largest_cost = others_of_program
-            .map(|other| cost[program][other].abs().max(cost[other][program].abs()))
-            .fold(0.0, f64::max);
-        if self.costs.kind == CostKind::Degradation && largest_cost < NOTICEABLE {
+        let co_programs = (0..cost.len()).filter(|&other| other != program);
+        let largest_cost =
+            co_programs.map(|other| cost[program][other].abs().max(cost[other][program].abs())).fold(0.0, f64::max);
+        if self.costs.kind == CostKind::Degradation && largest_cost < MIN_MENTIONED_SLOWDOWN {
             let text = format!(
                 "{{0}} and the others barely affect each other (at most {}), so any CPU will do",
                 self.describe(largest_cost)
             );
-            return self.build(&[], text, vec![self.named_number("at_most", largest_cost)]);
+            return self.build_reason(&[], text, vec![self.named_number("at_most", largest_cost)]);
         }
         let numbers = vec![
-            self.named_number("beside_avoided", cost[program][kept_from]),
-            self.named_number("avoided_beside_it", cost[kept_from][program]),
+            self.named_number("beside_avoided", cost[program][avoided]),
+            self.named_number("avoided_beside_it", cost[avoided][program]),
             self.named_number("beside_companion", cost[program][companion]),
             self.named_number("companion_beside_it", cost[companion][program]),
         ];
-        if self.costs.mutual_cost(program, kept_from) <= self.costs.mutual_cost(program, companion) {
+        if self.costs.mutual_cost(program, avoided) <= self.costs.mutual_cost(program, companion) {
             return self.explain_for_others(seating, companion, numbers);
         }
-        let (own_cost, other_cost) = (cost[program][kept_from], cost[kept_from][program]);
+        let (own_cost, other_cost) = (cost[program][avoided], cost[avoided][program]);
         let text = if own_cost >= other_cost {
             let current_cost_text = self.describe(cost[program][companion]);
             format!(
@@ -126,7 +126,7 @@ impl Neighborhood<'_> {
                 "{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {other_text}, {{2}} beside it {current_cost_text}"
             )
         };
-        self.build(&[kept_from, companion], text, numbers)
+        self.build_reason(&[avoided, companion], text, numbers)
     }
 
     fn explain_no_choice(&self) -> Reason {
@@ -134,7 +134,7 @@ impl Neighborhood<'_> {
             (Some(other), None) => {
                 let cost = self.costs.cost[self.program][other];
                 let text = format!("{{0}} has a cache for itself: beside {{1}} {}", self.describe(cost));
-                self.build(&[other], text, vec![self.named_number("beside_avoided", cost)])
+                self.build_reason(&[other], text, vec![self.named_number("beside_avoided", cost)])
             }
             (None, Some(other)) => {
                 let cost = self.costs.cost[self.program][other];
@@ -142,9 +142,9 @@ impl Neighborhood<'_> {
                     "{{0}} has no choice, because all programs share one cache; {{1}} costs it most, {}",
                     self.describe(cost)
                 );
-                self.build(&[other], text, vec![self.named_number("beside_companion", cost)])
+                self.build_reason(&[other], text, vec![self.named_number("beside_companion", cost)])
             }
-            _ => self.build(&[], "{0} shares its cache with no other program".to_string(), Vec::new()),
+            _ => self.build_reason(&[], "{0} shares its cache with no other program".to_string(), Vec::new()),
         }
     }
 
@@ -154,8 +154,8 @@ impl Neighborhood<'_> {
         let total = seating.total_cost(&self.costs.cost);
         let exchanges = self.members_elsewhere.iter().map(|&other| (exchange(seating, self.program, other), other));
         let costs = exchanges.map(|(seating, other)| (seating.total_cost(&self.costs.cost) - total, other));
-        let cheapest = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
-        let (added_cost, other) = cheapest.unwrap_or((0.0, companion));
+        let cheapest_exchange = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
+        let (added_cost, other) = cheapest_exchange.unwrap_or((0.0, companion));
         let current_cost_text = self.describe(self.costs.cost[self.program][companion]);
         numbers.push(self.named_number("cheapest_exchange_costs_all", added_cost));
         let scale = self.costs.cost.iter().flatten().fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
@@ -167,7 +167,7 @@ impl Neighborhood<'_> {
         } else {
             format!("{{0}} is placed beside {{1}} ({current_cost_text}): no exchange, such as with {{2}}, would gain")
         };
-        self.build(&[companion, other], text, numbers)
+        self.build_reason(&[companion, other], text, numbers)
     }
 
     fn explain_turns(&self, alternates: &[usize]) -> Option<Reason> {
@@ -180,7 +180,7 @@ impl Neighborhood<'_> {
         );
         let numbers =
             vec![self.named_number("side_by_side", own_cost), self.named_number("other_side_by_side", other_cost)];
-        Some(self.build(&[other], text, numbers))
+        Some(self.build_reason(&[other], text, numbers))
     }
 }
 

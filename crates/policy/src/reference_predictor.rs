@@ -36,7 +36,7 @@ pub struct ReferencePredictor {
 }
 
 /// Number of iterations toward the fixed point; each halves the remaining difference.
-const STEPS: usize = 80;
+const ITERATIONS: usize = 80;
 
 impl Predictor for ReferencePredictor {
     fn miss_penalty_cycles(&self) -> Option<f64> {
@@ -56,7 +56,7 @@ impl Predictor for ReferencePredictor {
         let mut forecast = Forecast::default();
         for &task in &tasks {
             let mut task_forecast = TaskForecast {
-                cpu_share: co_residency.share.get(&task).map(|&s| Estimate::exact(s)),
+                cpu_share: co_residency.cpu_share.get(&task).map(|&s| Estimate::exact(s)),
                 ..TaskForecast::default()
             };
             match known_curves.get(&task) {
@@ -100,52 +100,54 @@ impl ReferencePredictor {
     ) {
         let Some(size) = cache.size_bytes else { return };
         let Some(own_mask) = fill_mask(task, own_curve.profile.process, cache, view, plan) else { return };
-        let mut competitors = vec![SpaceCompetitor { task: own_curve, presence: 1.0, outside: 0.0 }];
-        for (&other, &meets) in co_residency.meets.get(&task).into_iter().flatten() {
+        let mut competitors = vec![SpaceCompetitor { task: own_curve, presence: 1.0, bytes_outside: 0.0 }];
+        for (&other, &meeting_share) in co_residency.meeting_shares.get(&task).into_iter().flatten() {
             let Some(profile) = known_curves.get(&other) else { return };
             let Some(other_mask) = fill_mask(other, profile.profile.process, cache, view, plan) else { return };
-            let presence = meets * other_mask.share_overlapping(&own_mask);
+            let presence = meeting_share * other_mask.overlapping_share(&own_mask);
             if presence > 0.0 {
                 competitors.push(SpaceCompetitor {
                     task: profile,
                     presence,
-                    outside: other_mask.share_outside(&own_mask) * size as f64,
+                    bytes_outside: other_mask.share_outside(&own_mask) * size as f64,
                 });
             }
         }
         let space = size as f64 * own_mask.fraction();
-        let occupancy = self.first_occupancy(&competitors, space, size as f64);
-        let misses = own_curve.misses_at(occupancy);
-        let solo = own_curve.misses_at(size as f64);
-        let degradation_of = |misses: f64, solo: f64| {
+        let own_bytes = self.solve_occupancy(&competitors, space, size as f64);
+        let misses = own_curve.misses_at(own_bytes);
+        let solo_misses = own_curve.misses_at(size as f64);
+        let degradation_of = |misses: f64, solo_misses: f64| {
             let stalls = own_curve
-                .stalls_per_kilo_at(occupancy)
+                .stalls_per_kilo_at(own_bytes)
                 .zip(own_curve.stalls_per_kilo_at(size as f64))
                 .map(|(stalls_beside, stalls_alone)| (stalls_beside - stalls_alone) / 1000.0);
-            let added = stalls.unwrap_or((misses - solo) / 1000.0 * self.miss_penalty_cycles);
-            (added / own_curve.solo_cycles_per_instr).max(-0.99)
+            let added_cycles = stalls.unwrap_or((misses - solo_misses) / 1000.0 * self.miss_penalty_cycles);
+            (added_cycles / own_curve.solo_cycles_per_instr).max(-0.99)
         };
-        let value = degradation_of(misses.value, solo.value);
-        let bounds = [degradation_of(misses.low, solo.low), degradation_of(misses.high, solo.high), value];
+        let value = degradation_of(misses.value, solo_misses.value);
+        let bounds =
+            [degradation_of(misses.low, solo_misses.low), degradation_of(misses.high, solo_misses.high), value];
         let (low, high) = bounds.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &b| (l.min(b), h.max(b)));
-        let instr_per_cycle = |slower: f64| 1.0 / (own_curve.solo_cycles_per_instr * (1.0 + slower));
+        let instr_per_cycle = |degradation: f64| 1.0 / (own_curve.solo_cycles_per_instr * (1.0 + degradation));
         task_forecast.misses_per_kilo_instr = Some(misses);
         task_forecast.degradation = Some(Estimate { value, low, high });
         task_forecast.instr_per_cycle =
             Some(Estimate { value: instr_per_cycle(value), low: instr_per_cycle(high), high: instr_per_cycle(low) });
     }
 
-    /// Returns the number of bytes of `space` that the first competitor occupies; solo speeds are for the whole cache.
-    fn first_occupancy(&self, competitors: &[SpaceCompetitor<'_, '_>], space: f64, cache_bytes: f64) -> f64 {
+    /// Returns the number of bytes of `space` that the first competitor occupies. Solo speeds refer to the whole cache,
+    /// of `cache_bytes`.
+    fn solve_occupancy(&self, competitors: &[SpaceCompetitor<'_, '_>], space: f64, cache_bytes: f64) -> f64 {
         if competitors.len() == 1 {
             return space;
         }
         let mut occupancies = vec![space / competitors.len() as f64; competitors.len()];
-        for _ in 0..STEPS {
-            let brought_lines: Vec<f64> = competitors
+        for _ in 0..ITERATIONS {
+            let line_rates: Vec<f64> = competitors
                 .iter()
                 .zip(&occupancies)
-                .map(|(SpaceCompetitor { task, presence, outside }, &occupancy)| {
+                .map(|(SpaceCompetitor { task, presence, bytes_outside: outside }, &occupancy)| {
                     // Lines that the task has elsewhere reduce the number of lines that it brings in here.
                     let resident_bytes = (occupancy + outside).min(cache_bytes);
                     let misses = task.misses_at(resident_bytes).value.max(0.0) / 1000.0;
@@ -153,17 +155,18 @@ impl ReferencePredictor {
                         .stalls_per_kilo_at(resident_bytes)
                         .zip(task.stalls_per_kilo_at(cache_bytes))
                         .map(|(stalls_here, stalls_alone)| (stalls_here - stalls_alone) / 1000.0);
-                    let by_misses = || (misses - task.misses_at(cache_bytes).value / 1000.0) * self.miss_penalty_cycles;
-                    let cycles = task.solo_cycles_per_instr + stalls.unwrap_or_else(by_misses).max(0.0);
+                    let stalls_by_misses =
+                        || (misses - task.misses_at(cache_bytes).value / 1000.0) * self.miss_penalty_cycles;
+                    let cycles = task.solo_cycles_per_instr + stalls.unwrap_or_else(stalls_by_misses).max(0.0);
                     presence * misses / cycles
                 })
                 .collect();
-            let total_brought: f64 = brought_lines.iter().sum();
-            if total_brought <= 0.0 {
+            let total_line_rate: f64 = line_rates.iter().sum();
+            if total_line_rate <= 0.0 {
                 return space;
             }
-            for (occupancy, brings) in occupancies.iter_mut().zip(&brought_lines) {
-                *occupancy = 0.5 * *occupancy + 0.5 * space * brings / total_brought;
+            for (occupancy, line_rate) in occupancies.iter_mut().zip(&line_rates) {
+                *occupancy = 0.5 * *occupancy + 0.5 * space * line_rate / total_line_rate;
             }
         }
         occupancies[0]
@@ -177,7 +180,7 @@ struct SpaceCompetitor<'k, 'p> {
     /// space.
     presence: f64,
     /// Number of bytes that the competitor may fill elsewhere.
-    outside: f64,
+    bytes_outside: f64,
 }
 
 /// A task with sufficient evidence for a forecast.
@@ -215,11 +218,11 @@ fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, E
     let reuse = ReuseTimes::from_profile(profile.reuse_times()?)?;
     let refs = profile.rates.llc_refs_per_mega_instr?.estimate();
     let model = StackModel::new(&reuse)?;
-    let largest = topology.caches.iter().filter_map(|cache| cache.size_bytes).max()?;
-    let line = topology.caches.iter().rev().find_map(|cache| cache.line_bytes).unwrap_or(64);
-    let sizes = (1..=64u64).map(|step| largest * step / 64);
+    let largest_cache_bytes = topology.caches.iter().filter_map(|cache| cache.size_bytes).max()?;
+    let line_bytes = topology.caches.iter().rev().find_map(|cache| cache.line_bytes).unwrap_or(64);
+    let sizes = (1..=64u64).map(|step| largest_cache_bytes * step / 64);
     let curve_point = |size: u64| {
-        let ratio = model.miss_ratio(size / u64::from(line));
+        let ratio = model.miss_ratio(size / u64::from(line_bytes));
         let mpki_of_refs = |refs: f64| refs / 1000.0 * ratio;
         (size, Estimate { value: mpki_of_refs(refs.value), low: mpki_of_refs(refs.low), high: mpki_of_refs(refs.high) })
     };
@@ -228,13 +231,13 @@ fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, E
 
 /// Interpolates linearly between the points; the curve is constant beyond its ends.
 fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
-    let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
-    if next == 0 || next == curve.len() {
-        return curve[next.min(curve.len() - 1)].1;
+    let upper_index = curve.partition_point(|(size, _)| (*size as f64) < bytes);
+    if upper_index == 0 || upper_index == curve.len() {
+        return curve[upper_index.min(curve.len() - 1)].1;
     }
-    let ((low_size, low), (high_size, high)) = (curve[next - 1], curve[next]);
-    let share = (bytes - low_size as f64) / (high_size - low_size).max(1) as f64;
-    let interpolate = |a: f64, b: f64| a + (b - a) * share;
+    let ((low_size, low), (high_size, high)) = (curve[upper_index - 1], curve[upper_index]);
+    let fraction = (bytes - low_size as f64) / (high_size - low_size).max(1) as f64;
+    let interpolate = |a: f64, b: f64| a + (b - a) * fraction;
     Estimate {
         value: interpolate(low.value, high.value),
         low: interpolate(low.low, high.low),
@@ -262,7 +265,7 @@ impl FillMask {
         }
     }
     /// Returns the fraction of this mask's lines that fall where the other may fill.
-    fn share_overlapping(&self, other: &Self) -> f64 {
+    fn overlapping_share(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 1.0,
             (None, Some(_)) => other.fraction(),
@@ -299,91 +302,106 @@ fn fill_mask(
     }
 }
 
-/// The CPUs of each task, its share of the time there, and its co-runners.
+/// The CPU of each task, its share of the time there, and its co-runners.
 struct CoResidency {
-    cpu: BTreeMap<TaskId, CpuId>,
-    share: BTreeMap<TaskId, f64>,
+    cpu_by_task: BTreeMap<TaskId, CpuId>,
+    cpu_share: BTreeMap<TaskId, f64>,
     /// For each known task, the fraction of its own run time during which each other task runs on another CPU of its
     /// cache.
-    meets: BTreeMap<TaskId, BTreeMap<TaskId, f64>>,
+    meeting_shares: BTreeMap<TaskId, BTreeMap<TaskId, f64>>,
 }
 
 impl CoResidency {
-    fn new(topology: &Topology, tasks: &[TaskId], requested: &[TaskId], plan: &Plan) -> Self {
-        let mut co_residency = CoResidency { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
-        let mut in_gangs: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
+    fn new(topology: &Topology, tasks: &[TaskId], known_tasks: &[TaskId], plan: &Plan) -> Self {
+        let mut co_residency =
+            CoResidency { cpu_by_task: BTreeMap::new(), cpu_share: BTreeMap::new(), meeting_shares: BTreeMap::new() };
+        let mut gang_shares: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
         let mut taken_cpus = CpuSet::default();
-        for (nth, schedule) in plan.gangs.iter().enumerate() {
+        for (schedule_index, schedule) in plan.gangs.iter().enumerate() {
             taken_cpus = taken_cpus.union(&schedule.cpus);
-            let turn: f64 = schedule.gangs.iter().map(|gang| f64::from(gang.slices)).sum();
+            let rotation_slices: f64 = schedule.gangs.iter().map(|gang| f64::from(gang.slices)).sum();
             for (index, gang) in schedule.gangs.iter().enumerate() {
-                let seated: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
-                let mut free_cpus = schedule.cpus.iter().filter(|&cpu| !seated.contains(cpu));
+                let named_cpus: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
+                let mut free_cpus = schedule.cpus.iter().filter(|&cpu| !named_cpus.contains(cpu));
                 for &(task, cpu) in &gang.members {
                     let Some(cpu) = cpu.or_else(|| free_cpus.next().map(CpuId)) else { continue };
-                    co_residency.cpu.entry(task).or_insert(cpu);
-                    let slice_share = f64::from(gang.slices) / turn.max(1.0);
-                    *co_residency.share.entry(task).or_insert(0.0) += slice_share;
-                    in_gangs.entry(task).or_insert_with(|| (nth, BTreeMap::new())).1.insert(index, slice_share);
+                    co_residency.cpu_by_task.entry(task).or_insert(cpu);
+                    let slice_share = f64::from(gang.slices) / rotation_slices.max(1.0);
+                    *co_residency.cpu_share.entry(task).or_insert(0.0) += slice_share;
+                    gang_shares
+                        .entry(task)
+                        .or_insert_with(|| (schedule_index, BTreeMap::new()))
+                        .1
+                        .insert(index, slice_share);
                 }
             }
         }
-        co_residency.spread(topology, tasks, plan, &taken_cpus);
-        co_residency.count_meetings(topology, tasks, requested, &in_gangs);
+        co_residency.assign_free_tasks(topology, tasks, plan, &taken_cpus);
+        co_residency.compute_meeting_shares(topology, tasks, known_tasks, &gang_shares);
         co_residency
     }
 
     /// Assigns tasks outside gangs to the least loaded of their CPUs, starting with the tasks that have the fewest CPUs
     /// to choose from.
-    fn spread(&mut self, topology: &Topology, tasks: &[TaskId], plan: &Plan, occupied_cpus: &CpuSet) {
+    fn assign_free_tasks(&mut self, topology: &Topology, tasks: &[TaskId], plan: &Plan, occupied_cpus: &CpuSet) {
         let online = topology.online();
         let cpu_choice = |task: &TaskId| {
             let allowed_cpus = plan.affinity.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
             let free_cpus: CpuSet = allowed_cpus.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect();
             if free_cpus.is_empty() { allowed_cpus } else { free_cpus }
         };
-        let mut free_tasks: Vec<(TaskId, CpuSet)> =
-            tasks.iter().filter(|task| !self.cpu.contains_key(task)).map(|task| (*task, cpu_choice(task))).collect();
+        let mut free_tasks: Vec<(TaskId, CpuSet)> = tasks
+            .iter()
+            .filter(|task| !self.cpu_by_task.contains_key(task))
+            .map(|task| (*task, cpu_choice(task)))
+            .collect();
         free_tasks.sort_by_key(|(task, cpus)| (cpus.count(), *task));
         let mut load: BTreeMap<u32, f64> = BTreeMap::new();
         let weight_of = |task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
-        let shared: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.last_level).collect();
-        let caches_of =
-            |cpu: u32| (0..shared.len()).filter(|&index| shared[index].cpus.contains(cpu)).collect::<Vec<_>>();
+        let last_level_caches: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.last_level).collect();
+        let caches_of = |cpu: u32| {
+            (0..last_level_caches.len())
+                .filter(|&index| last_level_caches[index].cpus.contains(cpu))
+                .collect::<Vec<_>>()
+        };
         let caches: BTreeMap<u32, Vec<usize>> = online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
         for (task, cpus) in &free_tasks {
             // Loads are summed once for each task; with a hundred CPUs on one cache, these sums otherwise took nine
             // tenths of a forecast.
-            let load_on =
+            let load_of_cache =
                 |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
-            let loads: Vec<f64> = shared.iter().map(load_on).collect();
-            let on_cache = |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&index| loads[index]).sum::<f64>();
-            let load_key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), on_cache(cpu));
-            let minimum = cpus.iter().map(|cpu| (load_key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
-            if let Some((_, cpu)) = minimum {
+            let loads: Vec<f64> = last_level_caches.iter().map(load_of_cache).collect();
+            let load_of_caches =
+                |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&index| loads[index]).sum::<f64>();
+            let load_key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), load_of_caches(cpu));
+            let least_loaded = cpus.iter().map(|cpu| (load_key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+            if let Some((_, cpu)) = least_loaded {
                 *load.entry(cpu).or_insert(0.0) += weight_of(task);
-                self.cpu.insert(*task, CpuId(cpu));
+                self.cpu_by_task.insert(*task, CpuId(cpu));
             }
         }
         for (task, _) in &free_tasks {
-            if let Some(cpu) = self.cpu.get(task) {
-                self.share.insert(*task, weight_of(task) / load[&cpu.0]);
+            if let Some(cpu) = self.cpu_by_task.get(task) {
+                self.cpu_share.insert(*task, weight_of(task) / load[&cpu.0]);
             }
         }
     }
 
-    fn count_meetings(
+    fn compute_meeting_shares(
         &mut self,
         topology: &Topology,
         tasks: &[TaskId],
-        requested: &[TaskId],
+        requested_tasks: &[TaskId],
         in_gangs: &BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)>,
     ) {
-        for &task in requested {
+        for &task in requested_tasks {
             let Some(cache) = self.cache_of(topology, task) else { continue };
-            let mut met = BTreeMap::new();
+            let mut shares = BTreeMap::new();
             for &other in tasks.iter().filter(|&&other| other != task) {
-                let (Some(own_cpu), Some(other_cpu)) = (self.cpu.get(&task), self.cpu.get(&other)) else { continue };
+                let (Some(own_cpu), Some(other_cpu)) = (self.cpu_by_task.get(&task), self.cpu_by_task.get(&other))
+                else {
+                    continue;
+                };
                 if !cache.cpus.contains(other_cpu.0) {
                     continue;
                 }
@@ -392,23 +410,23 @@ impl CoResidency {
                         let common_slices: f64 = own_gangs
                             .iter()
                             .filter(|(gang, _)| other_gangs.contains_key(gang))
-                            .map(|(_, part)| part)
+                            .map(|(_, slice_share)| slice_share)
                             .sum();
                         common_slices / own_gangs.values().sum::<f64>()
                     }
                     _ if own_cpu == other_cpu => 0.0,
-                    _ => self.share.get(&other).copied().unwrap_or(0.0),
+                    _ => self.cpu_share.get(&other).copied().unwrap_or(0.0),
                 };
                 if meeting_share > 0.0 {
-                    met.insert(other, meeting_share);
+                    shares.insert(other, meeting_share);
                 }
             }
-            self.meets.insert(task, met);
+            self.meeting_shares.insert(task, shares);
         }
     }
 
     fn cache_of<'t>(&self, topology: &'t Topology, task: TaskId) -> Option<&'t Cache> {
-        let cpu = self.cpu.get(&task)?;
+        let cpu = self.cpu_by_task.get(&task)?;
         topology.caches.iter().find(|cache| cache.last_level && cache.cpus.contains(cpu.0))
     }
 }
@@ -422,15 +440,16 @@ fn miss_ratios(
 ) -> BTreeMap<CacheId, Estimate> {
     let mut ratios = BTreeMap::new();
     for cache in topology.last_level_caches() {
-        let on_it = |task: &&TaskId| co_residency.cpu.get(task).is_some_and(|cpu| cache.cpus.contains(cpu.0));
-        let rates = profiles.keys().filter(on_it).map(|task| {
+        let runs_on_cache =
+            |task: &&TaskId| co_residency.cpu_by_task.get(task).is_some_and(|cpu| cache.cpus.contains(cpu.0));
+        let rates = profiles.keys().filter(runs_on_cache).map(|task| {
             let task_forecast = forecast.tasks.get(task)?;
             let speed = task_forecast.instr_per_cycle?.value * task_forecast.cpu_share?.value;
             let (misses, refs) = (task_forecast.misses_per_kilo_instr?, profiles[task].rates.llc_refs_per_mega_instr?);
             Some([misses.value, misses.low, misses.high, refs.value / 1000.0].map(|rate| rate * speed))
         });
         let Some(rates) = rates.collect::<Option<Vec<[f64; 4]>>>() else { continue };
-        let sum_of_rate = |which: usize| rates.iter().map(|rate| rate[which]).sum::<f64>();
+        let sum_of_rate = |index: usize| rates.iter().map(|rate| rate[index]).sum::<f64>();
         if sum_of_rate(3) > 0.0 {
             let ratio_of_rate = |which: usize| (sum_of_rate(which) / sum_of_rate(3)).min(1.0);
             ratios

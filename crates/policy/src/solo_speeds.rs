@@ -25,17 +25,21 @@ impl SoloSpeeds {
         }
     }
 
-    /// Returns a task's slowdown: run time over solo run time, minus one. The work that the probe counted is compared
-    /// in the same unit; without it, instructions per cycle are compared if the profile has the solo value. `None` if
+    /// Returns a task's slowdown: run time over solo run time, minus one. If a probe counted solo work, rates of that
+    /// work are compared; otherwise, instructions per cycle are compared, if the profile has the solo value. `None` if
     /// neither is known.
     pub fn slowdown_over_solo(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
         let ran_ns = task.ran_ns();
-        let by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
+        let slowdown_by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, solo_rate)| {
             let (_, count) = metrics_of(task, elapsed_ns).find(|(work, _)| work == unit)?;
-            Some(alone * ran_ns as f64 / 1e9 / count - 1.0)
+            Some(solo_rate * ran_ns as f64 / 1e9 / count - 1.0)
         });
-        let solo = profile.rates.solo_instr_per_cycle.map(|solo| solo.value);
-        by_work.or_else(|| solo.zip(instr_per_cycle(task)).map(|(solo, now)| solo / now - 1.0))
+        let solo_instr_per_cycle = profile.rates.solo_instr_per_cycle.map(|solo| solo.value);
+        slowdown_by_work.or_else(|| {
+            solo_instr_per_cycle
+                .zip(instr_per_cycle(task))
+                .map(|(solo, current_instr_per_cycle)| solo / current_instr_per_cycle - 1.0)
+        })
     }
 }
 

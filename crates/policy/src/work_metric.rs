@@ -52,8 +52,8 @@ impl WorkMetric {
 /// Returns the metrics of a task in a window of `elapsed_ns` with their positive values, the best first.
 pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (WorkMetric, f64)> + '_ {
     let ran_ns = task.ran_ns();
-    let wanted_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
-    let wants_cpu = wanted_ns as f64 >= MIN_CPU_DEMAND * elapsed_ns as f64 && elapsed_ns > 0;
+    let demanded_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
+    let wants_cpu = demanded_ns as f64 >= MIN_CPU_DEMAND * elapsed_ns as f64 && elapsed_ns > 0;
     WorkMetric::BEST_FIRST.into_iter().filter_map(move |work| {
         let count = match work {
             WorkMetric::Reported => task.progress,
@@ -67,10 +67,10 @@ pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (W
 /// Returns the metric of a task's promised rate: reported work if the task reports any, and otherwise instructions.
 /// `None` if another thread of the task's process reports work on its behalf.
 pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMetric> {
-    let mut siblings = samples.iter().filter(|sibling| sibling.process == task.process && !sibling.exited);
+    let mut live_siblings = samples.iter().filter(|sibling| sibling.process == task.process && !sibling.exited);
     match task.progress {
         Some(_) => Some(WorkMetric::Reported),
-        None => (!siblings.any(|sibling| sibling.progress.is_some())).then_some(WorkMetric::Instructions),
+        None => (!live_siblings.any(|sibling| sibling.progress.is_some())).then_some(WorkMetric::Instructions),
     }
 }
 

@@ -36,13 +36,13 @@ const PROGRAMS: [EndlessProgram; 4] = [
 fn measure_profile(program: &EndlessProgram) -> Profile {
     let settings = ProfileSettings {
         interval: IntervalLength::Instructions(1_000_000),
-        reuse_one_in: 8,
+        reuse_sample_period: 8,
         ..ProfileSettings::new(CacheLevel::L2, LINES * LINE_BYTES, WAYS, LINE_BYTES)
     };
     let (mut builder, mut random) = (ProfileBuilder::new(settings).unwrap(), SplitMix64::new(17));
     let access = |position| {
         let line = (program.pattern)(position, &mut random);
-        ProgramAccess { line, instructions: program.instructions, store: false, thread: 0 }
+        ProgramAccess { line, instructions: program.instructions, is_store: false, thread: 0 }
     };
     let accesses: Vec<ProgramAccess> = (0..ACCESSES as u64).map(access).collect();
     builder.push(&accesses).unwrap();
@@ -94,7 +94,7 @@ fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
     let (mut worst_ratio, mut worst_time, mut off) = ([0.0f64; 2], [0.0f64; 2], Vec::new());
     for group in pairs.chain([vec![0, 1, 2], vec![0, 1, 2, 3]]) {
         let members: Vec<&Profile> = group.iter().map(|&p| &profiles[p]).collect();
-        let expected = StatCc { jointly: true }.group_costs(&members, &cache).unwrap();
+        let expected = StatCc { solves_jointly: true }.group_costs(&members, &cache).unwrap();
         let programs: Vec<&EndlessProgram> = group.iter().map(|&p| &PROGRAMS[p]).collect();
         let ratios = expected.miss_ratios.unwrap();
         for (index, &(cpi, ratio)) in simulate(&programs).iter().enumerate() {

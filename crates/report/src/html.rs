@@ -35,16 +35,16 @@ pub struct StudyPage {
 impl CostTable {
     /// The matrix of slowdowns as a heat map.
     pub fn heat_map(&self) -> HeatMap {
-        let percent = self.unit == "percent";
+        let is_percent = self.unit == "percent";
         HeatMap {
             rows: self.names.clone(),
             columns: self.names.clone(),
             row_label: "suffers".into(),
             column_label: "beside".into(),
             values: self.values.clone(),
-            decimals: percent.then_some(1),
-            by_root: true,
-            unit: if percent { "%".into() } else { String::new() },
+            decimals: is_percent.then_some(1),
+            uses_root_scale: true,
+            unit: if is_percent { "%".into() } else { String::new() },
             ..HeatMap::default()
         }
     }
@@ -110,15 +110,16 @@ impl StudyPage {
     }
 
     /// Points of one program: misses per thousand instructions if `mpki` is set, otherwise miss ratios in percent.
-    fn series(&self, index: usize, mpki: bool) -> Series {
+    fn program_series(&self, index: usize, uses_mpki: bool) -> Series {
         let name = &self.programs[index].name;
         let points = self.curves[index].iter().filter_map(|point| {
-            let scale = if mpki { point.mpki.filter(|_| point.miss_ratio > 0.0)? / point.miss_ratio } else { 100.0 };
-            let y = if mpki { point.mpki? } else { point.miss_ratio * 100.0 };
+            let scale =
+                if uses_mpki { point.mpki.filter(|_| point.miss_ratio > 0.0)? / point.miss_ratio } else { 100.0 };
+            let y = if uses_mpki { point.mpki? } else { point.miss_ratio * 100.0 };
             let interval = point
                 .miss_ratio_error
                 .map(|error| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale));
-            let unit = if mpki { "MPKI" } else { "% misses" };
+            let unit = if uses_mpki { "MPKI" } else { "% misses" };
             let title = Some(format!("{name}: {} {unit} with {}", format_number(y), size_text(point.bytes)));
             Some(ChartPoint { x: point.bytes as f64, y, interval, title })
         });
@@ -126,24 +127,24 @@ impl StudyPage {
     }
 
     fn curves_section(&self) -> Markup {
-        let drawn: Vec<usize> =
+        let drawn_indices: Vec<usize> =
             (0..self.programs.len().min(self.curves.len())).filter(|&index| !self.curves[index].is_empty()).collect();
-        if drawn.is_empty() {
+        if drawn_indices.is_empty() {
             return html! {};
         }
-        let mpki = drawn.iter().all(|&index| self.curves[index].iter().all(|point| point.mpki.is_some()));
-        let label = if mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
-        let series: Vec<Series> = drawn.iter().map(|&at| self.series(at, mpki)).collect();
-        let size = self.cache.size_bytes as f64;
-        let mark = || crate::figure::ReferenceLine::X {
+        let has_mpki = drawn_indices.iter().all(|&index| self.curves[index].iter().all(|point| point.mpki.is_some()));
+        let label = if has_mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
+        let series: Vec<Series> = drawn_indices.iter().map(|&at| self.program_series(at, has_mpki)).collect();
+        let cache_bytes = self.cache.size_bytes as f64;
+        let size_mark = || crate::figure::ReferenceLine::X {
             label: format!("{} {}", size_text(self.cache.size_bytes), self.cache.level),
-            at: size,
+            position: cache_bytes,
         };
         let combined_chart = Chart {
             x: Axis::bytes("cache to itself"),
             y: spread_axis(label, &series),
             series: series.clone(),
-            references: vec![mark()],
+            references: vec![size_mark()],
             size: Some((860.0, 400.0)),
             ..Chart::default()
         };
@@ -151,7 +152,7 @@ impl StudyPage {
             title: single.name.clone(),
             x: Axis::bytes(""),
             series: vec![single],
-            references: vec![crate::figure::ReferenceLine::X { label: String::new(), at: size }],
+            references: vec![crate::figure::ReferenceLine::X { label: String::new(), position: cache_bytes }],
             size: Some((320.0, 190.0)),
             ..Chart::default()
         };
@@ -194,18 +195,18 @@ impl StudyPage {
 
 /// Returns a linear axis, or a logarithmic one if the largest program would otherwise flatten all others.
 fn spread_axis(label: &str, series: &[Series]) -> Axis {
-    let peak = |single: &Series| single.points.iter().map(|point| point.y).fold(0.0, f64::max);
-    let mut peaks: Vec<f64> = series.iter().map(peak).collect();
+    let peak_of = |single: &Series| single.points.iter().map(|point| point.y).fold(0.0, f64::max);
+    let mut peaks: Vec<f64> = series.iter().map(peak_of).collect();
     peaks.sort_by(f64::total_cmp);
-    let (Some(&highest_peak), Some(&middle)) = (peaks.last(), peaks.get(peaks.len() / 2)) else {
+    let (Some(&highest_peak), Some(&median_peak)) = (peaks.last(), peaks.get(peaks.len() / 2)) else {
         return Axis::linear(label);
     };
-    if highest_peak <= 8.0 * middle || middle <= 0.0 {
+    if highest_peak <= 8.0 * median_peak || median_peak <= 0.0 {
         return Axis::linear(label);
     }
-    let shown =
+    let shown_values =
         series.iter().flat_map(|single| &single.points).map(|point| point.y).filter(|y| *y > highest_peak / 1e5);
-    Axis::log(label).with_range(shown.fold(highest_peak, f64::min) / 1.3, highest_peak * 1.3)
+    Axis::log(label).with_range(shown_values.fold(highest_peak, f64::min) / 1.3, highest_peak * 1.3)
 }
 
 fn render_cost(value: Option<f64>, unit: &str) -> String {
@@ -228,7 +229,7 @@ fn severity(value: Option<f64>, unit: &str) -> &'static str {
 fn plan_section(plan: &PlanResult) -> Markup {
     let programs = || plan.caches.iter().flat_map(|cache| &cache.programs);
     let largest_slowdown = programs().filter_map(|p| p.slowdown).fold(0.0, f64::max);
-    let bar = |value: Option<f64>| match value {
+    let bar_style = |value: Option<f64>| match value {
         Some(value) if largest_slowdown > 0.0 && value > 0.0 => {
             format!("width:{:.2}rem", value / largest_slowdown * 3.0)
         }
@@ -249,7 +250,7 @@ fn plan_section(plan: &PlanResult) -> Markup {
             @if cache.programs.is_empty() { p.soft { "idle" } }
             @for program in &cache.programs { div.row {
                 b { (program.name) }
-                span.cost { span.bar.(severity(program.slowdown, &plan.unit)) style=(bar(program.slowdown)) {} (render_cost(program.slowdown, &plan.unit))
+                span.cost { span.bar.(severity(program.slowdown, &plan.unit)) style=(bar_style(program.slowdown)) {} (render_cost(program.slowdown, &plan.unit))
                     @if let Some(range) = program.interval { " " span.range { "(" (range.describe()) ")" } }
                 }
             } }
@@ -257,7 +258,7 @@ fn plan_section(plan: &PlanResult) -> Markup {
         h2 { "Why" }
         dl.why { @for program in programs() { dt { (program.name) } dd { (program.reason) } } }
         h2 { "Against the alternatives" }
-        (alternatives(plan))
+        (alternatives_table(plan))
     }
 }
 
@@ -276,7 +277,7 @@ fn proof_text(plan: &PlanResult) -> String {
     }
 }
 
-fn alternatives(plan: &PlanResult) -> Markup {
+fn alternatives_table(plan: &PlanResult) -> Markup {
     let expected = &plan.expected;
     let rows = [
         ("this plan", expected.plan),
@@ -285,7 +286,7 @@ fn alternatives(plan: &PlanResult) -> Markup {
         ("the worst", expected.worst),
     ];
     let largest_slowdown = rows.iter().filter_map(|row| row.1).fold(0.0, f64::max);
-    let width = |value: Option<f64>| match value {
+    let width_style = |value: Option<f64>| match value {
         Some(value) if largest_slowdown > 0.0 && value > 0.0 => {
             format!("width:{:.2}rem", value / largest_slowdown * 5.5)
         }
@@ -297,7 +298,7 @@ fn alternatives(plan: &PlanResult) -> Markup {
             tbody { @for (name, value) in rows { tr {
                 td { (name) }
                 td { (render_cost(value, &plan.unit)) }
-                td.l { span.bar.(severity(value, &plan.unit)) style=(width(value)) {} }
+                td.l { span.bar.(severity(value, &plan.unit)) style=(width_style(value)) {} }
             } } }
         } }))
     }

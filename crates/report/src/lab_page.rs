@@ -62,7 +62,7 @@ impl LabLine {
     }
 
     /// Reported and modeled figure, if both are single numbers.
-    fn pair(&self) -> Option<(f64, f64)> {
+    fn figure_pair(&self) -> Option<(f64, f64)> {
         let parse_number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite());
         Some((parse_number(&self.reported)?, parse_number(&self.modeled)?))
     }
@@ -93,12 +93,12 @@ impl LabResult {
         if !self.ran {
             return format!("Nothing was run: {}.", self.reason.as_deref().unwrap_or("no reason was recorded"));
         }
-        let count = |passed| self.lines.iter().filter(|line| line.passed == passed).count();
+        let count_with = |passed| self.lines.iter().filter(|line| line.passed == passed).count();
         let mut lead = format!(
             "All figures are of a modeled machine. {} met, {} missed, {} without a target.",
-            counted_text(count(Some(true)) as u64, "target"),
-            count(Some(false)),
-            counted_text(count(None) as u64, "figure"),
+            counted_text(count_with(Some(true)) as u64, "target"),
+            count_with(Some(false)),
+            counted_text(count_with(None) as u64, "figure"),
         );
         let facts = [("Kernel", &self.kernel), ("Commit", &self.commit), ("Command", &self.command)];
         for (name, value) in facts.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
@@ -119,7 +119,7 @@ impl LabResult {
 
     fn pairs_section(&self) -> Markup {
         let point = |line: &LabLine| {
-            let (x, y) = line.pair().filter(|&(x, y)| x > 0.0 && y > 0.0 && !line.is_forecast())?;
+            let (x, y) = line.figure_pair().filter(|&(x, y)| x > 0.0 && y > 0.0 && !line.is_forecast())?;
             Some(ChartPoint { title: Some(format!("{}: {x} reported, {y} modeled", line.id)), ..ChartPoint::new(x, y) })
         };
         let points: Vec<ChartPoint> = self.lines.iter().filter_map(point).collect();
@@ -135,7 +135,7 @@ impl LabResult {
 
     fn forecasts_section(&self) -> Markup {
         let point = |line: &LabLine| {
-            let (x, y) = line.pair().filter(|_| line.is_forecast())?;
+            let (x, y) = line.figure_pair().filter(|_| line.is_forecast())?;
             let title = format!("{}: forecast {x} %, measured {y} %", line.title);
             Some(ChartPoint { title: Some(title), ..ChartPoint::new(x, y) })
         };
@@ -165,16 +165,16 @@ impl LabResult {
 
 /// Points, and the line on which both figures are equal.
 fn scatter_chart(points: Vec<ChartPoint>, x: Axis, y: Axis) -> Markup {
-    let ends = points.iter().flat_map(|point| [point.x, point.y]);
-    let (low, high) = ends.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), end| (low.min(end), high.max(end)));
-    let equal = Series {
+    let values = points.iter().flat_map(|point| [point.x, point.y]);
+    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), end| (low.min(end), high.max(end)));
+    let equality_line = Series {
         name: "equal".to_string(),
         points: vec![ChartPoint::new(low, low), ChartPoint::new(high, high)],
-        dashed: true,
+        is_dashed: true,
         ..Series::default()
     };
     let figures = Series { name: "figures".to_string(), points, mark: Mark::Points, ..Series::default() };
-    html! { (Chart { x, y, series: vec![figures, equal], ..Chart::default() }.inline()) }
+    html! { (Chart { x, y, series: vec![figures, equality_line], ..Chart::default() }.inline()) }
 }
 
 #[cfg(test)]

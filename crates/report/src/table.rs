@@ -22,8 +22,8 @@ pub struct Table {
 impl Table {
     /// An empty table. `header` gives the name of each column and the alignment of its cells.
     pub fn new(header: &[(&str, Align)]) -> Self {
-        let cell = |name: &str| EscapedText::for_line(name).to_string();
-        Table { header: header.iter().map(|(name, align)| (cell(name), *align)).collect(), rows: Vec::new() }
+        let escape_cell = |name: &str| EscapedText::for_line(name).to_string();
+        Table { header: header.iter().map(|(name, align)| (escape_cell(name), *align)).collect(), rows: Vec::new() }
     }
 
     /// An empty table with left-aligned columns first (`"pair | cache"`) and right-aligned ones after them.
@@ -56,8 +56,9 @@ impl Table {
         let mut text = String::new();
         for line in lines() {
             let cells = line.iter().zip(&widths).zip(&self.header);
-            let padded: Vec<String> = cells.map(|((cell, width), (_, align))| pad_text(cell, *width, *align)).collect();
-            text.push_str(padded.join("  ").trim_end());
+            let padded_cells: Vec<String> =
+                cells.map(|((cell, width), (_, align))| pad_text(cell, *width, *align)).collect();
+            text.push_str(padded_cells.join("  ").trim_end());
             text.push('\n');
         }
         text
@@ -68,19 +69,19 @@ impl Table {
 /// program names and numbers in these tables contain no wide or combining characters.
 pub(crate) fn text_width(text: &str) -> usize {
     let mut columns = 0;
-    let mut escape = false;
+    let mut is_in_escape = false;
     for c in text.chars() {
-        match (escape, c) {
-            (true, 'm') => escape = false,
+        match (is_in_escape, c) {
+            (true, 'm') => is_in_escape = false,
             (true, _) => {}
-            (false, '\u{1b}') => escape = true,
+            (false, '\u{1b}') => is_in_escape = true,
             (false, _) => columns += 1,
         }
     }
     columns
 }
 
-/// Pads a text with blanks to `to` columns.
+/// Pads a text with blanks to `columns` columns.
 pub(crate) fn pad_text(text: &str, columns: usize, align: Align) -> String {
     let blanks = " ".repeat(columns.saturating_sub(text_width(text)));
     match align {

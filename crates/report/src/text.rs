@@ -13,7 +13,7 @@ pub fn size_text(bytes: u64) -> String {
         if eighths.is_multiple_of(1 << shift) && !(whole_units >= 1000 && has_decimals) {
             return format!(
                 "{}{unit}",
-                trim_lines(format!("{:.3}", whole_units as f64 + (eighths >> shift) as f64 / 8.0))
+                trim_zeros(format!("{:.3}", whole_units as f64 + (eighths >> shift) as f64 / 8.0))
             );
         }
     }
@@ -92,7 +92,7 @@ impl EscapedText {
         while let Some(index) = remaining_text.find(is_acting) {
             let (plain_text, sequence) = remaining_text.split_at(index);
             escaped.push_str(plain_text);
-            let sequence_length = color_sequence(sequence);
+            let sequence_length = color_sequence_length(sequence);
             escaped.push_str(&sequence[..sequence_length]);
             let mut following_chars = sequence[sequence_length..].chars();
             if sequence_length == 0 {
@@ -158,7 +158,7 @@ fn is_acting(c: char) -> bool {
 }
 
 /// Length in bytes of a leading escape sequence that only sets a color; 0 if there is none.
-fn color_sequence(text: &str) -> usize {
+fn color_sequence_length(text: &str) -> usize {
     let Some(parameters) = text.strip_prefix("\u{1b}[") else { return 0 };
     let end = parameters.find(|c: char| !c.is_ascii_digit() && c != ';');
     end.filter(|&end| parameters[end..].starts_with('m')).map_or(0, |end| "\u{1b}[".len() + end + 1)
@@ -177,11 +177,11 @@ pub fn format_number(value: f64) -> String {
         return format!("{value:.2e}");
     }
     let decimals = (2.0 - magnitude).clamp(0.0, 7.0) as usize;
-    trim_lines(format!("{value:.decimals$}"))
+    trim_zeros(format!("{value:.decimals$}"))
 }
 
 /// Removes trailing zeros after the point, and a minus before zero.
-pub(crate) fn trim_lines(text: String) -> String {
+pub(crate) fn trim_zeros(text: String) -> String {
     let trimmed_text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     if trimmed_text == "-0" { "0".to_string() } else { trimmed_text.to_string() }
 }

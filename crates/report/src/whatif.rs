@@ -118,14 +118,15 @@ impl WhatIfResult {
     }
 
     fn lead_text(&self) -> String {
-        let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
-        let head = format!("{count} programs on {} for {} simulated hours.", self.machine, format_number(self.hours));
+        let program_count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
+        let head =
+            format!("{program_count} programs on {} for {} simulated hours.", self.machine, format_number(self.hours));
         let by_mean = |a: &&PolicyOutcome, b: &&PolicyOutcome| {
             let slowdown = |outcome: &PolicyOutcome| outcome.mean_slowdown.unwrap_or(f64::INFINITY);
             slowdown(a).total_cmp(&slowdown(b))
         };
-        let best = self.policies.iter().min_by(by_mean);
-        match best.and_then(|best| Some((best, best.mean_slowdown?))) {
+        let best_outcome = self.policies.iter().min_by(by_mean);
+        match best_outcome.and_then(|best| Some((best, best.mean_slowdown?))) {
             Some((best, mean)) if self.policies.len() > 1 => {
                 let worst = self.policies.iter().filter(|outcome| outcome.mean_slowdown.is_some()).max_by(by_mean);
                 let worst = worst.unwrap_or(best);
@@ -181,32 +182,35 @@ impl WhatIfResult {
             return html! {};
         };
         let slowdown = |outcome: &PolicyOutcome, index: usize| outcome.programs.get(index)?.slowdown;
-        let change = |outcome: &PolicyOutcome, index: usize| {
+        let percent_change = |outcome: &PolicyOutcome, index: usize| {
             let first_slowdown = slowdown(first, index).filter(|first_slowdown| *first_slowdown > 0.0)?;
             Some(100.0 * (slowdown(outcome, index)? / first_slowdown - 1.0))
         };
-        let drawn = self.drawn_programs();
+        let drawn_indices = self.drawn_programs();
         let map = HeatMap {
-            rows: drawn.iter().map(|&index| first.programs[index].name.clone()).collect(),
+            rows: drawn_indices.iter().map(|&index| first.programs[index].name.clone()).collect(),
             columns: others.iter().map(|outcome| outcome.policy.clone()).collect(),
-            values: drawn.iter().map(|&index| others.iter().map(|outcome| change(outcome, index)).collect()).collect(),
+            values: drawn_indices
+                .iter()
+                .map(|&index| others.iter().map(|outcome| percent_change(outcome, index)).collect())
+                .collect(),
             row_label: "program".to_string(),
             column_label: format!("run time against '{}'", first.policy),
             unit: "%".to_string(),
             decimals: Some(1),
-            by_root: true,
+            uses_root_scale: true,
             ..HeatMap::default()
         };
         let unit = TimeUnit::from_hours(self.hours);
-        let mean = |(index, outcome): (usize, &PolicyOutcome)| Series {
+        let mean_series = |(index, outcome): (usize, &PolicyOutcome)| Series {
             name: outcome.policy.clone(),
             color: Some(index),
             ..outcome.series(0, &outcome.mean_slowdowns(), &unit)
         };
-        let series: Vec<Series> = self.policies.iter().enumerate().map(mean).collect();
+        let series: Vec<Series> = self.policies.iter().enumerate().map(mean_series).collect();
         let values = series.iter().flat_map(|single| &single.points).map(|point| point.y).collect();
         let (axis, cut_off_at) = fitted_axis("times the time alone", values);
-        let means = Chart {
+        let mean_chart = Chart {
             title: "Mean slowdown of the programs".to_string(),
             x: Axis::linear(unit.label),
             y: axis,
@@ -222,7 +226,7 @@ impl WhatIfResult {
             }
             (map.inline())
             @if let Some(largest_value) = cut_off_at { p.soft { (cut_text(largest_value)) } }
-            (means.inline())
+            (mean_chart.inline())
         }
     }
 
@@ -244,12 +248,12 @@ impl WhatIfResult {
 
     /// Programs to draw, in their order: all of them, or those that some policy slows down most.
     fn drawn_programs(&self) -> Vec<usize> {
-        let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
+        let program_count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let max_slowdown = |index: usize| {
             let slowdown = |outcome: &PolicyOutcome| outcome.programs.get(index).and_then(|program| program.slowdown);
             self.policies.iter().filter_map(slowdown).fold(0.0, f64::max)
         };
-        let mut indices: Vec<usize> = (0..count).collect();
+        let mut indices: Vec<usize> = (0..program_count).collect();
         indices.sort_by(|a, b| max_slowdown(*b).total_cmp(&max_slowdown(*a)).then(a.cmp(b)));
         indices.truncate(MAX_LINES);
         indices.sort_unstable();
@@ -257,8 +261,8 @@ impl WhatIfResult {
     }
 
     fn lines_section(&self) -> Markup {
-        let drawn = self.drawn_programs();
-        let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
+        let drawn_indices = self.drawn_programs();
+        let program_count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let unit = TimeUnit::from_hours(self.hours);
         let slowdowns = |outcome: &PolicyOutcome| outcome.series.slowdown.clone();
         let megabytes = |outcome: &PolicyOutcome| -> Vec<Vec<Option<f64>>> {
@@ -267,15 +271,15 @@ impl WhatIfResult {
         };
         html! {
             h2 { "Slowdown" }
-            @if drawn.len() < count { p.soft { "The " (drawn.len()) " of " (count) " programs that are slowed most." } }
-            (self.charts("times the time alone", &unit, &drawn, &slowdowns))
+            @if drawn_indices.len() < program_count { p.soft { "The " (drawn_indices.len()) " of " (program_count) " programs that are slowed most." } }
+            (self.charts("times the time alone", &unit, &drawn_indices, &slowdowns))
             h2 { "Occupancy of the shared caches" }
             p.soft { "Sampled at the ends of windows, at which one of the gangs that take turns is running." }
-            (self.charts("MiB", &unit, &drawn, &megabytes))
+            (self.charts("MiB", &unit, &drawn_indices, &megabytes))
             h2 { "Memory" }
             @for outcome in &self.policies { (outcome.memory_chart(&unit).inline()) }
             h2 { "Caches of the programs" }
-            @for outcome in &self.policies { (outcome.place_timeline(&unit, &drawn).inline()) }
+            @for outcome in &self.policies { (outcome.place_timeline(&unit, &drawn_indices).inline()) }
         }
     }
 
@@ -284,19 +288,22 @@ impl WhatIfResult {
         &self,
         label: &str,
         unit: &TimeUnit,
-        drawn: &[usize],
+        drawn_indices: &[usize],
         metric: &dyn Fn(&PolicyOutcome) -> Vec<Vec<Option<f64>>>,
     ) -> Markup {
         let rows: Vec<Vec<Vec<Option<f64>>>> = self.policies.iter().map(metric).collect();
         let drawn_values = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
-            drawn.iter().filter_map(|&index| rows.get(index)).flatten().flatten().copied().collect()
+            drawn_indices.iter().filter_map(|&index| rows.get(index)).flatten().flatten().copied().collect()
         };
         let (axis, cut_off_at) = fitted_axis(label, rows.iter().flat_map(drawn_values).collect());
         let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| Chart {
             title: outcome.policy.clone(),
             x: Axis::linear(unit.label),
             y: axis.clone(),
-            series: drawn.iter().filter_map(|&index| Some(outcome.series(index, rows.get(index)?, unit))).collect(),
+            series: drawn_indices
+                .iter()
+                .filter_map(|&index| Some(outcome.series(index, rows.get(index)?, unit)))
+                .collect(),
             size: Some((860.0, 300.0)),
             ..Chart::default()
         };
@@ -344,7 +351,7 @@ impl WhatIfResult {
 }
 
 /// Values that exceed the 95th percentile by this factor are cut off.
-const OUTLIER: f64 = 2.0;
+const OUTLIER_FACTOR: f64 = 2.0;
 
 /// Returns an axis from the smallest to the largest value, and the largest value if it is cut off. One outlier would
 /// otherwise flatten every line.
@@ -353,13 +360,13 @@ fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
     values.sort_by(f64::total_cmp);
     let (smallest_value, largest_value) =
         (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
-    let usual = values.get(values.len() * 19 / 20).copied().unwrap_or(largest_value);
-    let cut_off_at = Some(largest_value).filter(|most| usual > 0.0 && *most > OUTLIER * usual);
-    let upper_end = if cut_off_at.is_some() { 1.2 * usual } else { largest_value };
+    let percentile_95 = values.get(values.len() * 19 / 20).copied().unwrap_or(largest_value);
+    let cut_off_at = Some(largest_value).filter(|most| percentile_95 > 0.0 && *most > OUTLIER_FACTOR * percentile_95);
+    let upper_end = if cut_off_at.is_some() { 1.2 * percentile_95 } else { largest_value };
     // Without a minimum range, nearly equal values would look different.
-    let room = (0.05 * (upper_end - smallest_value)).max(0.01 * upper_end.abs());
-    let low = if smallest_value >= 0.0 { (smallest_value - room).max(0.0) } else { smallest_value - room };
-    let high = if upper_end + room > low { upper_end + room } else { low + 1.0 };
+    let margin = (0.05 * (upper_end - smallest_value)).max(0.01 * upper_end.abs());
+    let low = if smallest_value >= 0.0 { (smallest_value - margin).max(0.0) } else { smallest_value - margin };
+    let high = if upper_end + margin > low { upper_end + margin } else { low + 1.0 };
     (Axis::linear(label).with_range(low, high), cut_off_at)
 }
 
@@ -387,8 +394,9 @@ impl PolicyOutcome {
     /// Means over the programs that run in each interval.
     fn mean_slowdowns(&self) -> Vec<Option<f64>> {
         let mean = |index: usize| {
-            let live: Vec<f64> = self.series.slowdown.iter().filter_map(|row| *row.get(index)?).collect();
-            (!live.is_empty()).then(|| live.iter().sum::<f64>() / live.len() as f64)
+            let running_slowdowns: Vec<f64> = self.series.slowdown.iter().filter_map(|row| *row.get(index)?).collect();
+            (!running_slowdowns.is_empty())
+                .then(|| running_slowdowns.iter().sum::<f64>() / running_slowdowns.len() as f64)
         };
         (0..self.series.seconds.len()).map(mean).collect()
     }
@@ -402,23 +410,23 @@ impl PolicyOutcome {
     }
 
     fn memory_chart(&self, unit: &TimeUnit) -> Chart {
-        let series = |(node, row): (usize, &Vec<f64>)| {
+        let node_series = |(node, row): (usize, &Vec<f64>)| {
             let row: Vec<Option<f64>> = row.iter().map(|share| Some(100.0 * share)).collect();
             Series { name: format!("node {node}"), color: Some(node), ..self.series(0, &row, unit) }
         };
-        let busiest = self.series.memory_busy_share.iter().flatten().copied().fold(0.0, f64::max);
+        let max_share = self.series.memory_busy_share.iter().flatten().copied().fold(0.0, f64::max);
         Chart {
-            title: format!("{}: at most {} of what memory passes", self.policy, percent_text(busiest, 0)),
+            title: format!("{}: at most {} of what memory passes", self.policy, percent_text(max_share, 0)),
             x: Axis::linear(unit.label),
             y: Axis::linear("busy, %").with_range(0.0, 100.0),
-            series: self.series.memory_busy_share.iter().enumerate().map(series).collect(),
+            series: self.series.memory_busy_share.iter().enumerate().map(node_series).collect(),
             size: Some((860.0, 220.0)),
             ..Chart::default()
         }
     }
 
     /// A lane per program that shows the cache on which it ran; consecutive intervals on one cache form one span.
-    fn place_timeline(&self, unit: &TimeUnit, drawn: &[usize]) -> TimelineChart {
+    fn place_timeline(&self, unit: &TimeUnit, drawn_indices: &[usize]) -> TimelineChart {
         let caches = self.series.cache.iter().flatten().flatten().max().map_or(0, |last_cache| last_cache + 1);
         let lane = |&index: &usize| {
             let mut spans: Vec<TimelineSpan> = Vec::new();
@@ -444,7 +452,7 @@ impl PolicyOutcome {
             title: self.policy.clone(),
             x: Axis::linear(unit.label),
             kinds: (0..caches).map(|cache| format!("cache {cache}")).collect(),
-            lanes: drawn.iter().map(lane).collect(),
+            lanes: drawn_indices.iter().map(lane).collect(),
             marks: Vec::new(),
         }
     }

@@ -13,16 +13,16 @@ fn sample_chart() -> Chart {
     let mut steps = line("steps", [4.0, 4.0, 3.0, 2.5]);
     steps.mark = Mark::Steps;
     steps.spread = IntervalStyle::Whiskers;
-    steps.dashed = true;
+    steps.is_dashed = true;
     Chart {
         title: "Misses <of> \"two\" & more".into(),
         x: Axis::bytes("cache size"),
         y: Axis::linear("misses per 1000 instructions"),
         series: vec![line("mcf", [30.0, 22.0, 9.0, 1.0]), steps],
         references: vec![
-            ReferenceLine::X { label: "2M L2".into(), at: 2097152.0 },
+            ReferenceLine::X { label: "2M L2".into(), position: 2097152.0 },
             ReferenceLine::YBand { label: "published".into(), from: 10.0, to: 15.0 },
-            ReferenceLine::Y { label: "mean".into(), at: 5.0 },
+            ReferenceLine::Y { label: "mean".into(), level: 5.0 },
             ReferenceLine::XBand { label: "warm-up".into(), from: 65536.0, to: 131072.0 },
         ],
         size: None,
@@ -53,7 +53,7 @@ fn bars(stacked: bool) -> BarChart {
         y: Axis::linear("% of solo run time"),
         series: vec!["cache".into(), "bus".into(), "memory".into()],
         groups: vec![group("soplex", [12.0, 20.0, 5.0]), group("a rather long program name", [3.0, -4.0, 9.0])],
-        stacked,
+        is_stacked: stacked,
         references: vec![("half".into(), 20.0)],
         size: None,
     }

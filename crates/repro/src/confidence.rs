@@ -8,10 +8,10 @@ pub const MIN_SEEDS: usize = 2;
 /// Maximum number of seeds of a line; a line that needs more remains undecided.
 pub const MAX_SEEDS: usize = 40;
 /// Maximum number of seeds that the extrapolation reports.
-const MAX_EXTRAPOLATED: usize = 10_000;
+const MAX_EXTRAPOLATED_SEEDS: usize = 10_000;
 
 /// The 97.5 % quantiles of Student's t, by degrees of freedom from 1.
-const STUDENT: [f64; 30] = [
+const STUDENT_QUANTILES: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
@@ -39,30 +39,33 @@ impl LineConfidence {
             return None;
         }
         let mean = values.iter().sum::<f64>() / count as f64;
-        let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
-        let spread = (squares / (count - 1) as f64).sqrt();
-        let half = half_width(spread, count);
+        let sum_of_squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+        let spread = (sum_of_squares / (count - 1) as f64).sqrt();
+        let half = interval_half_width(spread, count);
         let is_within = |bound: &f64| mean - half < *bound && *bound < mean + half;
         let is_decided = !bounds.iter().any(is_within);
         let distance = bounds.iter().map(|bound| (bound - mean).abs()).fold(f64::INFINITY, f64::min);
-        let is_deciding_count = |seeds: &usize| half_width(spread, *seeds) <= distance;
-        let seeds_to_decide = (count + 1..=MAX_EXTRAPOLATED).find(is_deciding_count).filter(|_| !is_decided);
+        let is_deciding_count = |seeds: &usize| interval_half_width(spread, *seeds) <= distance;
+        let seeds_to_decide = (count + 1..=MAX_EXTRAPOLATED_SEEDS).find(is_deciding_count).filter(|_| !is_decided);
         Some(LineConfidence { low: mean - half, high: mean + half, is_decided, seeds_to_decide })
     }
 
     /// Number of seeds for the next run of the line; at most twice the present number, `seeds`.
-    pub fn next_seeds(&self, seeds: usize) -> usize {
+    pub fn next_seed_count(&self, seeds: usize) -> usize {
         self.seeds_to_decide.unwrap_or(usize::MAX).min(2 * seeds).max(seeds + 1)
     }
 }
 
-fn half_width(spread: f64, seeds: usize) -> f64 {
-    let degrees = seeds - 1;
+fn interval_half_width(spread: f64, seeds: usize) -> f64 {
+    let degrees_of_freedom = seeds - 1;
     // Beyond the table, the quantile is approximated by Abramowitz and Stegun 26.7.5, with two terms.
-    let (normal, n) = (1.959_964_f64, degrees as f64);
-    let second = 5.0 * normal.powi(5) + 16.0 * normal.powi(3) + 3.0 * normal;
-    let expansion = || normal + (normal.powi(3) + normal) / (4.0 * n) + second / (96.0 * n * n);
-    STUDENT.get(degrees - 1).copied().unwrap_or_else(expansion) * spread / (seeds as f64).sqrt()
+    let (normal_quantile, n) = (1.959_964_f64, degrees_of_freedom as f64);
+    let second_order_term = 5.0 * normal_quantile.powi(5) + 16.0 * normal_quantile.powi(3) + 3.0 * normal_quantile;
+    let expanded_quantile = || {
+        normal_quantile + (normal_quantile.powi(3) + normal_quantile) / (4.0 * n) + second_order_term / (96.0 * n * n)
+    };
+    STUDENT_QUANTILES.get(degrees_of_freedom - 1).copied().unwrap_or_else(expanded_quantile) * spread
+        / (seeds as f64).sqrt()
 }
 
 #[cfg(test)]
@@ -79,9 +82,9 @@ mod tests {
         );
         assert!(!interval.is_decided, "12 lies within 7.5 to 12.5");
         assert_eq!(interval.seeds_to_decide, Some(4), "3.182 / 2 is less than 2");
-        assert_eq!((interval.next_seeds(3), interval.next_seeds(2)), (4, 4));
+        assert_eq!((interval.next_seed_count(3), interval.next_seed_count(2)), (4, 4));
         assert!(
-            (half_width(1.0, 32) * 32.0_f64.sqrt() - 2.0395).abs() < 1e-3,
+            (interval_half_width(1.0, 32) * 32.0_f64.sqrt() - 2.0395).abs() < 1e-3,
             "Student's t with 31 degrees of freedom"
         );
     }
@@ -99,6 +102,6 @@ mod tests {
         assert_eq!(estimate_decides(&[7.0, 7.0], &[7.0]), Some(true), "without spread, the mean is the value");
         assert_eq!((estimate_decides(&[10.0], &[9.0]), estimate_decides(&[10.0, f64::NAN], &[9.0])), (None, None));
         let open = LineConfidence::estimate(&[-1.0, 1.0], &[0.0]).unwrap();
-        assert_eq!((open.is_decided, open.seeds_to_decide, open.next_seeds(8)), (false, None, 16));
+        assert_eq!((open.is_decided, open.seeds_to_decide, open.next_seed_count(8)), (false, None, 16));
     }
 }

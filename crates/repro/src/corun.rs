@@ -45,12 +45,12 @@ impl CoRunBench {
 
     /// Runs the jobs together, each on its CPU, over the work that each does [alone](CoRunBench::solo_rates).
     pub fn run(&self, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>, ReproError> {
-        self.run_with(self.options.clone(), jobs)
+        self.run_with_options(self.options.clone(), jobs)
     }
 
     /// Runs jobs as [`CoRunBench::run`] does, but under other options; the work is still that under the bench's
     /// options.
-    pub fn run_with(
+    pub fn run_with_options(
         &self,
         options: SimOptions,
         jobs: &[(WorkloadJob, CpuId)],
@@ -60,7 +60,7 @@ impl CoRunBench {
             None => Ok(rates),
             Some(((job, _), _)) => Err(failed(&job.name)(format!(
                 "it did not finish its work in {} times the time it took alone",
-                work::GIVES_UP_AFTER_TIMES
+                work::MAX_SOLO_TIME_MULTIPLE
             ))),
         }
     }
@@ -78,22 +78,22 @@ impl CoRunBench {
 
     /// Runs a job alone on the first core of the first last-level cache.
     pub fn solo_rates(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
-        Ok(self.work_alone(job)?.1)
+        Ok(self.measure_solo_work(job)?.1)
     }
 
     /// Instructions that each program executes in the measured cycles when it runs alone.
     pub fn solo_work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
-        jobs.iter().map(|job| Ok(self.work_alone(job)?.0)).collect()
+        jobs.iter().map(|job| Ok(self.measure_solo_work(job)?.0)).collect()
     }
 
-    fn work_alone(&self, job: &WorkloadJob) -> Result<(InstructionRange, ProgramRates), ReproError> {
+    fn measure_solo_work(&self, job: &WorkloadJob) -> Result<(InstructionRange, ProgramRates), ReproError> {
         run_request::solo_run(
-            &self.build_workload(self.options.clone(), vec![pin_job(&(job.clone(), self.pair_of_cpus()?[0]))]),
+            &self.build_workload(self.options.clone(), vec![pin_job(&(job.clone(), self.pick_cpu_pair()?[0]))]),
         )
     }
 
     /// Two CPUs on different cores of one last-level cache.
-    fn pair_of_cpus(&self) -> Result<[CpuId; 2], ReproError> {
+    fn pick_cpu_pair(&self) -> Result<[CpuId; 2], ReproError> {
         let caches = cpus_by_cache(&self.machine.topology())?;
         let pair = caches.iter().find(|cpus| cpus.len() >= 2).map(|cpus| [cpus[0], cpus[1]]);
         pair.ok_or_else(|| failed(&self.machine.name)("no last-level cache that two cores share"))
@@ -106,8 +106,8 @@ fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
 
 /// CPUs of each last-level cache, one per core.
 pub fn cpus_by_cache(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
-    let seats = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
-    Ok(seats.into_iter().map(|cache| cache.cpus).collect())
+    let seats_by_cache = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
+    Ok(seats_by_cache.into_iter().map(|cache| cache.cpus).collect())
 }
 
 /// Rates of programs alone and in pairs.
@@ -116,8 +116,8 @@ pub struct CoRunMatrix {
     /// Names of the programs, in the given order.
     pub names: Vec<String>,
     /// Solo rates on the first core of the first last-level cache, in the order of `names`.
-    pub solo: Vec<ProgramRates>,
-    /// `beside[i][j]`: rates of program i beside program j.
+    pub solo_rates: Vec<ProgramRates>,
+    /// `pair_rates[i][j]`: rates of program i beside program j.
     pub pair_rates: Vec<Vec<ProgramRates>>,
 }
 
@@ -128,61 +128,57 @@ impl CoRunMatrix {
         context: &ExperimentContext<'_>,
         bench: &CoRunBench,
         programs: &[WorkloadJob],
-        copies: bool,
+        with_copies: bool,
     ) -> Result<Self, ReproError> {
-        let cpus = bench.pair_of_cpus()?;
+        let cpus = bench.pick_cpu_pair()?;
         let count = programs.len();
         // Solo runs come first, because they define the work of the pairs.
         context.run_all(programs, |job| bench.solo_rates(job))?;
         let mut requests: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
-        let first_partner = |i: usize| if copies { i } else { i + 1 };
-        requests.extend((0..count).flat_map(|i| (first_partner(i)..count).map(move |j| (i, Some(j)))));
+        let first_partner_of = |i: usize| if with_copies { i } else { i + 1 };
+        requests.extend((0..count).flat_map(|i| (first_partner_of(i)..count).map(move |j| (i, Some(j)))));
         let runs = context.run_all(&requests, |&(i, partner)| {
             let Some(j) = partner else { return Ok(vec![bench.solo_rates(&programs[i])?]) };
-            let mut second = programs[j].clone();
+            let mut second_job = programs[j].clone();
             // The copy gets a different input.
-            second.seed += if i == j { 1_000_003 } else { 0 };
-            bench.run_until_stopped(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second, cpus[1])])
+            second_job.seed += if i == j { 1_000_003 } else { 0 };
+            bench.run_until_stopped(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second_job, cpus[1])])
         })?;
-        let alone: Vec<ProgramRates> = runs[..count].iter().map(|rates| rates[0]).collect();
-        let mut beside: Vec<Vec<ProgramRates>> = alone.iter().map(|&rates| vec![rates; count]).collect();
+        let solo_rates: Vec<ProgramRates> = runs[..count].iter().map(|rates| rates[0]).collect();
+        let mut pair_rates: Vec<Vec<ProgramRates>> = solo_rates.iter().map(|&rates| vec![rates; count]).collect();
         for (&(i, partner), rates) in requests.iter().zip(&runs) {
             let Some(j) = partner else { continue };
-            beside[i][j] = rates[0];
+            pair_rates[i][j] = rates[0];
             if i != j {
-                beside[j][i] = rates[1];
+                pair_rates[j][i] = rates[1];
             }
         }
-        Ok(CoRunMatrix {
-            names: programs.iter().map(|job| job.name.clone()).collect(),
-            solo: alone,
-            pair_rates: beside,
-        })
+        Ok(CoRunMatrix { names: programs.iter().map(|job| job.name.clone()).collect(), solo_rates, pair_rates })
     }
 
     /// Describes the programs that did not finish their work beside a co-runner; their slowdown is a lower bound.
     pub fn unfinished_programs(&self) -> Vec<String> {
         let (names, indices) = (&self.names, 0..self.names.len());
-        let unfinished_of =
+        let unfinished_beside =
             |i: usize| indices.clone().filter(move |&j| !self.pair_rates[i][j].finished).map(move |j| (i, j));
-        indices.clone().flat_map(unfinished_of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
+        indices.clone().flat_map(unfinished_beside).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
     }
 
     /// Run time beside the other program divided by solo run time, minus one.
-    pub fn degradation(&self, program: usize, co_runner: usize) -> f64 {
-        self.solo[program].instr_per_cycle / self.pair_rates[program][co_runner].instr_per_cycle - 1.0
+    pub fn slowdown_beside(&self, program: usize, co_runner: usize) -> f64 {
+        self.solo_rates[program].instr_per_cycle / self.pair_rates[program][co_runner].instr_per_cycle - 1.0
     }
 
     /// Pairwise costs in the form that solvers take.
     pub fn costs(&self) -> PairCosts {
         let indices = 0..self.names.len();
-        let row = |i: usize| indices.clone().map(|j| self.degradation(i, j)).collect();
+        let row = |i: usize| indices.clone().map(|j| self.slowdown_beside(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: indices.clone().map(row).collect() }
     }
 
     /// Pairwise costs of these programs only.
     pub fn pair_costs(&self, programs: &[usize]) -> PairCosts {
-        let row = |&i: &usize| programs.iter().map(|&j| self.degradation(i, j)).collect();
+        let row = |&i: &usize| programs.iter().map(|&j| self.slowdown_beside(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: programs.iter().map(row).collect() }
     }
 }
@@ -201,11 +197,11 @@ mod tests {
         let programs = ["milc", "lbm", "gamess"].map(|name| WorkloadJob::new(name, 1));
         let matrix = CoRunMatrix::measure(&context, &bench, &programs, true).unwrap();
         // Short runs show contention for the bus, but not for the caches, which take longer to fill.
-        assert!(matrix.degradation(0, 1) > 0.02 && matrix.degradation(1, 0) > 0.01, "{matrix:?}");
-        assert!(matrix.degradation(0, 1) > 2.0 * matrix.degradation(0, 2), "{matrix:?}");
-        assert!(matrix.degradation(2, 2).abs() < 0.02, "{matrix:?}");
+        assert!(matrix.slowdown_beside(0, 1) > 0.02 && matrix.slowdown_beside(1, 0) > 0.01, "{matrix:?}");
+        assert!(matrix.slowdown_beside(0, 1) > 2.0 * matrix.slowdown_beside(0, 2), "{matrix:?}");
+        assert!(matrix.slowdown_beside(2, 2).abs() < 0.02, "{matrix:?}");
         assert_eq!(matrix, CoRunMatrix::measure(&context, &bench, &programs, true).unwrap());
-        assert_eq!(matrix.costs().cost[1][0], matrix.degradation(1, 0));
+        assert_eq!(matrix.costs().cost[1][0], matrix.slowdown_beside(1, 0));
     }
 
     /// Is a machine without a shared cache refused by name?

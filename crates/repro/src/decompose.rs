@@ -83,8 +83,8 @@ impl Decomposition {
     /// Share of the slowdown that is not due to cache space (the statement of CA Figure 4); `None` without a
     /// slowdown.
     pub fn not_cache_percent(&self) -> Option<f64> {
-        let cache = self.parts.iter().find(|part| part.cause.starts_with("cache"))?;
-        Some(100.0 - cache.share_percent?)
+        let cache_part = self.parts.iter().find(|part| part.cause.starts_with("cache"))?;
+        Some(100.0 - cache_part.share_percent?)
     }
 }
 
@@ -113,10 +113,10 @@ pub fn decompose(
         Ok(DecompositionRun {
             co_runner_location: location,
             prefetching,
-            cycles_per_instr: 1.0 / bench.run_with(options, &jobs)?[0].instr_per_cycle,
+            cycles_per_instr: 1.0 / bench.run_with_options(options, &jobs)?[0].instr_per_cycle,
         })
     })?;
-    Ok(build_parts(&bench.machine.name, &program.name, &aggressor.name, runs))
+    Ok(decompose_runs(&bench.machine.name, &program.name, &aggressor.name, runs))
 }
 
 /// The program's CPU, and the co-runner's CPU in each possible run, the farthest location first.
@@ -125,53 +125,54 @@ fn co_runner_places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, O
     let caches = cpus_by_cache(topology)?;
     let package_of = |cpu: CpuId| topology.cpus.iter().find(|described| described.id == cpu).map(|cpu| cpu.package);
     let shared_index = caches.iter().position(|cpus| cpus.len() > 1);
-    let at = shared_index.ok_or_else(|| failed("machine")("no last-level cache that two cores share"))?;
-    let own_cpu = caches[at][0];
+    let cache_index = shared_index.ok_or_else(|| failed("machine")("no last-level cache that two cores share"))?;
+    let own_cpu = caches[cache_index][0];
     let cpu_on_other_cache = |same_package: bool| {
-        let other_cpus = caches.iter().enumerate().filter(|(cache, _)| *cache != at).map(|(_, cpus)| cpus[0]);
-        other_cpus.into_iter().find(|&cpu| (package_of(cpu) == package_of(own_cpu)) == same_package)
+        let first_cpus = caches.iter().enumerate().filter(|(cache, _)| *cache != cache_index).map(|(_, cpus)| cpus[0]);
+        first_cpus.into_iter().find(|&cpu| (package_of(cpu) == package_of(own_cpu)) == same_package)
     };
     let mut places = vec![(CoRunnerPlace::None, None)];
     places.extend(cpu_on_other_cache(false).map(|cpu| (CoRunnerPlace::OtherPackage, Some(cpu))));
     places.extend(cpu_on_other_cache(true).map(|cpu| (CoRunnerPlace::OtherCache, Some(cpu))));
-    places.push((CoRunnerPlace::SameCache, Some(caches[at][1])));
+    places.push((CoRunnerPlace::SameCache, Some(caches[cache_index][1])));
     Ok((own_cpu, places))
 }
 
-fn build_parts(machine: &str, victim: &str, aggressor: &str, runs: Vec<DecompositionRun>) -> Decomposition {
-    let time_beside = |location: CoRunnerPlace, prefetching: bool| {
+fn decompose_runs(machine: &str, victim: &str, aggressor: &str, runs: Vec<DecompositionRun>) -> Decomposition {
+    let cycles_beside = |location: CoRunnerPlace, prefetching: bool| {
         runs.iter()
             .find(|run| (run.co_runner_location, run.prefetching) == (location, prefetching))
             .map(|run| run.cycles_per_instr)
     };
-    let over_alone = |location: CoRunnerPlace, prefetching: bool| {
-        Some(time_beside(location, prefetching)? / time_beside(CoRunnerPlace::None, prefetching)? - 1.0)
+    let slowdown_beside = |location: CoRunnerPlace, prefetching: bool| {
+        Some(cycles_beside(location, prefetching)? / cycles_beside(CoRunnerPlace::None, prefetching)? - 1.0)
     };
-    let total = over_alone(CoRunnerPlace::SameCache, true).unwrap_or(f64::NAN);
-    let same_cache = over_alone(CoRunnerPlace::SameCache, false).unwrap_or(f64::NAN);
-    let steps = (over_alone(CoRunnerPlace::OtherPackage, false), over_alone(CoRunnerPlace::OtherCache, false));
-    let named_parts: Vec<(&str, f64)> = match steps {
+    let total_slowdown = slowdown_beside(CoRunnerPlace::SameCache, true).unwrap_or(f64::NAN);
+    let same_cache_slowdown = slowdown_beside(CoRunnerPlace::SameCache, false).unwrap_or(f64::NAN);
+    let slowdown_steps =
+        (slowdown_beside(CoRunnerPlace::OtherPackage, false), slowdown_beside(CoRunnerPlace::OtherCache, false));
+    let named_parts: Vec<(&str, f64)> = match slowdown_steps {
         (Some(package), Some(cache)) => {
-            vec![("memory controller", package), ("bus", cache - package), ("cache", same_cache - cache)]
+            vec![("memory controller", package), ("bus", cache - package), ("cache", same_cache_slowdown - cache)]
         }
-        (None, Some(cache)) => vec![("memory controller and bus", cache), ("cache", same_cache - cache)],
-        (Some(package), None) => vec![("memory controller", package), ("cache and bus", same_cache - package)],
-        (None, None) => vec![("cache, bus and memory controller", same_cache)],
+        (None, Some(cache)) => vec![("memory controller and bus", cache), ("cache", same_cache_slowdown - cache)],
+        (Some(package), None) => vec![("memory controller", package), ("cache and bus", same_cache_slowdown - package)],
+        (None, None) => vec![("cache, bus and memory controller", same_cache_slowdown)],
     };
-    let remainder = total - named_parts.iter().map(|(_, part)| part).sum::<f64>();
+    let remainder = total_slowdown - named_parts.iter().map(|(_, part)| part).sum::<f64>();
     let part = |(cause, value): (&str, f64)| SlowdownPart {
         cause: cause.to_string(),
         slowdown_percent: 100.0 * value,
-        share_percent: (total.abs() > NOTICEABLE).then(|| 100.0 * value / total),
+        share_percent: (total_slowdown.abs() > NOTICEABLE).then(|| 100.0 * value / total_slowdown),
     };
-    let unavailable = [(CoRunnerPlace::OtherPackage, steps.0), (CoRunnerPlace::OtherCache, steps.1)]
+    let unavailable = [(CoRunnerPlace::OtherPackage, slowdown_steps.0), (CoRunnerPlace::OtherCache, slowdown_steps.1)]
         .into_iter()
         .filter(|(_, step)| step.is_none());
     Decomposition {
         machine: machine.to_string(),
         victim: victim.to_string(),
         aggressor: aggressor.to_string(),
-        total_slowdown_percent: 100.0 * total,
+        total_slowdown_percent: 100.0 * total_slowdown,
         parts: named_parts.into_iter().chain([("prefetching", remainder)]).map(part).collect(),
         unavailable: unavailable.map(|(location, _)| location).collect(),
         runs,
@@ -198,17 +199,17 @@ mod tests {
     fn parts_follow_the_equations_and_add_up() {
         use CoRunnerPlace::*;
         let times = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
-        let decomposition = build_parts("m", "a", "b", pair_with_solo_runs(&times));
+        let decomposition = decompose_runs("m", "a", "b", pair_with_solo_runs(&times));
         let parts: Vec<(&str, i64)> =
             decomposition.parts.iter().map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64)).collect();
         assert_eq!(parts, [("memory controller", 10), ("bus", 20), ("cache", 10), ("prefetching", 20)]);
         assert_eq!(decomposition.total_slowdown_percent.round(), 60.0);
         assert_eq!(decomposition.not_cache_percent().map(|share| share.round()), Some(83.0));
         assert!(decomposition.unavailable.is_empty());
-        let one_package = build_parts("m", "a", "b", pair_with_solo_runs(&[times[0], times[2], times[3]]));
+        let one_package = decompose_runs("m", "a", "b", pair_with_solo_runs(&[times[0], times[2], times[3]]));
         assert_eq!(one_package.unavailable, [OtherPackage]);
         assert_eq!(one_package.parts[0].cause, "memory controller and bus");
-        let nothing = build_parts("m", "a", "b", pair_with_solo_runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));
+        let nothing = decompose_runs("m", "a", "b", pair_with_solo_runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));
         assert_eq!(nothing.parts[0].share_percent, Option::None);
     }
 

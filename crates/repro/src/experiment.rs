@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 use crate::confidence::LineConfidence;
 use crate::error::ReproError;
 use crate::sources::digest_of;
-use crate::split_runs::{self, Split};
+use crate::split_runs::{self, RunDivision};
 use crate::store::{self, RunName};
 
 /// The target of a result, in the result's unit.
@@ -95,27 +95,27 @@ impl ResultTarget {
 
     /// The verdict on a mean over seeds, which must reach the target by more than its standard error. The mean of a
     /// single seed has no error.
-    fn judge_mean(&self, mean: Option<f64>, error: Option<f64>) -> Option<ResultVerdict> {
-        let error = error.unwrap_or(0.0);
+    fn judge_mean(&self, mean: Option<f64>, standard_error: Option<f64>) -> Option<ResultVerdict> {
+        let error_or_zero = standard_error.unwrap_or(0.0);
         match *self {
             ResultTarget::Shown => None,
-            ResultTarget::AtLeast { .. } => self.judge_value(mean.map(|mean| mean - error)),
-            ResultTarget::AtMost { .. } => self.judge_value(mean.map(|mean| mean + error)),
-            ResultTarget::Within { .. } => {
-                self.worst_verdict([mean.map(|mean| mean - error), mean.map(|mean| mean + error)].into_iter())
-            }
+            ResultTarget::AtLeast { .. } => self.judge_value(mean.map(|mean| mean - error_or_zero)),
+            ResultTarget::AtMost { .. } => self.judge_value(mean.map(|mean| mean + error_or_zero)),
+            ResultTarget::Within { .. } => self.worst_verdict(
+                [mean.map(|mean| mean - error_or_zero), mean.map(|mean| mean + error_or_zero)].into_iter(),
+            ),
         }
     }
 
     /// The worst verdict on several values; a missed one is worse than a met one, and that is worse than an exceeded
     /// one.
     fn worst_verdict(&self, values: impl Iterator<Item = Option<f64>>) -> Option<ResultVerdict> {
-        let rank = |verdict: &ResultVerdict| match verdict {
+        let verdict_rank = |verdict: &ResultVerdict| match verdict {
             ResultVerdict::Missed => 0,
             ResultVerdict::Met => 1,
             ResultVerdict::Exceeded => 2,
         };
-        values.filter_map(|value| self.judge_value(value)).min_by_key(rank).or_else(|| self.judge_value(None))
+        values.filter_map(|value| self.judge_value(value)).min_by_key(verdict_rank).or_else(|| self.judge_value(None))
     }
 
     /// Values at which the verdict changes between met and missed.
@@ -172,7 +172,7 @@ pub struct DataPoint {
 impl DataPoint {
     /// A point with mean, smallest and largest of `values`, one per seed. Without values, the point counts as not
     /// measured.
-    pub fn over_values(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
+    pub fn from_values(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
         let finite_or_none = |value: f64| value.is_finite().then_some(value);
         DataPoint {
             series: series.into(),
@@ -290,10 +290,17 @@ impl Finding {
     }
 
     /// A finding with one value per seed; the verdict is that of their mean.
-    pub fn new(id: &str, title: &str, paper: &str, unit: &str, target: ResultTarget, per_seed: &[(u64, f64)]) -> Self {
-        let values: Vec<f64> = per_seed.iter().map(|&(_, value)| value).collect();
+    pub fn new(
+        id: &str,
+        title: &str,
+        paper: &str,
+        unit: &str,
+        target: ResultTarget,
+        values_by_seed: &[(u64, f64)],
+    ) -> Self {
+        let values: Vec<f64> = values_by_seed.iter().map(|&(_, value)| value).collect();
         let measured = Some(mean(&values)).filter(|mean| mean.is_finite());
-        let spread = measured.filter(|_| values.len() > 1).map(|mean| deviation(&values, mean));
+        let spread = measured.filter(|_| values.len() > 1).map(|mean| standard_deviation(&values, mean));
         let standard_error = spread.map(|spread| spread / (values.len() as f64).sqrt());
         Finding {
             id: id.to_string(),
@@ -308,7 +315,7 @@ impl Finding {
             target,
             verdict: target.judge_mean(measured, standard_error),
             points: Vec::new(),
-            seeds: per_seed.iter().map(|&(seed, _)| seed).collect(),
+            seeds: values_by_seed.iter().map(|&(seed, _)| seed).collect(),
             time_scale: 1.0,
             note: String::new(),
             figures: Vec::new(),
@@ -323,7 +330,7 @@ impl Finding {
     }
     /// Sets the time scale; 1 means that times are as published.
     #[must_use]
-    pub fn time_scale(mut self, scale: f64) -> Self {
+    pub fn with_time_scale(mut self, scale: f64) -> Self {
         self.time_scale = scale;
         self
     }
@@ -341,9 +348,9 @@ impl Finding {
     }
 }
 
-fn deviation(values: &[f64], mean: f64) -> f64 {
-    let sum: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
-    (sum / (values.len() - 1) as f64).sqrt()
+fn standard_deviation(values: &[f64], mean: f64) -> f64 {
+    let sum_of_squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    (sum_of_squares / (values.len() - 1) as f64).sqrt()
 }
 
 /// Everything that an experiment needs to run.
@@ -363,7 +370,7 @@ pub struct ExperimentContext<'a> {
     /// Callback that receives the name of each run before the run starts.
     pub progress: &'a (dyn Fn(&str) + Sync),
     /// Division of the runs among processes; `None` if all run in this process.
-    pub split: Option<&'a Split<'a>>,
+    pub run_division: Option<&'a RunDivision<'a>>,
 }
 
 impl<'a> ExperimentContext<'a> {
@@ -378,7 +385,7 @@ impl<'a> ExperimentContext<'a> {
             mixes: None,
             machine: None,
             progress: &|_| (),
-            split: None,
+            run_division: None,
         }
     }
 }
@@ -396,12 +403,12 @@ impl ExperimentContext<'_> {
     }
 
     /// Computes one value per seed, in the form that findings take.
-    pub fn per_seed(&self, value: impl Fn(u64) -> f64) -> Vec<(u64, f64)> {
+    pub fn values_by_seed(&self, value: impl Fn(u64) -> f64) -> Vec<(u64, f64)> {
         self.seeds.iter().map(|&seed| (seed, value(seed))).collect()
     }
 
     /// Selects the value for this run's length: sample, quick or full.
-    pub fn pick_of_three<T>(&self, sample: T, quick: T, full: T) -> T {
+    pub fn pick_by_length<T>(&self, sample: T, quick: T, full: T) -> T {
         if self.sample { sample } else { self.pick(quick, full) }
     }
 
@@ -419,14 +426,14 @@ impl ExperimentContext<'_> {
         items: &[T],
         run: impl Fn(&T) -> Result<R, ReproError> + Sync,
     ) -> Result<Vec<R>, ReproError> {
-        if let Some(split) = self.split.filter(|_| !split_runs::is_within()) {
+        if let Some(split) = self.run_division.filter(|_| !split_runs::is_within()) {
             return split.run_all(items, |item| self.check_not_stopped().and_then(|()| run(item)));
         }
-        if self.split.is_some() {
+        if self.run_division.is_some() {
             // A nested call: its parts run on this thread, which is marked as being within a run.
             return items.iter().map(|item| self.check_not_stopped().and_then(|()| run(item))).collect();
         }
-        self.run_here(items, run)
+        self.run_all_in_process(items, run)
     }
 
     /// Runs simulations as [`ExperimentContext::run_all`] does, but reuses stored results. `inputs` must describe
@@ -439,18 +446,18 @@ impl ExperimentContext<'_> {
         inputs: impl Fn(&T) -> String + Sync,
         run: impl Fn(&T) -> Result<R, ReproError> + Sync,
     ) -> Result<Vec<R>, ReproError> {
-        let length = self.pick_of_three("sample", "quick", "full");
+        let length = self.pick_by_length("sample", "quick", "full");
         self.run_all(items, |item| {
             let inputs = inputs(item);
             let label = format!("{module}, {length}: {inputs}");
-            let sources = digest_of(module).to_string();
+            let source_digest = digest_of(module).to_string();
             let inputs = format!("{module} {length} {:?} {:?} {inputs}", self.mixes, self.machine);
-            store::find_or_make(RunName { kind: "answer", label, sources, inputs }, || run(item))
+            store::find_or_make(RunName { kind: "answer", label, sources: source_digest, inputs }, || run(item))
         })
     }
 
     /// Runs short simulations, which are not stored, always in this process.
-    pub fn run_here<T: Sync, R: Send>(
+    pub fn run_all_in_process<T: Sync, R: Send>(
         &self,
         items: &[T],
         run: impl Fn(&T) -> Result<R, ReproError> + Sync,
@@ -487,7 +494,7 @@ pub(crate) type ExperimentRun = (&'static str, RunExperiment);
 impl Experiment {
     /// Does the experiment come from no paper? Such experiments run only if requested by id, because they take longer
     /// than all of the papers' experiments together.
-    pub fn is_ours(&self) -> bool {
+    pub fn is_from_no_paper(&self) -> bool {
         self.ids.iter().all(|id| ["AUTO", "PROMISES", "INTERVAL-"].iter().any(|prefix| id.starts_with(prefix)))
     }
 }
@@ -512,7 +519,7 @@ impl Findings {
 
 impl Findings {
     /// Number of findings with each verdict: `met`, `exceeded`, `missed`.
-    pub fn tally(&self) -> BTreeMap<&'static str, usize> {
+    pub fn verdict_counts(&self) -> BTreeMap<&'static str, usize> {
         Findings::count_verdicts(&self.results)
     }
 
@@ -520,8 +527,8 @@ impl Findings {
     pub fn count_verdicts<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
         let all_verdicts: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
         let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];
-        let verdict_count = |verdict| all_verdicts.iter().filter(|other| **other == Some(verdict)).count();
-        verdicts.into_iter().map(|verdict| (verdict.name(), verdict_count(verdict))).collect()
+        let count_of_verdict = |verdict| all_verdicts.iter().filter(|other| **other == Some(verdict)).count();
+        verdicts.into_iter().map(|verdict| (verdict.name(), count_of_verdict(verdict))).collect()
     }
 }
 
@@ -590,7 +597,7 @@ mod tests {
     fn nothing_measured_is_null() {
         let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target: 1.0, paper_best: None }, &[]);
         assert_eq!((finding.measured, finding.verdict), (None, Some(ResultVerdict::Missed)));
-        let point = DataPoint::over_values("s", "1", &[]);
+        let point = DataPoint::from_values("s", "1", &[]);
         assert_eq!((point.value, point.low, point.high), (None, None, None));
     }
 

@@ -8,7 +8,7 @@ use crate::{Finding, Findings};
 
 /// Renders the page; `command` is the command line that measured the findings.
 pub fn index_html(findings: &Findings, command: &str) -> String {
-    let tally = findings.tally();
+    let tally = findings.verdict_counts();
     let body = html! {
         h1 { "The papers' results, measured" }
         p {
@@ -74,8 +74,8 @@ fn finding_section(index: usize, finding: &Finding) -> Markup {
 }
 
 fn describe_finding(finding: &Finding) -> String {
-    let spread = finding.spread.map(|spread| format!(" ± {}", format_number(Some(spread)))).unwrap_or_default();
-    format!("{}{spread} {}", format_number(finding.measured), finding.unit)
+    let spread_text = finding.spread.map(|spread| format!(" ± {}", format_number(Some(spread)))).unwrap_or_default();
+    format!("{}{spread_text} {}", format_number(finding.measured), finding.unit)
 }
 
 fn format_number(value: Option<f64>) -> String {

@@ -63,7 +63,7 @@ pub fn experiments() -> Vec<Experiment> {
 ///
 /// # Errors
 /// No experiment answers an id; the error has the first such id, and all known ids.
-pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
+pub fn select_experiments(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
     let all_experiments = experiments();
     let mut known_ids: Vec<&str> = Vec::new();
     for &id in all_experiments.iter().flat_map(|experiment| &experiment.ids) {
@@ -78,8 +78,8 @@ pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
         return Err(UnknownId { id: unknown.clone(), known: known_ids });
     }
     let is_requested = |experiment: &Experiment| {
-        let wants_all = requested_ids.iter().any(|id| id == "ALL") && !experiment.is_ours();
-        wants_all || requested_ids.iter().any(|id| experiment.ids.contains(&id.as_str()))
+        let is_selected_by_all = requested_ids.iter().any(|id| id == "ALL") && !experiment.is_from_no_paper();
+        is_selected_by_all || requested_ids.iter().any(|id| experiment.ids.contains(&id.as_str()))
     };
     Ok(all_experiments.into_iter().filter(is_requested).collect())
 }

@@ -32,14 +32,14 @@ const PROFILE_ACCESSES: u64 = 3_000_000;
 
 /// Minimum number of instructions of a counter reading. In a window of ten million cycles, the slowest phase of a
 /// program with many misses executes some hundred thousand.
-const COUNTED_INSTRUCTIONS: f64 = 50_000.0;
+const MIN_COUNTED_INSTRUCTIONS: f64 = 50_000.0;
 
 /// The machine, and the programs from which mixes are drawn.
 pub struct MixOptions<'a> {
     /// A machine file or name; overrides are allowed.
     pub machine: &'a str,
     /// Number of mixes.
-    pub mixes: u32,
+    pub mix_count: u32,
     /// Recorded programs: name and file.
     pub recordings: Vec<(String, PathBuf)>,
 }
@@ -114,32 +114,42 @@ pub struct RandomMixes {
 /// # Errors
 /// An unknown machine, fewer programs than cores, a program that cannot be measured alone, or no score of the default
 /// scheduler or the optimum.
-pub fn run(context: &ExperimentContext<'_>, draw: &MixOptions<'_>) -> Result<RandomMixes, ReproError> {
-    let (refill, measured) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
+pub fn score_random_mixes(
+    context: &ExperimentContext<'_>,
+    mix_options: &MixOptions<'_>,
+) -> Result<RandomMixes, ReproError> {
+    let (refill_cycles, measured_cycles) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
     let seed = context.seeds[0];
-    let mut bench = CoRunBench::load(draw.machine, seed, WINDOW_CYCLES / SCALE + refill, measured)?;
+    let mut bench =
+        CoRunBench::load(mix_options.machine, seed, WINDOW_CYCLES / SCALE + refill_cycles, measured_cycles)?;
     bench.options.scale = SCALE;
     let cores = cpus_by_cache(&bench.machine.topology())?.iter().map(Vec::len).sum();
     let mut generator = SplitMix64::new(seed);
     let mut mixes = Vec::new();
-    for nth in 0..draw.mixes {
-        let jobs = draw_mixes(&mut generator, cores, &draw.recordings, seed * 1_000 + u64::from(nth))?;
+    for mix_index in 0..mix_options.mix_count {
+        let jobs = draw_mix(&mut generator, cores, &mix_options.recordings, seed * 1_000 + u64::from(mix_index))?;
         let programs: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
-        context.report_progress(&format!("mix {} of {}: {}", nth + 1, draw.mixes, programs.join(", ")));
-        mixes.push(score(context, &bench, &jobs)?);
+        context.report_progress(&format!(
+            "mix {} of {}: {}",
+            mix_index + 1,
+            mix_options.mix_count,
+            programs.join(", ")
+        ));
+        mixes.push(score_mix(context, &bench, &jobs)?);
     }
-    let mean = mean_scores(&mixes);
-    Ok(RandomMixes { machine: draw.machine.to_string(), seed, time_scale: SCALE, mixes, mean })
+    let mean = mean_scores_by_policy(&mixes);
+    Ok(RandomMixes { machine: mix_options.machine.to_string(), seed, time_scale: SCALE, mixes, mean })
 }
 
-fn draw_mixes(
+fn draw_mix(
     generator: &mut SplitMix64,
     cores: usize,
     recordings: &[(String, PathBuf)],
     seed: u64,
 ) -> Result<Vec<WorkloadJob>, ReproError> {
-    let single = kernels::programs().filter(|program| program.threads == (1, 1));
-    let mut candidates: Vec<WorkloadJob> = single.map(|program| WorkloadJob::new(&program.name, seed)).collect();
+    let single_threaded_programs = kernels::programs().filter(|program| program.threads == (1, 1));
+    let mut candidates: Vec<WorkloadJob> =
+        single_threaded_programs.map(|program| WorkloadJob::new(&program.name, seed)).collect();
     candidates.extend(
         recordings.iter().map(|(name, path)| WorkloadJob::from_recording(&format!("{name}.cmt"), path.clone(), seed)),
     );
@@ -151,59 +161,65 @@ fn draw_mixes(
     Ok(candidates)
 }
 
-fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJob]) -> Result<RandomMix, ReproError> {
+fn score_mix(
+    context: &ExperimentContext<'_>,
+    bench: &CoRunBench,
+    jobs: &[WorkloadJob],
+) -> Result<RandomMix, ReproError> {
     let matrix = CoRunMatrix::measure(context, bench, jobs, false)?;
-    let alone: Vec<f64> = matrix.solo.iter().map(|rates| rates.instr_per_cycle).collect();
+    let solo_speeds: Vec<f64> = matrix.solo_rates.iter().map(|rates| rates.instr_per_cycle).collect();
     let profiles = context.run_all(jobs, |job| solo::profile_job(job, &bench.machine, PROFILE_ACCESSES))?;
     let names: Vec<&str> = policies::ENTRIES.iter().map(|entry| entry.name).collect();
-    let work = bench.solo_work(jobs)?;
-    let one_run = |name: &str| -> Result<Vec<ProgramRates>, ReproError> {
+    let work_ranges = bench.solo_work(jobs)?;
+    let run_under_policy = |name: &str| -> Result<Vec<ProgramRates>, ReproError> {
         let workload = bench.build_workload(bench.options.clone(), jobs.to_vec());
-        let of_pairs = name == "best-by-matrix" || name == "worst-by-matrix";
-        let parameters = if of_pairs { format!("slowdowns = {:?}", matrix.costs().cost) } else { String::new() };
+        let needs_matrix = name == "best-by-matrix" || name == "worst-by-matrix";
+        let parameters = if needs_matrix { format!("slowdowns = {:?}", matrix.costs().cost) } else { String::new() };
         let machine = workload.build_machine()?;
-        let standard = StandardPipeline {
+        let standard_pipeline = StandardPipeline {
             policy: PolicyConfig { name: name.to_string(), parameters, seed: bench.options.seed },
             guard: None,
-            counted_instructions: COUNTED_INSTRUCTIONS,
+            counted_instructions: MIN_COUNTED_INSTRUCTIONS,
             predictor: miss_penalty_of_machine(&bench.machine),
             watches_code: true,
             first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
         };
-        let mut config = standard.for_machine(machine.topology(), machine.capabilities());
+        let mut config = standard_pipeline.for_machine(machine.topology(), machine.capabilities());
         // Recorded profiles only fill gaps that the others leave, so they come last.
         config.profilers.push(ProfilerConfig::Oracle { profiles: profiles.clone() });
-        Ok(steered::run_together_under(&workload, &work, config)?.rates)
+        Ok(steered::run_together_under(&workload, &work_ranges, config)?.rates)
     };
-    let runs = context.run_all(&names, |&name| match one_run(name) {
+    let runs_by_policy = context.run_all(&names, |&name| match run_under_policy(name) {
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),
         other => Ok(other.map_err(|error| error.to_string())),
     })?;
-    let run_of = |name: &str| match names.iter().position(|policy| *policy == name).map(|at| &runs[at]) {
+    let run_of_policy = |name: &str| match names.iter().position(|policy| *policy == name).map(|at| &runs_by_policy[at])
+    {
         Some(Ok(run)) => Ok(run),
         Some(Err(error)) => Err(failed(name)(error)),
         None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
     };
-    let (default, by_matrix) = (run_of("default")?, run_of("best-by-matrix")?);
-    let judge = |run: &[ProgramRates], name: &str| {
+    let (default_run, matrix_run) = (run_of_policy("default")?, run_of_policy("best-by-matrix")?);
+    let score_run = |run: &[ProgramRates], name: &str| {
         let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
-        SpeedupScores::from_rates(&speeds, &alone)
+        SpeedupScores::from_rates(&speeds, &solo_speeds)
             .ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
-    let (default_score, best) = (judge(default, "default")?, judge(by_matrix, "best-by-matrix")?);
+    let (default_score, best_score) = (score_run(default_run, "default")?, score_run(matrix_run, "best-by-matrix")?);
     let mut mix = RandomMix {
         programs: jobs.iter().map(|job| job.name.clone()).collect(),
         policies: Vec::new(),
         failed: Vec::new(),
         unfinished_pairs: matrix.unfinished_programs(),
     };
-    for (name, run) in names.iter().zip(&runs) {
+    for (name, run) in names.iter().zip(&runs_by_policy) {
         let score = run.as_ref().map_err(ToString::to_string).and_then(|run| {
-            let gain = Comparison::compare_rates(run, default).ok_or("a program never ran")?;
-            let scores = judge(run, name).map_err(|error| error.to_string())?;
-            let unfinished = unfinished_jobs(jobs, run, &alone);
-            let score = score_policy(name, &scores, &gain, default_score.weighted_speedup, best.weighted_speedup);
-            Ok(PolicyScore { unfinished, ..score })
+            let rate_gain = Comparison::compare_rates(run, default_run).ok_or("a program never ran")?;
+            let scores = score_run(run, name).map_err(|error| error.to_string())?;
+            let unfinished_jobs_text = unfinished_jobs(jobs, run, &solo_speeds);
+            let score =
+                score_policy(name, &scores, &rate_gain, default_score.weighted_speedup, best_score.weighted_speedup);
+            Ok(PolicyScore { unfinished: unfinished_jobs_text, ..score })
         });
         match score {
             Ok(score) => mix.policies.push(score),
@@ -213,30 +229,36 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
     Ok(mix)
 }
 
-fn unfinished_jobs(jobs: &[WorkloadJob], run: &[ProgramRates], alone: &[f64]) -> Vec<String> {
-    let unfinished_job = |((job, rates), alone): ((&WorkloadJob, &ProgramRates), &f64)| {
+fn unfinished_jobs(jobs: &[WorkloadJob], run: &[ProgramRates], solo_speeds: &[f64]) -> Vec<String> {
+    let describe_unfinished_job = |((job, rates), alone): ((&WorkloadJob, &ProgramRates), &f64)| {
         (!rates.finished)
             .then(|| format!("{} ({:.1} times slower than alone)", job.name, alone / rates.instr_per_cycle))
     };
-    jobs.iter().zip(run).zip(alone).filter_map(unfinished_job).collect()
+    jobs.iter().zip(run).zip(solo_speeds).filter_map(describe_unfinished_job).collect()
 }
 
-fn score_policy(name: &str, scores: &SpeedupScores, gain: &Comparison, default: f64, by_matrix: f64) -> PolicyScore {
+fn score_policy(
+    name: &str,
+    scores: &SpeedupScores,
+    gain: &Comparison,
+    default_speedup: f64,
+    matrix_speedup: f64,
+) -> PolicyScore {
     PolicyScore {
         policy: name.to_string(),
         throughput_gain_percent: 100.0 * gain.throughput_gain,
         mix_gain_percent: 100.0 * gain.mix_gain,
         contention_gain_percent: 100.0 * gain.contention_gain,
         weighted_speedup: scores.weighted_speedup,
-        weighted_speedup_gain_percent: 100.0 * (scores.weighted_speedup / default - 1.0),
-        of_best_by_matrix_percent: 100.0 * scores.weighted_speedup / by_matrix,
+        weighted_speedup_gain_percent: 100.0 * (scores.weighted_speedup / default_speedup - 1.0),
+        of_best_by_matrix_percent: 100.0 * scores.weighted_speedup / matrix_speedup,
         harmonic_mean: scores.harmonic_mean,
         worst_slowdown: scores.worst_slowdown,
         unfinished: Vec::new(),
     }
 }
 
-fn mean_scores(mixes: &[RandomMix]) -> Vec<PolicyScore> {
+fn mean_scores_by_policy(mixes: &[RandomMix]) -> Vec<PolicyScore> {
     policies::ENTRIES.iter().filter_map(|entry| mean_of_policy(entry.name, mixes)).collect()
 }
 
@@ -244,18 +266,18 @@ fn mean_scores(mixes: &[RandomMix]) -> Vec<PolicyScore> {
 fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
     let scores: Vec<&PolicyScore> =
         mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();
-    let mean_over =
+    let mean_over_scores =
         |value: fn(&PolicyScore) -> f64| mean(&scores.iter().map(|score| value(score)).collect::<Vec<f64>>());
     (!scores.is_empty()).then(|| PolicyScore {
         policy: name.to_string(),
-        throughput_gain_percent: mean_over(|s| s.throughput_gain_percent),
-        mix_gain_percent: mean_over(|s| s.mix_gain_percent),
-        contention_gain_percent: mean_over(|s| s.contention_gain_percent),
-        weighted_speedup: mean_over(|s| s.weighted_speedup),
-        weighted_speedup_gain_percent: mean_over(|s| s.weighted_speedup_gain_percent),
-        of_best_by_matrix_percent: mean_over(|s| s.of_best_by_matrix_percent),
-        harmonic_mean: mean_over(|s| s.harmonic_mean),
-        worst_slowdown: mean_over(|s| s.worst_slowdown),
+        throughput_gain_percent: mean_over_scores(|s| s.throughput_gain_percent),
+        mix_gain_percent: mean_over_scores(|s| s.mix_gain_percent),
+        contention_gain_percent: mean_over_scores(|s| s.contention_gain_percent),
+        weighted_speedup: mean_over_scores(|s| s.weighted_speedup),
+        weighted_speedup_gain_percent: mean_over_scores(|s| s.weighted_speedup_gain_percent),
+        of_best_by_matrix_percent: mean_over_scores(|s| s.of_best_by_matrix_percent),
+        harmonic_mean: mean_over_scores(|s| s.harmonic_mean),
+        worst_slowdown: mean_over_scores(|s| s.worst_slowdown),
         unfinished: Vec::new(),
     })
 }
@@ -270,7 +292,7 @@ mod tests {
         let recordings = vec![("sort".to_string(), PathBuf::from("sort.cmt"))];
         let draw_names = |seed: u64| -> Vec<Vec<String>> {
             let mut generator = SplitMix64::new(seed);
-            let mut draw_mix = || draw_mixes(&mut generator, 8, &recordings, 1).unwrap();
+            let mut draw_mix = || draw_mix(&mut generator, 8, &recordings, 1).unwrap();
             (0..20).map(|_| draw_mix().into_iter().map(|job| job.name).collect()).collect()
         };
         assert_eq!(draw_names(1), draw_names(1));
@@ -299,7 +321,8 @@ mod tests {
             failed: Vec::new(),
             unfinished_pairs: Vec::new(),
         };
-        let means = mean_scores(&[mix_with_scores(&[("di", 2.0), ("dio", 2.0)]), mix_with_scores(&[("dio", 1.0)])]);
+        let means =
+            mean_scores_by_policy(&[mix_with_scores(&[("di", 2.0), ("dio", 2.0)]), mix_with_scores(&[("dio", 1.0)])]);
         let score_of = |index: usize| (means[index].policy.as_str(), means[index].weighted_speedup_gain_percent);
         assert_eq!((means.len(), score_of(0), score_of(1)), (2, ("di", 0.0), ("dio", 50.0)));
     }

@@ -51,30 +51,30 @@ const L1_MISSES: usize = 7;
 ///
 /// # Errors
 /// The job cannot run, or executes nothing.
-pub fn instructions_in(
+pub fn count_instructions_in(
     job: &WorkloadJob,
     machine: &MachineSpec,
     options: &SimOptions,
     cycles: u64,
 ) -> Result<u64, ReproError> {
-    let pinned: CpuSet = [0].into_iter().collect();
-    let jobs = vec![job.clone().with_cpus(pinned)];
+    let first_cpu: CpuSet = [0].into_iter().collect();
+    let jobs = vec![job.clone().with_cpus(first_cpu)];
     let (machine, options) = (machine.clone(), options.clone());
     let workload = Workload { machine, options, jobs, warm_up_cycles: 0, measured_cycles: cycles };
     let results = workload.unmanaged_run()?;
-    let instr_done = results.tasks.first().map_or(0, |task| task.instructions);
-    if instr_done == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(instr_done) }
+    let executed_instr = results.tasks.first().map_or(0, |task| task.instructions);
+    if executed_instr == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(executed_instr) }
 }
 
 /// The sizes, in ways of the contended cache: five, each about half of the previous one, and one more between each of
 /// the three largest, because a program's working set often ends there.
 pub fn profiled_ways(total_ways: u32) -> Vec<u32> {
-    let halves = (0..5).map(|halvings| (total_ways >> halvings).max(1));
-    let intermediate = [total_ways * 3 / 4, total_ways * 3 / 8].into_iter().filter(|&ways| ways > 0);
-    let mut sizes: Vec<u32> = halves.chain(intermediate).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    sizes
+    let halved_ways = (0..5).map(|halvings| (total_ways >> halvings).max(1));
+    let intermediate_ways = [total_ways * 3 / 4, total_ways * 3 / 8].into_iter().filter(|&ways| ways > 0);
+    let mut way_counts: Vec<u32> = halved_ways.chain(intermediate_ways).collect();
+    way_counts.sort_unstable();
+    way_counts.dedup();
+    way_counts
 }
 
 /// Measures the profile of a single-threaded job.
@@ -87,45 +87,61 @@ pub fn measure_profile(
     options: &SimOptions,
     lengths: ProfilingLengths,
 ) -> Result<PhasedProgram, ReproError> {
-    let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
-    let sizes = profiled_ways(last.ways);
-    let way_bytes = last.size_bytes / u64::from(last.ways);
+    let last_level = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let way_counts = profiled_ways(last_level.ways);
+    let way_bytes = last_level.size_bytes / u64::from(last_level.ways);
     let run_with_ways = |ways: u32, prefetch: bool| {
         let options = SimOptions { prefetch, ..options.clone() };
-        Ok::<_, ReproError>(stretch_sums(
-            &cumulative_counts(job, &narrow_machine(machine, ways), &options, lengths)?,
+        Ok::<_, ReproError>(divide_into_stretches(
+            &measure_cumulative_counts(job, &machine_with_ways(machine, ways), &options, lengths)?,
             lengths,
         ))
     };
-    let aided: Vec<Vec<RunningSums>> = sizes.iter().map(|&ways| run_with_ways(ways, true)).collect::<Result<_, _>>()?;
+    let prefetched_sums: Vec<Vec<RunningSums>> =
+        way_counts.iter().map(|&ways| run_with_ways(ways, true)).collect::<Result<_, _>>()?;
     // Prefetchers are also disabled at the smallest size, a quarter and the whole cache.
-    let quarter = sizes.partition_point(|&ways| ways < last.ways / 4);
-    let bare_at = [0, quarter, sizes.len() - 1];
-    let unprefetched: Vec<Vec<RunningSums>> = match machine.prefetchers.is_empty() {
+    let quarter_index = way_counts.partition_point(|&ways| ways < last_level.ways / 4);
+    let unprefetched_positions = [0, quarter_index, way_counts.len() - 1];
+    let unprefetched_sums: Vec<Vec<RunningSums>> = match machine.prefetchers.is_empty() {
         true => Vec::new(),
-        false => bare_at.iter().map(|&at| run_with_ways(sizes[at], false)).collect::<Result<_, _>>()?,
+        false => {
+            unprefetched_positions.iter().map(|&at| run_with_ways(way_counts[at], false)).collect::<Result<_, _>>()?
+        }
     };
-    let phases = aided.iter().map(Vec::len).min().unwrap_or(0);
-    if phases == 0 {
+    let phase_count = prefetched_sums.iter().map(Vec::len).min().unwrap_or(0);
+    if phase_count == 0 {
         return Err(failed(&job.name)("it ended before its profile did"));
     }
-    let measured_point = |phase: usize, at: usize| {
-        let unaided = (!unprefetched.is_empty()).then(|| {
-            let low = usize::from(at >= bare_at[1] && bare_at[1] < bare_at[2]);
-            let (small, large) = (&unprefetched[low], &unprefetched[low + 1]);
-            let doublings = |ways: u32| (f64::from(ways) / f64::from(sizes[bare_at[low]])).log2();
-            let share = doublings(sizes[at]) / doublings(sizes[bare_at[low + 1]]).max(1e-9);
-            interpolate(&small[phase.min(small.len() - 1)], &large[phase.min(large.len() - 1)], share)
+    let measured_point = |phase: usize, size_index: usize| {
+        let unprefetched_point = (!unprefetched_sums.is_empty()).then(|| {
+            let lower_measured = usize::from(
+                size_index >= unprefetched_positions[1] && unprefetched_positions[1] < unprefetched_positions[2],
+            );
+            let (smaller_sums, larger_sums) =
+                (&unprefetched_sums[lower_measured], &unprefetched_sums[lower_measured + 1]);
+            let doublings_from_lower =
+                |ways: u32| (f64::from(ways) / f64::from(way_counts[unprefetched_positions[lower_measured]])).log2();
+            let interpolated_share = doublings_from_lower(way_counts[size_index])
+                / doublings_from_lower(way_counts[unprefetched_positions[lower_measured + 1]]).max(1e-9);
+            interpolate_sums(
+                &smaller_sums[phase.min(smaller_sums.len() - 1)],
+                &larger_sums[phase.min(larger_sums.len() - 1)],
+                interpolated_share,
+            )
         });
-        size_point((u64::from(sizes[at]) * way_bytes) as f64, &aided[at][phase], unaided)
+        size_point(
+            (u64::from(way_counts[size_index]) * way_bytes) as f64,
+            &prefetched_sums[size_index][phase],
+            unprefetched_point,
+        )
     };
-    let phase = |number: usize| {
-        let whole_cache = &aided[aided.len() - 1][number];
-        let per_instr = |sum: usize| whole_cache.sums[sum] / whole_cache.instructions;
+    let build_phase = |phase_index: usize| {
+        let full_size_sums = &prefetched_sums[prefetched_sums.len() - 1][phase_index];
+        let per_instr = |sum_index: usize| full_size_sums.sums[sum_index] / full_size_sums.instructions;
         ProgramPhase {
-            instructions: Some(whole_cache.instructions),
+            instructions: Some(full_size_sums.instructions),
             references_per_instr: per_instr(REFERENCES),
-            points: (0..sizes.len()).map(|at| measured_point(number, at)).collect(),
+            points: (0..way_counts.len()).map(|at| measured_point(phase_index, at)).collect(),
             footprint_bytes: None,
             private_levels: vec![PrivateLevel {
                 level: CacheLevel::L1Data,
@@ -138,34 +154,35 @@ pub fn measure_profile(
     };
     Ok(PhasedProgram {
         name: job.name.clone(),
-        phases: (0..phases).map(phase).collect(),
+        phases: (0..phase_count).map(build_phase).collect(),
         // Beyond the measured part, the program repeats its last third, which contains no start-up.
-        repeats_from: Some(phases as u32 * 2 / 3),
+        repeats_from: Some(phase_count as u32 * 2 / 3),
         demand: cachemate_interval::Demand::default(),
         progress_per_instr: None,
         from_empty_cache: true,
     })
 }
 
-fn interpolate(small: &RunningSums, large: &RunningSums, share: f64) -> RunningSums {
+fn interpolate_sums(smaller_sums: &RunningSums, larger_sums: &RunningSums, share: f64) -> RunningSums {
     let mut sums = RunningSums { instructions: 1.0, ..RunningSums::default() };
-    for (sum, (low, high)) in sums.sums.iter_mut().zip(small.sums.iter().zip(&large.sums)) {
-        *sum = low / small.instructions + share * (high / large.instructions - low / small.instructions);
+    for (sum, (low, high)) in sums.sums.iter_mut().zip(smaller_sums.sums.iter().zip(&larger_sums.sums)) {
+        *sum = low / smaller_sums.instructions
+            + share * (high / larger_sums.instructions - low / smaller_sums.instructions);
     }
     sums
 }
 
-fn size_point(size_bytes: f64, aided: &RunningSums, unaided: Option<RunningSums>) -> SizePoint {
-    let per_instr = |sums: &RunningSums, sum: usize| sums.sums[sum] / sums.instructions;
-    let demand = per_instr(aided, MISSES).min(per_instr(aided, READ));
+fn size_point(size_bytes: f64, prefetched_sums: &RunningSums, unprefetched_sums: Option<RunningSums>) -> SizePoint {
+    let per_instr = |sums: &RunningSums, sum_index: usize| sums.sums[sum_index] / sums.instructions;
+    let demand_misses = per_instr(prefetched_sums, MISSES).min(per_instr(prefetched_sums, READ));
     SizePoint {
         size_bytes,
-        cycles_per_instr: per_instr(aided, CYCLES),
-        demand_fills_per_instr: demand,
-        prefetch_fills_per_instr: per_instr(aided, READ) - demand,
-        writebacks_per_instr: per_instr(aided, WRITTEN),
-        memory_stall_cycles_per_instr: per_instr(aided, STALL),
-        without_prefetch: unaided.map(|bare| UnprefetchedRates {
+        cycles_per_instr: per_instr(prefetched_sums, CYCLES),
+        demand_fills_per_instr: demand_misses,
+        prefetch_fills_per_instr: per_instr(prefetched_sums, READ) - demand_misses,
+        writebacks_per_instr: per_instr(prefetched_sums, WRITTEN),
+        memory_stall_cycles_per_instr: per_instr(prefetched_sums, STALL),
+        without_prefetch: unprefetched_sums.map(|bare| UnprefetchedRates {
             cycles_per_instr: per_instr(&bare, CYCLES),
             demand_fills_per_instr: per_instr(&bare, READ),
             writebacks_per_instr: per_instr(&bare, WRITTEN),
@@ -175,7 +192,7 @@ fn size_point(size_bytes: f64, aided: &RunningSums, unaided: Option<RunningSums>
 }
 
 /// The machine with fewer ways but the same number of sets in its contended cache.
-fn narrow_machine(machine: &MachineSpec, ways: u32) -> MachineSpec {
+fn machine_with_ways(machine: &MachineSpec, ways: u32) -> MachineSpec {
     let mut machine = machine.clone();
     let level = machine.last_level().map(|cache| cache.level);
     for cache in machine.caches.iter_mut().filter(|cache| Some(cache.level) == level) {
@@ -191,39 +208,40 @@ fn narrow_machine(machine: &MachineSpec, ways: u32) -> MachineSpec {
 }
 
 /// The cumulative counts at every reading, from the start on.
-fn cumulative_counts(
+fn measure_cumulative_counts(
     job: &WorkloadJob,
     machine: &MachineSpec,
     options: &SimOptions,
     lengths: ProfilingLengths,
 ) -> Result<Vec<RunningSums>, ReproError> {
-    let pinned: CpuSet = [0].into_iter().collect();
+    let first_cpu: CpuSet = [0].into_iter().collect();
     let workload = Workload {
         machine: machine.clone(),
         options: options.clone(),
-        jobs: vec![job.clone().with_cpus(pinned)],
+        jobs: vec![job.clone().with_cpus(first_cpu)],
         warm_up_cycles: 0,
         measured_cycles: lengths.until_instr * MAX_CYCLES_PER_INSTR,
     };
     let recordings = recordings_of(&workload);
-    let sources = sources_of(module_path!(), &recordings);
+    let source_digest = sources_of(module_path!(), &recordings);
     let label = format!("books of {} on {}", job.name, machine.name);
     let inputs = format!("{workload:?} {lengths:?} {recordings:?}");
-    let name = RunName { kind: "books", label, sources, inputs };
-    store::find_or_make(name, || read_books(&workload, lengths))
+    let name = RunName { kind: "books", label, sources: source_digest, inputs };
+    store::find_or_make(name, || run_and_sample_counts(&workload, lengths))
 }
 
-fn read_books(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<RunningSums>, ReproError> {
+fn run_and_sample_counts(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<RunningSums>, ReproError> {
     let (machine, options, job) = (&workload.machine, &workload.options, &workload.jobs[0]);
-    let ends = Some(RunLimit::Cycles(workload.measured_cycles));
-    let mut simulated = workload.build_machine_with(SimOptions { ends, warm_up: None, ..options.clone() })?;
-    let window = lengths.reading_cycles * options.scale;
-    simulated.set_first_window(WindowLength::Cycles { cycles: window });
+    let run_limit = Some(RunLimit::Cycles(workload.measured_cycles));
+    let mut sim_machine =
+        workload.build_machine_with(SimOptions { ends: run_limit, warm_up: None, ..options.clone() })?;
+    let nominal_window_cycles = lengths.reading_cycles * options.scale;
+    sim_machine.set_first_window(WindowLength::Cycles { cycles: nominal_window_cycles });
     let line_bytes = machine.last_level().map_or(64, |cache| cache.line_bytes);
     let level = machine.last_level().map(|cache| cache.level);
     let mut readings = vec![RunningSums::default()];
-    while simulated.observe().map_err(failed(&job.name))?.is_some() {
-        let results = simulated.results();
+    while sim_machine.observe().map_err(failed(&job.name))?.is_some() {
+        let results = sim_machine.collect_results();
         let Some(task) = results.tasks.first() else { continue };
         readings.push(running_sums(task, level, f64::from(line_bytes)));
         if task.instructions >= lengths.until_instr {
@@ -233,15 +251,15 @@ fn read_books(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<Runn
     Ok(readings)
 }
 
-fn running_sums(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -> RunningSums {
-    let counts_of = |level: Option<CacheLevel>| task.levels.iter().find(|found| Some(found.level) == level);
+fn running_sums(task: &TaskResults, last_level: Option<CacheLevel>, line_bytes: f64) -> RunningSums {
+    let level_counts = |level: Option<CacheLevel>| task.levels.iter().find(|found| Some(found.level) == level);
     let mut totals = RunningSums { instructions: task.instructions as f64, ..RunningSums::default() };
     let sums = &mut totals.sums;
     sums[CYCLES] = task.cycles as f64;
-    if let Some(level) = counts_of(last) {
+    if let Some(level) = level_counts(last_level) {
         (sums[REFERENCES], sums[MISSES]) = (level.references as f64, level.misses as f64);
     }
-    if let Some(level) = counts_of(Some(CacheLevel::L1Data)) {
+    if let Some(level) = level_counts(Some(CacheLevel::L1Data)) {
         (sums[L1_REFERENCES], sums[L1_MISSES]) = (level.references as f64, level.misses as f64);
     }
     sums[READ] = task.memory_read_bytes as f64 / line_bytes;
@@ -252,28 +270,34 @@ fn running_sums(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -
 }
 
 /// Counts in each stretch of equally many instructions, interpolated linearly between readings.
-fn stretch_sums(readings: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSums> {
+fn divide_into_stretches(readings: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSums> {
     let mut sums_by_stretch = Vec::new();
-    let (mut at, mut previous) = (1, RunningSums::default());
-    let mut border = lengths.phase_instr as f64;
-    while at < readings.len() {
-        let (low, high) = (&readings[at - 1], &readings[at]);
-        if high.instructions < border || high.instructions <= low.instructions {
-            at += 1;
+    let (mut reading_index, mut stretch_start) = (1, RunningSums::default());
+    let mut stretch_end_instr = lengths.phase_instr as f64;
+    while reading_index < readings.len() {
+        let (earlier_reading, later_reading) = (&readings[reading_index - 1], &readings[reading_index]);
+        if later_reading.instructions < stretch_end_instr || later_reading.instructions <= earlier_reading.instructions
+        {
+            reading_index += 1;
             continue;
         }
-        let share = (border - low.instructions) / (high.instructions - low.instructions);
-        let mut at_border = RunningSums { instructions: border, ..RunningSums::default() };
-        for (sum, (low, high)) in at_border.sums.iter_mut().zip(low.sums.iter().zip(&high.sums)) {
+        let share = (stretch_end_instr - earlier_reading.instructions)
+            / (later_reading.instructions - earlier_reading.instructions);
+        let mut sums_at_end = RunningSums { instructions: stretch_end_instr, ..RunningSums::default() };
+        for (sum, (low, high)) in sums_at_end.sums.iter_mut().zip(earlier_reading.sums.iter().zip(&later_reading.sums))
+        {
             *sum = low + share * (high - low);
         }
-        let mut difference = RunningSums { instructions: border - previous.instructions, ..RunningSums::default() };
-        for (sum, (now, earlier)) in difference.sums.iter_mut().zip(at_border.sums.iter().zip(&previous.sums)) {
-            *sum = now - earlier;
+        let mut difference =
+            RunningSums { instructions: stretch_end_instr - stretch_start.instructions, ..RunningSums::default() };
+        for (sum, (end_sum, earlier)) in
+            difference.sums.iter_mut().zip(sums_at_end.sums.iter().zip(&stretch_start.sums))
+        {
+            *sum = end_sum - earlier;
         }
         sums_by_stretch.push(difference);
-        previous = at_border;
-        border += lengths.phase_instr as f64;
+        stretch_start = sums_at_end;
+        stretch_end_instr += lengths.phase_instr as f64;
     }
     sums_by_stretch
 }
@@ -292,7 +316,7 @@ mod tests {
         };
         let readings = [sample_sums(0.0, 0.0), sample_sums(150.0, 300.0), sample_sums(350.0, 400.0)];
         let lengths = ProfilingLengths { until_instr: 350, phase_instr: 100, reading_cycles: 1 };
-        let cycles: Vec<f64> = stretch_sums(&readings, lengths).iter().map(|sums| sums.sums[CYCLES]).collect();
+        let cycles: Vec<f64> = divide_into_stretches(&readings, lengths).iter().map(|sums| sums.sums[CYCLES]).collect();
         assert_eq!(cycles, [200.0, 125.0, 50.0]);
     }
 

@@ -30,9 +30,9 @@ const MACHINES: [&str; 4] = [
 /// Promised maximum slowdowns, drawn with equal probability.
 const MAX_SLOWDOWNS: [f64; 4] = [0.03, 0.05, 0.1, 0.2];
 /// Excess over a promise, as a share, from which on a report that it is kept is false.
-const FALSE_FROM: f64 = 0.02;
+const MIN_FALSE_EXCESS_SHARE: f64 = 0.02;
 /// Share of the windows in which a promise must hold to count as kept.
-const KEPT_SHARE: f64 = 0.99;
+const MIN_KEPT_SHARE: f64 = 0.99;
 
 /// The experiment: its id in `experiments.toml`, and the function that runs it.
 pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[("PROMISES", run)];
@@ -76,16 +76,16 @@ struct ReportCounts {
 }
 
 impl ReportCounts {
-    fn add(&mut self, state: PromiseState, slowdown: f64, max: f64) {
+    fn count_report(&mut self, state: PromiseState, slowdown: f64, promised_slowdown: f64) {
         self.all += 1;
         match state {
             PromiseState::Kept => {
                 self.kept += 1;
-                self.kept_falsely += u32::from(slowdown > max + FALSE_FROM);
+                self.kept_falsely += u32::from(slowdown > promised_slowdown + MIN_FALSE_EXCESS_SHARE);
             }
             PromiseState::Broken => {
                 self.broken += 1;
-                self.broken_falsely += u32::from(slowdown <= max);
+                self.broken_falsely += u32::from(slowdown <= promised_slowdown);
             }
             PromiseState::Unknown => self.unknown += 1,
             PromiseState::Likely | PromiseState::AtRisk | PromiseState::Infeasible => {}
@@ -104,28 +104,28 @@ impl ReportCounts {
     }
 }
 
-fn load(machine: &str) -> Result<MachineSpec, ReproError> {
+fn load_promise_machine(machine: &str) -> Result<MachineSpec, ReproError> {
     cachemate_spec::load_machine(machine).map_err(failed(machine))
 }
 
 /// The mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
 fn draw_mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>, ReproError> {
-    let spec = load(machine)?;
-    let families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
+    let spec = load_promise_machine(machine)?;
+    let drawable_families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
     let mut promise_mixes = Vec::new();
     for index in 0..u64::from(count) {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(index);
         let mut generator = SplitMix64::new(seed ^ 0x970);
-        let family = families[generator.draw_below(families.len() as u64) as usize];
-        let drawn = draw::draw_mix_jobs(&spec, family, seed, length_ns);
-        let Some(mut jobs) = drawn.or_else(|| draw::draw_mix_jobs(&spec, MixFamily::Contention, seed, length_ns))
+        let family = drawable_families[generator.draw_below(drawable_families.len() as u64) as usize];
+        let drawn_jobs = draw::draw_mix_jobs(&spec, family, seed, length_ns);
+        let Some(mut jobs) = drawn_jobs.or_else(|| draw::draw_mix_jobs(&spec, MixFamily::Contention, seed, length_ns))
         else {
             continue;
         };
-        let mut order: Vec<usize> = (0..jobs.len()).collect();
-        generator.shuffle(&mut order);
-        let promises = 1 + generator.draw_below(3) as usize;
-        for &job in order.iter().take(promises) {
+        let mut job_order: Vec<usize> = (0..jobs.len()).collect();
+        generator.shuffle(&mut job_order);
+        let promise_count = 1 + generator.draw_below(3) as usize;
+        for &job in job_order.iter().take(promise_count) {
             let max_slowdown = Some(MAX_SLOWDOWNS[generator.draw_below(MAX_SLOWDOWNS.len() as u64) as usize]);
             let priority = [1.0, 2.0][generator.draw_below(2) as usize];
             jobs[job].goal = Some(Goal { priority, max_slowdown, min_rate: None });
@@ -141,37 +141,37 @@ fn draw_mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> R
 struct TruthHistory(VecDeque<(f64, f64)>);
 
 impl TruthHistory {
-    fn add(&mut self, wanted_ns: f64, slowdown: Option<f64>) {
+    fn add_window(&mut self, wanted_ns: f64, slowdown: Option<f64>) {
         self.0.push_back((wanted_ns, slowdown.map_or(0.0, |slowdown| wanted_ns / slowdown)));
-        if self.0.len() > TRUTH_WINDOWS {
+        if self.0.len() > MAX_TRUTH_WINDOWS {
             self.0.pop_front();
         }
     }
 
     /// Slowdown in so many latest windows; `None` if it did nothing.
-    fn slowdown_of(&self, windows: usize) -> Option<f64> {
-        let latest = self.0.iter().rev().take(windows);
-        let (wanted_ns, alone_ns) = latest.fold((0.0, 0.0), |sum, window| (sum.0 + window.0, sum.1 + window.1));
+    fn slowdown_of(&self, window_count: usize) -> Option<f64> {
+        let latest_windows = self.0.iter().rev().take(window_count);
+        let (wanted_ns, alone_ns) = latest_windows.fold((0.0, 0.0), |sum, window| (sum.0 + window.0, sum.1 + window.1));
         (alone_ns > 0.0).then(|| wanted_ns / alone_ns - 1.0)
     }
 }
 
 /// Maximum number of windows on which a report is based.
-const TRUTH_WINDOWS: usize = 64;
+const MAX_TRUTH_WINDOWS: usize = 64;
 
-fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
-    let spec = load(mix.machine)?;
-    let truth = PlanTruth::new(&spec, &mix.jobs)?.of_running_jobs();
+fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
+    let spec = load_promise_machine(mix.machine)?;
+    let plan_truth = PlanTruth::new(&spec, &mix.jobs)?.of_running_jobs();
     let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
     let policy = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed: mix.seed };
     let policy_pipeline = interval_pipeline(&machine, &spec, policy, true)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     let mut histories: Vec<TruthHistory> = mix.jobs.iter().map(|_| TruthHistory::default()).collect();
-    let mut reports = ReportCounts::default();
-    let mut worst_false: Option<(f64, String)> = None;
+    let mut report_counts = ReportCounts::default();
+    let mut worst_false_report: Option<(f64, String)> = None;
     // For each window: its end in seconds, whether all promises were kept, and the mean speed relative to solo speed.
-    let mut windows: Vec<(f64, bool, f64)> = Vec::new();
+    let mut window_outcomes: Vec<(f64, bool, f64)> = Vec::new();
     policy_pipeline
         .run(machine, |machine, record| {
             let mut speeds = Vec::new();
@@ -179,24 +179,26 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
             for task in &record.observation.tasks {
                 let Some(job) = machine.job_of(task.task) else { continue };
                 let wanted_ns = (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
-                let ratio = machine.task_slowdown(task.task).map(|(ratio, _)| ratio);
-                histories[job].add(wanted_ns, ratio);
-                let Some(ratio) = ratio else { continue };
+                let slowdown_ratio = machine.task_slowdown(task.task).map(|(ratio, _)| ratio);
+                histories[job].add_window(wanted_ns, slowdown_ratio);
+                let Some(ratio) = slowdown_ratio else { continue };
                 speeds.push(1.0 / ratio);
                 is_kept &= max_slowdown(&mix.jobs[job]).is_none_or(|max| ratio - 1.0 <= max);
             }
-            let true_slowdown = |task: TaskId, report: &PromiseReport| {
+            let true_slowdown_of = |task: TaskId, report: &PromiseReport| {
                 histories[machine.job_of(task)?].slowdown_of(report.windows as usize)
             };
             for report in &record.promises {
-                let PromiseTerm::MaxSlowdown(max) = report.term else { continue };
-                let slowdown = true_slowdown(report.task, report);
+                let PromiseTerm::MaxSlowdown(promised_slowdown) = report.term else { continue };
+                let slowdown = true_slowdown_of(report.task, report);
                 match slowdown {
                     Some(slowdown) => {
-                        reports.add(report.state, slowdown, max);
-                        let excess = slowdown - max;
-                        let is_false = report.state == PromiseState::Kept && excess > FALSE_FROM;
-                        if is_false && worst_false.as_ref().is_none_or(|(worst_excess, _)| excess > *worst_excess) {
+                        report_counts.count_report(report.state, slowdown, promised_slowdown);
+                        let excess = slowdown - promised_slowdown;
+                        let is_false = report.state == PromiseState::Kept && excess > MIN_FALSE_EXCESS_SHARE;
+                        if is_false
+                            && worst_false_report.as_ref().is_none_or(|(worst_excess, _)| excess > *worst_excess)
+                        {
                             let name = |task: TaskId| format!("task {}", task.0);
                             let text = format!(
                                 "{:.1} % true, {} windows: {}",
@@ -204,49 +206,51 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
                                 report.windows,
                                 report.describe(name)
                             );
-                            worst_false = Some((excess, text));
+                            worst_false_report = Some((excess, text));
                         }
                     }
-                    None => reports.add(PromiseState::Unknown, 0.0, max),
+                    None => report_counts.count_report(PromiseState::Unknown, 0.0, promised_slowdown),
                 }
             }
-            windows.push((machine.now_ns() as f64 / 1e9, is_kept, mean(&speeds)));
+            window_outcomes.push((machine.now_ns() as f64 / 1e9, is_kept, mean(&speeds)));
             true
         })
         .map_err(failed(mix.machine))?;
-    let half = &windows[windows.len() / 2..];
+    let second_half = &window_outcomes[window_outcomes.len() / 2..];
     let kept_window_share = |window_slice: &[(f64, bool, f64)]| {
         window_slice.iter().filter(|(_, is_kept, _)| *is_kept).count() as f64 / window_slice.len().max(1) as f64
     };
-    let speed = mean(&half.iter().map(|(.., speed)| *speed).collect::<Vec<f64>>());
-    let kept_share = kept_window_share(half);
-    let known_speed = Some(truth.search(mix.seed)?).filter(|plan| plan.keeps_all).map(|plan| plan.mean_speed);
-    let by_itself = (kept_share >= KEPT_SHARE).then_some(speed);
-    let best = known_speed.into_iter().chain(by_itself).reduce(f64::max);
-    let converged = (0..windows.len()).find(|&start| kept_window_share(&windows[start..]) >= KEPT_SHARE);
+    let speed = mean(&second_half.iter().map(|(.., speed)| *speed).collect::<Vec<f64>>());
+    let kept_share = kept_window_share(second_half);
+    let known_speed =
+        Some(plan_truth.search_best_plan(mix.seed)?).filter(|plan| plan.keeps_all_promises).map(|plan| plan.mean_speed);
+    let own_kept_speed = (kept_share >= MIN_KEPT_SHARE).then_some(speed);
+    let best_speed = known_speed.into_iter().chain(own_kept_speed).reduce(f64::max);
+    let convergence_window =
+        (0..window_outcomes.len()).find(|&start| kept_window_share(&window_outcomes[start..]) >= MIN_KEPT_SHARE);
     Ok(MixOutcome {
         machine: mix.machine.to_string(),
         seed: mix.seed,
-        feasible: best.is_some(),
+        feasible: best_speed.is_some(),
         kept_share,
-        work_over_best: best.map(|best| speed / best),
-        converged_s: converged.map(|index| if index == 0 { 0.0 } else { windows[index - 1].0 }),
-        reports,
-        worst_false: worst_false.map(|(_, text)| text),
+        work_over_best: best_speed.map(|best| speed / best),
+        converged_s: convergence_window.map(|index| if index == 0 { 0.0 } else { window_outcomes[index - 1].0 }),
+        reports: report_counts,
+        worst_false: worst_false_report.map(|(_, text)| text),
     })
 }
 
 fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
-    let count = context.mixes.unwrap_or(context.pick_of_three(1, 6, 25));
-    let length_ns = context.pick_of_three(120, 900, 3_600) * 1_000_000_000;
+    let mixes_per_machine = context.mixes.unwrap_or(context.pick_by_length(1, 6, 25));
+    let length_ns = context.pick_by_length(120, 900, 3_600) * 1_000_000_000;
     let mut promise_mixes = Vec::new();
     for machine in MACHINES {
-        promise_mixes.extend(draw_mixes(machine, count, seed, length_ns)?);
+        promise_mixes.extend(draw_mixes(machine, mixes_per_machine, seed, length_ns)?);
     }
     let outcomes = context.run_all(&promise_mixes, |mix| {
         context.report_progress(&format!("PROMISES: {} seed {}", mix.machine, mix.seed));
-        run_mix(mix, length_ns)
+        measure_mix(mix, length_ns)
     })?;
     Ok(promise_findings(seed, &outcomes))
 }
@@ -256,49 +260,57 @@ fn percent_of(count: u32, total: u32) -> f64 {
 }
 
 /// Mixes with a false report, each with its worst.
-fn false_reports(outcomes: &[MixOutcome], reports: ReportCounts) -> String {
-    let mut text = format!("{} of {} reports say that a promise is kept", reports.kept, reports.all);
+fn describe_false_reports(outcomes: &[MixOutcome], report_counts: ReportCounts) -> String {
+    let mut text = format!("{} of {} reports say that a promise is kept", report_counts.kept, report_counts.all);
     for outcome in outcomes {
         if let Some(worst) = &outcome.worst_false {
-            let count = outcome.reports.kept_falsely;
-            text += &format!("; {} seed {}, {count} times, worst: {worst}", outcome.machine, outcome.seed);
+            let false_count = outcome.reports.kept_falsely;
+            text += &format!("; {} seed {}, {false_count} times, worst: {worst}", outcome.machine, outcome.seed);
         }
     }
     text
 }
 
 fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
-    let feasible: Vec<&MixOutcome> = outcomes.iter().filter(|outcome| outcome.feasible).collect();
-    let kept_outcomes: Vec<&&MixOutcome> = feasible.iter().filter(|outcome| outcome.kept_share >= KEPT_SHARE).collect();
-    let reports = outcomes.iter().map(|outcome| outcome.reports).fold(ReportCounts::default(), ReportCounts::sum_with);
+    let feasible_outcomes: Vec<&MixOutcome> = outcomes.iter().filter(|outcome| outcome.feasible).collect();
+    let kept_outcomes: Vec<&&MixOutcome> =
+        feasible_outcomes.iter().filter(|outcome| outcome.kept_share >= MIN_KEPT_SHARE).collect();
+    let report_counts =
+        outcomes.iter().map(|outcome| outcome.reports).fold(ReportCounts::default(), ReportCounts::sum_with);
     let promise_finding = |name: &str, value: f64| Finding::declared(name, &[(seed, value)]);
-    let work: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.work_over_best).collect();
-    let lost_percents: Vec<f64> = work.iter().map(|share| 100.0 * (1.0 - share)).collect();
-    let mut times: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.converged_s).collect();
-    times.sort_by(f64::total_cmp);
+    let work_shares: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.work_over_best).collect();
+    let lost_percents: Vec<f64> = work_shares.iter().map(|share| 100.0 * (1.0 - share)).collect();
+    let mut convergence_seconds: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.converged_s).collect();
+    convergence_seconds.sort_by(f64::total_cmp);
     let point = |outcome: &MixOutcome| {
         let series = if outcome.feasible { "feasible" } else { "no known plan keeps all" };
-        DataPoint::over_values(
+        DataPoint::from_values(
             series,
             format!("{} seed {}", outcome.machine, outcome.seed),
             &[100.0 * outcome.kept_share],
         )
     };
     vec![
-        promise_finding("promises-1-kept-mixes", percent_of(kept_outcomes.len() as u32, feasible.len() as u32))
-            .with_points(outcomes.iter().map(point).collect())
-            .with_note(format!(
-                "{} of {} mixes have a known plan that keeps all promises",
-                feasible.len(),
-                outcomes.len()
-            )),
-        promise_finding("promises-2-kept-falsely", f64::from(reports.kept_falsely))
-            .with_note(false_reports(outcomes, reports)),
-        promise_finding("promises-3-broken-falsely", percent_of(reports.broken_falsely, reports.all))
-            .with_note(format!("{} reports say that a promise is broken", reports.broken)),
+        promise_finding(
+            "promises-1-kept-mixes",
+            percent_of(kept_outcomes.len() as u32, feasible_outcomes.len() as u32),
+        )
+        .with_points(outcomes.iter().map(point).collect())
+        .with_note(format!(
+            "{} of {} mixes have a known plan that keeps all promises",
+            feasible_outcomes.len(),
+            outcomes.len()
+        )),
+        promise_finding("promises-2-kept-falsely", f64::from(report_counts.kept_falsely))
+            .with_note(describe_false_reports(outcomes, report_counts)),
+        promise_finding("promises-3-broken-falsely", percent_of(report_counts.broken_falsely, report_counts.all))
+            .with_note(format!("{} reports say that a promise is broken", report_counts.broken)),
         promise_finding("promises-4-work", if lost_percents.is_empty() { f64::NAN } else { mean(&lost_percents) }),
-        promise_finding("promises-5-time", times.get(times.len() / 2).copied().unwrap_or(f64::NAN)),
-        promise_finding("promises-6-unknown", percent_of(reports.unknown, reports.all)),
+        promise_finding(
+            "promises-5-time",
+            convergence_seconds.get(convergence_seconds.len() / 2).copied().unwrap_or(f64::NAN),
+        ),
+        promise_finding("promises-6-unknown", percent_of(report_counts.unknown, report_counts.all)),
     ]
 }
 
@@ -318,7 +330,7 @@ mod tests {
             (PromiseState::Unknown, 0.5),
             (PromiseState::Likely, 0.5),
         ] {
-            counts.add(state, slowdown, 0.05);
+            counts.count_report(state, slowdown, 0.05);
         }
         let expected = ReportCounts { all: 6, unknown: 1, kept: 2, kept_falsely: 1, broken: 2, broken_falsely: 1 };
         assert_eq!(counts, expected);

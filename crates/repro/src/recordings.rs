@@ -13,9 +13,9 @@ const MAX_RECORDING_BYTES: u64 = 4 << 30;
 
 /// The first thread of a recording, in a loop that begins at a position given by the seed.
 pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
-    let round = RecordedRound::read(name, path)?;
-    let skip = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % round.records.max(1);
-    Ok(Box::new(CmtSource::open(path, round.thread, 0, skip).map_err(failed(name))?))
+    let recorded_round = RecordedRound::read(name, path)?;
+    let skipped_records = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % recorded_round.records.max(1);
+    Ok(Box::new(CmtSource::open(path, recorded_round.thread, 0, skipped_records).map_err(failed(name))?))
 }
 
 /// One round through the first thread of a recording.
@@ -30,11 +30,11 @@ pub(crate) struct RecordedRound {
 
 impl RecordedRound {
     pub(crate) fn read(name: &str, path: &Path) -> Result<Self, ReproError> {
-        let fail = failed(name);
-        let mut first = Vec::new();
-        CmtReader::open(path).map_err(&fail)?.read_batch(&mut first).map_err(&fail)?;
-        let thread = first.first().map_or(0, |record| record.thread);
-        let source = CmtSource::open(path, thread, 0, 0).map_err(&fail)?;
+        let recording_error = failed(name);
+        let mut first_record = Vec::new();
+        CmtReader::open(path).map_err(&recording_error)?.read_batch(&mut first_record).map_err(&recording_error)?;
+        let thread = first_record.first().map_or(0, |record| record.thread);
+        let source = CmtSource::open(path, thread, 0, 0).map_err(&recording_error)?;
         let (records, instructions) = (source.records_per_round(), source.instructions_per_round());
         Ok(RecordedRound { thread, records, instructions })
     }

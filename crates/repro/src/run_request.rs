@@ -73,8 +73,8 @@ pub(crate) fn recordings_of(workload: &Workload) -> Vec<String> {
 
 /// The digest of a module, combined with that of the reader of recordings if any is read.
 pub(crate) fn sources_of(module: &str, recordings: &[String]) -> String {
-    let reader = if recordings.is_empty() { "" } else { digest_of("recordings") };
-    format!("{}{reader}", digest_of(module))
+    let reader_digest = if recordings.is_empty() { "" } else { digest_of("recordings") };
+    format!("{}{reader_digest}", digest_of(module))
 }
 
 /// A description of programs and machine for users.
@@ -92,7 +92,7 @@ pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates),
 }
 
 /// Runs all jobs together, the n-th over the n-th work, under the machine's scheduler or one plan. A job that does not
-/// finish its work in [`work::GIVES_UP_AFTER_TIMES`] the solo time of all is marked in its rates.
+/// finish its work in [`work::MAX_SOLO_TIME_MULTIPLE`] the solo time of all is marked in its rates.
 ///
 /// # Errors
 /// The errors of [`Workload::build_machine`], the errors of the machine, or a job never runs.
@@ -101,8 +101,8 @@ pub fn joint_run(
     work: &[InstructionRange],
     plan: Option<&FixedPlan>,
 ) -> Result<WorkRun, ReproError> {
-    let request = RunRequest::Together(workload.clone(), work.to_vec(), plan.cloned());
-    store::find_or_make(request.name()?, || work::measure_joint(workload, work, plan))
+    let run_request = RunRequest::Together(workload.clone(), work.to_vec(), plan.cloned());
+    store::find_or_make(run_request.name()?, || work::measure_joint(workload, work, plan))
 }
 
 impl Workload {
@@ -141,7 +141,7 @@ fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults, Repr
 ///
 /// # Errors
 /// The run itself fails.
-pub fn is_reproducible(entry: &StoredEntry) -> Result<Option<bool>, ReproError> {
+pub fn rerun_and_compare(entry: &StoredEntry) -> Result<Option<bool>, ReproError> {
     let Ok(inputs) = serde_json::from_str::<RunInputs>(&entry.inputs) else { return Ok(None) };
     let name = inputs.request.name()?;
     if name.sources != entry.sources || name.inputs != entry.inputs {

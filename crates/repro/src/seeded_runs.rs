@@ -57,7 +57,7 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         at: impl Into<String>,
         value: impl Fn(&R) -> f64,
     ) -> DataPoint {
-        DataPoint::over_values(series, at, &self.values(case, value))
+        DataPoint::from_values(series, at, &self.values(case, value))
     }
 
     /// One value per seed, computed from the seed's results of all cases.

@@ -78,7 +78,7 @@ pub fn run_under(
     on_window: impl FnMut(&mut SimMachine, WindowRecord) -> bool,
 ) -> Result<RunResults, ControlLoopError> {
     machine.set_first_window(pipeline.config().first_window);
-    Ok(pipeline.run(machine, on_window)?.results())
+    Ok(pipeline.run(machine, on_window)?.collect_results())
 }
 
 /// Comparison of two runs of the same jobs: per instruction, per time, and in fairness.
@@ -100,15 +100,15 @@ impl Comparison {
     /// processor; idle time affects the shares and `busy_gain`. `None` if a task never ran in either run, so that it
     /// has no speed.
     pub fn compare(new: &RunResults, baseline: &RunResults) -> Option<Self> {
-        let mut at_old_speeds = 0.0;
+        let mut ipc_at_old_speeds = 0.0;
         for (new_task, old_task) in new.tasks.iter().zip(&baseline.tasks) {
-            at_old_speeds += new_task.run_time_share * instr_per_cpu_cycle(old_task)?;
+            ipc_at_old_speeds += new_task.run_time_share * instr_per_cpu_cycle(old_task)?;
         }
         let (new_ipc, old_ipc) = (new.instructions_per_cycle(), baseline.instructions_per_cycle());
         Some(Comparison {
             throughput_gain: new_ipc / old_ipc - 1.0,
-            mix_gain: at_old_speeds / old_ipc - 1.0,
-            contention_gain: new_ipc / at_old_speeds - 1.0,
+            mix_gain: ipc_at_old_speeds / old_ipc - 1.0,
+            contention_gain: new_ipc / ipc_at_old_speeds - 1.0,
             busy_gain: new.busy_share / baseline.busy_share - 1.0,
         })
     }
@@ -119,24 +119,24 @@ impl Comparison {
             |rates: &[ProgramRates], value: fn(&ProgramRates) -> f64| rates.iter().map(value).sum::<f64>();
         let (new_ipc, old_ipc) =
             (sum_of_rates(new, |rates| rates.instr_per_cycle), sum_of_rates(baseline, |rates| rates.instr_per_cycle));
-        let at_old_speed = |(new_rates, old_rates): (&ProgramRates, &ProgramRates)| {
+        let ipc_at_old_speed = |(new_rates, old_rates): (&ProgramRates, &ProgramRates)| {
             (old_rates.run_time_share > 0.0)
                 .then(|| new_rates.run_time_share * old_rates.instr_per_cycle / old_rates.run_time_share)
         };
-        let at_old_speeds = new.iter().zip(baseline).map(at_old_speed).sum::<Option<f64>>()?;
+        let ipc_at_old_speeds = new.iter().zip(baseline).map(ipc_at_old_speed).sum::<Option<f64>>()?;
         let run_time_sum = |rates: &[ProgramRates]| sum_of_rates(rates, |rates| rates.run_time_share);
         Some(Comparison {
             throughput_gain: new_ipc / old_ipc - 1.0,
-            mix_gain: at_old_speeds / old_ipc - 1.0,
-            contention_gain: new_ipc / at_old_speeds - 1.0,
+            mix_gain: ipc_at_old_speeds / old_ipc - 1.0,
+            contention_gain: new_ipc / ipc_at_old_speeds - 1.0,
             busy_gain: run_time_sum(new) / run_time_sum(baseline) - 1.0,
         })
     }
 }
 
 fn instr_per_cpu_cycle(task: &TaskResults) -> Option<f64> {
-    let on_cpu: u64 = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
-    (on_cpu > 0).then(|| task.instructions as f64 / on_cpu as f64)
+    let on_cpu_cycles: u64 = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
+    (on_cpu_cycles > 0).then(|| task.instructions as f64 / on_cpu_cycles as f64)
 }
 
 /// Scores relative to solo runs. Rates are per elapsed time, so starving a program lowers the scores.
@@ -154,20 +154,20 @@ pub struct SpeedupScores {
 
 /// Scores of a run. `solo` holds instructions per elapsed cycle of each task alone, in the order of the tasks. `None`
 /// if a task never ran.
-pub fn score_results(run: &RunResults, solo: &[f64]) -> Option<SpeedupScores> {
-    let elapsed = run.elapsed_cycles as f64;
-    let rates: Vec<f64> = run.tasks.iter().map(|task| task.instructions as f64 / elapsed).collect();
-    SpeedupScores::from_rates(&rates, solo)
+pub fn score_results(run: &RunResults, solo_speeds: &[f64]) -> Option<SpeedupScores> {
+    let elapsed_cycles = run.elapsed_cycles as f64;
+    let rates: Vec<f64> = run.tasks.iter().map(|task| task.instructions as f64 / elapsed_cycles).collect();
+    SpeedupScores::from_rates(&rates, solo_speeds)
 }
 
 impl SpeedupScores {
     /// Scores from instructions per elapsed cycle together and alone; `None` if a task never ran.
-    pub fn from_rates(rates: &[f64], solo: &[f64]) -> Option<Self> {
+    pub fn from_rates(rates: &[f64], solo_speeds: &[f64]) -> Option<Self> {
         Some(SpeedupScores {
-            weighted_speedup: metrics::weighted_speedup(rates, solo)?,
-            harmonic_mean: metrics::harmonic_mean(rates, solo)?,
-            worst_slowdown: metrics::worst_slowdown(rates, solo)?,
-            mean_degradation: metrics::mean_slowdown(rates, solo)?,
+            weighted_speedup: metrics::weighted_speedup(rates, solo_speeds)?,
+            harmonic_mean: metrics::harmonic_mean(rates, solo_speeds)?,
+            worst_slowdown: metrics::worst_slowdown(rates, solo_speeds)?,
+            mean_degradation: metrics::mean_slowdown(rates, solo_speeds)?,
         })
     }
 }

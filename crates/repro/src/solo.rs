@@ -18,7 +18,7 @@ use crate::store::{self, RunName};
 use crate::workload::WorkloadJob;
 
 /// One of this many accesses is watched until its line is touched again.
-const REUSE_ONE_IN: u32 = 64;
+const REUSE_SAMPLING_INTERVAL: u32 = 64;
 
 /// The profile of a single-threaded job on the machine's last-level cache, over this many data accesses after
 /// as many for warm-up.
@@ -35,50 +35,51 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     let [source] = threads.as_mut_slice() else {
         return Err(failed(&job.name)("it has several threads, expected one"));
     };
-    let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
-    let earlier_caches = machine.caches.iter().take_while(|cache| cache.level != last.level);
-    let private = earlier_caches.filter(|cache| cache.level != CacheLevel::L1Instruction).last();
-    let mut private = private.map(build_cache_sim).transpose()?;
-    let mut shared_cache = build_cache_sim(last)?;
-    let mut reuse = ReuseSampler::new(REUSE_ONE_IN, job.seed);
-    let shift = last.line_bytes.trailing_zeros();
-    let (mut batch, mut lines, mut missed): (Vec<Access>, Vec<u64>, Vec<u64>) = Default::default();
+    let last_level = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let earlier_caches = machine.caches.iter().take_while(|cache| cache.level != last_level.level);
+    let private_cache = earlier_caches.filter(|cache| cache.level != CacheLevel::L1Instruction).last();
+    let mut private_sim = private_cache.map(build_cache_sim).transpose()?;
+    let mut shared_cache = build_cache_sim(last_level)?;
+    let mut reuse = ReuseSampler::new(REUSE_SAMPLING_INTERVAL, job.seed);
+    let shift = last_level.line_bytes.trailing_zeros();
+    let (mut batch, mut lines, mut missed_lines): (Vec<Access>, Vec<u64>, Vec<u64>) = Default::default();
     let (mut access_count, mut instructions) = (0u64, 0u64);
-    let mut warm = None;
+    let mut counts_after_warm_up = None;
     while access_count < 2 * accesses {
         batch.clear();
         if source.next_batch(&mut batch) == BatchEnd::Exit {
             break;
         }
-        if access_count >= accesses && warm.is_none() {
-            warm = Some((position_counts(&shared_cache), instructions));
+        if access_count >= accesses && counts_after_warm_up.is_none() {
+            counts_after_warm_up = Some((position_counts(&shared_cache), instructions));
         }
         let is_data_access = |access: &&Access| matches!(access.kind(), AccessKind::Load | AccessKind::Store);
         lines.clear();
         lines.extend(batch.iter().filter(is_data_access).map(|access| access.address() >> shift));
         instructions += batch.iter().map(|access| access.instructions()).sum::<u64>();
         access_count += lines.len() as u64;
-        missed.clear();
-        match &mut private {
-            Some(private) => _ = private.push_collecting(&lines, &mut missed),
-            None => missed.extend(&lines),
+        missed_lines.clear();
+        match &mut private_sim {
+            Some(private) => _ = private.push_collecting(&lines, &mut missed_lines),
+            None => missed_lines.extend(&lines),
         }
-        shared_cache.push(&missed);
-        if warm.is_some() {
-            missed.iter().for_each(|&line| reuse.touch(line));
+        shared_cache.push(&missed_lines);
+        if counts_after_warm_up.is_some() {
+            missed_lines.iter().for_each(|&line| reuse.touch(line));
         }
     }
-    let (filled, warm_instr) = warm.ok_or_else(|| failed(&job.name)("it ended while it warmed up"))?;
-    let per_mega = |count: u64| count as f64 * 1e6 / (instructions - warm_instr).max(1) as f64;
-    let positions: Vec<f64> = position_counts(&shared_cache)
+    let (warm_access_count, warm_instr) =
+        counts_after_warm_up.ok_or_else(|| failed(&job.name)("it ended while it warmed up"))?;
+    let per_mega_instr = |count: u64| count as f64 * 1e6 / (instructions - warm_instr).max(1) as f64;
+    let hits_per_mega_instr: Vec<f64> = position_counts(&shared_cache)
         .iter()
-        .zip(&filled)
-        .map(|(now, warm_count)| per_mega(now - warm_count))
+        .zip(&warm_access_count)
+        .map(|(now, warm_count)| per_mega_instr(now - warm_count))
         .collect();
-    let references = Estimate::exact(positions.iter().sum());
+    let references = Estimate::exact(hits_per_mega_instr.iter().sum());
     let mut profile = Profile::default();
     profile.rates.llc_refs_per_mega_instr = Some(Fact::from_measurement(references, FactSource::ExactTrace, 0));
-    profile.locality.stack_positions = Some(Fact::new(positions, FactSource::ExactTrace, 0));
+    profile.locality.stack_positions = Some(Fact::new(hits_per_mega_instr, FactSource::ExactTrace, 0));
     profile.locality.reuse_times = reuse.finish().to_profile().map(|times| Fact::new(times, FactSource::ExactTrace, 0));
     Ok(profile)
 }
@@ -90,9 +91,9 @@ fn position_counts(cache: &CacheSim) -> Vec<u64> {
 }
 
 fn build_cache_sim(cache: &CacheSpec) -> Result<CacheSim, ReproError> {
-    let fail = failed("cache");
-    let shape = CacheGeometry::from_bytes(cache.size_bytes, u64::from(cache.line_bytes), cache.ways, cache.slices);
-    CacheSim::new(shape.map_err(&fail)?, Replacement::Lru).map_err(&fail)
+    let cache_error = failed("cache");
+    let geometry = CacheGeometry::from_bytes(cache.size_bytes, u64::from(cache.line_bytes), cache.ways, cache.slices);
+    CacheSim::new(geometry.map_err(&cache_error)?, Replacement::Lru).map_err(&cache_error)
 }
 
 #[cfg(test)]

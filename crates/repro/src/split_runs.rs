@@ -23,46 +23,46 @@ use crate::error::ReproError;
 pub type AnswerLookup<'a> = &'a (dyn Fn(&str) -> Option<Vec<u8>> + Sync);
 
 /// State of one pass through an experiment.
-pub struct Split<'a> {
-    find: AnswerLookup<'a>,
+pub struct RunDivision<'a> {
+    find_answer: AnswerLookup<'a>,
     /// The run to make; `None` to list missing runs.
     requested: Option<(u32, usize)>,
-    calls: AtomicU32,
-    made: Mutex<Option<Vec<u8>>>,
-    missing: Mutex<Vec<String>>,
+    call_count: AtomicU32,
+    made_answer: Mutex<Option<Vec<u8>>>,
+    missing_runs: Mutex<Vec<String>>,
 }
 
 thread_local! {
     /// Whether this thread is within a run.
-    static WITHIN: Cell<bool> = const { Cell::new(false) };
+    static IS_WITHIN_RUN: Cell<bool> = const { Cell::new(false) };
 }
 
-impl<'a> Split<'a> {
+impl<'a> RunDivision<'a> {
     /// A pass that makes no run: it proceeds while all results are stored, and lists the first ones that are missing.
-    pub fn list(find: AnswerLookup<'a>) -> Self {
-        let (built, missing) = (Mutex::new(None), Mutex::new(Vec::new()));
-        Split { find, requested: None, calls: AtomicU32::new(0), made: built, missing }
+    pub fn list(find_answer: AnswerLookup<'a>) -> Self {
+        let (made_answer, missing_runs) = (Mutex::new(None), Mutex::new(Vec::new()));
+        RunDivision { find_answer, requested: None, call_count: AtomicU32::new(0), made_answer, missing_runs }
     }
 
     /// A pass that makes only this run.
     ///
     /// # Errors
     /// `run` is not the name of a run.
-    pub fn find_answer(run: &str, find: AnswerLookup<'a>) -> Result<Self, ReproError> {
+    pub fn pass_for_run(run: &str, find: AnswerLookup<'a>) -> Result<Self, ReproError> {
         let name_error = || ReproError::Failed(run.to_string(), "expected a run's name such as 2.17".to_string());
         let (call, item) = run.split_once('.').ok_or_else(name_error)?;
         let requested = Some((call.parse().map_err(|_| name_error())?, item.parse().map_err(|_| name_error())?));
-        Ok(Split { requested, ..Split::list(find) })
+        Ok(RunDivision { requested, ..RunDivision::list(find) })
     }
 
     /// The result of the requested run, once it has been made.
     pub fn into_answer(&self) -> Option<Vec<u8>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.made_answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Names of the runs whose results are missing.
-    pub fn missing(&self) -> Vec<String> {
-        std::mem::take(&mut *self.missing.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn missing_runs(&self) -> Vec<String> {
+        std::mem::take(&mut *self.missing_runs.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The results of one call, or [`ReproError::Elsewhere`] as soon as the pass has reached its goal.
@@ -71,21 +71,21 @@ impl<'a> Split<'a> {
         items: &[T],
         run: impl Fn(&T) -> Result<R, ReproError>,
     ) -> Result<Vec<R>, ReproError> {
-        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        let call = self.call_count.fetch_add(1, Ordering::Relaxed);
         if let Some((_, item)) = self.requested.filter(|(wanted_call, _)| *wanted_call == call) {
             let name = format!("{call}.{item}");
             let requested_item =
                 items.get(item).ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
-            let bytes = encode_answer(&name, &record_within(|| run(requested_item))?)?;
-            *self.made.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+            let bytes = encode_answer(&name, &run_nested(|| run(requested_item))?)?;
+            *self.made_answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
             return Err(ReproError::Elsewhere);
         }
         let mut answers = Vec::new();
         for item in 0..items.len() {
             let name = format!("{call}.{item}");
-            match (self.find)(&name) {
-                Some(bytes) => answers.push(read(&name, &bytes)?),
-                None => self.missing.lock().unwrap_or_else(PoisonError::into_inner).push(name),
+            match (self.find_answer)(&name) {
+                Some(bytes) => answers.push(decode_answer(&name, &bytes)?),
+                None => self.missing_runs.lock().unwrap_or_else(PoisonError::into_inner).push(name),
             }
         }
         if answers.len() == items.len() { Ok(answers) } else { Err(ReproError::Elsewhere) }
@@ -94,14 +94,14 @@ impl<'a> Split<'a> {
 
 /// Returns whether this thread is already making a run.
 pub(crate) fn is_within() -> bool {
-    WITHIN.get()
+    IS_WITHIN_RUN.get()
 }
 
 /// Makes a run; nested runs that it requests are part of it.
-fn record_within<R>(run: impl FnOnce() -> R) -> R {
-    let was_within = WITHIN.replace(true);
+fn run_nested<R>(run: impl FnOnce() -> R) -> R {
+    let was_within_run = IS_WITHIN_RUN.replace(true);
     let answer = run();
-    WITHIN.set(was_within);
+    IS_WITHIN_RUN.set(was_within_run);
     answer
 }
 
@@ -110,12 +110,12 @@ pub(crate) fn encode_answer<R: Serialize + DeserializeOwned>(name: &str, answer:
     let answer_error = |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
     let bytes = rmp_serde::to_vec_named(answer).map_err(|error| answer_error(error.to_string()))?;
     let reencoded =
-        rmp_serde::to_vec_named(&read::<R>(name, &bytes)?).map_err(|error| answer_error(error.to_string()))?;
+        rmp_serde::to_vec_named(&decode_answer::<R>(name, &bytes)?).map_err(|error| answer_error(error.to_string()))?;
     if reencoded == bytes { Ok(bytes) } else { Err(answer_error("it does not read back as it was".to_string())) }
 }
 
 /// Deserializes a result.
-pub(crate) fn read<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
+pub(crate) fn decode_answer<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
     let answer_error =
         |error: rmp_serde::decode::Error| ReproError::Failed(name.to_string(), format!("an answer: {error}"));
     rmp_serde::from_slice(bytes).map_err(answer_error)
@@ -149,12 +149,12 @@ impl Serialize for Name {
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
-        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(interned) = names.get(name.as_str()) {
+        let mut interned_names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(interned) = interned_names.get(name.as_str()) {
             return Ok(Name(interned));
         }
         let name: &'static str = name.leak();
-        names.insert(name);
+        interned_names.insert(name);
         Ok(Name(name))
     }
 }
@@ -191,8 +191,8 @@ mod tests {
         })
     }
 
-    fn quick_context<'a>(split: Option<&'a Split<'a>>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
-        ExperimentContext { quick: true, split, ..ExperimentContext::for_seed(1, stop) }
+    fn quick_context<'a>(split: Option<&'a RunDivision<'a>>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
+        ExperimentContext { quick: true, run_division: split, ..ExperimentContext::for_seed(1, stop) }
     }
 
     /// Do runs made one at a time, in any order, give the same bits as the whole study?
@@ -204,16 +204,16 @@ mod tests {
         let mut waves = Vec::new();
         let value = loop {
             let find = |run: &str| stored.get(run).cloned();
-            let listing = Split::list(&find);
+            let listing = RunDivision::list(&find);
             match run_nested_study(&quick_context(Some(&listing), &stop)) {
                 Ok(value) => break value,
                 Err(ReproError::Elsewhere) => {}
                 Err(error) => panic!("{error}"),
             }
-            let missing_runs = listing.missing();
+            let missing_runs = listing.missing_runs();
             let mut fresh = Vec::new();
             for run in missing_runs.iter().rev() {
-                let split = Split::find_answer(run, &find).unwrap();
+                let split = RunDivision::pass_for_run(run, &find).unwrap();
                 assert!(matches!(run_nested_study(&quick_context(Some(&split), &stop)), Err(ReproError::Elsewhere)));
                 fresh.push((run.clone(), split.into_answer().unwrap()));
             }
@@ -228,8 +228,8 @@ mod tests {
     #[test]
     fn what_cannot_be_a_run_or_an_answer_is_told() {
         let stop = AtomicBool::new(false);
-        assert!(Split::find_answer("x", &|_| None).is_err());
-        let missing_run = Split::find_answer("0.9", &|_| None).unwrap();
+        assert!(RunDivision::pass_for_run("x", &|_| None).is_err());
+        let missing_run = RunDivision::pass_for_run("0.9", &|_| None).unwrap();
         assert!(
             run_nested_study(&quick_context(Some(&missing_run), &stop))
                 .unwrap_err()
@@ -243,9 +243,9 @@ mod tests {
     fn answers_keep_every_bit() {
         let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, Name("a"), None::<f64>);
         let bytes = encode_answer("0.0", &answer).unwrap();
-        let decoded: (u64, f64, f64, f64, Name, Option<f64>) = read("0.0", &bytes).unwrap();
+        let decoded: (u64, f64, f64, f64, Name, Option<f64>) = decode_answer("0.0", &bytes).unwrap();
         assert!(decoded.1.to_bits() == answer.0 && decoded.2.is_sign_negative() && decoded.3 == f64::INFINITY);
         assert_eq!((decoded.4, decoded.5), (Name("a"), None));
-        assert!(read::<Vec<f64>>("0.0", &bytes).unwrap_err().to_string().contains("0.0: an answer: "));
+        assert!(decode_answer::<Vec<f64>>("0.0", &bytes).unwrap_err().to_string().contains("0.0: an answer: "));
     }
 }

@@ -38,13 +38,13 @@ pub fn run_together_under(
 
 /// Like [`run_together_under`] for any pipeline, without storing the result.
 pub fn run_together(workload: &Workload, work: &[InstructionRange], pipeline: Pipeline) -> Result<WorkRun, ReproError> {
-    let machine = work::machine_timed_together(workload, work)?;
+    let machine = work::build_joint_machine(workload, work)?;
     let name = pipeline.config().policy.name.clone();
-    let (mut decisions, mut trail): (Vec<Decision>, Vec<ProgressSample>) = (Vec::new(), Vec::new());
+    let (mut decisions, mut progress_samples): (Vec<Decision>, Vec<ProgressSample>) = (Vec::new(), Vec::new());
     let results = run_under(machine, pipeline, |machine, record| {
-        trail.extend_from_slice(&machine.progress_samples()[trail.len()..]);
+        progress_samples.extend_from_slice(&machine.progress_samples()[progress_samples.len()..]);
         decisions.push(record.decision);
         true
     });
-    work::work_run(workload, work, &trail, results.map_err(failed(&name))?, decisions)
+    work::summarize_run(workload, work, &progress_samples, results.map_err(failed(&name))?, decisions)
 }

@@ -6,7 +6,7 @@
 //! executes alone between two cycles are its work. With co-runners it is timed from the first to the last of those
 //! instructions, wherever in time they fall, and all programs keep running until the last one has finished (CA 5:
 //! finished programs restart). Properties: the ratio of two times of the same work is a slowdown whatever the phases;
-//! progress is sampled every [`STEP_CYCLES`] and interpolated linearly; a policy sees none of it.
+//! progress is sampled every [`SAMPLING_STEP_CYCLES`] and interpolated linearly; a policy sees none of it.
 
 use cachemate_core::{CacheLevel, Decision, Machine as _, Plan, WindowLength};
 use cachemate_sim::machine::{ProgressSample, RunLimit, SimMachine, SimOptions, TaskProgress};
@@ -19,9 +19,9 @@ use crate::rates::ProgramRates;
 use crate::workload::Workload;
 
 /// Simulated cycles between two samples of all programs' progress.
-pub const STEP_CYCLES: u64 = 50_000;
+pub const SAMPLING_STEP_CYCLES: u64 = 50_000;
 /// Multiple of the solo cycles of its work after which a run ends unfinished.
-pub const GIVES_UP_AFTER_TIMES: u64 = 20;
+pub const MAX_SOLO_TIME_MULTIPLE: u64 = 20;
 
 /// A range of a program's instructions, counted from its start.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ impl FixedPlan {
                 return Err(failed("a fixed plan")(&refused.message));
             }
         }
-        Ok(machine.results())
+        Ok(machine.collect_results())
     }
 }
 
@@ -62,82 +62,97 @@ pub struct WorkRun {
     pub rates: Vec<ProgramRates>,
     /// Results of the whole run, including the warm-up and the time after the first jobs have finished.
     pub results: RunResults,
-    /// The policy's reasons, window by window; empty without a policy.
+    /// The policy's decisions, window by window; empty without a policy.
     pub decisions: Vec<Decision>,
 }
 
 /// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     let (start_cycle, end_cycle) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
-    let mut machine = timed_machine(workload, end_cycle, Vec::new())?;
+    let mut machine = build_machine_ending_at(workload, end_cycle, Vec::new())?;
     run_alone(&mut machine).map_err(failed("run alone"))?;
-    let progress_at =
+    let progress_at_cycle =
         |cycle: u64| find_progress(machine.progress_samples(), 0, |step, _| step.cycle as f64, cycle as f64);
     let name = &workload.jobs[0].name;
-    let (begin, end) = progress_at(start_cycle)
-        .zip(progress_at(end_cycle))
+    let (start_point, end_point) = progress_at_cycle(start_cycle)
+        .zip(progress_at_cycle(end_cycle))
         .ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
-    let work = InstructionRange { from_instr: begin.instructions, to_instr: end.instructions };
-    Ok((work, rates_between(&begin, &end, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
+    let work_range = InstructionRange { from_instr: start_point.instructions, to_instr: end_point.instructions };
+    Ok((
+        work_range,
+        rates_between(&start_point, &end_point, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?,
+    ))
 }
 
 /// Runs all jobs together, the n-th over the n-th work, under the machine's scheduler or one plan. A job that does not
-/// finish its work in [`GIVES_UP_AFTER_TIMES`] the solo time of all is marked in its rates.
+/// finish its work in [`MAX_SOLO_TIME_MULTIPLE`] the solo time of all is marked in its rates.
 pub(crate) fn measure_joint(
     workload: &Workload,
-    work: &[InstructionRange],
+    work_ranges: &[InstructionRange],
     plan: Option<&FixedPlan>,
 ) -> Result<WorkRun, ReproError> {
-    let mut machine = machine_timed_together(workload, work)?;
+    let mut machine = build_joint_machine(workload, work_ranges)?;
     let results = match plan {
         None => run_alone(&mut machine).map_err(failed("unmanaged run"))?,
         Some(plan) => plan.run(&mut machine)?,
     };
-    work_run(workload, work, machine.progress_samples(), results, Vec::new())
+    summarize_run(workload, work_ranges, machine.progress_samples(), results, Vec::new())
 }
 
 /// A machine at its start that ends once every job has finished its work.
-pub(crate) fn machine_timed_together(workload: &Workload, work: &[InstructionRange]) -> Result<SimMachine, ReproError> {
-    let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
-    let instr_limits = work.iter().map(|work| work.to_instr as u64 + 1).collect();
-    timed_machine(workload, GIVES_UP_AFTER_TIMES * alone_cycles, instr_limits)
+pub(crate) fn build_joint_machine(
+    workload: &Workload,
+    work_ranges: &[InstructionRange],
+) -> Result<SimMachine, ReproError> {
+    let solo_cycles = workload.warm_up_cycles + workload.measured_cycles;
+    let instr_limits = work_ranges.iter().map(|work| work.to_instr as u64 + 1).collect();
+    build_machine_ending_at(workload, MAX_SOLO_TIME_MULTIPLE * solo_cycles, instr_limits)
 }
 
-/// The run that this trail describes.
-pub(crate) fn work_run(
+/// Computes the rates of all jobs from the samples of their progress.
+pub(crate) fn summarize_run(
     workload: &Workload,
-    work: &[InstructionRange],
+    work_ranges: &[InstructionRange],
     samples: &[ProgressSample],
     results: RunResults,
     decisions: Vec<Decision>,
 ) -> Result<WorkRun, ReproError> {
-    let rates = |(task, work): (usize, &InstructionRange)| {
+    let rates_of_job = |(task, work): (usize, &InstructionRange)| {
         rates_over_work(samples, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
-    Ok(WorkRun { rates: work.iter().enumerate().map(rates).collect::<Result<_, _>>()?, results, decisions })
+    Ok(WorkRun {
+        rates: work_ranges.iter().enumerate().map(rates_of_job).collect::<Result<_, _>>()?,
+        results,
+        decisions,
+    })
 }
 
 /// Rates over the work; `None` for a job that executed nothing.
 fn rates_over_work(samples: &[ProgressSample], task: usize, work: &InstructionRange) -> Option<ProgramRates> {
-    let progress_at = |instr: f64| find_progress(samples, task, |_, task| task.instructions as f64, instr);
-    let begin = progress_at(work.from_instr);
-    if let Some((begin, end)) = begin.zip(progress_at(work.to_instr)) {
+    let progress_at_instr = |instr: f64| find_progress(samples, task, |_, task| task.instructions as f64, instr);
+    let start_point = progress_at_instr(work.from_instr);
+    if let Some((begin, end)) = start_point.zip(progress_at_instr(work.to_instr)) {
         return rates_between(&begin, &end, true);
     }
-    let last = samples.last().filter(|step| task < step.tasks.len())?;
-    let end = progress_point(last, &last.tasks[task]);
-    let start =
+    let last_sample = samples.last().filter(|step| task < step.tasks.len())?;
+    let end_point = point_of_progress(last_sample, &last_sample.tasks[task]);
+    let zero_point =
         ProgressPoint { cycle: 0.0, instructions: 0.0, misses: 0.0, on_cpu_cycles: 0.0, data_stall_cycles: 0.0 };
-    rates_between(&begin.unwrap_or(start), &end, false)
+    rates_between(&start_point.unwrap_or(zero_point), &end_point, false)
 }
 
-fn timed_machine(workload: &Workload, ends_cycles: u64, instr_limits: Vec<u64>) -> Result<SimMachine, ReproError> {
+fn build_machine_ending_at(
+    workload: &Workload,
+    end_cycle: u64,
+    instr_limits: Vec<u64>,
+) -> Result<SimMachine, ReproError> {
     if workload.machine.last_level().map(|cache| cache.level).is_none_or(|level| level == CacheLevel::L1Instruction) {
         return Err(failed(&workload.machine.name)("no data cache to share"));
     }
-    let ends = Some(RunLimit::Cycles(ends_cycles));
-    let mut machine = workload.build_machine_with(SimOptions { warm_up: None, ends, ..workload.options.clone() })?;
-    machine.log_progress(STEP_CYCLES, instr_limits);
+    let run_limit = Some(RunLimit::Cycles(end_cycle));
+    let mut machine =
+        workload.build_machine_with(SimOptions { warm_up: None, ends: run_limit, ..workload.options.clone() })?;
+    machine.log_progress(SAMPLING_STEP_CYCLES, instr_limits);
     Ok(machine)
 }
 
@@ -151,7 +166,7 @@ struct ProgressPoint {
     data_stall_cycles: f64,
 }
 
-fn progress_point(step: &ProgressSample, task: &TaskProgress) -> ProgressPoint {
+fn point_of_progress(step: &ProgressSample, task: &TaskProgress) -> ProgressPoint {
     ProgressPoint {
         cycle: step.cycle as f64,
         instructions: task.instructions as f64,
@@ -161,7 +176,7 @@ fn progress_point(step: &ProgressSample, task: &TaskProgress) -> ProgressPoint {
     }
 }
 
-/// The moment at which `of` reaches `value`, interpolated linearly between samples; `None` beyond the last.
+/// The moment at which `metric` reaches `value`, interpolated linearly between samples; `None` beyond the last.
 fn find_progress(
     samples: &[ProgressSample],
     task: usize,
@@ -169,31 +184,32 @@ fn find_progress(
     value: f64,
 ) -> Option<ProgressPoint> {
     let job_steps = || samples.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
-    let after = job_steps().position(|(step, task)| metric(step, task) >= value)?;
-    let high = job_steps().nth(after)?;
-    let low = after.checked_sub(1).and_then(|index| job_steps().nth(index)).unwrap_or(high);
-    let (low_value, high_value) = (metric(low.0, low.1), metric(high.0, high.1));
+    let later_index = job_steps().position(|(step, task)| metric(step, task) >= value)?;
+    let later_sample = job_steps().nth(later_index)?;
+    let earlier_sample = later_index.checked_sub(1).and_then(|index| job_steps().nth(index)).unwrap_or(later_sample);
+    let (low_value, high_value) = (metric(earlier_sample.0, earlier_sample.1), metric(later_sample.0, later_sample.1));
     let share = if high_value > low_value { (value - low_value) / (high_value - low_value) } else { 1.0 };
-    let (low, high) = (progress_point(low.0, low.1), progress_point(high.0, high.1));
+    let (earlier_point, later_point) =
+        (point_of_progress(earlier_sample.0, earlier_sample.1), point_of_progress(later_sample.0, later_sample.1));
     let interpolate = |low: f64, high: f64| low + share * (high - low);
     Some(ProgressPoint {
-        cycle: interpolate(low.cycle, high.cycle),
-        instructions: interpolate(low.instructions, high.instructions),
-        misses: interpolate(low.misses, high.misses),
-        on_cpu_cycles: interpolate(low.on_cpu_cycles, high.on_cpu_cycles),
-        data_stall_cycles: interpolate(low.data_stall_cycles, high.data_stall_cycles),
+        cycle: interpolate(earlier_point.cycle, later_point.cycle),
+        instructions: interpolate(earlier_point.instructions, later_point.instructions),
+        misses: interpolate(earlier_point.misses, later_point.misses),
+        on_cpu_cycles: interpolate(earlier_point.on_cpu_cycles, later_point.on_cpu_cycles),
+        data_stall_cycles: interpolate(earlier_point.data_stall_cycles, later_point.data_stall_cycles),
     })
 }
 
 /// Rates between two moments; `None` if nothing was executed.
-fn rates_between(begin: &ProgressPoint, end: &ProgressPoint, finished: bool) -> Option<ProgramRates> {
-    let (instr, cycles) = (end.instructions - begin.instructions, end.cycle - begin.cycle);
+fn rates_between(start_point: &ProgressPoint, end_point: &ProgressPoint, is_finished: bool) -> Option<ProgramRates> {
+    let (instr, cycles) = (end_point.instructions - start_point.instructions, end_point.cycle - start_point.cycle);
     (instr > 0.0 && cycles > 0.0).then(|| ProgramRates {
         instr_per_cycle: instr / cycles,
-        misses_per_kilo_instr: 1000.0 * (end.misses - begin.misses) / instr,
-        data_stalls_per_kilo_instr: 1000.0 * (end.data_stall_cycles - begin.data_stall_cycles) / instr,
-        run_time_share: (end.on_cpu_cycles - begin.on_cpu_cycles) / cycles,
-        finished,
+        misses_per_kilo_instr: 1000.0 * (end_point.misses - start_point.misses) / instr,
+        data_stalls_per_kilo_instr: 1000.0 * (end_point.data_stall_cycles - start_point.data_stall_cycles) / instr,
+        run_time_share: (end_point.on_cpu_cycles - start_point.on_cpu_cycles) / cycles,
+        finished: is_finished,
     })
 }
 

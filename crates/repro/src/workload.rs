@@ -41,42 +41,42 @@ pub struct WorkloadJob {
 /// A program that ends.
 struct LimitedSource {
     source: Box<dyn AccessSource>,
-    instr_left: u64,
+    remaining_instr: u64,
 }
 
 impl AccessSource for LimitedSource {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        let begin = batch.len();
-        let turn = self.source.next_batch(batch);
-        for index in begin..batch.len() {
+        let first_new_index = batch.len();
+        let batch_end = self.source.next_batch(batch);
+        for index in first_new_index..batch.len() {
             let instructions = batch[index].instructions();
-            if instructions >= self.instr_left {
+            if instructions >= self.remaining_instr {
                 batch.truncate(index + 1);
-                self.instr_left = 0;
+                self.remaining_instr = 0;
                 return BatchEnd::Exit;
             }
-            self.instr_left -= instructions;
+            self.remaining_instr -= instructions;
         }
-        turn
+        batch_end
     }
     fn progress(&self) -> Option<f64> {
         self.source.progress()
     }
 }
 
-fn limit_source(source: Box<dyn AccessSource>, remaining: u64) -> Box<dyn AccessSource> {
-    Box::new(LimitedSource { source, instr_left: remaining })
+fn limit_source(source: Box<dyn AccessSource>, remaining_instr: u64) -> Box<dyn AccessSource> {
+    Box::new(LimitedSource { source, remaining_instr })
 }
 
 /// Advances the source by this many instructions, or to where it first waits for something.
-fn start_under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn AccessSource> {
-    let (mut passed_instr, mut batch) = (0, Vec::new());
-    while passed_instr < instructions {
+fn advance_source(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn AccessSource> {
+    let (mut executed_instr, mut batch) = (0, Vec::new());
+    while executed_instr < instructions {
         batch.clear();
         if source.next_batch(&mut batch) != BatchEnd::More || batch.is_empty() {
             break;
         }
-        passed_instr += batch.iter().map(|access| access.instructions()).sum::<u64>();
+        executed_instr += batch.iter().map(|access| access.instructions()).sum::<u64>();
     }
     source
 }
@@ -120,17 +120,17 @@ impl WorkloadJob {
     }
 
     /// The job's threads at their start, for the n-th run of the program.
-    pub fn start_threads(&self, run: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
-        let seed = self.seed + (u64::from(run) << 32);
+    pub fn start_threads(&self, run_number: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
+        let seed = self.seed + (u64::from(run_number) << 32);
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
             None => {
-                let program = kernels::build(&self.kernel, seed, &self.options).map_err(failed(&self.name))?;
+                let program = kernels::build_program(&self.kernel, seed, &self.options).map_err(failed(&self.name))?;
                 program.threads
             }
             Some(path) => vec![recordings::open_source(&self.name, path, seed)?],
         };
-        let begun = |source| start_under_way(source, self.under_way_instructions);
-        let sources: Vec<Box<dyn AccessSource>> = sources.into_iter().map(begun).collect();
+        let advance_to_start = |source| advance_source(source, self.under_way_instructions);
+        let sources: Vec<Box<dyn AccessSource>> = sources.into_iter().map(advance_to_start).collect();
         Ok(match self.instructions {
             None => sources,
             Some(remaining) => sources.into_iter().map(|source| limit_source(source, remaining)).collect(),
@@ -140,15 +140,15 @@ impl WorkloadJob {
     /// Converts the job to a program of the machine.
     pub fn program(&self) -> Result<SimProgram, ReproError> {
         // Built once to detect errors now; the maker builds it again for every further run of the program.
-        let mut first = Some(self.start_threads(0)?);
+        let mut first_threads = Some(self.start_threads(0)?);
         let job = self.clone();
-        let make_threads = move |run: u32| match first.take() {
+        let make_threads = move |run: u32| match first_threads.take() {
             Some(threads) if run == 0 => threads,
             _ => job.start_threads(run).expect("built with these options before"),
         };
         let mut program = SimProgram::new(self.name.clone(), Box::new(make_threads));
         program.goal = self.goal;
-        program.pinned = self.pinned.clone();
+        program.pinned_cpus = self.pinned.clone();
         Ok(program)
     }
 }
@@ -186,9 +186,9 @@ impl Workload {
 
     /// Creates the machine at its start.
     pub fn build_machine(&self) -> Result<SimMachine, ReproError> {
-        let warm_up = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
-        let ends = Some(RunLimit::Cycles(self.measured_cycles));
-        self.build_machine_with(SimOptions { warm_up, ends, ..self.options.clone() })
+        let warm_up_limit = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
+        let run_limit = Some(RunLimit::Cycles(self.measured_cycles));
+        self.build_machine_with(SimOptions { warm_up: warm_up_limit, ends: run_limit, ..self.options.clone() })
     }
 
     /// Creates the machine with the lengths in `options`, for equal work instead of equal time.

@@ -25,7 +25,7 @@ fn writer() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let dir = RunDir::new(Path::new(&dir), MAX_DIR_BYTES);
     loop {
-        (0..ENTRIES).for_each(|number| dir.write(&entry(number)).unwrap());
+        (0..ENTRIES).for_each(|number| dir.store_entry(&entry(number)).unwrap());
     }
 }
 
@@ -59,7 +59,7 @@ fn no_kill_leaves_a_wrong_entry() {
         }
     }
     assert!(intact_entries > 0, "the writers never came to write");
-    (0..ENTRIES).for_each(|number| dir.write(&entry(number)).unwrap());
-    let is_hit = |number: u64| matches!(dir.read("test", "s", &number.to_string()), StoredLookup::Hit(_));
+    (0..ENTRIES).for_each(|number| dir.store_entry(&entry(number)).unwrap());
+    let is_hit = |number: u64| matches!(dir.find_entry("test", "s", &number.to_string()), StoredLookup::Hit(_));
     assert!((0..ENTRIES).all(is_hit));
 }

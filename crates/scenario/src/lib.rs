@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use cachemate_core::{AccessSource, Machine, MachineSpec, MachineSpecError, PipelineConfig, PolicyConfig};
 use cachemate_pipeline::{CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline};
 use cachemate_sim::kernels::{self, Options};
-use cachemate_sim::machine::{Maker, RunLimit, SimMachine, SimOptions, SimProgram};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram, ThreadBuilder};
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_spec::{Scenario, ScenarioProgram, SimModel};
 use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, bundled_recording};
@@ -103,45 +103,45 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
         ..defaults
     };
     let mut programs = Vec::new();
-    for (index, declared) in scenario.programs.iter().enumerate() {
-        for _ in 0..declared.count {
+    for (index, program) in scenario.programs.iter().enumerate() {
+        for _ in 0..program.count {
             let seed = scenario.seed.wrapping_mul(1_000_003).wrapping_add(programs.len() as u64);
             programs.push(
-                build_program(declared, seed).map_err(|problem| ScenarioError::Program { at: index, what: problem })?,
+                build_program(program, seed).map_err(|problem| ScenarioError::Program { at: index, what: problem })?,
             );
         }
     }
     Ok(SimMachine::new(spec, &options, programs)?)
 }
 
-fn build_program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
+fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
     let mut options: Options =
-        declared.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
-    options.threads = declared.threads.or(options.threads);
-    let kernel = kernels::programs().any(|listed| listed.name == declared.program);
-    let maker: Maker = if kernel {
-        let name = declared.program.clone();
+        program.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
+    options.threads = program.threads.or(options.threads);
+    let is_kernel = kernels::programs().any(|listed| listed.name == program.program);
+    let maker: ThreadBuilder = if is_kernel {
+        let name = program.program.clone();
         // The program is built here once, so that an invalid option is reported before the run.
         kernels::build_threads(&name, seed, &options).map_err(|error| error.to_string())?;
         Box::new(move |run| {
             kernels::build_threads(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
         })
     } else {
-        let path = match declared.program.ends_with(".cmt") {
-            true => declared.program.clone().into(),
-            false => find_recording(&declared.program)?,
+        let path = match program.program.ends_with(".cmt") {
+            true => program.program.clone().into(),
+            false => find_recording(&program.program)?,
         };
         let trace_error_message = |error: TraceError| error.to_string();
         let threads = recorded_threads(&path).map_err(trace_error_message)?;
-        let mut first = Some(open_threads(&path, &threads, seed).map_err(trace_error_message)?);
-        Box::new(move |_| first.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
+        let mut first_threads = Some(open_threads(&path, &threads, seed).map_err(trace_error_message)?);
+        Box::new(move |_| first_threads.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
     };
     Ok(SimProgram {
-        start_ns: declared.start_ns,
-        restart: declared.restart,
-        pinned: declared.cpus.clone(),
-        goal: declared.goal,
-        ..SimProgram::new(declared.program.clone(), maker)
+        start_ns: program.start_ns,
+        restarts: program.restart,
+        pinned_cpus: program.cpus.clone(),
+        goal: program.goal,
+        ..SimProgram::new(program.program.clone(), maker)
     })
 }
 
@@ -216,7 +216,7 @@ mod tests {
             let machine = build(&scenario, &spec).unwrap();
             let config = pipeline_config(&scenario, &spec, &machine);
             let mut machine = cachemate_pipeline::Pipeline::build(config).unwrap().run(machine, |_, _| true).unwrap();
-            format!("{:?}", machine.results())
+            format!("{:?}", machine.collect_results())
         };
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));

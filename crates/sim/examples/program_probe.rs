@@ -6,7 +6,7 @@
 //! program_probe [NAME...]`
 
 use cachemate_core::{Access, AccessKind};
-use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build, programs};
+use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build_program, programs};
 use std::collections::HashSet;
 struct ProbeCache {
     ways: usize,
@@ -46,7 +46,7 @@ fn main() {
         if !requested_names.is_empty() && !requested_names.contains(&spec.name) {
             continue;
         }
-        let mut threads = build(&spec.name, 1, &Options::default()).unwrap().threads;
+        let mut threads = build_program(&spec.name, 1, &Options::default()).unwrap().threads;
         let mut batch: Vec<Access> = Vec::new();
         let start = std::time::Instant::now();
         let mut access_count = 0u64;

@@ -1,29 +1,30 @@
 //! Scores of a mix relative to solo runs, computed from rates.
 //!
-//! `rates` and `solo` are the same quantity (instructions per cycle, operations per second) of the same programs in the
-//! same order, together and alone. All scores are `None` without programs, or if a rate is not a positive number.
+//! `rates` and `solo_rates` are the same quantity (instructions per cycle, operations per second) of the same programs
+//! in the same order, together and alone. All scores are `None` without programs, or if a rate is not a positive
+//! number.
 
 /// Returns the sum of each program's rate over its solo rate (Snavely and Tullsen), which is the number of programs if
 /// none is slowed down.
-pub fn weighted_speedup(rates: &[f64], solo: &[f64]) -> Option<f64> {
-    Some(relative_rates(rates, solo)?.iter().sum())
+pub fn weighted_speedup(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
+    Some(relative_rates(rates, solo_rates)?.iter().sum())
 }
 
 /// Returns the harmonic mean of the relative rates (Luo, Gummaraju and Franklin), which balances throughput and
 /// fairness.
-pub fn harmonic_mean(rates: &[f64], solo: &[f64]) -> Option<f64> {
-    let relative = relative_rates(rates, solo)?;
+pub fn harmonic_mean(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
+    let relative = relative_rates(rates, solo_rates)?;
     Some(relative.len() as f64 / relative.iter().map(|rate| 1.0 / rate).sum::<f64>())
 }
 
 /// Returns the largest ratio of a solo rate to the rate in the mix.
-pub fn worst_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
-    relative_rates(rates, solo)?.into_iter().map(|rate| 1.0 / rate).reduce(f64::max)
+pub fn worst_slowdown(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
+    relative_rates(rates, solo_rates)?.into_iter().map(|rate| 1.0 / rate).reduce(f64::max)
 }
 
 /// Returns the mean of run time in the mix over solo run time, minus one (CA).
-pub fn mean_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
-    let relative = relative_rates(rates, solo)?;
+pub fn mean_slowdown(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
+    let relative = relative_rates(rates, solo_rates)?;
     Some(relative.iter().map(|rate| 1.0 / rate - 1.0).sum::<f64>() / relative.len() as f64)
 }
 
@@ -34,10 +35,11 @@ pub fn coefficient_of_variation(values: &[f64]) -> Option<f64> {
     (!values.is_empty() && mean > 0.0).then(|| variance.sqrt() / mean)
 }
 
-fn relative_rates(rates: &[f64], solo: &[f64]) -> Option<Vec<f64>> {
+fn relative_rates(rates: &[f64], solo_rates: &[f64]) -> Option<Vec<f64>> {
     let is_usable = |rate: &f64| rate.is_finite() && *rate > 0.0;
-    let is_complete = !rates.is_empty() && rates.len() == solo.len() && rates.iter().chain(solo).all(is_usable);
-    is_complete.then(|| rates.iter().zip(solo).map(|(rate, solo)| rate / solo).collect())
+    let is_complete =
+        !rates.is_empty() && rates.len() == solo_rates.len() && rates.iter().chain(solo_rates).all(is_usable);
+    is_complete.then(|| rates.iter().zip(solo_rates).map(|(rate, solo)| rate / solo).collect())
 }
 
 #[cfg(test)]

@@ -180,21 +180,21 @@ impl SimMachine {
     pub fn begin_measuring(&mut self) {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
-        self.programs.iter_mut().for_each(|program| program.completions_before = program.completions);
-        let task = |index: usize| {
+        self.programs.iter_mut().for_each(|program| program.warm_up_completions = program.completions);
+        let to_baseline = |index: usize| {
             let slot = self.tasks[index].slot;
-            let state = self.system.dispatcher.task(slot);
+            let dispatch_task = self.system.dispatcher.task(slot);
             TaskBaseline {
                 counters: self.system.task_counters(slot),
-                on_cpu_cycles: state.on_cpu_cycles.clone(),
-                wait_cycles: state.wait_cycles,
-                migrations: state.migrations,
+                on_cpu_cycles: dispatch_task.on_cpu_cycles.clone(),
+                wait_cycles: dispatch_task.wait_cycles,
+                migrations: dispatch_task.migrations,
                 progress: self.system.thread(slot).and_then(|thread| thread.progress()).unwrap_or(0.0),
             }
         };
         self.baseline = Baseline {
             cycle: now,
-            tasks: (0..self.tasks.len()).map(task).collect(),
+            tasks: (0..self.tasks.len()).map(to_baseline).collect(),
             caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),
             memory: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
             evictions: self.topology.caches.iter().map(|cache| self.evictions_by_task(cache.id)).collect(),
@@ -204,7 +204,7 @@ impl SimMachine {
     }
 
     /// Returns all results of the measured part so far.
-    pub fn results(&mut self) -> RunResults {
+    pub fn collect_results(&mut self) -> RunResults {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
         let elapsed_cycles = now - self.baseline.cycle;
@@ -223,9 +223,9 @@ impl SimMachine {
             memory: (0..self.spec.memory.nodes).map(|node| self.memory_results(node, elapsed_cycles)).collect(),
             busy_share: busy_cycles as f64 / total_cycles as f64,
             dispatcher: DispatcherResults {
-                picks: picks.total - picks_before.total,
-                contested_picks: picks.contested - picks_before.contested,
-                picks_overridden: picks.overridden_by_penalty - picks_before.overridden_by_penalty,
+                picks: picks.total_picks - picks_before.total_picks,
+                contested_picks: picks.contested_picks - picks_before.contested_picks,
+                picks_overridden: picks.penalized_picks - picks_before.penalized_picks,
                 page_copy_cycles: self.system.page_copy_cycles - self.baseline.page_copy_cycles,
             },
         }
@@ -235,14 +235,14 @@ impl SimMachine {
         let sim_task = &self.tasks[index];
         let slot = sim_task.slot;
         let baseline = self.baseline.tasks.get(index).cloned().unwrap_or_default();
-        let counters = self.system.task_counters(slot).subtract_earlier(&baseline.counters);
-        let state = self.system.dispatcher.task(slot);
-        let on_cpu =
-            state.on_cpu_cycles.iter().enumerate().map(|(cpu, &cycles)| {
+        let counters = self.system.task_counters(slot).since(&baseline.counters);
+        let dispatch_task = self.system.dispatcher.task(slot);
+        let cycles_by_cpu =
+            dispatch_task.on_cpu_cycles.iter().enumerate().map(|(cpu, &cycles)| {
                 (CpuId(cpu as u32), cycles - baseline.on_cpu_cycles.get(cpu).copied().unwrap_or(0))
             });
-        let on_cpu_cycles: Vec<(CpuId, u64)> = on_cpu.filter(|(_, cycles)| *cycles > 0).collect();
-        let ran_cycles: u64 = on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
+        let on_cpu_cycles: Vec<(CpuId, u64)> = cycles_by_cpu.filter(|(_, cycles)| *cycles > 0).collect();
+        let run_cycles: u64 = on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
         let cycles = counters.cycles();
         let progress = self.system.thread(slot).and_then(|thread| thread.progress());
         TaskResults {
@@ -253,49 +253,53 @@ impl SimMachine {
             instructions: counters.instructions,
             cycles,
             instructions_per_cycle: (cycles > 0).then(|| counters.instructions as f64 / cycles as f64),
-            run_time_share: ran_cycles as f64 / elapsed_cycles.max(1) as f64,
+            run_time_share: run_cycles as f64 / elapsed_cycles.max(1) as f64,
             on_cpu_cycles,
-            wait_cycles: state.wait_cycles - baseline.wait_cycles,
+            wait_cycles: dispatch_task.wait_cycles - baseline.wait_cycles,
             context_switches: counters.context_switches,
-            migrations: state.migrations - baseline.migrations,
+            migrations: dispatch_task.migrations - baseline.migrations,
             page_faults: counters.page_faults,
             progress: progress.map(|progress| progress - baseline.progress),
-            levels: self.levels.iter().map(|&level| misses_by(level, &counters.levels[level as usize])).collect(),
+            levels: self.levels.iter().map(|&level| to_breakdown(level, &counters.levels[level as usize])).collect(),
             remote_cache_hits: counters.remote_cache_hits,
             memory_read_bytes: counters.memory_read_bytes,
             memory_write_bytes: counters.memory_write_bytes,
-            stall_cycles: stall_cycles(&counters.stalls, counters.ticks_per_cycle, &self.levels),
+            stall_cycles: to_stall_cycles(&counters.stalls, counters.ticks_per_cycle, &self.levels),
         }
     }
 
     fn cache_results(&self, index: usize, elapsed_cycles: u64) -> CacheResults {
         let cache = &self.topology.caches[index];
-        let (now, baseline) =
+        let (counters, baseline) =
             (self.cache_counters(cache.id), self.baseline.caches.get(index).copied().unwrap_or_default());
-        let mut demand = now.demand;
+        let mut demand = counters.demand;
         demand.add(&baseline.demand, -1);
-        let task_number = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
-        let earlier = self.baseline.evictions.get(index);
-        let lines_since = |pair, lines| lines - earlier.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
+        let number_of_task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
+        let evictions_before = self.baseline.evictions.get(index);
+        let lines_since =
+            |pair, lines| lines - evictions_before.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
         let evictions = self.evictions_by_task(cache.id).into_iter();
         let evictions =
             evictions.map(|((evictor, victim), lines)| (evictor, victim, lines_since((evictor, victim), lines)));
-        let occupancy = self.system.hw.occupancy_bytes(cache.id).into_iter();
+        let bytes_by_owner = self.system.hw.occupancy_bytes(cache.id).into_iter();
         CacheResults {
             cache: cache.id,
             level: cache.level,
-            demand: misses_by(cache.level, &demand),
-            evictions: now.evictions - baseline.evictions,
-            writebacks: now.writebacks - baseline.writebacks,
-            invalidations: now.invalidations - baseline.invalidations,
-            prefetches: now.prefetches - baseline.prefetches,
-            bytes_per_cycle: (now.bytes_out - baseline.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
+            demand: to_breakdown(cache.level, &demand),
+            evictions: counters.evictions - baseline.evictions,
+            writebacks: counters.writebacks - baseline.writebacks,
+            invalidations: counters.invalidations - baseline.invalidations,
+            prefetches: counters.prefetches - baseline.prefetches,
+            bytes_per_cycle: (counters.bytes_out - baseline.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
             evictions_by_pair: evictions.filter(|(_, _, lines)| *lines > 0).collect(),
-            occupancy_bytes: occupancy.filter_map(|(owner, bytes)| Some((task_number(owner)?, bytes))).collect(),
+            occupancy_bytes: bytes_by_owner
+                .filter_map(|(owner, bytes)| Some((number_of_task(owner)?, bytes)))
+                .collect(),
         }
     }
 
-    /// Returns the evictions by the tasks' outside numbers, without those of the machine's own threads.
+    /// Returns the evictions by the numbers under which tasks are reported, without those by or of the machine's own
+    /// threads.
     fn evictions_by_task(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
         let task_number = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let evictions = self.system.hw.evictions(cache).into_iter();
@@ -305,21 +309,22 @@ impl SimMachine {
     }
 
     fn memory_results(&self, node: u32, elapsed_cycles: u64) -> MemoryResults {
-        let now = self.system.hw.memory_counters(node);
+        let counters = self.system.hw.memory_counters(node);
         let baseline = self.baseline.memory.get(node as usize).copied().unwrap_or_default();
-        let (read_bytes, write_bytes) = (now.read_bytes - baseline.read_bytes, now.write_bytes - baseline.write_bytes);
+        let (read_bytes, write_bytes) =
+            (counters.read_bytes - baseline.read_bytes, counters.write_bytes - baseline.write_bytes);
         let cycles = elapsed_cycles.max(1) as f64;
         MemoryResults {
             node,
             read_bytes,
             write_bytes,
             bytes_per_cycle: (read_bytes + write_bytes) as f64 / cycles,
-            busy_share: (now.busy_ticks - baseline.busy_ticks) as f64 / (cycles * self.ticks_per_cycle() as f64),
+            busy_share: (counters.busy_ticks - baseline.busy_ticks) as f64 / (cycles * self.ticks_per_cycle() as f64),
         }
     }
 }
 
-fn misses_by(level: CacheLevel, counts: &LevelCounts) -> MissBreakdown {
+fn to_breakdown(level: CacheLevel, counts: &LevelCounts) -> MissBreakdown {
     MissBreakdown {
         level,
         references: counts.references,
@@ -332,7 +337,7 @@ fn misses_by(level: CacheLevel, counts: &LevelCounts) -> MissBreakdown {
     }
 }
 
-fn stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[CacheLevel]) -> StallCycles {
+fn to_stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[CacheLevel]) -> StallCycles {
     let to_cycles = |ticks: u64| ticks as f64 / ticks_per_cycle.max(1) as f64;
     StallCycles {
         issue: to_cycles(stalls.issue),
@@ -354,7 +359,7 @@ impl RunResults {
 
     /// Returns the sum of the demand counts of all caches of one level; `None` if the machine has no such cache.
     pub fn level_breakdown(&self, level: CacheLevel) -> Option<MissBreakdown> {
-        let add = |a: MissBreakdown, b: MissBreakdown| MissBreakdown {
+        let add_breakdowns = |a: MissBreakdown, b: MissBreakdown| MissBreakdown {
             level,
             references: a.references + b.references,
             misses: a.misses + b.misses,
@@ -364,7 +369,7 @@ impl RunResults {
             coherence: a.coherence + b.coherence,
             prefetch_hits: a.prefetch_hits + b.prefetch_hits,
         };
-        self.caches.iter().filter(|cache| cache.level == level).map(|cache| cache.demand.clone()).reduce(add)
+        self.caches.iter().filter(|cache| cache.level == level).map(|cache| cache.demand.clone()).reduce(add_breakdowns)
     }
 }
 

@@ -27,7 +27,7 @@ impl Policy for NullPolicy {
 /// Returns an error if [`SimMachine`]'s `observe` fails.
 pub fn run_alone(machine: &mut SimMachine) -> Result<RunResults, cachemate_core::MachineError> {
     while machine.observe()?.is_some() {}
-    Ok(machine.results())
+    Ok(machine.collect_results())
 }
 
 /// Runs the jobs on all host cores, and returns their results in the order of the jobs. Runs share no state, so their
@@ -47,8 +47,7 @@ pub enum SoloError {
     Machine(#[from] cachemate_core::MachineError),
 }
 
-/// A store of solo runs, each of which is executed once. The machine, the options, and the caller's name for the
-/// program identify a run.
+/// A store of the results of solo runs. The machine, the options, and the caller's name for the program identify a run.
 #[derive(Default)]
 pub struct SoloRuns(Mutex<BTreeMap<String, Arc<RunResults>>>);
 
@@ -57,19 +56,19 @@ impl SoloRuns {
     ///
     /// # Errors
     /// Returns an error if the machine cannot be simulated or is too small for the program.
-    pub fn get(
+    pub fn get_or_run(
         &self,
         spec: &MachineSpec,
         options: &SimOptions,
         program: &str,
-        make: impl FnOnce() -> SimProgram,
+        build_program: impl FnOnce() -> SimProgram,
     ) -> Result<Arc<RunResults>, SoloError> {
         let key = format!("{spec:?} {options:?} {program}");
         let stored_runs = || self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(stored) = stored_runs().get(&key) {
-            return Ok(Arc::clone(stored));
+        if let Some(stored_results) = stored_runs().get(&key) {
+            return Ok(Arc::clone(stored_results));
         }
-        let mut machine = SimMachine::new(spec, options, vec![make()])?;
+        let mut machine = SimMachine::new(spec, options, vec![build_program()])?;
         let results = Arc::new(run_alone(&mut machine)?);
         Ok(Arc::clone(stored_runs().entry(key).or_insert(results)))
     }

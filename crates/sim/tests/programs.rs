@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
 use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 use cachemate_sim::kernels::{
-    CODE_BASE, INSTRUCTION_BYTES, KernelProgram, KernelSpec, Options, ProgramError, RegionUsers, build, build_threads,
-    programs,
+    CODE_BASE, INSTRUCTION_BYTES, KernelProgram, KernelSpec, Options, ProgramError, RegionUsers, build_program,
+    build_threads, programs,
 };
 
 const LINE: u64 = 64;
@@ -17,8 +17,8 @@ fn small_options(spec: &KernelSpec) -> Options {
     Options { footprint_bytes: Some((256 << 10) + threads * (68 << 10)), ..Options::default() }
 }
 
-fn build_program(name: &str, seed: u64, options: &Options) -> KernelProgram {
-    build(name, seed, options).expect("the program is known and takes the options")
+fn known_program(name: &str, seed: u64, options: &Options) -> KernelProgram {
+    build_program(name, seed, options).expect("the program is known and takes the options")
 }
 
 /// Returns the next accesses of one thread, `count` or a few more. Threads that wait or sleep simply continue, because
@@ -49,8 +49,8 @@ fn data_accesses(accesses: &[Access]) -> impl Iterator<Item = Access> {
 #[test]
 fn a_seed_gives_one_stream_however_it_is_batched() {
     for spec in programs() {
-        let mut cleared = build_program(&spec.name, 7, &small_options(spec));
-        let mut appended = build_program(&spec.name, 7, &small_options(spec));
+        let mut cleared = known_program(&spec.name, 7, &small_options(spec));
+        let mut appended = known_program(&spec.name, 7, &small_options(spec));
         let last = cleared.threads.len() - 1;
         let accesses = take(&mut *cleared.threads[last], 20_000);
         let mut own_accesses = vec![Access::load(0, 0)];
@@ -65,7 +65,7 @@ fn a_seed_gives_one_stream_however_it_is_batched() {
 #[test]
 fn copies_differ_in_stream_but_not_in_footprint() {
     for spec in programs() {
-        let [mut one, mut two] = [1, 2].map(|seed| build_program(&spec.name, seed, &Options::default()));
+        let [mut one, mut two] = [1, 2].map(|seed| known_program(&spec.name, seed, &Options::default()));
         let region_bytes = |program: &KernelProgram| program.regions.iter().map(|region| region.bytes).sum::<u64>();
         assert_eq!(region_bytes(&one), region_bytes(&two), "{}", spec.name);
         assert!(take(&mut *one.threads[0], 5000) != take(&mut *two.threads[0], 5000), "{}", spec.name);
@@ -76,7 +76,7 @@ fn copies_differ_in_stream_but_not_in_footprint() {
 #[test]
 fn regions_add_up_to_the_declared_footprint() {
     for spec in programs() {
-        let program = build_program(&spec.name, 3, &Options::default());
+        let program = known_program(&spec.name, 3, &Options::default());
         let bytes: u64 = program.regions.iter().map(|region| region.bytes).sum();
         let ratio = bytes as f64 / spec.footprint_bytes as f64;
         assert!((0.95..=1.05).contains(&ratio), "{}: {bytes} of {} bytes declared", spec.name, spec.footprint_bytes);
@@ -142,7 +142,7 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
         if spec.threads != (1, 1) {
             options.background_threads = Some(1);
         }
-        let mut program = build_program(&spec.name, 11, &options);
+        let mut program = known_program(&spec.name, 11, &options);
         let mut threads = std::mem::take(&mut program.threads);
         let mut touched = TouchedLines::new(program);
         let mut batch = Vec::new();
@@ -170,7 +170,7 @@ fn instructions_per_access_and_code_are_as_declared() {
         // Data are small so that all phases occur, but large enough for perl's whole op tree.
         let mut options = small_options(spec);
         options.footprint_bytes = options.footprint_bytes.map(|bytes| bytes + (1 << 20));
-        let mut program = build_program(&spec.name, 5, &options);
+        let mut program = known_program(&spec.name, 5, &options);
         let (mut instructions, mut accesses) = (0, 0);
         let mut fetched = vec![false; (spec.code.bytes().div_ceil(LINE) + 1) as usize];
         let (mut counter, limit) = (CODE_BASE, CODE_BASE + spec.code.bytes());
@@ -204,7 +204,7 @@ fn instructions_per_access_and_code_are_as_declared() {
 /// Returns the stack distances of the data accesses of a program's first thread.
 fn stack_distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogram {
     let options = Options { footprint_bytes: Some(footprint_bytes), ..Options::default() };
-    let mut program = build_program(name, 9, &options);
+    let mut program = known_program(name, 9, &options);
     let accesses = take(&mut *program.threads[0], count);
     let lines: Vec<u64> = data_accesses(&accesses).map(|access| access.address() / LINE).collect();
     let mut engine = StackDistances::new();
@@ -240,7 +240,7 @@ fn streams_are_flat() {
 /// Does milc read its links in runs of four matrices, and its sites by their stride, as often as published?
 #[test]
 fn milc_walks_contiguous_links_and_strided_sites() {
-    let mut program = build_program("milc", 1, &Options::default());
+    let mut program = known_program("milc", 1, &Options::default());
     let region_span = |name: &str| {
         program.regions.iter().find(|region| region.name == name).map(|region| (region.base, region.bytes))
     };
@@ -266,7 +266,7 @@ fn milc_walks_contiguous_links_and_strided_sites() {
 /// Do 80 % of the database's operations go to 30 % of its leaves?
 #[test]
 fn the_database_sends_four_fifths_to_three_tenths() {
-    let mut program = build_program("berkeleydb", 4, &Options { footprint_bytes: Some(8 << 20), ..Options::default() });
+    let mut program = known_program("berkeleydb", 4, &Options { footprint_bytes: Some(8 << 20), ..Options::default() });
     let database = *program.regions.iter().find(|region| region.name == "database").expect("it has one");
     let mut visits = BTreeMap::new();
     for access in take(&mut *program.threads[0], 6_000_000) {
@@ -290,7 +290,7 @@ fn the_database_sends_four_fifths_to_three_tenths() {
 fn waits_and_posts_balance() {
     for (sizes, regroup_after) in [(vec![8, 8], None), (vec![3, 7, 1], Some(20))] {
         let options = Options { group_sizes: sizes, regroup_after, ..Options::default() };
-        let mut program = build_program("chatrooms", 2, &options);
+        let mut program = known_program("chatrooms", 2, &options);
         let mut posted: BTreeMap<u32, i64> = BTreeMap::new();
         let mut awaited_channels: Vec<Option<u32>> = vec![None; program.threads.len()];
         let mut batch = Vec::new();
@@ -326,7 +326,7 @@ fn waits_and_posts_balance() {
 #[test]
 fn groups_pass_written_lines_between_their_threads() {
     for name in ["scoreboards", "warehouses", "rubis", "chatrooms"] {
-        let mut program = build_program(name, 6, &Options::default());
+        let mut program = known_program(name, 6, &Options::default());
         // The users of each line, and whether any of them writes it.
         let mut users: BTreeMap<u64, (BTreeSet<usize>, bool)> = BTreeMap::new();
         for (thread, source) in program.threads.iter_mut().enumerate() {
@@ -346,7 +346,7 @@ fn groups_pass_written_lines_between_their_threads() {
         );
         assert_eq!(across.is_empty(), name == "scoreboards", "{name}: {} lines across groups", across.len());
     }
-    let mut alone = build_program("share-nothing", 6, &Options::default());
+    let mut alone = known_program("share-nothing", 6, &Options::default());
     let mut owner = BTreeMap::new();
     for (thread, source) in alone.threads.iter_mut().enumerate() {
         for access in data_accesses(&take(&mut **source, 50_000)) {
@@ -360,14 +360,14 @@ fn groups_pass_written_lines_between_their_threads() {
 fn regrouping_changes_the_partition() {
     for (name, sizes) in [("scoreboards", vec![4; 4]), ("rubis", vec![20, 12]), ("chatrooms", vec![8, 8])] {
         let options = Options { group_sizes: sizes, regroup_after: Some(100), ..Options::default() };
-        let program = build_program(name, 8, &options);
-        let (before, after) = (&program.groups, &program.groups_later);
+        let program = known_program(name, 8, &options);
+        let (before, after) = (&program.groups, &program.later_groups);
         let all_pairs = || (0..before.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
         let are_together = |groups: &[Option<u32>], (a, b): (usize, usize)| groups[a] == groups[b];
         assert!(all_pairs().any(|pair| are_together(before, pair) && !are_together(after, pair)), "{name}");
         assert!(all_pairs().any(|pair| !are_together(before, pair) && are_together(after, pair)), "{name}");
-        let unchanged = build_program(name, 8, &Options { regroup_after: None, ..options });
-        assert_eq!(unchanged.groups, unchanged.groups_later, "{name}");
+        let unchanged = known_program(name, 8, &Options { regroup_after: None, ..options });
+        assert_eq!(unchanged.groups, unchanged.later_groups, "{name}");
     }
 }
 
@@ -376,7 +376,7 @@ fn regrouping_changes_the_partition() {
 #[test]
 fn regrouping_moves_threads_to_other_data() {
     let options = Options { regroup_after: Some(100), ..Options::default() };
-    let mut program = build_program("scoreboards", 8, &options);
+    let mut program = known_program("scoreboards", 8, &options);
     let boards: Vec<_> = program.regions.iter().filter(|region| region.name == "scoreboard").copied().collect();
     let mut boards_of = |thread: usize| -> Vec<usize> {
         let accesses = take(&mut *program.threads[thread], 60_000);
@@ -395,7 +395,7 @@ fn regrouping_moves_threads_to_other_data() {
 #[test]
 fn dependent_loads_are_marked_where_the_algorithm_chases() {
     for (name, expected) in [("mcf", true), ("omnetpp", true), ("berkeleydb", true), ("swim", false), ("lbm", false)] {
-        let mut program = build_program(name, 1, &Options::default());
+        let mut program = known_program(name, 1, &Options::default());
         let accesses = take(&mut *program.threads[0], 50_000);
         assert_eq!(accesses.iter().any(|access| access.is_dependent()), expected, "{name}");
     }

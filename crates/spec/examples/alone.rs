@@ -11,7 +11,7 @@ const CYCLES: u64 = 120_000_000;
 
 /// The counts of the first program, with each program on a CPU of its own.
 fn run(machine: &MachineSpec, names: &[&str], prefetch: bool) -> Result<TaskCounters, Box<dyn std::error::Error>> {
-    let mut hw = Hardware::new(machine, HwOptions { prefetch, ..HwOptions::default() })?;
+    let mut hw = Hardware::new(machine, HwOptions { is_prefetch_enabled: prefetch, ..HwOptions::default() })?;
     let mut frames = FirstTouchFrames::default();
     for (cpu, name) in (0..).zip(names) {
         let source = build_threads(name, 1, &Options::default())?.remove(0);
@@ -21,7 +21,7 @@ fn run(machine: &MachineSpec, names: &[&str], prefetch: bool) -> Result<TaskCoun
     hw.run(WARM_CYCLES, &mut frames);
     let previous = first(&hw);
     hw.run(WARM_CYCLES + CYCLES, &mut frames);
-    Ok(first(&hw).subtract_earlier(&previous))
+    Ok(first(&hw).since(&previous))
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -182,13 +182,13 @@ impl IntervalSpec {
             return Err(located.error_at("interval.phase_scale", self.phase_scale.to_string(), "1 or more"));
         }
         let counters = &self.counters;
-        let shares = [
+        let bounded_shares = [
             ("noise", counters.noise, 1.0),
             ("autocorrelation", counters.autocorrelation, 0.9999),
             ("multiplexing_noise", counters.multiplexing_noise, 10.0),
             ("skew", counters.skew, 1.0),
         ];
-        for (field, share, max) in shares {
+        for (field, share, max) in bounded_shares {
             if !(0.0..=max).contains(&share) {
                 let field = format!("interval.counters.{field}");
                 return Err(located.error_at(&field, share.to_string(), format!("0 to {max}")));
@@ -247,11 +247,13 @@ impl EventSpec {
         {
             return field_error("resize_cache.size_share", share.to_string(), "more than 0, at most 1".to_string());
         }
-        if let Some(separate) = &self.split_cpus {
-            let per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
-            let one_cache = separate.iter().map(|cpu| cpu / per_cache).collect::<std::collections::BTreeSet<_>>();
-            if separate.iter().any(|cpu| cpu >= cpus) || one_cache.len() != 1 {
-                return field_error("split_cpus", format!("'{separate}'"), "CPUs of one contended cache".to_string());
+        if let Some(split_cpus) = &self.split_cpus {
+            let cpus_per_cache =
+                machine.last_level().map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
+            let cache_numbers =
+                split_cpus.iter().map(|cpu| cpu / cpus_per_cache).collect::<std::collections::BTreeSet<_>>();
+            if split_cpus.iter().any(|cpu| cpu >= cpus) || cache_numbers.len() != 1 {
+                return field_error("split_cpus", format!("'{split_cpus}'"), "CPUs of one contended cache".to_string());
             }
         }
         Ok(())
@@ -267,10 +269,10 @@ impl MixSpec {
         if self.programs.is_empty() {
             return Err(located.error_at(&format!("{field_path}.programs"), "none", "one program or more"));
         }
-        for (number, part) in self.programs.iter().enumerate() {
-            if !(part.weight.is_finite() && part.weight > 0.0) {
-                let field = format!("{field_path}.programs[{number}].weight");
-                return Err(located.error_at(&field, part.weight.to_string(), "a positive number"));
+        for (program_index, weighted_program) in self.programs.iter().enumerate() {
+            if !(weighted_program.weight.is_finite() && weighted_program.weight > 0.0) {
+                let field = format!("{field_path}.programs[{program_index}].weight");
+                return Err(located.error_at(&field, weighted_program.weight.to_string(), "a positive number"));
             }
         }
         check_distribution(self.interarrival_ns, &format!("{field_path}.interarrival_ns"), 0.0, located)?;
@@ -278,14 +280,14 @@ impl MixSpec {
     }
 }
 
-/// Checks that it can be drawn from, with numbers of at least `min`.
+/// Checks that a distribution can be drawn from, and gives only numbers of at least `min`.
 pub(crate) fn check_distribution(
     distribution: Option<Distribution>,
     field: &str,
     min: f64,
     located: &Located<'_>,
 ) -> Result<(), SpecError> {
-    let (found, fits) = match distribution {
+    let (found, is_valid) = match distribution {
         None => return Ok(()),
         Some(Distribution::Fixed(value)) => (format!("{value}"), value >= min && value.is_finite()),
         Some(Distribution::Exponential(mean)) => (format!("{mean}"), mean >= min && mean.is_finite()),
@@ -298,5 +300,5 @@ pub(crate) fn check_distribution(
         }
     };
     let expected = format!("numbers of {min} or more, ascending; a deviation of the logarithm of 0 to 10");
-    if fits { Ok(()) } else { Err(located.error_at(field, found, expected)) }
+    if is_valid { Ok(()) } else { Err(located.error_at(field, found, expected)) }
 }

@@ -33,15 +33,15 @@ pub use matrix::{load_percent_matrix, parse_percent_matrix};
 pub use scenario::{PolicyChoice, RunLength, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario};
 
 /// Files larger than this are not specifications.
-const LARGEST_FILE_BYTES: u64 = 16 << 20;
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 pub(crate) fn read_text(path: &str) -> Result<String, SpecError> {
-    let size =
+    let metadata =
         std::fs::metadata(path).map_err(|error| SpecError::for_file(path, error.to_string(), "a readable file"))?;
-    if size.len() > LARGEST_FILE_BYTES {
-        return Err(SpecError::for_file(path, format!("{} bytes", size.len()), "a file of at most 16 MiB"));
+    if metadata.len() > MAX_FILE_BYTES {
+        return Err(SpecError::for_file(path, format!("{} bytes", metadata.len()), "a file of at most 16 MiB"));
     }
-    cachemate_files::read_text_limited(path.as_ref(), LARGEST_FILE_BYTES).map_err(|error| read_error(path, &error))
+    cachemate_files::read_text_limited(path.as_ref(), MAX_FILE_BYTES).map_err(|error| read_error(path, &error))
 }
 
 /// The read error as an error of this crate: a rejection gives the path, the kind of file found, and the kind expected.

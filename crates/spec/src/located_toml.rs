@@ -10,7 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::SpecError;
-use crate::overrides::{Override, apply};
+use crate::overrides::{Override, apply_override};
 
 /// A TOML text, retained so that errors can point into it.
 pub struct Located<'a> {
@@ -26,7 +26,7 @@ pub struct Located<'a> {
 /// Invalid TOML, or an unknown, missing or ill-typed field; with line, column, field, the value found and the values
 /// expected.
 pub fn parse_toml<T: DeserializeOwned>(file: &str, text: &str) -> Result<T, SpecError> {
-    Located::parse(file, text)?.value()
+    Located::parse(file, text)?.deserialize()
 }
 
 impl<'a> Located<'a> {
@@ -50,16 +50,19 @@ impl<'a> Located<'a> {
     ///
     /// # Errors
     /// An unknown, missing or ill-typed field, with its position.
-    pub fn value<T: DeserializeOwned>(&self) -> Result<T, SpecError> {
-        self.apply_change(|_| Ok(()))
+    pub fn deserialize<T: DeserializeOwned>(&self) -> Result<T, SpecError> {
+        self.deserialize_changed(|_| Ok(()))
     }
 
-    pub(crate) fn read<T: DeserializeOwned>(&self, overrides: &[Override]) -> Result<T, SpecError> {
-        self.apply_change(|table| overrides.iter().try_for_each(|change| apply(table, change)))
+    pub(crate) fn deserialize_with_overrides<T: DeserializeOwned>(
+        &self,
+        overrides: &[Override],
+    ) -> Result<T, SpecError> {
+        self.deserialize_changed(|table| overrides.iter().try_for_each(|change| apply_override(table, change)))
     }
 
     /// The text as a `T` after changes to the values.
-    pub(crate) fn apply_change<T: DeserializeOwned>(
+    pub(crate) fn deserialize_changed<T: DeserializeOwned>(
         &self,
         change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
     ) -> Result<T, SpecError> {
@@ -74,7 +77,7 @@ impl<'a> Located<'a> {
         }
         serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
             let path = error.path().to_string();
-            self.explain(if path == "." { "" } else { &path }, error.inner().message())
+            self.build_error(if path == "." { "" } else { &path }, error.inner().message())
         })
     }
 
@@ -93,7 +96,7 @@ impl<'a> Located<'a> {
             let (place, path) = (join_path(place, key), join_path(path, key));
             let mut spellings = vec![path.clone()];
             match value {
-                toml::Value::Table(inside) => self.check_spellings(scope, inside, &place, &path)?,
+                toml::Value::Table(inner_table) => self.check_spellings(scope, inner_table, &place, &path)?,
                 toml::Value::Array(entries) => {
                     for (index, entry) in entries.iter().enumerate() {
                         if let toml::Value::Table(inside) = entry {
@@ -125,28 +128,28 @@ impl<'a> Located<'a> {
     }
 
     /// Splits serde's message into field, found and expected.
-    fn explain(&self, path: &str, message: &str) -> SpecError {
+    fn build_error(&self, path: &str, message: &str) -> SpecError {
         let message = first_line(message);
         let quoted_name = || message.split('`').nth(1).unwrap_or_default().to_string();
-        let quoted_after = |name: &str| {
-            let ends = path == name || path.ends_with(&format!(".{name}"));
-            if path.is_empty() || ends { name_or(path, name) } else { format!("{path}.{name}") }
+        let field_path = |name: &str| {
+            let is_field_name = path == name || path.ends_with(&format!(".{name}"));
+            if path.is_empty() || is_field_name { name_or(path, name) } else { format!("{path}.{name}") }
         };
-        let expected_of = || message.split_once(", expected ").map_or("something else", |(_, rest)| rest).to_string();
+        let expected_part = || message.split_once(", expected ").map_or("something else", |(_, rest)| rest).to_string();
         if message.starts_with("missing field") {
-            return self.error_at(&quoted_after(&quoted_name()), "nothing", "this field");
+            return self.error_at(&field_path(&quoted_name()), "nothing", "this field");
         }
         if message.starts_with("unknown field") || message.starts_with("unknown variant") {
             let field =
-                if message.starts_with("unknown field") { quoted_after(&quoted_name()) } else { path.to_string() };
+                if message.starts_with("unknown field") { field_path(&quoted_name()) } else { path.to_string() };
             let known_fields: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
-            let meant = nearest_name(&quoted_name(), known_fields.iter().copied()).map(Box::from);
+            let nearest = nearest_name(&quoted_name(), known_fields.iter().copied()).map(Box::from);
             let found = format!("'{}'", quoted_name());
-            return SpecError { nearest: meant, ..self.error_at(&field, found, expected_of().replace('`', "'")) };
+            return SpecError { nearest, ..self.error_at(&field, found, expected_part().replace('`', "'")) };
         }
-        let invalid = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
-        match invalid.and_then(|rest| rest.split_once(", expected ")) {
-            Some((found, expected)) => self.error_at(path, found.replace('`', ""), plain_type(expected)),
+        let invalid_part = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+        match invalid_part.and_then(|rest| rest.split_once(", expected ")) {
+            Some((found, expected)) => self.error_at(path, found.replace('`', ""), describe_type(expected)),
             None => self.error_at(path, message, "a usable value"),
         }
     }
@@ -175,7 +178,7 @@ fn name_or(path: &str, name: &str) -> String {
 }
 
 /// Replaces Rust's names for numbers, which mean nothing to the author of a machine.
-fn plain_type(expected: &str) -> String {
+fn describe_type(expected: &str) -> String {
     match expected.trim_matches('`') {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more".to_string(),
         "i32" | "i64" => "a whole number".to_string(),

@@ -3,11 +3,11 @@
 use cachemate_core::{MachineSpec, SpellingScope, Topology};
 
 use crate::located_toml::Located;
-use crate::overrides::{Override, split};
+use crate::overrides::{Override, split_overrides};
 use crate::{SpecError, read_text};
 
 /// Name and text of every built-in machine, in the order of their names.
-const BUILT_IN: &[(&str, &str)] = &[
+const BUILT_IN_MACHINES: &[(&str, &str)] = &[
     ("altra-max", include_str!("../../../machines/altra-max.toml")),
     ("epyc-7742", include_str!("../../../machines/epyc-7742.toml")),
     ("epyc-7763", include_str!("../../../machines/epyc-7763.toml")),
@@ -41,12 +41,12 @@ const BUILT_IN: &[(&str, &str)] = &[
 
 /// Names of the built-in machines, in order.
 pub fn machine_names() -> Vec<&'static str> {
-    BUILT_IN.iter().map(|(name, _)| *name).collect()
+    BUILT_IN_MACHINES.iter().map(|(name, _)| *name).collect()
 }
 
 /// The TOML text of a built-in machine.
 pub fn built_in_machine_text(name: &str) -> Option<&'static str> {
-    BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+    BUILT_IN_MACHINES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
 /// The machine with the given name: a built-in one (`xeon-x5365`), or the path of a TOML file (it contains a `/` or
@@ -56,7 +56,7 @@ pub fn built_in_machine_text(name: &str) -> Option<&'static str> {
 /// An unknown name (with the known ones and the nearest one), an unreadable file, invalid TOML, an ill-typed or unknown
 /// field, or an impossible machine; each with file, line, column, field, the value found and the values expected.
 pub fn load_machine(name_or_path: &str) -> Result<MachineSpec, SpecError> {
-    let (name, overrides) = split(name_or_path)?;
+    let (name, overrides) = split_overrides(name_or_path)?;
     let is_path = name.contains('/') || name.ends_with(".toml");
     let text = match built_in_machine_text(name) {
         Some(text) => text.to_string(),
@@ -73,7 +73,7 @@ pub fn parse_machine(file: &str, text: &str) -> Result<MachineSpec, SpecError> {
 
 fn read_machine(file: &str, text: &str, overrides: &[Override]) -> Result<MachineSpec, SpecError> {
     let located = Located::parse(file, text)?.with_scope(SpellingScope::Machine);
-    let machine: MachineSpec = located.read(overrides)?;
+    let machine: MachineSpec = located.deserialize_with_overrides(overrides)?;
     machine.check().map_err(|error| located.error_at(&error.field, error.found, error.expected))?;
     Ok(machine)
 }

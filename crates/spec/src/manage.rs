@@ -214,7 +214,7 @@ pub fn parse_manage_config(
     user_id: &dyn Fn(&str) -> Option<u32>,
 ) -> Result<ManageConfig, SpecError> {
     let located = Located::parse(file, text)?.with_scope(SpellingScope::Configuration);
-    let mut config: ManageConfig = located.read(&[])?;
+    let mut config: ManageConfig = located.deserialize_with_overrides(&[])?;
     let resolve_user = |field: String, user: &mut User| match user {
         User::Id(_) => Ok(()),
         User::Name(name) => match user_id(name) {
@@ -267,9 +267,9 @@ impl ManageConfig {
             }
         }
         if let Some(address) = &self.metrics_address {
-            let parsed: Option<std::net::SocketAddr> = address.parse().ok();
-            let is_guarded = self.metrics_token_file.is_some();
-            if parsed.is_none_or(|address| !address.ip().is_loopback() && !is_guarded) {
+            let socket_address: Option<std::net::SocketAddr> = address.parse().ok();
+            let has_token = self.metrics_token_file.is_some();
+            if socket_address.is_none_or(|address| !address.ip().is_loopback() && !has_token) {
                 let expected =
                     "a loopback address and port, such as 127.0.0.1:9753, or with metrics_token_file another";
                 return Err(located.error_at("metrics_address", format!("'{address}'"), expected));
@@ -326,8 +326,8 @@ impl ManageConfig {
         for (index, cpuset) in self.cpusets.iter().enumerate() {
             let (field, path) = (format!("cpusets[{index}]"), &cpuset.cgroup);
             let names: Vec<&str> = path.trim_end_matches('/').split('/').skip(1).collect();
-            let below_root = path.starts_with('/') && !names.is_empty();
-            if !below_root || names.iter().any(|name| matches!(*name, "" | "." | "..")) {
+            let is_below_root = path.starts_with('/') && !names.is_empty();
+            if !is_below_root || names.iter().any(|name| matches!(*name, "" | "." | "..")) {
                 let expected = "a path below the root such as '/system.slice/backup.service'";
                 return Err(located.error_at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
             }

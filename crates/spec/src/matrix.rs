@@ -28,21 +28,21 @@ pub fn load_percent_matrix(path: &str) -> Result<PercentMatrix, SpecError> {
 pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, SpecError> {
     let text = text.trim_start_matches('\u{feff}');
     let header = text.lines().find(|line| !is_skipped(line)).unwrap_or_default();
-    let cut = [b';', b'\t'].into_iter().find(|&cut| header.as_bytes().contains(&cut)).unwrap_or(b',');
+    let separator = [b';', b'\t'].into_iter().find(|&cut| header.as_bytes().contains(&cut)).unwrap_or(b',');
     let mut reader = ReaderBuilder::new()
-        .delimiter(cut)
+        .delimiter(separator)
         .comment(Some(b'#'))
         .trim(Trim::All)
         .flexible(true)
         .has_headers(false)
         .from_reader(text.as_bytes());
-    let mut lines = LineCounter { text, offset: 0, line: 1 };
+    let mut line_counter = LineCounter { text, offset: 0, line: 1 };
     let (mut columns, mut rows) = (None, Vec::new());
     for record in reader.records() {
         let record = record.map_err(|error| SpecError::for_file(file, error.to_string(), "CSV"))?;
-        let line = lines.index_of(&record);
-        let first = record.get(0).unwrap_or_default();
-        if first.starts_with('#') || (first.is_empty() && record.len() == 1) {
+        let line = line_counter.advance_to(&record);
+        let name = record.get(0).unwrap_or_default();
+        if name.starts_with('#') || (name.is_empty() && record.len() == 1) {
             continue;
         }
         if columns.is_none() {
@@ -54,7 +54,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
                 .map_err(|()| field_error(file, line, index + 1, field, "percent, such as 24.75% or -1.2"))
         };
         let values_percent = record.iter().enumerate().skip(1).map(parse_value).collect::<Result<_, _>>()?;
-        rows.push(PercentRow { line, name: first.to_string(), values_percent });
+        rows.push(PercentRow { line, name: name.to_string(), values_percent });
     }
     match columns {
         Some((header_line, columns)) => Ok(PercentMatrix { file: file.into(), header_line, columns, rows }),
@@ -94,7 +94,7 @@ struct LineCounter<'a> {
 }
 
 impl LineCounter<'_> {
-    fn index_of(&mut self, record: &StringRecord) -> u32 {
+    fn advance_to(&mut self, record: &StringRecord) -> u32 {
         let start = record.position().map_or(self.offset, |position| position.byte() as usize);
         while let Some(line) = self.text.get(self.offset..).and_then(|rest| rest.split_inclusive('\n').next()) {
             if self.offset >= start && !is_skipped(line) {

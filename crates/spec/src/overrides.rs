@@ -17,14 +17,14 @@ pub(crate) struct Override {
 }
 
 /// Splits `name?a=1&b=2` into the name and its overrides.
-pub(crate) fn split(text: &str) -> Result<(&str, Vec<Override>), SpecError> {
+pub(crate) fn split_overrides(text: &str) -> Result<(&str, Vec<Override>), SpecError> {
     let Some((name, changes)) = text.split_once('?') else { return Ok((text, Vec::new())) };
     let parts = changes.split('&').filter(|part| !part.trim().is_empty());
-    let cut = parts.map(|part| match part.split_once('=') {
+    let parsed_overrides = parts.map(|part| match part.split_once('=') {
         Some((field, value)) => Ok(Override { field: field.trim().to_string(), value: value.trim().to_string() }),
         None => Err(SpecError::for_file(text, format!("'{part}' after the '?'"), "field=value")),
     });
-    Ok((name, cut.collect::<Result<_, _>>()?))
+    Ok((name, parsed_overrides.collect::<Result<_, _>>()?))
 }
 
 const UNITS: [&str; 4] = ["_bytes", "_cycles", "_ns", "_bytes_per_cycle"];
@@ -36,7 +36,7 @@ fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table,
         ..SpecError::for_file("", format!("{found} in an override"), expected)
     };
     let mut steps: Vec<&str> = field.split('.').collect();
-    let last =
+    let last_step =
         steps.pop().filter(|last| !last.is_empty()).ok_or_else(|| override_error("no field".to_string(), "a field"))?;
     let mut current_table = table;
     let mut position = 0;
@@ -44,10 +44,10 @@ fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table,
         let step = steps[position];
         let entry = current_table.entry(step).or_insert_with(|| Value::Table(Table::new()));
         current_table = match entry {
-            Value::Table(inside) => inside,
+            Value::Table(inner_table) => inner_table,
             Value::Array(entries) => {
                 position += 1;
-                let selector = steps.get(position).copied().unwrap_or(last);
+                let selector = steps.get(position).copied().unwrap_or(last_step);
                 let entry_index =
                     entries.iter().enumerate().position(|(index, entry)| is_entry(entry, index, selector));
                 match entry_index.and_then(|index| entries[index].as_table_mut()) {
@@ -64,13 +64,17 @@ fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table,
         };
         position += 1;
     }
-    let with_unit = UNITS.iter().map(|unit| format!("{last}{unit}")).find(|name| current_table.contains_key(name));
-    let name =
-        if current_table.contains_key(last) { last.to_string() } else { with_unit.unwrap_or_else(|| last.to_string()) };
+    let name_with_unit =
+        UNITS.iter().map(|unit| format!("{last_step}{unit}")).find(|name| current_table.contains_key(name));
+    let name = if current_table.contains_key(last_step) {
+        last_step.to_string()
+    } else {
+        name_with_unit.unwrap_or_else(|| last_step.to_string())
+    };
     Ok((current_table, name))
 }
 
-pub(crate) fn apply(table: &mut Table, change: &Override) -> Result<(), SpecError> {
+pub(crate) fn apply_override(table: &mut Table, change: &Override) -> Result<(), SpecError> {
     let (entry_table, name) = locate_entry(table, &change.field)?;
     if change.value == "none" {
         entry_table.remove(&name);
@@ -82,7 +86,7 @@ pub(crate) fn apply(table: &mut Table, change: &Override) -> Result<(), SpecErro
 }
 
 /// Replaces the value of a field, whatever its previous value.
-pub(crate) fn set(table: &mut Table, field: &str, value: &Value) -> Result<(), SpecError> {
+pub(crate) fn set_field(table: &mut Table, field: &str, value: &Value) -> Result<(), SpecError> {
     let (entry_table, name) = locate_entry(table, field)?;
     entry_table.insert(name, value.clone());
     Ok(())

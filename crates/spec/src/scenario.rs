@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::interval::{Distribution, IntervalSpec, SimModel, check_distribution};
 use crate::located_toml::Located;
-use crate::overrides::set;
+use crate::overrides::set_field;
 use crate::{SpecError, load_machine, read_text};
 
 /// One scenario, the content of `scenarios/*.toml`. docs/scenarios.md explains every field.
@@ -161,8 +161,8 @@ pub fn parse_scenario(file: &str, text: &str) -> Result<(Scenario, MachineSpec),
     vary_scenario(file, text, &[])
 }
 
-/// The same with other values for some fields, each given by its path (`policy`, `scale`, `programs.0.count`); sweeps
-/// derive many scenarios from one in this way.
+/// Parses a scenario with other values for some fields, each given by its path (`policy`, `scale`, `programs.0.count`).
+/// Sweeps derive many scenarios from one in this way.
 ///
 /// # Errors
 /// The errors of [`parse_scenario`], and a path without a field.
@@ -172,8 +172,9 @@ pub fn vary_scenario(
     changes: &[(String, toml::Value)],
 ) -> Result<(Scenario, MachineSpec), SpecError> {
     let located = Located::parse(file, text)?.with_scope(SpellingScope::Scenario);
-    let set_all = |table: &mut toml::Table| changes.iter().try_for_each(|(field, value)| set(table, field, value));
-    let scenario: Scenario = located.apply_change(set_all)?;
+    let set_all =
+        |table: &mut toml::Table| changes.iter().try_for_each(|(field, value)| set_field(table, field, value));
+    let scenario: Scenario = located.deserialize_changed(set_all)?;
     let machine = load_machine(&scenario.machine).map_err(|inner| SpecError {
         nearest: inner.nearest.clone(),
         ..located.error_at("machine", SpecError { nearest: None, ..inner }.to_string(), "a usable machine")
@@ -207,9 +208,9 @@ impl Scenario {
 impl Scenario {
     /// Checks the fields that only one of the simulators has.
     fn check_model(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
-        let interval = self.simulator == SimModel::Interval;
+        let is_interval = self.simulator == SimModel::Interval;
         if let Some(table) = &self.interval {
-            if !interval {
+            if !is_interval {
                 return Err(located.error_at("interval", "a table", "none, as simulator is \"cycle\""));
             }
             table.check(located, machine)?;
@@ -220,17 +221,17 @@ impl Scenario {
                 ("instructions", program.instructions.is_some()),
                 ("cpu_share", program.cpu_share.is_some()),
             ];
-            if let Some((field, _)) = interval_fields.iter().find(|(_, is_given)| *is_given && !interval) {
+            if let Some((field, _)) = interval_fields.iter().find(|(_, is_given)| *is_given && !is_interval) {
                 let field = format!("programs[{index}].{field}");
                 return Err(located.error_at(&field, "a value", "none, as simulator is \"cycle\""));
             }
         }
-        if interval && self.scale != 1 {
+        if is_interval && self.scale != 1 {
             return Err(located.error_at("scale", self.scale.to_string(), "1: the interval machine runs nominal time"));
         }
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
             let is_timed = matches!(length, None | Some(RunLength::Ns(_) | RunLength::Cycles(_)));
-            if interval && !is_timed {
+            if is_interval && !is_timed {
                 return Err(located.error_at(field, "no time", "ns or cycles, as simulator is \"interval\""));
             }
         }

@@ -21,7 +21,7 @@ pub struct BurstDistances {
     /// Number of the first record of each burst that has not begun, in reverse order.
     next_bursts: Vec<u64>,
     records: u64,
-    current: StackDistances,
+    current_burst: StackDistances,
     /// Distances of a group of bursts, and the lines that each of its bursts touched.
     groups: Vec<BurstGroup>,
     begun_bursts: usize,
@@ -52,7 +52,7 @@ pub struct BurstSample {
     /// Number of bursts with records.
     pub count: usize,
     /// For each group, the estimate without it.
-    without_group: Vec<Survival>,
+    leave_one_out: Vec<Survival>,
 }
 
 /// Share of accesses at this distance or beyond, for each distance at which it changes.
@@ -68,7 +68,7 @@ impl BurstDistances {
         BurstDistances {
             next_bursts: starts.iter().rev().copied().collect(),
             records: 0,
-            current: StackDistances::new(),
+            current_burst: StackDistances::new(),
             groups: Vec::new(),
             begun_bursts: 0,
             bursts_per_group: starts.len().div_ceil(MAX_GROUPS).max(1),
@@ -81,26 +81,26 @@ impl BurstDistances {
     /// More distinct lines than stack distances support.
     pub fn push(&mut self, mut lines: &[u64]) -> Result<(), StackError> {
         while let Some(&start) = self.next_bursts.last() {
-            let until_start = start.saturating_sub(self.records);
-            if until_start >= lines.len() as u64 {
+            let records_until_start = start.saturating_sub(self.records);
+            if records_until_start >= lines.len() as u64 {
                 break;
             }
-            let (rest_of_burst, of_next) = lines.split_at(until_start as usize);
+            let (rest_of_burst, next_burst_lines) = lines.split_at(records_until_start as usize);
             self.push_current(rest_of_burst)?;
             self.end_burst()?;
             self.next_bursts.pop();
-            lines = of_next;
+            lines = next_burst_lines;
         }
         self.push_current(lines)
     }
 
     fn push_current(&mut self, lines: &[u64]) -> Result<(), StackError> {
         self.records += lines.len() as u64;
-        self.current.push(lines)
+        self.current_burst.push(lines)
     }
 
     fn end_burst(&mut self) -> Result<(), StackError> {
-        let histogram = std::mem::replace(&mut self.current, StackDistances::new()).finish()?;
+        let histogram = std::mem::replace(&mut self.current_burst, StackDistances::new()).finish()?;
         if histogram.accesses() == 0 {
             return Ok(());
         }
@@ -127,7 +127,7 @@ impl BurstDistances {
         let bursts = BurstSample {
             reach_lines: groups.iter().flat_map(|group| &group.lines).copied().max().unwrap_or(0),
             count: self.begun_bursts,
-            without_group,
+            leave_one_out: without_group,
         };
         Ok(MeasuredDistances { histogram: survival.to_histogram(self.records), bursts: Some(bursts) })
     }
@@ -141,10 +141,10 @@ impl From<DistanceHistogram> for MeasuredDistances {
 
 impl Survival {
     /// Kaplan and Meier's product over all groups but one.
-    fn of_groups(groups: &[BurstGroup], without: Option<usize>) -> Self {
+    fn of_groups(groups: &[BurstGroup], excluded_group: Option<usize>) -> Self {
         let mut distances = DistanceHistogram::default();
         let mut lines: Vec<u64> = Vec::new();
-        for (_, group) in groups.iter().enumerate().filter(|(index, _)| Some(*index) != without) {
+        for (_, group) in groups.iter().enumerate().filter(|(index, _)| Some(*index) != excluded_group) {
             distances.merge(&group.distances);
             lines.extend(&group.lines);
         }
@@ -176,29 +176,29 @@ impl Survival {
     /// `accesses` accesses with these shares.
     fn to_histogram(&self, accesses: u64) -> DistanceHistogram {
         let count_beyond = |share: f64| (share * accesses as f64).round() as u64;
-        let mut beyond = accesses;
+        let mut remaining_count = accesses;
         let counts: Vec<(u64, u64)> = self
             .steps
             .iter()
             .map(|&(distance, share)| {
-                let count = beyond - count_beyond(share).min(beyond);
-                beyond -= count;
+                let count = remaining_count - count_beyond(share).min(remaining_count);
+                remaining_count -= count;
                 (distance, count)
             })
             .collect();
-        DistanceHistogram::new(beyond, counts)
+        DistanceHistogram::new(remaining_count, counts)
     }
 }
 
 impl BurstSample {
     /// Half of the width of the 95 % interval of the miss ratio of a cache of `lines`; `None` with one group of bursts.
     pub fn miss_ratio_error(&self, lines: u64) -> Option<f64> {
-        let groups = self.without_group.len();
-        let student_t = groups.checked_sub(2).map(|index| STUDENT_T[index])?;
-        let ratios: Vec<f64> = self.without_group.iter().map(|survival| survival.miss_ratio(lines)).collect();
-        let mean = ratios.iter().sum::<f64>() / groups as f64;
-        let squares: f64 = ratios.iter().map(|ratio| (ratio - mean) * (ratio - mean)).sum();
-        Some(student_t * (squares * (groups - 1) as f64 / groups as f64).sqrt())
+        let group_count = self.leave_one_out.len();
+        let student_t = group_count.checked_sub(2).map(|index| STUDENT_T[index])?;
+        let ratios: Vec<f64> = self.leave_one_out.iter().map(|survival| survival.miss_ratio(lines)).collect();
+        let mean = ratios.iter().sum::<f64>() / group_count as f64;
+        let squared_deviations: f64 = ratios.iter().map(|ratio| (ratio - mean) * (ratio - mean)).sum();
+        Some(student_t * (squared_deviations * (group_count - 1) as f64 / group_count as f64).sqrt())
     }
 }
 

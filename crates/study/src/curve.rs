@@ -8,16 +8,16 @@ use cachemate_trace::{ProfileFile, ThreadTotals, TraceTotals};
 use crate::bursts::{BurstDistances, MeasuredDistances};
 
 /// Default sizes of curves: half-doublings from 4 KiB to 64 MiB, in bytes.
-pub fn usual_sizes() -> Vec<u64> {
+pub fn default_sizes() -> Vec<u64> {
     sizes_in_equal_ratios(4 << 10, 64 << 20, 29)
 }
 
 /// Returns `count` (at least 2) sizes from `low` to `high` in equal ratios; inner sizes are rounded down to whole
 /// 64-byte lines.
 pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
-    let ratio = (high as f64 / low as f64).log2() / (count - 1) as f64;
-    let inner = (1..count - 1).map(|index| (low as f64 * (ratio * index as f64).exp2() + 1e-6) as u64);
-    let whole_lines = inner.map(|bytes| if bytes >= 64 { bytes / 64 * 64 } else { bytes });
+    let log2_ratio = (high as f64 / low as f64).log2() / (count - 1) as f64;
+    let inner_sizes = (1..count - 1).map(|index| (low as f64 * (log2_ratio * index as f64).exp2() + 1e-6) as u64);
+    let whole_lines = inner_sizes.map(|bytes| if bytes >= 64 { bytes / 64 * 64 } else { bytes });
     std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
 }
 
@@ -60,14 +60,14 @@ pub fn check_rate(rate: f64) -> Result<(), String> {
 }
 
 /// Minimum number of records for a second thread; shorter traces end before a second thread pays off.
-const LARGE_RECORDS: u64 = 4_000_000;
+const MIN_RECORDS_FOR_THREADS: u64 = 4_000_000;
 
 /// The exact engine on one or several threads, with the same result; or that of a recording in bursts.
 pub enum DistanceEngine {
     /// Runs on the caller's thread.
-    One(Box<StackDistances>),
+    SingleThread(Box<StackDistances>),
     /// Runs on several threads.
-    Several(Box<ParallelStackDistances>),
+    MultiThread(Box<ParallelStackDistances>),
     /// For a recording in bursts, on the caller's thread.
     Bursts(Box<BurstDistances>),
 }
@@ -80,12 +80,12 @@ impl DistanceEngine {
             return DistanceEngine::Bursts(Box::new(BurstDistances::new(bursts)));
         }
         let default_threads = || {
-            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-            if cpus > 1 && expected_records >= LARGE_RECORDS { 2 } else { 1 }
+            let cpu_count = std::thread::available_parallelism().map_or(1, usize::from);
+            if cpu_count > 1 && expected_records >= MIN_RECORDS_FOR_THREADS { 2 } else { 1 }
         };
         match threads.unwrap_or_else(default_threads) {
-            0 | 1 => DistanceEngine::One(Box::default()),
-            threads => DistanceEngine::Several(Box::new(ParallelStackDistances::new(threads))),
+            0 | 1 => DistanceEngine::SingleThread(Box::default()),
+            threads => DistanceEngine::MultiThread(Box::new(ParallelStackDistances::new(threads))),
         }
     }
 
@@ -95,8 +95,8 @@ impl DistanceEngine {
     /// The trace has more distinct lines than stack distances support.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         match self {
-            DistanceEngine::One(engine) => engine.push(lines),
-            DistanceEngine::Several(engine) => engine.push(lines),
+            DistanceEngine::SingleThread(engine) => engine.push(lines),
+            DistanceEngine::MultiThread(engine) => engine.push(lines),
             DistanceEngine::Bursts(engine) => engine.push(lines),
         }
     }
@@ -104,8 +104,8 @@ impl DistanceEngine {
     /// Returns the number of accesses at every distance.
     pub fn finish(self) -> Result<MeasuredDistances, StackError> {
         let histogram = match self {
-            DistanceEngine::One(engine) => engine.finish()?,
-            DistanceEngine::Several(engine) => engine.finish()?,
+            DistanceEngine::SingleThread(engine) => engine.finish()?,
+            DistanceEngine::MultiThread(engine) => engine.finish()?,
             DistanceEngine::Bursts(engine) => return engine.finish(),
         };
         Ok(histogram.into())
@@ -146,7 +146,7 @@ impl PartTotals {
     }
 
     /// Factor from misses per access to misses per thousand instructions.
-    fn per_kilo_instr(&self, accesses: u64) -> Option<f64> {
+    fn mpki_factor(&self, accesses: u64) -> Option<f64> {
         self.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64)
     }
 }
@@ -155,19 +155,19 @@ impl PartTotals {
 /// reach.
 pub fn curve_counts(distances: &MeasuredDistances, totals: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
     let MeasuredDistances { histogram, bursts } = distances;
-    let in_lines = |bytes: u64| bytes / u64::from(line_bytes);
-    let is_in_reach = |bytes: &&u64| bursts.as_ref().is_none_or(|bursts| in_lines(**bytes) <= bursts.reach_lines);
+    let to_lines = |bytes: u64| bytes / u64::from(line_bytes);
+    let is_in_reach = |bytes: &&u64| bursts.as_ref().is_none_or(|bursts| to_lines(**bytes) <= bursts.reach_lines);
     let sizes: Vec<u64> = sizes.iter().filter(is_in_reach).copied().collect();
-    let lines: Vec<u64> = sizes.iter().map(|&bytes| in_lines(bytes)).collect();
+    let lines: Vec<u64> = sizes.iter().map(|&bytes| to_lines(bytes)).collect();
     // Without accesses there is no miss ratio, and therefore no curve.
     let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
     let accesses = histogram.accesses();
-    let per_kilo = totals.per_kilo_instr(accesses);
+    let mpki_factor = totals.mpki_factor(accesses);
     let build_point = |(bytes, miss_ratio): (&u64, f64)| CurvePoint {
         bytes: *bytes,
         miss_ratio,
-        mpki: per_kilo.map(|scale| miss_ratio * scale),
-        miss_ratio_error: bursts.as_ref().and_then(|bursts| bursts.miss_ratio_error(in_lines(*bytes))),
+        mpki: mpki_factor.map(|scale| miss_ratio * scale),
+        miss_ratio_error: bursts.as_ref().and_then(|bursts| bursts.miss_ratio_error(to_lines(*bytes))),
     };
     CurveCounts {
         accesses,
@@ -186,13 +186,13 @@ pub fn curve_counts_from_sample(
     line_bytes: u32,
 ) -> CurveCounts {
     let accesses = curve.accesses();
-    let per_kilo = totals.per_kilo_instr(accesses);
+    let mpki_factor = totals.mpki_factor(accesses);
     let estimated_point = |bytes: &u64| {
         let estimate = curve.find_point(bytes / u64::from(line_bytes))?;
         Some(CurvePoint {
             bytes: *bytes,
             miss_ratio: estimate.miss_ratio,
-            mpki: per_kilo.map(|scale| estimate.miss_ratio * scale),
+            mpki: mpki_factor.map(|scale| estimate.miss_ratio * scale),
             miss_ratio_error: estimate.half_width,
         })
     };
@@ -212,7 +212,7 @@ mod tests {
     /// Do the usual sizes have the stated ends, ascend, and hold whole lines?
     #[test]
     fn usual_sizes_are_half_doublings() {
-        let sizes = usual_sizes();
+        let sizes = default_sizes();
         assert_eq!((sizes.len(), sizes[0], sizes[2], sizes[28]), (29, 4 << 10, 8 << 10, 64 << 20));
         assert!(sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.iter().all(|bytes| bytes % 64 == 0));
     }

@@ -14,9 +14,9 @@ use cachemate_trace::{ProfileFile, StoredCurve};
 use serde::Serialize;
 
 /// Multiple of the cache's size by which each step of the tolerance above 1 raises the kernel's limit.
-const STEP_OF_TOLERANCE: f64 = 256.0;
+const TOLERANCE_STEP: f64 = 256.0;
 /// Tolerance from which the kernel skips the test; the largest tolerance with a test is one less.
-const NO_TEST: u32 = 100;
+const MIN_UNTESTED_TOLERANCE: u32 = 100;
 
 /// The kernel's test and the curve's verdict, for one process on one cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -52,7 +52,7 @@ impl KernelFootprint {
             _ => None,
         };
         let tolerance = match fits {
-            Some(true) => smallest_that_passes(touched_bytes, cache_bytes),
+            Some(true) => min_passing_tolerance(touched_bytes, cache_bytes),
             Some(false) if !passes_test => Some(1),
             _ => None,
         };
@@ -65,19 +65,23 @@ impl KernelFootprint {
     }
 }
 
-fn smallest_that_passes(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
+fn min_passing_tolerance(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
     let excess = touched_bytes as f64 / cache_bytes.max(1) as f64 - 1.0;
-    let steps = (excess.max(0.0) / STEP_OF_TOLERANCE).ceil();
-    (steps < f64::from(NO_TEST - 1)).then(|| 1 + steps as u32)
+    let steps = (excess.max(0.0) / TOLERANCE_STEP).ceil();
+    (steps < f64::from(MIN_UNTESTED_TOLERANCE - 1)).then(|| 1 + steps as u32)
 }
 
 /// The size at which the curve has fallen, and the ends of its error interval.
 fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
-    let (first, last) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
-    let Some(plateau) = plateau_rate(first, last) else { return Some([0; 3]) };
-    let end = curve.points.last()?.size_bytes;
+    let (first_ratio, last_ratio) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
+    let Some(plateau) = plateau_rate(first_ratio, last_ratio) else { return Some([0; 3]) };
+    let largest_bytes = curve.points.last()?.size_bytes;
     let knee_bytes_of = |value: fn(&Estimate) -> f64| {
-        curve.points.iter().find(|point| value(&point.miss_ratio) <= plateau).map_or(end, |point| point.size_bytes)
+        curve
+            .points
+            .iter()
+            .find(|point| value(&point.miss_ratio) <= plateau)
+            .map_or(largest_bytes, |point| point.size_bytes)
     };
     Some([knee_bytes_of(|rate| rate.low), knee_bytes_of(|rate| rate.value), knee_bytes_of(|rate| rate.high)])
 }
@@ -85,19 +89,19 @@ fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
 impl std::fmt::Display for KernelFootprint {
     /// Writes a sentence or two; the caller names the program.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let touched = format_number(self.touched_bytes as f64 / 1_048_576.0);
-        let cache = size_text(self.cache_bytes);
-        let [low, again, high] = self.used_again_bytes;
-        write!(f, "touches {touched} MiB at least")?;
+        let touched_mib = format_number(self.touched_bytes as f64 / 1_048_576.0);
+        let cache_text = size_text(self.cache_bytes);
+        let [low, estimate, high] = self.used_again_bytes;
+        write!(f, "touches {touched_mib} MiB at least")?;
         match (high, low == high) {
             (0, _) => write!(f, " and uses nothing again")?,
-            (_, true) => write!(f, " and uses {} again", size_text(again))?,
+            (_, true) => write!(f, " and uses {} again", size_text(estimate))?,
             (_, false) => {
-                write!(f, " and uses {} again ({} to {})", size_text(again), size_text(low), size_text(high))?
+                write!(f, " and uses {} again ({} to {})", size_text(estimate), size_text(low), size_text(high))?
             }
         }
-        let passes = if self.passes_test { "passes" } else { "fails" };
-        write!(f, ": it {passes} the kernel's footprint test for {cache}")?;
+        let verb = if self.passes_test { "passes" } else { "fails" };
+        write!(f, ": it {verb} the kernel's footprint test for {cache_text}")?;
         match (self.fits, self.is_misjudged(), self.tolerance) {
             (None, ..) => write!(f, "; its curve does not tell whether that is right"),
             (Some(true), true, Some(tolerance)) => {
@@ -106,7 +110,7 @@ impl std::fmt::Display for KernelFootprint {
             (Some(true), true, None) => {
                 write!(
                     f,
-                    ", though the cache holds what it uses again; only a tolerance of {NO_TEST} would let it pass"
+                    ", though the cache holds what it uses again; only a tolerance of {MIN_UNTESTED_TOLERANCE} would let it pass"
                 )
             }
             (Some(false), true, _) => write!(f, ", though the cache does not hold what it uses again"),
@@ -166,12 +170,12 @@ mod tests {
     fn the_tolerance_is_the_smallest_that_passes() {
         let cache = MIB;
         for touched in [1, cache, cache + 1, 257 * cache, 257 * cache + 1, 5_000 * cache] {
-            let tolerance = smallest_that_passes(touched, cache).unwrap();
+            let tolerance = min_passing_tolerance(touched, cache).unwrap();
             let limit = |tolerance: u32| cache as f64 * (1.0 + f64::from(tolerance - 1) * 256.0);
             assert!(touched as f64 <= limit(tolerance), "{touched}");
             assert!(tolerance == 1 || touched as f64 > limit(tolerance - 1), "{touched}");
         }
-        assert_eq!(smallest_that_passes(u64::MAX, cache), None);
+        assert_eq!(min_passing_tolerance(u64::MAX, cache), None);
     }
 
     /// Is there no verdict if the curve's error spans the cache, and no reused memory for a stream?

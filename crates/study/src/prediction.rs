@@ -12,7 +12,7 @@ use cachemate_report::{
 use crate::StudyError;
 
 /// The default scheme, which predicts run times for any number of programs on a cache from one recording of each.
-pub const USUAL_SCHEME: &str = "statcc";
+pub const DEFAULT_SCHEME: &str = "statcc";
 
 /// The slowdown of each program beside each other program on one cache, as a model predicts it.
 ///
@@ -75,10 +75,10 @@ pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: Cos
     let mut caches = Vec::new();
     for cache in &placement.caches {
         let level = cache.level.map_or("no shared cache", level_text).to_string();
-        let nth = level_names.iter().filter(|earlier_level| **earlier_level == level).count();
+        let level_index = level_names.iter().filter(|earlier_level| **earlier_level == level).count();
         let cpus: CpuSet = cache.cpus.iter().map(|(cpu, _)| cpu.0).collect();
-        let on_it = placement.programs.iter().filter(|program| cpus.contains(program.cpu.0));
-        let rows_on_cache = on_it.map(|program| PlacementRow {
+        let programs_on_cache = placement.programs.iter().filter(|program| cpus.contains(program.cpu.0));
+        let rows_on_cache = programs_on_cache.map(|program| PlacementRow {
             name: program.name.clone(),
             cpu: Some(program.cpu.0),
             slowdown: program.slowdown_percent.or(program.weight),
@@ -86,7 +86,7 @@ pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: Cos
             reason: program.reason.clone(),
         });
         caches.push(CacheAssignment {
-            cache: format!("{level} #{nth}"),
+            cache: format!("{level} #{level_index}"),
             cpus: cpus.to_string(),
             programs: rows_on_cache.collect(),
         });

@@ -11,10 +11,10 @@ use cachemate_trace::{
     StoredHistogram as FileHistogram, StoredInterval, StoredIntervals, TraceHeader, TraceTotals,
 };
 
-use crate::{DistanceEngine, MeasuredDistances, PartTotals, StudyError, curve_counts, usual_sizes};
+use crate::{DistanceEngine, MeasuredDistances, PartTotals, StudyError, curve_counts, default_sizes};
 
 /// One access in this many is watched, which gives enough samples of a million accesses and is cheap for a billion.
-const REUSE_ONE_IN: u32 = 64;
+const REUSE_SAMPLE_PERIOD: u32 = 64;
 /// Maximum number of intervals in which phases are detected.
 const MAX_INTERVALS: u64 = 200;
 /// Size and ways of the cache whose misses delimit phases if no machine is given.
@@ -61,11 +61,11 @@ pub struct ProfilePass {
     cache: CacheSim,
     interval_records: u64,
     intervals: Vec<StoredInterval>,
-    current: StoredInterval,
+    current_interval: StoredInterval,
     lines: Vec<u64>,
 }
 
-const EMPTY: StoredInterval = StoredInterval { accesses: 0, instructions: None, misses: 0, phase: 0 };
+const EMPTY_INTERVAL: StoredInterval = StoredInterval { accesses: 0, instructions: None, misses: 0, phase: 0 };
 
 impl ProfilePass {
     /// For `target`'s cache (a usual one without a target). `expected_records` is 0 if the number is unknown; `bursts` are
@@ -79,25 +79,25 @@ impl ProfilePass {
         expected_records: u64,
         bursts: &[u64],
     ) -> Result<Self, StudyError> {
-        let usual = ProfileTarget {
+        let default_target = ProfileTarget {
             level: CacheLevel::L3,
             size_bytes: PHASE_CACHE.0,
             ways: PHASE_CACHE.1,
             line_bytes: 64,
             slices: 1,
         };
-        let target = target.unwrap_or(usual);
+        let target = target.unwrap_or(default_target);
         let line_bytes = u64::from(target.line_bytes);
-        let shape = CacheGeometry::from_bytes(target.size_bytes, line_bytes, target.ways, target.slices)?;
+        let geometry = CacheGeometry::from_bytes(target.size_bytes, line_bytes, target.ways, target.slices)?;
         Ok(ProfilePass {
             target,
             instructions_known,
             distances: DistanceEngine::new(Some(1), expected_records, bursts),
-            reuse: ReuseSampler::new(REUSE_ONE_IN, 1),
-            cache: CacheSim::new(shape, Replacement::Lru)?,
+            reuse: ReuseSampler::new(REUSE_SAMPLE_PERIOD, 1),
+            cache: CacheSim::new(geometry, Replacement::Lru)?,
             interval_records: (expected_records / MAX_INTERVALS).max(10_000),
             intervals: Vec::new(),
-            current: EMPTY,
+            current_interval: EMPTY_INTERVAL,
             lines: Vec::new(),
         })
     }
@@ -114,23 +114,24 @@ impl ProfilePass {
         self.lines.iter().for_each(|line| self.reuse.touch(*line));
         let mut index = 0;
         while index < records.len() {
-            let room = (self.interval_records - self.current.accesses) as usize;
-            let end = records.len().min(index + room);
-            self.current.misses += self.cache.push(&self.lines[index..end]);
-            self.current.accesses += (end - index) as u64;
+            let remaining_records = (self.interval_records - self.current_interval.accesses) as usize;
+            let end = records.len().min(index + remaining_records);
+            self.current_interval.misses += self.cache.push(&self.lines[index..end]);
+            self.current_interval.accesses += (end - index) as u64;
             if self.instructions_known {
                 let gaps: u64 = records[index..end].iter().map(|record| record.gap).sum();
-                *self.current.instructions.get_or_insert(0) += gaps;
+                *self.current_interval.instructions.get_or_insert(0) += gaps;
             }
-            if self.current.accesses == self.interval_records {
-                self.intervals.push(std::mem::replace(&mut self.current, EMPTY));
+            if self.current_interval.accesses == self.interval_records {
+                self.intervals.push(std::mem::replace(&mut self.current_interval, EMPTY_INTERVAL));
             }
             index = end;
         }
         Ok(())
     }
 
-    /// Returns the profile file for program `name`; `from` is the source of the records. `header` and `totals` are
+    /// Returns the profile file for program `name`; `source_name` is the source of the records.
+    /// `header` and `totals` are
     /// those of the trace.
     pub fn finish(
         self,
@@ -155,7 +156,7 @@ impl ProfilePass {
         file.accesses = part_totals.program_accesses;
         file.records = Some(histogram.accesses());
         file.instructions = part_totals.instructions;
-        file.curves = vec![stored_curve(&distances, part_totals, target.line_bytes)];
+        file.curves = vec![build_curve(&distances, part_totals, target.line_bytes)];
         file.histograms = vec![group_distances(histogram, target.line_bytes)];
         if distances.bursts.is_some() {
             // Reuse times, LRU positions and phases across a pause are unknown; positions follow from the distances.
@@ -173,7 +174,7 @@ impl ProfilePass {
         let times = self.reuse.finish().to_profile();
         file.profile.locality.reuse_times = times.map(trace_fact);
         if !self.intervals.is_empty() {
-            let every = with_phases(self.intervals);
+            let every = number_phases(self.intervals);
             let phase = every.last().map_or(0, |interval| interval.phase);
             file.profile.phase_number = phase;
             let (size_bytes, line_bytes) = (target.size_bytes, target.line_bytes);
@@ -187,14 +188,14 @@ impl ProfilePass {
     }
 }
 
-fn stored_curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u32) -> StoredCurve {
-    let counts = curve_counts(distances, totals, &usual_sizes(), line_bytes);
+fn build_curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u32) -> StoredCurve {
+    let counts = curve_counts(distances, totals, &default_sizes(), line_bytes);
     let points = counts.curve.iter().map(|point| {
         // The interval of a profile's estimates holds 95 %, as that of the bursts does.
-        let share_of_error =
+        let relative_error =
             point.miss_ratio_error.map_or(0.0, |error| error / point.miss_ratio.max(f64::MIN_POSITIVE));
         let with_error = |value: f64| {
-            let error = value * share_of_error;
+            let error = value * relative_error;
             Estimate { value, low: (value - error).max(0.0), high: value + error }
         };
         StoredCurvePoint {
@@ -216,27 +217,27 @@ fn stored_curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u
 fn group_distances(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
     let mut buckets: Vec<(u64, u64)> = Vec::new();
     for &(distance, count) in histogram.counts() {
-        let step = 1u64 << (63 - (distance | 63).leading_zeros()).saturating_sub(5);
-        let upper = distance / step * step + step - 1;
+        let bucket_width = 1u64 << (63 - (distance | 63).leading_zeros()).saturating_sub(5);
+        let bucket_end = distance / bucket_width * bucket_width + bucket_width - 1;
         match buckets.last_mut() {
-            Some((bound, sum)) if *bound == upper => *sum += count,
-            _ => buckets.push((upper, count)),
+            Some((bound, sum)) if *bound == bucket_end => *sum += count,
+            _ => buckets.push((bucket_end, count)),
         }
     }
     FileHistogram { kind: "stack-distance".to_string(), line_bytes, cold: histogram.cold_count(), buckets }
 }
 
 /// Numbers the phases of the intervals; each change of the miss rate starts a new phase (thesis 5.6.2).
-fn with_phases(mut every: Vec<StoredInterval>) -> Vec<StoredInterval> {
+fn number_phases(mut intervals: Vec<StoredInterval>) -> Vec<StoredInterval> {
     let interval_signal = |interval: &StoredInterval| {
         let count = interval.instructions.filter(|count| *count > 0)?;
         Some(vec![interval.misses as f64 * 1000.0 / count as f64])
     };
-    let Some(signals) = every.iter().map(interval_signal).collect::<Option<Vec<_>>>() else { return every };
+    let Some(signals) = intervals.iter().map(interval_signal).collect::<Option<Vec<_>>>() else { return intervals };
     for (number, phase) in detect_phases(&signals, PhaseParameters::default()).iter().enumerate() {
-        every[phase.start..phase.end].iter_mut().for_each(|interval| interval.phase = number as u32);
+        intervals[phase.start..phase.end].iter_mut().for_each(|interval| interval.phase = number as u32);
     }
-    every
+    intervals
 }
 
 /// Adds rates per instruction for models and policies, if instructions are known.
@@ -277,8 +278,8 @@ pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<P
         profile.locality.stack_positions = Some(trace_fact(counts.map(|count| per_mega(*count as f64)).collect()));
         return Ok(profile);
     }
-    let with_line = |h: &&FileHistogram| h.kind == "stack-distance" && h.line_bytes == target.line_bytes;
-    let Some(histogram) = file.histograms.iter().find(with_line) else {
+    let matches_line_size = |h: &&FileHistogram| h.kind == "stack-distance" && h.line_bytes == target.line_bytes;
+    let Some(histogram) = file.histograms.iter().find(matches_line_size) else {
         let line_sizes: Vec<String> = file.histograms.iter().map(|h| h.line_bytes.to_string()).collect();
         let line_size_list = if line_sizes.is_empty() { "none".to_string() } else { line_sizes.join(", ") };
         return Err(StudyError::OtherLines {
@@ -289,7 +290,8 @@ pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<P
     };
     let histogram = DistanceHistogram::new(histogram.cold, histogram.buckets.iter().copied());
     let sets = target.size_bytes / u64::from(target.line_bytes) / u64::from(target.ways);
-    let folded = fold_to_ways(&histogram, sets, target.ways, SetMapping::Hashed);
-    profile.locality.stack_positions = folded.map(|counts| trace_fact(counts.into_iter().map(per_mega).collect()));
+    let folded_counts = fold_to_ways(&histogram, sets, target.ways, SetMapping::Hashed);
+    profile.locality.stack_positions =
+        folded_counts.map(|counts| trace_fact(counts.into_iter().map(per_mega).collect()));
     Ok(profile)
 }

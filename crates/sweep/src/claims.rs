@@ -42,12 +42,12 @@ impl Drop for ClaimGuard<'_> {
     }
 }
 
-const CLAIMS: &str = "claims";
+const CLAIMS_DIR: &str = "claims";
 /// Maximum size of a claim, which is one line of JSON.
 const CLAIM_BYTES_LIMIT: u64 = 4 << 10;
 
 fn claim_path(id: SweepTaskId) -> String {
-    format!("{CLAIMS}/{id}")
+    format!("{CLAIMS_DIR}/{id}")
 }
 
 impl Store {
@@ -57,25 +57,25 @@ impl Store {
     }
 
     fn remove_claim(&self, id: SweepTaskId) -> Result<(), SweepError> {
-        self.dir(CLAIMS)?.remove(&id.to_string()).map_err(self.io_error(CLAIMS))
+        self.dir(CLAIMS_DIR)?.remove(&id.to_string()).map_err(self.io_error(CLAIMS_DIR))
     }
 
     /// Claims a task, or returns its owner. A dead owner's claim is taken over, and its death is recorded.
     pub(crate) fn claim(&self, id: SweepTaskId) -> Result<ClaimOutcome<'_>, SweepError> {
         let text = serde_json::to_string(&self.owner).expect("texts and numbers can be written");
-        let (claims, name) = (self.dir(CLAIMS)?, id.to_string());
-        let (partial, fresh) = self.write_partial(&format!("{id}-claim"), text.as_bytes())?;
-        let mut claimed = link_if_absent(&partial, &fresh, &claims, &name);
-        if claimed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-            if let Some(living) = self.live_owner(id) {
-                let _ = partial.remove(&fresh);
-                return Ok(ClaimOutcome::HeldByOther(living));
+        let (claims_dir, name) = (self.dir(CLAIMS_DIR)?, id.to_string());
+        let (partial_dir, partial_name) = self.write_partial(&format!("{id}-claim"), text.as_bytes())?;
+        let mut link_result = link_if_absent(&partial_dir, &partial_name, &claims_dir, &name);
+        if link_result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+            if let Some(owner_name) = self.live_owner(id) {
+                let _ = partial_dir.remove(&partial_name);
+                return Ok(ClaimOutcome::HeldByOther(owner_name));
             }
             self.remove_dead_claim(id)?;
-            claimed = link_if_absent(&partial, &fresh, &claims, &name);
+            link_result = link_if_absent(&partial_dir, &partial_name, &claims_dir, &name);
         }
-        let _ = partial.remove(&fresh);
-        match claimed {
+        let _ = partial_dir.remove(&partial_name);
+        match link_result {
             Ok(()) => {
                 self.heart.hold(&claim_path(id));
                 Ok(ClaimOutcome::Acquired(ClaimGuard { store: self, id }))
@@ -83,19 +83,19 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Ok(ClaimOutcome::HeldByOther("another worker".into()))
             }
-            Err(error) => Err(self.io_error(CLAIMS)(error)),
+            Err(error) => Err(self.io_error(CLAIMS_DIR)(error)),
         }
     }
 
     /// The live owner of the task's claim, for display; `None` if there is none.
     pub(crate) fn live_owner(&self, id: SweepTaskId) -> Option<String> {
-        let touched = self.modified_time(&claim_path(id))?;
+        let touched_at = self.modified_time(&claim_path(id))?;
         let owner = self.claim_owner(id);
-        let dead = owner.as_ref().and_then(|owner| owner.is_alive(&self.owner)) == Some(false);
-        let now = self.server_time().unwrap_or(touched);
-        let stale = now.duration_since(touched).is_ok_and(|age| age > self.stale_after);
+        let is_dead = owner.as_ref().and_then(|owner| owner.is_alive(&self.owner)) == Some(false);
+        let now = self.server_time().unwrap_or(touched_at);
+        let is_stale = now.duration_since(touched_at).is_ok_and(|age| age > self.stale_after);
         let owner_name = owner.map_or("another worker".to_string(), |owner| owner.to_string());
-        (!dead && !stale).then_some(owner_name)
+        (!is_dead && !is_stale).then_some(owner_name)
     }
 
     /// Current time by the clock of the file server; a command that only reports uses its own host's clock.
@@ -103,37 +103,37 @@ impl Store {
         if self.is_read_only() {
             return Some(std::time::SystemTime::now());
         }
-        let (partial, clock) = self.write_partial("clock", b"").ok()?;
-        let now = self.modified_time(&format!("partial/{clock}"));
-        let _ = partial.remove(&clock);
+        let (partial_dir, clock_name) = self.write_partial("clock", b"").ok()?;
+        let now = self.modified_time(&format!("partial/{clock_name}"));
+        let _ = partial_dir.remove(&clock_name);
         now
     }
 
     /// Removes a dead owner's claim and records the death.
     fn remove_dead_claim(&self, id: SweepTaskId) -> Result<(), SweepError> {
         let owner = self.claim_owner(id);
-        let partial = self.dir("partial")?;
+        let partial_dir = self.dir("partial")?;
         let (host, pid) = (&self.owner.host, self.owner.pid);
-        let dead = format!("{id}-dead.{host}.{pid}.0");
-        if self.dir(CLAIMS)?.rename_into(&id.to_string(), &partial, &dead).is_err() {
+        let dead_name = format!("{id}-dead.{host}.{pid}.0");
+        if self.dir(CLAIMS_DIR)?.rename_into(&id.to_string(), &partial_dir, &dead_name).is_err() {
             return Ok(()); // another worker was faster
         }
-        let _ = partial.remove(&dead);
+        let _ = partial_dir.remove(&dead_name);
         let owner_text = owner.map_or("its worker".to_string(), |owner| owner.to_string());
         let message = format!("{owner_text} died or froze while it ran the task");
-        self.record_attempt(id, &FailedAttempt::record_now(FailureKind::Death, message, &self.owner))
+        self.record_attempt(id, &FailedAttempt::from_owner(FailureKind::Death, message, &self.owner))
     }
 
     /// Ids of tasks with a claim, whether or not the owner is alive.
     pub(crate) fn claimed_tasks(&self) -> Result<Vec<SweepTaskId>, SweepError> {
-        Ok(self.names_in(CLAIMS)?.into_iter().filter_map(|name| name.parse().ok()).collect())
+        Ok(self.names_in(CLAIMS_DIR)?.into_iter().filter_map(|name| name.parse().ok()).collect())
     }
 
     /// Removes claims on finished tasks. A worker that is killed after publishing leaves such a claim, and a finished
     /// task is never claimed again. A worker that still runs such a task compares its result without needing the
     /// claim.
-    pub(crate) fn remove_claims_on(&self, finished: &BTreeSet<SweepTaskId>) -> Result<(), SweepError> {
-        for id in self.claimed_tasks()?.into_iter().filter(|id| finished.contains(id)) {
+    pub(crate) fn remove_claims_on(&self, finished_ids: &BTreeSet<SweepTaskId>) -> Result<(), SweepError> {
+        for id in self.claimed_tasks()?.into_iter().filter(|id| finished_ids.contains(id)) {
             let _ = self.remove_claim(id);
         }
         Ok(())

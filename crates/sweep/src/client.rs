@@ -18,7 +18,7 @@ pub struct ClientOutput {
     /// Standard output, with invalid UTF-8 replaced.
     pub stdout: String,
     /// Standard error, with invalid UTF-8 replaced.
-    pub err: String,
+    pub stderr: String,
 }
 
 /// The reason why a call failed.
@@ -49,7 +49,7 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
         std::io::ErrorKind::NotFound => CallError::Missing(name.clone()),
         _ => CallError::Failed(name.clone(), error.to_string()),
     })?;
-    let (out, err) = (spawn_reader(child.stdout.take()), spawn_reader(child.stderr.take()));
+    let (stdout_receiver, stderr_receiver) = (spawn_reader(child.stdout.take()), spawn_reader(child.stderr.take()));
     let start = Instant::now();
     let mut pause = Duration::from_millis(1);
     let status = loop {
@@ -73,33 +73,37 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
         let bytes = receiver.recv_timeout(OUTPUT_AFTER_END).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    Ok(ClientOutput { code: status.code(), stdout: received_text(out), err: received_text(err) })
+    Ok(ClientOutput {
+        code: status.code(),
+        stdout: received_text(stdout_receiver),
+        stderr: received_text(stderr_receiver),
+    })
 }
 
 /// Calls a client as [`call`] does, but treats a nonzero exit code as an error with the client's message.
 ///
 /// # Errors
 /// The errors of [`call`], and a nonzero exit code.
-pub fn call_ok(command: &mut Command, deadline: Duration) -> Result<String, CallError> {
+pub fn call_checked(command: &mut Command, deadline: Duration) -> Result<String, CallError> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let called = call(command, deadline)?;
-    if called.code == Some(0) {
-        return Ok(called.stdout);
+    let client_output = call(command, deadline)?;
+    if client_output.code == Some(0) {
+        return Ok(client_output.stdout);
     }
-    let output = if called.err.trim().is_empty() { called.stdout } else { called.err };
+    let output = if client_output.stderr.trim().is_empty() { client_output.stdout } else { client_output.stderr };
     Err(CallError::Failed(name, output.lines().take(5).collect::<Vec<_>>().join("; ")))
 }
 
 fn spawn_reader(stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
-    let (send, receive) = channel();
+    let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut stream) = stream {
             let _ = stream.read_to_end(&mut bytes);
         }
-        let _ = send.send(bytes);
+        let _ = sender.send(bytes);
     });
-    receive
+    receiver
 }
 
 /// Kills a child that leads a process group, and all other processes of that group.
@@ -133,11 +137,11 @@ mod tests {
     /// Are a client that fails and a client that is not installed distinguished?
     #[test]
     fn clients_that_fail_and_clients_that_are_not_there() {
-        let failed = call_ok(Command::new("sh").args(["-c", "echo why >&2; exit 1"]), Duration::from_secs(60));
+        let failed = call_checked(Command::new("sh").args(["-c", "echo why >&2; exit 1"]), Duration::from_secs(60));
         assert_eq!(failed.unwrap_err().to_string(), "sh: why");
-        let missing = call_ok(&mut Command::new("cachemate-no-such-client"), Duration::from_secs(60));
+        let missing = call_checked(&mut Command::new("cachemate-no-such-client"), Duration::from_secs(60));
         assert!(matches!(missing, Err(CallError::Missing(_))), "{missing:?}");
-        let long = call_ok(Command::new("sh").args(["-c", "yes | head -c 1000000"]), Duration::from_secs(60));
+        let long = call_checked(Command::new("sh").args(["-c", "yes | head -c 1000000"]), Duration::from_secs(60));
         assert_eq!(long.unwrap().len(), 1_000_000, "more than a pipe holds");
         assert_eq!(quote_argument(OsStr::new("it's")), "'it'\\''s'");
     }

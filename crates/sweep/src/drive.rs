@@ -77,97 +77,101 @@ pub fn drive(
     tasks: &[SweepTask],
     engine: &mut dyn TaskEngine,
     options: &DriveOptions,
-    watch: &mut dyn FnMut(&SweepProgress),
+    on_progress: &mut dyn FnMut(&SweepProgress),
     stop: &AtomicBool,
 ) -> Result<SweepSummary, SweepError> {
-    let mut driving = SweepDriver::new(store, tasks, options)?;
-    let ended = driving.run_rounds(engine, watch, stop);
+    let mut driver = SweepDriver::new(store, tasks, options)?;
+    let drive_result = driver.run_rounds(engine, on_progress, stop);
     engine.stop();
-    ended?;
-    driving.into_summary(stop.load(Ordering::Relaxed))
+    drive_result?;
+    driver.into_summary(stop.load(Ordering::Relaxed))
 }
 
 struct SweepDriver<'a> {
     store: &'a Store,
     options: &'a DriveOptions,
     tasks: &'a [SweepTask],
-    scope: BTreeSet<SweepTaskId>,
-    results: FinishedTasks,
-    given_up: BTreeMap<SweepTaskId, String>,
+    task_ids: BTreeSet<SweepTaskId>,
+    finished_tasks: FinishedTasks,
+    abandoned_tasks: BTreeMap<SweepTaskId, String>,
     skipped: usize,
     damaged: Vec<String>,
     rounds: u32,
     /// Numbers of results and recorded attempts, which show progress.
     progress: (usize, usize),
-    last_move: Instant,
+    last_progress_at: Instant,
 }
 
 impl<'a> SweepDriver<'a> {
     fn new(store: &'a Store, tasks: &'a [SweepTask], options: &'a DriveOptions) -> Result<Self, SweepError> {
-        store.sweep_partial()?;
+        store.remove_stale_partials()?;
         let scope: BTreeSet<SweepTaskId> = tasks.iter().map(|task| task.id).collect();
         let mut results = FinishedTasks::default();
-        results.update(store)?;
+        results.refresh_results(store)?;
         let mut damaged = Vec::new();
         for &id in scope.iter().filter(|id| results.finished.contains(id)) {
-            if let Err(what) = store.read(id) {
-                damaged.push(what);
+            if let Err(problem) = store.read(id) {
+                damaged.push(problem);
                 store.quarantine(id)?;
             }
         }
         if !damaged.is_empty() {
             results = FinishedTasks::default();
-            results.update(store)?;
+            results.refresh_results(store)?;
         }
         store.remove_claims_on(&results.finished)?;
         let skipped = scope.iter().filter(|id| results.finished.contains(id)).count();
         let (given_up, last_move) = (BTreeMap::new(), Instant::now());
-        let mut driving = SweepDriver {
+        let mut driver = SweepDriver {
             store,
             options,
             tasks,
-            scope,
-            results,
-            given_up,
+            task_ids: scope,
+            finished_tasks: results,
+            abandoned_tasks: given_up,
             skipped,
             damaged,
             rounds: 0,
             progress: (0, 0),
-            last_move,
+            last_progress_at: last_move,
         };
-        driving.refresh()?;
-        Ok(driving)
+        driver.refresh()?;
+        Ok(driver)
     }
 
     /// Polls the store, and detects progress since the last poll.
     fn refresh(&mut self) -> Result<(), SweepError> {
-        self.results.update(self.store)?;
-        let mut attempts = 0;
+        self.finished_tasks.refresh_results(self.store)?;
+        let mut attempt_count = 0;
         for id in self.store.failed_tasks()? {
-            if !self.scope.contains(&id) || self.results.finished.contains(&id) || self.given_up.contains_key(&id) {
+            if !self.task_ids.contains(&id)
+                || self.finished_tasks.finished.contains(&id)
+                || self.abandoned_tasks.contains_key(&id)
+            {
                 continue;
             }
-            let noted = self.store.failed_attempts(id)?;
-            attempts += noted.len();
-            if is_abandoned(&noted, self.options.retries) {
-                let message = noted.last().map_or(String::new(), |attempt| attempt.what.clone());
-                self.given_up.insert(id, message);
+            let failures = self.store.failed_attempts(id)?;
+            attempt_count += failures.len();
+            if is_abandoned(&failures, self.options.retries) {
+                let message = failures.last().map_or(String::new(), |attempt| attempt.what.clone());
+                self.abandoned_tasks.insert(id, message);
             }
         }
-        let progress = (self.results.finished.len(), attempts + self.given_up.len());
+        let progress = (self.finished_tasks.finished.len(), attempt_count + self.abandoned_tasks.len());
         if progress != self.progress {
-            (self.progress, self.last_move) = (progress, Instant::now());
+            (self.progress, self.last_progress_at) = (progress, Instant::now());
         }
         Ok(())
     }
 
     fn open_tasks(&self) -> Vec<SweepTask> {
-        let is_open =
-            |task: &&SweepTask| !self.results.finished.contains(&task.id) && !self.given_up.contains_key(&task.id);
+        let is_open = |task: &&SweepTask| {
+            !self.finished_tasks.finished.contains(&task.id) && !self.abandoned_tasks.contains_key(&task.id)
+        };
         self.tasks.iter().filter(is_open).cloned().collect()
     }
 
-    fn report_progress(&self, engine_status: &EngineStatus) -> SweepProgress {
+    fn build_progress(&self, engine_status: &EngineStatus) -> SweepProgress {
         let (waiting, running) = match engine_status {
             EngineStatus::Working { waiting, running } => (*waiting, *running),
             _ => (None, None),
@@ -178,8 +182,15 @@ impl<'a> SweepDriver<'a> {
             }
             _ => None,
         };
-        let finished = self.scope.iter().filter(|id| self.results.finished.contains(id)).count();
-        SweepProgress { total: self.scope.len(), finished, failed: self.given_up.len(), waiting, running, message }
+        let finished = self.task_ids.iter().filter(|id| self.finished_tasks.finished.contains(id)).count();
+        SweepProgress {
+            total: self.task_ids.len(),
+            finished,
+            failed: self.abandoned_tasks.len(),
+            waiting,
+            running,
+            message,
+        }
     }
 
     fn run_rounds(
@@ -188,42 +199,42 @@ impl<'a> SweepDriver<'a> {
         watch: &mut dyn FnMut(&SweepProgress),
         stop: &AtomicBool,
     ) -> Result<(), SweepError> {
-        self.last_move = Instant::now();
-        let mut dry = 0;
+        self.last_progress_at = Instant::now();
+        let mut idle_rounds = 0;
         loop {
             let open_tasks = self.open_tasks();
             if open_tasks.is_empty() || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let claimed: BTreeSet<SweepTaskId> = self.store.running()?.into_iter().map(|(id, _)| id).collect();
+            let claimed_ids: BTreeSet<SweepTaskId> = self.store.running()?.into_iter().map(|(id, _)| id).collect();
             let free_tasks: Vec<SweepTask> =
-                open_tasks.into_iter().filter(|task| !claimed.contains(&task.id)).collect();
+                open_tasks.into_iter().filter(|task| !claimed_ids.contains(&task.id)).collect();
             if free_tasks.is_empty() {
                 // Other processes run everything that is left; this one waits for them, because their claims end with
                 // them.
                 pause_unless_stopped(Duration::from_millis(300), stop);
                 self.refresh()?;
-                watch(&self.report_progress(&EngineStatus::Working { waiting: None, running: Some(claimed.len()) }));
+                watch(&self.build_progress(&EngineStatus::Working { waiting: None, running: Some(claimed_ids.len()) }));
                 continue;
             }
-            if self.rounds > 0 && self.last_move.elapsed() > self.options.idle_timeout {
+            if self.rounds > 0 && self.last_progress_at.elapsed() > self.options.idle_timeout {
                 return Ok(());
             }
             let progress_before = self.progress;
             self.rounds += 1;
             match engine.submit(&free_tasks) {
                 Ok(()) => self.watch_round(engine, watch, stop)?,
-                Err(error) if error.is_permanent || self.last_move.elapsed() > self.options.idle_timeout => {
+                Err(error) if error.is_permanent || self.last_progress_at.elapsed() > self.options.idle_timeout => {
                     return Err(error.into());
                 }
                 Err(error) => watch(&SweepProgress {
                     message: Some(error.to_string()),
-                    ..self.report_progress(&EngineStatus::Done)
+                    ..self.build_progress(&EngineStatus::Done)
                 }),
             }
-            dry = if self.progress == progress_before { dry + 1 } else { 0 };
-            if dry > 0 {
-                pause_unless_stopped(Duration::from_millis(500) * (1 << dry.min(5)), stop);
+            idle_rounds = if self.progress == progress_before { idle_rounds + 1 } else { 0 };
+            if idle_rounds > 0 {
+                pause_unless_stopped(Duration::from_millis(500) * (1 << idle_rounds.min(5)), stop);
             }
         }
     }
@@ -236,25 +247,27 @@ impl<'a> SweepDriver<'a> {
         stop: &AtomicBool,
     ) -> Result<(), SweepError> {
         loop {
-            let look = engine.poll();
-            let looking = Instant::now();
+            let engine_status = engine.poll();
+            let poll_start = Instant::now();
             self.refresh()?;
-            watch(&self.report_progress(&look));
-            match look {
-                EngineStatus::Broken(what) => return Err(SweepError::Refused(format!("{}: {what}", engine.name()))),
+            watch(&self.build_progress(&engine_status));
+            match engine_status {
+                EngineStatus::Broken(problem) => {
+                    return Err(SweepError::Refused(format!("{}: {problem}", engine.name())));
+                }
                 EngineStatus::Done => {
-                    self.results.reset_timestamps();
+                    self.finished_tasks.reset_timestamps();
                     return self.refresh();
                 }
                 _ if stop.load(Ordering::Relaxed) || self.open_tasks().is_empty() => return Ok(()),
                 // Polling a large store is slow, so it takes at most a twentieth of the time.
                 look => {
-                    let time = engine.poll_interval().max(20 * looking.elapsed());
-                    wait(engine, time, stop);
+                    let pause = engine.poll_interval().max(20 * poll_start.elapsed());
+                    wait(engine, pause, stop);
                     // The timeout runs only while the engine holds no task: a job may take hours, or be lost and
                     // noticed after minutes.
                     if matches!(look, EngineStatus::Working { .. }) {
-                        self.last_move += looking.elapsed();
+                        self.last_progress_at += poll_start.elapsed();
                     }
                 }
             }
@@ -262,16 +275,16 @@ impl<'a> SweepDriver<'a> {
     }
 
     fn into_summary(mut self, interrupted: bool) -> Result<SweepSummary, SweepError> {
-        self.results.reset_timestamps();
+        self.finished_tasks.reset_timestamps();
         self.refresh()?;
-        self.store.remove_claims_on(&self.results.finished)?;
+        self.store.remove_claims_on(&self.finished_tasks.finished)?;
         let missing_ids: Vec<SweepTaskId> = self.open_tasks().into_iter().map(|task| task.id).collect();
-        let finished = self.scope.iter().filter(|id| self.results.finished.contains(id)).count();
+        let finished = self.task_ids.iter().filter(|id| self.finished_tasks.finished.contains(id)).count();
         Ok(SweepSummary {
-            total: self.scope.len(),
+            total: self.task_ids.len(),
             skipped: self.skipped,
             finished,
-            failed: self.given_up.into_iter().collect(),
+            failed: self.abandoned_tasks.into_iter().collect(),
             interrupted: interrupted && !missing_ids.is_empty(),
             missing: missing_ids,
             damaged: self.damaged,
@@ -281,14 +294,14 @@ impl<'a> SweepDriver<'a> {
     }
 }
 
-const STEP_OF_WAIT: Duration = Duration::from_millis(100);
+const WAIT_STEP: Duration = Duration::from_millis(100);
 
 /// Waits in small steps, so that Ctrl-C takes effect; ends early if the engine has news.
 fn wait(engine: &mut dyn TaskEngine, time: Duration, stop: &AtomicBool) {
     let start = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        let left_time = time.saturating_sub(start.elapsed());
-        if left_time.is_zero() || engine.wait(left_time.min(STEP_OF_WAIT)) {
+        let remaining_time = time.saturating_sub(start.elapsed());
+        if remaining_time.is_zero() || engine.wait(remaining_time.min(WAIT_STEP)) {
             return;
         }
     }
@@ -297,7 +310,7 @@ fn wait(engine: &mut dyn TaskEngine, time: Duration, stop: &AtomicBool) {
 fn pause_unless_stopped(time: Duration, stop: &AtomicBool) {
     let start = Instant::now();
     while start.elapsed() < time && !stop.load(Ordering::Relaxed) {
-        std::thread::sleep(STEP_OF_WAIT.min(time.saturating_sub(start.elapsed())));
+        std::thread::sleep(WAIT_STEP.min(time.saturating_sub(start.elapsed())));
     }
 }
 
@@ -305,28 +318,28 @@ fn pause_unless_stopped(time: Duration, stop: &AtomicBool) {
 #[derive(Default)]
 struct FinishedTasks {
     finished: BTreeSet<SweepTaskId>,
-    read_at: BTreeMap<String, SystemTime>,
+    known_mtimes: BTreeMap<String, SystemTime>,
 }
 
 /// File systems record times in steps; a directory that changed less than this before it was read may change unnoticed.
-const STEP: Duration = Duration::from_secs(2);
+const MAX_TIMESTAMP_STEP: Duration = Duration::from_secs(2);
 
 impl FinishedTasks {
-    fn update(&mut self, store: &Store) -> Result<(), SweepError> {
+    fn refresh_results(&mut self, store: &Store) -> Result<(), SweepError> {
         for (dir, modified) in store.result_dirs()? {
-            if self.read_at.get(&dir) == Some(&modified) {
+            if self.known_mtimes.get(&dir) == Some(&modified) {
                 continue;
             }
-            let is_settled = SystemTime::now().duration_since(modified).is_ok_and(|age| age > STEP);
+            let is_settled = SystemTime::now().duration_since(modified).is_ok_and(|age| age > MAX_TIMESTAMP_STEP);
             self.finished.extend(store.finished_tasks_in(&dir)?);
             if is_settled {
-                self.read_at.insert(dir, modified);
+                self.known_mtimes.insert(dir, modified);
             }
         }
         Ok(())
     }
 
     fn reset_timestamps(&mut self) {
-        self.read_at.clear();
+        self.known_mtimes.clear();
     }
 }

@@ -66,8 +66,8 @@ pub trait TaskEngine {
     }
 
     /// Waits for at most `at_most`; returns true as soon as there is news.
-    fn wait(&mut self, at_most: Duration) -> bool {
-        std::thread::sleep(at_most);
+    fn wait(&mut self, timeout: Duration) -> bool {
+        std::thread::sleep(timeout);
         false
     }
 
@@ -91,8 +91,9 @@ pub struct WorkerCommand {
 impl WorkerCommand {
     /// The command's arguments, to which the ids of tasks are appended.
     pub fn args(&self) -> Vec<std::ffi::OsString> {
-        let (retries, stale) = (self.retries.to_string(), self.heartbeat_timeout_s.to_string());
-        let fixed_args = ["--quiet", "sweep", "run", "--retries", &retries, "--heartbeat-timeout", &stale, "-o"];
+        let (retries, heartbeat_timeout) = (self.retries.to_string(), self.heartbeat_timeout_s.to_string());
+        let fixed_args =
+            ["--quiet", "sweep", "run", "--retries", &retries, "--heartbeat-timeout", &heartbeat_timeout, "-o"];
         let mut args: Vec<std::ffi::OsString> = fixed_args.iter().map(std::ffi::OsString::from).collect();
         args.extend([self.dir.clone().into_os_string(), "--task".into()]);
         args

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::file::{INPUT_BYTES_LIMIT, SweepDefinition, SweepKind};
 use crate::job::{Inputs, JobRunner, SweepJob, whole_file_error};
-use crate::manifest::{FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId, checksum_of};
+use crate::manifest::{MANIFEST_FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId, checksum_of};
 use crate::points::Point;
 use crate::{Store, SweepError};
 
@@ -42,26 +42,26 @@ impl ExpandedSweep {
 /// A scenario or machine is impossible, a program is missing, or the command does not have a policy. Each error names
 /// file and field, and the point at which it occurred.
 pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedSweep, SweepError> {
-    let mut making = ManifestBuilder::new(sweep, work)?;
+    let mut builder = ManifestBuilder::new(sweep, work)?;
     let mut tasks = Vec::new();
-    let mut last: Option<(Point<'_>, u64, u64)> = None;
+    let mut last_content: Option<(Point<'_>, u64, u64)> = None;
     for point in sweep.points() {
         let seed = point.iter().find(|(axis, _)| *axis == "seed").and_then(|(_, value)| value.as_u64());
         let other_axes: Point<'_> = point.iter().filter(|(axis, _)| *axis != "seed").copied().collect();
         // Seeds vary fastest, so that everything else is built once for all of them.
-        let previous = last
+        let known_hashes = last_content
             .as_ref()
             .filter(|(owner, ..)| *owner == other_axes)
             .map(|(_, content, content_seed)| (*content, *content_seed));
-        let (content, own_seed) = match previous {
+        let (content, scenario_seed) = match known_hashes {
             Some(previous) => previous,
             None => {
-                let (content, content_seed) = making.content_hashes(&other_axes)?;
-                last = Some((other_axes, content, content_seed));
+                let (content, content_seed) = builder.hash_content(&other_axes)?;
+                last_content = Some((other_axes, content, content_seed));
                 (content, content_seed)
             }
         };
-        let id = SweepTaskId::from_text(&format!("{content:016x} {}", seed.unwrap_or(own_seed)));
+        let id = SweepTaskId::from_text(&format!("{content:016x} {}", seed.unwrap_or(scenario_seed)));
         let values: BTreeMap<&str, &Value> = point.into_iter().collect();
         let text = serde_json::to_string(&values).map_err(|error| SweepError::Refused(error.to_string()))?;
         tasks.push(SweepTask { id, point: text.into() });
@@ -69,11 +69,11 @@ pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedS
     if tasks.is_empty() {
         return Err(whole_file_error(&sweep.path, "no point that the filters leave").into());
     }
-    Ok(making.finish(sweep, tasks))
+    Ok(builder.finish(sweep, tasks))
 }
 
 struct ManifestBuilder<'a> {
-    work: &'a dyn JobRunner,
+    job_runner: &'a dyn JobRunner,
     dir: &'a Path,
     version: String,
     inputs: Inputs,
@@ -81,30 +81,30 @@ struct ManifestBuilder<'a> {
     scenarios: BTreeMap<String, String>,
     machines: BTreeMap<String, String>,
     /// Names of programs that need no file.
-    built_in: BTreeSet<String>,
+    built_in_programs: BTreeSet<String>,
 }
 
 impl<'a> ManifestBuilder<'a> {
     fn new(sweep: &'a SweepDefinition, work: &'a dyn JobRunner) -> Result<Self, SweepError> {
         let inputs = Inputs { kind: sweep.file.kind, detail: sweep.file.detail, ..Inputs::default() };
         let dir = &sweep.dir;
-        let mut making = ManifestBuilder {
-            work,
+        let mut builder = ManifestBuilder {
+            job_runner: work,
             dir,
             version: work.version(),
             inputs,
             files: BTreeMap::new(),
             scenarios: BTreeMap::new(),
             machines: BTreeMap::new(),
-            built_in: BTreeSet::new(),
+            built_in_programs: BTreeSet::new(),
         };
         for name in &sweep.file.axes.scenario {
             let path = dir.join(name);
             let text = read_text_limited(&path, INPUT_BYTES_LIMIT).map_err(|error| SweepError::file(&path, error))?;
-            making.scenarios.insert(name.clone(), making.input_path("scenario", &text));
-            making.inputs.scenarios.insert(name.clone(), (path.display().to_string(), text));
+            builder.scenarios.insert(name.clone(), builder.input_path("scenario", &text));
+            builder.inputs.scenarios.insert(name.clone(), (path.display().to_string(), text));
         }
-        Ok(making)
+        Ok(builder)
     }
 
     /// Stores a text among the inputs, under the hash of its content.
@@ -119,28 +119,28 @@ impl<'a> ManifestBuilder<'a> {
     }
 
     /// The hash of everything but the seed, and the scenario's seed, for points that set none.
-    fn content_hashes(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
+    fn hash_content(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
         let describe_point =
             || point.iter().map(|(axis, value)| format!("{axis} {value}")).collect::<Vec<_>>().join(", ");
-        let refused = |problem: String| SweepError::Refused(format!("{problem} (at {})", describe_point()));
+        let refuse_at_point = |problem: String| SweepError::Refused(format!("{problem} (at {})", describe_point()));
         match self.inputs.kind {
-            SweepKind::Scenario => self.scenario_hashes(point),
-            SweepKind::Curve => self.curve_hashes(point).map_err(refused),
+            SweepKind::Scenario => self.hash_scenario(point),
+            SweepKind::Curve => self.hash_curve(point).map_err(refuse_at_point),
             SweepKind::Repro | SweepKind::Fleet => {
                 Err(SweepError::Refused("runs of experiments and fleets are not made from a sweep file".into()))
             }
         }
     }
 
-    fn scenario_hashes(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
+    fn hash_scenario(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
         let (scenario, machine) = self.inputs.scenario_at(point)?;
-        self.machine_file(&scenario.machine)?;
+        self.copy_machine_file(&scenario.machine)?;
         let label = self.point_label(point);
         let refuse_input = |problem: String| SweepError::Refused(format!("{label}: {problem}"));
         let mut checksums = Vec::new();
         let programs: Vec<String> = scenario.programs.iter().map(|program| program.program.clone()).collect();
         for program in programs {
-            checksums.push(self.recording_checksum(&program, None).map_err(refuse_input)?);
+            checksums.push(self.find_checksum(&program, None).map_err(refuse_input)?);
         }
         let seed = scenario.seed;
         // The display name and the path of the machine's description are omitted, because they do not affect the run.
@@ -152,7 +152,7 @@ impl<'a> ManifestBuilder<'a> {
             ..scenario.clone()
         };
         let job = self.inputs.job_at(point).map_err(refuse_input)?;
-        self.work.check(&job).map_err(refuse_input)?;
+        self.job_runner.check(&job).map_err(refuse_input)?;
         let content = serde_json::to_string(&(
             &self.version,
             "scenario",
@@ -176,7 +176,7 @@ impl<'a> ManifestBuilder<'a> {
     }
 
     /// Copies a machine file into the inputs; the scenario's path may already refer to the copy.
-    fn machine_file(&mut self, machine_name: &str) -> Result<(), SweepError> {
+    fn copy_machine_file(&mut self, machine_name: &str) -> Result<(), SweepError> {
         let name = machine_name.split('?').next().unwrap_or_default().to_string();
         if machine_names().contains(&name.as_str()) || self.machines.contains_key(&name) {
             return Ok(());
@@ -188,22 +188,23 @@ impl<'a> ManifestBuilder<'a> {
         Ok(())
     }
 
-    fn curve_hashes(&mut self, point: &Point<'_>) -> Result<(u64, u64), String> {
+    fn hash_curve(&mut self, point: &Point<'_>) -> Result<(u64, u64), String> {
         let recording = point.iter().find(|(axis, _)| *axis == "recording").and_then(|(_, value)| value.as_str());
         let recording_name = recording.unwrap_or_default().to_string();
-        let checksum = self.recording_checksum(&recording_name, Some(self.dir.to_path_buf()))?;
+        let checksum = self.find_checksum(&recording_name, Some(self.dir.to_path_buf()))?;
         let job = self.inputs.job_at(point)?;
-        self.work.check(&job)?;
+        self.job_runner.check(&job)?;
         let SweepJob::Curve(curve) = job else { return Err("not a curve".to_string()) };
-        let key = (curve.line_bytes, &curve.sizes, curve.sample);
-        let content = serde_json::to_string(&(&self.version, "curve", checksum, key)).map_err(|e| e.to_string())?;
+        let curve_key = (curve.line_bytes, &curve.sizes, curve.sample);
+        let content =
+            serde_json::to_string(&(&self.version, "curve", checksum, curve_key)).map_err(|e| e.to_string())?;
         Ok((xxh3_64(content.as_bytes()), 0))
     }
 
     /// The checksum of a program's recording; `None` if the program is not a recording. Relative paths are relative to
-    /// `directory`, or to the working directory.
-    fn recording_checksum(&mut self, program: &str, dir: Option<PathBuf>) -> Result<Option<String>, String> {
-        if self.built_in.contains(program) {
+    /// `dir`, or to the working directory.
+    fn find_checksum(&mut self, program: &str, dir: Option<PathBuf>) -> Result<Option<String>, String> {
+        if self.built_in_programs.contains(program) {
             return Ok(None);
         }
         if let Some(stored) = self.inputs.recordings.get(program) {
@@ -212,15 +213,15 @@ impl<'a> ManifestBuilder<'a> {
         let adjacent_path = dir.map(|dir| dir.join(program)).filter(|path| path.is_file());
         let recording_path = match adjacent_path {
             Some(path) => Some(path),
-            None => self.work.find_recording(program)?,
+            None => self.job_runner.find_recording(program)?,
         };
         let Some(path) = recording_path else {
-            self.built_in.insert(program.to_string());
+            self.built_in_programs.insert(program.to_string());
             return Ok(None);
         };
-        let unreadable = |error: std::io::Error| format!("{}: {error}", path.display());
-        let path = path.canonicalize().map_err(unreadable)?;
-        let (size_bytes, checksum) = checksum_of(&path).map_err(unreadable)?;
+        let read_error = |error: std::io::Error| format!("{}: {error}", path.display());
+        let path = path.canonicalize().map_err(read_error)?;
+        let (size_bytes, checksum) = checksum_of(&path).map_err(read_error)?;
         let recording = RecordingRef { path, size_bytes, checksum: checksum.clone() };
         self.inputs.recordings.insert(program.to_string(), recording);
         Ok(Some(checksum))
@@ -230,7 +231,7 @@ impl<'a> ManifestBuilder<'a> {
         let texts: Vec<String> = self.inputs.scenarios.values().map(|(_, text)| text.clone()).collect();
         texts.into_iter().for_each(|text| _ = self.store_input("scenario", text));
         let header = ManifestHeader {
-            format: FORMAT,
+            format: MANIFEST_FORMAT,
             name: sweep.file.name.clone(),
             description: sweep.file.description.clone(),
             kind: sweep.file.kind,

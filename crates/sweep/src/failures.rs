@@ -35,8 +35,8 @@ pub struct FailedAttempt {
 }
 
 impl FailedAttempt {
-    pub(crate) fn record_now(ending: FailureKind, subject: String, owner: &ClaimOwner) -> Self {
-        FailedAttempt { ending, what: subject, host: owner.host.clone(), pid: owner.pid, unix_ms: unix_ms() }
+    pub(crate) fn from_owner(ending: FailureKind, message: String, owner: &ClaimOwner) -> Self {
+        FailedAttempt { ending, what: message, host: owner.host.clone(), pid: owner.pid, unix_ms: unix_ms() }
     }
 }
 
@@ -54,8 +54,9 @@ impl Store {
     /// The file exists and cannot be read.
     pub fn failed_attempts(&self, id: SweepTaskId) -> Result<Vec<FailedAttempt>, SweepError> {
         let path = failure_path(id);
-        let read = self.root().read_text(Path::new(&path), FAILURES_BYTES_LIMIT).map_err(self.io_error(&path))?;
-        let Some(text) = read else { return Ok(Vec::new()) };
+        let record_text =
+            self.root().read_text(Path::new(&path), FAILURES_BYTES_LIMIT).map_err(self.io_error(&path))?;
+        let Some(text) = record_text else { return Ok(Vec::new()) };
         let damaged_attempt = || FailedAttempt {
             ending: FailureKind::Death,
             what: "a line that is not whole".to_string(),

@@ -136,7 +136,7 @@ pub fn load_sweep(path: &Path, bundled: &[String]) -> Result<SweepDefinition, Sw
 pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepDefinition, SweepError> {
     let name = path.display().to_string();
     let located = Located::parse(&name, text)?;
-    let mut file: SweepFile = located.value()?;
+    let mut file: SweepFile = located.deserialize()?;
     if file.axes.recording == ["all"] {
         if bundled.is_empty() {
             return Err(located
@@ -157,13 +157,13 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
         return Err(located.error_at("name", "an empty name", "a short name"));
     }
     let string_values = |values: &[String]| values.iter().cloned().map(Value::String).collect();
-    let axis_of = |name: &str, values: Vec<Value>| SweepAxis { name: name.to_string(), values };
+    let new_axis = |name: &str, values: Vec<Value>| SweepAxis { name: name.to_string(), values };
     let file_axes = &file.axes;
-    let (needed, not_here): (&str, &[(&str, bool)]) = match file.kind {
+    let (required_axis, forbidden_axes): (&str, &[(&str, bool)]) = match file.kind {
         SweepKind::Scenario => ("scenario", &[("recording", file_axes.recording.is_empty())]),
         SweepKind::Curve => {
-            let empty = [file_axes.scenario.is_empty(), file_axes.machine.is_empty(), file_axes.policy.is_empty()];
-            ("recording", &[("scenario", empty[0]), ("machine", empty[1]), ("policy", empty[2])])
+            let are_empty = [file_axes.scenario.is_empty(), file_axes.machine.is_empty(), file_axes.policy.is_empty()];
+            ("recording", &[("scenario", are_empty[0]), ("machine", are_empty[1]), ("policy", are_empty[2])])
         }
         SweepKind::Repro => {
             return Err(located.error_at("kind", "'repro'", "'scenario' or 'curve': 'cachemate repro' makes these"));
@@ -172,18 +172,18 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
             return Err(located.error_at("kind", "'fleet'", "'scenario' or 'curve': 'cachemate fleet' makes these"));
         }
     };
-    if let Some((name, _)) = not_here.iter().find(|(_, empty)| !empty) {
+    if let Some((name, _)) = forbidden_axes.iter().find(|(_, empty)| !empty) {
         let expected = format!("no such axis where kind is '{}'", kind_name(file.kind));
         return Err(located.error_at(&format!("axes.{name}"), "an axis", expected));
     }
     let mut axes = vec![
-        axis_of("scenario", string_values(&file_axes.scenario)),
-        axis_of("machine", string_values(&file_axes.machine)),
-        axis_of("policy", parse_policies(&file_axes.policy, located)?),
-        axis_of("recording", string_values(&file_axes.recording)),
+        new_axis("scenario", string_values(&file_axes.scenario)),
+        new_axis("machine", string_values(&file_axes.machine)),
+        new_axis("policy", parse_policies(&file_axes.policy, located)?),
+        new_axis("recording", string_values(&file_axes.recording)),
     ];
-    if axes.iter().all(|axis| axis.name != needed || axis.values.is_empty()) {
-        return Err(located.error_at(&format!("axes.{needed}"), "no value", "one value or more"));
+    if axes.iter().all(|axis| axis.name != required_axis || axis.values.is_empty()) {
+        return Err(located.error_at(&format!("axes.{required_axis}"), "no value", "one value or more"));
     }
     axes.retain(|axis| !axis.values.is_empty());
     for (name, values) in &file_axes.parameters {
@@ -199,10 +199,10 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
             return Err(located.error_at(&field, "no value", "one value or more"));
         }
         let values = values.iter().map(|value| plain_value(value, &field, located));
-        axes.push(axis_of(name, values.collect::<Result<_, _>>()?));
+        axes.push(new_axis(name, values.collect::<Result<_, _>>()?));
     }
     if let Some(seeds) = parse_seeds(file_axes.seed.as_ref(), located)? {
-        axes.push(axis_of("seed", seeds));
+        axes.push(new_axis("seed", seeds));
     }
     check_axes(&axes, located)?;
     Ok(axes)
@@ -218,17 +218,21 @@ fn kind_name(kind: SweepKind) -> &'static str {
 }
 
 fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError> {
-    let mut points = 1usize;
+    let mut point_count = 1usize;
     for axis in axes {
         let field = format!("axes.{}", axis.name);
-        let mut texts: Vec<String> = axis.values.iter().map(Value::to_string).collect();
-        texts.sort();
-        if let Some(twice) = texts.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(located.error_at(&field, format!("{} twice", twice[0]), "every value once"));
+        let mut sorted_texts: Vec<String> = axis.values.iter().map(Value::to_string).collect();
+        sorted_texts.sort();
+        if let Some(duplicate_pair) = sorted_texts.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(located.error_at(&field, format!("{} twice", duplicate_pair[0]), "every value once"));
         }
-        points = points.saturating_mul(axis.values.len());
-        if points > MAX_POINTS {
-            return Err(located.error_at(&field, format!("{points} points and more"), format!("at most {MAX_POINTS}")));
+        point_count = point_count.saturating_mul(axis.values.len());
+        if point_count > MAX_POINTS {
+            return Err(located.error_at(
+                &field,
+                format!("{point_count} points and more"),
+                format!("at most {MAX_POINTS}"),
+            ));
         }
     }
     Ok(())
@@ -236,8 +240,8 @@ fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError
 
 /// Parses policies. A policy without parameters is represented by its name, so that equal policies compare as equal.
 fn parse_policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, SpecError> {
-    let policy_axis = |(at, value): (usize, &toml::Value)| {
-        let field = format!("axes.policy[{at}]");
+    let policy_axis = |(index, value): (usize, &toml::Value)| {
+        let field = format!("axes.policy[{index}]");
         if let toml::Value::String(name) = value {
             return Ok(Value::String(name.clone()));
         }
@@ -253,35 +257,35 @@ fn parse_policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<
 }
 
 fn parse_seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
-    let refuse_seeds = |found: String| {
+    let seeds_error = |found: String| {
         located.error_at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
     };
     let Some(table) = value else { return Ok(None) };
     let seeds: Vec<u64> = match table {
         toml::Value::Array(_) => {
-            table.clone().try_into().map_err(|error: toml::de::Error| refuse_seeds(error.message().into()))?
+            table.clone().try_into().map_err(|error: toml::de::Error| seeds_error(error.message().into()))?
         }
         _ => {
             let range: SeedRange =
-                table.clone().try_into().map_err(|error: toml::de::Error| refuse_seeds(error.message().into()))?;
-            let last = range.first.checked_add(range.count).filter(|_| range.count <= MAX_POINTS as u64);
-            (range.first..last.ok_or_else(|| refuse_seeds(format!("{} seeds", range.count)))?).collect()
+                table.clone().try_into().map_err(|error: toml::de::Error| seeds_error(error.message().into()))?;
+            let seed_end = range.first.checked_add(range.count).filter(|_| range.count <= MAX_POINTS as u64);
+            (range.first..seed_end.ok_or_else(|| seeds_error(format!("{} seeds", range.count)))?).collect()
         }
     };
     if seeds.is_empty() {
-        return Err(refuse_seeds("no seed".to_string()));
+        return Err(seeds_error("no seed".to_string()));
     }
     Ok(Some(seeds.into_iter().map(Value::from).collect()))
 }
 
 /// Converts a TOML value to JSON; values that JSON lacks are errors.
 fn plain_value(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
-    let refuse =
+    let type_error =
         |found: &str| located.error_at(field, found, "a text, a number, true or false, a list or a table of these");
     match value {
-        toml::Value::Datetime(_) => Err(refuse("a date")),
-        toml::Value::Float(number) if !number.is_finite() => Err(refuse("a number that is none")),
-        value => serde_json::to_value(value).map_err(|error| refuse(&error.to_string())),
+        toml::Value::Datetime(_) => Err(type_error("a date")),
+        toml::Value::Float(number) if !number.is_finite() => Err(type_error("a number that is none")),
+        value => serde_json::to_value(value).map_err(|error| type_error(&error.to_string())),
     }
 }
 
@@ -292,15 +296,15 @@ fn parse_filters(
     located: &Located<'_>,
 ) -> Result<Vec<BTreeMap<String, Vec<Value>>>, SpecError> {
     let axis_names = || axes.iter().map(|axis| axis.name.as_str());
-    let parse_filter = |(at, table): (usize, &toml::Table)| {
+    let parse_filter = |(index, table): (usize, &toml::Table)| {
         let mut filter = BTreeMap::new();
         for (name, value) in table {
-            let field_path = format!("{field}[{at}].{name}");
+            let field_path = format!("{field}[{index}].{name}");
             if !axis_names().any(|axis_name| axis_name == name) {
                 let expected = format!("one of the axes {}", axis_names().collect::<Vec<_>>().join(", "));
-                let meant = nearest_name(name, axis_names()).map(Box::from);
+                let nearest_axis = nearest_name(name, axis_names()).map(Box::from);
                 return Err(SpecError {
-                    nearest: meant,
+                    nearest: nearest_axis,
                     ..located.error_at(&field_path, format!("'{name}'"), expected)
                 });
             }
@@ -313,13 +317,13 @@ fn parse_filters(
             let is_axis_value = |candidate: &Value| {
                 axes.iter().any(|a| a.name == *name && a.values.iter().any(|v| matches_value(v, candidate)))
             };
-            if let Some(unknown) = values.iter().find(|candidate| !is_axis_value(candidate)) {
-                return Err(located.error_at(&field_path, unknown.to_string(), "values of that axis"));
+            if let Some(unknown_value) = values.iter().find(|candidate| !is_axis_value(candidate)) {
+                return Err(located.error_at(&field_path, unknown_value.to_string(), "values of that axis"));
             }
             filter.insert(name.clone(), values);
         }
         if filter.is_empty() {
-            return Err(located.error_at(&format!("{field}[{at}]"), "nothing", "axes with values"));
+            return Err(located.error_at(&format!("{field}[{index}]"), "nothing", "axes with values"));
         }
         Ok(filter)
     };

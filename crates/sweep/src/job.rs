@@ -25,7 +25,7 @@ pub enum SweepJob {
     /// One run of the papers' experiments; the command interprets its name.
     Repro {
         /// The manifest header's `repro`: experiments, their length, and number of seeds.
-        asked: Value,
+        request: Value,
         /// The run's name.
         run: String,
     },
@@ -134,7 +134,7 @@ pub struct Inputs {
     /// Options of the papers' experiments, or a fleet; `Null` in every other sweep.
     pub repro: Value,
     /// Names of recordings whose checksum was already verified.
-    pub(crate) verified: Mutex<Vec<String>>,
+    pub(crate) verified_names: Mutex<Vec<String>>,
 }
 
 impl Inputs {
@@ -180,9 +180,13 @@ impl Inputs {
             };
             changes.push((axis.to_string(), value));
         }
-        let own_machine = || toml::from_str::<toml::Table>(text).ok()?.get("machine")?.as_str().map(str::to_string);
-        let machine =
-            axis_value("machine").and_then(Value::as_str).map(str::to_string).or_else(own_machine).unwrap_or_default();
+        let scenario_machine =
+            || toml::from_str::<toml::Table>(text).ok()?.get("machine")?.as_str().map(str::to_string);
+        let machine = axis_value("machine")
+            .and_then(Value::as_str)
+            .map(str::to_string)
+            .or_else(scenario_machine)
+            .unwrap_or_default();
         let name = machine.split('?').next().unwrap_or_default();
         if let Some(path) = self.machines.get(name) {
             let moved_machine = machine.replacen(name, &path.display().to_string(), 1);
@@ -214,42 +218,44 @@ impl Inputs {
                 let name = axis_value("recording").and_then(Value::as_str).unwrap_or_default();
                 let manifest_entry =
                     self.recordings.get(name).ok_or_else(|| format!("'{name}' is not in the manifest"))?;
-                let whole_number = |name: &str, value: &Value| {
+                let parse_whole_number = |name: &str, value: &Value| {
                     value.as_u64().ok_or_else(|| format!("{name}: found {value}, expected a whole number"))
                 };
-                let line_bytes = axis_value("line_bytes").map_or(Ok(64), |value| whole_number("line_bytes", value))?;
+                let line_bytes =
+                    axis_value("line_bytes").map_or(Ok(64), |value| parse_whole_number("line_bytes", value))?;
                 let line_bytes = u32::try_from(line_bytes).map_err(|_| format!("line_bytes: found {line_bytes}"))?;
-                let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-                let number = |value: &Value| {
+                let text_of = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+                let parse_share = |value: &Value| {
                     value.as_f64().ok_or_else(|| format!("sample: found {value}, expected a share such as 0.01"))
                 };
-                let seed = axis_value("seed").map_or(Ok(0), |value| whole_number("seed", value))?;
-                let sample = axis_value("sample").map(number).transpose()?;
-                let (recording, sizes) = (self.verify_recording(name, manifest_entry)?, axis_value("sizes").map(text));
+                let seed = axis_value("seed").map_or(Ok(0), |value| parse_whole_number("seed", value))?;
+                let sample = axis_value("sample").map(parse_share).transpose()?;
+                let (recording, sizes) =
+                    (self.verify_recording(name, manifest_entry)?, axis_value("sizes").map(text_of));
                 Ok(SweepJob::Curve(CurveJob { recording, line_bytes, sizes, sample, seed }))
             }
             SweepKind::Repro => {
                 let run = axis_value("run").and_then(Value::as_str).unwrap_or_default().to_string();
-                Ok(SweepJob::Repro { asked: self.repro.clone(), run })
+                Ok(SweepJob::Repro { request: self.repro.clone(), run })
             }
             SweepKind::Fleet => {
-                let index = |name: &str| axis_value(name).and_then(Value::as_u64).map(|index| index as usize);
-                let variant = index("variant").ok_or("variant: found none, expected a number")?;
-                Ok(SweepJob::Fleet { fleet: self.repro.clone(), variant, cell: index("cell") })
+                let index_of = |name: &str| axis_value(name).and_then(Value::as_u64).map(|index| index as usize);
+                let variant = index_of("variant").ok_or("variant: found none, expected a number")?;
+                Ok(SweepJob::Fleet { fleet: self.repro.clone(), variant, cell: index_of("cell") })
             }
         }
     }
 
     /// Returns the recording's file if it is unchanged since the manifest was made.
     fn verify_recording(&self, name: &str, recording: &RecordingRef) -> Result<PathBuf, String> {
-        let lock_verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock_verified = || self.verified_names.lock().unwrap_or_else(PoisonError::into_inner);
         let is_verified = lock_verified().iter().any(|verified_name| verified_name == name);
         if !is_verified {
-            let (path, shown) = (&recording.path, recording.path.display());
-            let (bytes, checksum) = checksum_of(path).map_err(|error| format!("{shown}: {error}"))?;
+            let (path, path_text) = (&recording.path, recording.path.display());
+            let (bytes, checksum) = checksum_of(path).map_err(|error| format!("{path_text}: {error}"))?;
             if (bytes, &checksum) != (recording.size_bytes, &recording.checksum) {
                 return Err(format!(
-                    "{shown}: found {bytes} bytes with checksum {checksum}, expected {} with {}: it is not the file \
+                    "{path_text}: found {bytes} bytes with checksum {checksum}, expected {} with {}: it is not the file \
                      that the manifest was made with",
                     recording.size_bytes, recording.checksum
                 ));
@@ -265,8 +271,9 @@ fn read_input(store: &Store, relative: &str) -> Result<String, String> {
     let path = store.path().join(relative);
     let describe_problem = |problem: String| format!("{}: {problem}", path.display());
     plain_input(relative).map_err(describe_problem)?;
-    let read = store.root().read_text(Path::new(relative), INPUT_BYTES_LIMIT).map_err(|error| error.to_string())?;
-    read.ok_or_else(|| describe_problem("no such file".to_string()))
+    let input_text =
+        store.root().read_text(Path::new(relative), INPUT_BYTES_LIMIT).map_err(|error| error.to_string())?;
+    input_text.ok_or_else(|| describe_problem("no such file".to_string()))
 }
 
 /// An error about a file as a whole.

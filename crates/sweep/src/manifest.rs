@@ -19,9 +19,9 @@ use crate::SweepError;
 use crate::file::SweepKind;
 
 /// Version of the manifest's format; readers reject other versions.
-pub const FORMAT: u32 = 1;
+pub const MANIFEST_FORMAT: u32 = 1;
 /// The manifest's name in the sweep's directory.
-pub(crate) const FILE: &str = "manifest.jsonl";
+pub(crate) const MANIFEST_FILE: &str = "manifest.jsonl";
 
 /// The hash of a task's inputs and of the program's version, written as 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -50,8 +50,8 @@ impl FromStr for SweepTaskId {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let refuse_id = || format!("found '{text}', expected a task's id: 16 hexadecimal digits");
-        let lower = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-        if text.len() != 16 || !lower {
+        let is_lower_hex = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+        if text.len() != 16 || !is_lower_hex {
             return Err(refuse_id());
         }
         u64::from_str_radix(text, 16).map(SweepTaskId).map_err(|_| refuse_id())
@@ -72,7 +72,7 @@ pub struct RecordingRef {
 /// The manifest's first line.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ManifestHeader {
-    /// Version of the manifest's format: [`FORMAT`].
+    /// Version of the manifest's format: [`MANIFEST_FORMAT`].
     pub format: u32,
     /// Name of the sweep, for display.
     pub name: String,
@@ -141,7 +141,7 @@ impl Manifest {
     /// # Errors
     /// The manifest is missing, or damaged; the error names the line.
     pub fn read(dir: &TrustedDir) -> Result<Self, SweepError> {
-        Manifest::parse(&dir.path().join(FILE), open(dir)?)
+        Manifest::parse(&dir.path().join(MANIFEST_FILE), open_manifest(dir)?)
     }
 
     /// Reads a manifest from its lines; `path` is for messages.
@@ -153,7 +153,7 @@ impl Manifest {
         // No memory is reserved for the number in the header, because it may be wrong.
         let mut tasks = Vec::new();
         let mut text = String::new();
-        while next_line(path, &mut lines, &mut text)? {
+        while read_line(path, &mut lines, &mut text)? {
             tasks.push(parse_line(path, tasks.len() + 2, &text)?);
         }
         if tasks.len() != header.tasks {
@@ -169,22 +169,22 @@ impl Manifest {
     /// # Errors
     /// An id is unknown, or [`Manifest::read`] fails.
     pub fn find(dir: &TrustedDir, ids: &[SweepTaskId]) -> Result<Self, SweepError> {
-        let path = dir.path().join(FILE);
-        let mut lines = open(dir)?;
+        let path = dir.path().join(MANIFEST_FILE);
+        let mut lines = open_manifest(dir)?;
         let header = read_header(&path, &mut lines)?;
-        let starts: Vec<String> = ids.iter().map(|id| format!("{{\"id\":\"{id}\"")).collect();
+        let line_starts: Vec<String> = ids.iter().map(|id| format!("{{\"id\":\"{id}\"")).collect();
         let mut tasks: Vec<Option<SweepTask>> = vec![None; ids.len()];
-        let (mut text, mut number) = (String::new(), 1);
-        while tasks.iter().any(Option::is_none) && next_line(&path, &mut lines, &mut text)? {
-            number += 1;
-            for (start, found_task) in starts.iter().zip(&mut tasks) {
+        let (mut text, mut line_number) = (String::new(), 1);
+        while tasks.iter().any(Option::is_none) && read_line(&path, &mut lines, &mut text)? {
+            line_number += 1;
+            for (start, found_task) in line_starts.iter().zip(&mut tasks) {
                 if found_task.is_none() && text.starts_with(start.as_str()) {
-                    *found_task = Some(parse_line(&path, number, &text)?);
+                    *found_task = Some(parse_line(&path, line_number, &text)?);
                 }
             }
         }
-        let missing = ids.iter().zip(&tasks).find(|(_, task)| task.is_none());
-        if let Some((id, _)) = missing {
+        let missing_task = ids.iter().zip(&tasks).find(|(_, task)| task.is_none());
+        if let Some((id, _)) = missing_task {
             return Err(SweepError::file(&path, format!("no task {id} among its {}", header.tasks)));
         }
         Ok(Manifest { header, tasks: tasks.into_iter().flatten().collect() })
@@ -195,29 +195,29 @@ impl Manifest {
     /// # Errors
     /// It cannot be written.
     pub fn write(&self, dir: &TrustedDir) -> Result<(), SweepError> {
-        let path = dir.path().join(FILE);
+        let path = dir.path().join(MANIFEST_FILE);
         let mut text = serde_json::to_vec(&self.header).expect("texts, numbers and checked JSON can be written");
         text.push(b'\n');
         for task in &self.tasks {
             writeln!(text, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point)
                 .map_err(SweepError::io_error(&path))?;
         }
-        dir.replace(FILE, &text).map_err(SweepError::io_error(&path))
+        dir.replace(MANIFEST_FILE, &text).map_err(SweepError::io_error(&path))
     }
 
     /// The first task of every id, in the order of the manifest.
     pub fn distinct_tasks(&self) -> Vec<SweepTask> {
-        let mut visited = std::collections::BTreeSet::new();
-        self.tasks.iter().filter(|task| visited.insert(task.id)).cloned().collect()
+        let mut visited_ids = std::collections::BTreeSet::new();
+        self.tasks.iter().filter(|task| visited_ids.insert(task.id)).cloned().collect()
     }
 }
 
 /// Maximum length of a line: the header names every input, and a task has a value for each axis.
 const LINE_BYTES_LIMIT: u64 = 16 << 20;
 
-fn open(dir: &TrustedDir) -> Result<BufReader<File>, SweepError> {
-    let path = dir.path().join(FILE);
-    let file = dir.open_file(Path::new(FILE), OFlags::RDONLY).map_err(|error| match error.kind() {
+fn open_manifest(dir: &TrustedDir) -> Result<BufReader<File>, SweepError> {
+    let path = dir.path().join(MANIFEST_FILE);
+    let file = dir.open_file(Path::new(MANIFEST_FILE), OFlags::RDONLY).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
             SweepError::file(&path, "no such file: 'cachemate sweep run FILE -o DIR' makes it")
         }
@@ -226,30 +226,31 @@ fn open(dir: &TrustedDir) -> Result<BufReader<File>, SweepError> {
     Ok(BufReader::with_capacity(1 << 20, file))
 }
 
-fn next_line(path: &Path, lines: &mut impl BufRead, text: &mut String) -> Result<bool, SweepError> {
+fn read_line(path: &Path, lines: &mut impl BufRead, text: &mut String) -> Result<bool, SweepError> {
     text.clear();
-    let read = lines.by_ref().take(LINE_BYTES_LIMIT).read_line(text).map_err(|error| SweepError::file(path, error))?;
-    if read as u64 == LINE_BYTES_LIMIT {
+    let byte_count =
+        lines.by_ref().take(LINE_BYTES_LIMIT).read_line(text).map_err(|error| SweepError::file(path, error))?;
+    if byte_count as u64 == LINE_BYTES_LIMIT {
         return Err(SweepError::file(path, format!("found a line of {LINE_BYTES_LIMIT} bytes or more, expected less")));
     }
-    Ok(read > 0)
+    Ok(byte_count > 0)
 }
 
 fn read_header(path: &Path, lines: &mut impl BufRead) -> Result<ManifestHeader, SweepError> {
     let mut text = String::new();
-    next_line(path, lines, &mut text)?;
+    read_line(path, lines, &mut text)?;
     let format = serde_json::from_str::<Value>(&text).ok().and_then(|value| value.get("format")?.as_u64());
     match format {
-        Some(found) if found == u64::from(FORMAT) => {
+        Some(found) if found == u64::from(MANIFEST_FORMAT) => {
             serde_json::from_str(&text).map_err(|error| SweepError::file(path, format!("line 1: {error}")))
         }
-        Some(found) => Err(SweepError::file(path, format!("line 1: found format {found}, expected {FORMAT}"))),
+        Some(found) => Err(SweepError::file(path, format!("line 1: found format {found}, expected {MANIFEST_FORMAT}"))),
         None => Err(SweepError::file(path, "line 1: expected a manifest's header")),
     }
 }
 
-fn parse_line(path: &Path, number: usize, text: &str) -> Result<SweepTask, SweepError> {
-    let damaged_line = |problem: String| SweepError::file(path, format!("line {number}: damaged: {problem}"));
+fn parse_line(path: &Path, line_number: usize, text: &str) -> Result<SweepTask, SweepError> {
+    let damaged_line = |problem: String| SweepError::file(path, format!("line {line_number}: damaged: {problem}"));
     let line: ManifestLine<'_> = serde_json::from_str(text).map_err(|error| damaged_line(error.to_string()))?;
     Ok(SweepTask { id: line.id.parse().map_err(damaged_line)?, point: line.point.get().into() })
 }
@@ -257,13 +258,13 @@ fn parse_line(path: &Path, number: usize, text: &str) -> Result<SweepTask, Sweep
 /// Returns size and checksum of a file's content.
 pub fn checksum_of(path: &Path) -> std::io::Result<(u64, String)> {
     let (mut file, mut hash) = (open_plain(path)?, Xxh3::new());
-    let (mut bytes, mut buffer) = (0u64, vec![0; 1 << 16]);
+    let (mut size_bytes, mut buffer) = (0u64, vec![0; 1 << 16]);
     loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            return Ok((bytes, format!("{:016x}", hash.digest())));
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            return Ok((size_bytes, format!("{:016x}", hash.digest())));
         }
-        bytes += read as u64;
-        hash.update(&buffer[..read]);
+        size_bytes += count as u64;
+        hash.update(&buffer[..count]);
     }
 }

@@ -45,25 +45,25 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
     };
     let manifest = first.manifest()?;
     for other in others {
-        check_same(&manifest, other)?;
+        check_same_sweep(&manifest, other)?;
     }
-    let failed = SweepError::io_error(out);
-    let mut file = BufWriter::new(FreshFile::create(out).map_err(&failed)?);
-    let mut merged = MergeSummary { total: manifest.tasks.len(), ..MergeSummary::default() };
+    let io_error = SweepError::io_error(out);
+    let mut file = BufWriter::new(FreshFile::create(out).map_err(&io_error)?);
+    let mut summary = MergeSummary { total: manifest.tasks.len(), ..MergeSummary::default() };
     for store in stores {
-        merged.conflicting.extend(store.differing_files()?);
+        summary.conflicting.extend(store.differing_files()?);
     }
     for task in &manifest.tasks {
-        let Some(stored_result) = merged.merge_task(stores, task) else {
-            merged.missing.push(task.id.to_string());
+        let Some(stored_result) = summary.merge_task(stores, task) else {
+            summary.missing.push(task.id.to_string());
             continue;
         };
-        merged.merged += 1;
+        summary.merged += 1;
         let (id, point, result) = (task.id, &task.point, stored_result.result.get());
-        writeln!(file, "{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}").map_err(&failed)?;
+        writeln!(file, "{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}").map_err(&io_error)?;
     }
-    file.into_inner().map_err(|error| failed(error.into_error()))?.commit().map_err(&failed)?;
-    Ok(merged)
+    file.into_inner().map_err(|error| io_error(error.into_error()))?.commit().map_err(&io_error)?;
+    Ok(summary)
 }
 
 impl MergeSummary {
@@ -72,7 +72,7 @@ impl MergeSummary {
         let mut result: Option<StoredResult> = None;
         for store in stores {
             match store.read(task.id) {
-                Err(what) => self.damaged.push(what),
+                Err(problem) => self.damaged.push(problem),
                 Ok(None) => {}
                 Ok(Some(stored)) => match &result {
                     None => result = Some(stored),
@@ -85,15 +85,15 @@ impl MergeSummary {
     }
 }
 
-fn check_same(manifest: &Manifest, store: &Store) -> Result<(), SweepError> {
+fn check_same_sweep(manifest: &Manifest, store: &Store) -> Result<(), SweepError> {
     let other_manifest = store.manifest()?;
-    let (shown, own_header) = (store.path().display(), &manifest.header);
+    let (dir_text, own_header) = (store.path().display(), &manifest.header);
     if other_manifest.header.version != own_header.version {
         let (found, expected) = (other_manifest.header.version, &own_header.version);
-        return Err(SweepError::Refused(format!("{shown}: made by version {found}, expected {expected}")));
+        return Err(SweepError::Refused(format!("{dir_text}: made by version {found}, expected {expected}")));
     }
     if other_manifest.tasks != manifest.tasks {
-        return Err(SweepError::Refused(format!("{shown}: its tasks differ from those of the first directory")));
+        return Err(SweepError::Refused(format!("{dir_text}: its tasks differ from those of the first directory")));
     }
     Ok(())
 }

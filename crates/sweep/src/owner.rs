@@ -10,7 +10,7 @@ use cachemate_files::TrustedDir;
 use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
 use serde::{Deserialize, Serialize};
 
-const BEAT: Duration = Duration::from_secs(5);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A process, with an identity that is unique across all hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -32,19 +32,19 @@ impl ClaimOwner {
             cachemate_files::read_text_limited(Path::new(path), 4096)
                 .map_or(String::new(), |text| text.trim().to_string())
         };
-        let space = cachemate_files::link_target(Path::new("/proc/self/ns/pid"))
+        let pid_namespace = cachemate_files::link_target(Path::new("/proc/self/ns/pid"))
             .map_or(String::new(), |link| link.display().to_string());
         let pid = std::process::id();
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let host = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
-        let place = format!("{} {space}", read_proc_file("/proc/sys/kernel/random/boot_id"));
+        let place = format!("{} {pid_namespace}", read_proc_file("/proc/sys/kernel/random/boot_id"));
         ClaimOwner { host, place, pid, started_ticks: started_ticks(pid) }
     }
 
     /// Is the owner alive? `None` if this process (`me`) cannot determine that.
-    pub(crate) fn is_alive(&self, me: &ClaimOwner) -> Option<bool> {
-        let comparable = self.place == me.place && !me.place.trim().is_empty();
-        comparable.then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))
+    pub(crate) fn is_alive(&self, observer: &ClaimOwner) -> Option<bool> {
+        let is_comparable = self.place == observer.place && !observer.place.trim().is_empty();
+        is_comparable.then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))
     }
 }
 
@@ -84,8 +84,8 @@ impl Heartbeat {
         Heartbeat { dir, state: Arc::default() }
     }
 
-    fn with_state<T>(&self, change: impl FnOnce(&mut HeartbeatState) -> T) -> T {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with_state<T>(&self, access: impl FnOnce(&mut HeartbeatState) -> T) -> T {
+        access(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn hold(&self, claim: &str) {
@@ -97,7 +97,7 @@ impl Heartbeat {
             let (dir, state) = (Arc::clone(&self.dir), Arc::downgrade(&self.state));
             std::thread::spawn(move || {
                 loop {
-                    std::thread::sleep(BEAT);
+                    std::thread::sleep(HEARTBEAT_INTERVAL);
                     let Some(state) = state.upgrade() else { return };
                     let claims = state.lock().unwrap_or_else(PoisonError::into_inner).claims.clone();
                     claims.iter().for_each(|claim| _ = touch(&dir, claim));
@@ -113,7 +113,8 @@ impl Heartbeat {
 
 /// Sets the file's time to now, by the clock of the host that stores the file.
 fn touch(dir: &TrustedDir, claim: &str) -> io::Result<()> {
-    let (now, keep) = (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
+    let (now, unchanged_time) =
+        (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
     let file = dir.open_file(Path::new(claim), OFlags::WRONLY)?;
-    futimens(&file, &Timestamps { last_access: keep, last_modification: now }).map_err(io::Error::from)
+    futimens(&file, &Timestamps { last_access: unchanged_time, last_modification: now }).map_err(io::Error::from)
 }

@@ -16,26 +16,26 @@ impl SweepDefinition {
     }
 
     fn is_selected(&self, point: &Point<'_>) -> bool {
-        let matches = |filter: &BTreeMap<String, Vec<Value>>| {
+        let is_matched = |filter: &BTreeMap<String, Vec<Value>>| {
             let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
             filter.iter().all(|(name, patterns)| {
                 axis_value(name)
                     .is_some_and(|value| patterns.iter().any(|wanted_value| matches_value(value, wanted_value)))
             })
         };
-        !self.skip.iter().any(matches) && (self.only.is_empty() || self.only.iter().any(matches))
+        !self.skip.iter().any(is_matched) && (self.only.is_empty() || self.only.iter().any(is_matched))
     }
 }
 
 fn all_points(axes: &[SweepAxis]) -> impl Iterator<Item = Point<'_>> {
     let count: usize = axes.iter().map(|axis| axis.values.len()).product();
-    (0..count).map(move |mut at| {
+    (0..count).map(move |mut remaining_index| {
         let mut point: Point<'_> = axes
             .iter()
             .rev()
             .map(|axis| {
-                let value = &axis.values[at % axis.values.len()];
-                at /= axis.values.len();
+                let value = &axis.values[remaining_index % axis.values.len()];
+                remaining_index /= axis.values.len();
                 (axis.name.as_str(), value)
             })
             .collect();

@@ -81,7 +81,7 @@ pub struct Picture {
 #[derive(Default)]
 struct PointResults {
     total: usize,
-    answers: Vec<JobResult>,
+    results: Vec<JobResult>,
 }
 
 /// Maximum number of groups in a picture.
@@ -95,26 +95,27 @@ const MAX_SERIES: usize = 12;
 pub fn collect_report(store: &Store) -> Result<SweepReport, SweepError> {
     let Manifest { header, tasks } = store.manifest()?;
     let axes: Vec<String> = header.axes.iter().filter(|axis| *axis != "seed").cloned().collect();
-    let (mut order, mut gathered, mut damaged) = (Vec::new(), BTreeMap::<Vec<String>, PointResults>::new(), Vec::new());
+    let (mut point_order, mut results_by_point, mut damaged) =
+        (Vec::new(), BTreeMap::<Vec<String>, PointResults>::new(), Vec::new());
     for task in &tasks {
         let values = task.values().map_err(SweepError::Refused)?;
         let point: Vec<String> = axes.iter().map(|axis| values.get(axis).map_or(String::new(), value_text)).collect();
-        if !gathered.contains_key(&point) {
-            order.push(point.clone());
+        if !results_by_point.contains_key(&point) {
+            point_order.push(point.clone());
         }
-        let row = gathered.entry(point).or_default();
-        row.total += 1;
+        let point_results = results_by_point.entry(point).or_default();
+        point_results.total += 1;
         match store.read(task.id) {
             Err(what) => damaged.push(what),
             Ok(None) => {}
             Ok(Some(stored)) => match serde_json::from_str::<JobResult>(stored.result.get()) {
-                Ok(answer) => row.answers.push(JobResult { detail: None, ..answer }),
+                Ok(result) => point_results.results.push(JobResult { detail: None, ..result }),
                 Err(error) => damaged.push(format!("task {}: {error}", task.id)),
             },
         }
     }
     let rows: Vec<ReportRow> =
-        order.into_iter().filter_map(|point| Some(build_row(gathered.remove(&point)?, point))).collect();
+        point_order.into_iter().filter_map(|point| Some(build_row(results_by_point.remove(&point)?, point))).collect();
     let finished = rows.iter().map(|row| row.finished).sum();
     let ManifestHeader { name, description, version, .. } = header;
     let pictures = draw_pictures(&axes, &rows);
@@ -133,21 +134,21 @@ fn value_text(value: &Value) -> String {
     }
 }
 
-fn build_row(gathered: PointResults, point: Vec<String>) -> ReportRow {
-    let answers = gathered.answers;
-    let names: std::collections::BTreeSet<&String> = answers.iter().flat_map(|answer| answer.figures.keys()).collect();
+fn build_row(point_results: PointResults, point: Vec<String>) -> ReportRow {
+    let results = point_results.results;
+    let names: std::collections::BTreeSet<&String> = results.iter().flat_map(|answer| answer.figures.keys()).collect();
     let figures = names.into_iter().map(|name| {
-        let values = answers.iter().filter_map(|answer| *answer.figures.get(name)?);
+        let values = results.iter().filter_map(|answer| *answer.figures.get(name)?);
         (name.clone(), figure_stats(&values.collect::<Vec<f64>>()))
     });
     let figures = figures.collect();
     let mut points: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-    for (bytes, ratio) in answers.iter().flat_map(|answer| &answer.curve) {
+    for (bytes, ratio) in results.iter().flat_map(|answer| &answer.curve) {
         points.entry(*bytes).or_default().push(*ratio);
     }
     let mean_of = |values: &Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
     let curve = points.iter().map(|(bytes, ratios)| (*bytes, mean_of(ratios))).collect();
-    ReportRow { point, finished: answers.len(), total: gathered.total, figures, curve }
+    ReportRow { point, finished: results.len(), total: point_results.total, figures, curve }
 }
 
 fn figure_stats(values: &[f64]) -> FigureStats {
@@ -170,26 +171,29 @@ fn figure_names(rows: &[ReportRow]) -> Vec<String> {
 }
 
 fn draw_pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
-    let labels = labeled_columns(rows);
-    let curves: Vec<&ReportRow> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
-    let mut pictures: Vec<Picture> =
-        curves.chunks(MAX_SERIES).enumerate().map(|(index, rows)| curve_picture(index, rows, &labels)).collect();
+    let label_axes = find_label_axes(rows);
+    let curve_rows: Vec<&ReportRow> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
+    let mut pictures: Vec<Picture> = curve_rows
+        .chunks(MAX_SERIES)
+        .enumerate()
+        .map(|(index, rows)| curve_picture(index, rows, &label_axes))
+        .collect();
     let bar_axis = axes.iter().position(|axis| axis == "policy").or_else(|| axes.len().checked_sub(1));
-    let (Some(bar_axis), true) = (bar_axis, curves.is_empty()) else { return pictures };
-    pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(bar_axis, rows, name, &labels)));
+    let (Some(bar_axis), true) = (bar_axis, curve_rows.is_empty()) else { return pictures };
+    pictures.extend(figure_names(rows).iter().filter_map(|name| bars_picture(bar_axis, rows, name, &label_axes)));
     pictures
 }
 
 /// Axes on which rows differ. Only these label the pictures, because labels with all axes would leave no room.
-fn labeled_columns(rows: &[ReportRow]) -> Vec<usize> {
+fn find_label_axes(rows: &[ReportRow]) -> Vec<usize> {
     let axes = rows.first().map_or(0, |row| row.point.len());
-    let varies = |at: &usize| rows.iter().any(|row| row.point[*at] != rows[0].point[*at]);
-    (0..axes).filter(varies).collect()
+    let is_varying = |index: &usize| rows.iter().any(|row| row.point[*index] != rows[0].point[*index]);
+    (0..axes).filter(is_varying).collect()
 }
 
-fn curve_picture(index: usize, rows: &[&ReportRow], labels: &[usize]) -> Picture {
+fn curve_picture(index: usize, rows: &[&ReportRow], label_axes: &[usize]) -> Picture {
     let series = rows.iter().map(|row| Series {
-        name: labels.iter().map(|&index| row.point[index].as_str()).collect::<Vec<_>>().join(", "),
+        name: label_axes.iter().map(|&index| row.point[index].as_str()).collect::<Vec<_>>().join(", "),
         points: row.curve.iter().map(|&(bytes, ratio)| ChartPoint::new(bytes as f64, 100.0 * ratio)).collect(),
         ..Series::default()
     });
@@ -208,11 +212,12 @@ fn curve_picture(index: usize, rows: &[&ReportRow], labels: &[usize]) -> Picture
     }
 }
 
-/// A bar chart with one bar for each value of axis `by`, grouped by the other axes.
-fn bars_picture(bar_axis: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> Option<Picture> {
+/// A bar chart with one bar for each value of axis `bar_axis`, grouped by the other axes.
+fn bars_picture(bar_axis: usize, rows: &[ReportRow], name: &str, label_axes: &[usize]) -> Option<Picture> {
     let (mut series, mut groups) = (Vec::<String>::new(), Vec::<String>::new());
     let group_of = |row: &ReportRow| {
-        let other_values = labels.iter().filter(|index| **index != bar_axis).map(|&index| row.point[index].as_str());
+        let other_values =
+            label_axes.iter().filter(|index| **index != bar_axis).map(|&index| row.point[index].as_str());
         other_values.collect::<Vec<_>>().join(", ")
     };
     for row in rows {
@@ -264,11 +269,11 @@ impl SweepReport {
     }
 
     fn lead_text(&self) -> String {
-        let damaged = match self.damaged.len() {
+        let damaged_text = match self.damaged.len() {
             0 => String::new(),
             many => format!("; {many} results are damaged: 'sweep run' makes them again"),
         };
-        format!("{}: {} of {} results{damaged}", escape_controls(&self.name), self.finished, self.total)
+        format!("{}: {} of {} results{damaged_text}", escape_controls(&self.name), self.finished, self.total)
     }
 
     /// Renders the page with all pictures.
@@ -319,7 +324,7 @@ impl ReportRow {
     fn format_cell(&self, name: &str) -> String {
         let Some(figure) = self.figures.get(name) else { return value_or_dash(None) };
         let spread = figure.low.zip(figure.high).filter(|(low, high)| low < high);
-        let spread = spread.map(|(low, high)| format!(" ({} to {})", format_number(low), format_number(high)));
-        value_or_dash(figure.mean.map(format_number)) + &spread.unwrap_or_default()
+        let spread_text = spread.map(|(low, high)| format!(" ({} to {})", format_number(low), format_number(high)));
+        value_or_dash(figure.mean.map(format_number)) + &spread_text.unwrap_or_default()
     }
 }

@@ -63,18 +63,18 @@ pub fn read_status(store: &Store) -> Result<SweepStatus, SweepError> {
     let mut ids: Vec<SweepTaskId> = tasks.iter().map(|task| task.id).collect();
     ids.sort_unstable();
     ids.dedup();
-    let finished = store.finished_tasks()?;
+    let finished_ids = store.finished_tasks()?;
     let running_claims = store.running()?;
-    let is_open = |id: &SweepTaskId| ids.binary_search(id).is_ok() && !finished.contains(id);
-    let failed: Vec<SweepTaskId> = store.failed_tasks()?.into_iter().filter(is_open).collect();
+    let is_open = |id: &SweepTaskId| ids.binary_search(id).is_ok() && !finished_ids.contains(id);
+    let failed_ids: Vec<SweepTaskId> = store.failed_tasks()?.into_iter().filter(is_open).collect();
     let running_ids: Vec<SweepTaskId> = running_claims.into_iter().map(|(id, _)| id).filter(is_open).collect();
-    let done_count = ids.iter().filter(|id| finished.contains(id)).count();
-    let busy_count = running_ids.iter().filter(|id| failed.binary_search(id).is_err()).count();
-    let waiting_count = ids.len() - done_count - failed.len() - busy_count;
-    let finished_per_s = if running_ids.is_empty() { None } else { results_per_s(store, finished.iter().copied()) };
-    let remaining = waiting_count + running_ids.len();
+    let done_count = ids.iter().filter(|id| finished_ids.contains(id)).count();
+    let busy_count = running_ids.iter().filter(|id| failed_ids.binary_search(id).is_err()).count();
+    let waiting_count = ids.len() - done_count - failed_ids.len() - busy_count;
+    let finished_per_s = if running_ids.is_empty() { None } else { results_per_s(store, finished_ids.iter().copied()) };
+    let remaining_count = waiting_count + running_ids.len();
     let mut failures = Vec::new();
-    for &id in failed.iter().take(MAX_FAILURES) {
+    for &id in failed_ids.iter().take(MAX_FAILURES) {
         let attempts = store.failed_attempts(id)?;
         let point = tasks.iter().find(|task| task.id == id).and_then(|task| serde_json::from_str(&task.point).ok());
         failures.push(Failure {
@@ -90,12 +90,12 @@ pub fn read_status(store: &Store) -> Result<SweepStatus, SweepError> {
         total: ids.len(),
         finished: done_count,
         running: running_ids.len(),
-        failed: failed.len(),
+        failed: failed_ids.len(),
         waiting: waiting_count,
-        orphaned: finished.len() - done_count,
+        orphaned: finished_ids.len() - done_count,
         conflicting: store.differing_files()?,
         finished_per_s,
-        remaining_s: finished_per_s.map(|rate| remaining as f64 / rate),
+        remaining_s: finished_per_s.map(|rate| remaining_count as f64 / rate),
         failures,
     })
 }
@@ -103,7 +103,7 @@ pub fn read_status(store: &Store) -> Result<SweepStatus, SweepError> {
 /// Results per second over the newest results; `None` if they are too few or too close in time.
 fn results_per_s(store: &Store, finished: impl Iterator<Item = SweepTaskId>) -> Option<f64> {
     let times = store.newest_times(finished, NEWEST);
-    let (last, first) = (times.first()?, times.last()?);
-    let took = last.duration_since(*first).unwrap_or(Duration::ZERO).as_secs_f64();
-    (took > 0.0).then(|| (times.len() - 1) as f64 / took)
+    let (newest_time, oldest_time) = (times.first()?, times.last()?);
+    let elapsed_s = newest_time.duration_since(*oldest_time).unwrap_or(Duration::ZERO).as_secs_f64();
+    (elapsed_s > 0.0).then(|| (times.len() - 1) as f64 / elapsed_s)
 }

@@ -197,7 +197,8 @@ impl Store {
     pub(crate) fn write_partial(&self, subject: &str, content: &[u8]) -> Result<(TrustedDir, String), SweepError> {
         let partial = self.dir(PARTIAL)?;
         let (host, pid) = (&self.owner.host, self.owner.pid);
-        let name = partial.write_fresh(&format!("{subject}.{host}.{pid}"), content).map_err(self.io_error(PARTIAL))?;
+        let name =
+            partial.write_temporary(&format!("{subject}.{host}.{pid}"), content).map_err(self.io_error(PARTIAL))?;
         Ok((partial, name))
     }
 
@@ -207,25 +208,26 @@ impl Store {
     /// The result cannot be written; a full disk has its own error.
     pub fn publish(&self, id: SweepTaskId, result: &RawValue, note: &RunNote) -> Result<PublishOutcome, SweepError> {
         let (dir, name) = result_location(id);
-        let failed = self.io_error(&name);
-        let results = self.dir(RESULTS)?.create_dir(&dir).map_err(&failed)?;
-        let (partial, fresh) = self.write_partial(&id.to_string(), file_text(id, result, note).as_bytes())?;
-        let published = match link_if_absent(&partial, &fresh, &results, &name) {
+        let results_error = self.io_error(&name);
+        let results = self.dir(RESULTS)?.create_dir(&dir).map_err(&results_error)?;
+        let (partial_dir, partial_name) =
+            self.write_partial(&id.to_string(), file_text(id, result, note).as_bytes())?;
+        let outcome = match link_if_absent(&partial_dir, &partial_name, &results, &name) {
             Ok(()) => Ok(PublishOutcome::New),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                self.compare(id, result, (&partial, &fresh), &results)
+                self.resolve_duplicate(id, result, (&partial_dir, &partial_name), &results)
             }
-            Err(error) => Err(failed(error)),
+            Err(error) => Err(results_error(error)),
         };
-        let _ = partial.remove(&fresh);
-        published
+        let _ = partial_dir.remove(&partial_name);
+        outcome
     }
 
-    fn compare(
+    fn resolve_duplicate(
         &self,
         id: SweepTaskId,
         result: &RawValue,
-        (partial, fresh): (&TrustedDir, &str),
+        (partial_dir, partial_name): (&TrustedDir, &str),
         results: &TrustedDir,
     ) -> Result<PublishOutcome, SweepError> {
         match self.read(id) {
@@ -233,14 +235,14 @@ impl Store {
             Ok(Some(_)) => {
                 let name = format!("{id}.{}.{}.json", self.owner.host, self.owner.pid);
                 let differing = self.dir(DIFFERING)?;
-                partial.rename_into(fresh, &differing, &name).map_err(self.io_error(DIFFERING))?;
+                partial_dir.rename_into(partial_name, &differing, &name).map_err(self.io_error(DIFFERING))?;
                 Ok(PublishOutcome::Differs)
             }
             // The existing file is incomplete, so it is replaced.
             Ok(None) | Err(_) => {
                 self.quarantine(id)?;
                 let (_, name) = result_location(id);
-                partial.rename_into(fresh, results, &name).map_err(self.io_error(&name))?;
+                partial_dir.rename_into(partial_name, results, &name).map_err(self.io_error(&name))?;
                 Ok(PublishOutcome::New)
             }
         }
@@ -253,18 +255,20 @@ impl Store {
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
         let path = result_path(id);
         let damaged_result = |problem: String| format!("{}: damaged: {problem}", self.dir.join(&path).display());
-        let read = self.root.read_text(Path::new(&path), RESULT_BYTES_LIMIT);
-        let Some(text) = read.map_err(|error| damaged_result(error.to_string()))? else { return Ok(None) };
-        let (first, remainder) = text.split_once('\n').ok_or_else(|| damaged_result("no whole line".to_string()))?;
-        let line: ResultLine<'_> = serde_json::from_str(first).map_err(|error| damaged_result(error.to_string()))?;
-        let sum = result_checksum(line.id, line.result);
+        let file_result = self.root.read_text(Path::new(&path), RESULT_BYTES_LIMIT);
+        let Some(text) = file_result.map_err(|error| damaged_result(error.to_string()))? else { return Ok(None) };
+        let (result_text, note_text) =
+            text.split_once('\n').ok_or_else(|| damaged_result("no whole line".to_string()))?;
+        let line: ResultLine<'_> =
+            serde_json::from_str(result_text).map_err(|error| damaged_result(error.to_string()))?;
+        let checksum = result_checksum(line.id, line.result);
         if line.id != id.to_string() {
             return Err(damaged_result(format!("found the result of task {}", line.id)));
         }
-        if line.checksum != sum {
-            return Err(damaged_result(format!("found checksum {}, expected {sum}", line.checksum)));
+        if line.checksum != checksum {
+            return Err(damaged_result(format!("found checksum {}, expected {checksum}", line.checksum)));
         }
-        Ok(Some(StoredResult { result: line.result.to_owned(), note: serde_json::from_str(remainder).ok() }))
+        Ok(Some(StoredResult { result: line.result.to_owned(), note: serde_json::from_str(note_text).ok() }))
     }
 
     /// Moves an incomplete result to `damaged`.
@@ -315,8 +319,9 @@ impl Store {
     /// Modification time of a file or directory; `None` if it is missing.
     pub(crate) fn modified_time(&self, relative: &str) -> Option<SystemTime> {
         let stat = self.root.stat_if_exists(Path::new(relative)).ok()??;
-        let since = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?) + Duration::from_nanos(stat.st_mtime_nsec);
-        SystemTime::UNIX_EPOCH.checked_add(since)
+        let since_epoch =
+            Duration::from_secs(u64::try_from(stat.st_mtime).ok()?) + Duration::from_nanos(stat.st_mtime_nsec);
+        SystemTime::UNIX_EPOCH.checked_add(since_epoch)
     }
 
     /// Ids of tasks with failed attempts.
@@ -324,8 +329,8 @@ impl Store {
     /// # Errors
     /// The directory cannot be read.
     pub fn failed_tasks(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
-        let failed = self.names_in("failed")?.into_iter();
-        Ok(failed.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
+        let names = self.names_in("failed")?.into_iter();
+        Ok(names.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
     }
 
     /// Names of the files in `differing`.
@@ -338,8 +343,8 @@ impl Store {
 
     /// Times at which the newest results appeared, from which the rate is computed.
     pub(crate) fn newest_times(&self, ids: impl Iterator<Item = SweepTaskId>, max_times: usize) -> Vec<SystemTime> {
-        let time = |id: SweepTaskId| self.modified_time(&result_path(id));
-        let mut times: Vec<SystemTime> = ids.filter_map(time).collect();
+        let time_of = |id: SweepTaskId| self.modified_time(&result_path(id));
+        let mut times: Vec<SystemTime> = ids.filter_map(time_of).collect();
         times.sort_unstable_by(|a, b| b.cmp(a));
         times.truncate(max_times);
         times
@@ -349,7 +354,7 @@ impl Store {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn sweep_partial(&self) -> Result<(), SweepError> {
+    pub fn remove_stale_partials(&self) -> Result<(), SweepError> {
         let partial = self.dir(PARTIAL)?;
         let own_marker = format!(".{}.", self.owner.host);
         for name in self.names_in(PARTIAL)? {
@@ -390,20 +395,20 @@ fn result_checksum(id: &str, result: &RawValue) -> String {
 fn file_text(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
     let id = id.to_string();
     let line = ResultLine { id: &id, checksum: &result_checksum(&id, result), result };
-    let text =
+    let expect_json =
         |value: Result<String, serde_json::Error>| value.expect("texts, numbers and checked JSON can be written");
-    format!("{}\n{}\n", text(serde_json::to_string(&line)), text(serde_json::to_string(note)))
+    format!("{}\n{}\n", expect_json(serde_json::to_string(&line)), expect_json(serde_json::to_string(note)))
 }
 
 /// Links a complete file to its name unless the name exists. On file systems without hard links it is renamed instead,
 /// which may replace an identical file that appeared in between.
-pub(crate) fn link_if_absent(partial: &TrustedDir, fresh: &str, dir: &TrustedDir, name: &str) -> io::Result<()> {
-    match partial.link_into(fresh, dir, name) {
+pub(crate) fn link_if_absent(partial: &TrustedDir, partial_name: &str, dir: &TrustedDir, name: &str) -> io::Result<()> {
+    match partial.link_into(partial_name, dir, name) {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::PERM | Errno::OPNOTSUPP)) => {
             if dir.stat_if_exists(Path::new(name))?.is_some() {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
-            partial.rename_into(fresh, dir, name)
+            partial.rename_into(partial_name, dir, name)
         }
         other => other,
     }
@@ -411,6 +416,6 @@ pub(crate) fn link_if_absent(partial: &TrustedDir, fresh: &str, dir: &TrustedDir
 
 /// Milliseconds since 1970 by this host's clock.
 pub(crate) fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since_epoch.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }

@@ -54,7 +54,7 @@ pub fn attempt(
     }
     let claim = match store.claim(task.id)? {
         ClaimOutcome::Acquired(claim) => claim,
-        ClaimOutcome::HeldByOther(who) => return Ok(AttemptOutcome::RunningElsewhere(who)),
+        ClaimOutcome::HeldByOther(owner_name) => return Ok(AttemptOutcome::RunningElsewhere(owner_name)),
     };
     // Between the check and the claim, another worker may have finished it, or a dead owner's claim was taken over.
     if let Some(outcome) = find_finished(store, task)? {
@@ -64,30 +64,32 @@ pub fn attempt(
     if is_abandoned(&attempts, retries) {
         return Ok(AttemptOutcome::Abandoned);
     }
-    let (started, started_unix_ms) = (Instant::now(), unix_ms());
-    let answer = catch_unwind(AssertUnwindSafe(|| run(runner, inputs, task, stop)));
-    let answer =
-        answer.unwrap_or_else(|panic| Err(RunError::Failed(format!("it panicked: {}", panic_message(&*panic)))));
-    let ended = match answer {
+    let (start_time, started_unix_ms) = (Instant::now(), unix_ms());
+    let run_result = catch_unwind(AssertUnwindSafe(|| run_job(runner, inputs, task, stop)));
+    let run_result =
+        run_result.unwrap_or_else(|panic| Err(RunError::Failed(format!("it panicked: {}", panic_message(&*panic)))));
+    let outcome = match run_result {
         Ok(result) => {
             let note = RunNote {
                 host: store.owner.host.clone(),
                 pid: store.owner.pid,
                 attempt: attempts.len() as u32 + 1,
                 started_unix_ms,
-                elapsed_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+                elapsed_ms: u64::try_from(start_time.elapsed().as_millis()).unwrap_or(u64::MAX),
             };
             AttemptOutcome::Finished(store.publish(task.id, &result, &note)?)
         }
         Err(RunError::Stopped) => AttemptOutcome::Stopped,
-        Err(RunError::Failed(what)) => {
-            store
-                .record_attempt(task.id, &FailedAttempt::record_now(FailureKind::Error, what.clone(), &store.owner))?;
-            AttemptOutcome::Failed(what)
+        Err(RunError::Failed(reason)) => {
+            store.record_attempt(
+                task.id,
+                &FailedAttempt::from_owner(FailureKind::Error, reason.clone(), &store.owner),
+            )?;
+            AttemptOutcome::Failed(reason)
         }
     };
     drop(claim);
-    Ok(ended)
+    Ok(outcome)
 }
 
 /// Returns the outcome for a finished task; `None` if it must run. A damaged result is quarantined first.
@@ -98,7 +100,7 @@ fn find_finished(store: &Store, task: &SweepTask) -> Result<Option<AttemptOutcom
     }
 }
 
-fn run(
+fn run_job(
     runner: &dyn JobRunner,
     inputs: &Inputs,
     task: &SweepTask,
@@ -107,8 +109,8 @@ fn run(
     let values = task.values().map_err(RunError::Failed)?;
     let point: Vec<(&str, &Value)> = values.iter().map(|(axis, value)| (axis.as_str(), value)).collect();
     let job = inputs.job_at(&point).map_err(RunError::Failed)?;
-    let answer = runner.run(&job, stop)?;
-    to_raw_value(&answer).map_err(|error| RunError::Failed(format!("the answer cannot be written: {error}")))
+    let result = runner.run(&job, stop)?;
+    to_raw_value(&result).map_err(|error| RunError::Failed(format!("the answer cannot be written: {error}")))
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {

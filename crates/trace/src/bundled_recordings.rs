@@ -26,13 +26,13 @@ pub fn recording_dirs() -> Vec<PathBuf> {
 }
 
 /// The recordings of the first of `dirs` that has any: names and files, by name.
-pub fn recordings_in(dirs: &[PathBuf]) -> Vec<(String, PathBuf)> {
+pub fn find_recordings_in(dirs: &[PathBuf]) -> Vec<(String, PathBuf)> {
     dirs.iter().map(|dir| list_recordings(dir)).find(|recordings| !recordings.is_empty()).unwrap_or_default()
 }
 
 /// All bundled recordings: names and files, by name; empty if none are installed.
 pub fn bundled_recordings() -> Vec<(String, PathBuf)> {
-    recordings_in(&recording_dirs())
+    find_recordings_in(&recording_dirs())
 }
 
 /// The bundled recording of a program.
@@ -40,10 +40,10 @@ pub fn bundled_recordings() -> Vec<(String, PathBuf)> {
 /// # Errors
 /// [`TraceError::Unknown`] with the known names and the nearest one; [`TraceError::NoRecordings`].
 pub fn bundled_recording(name: &str) -> Result<PathBuf, TraceError> {
-    find(bundled_recordings(), name)
+    find_by_name(bundled_recordings(), name)
 }
 
-fn find(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceError> {
+fn find_by_name(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceError> {
     if programs.is_empty() {
         return Err(TraceError::NoRecordings { name: name.to_string() });
     }
@@ -55,15 +55,15 @@ fn find(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceEr
 
 fn list_recordings(dir: &Path) -> Vec<(String, PathBuf)> {
     let Ok(entries) = cachemate_files::list_dir(dir) else { return Vec::new() };
-    let mut programs: Vec<(String, PathBuf)> = entries
+    let mut recordings: Vec<(String, PathBuf)> = entries
         .into_iter()
         .filter_map(|path| {
             let name = path.file_name()?.to_str()?.strip_suffix(".cmt")?.to_string();
             Some((name, path))
         })
         .collect();
-    programs.sort();
-    programs
+    recordings.sort();
+    recordings
 }
 
 #[cfg(test)]
@@ -79,11 +79,11 @@ mod tests {
         for name in ["gzip.cmt", "sqlite3.cmt", "README.md"] {
             std::fs::write(dir.path().join(name), "x").unwrap();
         }
-        let programs = recordings_in(&[empty.clone(), dir.path().to_path_buf()]);
-        assert_eq!(find(programs.clone(), "gzip").unwrap(), dir.path().join("gzip.cmt"));
-        let error = find(programs, "sqlite").unwrap_err().to_string();
+        let programs = find_recordings_in(&[empty.clone(), dir.path().to_path_buf()]);
+        assert_eq!(find_by_name(programs.clone(), "gzip").unwrap(), dir.path().join("gzip.cmt"));
+        let error = find_by_name(programs, "sqlite").unwrap_err().to_string();
         assert_eq!(error, "no bundled recording is named 'sqlite' (did you mean 'sqlite3'?); there are: gzip, sqlite3");
-        let error = find(recordings_in(&[empty]), "gzip").unwrap_err().to_string();
+        let error = find_by_name(find_recordings_in(&[empty]), "gzip").unwrap_err().to_string();
         assert_eq!(
             error,
             "no bundled recordings to find 'gzip' in: none beside the program or installed; CACHEMATE_RECORDINGS may name their directory"
@@ -95,7 +95,7 @@ mod tests {
     fn the_bundled_recordings_are_whole_described_and_small() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
         let page = std::fs::read_to_string(dir.join("README.md")).unwrap();
-        let programs = recordings_in(&[dir]);
+        let programs = find_recordings_in(&[dir]);
         assert!(programs.len() >= 12, "{}", programs.len());
         let mut all_bytes = 0;
         for (name, path) in &programs {

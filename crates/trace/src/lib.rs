@@ -18,7 +18,7 @@ mod record_type;
 mod run_log;
 mod source;
 
-pub use bundled_recordings::{bundled_recording, bundled_recordings, recording_dirs, recordings_in};
+pub use bundled_recordings::{bundled_recording, bundled_recordings, find_recordings_in, recording_dirs};
 pub use cmt::{BLOCK_RECORDS, CMT_VERSION, CmtReader, CmtWriter};
 pub use convert::{ConversionSummary, convert};
 pub use error::{FilePosition, TraceError};
@@ -33,7 +33,7 @@ pub use profile_file::{
 };
 pub use record::{
     BurstSampling, ChildProcesses, Recorder, RecorderTool, RecordingEnd, RecordingProgress, RecordingSummary,
-    find_recording,
+    find_recorder_tool,
 };
 pub use record_type::{AccessRecord, L1Filter, ProcessTotals, ThreadTotals, TraceHeader, TraceTotals};
 pub use run_log::{RUN_LOG_VERSION, RunLogReader, RunLogWriter};

@@ -25,21 +25,21 @@ const LINE_BYTES_LIMIT: u64 = 64 << 20;
 
 #[derive(PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct End {
+struct LogEnd {
     /// Number of records in the log.
     end: u64,
 }
 
-enum Sink {
+enum LogSink {
     Plain(BufWriter<File>),
-    Packed(zstd::stream::write::Encoder<'static, BufWriter<File>>),
+    Compressed(zstd::stream::write::Encoder<'static, BufWriter<File>>),
 }
 
 /// Writes a run log, record by record; every record is passed to the system before [`RunLogWriter::push`] returns.
 pub struct RunLogWriter {
-    sink: Sink,
+    sink: LogSink,
     file: String,
-    records: u64,
+    record_count: u64,
 }
 
 impl RunLogWriter {
@@ -51,13 +51,13 @@ impl RunLogWriter {
         let file = path.as_ref().display().to_string();
         let out = BufWriter::new(create_output(path.as_ref(), force)?);
         let sink = if file.ends_with(".zst") {
-            Sink::Packed(
+            LogSink::Compressed(
                 zstd::stream::write::Encoder::new(out, 3).map_err(TraceError::io_error(&file, "start zstd for"))?,
             )
         } else {
-            Sink::Plain(out)
+            LogSink::Plain(out)
         };
-        let mut writer = RunLogWriter { sink, file, records: 0 };
+        let mut writer = RunLogWriter { sink, file, record_count: 0 };
         writer.write_line(&RunHeader { format: RUN_LOG_VERSION, ..header.clone() })?;
         Ok(writer)
     }
@@ -68,7 +68,7 @@ impl RunLogWriter {
     /// [`TraceError::Io`], or [`TraceError::Bad`] if a number is infinite or not a number, which JSON cannot represent.
     pub fn push(&mut self, record: &WindowRecord) -> Result<(), TraceError> {
         self.write_line(record)?;
-        self.records += 1;
+        self.record_count += 1;
         Ok(())
     }
 
@@ -77,27 +77,27 @@ impl RunLogWriter {
     /// # Errors
     /// [`TraceError::Io`].
     pub fn finish(mut self) -> Result<(), TraceError> {
-        self.write_line(&End { end: self.records })?;
-        if let Sink::Packed(packed) = self.sink {
-            let finished = packed.finish().and_then(|mut out| out.flush());
-            finished.map_err(TraceError::io_error(&self.file, "write"))?;
+        self.write_line(&LogEnd { end: self.record_count })?;
+        if let LogSink::Compressed(encoder) = self.sink {
+            let finish_result = encoder.finish().and_then(|mut out| out.flush());
+            finish_result.map_err(TraceError::io_error(&self.file, "write"))?;
         }
         Ok(())
     }
 
     fn write_line<T: Serialize + DeserializeOwned + PartialEq>(&mut self, value: &T) -> Result<(), TraceError> {
-        let place = FilePosition::Line(self.records + 2);
-        let unwritable_value =
+        let place = FilePosition::Line(self.record_count + 2);
+        let value_error =
             || TraceError::format_error(&self.file, place, "a value that JSON cannot hold", "finite numbers");
-        let mut text = serde_json::to_vec(value).map_err(|_| unwritable_value())?;
+        let mut text = serde_json::to_vec(value).map_err(|_| value_error())?;
         // Infinite numbers become null without an error, and an optional one would be lost, so the line is read back.
         if !serde_json::from_slice::<T>(&text).is_ok_and(|parsed| parsed == *value) {
-            return Err(unwritable_value());
+            return Err(value_error());
         }
         text.push(b'\n');
         let outcome = match &mut self.sink {
-            Sink::Plain(out) => out.write_all(&text).and_then(|()| out.flush()),
-            Sink::Packed(out) => out.write_all(&text).and_then(|()| out.flush()),
+            LogSink::Plain(out) => out.write_all(&text).and_then(|()| out.flush()),
+            LogSink::Compressed(out) => out.write_all(&text).and_then(|()| out.flush()),
         };
         outcome.map_err(TraceError::io_error(&self.file, "write"))
     }
@@ -109,7 +109,7 @@ pub struct RunLogReader {
     file: String,
     header: RunHeader,
     line: Vec<u8>,
-    number: u64,
+    line_number: u64,
     is_ended: bool,
 }
 
@@ -129,22 +129,22 @@ impl RunLogReader {
         let file = file.into();
         let mut start = Vec::new();
         input.by_ref().take(4).read_to_end(&mut start).map_err(TraceError::io_error(&file, "read"))?;
-        let packed = start == [0x28, 0xb5, 0x2f, 0xfd];
-        let chained = std::io::Cursor::new(start).chain(input);
-        let input: Box<dyn Read + Send> = if packed {
-            Box::new(zstd::stream::read::Decoder::new(chained).map_err(TraceError::io_error(&file, "unpack"))?)
+        let is_compressed = start == [0x28, 0xb5, 0x2f, 0xfd];
+        let whole_input = std::io::Cursor::new(start).chain(input);
+        let input: Box<dyn Read + Send> = if is_compressed {
+            Box::new(zstd::stream::read::Decoder::new(whole_input).map_err(TraceError::io_error(&file, "unpack"))?)
         } else {
-            Box::new(chained)
+            Box::new(whole_input)
         };
         let mut reader = RunLogReader {
             input: BufReader::new(input),
             file,
             header: empty_header(),
             line: Vec::new(),
-            number: 0,
+            line_number: 0,
             is_ended: false,
         };
-        reader.advance()?;
+        reader.read_line()?;
         let version: FormatVersion = reader.parse("a run log's header")?;
         if !(OLDEST_VERSION..=RUN_LOG_VERSION).contains(&version.format) {
             let found = format!("run log format {}", version.format);
@@ -174,10 +174,10 @@ impl RunLogReader {
     }
 
     fn read_record(&mut self) -> Result<Option<WindowRecord>, TraceError> {
-        self.advance()?;
+        self.read_line()?;
         if self.line.starts_with(b"{\"end\"") {
-            let end: End = self.parse("the closing line")?;
-            let records = self.number - 2;
+            let end: LogEnd = self.parse("the closing line")?;
+            let records = self.line_number - 2;
             if end.end != records {
                 return Err(self.log_error(format!("an end after {} records", end.end), &format!("after {records}")));
             }
@@ -187,7 +187,7 @@ impl RunLogReader {
     }
 
     fn log_error(&self, found: String, expected: &str) -> TraceError {
-        TraceError::format_error(&self.file, FilePosition::Line(self.number), found, expected)
+        TraceError::format_error(&self.file, FilePosition::Line(self.line_number), found, expected)
     }
 
     fn parse<T: DeserializeOwned>(&self, expected: &str) -> Result<T, TraceError> {
@@ -200,22 +200,22 @@ impl RunLogReader {
     }
 
     /// Reads the next complete line.
-    fn advance(&mut self) -> Result<(), TraceError> {
+    fn read_line(&mut self) -> Result<(), TraceError> {
         self.line.clear();
-        self.number += 1;
-        let read = self.input.by_ref().take(LINE_BYTES_LIMIT).read_until(b'\n', &mut self.line);
-        if let Err(error) = read {
-            if self.number > 1 || error.kind() == std::io::ErrorKind::UnexpectedEof {
+        self.line_number += 1;
+        let read_result = self.input.by_ref().take(LINE_BYTES_LIMIT).read_until(b'\n', &mut self.line);
+        if let Err(error) = read_result {
+            if self.line_number > 1 || error.kind() == std::io::ErrorKind::UnexpectedEof {
                 return Err(self.log_error(format!("bytes that do not unpack ({error})"), "a whole line"));
             }
             return Err(TraceError::io_error(&self.file, "read")(error));
         }
-        if self.line.pop() == Some(b'\n') {
+        if self.line.pop_if(|byte| *byte == b'\n').is_some() {
             return Ok(());
         }
-        let found = match self.line.len() as u64 + 1 {
+        let found = match self.line.len() as u64 {
             LINE_BYTES_LIMIT => format!("more than {LINE_BYTES_LIMIT} bytes"),
-            _ if self.line.is_empty() => "the end of the file".to_string(),
+            0 => "the end of the file".to_string(),
             bytes => format!("the end of the file after {bytes} bytes of the line"),
         };
         Err(self.log_error(found, "a whole line (is the log truncated?)"))

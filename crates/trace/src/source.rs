@@ -7,7 +7,7 @@ use cachemate_core::{Access, AccessSource, BatchEnd};
 use crate::{AccessRecord, CmtReader, FilePosition, TraceError, TraceReader};
 
 /// Accesses per batch.
-const TURN_ACCESSES: usize = 2048;
+const BATCH_ACCESSES: usize = 2048;
 
 /// One thread of a `.cmt` file in a loop: the first record follows the last one, and a phase shifts the start.
 ///
@@ -21,67 +21,68 @@ pub struct CmtSource {
     path: PathBuf,
     reader: CmtReader<std::io::BufReader<std::fs::File>>,
     thread: u32,
-    load_at: u64,
-    instructions_known: bool,
+    load_address: u64,
+    are_instructions_known: bool,
     tail_instructions: u64,
     batch: Vec<AccessRecord>,
     position: usize,
     /// Instructions executed in excess of the records so far: those for the second access of one instruction.
-    debt: u64,
+    excess_instructions: u64,
     rounds: u64,
-    done_in_round: u64,
-    per_round: u64,
+    records_in_round: u64,
+    records_per_round: u64,
     instructions_per_round: u64,
     failure: Option<TraceError>,
 }
 
 impl CmtSource {
-    /// Opens `path` for one thread; addresses are shifted by `load_at` (wrapping at 48 bits), so that copies of one
-    /// program have different addresses. The first `skip_records` of the thread's records come last in the first round,
-    /// which is its phase.
+    /// Opens `path` for one thread; addresses are shifted by `load_address` (wrapping at 48 bits), so that copies of
+    /// one program have different addresses. The first `skip_records` of the thread's records come last in the first
+    /// round, which is its phase.
     ///
     /// # Errors
     /// [`TraceError`] if the file is damaged, or has no record of that thread.
-    pub fn open(path: impl AsRef<Path>, thread: u32, load_at: u64, skip_records: u64) -> Result<Self, TraceError> {
+    pub fn open(path: impl AsRef<Path>, thread: u32, load_address: u64, skip_records: u64) -> Result<Self, TraceError> {
         let path = path.as_ref().to_path_buf();
         let name = path.display().to_string();
         let mut reader = CmtReader::open(&path)?;
-        let (mut per_round, mut gaps) = (0u64, 0u64);
+        let (mut records_per_round, mut total_gap) = (0u64, 0u64);
         let mut batch = Vec::new();
         while reader.read_batch(&mut batch)? {
             for record in batch.iter().filter(|record| record.thread == thread) {
-                per_round += 1;
-                gaps = gaps.saturating_add(record.gap);
+                records_per_round += 1;
+                total_gap = total_gap.saturating_add(record.gap);
             }
         }
-        if per_round == 0 {
+        if records_per_round == 0 {
             let totals = reader.totals();
             let threads = totals.map_or(0, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
             let found = format!("no record of thread {thread}");
             let expected = format!("a thread among the {threads} it has");
             return Err(TraceError::format_error(&name, FilePosition::File, found, expected));
         }
-        let of_thread = reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
-        let instructions = of_thread.and_then(|totals| totals.instructions).unwrap_or(gaps);
+        let thread_totals =
+            reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
+        let instructions = thread_totals.and_then(|totals| totals.instructions).unwrap_or(total_gap);
         reader.rewind()?;
         let instructions_known = reader.header().instructions_known;
         let mut source = CmtSource {
-            instructions_known,
+            are_instructions_known: instructions_known,
             path,
             reader,
             thread,
-            load_at,
-            tail_instructions: instructions.saturating_sub(gaps),
+            load_address,
+            tail_instructions: instructions.saturating_sub(total_gap),
             batch: Vec::new(),
             position: 0,
-            debt: 0,
+            excess_instructions: 0,
             rounds: 0,
-            done_in_round: 0,
-            per_round,
-            instructions_per_round: if instructions_known { instructions } else { per_round },
+            records_in_round: 0,
+            records_per_round,
+            instructions_per_round: if instructions_known { instructions } else { records_per_round },
             failure: None,
         };
-        for _ in 0..skip_records % per_round {
+        for _ in 0..skip_records % records_per_round {
             source.next_record()?;
         }
         Ok(source)
@@ -93,7 +94,7 @@ impl CmtSource {
     }
     /// Number of the thread's records in one round.
     pub fn records_per_round(&self) -> u64 {
-        self.per_round
+        self.records_per_round
     }
 
     /// Number of instructions that one round executes.
@@ -103,20 +104,20 @@ impl CmtSource {
 
     /// The thread's next record; at the end of the file its first one, preceded by the instructions of the tail.
     fn next_record(&mut self) -> Result<AccessRecord, TraceError> {
-        let mut wrapped = 0;
-        let mut tail = 0;
+        let mut wrap_count = 0;
+        let mut tail_instructions = 0;
         loop {
             while let Some(&record) = self.batch.get(self.position) {
                 self.position += 1;
                 if record.thread == self.thread {
-                    self.done_in_round += 1;
-                    return Ok(AccessRecord { gap: record.gap.saturating_add(tail), ..record });
+                    self.records_in_round += 1;
+                    return Ok(AccessRecord { gap: record.gap.saturating_add(tail_instructions), ..record });
                 }
             }
             self.position = 0;
             if !self.reader.read_batch(&mut self.batch)? {
-                wrapped += 1;
-                if wrapped > 1 {
+                wrap_count += 1;
+                if wrap_count > 1 {
                     let name = self.path.display().to_string();
                     let found = format!("no record of thread {} any more", self.thread);
                     let expected = "the file as it was opened";
@@ -124,37 +125,37 @@ impl CmtSource {
                 }
                 self.reader.rewind()?;
                 self.rounds += 1;
-                self.done_in_round = 0;
-                tail = self.tail_instructions;
+                self.records_in_round = 0;
+                tail_instructions = self.tail_instructions;
             }
         }
     }
 
-    fn push(&mut self, record: AccessRecord, batch: &mut Vec<Access>) {
-        let address = record.address.wrapping_add(self.load_at) & (Access::ADDRESS_LIMIT - 1);
-        let mut accesses_between = 0;
-        if self.instructions_known {
+    fn push_access(&mut self, record: AccessRecord, batch: &mut Vec<Access>) {
+        let address = record.address.wrapping_add(self.load_address) & (Access::ADDRESS_LIMIT - 1);
+        let mut instructions_between = 0;
+        if self.are_instructions_known {
             // The access itself is one of the gap's instructions; with a gap of zero, it shares the instruction of the
             // previous record.
-            match record.gap.checked_sub(1 + self.debt) {
-                Some(remaining) => (accesses_between, self.debt) = (remaining, 0),
-                None => self.debt = self.debt + 1 - record.gap,
+            match record.gap.checked_sub(1 + self.excess_instructions) {
+                Some(remaining) => (instructions_between, self.excess_instructions) = (remaining, 0),
+                None => self.excess_instructions = self.excess_instructions + 1 - record.gap,
             }
         }
-        if accesses_between >= u64::from(Access::GAP_LIMIT) {
-            batch.push(Access::compute(accesses_between.min(Access::ADDRESS_LIMIT - 1)));
-            accesses_between = 0;
+        if instructions_between >= u64::from(Access::GAP_LIMIT) {
+            batch.push(Access::compute(instructions_between.min(Access::ADDRESS_LIMIT - 1)));
+            instructions_between = 0;
         }
-        let gap = accesses_between as u32;
+        let gap = instructions_between as u32;
         batch.push(if record.store { Access::store(address, gap) } else { Access::load(address, gap) });
     }
 }
 
 impl AccessSource for CmtSource {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        for _ in 0..TURN_ACCESSES {
+        for _ in 0..BATCH_ACCESSES {
             match self.next_record() {
-                Ok(record) => self.push(record, batch),
+                Ok(record) => self.push_access(record, batch),
                 Err(error) => {
                     self.failure = Some(error);
                     return BatchEnd::Exit;
@@ -166,7 +167,7 @@ impl AccessSource for CmtSource {
 
     /// Completed rounds through the recording.
     fn progress(&self) -> Option<f64> {
-        Some(self.rounds as f64 + self.done_in_round as f64 / self.per_round as f64)
+        Some(self.rounds as f64 + self.records_in_round as f64 / self.records_per_round as f64)
     }
 }
 

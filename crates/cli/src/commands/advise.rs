@@ -7,7 +7,7 @@ use cachemate_linux::sense::sched_cache;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_report::terminal::plan_boxes;
-use cachemate_study::{KernelFootprint, ProfileTarget, USUAL_SCHEME, pair_costs, plan_result};
+use cachemate_study::{DEFAULT_SCHEME, KernelFootprint, ProfileTarget, pair_costs, plan_result};
 use clap::Args;
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ use crate::args::JsonArg;
 use crate::prediction::{INTERVAL_MODEL, prior_costs};
 use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
-use cachemate_daemon::status::thread_text;
+use cachemate_daemon::status::describe_thread;
 use cachemate_daemon::{host, socket};
 
 /// Advise where to run programs on this host before they are started, with reasons
@@ -90,18 +90,18 @@ impl Advise {
             return cluster.run(session);
         }
         let host = host::survey_host(false)?;
-        let (cache, target, mut assumed) = shared_cache(&host.topology)?;
+        let (cache, target, mut assumed) = survey_shared_cache(&host.topology)?;
         let programs = load_all(session, &self.programs, target)?;
         let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
-        let described = (self.model == INTERVAL_MODEL)
+        let built_machine = (self.model == INTERVAL_MODEL)
             .then(|| as_machine::build_machine("this host", &host.topology, HostFacts::read("/".as_ref())));
-        let (model, costs) = match described {
+        let (model, costs) = match built_machine {
             Some(Ok(machine)) => {
                 assumed.push("cycles and overlap by a prior, bandwidth as topology --as-machine prints it".into());
                 (INTERVAL_MODEL, prior_costs(&programs, &machine)?)
             }
             described => {
-                let model = if described.is_some() { USUAL_SCHEME } else { self.model.as_str() };
+                let model = if described.is_some() { DEFAULT_SCHEME } else { self.model.as_str() };
                 if let Some(Err(error)) = described {
                     assumed.push(format!("model {model}, because this host has no machine description: {error:#}"));
                 }
@@ -112,7 +112,7 @@ impl Advise {
         let placement = place(&names, &costs, &costs, &host.topology, 0)?;
         assumed.extend(host.warnings);
         let footprint_of = |program: &ProfiledInput| KernelFootprint::from_profile(&program.file, cache.size_bytes);
-        let footprint_json = |program: &ProfiledInput| {
+        let footprint_row = |program: &ProfiledInput| {
             Some(FootprintJson { program: program.name.clone(), judged: footprint_of(program)? })
         };
         let kernel = sched_cache::read(&LinuxHost::new("/"));
@@ -121,8 +121,8 @@ impl Advise {
             cache_bytes: cache.size_bytes,
             assumed,
             kernel: kernel.detail.clone(),
-            footprints: programs.iter().filter_map(footprint_json).collect(),
-            running: self.running(),
+            footprints: programs.iter().filter_map(footprint_row).collect(),
+            running: self.query_running_tasks(),
             placement: &placement,
         };
         session.print_result(self.json.json, &result, || {
@@ -137,48 +137,49 @@ impl Advise {
             for task in &result.running {
                 let cpu = task.cpu.map_or(String::new(), |cpu| format!(" on CPU {cpu}"));
                 let intensity = task.intensity.map_or(String::new(), |value| format!(", intensity {value:.2}"));
-                text.push_str(&format!("running now{cpu}: {}{intensity}\n", thread_text(&task.name, task.pid)));
+                text.push_str(&format!("running now{cpu}: {}{intensity}\n", describe_thread(&task.name, task.pid)));
             }
             text
         })
     }
 
     /// Programs that a running daemon manages; empty without a daemon, because advice does not need one.
-    fn running(&self) -> Vec<RunningJson> {
+    fn query_running_tasks(&self) -> Vec<RunningJson> {
         let Ok(status) = socket::query_status(&self.socket.path()) else { return Vec::new() };
-        let busy = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
-        busy.map(|task| RunningJson {
-            name: task.name,
-            pid: task.pid,
-            cpu: task.cpu,
-            cache: task.cache,
-            intensity: task.intensity.map(|intensity| intensity.value),
-        })
-        .collect()
+        let busy_tasks = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
+        busy_tasks
+            .map(|task| RunningJson {
+                name: task.name,
+                pid: task.pid,
+                cpu: task.cpu,
+                cache: task.cache,
+                intensity: task.intensity.map(|intensity| intensity.value),
+            })
+            .collect()
     }
 }
 
 /// The host's contended cache, as model and as profiling target, and the assumptions about it.
-fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, ProfileTarget, Vec<String>)> {
+fn survey_shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, ProfileTarget, Vec<String>)> {
     let cache = topology.last_level_caches().next().context("the kernel reports no last-level cache")?;
     let mut assumed = vec![format!(
         "{MISS_CYCLES} cycles a miss, {HIT_CYCLES} a hit, {ISSUE_WIDTH} instructions a cycle, {WINDOW} in flight"
     )];
-    let mut value_or_usual = |value: Option<u64>, usual: u64, label: &str| {
+    let mut value_or_assumed = |value: Option<u64>, assumed_value: u64, label: &str| {
         value.unwrap_or_else(|| {
-            assumed.push(format!("{usual} {label} (not reported by the kernel)"));
-            usual
+            assumed.push(format!("{assumed_value} {label} (not reported by the kernel)"));
+            assumed_value
         })
     };
-    let size_bytes = value_or_usual(cache.size_bytes, 32 << 20, "bytes of last-level cache");
-    let ways = value_or_usual(cache.ways.map(u64::from), 16, "ways") as u32;
-    let line_bytes = value_or_usual(cache.line_bytes.map(u64::from), 64, "bytes a line") as u32;
-    let shared = SharedCache {
+    let size_bytes = value_or_assumed(cache.size_bytes, 32 << 20, "bytes of last-level cache");
+    let ways = value_or_assumed(cache.ways.map(u64::from), 16, "ways") as u32;
+    let line_bytes = value_or_assumed(cache.line_bytes.map(u64::from), 64, "bytes a line") as u32;
+    let cache_model = SharedCache {
         hit_latency_cycles: HIT_CYCLES,
         issue_width: ISSUE_WIDTH,
         window_instructions: WINDOW,
-        misses_at_once: MISSES_AT_ONCE,
+        max_overlapping_misses: MISSES_AT_ONCE,
         ..SharedCache::new(size_bytes, ways, line_bytes, MISS_CYCLES)
     };
-    Ok((shared, ProfileTarget { level: cache.level, size_bytes, ways, line_bytes, slices: 1 }, assumed))
+    Ok((cache_model, ProfileTarget { level: cache.level, size_bytes, ways, line_bytes, slices: 1 }, assumed))
 }

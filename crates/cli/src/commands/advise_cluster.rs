@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use cachemate_fleet::advice::{AdvisedService, FleetAdvice, MAX_ADVISED, advise};
-use cachemate_fleet::cluster_export::{PodContainer, PodMetadata, PodSpec, limit_percent, parse_quantity, pod_mark};
+use cachemate_fleet::advice::{AdvisedService, FleetAdvice, MAX_SERVICES, advise};
+use cachemate_fleet::cluster_export::{
+    PodContainer, PodMetadata, PodSpec, annotation_or_label, limit_percent, parse_quantity,
+};
 use cachemate_fleet::corun::CoRunSolver;
 use cachemate_fleet::extender::ClusterKnowledge;
 use cachemate_fleet::spec::{FleetService, MAX_CPUS};
@@ -148,10 +150,10 @@ impl AdviseKubernetes {
         let mut services = Vec::new();
         for path in &self.manifests {
             for manifest in read_manifests(path)? {
-                collect(&manifest, &knowledge, &mut services).with_context(|| path.display().to_string())?;
+                collect_services(&manifest, &knowledge, &mut services).with_context(|| path.display().to_string())?;
             }
         }
-        self.cluster.answer_with_advice(session, services, "a Deployment, StatefulSet, DaemonSet, Job, CronJob or Pod")
+        self.cluster.print_advice(session, services, "a Deployment, StatefulSet, DaemonSet, Job, CronJob or Pod")
     }
 }
 
@@ -169,32 +171,32 @@ fn read_manifests(path: &Path) -> anyhow::Result<Vec<ClusterManifest>> {
     Ok(manifests)
 }
 
-fn collect(
+fn collect_services(
     manifest: &ClusterManifest,
     knowledge: &ClusterKnowledge,
     services: &mut Vec<AdvisedService>,
 ) -> anyhow::Result<()> {
     for item in &manifest.items {
-        collect(item, knowledge, services)?;
+        collect_services(item, knowledge, services)?;
     }
-    let job = manifest.spec.job.as_ref().map(|job| &job.spec);
-    let template = job.unwrap_or(&manifest.spec).template.as_deref();
+    let job_spec = manifest.spec.job.as_ref().map(|job| &job.spec);
+    let template = job_spec.unwrap_or(&manifest.spec).template.as_deref();
     let (metadata, spec) = match template {
         Some(template) => (&template.metadata, &template.spec),
         None if manifest.kind == "Pod" => (&manifest.metadata, &manifest.spec),
         None => return Ok(()),
     };
     // Annotations of the workload apply to its pods unless the template sets the same annotations.
-    let mut marks = metadata.clone();
+    let mut merged_metadata = metadata.clone();
     for (key, value) in &manifest.metadata.annotations {
-        marks.annotations.entry(key.clone()).or_insert_with(|| value.clone());
+        merged_metadata.annotations.entry(key.clone()).or_insert_with(|| value.clone());
     }
-    marks.name.clone_from(&manifest.metadata.name);
-    services.push(pod_service(&marks, &spec.containers, knowledge)?);
+    merged_metadata.name.clone_from(&manifest.metadata.name);
+    services.push(build_pod_service(&merged_metadata, &spec.containers, knowledge)?);
     Ok(())
 }
 
-fn pod_service(
+fn build_pod_service(
     metadata: &PodMetadata,
     containers: &[ManifestContainer],
     knowledge: &ClusterKnowledge,
@@ -208,15 +210,15 @@ fn pod_service(
             has_whole_cpus = false;
             continue;
         };
-        let value = request.value().filter(|value| (0.0..=MAX_CPUS).contains(value));
-        let value = value.with_context(|| {
+        let cpu_request = request.value().filter(|value| (0.0..=MAX_CPUS).contains(value));
+        let cpu_request = cpu_request.with_context(|| {
             format!("'{name}', containers[{index}].resources.requests.cpu: expected a quantity such as 500m or 2")
         })?;
-        let equals_limit = limit.and_then(ManifestQuantity::value) == Some(value);
-        has_whole_cpus &= equals_limit && value >= 1.0 && value.fract() == 0.0;
-        cpus += value;
+        let equals_limit = limit.and_then(ManifestQuantity::value) == Some(cpu_request);
+        has_whole_cpus &= equals_limit && cpu_request >= 1.0 && cpu_request.fract() == 0.0;
+        cpus += cpu_request;
     }
-    let limit = match pod_mark(metadata, "cachemate.io/max-slowdown") {
+    let max_slowdown_percent = match annotation_or_label(metadata, "cachemate.io/max-slowdown") {
         None => None,
         Some(text) => Some(limit_percent(text).with_context(|| format!("'{name}'"))?),
     };
@@ -227,16 +229,20 @@ fn pod_service(
         spec: PodSpec { containers: image_containers.collect() },
     };
     if let Some(profile) =
-        pod_mark(metadata, "cachemate.io/profile").filter(|name| !knowledge.profiles.contains_key(*name))
+        annotation_or_label(metadata, "cachemate.io/profile").filter(|name| !knowledge.profiles.contains_key(*name))
     {
         bail!(
             "'{name}', annotation cachemate.io/profile: found '{profile}', expected one of {}",
             describe_profile_names(knowledge)
         );
     }
-    let service =
-        service_kind(name.clone(), cpus, limit, knowledge.profile_of(&pod).map(|(_, profile)| profile.clone()));
-    Ok(AdvisedService { kind: service, has_whole_cpus })
+    let kind = build_service_kind(
+        name.clone(),
+        cpus,
+        max_slowdown_percent,
+        knowledge.profile_of(&pod).map(|(_, profile)| profile.clone()),
+    );
+    Ok(AdvisedService { kind, has_whole_cpus })
 }
 
 fn describe_profile_names(knowledge: &ClusterKnowledge) -> String {
@@ -244,7 +250,7 @@ fn describe_profile_names(knowledge: &ClusterKnowledge) -> String {
     if names.is_empty() { "a profile, but the directory has none".to_string() } else { names.join(", ") }
 }
 
-fn service_kind(
+fn build_service_kind(
     name: String,
     cpus: f64,
     max_slowdown_percent: Option<f64>,
@@ -273,7 +279,7 @@ impl AdviseSlurm {
         let text = cachemate_files::read_text_limited(&self.sacct, MAX_FILE_BYTES)
             .with_context(|| format!("{name}: cannot be read"))?;
         let services = parse_jobs(&text, &knowledge).with_context(|| name.to_string())?;
-        self.cluster.answer_with_advice(session, services, "jobs with comments")
+        self.cluster.print_advice(session, services, "jobs with comments")
     }
 }
 
@@ -282,22 +288,26 @@ fn parse_jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<Ad
     let mut lines = text.lines().enumerate();
     let header: Vec<&str> = lines.next().map(|(_, line)| line.split('|').collect()).unwrap_or_default();
     let find_column = |name: &str| {
-        let place = header.iter().position(|column| *column == name);
-        place.with_context(|| format!("line 1: found '{}', expected a column {name}", header.join("|")))
+        let position = header.iter().position(|column| *column == name);
+        position.with_context(|| format!("line 1: found '{}', expected a column {name}", header.join("|")))
     };
-    let (id, job, cpus, comment) =
+    let (id_column, job_column, cpus_column, comment_column) =
         (find_column("JobID")?, find_column("JobName")?, find_column("AllocCPUS")?, find_column("Comment")?);
     let mut services: Vec<AdvisedService> = Vec::new();
     for (index, line) in lines.filter(|(_, line)| !line.is_empty()) {
         let cells: Vec<&str> = line.split('|').collect();
         let cell_at = |place: usize| cells.get(place).copied().unwrap_or("");
         let line_label = || format!("line {}", index + 1);
-        let count: u16 =
-            cell_at(cpus).parse().ok().filter(|count| f64::from(*count) <= MAX_CPUS).with_context(|| {
-                format!("{}, AllocCPUS: found '{}', expected a number up to {MAX_CPUS}", line_label(), cell_at(cpus))
+        let cpu_count: u16 =
+            cell_at(cpus_column).parse().ok().filter(|count| f64::from(*count) <= MAX_CPUS).with_context(|| {
+                format!(
+                    "{}, AllocCPUS: found '{}', expected a number up to {MAX_CPUS}",
+                    line_label(),
+                    cell_at(cpus_column)
+                )
             })?;
         let (mut profile, mut limit) = (None, None);
-        let marks = cell_at(comment).strip_prefix("cachemate:").unwrap_or("");
+        let marks = cell_at(comment_column).strip_prefix("cachemate:").unwrap_or("");
         for mark in marks.split(',').filter(|mark| !mark.is_empty()) {
             match mark.split_once('=') {
                 Some(("profile", name)) => {
@@ -315,14 +325,18 @@ fn parse_jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<Ad
                 _ => bail!("{}, Comment: found '{mark}', expected profile=, max-slowdown= or class=", line_label()),
             }
         }
-        let service =
-            service_kind(format!("{} ({})", cell_at(job), cell_at(id)), f64::from(count.max(1)), limit, profile);
-        let is_same = |earlier: &AdvisedService| {
+        let kind = build_service_kind(
+            format!("{} ({})", cell_at(job_column), cell_at(id_column)),
+            f64::from(cpu_count.max(1)),
+            limit,
+            profile,
+        );
+        let has_same_kind = |earlier: &AdvisedService| {
             (earlier.kind.cpus, earlier.kind.max_slowdown_percent, &earlier.kind.profile)
-                == (service.cpus, service.max_slowdown_percent, &service.profile)
+                == (kind.cpus, kind.max_slowdown_percent, &kind.profile)
         };
-        if !services.iter().any(is_same) {
-            services.push(AdvisedService { kind: service, has_whole_cpus: true });
+        if !services.iter().any(has_same_kind) {
+            services.push(AdvisedService { kind, has_whole_cpus: true });
         }
     }
     Ok(services)
@@ -337,14 +351,9 @@ impl ClusterOptions {
         Ok(knowledge)
     }
 
-    fn answer_with_advice(
-        &self,
-        session: &Session,
-        services: Vec<AdvisedService>,
-        expected: &str,
-    ) -> anyhow::Result<()> {
-        if services.is_empty() || services.len() > MAX_ADVISED {
-            bail!("found {}, expected 1 to {MAX_ADVISED}: {expected}", counted_text(services.len() as u64, "service"));
+    fn print_advice(&self, session: &Session, services: Vec<AdvisedService>, expected: &str) -> anyhow::Result<()> {
+        if services.is_empty() || services.len() > MAX_SERVICES {
+            bail!("found {}, expected 1 to {MAX_SERVICES}: {expected}", counted_text(services.len() as u64, "service"));
         }
         let machine = cachemate_spec::load_machine(&self.machine)?;
         let cache_cpus = machine.last_level().map_or(0, |last| last.shared_by_cores * machine.contexts_per_core);
@@ -361,7 +370,7 @@ impl ClusterOptions {
 const MAX_LISTED_PAIRS: usize = 20;
 
 fn advice_text(advice: &FleetAdvice) -> String {
-    let mut pairs = Table::new(&[
+    let mut pair_table = Table::new(&[
         ("victim", Align::Left),
         ("beside", Align::Left),
         ("slowdown", Align::Right),
@@ -370,7 +379,7 @@ fn advice_text(advice: &FleetAdvice) -> String {
         ("", Align::Left),
     ]);
     for pair in advice.pairs.iter().take(MAX_LISTED_PAIRS) {
-        pairs.add_row([
+        pair_table.add_row([
             pair.victim.clone(),
             pair.aggressor.clone(),
             format!("{:.1} %", pair.victim_slowdown_percent),
@@ -379,7 +388,7 @@ fn advice_text(advice: &FleetAdvice) -> String {
             if pair.is_bad { "keep apart".to_string() } else { String::new() },
         ]);
     }
-    let mut text = format!("pairs on one cache of {}:\n{}", advice.machine, pairs.text());
+    let mut text = format!("pairs on one cache of {}:\n{}", advice.machine, pair_table.text());
     for service in &advice.services {
         text.push_str(&format!("\n{}: {}\n", service.name, service.role.unwrap_or("unknown, without a profile")));
         if !service.keep_apart.is_empty() {

@@ -77,18 +77,18 @@ fn build_job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
     match bundled_recording(program_name) {
         Ok(path) => Ok(WorkloadJob::from_recording(program_name, path, seed)),
         Err(_) => {
-            let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
+            let bundled_names: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
             // Some recordings have the name of a simulated program.
             let mut known_names: Vec<&str> = kernels::programs()
                 .map(|kernel| kernel.name.as_str())
-                .chain(bundled.iter().map(String::as_str))
+                .chain(bundled_names.iter().map(String::as_str))
                 .collect();
             known_names.sort_unstable();
             known_names.dedup();
-            let meant = nearest_name(program_name, known_names.iter().copied());
-            let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+            let suggestion = nearest_name(program_name, known_names.iter().copied());
+            let suggestion_text = suggestion.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
             Err(UsageError(format!(
-                "no program is named '{program_name}'{meant}; there are {}",
+                "no program is named '{program_name}'{suggestion_text}; there are {}",
                 known_names.join(", ")
             ))
             .into())
@@ -97,33 +97,37 @@ fn build_job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
 }
 
 fn render(decomposition: &Decomposition) -> String {
-    let mut parts = Table::with_columns("cause", "of solo run time | share");
+    let mut cause_table = Table::with_columns("cause", "of solo run time | share");
     for part in &decomposition.parts {
         let share = part.share_percent.map_or("–".to_string(), |share| format!("{} %", format_number(share)));
-        parts.add_row([part.cause.clone(), format!("{} %", format_number(part.slowdown_percent)), share]);
+        cause_table.add_row([part.cause.clone(), format!("{} %", format_number(part.slowdown_percent)), share]);
     }
-    let mut runs = Table::with_columns("aggressor | prefetching", "cycles per instruction");
+    let mut run_table = Table::with_columns("aggressor | prefetching", "cycles per instruction");
     for run in &decomposition.runs {
-        let co_runner = match run.co_runner_location {
+        let location_text = match run.co_runner_location {
             CoRunnerPlace::None => "absent",
             CoRunnerPlace::OtherPackage => "in another package",
             CoRunnerPlace::OtherCache => "on another cache of the package",
             CoRunnerPlace::SameCache => "on the same cache",
         };
-        let prefetching = if run.prefetching { "on" } else { "off" };
-        runs.add_row([co_runner.to_string(), prefetching.to_string(), format!("{:.3}", run.cycles_per_instr)]);
+        let prefetching_text = if run.prefetching { "on" } else { "off" };
+        run_table.add_row([
+            location_text.to_string(),
+            prefetching_text.to_string(),
+            format!("{:.3}", run.cycles_per_instr),
+        ]);
     }
-    let unavailable = match decomposition.unavailable.as_slice() {
+    let unavailable_note = match decomposition.unavailable.as_slice() {
         [] => "",
         _ => "The machine lacks some of these locations, so some causes are reported together.\n",
     };
     format!(
-        "{} beside {} on {}: {} % slower\n\n{}\n{}\n{unavailable}The memory controller's part is a lower bound, and that of prefetching an upper bound.\n",
+        "{} beside {} on {}: {} % slower\n\n{}\n{}\n{unavailable_note}The memory controller's part is a lower bound, and that of prefetching an upper bound.\n",
         decomposition.victim,
         decomposition.aggressor,
         decomposition.machine,
         format_number(decomposition.total_slowdown_percent),
-        parts.text(),
-        runs.text(),
+        cause_table.text(),
+        run_table.text(),
     )
 }

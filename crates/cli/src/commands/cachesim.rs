@@ -66,47 +66,47 @@ impl ReplacementArg {
 }
 
 impl Cachesim {
-    fn cache(&self) -> Result<CacheSim, UsageError> {
+    fn build_cache(&self) -> Result<CacheSim, UsageError> {
         let replacement = match self.replacement {
             ReplacementArg::Lru => Replacement::Lru,
             ReplacementArg::Plru => Replacement::TreePlru,
             ReplacementArg::Random => Replacement::Random { seed: self.seed },
         };
-        let shape = CacheGeometry::from_bytes(self.size.0, u64::from(self.line_bytes), self.ways, self.slices);
-        shape.and_then(|shape| CacheSim::new(shape, replacement)).map_err(|error| UsageError(error.to_string()))
+        let geometry = CacheGeometry::from_bytes(self.size.0, u64::from(self.line_bytes), self.ways, self.slices);
+        geometry.and_then(|shape| CacheSim::new(shape, replacement)).map_err(|error| UsageError(error.to_string()))
     }
 
-    fn first_level(&self) -> Result<Option<CacheSim>, UsageError> {
+    fn build_l1(&self) -> Result<Option<CacheSim>, UsageError> {
         let Some(text) = &self.l1 else { return Ok(None) };
-        let level_problem = || UsageError(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
-        let (size, ways) = text.split_once(':').ok_or_else(level_problem)?;
-        let size: ByteSize = size.parse().map_err(|_| level_problem())?;
-        let ways: u32 = ways.parse().map_err(|_| level_problem())?;
-        let shape = CacheGeometry::from_bytes(size.0, u64::from(self.line_bytes), ways, 1);
-        let cache = shape.and_then(|shape| CacheSim::new(shape, Replacement::Lru));
+        let l1_problem = || UsageError(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
+        let (size, ways) = text.split_once(':').ok_or_else(l1_problem)?;
+        let size: ByteSize = size.parse().map_err(|_| l1_problem())?;
+        let ways: u32 = ways.parse().map_err(|_| l1_problem())?;
+        let geometry = CacheGeometry::from_bytes(size.0, u64::from(self.line_bytes), ways, 1);
+        let cache = geometry.and_then(|shape| CacheSim::new(shape, Replacement::Lru));
         cache.map(Some).map_err(|error| UsageError(format!("--l1: {error}")))
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let (mut cache, mut front) = (self.cache()?, self.first_level()?);
+        let (mut cache, mut first_level_cache) = (self.build_cache()?, self.build_l1()?);
         let shift = self.line_bytes.trailing_zeros();
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "simulating")?;
-        let (mut lines, mut missed) = (Vec::new(), Vec::new());
-        while trace.addresses(&mut lines)? {
+        let (mut lines, mut l1_missed_lines) = (Vec::new(), Vec::new());
+        while trace.next_addresses(&mut lines)? {
             lines.iter_mut().for_each(|address| *address >>= shift);
-            match &mut front {
+            match &mut first_level_cache {
                 None => cache.push(&lines),
                 Some(front) => {
-                    missed.clear();
-                    front.push_collecting(&lines, &mut missed);
-                    cache.push(&missed)
+                    l1_missed_lines.clear();
+                    front.push_collecting(&lines, &mut l1_missed_lines);
+                    cache.push(&l1_missed_lines)
                 }
             };
         }
         let totals = trace.finish(session);
         let instructions = totals.and_then(|totals| totals.instructions).filter(|_| trace.header().instructions_known);
-        let per_kilo = |count: u64| cache.misses() as f64 * 1000.0 / count as f64;
-        let accesses = front.as_ref().map_or(cache.accesses(), CacheSim::accesses);
+        let mpki_for = |count: u64| cache.misses() as f64 * 1000.0 / count as f64;
+        let accesses = first_level_cache.as_ref().map_or(cache.accesses(), CacheSim::accesses);
         let result = CachesimResult {
             file: self.file.clone(),
             size_bytes: self.size.0,
@@ -116,8 +116,8 @@ impl Cachesim {
             accesses,
             misses: cache.misses(),
             miss_ratio: (accesses > 0).then(|| cache.misses() as f64 / accesses as f64),
-            mpki: instructions.filter(|count| *count > 0).map(per_kilo),
-            l1_misses: front.as_ref().map(CacheSim::misses),
+            mpki: instructions.filter(|count| *count > 0).map(mpki_for),
+            l1_misses: first_level_cache.as_ref().map(CacheSim::misses),
         };
         session.print_result(self.json.json, &result, || render(&result))?;
         trace.check_whole()
@@ -125,11 +125,12 @@ impl Cachesim {
 }
 
 fn render(result: &CachesimResult) -> String {
-    let front = result.l1_misses.map(|n| format!(", of which {} missed the L1", count_text(n))).unwrap_or_default();
-    let ratio = result.miss_ratio.map(|ratio| format!(" ({})", percent_text(ratio, 3))).unwrap_or_default();
-    let mpki = result.mpki.map(|mpki| format!(", {} per 1000 instructions", format_number(mpki))).unwrap_or_default();
+    let l1_text = result.l1_misses.map(|n| format!(", of which {} missed the L1", count_text(n))).unwrap_or_default();
+    let ratio_text = result.miss_ratio.map(|ratio| format!(" ({})", percent_text(ratio, 3))).unwrap_or_default();
+    let mpki_text =
+        result.mpki.map(|mpki| format!(", {} per 1000 instructions", format_number(mpki))).unwrap_or_default();
     format!(
-        "{}: {} accesses{front}\n{} {}-way {}: {} misses{ratio}{mpki}\n",
+        "{}: {} accesses{l1_text}\n{} {}-way {}: {} misses{ratio_text}{mpki_text}\n",
         result.file,
         count_text(result.accesses),
         size_text(result.size_bytes),

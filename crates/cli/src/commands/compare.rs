@@ -77,13 +77,13 @@ impl CompareArgs {
             check_policy(policy)?;
         }
         let jobs = load_jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
-        let question = WhatIfQuery {
+        let query = WhatIfQuery {
             machine: machine.clone(),
             jobs,
             length_ns: (self.hours * 3.6e12) as u64,
             seed: self.seed,
-            explicit: self.explicit,
-            guard: !self.no_guard,
+            is_explicit: self.explicit,
+            has_guard: !self.no_guard,
         };
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("compare", Some(self.policies.len() as u64));
@@ -91,7 +91,7 @@ impl CompareArgs {
         let mut outcomes = Vec::new();
         for policy in &self.policies {
             bar.set_message(policy.clone());
-            let policy_outcome = run_query(&context, &question, policy)?;
+            let policy_outcome = run_query(&context, &query, policy)?;
             let complete = policy_outcome.complete;
             outcomes.push(policy_outcome);
             bar.inc(1);
@@ -101,7 +101,7 @@ impl CompareArgs {
         }
         bar.finish_and_clear();
         let complete = outcomes.len() == self.policies.len() && outcomes.iter().all(|outcome| outcome.complete);
-        let answer = Outcomes {
+        let comparison = Outcomes {
             machine: machine.name.clone(),
             cache: cache_summary(&machine),
             hours: self.hours,
@@ -110,9 +110,9 @@ impl CompareArgs {
         };
         if let Some(path) = &self.output {
             let title = format!("Comparison of {}", self.policies.join(", "));
-            write_file(path, answer.render_html(&title).as_bytes(), self.force)?;
+            write_file(path, comparison.render_html(&title).as_bytes(), self.force)?;
         }
-        session.print_result(self.json.json, &answer, || render(&answer, self.output.as_ref()))?;
+        session.print_result(self.json.json, &comparison, || render(&comparison, self.output.as_ref()))?;
         if !complete {
             return Err(InterruptedError("the results cover the part before the interruption".to_string()).into());
         }
@@ -121,12 +121,12 @@ impl CompareArgs {
 }
 
 fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
-    let mut table = Table::with_columns(
+    let mut policy_table = Table::with_columns(
         "policy",
         "mean slowdown | worst | weighted speed-up | 10^9 instr./s | GB/s | changes/h | overhead, s | windows",
     );
     for outcome in &answer.policies {
-        table.add_row([
+        policy_table.add_row([
             outcome.policy.clone(),
             value_or_dash(outcome.mean_slowdown.map(format_number)),
             value_or_dash(outcome.worst_slowdown.map(format_number)),
@@ -140,22 +140,22 @@ fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
     }
     let mut header = vec![("slowdown of", Align::Left)];
     header.extend(answer.policies.iter().map(|outcome| (outcome.policy.as_str(), Align::Right)));
-    let mut programs = Table::new(&header);
-    let count = answer.policies.first().map_or(0, |outcome| outcome.programs.len());
-    for index in 0..count {
+    let mut program_table = Table::new(&header);
+    let program_count = answer.policies.first().map_or(0, |outcome| outcome.programs.len());
+    for index in 0..program_count {
         let name = answer.policies.first().map_or_else(String::new, |outcome| outcome.programs[index].name.clone());
         let cells =
             answer.policies.iter().map(|outcome| value_or_dash(outcome.programs[index].slowdown.map(format_number)));
-        programs.add_row(std::iter::once(name).chain(cells));
+        program_table.add_row(std::iter::once(name).chain(cells));
     }
-    let wrote = page.map_or(String::new(), |path| format!("\nwrote {}\n", path.display()));
+    let written_note = page.map_or(String::new(), |path| format!("\nwrote {}\n", path.display()));
     format!(
-        "{}: {} nominal hours, seed {}, {} programs\n\n{}\n{}{wrote}",
+        "{}: {} nominal hours, seed {}, {} programs\n\n{}\n{}{written_note}",
         answer.machine,
         format_number(answer.hours),
         answer.seed,
-        count,
-        table.text(),
-        programs.text()
+        program_count,
+        policy_table.text(),
+        program_table.text()
     )
 }

@@ -19,10 +19,10 @@ pub struct Completions {
 
 /// Adds the known machines and policies as values of their options. This is for completions only, because a machine
 /// may also be a file.
-fn with_names(command: clap::Command) -> clap::Command {
-    let named = command.mut_args(|arg| {
-        let value = arg.get_value_names().and_then(|names| names.first()).map(|name| name.to_string());
-        match value.as_deref() {
+fn add_value_names(command: clap::Command) -> clap::Command {
+    let command_with_values = command.mut_args(|arg| {
+        let value_name = arg.get_value_names().and_then(|names| names.first()).map(|name| name.to_string());
+        match value_name.as_deref() {
             Some("MACHINE") => arg.value_parser(PossibleValuesParser::new(cachemate_spec::machine_names())),
             Some("POLICY") => {
                 arg.value_parser(PossibleValuesParser::new(policies::ENTRIES.iter().map(|entry| entry.name)))
@@ -30,13 +30,13 @@ fn with_names(command: clap::Command) -> clap::Command {
             _ => arg,
         }
     });
-    named.mut_subcommands(with_names)
+    command_with_values.mut_subcommands(add_value_names)
 }
 
 impl Completions {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut with_names(super::Cli::command()), "cachemate", &mut script);
+        clap_complete::generate(self.shell, &mut add_value_names(super::Cli::command()), "cachemate", &mut script);
         session.print(&String::from_utf8_lossy(&script))
     }
 }

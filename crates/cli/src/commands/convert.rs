@@ -37,11 +37,11 @@ impl Convert {
         let mut output = OutputFile::create(path, self.output.force)?;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "converting")?;
         let name = path.display().to_string();
-        let converted = cachemate_trace::convert(&mut trace, output.file(), &name, self.compression_level, |_| {})?;
+        let conversion = cachemate_trace::convert(&mut trace, output.file(), &name, self.compression_level, |_| {})?;
         trace.finish(session);
         output.persist()?;
-        let records = count_text(converted.totals.records);
-        session.note(&format!("{name}: {records} records, {}", size_text(converted.bytes)));
+        let records = count_text(conversion.totals.records);
+        session.note(&format!("{name}: {records} records, {}", size_text(conversion.bytes)));
         trace.check_whole()
     }
 }

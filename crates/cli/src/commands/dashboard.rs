@@ -75,16 +75,16 @@ struct IntervalTruth {
 }
 
 fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
-    let shown = path.display();
+    let path_text = path.display();
     let text = cachemate_files::read_text_limited(path, MAX_ANSWER_BYTES)
-        .with_context(|| format!("{shown}: cannot be read"))?;
-    let answer: RecordedTruth = serde_json::from_str(&text)
-        .with_context(|| format!("{shown}: expected the output of 'cachemate sim --json'"))?;
-    let source = format!("{}, seed {}", answer.scenario, answer.seed);
-    let results = match answer.results {
+        .with_context(|| format!("{path_text}: cannot be read"))?;
+    let recorded_truth: RecordedTruth = serde_json::from_str(&text)
+        .with_context(|| format!("{path_text}: expected the output of 'cachemate sim --json'"))?;
+    let source = format!("{}, seed {}", recorded_truth.scenario, recorded_truth.seed);
+    let results = match recorded_truth.results {
         TruthResults::Cycle(results) => results,
         TruthResults::Interval { jobs } => {
-            let programs = interval_truth(&jobs, run).with_context(|| format!("{shown}: of another run"))?;
+            let programs = interval_truth(&jobs, run).with_context(|| format!("{path_text}: of another run"))?;
             return Ok(GroundTruth { source, programs, evicted: Vec::new() });
         }
     };
@@ -93,7 +93,7 @@ fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<Gro
     };
     let process_of = |task| results.tasks.iter().find(|other| other.task == task).map(|task| task.process.0);
     let contended_caches = results.caches.iter().filter(|cache| is_contended(cache.level, cache.cache.0));
-    let evicted = contended_caches
+    let evicted_lines = contended_caches
         .flat_map(|cache| &cache.evictions_by_pair)
         .filter_map(|(evictor, victim, lines)| Some((process_of(*evictor)?, process_of(*victim)?, *lines)))
         .collect();
@@ -104,7 +104,7 @@ fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<Gro
             programs.push(true_program(task.process.0, &threads.collect::<Vec<_>>()));
         }
     }
-    Ok(GroundTruth { source, programs, evicted })
+    Ok(GroundTruth { source, programs, evicted: evicted_lines })
 }
 
 fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<Vec<ProgramTruth>> {
@@ -128,14 +128,14 @@ fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
         |value: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| value(task)).sum::<u64>() as f64;
     let instructions = sum_over_threads(&|task| task.instructions);
     let cycles = sum_over_threads(&|task| task.cycles);
-    let last = |value: fn(&cachemate_sim::results::MissBreakdown) -> u64| {
+    let sum_last_level = |value: fn(&cachemate_sim::results::MissBreakdown) -> u64| {
         sum_over_threads(&|task| task.levels.last().map_or(0, value))
     };
-    let misses = last(|level| level.misses);
+    let misses = sum_last_level(|level| level.misses);
     ProgramTruth {
         program,
         instr_per_cycle: (cycles > 0.0).then(|| instructions / cycles),
         mpki: (instructions > 0.0).then(|| 1000.0 * misses / instructions),
-        evicted_by_others_share: (misses > 0.0).then(|| last(|level| level.inter_task) / misses),
+        evicted_by_others_share: (misses > 0.0).then(|| sum_last_level(|level| level.inter_task) / misses),
     }
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::args::JsonArg;
 use crate::session::Session;
 use cachemate_daemon::host;
-use cachemate_daemon::status::evidence_text;
+use cachemate_daemon::status::describe_evidence_level;
 
 /// Test the facilities of this host: counters, probes, placement; report why one is missing and how to enable it
 ///
@@ -46,7 +46,7 @@ impl Doctor {
         let shared_count =
             host.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
         let result = DoctorJson {
-            means: evidence_text(host.capability_survey.level, !self.quick),
+            means: describe_evidence_level(host.capability_survey.level, !self.quick),
             online_cpus: host.topology.online().count() as usize,
             shared_last_level_caches: shared_count,
             topology_warnings: host.warnings,
@@ -77,8 +77,8 @@ fn render(result: &DoctorJson) -> String {
 }
 
 fn capability_lines(capability: &CapabilityCheck) -> String {
-    let mark = if capability.works { "yes" } else { "no " };
-    let mut text = format!("  {mark}  {}: {}\n", capability.name, capability.detail);
+    let works_text = if capability.works { "yes" } else { "no " };
+    let mut text = format!("  {works_text}  {}: {}\n", capability.name, capability.detail);
     if !capability.works {
         text.push_str(&format!("       without it: {}\n", capability.consequence));
         if let Some(remedy) = &capability.remedy {

@@ -14,7 +14,7 @@ use crate::status_text::{ExplainJson, explain_text};
 use cachemate_daemon::service_status::ServiceStatus;
 use cachemate_daemon::socket;
 use cachemate_daemon::status::TaskStatus;
-use cachemate_daemon::status::thread_text;
+use cachemate_daemon::status::describe_thread;
 
 /// Explain a service or a program: the slowdown and its causes, the reasons of the placement, and the measurements
 #[derive(Args)]
@@ -36,8 +36,8 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
     match program.parse::<i32>() {
         Ok(id) => task.pid == id || task.tid == id,
         Err(_) => {
-            let stored = program.as_bytes();
-            task.name.as_bytes() == &stored[..stored.len().min(MAX_NAME_BYTES)]
+            let name_bytes = program.as_bytes();
+            task.name.as_bytes() == &name_bytes[..name_bytes.len().min(MAX_NAME_BYTES)]
         }
     }
 }
@@ -65,8 +65,9 @@ impl Explain {
         let status = socket::query_status(&self.socket.path())?;
         let named_services: Vec<ServiceStatus> =
             status.services.iter().filter(|service| service.identity().is_named(&self.program)).cloned().collect();
-        let of_service = |task: &TaskStatus| named_services.iter().any(|service| service.task_ids.contains(&task.task));
-        let is_explained = |task: &TaskStatus| is_named(task, &self.program) || of_service(task);
+        let is_in_named_service =
+            |task: &TaskStatus| named_services.iter().any(|service| service.task_ids.contains(&task.task));
+        let is_explained = |task: &TaskStatus| is_named(task, &self.program) || is_in_named_service(task);
         let tasks: Vec<TaskStatus> = status.tasks.iter().filter(|task| is_explained(task)).cloned().collect();
         if tasks.is_empty() && named_services.is_empty() {
             return Err(no_data_error(&self.program, &status.tasks, &status.services));
@@ -74,20 +75,20 @@ impl Explain {
         let pids: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
         let sole_pid = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] { Some(pid) } else { None };
         let has_selected_task = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
-        let caches =
+        let shares_cache =
             |task: &TaskStatus| tasks.iter().any(|own_task| own_task.cache.is_some() && own_task.cache == task.cache);
-        let other_tasks = status.tasks.iter().filter(|task| !is_explained(task) && caches(task));
-        let names: Vec<String> = tasks.iter().map(|task| thread_text(&task.name, task.tid)).collect();
+        let other_tasks = status.tasks.iter().filter(|task| !is_explained(task) && shares_cache(task));
+        let task_labels: Vec<String> = tasks.iter().map(|task| describe_thread(&task.name, task.tid)).collect();
         let result = ExplainJson {
             pid: self.program.parse().ok().or(sole_pid),
             policy: status.policy.clone(),
             mode: status.mode,
-            co_runners: other_tasks.map(|task| thread_text(&task.name, task.tid)).collect(),
+            co_runners: other_tasks.map(|task| describe_thread(&task.name, task.tid)).collect(),
             decisions: status.decisions.iter().filter(|decision| has_selected_task(&decision.tasks)).cloned().collect(),
             refused: status
                 .refused
                 .iter()
-                .filter(|line| names.iter().any(|name| line.contains(name)))
+                .filter(|line| task_labels.iter().any(|name| line.contains(name)))
                 .cloned()
                 .collect(),
             conflicts: status
@@ -99,9 +100,9 @@ impl Explain {
             services: match named_services.is_empty() {
                 false => named_services,
                 true => {
-                    let owns =
+                    let owns_selected_task =
                         |service: &&ServiceStatus| tasks.iter().any(|task| service.task_ids.contains(&task.task));
-                    status.services.iter().filter(owns).cloned().collect()
+                    status.services.iter().filter(owns_selected_task).cloned().collect()
                 }
             },
             promises: status.promises.iter().filter(|promise| pids.contains(&promise.pid)).cloned().collect(),

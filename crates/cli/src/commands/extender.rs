@@ -79,7 +79,7 @@ impl ExtenderArgs {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let state = Arc::new(ExtenderState::default());
         if let Some(requests) = self.measure {
-            return measure(session, &runtime, &state, requests, self.json.json);
+            return measure_latency(session, &runtime, &state, requests, self.json.json);
         }
         let is_loopback = match self.listen.ip() {
             IpAddr::V4(ip) => ip.is_loopback(),
@@ -98,13 +98,13 @@ impl ExtenderArgs {
         std::thread::scope(|scope| {
             // A separate thread reads the knowledge: a thousand nodes take milliseconds, and no request should wait
             // for them.
-            let reader = || {
+            let refresh_until_stop = || {
                 while !stop.load(Ordering::Relaxed) {
                     std::thread::sleep(POLL_INTERVAL);
                     source.refresh(session, &state);
                 }
             };
-            std::thread::Builder::new().name("cachemate-knowledge".into()).spawn_scoped(scope, reader)?;
+            std::thread::Builder::new().name("cachemate-knowledge".into()).spawn_scoped(scope, refresh_until_stop)?;
             runtime.block_on(async {
                 tokio::spawn(server);
                 while !stop.load(Ordering::Relaxed) {
@@ -120,23 +120,23 @@ impl ExtenderArgs {
     fn open_source(&self, session: &Session, state: &ExtenderState) -> anyhow::Result<KnowledgeSource> {
         let Some(url) = &self.api_server else {
             let dir = self.knowledge.clone().context("--knowledge: expected a directory")?;
-            let mut reported = BTreeMap::new();
-            read_folder(session, &dir, state, &mut reported).context("nothing was served")?;
-            return Ok(KnowledgeSource::Folder { dir, reported, read: Instant::now() });
+            let mut reported_refusals = BTreeMap::new();
+            publish_folder(session, &dir, state, &mut reported_refusals).context("nothing was served")?;
+            return Ok(KnowledgeSource::Folder { dir, reported_refusals, last_read: Instant::now() });
         };
         let server = match url.as_str() {
             "in-cluster" => ApiServer::in_cluster(),
             url => ApiServer::new(url, self.ca_file.as_deref(), self.token_file.clone()),
         };
         let server = server.map_err(|error| UsageError(format!("--api-server: {error:#}")))?;
-        let silence = Duration::from_secs(self.watch_timeout);
-        Ok(KnowledgeSource::Watch { watch: KnowledgeWatch::start(server, silence)? })
+        let max_silence = Duration::from_secs(self.watch_timeout);
+        Ok(KnowledgeSource::Watch { watch: KnowledgeWatch::start(server, max_silence)? })
     }
 }
 
 /// The source of published knowledge.
 enum KnowledgeSource {
-    Folder { dir: PathBuf, reported: BTreeMap<String, String>, read: Instant },
+    Folder { dir: PathBuf, reported_refusals: BTreeMap<String, String>, last_read: Instant },
     Watch { watch: KnowledgeWatch },
 }
 
@@ -145,11 +145,11 @@ impl KnowledgeSource {
     /// that answers become neutral.
     fn refresh(&mut self, session: &Session, state: &ExtenderState) {
         match self {
-            KnowledgeSource::Folder { dir, reported, read } => {
+            KnowledgeSource::Folder { dir, reported_refusals: reported, last_read: read } => {
                 if read.elapsed() < REREAD_INTERVAL {
                     return;
                 }
-                if let Err(error) = read_folder(session, dir, state, reported) {
+                if let Err(error) = publish_folder(session, dir, state, reported) {
                     session.log(&format!("{error:#}"));
                 }
                 *read = Instant::now();
@@ -165,19 +165,19 @@ impl KnowledgeSource {
     }
 }
 
-fn read_folder(
+fn publish_folder(
     session: &Session,
     dir: &std::path::Path,
     state: &ExtenderState,
-    reported: &mut BTreeMap<String, String>,
+    reported_refusals: &mut BTreeMap<String, String>,
 ) -> anyhow::Result<()> {
     let (knowledge, refusals) = read_dir(dir)?;
     for (path, reason) in &refusals {
-        if reported.get(path) != Some(reason) {
+        if reported_refusals.get(path) != Some(reason) {
             session.log(&format!("{path}: skipped: {reason}"));
         }
     }
-    *reported = refusals;
+    *reported_refusals = refusals;
     state.publish(knowledge);
     Ok(())
 }
@@ -186,7 +186,7 @@ fn read_folder(
 const MEASURED_NODES: usize = 1000;
 
 /// A cluster of equal nodes with differently loaded caches.
-fn measured_cluster() -> ClusterKnowledge {
+fn build_measured_cluster() -> ClusterKnowledge {
     let mix = ReferenceMix {
         base_cycles_per_instr: 0.7,
         stall_cycles_per_miss: 90.0,
@@ -220,46 +220,46 @@ fn measured_cluster() -> ClusterKnowledge {
     cluster
 }
 
-fn measure(
+fn measure_latency(
     session: &Session,
     runtime: &tokio::runtime::Runtime,
     state: &Arc<ExtenderState>,
     requests: u32,
     json: bool,
 ) -> anyhow::Result<()> {
-    state.publish(measured_cluster());
+    state.publish(build_measured_cluster());
     let (address, server) = runtime.block_on(listen(SocketAddr::from(([127, 0, 0, 1], 0)), Arc::clone(state)))?;
-    let client = std::thread::spawn(move || -> anyhow::Result<Vec<f64>> {
+    let client_thread = std::thread::spawn(move || -> anyhow::Result<Vec<f64>> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         let mut milliseconds = Vec::new();
         for request in 0..requests {
-            let (path, body) = measured_request(request);
+            let (path, body) = build_request(request);
             let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
-            let started = Instant::now();
+            let start_time = Instant::now();
             stream.write_all(&[head.as_bytes(), body.as_bytes()].concat())?;
-            read_answer(&mut stream)?;
-            milliseconds.push(started.elapsed().as_secs_f64() * 1e3);
+            read_response(&mut stream)?;
+            milliseconds.push(start_time.elapsed().as_secs_f64() * 1e3);
         }
         Ok(milliseconds)
     });
     let mut milliseconds = runtime.block_on(async {
         let server = tokio::spawn(server);
-        while !client.is_finished() {
+        while !client_thread.is_finished() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         server.abort();
-        client.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the client failed")))
+        client_thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the client failed")))
     })?;
     milliseconds.sort_by(f64::total_cmp);
-    let latency_at = |share: f64| milliseconds[((milliseconds.len() - 1) as f64 * share).ceil() as usize];
+    let latency_quantile = |share: f64| milliseconds[((milliseconds.len() - 1) as f64 * share).ceil() as usize];
     let result = MeasuredLatency {
         nodes: MEASURED_NODES,
         requests,
-        p50_ms: latency_at(0.5),
-        p99_ms: latency_at(0.99),
-        max_ms: latency_at(1.0),
+        p50_ms: latency_quantile(0.5),
+        p99_ms: latency_quantile(0.99),
+        max_ms: latency_quantile(1.0),
     };
     session.print_result(json, &result, || {
         format!(
@@ -274,7 +274,7 @@ fn measure(
 }
 
 /// Path and body of a request: `filter` and `prioritize` alternate, with a new pod each time.
-fn measured_request(request: u32) -> (&'static str, String) {
+fn build_request(request: u32) -> (&'static str, String) {
     let names: Vec<String> = (0..MEASURED_NODES).map(|node| format!("node-{node:04}")).collect();
     let body = serde_json::json!({
         "pod": {
@@ -287,7 +287,7 @@ fn measured_request(request: u32) -> (&'static str, String) {
 }
 
 /// Reads one response: the head, then the number of bytes that the head announces.
-fn read_answer(stream: &mut TcpStream) -> anyhow::Result<()> {
+fn read_response(stream: &mut TcpStream) -> anyhow::Result<()> {
     let mut bytes = Vec::new();
     let mut buffer = [0u8; 65_536];
     loop {
@@ -296,13 +296,14 @@ fn read_answer(stream: &mut TcpStream) -> anyhow::Result<()> {
             bail!("the connection ended before the answer");
         }
         bytes.extend_from_slice(&buffer[..count]);
-        let Some(head) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
-        let text = String::from_utf8_lossy(&bytes[..head]).to_lowercase();
-        if !text.starts_with("http/1.1 200") {
-            bail!("found '{}', expected status 200", text.lines().next().unwrap_or(""));
+        let Some(head_end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+        let head_text = String::from_utf8_lossy(&bytes[..head_end]).to_lowercase();
+        if !head_text.starts_with("http/1.1 200") {
+            bail!("found '{}', expected status 200", head_text.lines().next().unwrap_or(""));
         }
-        let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
-        if bytes.len() >= head + 4 + length.context("an answer without a length")? {
+        let body_length =
+            head_text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
+        if bytes.len() >= head_end + 4 + body_length.context("an answer without a length")? {
             return Ok(());
         }
     }

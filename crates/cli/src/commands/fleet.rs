@@ -103,12 +103,12 @@ impl FleetArgs {
         for path in [&self.output, &self.csv].into_iter().flatten() {
             refuse_existing(path, self.force)?;
         }
-        let spec = self.spec()?;
+        let spec = self.read_spec()?;
         let fleet = FleetInput::read(&self.file, &spec)?;
-        if fleet.unprofiled > 0 {
+        if fleet.unprofiled_count > 0 {
             session.warn(&format!(
                 "{} of {} pods have no profile; they occupy CPUs and memory, and their use of caches is unknown",
-                fleet.unprofiled,
+                fleet.unprofiled_count,
                 fleet.pods.as_ref().map_or(0, Vec::len)
             ));
         }
@@ -122,8 +122,8 @@ impl FleetArgs {
         let started = Instant::now();
         let result = match &self.sweep {
             Some(dir) => {
-                let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, dir));
-                request.run_swept(session, dir, &self.engines, &work, self.json.json)?
+                let job_runner: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, dir));
+                request.run_swept(session, dir, &self.engines, &job_runner, self.json.json)?
             }
             None if self.engines.engine.is_some() => {
                 return Err(UsageError("--engine keeps its parts in --sweep DIR".to_string()).into());
@@ -141,12 +141,12 @@ impl FleetArgs {
         session.print_result(self.json.json, &outcome, || outcome_text(spec, &outcome, &result, started.elapsed()))
     }
 
-    fn spec(&self) -> anyhow::Result<FleetSpec> {
+    fn read_spec(&self) -> anyhow::Result<FleetSpec> {
         let name = self.file.display().to_string();
         let text = cachemate_files::read_text_limited(&self.file, MAX_FILE_BYTES)
             .with_context(|| format!("{name}: cannot be read"))?;
         let located = cachemate_spec::Located::parse(&name, &text)?;
-        let mut spec: FleetSpec = located.value()?;
+        let mut spec: FleetSpec = located.deserialize()?;
         if let Some(hours) = self.hours {
             if !(hours > 0.0 && hours <= MAX_HOURS) {
                 let text = format!("--hours: found {hours}, expected more than 0, at most {MAX_HOURS}");
@@ -194,31 +194,31 @@ impl FleetArgs {
 
     /// Runs something in parts, and reports progress; an error if it was interrupted.
     fn run_parts<R>(&self, session: &Session, run: impl FnOnce(&RunControl<'_>) -> Option<R>) -> anyhow::Result<R> {
-        let available = std::thread::available_parallelism().map_or(1, usize::from);
+        let available_cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("fleet", Some(1));
         let started = Instant::now();
-        let reported = AtomicUsize::new(0);
+        let reported_interval = AtomicUsize::new(0);
         let report_progress = |done_count: usize, total_count: usize| {
             bar.set_length(total_count as u64);
             bar.set_position(done_count as u64);
             let elapsed = started.elapsed();
             let interval_index = (elapsed.as_secs() / PROGRESS_INTERVAL.as_secs()) as usize;
             if bar.is_hidden()
-                && interval_index > reported.fetch_max(interval_index, Ordering::Relaxed)
+                && interval_index > reported_interval.fetch_max(interval_index, Ordering::Relaxed)
                 && done_count > 0
             {
-                let left_seconds = elapsed.as_secs_f64() * (total_count - done_count) as f64 / done_count as f64;
+                let remaining_seconds = elapsed.as_secs_f64() * (total_count - done_count) as f64 / done_count as f64;
                 session.log(&format!(
                     "{done_count} of {total_count} parts, about {} s left",
-                    format_number(left_seconds.ceil())
+                    format_number(remaining_seconds.ceil())
                 ));
             }
         };
         let control = RunControl {
-            workers: self.engines.workers.map_or(available, usize::from).clamp(1, 1024),
-            progress: &report_progress,
-            stop: &|| stop.load(Ordering::Relaxed),
+            workers: self.engines.workers.map_or(available_cpus, usize::from).clamp(1, 1024),
+            report_progress: &report_progress,
+            should_stop: &|| stop.load(Ordering::Relaxed),
         };
         let result = run(&control);
         bar.finish_and_clear();
@@ -237,9 +237,9 @@ struct ValidationAnswer {
 
 fn validation_text(spec: &FleetSpec, answer: &ValidationAnswer) -> String {
     let validation = &answer.validation;
-    let mut hosts = Table::with_columns("", "host | services | measured | forecast | error, points");
+    let mut host_table = Table::with_columns("", "host | services | measured | forecast | error, points");
     for host in &validation.hosts {
-        hosts.add_row([
+        host_table.add_row([
             host.host.to_string(),
             host.services.to_string(),
             format!("{:.1} %", host.measured_slowdown_percent),
@@ -247,14 +247,14 @@ fn validation_text(spec: &FleetSpec, answer: &ValidationAnswer) -> String {
             format!("{:.1}", host.mean_absolute_error_points),
         ]);
     }
-    let agreement = match validation.same_verdict_share {
+    let agreement_text = match validation.same_verdict_share {
         None => "no service has a limit".to_string(),
         Some(share) => format!("both machines agree about {:.1} % of the limits", share * 100.0),
     };
     format!(
         "{}, seed {}: {} on {}, {} cycles each ({} nominal ms), caches and working sets divided by {}\n\n{}\n\
          error of the slowdown: mean {:.1} points, 90 % {:.1}, signed {:.1}; predicting nothing {:.1}\n\
-         {agreement}; services alone take {:.2} times the cycles of their profiles; {} s of processor time\n",
+         {agreement_text}; services alone take {:.2} times the cycles of their profiles; {} s of processor time\n",
         spec.name,
         answer.seed,
         counted_text(validation.services as u64, "service"),
@@ -262,7 +262,7 @@ fn validation_text(spec: &FleetSpec, answer: &ValidationAnswer) -> String {
         format_number(validation.cycles_per_host as f64),
         format_number(validation.nominal_ms_per_host),
         validation.cache_scale,
-        hosts.text(),
+        host_table.text(),
         validation.mean_absolute_error_points,
         validation.p90_error_points,
         validation.mean_signed_error_points,
@@ -277,7 +277,7 @@ struct FleetInput {
     kinds: Vec<FleetService>,
     /// Index of each pod's kind; `None` without a cluster's export.
     pods: Option<Vec<u16>>,
-    unprofiled: usize,
+    unprofiled_count: usize,
 }
 
 /// Content of a profile's file: the whole resource, or only its `spec`.
@@ -304,7 +304,7 @@ impl FleetInput {
             kinds.extend(draw_kinds(draw, spec.seed));
         }
         let Some(cluster) = &spec.cluster else {
-            return Ok(FleetInput { kinds, pods: None, unprofiled: 0 });
+            return Ok(FleetInput { kinds, pods: None, unprofiled_count: 0 });
         };
         let path = dir.join(cluster);
         let name = path.display();
@@ -313,7 +313,7 @@ impl FleetInput {
         let list: PodList = serde_json::from_str(&text)
             .map_err(|error| anyhow::anyhow!("{name}: {error}; expected the JSON of kubectl get pods -A -o json"))?;
         let services = cluster_services(&list, &kinds).map_err(|error| anyhow::anyhow!("{name}, {error}"))?;
-        Ok(FleetInput { kinds: services.kinds, pods: Some(services.pods), unprofiled: services.unprofiled })
+        Ok(FleetInput { kinds: services.kinds, pods: Some(services.pods), unprofiled_count: services.unprofiled_pods })
     }
 }
 
@@ -341,9 +341,9 @@ fn processor_seconds() -> f64 {
 }
 
 fn outcome_text(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed: Duration) -> String {
-    let promise = result.promise.map_or("unknown".to_string(), |promise| format!("{:.1} %", promise * 100.0));
+    let promise_text = result.promise.map_or("unknown".to_string(), |promise| format!("{:.1} %", promise * 100.0));
     format!(
-        "{}: {} services on {} hosts ({}), {} nominal hours, seed {}\n\n{}\npromise: {promise} of the limits; {} s of \
+        "{}: {} services on {} hosts ({}), {} nominal hours, seed {}\n\n{}\npromise: {promise_text} of the limits; {} s of \
          processor time, {} s elapsed\n",
         spec.name,
         outcome.services,

@@ -13,7 +13,7 @@ mod run;
 mod shell;
 
 /// Environment variable with the directory of the lab's scripts.
-const VARIABLE: &str = "CACHEMATE_LAB";
+const LAB_DIR_VARIABLE: &str = "CACHEMATE_LAB";
 
 /// Run an unmodified kernel and unmodified programs on a modeled machine
 ///
@@ -47,14 +47,14 @@ impl Lab {
 /// Path of a script of the lab. It is searched for in the directory that the environment names, beside this build, and
 /// in the installation.
 fn find_script(name: &str) -> anyhow::Result<PathBuf> {
-    let env_dir = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let env_dir = std::env::var_os(LAB_DIR_VARIABLE).map(PathBuf::from);
     let own_path = std::env::current_exe().ok();
     let nearby_dirs = own_path.iter().flat_map(|own_path| own_path.ancestors().skip(1).map(|dir| dir.join("lab")));
-    let installed = ["/usr/local/lib/cachemate/lab", "/usr/lib/cachemate/lab"].map(PathBuf::from);
-    let mut dirs = env_dir.into_iter().chain(nearby_dirs).chain(installed);
+    let installed_dirs = ["/usr/local/lib/cachemate/lab", "/usr/lib/cachemate/lab"].map(PathBuf::from);
+    let mut dirs = env_dir.into_iter().chain(nearby_dirs).chain(installed_dirs);
     dirs.find_map(|dir| Some(dir.join(name)).filter(|script| script.is_file())).with_context(|| {
         format!(
-            "the lab is not installed: it is a separate package (lab/ of the source); {VARIABLE} may name its directory"
+            "the lab is not installed: it is a separate package (lab/ of the source); {LAB_DIR_VARIABLE} may name its directory"
         )
     })
 }

@@ -63,9 +63,9 @@ fn config_page() -> String {
 fn plain_text(cell: &str) -> String {
     let mut text = String::new();
     let mut rest_text = cell;
-    while let Some((before, link)) = rest_text.split_once('[') {
+    while let Some((before, after_bracket)) = rest_text.split_once('[') {
         text += before;
-        match link.split_once("](").and_then(|(label, target)| Some((label, target.split_once(')')?.1))) {
+        match after_bracket.split_once("](").and_then(|(label, target)| Some((label, target.split_once(')')?.1))) {
             Some((label, after)) => {
                 text += label;
                 rest_text = after;
@@ -73,7 +73,7 @@ fn plain_text(cell: &str) -> String {
             // A table of the configuration, such as [[rules]].
             None => {
                 text.push('[');
-                rest_text = link;
+                rest_text = after_bracket;
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::session::Session;
 use cachemate_daemon::daemon::{ConfigSource, ControlFlags, handle_hangup, run};
 use cachemate_daemon::dry_run;
 use cachemate_daemon::path_checks;
-use cachemate_daemon::rule_report::rule_report;
+use cachemate_daemon::rule_report::build_rule_report;
 use cachemate_linux::nri::{self, NriOptions};
 
 /// Run the daemon: measure the programs on this host and, with `mode = "act"`, place them and partition caches
@@ -35,7 +35,7 @@ pub struct Manage {
     #[arg(long, conflicts_with = "check")]
     dry_run: bool,
     /// End a dry run after this many windows without a change
-    #[arg(long, value_name = "N", requires = "dry_run", default_value_t = dry_run::WINDOWS)]
+    #[arg(long, value_name = "N", requires = "dry_run", default_value_t = dry_run::MAX_WINDOWS)]
     max_windows: u64,
     /// Print the result of a dry run as one JSON object
     #[arg(long, requires = "dry_run")]
@@ -69,27 +69,30 @@ impl Manage {
             file: self.config.clone(),
             is_named: self.config.is_some(),
             policy: self.policy.clone(),
-            observe: self.observe_only,
+            is_observe_only: self.observe_only,
             state_dir: self.state_dir.clone(),
             socket: self.socket.clone(),
             nri: self.nri.clone().map(|socket| NriOptions { socket, index: self.nri_index }),
-            page: self.dashboard.clone().map(|address| PageAddress { address, token: !self.dashboard_no_auth }),
+            page: self
+                .dashboard
+                .clone()
+                .map(|address| PageAddress { address, requires_token: !self.dashboard_no_auth }),
         };
         if self.check {
             let config = source.read()?;
-            path_checks::check(&config)?;
-            let report = rule_report(&config)?;
+            path_checks::check_config(&config)?;
+            let report = build_rule_report(&config)?;
             report.lines.iter().try_for_each(|line| session.print(&format!("{line}\n")))?;
             report.warnings.iter().for_each(|warning| session.warn(warning));
             session.note("the configuration is valid");
             return Ok(());
         }
-        let switches = ControlFlags { stop: session.interrupt_flag(), ..ControlFlags::default() };
+        let control_flags = ControlFlags { stop: session.interrupt_flag(), ..ControlFlags::default() };
         if self.dry_run {
-            let answer = dry_run::dry_run(&source, &switches, self.max_windows)?;
-            return session.print_result(self.json, &answer, || answer.render());
+            let result = dry_run::dry_run(&source, &control_flags, self.max_windows)?;
+            return session.print_result(self.json, &result, || result.render());
         }
-        handle_hangup(&switches)?;
-        run(&source, &switches, &|message| session.log(message))
+        handle_hangup(&control_flags)?;
+        run(&source, &control_flags, &|message| session.log(message))
     }
 }

@@ -3,7 +3,7 @@
 use cachemate_report::Table;
 use cachemate_report::text::format_number;
 use cachemate_repro::ExperimentContext;
-use cachemate_repro::mixes::{MixOptions, PolicyScore, RandomMix, RandomMixes, run};
+use cachemate_repro::mixes::{MixOptions, PolicyScore, RandomMix, RandomMixes, score_random_mixes};
 use cachemate_trace::bundled_recordings;
 
 use crate::session::Session;
@@ -21,8 +21,8 @@ pub fn run_mixes(
     let bar = session.progress_bar("mixes", None);
     let report_progress = |message: &str| bar.set_message(message.to_string());
     let context = ExperimentContext { quick, progress: &report_progress, ..ExperimentContext::for_seed(seed, &stop) };
-    let draw = MixOptions { machine, mixes: count, recordings: bundled_recordings() };
-    let mixes = run(&context, &draw)?;
+    let options = MixOptions { machine, mix_count: count, recordings: bundled_recordings() };
+    let mixes = score_random_mixes(&context, &options)?;
     bar.finish_and_clear();
     session.print_result(json, &mixes, || render(&mixes))
 }
@@ -51,8 +51,11 @@ fn render(mixes: &RandomMixes) -> String {
 fn remarks_text(mix: &RandomMix) -> String {
     let mut text = String::new();
     for score in mix.policies.iter().filter(|score| !score.unfinished.is_empty()) {
-        let unfinished = score.unfinished.join(", ");
-        text.push_str(&format!("under {}, not finished when the run was abandoned: {unfinished}\n", score.policy));
+        let unfinished_names = score.unfinished.join(", ");
+        text.push_str(&format!(
+            "under {}, not finished when the run was abandoned: {unfinished_names}\n",
+            score.policy
+        ));
     }
     for pair in &mix.unfinished_pairs {
         text.push_str(&format!("{pair}: not finished, so the optimum uses a lower bound\n"));
@@ -69,14 +72,14 @@ fn score_table(scores: &[PolicyScore]) -> String {
         "throughput % | of it mix | contention | weighted speed-up | over default % | of best by matrix % | harmonic mean | worst slowdown",
     );
     for score in scores {
-        let plus = |percent: f64| format!("{percent:+.1}");
+        let signed_percent = |percent: f64| format!("{percent:+.1}");
         table.add_row([
             score.policy.clone(),
-            plus(score.throughput_gain_percent),
-            plus(score.mix_gain_percent),
-            plus(score.contention_gain_percent),
+            signed_percent(score.throughput_gain_percent),
+            signed_percent(score.mix_gain_percent),
+            signed_percent(score.contention_gain_percent),
             format_number(score.weighted_speedup),
-            plus(score.weighted_speedup_gain_percent),
+            signed_percent(score.weighted_speedup_gain_percent),
             format!("{:.1}", score.of_best_by_matrix_percent),
             format_number(score.harmonic_mean),
             format_number(score.worst_slowdown),

@@ -77,13 +77,13 @@ struct Engines {
     shift: u32,
     scope: CurveScope,
     whole_trace: DistanceEngine,
-    parts: BTreeMap<(u32, u32), StackDistances>,
+    part_distances: BTreeMap<(u32, u32), StackDistances>,
 }
 
 impl Engines {
     fn push_all(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
         let mut addresses = Vec::new();
-        while trace.addresses(&mut addresses)? {
+        while trace.next_addresses(&mut addresses)? {
             addresses.iter_mut().for_each(|address| *address >>= self.shift);
             self.whole_trace.push(&addresses)?;
         }
@@ -94,18 +94,18 @@ impl Engines {
         let header = trace.header().clone();
         let mut records: Vec<AccessRecord> = Vec::new();
         let mut lines = Vec::new();
-        while trace.records(&mut records)? {
+        while trace.next_records(&mut records)? {
             lines.clear();
             lines.extend(records.iter().map(|record| record.address >> self.shift));
             self.whole_trace.push(&lines)?;
-            let key = |record: &AccessRecord| {
+            let part_key = |record: &AccessRecord| {
                 (header.process_of(record), if self.scope == CurveScope::Thread { record.thread } else { 0 })
             };
             // Consecutive accesses of one part go to its engine together, because a thread usually runs for some
             // time.
-            for run in records.chunk_by(|a, b| key(a) == key(b)) {
-                let run_lines: Vec<u64> = run.iter().map(|record| record.address >> self.shift).collect();
-                self.parts.entry(key(&run[0])).or_default().push(&run_lines)?;
+            for part_records in records.chunk_by(|a, b| part_key(a) == part_key(b)) {
+                let part_lines: Vec<u64> = part_records.iter().map(|record| record.address >> self.shift).collect();
+                self.part_distances.entry(part_key(&part_records[0])).or_default().push(&part_lines)?;
             }
         }
         Ok(())
@@ -148,8 +148,8 @@ impl Mrc {
             .into());
         }
         let result = match self.sample_rate {
-            Some(rate) => self.sampled_curve(session, &mut trace, rate, &sizes)?,
-            None => self.exact_curve(session, &mut trace, &sizes)?,
+            Some(rate) => self.measure_sampled_curve(session, &mut trace, rate, &sizes)?,
+            None => self.measure_exact_curve(session, &mut trace, &sizes)?,
         };
         Ok((result, trace))
     }
@@ -164,7 +164,7 @@ impl Mrc {
         trace.check_whole()
     }
 
-    fn sampled_curve(
+    fn measure_sampled_curve(
         &self,
         session: &Session,
         trace: &mut TraceInput,
@@ -172,17 +172,17 @@ impl Mrc {
         sizes: &[u64],
     ) -> anyhow::Result<MrcResult> {
         let shift = self.line_bytes.trailing_zeros();
-        let mut sample = FixedRateSampler::new(rate, self.seed)?;
+        let mut sampler = FixedRateSampler::new(rate, self.seed)?;
         let mut addresses = Vec::new();
-        while trace.addresses(&mut addresses)? {
+        while trace.next_addresses(&mut addresses)? {
             addresses.iter_mut().for_each(|address| *address >>= shift);
-            sample.push(&addresses)?;
+            sampler.push(&addresses)?;
         }
         let totals = trace.finish(session);
         let part_totals = PartTotals::from_totals(totals.as_ref(), trace.header().instructions_known);
-        let curve = sample.finish()?;
+        let curve = sampler.finish()?;
         let whole_counts = curve_counts_from_sample(&curve, part_totals, sizes, self.line_bytes);
-        let sampled = SamplingSummary {
+        let sampling_summary = SamplingSummary {
             rate: curve.rate(),
             accesses: curve.sampled_accesses(),
             lines: curve.sampled_lines(),
@@ -192,13 +192,18 @@ impl Mrc {
             file: self.file.clone(),
             line_bytes: self.line_bytes,
             all: whole_counts,
-            sampled: Some(sampled),
+            sampled: Some(sampling_summary),
             bursts: None,
             parts: Vec::new(),
         })
     }
 
-    fn exact_curve(&self, session: &Session, trace: &mut TraceInput, sizes: &[u64]) -> anyhow::Result<MrcResult> {
+    fn measure_exact_curve(
+        &self,
+        session: &Session,
+        trace: &mut TraceInput,
+        sizes: &[u64],
+    ) -> anyhow::Result<MrcResult> {
         let mut engines = Engines {
             shift: self.line_bytes.trailing_zeros(),
             scope: self.by,
@@ -207,7 +212,7 @@ impl Mrc {
                 trace.expected_records(),
                 trace.burst_starts(),
             ),
-            parts: BTreeMap::new(),
+            part_distances: BTreeMap::new(),
         };
         if self.by == CurveScope::All {
             engines.push_all(trace)?
@@ -221,7 +226,7 @@ impl Mrc {
             write_file(path, distances.histogram.to_string().as_bytes(), self.force)?;
         }
         let mut parts = Vec::new();
-        for ((process, thread), engine) in engines.parts {
+        for ((process, thread), engine) in engines.part_distances {
             let thread = (self.by == CurveScope::Thread).then_some(thread);
             let is_in_part = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
             let part_totals = PartTotals::for_part(totals.as_ref(), instructions_known, is_in_part);
@@ -240,13 +245,13 @@ impl Mrc {
 }
 
 /// The largest error of a point; `None` if a point has none.
-fn max_error(counted: &CurveCounts) -> Option<f64> {
-    let errors = counted.curve.iter().map(|point| point.miss_ratio_error);
+fn max_error(counts: &CurveCounts) -> Option<f64> {
+    let errors = counts.curve.iter().map(|point| point.miss_ratio_error);
     errors.collect::<Option<Vec<f64>>>().map(|errors| errors.into_iter().fold(0.0, f64::max))
 }
 
-fn error_bar(error: Option<f64>, missing: &str) -> String {
-    error.map_or(format!("unknown: {missing}"), |error| format!("±{} at most", percent_text(error, 2)))
+fn error_bar(error: Option<f64>, unknown_reason: &str) -> String {
+    error.map_or(format!("unknown: {unknown_reason}"), |error| format!("±{} at most", percent_text(error, 2)))
 }
 
 fn render(result: &MrcResult, session: &Session) -> String {
@@ -267,14 +272,14 @@ fn render(result: &MrcResult, session: &Session) -> String {
             error_bar(sampled.error, "too few lines")
         ));
     }
-    let mpki = result.all.curve.iter().all(|point| point.mpki.is_some());
-    let line = |name: &str, counts: &CurveCounts| CurveLine {
+    let has_mpki = result.all.curve.iter().all(|point| point.mpki.is_some());
+    let curve_line = |name: &str, counts: &CurveCounts| CurveLine {
         name: name.to_string(),
         points: counts.curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect(),
     };
-    let mut lines = vec![line("all", &result.all)];
-    lines.extend(result.parts.iter().map(|part| line(&part_name(part), &part.counted)));
-    let label = if mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
+    let mut lines = vec![curve_line("all", &result.all)];
+    lines.extend(result.parts.iter().map(|part| curve_line(&part_name(part), &part.counted)));
+    let label = if has_mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
     text.push_str(&curve_picture(&lines, label, session.paint()));
     text.push('\n');
     text.push_str(&curve_table(&result.all));
@@ -295,15 +300,15 @@ fn part_name(part: &MrcPart) -> String {
 }
 
 fn summary_line(name: &str, counts: &CurveCounts) -> String {
-    let program = counts.program_accesses.map(|n| format!(" of {} by the program", count_text(n)));
-    let instructions = counts.instructions.map(|n| format!(", {} instructions", count_text(n)));
-    let lines = counts.cold.map(|n| format!(", {} distinct lines", count_text(n)));
+    let program_text = counts.program_accesses.map(|n| format!(" of {} by the program", count_text(n)));
+    let instructions_text = counts.instructions.map(|n| format!(", {} instructions", count_text(n)));
+    let lines_text = counts.cold.map(|n| format!(", {} distinct lines", count_text(n)));
     format!(
         "{name}: {} accesses{}{}{}\n",
         count_text(counts.accesses),
-        program.unwrap_or_default(),
-        instructions.unwrap_or_default(),
-        lines.unwrap_or_default()
+        program_text.unwrap_or_default(),
+        instructions_text.unwrap_or_default(),
+        lines_text.unwrap_or_default()
     )
 }
 

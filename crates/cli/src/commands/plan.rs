@@ -10,7 +10,7 @@ use cachemate_report::GroupForecast;
 use cachemate_report::terminal::plan_boxes;
 use cachemate_report::text::format_number;
 use cachemate_repro::ExperimentContext;
-use cachemate_repro::interval::plan::{PlannedRun, plan_query};
+use cachemate_repro::interval::plan::{PlannedRun, plan_under_policy};
 use cachemate_repro::interval::whatif::{WhatIfQuery, check_policy};
 use cachemate_study::plan_result;
 use clap::Args;
@@ -105,8 +105,8 @@ fn forecast_groups(prediction: &Prediction, placement: &Placement) -> anyhow::Re
     let has_own_cpu = |index: usize| placement.programs[index].shares_cpu_with.is_empty();
     if (0..placement.programs.len()).all(has_own_cpu) {
         let cpus: Vec<CpuId> = placement.programs.iter().map(|program| program.cpu).collect();
-        let members: Vec<Vec<usize>> = caches.iter().map(members_of).collect();
-        if let Some(groups) = prediction.forecast_placement(&cpus, &members)? {
+        let members_by_cache: Vec<Vec<usize>> = caches.iter().map(members_of).collect();
+        if let Some(groups) = prediction.forecast_placement(&cpus, &members_by_cache)? {
             return Ok(caches.into_iter().zip(groups).map(|(cache, group)| CacheGroup { cache, group }).collect());
         }
     }
@@ -142,10 +142,10 @@ fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     refused.iter().for_each(|line| text.push_str(&format!("  refused: {line}\n")));
     // Only the last change and the last report are printed; the JSON output contains all decisions.
     let last_change = decisions.iter().rposition(|decision| decision.changed && !decision.reasons.is_empty());
-    let last = decisions.len().checked_sub(1).filter(|last| Some(*last) != last_change);
-    for report in last_change.into_iter().chain(last).map(|index| &decisions[index]) {
-        let change = if report.changed { "the plan changed" } else { "the plan stayed in force" };
-        text.push_str(&format!("\nat {} s {change}:\n", format_number(report.seconds)));
+    let last_index = decisions.len().checked_sub(1).filter(|last| Some(*last) != last_change);
+    for report in last_change.into_iter().chain(last_index).map(|index| &decisions[index]) {
+        let change_text = if report.changed { "the plan changed" } else { "the plan stayed in force" };
+        text.push_str(&format!("\nat {} s {change_text}:\n", format_number(report.seconds)));
         report.reasons.iter().for_each(|reason| text.push_str(&format!("  {reason}\n")));
     }
     text
@@ -160,7 +160,7 @@ enum PlanBasis {
     /// A model decides; `judge` has measured slowdowns that evaluate its plan.
     Predicted {
         prediction: Box<Prediction>,
-        judge: Option<PairCosts>,
+        evaluation_costs: Option<PairCosts>,
     },
 }
 
@@ -175,7 +175,7 @@ impl PlanArgs {
             PlanBasis::Measured { names, costs } => {
                 ("measured", costs.kind, place(names, costs, costs, &machine.topology(), self.seed)?, Vec::new())
             }
-            PlanBasis::Predicted { prediction, judge } => {
+            PlanBasis::Predicted { prediction, evaluation_costs: judge } => {
                 let placement = prediction.place(judge.as_ref(), self.seed)?;
                 let groups = forecast_groups(prediction, &placement)?;
                 (prediction.model.name(), judge.as_ref().unwrap_or(&prediction.costs).kind, placement, groups)
@@ -183,7 +183,7 @@ impl PlanArgs {
         };
         let search = match &basis {
             PlanBasis::Measured { .. } => None,
-            PlanBasis::Predicted { prediction, .. } => self.plan_search(prediction)?,
+            PlanBasis::Predicted { prediction, .. } => self.build_plan_search(prediction)?,
         };
         let search = search.as_ref();
         let result = PlanJson {
@@ -193,7 +193,7 @@ impl PlanArgs {
             placement: &placement,
             groups,
             goals: search.filter(|_| !self.goals.is_empty()).map(StaticPlanSearch::best_for_goals).transpose()?,
-            pareto: search.filter(|_| self.pareto).map(ParetoPlans::search).transpose()?,
+            pareto: search.filter(|_| self.pareto).map(ParetoPlans::plan_search).transpose()?,
         };
         let describe = || {
             let picture = plan_result(&placement, &machine.name, model, kind);
@@ -205,16 +205,17 @@ impl PlanArgs {
     }
 
     /// Prepares the search over plans with partitions; `None` if no option asks for it.
-    fn plan_search(&self, prediction: &Prediction) -> anyhow::Result<Option<StaticPlanSearch>> {
+    fn build_plan_search(&self, prediction: &Prediction) -> anyhow::Result<Option<StaticPlanSearch>> {
         if self.goals.is_empty() && !self.pareto {
             return Ok(None);
         }
-        let SlowdownModel::Interval { timed, .. } = &prediction.model else {
+        let SlowdownModel::Interval { timed: timed_programs, .. } = &prediction.model else {
             let (option, model) = (if self.pareto { "--pareto" } else { "--goal" }, prediction.model.name());
             return Err(UsageError(format!("{option}: found --model {model}, expected interval")).into());
         };
-        let timed: Vec<_> = timed.iter().map(AsRef::as_ref).collect();
-        StaticPlanSearch::new(&prediction.machine, prediction.program_names(), &timed, &self.goals, self.seed).map(Some)
+        let timed_programs: Vec<_> = timed_programs.iter().map(AsRef::as_ref).collect();
+        StaticPlanSearch::new(&prediction.machine, prediction.program_names(), &timed_programs, &self.goals, self.seed)
+            .map(Some)
     }
 
     /// Runs a policy for some nominal minutes, and prints its decisions.
@@ -223,8 +224,14 @@ impl PlanArgs {
         check_policy(policy)?;
         let name = machine.name.clone();
         let jobs = load_jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;
-        let question =
-            WhatIfQuery { machine, jobs, length_ns: DECIDES_WITHIN_NS, seed: self.seed, explicit: false, guard: false };
+        let query = WhatIfQuery {
+            machine,
+            jobs,
+            length_ns: DECIDES_WITHIN_NS,
+            seed: self.seed,
+            is_explicit: false,
+            has_guard: false,
+        };
         let stop = session.interrupt_flag();
         let seeds = vec![self.seed];
         let context = ExperimentContext {
@@ -235,19 +242,19 @@ impl PlanArgs {
             mixes: None,
             machine: None,
             progress: &|_| (),
-            split: None,
+            run_division: None,
         };
-        let planned_run = plan_query(&context, &question, policy)?;
+        let planned_run = plan_under_policy(&context, &query, policy)?;
         let result = PolicyPlanJson { machine: &name, planned: &planned_run };
         session.print_result(self.json.json, &result, || render_policy_plan(&result))
     }
 
     fn basis(&self, session: &Session) -> anyhow::Result<PlanBasis> {
-        let measured_slowdowns = self.slowdowns.as_deref().map(read_measured).transpose()?;
+        let measured_slowdowns = self.slowdowns.as_deref().map(read_measured_matrix).transpose()?;
         if let (Some(measured), None) = (&measured_slowdowns, &self.model) {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
-            let costs = measured.pair_costs(&names)?;
-            return Ok(PlanBasis::Measured { names, costs });
+            let load_costs = measured.pair_costs(&names)?;
+            return Ok(PlanBasis::Measured { names, costs: load_costs });
         }
         if self.programs.is_empty() {
             return Err(UsageError("--model: found no program, expected at least one".to_string()).into());
@@ -256,11 +263,11 @@ impl PlanArgs {
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, model, &self.timing)?;
         let names = prediction.program_names();
         let judge = measured_slowdowns.map(|measured| measured.pair_costs(&names)).transpose()?;
-        Ok(PlanBasis::Predicted { prediction: Box::new(prediction), judge })
+        Ok(PlanBasis::Predicted { prediction: Box::new(prediction), evaluation_costs: judge })
     }
 }
 
-fn read_measured(path: &Path) -> anyhow::Result<MeasuredMatrix> {
+fn read_measured_matrix(path: &Path) -> anyhow::Result<MeasuredMatrix> {
     let matrix = cachemate_spec::load_percent_matrix(&path.display().to_string())?;
     Ok(MeasuredMatrix::try_from(&matrix)?)
 }

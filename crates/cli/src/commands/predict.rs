@@ -23,13 +23,13 @@ pub struct Predict {
 impl Predict {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let prediction = self.inputs.predict(session)?;
-        let timing = prediction.timing_bases();
+        let timing_bases = prediction.timing_bases();
         let result = PredictResult {
             machine: prediction.machine.name.clone(),
             cache: prediction.cache_summary(),
             programs: prediction.programs.iter().map(|program| program.summary()).collect(),
             matrix: prediction.matrix(),
-            timing: timing.map(|bases| bases.iter().map(|basis| basis.describe().to_string()).collect()),
+            timing: timing_bases.map(|bases| bases.iter().map(|basis| basis.describe().to_string()).collect()),
             group: prediction.forecast_all()?,
         };
         session.print_result(self.json.json, &result, || render(&result, &prediction, session.paint()))
@@ -90,8 +90,8 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
     ]);
     for (summary, program) in programs.iter().zip(&prediction.programs) {
         let curve = program.curve();
-        let shown = curve.iter().filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
-        let values: Vec<Option<f64>> = shown.map(|point| point.mpki).collect();
+        let shown_points = curve.iter().filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
+        let values: Vec<Option<f64>> = shown_points.map(|point| point.mpki).collect();
         let peak = values.iter().flatten().fold(0.0, |peak: f64, value| peak.max(*value));
         table.add_row([
             summary.name.clone(),
@@ -107,7 +107,8 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
 }
 
 fn group_table(group: &GroupForecast) -> String {
-    let ratio = group.miss_ratio.map(|ratio| format!(", miss ratio {}", percent_text(ratio, 2))).unwrap_or_default();
+    let ratio_text =
+        group.miss_ratio.map(|ratio| format!(", miss ratio {}", percent_text(ratio, 2))).unwrap_or_default();
     let mut table = Table::new(&[
         ("program", Align::Left),
         ("miss ratio", Align::Right),
@@ -125,5 +126,5 @@ fn group_table(group: &GroupForecast) -> String {
             value_or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{range}"))),
         ]);
     }
-    format!("all of them on one cache ({}){ratio}\n{}", group.method, table.text())
+    format!("all of them on one cache ({}){ratio_text}\n{}", group.method, table.text())
 }

@@ -9,7 +9,7 @@ use cachemate_study::{KernelFootprint, ProfileTarget};
 use cachemate_trace::RecordingEnd;
 use clap::Args;
 
-use super::record::{RecordArgs, pass_on};
+use super::record::{RecordArgs, program_result};
 use crate::args::JsonArg;
 use crate::exit::InterruptedError;
 use crate::files::{refuse_existing, write_file};
@@ -70,7 +70,7 @@ impl ProfileArgs {
         if self.file.is_some() {
             session.print_result(self.json.json, &program.file, render_profile)?;
         } else if !self.json.json || output.is_none() {
-            session.answer_beside_programs(self.json.json, None, &program.file, render_profile)?;
+            session.print_result_beside_programs(self.json.json, None, &program.file, render_profile)?;
         }
         completeness
     }
@@ -94,11 +94,11 @@ impl ProfileArgs {
         self.check_output_free(&name)?;
         let dir = tempfile::tempdir().context("cannot create a temporary directory")?;
         let recording = dir.path().join(format!("{name}.cmt"));
-        let recorded = self.record.record(session, &self.command, &recording, false)?;
-        session.note(&format!("{}: {}", self.command[0], recorded.recording_end));
-        let recording_end = recorded.recording_end;
-        let cut_short = recording_end == RecordingEnd::Interrupted;
-        if cut_short {
+        let recording_summary = self.record.record(session, &self.command, &recording, false)?;
+        session.note(&format!("{}: {}", self.command[0], recording_summary.recording_end));
+        let recording_end = recording_summary.recording_end;
+        let is_interrupted = recording_end == RecordingEnd::Interrupted;
+        if is_interrupted {
             // Ctrl-C ended the program; its recording is still to be profiled.
             session.clear_interrupt();
         }
@@ -108,15 +108,19 @@ impl ProfileArgs {
         let partial_profile_error = || Err(InterruptedError("the profile covers the recorded part".to_string()).into());
         Ok((
             program,
-            if cut_short { partial_profile_error() } else { completeness.and_then(|()| pass_on(recording_end)) },
+            if is_interrupted {
+                partial_profile_error()
+            } else {
+                completeness.and_then(|()| program_result(recording_end))
+            },
         ))
     }
 }
 
 /// Name of the profile: `gzip` for `/usr/bin/gzip` and for `gzip.cmt`.
 fn profile_name(program: &str) -> String {
-    let last = Path::new(program).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    last.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()
+    let file_name = Path::new(program).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    file_name.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()
 }
 
 fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Path>, session: &Session) -> String {
@@ -130,9 +134,9 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
         value_or_dash(file.instructions.map(count_text)),
     );
     let curve = program.curve();
-    let mpki = curve.iter().all(|point| point.mpki.is_some());
+    let has_mpki = curve.iter().all(|point| point.mpki.is_some());
     let points = curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect();
-    let label = if mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
+    let label = if has_mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
     text.push_str(&curve_picture(&[CurveLine { name: program.name.clone(), points }], label, session.paint()));
     if let Some(positions) = file.stack_positions.first() {
         text.push_str(&format!(
@@ -144,14 +148,14 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
             value_or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1)))
         ));
     }
-    let judged = cache_bytes.and_then(|bytes| KernelFootprint::from_profile(file, bytes));
-    if let Some(judged) = judged.filter(KernelFootprint::is_misjudged) {
+    let footprint = cache_bytes.and_then(|bytes| KernelFootprint::from_profile(file, bytes));
+    if let Some(judged) = footprint.filter(KernelFootprint::is_misjudged) {
         text.push_str(&format!("on Linux 7.2 and later it {judged}\n"));
     }
     if let Some(intervals) = &file.intervals {
-        let phases = intervals.every.iter().map(|interval| interval.phase).max().map_or(0, |last| last + 1);
-        let (phases, interval_count) = (counted_text(phases.into(), "phase"), intervals.every.len() as u64);
-        text.push_str(&format!("{phases} in {}\n", counted_text(interval_count, "interval")));
+        let phase_count = intervals.every.iter().map(|interval| interval.phase).max().map_or(0, |last| last + 1);
+        let (phases_text, interval_count) = (counted_text(phase_count.into(), "phase"), intervals.every.len() as u64);
+        text.push_str(&format!("{phases_text} in {}\n", counted_text(interval_count, "interval")));
     }
     if let Some(path) = output {
         text.push_str(&format!("wrote {}\n", path.display()));

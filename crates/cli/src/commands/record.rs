@@ -134,8 +134,8 @@ impl RecordArgs {
         }
         let mut recorder = Recorder::new(command.to_vec(), output);
         recorder.force = force;
-        recorder.skip = self.skip_accesses;
-        recorder.max = self.max_accesses;
+        recorder.skip_accesses = self.skip_accesses;
+        recorder.max_accesses = self.max_accesses;
         recorder.skip_time = self.skip_seconds;
         recorder.max_time = self.max_seconds;
         recorder.bursts = self.burst_accesses.map(|accesses| BurstSampling { accesses, percent: self.burst_share });
@@ -148,40 +148,40 @@ impl RecordArgs {
             ChildrenArg::Ignore => ChildProcesses::Ignore,
         };
         let bar = session.progress_bar("recording", self.max_accesses);
-        let recorded = recorder.run(&session.interrupt_flag(), |progress| {
+        let run_result = recorder.run(&session.interrupt_flag(), |progress| {
             bar.set_position(progress.program_accesses);
         });
         bar.finish_and_clear();
-        let recorded = recorded?;
-        if let Some(note) = &recorded.note {
+        let summary = run_result?;
+        if let Some(note) = &summary.note {
             session.note(note);
         }
-        Ok(recorded)
+        Ok(summary)
     }
 }
 
 impl Record {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let path: &PathBuf = &self.output.output;
-        let recorded = self.options.record(session, &self.command, path, self.output.force)?;
+        let summary = self.options.record(session, &self.command, path, self.output.force)?;
         let result = RecordResult {
             file: path.display().to_string(),
             command: self.command.clone(),
-            ended: recorded.recording_end.to_string(),
-            exit_status: if let RecordingEnd::Exit(status) = recorded.recording_end { Some(status) } else { None },
-            records: recorded.totals.records,
-            program_accesses: recorded.totals.program_accesses,
-            instructions: recorded.totals.instructions,
-            threads: recorded.totals.threads.len(),
-            bytes: recorded.bytes,
-            note: recorded.note.clone(),
+            ended: summary.recording_end.to_string(),
+            exit_status: if let RecordingEnd::Exit(status) = summary.recording_end { Some(status) } else { None },
+            records: summary.totals.records,
+            program_accesses: summary.totals.program_accesses,
+            instructions: summary.totals.instructions,
+            threads: summary.totals.threads.len(),
+            bytes: summary.bytes,
+            note: summary.note.clone(),
         };
-        session.answer_beside_programs(self.json.json, None, &result, || render(&result))?;
-        match recorded.recording_end {
+        session.print_result_beside_programs(self.json.json, None, &result, || render(&result))?;
+        match summary.recording_end {
             RecordingEnd::Interrupted => {
                 Err(InterruptedError(format!("{} keeps {} records", result.file, result.records)).into())
             }
-            ended => pass_on(ended),
+            ended => program_result(ended),
         }
     }
 }
@@ -196,7 +196,7 @@ fn attach_refusal(pid: u32) -> String {
 }
 
 /// Returns the program's exit code as the result of this command; signal N becomes 128 + N, as in a shell.
-pub fn pass_on(recording_end: RecordingEnd) -> anyhow::Result<()> {
+pub fn program_result(recording_end: RecordingEnd) -> anyhow::Result<()> {
     match recording_end {
         RecordingEnd::Exit(0) | RecordingEnd::AtMax | RecordingEnd::Interrupted => Ok(()),
         RecordingEnd::Exit(code) => Err(ProgramExitCode(code).into()),
@@ -207,9 +207,10 @@ pub fn pass_on(recording_end: RecordingEnd) -> anyhow::Result<()> {
 fn render(result: &RecordResult) -> String {
     let access_text =
         result.program_accesses.map(|n| format!(" of {} data accesses", count_text(n))).unwrap_or_default();
-    let instructions = result.instructions.map(|n| format!(", {} instructions", count_text(n))).unwrap_or_default();
+    let instructions_text =
+        result.instructions.map(|n| format!(", {} instructions", count_text(n))).unwrap_or_default();
     format!(
-        "{}: {}{access_text}{instructions}, {}, {}\nprogram: {}\n",
+        "{}: {}{access_text}{instructions_text}, {}, {}\nprogram: {}\n",
         result.file,
         counted_text(result.records, "record"),
         counted_text(result.threads as u64, "thread"),

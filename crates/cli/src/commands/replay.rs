@@ -42,38 +42,41 @@ struct ReplayJson {
 impl ReplayArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let log = RunLogReader::open(&self.log)?;
-        let recorded = log.header().pipeline.policy.clone();
-        let other_policy = self.policy.as_ref().filter(|name| **name != recorded.name).map(|name| PolicyConfig {
-            name: name.clone(),
-            parameters: String::new(),
-            seed: recorded.seed,
-        });
-        let name = other_policy.as_ref().map_or(&recorded.name, |other_policy| &other_policy.name).clone();
-        let (mut same_plans, mut first, mut errors) = (0, None, Vec::new());
+        let recorded_policy = log.header().pipeline.policy.clone();
+        let other_policy = self
+            .policy
+            .as_ref()
+            .filter(|name| **name != recorded_policy.name)
+            .map(|name| PolicyConfig { name: name.clone(), parameters: String::new(), seed: recorded_policy.seed });
+        let policy_name =
+            other_policy.as_ref().map_or(&recorded_policy.name, |other_policy| &other_policy.name).clone();
+        let (mut same_plans, mut first_difference, mut relative_errors) = (0, None, Vec::new());
         let report_window = |replayed: ReplayedWindow| {
             match replayed.plan_difference {
                 None => same_plans += 1,
-                Some(words) => first = first.take().or(Some((replayed.window, words))),
+                Some(difference) => first_difference = first_difference.take().or(Some((replayed.window, difference))),
             }
-            let missed = replayed.forecast_missed_instr_per_cycle.into_iter();
-            errors.extend(missed.filter(|miss| miss.2 > 0.0).map(|miss| (miss.1.value - miss.2).abs() / miss.2));
+            let missed_forecasts = replayed.forecast_errors_instr_per_cycle.into_iter();
+            relative_errors.extend(
+                missed_forecasts.filter(|miss| miss.2 > 0.0).map(|miss| (miss.1.value - miss.2).abs() / miss.2),
+            );
         };
         let windows = match replay(log, other_policy, report_window) {
             Err(ReplayError::Policy(error)) => return Err(UsageError(error.to_string()).into()),
             other => other?,
         };
-        let forecasts = errors.len() as u64;
-        let answer = ReplayJson {
+        let forecasts = relative_errors.len() as u64;
+        let result = ReplayJson {
             log: self.log.clone(),
-            recorded_policy: recorded.name,
-            policy: name,
+            recorded_policy: recorded_policy.name,
+            policy: policy_name,
             windows,
             same_plans,
-            first_difference: first,
-            mean_forecast_error: (forecasts > 0).then(|| errors.iter().sum::<f64>() / forecasts as f64),
+            first_difference,
+            mean_forecast_error: (forecasts > 0).then(|| relative_errors.iter().sum::<f64>() / forecasts as f64),
             forecasts,
         };
-        session.print_result(self.json.json, &answer, || render(&answer))
+        session.print_result(self.json.json, &result, || render(&result))
     }
 }
 
@@ -83,8 +86,8 @@ fn render(answer: &ReplayJson) -> String {
     table.add_row(["replayed policy".to_string(), answer.policy.clone()]);
     table.add_row(["windows".to_string(), answer.windows.to_string()]);
     table.add_row(["same plans".to_string(), answer.same_plans.to_string()]);
-    if let Some((window, words)) = &answer.first_difference {
-        table.add_row(["first difference".to_string(), format!("window {window}: {words}")]);
+    if let Some((window, difference)) = &answer.first_difference {
+        table.add_row(["first difference".to_string(), format!("window {window}: {difference}")]);
     }
     if let Some(error) = answer.mean_forecast_error {
         let text = format!("{} over {} forecasts", cachemate_report::text::percent_text(error, 1), answer.forecasts);

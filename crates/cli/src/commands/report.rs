@@ -47,7 +47,7 @@ impl ReportArgs {
 }
 
 fn lead_text(prediction: &Prediction, plan: &PlanResult) -> String {
-    let head = format!(
+    let machine_sentence = format!(
         "{} programs on {} ({}).",
         prediction.programs.len(),
         prediction.machine.name,
@@ -56,20 +56,20 @@ fn lead_text(prediction: &Prediction, plan: &PlanResult) -> String {
     let expected = &plan.expected;
     match (plan.unit.as_str(), expected.plan, expected.random, expected.worst) {
         ("percent", Some(planned), Some(random), Some(worst)) => format!(
-            "{head} With the plan below, their {} is {planned:.1} %; with a random placement {random:.1} %, with the worst \
+            "{machine_sentence} With the plan below, their {} is {planned:.1} %; with a random placement {random:.1} %, with the worst \
              {worst:.1} %.",
             plan.measure()
         ),
-        _ => head,
+        _ => machine_sentence,
     }
 }
 
 fn method_rows(prediction: &Prediction, plan: &PlanResult) -> Vec<(String, String)> {
-    let labeled_row = |label: &str, words: String| (label.to_string(), words);
+    let labeled_row = |label: &str, text: String| (label.to_string(), text);
     let mut rows = Vec::new();
     let filters = prediction.programs.iter().map(|program| program.file.source.filter);
     let filters: Vec<_> = filters.collect();
-    let recorded: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.records).collect();
+    let record_counts: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.records).collect();
     let access_counts: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.accesses).collect();
     let filter_text =
         match filters.first().copied().flatten().filter(|first| filters.iter().all(|f| *f == Some(*first))) {
@@ -81,7 +81,7 @@ fn method_rows(prediction: &Prediction, plan: &PlanResult) -> Vec<(String, Strin
         format!(
             "data accesses of every program, each run alone: {} in all, of which {} reached the shared cache ({filter_text})",
             count_text(access_counts.iter().sum()),
-            count_text(recorded.iter().sum())
+            count_text(record_counts.iter().sum())
         ),
     ));
     rows.push(labeled_row("curves", "exact LRU stack distances, per thousand recorded instructions".to_string()));
@@ -103,12 +103,12 @@ fn method_rows(prediction: &Prediction, plan: &PlanResult) -> Vec<(String, Strin
         false => "least total of the slowdowns of all pairs on a cache",
     };
     rows.push(labeled_row("plan", criterion.to_string()));
-    let not_included = match prediction.model {
+    let omissions = match prediction.model {
         SlowdownModel::Interval { .. } => "instruction fetches that were not recorded, and conflict misses",
         SlowdownModel::Scheme(_) => {
             "instruction fetches, prefetching and queueing for memory; slowdowns by scarce bandwidth are additional"
         }
     };
-    rows.push(labeled_row("not included", not_included.to_string()));
+    rows.push(labeled_row("not included", omissions.to_string()));
     rows
 }

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use cachemate_report::text::counted_text;
 use cachemate_report::{Align, Table};
 use cachemate_repro::{
-    Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html, select,
+    Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html, select_experiments,
 };
 use cachemate_sweep::{JobRunner, Store};
 use clap::{Args, Subcommand};
@@ -19,7 +19,7 @@ use time::format_description::well_known::Rfc3339;
 use crate::args::JsonArg;
 use crate::engine_args::EngineArgs;
 use crate::exit::{InterruptedError, UsageError};
-use crate::files::refuse_full;
+use crate::files::prepare_output_dir;
 use crate::job_runner::LocalJobRunner;
 use crate::repro_cost::{self, processor_hours};
 use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form_name};
@@ -103,12 +103,12 @@ impl Repro {
             self.runs.report_reuse(session);
             return Ok(());
         }
-        let experiments = select(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
+        let experiments = select_experiments(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
         if self.dry_run {
             return session.print(&self.describe_cost(&experiments)?);
         }
         if let Some(dir) = self.output.as_deref().filter(|dir| !cachemate_files::path_exists(&dir.join(SWEEP))) {
-            refuse_full(dir, self.force)?;
+            prepare_output_dir(dir, self.force)?;
         }
         self.print_cost(session, &experiments);
         let (findings, failures, interrupted) = match self.engines.engine {
@@ -116,9 +116,9 @@ impl Repro {
             Some(_) => self.run_swept(session, &experiments)?,
         };
         self.runs.report_reuse(session);
-        let report = self.to_json(if self.sample { findings.without_targets() } else { findings })?;
+        let report = self.build_report(if self.sample { findings.without_targets() } else { findings })?;
         if let Some(dir) = self.output.as_deref() {
-            write_all(dir, &report)?;
+            write_results(dir, &report)?;
             session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
         session.print_result(self.json.json, &report, || render(&report.findings))?;
@@ -139,7 +139,7 @@ impl Repro {
         (self.seed..self.seed.saturating_add(count)).collect()
     }
 
-    fn to_json(&self, findings: Findings) -> anyhow::Result<ReproJson> {
+    fn build_report(&self, findings: Findings) -> anyhow::Result<ReproJson> {
         let date = OffsetDateTime::now_utc().replace_nanosecond(0)?.format(&Rfc3339)?;
         Ok(ReproJson {
             command: self.command_line(),
@@ -191,7 +191,7 @@ impl Repro {
         let request = self.request()?;
         let store = Arc::new(Store::create(&dir.join(SWEEP))?);
         use_store_dir(&store.path().join(SHARED_RUNS_DIR));
-        let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.path()));
+        let job_runner: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.path()));
         let stop = session.interrupt_flag();
         let mut waves = Waves::new(request, experiments, &store);
         loop {
@@ -204,7 +204,7 @@ impl Repro {
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
             let manifest = waves.manifest();
             store.write_manifest(&manifest)?;
-            let summary = self.engines.drive_tasks(session, &store, &manifest, &tasks, &work, self.json.json)?;
+            let summary = self.engines.drive_tasks(session, &store, &manifest, &tasks, &job_runner, self.json.json)?;
             let missing_count = summary.missing.len();
             let engine = self.engines.name();
             anyhow::ensure!(
@@ -221,9 +221,9 @@ impl Repro {
                 UsageError("mixes run by themselves and print a table; use --json for a file".to_string()).into()
             );
         }
-        let count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 5 });
+        let mix_count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 5 });
         let machine = self.machine.as_deref().unwrap_or("xeon-x5365-4");
-        super::mixes::run_mixes(session, self.is_short(), self.seed, count as u32, machine, self.json.json)
+        super::mixes::run_mixes(session, self.is_short(), self.seed, mix_count as u32, machine, self.json.json)
     }
 
     /// Returns findings, failures with their reasons, and whether the user stopped the command. A failed experiment
@@ -244,7 +244,7 @@ impl Repro {
                 mixes: self.mixes,
                 machine: self.machine.as_deref(),
                 progress: &report_stage,
-                split: None,
+                run_division: None,
             };
             let meter = CostMeter::start();
             match (experiment.run)(&context) {
@@ -255,9 +255,9 @@ impl Repro {
                 Err(ReproError::Interrupted) => return Ok((findings, failures, true)),
                 Err(error) => {
                     failures.push(format!("{}: {error}", experiment.ids.join(", ")));
-                    let broken =
+                    let failed_finding =
                         |id: &&str| Finding::from_failure(id, experiment.title, &context.seeds, &error.to_string());
-                    findings.results.extend(experiment.ids.iter().map(broken));
+                    findings.results.extend(experiment.ids.iter().map(failed_finding));
                 }
             }
             bar.inc(1);
@@ -267,13 +267,13 @@ impl Repro {
     }
 
     fn command_line(&self) -> String {
-        let quick = match (self.quick, self.sample) {
+        let form_option = match (self.quick, self.sample) {
             (true, _) => " --quick",
             (_, true) => " --sample",
             _ => "",
         };
-        let seeds = self.seeds.map(|seeds| format!(" --seeds {seeds}")).unwrap_or_default();
-        format!("cachemate repro {}{quick} --seed {}{seeds}", self.ids.join(" "), self.seed)
+        let seeds_option = self.seeds.map(|seeds| format!(" --seeds {seeds}")).unwrap_or_default();
+        format!("cachemate repro {}{form_option} --seed {}{seeds_option}", self.ids.join(" "), self.seed)
     }
 }
 
@@ -317,11 +317,11 @@ fn render(findings: &Findings) -> String {
 }
 
 fn value_text(finding: &Finding) -> String {
-    let number = |value: f64| cachemate_report::text::format_number(value);
+    let number_text = |value: f64| cachemate_report::text::format_number(value);
     match (finding.measured, finding.spread) {
         (None, _) => "–".to_string(),
-        (Some(value), None) => format!("{} {}", number(value), finding.unit),
-        (Some(value), Some(spread)) => format!("{} ± {} {}", number(value), number(spread), finding.unit),
+        (Some(value), None) => format!("{} {}", number_text(value), finding.unit),
+        (Some(value), Some(spread)) => format!("{} ± {} {}", number_text(value), number_text(spread), finding.unit),
     }
 }
 
@@ -338,7 +338,7 @@ struct ReproJson {
     findings: Findings,
 }
 
-fn write_all(dir: &Path, report: &ReproJson) -> anyhow::Result<()> {
+fn write_results(dir: &Path, report: &ReproJson) -> anyhow::Result<()> {
     let write_file = |name: &str, text: &str| {
         let path = dir.join(name);
         cachemate_files::replace(&path, text.as_bytes()).with_context(|| format!("{}: cannot write", path.display()))

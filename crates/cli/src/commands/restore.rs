@@ -8,7 +8,7 @@ use anyhow::bail;
 use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::act::resctrl;
 use cachemate_linux::kernel::{LinuxHost, is_gone};
-use cachemate_linux::safety::guardian::{Lock, RecoveryReport, restore_left_behind};
+use cachemate_linux::safety::guardian::{DaemonLock, RecoveryReport, restore_left_behind};
 use cachemate_linux::safety::journal;
 use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
 use clap::Args;
@@ -52,21 +52,21 @@ struct RestoreJson {
 
 impl RestoreJson {
     fn add_report(&mut self, report: &RecoveryReport) {
-        self.add(&report.account);
+        self.add_account(&report.restored_objects);
         self.kept.extend(report.removal_error.as_ref().map(ToString::to_string));
         self.damaged.extend(report.damage.as_ref().map(ToString::to_string));
     }
 
-    fn add(&mut self, account: &[RestoredObject]) {
-        for line in account {
-            match &line.outcome {
+    fn add_account(&mut self, account: &[RestoredObject]) {
+        for restored_object in account {
+            match &restored_object.outcome {
                 RestoreOutcome::Restored => self.restored += 1,
                 RestoreOutcome::Unchanged => self.unchanged += 1,
                 RestoreOutcome::Gone => self.gone += 1,
-                RestoreOutcome::ChangedByOther(now) => {
-                    self.changed_by_others.push(format!("{:?} is {now}", line.object))
+                RestoreOutcome::ChangedByOther(current_value) => {
+                    self.changed_by_others.push(format!("{:?} is {current_value}", restored_object.object))
                 }
-                RestoreOutcome::Failed(reason) => self.failed.push(format!("{:?}: {reason}", line.object)),
+                RestoreOutcome::Failed(reason) => self.failed.push(format!("{:?}: {reason}", restored_object.object)),
             }
         }
     }
@@ -97,7 +97,7 @@ impl RestoreArgs {
             bail!("{}: no such directory, expected the one with the restore journal", state_dir.display());
         }
         for dir in dirs {
-            match Lock::wait_for_daemon_lock(&dir, Duration::from_secs(10)) {
+            match DaemonLock::wait_for_daemon_lock(&dir, Duration::from_secs(10)) {
                 Ok(Some(_lock)) => result.restore(&dir),
                 Ok(None) if dir == state_dir => {
                     bail!("a daemon holds {}: stop it, and it restores the host itself", dir.display());
@@ -106,7 +106,7 @@ impl RestoreArgs {
                 Err(error) => result.failed.push(error.to_string()),
             }
         }
-        for orphan in resctrl::groups::sweep_mounted(&LinuxHost::new("/")) {
+        for orphan in resctrl::groups::remove_orphans_if_mounted(&LinuxHost::new("/")) {
             let list = if orphan.error.is_some() { &mut result.failed } else { &mut result.orphans };
             list.push(orphan.to_string());
         }
@@ -123,15 +123,15 @@ impl RestoreJson {
     /// Restores from the journal of one locked directory. An unusable journal does not prevent restoring from others.
     fn restore(&mut self, dir: &Path) {
         match restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), dir) {
-            Ok(leftover) => self.add_report(&leftover),
+            Ok(report) => self.add_report(&report),
             Err(error) => self.failed.push(error.to_string()),
         }
         let already_listed =
             |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
         match journal::find_quarantined(dir) {
-            Ok(quarantined) => {
+            Ok(quarantined_paths) => {
                 let earlier_files: Vec<PathBuf> =
-                    quarantined.into_iter().filter(|path| !already_listed(path)).collect();
+                    quarantined_paths.into_iter().filter(|path| !already_listed(path)).collect();
                 self.damaged
                     .extend(earlier_files.iter().map(|path| format!("{}: quarantined earlier", path.display())));
             }
@@ -145,14 +145,14 @@ impl RestoreJson {
 fn state_dirs(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut dirs = vec![state_dir.to_path_buf()];
     let read_run_dirs = || -> io::Result<Vec<PathBuf>> {
-        let is_run = |path: &PathBuf| {
-            let has_name = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("run-"));
-            has_name && path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
+        let is_run_dir = |path: &PathBuf| {
+            let has_run_name = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("run-"));
+            has_run_name && path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
         };
-        Ok(cachemate_files::list_dir(state_dir)?.into_iter().filter(is_run).collect())
+        Ok(cachemate_files::list_dir(state_dir)?.into_iter().filter(is_run_dir).collect())
     };
     match read_run_dirs() {
-        Ok(runs) => dirs.extend(runs),
+        Ok(run_dirs) => dirs.extend(run_dirs),
         Err(error) if is_gone(&error) => dirs.clear(),
         Err(error) => bail!("{}: {error}", state_dir.display()),
     }

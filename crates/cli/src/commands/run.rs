@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::bail;
 use cachemate_core::ControlLoopError;
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
-use cachemate_linux::safety::guardian::Lock;
+use cachemate_linux::safety::guardian::DaemonLock;
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_report::text::value_or_dash;
 use cachemate_report::{Align, Table};
@@ -125,35 +125,41 @@ impl RunArgs {
             window_ms: Some(self.window_ms),
             ..ManageConfig::default()
         };
-        host::verified_policy(&config)?;
+        host::build_verified_policy(&config)?;
         if let Some(path) = &self.output {
             refuse_existing(path, self.force)?;
         }
-        let dir = RunStateDir::new()?;
+        let state_dir = RunStateDir::new()?;
         let host = host::survey_host(false)?;
-        let (mut managed, mut unmanaged, mut last) = (Vec::new(), Vec::new(), None);
+        let (mut managed_exits, mut unmanaged_exits, mut last_outcome) = (Vec::new(), Vec::new(), None);
         for round in 0..self.compare.unwrap_or(1).max(1) {
             // The order alternates between rounds, so that drifts of the host affect both kinds of runs alike.
-            let order: &[bool] = match (self.compare.is_some(), round % 2 == 0) {
+            let run_kinds: &[bool] = match (self.compare.is_some(), round % 2 == 0) {
                 (false, _) => &[true],
                 (true, true) => &[false, true],
                 (true, false) => &[true, false],
             };
-            for &is_managed in order {
-                let outcome = self.run_once(session, &commands, is_managed.then_some((&host, &config)), &dir.0)?;
+            for &is_managed in run_kinds {
+                let outcome =
+                    self.run_once(session, &commands, is_managed.then_some((&host, &config)), &state_dir.0)?;
                 if is_managed {
-                    managed.push(outcome.exits.clone());
-                    last = Some(outcome);
+                    managed_exits.push(outcome.exits.clone());
+                    last_outcome = Some(outcome);
                 } else {
-                    unmanaged.push(outcome.exits);
+                    unmanaged_exits.push(outcome.exits);
                 }
             }
         }
         let programs = commands.iter().enumerate().map(|(index, command)| {
             let exits_of = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(index).cloned()).collect();
-            compare_program(command.join(" "), exits_of(&managed), exits_of(&unmanaged), self.min_compared_seconds())
+            compare_program(
+                command.join(" "),
+                exits_of(&managed_exits),
+                exits_of(&unmanaged_exits),
+                self.min_compared_seconds(),
+            )
         });
-        let last = last.unwrap_or_default();
+        let last = last_outcome.unwrap_or_default();
         let result = RunJson {
             policy: self.policy.clone(),
             programs: programs.collect(),
@@ -162,8 +168,8 @@ impl RunArgs {
             dry_run: last.dry_run,
         };
         let output = self.output.as_deref().map(|path| (path, self.force));
-        session.answer_beside_programs(self.json.json, output, &result, || self.render(&result))?;
-        refuse_failures(&result.programs)
+        session.print_result_beside_programs(self.json.json, output, &result, || self.render(&result))?;
+        check_exits(&result.programs)
     }
 
     /// Minimum length of a run for a comparison, in seconds.
@@ -176,34 +182,35 @@ impl RunArgs {
         &self,
         session: &Session,
         commands: &[Vec<String>],
-        managed: Option<(&HostSurvey, &ManageConfig)>,
-        dir: &Path,
+        management: Option<(&HostSurvey, &ManageConfig)>,
+        state_dir: &Path,
     ) -> anyhow::Result<RunOutcome> {
         let (stop, is_over) = (session.interrupt_flag(), Arc::new(AtomicBool::new(false)));
-        let progress = dir.join("progress");
+        let progress_path = state_dir.join("progress");
         let deadline = self.timeout.map(Duration::from_secs_f64);
         // Programs wait until cachemate has started, because its start-up time must not affect the comparison.
-        let programs = ProgramGroup::start(commands, &progress, deadline, stop.clone(), is_over.clone())?;
+        let programs = ProgramGroup::start(commands, &progress_path, deadline, stop.clone(), is_over.clone())?;
         let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let mut dry_run = self.dry_run.then(|| DryRun::new(&self.policy));
-        if let Some((host, config)) = managed {
-            let rule =
+        if let Some((host, config)) = management {
+            let pid_rule =
                 |&pid| ManageRule { pid: Some(pid), action: ManageAction::Manage(None), ..ManageRule::default() };
-            let wish = LiveRunOptions {
+            let options = LiveRunOptions {
                 config: config.clone(),
-                rules: programs.pids.iter().map(rule).collect(),
-                state_dir: dir.to_path_buf(),
-                progress: ProgressFiles::new(Some(progress)),
+                rules: programs.pids.iter().map(pid_rule).collect(),
+                state_dir: state_dir.to_path_buf(),
+                progress: ProgressFiles::new(Some(progress_path)),
                 learned_profiles: Default::default(),
                 runtime: None,
                 stop: is_over,
                 wake: Arc::default(),
             };
-            let host::LiveRun { control_loop: mut live, header, missing_evidence: missing } = host::open(host, &wish)?;
+            let host::LiveRun { control_loop: mut live, header, missing_evidence: missing } =
+                host::build_live_run(host, &options)?;
             programs.release();
             missing.iter().for_each(|missing| session.note(&missing.to_string()));
-            let mut watcher = cachemate_daemon::status::Watcher::new(header.pipeline.predictor);
-            let outcome = loop {
+            let mut watcher = cachemate_daemon::status::StatusTracker::new(header.pipeline.predictor);
+            let loop_result = loop {
                 match live.step() {
                     Ok(Some(record)) => {
                         watcher.observe(&record, &live.machine, &host.topology, live.profiles());
@@ -223,9 +230,9 @@ impl RunArgs {
                 }
             };
             // Restore the host first, because an error must not prevent it.
-            let account = live.machine.restore_all()?;
-            outcome?;
-            report_failures(&account, &|words| session.warn(words))?;
+            let restored_objects = live.machine.restore_all()?;
+            loop_result?;
+            report_failures(&restored_objects, &|message| session.warn(message))?;
             decisions = watcher.status.decisions.iter().map(|decision| decision.reason.clone()).collect();
             refused = watcher.status.refused_plan.iter().chain(&watcher.status.refused).cloned().collect();
         }
@@ -239,13 +246,13 @@ impl RunArgs {
 }
 
 /// State directory of this run, which is removed at the end unless a journal remains in it.
-struct RunStateDir(PathBuf, #[allow(dead_code)] Lock);
+struct RunStateDir(PathBuf, #[allow(dead_code)] DaemonLock);
 
 impl RunStateDir {
     fn new() -> anyhow::Result<Self> {
         let path = paths::state_dir().join(format!("run-{}", std::process::id()));
-        paths::make_private_dir(&path)?;
-        let Some(lock) = Lock::acquire_daemon_lock(&path)? else {
+        paths::create_private_dir(&path)?;
+        let Some(lock) = DaemonLock::acquire_daemon_lock(&path)? else {
             bail!("{}: another process holds the lock", path.display())
         };
         Ok(RunStateDir(path, lock))
@@ -261,7 +268,7 @@ impl Drop for RunStateDir {
     }
 }
 
-fn refuse_failures(programs: &[ProgramJson]) -> anyhow::Result<()> {
+fn check_exits(programs: &[ProgramJson]) -> anyhow::Result<()> {
     let describe_failure = |program: &ProgramJson| {
         program.managed.iter().chain(&program.unmanaged).find_map(|exit| match (exit.code, exit.signal) {
             (Some(code), _) if code != 0 => Some(format!("'{}' (exit {code})", program.command)),
@@ -282,11 +289,11 @@ fn compare_program(
     unmanaged: Vec<ProgramExit>,
     min_compared_seconds: f64,
 ) -> ProgramJson {
-    let shortest = managed.iter().chain(&unmanaged).map(|exit| exit.seconds).fold(f64::INFINITY, f64::min);
-    let too_short_to_compare = !unmanaged.is_empty() && shortest < min_compared_seconds;
-    let by_work = managed.iter().chain(&unmanaged).all(|exit| exit.work.is_some());
+    let min_seconds = managed.iter().chain(&unmanaged).map(|exit| exit.seconds).fold(f64::INFINITY, f64::min);
+    let too_short_to_compare = !unmanaged.is_empty() && min_seconds < min_compared_seconds;
+    let compares_work = managed.iter().chain(&unmanaged).all(|exit| exit.work.is_some());
     let figure_of = |exit: &ProgramExit| match exit.work {
-        Some(work) if by_work => work as f64 / exit.seconds,
+        Some(work) if compares_work => work as f64 / exit.seconds,
         _ => exit.seconds,
     };
     let sorted_figures = |runs: &[ProgramExit]| {
@@ -300,9 +307,9 @@ fn compare_program(
     let ratio = managed_median.zip(unmanaged_median).filter(|(a, b)| *a > 0.0 && *b > 0.0 && !too_short_to_compare);
     ProgramJson {
         command,
-        compared_by: if by_work { "work_per_second" } else { "seconds" },
+        compared_by: if compares_work { "work_per_second" } else { "seconds" },
         speed_ratio: ratio.map(|(managed_figure, unmanaged_figure)| {
-            if by_work { managed_figure / unmanaged_figure } else { unmanaged_figure / managed_figure }
+            if compares_work { managed_figure / unmanaged_figure } else { unmanaged_figure / managed_figure }
         }),
         managed_median,
         managed_spread: quartiles(&managed_figures),
@@ -315,11 +322,11 @@ fn compare_program(
 }
 
 /// The quantile of sorted values, interpolated linearly; `None` for an empty slice.
-fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
-    let last = sorted.len().checked_sub(1)?;
-    let position = share * last as f64;
+fn quantile(sorted_values: &[f64], share: f64) -> Option<f64> {
+    let last_index = sorted_values.len().checked_sub(1)?;
+    let position = share * last_index as f64;
     let (low, high) = (position.floor() as usize, position.ceil() as usize);
-    Some(sorted[low] + (sorted[high] - sorted[low]) * (position - low as f64))
+    Some(sorted_values[low] + (sorted_values[high] - sorted_values[low]) * (position - low as f64))
 }
 
 impl RunArgs {

@@ -73,7 +73,7 @@ impl SimulatedMachine for SimMachine {
         self.now_cycles()
     }
     fn results(mut self) -> RunResults {
-        SimMachine::results(&mut self)
+        SimMachine::collect_results(&mut self)
     }
 }
 
@@ -86,23 +86,24 @@ impl Sim {
         }
         let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
         let config = pipeline_config(&scenario, &spec, &machine);
-        let total = end_cycles(&scenario, &spec);
-        let (interrupt, stop, is_done) = (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
-        let answer = std::thread::scope(|scope| {
+        let total_cycles = end_cycles(&scenario, &spec);
+        let (interrupt, machine_stop, is_done) =
+            (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
+        let result = std::thread::scope(|scope| {
             // The flag of the process is separate from the machine's flag, because a machine may also stop by itself.
             scope.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
                     if interrupt.load(Ordering::Relaxed) {
-                        stop.store(true, Ordering::Relaxed);
+                        machine_stop.store(true, Ordering::Relaxed);
                     }
                     std::thread::sleep(Duration::from_millis(50));
                 }
             });
-            let answer = self.run_to_end(session, &scenario, config, machine, total, |_| ());
+            let answer = self.run_to_end(session, &scenario, config, machine, total_cycles, |_| ());
             is_done.store(true, Ordering::Relaxed);
             answer
         })?;
-        self.print_result(session, &answer, render)
+        self.print_result(session, &result, render)
     }
 
     /// Runs a machine to its end under the scenario's policy, and writes the run log.
@@ -112,7 +113,7 @@ impl Sim {
         scenario: &Scenario,
         config: PipelineConfig,
         mut machine: M,
-        total: Option<u64>,
+        end_position: Option<u64>,
         mut after_window: impl FnMut(&mut M),
     ) -> anyhow::Result<SimJson<M::Results>> {
         let pipeline = Pipeline::build(config).map_err(|error| UsageError(error.to_string()))?;
@@ -124,11 +125,11 @@ impl Sim {
             None => None,
         };
         machine.set_first_window(pipeline.config().first_window);
-        let bar = session.progress_bar("sim", total);
+        let bar = session.progress_bar("sim", end_position);
         let interrupt = session.interrupt_flag();
-        let (mut windows, mut failure, mut has_changed) = (0, None, false);
+        let (mut window_count, mut failure, mut has_changed) = (0, None, false);
         let machine = pipeline.run(machine, |machine, record| {
-            windows += 1;
+            window_count += 1;
             has_changed |= changes_something(&record.observation.applied);
             bar.set_position(machine.position());
             after_window(machine);
@@ -143,13 +144,13 @@ impl Sim {
             log.finish()?;
         }
         if !has_changed && scenario.policy.name != "default" && !self.json.json {
-            session.warn(&unchanged_message(&scenario.policy.name, windows));
+            session.warn(&unchanged_message(&scenario.policy.name, window_count));
         }
         Ok(SimJson {
             scenario: scenario.name.clone(),
             seed: scenario.seed,
             policy: scenario.policy.name.clone(),
-            windows,
+            windows: window_count,
             complete: !interrupt.load(Ordering::Relaxed),
             results: machine.results(),
         })
@@ -159,24 +160,24 @@ impl Sim {
     pub(super) fn print_result<R: Serialize>(
         &self,
         session: &Session,
-        answer: &SimJson<R>,
+        result: &SimJson<R>,
         render: impl FnOnce(&SimJson<R>) -> String,
     ) -> anyhow::Result<()> {
-        session.print_result(self.json.json, answer, || render(answer))?;
-        if !answer.complete {
-            return Err(InterruptedError(format!("{} windows were measured before that", answer.windows)).into());
+        session.print_result(self.json.json, result, || render(result))?;
+        if !result.complete {
+            return Err(InterruptedError(format!("{} windows were measured before that", result.windows)).into());
         }
         Ok(())
     }
 }
 
 /// Does the plan place, weight, gang, penalize or confine any task?
-fn changes_something(in_force: &AppliedPlan) -> bool {
-    !(in_force.affinity.is_empty()
-        && in_force.weights.is_empty()
-        && in_force.gangs.is_empty()
-        && in_force.shares.is_empty()
-        && in_force.penalties.is_empty())
+fn changes_something(applied_plan: &AppliedPlan) -> bool {
+    !(applied_plan.affinity.is_empty()
+        && applied_plan.weights.is_empty()
+        && applied_plan.gangs.is_empty()
+        && applied_plan.shares.is_empty()
+        && applied_plan.penalties.is_empty())
 }
 
 /// Warns that the policy had no effect in a run, so that only the machine's own scheduler was measured.
@@ -199,7 +200,7 @@ fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
 
 fn render(answer: &SimJson<RunResults>) -> String {
     let results = &answer.results;
-    let mut out = format!(
+    let mut text = format!(
         "{}: {} under '{}', seed {}: {} cycles (time scale {}), {} windows, CPUs busy {}\n\n",
         answer.scenario,
         results.machine,
@@ -210,18 +211,18 @@ fn render(answer: &SimJson<RunResults>) -> String {
         answer.windows,
         percent_text(results.busy_share, 1),
     );
-    out += &tasks_table(results);
-    out.push('\n');
-    out += &caches_table(results);
+    text += &tasks_table(results);
+    text.push('\n');
+    text += &caches_table(results);
     for memory in &results.memory {
-        out += &format!(
+        text += &format!(
             "\nmemory node {}: {} bytes a cycle, busy {}\n",
             memory.node,
             format_number(memory.bytes_per_cycle),
             percent_text(memory.busy_share, 1)
         );
     }
-    out
+    text
 }
 
 fn tasks_table(results: &RunResults) -> String {
@@ -244,12 +245,12 @@ fn tasks_table(results: &RunResults) -> String {
         ("queue", Align::Right),
     ]);
     for task in &results.tasks {
-        let last = task.levels.last();
-        let of_misses = |count: u64| {
-            let misses = last.map_or(0, |level| level.misses);
+        let last_level = task.levels.last();
+        let share_of_misses = |count: u64| {
+            let misses = last_level.map_or(0, |level| level.misses);
             value_or_dash((misses > 0).then(|| percent_text(count as f64 / misses as f64, 0)))
         };
-        let stall =
+        let stall_share =
             |cycles: f64| value_or_dash((task.cycles > 0).then(|| percent_text(cycles / task.cycles as f64, 0)));
         let stalls = &task.stall_cycles;
         table.add_row([
@@ -258,17 +259,17 @@ fn tasks_table(results: &RunResults) -> String {
             percent_text(task.run_time_share, 1),
             count_text(task.instructions),
             value_or_dash(task.instructions_per_cycle.map(format_number)),
-            value_or_dash(last.map(|level| count_text(level.references))),
-            value_or_dash(last.and_then(|level| level.miss_ratio()).map(|ratio| percent_text(ratio, 1))),
-            of_misses(last.map_or(0, |level| level.cold)),
-            of_misses(last.map_or(0, |level| level.own)),
-            of_misses(last.map_or(0, |level| level.inter_task)),
-            of_misses(last.map_or(0, |level| level.coherence)),
-            stall(stalls.issue),
-            stall(stalls.hit.iter().map(|(_, cycles)| cycles).sum()),
-            stall(stalls.remote_cache),
-            stall(stalls.local_memory + stalls.remote_memory),
-            stall(stalls.queue),
+            value_or_dash(last_level.map(|level| count_text(level.references))),
+            value_or_dash(last_level.and_then(|level| level.miss_ratio()).map(|ratio| percent_text(ratio, 1))),
+            share_of_misses(last_level.map_or(0, |level| level.cold)),
+            share_of_misses(last_level.map_or(0, |level| level.own)),
+            share_of_misses(last_level.map_or(0, |level| level.inter_task)),
+            share_of_misses(last_level.map_or(0, |level| level.coherence)),
+            stall_share(stalls.issue),
+            stall_share(stalls.hit.iter().map(|(_, cycles)| cycles).sum()),
+            stall_share(stalls.remote_cache),
+            stall_share(stalls.local_memory + stalls.remote_memory),
+            stall_share(stalls.queue),
         ]);
     }
     table.text()

@@ -38,9 +38,9 @@ impl Sim {
         let config = pipeline_config(scenario, spec, &machine);
         let nominal_ns = |length| scenario::length_ns(length, spec).unwrap_or(0);
         let warm_up_ns = scenario.warm_up.map_or(0, nominal_ns);
-        let total = Some(warm_up_ns + nominal_ns(scenario.length));
+        let total_ns = Some(warm_up_ns + nominal_ns(scenario.length));
         let mut is_measuring = warm_up_ns == 0;
-        let answer = self.run_to_end(session, scenario, config, machine, total, |machine| {
+        let answer = self.run_to_end(session, scenario, config, machine, total_ns, |machine| {
             if !is_measuring && machine.now_ns() >= warm_up_ns {
                 is_measuring = true;
                 machine.begin_measuring();
@@ -52,28 +52,30 @@ impl Sim {
 
 /// Loads or measures the scenario's programs; each distinct program only once.
 fn load_programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<ScenarioPrograms> {
-    let default = IntervalSpec::default();
-    let table = scenario.interval.as_ref().unwrap_or(&default);
-    let of_entries = scenario
+    let default_spec = IntervalSpec::default();
+    let interval_spec = scenario.interval.as_ref().unwrap_or(&default_spec);
+    let entry_requests = scenario
         .programs
         .iter()
         .map(|entry| ProgramRequest { program: entry.program.clone(), parameters: entry.parameters.clone() });
-    let of_mixes = table.mixes.iter().flat_map(|mix| &mix.programs);
+    let mix_parts = interval_spec.mixes.iter().flat_map(|mix| &mix.programs);
     let plain_request = |program: &String| ProgramRequest { program: program.clone(), parameters: toml::Table::new() };
-    let requests: Vec<ProgramRequest> = of_entries.chain(of_mixes.map(|part| plain_request(&part.program))).collect();
-    let mut loaded = load(session, &requests, spec, scenario.seed, table.phase_scale)?.into_iter();
+    let requests: Vec<ProgramRequest> =
+        entry_requests.chain(mix_parts.map(|part| plain_request(&part.program))).collect();
+    let mut loaded_programs = load(session, &requests, spec, scenario.seed, interval_spec.phase_scale)?.into_iter();
     let mut programs = ScenarioPrograms::default();
-    for (entry, program) in scenario.programs.iter().zip(loaded.by_ref()) {
+    for (entry, program) in scenario.programs.iter().zip(loaded_programs.by_ref()) {
         programs.entry_programs.push(match entry.cpu_share {
             None => program,
             Some(cpu_share) => {
-                let mut own = cachemate_interval::PhasedProgram::clone(&program);
-                own.demand.cpu_share = cpu_share;
-                own.into()
+                let mut limited_program = cachemate_interval::PhasedProgram::clone(&program);
+                limited_program.demand.cpu_share = cpu_share;
+                limited_program.into()
             }
         });
     }
-    programs.mix_programs = table.mixes.iter().map(|mix| loaded.by_ref().take(mix.programs.len()).collect()).collect();
+    programs.mix_programs =
+        interval_spec.mixes.iter().map(|mix| loaded_programs.by_ref().take(mix.programs.len()).collect()).collect();
     Ok(programs)
 }
 
@@ -105,7 +107,7 @@ fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
             value_or_dash(job.slowdown_on_cpu.map(format_number)),
         ]);
     }
-    let mut out = format!(
+    let mut text = format!(
         "{}: {machine} under '{}', seed {}: {} nominal seconds, {} windows (interval machine)\n\n{}",
         answer.scenario,
         answer.policy,
@@ -115,8 +117,9 @@ fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
         table.text()
     );
     for (node, (bytes, busy)) in results.memory_bytes_per_second.iter().zip(&results.memory_busy_share).enumerate() {
-        out += &format!("\nmemory node {node}: {} GB/s, busy {}\n", format_number(bytes / 1e9), percent_text(*busy, 1));
+        text +=
+            &format!("\nmemory node {node}: {} GB/s, busy {}\n", format_number(bytes / 1e9), percent_text(*busy, 1));
     }
-    out += "\nslowdown: time over the time alone on a CPU and cache of its own; on CPU: the same for time on a processor only\n";
-    out
+    text += "\nslowdown: time over the time alone on a CPU and cache of its own; on CPU: the same for time on a processor only\n";
+    text
 }

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use super::sweep_run::SweepRunArgs;
 use crate::args::JsonArg;
 use crate::engine_args::duration_text;
-use crate::files::refuse_full;
+use crate::files::prepare_output_dir;
 use crate::session::Session;
 
 /// Run many scenarios or curves as tasks, on this machine or on a cluster's engine (docs/sweeps.md)
@@ -90,16 +90,16 @@ impl SweepStatusArgs {
 }
 
 fn render(status: &SweepStatus) -> String {
-    let count = |count: usize| count_text(count as u64);
+    let format_count = |count: usize| count_text(count as u64);
     let mut text = format!(
         "{}: {} of {} tasks finished",
         escape_controls(&status.name),
-        count(status.finished),
-        count(status.total)
+        format_count(status.finished),
+        format_count(status.total)
     );
     let other_counts = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
     for (task_count, label) in other_counts.iter().filter(|(task_count, _)| *task_count > 0) {
-        text.push_str(&format!(", {} {label}", count(*task_count)));
+        text.push_str(&format!(", {} {label}", format_count(*task_count)));
     }
     match status.remaining_s {
         Some(remaining) => text.push_str(&format!("; about {} left\n", duration_text(remaining))),
@@ -108,7 +108,7 @@ fn render(status: &SweepStatus) -> String {
         None => text.push('\n'),
     }
     if status.orphaned > 0 {
-        let orphaned = count(status.orphaned);
+        let orphaned = format_count(status.orphaned);
         text.push_str(&format!(
             "{orphaned} results belong to no task: they are from another version or an older sweep file\n"
         ));
@@ -133,23 +133,24 @@ impl SweepMergeArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         let stores = self.dirs.iter().map(|dir| Store::open_to_read(dir)).collect::<Result<Vec<_>, _>>()?;
         let output = self.output.clone().unwrap_or_else(|| stores[0].path().join("merged.jsonl"));
-        let merged = cachemate_sweep::merge(&stores, &output)?;
-        session.print_result(self.json.json, &merged, || render_merge(&merged, &output.display().to_string()))?;
-        let sound = merged.conflicting.is_empty() && merged.damaged.is_empty();
-        ensure!(sound, "{} results conflict, {} are damaged", merged.conflicting.len(), merged.damaged.len());
-        ensure!(merged.is_complete() || self.allow_incomplete, "{} tasks have no result", merged.missing.len());
+        let summary = cachemate_sweep::merge(&stores, &output)?;
+        session.print_result(self.json.json, &summary, || render_merge(&summary, &output.display().to_string()))?;
+        let is_sound = summary.conflicting.is_empty() && summary.damaged.is_empty();
+        ensure!(is_sound, "{} results conflict, {} are damaged", summary.conflicting.len(), summary.damaged.len());
+        ensure!(summary.is_complete() || self.allow_incomplete, "{} tasks have no result", summary.missing.len());
         Ok(())
     }
 }
 
-fn render_merge(merged: &MergeSummary, output: &str) -> String {
-    let mut text = format!("{output}: {} of {} results", merged.merged, merged.total);
-    if merged.duplicates > 0 {
-        text.push_str(&format!(", {} of them duplicates with identical bytes", merged.duplicates));
+fn render_merge(summary: &MergeSummary, output: &str) -> String {
+    let mut text = format!("{output}: {} of {} results", summary.merged, summary.total);
+    if summary.duplicates > 0 {
+        text.push_str(&format!(", {} of them duplicates with identical bytes", summary.duplicates));
     }
     text.push('\n');
-    let lists = [("no result", &merged.missing), ("conflicting", &merged.conflicting), ("damaged", &merged.damaged)];
-    for (label, names) in lists {
+    let problem_lists =
+        [("no result", &summary.missing), ("conflicting", &summary.conflicting), ("damaged", &summary.damaged)];
+    for (label, names) in problem_lists {
         names.iter().take(20).for_each(|name| text.push_str(&format!("{label}: {}\n", escape_controls(name))));
         if names.len() > 20 {
             text.push_str(&format!("{label}: {} more\n", names.len() - 20));
@@ -161,18 +162,18 @@ fn render_merge(merged: &MergeSummary, output: &str) -> String {
 impl SweepReportArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         if let Some(dir) = &self.output {
-            refuse_full(dir, self.force)?;
+            prepare_output_dir(dir, self.force)?;
         }
         let report = cachemate_sweep::collect_report(&Store::open_to_read(&self.dir)?)?;
         if let Some(dir) = &self.output {
-            write(dir, &report)?;
+            write_report(dir, &report)?;
             session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
         session.print_result(self.json.json, &report, || report.text())
     }
 }
 
-fn write(dir: &std::path::Path, report: &SweepReport) -> anyhow::Result<()> {
+fn write_report(dir: &std::path::Path, report: &SweepReport) -> anyhow::Result<()> {
     let json = serde_json::to_string_pretty(report)?;
     let pages = [("index.html".to_string(), report.html()), ("report.json".to_string(), json)];
     let pictures = report.pictures.iter().map(|picture| (format!("{}.svg", picture.name), picture.svg.clone()));

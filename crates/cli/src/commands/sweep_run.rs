@@ -65,11 +65,11 @@ impl FromStr for Shard {
 
 impl SweepRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, &self.output));
+        let job_runner: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, &self.output));
         if !self.task.is_empty() {
-            return self.run_tasks(session, &*work);
+            return self.run_tasks(session, &*job_runner);
         }
-        let (store, manifest) = self.prepare(session, &*work)?;
+        let (store, manifest) = self.prepare(session, &*job_runner)?;
         let mut tasks = manifest.distinct_tasks();
         if let Some(shard) = self.shard {
             let is_in_shard = |at: usize| at % shard.count == shard.part - 1;
@@ -79,50 +79,52 @@ impl SweepRunArgs {
         if self.retry_failed {
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
         }
-        let summary = self.engines.drive_tasks(session, &Arc::new(store), &manifest, &tasks, &work, self.json.json)?;
+        let summary =
+            self.engines.drive_tasks(session, &Arc::new(store), &manifest, &tasks, &job_runner, self.json.json)?;
         self.finish(session, &summary)
     }
 
     /// Writes the manifest, and returns it with its store.
-    fn prepare(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<(Store, Manifest)> {
-        let timeout = Duration::from_secs(self.engines.heartbeat_timeout);
+    fn prepare(&self, session: &Session, job_runner: &dyn JobRunner) -> anyhow::Result<(Store, Manifest)> {
+        let heartbeat_timeout = Duration::from_secs(self.engines.heartbeat_timeout);
         let Some(file) = &self.file else {
-            let store = Store::open(&self.output)?.stale_after(timeout);
+            let store = Store::open(&self.output)?.stale_after(heartbeat_timeout);
             let manifest = store.manifest()?;
-            check_version(&manifest, work, &self.output)?;
+            check_version(&manifest, job_runner, &self.output)?;
             return Ok((store, manifest));
         };
-        let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
-        let sweep = load_sweep(file, &bundled)?;
-        let expanded = expand(&sweep, work)?;
-        let store = Store::create(&self.output)?.stale_after(timeout);
-        let previous = store.manifest().ok();
-        let is_changed = previous.as_ref().is_none_or(|previous| *previous != expanded.manifest);
+        let bundled_names: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
+        let sweep = load_sweep(file, &bundled_names)?;
+        let expansion = expand(&sweep, job_runner)?;
+        let store = Store::create(&self.output)?.stale_after(heartbeat_timeout);
+        let previous_manifest = store.manifest().ok();
+        let is_changed = previous_manifest.as_ref().is_none_or(|previous| *previous != expansion.manifest);
         if is_changed {
-            expanded.write(&store)?;
+            expansion.write(&store)?;
         }
-        if let Some(previous) = previous.filter(|previous| previous.header.version != expanded.manifest.header.version)
+        if let Some(previous) =
+            previous_manifest.filter(|previous| previous.header.version != expansion.manifest.header.version)
         {
             session.warn(&format!(
                 "{}: its results are of version {}, this is {}; they are kept but not used",
                 self.output.display(),
                 previous.header.version,
-                expanded.manifest.header.version
+                expansion.manifest.header.version
             ));
         }
-        Ok((store, expanded.manifest))
+        Ok((store, expansion.manifest))
     }
 
     /// Runs these tasks one after the other in this process, on behalf of an engine.
-    fn run_tasks(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<()> {
+    fn run_tasks(&self, session: &Session, job_runner: &dyn JobRunner) -> anyhow::Result<()> {
         let store = Store::open(&self.output)?.stale_after(Duration::from_secs(self.engines.heartbeat_timeout));
         let manifest = store.find_tasks(&self.task)?;
-        check_version(&manifest, work, &self.output)?;
+        check_version(&manifest, job_runner, &self.output)?;
         let inputs = Inputs::open(&store, &manifest.header).map_err(anyhow::Error::msg)?;
         let stop = session.interrupt_flag();
         let mut failures = Vec::new();
         for task in &manifest.tasks {
-            match attempt(&store, work, &inputs, task, self.engines.retries, &stop)? {
+            match attempt(&store, job_runner, &inputs, task, self.engines.retries, &stop)? {
                 AttemptOutcome::Finished(_) | AttemptOutcome::AlreadyFinished | AttemptOutcome::Abandoned => {}
                 AttemptOutcome::RunningElsewhere(runner) => {
                     session.note(&format!("task {}: {runner} runs it", task.id))
@@ -148,20 +150,20 @@ impl SweepRunArgs {
             return Err(InterruptedError(format!("{note}; the same command continues")).into());
         }
         ensure!(summary.conflicting.is_empty(), "{} results conflict between workers", summary.conflicting.len());
-        let (failed, missing) = (summary.failed.len() as u64, summary.missing.len() as u64);
-        ensure!(failed == 0, "{} failed; --retry-failed runs them again", counted_text(failed, "task"));
+        let (failed_count, missing_count) = (summary.failed.len() as u64, summary.missing.len() as u64);
+        ensure!(failed_count == 0, "{} failed; --retry-failed runs them again", counted_text(failed_count, "task"));
         let engine = self.engines.name();
         ensure!(
-            missing == 0,
+            missing_count == 0,
             "{} without a result, and {engine} is working on none of them",
-            counted_text(missing, "task")
+            counted_text(missing_count, "task")
         );
         Ok(())
     }
 }
 
-fn check_version(manifest: &Manifest, work: &dyn JobRunner, dir: &Path) -> anyhow::Result<()> {
-    let (found, expected) = (&manifest.header.version, work.version());
+fn check_version(manifest: &Manifest, job_runner: &dyn JobRunner, dir: &Path) -> anyhow::Result<()> {
+    let (found, expected) = (&manifest.header.version, job_runner.version());
     ensure!(
         *found == expected,
         "{}: the manifest is of version {found}, this is {expected}: write it again with 'sweep run FILE -o DIR'",
@@ -171,10 +173,11 @@ fn check_version(manifest: &Manifest, work: &dyn JobRunner, dir: &Path) -> anyho
 }
 
 fn render(summary: &SweepSummary, dir: &str) -> String {
-    let count = |count: usize| count_text(count as u64);
-    let mut text = format!("{dir}: {} of {} tasks finished", count(summary.finished), count(summary.total));
+    let format_count = |count: usize| count_text(count as u64);
+    let mut text =
+        format!("{dir}: {} of {} tasks finished", format_count(summary.finished), format_count(summary.total));
     if summary.skipped > 0 {
-        text.push_str(&format!(", {} of them before", count(summary.skipped)));
+        text.push_str(&format!(", {} of them before", format_count(summary.skipped)));
     }
     text.push('\n');
     for (id, failure) in summary.failed.iter().take(20) {

@@ -43,13 +43,13 @@ impl Top {
             return Err(UsageError(format!("--interval: found {}, expected 0.1 to 3600 seconds", self.interval)).into());
         }
         let (stop, interval) = (session.interrupt_flag(), Duration::from_secs_f64(self.interval));
-        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let uses_screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
+        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let uses_screen = !self.json.json && std::io::stdout().is_terminal() && !is_dumb;
         if uses_screen {
             let socket = self.socket.path();
-            let watch =
+            let screen =
                 ScreenOptions { socket: &socket, interval, iterations: self.iterations, color: session.paint().color };
-            return watch.run(&stop);
+            return screen.run(&stop);
         }
         let max_iterations = self.iterations.or((!self.json.json).then_some(1));
         let mut iterations = 0;
@@ -64,9 +64,11 @@ impl Top {
             if max_iterations.is_some_and(|max_iterations| iterations >= max_iterations) {
                 break;
             }
-            let next_turn = Instant::now() + interval;
-            while Instant::now() < next_turn && !stop.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(50).min(next_turn.saturating_duration_since(Instant::now())));
+            let next_iteration = Instant::now() + interval;
+            while Instant::now() < next_iteration && !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(
+                    Duration::from_millis(50).min(next_iteration.saturating_duration_since(Instant::now())),
+                );
             }
         }
         Ok(())

@@ -60,14 +60,14 @@ impl TopologyArgs {
             None => read_host(session, self.root.as_deref().unwrap_or(Path::new("/")))?,
         };
         let result = TopologyResult::new(&source, &topology);
-        session.print_result(self.json.json, &result, || render(&result, &topology))
+        session.print_result(self.json.json, &result, || render_topology(&result, &topology))
     }
 }
 
 fn read_host(session: &Session, root: &Path) -> anyhow::Result<(String, MachineTopology)> {
     let host = cachemate_linux::sense::topology::read_topology(root)
         .with_context(|| format!("cannot read the caches of the host under {}", root.display()))?;
-    host.warnings.iter().for_each(|words| session.note(&format!("note: {words}")));
+    host.warnings.iter().for_each(|warning| session.note(&format!("note: {warning}")));
     Ok((format!("host at {}", root.display()), host.topology))
 }
 
@@ -79,7 +79,7 @@ fn machine_table() -> anyhow::Result<String> {
     Ok(table.text())
 }
 
-fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
+fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> String {
     let mut table = Table::new(&[
         ("cache", Align::Left),
         ("CPUs", Align::Left),
@@ -88,9 +88,9 @@ fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
         ("line", Align::Right),
         ("", Align::Left),
     ]);
-    let mut shown: Vec<_> = result.caches.iter().collect();
-    shown.sort_by(|a, b| (!a.last_level, &b.level, a.cache).cmp(&(!b.last_level, &a.level, b.cache)));
-    for cache in shown {
+    let mut sorted_caches: Vec<_> = result.caches.iter().collect();
+    sorted_caches.sort_by(|a, b| (!a.last_level, &b.level, a.cache).cmp(&(!b.last_level, &a.level, b.cache)));
+    for cache in sorted_caches {
         table.add_row([
             cache.level.clone(),
             cache.cpus.clone(),
@@ -100,19 +100,19 @@ fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
             if cache.last_level { "shared last level".to_string() } else { String::new() },
         ]);
     }
-    let online = topology.online().count() as usize;
-    let count_distinct = |value: fn(&cachemate_core::Cpu) -> (u32, u32)| {
-        let mut values: Vec<_> = topology.cpus.iter().map(value).collect();
+    let online_count = topology.online().count() as usize;
+    let count_distinct = |key_of: fn(&cachemate_core::Cpu) -> (u32, u32)| {
+        let mut values: Vec<_> = topology.cpus.iter().map(key_of).collect();
         values.sort_unstable();
         values.dedup();
         values.len() as u64
     };
-    let offline = result.cpus.len() - online;
-    let offline = if offline > 0 { format!(", {offline} offline") } else { String::new() };
+    let offline_count = result.cpus.len() - online_count;
+    let offline_text = if offline_count > 0 { format!(", {offline_count} offline") } else { String::new() };
     format!(
-        "{}: {} online{offline}, {}, {}, {}\n{}",
+        "{}: {} online{offline_text}, {}, {}, {}\n{}",
         result.source,
-        counted_text(online as u64, "CPU"),
+        counted_text(online_count as u64, "CPU"),
         counted_text(count_distinct(|cpu| (cpu.package, cpu.core)), "core"),
         counted_text(count_distinct(|cpu| (cpu.package, 0)), "package"),
         counted_text(count_distinct(|cpu| (cpu.memory_node, 0)), "memory node"),

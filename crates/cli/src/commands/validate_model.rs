@@ -46,7 +46,7 @@ pub struct ValidateModel {
     /// Overwrite the figure if it exists
     #[arg(long)]
     force: bool,
-    /// Compare forecasts from recordings instead: those of `predict` for the given recordings, or the bundled ones
+    /// Instead, compare the forecasts that `predict` makes from the given recordings, or from all bundled ones
     #[arg(long, conflicts_with_all = ["truth", "figure"])]
     offline: bool,
     /// Recordings for --offline: files or names of bundled recordings [default: all bundled ones]
@@ -60,7 +60,7 @@ pub struct ValidateModel {
 
 /// `cachemate validate-model --json`.
 #[derive(Serialize)]
-struct Validation {
+struct ValidationReport {
     seed: u64,
     quick: bool,
     sets: BTreeMap<String, ErrorSummary>,
@@ -87,15 +87,15 @@ impl ValidateModel {
             refuse_existing(path, true)?;
         }
         self.runs.start();
-        let stop = session.interrupt_flag();
+        let interrupt_flag = session.interrupt_flag();
         let bar = session.progress_bar("validate-model", None);
         let report_stage = |stage: &str| bar.set_message(stage.to_string());
         let context = ExperimentContext {
             quick: self.quick,
             progress: &report_stage,
-            ..ExperimentContext::for_seed(self.seed, &stop)
+            ..ExperimentContext::for_seed(self.seed, &interrupt_flag)
         };
-        let known_truth = match self.truth.as_ref().filter(|path| cachemate_files::path_exists(path)) {
+        let stored_truth = match self.truth.as_ref().filter(|path| cachemate_files::path_exists(path)) {
             Some(path) => {
                 let text = cachemate_files::read_text_limited(path, MAX_TRUTH_BYTES)
                     .with_context(|| path.display().to_string())?;
@@ -116,14 +116,14 @@ impl ValidateModel {
             let text = serde_json::to_string(truth).map_err(failed("the measured runs as JSON"))?;
             cachemate_files::replace(path, text.as_bytes()).map_err(failed(&path.display().to_string()))
         };
-        let truth = measure_truth(&context, known_truth, write_truth)?;
+        let truth = measure_truth(&context, stored_truth, write_truth)?;
         self.runs.report_reuse(session);
-        let scored = score(&truth)?;
+        let validation = score(&truth)?;
         if let Some(path) = &self.figure {
-            write_file(path, score_chart(&scored).svg().as_bytes(), self.force)?;
+            write_file(path, score_chart(&validation).svg().as_bytes(), self.force)?;
         }
-        let ValidationScore { seed, sets, tasks } = scored;
-        let answer = Validation {
+        let ValidationScore { seed, sets, tasks } = validation;
+        let report = ValidationReport {
             seed,
             quick: truth.quick,
             sets,
@@ -133,7 +133,7 @@ impl ValidateModel {
             tasks,
         };
         bar.finish_and_clear();
-        session.print_result(self.json.json, &answer, || render(&answer))
+        session.print_result(self.json.json, &report, || render_report(&report))
     }
 }
 
@@ -142,8 +142,8 @@ impl ValidateModel {
     fn run_offline(&self, session: &Session) -> anyhow::Result<()> {
         let recordings = match self.recordings.as_slice() {
             [] => bundled_recordings(),
-            given => {
-                given.iter().map(|name| Ok((file_stem(name), recording_path(name)?))).collect::<anyhow::Result<_>>()?
+            names => {
+                names.iter().map(|name| Ok((file_stem(name), recording_path(name)?))).collect::<anyhow::Result<_>>()?
             }
         };
         let stop = session.interrupt_flag();
@@ -181,9 +181,9 @@ fn render_offline(score: &OfflineScore) -> String {
     add_row("90 % intervals that hold the truth, %", format_number(score.coverage_percent), "85 to 95");
     add_row("error by composition, points", format_number(score.error_by_cause_points.composition), "-");
     add_row("error by the cost of a miss, points", format_number(score.error_by_cause_points.cost), "-");
-    let mut tasks = Table::with_columns("machine | program | beside", "measured, % | forecast, % | 90 % interval");
+    let mut task_table = Table::with_columns("machine | program | beside", "measured, % | forecast, % | 90 % interval");
     for task in &score.tasks {
-        tasks.add_row([
+        task_table.add_row([
             task.machine.clone(),
             task.task.clone(),
             task.beside.join(", "),
@@ -200,16 +200,16 @@ fn render_offline(score: &OfflineScore) -> String {
         score.programs.len(),
         score.machines.join(" and "),
         table.text(),
-        tasks.text()
+        task_table.text()
     )
 }
 
-fn render(answer: &Validation) -> String {
+fn render_report(answer: &ValidationReport) -> String {
     let mut table = Table::with_columns(
         "set",
         "runs | error, points | 90 % | of CPI, % | 90 % | signed | nothing | tau | losing 10 %",
     );
-    let mut causes = Table::with_columns("set", "profile | composition | bandwidth | overlap");
+    let mut cause_table = Table::with_columns("set", "profile | composition | bandwidth | overlap");
     let number_text = |value: Option<f64>| value_or_dash(value.map(format_number));
     for (name, set) in &answer.sets {
         table.add_row([
@@ -225,8 +225,8 @@ fn render(answer: &Validation) -> String {
             number_text(set.runs_losing_10_percent),
         ]);
         if let Some(by_cause) = set.error_by_cause_points {
-            let parts = [by_cause.profile, by_cause.composition, by_cause.bandwidth, by_cause.overlap];
-            causes.add_row(std::iter::once(name.clone()).chain(parts.map(format_number)));
+            let cause_errors = [by_cause.profile, by_cause.composition, by_cause.bandwidth, by_cause.overlap];
+            cause_table.add_row(std::iter::once(name.clone()).chain(cause_errors.map(format_number)));
         }
     }
     format!(
@@ -237,7 +237,7 @@ fn render(answer: &Validation) -> String {
         answer.seed,
         if answer.quick { ", quick" } else { "" },
         table.text(),
-        causes.text(),
+        cause_table.text(),
         format_number(answer.times_real_time_averaged),
         format_number(answer.times_real_time_phase_a_second),
         format_number(answer.times_real_time_explicit),

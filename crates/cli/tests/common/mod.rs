@@ -137,9 +137,9 @@ impl Drop for TestCgroup {
 
 /// A group in the host's cpuset hierarchy with all CPUs, or the reason why there is none.
 pub fn make_cgroup() -> Result<(TestCgroup, String), String> {
-    use cachemate_linux::act::cpusets::{Cpusets, find};
+    use cachemate_linux::act::cpusets::{Cpusets, find_hierarchy};
     use cachemate_linux::kernel::LinuxHost;
-    let mount = match find(&LinuxHost::new("/")) {
+    let mount = match find_hierarchy(&LinuxHost::new("/")) {
         Some(Cpusets::V1(mount) | Cpusets::V2(mount)) => mount,
         None => return Err("no cpuset controller".to_string()),
     };

@@ -46,12 +46,12 @@ fn is_member(share: &CacheShare, task: &TaskState) -> bool {
     share.members.contains(&ShareMember::Task(task.task)) || share.members.contains(&ShareMember::Process(task.process))
 }
 
-fn limits_of(cache: CacheId, state: &MachineState, capabilities: &Capabilities) -> Option<MaskConstraints> {
-    let of_cache = capabilities.partitions.iter().filter(|(owner, _)| *owner == cache);
-    of_cache.into_iter().find_map(|(_, partition)| match *partition {
+fn find_mask_constraints(cache: CacheId, state: &MachineState, capabilities: &Capabilities) -> Option<MaskConstraints> {
+    let cache_partitions = capabilities.partitions.iter().filter(|(owner, _)| *owner == cache);
+    cache_partitions.into_iter().find_map(|(_, partition)| match *partition {
         PartitionSupport::Ways { ways, min_ways: at_least, contiguous, .. } => {
-            let reserved = state.reserved_ways.get(&cache).cloned().unwrap_or_default();
-            Some(MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: reserved })
+            let reserved_ways = state.reserved_ways.get(&cache).cloned().unwrap_or_default();
+            Some(MaskConstraints { ways, min_ways: at_least, must_be_contiguous: contiguous, reserved_ways })
         }
         PartitionSupport::Colors { .. } => None,
     })
@@ -63,41 +63,43 @@ pub(super) fn build_classes(
     state: &MachineState,
     capabilities: &Capabilities,
 ) -> (Vec<ServiceClass>, Vec<RefusedItem>) {
-    let mut refused = Vec::new();
-    let mut rows: Vec<(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)> =
+    let mut refused_items = Vec::new();
+    let mut mask_rows: Vec<(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)> =
         state.tasks.iter().map(|task| (task.task, BTreeMap::new())).collect();
     for share in &plan.shares {
         let Units::Ways { mask } = &share.units else { continue };
-        let mut refuse_share = |because, refusal_text: String| {
-            refused.push(RefusedItem {
+        let mut refuse_share = |reason, refusal_text: String| {
+            refused_items.push(RefusedItem {
                 item: PlanItem::Share(share.group, share.cache),
-                reason: because,
+                reason,
                 message: refusal_text,
             });
         };
-        let Some(limits) = limits_of(share.cache, state, capabilities) else {
+        let Some(limits) = find_mask_constraints(share.cache, state, capabilities) else {
             refuse_share(RefusalReason::NotSupported, format!("cache {} cannot be divided by ways", share.cache.0));
             continue;
         };
         let mask = match nearest_mask(mask, &limits) {
-            Err(none) => {
-                refuse_share(RefusalReason::NotSupported, none.to_string());
+            Err(unsupported_mask) => {
+                refuse_share(RefusalReason::NotSupported, unsupported_mask.to_string());
                 continue;
             }
-            Ok((mask, changed)) => {
-                changed.into_iter().for_each(|refusal_text| refuse_share(RefusalReason::NotSupported, refusal_text));
+            Ok((mask, change_text)) => {
+                change_text
+                    .into_iter()
+                    .for_each(|refusal_text| refuse_share(RefusalReason::NotSupported, refusal_text));
                 mask
             }
         };
         let mut repeated_task = None;
-        let members = state.tasks.iter().zip(&mut rows);
+        let members = state.tasks.iter().zip(&mut mask_rows);
         for (task, (_, row)) in members.filter(|(task, _)| task.movable && is_member(share, task)) {
             if let Some(owner) = &task.class_owner {
                 refuse_share(RefusalReason::OwnedByOther, owner.clone());
                 continue;
             }
             match row.get(&share.cache) {
-                Some((group, other)) if *other != mask => repeated_task = Some((task.task, *group)),
+                Some((group, other_mask)) if *other_mask != mask => repeated_task = Some((task.task, *group)),
                 _ => {
                     row.insert(share.cache, (share.group, mask.clone()));
                 }
@@ -108,19 +110,19 @@ pub(super) fn build_classes(
             refuse_share(RefusalReason::Busy, message);
         }
     }
-    let mut classes = classes_by_row(&rows);
+    let mut classes = group_by_row(&mask_rows);
     if let Some(max_classes) = state.limits.max_classes {
         for class in classes.split_off((max_classes as usize).min(classes.len())) {
             let message = format!("more combinations of masks than the {max_classes} classes of service");
             let refuse_for_capacity =
                 |item| RefusedItem { item, reason: RefusalReason::NoCapacity, message: message.clone() };
-            refused.extend(class.items().into_iter().map(refuse_for_capacity));
+            refused_items.extend(class.items().into_iter().map(refuse_for_capacity));
         }
     }
-    (classes, refused)
+    (classes, refused_items)
 }
 
-fn classes_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<ServiceClass> {
+fn group_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<ServiceClass> {
     let mut classes: Vec<ServiceClass> = Vec::new();
     for (task, row) in rows.iter().filter(|(_, row)| !row.is_empty()) {
         let masks: WayMasks = row.iter().map(|(&cache, (_, mask))| (cache, mask.clone())).collect();
@@ -141,23 +143,23 @@ fn classes_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> 
 pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClassId> {
     let mut member_counts: BTreeMap<(usize, ServiceClassId), u32> = BTreeMap::new();
     for (index, class) in classes.iter().enumerate() {
-        let places = class.members.iter().filter_map(|task| state.task(*task)?.class);
-        let live_classes = places.filter(|place| state.classes.contains_key(place));
+        let current_classes = class.members.iter().filter_map(|task| state.task(*task)?.class);
+        let live_classes = current_classes.filter(|place| state.classes.contains_key(place));
         live_classes.for_each(|place| *member_counts.entry((index, place)).or_default() += 1);
     }
-    let mut wishes: Vec<((usize, ServiceClassId), u32)> = member_counts.into_iter().collect();
-    wishes.sort_by_key(|&(wish, members)| (std::cmp::Reverse(members), wish));
-    let mut seats: Vec<Option<ServiceClassId>> = vec![None; classes.len()];
-    let mut unassigned: Vec<ServiceClassId> = state.classes.keys().copied().collect();
-    for ((index, place), _) in wishes {
-        if seats[index].is_none()
-            && let Some(free_index) = unassigned.iter().position(|class_id| *class_id == place)
+    let mut candidates: Vec<((usize, ServiceClassId), u32)> = member_counts.into_iter().collect();
+    candidates.sort_by_key(|&(wish, members)| (std::cmp::Reverse(members), wish));
+    let mut assigned_ids: Vec<Option<ServiceClassId>> = vec![None; classes.len()];
+    let mut free_ids: Vec<ServiceClassId> = state.classes.keys().copied().collect();
+    for ((index, candidate_id), _) in candidates {
+        if assigned_ids[index].is_none()
+            && let Some(free_index) = free_ids.iter().position(|class_id| *class_id == candidate_id)
         {
-            seats[index] = Some(unassigned.remove(free_index));
+            assigned_ids[index] = Some(free_ids.remove(free_index));
         }
     }
-    let mut remaining_classes = unassigned.into_iter();
+    let mut remaining_ids = free_ids.into_iter();
     let mut new_ids = (0..).map(ServiceClassId).filter(|class| !state.classes.contains_key(class));
-    let assign_id = |seat: Option<ServiceClassId>| seat.or_else(|| remaining_classes.next()).or_else(|| new_ids.next());
-    seats.into_iter().filter_map(assign_id).collect()
+    let assign_id = |seat: Option<ServiceClassId>| seat.or_else(|| remaining_ids.next()).or_else(|| new_ids.next());
+    assigned_ids.into_iter().filter_map(assign_id).collect()
 }

@@ -21,23 +21,24 @@ pub struct ChangeList {
     /// Changes in the order in which they are made.
     pub changes: Vec<Change>,
     /// Items of the plan that the machine cannot apply, or only in another form.
-    pub refused: Vec<RefusedItem>,
+    pub refused_items: Vec<RefusedItem>,
     /// The classes of service that result from the changes.
     pub classes: BTreeMap<ServiceClassId, ServiceClass>,
 }
 
-/// The changes that lead from `state` to `plan` and the confined groups. Everything that neither mentions gets its
-/// original value. If the state is already as desired, the list is empty.
+/// The changes that lead from `state` to `plan` and the confined groups. Objects that neither of them mentions get back
+/// their original values. If the state is already as desired, the list is empty.
 pub fn derive_changes(
     plan: &Plan,
-    confined: &[CpusetGroup],
+    confined_groups: &[CpusetGroup],
     state: &MachineState,
     topology: &Topology,
     capabilities: &Capabilities,
 ) -> ChangeList {
     let online = topology.online();
-    let mut list = ChangeListBuilder { plan, confined, state, capabilities, online, list: ChangeList::default() };
-    let schedules = list.schedules();
+    let mut list =
+        ChangeListBuilder { plan, confined_groups, state, capabilities, online, list: ChangeList::default() };
+    let schedules = list.select_runnable_schedules();
     let stops = list.stop_gangs(&schedules);
     let widened = list.confine_groups();
     let move_changes = list.move_tasks(&schedules, &widened);
@@ -50,7 +51,7 @@ pub fn derive_changes(
 
 struct ChangeListBuilder<'a> {
     plan: &'a Plan,
-    confined: &'a [CpusetGroup],
+    confined_groups: &'a [CpusetGroup],
     state: &'a MachineState,
     capabilities: &'a Capabilities,
     online: CpuSet,
@@ -70,8 +71,8 @@ impl ChangeListBuilder<'_> {
         id
     }
 
-    fn refuse(&mut self, item: PlanItem, because: RefusalReason, message: impl Into<String>) {
-        self.list.refused.push(RefusedItem { item, reason: because, message: message.into() });
+    fn refuse(&mut self, item: PlanItem, reason: RefusalReason, message: impl Into<String>) {
+        self.list.refused_items.push(RefusedItem { item, reason, message: message.into() });
     }
 
     /// The reason why this machine lacks the ability, if it gives one.
@@ -82,52 +83,56 @@ impl ChangeListBuilder<'_> {
         }
     }
 
-    /// The plan's schedules with their indices in the plan, as far as they can run, without members that have exited.
-    fn schedules(&mut self) -> Vec<(usize, GangSchedule)> {
+    /// The plan's gang schedules that can run, each with its index in the plan and without exited members.
+    fn select_runnable_schedules(&mut self) -> Vec<(usize, GangSchedule)> {
         let mut schedules = Vec::new();
-        let lacking = self.unsupported_reason(Ability::Gangs);
+        let unsupported_reason = self.unsupported_reason(Ability::Gangs);
         for (index, schedule) in self.plan.gangs.iter().enumerate() {
-            if let Some(reason) = &lacking {
+            if let Some(reason) = &unsupported_reason {
                 self.refuse(PlanItem::Gangs(index), RefusalReason::NoPermission, reason);
                 continue;
             }
-            let mut site_schedule = schedule.clone();
-            let mut refused: BTreeMap<TaskId, (RefusalReason, String)> = BTreeMap::new();
-            for gang in &mut site_schedule.gangs {
+            let mut runnable_schedule = schedule.clone();
+            let mut refused_members: BTreeMap<TaskId, (RefusalReason, String)> = BTreeMap::new();
+            for gang in &mut runnable_schedule.gangs {
                 gang.members.retain(|(task, _)| {
                     let refusal = match self.state.task(*task) {
-                        None => (RefusalReason::NotFound, "a member has ended; the others keep their turn".to_string()),
+                        None => (
+                            RefusalReason::NotFound,
+                            "a member has exited; the other members keep their turn".to_string(),
+                        ),
                         Some(TaskState { no_idle_turns: Some(reason), .. }) => {
                             (RefusalReason::NotSupported, reason.clone())
                         }
                         Some(_) => return true,
                     };
-                    refused.insert(*task, refusal);
+                    refused_members.insert(*task, refusal);
                     false
                 });
             }
-            for (because, message) in refused.into_values() {
+            for (because, message) in refused_members.into_values() {
                 self.refuse(PlanItem::Gangs(index), because, message);
             }
-            site_schedule.gangs.retain(|gang| !gang.members.is_empty());
-            if !site_schedule.gangs.is_empty() {
-                schedules.push((index, site_schedule));
+            runnable_schedule.gangs.retain(|gang| !gang.members.is_empty());
+            if !runnable_schedule.gangs.is_empty() {
+                schedules.push((index, runnable_schedule));
             }
         }
         schedules
     }
 
-    fn stop_gangs(&mut self, wanted_schedules: &[(usize, GangSchedule)]) -> Vec<(ChangeId, GangSchedule)> {
+    fn stop_gangs(&mut self, planned_schedules: &[(usize, GangSchedule)]) -> Vec<(ChangeId, GangSchedule)> {
         let mut stops = Vec::new();
-        for running in &self.state.gangs {
-            if wanted_schedules.iter().any(|(_, schedule)| schedule == running) {
+        for running_schedule in &self.state.gangs {
+            if planned_schedules.iter().any(|(_, schedule)| schedule == running_schedule) {
                 continue;
             }
-            // A schedule on the same CPUs replaces it; otherwise the plan no longer has one there.
-            let replacements = wanted_schedules.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running.cpus));
+            // If the plan has a schedule on these CPUs, that schedule causes the stop; otherwise, the whole plan does.
+            let replacements =
+                planned_schedules.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running_schedule.cpus));
             let items = items_or_whole_plan(replacements.map(|(index, _)| PlanItem::Gangs(*index)).collect());
-            let id = self.push(items, [], ChangeKind::StopGangs { schedule: running.clone() });
-            stops.push((id, running.clone()));
+            let id = self.push(items, [], ChangeKind::StopGangs { schedule: running_schedule.clone() });
+            stops.push((id, running_schedule.clone()));
         }
         stops
     }
@@ -135,7 +140,8 @@ impl ChangeListBuilder<'_> {
     /// Confines groups to their CPUs, and returns the changes that widen, by group.
     fn confine_groups(&mut self) -> BTreeMap<String, ChangeId> {
         let mut steps: Vec<(String, CpuSet, CpuSet, CpuSet)> = Vec::new();
-        let target_cpus: BTreeMap<&str, &CpuSet> = self.confined.iter().map(|c| (c.cgroup.as_str(), &c.cpus)).collect();
+        let target_cpus: BTreeMap<&str, &CpuSet> =
+            self.confined_groups.iter().map(|c| (c.cgroup.as_str(), &c.cpus)).collect();
         for (group, cpus) in &self.state.groups {
             let target = target_cpus.get(group.as_str()).copied().unwrap_or(&cpus.original);
             if cpus.current != *target {
@@ -145,55 +151,61 @@ impl ChangeListBuilder<'_> {
         let group_depth = |group: &str| group.split('/').filter(|part| !part.is_empty()).count();
         let groups: Vec<String> = steps.iter().map(|(group, ..)| group.clone()).collect();
         for (group, current_cpus, intermediate, target) in &mut steps {
-            let related = groups.iter().any(|other| is_below(other, group) || is_below(group, other));
+            let has_changing_relative = groups.iter().any(|other| is_below(other, group) || is_below(group, other));
             // Among related groups that both change, all widen before any of them narrows.
-            *intermediate =
-                match (current_cpus.is_empty() || target.is_empty(), current_cpus.is_subset(target), related) {
-                    (true, ..) => {
-                        if target.is_empty() {
-                            target.clone()
-                        } else {
-                            current_cpus.clone()
-                        }
+            *intermediate = match (
+                current_cpus.is_empty() || target.is_empty(),
+                current_cpus.is_subset(target),
+                has_changing_relative,
+            ) {
+                (true, ..) => {
+                    if target.is_empty() {
+                        target.clone()
+                    } else {
+                        current_cpus.clone()
                     }
-                    (false, true, _) => target.clone(),
-                    (false, false, true) => current_cpus.union(target),
-                    (false, false, false) => current_cpus.clone(),
-                };
+                }
+                (false, true, _) => target.clone(),
+                (false, false, true) => current_cpus.union(target),
+                (false, false, false) => current_cpus.clone(),
+            };
         }
         steps.sort_by_key(|(group, ..)| group_depth(group));
-        let mut widened: BTreeMap<String, ChangeId> = BTreeMap::new();
+        let mut widening_changes: BTreeMap<String, ChangeId> = BTreeMap::new();
         for (group, current_cpus, intermediate, _) in
             steps.iter().filter(|(_, current_cpus, intermediate, _)| current_cpus != intermediate)
         {
-            let widened_ancestors = widened.iter().filter(|(other, _)| is_below(group, other)).map(|(_, id)| *id);
+            let widened_ancestors =
+                widening_changes.iter().filter(|(other, _)| is_below(group, other)).map(|(_, id)| *id);
             let dependencies: Vec<ChangeId> = widened_ancestors.collect();
             let kind =
                 ChangeKind::Cpuset { group: group.clone(), from: current_cpus.clone(), to: intermediate.clone() };
             let id = self.push(vec![PlanItem::Plan], dependencies, kind);
-            widened.insert(group.clone(), id);
+            widening_changes.insert(group.clone(), id);
         }
-        let mut narrowed: Vec<(String, ChangeId)> = Vec::new();
+        let mut narrowing_changes: Vec<(String, ChangeId)> = Vec::new();
         for (group, current_cpus, intermediate, target) in
             steps.iter().rev().filter(|(_, _, intermediate, target)| intermediate != target)
         {
-            let narrowed_descendants = narrowed.iter().filter(|(other, _)| is_below(other, group)).map(|(_, id)| *id);
-            // A group that is to become equal to its parent was narrower before, and may lie partly outside of what its
-            // parent gets.
-            let as_parent = steps.iter().filter(|(other, _, _, target)| target.is_empty() && is_below(other, group));
-            let as_parent = as_parent.filter_map(|(other, ..)| widened.get(other)).copied();
-            // A group that was equal to its parent may get CPUs that its parent must get first.
-            let widened_ancestors =
-                widened.iter().filter(|(other, _)| current_cpus.is_empty() && is_below(group, other));
-            let widened_ancestors = widened_ancestors.map(|(_, id)| *id);
-            let own_widening = widened.get(group).copied();
+            let narrowed_descendants =
+                narrowing_changes.iter().filter(|(other, _)| is_below(other, group)).map(|(_, id)| *id);
+            // A group that will inherit its parent's CPUs was narrower before, and may contain CPUs that the parent
+            // loses.
+            let inheriting_steps =
+                steps.iter().filter(|(other, _, _, target)| target.is_empty() && is_below(other, group));
+            let as_parent = inheriting_steps.filter_map(|(other, ..)| widening_changes.get(other)).copied();
+            // A group that inherited its parent's CPUs may be given CPUs that the parent must receive first.
+            let ancestor_widenings =
+                widening_changes.iter().filter(|(other, _)| current_cpus.is_empty() && is_below(group, other));
+            let widened_ancestors = ancestor_widenings.map(|(_, id)| *id);
+            let own_widening = widening_changes.get(group).copied();
             let dependencies: Vec<ChangeId> =
                 narrowed_descendants.chain(as_parent).chain(widened_ancestors).chain(own_widening).collect();
             let kind = ChangeKind::Cpuset { group: group.clone(), from: intermediate.clone(), to: target.clone() };
             let id = self.push(vec![PlanItem::Plan], dependencies, kind);
-            narrowed.push((group.clone(), id));
+            narrowing_changes.push((group.clone(), id));
         }
-        widened
+        widening_changes
     }
 
     fn move_tasks(
@@ -204,20 +216,24 @@ impl ChangeListBuilder<'_> {
         for &task in self.plan.affinity.keys().filter(|&&task| self.state.task(task).is_none()) {
             self.refuse(PlanItem::Affinity(task), RefusalReason::NotFound, "the task has ended");
         }
-        let seats = match self.state.limits.seats_are_affinities {
-            true => gang_seats(schedules),
+        let cpus_by_gang_member = match self.state.limits.seats_are_affinities {
+            true => cpus_by_gang_member(schedules),
             false => BTreeMap::new(),
         };
         let mut move_changes = BTreeMap::new();
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let Some(affinity) = &task.affinity else { continue };
-            let target = seats.get(&task.task).or_else(|| self.plan.affinity.get(&task.task));
+            let target = cpus_by_gang_member.get(&task.task).or_else(|| self.plan.affinity.get(&task.task));
             let mut new_cpus = target.map_or_else(|| affinity.original.clone(), |cpus| cpus.intersection(&self.online));
             if new_cpus.is_empty() {
-                self.refuse(PlanItem::Affinity(task.task), RefusalReason::NotSupported, "none of the CPUs exists");
+                self.refuse(
+                    PlanItem::Affinity(task.task),
+                    RefusalReason::NotSupported,
+                    "none of the requested CPUs is online",
+                );
                 continue;
             }
-            // Entirely outside its group: the request is kept, and the machine decides.
+            // If none of the CPUs belongs to the task's group, the request stays unchanged, and the machine decides.
             if let Some(cpus) = self.group_cpus(task).filter(|cpus| cpus.intersects(&new_cpus)) {
                 new_cpus = new_cpus.intersection(cpus);
             }
@@ -233,13 +249,13 @@ impl ChangeListBuilder<'_> {
 
     fn group_cpus(&self, task: &TaskState) -> Option<&CpuSet> {
         let group = task.group.as_ref()?;
-        self.confined.iter().find(|confined| confined.cgroup == *group).map(|confined| &confined.cpus)
+        self.confined_groups.iter().find(|confined| confined.cgroup == *group).map(|confined| &confined.cpus)
     }
 
     fn set_weights(&mut self) {
-        let lacking = self.unsupported_reason(Ability::Weights);
+        let unsupported_reason = self.unsupported_reason(Ability::Weights);
         for &task in self.plan.weights.keys() {
-            if let Some(reason) = &lacking {
+            if let Some(reason) = &unsupported_reason {
                 self.refuse(PlanItem::Weight(task), RefusalReason::NoPermission, reason);
             } else if self.state.task(task).is_none() {
                 self.refuse(PlanItem::Weight(task), RefusalReason::NotFound, "the task has ended");
@@ -247,7 +263,7 @@ impl ChangeListBuilder<'_> {
         }
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let Some(weight) = &task.weight else { continue };
-            let requested_weight = self.plan.weights.get(&task.task).filter(|_| lacking.is_none());
+            let requested_weight = self.plan.weights.get(&task.task).filter(|_| unsupported_reason.is_none());
             let target = *requested_weight.unwrap_or(&weight.original);
             if target != weight.current {
                 let (name, current_weight) = (task.name.clone(), weight.current);
@@ -259,35 +275,36 @@ impl ChangeListBuilder<'_> {
 
     fn divide_ways(&mut self) {
         let (classes, refused) = build_classes(self.plan, self.state, self.capabilities);
-        self.list.refused.extend(refused);
+        self.list.refused_items.extend(refused);
         let ids = assign_class_ids(&classes, self.state);
-        let seated_classes: BTreeMap<ServiceClassId, ServiceClass> = ids.into_iter().zip(classes).collect();
-        let mut created: BTreeMap<ServiceClassId, ChangeId> = BTreeMap::new();
-        for (&class, content) in seated_classes.iter().filter(|(class, _)| !self.state.classes.contains_key(class)) {
+        let classes_by_id: BTreeMap<ServiceClassId, ServiceClass> = ids.into_iter().zip(classes).collect();
+        let mut create_changes: BTreeMap<ServiceClassId, ChangeId> = BTreeMap::new();
+        for (&class, service_class) in classes_by_id.iter().filter(|(class, _)| !self.state.classes.contains_key(class))
+        {
             let kind = ChangeKind::CreateClass { class, masks: WayMasks::new() };
-            created.insert(class, self.push(content.items(), [], kind));
+            create_changes.insert(class, self.push(service_class.items(), [], kind));
         }
-        let mut ready = created.clone();
-        for (&class, content) in &seated_classes {
+        let mut ready_changes = create_changes.clone();
+        for (&class, content) in &classes_by_id {
             let current_masks = self.state.classes.get(&class).cloned().unwrap_or_default();
             if current_masks != content.masks {
                 let kind = ChangeKind::Schemata { class, from: current_masks, to: content.masks.clone() };
-                ready.insert(class, self.push(content.items(), created.get(&class).copied(), kind));
+                ready_changes.insert(class, self.push(content.items(), create_changes.get(&class).copied(), kind));
             }
         }
-        let of_task: BTreeMap<TaskId, ServiceClassId> = seated_classes
+        let class_by_task: BTreeMap<TaskId, ServiceClassId> = classes_by_id
             .iter()
             .flat_map(|(class, content)| content.members.iter().map(|task| (*task, *class)))
             .collect();
-        let mut leaving: BTreeMap<ServiceClassId, Vec<ChangeId>> = BTreeMap::new();
+        let mut leave_changes: BTreeMap<ServiceClassId, Vec<ChangeId>> = BTreeMap::new();
         for task in self.state.tasks.iter().filter(|task| task.movable) {
-            let target = of_task.get(&task.task).copied();
+            let target = class_by_task.get(&task.task).copied();
             if target == task.class {
                 continue;
             }
             let items =
-                target.and_then(|class| seated_classes.get(&class)).map_or(vec![PlanItem::Plan], ServiceClass::items);
-            let dependency = target.and_then(|class| ready.get(&class)).copied();
+                target.and_then(|class| classes_by_id.get(&class)).map_or(vec![PlanItem::Plan], ServiceClass::items);
+            let dependency = target.and_then(|class| ready_changes.get(&class)).copied();
             let (name, current_class) = (task.name.clone(), task.class);
             let id = self.push(
                 items,
@@ -295,20 +312,20 @@ impl ChangeListBuilder<'_> {
                 ChangeKind::Member { task: task.task, name, from: current_class, to: target },
             );
             if let Some(class) = task.class {
-                leaving.entry(class).or_default().push(id);
+                leave_changes.entry(class).or_default().push(id);
             }
         }
-        for (&class, masks) in self.state.classes.iter().filter(|(class, _)| !seated_classes.contains_key(class)) {
-            let dependencies = leaving.remove(&class).unwrap_or_default();
+        for (&class, masks) in self.state.classes.iter().filter(|(class, _)| !classes_by_id.contains_key(class)) {
+            let dependencies = leave_changes.remove(&class).unwrap_or_default();
             self.push(vec![PlanItem::Plan], dependencies, ChangeKind::RemoveClass { class, masks: masks.clone() });
         }
-        self.list.classes = seated_classes;
+        self.list.classes = classes_by_id;
     }
 
     fn color_pages(&mut self) {
-        let mut wanted_colors: BTreeMap<ProcessId, (ColorAssignment, Vec<PlanItem>)> = BTreeMap::new();
+        let mut requested_colors: BTreeMap<ProcessId, (ColorAssignment, Vec<PlanItem>)> = BTreeMap::new();
         for share in &self.plan.shares {
-            let Some(colors) = self.colors_of(share) else { continue };
+            let Some(colors) = self.resolve_colors(share) else { continue };
             let item = PlanItem::Share(share.group, share.cache);
             for member in &share.members {
                 let ShareMember::Process(process) = *member else { continue };
@@ -320,44 +337,44 @@ impl ChangeListBuilder<'_> {
                     self.refuse(item.clone(), RefusalReason::NotSupported, message);
                     continue;
                 }
-                match wanted_colors.get_mut(&process) {
+                match requested_colors.get_mut(&process) {
                     None => {
-                        wanted_colors.insert(process, (colors.clone(), vec![item.clone()]));
+                        requested_colors.insert(process, (colors.clone(), vec![item.clone()]));
                     }
                     // The same colors in another cache of the level.
                     Some((other, items)) if other.allowed == colors.allowed => items.push(item.clone()),
                     Some(_) => {
-                        let message = "the process has other colors in another share; colors hold in every cache";
+                        let message =
+                            "the process has other colors in another share, but its colors apply to every cache";
                         self.refuse(item.clone(), RefusalReason::Busy, message);
                     }
                 }
             }
         }
-        for (&process, tracked) in &self.state.colors {
-            let (target, items) = match wanted_colors.remove(&process) {
+        for (&process, process_colors) in &self.state.colors {
+            let (target, items) = match requested_colors.remove(&process) {
                 Some((colors, items)) => (Some(colors), items),
-                None => (tracked.original.clone(), vec![PlanItem::Plan]),
+                None => (process_colors.original.clone(), vec![PlanItem::Plan]),
             };
-            if target != tracked.current {
-                self.push(items, [], ChangeKind::Colors { process, from: tracked.current.clone(), to: target });
+            if target != process_colors.current {
+                self.push(items, [], ChangeKind::Colors { process, from: process_colors.current.clone(), to: target });
             }
         }
     }
 
     /// The colors of a share as this machine can provide them; `None` for shares in ways and for impossible ones.
-    fn colors_of(&mut self, share: &CacheShare) -> Option<ColorAssignment> {
+    fn resolve_colors(&mut self, share: &CacheShare) -> Option<ColorAssignment> {
         let Units::Colors { allowed, migration: moving } = &share.units else { return None };
-        let manner = &self.state.limits;
-        let message = if allowed.is_empty() || allowed.iter().last() >= colors_of_cache(self.capabilities, share.cache)
-        {
+        let limits = &self.state.limits;
+        let message = if allowed.is_empty() || allowed.iter().last() >= color_count(self.capabilities, share.cache) {
             format!("colors {allowed}: none, or more than this machine has")
-        } else if *moving == PageMigration::Lazy && manner.no_lazy_moving {
-            "pages cannot be moved when they are touched next; all of them can be".to_string()
+        } else if *moving == PageMigration::Lazy && limits.no_lazy_moving {
+            "pages cannot be migrated on their next touch; migrating all pages is supported".to_string()
         } else {
-            let moves_all = *moving == PageMigration::HotFirst && manner.no_hot_first;
+            let must_move_all = *moving == PageMigration::HotFirst && limits.no_hot_first;
             return Some(ColorAssignment {
                 allowed: allowed.clone(),
-                migration: if moves_all { PageMigration::All } else { *moving },
+                migration: if must_move_all { PageMigration::All } else { *moving },
             });
         };
         self.refuse(PlanItem::Share(share.group, share.cache), RefusalReason::NotSupported, message);
@@ -372,13 +389,13 @@ impl ChangeListBuilder<'_> {
     ) {
         for (index, schedule) in wanted_schedules.iter().filter(|(_, schedule)| !self.state.gangs.contains(schedule)) {
             let members: BTreeSet<TaskId> = gang_members(schedule).collect();
-            let in_the_way = |old_schedule: &GangSchedule| {
+            let is_conflicting = |old_schedule: &GangSchedule| {
                 old_schedule.cpus.intersects(&schedule.cpus)
                     || self::gang_members(old_schedule).any(|task| members.contains(&task))
             };
-            let stopped = stops.iter().filter(|(_, old_schedule)| in_the_way(old_schedule)).map(|(id, _)| *id);
+            let stop_changes = stops.iter().filter(|(_, old_schedule)| is_conflicting(old_schedule)).map(|(id, _)| *id);
             let moves_of_members = members.iter().filter_map(|task| move_changes.get(task)).copied();
-            let dependencies: Vec<ChangeId> = stopped.chain(moves_of_members).collect();
+            let dependencies: Vec<ChangeId> = stop_changes.chain(moves_of_members).collect();
             self.push(
                 vec![PlanItem::Gangs(*index)],
                 dependencies,
@@ -389,7 +406,7 @@ impl ChangeListBuilder<'_> {
 }
 
 /// The number of colors; `None` if the cache cannot be colored.
-fn colors_of_cache(capabilities: &Capabilities, cache: CacheId) -> Option<u32> {
+fn color_count(capabilities: &Capabilities, cache: CacheId) -> Option<u32> {
     capabilities.partitions.iter().find_map(|(partitioned_cache, partition)| match partition {
         PartitionSupport::Colors { colors, .. } if *partitioned_cache == cache => Some(*colors),
         _ => None,
@@ -406,16 +423,16 @@ fn gang_members(schedule: &GangSchedule) -> impl Iterator<Item = TaskId> + '_ {
 
 /// The CPU of each gang member: the one that the plan names, or else one of the schedule's CPUs in order of membership.
 /// A member of several gangs with different CPUs may use the CPUs of all of them.
-fn gang_seats(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, CpuSet> {
+fn cpus_by_gang_member(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, CpuSet> {
     let mut seats: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
     for (_, schedule) in schedules {
         for gang in &schedule.gangs {
-            let occupied_cpus: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
+            let named_cpus: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
             let mut free_cpus =
-                schedule.cpus.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect::<Vec<_>>().into_iter();
+                schedule.cpus.iter().filter(|&cpu| !named_cpus.contains(cpu)).collect::<Vec<_>>().into_iter();
             for (task, cpu) in &gang.members {
-                let seat = cpu.map(|cpu| cpu.0).or_else(|| free_cpus.next());
-                seats.entry(*task).or_default().extend(seat);
+                let cpu = cpu.map(|cpu| cpu.0).or_else(|| free_cpus.next());
+                seats.entry(*task).or_default().extend(cpu);
             }
         }
     }

@@ -27,13 +27,19 @@ impl fmt::Display for ChangeKind {
                 write!(out, "create class of service {}", class.0)
             }
             ChangeKind::CreateClass { class, masks } => {
-                write!(out, "create class of service {} with {}", class.0, ways_text(masks))
+                write!(out, "create class of service {} with {}", class.0, describe_ways(masks))
             }
             ChangeKind::Schemata { class, from, to } => {
-                write!(out, "give class of service {} {} (was {})", class.0, ways_text(to), ways_text(from))
+                write!(out, "give class of service {} {} (was {})", class.0, describe_ways(to), describe_ways(from))
             }
             ChangeKind::Member { task, name, from, to } => {
-                write!(out, "put task {} '{name}' in {} (was in {})", task.0, class_text(*to), class_text(*from))
+                write!(
+                    out,
+                    "put task {} '{name}' in {} (was in {})",
+                    task.0,
+                    describe_class(*to),
+                    describe_class(*from)
+                )
             }
             ChangeKind::RemoveClass { class, .. } => write!(out, "remove class of service {}", class.0),
             ChangeKind::Colors { process, from, to } => {
@@ -49,7 +55,7 @@ fn describe_cpus(cpus: &CpuSet) -> String {
     if cpus.is_empty() { "the CPUs of its parent".to_string() } else { format!("CPUs {cpus}") }
 }
 
-fn ways_text(masks: &WayMasks) -> String {
+fn describe_ways(masks: &WayMasks) -> String {
     let describe_mask =
         |(cache, mask): (&crate::CacheId, &crate::IndexSet)| format!("ways {mask} of cache {}", cache.0);
     match masks.is_empty() {
@@ -58,19 +64,19 @@ fn ways_text(masks: &WayMasks) -> String {
     }
 }
 
-fn class_text(class: Option<ServiceClassId>) -> String {
+fn describe_class(class: Option<ServiceClassId>) -> String {
     class.map_or("no class of service".to_string(), |class| format!("class of service {}", class.0))
 }
 
 fn describe_colors(colors: &Option<ColorAssignment>) -> String {
     let Some(ColorAssignment { allowed, migration: migration_mode }) = colors else { return "all colors".to_string() };
-    let pages = match migration_mode {
+    let migration_text = match migration_mode {
         PageMigration::Never => "for new pages",
         PageMigration::Lazy => "and moves pages when they are touched",
         PageMigration::HotFirst => "and moves its pages, hot ones first",
         PageMigration::All => "and moves all its pages",
     };
-    format!("colors {allowed} {pages}")
+    format!("colors {allowed} {migration_text}")
 }
 
 fn describe_gangs(schedule: &GangSchedule) -> String {

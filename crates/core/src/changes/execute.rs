@@ -27,17 +27,17 @@ pub enum ChangeOutcome<E> {
 }
 
 /// Applies a list in its order. Changes that depend on a failed one are skipped; all others are tried.
-pub fn run<E>(changes: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -> Vec<ChangeOutcome<E>> {
+pub fn run<E>(changes: &[Change], mut apply: impl FnMut(&Change) -> Result<(), E>) -> Vec<ChangeOutcome<E>> {
     let mut outcomes: Vec<ChangeOutcome<E>> = Vec::with_capacity(changes.len());
     for change in changes {
-        let failed = change.depends_on.iter().find_map(|&needed| match outcomes.get(needed.0 as usize) {
+        let failed_dependency = change.depends_on.iter().find_map(|&needed| match outcomes.get(needed.0 as usize) {
             Some(ChangeOutcome::Failed(_)) => Some(needed),
-            Some(ChangeOutcome::Skipped(because)) => Some(*because),
+            Some(ChangeOutcome::Skipped(cause)) => Some(*cause),
             _ => None,
         });
-        outcomes.push(match failed {
-            Some(because) => ChangeOutcome::Skipped(because),
-            None => make(change).map_or_else(ChangeOutcome::Failed, |()| ChangeOutcome::Done),
+        outcomes.push(match failed_dependency {
+            Some(cause) => ChangeOutcome::Skipped(cause),
+            None => apply(change).map_or_else(ChangeOutcome::Failed, |()| ChangeOutcome::Done),
         });
     }
     outcomes
@@ -46,33 +46,33 @@ pub fn run<E>(changes: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>
 /// The refused items of the plan: for each, the first of its changes that failed, or the failed change on which one of
 /// them depends. Each item occurs once.
 pub fn refused_items(changes: &[Change], outcomes: &[ChangeOutcome<RefusedItem>]) -> Vec<RefusedItem> {
-    let mut reported: BTreeSet<PlanItem> = BTreeSet::new();
-    let mut lines = Vec::new();
+    let mut reported_items: BTreeSet<PlanItem> = BTreeSet::new();
+    let mut refusals = Vec::new();
     for (change, outcome) in changes.iter().zip(outcomes) {
         let cause = match outcome {
             ChangeOutcome::Done => continue,
-            ChangeOutcome::Failed(why) => why,
-            ChangeOutcome::Skipped(because) => match outcomes.get(because.0 as usize) {
+            ChangeOutcome::Failed(refusal) => refusal,
+            ChangeOutcome::Skipped(failed_id) => match outcomes.get(failed_id.0 as usize) {
                 Some(ChangeOutcome::Failed(why)) => why,
                 _ => continue,
             },
         };
-        let items = change.items.iter().filter(|item| reported.insert((*item).clone()));
-        lines.extend(items.map(|item| RefusedItem { item: item.clone(), ..cause.clone() }));
+        let items = change.items.iter().filter(|item| reported_items.insert((*item).clone()));
+        refusals.extend(items.map(|item| RefusedItem { item: item.clone(), ..cause.clone() }));
     }
-    lines
+    refusals
 }
 
 /// The list that undoes the applied changes, which are some or all of one list: their inverses in reverse order, so
 /// that dependents are undone first.
 pub fn undo(applied: &[Change]) -> Vec<Change> {
-    let mut undone: Vec<Change> = Vec::with_capacity(applied.len());
+    let mut undo_changes: Vec<Change> = Vec::with_capacity(applied.len());
     for (index, change) in applied.iter().rev().enumerate() {
         let dependents = applied.iter().rev().take(index).enumerate();
         let dependents = dependents.filter(|(_, later)| later.depends_on.contains(&change.id));
         let dependencies = dependents.map(|(place, _)| ChangeId(place as u32)).collect();
         let (id, items) = (ChangeId(index as u32), change.items.clone());
-        undone.push(Change { id, items, depends_on: dependencies, kind: change.kind.inverse() });
+        undo_changes.push(Change { id, items, depends_on: dependencies, kind: change.kind.inverse() });
     }
-    undone
+    undo_changes
 }

@@ -17,7 +17,7 @@ pub struct MaskConstraints {
     /// Minimum number of ways in a mask.
     pub min_ways: u32,
     /// Must masks be contiguous?
-    pub contiguous: bool,
+    pub must_be_contiguous: bool,
     /// Ways that other tools use exclusively (exclusive or pseudo-locked groups).
     pub reserved_ways: IndexSet,
 }
@@ -41,15 +41,15 @@ pub fn nearest_mask(
     limits: &MaskConstraints,
 ) -> Result<(IndexSet, Option<String>), UnsupportedMask> {
     let is_free = |way: u32| way < limits.ways && !limits.reserved_ways.contains(way);
-    let available: IndexSet = requested.iter().filter(|&way| is_free(way)).collect();
-    let mut mask = if limits.contiguous { longest_run(&available) } else { available.clone() };
+    let available_ways: IndexSet = requested.iter().filter(|&way| is_free(way)).collect();
+    let mut mask = if limits.must_be_contiguous { longest_run(&available_ways) } else { available_ways.clone() };
     if !mask.is_empty() {
         while mask.count() < limits.min_ways {
             let is_adjacent = |way: u32| mask.contains(way + 1) || (way > 0 && mask.contains(way - 1));
             let candidates = (0..limits.ways).filter(|&way| is_free(way) && !mask.contains(way));
             let next = candidates.clone().rev().find(|&way| is_adjacent(way) && way > mask.first().unwrap_or(0));
             let next = next.or_else(|| candidates.clone().find(|&way| is_adjacent(way)));
-            let next = next.or_else(|| candidates.clone().next().filter(|_| !limits.contiguous));
+            let next = next.or_else(|| candidates.clone().next().filter(|_| !limits.must_be_contiguous));
             let Some(way) = next else { break };
             mask.insert(way);
         }
@@ -63,14 +63,14 @@ pub fn nearest_mask(
 
 impl MaskConstraints {
     fn describe(&self) -> String {
-        let piece = if self.contiguous { ", in one piece" } else { "" };
+        let contiguity_text = if self.must_be_contiguous { ", in one piece" } else { "" };
         let reserved_text = if self.reserved_ways.is_empty() {
             String::new()
         } else {
             format!(", {} held by others", self.reserved_ways)
         };
         format!(
-            "the hardware takes {} or more of ways 0-{}{piece}{reserved_text}",
+            "the hardware takes {} or more of ways 0-{}{contiguity_text}{reserved_text}",
             self.min_ways,
             self.ways.saturating_sub(1)
         )
@@ -96,7 +96,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn sample_constraints(ways: u32, at_least: u32, contiguous: bool, reserved: &str) -> MaskConstraints {
-        MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: reserved.parse().unwrap() }
+        MaskConstraints {
+            ways,
+            min_ways: at_least,
+            must_be_contiguous: contiguous,
+            reserved_ways: reserved.parse().unwrap(),
+        }
     }
     fn fit_mask(requested: &str, limits: &MaskConstraints) -> String {
         match nearest_mask(&requested.parse().unwrap(), limits) {
@@ -131,7 +136,7 @@ mod tests {
         ) {
             let set = |word: u32| (0..32).filter(|bit| word >> bit & 1 == 1).collect::<IndexSet>();
             let reserved: IndexSet = set(reserved_bits).iter().filter(|&way| way < ways).collect();
-            let limits = MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: reserved };
+            let limits = MaskConstraints { ways, min_ways: at_least, must_be_contiguous: contiguous, reserved_ways: reserved };
             let requested = set(requested_bits);
             let is_contiguous = |mask: &IndexSet| longest_run(mask) == *mask;
             let good = |mask: &IndexSet| {

@@ -19,7 +19,7 @@ pub struct TrackedObject<T> {
 
 impl<T: Clone> TrackedObject<T> {
     /// An object that was never changed.
-    pub fn untouched(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         TrackedObject { current: value.clone(), original: value }
     }
 }
@@ -78,7 +78,7 @@ pub struct MachineState {
     pub reserved_ways: BTreeMap<CacheId, IndexSet>,
     /// Colors by process, for processes whose pages can be colored.
     pub colors: BTreeMap<ProcessId, TrackedObject<Option<ColorAssignment>>>,
-    /// Ascending by their CPUs, which are disjoint.
+    /// Running gang schedules, ascending by their CPUs, which are disjoint.
     pub gangs: Vec<GangSchedule>,
     /// Limits on changes, in which machines differ.
     #[serde(alias = "manner")]
@@ -104,15 +104,15 @@ impl MachineState {
     fn try_apply(&mut self, kind: &ChangeKind) -> Result<(), &'static str> {
         match kind {
             ChangeKind::Affinity { task, from, to, .. } => {
-                let tracked = self.movable_task(*task)?.affinity.as_mut().ok_or("the affinity is not known")?;
+                let affinity = self.movable_task(*task)?.affinity.as_mut().ok_or("the affinity is not known")?;
                 if to.is_empty() {
                     return Err("no CPU to run on");
                 }
-                replace_if_current(&mut tracked.current, from, to)
+                replace_if_current(&mut affinity.current, from, to)
             }
             ChangeKind::Weight { task, from, to, .. } => {
-                let tracked = self.movable_task(*task)?.weight.as_mut().ok_or("the weight is not known")?;
-                replace_if_current(&mut tracked.current, from, to)
+                let weight = self.movable_task(*task)?.weight.as_mut().ok_or("the weight is not known")?;
+                replace_if_current(&mut weight.current, from, to)
             }
             ChangeKind::Cpuset { group, from, to } => self.confine(group, from, to),
             ChangeKind::CreateClass { class, masks } => match self.classes.insert(*class, masks.clone()) {
@@ -133,13 +133,13 @@ impl MachineState {
                     return Err("the class has members");
                 }
                 match self.classes.remove(class) {
-                    Some(had) if had == *masks => Ok(()),
+                    Some(removed_masks) if removed_masks == *masks => Ok(()),
                     _ => Err("there is no such class, or its masks differ"),
                 }
             }
             ChangeKind::Colors { process, from, to } => {
-                let tracked = self.colors.get_mut(process).ok_or("the process cannot be colored")?;
-                replace_if_current(&mut tracked.current, from, to)
+                let colors = self.colors.get_mut(process).ok_or("the process cannot be colored")?;
+                replace_if_current(&mut colors.current, from, to)
             }
             ChangeKind::StopGangs { schedule } => {
                 let index = self.gangs.iter().position(|running| running == schedule);
@@ -178,9 +178,9 @@ impl MachineState {
     }
 }
 
-/// Does `group` lie below `above` in the hierarchy?
-pub(super) fn is_below(group: &str, above: &str) -> bool {
-    let above = above.trim_end_matches('/');
+/// Does `group` lie below `ancestor` in the hierarchy?
+pub(super) fn is_below(group: &str, ancestor: &str) -> bool {
+    let above = ancestor.trim_end_matches('/');
     group.strip_prefix(above).is_some_and(|subpath| subpath.len() > 1 && subpath.starts_with('/'))
 }
 

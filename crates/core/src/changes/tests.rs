@@ -35,17 +35,17 @@ fn start() -> MachineState {
         name: format!("t{index}"),
         movable: index != 5,
         group: (index == 4).then(|| "/a/b".to_string()),
-        affinity: Some(TrackedObject::untouched(all_cpus.clone())),
-        weight: Some(TrackedObject::untouched(1.0)),
+        affinity: Some(TrackedObject::new(all_cpus.clone())),
+        weight: Some(TrackedObject::new(1.0)),
         class: None,
         class_owner: None,
         no_idle_turns: None,
     };
-    let group = |name: &str| (name.to_string(), TrackedObject::untouched(all_cpus.clone()));
+    let group = |name: &str| (name.to_string(), TrackedObject::new(all_cpus.clone()));
     MachineState {
         tasks: (0..TASKS).map(task).collect(),
         groups: ["/a", "/a/b", "/c"].map(group).into(),
-        colors: (0..TASKS / 2).map(|process| (ProcessId(process), TrackedObject::untouched(None))).collect(),
+        colors: (0..TASKS / 2).map(|process| (ProcessId(process), TrackedObject::new(None))).collect(),
         limits: ActuationLimits { seats_are_affinities: true, ..ActuationLimits::default() },
         ..MachineState::default()
     }
@@ -373,7 +373,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
     ];
     let derived = derive_for(&ChangeInputs { plan, confined: Vec::new() }, &state);
     let refusals: Vec<(RefusalReason, &str)> =
-        derived.refused.iter().map(|refused| (refused.reason.clone(), refused.message.as_str())).collect();
+        derived.refused_items.iter().map(|refused| (refused.reason.clone(), refused.message.as_str())).collect();
     use RefusalReason::*;
     assert_eq!(
         refusals,
@@ -387,7 +387,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
             (Busy, "task 3 keeps the ways of group 2 in this cache"),
             (OwnedByOther, "somebody else's"),
             (NoCapacity, "more combinations of masks than the 1 classes of service"),
-            (NotSupported, "pages cannot be moved when they are touched next; all of them can be"),
+            (NotSupported, "pages cannot be migrated on their next touch; migrating all pages is supported"),
             (NotSupported, "colors 9: none, or more than this machine has"),
             (NotSupported, "process 1 was not started by cachemate page-color run"),
         ]

@@ -16,25 +16,25 @@ use crate::run_queues::QueueRotation;
 pub struct PageMove {
     pub process: ProcessId,
     pub pages: u64,
-    pub began_ns: u64,
-    pub ends_ns: u64,
+    pub start_ns: u64,
+    pub end_ns: u64,
 }
 
 /// Share of a process's time that copying takes while its pages migrate.
 const COPYING_SHARE: f64 = 0.5;
 
 /// Returns the share of a process's pages that migrate, if the pages are evenly spread over `old_colors` before the
-/// change and over `allowed` after it.
-fn moved_share(old_colors: &IndexSet, allowed: &IndexSet) -> f64 {
+/// change and over `allowed_colors` after it.
+fn migrating_share(old_colors: &IndexSet, allowed_colors: &IndexSet) -> f64 {
     let share_per_color = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
-    let vacated_lines = |color: u32| {
-        if allowed.contains(color) {
-            (share_per_color(old_colors) - share_per_color(allowed)).max(0.0)
+    let vacated_share = |color: u32| {
+        if allowed_colors.contains(color) {
+            (share_per_color(old_colors) - share_per_color(allowed_colors)).max(0.0)
         } else {
             share_per_color(old_colors)
         }
     };
-    old_colors.iter().map(vacated_lines).sum()
+    old_colors.iter().map(vacated_share).sum()
 }
 
 fn refused_item(change: &Change, message: &str) -> RefusedItem {
@@ -45,18 +45,18 @@ fn refused_item(change: &Change, message: &str) -> RefusedItem {
 impl IntervalMachine {
     /// Applies the plan as far as possible.
     pub(super) fn apply_plan(&mut self, plan: &Plan) -> AppliedPlan {
-        let derived = derive_changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
-        let outcomes = run(&derived.changes, |change| self.apply_change(change));
-        let mut refusals = derived.refused;
-        refusals.extend(refused_items(&derived.changes, &outcomes));
-        let gangs =
+        let derived_changes = derive_changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
+        let outcomes = run(&derived_changes.changes, |change| self.apply_change(change));
+        let mut refusals = derived_changes.refused_items;
+        refusals.extend(refused_items(&derived_changes.changes, &outcomes));
+        let changes_gangs =
             |change: &Change| matches!(change.kind, ChangeKind::StartGangs { .. } | ChangeKind::StopGangs { .. });
         // While a probe holds CPUs, gangs wait until the probe has ended.
-        if derived.changes.iter().any(gangs) && !self.has_probe_with_cpus() {
-            self.seat_gangs();
+        if derived_changes.changes.iter().any(changes_gangs) && !self.has_probe_with_cpus() {
+            self.pass_gangs_to_queues();
         }
-        if !derived.changes.is_empty() {
-            self.engine.turns.balance();
+        if !derived_changes.changes.is_empty() {
+            self.engine.run_queues.balance();
         }
         if !plan.penalties.is_empty() {
             let message = "time sharing is averaged, so no task is picked individually".to_string();
@@ -65,46 +65,47 @@ impl IntervalMachine {
         self.plan = plan.clone();
         self.divide_caches();
         self.apply_probes(plan, &mut refusals);
-        let mut applied = self.read_back();
-        applied.refused = refusals;
-        applied
+        let mut applied_plan = self.read_back();
+        applied_plan.refused = refusals;
+        applied_plan
     }
 
     fn live_tasks(&self) -> impl Iterator<Item = &IntervalTask> {
         self.tasks.iter().filter(|interval_task| !interval_task.exited)
     }
 
-    /// Returns the state in force, object by object.
+    /// Returns the state of the machine from which changes are derived.
     fn state(&self) -> MachineState {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
-        let change_task = |interval_task: &IntervalTask| {
-            let sched = &self.engine.turns.tasks[interval_task.slot as usize];
+        let task_state = |interval_task: &IntervalTask| {
+            let queue_entry = &self.engine.run_queues.tasks[interval_task.slot as usize];
             TaskState {
                 task: interval_task.task,
                 process: interval_task.process,
                 name: self.jobs[interval_task.job].job.name.clone(),
-                movable: !interval_task.fixed,
+                movable: !interval_task.is_pinned,
                 group: None,
-                affinity: Some(TrackedObject { current: sched.allowed.clone(), original: all_cpus.clone() }),
-                weight: Some(TrackedObject { current: sched.weight, original: 1.0 }),
+                affinity: Some(TrackedObject { current: queue_entry.allowed_cpus.clone(), original: all_cpus.clone() }),
+                weight: Some(TrackedObject { current: queue_entry.weight, original: 1.0 }),
                 class: interval_task.class,
                 class_owner: None,
                 no_idle_turns: None,
             }
         };
-        let change_colors = |interval_task: &IntervalTask| {
-            let now = self.colors.get(&interval_task.process).cloned();
-            (interval_task.process, TrackedObject { current: now, original: None })
+        let process_colors = |interval_task: &IntervalTask| {
+            let current_assignment = self.colors.get(&interval_task.process).cloned();
+            (interval_task.process, TrackedObject { current: current_assignment, original: None })
         };
-        let colored = self.spec.pages.colors.is_some();
-        let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
+        let has_colors = self.spec.pages.colors.is_some();
+        let min_groups =
+            self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
         MachineState {
-            tasks: self.live_tasks().map(change_task).collect(),
+            tasks: self.live_tasks().map(task_state).collect(),
             classes: self.classes.clone(),
-            colors: if colored { self.live_tasks().map(change_colors).collect() } else { BTreeMap::new() },
+            colors: if has_colors { self.live_tasks().map(process_colors).collect() } else { BTreeMap::new() },
             gangs: self.gangs.clone(),
             // Class 0 of the hardware is the default class of all tasks.
-            limits: ActuationLimits { max_classes: Some(groups.max(1) - 1), ..ActuationLimits::default() },
+            limits: ActuationLimits { max_classes: Some(min_groups.max(1) - 1), ..ActuationLimits::default() },
             ..MachineState::default()
         }
     }
@@ -114,11 +115,11 @@ impl IntervalMachine {
         match &change.kind {
             ChangeKind::Affinity { task, to, .. } => {
                 let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;
-                self.engine.allow(slot, to.clone());
+                self.engine.set_allowed_cpus(slot, to.clone());
             }
             ChangeKind::Weight { task, to, .. } => {
                 let slot = self.slot_of(*task).ok_or_else(refuse_exited)?;
-                self.engine.turns.set_weight(slot, *to);
+                self.engine.run_queues.set_weight(slot, *to);
             }
             ChangeKind::CreateClass { class, masks } | ChangeKind::Schemata { class, to: masks, .. } => {
                 self.classes.insert(*class, masks.clone());
@@ -135,7 +136,7 @@ impl IntervalMachine {
                 interval_task.class = *to;
             }
             ChangeKind::Colors { process, from, to: Some(to) } => {
-                self.move_pages(*process, from.as_ref(), to);
+                self.start_page_move(*process, from.as_ref(), to);
                 self.colors.insert(*process, to.clone());
             }
             ChangeKind::Colors { process, to: None, .. } => {
@@ -151,9 +152,9 @@ impl IntervalMachine {
         Ok(())
     }
 
-    /// Passes the running gangs to the queues.
-    pub(super) fn seat_gangs(&mut self) {
-        let rotation_of = |schedule: &GangSchedule| {
+    /// Passes the gangs in force to the run queues.
+    pub(super) fn pass_gangs_to_queues(&mut self) {
+        let build_rotation = |schedule: &GangSchedule| {
             let slot_and_cpu =
                 |&(task, cpu): &(TaskId, Option<CpuId>)| Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)));
             let gang_slots =
@@ -161,13 +162,13 @@ impl IntervalMachine {
             let gangs = schedule.gangs.iter().map(gang_slots).collect();
             QueueRotation::new(schedule.cpus.clone(), self.cycles_of(schedule.slice_ns), gangs)
         };
-        let rotations = self.gangs.iter().map(rotation_of).collect();
-        self.engine.turns.set_rotations(rotations);
+        let rotations = self.gangs.iter().map(build_rotation).collect();
+        self.engine.run_queues.set_rotations(rotations);
     }
 
     /// Starts the migration of pages outside the new colors, and of pages that overfill the remaining old colors. The
     /// migration takes time of the process, and the cached lines of these pages are lost.
-    fn move_pages(
+    fn start_page_move(
         &mut self,
         process: ProcessId,
         old_assignment: Option<&ColorAssignment>,
@@ -176,9 +177,9 @@ impl IntervalMachine {
         let Some(colors) = self.spec.pages.colors else { return };
         let old_colors =
             old_assignment.map_or_else(|| (0..colors).collect::<IndexSet>(), |assignment| assignment.allowed.clone());
-        let share = moved_share(&old_colors, &new_assignment.allowed);
-        let of_process = self.tasks.iter().filter(|interval_task| interval_task.process == process);
-        let slots: Vec<u32> = of_process.map(|interval_task| interval_task.slot).collect();
+        let share = migrating_share(&old_colors, &new_assignment.allowed);
+        let process_tasks = self.tasks.iter().filter(|interval_task| interval_task.process == process);
+        let slots: Vec<u32> = process_tasks.map(|interval_task| interval_task.slot).collect();
         let pages = (share * self.pages_of(&slots)) as u64;
         if new_assignment.migration == PageMigration::Never || pages == 0 {
             return;
@@ -189,8 +190,8 @@ impl IntervalMachine {
         for &slot in &slots {
             self.engine.drop_lines(slot, share);
         }
-        self.moving.retain(|page_move| page_move.process != process);
-        self.moving.push(PageMove { process, pages, began_ns: self.now_ns, ends_ns });
+        self.page_moves.retain(|page_move| page_move.process != process);
+        self.page_moves.push(PageMove { process, pages, start_ns: self.now_ns, end_ns: ends_ns });
         self.charge_process(process);
     }
 
@@ -201,14 +202,15 @@ impl IntervalMachine {
         else {
             return;
         };
-        let copies = self.moving.iter().any(|moving| moving.process == interval_task.process);
-        let copying = if copies { COPYING_SHARE } else { 0.0 };
-        self.engine.steal(interval_task.slot, 1.0 - (1.0 - copying) * (1.0 - self.logging_share(task)));
+        let is_copying = self.page_moves.iter().any(|moving| moving.process == interval_task.process);
+        let copying_share = if is_copying { COPYING_SHARE } else { 0.0 };
+        self.engine
+            .take_processor_time(interval_task.slot, 1.0 - (1.0 - copying_share) * (1.0 - self.logging_share(task)));
     }
 
     fn charge_process(&mut self, process: ProcessId) {
-        let of_process = self.tasks.iter().filter(|interval_task| interval_task.process == process);
-        let tasks: Vec<TaskId> = of_process.map(|interval_task| interval_task.task).collect();
+        let process_tasks = self.tasks.iter().filter(|interval_task| interval_task.process == process);
+        let tasks: Vec<TaskId> = process_tasks.map(|interval_task| interval_task.task).collect();
         tasks.into_iter().for_each(|task| self.charge_overhead(task));
     }
 
@@ -220,24 +222,24 @@ impl IntervalMachine {
         phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64
     }
 
-    pub(super) fn moves_due(&self) -> u64 {
-        self.moving.iter().map(|moving| moving.ends_ns).min().unwrap_or(u64::MAX)
+    pub(super) fn next_move_end_ns(&self) -> u64 {
+        self.page_moves.iter().map(|moving| moving.end_ns).min().unwrap_or(u64::MAX)
     }
 
     pub(super) fn finish_moves(&mut self) {
         let now_ns = self.now_ns;
-        let (finished_moves, moving): (Vec<PageMove>, Vec<PageMove>) =
-            std::mem::take(&mut self.moving).into_iter().partition(|moving| moving.ends_ns <= now_ns);
-        self.moving = moving;
+        let (finished_moves, unfinished_moves): (Vec<PageMove>, Vec<PageMove>) =
+            std::mem::take(&mut self.page_moves).into_iter().partition(|moving| moving.end_ns <= now_ns);
+        self.page_moves = unfinished_moves;
         finished_moves.iter().for_each(|page_move| self.charge_process(page_move.process));
     }
 
     /// Divides every contended cache as classes, colors and events require.
     pub(super) fn divide_caches(&mut self) {
-        let contended: Vec<CacheId> =
+        let contended_caches: Vec<CacheId> =
             self.topology.caches.iter().filter(|cache| cache.last_level).map(|cache| cache.id).collect();
         let level_ways = self.spec.last_level().map_or(1, |cache| cache.ways);
-        for (at, cache) in contended.iter().enumerate() {
+        for (at, cache) in contended_caches.iter().enumerate() {
             let mut masks: Vec<IndexSet> = Vec::new();
             let mut members: Vec<(u32, usize)> = Vec::new();
             let mut units = level_ways;
@@ -253,16 +255,17 @@ impl IntervalMachine {
                     masks.push(mask);
                 }
             }
-            let live = self.live_tasks().count();
-            let is_shared = members.len() < live || self.outside.contains_key(&(at as u32));
-            let parts = cache_parts::divide_cache(units, &masks, is_shared);
-            let shrunk = self.shrunk.get(&(at as u32)).copied().unwrap_or(1.0);
-            let lines_of_share = |share: f64| (f64::from(self.engine.capacity_lines()) * share * shrunk) as f32;
+            let live_count = self.live_tasks().count();
+            let is_partly_shared = members.len() < live_count || self.external_slots.contains_key(&(at as u32));
+            let division = cache_parts::divide_cache(units, &masks, is_partly_shared);
+            let remaining_share = self.remaining_shares.get(&(at as u32)).copied().unwrap_or(1.0);
+            let lines_of_share =
+                |share: f64| (f64::from(self.engine.capacity_lines()) * share * remaining_share) as f32;
             let domains: Vec<(f32, u8)> =
-                parts.parts.iter().map(|&(share, group)| (lines_of_share(share), group)).collect();
-            let groups: Vec<f32> = parts.groups.iter().map(|&share| lines_of_share(share)).collect();
+                division.parts.iter().map(|&(share, group)| (lines_of_share(share), group)).collect();
+            let groups: Vec<f32> = division.groups.iter().map(|&share| lines_of_share(share)).collect();
             let slot_domains: Vec<(u32, u8)> =
-                members.iter().map(|&(slot, mask)| (slot, parts.part_of_mask[mask])).collect();
+                members.iter().map(|&(slot, mask)| (slot, division.part_of_mask[mask])).collect();
             self.engine.divide_if_changed(at, &domains, &groups, &slot_domains);
         }
     }
@@ -270,50 +273,51 @@ impl IntervalMachine {
     /// Reads the state in force from the machine.
     pub(super) fn read_back(&self) -> AppliedPlan {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
-        let mut applied = AppliedPlan { gangs: self.gangs.clone(), ..AppliedPlan::default() };
+        let mut applied_plan = AppliedPlan { gangs: self.gangs.clone(), ..AppliedPlan::default() };
         for interval_task in self.live_tasks() {
-            let (task, sched) = (interval_task.task, &self.engine.turns.tasks[interval_task.slot as usize]);
-            if sched.allowed != all_cpus || self.plan.affinity.contains_key(&task) {
-                applied.affinity.insert(task, sched.allowed.clone());
+            let (task, queue_entry) = (interval_task.task, &self.engine.run_queues.tasks[interval_task.slot as usize]);
+            if queue_entry.allowed_cpus != all_cpus || self.plan.affinity.contains_key(&task) {
+                applied_plan.affinity.insert(task, queue_entry.allowed_cpus.clone());
             }
-            if sched.weight != 1.0 || self.plan.weights.contains_key(&task) {
-                applied.weights.insert(task, sched.weight);
+            if queue_entry.weight != 1.0 || self.plan.weights.contains_key(&task) {
+                applied_plan.weights.insert(task, queue_entry.weight);
             }
         }
-        applied.probes = self.probes.iter().map(|active| active.probe.id).collect();
+        applied_plan.probes = self.probes.iter().map(|active| active.probe.id).collect();
         for share in &self.plan.shares {
-            let colors = matches!(share.units, Units::Colors { .. });
-            let moving =
-                self.moving.iter().find(|moving| share.members.contains(&ShareMember::Process(moving.process)));
-            if let Some(moving) = moving.filter(|_| colors) {
-                let span = (moving.ends_ns - moving.began_ns).max(1) as f64;
-                let moved_pages = (moving.pages as f64 * (self.now_ns - moving.began_ns) as f64 / span) as u64;
+            let has_colors = matches!(share.units, Units::Colors { .. });
+            let page_move =
+                self.page_moves.iter().find(|moving| share.members.contains(&ShareMember::Process(moving.process)));
+            if let Some(moving) = page_move.filter(|_| has_colors) {
+                let duration_ns = (moving.end_ns - moving.start_ns).max(1) as f64;
+                let moved_pages = (moving.pages as f64 * (self.now_ns - moving.start_ns) as f64 / duration_ns) as u64;
                 let item = PlanItem::Share(share.group, share.cache);
-                applied.pending.push(PendingItem {
+                applied_plan.pending.push(PendingItem {
                     item,
                     done: moved_pages.min(moving.pages),
                     total: Some(moving.pages),
                 });
             }
-            let allowed_share = moving.map_or(1.0, |moving| {
-                let span = (moving.ends_ns - moving.began_ns).max(1) as f64;
-                (self.now_ns - moving.began_ns) as f64 / span
+            let moved_share = page_move.map_or(1.0, |moving| {
+                let duration_ns = (moving.end_ns - moving.start_ns).max(1) as f64;
+                (self.now_ns - moving.start_ns) as f64 / duration_ns
             });
-            applied.shares.push(ActiveShare {
+            applied_plan.shares.push(ActiveShare {
                 share: share.clone(),
-                pages_in_share: colors.then_some(allowed_share.min(1.0)),
-                fallback_pages: colors.then_some(0),
+                pages_in_share: has_colors.then_some(moved_share.min(1.0)),
+                fallback_pages: has_colors.then_some(0),
                 occupancy_bytes: self.share_occupancy(share),
             });
         }
-        applied.cost_ns = self.cost_ns as u64;
-        applied
+        applied_plan.cost_ns = self.cost_ns as u64;
+        applied_plan
     }
 
     fn share_occupancy(&self, share: &cachemate_core::CacheShare) -> Option<u64> {
-        let monitored = self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
-        let contended = self.topology.caches.iter().filter(|cache| cache.last_level);
-        let index = contended.map(|cache| cache.id).position(|id| id == share.cache).filter(|_| monitored)?;
+        let has_monitoring = self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
+        let contended_caches = self.topology.caches.iter().filter(|cache| cache.last_level);
+        let index =
+            contended_caches.map(|cache| cache.id).position(|id| id == share.cache).filter(|_| has_monitoring)?;
         let members = self.tasks.iter().filter(|interval_task| {
             share.members.contains(&ShareMember::Task(interval_task.task))
                 || share.members.contains(&ShareMember::Process(interval_task.process))
@@ -331,10 +335,10 @@ mod tests {
     #[test]
     fn pages_move_from_and_to_more_colors_alike() {
         let colors = |range: std::ops::Range<u32>| range.collect::<IndexSet>();
-        assert_eq!(moved_share(&colors(0..16), &colors(0..4)), 0.75);
-        assert_eq!(moved_share(&colors(0..4), &colors(0..16)), 0.75);
-        assert_eq!(moved_share(&colors(0..8), &colors(8..16)), 1.0);
-        assert_eq!(moved_share(&colors(0..8), &colors(4..12)), 0.5);
-        assert_eq!(moved_share(&colors(0..8), &colors(0..8)), 0.0);
+        assert_eq!(migrating_share(&colors(0..16), &colors(0..4)), 0.75);
+        assert_eq!(migrating_share(&colors(0..4), &colors(0..16)), 0.75);
+        assert_eq!(migrating_share(&colors(0..8), &colors(8..16)), 1.0);
+        assert_eq!(migrating_share(&colors(0..8), &colors(4..12)), 0.5);
+        assert_eq!(migrating_share(&colors(0..8), &colors(0..8)), 0.0);
     }
 }

@@ -3,9 +3,9 @@
 
 use cachemate_core::IndexSet;
 
-/// The division of a cache.
+/// The division of a cache into parts that may overlap.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parts {
+pub struct CacheDivision {
     /// Capacity (as a share of the cache) and group of each part. The first part is the whole cache, for tasks without
     /// a group.
     pub parts: Vec<(f64, u8)>,
@@ -16,50 +16,52 @@ pub struct Parts {
 }
 
 /// Divides a cache of `units` units; with `is_shared`, some tasks may use the whole cache.
-pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> Parts {
+pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDivision {
     let all_units: IndexSet = (0..units).collect();
     let mut distinct_masks: Vec<IndexSet> = vec![all_units.clone()];
-    let mut masks_of = Vec::new();
+    let mut part_of_mask = Vec::new();
     for mask in masks {
         let mask = mask.intersection(&all_units);
         let index = distinct_masks.iter().position(|earlier_mask| *earlier_mask == mask).unwrap_or_else(|| {
             distinct_masks.push(mask.clone());
             distinct_masks.len() - 1
         });
-        masks_of.push(index.min(crate::occupancy::MAX_PARTS - 1) as u8);
+        part_of_mask.push(index.min(crate::occupancy::MAX_DOMAINS - 1) as u8);
     }
-    distinct_masks.truncate(crate::occupancy::MAX_PARTS);
+    distinct_masks.truncate(crate::occupancy::MAX_DOMAINS);
     // Parts that overlap, directly or through others, are in one group. The first group is empty unless some tasks
     // may use the whole cache.
-    let mut group: Vec<usize> = (0..distinct_masks.len()).collect();
+    let mut group_by_mask: Vec<usize> = (0..distinct_masks.len()).collect();
     let is_counted = |at: usize| is_shared || at > 0 || distinct_masks.len() == 1;
     for a in 0..distinct_masks.len() {
         for b in a + 1..distinct_masks.len() {
             if is_counted(a) && is_counted(b) && distinct_masks[a].intersects(&distinct_masks[b]) {
-                let (old_group, new_group) = (group[b], group[a]);
-                group.iter_mut().filter(|group| **group == old_group).for_each(|group| *group = new_group);
+                let (old_group, new_group) = (group_by_mask[b], group_by_mask[a]);
+                group_by_mask.iter_mut().filter(|group| **group == old_group).for_each(|group| *group = new_group);
             }
         }
     }
-    let mut numbers: Vec<usize> = group.clone();
-    numbers.sort_unstable();
-    numbers.dedup();
-    let group_index = |at: usize| numbers.iter().position(|group_number| *group_number == group[at]).unwrap_or(0) as u8;
+    let mut group_numbers: Vec<usize> = group_by_mask.clone();
+    group_numbers.sort_unstable();
+    group_numbers.dedup();
+    let group_index =
+        |at: usize| group_numbers.iter().position(|group_number| *group_number == group_by_mask[at]).unwrap_or(0) as u8;
     let share_of_units = |set: &IndexSet| f64::from(set.count()) / f64::from(units.max(1));
     let group_share = |number: u8| {
-        let members = (0..distinct_masks.len()).filter(|&index| self::is_same_group(&numbers, group[index], number));
+        let members = (0..distinct_masks.len())
+            .filter(|&index| self::is_same_group(&group_numbers, group_by_mask[index], number));
         share_of_units(
             &members.map(|index| distinct_masks[index].clone()).reduce(|a, b| a.union(&b)).unwrap_or_default(),
         )
     };
-    Parts {
+    CacheDivision {
         parts: distinct_masks
             .iter()
             .enumerate()
             .map(|(index, mask)| (share_of_units(mask), group_index(index)))
             .collect(),
-        groups: (0..numbers.len() as u8).map(group_share).collect(),
-        part_of_mask: masks_of,
+        groups: (0..group_numbers.len() as u8).map(group_share).collect(),
+        part_of_mask,
     }
 }
 

@@ -13,13 +13,15 @@ fn unsupported_because(reason: &str) -> Support {
 
 /// Returns the capabilities of this model, which has no sets, no single addresses and no penalties.
 pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
-    let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
-    let only_if = |has: bool, reason: &str| if has { supported_with_note("") } else { unsupported_because(reason) };
+    let has_ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
+    let supported_if = |is_supported: bool, reason: &str| {
+        if is_supported { supported_with_note("") } else { unsupported_because(reason) }
+    };
     let counters = format!("{} at once", spec.counters.count);
     let abilities = BTreeMap::from([
         (Ability::CountPerTask, supported_with_note(&counters)),
         (Ability::CountPerCache, supported_with_note("")),
-        (Ability::CacheOccupancy, only_if(ways, "no cache of this machine has monitoring")),
+        (Ability::CacheOccupancy, supported_if(has_ways, "no cache of this machine has monitoring")),
         (Ability::TraceAddresses, supported_with_note("addresses are drawn from the program's curve")),
         (Ability::SampleAccesses, supported_with_note("of shared regions")),
         (Ability::SampleReuses, supported_with_note("")),
@@ -29,8 +31,8 @@ pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabiliti
         (Ability::Weights, supported_with_note("")),
         (Ability::Gangs, supported_with_note("")),
         (Ability::Penalties, unsupported_because("time sharing is averaged, so no task is picked individually")),
-        (Ability::Colors, only_if(spec.pages.colors.is_some(), "this machine's kernel does not color pages")),
-        (Ability::Ways, only_if(ways, "no cache of this machine can be divided by ways")),
+        (Ability::Colors, supported_if(spec.pages.colors.is_some(), "this machine's kernel does not color pages")),
+        (Ability::Ways, supported_if(has_ways, "no cache of this machine can be divided by ways")),
     ]);
     let mut partitions = Vec::new();
     for cache in &topology.caches {
@@ -40,8 +42,8 @@ pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabiliti
             partitions
                 .push((cache.id, PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns }));
         }
-        let of_level = spec.caches.iter().find(|described| described.level == cache.level && cache.last_level);
-        if let Some((described, ways)) = of_level.and_then(|described| Some((described, described.way_partitions?))) {
+        let cache_spec = spec.caches.iter().find(|described| described.level == cache.level && cache.last_level);
+        if let Some((described, ways)) = cache_spec.and_then(|described| Some((described, described.way_partitions?))) {
             let partition = PartitionSupport::Ways {
                 ways: described.ways,
                 min_ways: ways.min_ways,

@@ -2,8 +2,8 @@
 //!
 //! Instructions and cycles are always counted, and events that the kernel counts itself use no counter. The other
 //! events share the remaining counters: groups of events take turns of 4 ms, and a reading states the share of the
-//! time in which its group was counted. The count is extrapolated to the whole time, with an error that falls with
-//! the number of the group's turns. A reading's noise has a stated size and autocorrelation between windows. Skew
+//! time in which its group was counted. The count has an error that falls with the number of the group's
+//! turns. A reading's noise has a stated size and autocorrelation between windows. Skew
 //! books a share of a task's events to the next task on the CPU.
 
 use cachemate_core::{CounterEvent, EventCount, EventCounts};
@@ -34,19 +34,19 @@ impl Default for CounterNoise {
 #[derive(Clone, Debug, PartialEq)]
 pub struct NoiseState {
     state: u64,
-    slow: f64,
+    slow_component: f64,
 }
 
 impl NoiseState {
     pub fn new(seed: u64, task: u32) -> Self {
         let mut noise =
-            NoiseState { state: seed ^ (u64::from(task) + 1).wrapping_mul(0xd1b5_4a32_d192_ed03), slow: 0.0 };
-        noise.slow = noise.normal();
+            NoiseState { state: seed ^ (u64::from(task) + 1).wrapping_mul(0xd1b5_4a32_d192_ed03), slow_component: 0.0 };
+        noise.slow_component = noise.draw_normal();
         noise
     }
 
     /// Returns the next number of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-    fn next(&mut self) -> u64 {
+    fn next_random(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -55,52 +55,57 @@ impl NoiseState {
     }
 
     /// Returns a uniform number from 0 up to, but not including, 1.
-    pub fn uniform(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    pub fn draw_uniform(&mut self) -> f64 {
+        (self.next_random() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Returns a standard normal number (Box and Muller).
-    pub fn normal(&mut self) -> f64 {
-        let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
-        radius * libm::cos(std::f64::consts::TAU * self.uniform())
+    pub fn draw_normal(&mut self) -> f64 {
+        let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.draw_uniform()));
+        radius * libm::cos(std::f64::consts::TAU * self.draw_uniform())
     }
 
     /// Advances the noise by one window.
-    fn step(&mut self, autocorrelation: f64) -> f64 {
-        let fresh = self.normal();
-        self.slow = autocorrelation * self.slow + libm::sqrt(1.0 - autocorrelation * autocorrelation) * fresh;
-        self.slow
+    fn advance(&mut self, autocorrelation: f64) -> f64 {
+        let innovation = self.draw_normal();
+        self.slow_component =
+            autocorrelation * self.slow_component + libm::sqrt(1.0 - autocorrelation * autocorrelation) * innovation;
+        self.slow_component
     }
 }
 
-fn is_fixed(event: CounterEvent) -> bool {
+fn has_fixed_counter(event: CounterEvent) -> bool {
     matches!(event, CounterEvent::Instructions | CounterEvent::Cycles | CounterEvent::ContextSwitches)
 }
 
 /// Returns the readings of one window, given the true counts.
 pub fn draw_readings(
-    truth: &[(CounterEvent, f64)],
-    at_once: u32,
+    true_counts: &[(CounterEvent, f64)],
+    counter_count: u32,
     window_ns: f64,
-    defects: CounterNoise,
+    errors: CounterNoise,
     noise: &mut NoiseState,
 ) -> EventCounts {
-    let turning = truth.iter().filter(|(event, _)| !is_fixed(*event)).count();
-    let groups = turning.div_ceil((at_once.max(3) - 2) as usize).max(1) as f64;
-    let turns = (window_ns / TURN_NS / groups).max(1.0);
-    let slow = noise.step(defects.autocorrelation) * defects.noise;
-    let mut readings = Vec::with_capacity(truth.len());
-    for &(event, count) in truth {
-        let counts_always = is_fixed(event) || groups == 1.0;
-        let counted = if is_fixed(event) {
+    let multiplexed_events = true_counts.iter().filter(|(event, _)| !has_fixed_counter(*event)).count();
+    let group_count = multiplexed_events.div_ceil((counter_count.max(3) - 2) as usize).max(1) as f64;
+    let turns_per_group = (window_ns / TURN_NS / group_count).max(1.0);
+    let slow_error = noise.advance(errors.autocorrelation) * errors.noise;
+    let mut readings = Vec::with_capacity(true_counts.len());
+    for &(event, count) in true_counts {
+        let is_always_counted = has_fixed_counter(event) || group_count == 1.0;
+        let noisy_count = if has_fixed_counter(event) {
             count
         } else {
-            let of_turns = if counts_always { 0.0 } else { defects.turn_noise / libm::sqrt(turns) * noise.normal() };
-            let share = if counts_always { 1.0 } else { 1.0 / groups };
-            count * share * (1.0 + slow + of_turns).max(0.0)
+            let turn_error = if is_always_counted {
+                0.0
+            } else {
+                errors.turn_noise / libm::sqrt(turns_per_group) * noise.draw_normal()
+            };
+            let share = if is_always_counted { 1.0 } else { 1.0 / group_count };
+            count * share * (1.0 + slow_error + turn_error).max(0.0)
         };
-        let counted_share = if counts_always { 1.0 } else { 1.0 / groups };
-        readings.push(EventCount { event, count: counted.round() as u64, enabled_share: counted_share });
+        let counted_share = if is_always_counted { 1.0 } else { 1.0 / group_count };
+        readings.push(EventCount { event, count: noisy_count.round() as u64, enabled_share: counted_share });
     }
     readings.sort_by_key(|reading| reading.event);
     EventCounts(readings)

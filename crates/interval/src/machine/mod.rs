@@ -48,7 +48,7 @@ pub struct IntervalJob {
     /// Nominal time of arrival.
     pub start_ns: u64,
     /// Whether the job starts again when all its threads have ended.
-    pub restart: bool,
+    pub restarts: bool,
     /// CPUs to which the job's owner pinned it; no policy may move the job.
     pub pinned: Option<CpuSet>,
     /// The operator's goal for the job.
@@ -67,7 +67,7 @@ impl IntervalJob {
             late_threads: None,
             instructions: None,
             start_ns: 0,
-            restart: false,
+            restarts: false,
             pinned: None,
             goal: None,
         }
@@ -78,7 +78,7 @@ impl IntervalJob {
 #[derive(Clone, PartialEq, Debug)]
 pub enum MachineEvent {
     /// Programs outside the run start to bring lines into a cache; a rate of 0 ends the traffic.
-    Outside {
+    ExternalTraffic {
         /// The cache's position among the contended ones.
         cache: u32,
         /// Lines brought in per second.
@@ -95,7 +95,7 @@ pub enum MachineEvent {
         cpu: u32,
     },
     /// A cache shrinks to a share of its full size, as if another tool reserved ways of it.
-    Shrink {
+    ShrinkCache {
         /// The cache's position among the contended ones.
         cache: u32,
         /// The remaining share, above 0 and at most 1.
@@ -103,7 +103,7 @@ pub enum MachineEvent {
     },
     /// These CPUs leave their cache and share another one of the same size. The topology does not show the change, as
     /// on a host whose firmware or hypervisor misreports it.
-    Separate {
+    SeparateCpus {
         /// CPUs of one cache.
         cpus: CpuSet,
     },
@@ -115,9 +115,9 @@ pub struct Options {
     /// Seed of the counters' noise and of the probes.
     pub seed: u64,
     /// Whether turns are simulated one by one instead of averaged.
-    pub explicit: bool,
+    pub has_explicit_turns: bool,
     /// Errors of the counters.
-    pub defects: CounterNoise,
+    pub counter_noise: CounterNoise,
     /// Nominal length of the run; `None` if it ends when no job is left.
     pub length_ns: Option<u64>,
     /// Events of the machine with their nominal times in nanoseconds, in any order.
@@ -126,7 +126,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { seed: 1, explicit: false, defects: CounterNoise::default(), length_ns: None, events: Vec::new() }
+        Options {
+            seed: 1,
+            has_explicit_turns: false,
+            counter_noise: CounterNoise::default(),
+            length_ns: None,
+            events: Vec::new(),
+        }
     }
 }
 
@@ -162,15 +168,15 @@ struct IntervalTask {
     job: usize,
     slot: u32,
     arrived_ns: u64,
-    fixed: bool,
+    is_pinned: bool,
     /// `None` for the default class.
     class: Option<ServiceClassId>,
     exited: bool,
     /// Totals at the last observation.
     last_totals: TaskTotals,
-    /// Totals at the start of the measurement.
-    measured_from: TaskTotals,
-    /// Slowdown in the last window: of the time that the task wanted to run, and of its time on a processor.
+    /// Totals of the task when the measurement started.
+    totals_at_start: TaskTotals,
+    /// Slowdowns in the last window: of the time in which the task was runnable, and of its time on a processor.
     slowdown: Option<(f64, f64)>,
     noise: NoiseState,
 }
@@ -181,8 +187,8 @@ struct RunningJob {
     arrives_ns: Option<u64>,
     /// Threads of this process that have not started yet, and their time of arrival.
     late_threads: Option<(ProcessId, u32, u64)>,
-    alive: u32,
-    book: results::JobTotals,
+    live_threads: u32,
+    totals: results::JobTotals,
 }
 
 /// A simulated machine with programs on it.
@@ -199,8 +205,8 @@ pub struct IntervalMachine {
     next_process: u32,
     /// Events that have not been applied yet, by time.
     events: Vec<(u64, MachineEvent)>,
-    outside: BTreeMap<u32, u32>,
-    shrunk: BTreeMap<u32, f64>,
+    external_slots: BTreeMap<u32, u32>,
+    remaining_shares: BTreeMap<u32, f64>,
     plan: Plan,
     /// Ways of each class of service.
     classes: BTreeMap<ServiceClassId, WayMasks>,
@@ -209,17 +215,17 @@ pub struct IntervalMachine {
     /// Gangs, in ascending order of their CPUs.
     gangs: Vec<GangSchedule>,
     refused: Vec<cachemate_core::RefusedItem>,
-    moving: Vec<apply::PageMove>,
+    page_moves: Vec<apply::PageMove>,
     cost_ns: f64,
     probes: Vec<probes::OngoingProbe>,
-    answered: Vec<ProbeId>,
-    windows: u64,
+    answered_probes: Vec<ProbeId>,
+    window_count: u64,
     now_ns: u64,
-    places: observe::CounterPlaces,
-    measured_from_ns: u64,
+    counter_places: observe::CounterScopes,
+    measurement_start_ns: u64,
     /// Bytes to and from memory since the start of the measurement, by node.
     node_bytes: Vec<f64>,
-    finished: bool,
+    is_finished: bool,
 }
 
 impl IntervalMachine {
@@ -230,8 +236,10 @@ impl IntervalMachine {
     pub fn new(spec: &MachineSpec, options: Options, jobs: Vec<IntervalJob>) -> Result<Self, IntervalMachineError> {
         spec.check()?;
         let no_cache = || IntervalMachineError::NoCache(spec.name.clone());
-        let spares = options.events.iter().filter(|(_, event)| matches!(event, MachineEvent::Separate { .. })).count();
-        let mut engine = IntervalEngine::with_spares(spec, options.explicit, spares).ok_or_else(no_cache)?;
+        let spare_count =
+            options.events.iter().filter(|(_, event)| matches!(event, MachineEvent::SeparateCpus { .. })).count();
+        let mut engine =
+            IntervalEngine::with_spares(spec, options.has_explicit_turns, spare_count).ok_or_else(no_cache)?;
         check_events(&options.events, spec, engine.caches())?;
         let mut running_jobs: Vec<RunningJob> = Vec::new();
         for job in jobs {
@@ -247,8 +255,8 @@ impl IntervalMachine {
                 arrives_ns: Some(job.start_ns),
                 late_threads: None,
                 program,
-                alive: 0,
-                book: results::JobTotals::default(),
+                live_threads: 0,
+                totals: results::JobTotals::default(),
                 job,
             });
         }
@@ -257,7 +265,7 @@ impl IntervalMachine {
         let topology = spec.topology();
         let mut machine = IntervalMachine {
             capabilities: capabilities::model_capabilities(spec, &topology),
-            places: observe::CounterPlaces::new(&topology, spec.memory.nodes),
+            counter_places: observe::CounterScopes::new(&topology, spec.memory.nodes),
             spec: spec.clone(),
             topology,
             engine,
@@ -267,24 +275,24 @@ impl IntervalMachine {
             next_task: 0,
             next_process: 0,
             events,
-            outside: BTreeMap::new(),
-            shrunk: BTreeMap::new(),
+            external_slots: BTreeMap::new(),
+            remaining_shares: BTreeMap::new(),
             plan: Plan::idle(WindowLength::Time { ns: 1_000_000_000 }),
             classes: BTreeMap::new(),
             colors: BTreeMap::new(),
             gangs: Vec::new(),
             refused: Vec::new(),
-            moving: Vec::new(),
+            page_moves: Vec::new(),
             cost_ns: 0.0,
             probes: Vec::new(),
-            answered: Vec::new(),
-            windows: 0,
+            answered_probes: Vec::new(),
+            window_count: 0,
             now_ns: 0,
-            measured_from_ns: 0,
+            measurement_start_ns: 0,
             node_bytes: vec![0.0; spec.memory.nodes as usize],
-            finished: false,
+            is_finished: false,
         };
-        machine.admit();
+        machine.start_due_jobs();
         Ok(machine)
     }
 
@@ -329,39 +337,39 @@ impl IntervalMachine {
         ns as f64 * self.spec.hertz as f64 / 1e9
     }
 
-    /// Starts programs that are due and applies due events. Returns `true` if tasks arrived.
-    fn admit(&mut self) -> bool {
+    /// Applies the events and starts the threads that are due. Returns whether tasks arrived.
+    fn start_due_jobs(&mut self) -> bool {
         while self.events.first().is_some_and(|(at, _)| *at <= self.now_ns) {
             let (_, event) = self.events.remove(0);
             self.apply_event(&event);
         }
         let is_due = |at: &usize| self.jobs[*at].arrives_ns.is_some_and(|arrives| arrives <= self.now_ns);
-        let due: Vec<usize> = (0..self.jobs.len()).filter(is_due).collect();
-        due.iter().for_each(|&index| self.start(index));
-        let mut came = !due.is_empty();
+        let due_jobs: Vec<usize> = (0..self.jobs.len()).filter(is_due).collect();
+        due_jobs.iter().for_each(|&index| self.start_job(index));
+        let mut has_arrivals = !due_jobs.is_empty();
         for index in 0..self.jobs.len() {
             if let Some((process, count, _)) =
                 self.jobs[index].late_threads.take_if(|(_, _, at_ns)| *at_ns <= self.now_ns)
             {
                 self.start_threads(index, process, count);
-                came = true;
+                has_arrivals = true;
             }
         }
-        came
+        has_arrivals
     }
 
-    fn start(&mut self, index: usize) {
+    fn start_job(&mut self, index: usize) {
         let process = ProcessId(self.next_process);
         self.next_process += 1;
         let now_ns = self.now_ns;
         let job = &mut self.jobs[index];
         job.arrives_ns = None;
-        job.alive = job.job.threads.max(1);
-        job.book.tasks += u64::from(job.alive);
-        let late_group = job.job.late_threads.map(|(count, by_ns)| (count.min(job.alive - 1), by_ns));
-        job.late_threads = late_group.map(|(count, by_ns)| (process, count, now_ns.saturating_add(by_ns)));
-        let first = job.alive - late_group.map_or(0, |(count, _)| count);
-        self.start_threads(index, process, first);
+        job.live_threads = job.job.threads.max(1);
+        job.totals.tasks += u64::from(job.live_threads);
+        let late_threads = job.job.late_threads.map(|(count, by_ns)| (count.min(job.live_threads - 1), by_ns));
+        job.late_threads = late_threads.map(|(count, by_ns)| (process, count, now_ns.saturating_add(by_ns)));
+        let punctual_count = job.live_threads - late_threads.map_or(0, |(count, _)| count);
+        self.start_threads(index, process, punctual_count);
     }
 
     fn start_threads(&mut self, index: usize, process: ProcessId, count: u32) {
@@ -369,7 +377,7 @@ impl IntervalMachine {
         let job = &self.jobs[index];
         let pinned = job.job.pinned.clone().map(|cpus| cpus.intersection(&all_cpus)).filter(|cpus| !cpus.is_empty());
         for _ in 0..count {
-            let slot = self.engine.start(job.program, pinned.clone().unwrap_or_else(|| all_cpus.clone()));
+            let slot = self.engine.start_task(job.program, pinned.clone().unwrap_or_else(|| all_cpus.clone()));
             if let Some(instructions) = job.job.instructions {
                 self.engine.set_work(slot, instructions);
             }
@@ -386,11 +394,11 @@ impl IntervalMachine {
                 job: index,
                 slot,
                 arrived_ns: self.now_ns,
-                fixed: pinned.is_some(),
+                is_pinned: pinned.is_some(),
                 class: None,
                 exited: false,
                 last_totals: TaskTotals::default(),
-                measured_from: TaskTotals::default(),
+                totals_at_start: TaskTotals::default(),
                 slowdown: None,
                 noise: NoiseState::new(self.options.seed, task.0),
             });
@@ -401,14 +409,14 @@ impl IntervalMachine {
         match *event {
             MachineEvent::Offline { cpu } | MachineEvent::Online { cpu } => {
                 let online = matches!(event, MachineEvent::Online { .. });
-                self.engine.turns.set_online(cpu, online);
+                self.engine.run_queues.set_online(cpu, online);
                 if let Some(cpu) = self.topology.cpus.iter_mut().find(|described| described.id.0 == cpu) {
                     cpu.online = online;
                 }
             }
-            MachineEvent::Outside { cache, lines_per_second } => {
-                if let Some(slot) = self.outside.remove(&cache) {
-                    self.engine.stop(slot);
+            MachineEvent::ExternalTraffic { cache, lines_per_second } => {
+                if let Some(slot) = self.external_slots.remove(&cache) {
+                    self.engine.remove_task(slot);
                 }
                 if lines_per_second > 0.0 {
                     let (line, lines) = (self.engine.line_bytes(), f64::from(self.engine.capacity_lines()));
@@ -416,14 +424,14 @@ impl IntervalMachine {
                     let program = self.engine.add_program(PhasedProgram::endless_program("outside", stream));
                     let speed = lines_per_second / self.spec.hertz as f64;
                     let slot = self.engine.start_external(program, cache as usize, speed);
-                    self.outside.insert(cache, slot);
+                    self.external_slots.insert(cache, slot);
                 }
             }
-            MachineEvent::Separate { ref cpus } => {
+            MachineEvent::SeparateCpus { ref cpus } => {
                 self.engine.move_to_spare_cache(cpus);
             }
-            MachineEvent::Shrink { cache, to_share } => {
-                self.shrunk.insert(cache, to_share);
+            MachineEvent::ShrinkCache { cache, to_share } => {
+                self.remaining_shares.insert(cache, to_share);
                 self.divide_caches();
             }
         }
@@ -443,15 +451,17 @@ impl IntervalMachine {
             window_end = window_end.min(length.max(self.now_ns + 1));
         }
         loop {
-            let late_arrival = |job: &RunningJob| job.late_threads.map(|(_, _, at_ns)| at_ns);
-            let arrivals = self.jobs.iter().flat_map(|job| [job.arrives_ns, late_arrival(job)]);
-            let arrival = arrivals.flatten().min().unwrap_or(u64::MAX);
-            let event = self.events.first().map_or(u64::MAX, |(at, _)| *at);
-            let due = [window_end, arrival, event, self.moves_due(), self.probes_due()].into_iter().min();
-            let due = due.unwrap_or(window_end).max(self.now_ns);
+            let late_arrival_ns = |job: &RunningJob| job.late_threads.map(|(_, _, at_ns)| at_ns);
+            let arrivals = self.jobs.iter().flat_map(|job| [job.arrives_ns, late_arrival_ns(job)]);
+            let next_arrival_ns = arrivals.flatten().min().unwrap_or(u64::MAX);
+            let next_event_ns = self.events.first().map_or(u64::MAX, |(at, _)| *at);
+            let due_ns = [window_end, next_arrival_ns, next_event_ns, self.next_move_end_ns(), self.next_probe_ns()]
+                .into_iter()
+                .min();
+            let due = due_ns.unwrap_or(window_end).max(self.now_ns);
             self.engine.run(self.cycles_of(due));
             self.now_ns = (self.engine.now_cycles() * 1e9 / self.spec.hertz as f64).round() as u64;
-            let ended = std::mem::take(&mut self.engine.ended);
+            let ended = std::mem::take(&mut self.engine.ended_slots);
             let mut tasks_changed = !ended.is_empty();
             for slot in ended {
                 self.record_exit(slot);
@@ -460,7 +470,7 @@ impl IntervalMachine {
                 self.now_ns = due;
             }
             self.finish_moves();
-            tasks_changed |= self.admit();
+            tasks_changed |= self.start_due_jobs();
             if tasks_changed {
                 return WindowEnd::TasksChanged;
             }
@@ -482,38 +492,40 @@ impl IntervalMachine {
         };
         interval_task.exited = true;
         let job = &mut self.jobs[interval_task.job];
-        job.alive -= 1;
-        if job.alive == 0 {
-            job.book.completions += 1;
-            if job.job.restart {
+        job.live_threads -= 1;
+        if job.live_threads == 0 {
+            job.totals.completions += 1;
+            if job.job.restarts {
                 job.arrives_ns = Some(now_ns);
             }
         }
     }
 
     fn is_over(&self) -> bool {
-        let reached = self.options.length_ns.is_some_and(|length| self.now_ns >= length);
-        let has_work = self.jobs.iter().any(|job| job.alive > 0 || job.arrives_ns.is_some());
-        reached || !has_work
+        let has_reached_length = self.options.length_ns.is_some_and(|length| self.now_ns >= length);
+        let has_work = self.jobs.iter().any(|job| job.live_threads > 0 || job.arrives_ns.is_some());
+        has_reached_length || !has_work
     }
 }
 
 fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usize) -> Result<(), IntervalMachineError> {
-    let per_cache = spec.last_level().map_or(1, |cache| cache.shared_by_cores) * spec.contexts_per_core;
+    let cpus_per_cache = spec.last_level().map_or(1, |cache| cache.shared_by_cores) * spec.contexts_per_core;
     for (at, (_, event)) in events.iter().enumerate() {
         let (found, limit, subject) = match *event {
-            MachineEvent::Separate { ref cpus } => {
-                let one_cache = cpus.iter().all(|cpu| Some(cpu / per_cache) == cpus.first().map(|cpu| cpu / per_cache));
-                let last = cpus.iter().last().filter(|_| one_cache);
-                (last.unwrap_or(u32::MAX), spec.cpus(), "CPUs of one contended cache")
+            MachineEvent::SeparateCpus { ref cpus } => {
+                let are_on_one_cache =
+                    cpus.iter().all(|cpu| Some(cpu / cpus_per_cache) == cpus.first().map(|cpu| cpu / cpus_per_cache));
+                let last_cpu = cpus.iter().last().filter(|_| are_on_one_cache);
+                (last_cpu.unwrap_or(u32::MAX), spec.cpus(), "CPUs of one contended cache")
             }
             MachineEvent::Offline { cpu } | MachineEvent::Online { cpu } => (cpu, spec.cpus(), "a CPU of the machine"),
-            MachineEvent::Outside { cache, .. } | MachineEvent::Shrink { cache, .. } => {
+            MachineEvent::ExternalTraffic { cache, .. } | MachineEvent::ShrinkCache { cache, .. } => {
                 (cache, caches as u32, "a contended cache")
             }
         };
-        let share = if let MachineEvent::Shrink { to_share, .. } = event { *to_share } else { 1.0 };
-        let lines = if let MachineEvent::Outside { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
+        let share = if let MachineEvent::ShrinkCache { to_share, .. } = event { *to_share } else { 1.0 };
+        let lines =
+            if let MachineEvent::ExternalTraffic { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
         if found >= limit || !(share > 0.0 && share <= 1.0) || !(lines.is_finite() && lines >= 0.0) {
             let expected = format!("{subject} (0 to {}), a share above 0 up to 1, lines 0 or more", limit.max(1) - 1);
             return Err(IntervalMachineError::Event { at, found: format!("{event:?}"), expected });
@@ -531,18 +543,18 @@ impl Machine for IntervalMachine {
     }
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        if self.finished {
+        if self.is_finished {
             return Ok(None);
         }
         if self.is_over() {
-            self.finished = true;
+            self.is_finished = true;
             return Ok(None);
         }
         let start_ns = self.now_ns;
-        let ended = self.run_window();
-        let window = self.windows;
-        self.windows += 1;
-        Ok(Some(self.build_observation(start_ns, ended, window)))
+        let end_reason = self.run_window();
+        let window = self.window_count;
+        self.window_count += 1;
+        Ok(Some(self.build_observation(start_ns, end_reason, window)))
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {

@@ -16,17 +16,17 @@ use crate::engine::{
 
 /// Positions of the shared counters.
 #[derive(Clone, Debug)]
-pub struct CounterPlaces {
+pub struct CounterScopes {
     /// Contended caches, in the topology's order.
     pub caches: Vec<CacheId>,
     pub level: CacheLevel,
     nodes: u32,
 }
 
-impl CounterPlaces {
+impl CounterScopes {
     pub fn new(topology: &Topology, nodes: u32) -> Self {
         let last_level_caches = || topology.caches.iter().filter(|cache| cache.last_level);
-        CounterPlaces {
+        CounterScopes {
             caches: last_level_caches().map(|cache| cache.id).collect(),
             level: last_level_caches().next().map_or(CacheLevel::L2, |cache| cache.level),
             nodes,
@@ -52,29 +52,29 @@ fn is_node(scope: &CounterScope) -> bool {
 }
 
 impl IntervalMachine {
-    pub(super) fn build_observation(&mut self, start_ns: u64, ended: WindowEnd, window: u64) -> Observation {
+    pub(super) fn build_observation(&mut self, start_ns: u64, end_reason: WindowEnd, window: u64) -> Observation {
         let elapsed_ns = self.now_ns - start_ns;
         let elapsed_cycles = Some(self.cycles_of(elapsed_ns) as u64);
         let span = TimeSpan { start_ns, elapsed_ns, elapsed_cycles };
-        let truths: Vec<TaskTotals> = self
+        let true_totals: Vec<TaskTotals> = self
             .tasks
             .iter()
             .map(|interval_task| {
                 subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.last_totals)
             })
             .collect();
-        let shared_counts = self.scope_counts(&truths);
-        let skewed = self.book_with_skew(&truths);
+        let shared_counts = self.scope_counts(&true_totals);
+        let booked_totals = self.apply_skew(&true_totals);
         let mut tasks = Vec::with_capacity(self.tasks.len());
-        for (index, truth) in truths.iter().enumerate() {
-            let sample = self.sample_task(index, truth, &skewed[index], elapsed_ns);
+        for (index, truth) in true_totals.iter().enumerate() {
+            let sample = self.sample_task(index, truth, &booked_totals[index], elapsed_ns);
             self.tasks[index].last_totals = *self.engine.task_totals(self.tasks[index].slot);
             self.tasks[index].slowdown = Self::slowdown_of(truth);
             tasks.push(sample);
         }
-        let probe_results = self.take_answers();
-        let mut applied = self.read_back();
-        applied.refused.append(&mut self.refused);
+        let probe_results = self.take_results();
+        let mut applied_plan = self.read_back();
+        applied_plan.refused.append(&mut self.refused);
         for (sum, (_, counts)) in
             self.node_bytes.iter_mut().zip(shared_counts.iter().filter(|(scope, _)| is_node(scope)))
         {
@@ -82,8 +82,8 @@ impl IntervalMachine {
         }
         for interval_task in self.tasks.iter().filter(|interval_task| interval_task.exited) {
             self.jobs[interval_task.job]
-                .book
-                .add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.measured_from));
+                .totals
+                .add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.totals_at_start));
         }
         let exited_slots: Vec<u32> = self
             .tasks
@@ -92,45 +92,45 @@ impl IntervalMachine {
             .map(|interval_task| interval_task.slot)
             .collect();
         self.tasks.retain(|interval_task| !interval_task.exited);
-        let tasks_left = &self.tasks;
-        self.colors.retain(|process, _| tasks_left.iter().any(|interval_task| interval_task.process == *process));
-        exited_slots.into_iter().for_each(|slot| self.engine.stop(slot));
-        Observation { window, span, end_reason: ended, tasks, shared_counts, probe_results, applied }
+        let remaining_tasks = &self.tasks;
+        self.colors.retain(|process, _| remaining_tasks.iter().any(|interval_task| interval_task.process == *process));
+        exited_slots.into_iter().for_each(|slot| self.engine.remove_task(slot));
+        Observation { window, span, end_reason, tasks, shared_counts, probe_results, applied: applied_plan }
     }
 
     /// Returns the totals as booked with skew: a share of each task's events goes to the next task on its CPU.
-    fn book_with_skew(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
-        let mut booked = truths.to_vec();
-        let skew = self.options.defects.skew;
+    fn apply_skew(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
+        let mut booked_totals = truths.to_vec();
+        let skew = self.options.counter_noise.skew;
         if skew <= 0.0 {
-            return booked;
+            return booked_totals;
         }
         for (index, interval_task) in self.tasks.iter().enumerate() {
-            let Some(cpu) = self.engine.turns.tasks[interval_task.slot as usize].cpu else { continue };
-            let queue = self.engine.turns.queued_tasks(cpu);
+            let Some(cpu) = self.engine.run_queues.tasks[interval_task.slot as usize].cpu else { continue };
+            let queue = self.engine.run_queues.queued_tasks(cpu);
             let Some(queue_index) = queue.iter().position(|slot| *slot == interval_task.slot) else { continue };
-            let next = queue[(queue_index + 1) % queue.len()];
+            let next_slot = queue[(queue_index + 1) % queue.len()];
             let Some(next_index) = self
                 .tasks
                 .iter()
-                .position(|candidate| candidate.slot == next)
+                .position(|candidate| candidate.slot == next_slot)
                 .filter(|found_index| *found_index != index)
             else {
                 continue;
             };
             for count in 0..truths[index].counts.len() {
                 let skewed_count = skew * truths[index].counts[count];
-                booked[index].counts[count] -= skewed_count;
-                booked[next_index].counts[count] += skewed_count;
+                booked_totals[index].counts[count] -= skewed_count;
+                booked_totals[next_index].counts[count] += skewed_count;
             }
         }
-        booked
+        booked_totals
     }
 
     fn exact_counts(&self, interval_task: &IntervalTask, totals: &TaskTotals) -> Vec<(CounterEvent, f64)> {
-        let (line, level) = (self.engine.line_bytes(), self.places.level);
+        let (line, level) = (self.engine.line_bytes(), self.counter_places.level);
         let counts = &totals.counts;
-        let mut truth = vec![
+        let mut exact_counts = vec![
             (CounterEvent::Instructions, totals.instructions),
             (CounterEvent::Cycles, totals.cycles),
             (CounterEvent::References(level), counts[REFERENCES]),
@@ -144,27 +144,39 @@ impl IntervalMachine {
             (CounterEvent::ContextSwitches, totals.switches),
         ];
         if self.spec.memory.nodes > 1 {
-            truth.push((CounterEvent::StallCycles(StallCause::RemoteMemory), counts[FAR_CYCLES]));
+            exact_counts.push((CounterEvent::StallCycles(StallCause::RemoteMemory), counts[FAR_CYCLES]));
         }
         let phase =
             &self.engine.program_of(interval_task.slot).phases[self.engine.phase_index(interval_task.slot) as usize];
-        for private in phase.private_levels.iter().filter(|private| private.level != level) {
-            truth.push((CounterEvent::References(private.level), private.references_per_instr * totals.instructions));
-            truth.push((CounterEvent::Misses(private.level), private.misses_per_instr * totals.instructions));
+        for private_level in phase.private_levels.iter().filter(|private| private.level != level) {
+            exact_counts.push((
+                CounterEvent::References(private_level.level),
+                private_level.references_per_instr * totals.instructions,
+            ));
+            exact_counts.push((
+                CounterEvent::Misses(private_level.level),
+                private_level.misses_per_instr * totals.instructions,
+            ));
         }
-        truth
+        exact_counts
     }
 
-    fn sample_task(&mut self, index: usize, totals: &TaskTotals, booked: &TaskTotals, elapsed_ns: u64) -> TaskSample {
-        let booked = TaskTotals { counts: booked.counts, ..*totals };
+    fn sample_task(
+        &mut self,
+        index: usize,
+        totals: &TaskTotals,
+        booked_totals: &TaskTotals,
+        elapsed_ns: u64,
+    ) -> TaskSample {
+        let booked = TaskTotals { counts: booked_totals.counts, ..*totals };
         let truth = self.exact_counts(&self.tasks[index], &booked);
-        let (at_once, defects) = (self.spec.counters.count, self.options.defects);
+        let (counter_count, defects) = (self.spec.counters.count, self.options.counter_noise);
         let interval_task = &mut self.tasks[index];
-        let counts = draw_readings(&truth, at_once, elapsed_ns as f64, defects, &mut interval_task.noise);
+        let counts = draw_readings(&truth, counter_count, elapsed_ns as f64, defects, &mut interval_task.noise);
         let interval_task = &self.tasks[index];
         let to_ns = 1e9 / self.spec.hertz as f64;
-        let sched = &self.engine.turns.tasks[interval_task.slot as usize];
-        let cpu = sched.cpu.map(CpuId);
+        let queue_entry = &self.engine.run_queues.tasks[interval_task.slot as usize];
+        let cpu = queue_entry.cpu.map(CpuId);
         let job = &self.jobs[interval_task.job].job;
         let ran_ns = (totals.cycles * to_ns) as u64;
         let pages_per_color = self.spec.pages.colors.map(|colors| self.pages_by_color(interval_task, colors));
@@ -172,9 +184,9 @@ impl IntervalMachine {
             name: job.name.clone(),
             arrival_ns: interval_task.arrived_ns,
             exited: interval_task.exited,
-            unmovable: interval_task.fixed,
+            unmovable: interval_task.is_pinned,
             goal: job.goal,
-            cpu: cpu.filter(|_| !interval_task.exited && sched.share > 0.0),
+            cpu: cpu.filter(|_| !interval_task.exited && queue_entry.share > 0.0),
             on_cpu_ns: cpu.filter(|_| ran_ns > 0).map(|cpu| (cpu, ran_ns)).into_iter().collect(),
             run_queue_wait_ns: Some((totals.wait_cycles * to_ns) as u64),
             counts,
@@ -185,8 +197,8 @@ impl IntervalMachine {
         }
     }
 
-    /// Returns the pages of a program in its present phase; if the profile does not state them, as many as fill the
-    /// cache four times.
+    /// Returns the number of pages of a program in its present phase; if the profile does not state it, as many as fill
+    /// the cache four times.
     fn program_pages(&self, interval_task: &IntervalTask) -> f64 {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
         let phase =
@@ -195,26 +207,27 @@ impl IntervalMachine {
     }
 
     fn pages_by_node(&self, interval_task: &IntervalTask) -> Option<Vec<u64>> {
-        let lies_on = self.engine.memory_node(interval_task.slot)?;
-        let pages_on_node = |node: usize| if node == lies_on { self.program_pages(interval_task) as u64 } else { 0 };
+        let memory_node = self.engine.memory_node(interval_task.slot)?;
+        let pages_on_node =
+            |node: usize| if node == memory_node { self.program_pages(interval_task) as u64 } else { 0 };
         Some((0..self.spec.memory.nodes as usize).map(pages_on_node).collect())
     }
 
     fn pages_by_color(&self, interval_task: &IntervalTask, colors: u32) -> Vec<u64> {
         let pages = self.program_pages(interval_task);
         let share = self.colors.get(&interval_task.process).map(|assignment| &assignment.allowed);
-        let count = share.map_or(colors, |allowed| allowed.count()).max(1);
+        let color_count = share.map_or(colors, |allowed| allowed.count()).max(1);
         let is_allowed = |color: u32| share.is_none_or(|allowed| allowed.contains(color));
-        (0..colors).map(|color| if is_allowed(color) { (pages / f64::from(count)) as u64 } else { 0 }).collect()
+        (0..colors).map(|color| if is_allowed(color) { (pages / f64::from(color_count)) as u64 } else { 0 }).collect()
     }
 
     fn scope_counts(&self, truths: &[TaskTotals]) -> Vec<(CounterScope, EventCounts)> {
         let line = self.engine.line_bytes();
         let mut cpus: BTreeMap<u32, f64> = BTreeMap::new();
-        let mut caches = vec![(0.0, 0.0); self.places.caches.len()];
-        let mut nodes = vec![(0.0, 0.0); self.places.nodes as usize];
+        let mut caches = vec![(0.0, 0.0); self.counter_places.caches.len()];
+        let mut nodes = vec![(0.0, 0.0); self.counter_places.nodes as usize];
         for (interval_task, truth) in self.tasks.iter().zip(truths) {
-            if let Some(cpu) = self.engine.turns.tasks[interval_task.slot as usize].cpu {
+            if let Some(cpu) = self.engine.run_queues.tasks[interval_task.slot as usize].cpu {
                 *cpus.entry(cpu).or_default() += truth.instructions;
             }
             let Some(cache) = self.engine.cache_of(interval_task.slot) else { continue };
@@ -227,7 +240,7 @@ impl IntervalMachine {
         let exact_readings = |event_values: &[(CounterEvent, f64)]| {
             EventCounts::exact(event_values.iter().map(|&(event, count)| (event, count as u64)))
         };
-        let level = self.places.level;
+        let level = self.counter_places.level;
         let counts_of_cpu = |cpu: u32| {
             (
                 CounterScope::Cpu(CpuId(cpu)),
@@ -235,7 +248,7 @@ impl IntervalMachine {
             )
         };
         let mut shared_counts: Vec<(CounterScope, EventCounts)> = (0..self.spec.cpus()).map(counts_of_cpu).collect();
-        for (id, (references, misses)) in self.places.caches.iter().zip(caches) {
+        for (id, (references, misses)) in self.counter_places.caches.iter().zip(caches) {
             let counts =
                 exact_readings(&[(CounterEvent::References(level), references), (CounterEvent::Misses(level), misses)]);
             shared_counts.push((CounterScope::Cache(*id), counts));

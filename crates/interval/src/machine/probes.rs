@@ -26,14 +26,14 @@ pub struct OngoingProbe {
 
 impl OngoingProbe {
     /// Returns the task whose accesses are logged; `None` if the probe logs none.
-    fn logging_task(&self) -> Option<TaskId> {
+    fn logged_task(&self) -> Option<TaskId> {
         match self.probe.kind {
             ProbeKind::MissTrace { task, .. } => Some(task),
             _ => None,
         }
     }
 
-    /// Does the probe keep tasks off CPUs while it runs?
+    /// Returns whether the probe keeps tasks off CPUs while it runs.
     fn holds_cpus(&self) -> bool {
         matches!(self.probe.kind, ProbeKind::CoRunRows { .. } | ProbeKind::PairedRows { .. })
     }
@@ -45,8 +45,8 @@ enum ProbeState {
     /// A row is running: whether it has settled, its end, and the totals of its tasks at the time when it had
     /// settled.
     Row {
-        at: usize,
-        settled: bool,
+        row_index: usize,
+        is_settled: bool,
         until_ns: u64,
         totals_before: Vec<TaskTotals>,
         found: Vec<RowInterval>,
@@ -56,36 +56,36 @@ enum ProbeState {
         ns: u64,
         totals_before: TaskTotals,
         /// Share of the task's time that the log's interrupts take until then.
-        taken_share: f64,
+        interrupt_share: f64,
     },
     Ready(Box<ProbeEvidence>),
     Answered,
 }
 
 /// Approximate number of times that a log is checked before it is full.
-const STEPS_OF_LOG: u64 = 16;
+const LOG_CHECKS: u64 = 16;
 
-fn refuse_probe(probe: &ProbeRequest, because: RefusalReason, refusal_text: &str) -> RefusedItem {
-    RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: refusal_text.to_string() }
+fn refuse_probe(probe: &ProbeRequest, reason: RefusalReason, refusal_text: &str) -> RefusedItem {
+    RefusedItem { item: PlanItem::Probe(probe.id), reason, message: refusal_text.to_string() }
 }
 
 impl IntervalMachine {
     /// Starts new probes, and ends those that the plan no longer requests.
     pub(super) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<RefusedItem>) {
         let is_requested = |active: &OngoingProbe| plan.probes.contains(&active.probe);
-        let drops_row =
+        let is_row_dropped =
             self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }) && !is_requested(active));
         let (continuing, dropped): (Vec<OngoingProbe>, Vec<OngoingProbe>) =
             std::mem::take(&mut self.probes).into_iter().partition(is_requested);
         self.probes = continuing;
-        dropped.iter().filter_map(OngoingProbe::logging_task).for_each(|task| self.charge_overhead(task));
-        self.answered.retain(|id| plan.probes.iter().any(|probe| probe.id == *id));
-        if drops_row {
-            self.release();
+        dropped.iter().filter_map(OngoingProbe::logged_task).for_each(|task| self.charge_overhead(task));
+        self.answered_probes.retain(|id| plan.probes.iter().any(|probe| probe.id == *id));
+        if is_row_dropped {
+            self.restore_gangs();
         }
         for probe in &plan.probes {
             let is_running = self.probes.iter().any(|active| active.probe.id == probe.id);
-            if is_running || self.answered.contains(&probe.id) {
+            if is_running || self.answered_probes.contains(&probe.id) {
                 continue;
             }
             match &probe.kind {
@@ -106,11 +106,11 @@ impl IntervalMachine {
         }
     }
 
-    pub(super) fn probes_due(&self) -> u64 {
-        let cpus_reserved = self.has_probe_with_cpus();
+    pub(super) fn next_probe_ns(&self) -> u64 {
+        let are_cpus_reserved = self.has_probe_with_cpus();
         let due_ns = |active: &OngoingProbe| match active.state {
-            // // The probe begins when the preceding one has ended, which is a separate event.
-            ProbeState::Waiting if cpus_reserved && active.holds_cpus() => u64::MAX,
+            // The probe begins when the preceding one has ended, which is a separate event.
+            ProbeState::Waiting if are_cpus_reserved && active.holds_cpus() => u64::MAX,
             ProbeState::Waiting | ProbeState::Ready(_) => self.now_ns,
             ProbeState::Row { until_ns, .. } => until_ns,
             ProbeState::Until { ns, .. } => ns,
@@ -127,25 +127,27 @@ impl IntervalMachine {
     pub(super) fn run_probes(&mut self) -> bool {
         let mut has_result = false;
         for index in 0..self.probes.len() {
-            let active = self.probes[index].clone();
-            let next = match active.state {
-                ProbeState::Waiting => self.start_probe(&active.probe),
-                ProbeState::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
+            let ongoing_probe = self.probes[index].clone();
+            let next_state = match ongoing_probe.state {
+                ProbeState::Waiting => self.start_probe(&ongoing_probe.probe),
+                ProbeState::Row { until_ns, .. } if until_ns <= self.now_ns => self.advance_rows(&ongoing_probe),
                 ProbeState::Until { ns, totals_before: before, .. } if ns <= self.now_ns => {
-                    match self.remaining_log_time(&active, &before) {
-                        Some((ns, taken_share)) => ProbeState::Until { ns, totals_before: before, taken_share },
-                        None => self.finish_count(&active.probe, &before),
+                    match self.remaining_log_time(&ongoing_probe, &before) {
+                        Some((ns, taken_share)) => {
+                            ProbeState::Until { ns, totals_before: before, interrupt_share: taken_share }
+                        }
+                        None => self.collect_evidence(&ongoing_probe.probe, &before),
                     }
                 }
                 other => other,
             };
-            has_result |= matches!(next, ProbeState::Ready(_));
-            if matches!(next, ProbeState::Ready(_)) && !matches!(self.probes[index].state, ProbeState::Ready(_)) {
-                let started = self.probes[index].started_ns;
-                self.probes[index].cost_ns = self.cost_of(&active.probe, self.now_ns - started);
+            has_result |= matches!(next_state, ProbeState::Ready(_));
+            if matches!(next_state, ProbeState::Ready(_)) && !matches!(self.probes[index].state, ProbeState::Ready(_)) {
+                let start_ns = self.probes[index].started_ns;
+                self.probes[index].cost_ns = self.cost_of(&ongoing_probe.probe, self.now_ns - start_ns);
             }
-            self.probes[index].state = next;
-            if let Some(task) = self.probes[index].logging_task() {
+            self.probes[index].state = next_state;
+            if let Some(task) = self.probes[index].logged_task() {
                 self.charge_overhead(task);
             }
         }
@@ -155,7 +157,9 @@ impl IntervalMachine {
     /// Returns the share of a task's time that the interrupts of a log take.
     pub(super) fn logging_share(&self, task: TaskId) -> f64 {
         let taken_share_of = |active: &OngoingProbe| match active.state {
-            ProbeState::Until { taken_share, .. } if active.logging_task() == Some(task) => Some(taken_share),
+            ProbeState::Until { interrupt_share: taken_share, .. } if active.logged_task() == Some(task) => {
+                Some(taken_share)
+            }
             _ => None,
         };
         self.probes.iter().find_map(taken_share_of).unwrap_or(0.0)
@@ -163,15 +167,15 @@ impl IntervalMachine {
 
     /// Returns the time that a probe costs: a traced task is charged for its interrupts, and tasks kept off a cache
     /// are charged for the time during which it was held.
-    fn cost_of(&self, probe: &ProbeRequest, took_ns: u64) -> Vec<(Option<TaskId>, u64)> {
+    fn cost_of(&self, probe: &ProbeRequest, duration_ns: u64) -> Vec<(Option<TaskId>, u64)> {
         match &probe.kind {
             ProbeKind::MissTrace { task, entries, .. } => {
-                vec![(Some(*task), (self.interrupts_ns(f64::from(*entries)) as u64).min(took_ns))]
+                vec![(Some(*task), (self.interrupts_ns(f64::from(*entries)) as u64).min(duration_ns))]
             }
             ProbeKind::CoRunRows { rows, .. } => {
                 let paused_ns = |task: &TaskId| {
                     let rows_without = rows.iter().filter(|row| !row.contains(task)).count() as u64;
-                    took_ns * rows_without / rows.len().max(1) as u64
+                    duration_ns * rows_without / rows.len().max(1) as u64
                 };
                 self.tasks
                     .iter()
@@ -196,7 +200,13 @@ impl IntervalMachine {
                 }
                 self.reserve_cpus(*cache, rows.first().map_or(&[], Vec::as_slice));
                 let until_ns = self.now_ns + (*settle_ns).max(1);
-                ProbeState::Row { at: 0, settled: false, until_ns, totals_before: Vec::new(), found: Vec::new() }
+                ProbeState::Row {
+                    row_index: 0,
+                    is_settled: false,
+                    until_ns,
+                    totals_before: Vec::new(),
+                    found: Vec::new(),
+                }
             }
             ProbeKind::PairedRows { cache, task, peers, .. } => {
                 if self.has_probe_with_cpus() {
@@ -205,8 +215,8 @@ impl IntervalMachine {
                 let row: Vec<TaskId> = std::iter::once(*task).chain(peers.iter().copied()).collect();
                 self.reserve_cpus(*cache, &row);
                 ProbeState::Row {
-                    at: 0,
-                    settled: false,
+                    row_index: 0,
+                    is_settled: false,
                     until_ns: self.now_ns + 1,
                     totals_before: Vec::new(),
                     found: Vec::new(),
@@ -216,23 +226,23 @@ impl IntervalMachine {
                 let (pace_ns, taken_share) = self.log_pace(*task, f64::from(*entries));
                 let ns = self.now_ns + self.next_log_step_ns(pace_ns, *entries).min(probe.budget_ns.max(1));
                 let start_totals = self.totals_of_task(*task);
-                ProbeState::Until { ns, totals_before: start_totals, taken_share }
+                ProbeState::Until { ns, totals_before: start_totals, interrupt_share: taken_share }
             }
             ProbeKind::ReuseTimes { task, .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 100_000_000);
-                ProbeState::Until { ns, totals_before: self.totals_of_task(*task), taken_share: 0.0 }
+                ProbeState::Until { ns, totals_before: self.totals_of_task(*task), interrupt_share: 0.0 }
             }
             ProbeKind::AccessSamples { .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 1_000_000_000);
-                ProbeState::Until { ns, totals_before: TaskTotals::default(), taken_share: 0.0 }
+                ProbeState::Until { ns, totals_before: TaskTotals::default(), interrupt_share: 0.0 }
             }
             ProbeKind::PingPong { cpus } => {
-                let turns = &self.engine.turns;
-                let same_cache = turns.cache_of(cpus.0.0) == turns.cache_of(cpus.1.0);
+                let turns = &self.engine.run_queues;
+                let is_same_cache = turns.cache_of(cpus.0.0) == turns.cache_of(cpus.1.0);
                 let package_of_cpu = |cpu: u32| cpu / (self.spec.cores_per_package * self.spec.contexts_per_core);
                 let coherence = &self.spec.coherence;
                 let memory = self.spec.memory.local_latency_cycles;
-                let cycles = if same_cache {
+                let cycles = if is_same_cache {
                     self.spec.last_level().map_or(memory, |cache| cache.latency_cycles)
                 } else if package_of_cpu(cpus.0.0) == package_of_cpu(cpus.1.0) {
                     coherence.same_package_cycles.unwrap_or(memory)
@@ -252,32 +262,34 @@ impl IntervalMachine {
     fn reserve_cpus(&mut self, cache: CacheId, row: &[TaskId]) {
         let cpus =
             self.topology.caches.iter().find(|described| described.id == cache).map(|described| described.cpus.clone());
-        let is_cpu_online = |cpu: &u32| self.engine.turns.is_online(*cpu);
+        let is_cpu_online = |cpu: &u32| self.engine.run_queues.is_online(*cpu);
         let cpus: cachemate_core::CpuSet = cpus.unwrap_or_default().iter().filter(is_cpu_online).collect();
         let slots: Vec<u32> = row.iter().filter_map(|task| self.slot_of(*task)).collect();
         let members: Vec<(u32, Option<u32>)> =
             slots.into_iter().take(cpus.count() as usize).map(|slot| (slot, None)).collect();
-        let forever = self.cycles_of(1 << 50);
-        self.engine.turns.set_rotations(vec![QueueRotation::single_gang(cpus, forever, members)]);
+        let endless_cycles = self.cycles_of(1 << 50);
+        self.engine.run_queues.set_rotations(vec![QueueRotation::single_gang(cpus, endless_cycles, members)]);
     }
 
-    /// Does a probe keep tasks off CPUs?
+    /// Returns whether a probe now keeps tasks off CPUs.
     pub(super) fn has_probe_with_cpus(&self) -> bool {
         self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }))
     }
 
     /// Restores the gangs that ran before the probe.
-    fn release(&mut self) {
-        self.seat_gangs();
-        self.engine.turns.balance();
+    fn restore_gangs(&mut self) {
+        self.pass_gangs_to_queues();
+        self.engine.run_queues.balance();
     }
 
     /// Advances the probe if a row has settled, or if a row has ended and the next one begins.
-    fn next_row(&mut self, active: &OngoingProbe) -> ProbeState {
-        let ProbeState::Row { at, settled, totals_before: before, mut found, .. } = active.state.clone() else {
+    fn advance_rows(&mut self, active_probe: &OngoingProbe) -> ProbeState {
+        let ProbeState::Row { row_index: at, is_settled: settled, totals_before: before, mut found, .. } =
+            active_probe.state.clone()
+        else {
             return ProbeState::Answered;
         };
-        let (cache, rows, total_ns, settle_ns) = match &active.probe.kind {
+        let (cache, rows, total_ns, settle_ns) = match &active_probe.probe.kind {
             ProbeKind::CoRunRows { cache, rows, total_ns, settle_ns, .. } => {
                 (*cache, rows.clone(), *total_ns, *settle_ns)
             }
@@ -287,14 +299,14 @@ impl IntervalMachine {
             _ => return ProbeState::Answered,
         };
         let Some(row) = rows.get(at) else {
-            self.release();
+            self.restore_gangs();
             return ProbeState::Ready(Box::new(ProbeEvidence::Rows(found)));
         };
         if !settled {
             let start_totals = row.iter().map(|task| self.totals_of_task(*task)).collect();
             return ProbeState::Row {
-                at,
-                settled: true,
+                row_index: at,
+                is_settled: true,
                 until_ns: self.now_ns + total_ns.max(1),
                 totals_before: start_totals,
                 found,
@@ -305,10 +317,10 @@ impl IntervalMachine {
             Some(next) => {
                 self.reserve_cpus(cache, next);
                 let until_ns = self.now_ns + settle_ns.max(1);
-                ProbeState::Row { at: at + 1, settled: false, until_ns, totals_before: Vec::new(), found }
+                ProbeState::Row { row_index: at + 1, is_settled: false, until_ns, totals_before: Vec::new(), found }
             }
             None => {
-                self.release();
+                self.restore_gangs();
                 ProbeState::Ready(Box::new(ProbeEvidence::Rows(found)))
             }
         }
@@ -321,7 +333,7 @@ impl IntervalMachine {
         totals_before: &[TaskTotals],
         total_ns: u64,
     ) -> RowInterval {
-        let level = self.places.level;
+        let level = self.counter_places.level;
         let build_counts = |instr: f64, cycles: f64, references: f64, misses: f64| {
             let counts = [
                 (CounterEvent::Instructions, instr),
@@ -354,20 +366,23 @@ impl IntervalMachine {
         }
     }
 
-    /// Returns the misses of the first level per instruction; if the profile lacks them, the references of the
-    /// contended cache.
-    fn misses_per_instr(&self, task: TaskId) -> f64 {
+    /// Returns the log entries per instruction: the misses of the first level or, if there are more, the references of
+    /// the contended cache.
+    fn log_entries_per_instr(&self, task: TaskId) -> f64 {
         let Some(slot) = self.slot_of(task) else { return 0.0 };
         let phase = &self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize];
-        let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
-        first.map_or(phase.references_per_instr, |private| private.misses_per_instr.max(phase.references_per_instr))
+        let first_level =
+            phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
+        first_level
+            .map_or(phase.references_per_instr, |private| private.misses_per_instr.max(phase.references_per_instr))
     }
 
     /// Returns the references of the first level per instruction; `None` if the profile lacks them.
     fn data_accesses_per_instr(&self, slot: u32) -> Option<f64> {
         let phase = &self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize];
-        let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
-        first.map(|private| private.references_per_instr.max(private.misses_per_instr))
+        let first_level =
+            phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
+        first_level.map(|private| private.references_per_instr.max(private.misses_per_instr))
     }
 
     fn speed_of(&self, task: TaskId) -> f64 {
@@ -378,34 +393,35 @@ impl IntervalMachine {
     /// share of that time that the interrupts take (one per entry).
     fn log_pace(&self, task: TaskId, entries: f64) -> (u64, f64) {
         let interrupts_ns = self.interrupts_ns(entries);
-        let instructions = entries / self.misses_per_instr(task).max(1e-6);
-        let runs_ns = instructions / self.speed_of(task).max(1e-9) * 1e9 / self.spec.hertz as f64;
-        ((interrupts_ns + runs_ns) as u64 + 1, interrupts_ns / (interrupts_ns + runs_ns.max(1.0)))
+        let instructions = entries / self.log_entries_per_instr(task).max(1e-6);
+        let run_ns = instructions / self.speed_of(task).max(1e-9) * 1e9 / self.spec.hertz as f64;
+        ((interrupts_ns + run_ns) as u64 + 1, interrupts_ns / (interrupts_ns + run_ns.max(1.0)))
     }
 
     /// Returns the time until the log is checked again. A log is checked in steps because a traced task loses lines
     /// in the cache, which changes the rate of its entries.
-    fn next_log_step_ns(&self, left_ns: u64, entries: u32) -> u64 {
-        let shortest_ns = self.interrupts_ns(f64::from(entries)) as u64 / STEPS_OF_LOG + 1;
-        (left_ns / STEPS_OF_LOG).max(shortest_ns).min(left_ns)
+    fn next_log_step_ns(&self, remaining_ns: u64, entries: u32) -> u64 {
+        let min_step_ns = self.interrupts_ns(f64::from(entries)) as u64 / LOG_CHECKS + 1;
+        (remaining_ns / LOG_CHECKS).max(min_step_ns).min(remaining_ns)
     }
 
-    /// Returns the time until which an incomplete log continues within its budget, and the share of the task's time
-    /// that the log takes.
-    fn remaining_log_time(&self, active: &OngoingProbe, totals_before: &TaskTotals) -> Option<(u64, f64)> {
-        let ProbeKind::MissTrace { task, entries, .. } = active.probe.kind else { return None };
+    /// Returns the time at which an incomplete log is checked again within its budget, and the share of the task's time
+    /// that its interrupts take; `None` if the log is complete.
+    fn remaining_log_time(&self, active_probe: &OngoingProbe, totals_before: &TaskTotals) -> Option<(u64, f64)> {
+        let ProbeKind::MissTrace { task, entries, .. } = active_probe.probe.kind else { return None };
         self.slot_of(task)?;
-        let left_ns = active.probe.budget_ns.checked_sub(self.now_ns - active.started_ns).filter(|&ns| ns > 0)?;
+        let remaining_ns =
+            active_probe.probe.budget_ns.checked_sub(self.now_ns - active_probe.started_ns).filter(|&ns| ns > 0)?;
         let instructions = self.totals_of_task(task).instructions - totals_before.instructions;
-        let misses = instructions * self.misses_per_instr(task);
+        let misses = instructions * self.log_entries_per_instr(task);
         if misses + 0.5 >= f64::from(entries) {
             return None;
         }
         let (pace_ns, taken_share) = self.log_pace(task, f64::from(entries) - misses.max(0.0));
-        Some((self.now_ns + self.next_log_step_ns(pace_ns, entries).min(left_ns), taken_share))
+        Some((self.now_ns + self.next_log_step_ns(pace_ns, entries).min(remaining_ns), taken_share))
     }
 
-    fn finish_count(&mut self, probe: &ProbeRequest, totals_before: &TaskTotals) -> ProbeState {
+    fn collect_evidence(&mut self, probe: &ProbeRequest, totals_before: &TaskTotals) -> ProbeState {
         let evidence = match &probe.kind {
             ProbeKind::MissTrace { task, entries, .. } => self.draw_trace(*task, *entries, totals_before),
             ProbeKind::ReuseTimes { task, locations } => self.sample_reuses(*task, *locations, totals_before),
@@ -422,21 +438,21 @@ impl IntervalMachine {
     /// cache of `d` lines hits and a cache of `d - 1` lines does not.
     fn draw_trace(&mut self, task: TaskId, entries: u32, totals_before: &TaskTotals) -> ProbeEvidence {
         let totals = self.totals_of_task(task);
-        let mut noise = NoiseState::new(self.options.seed ^ self.windows, task.0);
-        // // A log is limited by the work that the task did, because beside co-runners the task is slower than when
-        // the log began.
-        let misses = (totals.instructions - totals_before.instructions) * self.misses_per_instr(task);
+        let mut noise = NoiseState::new(self.options.seed ^ self.window_count, task.0);
+        // The number of entries is limited by the work that the task did, because co-runners may have slowed the task
+        // down since the log began.
+        let misses = (totals.instructions - totals_before.instructions) * self.log_entries_per_instr(task);
         let entries = entries.min((misses + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
             crate::synthetic_trace::draw_addresses(
                 self.engine.hits_by_lines(slot),
                 entries,
                 self.engine.capacity_lines(),
-                || noise.uniform(),
+                || noise.draw_uniform(),
             )
         });
         let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
-        let level = self.places.level;
+        let level = self.counter_places.level;
         let readings = [
             reading(CounterEvent::Instructions, totals.instructions - totals_before.instructions),
             reading(CounterEvent::Cycles, totals.cycles - totals_before.cycles),
@@ -460,20 +476,24 @@ impl IntervalMachine {
     /// the first level, those are reused at once.
     fn sample_reuses(&mut self, task: TaskId, locations: u32, totals_before: &TaskTotals) -> ProbeEvidence {
         let totals = self.totals_of_task(task);
-        let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
-        let (watched, speed) = (totals.instructions - totals_before.instructions, self.speed_of(task).max(1e-9));
+        let mut noise = NoiseState::new(self.options.seed ^ self.window_count ^ 0x5eed, task.0);
+        let (watched_instr, speed) = (totals.instructions - totals_before.instructions, self.speed_of(task).max(1e-9));
         let Some(slot) = self.slot_of(task) else { return ProbeEvidence::Reuses { task, samples: Vec::new() } };
-        let per_instr = self.data_accesses_per_instr(slot).unwrap_or_else(|| self.misses_per_instr(task));
-        let passing = self.misses_per_instr(task) / per_instr.max(1e-12);
+        let accesses_per_instr = self.data_accesses_per_instr(slot).unwrap_or_else(|| self.log_entries_per_instr(task));
+        let l1_miss_share = self.log_entries_per_instr(task) / accesses_per_instr.max(1e-12);
         let draw_sample = |_| {
-            if noise.uniform() >= passing {
+            if noise.draw_uniform() >= l1_miss_share {
                 return ReuseSample { accesses: Some(0), elapsed_ns: 0, reused: true };
             }
-            let (hit, lines) = self.engine.distance_at(slot, noise.uniform());
+            let (hit, lines) = self.engine.distance_at(slot, noise.draw_uniform());
             let instr = self.engine.window_of_lines(slot, lines);
-            let is_reused = hit && instr <= watched;
-            let elapsed_ns = (instr.min(watched) / speed * 1e9 / self.spec.hertz as f64) as u64;
-            ReuseSample { accesses: is_reused.then_some((instr * per_instr) as u64), elapsed_ns, reused: is_reused }
+            let is_reused = hit && instr <= watched_instr;
+            let elapsed_ns = (instr.min(watched_instr) / speed * 1e9 / self.spec.hertz as f64) as u64;
+            ReuseSample {
+                accesses: is_reused.then_some((instr * accesses_per_instr) as u64),
+                elapsed_ns,
+                reused: is_reused,
+            }
         };
         ProbeEvidence::Reuses { task, samples: (0..locations).map(draw_sample).collect() }
     }
@@ -483,10 +503,10 @@ impl IntervalMachine {
         &mut self,
         processes: &[cachemate_core::ProcessId],
         one_in: u32,
-        at_most: u32,
+        max_samples: u32,
     ) -> ProbeEvidence {
         let (line, now_ns) = (self.engine.line_bytes(), self.now_ns);
-        let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0xacce, 1);
+        let mut noise = NoiseState::new(self.options.seed ^ self.window_count ^ 0xacce, 1);
         let (mut samples, mut events) = (Vec::new(), 0u64);
         let candidates: Vec<(TaskId, u32)> = self
             .tasks
@@ -496,17 +516,17 @@ impl IntervalMachine {
             .collect();
         for (task, slot) in candidates {
             let phase = self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize].clone();
-            let remote =
+            let remote_rate =
                 self.engine.remote_per_instr(slot) * self.engine.running_instr_per_cycle(slot) * self.spec.hertz as f64;
             let access_rate: f64 =
                 phase.sharing.iter().map(|region_use| region_use.reads_per_instr + region_use.writes_per_instr).sum();
             for region_use in &phase.sharing {
                 let count =
-                    remote * (region_use.reads_per_instr + region_use.writes_per_instr) / access_rate.max(1e-30);
+                    remote_rate * (region_use.reads_per_instr + region_use.writes_per_instr) / access_rate.max(1e-30);
                 events += count as u64;
                 let sample_count = (count / f64::from(one_in.max(1))) as u32;
-                for _ in 0..sample_count.min(at_most.saturating_sub(samples.len() as u32)) {
-                    let line_offset = (noise.uniform() * (region_use.bytes / line).max(1.0)) as u64;
+                for _ in 0..sample_count.min(max_samples.saturating_sub(samples.len() as u32)) {
+                    let line_offset = (noise.draw_uniform() * (region_use.bytes / line).max(1.0)) as u64;
                     samples.push(AccessSample {
                         task,
                         virtual_line: ((u64::from(region_use.region) + 1) << 32) + line_offset,
@@ -521,20 +541,25 @@ impl IntervalMachine {
         ProbeEvidence::Samples { sample_period: one_in, events, line_bytes: line as u32, samples }
     }
 
-    pub(super) fn take_answers(&mut self) -> Vec<ProbeResult> {
-        let mut intervals = Vec::new();
-        for active in &mut self.probes {
-            if !matches!(active.state, ProbeState::Ready(_)) {
+    pub(super) fn take_results(&mut self) -> Vec<ProbeResult> {
+        let mut results = Vec::new();
+        for active_probe in &mut self.probes {
+            if !matches!(active_probe.state, ProbeState::Ready(_)) {
                 continue;
             }
-            if let ProbeState::Ready(evidence) = std::mem::replace(&mut active.state, ProbeState::Answered) {
-                let cost_ns = std::mem::take(&mut active.cost_ns);
-                intervals.push(ProbeResult { probe: active.probe.id, evidence: *evidence, complete: true, cost_ns });
-                self.answered.push(active.probe.id);
+            if let ProbeState::Ready(evidence) = std::mem::replace(&mut active_probe.state, ProbeState::Answered) {
+                let cost_ns = std::mem::take(&mut active_probe.cost_ns);
+                results.push(ProbeResult {
+                    probe: active_probe.probe.id,
+                    evidence: *evidence,
+                    complete: true,
+                    cost_ns,
+                });
+                self.answered_probes.push(active_probe.probe.id);
             }
         }
-        let answered = &self.answered;
+        let answered = &self.answered_probes;
         self.probes.retain(|active| !answered.contains(&active.probe.id));
-        intervals
+        results
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::IntervalMachine;
 use super::observe::subtract_totals;
-use crate::engine::{ALONE_CYCLES, DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, TaskTotals, WRITEBACKS};
+use crate::engine::{DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, SOLO_CYCLES, TaskTotals, WRITEBACKS};
 
 /// The totals of one job since the start of the measurement, over all its threads and runs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -54,26 +54,26 @@ pub struct IntervalResults {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct JobTotals {
     totals: TaskTotals,
-    /// Cycles in which the job's tasks wanted to run.
-    wanted_cycles: f64,
+    /// Cycles in which the job's tasks were runnable.
+    demanded_cycles: f64,
     pub tasks: u64,
     pub completions: u64,
 }
 
 impl JobTotals {
-    pub fn add(&mut self, added: &TaskTotals) {
+    pub fn add(&mut self, addend: &TaskTotals) {
         let sums = &mut self.totals;
-        sums.instructions += added.instructions;
-        sums.cycles += added.cycles;
-        sums.wait_cycles += added.wait_cycles;
-        sums.counts.iter_mut().zip(&added.counts).for_each(|(sum, count)| *sum += count);
-        self.wanted_cycles += added.cycles + added.wait_cycles;
+        sums.instructions += addend.instructions;
+        sums.cycles += addend.cycles;
+        sums.wait_cycles += addend.wait_cycles;
+        sums.counts.iter_mut().zip(&addend.counts).for_each(|(sum, count)| *sum += count);
+        self.demanded_cycles += addend.cycles + addend.wait_cycles;
     }
 
     fn build_job_results(&self, name: &str, hertz: f64, line_bytes: f64) -> JobResults {
         let TaskTotals { instructions, cycles, counts, .. } = self.totals;
-        let ratio_of = |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
-        let solo_cycles = counts[ALONE_CYCLES];
+        let per_instr = |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
+        let solo_cycles = counts[SOLO_CYCLES];
         JobResults {
             name: name.to_string(),
             tasks: self.tasks,
@@ -81,12 +81,12 @@ impl JobTotals {
             instructions,
             cpu_seconds: cycles / hertz,
             instr_per_cycle: (cycles > 0.0).then(|| instructions / cycles),
-            references_per_kilo_instr: ratio_of(counts[REFERENCES], 1000.0),
-            mpki: ratio_of(counts[DEMAND], 1000.0),
-            memory_bytes_per_instr: ratio_of(counts[FILLS] + counts[WRITEBACKS], line_bytes),
-            queue_cycles_per_instr: ratio_of(counts[QUEUE_CYCLES], 1.0),
-            remote_hits_per_kilo_instr: ratio_of(counts[REMOTE_HITS], 1000.0),
-            slowdown: (solo_cycles > 0.0).then(|| self.wanted_cycles / solo_cycles),
+            references_per_kilo_instr: per_instr(counts[REFERENCES], 1000.0),
+            mpki: per_instr(counts[DEMAND], 1000.0),
+            memory_bytes_per_instr: per_instr(counts[FILLS] + counts[WRITEBACKS], line_bytes),
+            queue_cycles_per_instr: per_instr(counts[QUEUE_CYCLES], 1.0),
+            remote_hits_per_kilo_instr: per_instr(counts[REMOTE_HITS], 1000.0),
+            slowdown: (solo_cycles > 0.0).then(|| self.demanded_cycles / solo_cycles),
             slowdown_on_cpu: (solo_cycles > 0.0).then(|| cycles / solo_cycles),
         }
     }
@@ -96,44 +96,44 @@ impl IntervalMachine {
     /// Starts the measurement; earlier work is not counted.
     pub fn begin_measuring(&mut self) {
         for job in &mut self.jobs {
-            job.book = JobTotals { tasks: u64::from(job.alive), ..JobTotals::default() };
+            job.totals = JobTotals { tasks: u64::from(job.live_threads), ..JobTotals::default() };
         }
         for interval_task in &mut self.tasks {
-            interval_task.measured_from = *self.engine.task_totals(interval_task.slot);
+            interval_task.totals_at_start = *self.engine.task_totals(interval_task.slot);
         }
-        self.measured_from_ns = self.now_ns;
+        self.measurement_start_ns = self.now_ns;
         self.node_bytes.iter_mut().for_each(|bytes| *bytes = 0.0);
     }
 
     /// Returns the results up to the end of the last window.
     pub fn results(&self) -> IntervalResults {
         let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
-        let mut books: Vec<JobTotals> = self.jobs.iter().map(|running| running.book).collect();
+        let mut job_totals: Vec<JobTotals> = self.jobs.iter().map(|running| running.totals).collect();
         for interval_task in &self.tasks {
-            books[interval_task.job]
-                .add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.measured_from));
+            job_totals[interval_task.job]
+                .add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.totals_at_start));
         }
-        let seconds = (self.now_ns - self.measured_from_ns) as f64 / 1e9;
+        let seconds = (self.now_ns - self.measurement_start_ns) as f64 / 1e9;
         let bytes_per_second = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
-        let memory: Vec<f64> = self.node_bytes.iter().map(bytes_per_second).collect();
+        let bytes_per_second_by_node: Vec<f64> = self.node_bytes.iter().map(bytes_per_second).collect();
         let max_bytes = self.spec.memory.bytes_per_cycle * hertz;
         IntervalResults {
             seconds,
             jobs: self
                 .jobs
                 .iter()
-                .zip(&books)
+                .zip(&job_totals)
                 .map(|(job, book)| book.build_job_results(&job.job.name, hertz, line))
                 .collect(),
-            memory_busy_share: memory.iter().map(|bytes| bytes / max_bytes).collect(),
-            memory_bytes_per_second: memory,
+            memory_busy_share: bytes_per_second_by_node.iter().map(|bytes| bytes / max_bytes).collect(),
+            memory_bytes_per_second: bytes_per_second_by_node,
         }
     }
 
-    /// Returns a task's present slowdown: wanted cycles over solo cycles since the last window, and the same on a
-    /// processor.
+    /// Returns a task's slowdowns in the last window: runnable cycles over solo cycles, and cycles on a processor over
+    /// solo cycles.
     pub(super) fn slowdown_of(totals: &TaskTotals) -> Option<(f64, f64)> {
-        let solo_cycles = totals.counts[ALONE_CYCLES];
+        let solo_cycles = totals.counts[SOLO_CYCLES];
         (solo_cycles > 0.0).then(|| ((totals.cycles + totals.wait_cycles) / solo_cycles, totals.cycles / solo_cycles))
     }
 }

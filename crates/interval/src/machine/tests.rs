@@ -26,7 +26,7 @@ fn sample_job(name: &str, phase: ProgramPhase) -> IntervalJob {
 
 fn exact_options() -> Options {
     let defects = CounterNoise { noise: 0.0, autocorrelation: 0.0, turn_noise: 0.0, skew: 0.0 };
-    Options { defects, ..Options::default() }
+    Options { counter_noise: defects, ..Options::default() }
 }
 
 fn last_cache(machine: &IntervalMachine) -> CacheId {
@@ -152,10 +152,10 @@ fn moving_pages_takes_time_and_ends() {
 /// Do arrivals, exits and restarts end their windows, with new ids each time?
 #[test]
 fn arrivals_and_ends_are_told() {
-    let phase = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
+    let phase = ProgramPhase { instructions: Some(1e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0) };
     let program =
         PhasedProgram { phases: vec![phase], ..PhasedProgram::endless_program("short", uniform_phase(1.0, 0.0)) };
-    let restarting = IntervalJob { restart: true, ..IntervalJob::new(program.clone()) };
+    let restarting = IntervalJob { restarts: true, ..IntervalJob::new(program.clone()) };
     let late_job = IntervalJob { start_ns: 1_200_000_000, threads: 2, ..IntervalJob::new(program) };
     let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), vec![restarting, late_job]).unwrap();
     machine.set_first_window(WindowLength::Time { ns: 10_000_000_000 });
@@ -178,9 +178,9 @@ fn arrivals_and_ends_are_told() {
 #[test]
 fn events_change_the_machine() {
     let events = vec![
-        (2_000_000_000, MachineEvent::Outside { cache: 0, lines_per_second: 4e7 }),
-        (4_000_000_000, MachineEvent::Outside { cache: 0, lines_per_second: 0.0 }),
-        (6_000_000_000, MachineEvent::Shrink { cache: 0, to_share: 0.25 }),
+        (2_000_000_000, MachineEvent::ExternalTraffic { cache: 0, lines_per_second: 4e7 }),
+        (4_000_000_000, MachineEvent::ExternalTraffic { cache: 0, lines_per_second: 0.0 }),
+        (6_000_000_000, MachineEvent::ShrinkCache { cache: 0, to_share: 0.25 }),
         (8_000_000_000, MachineEvent::Offline { cpu: 0 }),
     ];
     let pinned =
@@ -391,7 +391,7 @@ fn what_cannot_be_is_refused_by_name() {
 fn the_same_seed_gives_the_same_observations() {
     let run = |seed: u64| {
         let jobs = vec![sample_job("a", uniform_phase(90_000.0, 0.02)), sample_job("b", uniform_phase(70_000.0, 0.01))];
-        let options = Options { seed, explicit: true, ..Options::default() };
+        let options = Options { seed, has_explicit_turns: true, ..Options::default() };
         let mut machine = IntervalMachine::new(&sample_spec(), options, jobs).unwrap();
         (0..5).map(|_| format!("{:?}", machine.observe().unwrap())).collect::<Vec<_>>()
     };

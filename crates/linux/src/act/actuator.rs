@@ -27,13 +27,13 @@ use crate::sense::tasks::ManagedThread;
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ApplyReport {
     /// Lines of the plan that could not be applied, with the reasons.
-    pub refused: Vec<RefusedItem>,
+    pub refused_items: Vec<RefusedItem>,
     /// Objects with the state that was last read.
-    pub in_force: BTreeMap<JournalObject, ObjectState>,
+    pub read_back_states: BTreeMap<JournalObject, ObjectState>,
     /// Lines of the plan that another process has changed since they were set.
-    pub overridden: Vec<PlanItem>,
+    pub overridden_items: Vec<PlanItem>,
     /// Number of write calls.
-    pub calls: u64,
+    pub write_calls: u64,
 }
 
 /// The command that starts a guardian: program and arguments.
@@ -51,12 +51,12 @@ pub struct Actuator {
     state_dir: PathBuf,
     guardian_command: GuardianCommand,
     /// The right to act, which the guardian keeps until it has restored the host.
-    acting: Option<Arc<ActuationLock>>,
+    actuation_lock: Option<Arc<ActuationLock>>,
     /// The journal and the guardian, which exist from the first change on.
-    armed: Option<(Journal, Guardian)>,
+    journal_and_guardian: Option<(Journal, Guardian)>,
     /// Each object's state when it was last read back.
     last_states: BTreeMap<JournalObject, ObjectState>,
-    /// See [`Actuator::is_unread`].
+    /// See [`Actuator::has_unread_settings`].
     unread_threads: BTreeSet<ThreadKey>,
 }
 
@@ -68,27 +68,27 @@ impl Actuator {
         Actuator {
             state_dir,
             guardian_command,
-            acting: None,
-            armed: None,
+            actuation_lock: None,
+            journal_and_guardian: None,
             last_states,
             unread_threads: BTreeSet::new(),
         }
     }
 
     /// Takes over the right to act; the guardian keeps it until it has restored the host.
-    pub fn acquire(&mut self, acting: Arc<ActuationLock>) {
-        self.acting = Some(acting);
+    pub fn set_actuation_lock(&mut self, actuation_lock: Arc<ActuationLock>) {
+        self.actuation_lock = Some(actuation_lock);
     }
 
     /// Originals of all changed objects.
     pub fn originals(&self) -> BTreeMap<JournalObject, ObjectState> {
-        let entries = self.armed.iter().flat_map(|(journal, _)| journal.entries());
+        let entries = self.journal_and_guardian.iter().flat_map(|(journal, _)| journal.entries());
         entries.map(|(object, entry)| (object.clone(), entry.original.clone())).collect()
     }
 
     /// The journal's entry of an object that was changed or is about to be changed.
-    pub(crate) fn journaled(&self, object: &JournalObject) -> Option<&JournalEntry> {
-        self.armed.as_ref().and_then(|(journal, _)| journal.entries().get(object))
+    pub(crate) fn journal_entry(&self, object: &JournalObject) -> Option<&JournalEntry> {
+        self.journal_and_guardian.as_ref().and_then(|(journal, _)| journal.entries().get(object))
     }
 
     /// The object's state when it was last read back.
@@ -96,9 +96,9 @@ impl Actuator {
         self.last_states.get(object)
     }
 
-    /// Records the states that cachemate left behind, so that changes by other processes are noticed.
-    pub(crate) fn set_last_states(&mut self, last: BTreeMap<JournalObject, ObjectState>) {
-        self.last_states = last;
+    /// Records the states that cachemate has set, so that changes by other processes are detected.
+    pub(crate) fn set_last_states(&mut self, last_states: BTreeMap<JournalObject, ObjectState>) {
+        self.last_states = last_states;
     }
 
     /// Journals the originals of `changes` and makes sure that the guardian runs. Must succeed before any of the
@@ -112,30 +112,30 @@ impl Actuator {
 
     /// Process id of the guardian; `None` if it has not been started.
     pub fn guardian_pid(&self) -> Option<u32> {
-        self.armed.as_ref().map(|(_, guardian)| guardian.pid())
+        self.journal_and_guardian.as_ref().map(|(_, guardian)| guardian.pid())
     }
 
     fn arm_guardian(&mut self, kernel: &dyn Kernel) -> Result<&mut Journal, JournalError> {
         let io_error = JournalError::io_error_at(&self.state_dir);
         let args: Vec<&str> = self.guardian_command.args.iter().map(String::as_str).collect();
-        let start = || {
-            let hold: Vec<_> = self.acting.iter().flat_map(|acting| acting.descriptors()).collect();
-            let guardian = Guardian::start(&self.guardian_command.program, &args, &hold)?;
+        let start_guardian = || {
+            let lock_descriptors: Vec<_> = self.actuation_lock.iter().flat_map(|acting| acting.descriptors()).collect();
+            let guardian = Guardian::start(&self.guardian_command.program, &args, &lock_descriptors)?;
             kernel.set_fence(Some(guardian.fence().clone()));
             Ok(guardian)
         };
-        match &mut self.armed {
+        match &mut self.journal_and_guardian {
             Some((_, guardian)) => match guardian.state() {
                 GuardianStatus::Alive => {}
-                GuardianStatus::Killed => *guardian = start().map_err(io_error)?,
+                GuardianStatus::Killed => *guardian = start_guardian().map_err(io_error)?,
                 GuardianStatus::Ended => return Err(JournalError::Fenced),
             },
             None => {
                 // If the time cannot be read, every thread counts as created after the journal was begun.
                 let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
                 let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io_error)?, since_ticks)?;
-                match start() {
-                    Ok(guardian) => self.armed = Some((journal, guardian)),
+                match start_guardian() {
+                    Ok(guardian) => self.journal_and_guardian = Some((journal, guardian)),
                     Err(source) => {
                         journal.remove()?;
                         return Err(io_error(source));
@@ -143,7 +143,7 @@ impl Actuator {
                 }
             }
         }
-        let (journal, _) = self.armed.as_mut().expect("armed just now");
+        let (journal, _) = self.journal_and_guardian.as_mut().expect("armed just now");
         Ok(journal)
     }
 
@@ -160,7 +160,7 @@ impl Actuator {
         desired_state: &ObjectState,
     ) -> Result<(ObjectState, bool), RefusedItem> {
         match read_state(kernel, object) {
-            Ok(now) if now == *desired_state => return Ok((now, false)),
+            Ok(current_state) if current_state == *desired_state => return Ok((current_state, false)),
             _ => {}
         }
         let write_result = self.write(kernel, object, desired_state);
@@ -176,15 +176,15 @@ impl Actuator {
     ) -> io::Result<ObjectState> {
         // The thread's id may have been reused since the original was read.
         check_thread(kernel, object)?;
-        let entry = self.journaled(object);
+        let entry = self.journal_entry(object);
         match entry.filter(|entry| entry.original == *desired_state) {
             Some(entry) => write_original(kernel, object, entry)?,
             None => write_state(kernel, object, desired_state)?,
         }
         let current_state = read_state(kernel, object)?;
         // A thread that follows its cpuset again has its original state, even if the cpuset has changed meanwhile.
-        let follows = |entry: &JournalEntry| entry.follows_cpuset && entry.original == *desired_state;
-        Ok(if entry.is_some_and(follows) { desired_state.clone() } else { current_state })
+        let restores_cpuset_mask = |entry: &JournalEntry| entry.follows_cpuset && entry.original == *desired_state;
+        Ok(if entry.is_some_and(restores_cpuset_mask) { desired_state.clone() } else { current_state })
     }
 
     /// Journals the originals of objects that another component (the gangs' runner, a probe) is about to change
@@ -200,7 +200,7 @@ impl Actuator {
     ) -> Result<(), JournalError> {
         let mut changes = Vec::new();
         for desired_state in desired_states {
-            match self.read_current(kernel, &desired_state.object, &desired_state.state) {
+            match self.build_intended_change(kernel, &desired_state.object, &desired_state.state) {
                 Ok(change) => changes.push(change),
                 Err(error) if is_gone(&error) => {}
                 Err(source) => {
@@ -217,24 +217,24 @@ impl Actuator {
     /// # Errors
     /// The guardian had exited and no other could be started.
     pub fn heartbeat(&mut self, kernel: &dyn Kernel, window: Duration) -> Result<(), JournalError> {
-        if self.armed.is_some() {
+        if self.journal_and_guardian.is_some() {
             self.arm_guardian(kernel)?;
         }
-        self.beat(window);
+        self.send_heartbeat(window);
         Ok(())
     }
 
     /// Sends the guardian a heartbeat, if there is one.
-    pub fn beat(&mut self, window: Duration) {
-        if let Some((_, guardian)) = &mut self.armed {
-            guardian.beat(window);
+    pub fn send_heartbeat(&mut self, window: Duration) {
+        if let Some((_, guardian)) = &mut self.journal_and_guardian {
+            guardian.send_heartbeat(window);
         }
     }
 
     /// Has the guardian restored the host because this process sent no heartbeat? If so, nothing can be changed
     /// before [`Actuator::rejoin`].
     pub fn is_fenced(&mut self) -> bool {
-        self.armed.as_mut().is_some_and(|(_, guardian)| guardian.state() == GuardianStatus::Ended)
+        self.journal_and_guardian.as_mut().is_some_and(|(_, guardian)| guardian.state() == GuardianStatus::Ended)
     }
 
     /// Rejoins after a missed heartbeat: waits until the guardian has exited, and restores the object that this
@@ -243,23 +243,23 @@ impl Actuator {
     /// # Errors
     /// The guardian is still restoring, or an object could not be restored and remains in the journal.
     pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
-        const PATIENCE: Duration = Duration::from_secs(10);
-        let Some((mut journal, mut guardian)) = self.armed.take() else { return Ok(()) };
-        if !guardian.wait_for_end(PATIENCE) {
-            self.armed = Some((journal, guardian));
+        const MAX_WAIT: Duration = Duration::from_secs(10);
+        let Some((mut journal, mut guardian)) = self.journal_and_guardian.take() else { return Ok(()) };
+        if !guardian.exits_within(MAX_WAIT) {
+            self.journal_and_guardian = Some((journal, guardian));
             return Err(JournalError::Fenced);
         }
         kernel.set_fence(None);
         self.last_states.clear();
-        let account = restore(kernel, journal.entries());
+        let restored_objects = restore(kernel, journal.entries());
         let is_failed = |line: &RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
         let unrestored: Vec<&JournalObject> =
-            account.iter().filter(|line| is_failed(line)).map(|line| &line.object).collect();
+            restored_objects.iter().filter(|line| is_failed(line)).map(|line| &line.object).collect();
         if unrestored.is_empty() {
             return journal.remove();
         }
         // The guardian may have removed the journal.
-        journal.renew(|object| unrestored.contains(&object))?;
+        journal.rewrite(|object| unrestored.contains(&object))?;
         Err(JournalError::Fenced)
     }
 
@@ -271,11 +271,11 @@ impl Actuator {
         &mut self,
         kernel: &dyn Kernel,
         threads: &[ThreadKey],
-        files: &dyn Fn(&Path) -> bool,
+        is_released_file: &dyn Fn(&Path) -> bool,
     ) -> Result<Vec<RestoredObject>, JournalError> {
-        let Some((journal, _)) = &mut self.armed else { return Ok(Vec::new()) };
+        let Some((journal, _)) = &mut self.journal_and_guardian else { return Ok(Vec::new()) };
         let is_released = |object: &JournalObject| match object {
-            JournalObject::File { path } => files(path),
+            JournalObject::File { path } => is_released_file(path),
             other => other.thread().is_some_and(|thread| threads.contains(&thread)),
         };
         let entries: BTreeMap<_, _> = journal
@@ -284,15 +284,15 @@ impl Actuator {
             .filter(|(object, _)| is_released(object))
             .map(|(o, h)| (o.clone(), h.clone()))
             .collect();
-        let account = restore(kernel, &entries);
-        let failed_objects: Vec<&JournalObject> = account
+        let restored_objects = restore(kernel, &entries);
+        let failed_objects: Vec<&JournalObject> = restored_objects
             .iter()
             .filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_)))
             .map(|line| &line.object)
             .collect();
         self.last_states.retain(|object, _| !is_released(object));
         journal.retain(|object| !is_released(object) || failed_objects.contains(&object))?;
-        Ok(account)
+        Ok(restored_objects)
     }
 
     /// Corrects threads that were created under a mask, nice value or policy set by cachemate, and therefore
@@ -306,29 +306,29 @@ impl Actuator {
         &mut self,
         kernel: &dyn Kernel,
         new_threads: &[&ManagedThread],
-        strangers: &[(i32, i32)],
+        unmanaged_processes: &[(i32, i32)],
     ) -> Result<(), JournalError> {
         self.unread_threads.retain(|thread| new_threads.iter().all(|task| task.thread != *thread));
-        let Some((journal, _)) = &mut self.armed else { return Ok(()) };
-        if new_threads.is_empty() && strangers.is_empty() {
+        let Some((journal, _)) = &mut self.journal_and_guardian else { return Ok(()) };
+        if new_threads.is_empty() && unmanaged_processes.is_empty() {
             return Ok(());
         }
         let mut inherited_states: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> = BTreeMap::new();
         for (ancestor, entry) in journal.entries() {
-            if let Some(pid) = ancestor.inherited_fd() {
+            if let Some(pid) = ancestor.inheritable_from_pid() {
                 inherited_states.entry(pid).or_default().push((ancestor.clone(), entry.clone()));
             }
         }
-        let inherited_from = |pids: [i32; 2]| {
+        let inherited_entries = |pids: [i32; 2]| {
             pids.into_iter().flat_map(|pid| inherited_states.get(&pid).into_iter().flatten()).collect::<Vec<_>>()
         };
         for task in new_threads {
-            for (ancestor_object, entry) in inherited_from([task.pid, task.parent]) {
+            for (ancestor_object, entry) in inherited_entries([task.pid, task.parent]) {
                 let object = ancestor_object.for_thread(task.pid, task.thread);
                 if journal.entries().contains_key(&object) || !entry.may_be_inherited_by(task.thread) {
                     continue;
                 }
-                let is_inherited = |now: &ObjectState| entry.our_values.contains(now) && entry.original != *now;
+                let is_inherited = |now: &ObjectState| entry.applied_states.contains(now) && entry.original != *now;
                 let current_state = match read_state(kernel, &object) {
                     Ok(now) if is_inherited(&now) => now,
                     Err(error) if !is_gone(&error) => {
@@ -337,13 +337,9 @@ impl Actuator {
                     }
                     _ => continue,
                 };
-                let (original, follows) = (entry.original.clone(), entry.follows_cpuset);
-                let change = IntendedChange {
-                    object: object.clone(),
-                    current: original,
-                    target: current_state,
-                    follows_cpuset: follows,
-                };
+                let (original, follows_cpuset) = (entry.original.clone(), entry.follows_cpuset);
+                let change =
+                    IntendedChange { object: object.clone(), current: original, target: current_state, follows_cpuset };
                 if journal.journal_changes(&[change]).is_err() {
                     // The disk is full: an object whose original cannot be journaled is not changed, and is read again
                     // in the next window.
@@ -356,10 +352,10 @@ impl Actuator {
                 }
             }
         }
-        for &(pid, parent) in strangers {
+        for &(pid, parent) in unmanaged_processes {
             for tid in kernel.threads(pid).unwrap_or_default() {
                 let Ok(stat) = kernel.stat(tid) else { continue };
-                for (ancestor_object, entry) in inherited_from([parent, pid]) {
+                for (ancestor_object, entry) in inherited_entries([parent, pid]) {
                     restore_if_inherited(kernel, ancestor_object.for_thread(pid, stat.key), entry);
                 }
             }
@@ -369,38 +365,38 @@ impl Actuator {
 
     /// Is this a new thread whose inherited settings could not be read? It is not changed until a later window has read
     /// them.
-    pub fn is_unread(&self, thread: ThreadKey) -> bool {
+    pub fn has_unread_settings(&self, thread: ThreadKey) -> bool {
         self.unread_threads.contains(&thread)
     }
 
     /// The current state of the object of an intended change.
-    pub(crate) fn read_current(
+    pub(crate) fn build_intended_change(
         &self,
         kernel: &dyn Kernel,
         object: &JournalObject,
         desired_state: &ObjectState,
     ) -> io::Result<IntendedChange> {
-        if object.thread().is_some_and(|thread| self.is_unread(thread)) {
+        if object.thread().is_some_and(|thread| self.has_unread_settings(thread)) {
             return Err(io::Error::other("it cannot be read yet what it inherited"));
         }
         check_thread(kernel, object)?;
         let current_state = read_state(kernel, object)?;
         // If the cpuset cannot be read, the mask is restored by its CPU numbers.
-        let follows = spans_cpuset(kernel, object, &current_state).unwrap_or(false);
+        let follows_cpuset = spans_cpuset(kernel, object, &current_state).unwrap_or(false);
         Ok(IntendedChange {
             object: object.clone(),
             current: current_state,
             target: desired_state.clone(),
-            follows_cpuset: follows,
+            follows_cpuset,
         })
     }
 
     /// Drops the journal's entries of objects that are in their original state, such as removed groups.
-    pub fn forget(&mut self, exited: &[JournalObject]) {
-        if let Some((journal, _)) = &mut self.armed {
+    pub fn forget(&mut self, restored_objects: &[JournalObject]) {
+        if let Some((journal, _)) = &mut self.journal_and_guardian {
             // If the file cannot be rewritten, the old one remains: a restore then finds these objects missing, which
             // is not a failure.
-            let _ = journal.retain(|object| !exited.contains(object));
+            let _ = journal.retain(|object| !restored_objects.contains(object));
         }
     }
 
@@ -414,10 +410,10 @@ impl Actuator {
         kernel: &dyn Kernel,
         is_live: &dyn Fn(ThreadKey) -> bool,
     ) -> Result<(), JournalError> {
-        let Some((journal, _)) = &mut self.armed else { return Ok(()) };
+        let Some((journal, _)) = &mut self.journal_and_guardian else { return Ok(()) };
         // If it is unknown whether a thread lives, its original is kept.
-        let is_present = |thread| is_live(thread) || kernel.is_alive(thread).unwrap_or(true);
-        journal.retain(|object| object.thread().is_none_or(is_present))
+        let may_be_alive = |thread| is_live(thread) || kernel.is_alive(thread).unwrap_or(true);
+        journal.retain(|object| object.thread().is_none_or(may_be_alive))
     }
 
     /// Restores everything and dismisses the guardian. If an object could not be restored, the journal and the
@@ -429,18 +425,18 @@ impl Actuator {
         if self.is_fenced() {
             return self.rejoin(kernel).map(|()| Vec::new());
         }
-        let Some((journal, guardian)) = self.armed.take() else { return Ok(Vec::new()) };
-        let account = restore(kernel, journal.entries());
+        let Some((journal, guardian)) = self.journal_and_guardian.take() else { return Ok(Vec::new()) };
+        let restored_objects = restore(kernel, journal.entries());
         self.last_states.clear();
-        if account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_))) {
-            self.armed = Some((journal, guardian));
-            return Ok(account);
+        if restored_objects.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_))) {
+            self.journal_and_guardian = Some((journal, guardian));
+            return Ok(restored_objects);
         }
         journal.remove()?;
         // A guardian that has already exited cannot be dismissed, and has nothing left to do.
         let _ = guardian.dismiss();
         kernel.set_fence(None);
-        Ok(account)
+        Ok(restored_objects)
     }
 }
 

@@ -19,41 +19,48 @@ use crate::sense::tasks::ManagedThread;
 
 /// Clips the affinities of the plan to the CPUs that the owners of the threads allow. Returns a refusal for each
 /// affinity that has no allowed CPU left.
-pub(crate) fn cut_to_boundaries(
+pub(crate) fn clip_plan_to_boundaries(
     kernel: &dyn Kernel,
     plan: &mut Plan,
     tasks: &[&ManagedThread],
     actuator: &Actuator,
 ) -> Vec<RefusedItem> {
-    let mut refused = Vec::new();
+    let mut refused_items = Vec::new();
     for task in tasks.iter().filter(|task| !task.has_exited && !task.is_fixed) {
-        let Some(wanted_cpus) = plan.affinity.get(&task.task) else { continue };
-        let cut = match clip_to_boundaries(kernel, task, wanted_cpus, actuator) {
+        let Some(planned_cpus) = plan.affinity.get(&task.task) else { continue };
+        let bounded_cpus = match clip_to_boundaries(kernel, task, planned_cpus, actuator) {
             Ok(None) => continue,
             Ok(Some(cut)) => cut,
             // If the thread has exited, the change itself will report this.
             Err(error) if is_gone(&error) => continue,
             Err(error) => {
-                refused.push(refusal(task, RefusalReason::Failed, format!("its boundary cannot be read: {error}")));
+                refused_items.push(refusal(
+                    task,
+                    RefusalReason::Failed,
+                    format!("its boundary cannot be read: {error}"),
+                ));
                 continue;
             }
         };
-        if cut.cpus.is_empty() {
-            let message = format!("CPUs {wanted_cpus} are outside those that {} allows: {}", cut.owner, cut.boundary);
-            refused.push(refusal(task, RefusalReason::OwnedByOther, message));
+        if bounded_cpus.cpus.is_empty() {
+            let message = format!(
+                "CPUs {planned_cpus} are outside those that {} allows: {}",
+                bounded_cpus.owner, bounded_cpus.boundary
+            );
+            refused_items.push(refusal(task, RefusalReason::OwnedByOther, message));
             plan.affinity.remove(&task.task);
         } else {
-            plan.affinity.insert(task.task, cut.cpus);
+            plan.affinity.insert(task.task, bounded_cpus.cpus);
         }
     }
-    refused
+    refused_items
 }
 
 fn refusal(task: &ManagedThread, reason: RefusalReason, message: String) -> RefusedItem {
     RefusedItem { item: PlanItem::Affinity(task.task), reason, message }
 }
 
-/// CPUs of a plan within the boundary of a thread.
+/// The CPUs that remain of a plan within a thread's boundary, with the boundary and its owner.
 struct BoundedCpus {
     cpus: CpuSet,
     boundary: CpuSet,
@@ -64,16 +71,16 @@ struct BoundedCpus {
 fn clip_to_boundaries(
     kernel: &dyn Kernel,
     task: &ManagedThread,
-    wanted_cpus: &CpuSet,
+    planned_cpus: &CpuSet,
     actuator: &Actuator,
 ) -> io::Result<Option<BoundedCpus>> {
-    if kernel.has_affinity(task.thread.tid, wanted_cpus)? {
+    if kernel.has_affinity(task.thread.tid, planned_cpus)? {
         return Ok(None);
     }
     let mut boundaries = Vec::new();
     if let Some(owner) = task.service.as_ref().and_then(|service| service_kind_owner(service.kind)) {
         let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
-        let mask = match actuator.journaled(&object) {
+        let mask = match actuator.journal_entry(&object) {
             // The mask follows the cpuset, so the cpuset is its only boundary.
             Some(entry) if entry.follows_cpuset => None,
             Some(entry) => match &entry.original {
@@ -85,15 +92,15 @@ fn clip_to_boundaries(
         boundaries.extend(mask.map(|mask| (mask, owner)));
     }
     boundaries.extend(effective_cpus(kernel, task.thread.tid)?.map(|cpus| (cpus, "its cpuset")));
-    let mut cut: Option<BoundedCpus> = None;
+    let mut bounded_cpus: Option<BoundedCpus> = None;
     for (boundary, owner) in boundaries {
-        let cpus_before = cut.as_ref().map_or(wanted_cpus, |cut| &cut.cpus);
+        let cpus_before = bounded_cpus.as_ref().map_or(planned_cpus, |cut| &cut.cpus);
         let cpus = cpus_before.intersection(&boundary);
         if cpus != *cpus_before {
-            cut = Some(BoundedCpus { cpus, boundary, owner });
+            bounded_cpus = Some(BoundedCpus { cpus, boundary, owner });
         }
     }
-    Ok(cut)
+    Ok(bounded_cpus)
 }
 
 #[cfg(test)]
@@ -115,7 +122,7 @@ mod tests {
         plan.affinity.insert(TaskId(0), wanted.parse().unwrap());
         let guardian = GuardianCommand { program: "/bin/false".into(), args: Vec::new() };
         let actuator = Actuator::new(std::path::Path::new("/nonexistent"), guardian);
-        let refused = cut_to_boundaries(host, &mut plan, &tasks.all(), &actuator);
+        let refused = clip_plan_to_boundaries(host, &mut plan, &tasks.tasks(), &actuator);
         let cpus = plan.affinity.get(&TaskId(0)).map(ToString::to_string);
         (cpus, refused.first().map(|refused| refused.message.clone()))
     }

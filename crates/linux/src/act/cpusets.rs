@@ -18,7 +18,7 @@ pub use cachemate_core::CpusetGroup;
 use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, TrackedObject};
 
 use crate::act::desired_state::{DesiredState, refusal};
-use crate::kernel::group_dirs::{CPUSET_FILE, all_members};
+use crate::kernel::group_dirs::{CPUSET_FILE, list_all_members};
 use crate::kernel::systemd_units::is_run_by_systemd;
 use crate::kernel::{Kernel, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
@@ -32,13 +32,13 @@ pub struct CpusetGroups {
     /// The control file of each, by the same names.
     pub files: BTreeMap<String, PathBuf>,
     /// Groups that the configuration confines, by the same names.
-    pub confined: Vec<CpusetGroup>,
+    pub confined_groups: Vec<CpusetGroup>,
     /// The innermost of these groups that contains each thread, which cannot leave its CPUs.
     pub threads: BTreeMap<i32, String>,
     /// For each group, affinities that narrowing it will change, and the states that the kernel may give them.
-    pub states_to_come: BTreeMap<String, Vec<DesiredState>>,
+    pub pending_states: BTreeMap<String, Vec<DesiredState>>,
     /// Groups that cannot be confined or read, with the reasons.
-    pub refused: Vec<RefusedItem>,
+    pub refused_items: Vec<RefusedItem>,
 }
 
 /// Reads the groups to confine, and previously confined groups that the configuration no longer names.
@@ -51,7 +51,7 @@ pub fn read_groups(
     let is_cpuset_file =
         |object: &&JournalObject| matches!(object, JournalObject::File { path } if path.ends_with(CPUSET_FILE));
     let changed_objects: Vec<&JournalObject> = originals.keys().filter(is_cpuset_file).collect();
-    let hierarchy = if groups.is_empty() && changed_objects.is_empty() { None } else { find(kernel) };
+    let hierarchy = if groups.is_empty() && changed_objects.is_empty() { None } else { find_hierarchy(kernel) };
     let mut outermost_first: Vec<&CpusetGroup> = groups.iter().collect();
     outermost_first.sort_by_key(|group| group.cgroup.trim_matches('/').split('/').count());
     for group in outermost_first {
@@ -59,18 +59,18 @@ pub fn read_groups(
             None => Err("no cpuset controller, neither cgroup v1 nor v2".to_string()),
             Some(cpusets) => cpusets.control_file(&group.cgroup),
         };
-        let added = file.and_then(|file| {
+        let add_result = file.and_then(|file| {
             if let Some(kind) = partition_kind(kernel, &file).map_err(|error| error.to_string())? {
                 return Err(format!(
                     "group '{}': found a cpuset partition ({kind}), expected a member: its CPUs are its owner's",
                     group.cgroup
                 ));
             }
-            let unseen_error = |error| format!("group '{}': its threads cannot be looked at: {error}", group.cgroup);
-            cpuset_groups.add(kernel, group, file, originals).map_err(unseen_error)
+            let threads_error = |error| format!("group '{}': its threads cannot be looked at: {error}", group.cgroup);
+            cpuset_groups.add_confined(kernel, group, file, originals).map_err(threads_error)
         });
-        if let Err(message) = added {
-            cpuset_groups.refused.push(RefusedItem {
+        if let Err(message) = add_result {
+            cpuset_groups.refused_items.push(RefusedItem {
                 item: PlanItem::Plan,
                 reason: RefusalReason::NotSupported,
                 message,
@@ -86,7 +86,7 @@ pub fn read_groups(
         let mount = hierarchy.as_ref().map(|(Cpusets::V1(mount) | Cpusets::V2(mount))| mount.as_path());
         let dir = path.parent().unwrap_or(Path::new("/"));
         let group_path = mount.and_then(|mount| dir.strip_prefix(mount).ok()).unwrap_or(dir);
-        cpuset_groups.track(kernel, format!("/{}", group_path.display()), path.clone(), originals);
+        cpuset_groups.try_add(kernel, format!("/{}", group_path.display()), path.clone(), originals);
     }
     cpuset_groups
 }
@@ -104,12 +104,12 @@ impl CpusetGroups {
     pub(crate) fn remove(&mut self, name: &str) {
         self.cpus.remove(name);
         self.files.remove(name);
-        self.states_to_come.remove(name);
+        self.pending_states.remove(name);
         self.threads.retain(|_, group| group != name);
     }
 
     /// Adds a group. Returns false if the group cannot be read and is therefore left unchanged.
-    fn track(
+    fn try_add(
         &mut self,
         kernel: &dyn Kernel,
         name: String,
@@ -117,12 +117,12 @@ impl CpusetGroups {
         originals: &BTreeMap<JournalObject, ObjectState>,
     ) -> bool {
         let object = JournalObject::File { path: file.clone() };
-        let read = read_state(kernel, &object);
-        let current_cpus = match read.as_ref().map(cpus_in_state) {
+        let read_result = read_state(kernel, &object);
+        let current_cpus = match read_result.as_ref().map(cpus_in_state) {
             Ok(Some(now)) => now,
             Ok(None) => return false,
             Err(error) => {
-                self.refused.push(refusal(kernel, &PlanItem::Plan, &object, error));
+                self.refused_items.push(refusal(kernel, &PlanItem::Plan, &object, error));
                 return false;
             }
         };
@@ -133,7 +133,7 @@ impl CpusetGroups {
     }
 
     /// Adds a group unless its threads cannot be read, because then their affinities could not be journaled.
-    fn add(
+    fn add_confined(
         &mut self,
         kernel: &dyn Kernel,
         group: &CpusetGroup,
@@ -142,38 +142,38 @@ impl CpusetGroups {
     ) -> io::Result<()> {
         let name = format!("/{}", group.cgroup.trim_matches('/'));
         let dir = file.parent().unwrap_or(Path::new("/")).to_path_buf();
-        let cpus_in = |file: &Path| -> io::Result<Option<CpuSet>> {
+        let read_cpus = |file: &Path| -> io::Result<Option<CpuSet>> {
             let text = none_if_missing(kernel.read(file))?;
             Ok(text.and_then(|text| text.trim().parse().ok()).filter(|cpus: &CpuSet| !cpus.is_empty()))
         };
-        let effective = match cpus_in(&file)? {
+        let current_cpus = match read_cpus(&file)? {
             Some(cpus) => Some(cpus),
             None => {
-                dir.ancestors().find_map(|dir| cpus_in(&dir.join("cpuset.cpus.effective")).transpose()).transpose()?
+                dir.ancestors().find_map(|dir| read_cpus(&dir.join("cpuset.cpus.effective")).transpose()).transpose()?
             }
         };
-        let first = !originals.contains_key(&JournalObject::File { path: file.clone() });
-        let threads = all_members(kernel, &dir)?;
-        let mut to_come = Vec::new();
-        if let Some(effective) = effective.as_ref().filter(|_| first) {
+        let is_first_change = !originals.contains_key(&JournalObject::File { path: file.clone() });
+        let threads = list_all_members(kernel, &dir)?;
+        let mut pending_states = Vec::new();
+        if let Some(effective) = current_cpus.as_ref().filter(|_| is_first_change) {
             for &tid in &threads {
-                to_come.extend(future_states(kernel, tid, [&group.cpus, effective])?);
+                pending_states.extend(possible_states(kernel, tid, [&group.cpus, effective])?);
             }
         }
-        if self.track(kernel, name.clone(), file, originals) {
-            self.confined.push(CpusetGroup { cgroup: name.clone(), cpus: group.cpus.clone() });
+        if self.try_add(kernel, name.clone(), file, originals) {
+            self.confined_groups.push(CpusetGroup { cgroup: name.clone(), cpus: group.cpus.clone() });
             self.threads.extend(threads.into_iter().map(|tid| (tid, name.clone())));
-            self.states_to_come.insert(name, to_come);
+            self.pending_states.insert(name, pending_states);
         }
         Ok(())
     }
 }
 
-/// The states that the kernel may give a thread whose affinity is narrower than its group.
-fn future_states(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
-    let read = || Ok((kernel.stat(tid)?.key, thread_group_leader(kernel, tid)?, kernel.affinity(tid)?));
-    let Some((thread, pid, cpus)) = none_if_missing(read())? else { return Ok(Vec::new()) };
-    if cpus == *may_become[1] {
+/// The states that the kernel may give a thread whose affinity is narrower than its group, if the group's CPUs change.
+fn possible_states(kernel: &dyn Kernel, tid: i32, possible_cpus: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
+    let read_thread = || Ok((kernel.stat(tid)?.key, read_process_id(kernel, tid)?, kernel.affinity(tid)?));
+    let Some((thread, pid, cpus)) = none_if_missing(read_thread())? else { return Ok(Vec::new()) };
+    if cpus == *possible_cpus[1] {
         return Ok(Vec::new());
     }
     let desired_state = |cpus: &CpuSet| DesiredState {
@@ -182,15 +182,15 @@ fn future_states(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io:
         state: ObjectState::Cpus(cpus.clone()),
     };
     // If a parent and a child group both change, a group first gets the union of its old and its new CPUs.
-    let cpus_meanwhile = may_become[0].union(may_become[1]);
-    Ok(may_become.into_iter().chain([&cpus_meanwhile]).map(desired_state).collect())
+    let union_cpus = possible_cpus[0].union(possible_cpus[1]);
+    Ok(possible_cpus.into_iter().chain([&union_cpus]).map(desired_state).collect())
 }
 
 /// Process of a thread.
-fn thread_group_leader(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
+fn read_process_id(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
     let text = kernel.read(&PathBuf::from(format!("/proc/{tid}/status")))?;
-    let field = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
-    Ok(field.unwrap_or(tid))
+    let tgid = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    Ok(tgid.unwrap_or(tid))
 }
 
 /// A mounted hierarchy with the cpuset controller.
@@ -212,8 +212,8 @@ impl fmt::Display for Cpusets {
 }
 
 /// The hierarchy that has the controller, v2 first.
-pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
-    try_find(kernel).ok().flatten()
+pub fn find_hierarchy(kernel: &dyn Kernel) -> Option<Cpusets> {
+    try_find_hierarchy(kernel).ok().flatten()
 }
 
 /// The CPUs that a thread's cpuset allows; `None` if this host has no cpusets, or if the thread's group is not
@@ -222,18 +222,18 @@ pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
 /// # Errors
 /// One of the files exists and cannot be read.
 pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<CpuSet>> {
-    let Some(cpusets) = try_find(kernel)? else { return Ok(None) };
+    let Some(cpusets) = try_find_hierarchy(kernel)? else { return Ok(None) };
     let Some(group) = cpuset_group(kernel, tid, &cpusets)? else { return Ok(None) };
     let (mount, file) = match &cpusets {
         Cpusets::V1(mount) => (mount, "cpuset.effective_cpus"),
         Cpusets::V2(mount) => (mount, "cpuset.cpus.effective"),
     };
-    let inner = PathBuf::from(group.trim().trim_matches('/'));
-    if inner.components().any(|component| component == Component::ParentDir) {
+    let group_path = PathBuf::from(group.trim().trim_matches('/'));
+    if group_path.components().any(|component| component == Component::ParentDir) {
         return Ok(None); // beyond this namespace's root
     }
     // In v2 the controller may be disabled below an ancestor of the group.
-    for dir in inner.ancestors() {
+    for dir in group_path.ancestors() {
         if let Some(text) = none_if_missing(kernel.read(&mount.join(dir).join(file)))? {
             return Ok(text.trim().parse().ok());
         }
@@ -259,7 +259,7 @@ fn cpuset_group(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<
     Ok(group)
 }
 
-fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
+fn try_find_hierarchy(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
     let Some(mounts) = none_if_missing(kernel.read(Path::new("/proc/mounts")))? else { return Ok(None) };
     let mut v1_cpusets = None;
     for line in mounts.lines() {
@@ -292,12 +292,12 @@ impl Cpusets {
     /// # Errors
     /// The root group, or a path that leaves the hierarchy.
     pub fn control_file(&self, group: &str) -> Result<PathBuf, String> {
-        let inner = group.trim_matches('/');
-        if inner.is_empty() || inner.split('/').any(|component| component == ".." || component == ".") {
+        let relative_path = group.trim_matches('/');
+        if relative_path.is_empty() || relative_path.split('/').any(|component| component == ".." || component == ".") {
             return Err(format!("found group '{group}', expected a path below the root of the hierarchy"));
         }
         let (Cpusets::V1(mount) | Cpusets::V2(mount)) = self;
-        Ok(mount.join(inner).join(CPUSET_FILE))
+        Ok(mount.join(relative_path).join(CPUSET_FILE))
     }
 }
 
@@ -330,14 +330,14 @@ mod tests {
     #[test]
     fn the_hierarchy_with_the_controller_is_found() {
         let enabled = [("sys/fs/cgroup/cgroup.subtree_control", "cpu cpuset io\n")];
-        assert_eq!(find(&host_with_files(V1, &[]).1), Some(Cpusets::V1("/sys/fs/cgroup/cpuset".into())));
-        assert_eq!(find(&host_with_files(V2, &[]).1), None);
-        assert_eq!(find(&host_with_files(V2, &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
+        assert_eq!(find_hierarchy(&host_with_files(V1, &[]).1), Some(Cpusets::V1("/sys/fs/cgroup/cpuset".into())));
+        assert_eq!(find_hierarchy(&host_with_files(V2, &[]).1), None);
+        assert_eq!(find_hierarchy(&host_with_files(V2, &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
         assert_eq!(
-            find(&host_with_files(&format!("{V1}{V2}"), &enabled).1),
+            find_hierarchy(&host_with_files(&format!("{V1}{V2}"), &enabled).1),
             Some(Cpusets::V2("/sys/fs/cgroup".into()))
         );
-        assert_eq!(find(&host_with_files("proc /proc proc rw 0 0\n", &[]).1), None);
+        assert_eq!(find_hierarchy(&host_with_files("proc /proc proc rw 0 0\n", &[]).1), None);
     }
 
     /// Are narrower threads journaled with their group, and is a dropped group still read?
@@ -358,14 +358,11 @@ mod tests {
         let both = [group("/a/b/", "0-1"), group("a", "0-3")];
         let cpusets = read_groups(&host, &both, &BTreeMap::new());
         let all: CpuSet = (0..8).collect();
-        assert_eq!(
-            cpusets.cpus,
-            ["/a", "/a/b"].map(|name| (name.to_string(), TrackedObject::untouched(all.clone()))).into()
-        );
+        assert_eq!(cpusets.cpus, ["/a", "/a/b"].map(|name| (name.to_string(), TrackedObject::new(all.clone()))).into());
         let threads = [(5, "/a"), (6, "/a/b"), (7, "/a/b")].map(|(tid, name)| (tid, name.to_string()));
         assert_eq!(cpusets.threads, threads.into());
         for name in ["/a", "/a/b"] {
-            let to_come = &cpusets.states_to_come[name];
+            let to_come = &cpusets.pending_states[name];
             assert!(to_come.len() == 3 && to_come.iter().all(|want| want.object.thread() == Some(narrow)), "{name}");
         }
         let file = |path: &str| JournalObject::File { path: format!("{base}/{path}").into() };
@@ -373,10 +370,10 @@ mod tests {
         let dropped = read_groups(&host, &both[1..], &originals);
         let original: CpuSet = (0..6).collect();
         assert_eq!(dropped.cpus["/a/b"], TrackedObject { current: all, original });
-        assert_eq!(dropped.confined.len(), 1);
+        assert_eq!(dropped.confined_groups.len(), 1);
         assert!(read_groups(&host, &[], &BTreeMap::new()).cpus.is_empty());
         let nowhere = read_groups(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());
-        assert_eq!((nowhere.refused.len(), nowhere.cpus.len()), (2, 0));
+        assert_eq!((nowhere.refused_items.len(), nowhere.cpus.len()), (2, 0));
     }
 
     /// Are the CPUs of a thread's cpuset found with and without `/proc/PID/cpuset`, also above its group?
@@ -418,8 +415,8 @@ mod tests {
             host.set_file(&format!("{base}/part/cgroup.threads"), "");
             host.set_file(&format!("{base}/part/cpuset.cpus.partition"), kind);
             let cpusets = read_groups(&host, std::slice::from_ref(&group), &BTreeMap::new());
-            assert_eq!(cpusets.confined.len() == 1, is_confined, "{kind}: {:?}", cpusets.refused);
-            let message = cpusets.refused.first().map(|refused| refused.message.clone()).unwrap_or_default();
+            assert_eq!(cpusets.confined_groups.len() == 1, is_confined, "{kind}: {:?}", cpusets.refused_items);
+            let message = cpusets.refused_items.first().map(|refused| refused.message.clone()).unwrap_or_default();
             assert_eq!(
                 message.contains(&format!("'/part': found a cpuset partition ({})", kind.trim())),
                 !is_confined,
@@ -450,7 +447,7 @@ mod tests {
         let (applied, derived) = bench.apply(&Plan::idle(WindowLength::Time { ns: 1 }));
         let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
         assert_eq!(lines, ["confine group '/db' to CPUs 2-3 (was CPUs 0-7)"]);
-        assert_eq!(applied.calls, 1, "{applied:?}");
+        assert_eq!(applied.write_calls, 1, "{applied:?}");
         // A plain file keeps the bytes beyond a shorter write; the kernel's files do not.
         assert!(std::fs::read_to_string(&path).unwrap().starts_with("2-3"));
         actuator.restore_all(&host).unwrap();

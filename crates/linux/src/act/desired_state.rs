@@ -20,7 +20,7 @@ pub struct DesiredState {
 }
 
 pub(crate) fn refusal(kernel: &dyn Kernel, item: &PlanItem, object: &JournalObject, error: &io::Error) -> RefusedItem {
-    let because = match error.raw_os_error() {
+    let reason = match error.raw_os_error() {
         Some(libc::ESRCH) | Some(libc::ENOENT) => RefusalReason::NotFound,
         Some(libc::EPERM) | Some(libc::EACCES) | Some(libc::EROFS) => RefusalReason::NoPermission,
         Some(libc::ENOSPC) => RefusalReason::NoCapacity,
@@ -29,7 +29,7 @@ pub(crate) fn refusal(kernel: &dyn Kernel, item: &PlanItem, object: &JournalObje
     };
     RefusedItem {
         item: item.clone(),
-        reason: because,
+        reason,
         message: format!("{object:?}: {}", describe_failure(kernel, object, error)),
     }
 }

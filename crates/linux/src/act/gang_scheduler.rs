@@ -29,9 +29,9 @@ use message::{NumberedCache, SchedulerReply, SchedulerRequest, SchedulerState};
 /// The scheduler's default socket.
 pub const SOCKET: &str = "/run/gangs.sock";
 /// Maximum length of an answer.
-const ANSWER_BYTES: u64 = 8 << 20;
+const MAX_ANSWER_BYTES: u64 = 8 << 20;
 /// Timeout of a request: the scheduler polls its socket every 20 ms, and reads 65 536 tasks in less.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// The scheduler's socket.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl SchedulerClient {
     ///
     /// # Errors
     /// There is no answer, or it cannot be understood.
-    pub fn state(&self) -> io::Result<SchedulerState> {
+    pub fn query_state(&self) -> io::Result<SchedulerState> {
         match self.query(&SchedulerRequest::State {})? {
             SchedulerReply::State(state) => Ok(*state),
             other => Err(io::Error::other(format!("{}: found {other:?}, expected its state", self.socket.display()))),
@@ -74,13 +74,13 @@ impl SchedulerClient {
     }
 
     fn query(&self, request: &SchedulerRequest) -> io::Result<SchedulerReply> {
-        let with_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()));
-        let stream = UnixStream::connect(&self.socket).map_err(with_path)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(with_path)?;
+        let add_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()));
+        let stream = UnixStream::connect(&self.socket).map_err(add_path)?;
+        stream.set_write_timeout(Some(MAX_ANSWER_WAIT)).map_err(add_path)?;
         let mut line = serde_json::to_string(request).map_err(io::Error::other)?;
         line.push('\n');
-        (&stream).write_all(line.as_bytes()).map_err(with_path)?;
-        let answer = read_line(&stream, Instant::now() + PATIENCE).map_err(with_path)?;
+        (&stream).write_all(line.as_bytes()).map_err(add_path)?;
+        let answer = read_line(&stream, Instant::now() + MAX_ANSWER_WAIT).map_err(add_path)?;
         serde_json::from_str(&answer).map_err(|error| {
             let start: String = answer.chars().take(80).collect();
             io::Error::other(format!("{}: found '{start}', expected an answer: {error}", self.socket.display()))
@@ -105,12 +105,12 @@ fn read_line(mut stream: &UnixStream, deadline: Instant) -> io::Result<String> {
         if count == 0 || bytes[..count].contains(&b'\n') {
             break;
         }
-        if line.len() as u64 > ANSWER_BYTES {
-            return Err(io::Error::other(format!("found more than {ANSWER_BYTES} bytes, expected one line")));
+        if line.len() as u64 > MAX_ANSWER_BYTES {
+            return Err(io::Error::other(format!("found more than {MAX_ANSWER_BYTES} bytes, expected one line")));
         }
     }
-    let first = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    Ok(String::from_utf8_lossy(first).into_owned())
+    let first_line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(first_line).into_owned())
 }
 
 /// The plan that was sent to the scheduler.
@@ -130,8 +130,8 @@ pub(crate) struct KernelGangScheduler {
     caches: Vec<NumberedCache>,
     generation: u64,
     /// Requested schedules, which are in force once `submitted_plan` agrees.
-    wanted_schedules: Vec<(GangSchedule, CacheSchedule)>,
-    advised: Option<AdvisoryGangs>,
+    requested_schedules: Vec<(GangSchedule, CacheSchedule)>,
+    advisory_gangs: Option<AdvisoryGangs>,
     /// Weights of all gang members, by thread.
     weights: BTreeMap<ThreadKey, f64>,
     clashes: Vec<(ThreadKey, ThreadKey)>,
@@ -146,8 +146,8 @@ impl KernelGangScheduler {
             client: SchedulerClient::new(socket),
             caches: Vec::new(),
             generation: 0,
-            wanted_schedules: Vec::new(),
-            advised: None,
+            requested_schedules: Vec::new(),
+            advisory_gangs: None,
             weights: BTreeMap::new(),
             clashes: Vec::new(),
             submitted_plan: None,
@@ -160,8 +160,8 @@ impl KernelGangScheduler {
     /// it any more, and a message is returned.
     pub fn poll(&mut self) -> Option<String> {
         let scheduler_state =
-            self.client.state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
-        let answers = scheduler_state.as_ref().ok().map(|state| state.generation);
+            self.client.query_state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
+        let reported_generation = scheduler_state.as_ref().ok().map(|state| state.generation);
         let attached_state = scheduler_state.and_then(|state| {
             self.check_state(&state)?;
             let caches =
@@ -173,48 +173,51 @@ impl KernelGangScheduler {
                 (self.caches, self.generation) = (caches, generation);
                 None
             }
-            Err(lost) => {
+            Err(lost_message) => {
                 let own_generation = self.submitted_plan.as_ref().map(|submitted| submitted.generation);
-                if let Some(generation) = answers.filter(|_| answers == own_generation) {
+                if let Some(generation) = reported_generation.filter(|_| reported_generation == own_generation) {
                     // The scheduler may attach again on its own, and must not schedule our threads when it does. If
                     // this message fails, the next plan replaces the scheduler's current one.
                     let _ =
                         self.client.send_plan(plan_message(generation + 1, &[], None, &self.weights, &self.clashes));
                 }
-                self.give_up();
-                self.submitted_plan.is_some().then_some(lost)
+                self.clear_requests();
+                self.submitted_plan.is_some().then_some(lost_message)
             }
         }
     }
 
     /// Drops all requests to the scheduler until a poll finds it again.
-    fn give_up(&mut self) {
+    fn clear_requests(&mut self) {
         self.caches.clear();
         self.is_dirty = false;
-        (self.wanted_schedules, self.advised) = (Vec::new(), None);
+        (self.requested_schedules, self.advisory_gangs) = (Vec::new(), None);
     }
 
     /// Checks that the plan that was sent is in force, by the state that the scheduler reads back from the kernel.
     fn check_state(&self, state: &SchedulerState) -> Result<(), String> {
         if state.kernel != "enabled" {
-            let guarded = state.guarded.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-            return Err(format!("the gang scheduler is detached{guarded}"));
+            let detach_reason = state.guarded.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            return Err(format!("the gang scheduler is detached{detach_reason}"));
         }
-        let Some(submitted) = &self.submitted_plan else {
+        let Some(submitted_plan) = &self.submitted_plan else {
             return match state.held {
                 0 => Ok(()),
                 held => Err(format!("another process has given {held} threads to the gang scheduler")),
             };
         };
-        if state.generation != submitted.generation {
+        if state.generation != submitted_plan.generation {
             let message = "another process has sent the gang scheduler another plan";
-            return Err(format!("{message}: found generation {}, expected {}", state.generation, submitted.generation));
+            return Err(format!(
+                "{message}: found generation {}, expected {}",
+                state.generation, submitted_plan.generation
+            ));
         }
         let turns = state.turns();
-        if turns != submitted.turns {
+        if turns != submitted_plan.turns {
             return Err(format!(
                 "the gang scheduler keeps other turns: found {turns:?}, expected {:?}",
-                submitted.turns
+                submitted_plan.turns
             ));
         }
         Ok(())
@@ -233,14 +236,14 @@ impl KernelGangScheduler {
     }
 
     /// Sets advice on tasks that should not run together, as gangs without a schedule; `None` withdraws it.
-    pub fn advise(&mut self, advised: Option<AdvisoryGangs>) {
-        let advised = advised.filter(|_| self.is_running());
-        self.is_dirty |= self.advised != advised;
-        self.advised = advised;
+    pub fn set_advisory_gangs(&mut self, advisory_gangs: Option<AdvisoryGangs>) {
+        let advisory_gangs = advisory_gangs.filter(|_| self.is_running());
+        self.is_dirty |= self.advisory_gangs != advisory_gangs;
+        self.advisory_gangs = advisory_gangs;
     }
 
     pub fn schedules(&self) -> impl Iterator<Item = &GangSchedule> {
-        self.wanted_schedules.iter().map(|(schedule, _)| schedule)
+        self.requested_schedules.iter().map(|(schedule, _)| schedule)
     }
 
     /// Adds a schedule if the scheduler can keep it; it is in force after [`KernelGangScheduler::submit`].
@@ -249,19 +252,19 @@ impl KernelGangScheduler {
     /// The reason why idle turns must be used instead.
     pub fn start(&mut self, schedule: &GangSchedule, rotation: &ThreadRotation) -> Result<(), String> {
         let used_caches: Vec<u32> =
-            self.wanted_schedules.iter().map(|(_, cache_schedule)| cache_schedule.cache).collect();
-        let cache_schedule = compose::build_schedule_part(schedule, rotation, &self.caches, &used_caches)?;
-        self.wanted_schedules.push((schedule.clone(), cache_schedule));
+            self.requested_schedules.iter().map(|(_, cache_schedule)| cache_schedule.cache).collect();
+        let cache_schedule = compose::build_cache_schedule(schedule, rotation, &self.caches, &used_caches)?;
+        self.requested_schedules.push((schedule.clone(), cache_schedule));
         self.is_dirty = true;
         Ok(())
     }
 
     /// Removes a schedule. Returns false if the schedule was not submitted here.
     pub fn stop(&mut self, schedule: &GangSchedule) -> bool {
-        let previous_count = self.wanted_schedules.len();
-        self.wanted_schedules.retain(|(running_schedule, _)| running_schedule != schedule);
-        self.is_dirty |= self.wanted_schedules.len() != previous_count;
-        self.wanted_schedules.len() != previous_count
+        let previous_count = self.requested_schedules.len();
+        self.requested_schedules.retain(|(running_schedule, _)| running_schedule != schedule);
+        self.is_dirty |= self.requested_schedules.len() != previous_count;
+        self.requested_schedules.len() != previous_count
     }
 
     /// Sends everything that is requested as one plan, which takes effect at once and is read back.
@@ -272,14 +275,15 @@ impl KernelGangScheduler {
         if !self.is_running() || !std::mem::take(&mut self.is_dirty) {
             return Ok(());
         }
-        let parts: Vec<&CacheSchedule> =
-            self.wanted_schedules.iter().map(|(_, cache_schedule)| cache_schedule).collect();
+        let cache_schedules: Vec<&CacheSchedule> =
+            self.requested_schedules.iter().map(|(_, cache_schedule)| cache_schedule).collect();
         let generation = self.generation + 1;
-        let message = plan_message(generation, &parts, self.advised.as_ref(), &self.weights, &self.clashes);
-        let threads = parts
+        let message =
+            plan_message(generation, &cache_schedules, self.advisory_gangs.as_ref(), &self.weights, &self.clashes);
+        let threads = cache_schedules
             .iter()
             .flat_map(|cache_schedule| cache_schedule.members())
-            .chain(self.advised.iter().flat_map(AdvisoryGangs::members));
+            .chain(self.advisory_gangs.iter().flat_map(AdvisoryGangs::members));
         let mut threads: BTreeMap<ThreadKey, SchedParams> = threads.collect();
         // Threads of the previous plan are ours until they have been restored.
         threads.extend(
@@ -290,22 +294,22 @@ impl KernelGangScheduler {
         self.submitted_plan = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
         let outcome = self.client.send_plan(message).and_then(|complaints| {
             self.complaints = complaints;
-            self.check_state(&self.client.state()?).map_err(io::Error::other)
+            self.check_state(&self.client.query_state()?).map_err(io::Error::other)
         });
         match outcome {
             Ok(()) => self.generation = generation,
-            Err(_) => self.give_up(),
+            Err(_) => self.clear_requests(),
         }
         outcome
     }
 
     /// Withdraws everything from the scheduler, and restores the policy of every thread of ours.
     pub fn withdraw<K: Kernel>(&mut self, kernel: &K) {
-        (self.wanted_schedules, self.advised) = (Vec::new(), None);
+        (self.requested_schedules, self.advisory_gangs) = (Vec::new(), None);
         self.is_dirty = self.submitted_plan.is_some();
         // If it does not answer, it has exited or is about to; the policies are restored all the same.
         let _ = self.submit();
-        self.reclaim(kernel);
+        self.restore_released(kernel);
     }
 
     /// Threads that the scheduler has reported as exited or in another class since the last call.
@@ -319,29 +323,30 @@ impl KernelGangScheduler {
     }
 
     /// Are tasks that clash kept apart whenever there is a choice?
-    pub fn honors_penalties(&self) -> bool {
+    pub fn is_separating_clashes(&self) -> bool {
         self.is_running() && !self.clashes.is_empty()
     }
 
     /// Restores threads that still have the scheduler's policy although the scheduler no longer keeps them. Its loader
     /// does this as well, unless it was killed. A thread that has chosen another policy meanwhile keeps it.
-    pub fn reclaim<K: Kernel>(&mut self, kernel: &K) {
-        let scheduled_threads = self.wanted_schedules.iter().flat_map(|(_, cache_schedule)| cache_schedule.members());
-        let scheduled: BTreeSet<ThreadKey> = scheduled_threads
-            .chain(self.advised.iter().flat_map(AdvisoryGangs::members))
+    pub fn restore_released<K: Kernel>(&mut self, kernel: &K) {
+        let scheduled_threads =
+            self.requested_schedules.iter().flat_map(|(_, cache_schedule)| cache_schedule.members());
+        let scheduled_members: BTreeSet<ThreadKey> = scheduled_threads
+            .chain(self.advisory_gangs.iter().flat_map(AdvisoryGangs::members))
             .map(|(thread, _)| thread)
             .collect();
-        let Some(submitted) = &mut self.submitted_plan else { return };
-        submitted.threads.retain(|thread, original| {
-            if scheduled.contains(thread) {
+        let Some(submitted_plan) = &mut self.submitted_plan else { return };
+        submitted_plan.threads.retain(|thread, original| {
+            if scheduled_members.contains(thread) {
                 return true;
             }
-            let is_ours = kernel.stat(thread.tid).is_ok_and(|stat| stat.key == *thread)
+            let has_scheduler_policy = kernel.stat(thread.tid).is_ok_and(|stat| stat.key == *thread)
                 && kernel.scheduling(thread.tid).is_ok_and(|now| now.policy == EXT);
             // A failure is retried in the next window, and the original stays in the journal.
-            is_ours && kernel.set_scheduling(thread.tid, original).is_err()
+            has_scheduler_policy && kernel.set_scheduling(thread.tid, original).is_err()
         });
-        if scheduled.is_empty() && submitted.threads.is_empty() {
+        if scheduled_members.is_empty() && submitted_plan.threads.is_empty() {
             self.submitted_plan = None;
         }
     }

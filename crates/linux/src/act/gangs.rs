@@ -21,7 +21,7 @@ use crate::act::gang_scheduler::KernelGangScheduler;
 use crate::act::gang_scheduler::compose::AdvisoryGangs;
 use crate::act::gang_scheduler::message::NumberedCache;
 pub use crate::act::thread_rotation::ThreadRotation;
-use crate::act::thread_rotation::set_turn;
+use crate::act::thread_rotation::set_turn_policy;
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey};
 
@@ -33,7 +33,7 @@ pub struct TurnCounters {
     /// Calls that failed because a member had exited, may not be changed, or had chosen another class meanwhile.
     pub failures: AtomicU64,
     /// Longest overrun of a turn, in nanoseconds.
-    pub latest_ns: AtomicU64,
+    pub max_overrun_ns: AtomicU64,
 }
 
 /// A running rotation; when dropped, it stops and restores every member.
@@ -41,7 +41,7 @@ pub struct TurnCounters {
 pub struct RotationRunner {
     stop: Arc<AtomicBool>,
     /// Counters that are updated while it runs.
-    pub turns: Arc<TurnCounters>,
+    pub counters: Arc<TurnCounters>,
     thread: Option<JoinHandle<()>>,
     /// The rotations that [`RotationRunner::start`] received.
     pub rotations: Vec<ThreadRotation>,
@@ -56,12 +56,12 @@ impl RotationRunner {
     where
         K: Kernel + Send + 'static,
     {
-        let (stop, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(TurnCounters::default()));
-        let (stop_there, turns_there, rotations_there) = (stop.clone(), turns.clone(), rotations.clone());
+        let (stop, counters) = (Arc::new(AtomicBool::new(false)), Arc::new(TurnCounters::default()));
+        let (thread_stop, thread_counters, thread_rotations) = (stop.clone(), counters.clone(), rotations.clone());
         let thread = std::thread::Builder::new()
             .name("cachemate-gangs".to_string())
-            .spawn(move || take_turns(&kernel, &rotations_there, &stop_there, &turns_there))?;
-        Ok(RotationRunner { stop, turns, thread: Some(thread), rotations })
+            .spawn(move || take_turns(&kernel, &thread_rotations, &thread_stop, &thread_counters))?;
+        Ok(RotationRunner { stop, counters, thread: Some(thread), rotations })
     }
 }
 
@@ -69,35 +69,35 @@ impl RotationRunner {
 #[derive(Debug)]
 pub(crate) struct GangRunners<K> {
     kernel: Arc<Mutex<K>>,
-    running: Vec<(GangSchedule, RotationRunner)>,
+    runners: Vec<(GangSchedule, RotationRunner)>,
     scheduler: Option<KernelGangScheduler>,
 }
 
 impl<K: Kernel + Send + 'static> GangRunners<K> {
     /// Runners for this kernel. `scheduler` is the socket of the gang scheduler, which need not be running.
     pub fn new(kernel: Arc<Mutex<K>>, scheduler: Option<&Path>) -> Self {
-        GangRunners { kernel, running: Vec::new(), scheduler: scheduler.map(KernelGangScheduler::new) }
+        GangRunners { kernel, runners: Vec::new(), scheduler: scheduler.map(KernelGangScheduler::new) }
     }
 
     pub fn schedules(&self) -> Vec<GangSchedule> {
         let schedules = self.scheduler.iter().flat_map(KernelGangScheduler::schedules);
-        self.running.iter().map(|(schedule, _)| schedule).chain(schedules).cloned().collect()
+        self.runners.iter().map(|(schedule, _)| schedule).chain(schedules).cloned().collect()
     }
 
     /// Queries the gang scheduler for the state in force. If it no longer keeps its plan, its threads are restored, its
     /// schedules leave [`GangRunners::schedules`], and a message is returned. If it has started meanwhile, idle turns
-    /// end, and the next plan is sent to it. The caller must not hold the kernel; the same applies to the next two
-    /// functions.
+    /// end, and the next plan is sent to it. The caller must not hold the kernel's lock, which this function and
+    /// [`GangRunners::stop_all`] take.
     pub fn poll(&mut self) -> Option<String> {
         let scheduler = self.scheduler.as_mut()?;
         let was_running = scheduler.is_running();
-        let lost = scheduler.poll();
-        if lost.is_some() {
-            scheduler.reclaim(&*lock(&self.kernel));
+        let lost_message = scheduler.poll();
+        if lost_message.is_some() {
+            scheduler.restore_released(&*lock_kernel(&self.kernel));
         } else if !was_running && scheduler.is_running() {
-            self.running.clear();
+            self.runners.clear();
         }
-        lost
+        lost_message
     }
 
     /// Did the gang scheduler run at the last poll?
@@ -111,18 +111,18 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
         &mut self,
         weights: BTreeMap<ThreadKey, f64>,
         clashes: Vec<(ThreadKey, ThreadKey)>,
-        advised: impl FnOnce(&[NumberedCache]) -> Option<AdvisoryGangs>,
+        build_advisory_gangs: impl FnOnce(&[NumberedCache]) -> Option<AdvisoryGangs>,
     ) {
         if let Some(scheduler) = &mut self.scheduler {
-            let advised = advised(scheduler.caches());
+            let advisory_gangs = build_advisory_gangs(scheduler.caches());
             scheduler.set_advice(weights, clashes);
-            scheduler.advise(advised);
+            scheduler.set_advisory_gangs(advisory_gangs);
         }
     }
 
     /// Does the gang scheduler keep clashing tasks apart, in gangs of a schedule or in advisory ones?
     pub fn can_separate_clashes(&self) -> bool {
-        self.scheduler.as_ref().is_some_and(KernelGangScheduler::honors_penalties)
+        self.scheduler.as_ref().is_some_and(KernelGangScheduler::is_separating_clashes)
     }
 
     /// Threads that the gang scheduler has reported since the last call.
@@ -132,14 +132,14 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
 
     /// Stops all gangs and restores their members.
     pub fn stop_all(&mut self) {
-        self.running.clear();
+        self.runners.clear();
         if let Some(scheduler) = &mut self.scheduler {
-            scheduler.withdraw(&*lock(&self.kernel));
+            scheduler.withdraw(&*lock_kernel(&self.kernel));
         }
     }
 }
 
-fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
+fn lock_kernel<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
     kernel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -153,20 +153,20 @@ impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
             self.commit_gangs()?;
         }
         let runner = RotationRunner::start(self.kernel.clone(), vec![rotation])?;
-        self.running.push((schedule.clone(), runner));
+        self.runners.push((schedule.clone(), runner));
         Ok(())
     }
 
     fn stop(&mut self, schedule: &GangSchedule) {
         if !self.scheduler.as_mut().is_some_and(|scheduler| scheduler.stop(schedule)) {
-            self.running.retain(|(running_schedule, _)| running_schedule != schedule);
+            self.runners.retain(|(running_schedule, _)| running_schedule != schedule);
         }
     }
 
     fn commit_gangs(&mut self) -> std::io::Result<()> {
         let Some(scheduler) = &mut self.scheduler else { return Ok(()) };
         let submit_result = scheduler.submit();
-        scheduler.reclaim(&*lock(&self.kernel));
+        scheduler.restore_released(&*lock_kernel(&self.kernel));
         submit_result
     }
 }
@@ -176,7 +176,7 @@ impl Drop for RotationRunner {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            let _ = thread.join(); // a panic there is reported by the runtime; the journal puts policies back
+            let _ = thread.join(); // the runtime reports a panic of the thread; the journal restores the policies
         }
     }
 }
@@ -187,54 +187,62 @@ struct RotationCursor {
     due: Instant,
 }
 
-fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: &AtomicBool, turns: &TurnCounters) {
+fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: &AtomicBool, counters: &TurnCounters) {
     let now = Instant::now();
-    let mut hands: Vec<RotationCursor> =
+    let mut cursors: Vec<RotationCursor> =
         rotations.iter().map(|_| RotationCursor { gang: usize::MAX, slices_left: 0, due: now }).collect();
     while !stop.load(Ordering::Relaxed) {
         let now = Instant::now();
-        for (rotation, hand) in rotations.iter().zip(&mut hands).filter(|(_, hand)| hand.due <= now) {
-            let late_ns = (now - hand.due).as_nanos() as u64;
-            turns.latest_ns.fetch_max(late_ns, Ordering::Relaxed);
-            if hand.slices_left == 0 {
-                let next_gang = if hand.gang == usize::MAX { 0 } else { (hand.gang + 1) % rotation.gangs.len() };
-                start_turn(kernel, rotation, next_gang, turns);
-                hand.gang = next_gang;
-                hand.slices_left = rotation.gangs[next_gang].1;
+        for (rotation, cursor) in rotations.iter().zip(&mut cursors).filter(|(_, hand)| hand.due <= now) {
+            let late_ns = (now - cursor.due).as_nanos() as u64;
+            counters.max_overrun_ns.fetch_max(late_ns, Ordering::Relaxed);
+            if cursor.slices_left == 0 {
+                let next_gang = if cursor.gang == usize::MAX { 0 } else { (cursor.gang + 1) % rotation.gangs.len() };
+                start_turn(kernel, rotation, next_gang, counters);
+                cursor.gang = next_gang;
+                cursor.slices_left = rotation.gangs[next_gang].1;
             }
-            hand.slices_left -= 1;
+            cursor.slices_left -= 1;
             // The due time is counted from the present, not from the previous due time, so that a pause of the host
             // causes no burst of short turns.
-            hand.due = now + rotation.slice;
+            cursor.due = now + rotation.slice;
         }
-        let next_due = hands.iter().map(|hand| hand.due).min();
+        let next_due = cursors.iter().map(|hand| hand.due).min();
         std::thread::park_timeout(
             next_due.map_or(Duration::from_millis(100), |due| due.saturating_duration_since(now)),
         );
     }
     for rotation in rotations {
         for (member, original) in rotation.gangs.iter().flat_map(|(members, _)| members) {
-            set(kernel, *member, original, false, turns);
+            set_member_policy(kernel, *member, original, false, counters);
         }
     }
 }
 
 /// Raises the gang's members first and lowers the others afterwards, so that a CPU always has a task that may use it
 /// fully.
-fn start_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &ThreadRotation, gang: usize, turns: &TurnCounters) {
-    let (now, _) = &rotation.gangs[gang];
-    now.iter().for_each(|(member, original)| set(kernel, *member, original, false, turns));
+fn start_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &ThreadRotation, gang: usize, counters: &TurnCounters) {
+    let (current_members, _) = &rotation.gangs[gang];
+    current_members.iter().for_each(|(member, original)| set_member_policy(kernel, *member, original, false, counters));
     let other_members = rotation.gangs.iter().flat_map(|(members, _)| members);
-    for (member, original) in other_members.filter(|(member, _)| now.iter().all(|(thread, _)| thread != member)) {
-        set(kernel, *member, original, true, turns);
+    for (member, original) in
+        other_members.filter(|(member, _)| current_members.iter().all(|(thread, _)| thread != member))
+    {
+        set_member_policy(kernel, *member, original, true, counters);
     }
-    turns.turns.fetch_add(1, Ordering::Relaxed);
+    counters.turns.fetch_add(1, Ordering::Relaxed);
 }
 
-fn set<K: Kernel>(kernel: &Mutex<K>, member: ThreadKey, original: &SchedParams, waits: bool, turns: &TurnCounters) {
+fn set_member_policy<K: Kernel>(
+    kernel: &Mutex<K>,
+    member: ThreadKey,
+    original: &SchedParams,
+    is_waiting: bool,
+    counters: &TurnCounters,
+) {
     let kernel = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if set_turn(&*kernel, member, original, waits).is_err() {
-        turns.failures.fetch_add(1, Ordering::Relaxed);
+    if set_turn_policy(&*kernel, member, original, is_waiting).is_err() {
+        counters.failures.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -258,7 +266,7 @@ mod tests {
         let runner = RotationRunner::start(host.clone(), vec![rotation.clone()]).unwrap();
         let mut visited = std::collections::BTreeSet::new();
         let turns = TurnCounters::default();
-        while runner.turns.turns.load(Ordering::Relaxed) < 4 {
+        while runner.counters.turns.load(Ordering::Relaxed) < 4 {
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(runner);

@@ -15,19 +15,19 @@ use crate::act::actuator::Actuator;
 use crate::act::cpusets::{CpusetGroups, cpus_in_state};
 use crate::safety::journal::JournalObject;
 
-/// Period in which a group is confined again at most [`MAX_CHANGES`] times.
+/// Period in which a group is confined again at most [`MAX_CHANGES_PER_PERIOD`] times.
 const PERIOD_NS: u64 = 60_000_000_000;
-const MAX_CHANGES: usize = 2;
+const MAX_CHANGES_PER_PERIOD: usize = 2;
 
-/// A group that its owner or a person has changed.
+/// A confined group whose CPUs its owner or a user has changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupOverride {
     /// Path of the group below the hierarchy's root.
     pub cgroup: String,
     /// The CPUs of the configuration.
-    pub wanted_cpus: CpuSet,
+    pub configured_cpus: CpuSet,
     /// The CPUs that it has at present.
-    pub current: CpuSet,
+    pub current_cpus: CpuSet,
     /// The program that manages such groups.
     pub owner: Option<&'static str>,
 }
@@ -35,26 +35,26 @@ pub struct GroupOverride {
 /// The overridden groups, and the times at which others were confined again.
 #[derive(Debug, Default)]
 pub struct GroupOverrides {
-    overridden: BTreeMap<String, GroupOverride>,
-    changes_ns: BTreeMap<String, VecDeque<u64>>,
+    overrides: BTreeMap<String, GroupOverride>,
+    change_times_ns: BTreeMap<String, VecDeque<u64>>,
 }
 
 impl GroupOverrides {
     /// Removes the groups that others have changed from those that are confined. Plans stay inside them all the same
     /// ([`crate::act::boundaries`]).
     pub fn observe(&mut self, groups: &mut CpusetGroups, actuator: &Actuator, now_ns: u64) {
-        for group in std::mem::take(&mut groups.confined) {
-            if self.is_overridden(&group, groups, actuator, now_ns) {
+        for group in std::mem::take(&mut groups.confined_groups) {
+            if self.update_override(&group, groups, actuator, now_ns) {
                 groups.remove(&group.cgroup);
             } else {
-                groups.confined.push(group);
+                groups.confined_groups.push(group);
             }
         }
     }
 
     /// The groups that others have changed.
     pub fn changed_groups(&self) -> impl Iterator<Item = &GroupOverride> {
-        self.overridden.values()
+        self.overrides.values()
     }
 
     /// Forgets all overrides after the operator has reloaded the configuration, which is in force again.
@@ -62,34 +62,40 @@ impl GroupOverrides {
         *self = Self::default();
     }
 
-    fn is_overridden(&mut self, group: &CpusetGroup, groups: &CpusetGroups, actuator: &Actuator, now_ns: u64) -> bool {
+    fn update_override(
+        &mut self,
+        group: &CpusetGroup,
+        groups: &CpusetGroups,
+        actuator: &Actuator,
+        now_ns: u64,
+    ) -> bool {
         let name = &group.cgroup;
         let (Some(cpus), Some(file)) = (groups.cpus.get(name), groups.files.get(name)) else { return false };
         if cpus.current == group.cpus {
-            self.overridden.remove(name);
+            self.overrides.remove(name);
             return false;
         }
-        if let Some(group_override) = self.overridden.get_mut(name) {
-            group_override.current.clone_from(&cpus.current);
+        if let Some(group_override) = self.overrides.get_mut(name) {
+            group_override.current_cpus.clone_from(&cpus.current);
             return true;
         }
-        let last = actuator.last_state(&JournalObject::File { path: file.clone() }).and_then(cpus_in_state);
-        let Some(last) = last.filter(|last| *last != cpus.current) else { return false };
+        let last_cpus = actuator.last_state(&JournalObject::File { path: file.clone() }).and_then(cpus_in_state);
+        let Some(last) = last_cpus.filter(|last| *last != cpus.current) else { return false };
         if cpus.current == cpus.original && last == group.cpus {
-            let changes = self.changes_ns.entry(name.clone()).or_default();
-            changes.retain(|change_ns| now_ns.saturating_sub(*change_ns) < PERIOD_NS);
-            if changes.len() < MAX_CHANGES {
-                changes.push_back(now_ns);
+            let change_times_ns = self.change_times_ns.entry(name.clone()).or_default();
+            change_times_ns.retain(|change_ns| now_ns.saturating_sub(*change_ns) < PERIOD_NS);
+            if change_times_ns.len() < MAX_CHANGES_PER_PERIOD {
+                change_times_ns.push_back(now_ns);
                 return false;
             }
         }
         let entry = GroupOverride {
             cgroup: name.clone(),
-            wanted_cpus: group.cpus.clone(),
-            current: cpus.current.clone(),
+            configured_cpus: group.cpus.clone(),
+            current_cpus: cpus.current.clone(),
             owner: cgroup_owner(name),
         };
-        self.overridden.insert(name.clone(), entry);
+        self.overrides.insert(name.clone(), entry);
         true
     }
 }
@@ -130,7 +136,7 @@ mod tests {
 
     fn groups(current: &str) -> CpusetGroups {
         let mut groups = CpusetGroups::default();
-        groups.confined.push(CpusetGroup { cgroup: NAME.into(), cpus: cpus("0") });
+        groups.confined_groups.push(CpusetGroup { cgroup: NAME.into(), cpus: cpus("0") });
         groups.cpus.insert(NAME.into(), TrackedObject { current: cpus(current), original: cpus("0-3") });
         groups.files.insert(NAME.into(), FILE.into());
         groups
@@ -153,14 +159,14 @@ mod tests {
         let confined = |overrides: &mut GroupOverrides, current: &str, now_ns| {
             let mut groups = groups(current);
             overrides.observe(&mut groups, &actuator, now_ns);
-            (groups.confined.len(), groups.cpus.len())
+            (groups.confined_groups.len(), groups.cpus.len())
         };
         assert_eq!(confined(&mut overrides, "0", 0), (1, 1));
         assert_eq!(confined(&mut overrides, "1", 1), (0, 0), "neither confined nor restored");
         let entry = overrides.changed_groups().next().unwrap().clone();
-        assert_eq!((entry.owner, entry.current), (Some("systemd"), cpus("1")));
+        assert_eq!((entry.owner, entry.current_cpus), (Some("systemd"), cpus("1")));
         assert_eq!(confined(&mut overrides, "2", 2), (0, 0));
-        assert_eq!(overrides.changed_groups().next().unwrap().current, cpus("2"));
+        assert_eq!(overrides.changed_groups().next().unwrap().current_cpus, cpus("2"));
         assert_eq!(confined(&mut overrides, "0", 3), (1, 1), "as wanted again");
         assert_eq!(confined(&mut overrides, "1", 4), (0, 0));
         overrides.clear();
@@ -175,7 +181,7 @@ mod tests {
         let mut confined = |now_s: u64| {
             let mut groups = groups("0-3");
             overrides.observe(&mut groups, &actuator, now_s * 1_000_000_000);
-            groups.confined.len()
+            groups.confined_groups.len()
         };
         assert_eq!([confined(1), confined(2), confined(3), confined(30)], [1, 1, 0, 0]);
         assert_eq!(cgroup_owner("/fleet/redis"), None);

@@ -22,10 +22,10 @@ use crate::nri::ContainerUpdates;
 use crate::sense::service_directory::ServiceDirectory;
 
 /// Timeout of an owner's answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const MAX_ANSWER_WAIT: Duration = Duration::from_secs(2);
 /// Maximum time from the owner's answer until the group has its new CPUs.
-const EFFECT_PATIENCE: Duration = Duration::from_millis(500);
-const POLL: Duration = Duration::from_millis(2);
+const MAX_EFFECT_WAIT: Duration = Duration::from_millis(500);
+const POLL_PERIOD: Duration = Duration::from_millis(2);
 /// Maximum number of bytes of an error message that are shown.
 const MAX_MESSAGE_BYTES: u64 = 400;
 /// The owners of groups that accept requests. On a host that runs systemd, systemd is always one of them.
@@ -41,22 +41,22 @@ impl GroupOwners {
     }
 
     /// The container of this group, if its runtime accepts requests.
-    fn container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
+    fn find_container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
         let (directory, updates) = self.runtime.as_ref().filter(|(_, updates)| updates.is_connected())?;
         let container_id = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
         let known_id = container_id.filter(|id| directory.find_by_id(id).is_some());
-        let id = known_id.or_else(|| directory.id_of_cgroup(group))?;
+        let id = known_id.or_else(|| directory.find_id_by_cgroup(group))?;
         Some((id, updates))
     }
 }
 
 impl GroupOwner for GroupOwners {
     fn set_cpus(&self, host: &LinuxHost, file: &Path, cpus: &str) -> io::Result<bool> {
-        let Some(hierarchy) = cpusets::find(host) else { return Ok(false) };
+        let Some(hierarchy) = cpusets::find_hierarchy(host) else { return Ok(false) };
         let (Cpusets::V1(mount) | Cpusets::V2(mount)) = &hierarchy;
         let Some(group) = file.parent().and_then(|dir| dir.strip_prefix(mount).ok()) else { return Ok(false) };
         let group = format!("/{}", group.display());
-        if let Some((id, updates)) = self.container(&group) {
+        if let Some((id, updates)) = self.find_container(&group) {
             // A runtime cannot be asked to use the CPUs of the parent.
             let cpus = match cpus.is_empty() {
                 true => parent_cpus(host, file)?,
@@ -68,7 +68,7 @@ impl GroupOwner for GroupOwners {
         }
         let unit = systemd_unit(&group).filter(|_| matches!(hierarchy, Cpusets::V2(_)));
         let Some(unit) = unit.filter(|_| is_run_by_systemd(host)) else { return Ok(false) };
-        set_property(&host.path_below(Path::new(SYSTEMCTL)), unit, cpus)?;
+        set_unit_cpus(&host.path_below(Path::new(SYSTEMCTL)), unit, cpus)?;
         if !cpus.is_empty() {
             await_cpus(host, file, cpus)?;
         }
@@ -77,20 +77,20 @@ impl GroupOwner for GroupOwners {
 }
 
 /// Sets the unit's CPUs until the next boot. An empty list removes the property.
-fn set_property(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
+fn set_unit_cpus(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
     let mut command = Command::new(systemctl);
     command.args(["--no-ask-password", "set-property", "--runtime", "--", unit]);
     command.arg(format!("AllowedCPUs={cpus}")).env_clear().env("LC_ALL", "C");
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + MAX_ANSWER_WAIT;
     let status = loop {
         match child.try_wait()? {
             Some(status) => break status,
-            None if Instant::now() < deadline => std::thread::sleep(POLL),
+            None if Instant::now() < deadline => std::thread::sleep(POLL_PERIOD),
             None => {
                 child.kill()?;
                 child.wait()?;
-                let message = format!("no answer from systemd within {} s", PATIENCE.as_secs());
+                let message = format!("no answer from systemd within {} s", MAX_ANSWER_WAIT.as_secs());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, message));
             }
         }
@@ -107,17 +107,17 @@ fn set_property(systemctl: &Path, unit: &str, cpus: &str) -> io::Result<()> {
 
 /// Waits until the owner has made the change that it agreed to.
 fn await_cpus(host: &LinuxHost, file: &Path, cpus_text: &str) -> io::Result<()> {
-    let deadline = Instant::now() + EFFECT_PATIENCE;
-    let wanted_cpus: Option<CpuSet> = cpus_text.parse().ok();
+    let deadline = Instant::now() + MAX_EFFECT_WAIT;
+    let requested_cpus: Option<CpuSet> = cpus_text.parse().ok();
     loop {
-        let current_cpus = host.read(file);
-        if current_cpus.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == wanted_cpus)
+        let read_result = host.read(file);
+        if read_result.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == requested_cpus)
             || Instant::now() >= deadline
         {
             // The caller reads the result back.
-            return current_cpus.map(drop);
+            return read_result.map(drop);
         }
-        std::thread::sleep(POLL);
+        std::thread::sleep(POLL_PERIOD);
     }
 }
 
@@ -182,7 +182,7 @@ mod tests {
             groups: &[CpusetGroup { cgroup: UNIT.into(), cpus: [1].into_iter().collect() }],
         };
         let (applied, _) = fixture.apply(&Plan::idle(WindowLength::Time { ns: 1 }));
-        let refused = applied.refused.iter().map(|refused| refused.message.clone()).collect();
+        let refused = applied.refused_items.iter().map(|refused| refused.message.clone()).collect();
         (actuator, refused)
     }
 

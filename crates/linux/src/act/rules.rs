@@ -66,12 +66,17 @@ pub struct RuleSubject<'a> {
 impl ManageRule {
     /// Whether the process meets all conditions.
     pub(crate) fn matches(&self, subject: &RuleSubject<'_>) -> bool {
-        let command = self.command.as_ref().is_none_or(|pattern| matches_glob(pattern, subject.command));
+        let matches_command = self.command.as_ref().is_none_or(|pattern| matches_glob(pattern, subject.command));
         let is_below = |above: &String| subject.cgroups.iter().any(|path| CgroupPattern(above).contains(path));
-        let cgroup = self.cgroup.as_ref().is_none_or(is_below);
-        let pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
-        let user = self.user.is_none_or(|user| subject.user == Some(user));
-        command && cgroup && pid && user && self.matches_service(subject) && self.accepts_helper(subject)
+        let matches_cgroup = self.cgroup.as_ref().is_none_or(is_below);
+        let matches_pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
+        let matches_user = self.user.is_none_or(|user| subject.user == Some(user));
+        matches_command
+            && matches_cgroup
+            && matches_pid
+            && matches_user
+            && self.matches_service(subject)
+            && self.accepts_helper(subject)
     }
 
     fn matches_service(&self, subject: &RuleSubject<'_>) -> bool {
@@ -80,17 +85,20 @@ impl ManageRule {
             Some(service) => matches_service_name(pattern, service),
             None => matches_service_name(pattern, &ServiceIdentity::command(subject.command)),
         };
-        let of_container = |pattern: &str, value: fn(&ContainerRecord) -> &str| {
+        let matches_container_field = |pattern: &str, value: fn(&ContainerRecord) -> &str| {
             subject.container.is_some_and(|container| matches_glob(pattern, value(container)))
         };
-        let labelled = |(name, pattern): (&String, &String)| {
+        let has_label = |(name, pattern): (&String, &String)| {
             let value = subject.container.and_then(|container| container.labels.get(name));
             value.is_some_and(|value| matches_glob(pattern, value))
         };
         self.kind.is_none_or(|wanted_kind| wanted_kind == kind)
             && self.service.as_ref().is_none_or(is_named)
-            && self.namespace.as_ref().is_none_or(|namespace| of_container(namespace, |record| &record.namespace))
-            && self.labels.iter().all(labelled)
+            && self
+                .namespace
+                .as_ref()
+                .is_none_or(|namespace| matches_container_field(namespace, |record| &record.namespace))
+            && self.labels.iter().all(has_label)
     }
 
     /// Whether the rule may match the program. A rule applies to the programs of a service, so it matches a helper of
@@ -106,13 +114,13 @@ pub fn matches_service_name(pattern: &str, service: &ServiceIdentity) -> bool {
     if !pattern.contains(['*', '?']) {
         return service.is_named(pattern);
     }
-    let full = service.to_string();
-    let matches = |text: &str| {
+    let kind_and_name = service.to_string();
+    let matches_parts = |text: &str| {
         let mut names = text.split('/');
         pattern.split('/').all(|part| names.next().is_some_and(|name| matches_glob(part, name)))
             && names.next().is_none()
     };
-    matches(&full) || matches(&service.name)
+    matches_parts(&kind_and_name) || matches_parts(&service.name)
 }
 
 /// The action of the first rule that matches; [`ManageAction::Ignore`] if none does.
@@ -138,22 +146,22 @@ impl CgroupPattern<'_> {
 /// only to the last star.
 fn matches_glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
-    let (mut pattern_index, mut text_index, mut star) = (0, 0, None);
+    let (mut pattern_index, mut text_index, mut last_star) = (0, 0, None);
     while text_index < text.len() {
         match pattern.get(pattern_index) {
             Some('*') => {
-                star = Some((pattern_index, text_index));
+                last_star = Some((pattern_index, text_index));
                 pattern_index += 1;
             }
             Some(&c) if c == '?' || c == text[text_index] => {
                 pattern_index += 1;
                 text_index += 1;
             }
-            _ => match star {
-                Some((star_at, star_from)) => {
-                    pattern_index = star_at + 1;
-                    text_index = star_from + 1;
-                    star = Some((star_at, star_from + 1));
+            _ => match last_star {
+                Some((star_pattern_index, star_text_index)) => {
+                    pattern_index = star_pattern_index + 1;
+                    text_index = star_text_index + 1;
+                    last_star = Some((star_pattern_index, star_text_index + 1));
                 }
                 None => return false,
             },

@@ -21,7 +21,7 @@ pub struct ThreadRotation {
 ///
 /// # Errors
 /// The thread has exited or its id was reused (`ESRCH`); or the kernel's error.
-pub(crate) fn set_seat(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) -> io::Result<()> {
+pub(crate) fn set_affinity_checked(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) -> io::Result<()> {
     if kernel.stat(thread.tid)?.key != thread {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
@@ -33,14 +33,19 @@ pub(crate) fn set_seat(kernel: &dyn Kernel, thread: ThreadKey, cpus: &CpuSet) ->
 /// # Errors
 /// The thread has exited or its id was reused (`ESRCH`); it cannot wait, or has chosen another class meanwhile, and is
 /// left unchanged; or the kernel's error.
-pub(crate) fn set_turn(kernel: &dyn Kernel, thread: ThreadKey, original: &SchedParams, waits: bool) -> io::Result<()> {
+pub(crate) fn set_turn_policy(
+    kernel: &dyn Kernel,
+    thread: ThreadKey,
+    original: &SchedParams,
+    is_waiting: bool,
+) -> io::Result<()> {
     if kernel.stat(thread.tid)?.key != thread {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
-    let current = kernel.scheduling(thread.tid)?;
-    let target_params = if waits { original.to_waiting() } else { *original };
-    if !original.can_wait() || (current != *original && current != original.to_waiting()) {
-        return Err(io::Error::other(format!("thread {}: {current}: left alone", thread.tid)));
+    let current_params = kernel.scheduling(thread.tid)?;
+    let target_params = if is_waiting { original.to_waiting() } else { *original };
+    if !original.can_wait() || (current_params != *original && current_params != original.to_waiting()) {
+        return Err(io::Error::other(format!("thread {}: {current_params}: left alone", thread.tid)));
     }
-    if current == target_params { Ok(()) } else { kernel.set_scheduling(thread.tid, &target_params) }
+    if current_params == target_params { Ok(()) } else { kernel.set_scheduling(thread.tid, &target_params) }
 }

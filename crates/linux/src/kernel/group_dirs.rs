@@ -9,7 +9,7 @@ use super::{Kernel, is_gone, none_if_missing};
 pub const CPUSET_FILE: &str = "cpuset.cpus";
 
 /// The file that takes thread ids: `tasks` (cgroup v1, resctrl), `cgroup.threads` or `cgroup.procs` (v2).
-pub(crate) fn member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathBuf> {
+pub(crate) fn find_member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathBuf> {
     let tasks = group.join("tasks");
     if none_if_missing(kernel.read(&tasks))?.is_some() {
         return Ok(tasks);
@@ -26,7 +26,7 @@ pub(crate) fn member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathB
 
 /// Members of a group; none if it was removed meanwhile.
 pub(crate) fn read_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
-    let text = match kernel.read(&member_file(kernel, group)?) {
+    let text = match kernel.read(&find_member_file(kernel, group)?) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
     };
@@ -37,13 +37,13 @@ pub(crate) fn read_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<
 ///
 /// # Errors
 /// An existing group cannot be read.
-pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
-    let (mut pending, mut member_pids) = (vec![group.to_path_buf()], Vec::new());
-    while let Some(group) = pending.pop() {
-        member_pids.extend(read_members(kernel, &group)?);
-        pending.extend(child_groups(kernel, &group)?);
+pub(crate) fn list_all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
+    let (mut pending_groups, mut member_ids) = (vec![group.to_path_buf()], Vec::new());
+    while let Some(group) = pending_groups.pop() {
+        member_ids.extend(read_members(kernel, &group)?);
+        pending_groups.extend(child_groups(kernel, &group)?);
     }
-    Ok(member_pids)
+    Ok(member_ids)
 }
 
 /// Child groups of a group; none if it was removed meanwhile.
@@ -61,8 +61,8 @@ pub(crate) fn child_groups(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<
     Ok(groups)
 }
 
-/// Empties a group of ours into its parent and removes it. Children of managed programs may have been born into it.
-/// Returns whether it existed.
+/// Moves the members of a group of ours to its parent and removes the group, which may contain children of managed
+/// programs. Returns whether it existed.
 pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<bool> {
     if let Err(error) = kernel.list(path) {
         return if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) };
@@ -75,7 +75,7 @@ pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<bool>
             break;
         }
         for tid in remaining_members {
-            match kernel.write(&member_file(kernel, parent)?, &tid.to_string()) {
+            match kernel.write(&find_member_file(kernel, parent)?, &tid.to_string()) {
                 Err(error) if !is_gone(&error) => return Err(error),
                 _ => {}
             }

@@ -2,9 +2,9 @@
 //!
 //! Problem: process events do not report moves, and reading the groups of every process in every window would cost more
 //! than all other reads. Method: a move is a write to a file of the destination group, and inotify reports writes to
-//! the files of a directory. All groups are watched, and new ones as soon as they are made. Properties: a notification
-//! arrives after the move, so groups read after it are up to date. Writes through another mount of the hierarchy, as in
-//! a control-group namespace, are not reported.
+//! the files of a directory. All groups are watched, and new ones as soon as they are created. Properties: a
+//! notification arrives after the move, so groups read after it are up to date. Writes through another mount of the
+//! hierarchy, as in a control-group namespace, are not reported.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ const MAX_GROUPS: usize = 20_000;
 /// Watches on all control groups.
 #[derive(Debug)]
 pub struct GroupMoves {
-    watches: OwnedFd,
+    inotify_fd: OwnedFd,
     mounts: Vec<PathBuf>,
     groups: BTreeMap<i32, PathBuf>,
 }
@@ -38,12 +38,12 @@ impl GroupMoves {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let watches = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let mut moves = GroupMoves { watches, mounts, groups: BTreeMap::new() };
-        moves.watch_all()?;
+        let mut moves = GroupMoves { inotify_fd: watches, mounts, groups: BTreeMap::new() };
+        moves.watch_all_groups()?;
         Ok(moves)
     }
 
-    fn watch_all(&mut self) -> io::Result<()> {
+    fn watch_all_groups(&mut self) -> io::Result<()> {
         self.groups.clear();
         for mount in self.mounts.clone() {
             self.watch_group(mount)?;
@@ -54,9 +54,9 @@ impl GroupMoves {
     /// Watches a group and its descendants. The watch is set before the listing, so that no group is missed.
     fn watch_group(&mut self, group: PathBuf) -> io::Result<()> {
         let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
-        let mut pending = vec![group];
-        while let Some(group) = pending.pop() {
-            match inotify::add_watch(&self.watches, &group, flags) {
+        let mut pending_groups = vec![group];
+        while let Some(group) = pending_groups.pop() {
+            match inotify::add_watch(&self.inotify_fd, &group, flags) {
                 Ok(watch) => _ = self.groups.insert(watch, group.clone()),
                 Err(Errno::NOENT) => continue, // removed meanwhile
                 Err(error) => return Err(error.into()),
@@ -65,7 +65,7 @@ impl GroupMoves {
                 return Err(io::Error::other(format!("there are more than {MAX_GROUPS} control groups")));
             }
             match cachemate_files::list_subdirs(&group) {
-                Ok(children) => pending.extend(children),
+                Ok(children) => pending_groups.extend(children),
                 Err(error) if super::is_gone(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -77,10 +77,10 @@ impl GroupMoves {
     ///
     /// # Errors
     /// A group cannot be watched. Moves are then no longer reported.
-    pub fn take(&mut self) -> io::Result<bool> {
+    pub fn poll_moves(&mut self) -> io::Result<bool> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let (mut has_moved, mut new_groups, mut is_overrun) = (false, Vec::new(), false);
-        let mut reader = inotify::Reader::new(&self.watches, &mut buffer);
+        let mut reader = inotify::Reader::new(&self.inotify_fd, &mut buffer);
         loop {
             let event = match reader.next() {
                 Ok(event) => event,
@@ -102,7 +102,7 @@ impl GroupMoves {
             }
         }
         if is_overrun {
-            self.watch_all()?;
+            self.watch_all_groups()?;
             return Ok(true);
         }
         for group in new_groups {
@@ -114,11 +114,11 @@ impl GroupMoves {
 
 /// The mount points of control groups in a text like `/proc/mounts`.
 pub(crate) fn group_mounts(mounts: &str) -> Vec<PathBuf> {
-    let mount = |line: &str| {
+    let parse_mount_point = |line: &str| {
         let fields: Vec<&str> = line.split_ascii_whitespace().take(3).collect();
         matches!(fields[..], [_, _, "cgroup" | "cgroup2"]).then(|| PathBuf::from(fields[1]))
     };
-    mounts.lines().filter_map(mount).collect()
+    mounts.lines().filter_map(parse_mount_point).collect()
 }
 
 #[cfg(test)]
@@ -134,23 +134,23 @@ mod tests {
         std::fs::create_dir(dir.path().join("a")).unwrap();
         ["a/cgroup.procs", "a/cpuset.cpus"].into_iter().for_each(write);
         let mut moves = GroupMoves::watch(vec![dir.path().to_path_buf()]).unwrap();
-        assert!(!moves.take().unwrap());
+        assert!(!moves.poll_moves().unwrap());
         write("a/cpuset.cpus");
-        assert!(!moves.take().unwrap());
+        assert!(!moves.poll_moves().unwrap());
         write("a/cgroup.procs");
-        assert_eq!([moves.take().unwrap(), moves.take().unwrap()], [true, false]);
+        assert_eq!([moves.poll_moves().unwrap(), moves.poll_moves().unwrap()], [true, false]);
         std::fs::create_dir_all(dir.path().join("b/c")).unwrap();
-        assert!(moves.take().unwrap(), "a new group may have members by now");
+        assert!(moves.poll_moves().unwrap(), "a new group may have members by now");
         write("b/c/tasks");
-        assert!(moves.take().unwrap());
+        assert!(moves.poll_moves().unwrap());
         std::fs::rename(dir.path().join("b"), dir.path().join("d")).unwrap();
-        assert!(moves.take().unwrap(), "its members have another path");
+        assert!(moves.poll_moves().unwrap(), "its members have another path");
         std::fs::create_dir(dir.path().join("d/c/e")).unwrap();
-        assert!(moves.take().unwrap());
+        assert!(moves.poll_moves().unwrap());
         write("d/c/e/cgroup.threads");
-        assert!(moves.take().unwrap());
+        assert!(moves.poll_moves().unwrap());
         std::fs::remove_dir_all(dir.path().join("d")).unwrap();
-        moves.take().unwrap();
+        moves.poll_moves().unwrap();
         assert_eq!(moves.groups.len(), 2);
     }
 
@@ -164,9 +164,9 @@ mod tests {
         };
         let mut moves = GroupMoves::watch(mounts).unwrap();
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        moves.take().unwrap();
+        moves.poll_moves().unwrap();
         let outcome = std::fs::write(group.join("cgroup.procs"), child.id().to_string());
-        let has_moved = moves.take().unwrap();
+        let has_moved = moves.poll_moves().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         while std::fs::remove_dir(&group).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {

@@ -1,4 +1,4 @@
-//! The kernel's own messages about processes that begin, change and end: the process connector (`CN_PROC` over netlink).
+//! The kernel's messages about processes that start, change and exit: the process connector (`CN_PROC` over netlink).
 //!
 //! Problem: a listing of `/proc` finds every process that lives at that time, at a cost for each of them, and misses
 //! those that live between two listings. Method: the connector sends one message for each fork, exec, exit and change of
@@ -19,33 +19,33 @@ const PROCESS_CONNECTOR: u32 = 1;
 const LISTEN: u32 = 1;
 const IGNORE: u32 = 2;
 /// Lengths of the two headers before an event, and of the event's own header.
-const NETLINK_HEADER: usize = 16;
-const CONNECTOR_HEADER: usize = 20;
-const EVENT_HEADER: usize = 16;
+const NETLINK_HEADER_BYTES: usize = 16;
+const CONNECTOR_HEADER_BYTES: usize = 20;
+const EVENT_HEADER_BYTES: usize = 16;
 /// An event with its headers has 76 bytes.
 const MAX_MESSAGE_BYTES: usize = 256;
-/// A message takes less than a kilobyte of the buffer, so ten thousand threads may begin at once.
+/// A message takes less than a kilobyte of the buffer, so ten thousand threads may start at the same time.
 const BUFFER_BYTES: usize = 16 << 20;
 
 /// A change of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProcessEvent {
     /// A process has begun.
-    Birth {
+    ProcessStart {
         /// The process that started it.
         parent: i32,
         /// The new process.
         pid: i32,
     },
     /// A thread has begun.
-    ThreadBirth {
+    ThreadStart {
         /// The thread's process.
         pid: i32,
         /// The thread.
         tid: i32,
     },
     /// The program, or the name of a thread, has changed.
-    Change {
+    ProgramChange {
         /// The process.
         pid: i32,
     },
@@ -88,7 +88,7 @@ impl ProcessEvents {
     }
 
     fn request(&self, operation: u32) -> io::Result<()> {
-        let length = (NETLINK_HEADER + CONNECTOR_HEADER + 4) as u32;
+        let length = (NETLINK_HEADER_BYTES + CONNECTOR_HEADER_BYTES + 4) as u32;
         // Netlink: length, type "done" without flags, sequence, port. Connector: address, sequence, acknowledgment,
         // length of the rest without flags.
         let words = [length, 3, 0, 0, PROCESS_CONNECTOR, PROCESS_CONNECTOR, 0, 0, 4, operation];
@@ -106,48 +106,48 @@ impl ProcessEvents {
         }
     }
 
-    /// Passes the waiting events on, in order.
+    /// Passes the waiting events to `handle_event`, in order.
     ///
     /// # Errors
-    /// Events were lost; those after them follow with the next call.
-    pub fn take(&mut self, mut take_event: impl FnMut(ProcessEvent)) -> io::Result<()> {
+    /// Events were lost; the next call delivers the events after them.
+    pub fn deliver_events(&mut self, mut handle_event: impl FnMut(ProcessEvent)) -> io::Result<()> {
         let mut buffer = [0; MAX_MESSAGE_BYTES];
         while let Some(message) = self.next_message(&mut buffer)? {
-            parse_message(message).into_iter().for_each(&mut take_event);
+            parse_message(message).into_iter().for_each(&mut handle_event);
         }
         Ok(())
     }
 }
 
 impl Drop for ProcessEvents {
-    /// Before Linux 6.6, the kernel does not notice the end of a subscriber and would send messages for ever.
+    /// Ends the subscription, because before Linux 6.6 the kernel does not notice that a subscriber has exited.
     fn drop(&mut self) {
         let _ = self.request(IGNORE);
     }
 }
 
 fn read_word(message: &[u8], index: usize) -> Option<u32> {
-    let offset = NETLINK_HEADER + CONNECTOR_HEADER + 4 * index;
+    let offset = NETLINK_HEADER_BYTES + CONNECTOR_HEADER_BYTES + 4 * index;
     Some(u32::from_ne_bytes(message.get(offset..offset + 4)?.try_into().ok()?))
 }
 
 fn is_acknowledgment(message: &[u8]) -> bool {
-    read_word(message, 0) == Some(0) && read_word(message, EVENT_HEADER / 4) == Some(0)
+    read_word(message, 0) == Some(0) && read_word(message, EVENT_HEADER_BYTES / 4) == Some(0)
 }
 
-/// The event in a message; `None` if it is no event, or one that is not used here.
+/// The event in a message; `None` if the message contains no event, or one that is not used here.
 pub fn parse_message(message: &[u8]) -> Option<ProcessEvent> {
-    let id = |index| Some(read_word(message, EVENT_HEADER / 4 + index)? as i32).filter(|id| *id > 0);
+    let read_id = |index| Some(read_word(message, EVENT_HEADER_BYTES / 4 + index)? as i32).filter(|id| *id > 0);
     match read_word(message, 0)? {
         // Parent's thread and process, child's thread and process.
-        1 => match (id(2)?, id(3)?) {
-            (tid, pid) if tid == pid => Some(ProcessEvent::Birth { parent: id(1)?, pid }),
-            (tid, pid) => Some(ProcessEvent::ThreadBirth { pid, tid }),
+        1 => match (read_id(2)?, read_id(3)?) {
+            (tid, pid) if tid == pid => Some(ProcessEvent::ProcessStart { parent: read_id(1)?, pid }),
+            (tid, pid) => Some(ProcessEvent::ThreadStart { pid, tid }),
         },
         // Thread and process: exec, name, user.
-        2 | 0x200 => Some(ProcessEvent::Change { pid: id(1)? }),
-        4 => Some(ProcessEvent::UserChange { pid: id(1)? }),
-        0x8000_0000 => Some(ProcessEvent::Exit { tid: id(0)?, pid: id(1)? }),
+        2 | 0x200 => Some(ProcessEvent::ProgramChange { pid: read_id(1)? }),
+        4 => Some(ProcessEvent::UserChange { pid: read_id(1)? }),
+        0x8000_0000 => Some(ProcessEvent::Exit { tid: read_id(0)?, pid: read_id(1)? }),
         _ => None,
     }
 }
@@ -171,12 +171,12 @@ mod tests {
         child.wait().unwrap();
         let tid = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get()).join().unwrap();
         let mut seen = Vec::new();
-        events.take(|event| seen.push(event)).unwrap();
+        events.deliver_events(|event| seen.push(event)).unwrap();
         for expected in [
-            ProcessEvent::Birth { parent: own_pid, pid },
-            ProcessEvent::Change { pid },
+            ProcessEvent::ProcessStart { parent: own_pid, pid },
+            ProcessEvent::ProgramChange { pid },
             ProcessEvent::Exit { pid, tid: pid },
-            ProcessEvent::ThreadBirth { pid: own_pid, tid },
+            ProcessEvent::ThreadStart { pid: own_pid, tid },
         ] {
             assert!(seen.contains(&expected), "{expected:?} in {seen:?}");
         }
@@ -185,15 +185,15 @@ mod tests {
     /// Is a message cut at any place no event, and is one of another kind none?
     #[test]
     fn a_message_that_is_cut_is_no_event() {
-        let mut message = vec![0u8; NETLINK_HEADER + CONNECTOR_HEADER];
+        let mut message = vec![0u8; NETLINK_HEADER_BYTES + CONNECTOR_HEADER_BYTES];
         for word in [1u32, 0, 0, 0, 7, 7, 9, 9] {
             message.extend(word.to_ne_bytes());
         }
-        assert_eq!(parse_message(&message), Some(ProcessEvent::Birth { parent: 7, pid: 9 }));
+        assert_eq!(parse_message(&message), Some(ProcessEvent::ProcessStart { parent: 7, pid: 9 }));
         let events: BTreeSet<bool> =
             (0..message.len()).map(|length| parse_message(&message[..length]).is_some()).collect();
         assert_eq!(events, BTreeSet::from([false]));
-        message[NETLINK_HEADER + CONNECTOR_HEADER] = 0x40;
+        message[NETLINK_HEADER_BYTES + CONNECTOR_HEADER_BYTES] = 0x40;
         assert_eq!(parse_message(&message), None);
     }
 }

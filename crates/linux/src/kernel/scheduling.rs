@@ -10,15 +10,15 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-/// `SCHED_*` of sched(7).
+/// `SCHED_OTHER` of sched(7), the default class.
 pub const NORMAL: u32 = 0;
-/// Real time: a thread runs until it waits.
+/// `SCHED_FIFO`, a real-time class: a thread runs until it blocks.
 pub const FIFO: u32 = 1;
-/// Real time: threads of equal priority take turns in slices.
+/// `SCHED_RR`, a real-time class: threads of equal priority take turns in slices.
 pub const RR: u32 = 2;
 /// The same as [`NORMAL`], for non-interactive work.
 pub const BATCH: u32 = 3;
-/// Lower weight than with any nice value.
+/// `SCHED_IDLE`: a weight lower than that of any nice value.
 pub const IDLE: u32 = 5;
 /// A guaranteed run time in each period, with precedence over all other classes.
 pub const DEADLINE: u32 = 6;
@@ -26,7 +26,7 @@ pub const DEADLINE: u32 = 6;
 pub const EXT: u32 = 7;
 /// `SCHED_FLAG_RESET_ON_FORK`; the other flags stored here, reclaim and overrun, belong to the deadline class.
 pub const RESET_ON_FORK: u64 = 1;
-const FLAGS: u64 = 7;
+const STORED_FLAGS: u64 = 7;
 
 /// A class with its parameters; those that the class does not have are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -98,16 +98,16 @@ struct SchedAttr {
 }
 
 /// Reads a thread's parameters by sched_getattr(2).
-pub(crate) fn read(tid: i32) -> io::Result<SchedParams> {
+pub(crate) fn read_params(tid: i32) -> io::Result<SchedParams> {
     let mut attributes = SchedAttr::default();
     // SAFETY: the kernel writes at most the stated size into a structure of that size.
-    let answer = unsafe {
+    let status = unsafe {
         libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attributes, size_of::<SchedAttr>() as u32, 0u32)
     };
-    if answer < 0 {
+    if status < 0 {
         return Err(io::Error::last_os_error());
     }
-    let (flags, priority) = (attributes.flags & FLAGS, attributes.priority);
+    let (flags, priority) = (attributes.flags & STORED_FLAGS, attributes.priority);
     let params = SchedParams { flags, priority, ..SchedParams::from_policy(attributes.policy) };
     // In other classes the run time is the slice, which is kept when the class changes.
     if attributes.policy != DEADLINE {
@@ -119,8 +119,8 @@ pub(crate) fn read(tid: i32) -> io::Result<SchedParams> {
 
 /// Writes by sched_setscheduler(2), which leaves the nice value unchanged; parameters that it lacks are written by
 /// sched_setattr(2).
-pub(crate) fn write(tid: i32, params: &SchedParams) -> io::Result<()> {
-    let answer = if params.policy == DEADLINE {
+pub(crate) fn write_params(tid: i32, params: &SchedParams) -> io::Result<()> {
+    let status = if params.policy == DEADLINE {
         let attributes = SchedAttr {
             size: size_of::<SchedAttr>() as u32,
             policy: params.policy,
@@ -133,12 +133,12 @@ pub(crate) fn write(tid: i32, params: &SchedParams) -> io::Result<()> {
         // SAFETY: the kernel reads a structure of the size that its first field states.
         unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0u32) }
     } else {
-        let reset = if params.flags & RESET_ON_FORK != 0 { libc::SCHED_RESET_ON_FORK } else { 0 };
+        let reset_flag = if params.flags & RESET_ON_FORK != 0 { libc::SCHED_RESET_ON_FORK } else { 0 };
         let parameters = libc::sched_param { sched_priority: params.priority as libc::c_int };
         // SAFETY: the kernel reads one sched_param that lives across the call.
         let answer =
-            unsafe { libc::sched_setscheduler(tid, params.policy as libc::c_int | reset, &raw const parameters) };
+            unsafe { libc::sched_setscheduler(tid, params.policy as libc::c_int | reset_flag, &raw const parameters) };
         libc::c_long::from(answer)
     };
-    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

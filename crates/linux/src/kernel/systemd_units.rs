@@ -7,14 +7,14 @@ use super::Kernel;
 /// The client of systemd, below the host's root.
 pub(crate) const SYSTEMCTL: &str = "/usr/bin/systemctl";
 /// Directory that exists if systemd runs as the first process (`sd_booted`).
-const SYSTEMD_RUNS: &str = "/run/systemd/system";
+const SYSTEMD_RUN_DIR: &str = "/run/systemd/system";
 /// Suffixes of units with a control group.
 const UNIT_SUFFIXES: [&str; 6] = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
 
 /// Whether systemd runs this host, so that it must be asked.
 pub(crate) fn is_run_by_systemd(host: &dyn Kernel) -> bool {
     let path_exists = |path: &str| host.exists(Path::new(path)).unwrap_or(false);
-    path_exists(SYSTEMD_RUNS) && path_exists(SYSTEMCTL)
+    path_exists(SYSTEMD_RUN_DIR) && path_exists(SYSTEMCTL)
 }
 
 /// The unit of the host's service manager that has exactly this group. Groups below a unit are the unit's own affair.

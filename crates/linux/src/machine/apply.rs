@@ -8,13 +8,13 @@ use cachemate_core::{
     TaskId, derive_changes,
 };
 
-use super::{LiveMachine, OBSERVING, lock};
+use super::{LiveMachine, OBSERVE_ONLY_REASON, lock};
 use crate::act::actuator::ApplyReport;
-use crate::act::boundaries::cut_to_boundaries;
+use crate::act::boundaries::clip_plan_to_boundaries;
 use crate::act::changes::{AppliedHistory, ApplyContext, Execution, GangController, HostSnapshot, build_rotation};
 use crate::act::cpusets;
 use crate::act::desired_state::DesiredState;
-use crate::act::gang_scheduler::advisory_gangs::advised_gangs;
+use crate::act::gang_scheduler::advisory_gangs::build_advisory_gangs;
 use crate::act::gang_scheduler::compose::GangMember;
 use crate::kernel::scheduling::EXT;
 use crate::kernel::{DirLock, Kernel, ThreadKey};
@@ -25,52 +25,53 @@ use crate::sense::tasks::ManagedThread;
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Restarts the gangs that a probe stopped.
     pub(super) fn restart_gangs(&mut self, schedules: Vec<GangSchedule>) {
-        let tasks = self.tasks.all();
+        let tasks = self.tasks.tasks();
         let threads: BTreeMap<TaskId, (i32, ThreadKey)> =
             tasks.iter().map(|task| (task.task, (task.pid, task.thread))).collect();
         let originals = self.actuator.originals();
         for schedule in schedules {
             // A schedule that cannot be started is missing from the state in force, and the next plan starts it.
-            let _ = self.gangs.start(&schedule, build_rotation(&schedule, &threads, &originals));
+            let _ = self.gang_runners.start(&schedule, build_rotation(&schedule, &threads, &originals));
         }
-        let _ = self.gangs.commit_gangs();
+        let _ = self.gang_runners.commit_gangs();
     }
 
     /// Polls the gang scheduler and sends it the advice that schedules do not contain: weights, and tasks that should
     /// not run together.
     pub(super) fn update_gang_scheduler(&mut self, plan: &Plan, applied_plan: &mut AppliedPlan) {
-        let refuse = |because, complaint| RefusedItem { item: PlanItem::Plan, reason: because, message: complaint };
-        if let Some(lost) = self.gangs.poll() {
-            let message = format!("{lost}: its threads run under the fair class, gangs are idle turns");
+        let refuse = |reason, complaint| RefusedItem { item: PlanItem::Plan, reason, message: complaint };
+        if let Some(lost_message) = self.gang_runners.poll() {
+            let message = format!("{lost_message}: its threads run under the fair class, gangs are idle turns");
             applied_plan.refused.push(refuse(RefusalReason::NotFound, message));
         }
-        if !self.gangs.is_scheduler_running() {
+        if !self.gang_runners.is_scheduler_running() {
             return;
         }
         let kernel = self.kernel();
         let originals = self.actuator.originals();
-        let tasks = self.tasks.all();
-        let thread = |task: &TaskId| {
+        let tasks = self.tasks.tasks();
+        let find_thread = |task: &TaskId| {
             tasks.iter().find(|managed_thread| managed_thread.task == *task).map(|managed_thread| managed_thread.thread)
         };
-        let weights = plan.weights.iter().filter_map(|(task, weight)| Some((thread(task)?, *weight))).collect();
-        let pair = |pair: &CoRunPenalty| Some(((thread(&pair.tasks.0)?, thread(&pair.tasks.1)?), pair.penalty));
+        let weights = plan.weights.iter().filter_map(|(task, weight)| Some((find_thread(task)?, *weight))).collect();
+        let penalized_threads =
+            |pair: &CoRunPenalty| Some(((find_thread(&pair.tasks.0)?, find_thread(&pair.tasks.1)?), pair.penalty));
         let penalties: BTreeMap<_, _> =
-            plan.penalties.iter().filter(|pair| pair.penalty > 0.0).filter_map(pair).collect();
+            plan.penalties.iter().filter(|pair| pair.penalty > 0.0).filter_map(penalized_threads).collect();
         let clashes = penalties.keys().copied().collect();
         let mut members = Vec::new();
         if plan.gangs.is_empty() && !penalties.is_empty() {
             members = movable_threads(&*lock(&kernel), &tasks, &originals);
-            let released_states: Vec<DesiredState> = members.iter().map(|(object, _)| released_state(object)).collect();
+            let ext_states: Vec<DesiredState> = members.iter().map(|(object, _)| ext_policy_state(object)).collect();
             // Before the scheduler gets the plan, the originals are in the journal and the guardian runs.
-            let journal_result = self.actuator.journal_originals(&*lock(&kernel), &released_states);
+            let journal_result = self.actuator.journal_originals(&*lock(&kernel), &ext_states);
             if let Err(error) = journal_result {
                 applied_plan.refused.push(refuse(RefusalReason::NoCapacity, error.to_string()));
                 members.clear();
             }
         }
         let members: Vec<GangMember> = members.into_iter().map(|(_, member)| member).collect();
-        self.gangs.set_advice(weights, clashes, |caches| advised_gangs(&members, &penalties, caches));
+        self.gang_runners.set_advice(weights, clashes, |caches| build_advisory_gangs(&members, &penalties, caches));
     }
 
     /// Sets the kernel's tolerance as configured: journaled, and restored like every change.
@@ -86,89 +87,90 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             return;
         }
         let journal_result = self.actuator.journal_originals(&*kernel, &[desired_state]);
-        let no_room = |error: JournalError| RefusedItem {
+        let capacity_refusal = |error: JournalError| RefusedItem {
             item: PlanItem::Plan,
             reason: RefusalReason::NoCapacity,
             message: error.to_string(),
         };
-        let set = journal_result
-            .map_err(no_room)
+        let set_result = journal_result
+            .map_err(capacity_refusal)
             .and_then(|()| self.actuator.set(&*kernel, &PlanItem::Plan, &object, &state));
-        applied_plan.refused.extend(set.err());
+        applied_plan.refused.extend(set_result.err());
     }
 
     /// The state in force, and the changes that lead from it to the plan. The caller keeps resctrl's lock until the
     /// changes are made.
-    pub(super) fn derive(&mut self, plan: &Plan) -> (HostSnapshot, ChangeList, Option<DirLock>) {
+    pub(super) fn derive_change_list(&mut self, plan: &Plan) -> (HostSnapshot, ChangeList, Option<DirLock>) {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
         let mut groups = cpusets::read_groups(&*kernel, &self.options.cpusets, &self.actuator.originals());
-        if self.options.act {
-            let now_ns = self.started.elapsed().as_nanos() as u64;
+        if self.options.should_act {
+            let now_ns = self.start_time.elapsed().as_nanos() as u64;
             self.overrides.observe(&mut groups, &self.actuator, now_ns);
         }
-        let tasks = self.tasks.all();
-        let gangs = self.gangs.schedules();
-        let runs_by_scheduler = self.gangs.is_scheduler_running();
-        let history = AppliedHistory { actuator: &self.actuator, weights: &self.weights, gangs, runs_by_scheduler };
+        let tasks = self.tasks.tasks();
+        let gangs = self.gang_runners.schedules();
+        let has_gang_scheduler = self.gang_runners.is_scheduler_running();
+        let history = AppliedHistory { actuator: &self.actuator, weights: &self.weights, gangs, has_gang_scheduler };
         let mut plan = plan.clone();
-        let boundary_refusals = cut_to_boundaries(&*kernel, &mut plan, &tasks, &self.actuator);
-        let mut reading = HostSnapshot::read(&*kernel, &plan, &tasks, groups, &history);
-        reading.refused.extend(boundary_refusals);
+        let boundary_refusals = clip_plan_to_boundaries(&*kernel, &mut plan, &tasks, &self.actuator);
+        let mut snapshot = HostSnapshot::read(&*kernel, &plan, &tasks, groups, &history);
+        snapshot.refused_items.extend(boundary_refusals);
         let mut dir_lock = None;
-        if let Some(ways) = &mut self.ways {
-            dir_lock = ways.read(&*kernel, &mut plan, &tasks, &mut reading, self.options.act);
+        if let Some(ways) = &mut self.way_controller {
+            dir_lock = ways.read(&*kernel, &mut plan, &tasks, &mut snapshot, self.options.should_act);
         }
-        let derived = derive_changes(&plan, &reading.confined, &reading.state, &self.topology, &self.capabilities);
-        (reading, derived, dir_lock)
+        let change_list =
+            derive_changes(&plan, &snapshot.confined_groups, &snapshot.state, &self.topology, &self.capabilities);
+        (snapshot, change_list, dir_lock)
     }
 
     /// The plan's outcome without any change: one refusal for each line that requires a change.
-    pub(super) fn refresh_applied(&mut self, reading: HostSnapshot, derived: ChangeList) -> AppliedPlan {
-        let items: BTreeSet<PlanItem> = derived.changes.iter().flat_map(|change| change.items.clone()).collect();
-        let because = RefusalReason::NoPermission;
-        let refuse = |item| RefusedItem { item, reason: because.clone(), message: OBSERVING.to_string() };
-        let mut refused = derived.refused;
-        refused.extend(reading.refused);
-        refused.extend(items.into_iter().map(refuse));
-        refused.append(&mut self.probing.refused);
-        AppliedPlan { refused, probes: self.probing.ids(), ..AppliedPlan::default() }
+    pub(super) fn refuse_changes(&mut self, snapshot: HostSnapshot, change_list: ChangeList) -> AppliedPlan {
+        let items: BTreeSet<PlanItem> = change_list.changes.iter().flat_map(|change| change.items.clone()).collect();
+        let reason = RefusalReason::NoPermission;
+        let refuse = |item| RefusedItem { item, reason: reason.clone(), message: OBSERVE_ONLY_REASON.to_string() };
+        let mut refused_items = change_list.refused_items;
+        refused_items.extend(snapshot.refused_items);
+        refused_items.extend(items.into_iter().map(refuse));
+        refused_items.append(&mut self.probe_runner.refused_items);
+        AppliedPlan { refused: refused_items, probes: self.probe_runner.probe_ids(), ..AppliedPlan::default() }
     }
 
-    /// Executes the list and records its outcome in `applied_plan`.
+    /// Executes the list of changes and records refusals, complaints and overridden items in `applied_plan`.
     pub(super) fn execute(
         &mut self,
-        reading: &HostSnapshot,
-        derived: ChangeList,
+        snapshot: &HostSnapshot,
+        change_list: ChangeList,
         applied_plan: &mut AppliedPlan,
     ) -> ApplyReport {
         let host = ApplyContext {
             kernel: &self.kernel,
             actuator: &mut self.actuator,
-            ways: self.ways.as_mut(),
-            gangs: &mut self.gangs,
+            ways: self.way_controller.as_mut(),
+            gangs: &mut self.gang_runners,
         };
-        let mut report = Execution::run(host, reading, &derived.changes);
-        for change in &derived.changes {
+        let mut report = Execution::run(host, snapshot, &change_list.changes);
+        for change in &change_list.changes {
             if let ChangeKind::Weight { task, to, .. } = change.kind
-                && let Some(thread) = reading.threads.get(&task)
+                && let Some(thread) = snapshot.threads.get(&task)
                 && let Some(ObjectState::Nice(nice)) =
-                    report.in_force.get(&JournalObject::Nice { pid: thread.pid, thread: thread.key })
+                    report.read_back_states.get(&JournalObject::Nice { pid: thread.pid, thread: thread.key })
             {
                 self.weights.insert(thread.key, (to, *nice));
             }
         }
-        applied_plan.refused.extend(derived.refused);
-        applied_plan.refused.append(&mut report.refused);
-        let complaints = self.gangs.take_complaints().into_iter();
+        applied_plan.refused.extend(change_list.refused_items);
+        applied_plan.refused.append(&mut report.refused_items);
+        let complaints = self.gang_runners.take_complaints().into_iter();
         applied_plan.refused.extend(complaints.map(|complaint| RefusedItem {
             item: PlanItem::Plan,
             reason: RefusalReason::Failed,
             message: complaint,
         }));
-        applied_plan.overridden_by_others = std::mem::take(&mut report.overridden);
-        if let Some(ways) = &mut self.ways {
-            ways.assign(&derived.classes);
+        applied_plan.overridden_by_others = std::mem::take(&mut report.overridden_items);
+        if let Some(ways) = &mut self.way_controller {
+            ways.assign_classes(&change_list.classes);
         }
         report
     }
@@ -180,15 +182,15 @@ fn movable_threads(
     tasks: &[&ManagedThread],
     originals: &BTreeMap<JournalObject, ObjectState>,
 ) -> Vec<(JournalObject, GangMember)> {
-    let member = |task: &&ManagedThread| {
+    let gang_member = |task: &&ManagedThread| {
         let object = JournalObject::Policy { pid: task.pid, thread: task.thread };
         let journaled_params = originals.get(&object).and_then(ObjectState::scheduling);
         let original = journaled_params.or_else(|| kernel.scheduling(task.thread.tid).ok())?;
         (original.can_wait() && original.flags == 0).then_some((object, (task.thread, original)))
     };
-    tasks.iter().filter(|task| !task.is_fixed && !task.has_exited).filter_map(member).collect()
+    tasks.iter().filter(|task| !task.is_fixed && !task.has_exited).filter_map(gang_member).collect()
 }
 
-fn released_state(object: &JournalObject) -> DesiredState {
+fn ext_policy_state(object: &JournalObject) -> DesiredState {
     DesiredState { item: PlanItem::Plan, object: object.clone(), state: ObjectState::Policy(EXT) }
 }

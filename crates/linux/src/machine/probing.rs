@@ -4,66 +4,66 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Ability, CpuId, PlanItem, ProbeKind, ProbeRequest, ProcessId, RefusalReason, Support, TaskId};
 
-use super::{LiveMachine, OBSERVING, lock};
+use super::{LiveMachine, OBSERVE_ONLY_REASON, lock};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::sense::access_probe::SampledThreads;
 use crate::sense::probe_runner::{Participant, ProbePlacement};
 use crate::sense::tasks::ManagedThread;
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// Runs one step of the next probe; false if there is nothing to do.
-    pub(super) fn probe(&mut self) -> bool {
-        let Some(probe) = self.probing.next() else { return false };
+    /// Runs one step of the next probe. Returns false if no probe is requested.
+    pub(super) fn run_probe_step(&mut self) -> bool {
+        let Some(probe) = self.probe_runner.next_probe() else { return false };
         let task = match probe.kind {
             ProbeKind::PingPong { cpus } => {
-                self.probing.ping_pong(&probe, cpus);
+                self.probe_runner.run_ping_pong(&probe, cpus);
                 return true;
             }
             ProbeKind::AccessSamples { ref processes, sample_period: one_in, remote_only, max_samples: at_most } => {
-                self.sample(&probe, processes, one_in, remote_only, at_most);
+                self.sample_accesses(&probe, processes, one_in, remote_only, at_most);
                 return true;
             }
             ProbeKind::MissTrace { task, entries, .. } => {
-                self.trace(&probe, task, entries);
+                self.trace_misses(&probe, task, entries);
                 return true;
             }
             ProbeKind::PrimeProbe { task, .. }
             | ProbeKind::Neighbor { task, .. }
             | ProbeKind::ReuseTimes { task, .. } => task,
-            _ => return false, // refused when it was asked for
+            _ => return false, // refused when it was requested
         };
         let kernel = self.kernel();
-        let Some(placement) = self.placement(&*lock(&kernel), task) else {
+        let Some(placement) = self.choose_placement(&*lock(&kernel), task) else {
             let message = "the task is gone or fixed, or its cache has no second CPU";
-            self.probing.abandon(&probe, RefusalReason::NotFound, message);
+            self.probe_runner.abandon(&probe, RefusalReason::NotFound, message);
             return true;
         };
         if let ProbeKind::ReuseTimes { locations, .. } = probe.kind {
-            self.probing.watch(&kernel, &probe, &placement.target, locations);
+            self.probe_runner.run_reuse_probe(&kernel, &probe, &placement.target, locations);
             return true;
         }
-        if !self.options.act {
-            self.probing.abandon(&probe, RefusalReason::NoPermission, OBSERVING);
+        if !self.options.should_act {
+            self.probe_runner.abandon(&probe, RefusalReason::NoPermission, OBSERVE_ONLY_REASON);
             return true;
         }
         if let Some(reason) = self.missing_ability(Ability::Gangs).map(str::to_string) {
-            self.probing.abandon(&probe, RefusalReason::NoPermission, &reason);
+            self.probe_runner.abandon(&probe, RefusalReason::NoPermission, &reason);
             return true;
         }
         if !placement.target.scheduling.can_wait() {
             let message = format!("{}: it cannot be kept off for a while", placement.target.scheduling);
-            self.probing.abandon(&probe, RefusalReason::NotSupported, &message);
+            self.probe_runner.abandon(&probe, RefusalReason::NotSupported, &message);
             return true;
         }
         // The gangs are stopped, because during the probe, the probe decides which tasks run.
-        let running_schedules = self.gangs.schedules();
-        self.gangs.stop_all();
-        let Some(placement) = self.placement(&*lock(&kernel), task) else { return true };
-        let journaled =
+        let running_schedules = self.gang_runners.schedules();
+        self.gang_runners.stop_all();
+        let Some(placement) = self.choose_placement(&*lock(&kernel), task) else { return true };
+        let journal_result =
             self.actuator.journal_originals(&*lock(&kernel), &placement.desired_states(&PlanItem::Probe(probe.id)));
-        match journaled {
-            Ok(()) => self.probing.bracket(&kernel, &placement, &probe, &self.options.progress),
-            Err(error) => self.probing.abandon(&probe, RefusalReason::NoCapacity, &error.to_string()),
+        match journal_result {
+            Ok(()) => self.probe_runner.run_bracket(&kernel, &placement, &probe, &self.options.progress),
+            Err(error) => self.probe_runner.abandon(&probe, RefusalReason::NoCapacity, &error.to_string()),
         }
         self.restart_gangs(running_schedules);
         true
@@ -77,19 +77,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    fn sample(
+    fn sample_accesses(
         &mut self,
         probe: &ProbeRequest,
         processes: &[ProcessId],
-        one_in: u32,
+        sample_period: u32,
         remote_only: bool,
         max_samples: u32,
     ) {
         let is_sampled = |task: &&ManagedThread| processes.contains(&task.process) && !task.has_exited;
-        let tasks = self.tasks.all().into_iter().filter(is_sampled);
+        let tasks = self.tasks.tasks().into_iter().filter(is_sampled);
         let threads: BTreeMap<i32, TaskId> = tasks.map(|task| (task.thread.tid, task.task)).collect();
         if threads.is_empty() {
-            self.probing.abandon(probe, RefusalReason::NotFound, "none of the processes has a managed thread");
+            self.probe_runner.abandon(probe, RefusalReason::NotFound, "none of the processes has a managed thread");
             return;
         }
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -99,24 +99,24 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             threads: &threads,
             online: &online,
             line_bytes: self.line_bytes(),
-            origin_ns: now_ns.saturating_sub(self.started.elapsed().as_nanos() as u64),
+            origin_ns: now_ns.saturating_sub(self.start_time.elapsed().as_nanos() as u64),
         };
-        self.probing.sample(probe, &subjects, one_in, remote_only, max_samples);
+        self.probe_runner.run_sampling_probe(probe, &subjects, sample_period, remote_only, max_samples);
     }
 
-    fn trace(&mut self, probe: &ProbeRequest, task: TaskId, entries: u32) {
+    fn trace_misses(&mut self, probe: &ProbeRequest, task: TaskId, entries: u32) {
         if let Some(reason) = self.missing_ability(Ability::TraceAddresses).map(str::to_string) {
-            self.probing.abandon(probe, RefusalReason::NotSupported, &reason);
+            self.probe_runner.abandon(probe, RefusalReason::NotSupported, &reason);
             return;
         }
         let thread = self.tasks.get(task).filter(|traced| !traced.has_exited).map(|traced| traced.thread);
         let kernel = self.kernel();
         let is_live = |thread: &ThreadKey| lock(&kernel).stat(thread.tid).is_ok_and(|stat| stat.key == *thread);
         let Some(thread) = thread.filter(is_live) else {
-            self.probing.abandon(probe, RefusalReason::NotFound, "the task has exited");
+            self.probe_runner.abandon(probe, RefusalReason::NotFound, "the task has exited");
             return;
         };
-        self.probing.trace(probe, (task, thread.tid), entries, self.line_bytes());
+        self.probe_runner.run_miss_trace(probe, (task, thread.tid), entries, self.line_bytes());
     }
 
     /// Size of a line of the last level.
@@ -124,33 +124,33 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64)
     }
 
-    /// The placement for a probe of this task: the cache that the task last ran on.
-    fn placement(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
+    /// Chooses the placement for a probe of this task, in the cache that the task last ran on if possible.
+    fn choose_placement(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
         let target = self.tasks.get(task).filter(|task| !task.is_fixed && !task.has_exited)?;
         let online = self.topology.online();
         let shared_cache = |cpu: CpuId| {
             let caches = self.topology.caches.iter();
             caches.filter(|cache| cache.last_level).find(|cache| cache.cpus.contains(cpu.0) && cache.cpus.count() > 1)
         };
-        let current_place = target.last_cpu.and_then(|cpu| Some((cpu, shared_cache(cpu)?)));
-        let (target_cpu, cache) =
-            current_place.or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shared_cache(CpuId(cpu))?))))?;
+        let last_cpu_and_cache = target.last_cpu.and_then(|cpu| Some((cpu, shared_cache(cpu)?)));
+        let (target_cpu, cache) = last_cpu_and_cache
+            .or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shared_cache(CpuId(cpu))?))))?;
         let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != target_cpu.0).map(CpuId)?;
-        let participant = |task: &ManagedThread| {
+        let read_participant = |task: &ManagedThread| {
             kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
             let scheduling = kernel.scheduling(task.thread.tid).ok()?;
             let cpus = kernel.affinity(task.thread.tid).ok()?;
             Some(Participant { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
         };
         let is_nearby = |other: &&ManagedThread| {
-            let runs_here = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
-            other.task != task && !other.is_fixed && !other.has_exited && runs_here
+            let runs_on_cache = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
+            other.task != task && !other.is_fixed && !other.has_exited && runs_on_cache
         };
-        let other_participants = self.tasks.all().into_iter().filter(is_nearby).filter_map(participant);
+        let other_participants = self.tasks.tasks().into_iter().filter(is_nearby).filter_map(read_participant);
         // Real-time threads cannot wait as idle tasks, so they stay unchanged.
         let other_participants = other_participants.filter(|participant| participant.scheduling.can_wait()).collect();
         Some(ProbePlacement {
-            target: participant(target)?,
+            target: read_participant(target)?,
             other_participants,
             target_cpu,
             probe_cpu,

@@ -16,7 +16,7 @@ use crate::act::rules::ManageAction;
 use crate::kernel::{Kernel, ThreadKey};
 use crate::nri::StartRequest;
 use crate::safety::journal::{JournalObject, ObjectState};
-use crate::sense::process_properties::{KnownProperties, PropertyReader, own_service};
+use crate::sense::process_properties::{KnownProperties, PropertyReader, read_own_service};
 
 /// Maximum number of services whose placement is remembered.
 const MAX_PLACEMENTS: usize = 1_000;
@@ -56,12 +56,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Records the current placement of the containers, for their next start.
     pub(super) fn record_placements(&mut self, report: &ApplyReport) {
         let mut placements: BTreeMap<ContainerSeries, StartPlacement> = BTreeMap::new();
-        for task in self.tasks.all().into_iter().filter(|task| !task.has_exited && !task.is_fixed) {
+        for task in self.tasks.tasks().into_iter().filter(|task| !task.has_exited && !task.is_fixed) {
             let Some(service) = &task.service else { continue };
             let Some(series) = ContainerSeries::new(service, task.image.as_deref()) else { continue };
-            let cpus = self.in_force.affinity.get(&task.task).cloned();
-            let membership = self.ways.as_ref().map(|ways| ways.membership(task.pid, task.thread));
-            let group = membership.and_then(|object| report.in_force.get(&object).cloned());
+            let cpus = self.applied_plan.affinity.get(&task.task).cloned();
+            let membership_object =
+                self.way_controller.as_ref().map(|ways| ways.membership_object(task.pid, task.thread));
+            let group = membership_object.and_then(|object| report.read_back_states.get(&object).cloned());
             placements
                 .entry(series)
                 .and_modify(|placement| {
@@ -80,7 +81,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Places the process of a container that is about to start, if its service has a placement, and answers the
     /// runtime.
     pub(super) fn place_start(&mut self, start: StartRequest) {
-        let is_placed = self.options.act && self.try_place(&start).is_some();
+        let is_placed = self.options.should_act && self.try_place(&start).is_some();
         start.answer(is_placed);
     }
 
@@ -96,22 +97,23 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         if placement == StartPlacement::default() {
             return None;
         }
-        let mut desired = Vec::new();
+        let mut desired_states = Vec::new();
         for tid in kernel.threads(start.pid).ok()? {
             // The runtime's own threads end when the program begins.
             let Ok(thread) = kernel.stat(tid).map(|stat| stat.key) else { continue };
-            desired.extend(self.desired_states(&placement, start.pid, thread));
+            desired_states.extend(self.desired_states(&placement, start.pid, thread));
         }
-        self.actuator.journal_originals(&*kernel, &desired).ok()?;
-        let set = |state: &DesiredState| self.actuator.set(&*kernel, &PlanItem::Plan, &state.object, &state.state);
+        self.actuator.journal_originals(&*kernel, &desired_states).ok()?;
+        let set_state =
+            |state: &DesiredState| self.actuator.set(&*kernel, &PlanItem::Plan, &state.object, &state.state);
         let is_program = |state: &&DesiredState| state.object.thread().is_some_and(|thread| thread.tid == start.pid);
-        desired.iter().filter(|state| !is_program(state)).for_each(|state| _ = set(state));
-        desired.iter().filter(is_program).try_for_each(|state| set(state).map(drop)).ok()
+        desired_states.iter().filter(|state| !is_program(state)).for_each(|state| _ = set_state(state));
+        desired_states.iter().filter(is_program).try_for_each(|state| set_state(state).map(drop)).ok()
     }
 
     /// CPUs for a container that has never run; `None` if it is not to be managed, or the plan places no program.
     fn prior_cpus(&self, kernel: &K, pid: i32, image: Option<&str>) -> Option<CpuSet> {
-        if self.in_force.affinity.is_empty() || !self.is_to_be_managed(kernel, pid) {
+        if self.applied_plan.affinity.is_empty() || !self.is_to_be_managed(kernel, pid) {
             return None;
         }
         let stored_profiles = self.options.learned_profiles.entries();
@@ -119,7 +121,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let intensity = of_image.filter_map(|stored| Some(stored.profile.contention.intensity?.value)).reduce(f64::max);
         let is_quiet = intensity.is_some_and(|intensity| intensity < MAX_QUIET_INTENSITY);
         let load = |cache: &Cache| {
-            let tasks = self.tasks.all().into_iter().filter(|task| !task.has_exited);
+            let tasks = self.tasks.tasks().into_iter().filter(|task| !task.has_exited);
             let on_cache = tasks.filter(|task| task.last_cpu.is_some_and(|cpu| cache.cpus.contains(cpu.0)));
             let (promised, running): (Vec<bool>, Vec<bool>) =
                 on_cache.map(|task| (task.goal.is_some_and(|goal| goal.is_promised()), task.cpu.is_some())).unzip();
@@ -136,12 +138,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// Whether rules will manage the container's program, whose name is not known yet.
     fn is_to_be_managed(&self, kernel: &K, pid: i32) -> bool {
-        let own_service = own_service(kernel);
+        let own_service = read_own_service(kernel);
         let (rules, directory) = (self.options.rules.as_slice(), &self.options.directory);
         let reader = PropertyReader { kernel, rules, directory, own_service: own_service.as_ref() };
         let properties = kernel
             .stat(pid)
-            .and_then(|stat| reader.read(&stat, &reader.cgroup_file(&stat), &KnownProperties::default()));
+            .and_then(|stat| reader.read(&stat, &reader.open_cgroup_file(&stat), &KnownProperties::default()));
         let action = properties.map(|properties| properties.of_unknown_program().decide(rules));
         matches!(action, Ok(ManageAction::Manage(_)))
     }
@@ -149,8 +151,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     fn desired_states(&self, placement: &StartPlacement, pid: i32, thread: ThreadKey) -> Vec<DesiredState> {
         let cpus =
             placement.cpus.clone().map(|cpus| (JournalObject::Affinity { pid, thread }, ObjectState::Cpus(cpus)));
-        let membership = self.ways.as_ref().map(|ways| ways.membership(pid, thread));
-        let states = cpus.into_iter().chain(membership.zip(placement.group.clone()));
+        let membership_object = self.way_controller.as_ref().map(|ways| ways.membership_object(pid, thread));
+        let states = cpus.into_iter().chain(membership_object.zip(placement.group.clone()));
         states.map(|(object, state)| DesiredState { item: PlanItem::Plan, object, state }).collect()
     }
 }
@@ -203,7 +205,7 @@ mod tests {
         machine.apply(&plan).unwrap();
         let id = machine.with_kernel(|host| add_container(host, &directory, 77, container));
         let is_placed = std::thread::scope(|scope| {
-            let runtime = scope.spawn(|| starts.request(&id, 77, Duration::from_secs(60)));
+            let runtime = scope.spawn(|| starts.request_placement(&id, 77, Duration::from_secs(60)));
             machine.observe().unwrap();
             // On a crowded host the request may arrive after the window.
             while !runtime.is_finished() {
@@ -224,7 +226,7 @@ mod tests {
     fn a_container_that_starts_again_is_placed_first() {
         for act in [true, false] {
             let dir = tempfile::tempdir().unwrap();
-            let options = LiveOptions { act, cpusets: Vec::new(), ..sample_options(dir.path()) };
+            let options = LiveOptions { should_act: act, cpusets: Vec::new(), ..sample_options(dir.path()) };
             let outcome = start_beside_web(options, ("cart-2", "web", "sha256:1"));
             assert_eq!(outcome, (act, if act { "1" } else { "0-3" }.to_string(), "0-3".to_string()));
         }

@@ -1,5 +1,5 @@
-//! A plugin of the container runtime's node resource interface (NRI): pods, containers and their names as the runtime has
-//! them, before a container's first instruction.
+//! A plugin of the container runtime's node resource interface (NRI): it reports pods,
+//! containers and their names before a container's first instruction.
 //!
 //! Problem: a control group identifies a container by an id, and no file of the host contains the pod's name,
 //! namespace and labels. Method: the plugin registers at the runtime's socket, receives all pods and containers and
@@ -39,15 +39,15 @@ const PLUGIN_NAME: &str = "cachemate";
 /// Service of the runtime that plugins call.
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 /// Maximum wait for bytes, after which the thread checks whether it must end.
-const POLL: Duration = Duration::from_millis(200);
+const POLL_PERIOD: Duration = Duration::from_millis(200);
 /// Shortest and longest time between two registrations.
-const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
-/// Duration after which a registration counts as a success, so that the next attempt is made immediately.
-const STABLE: Duration = Duration::from_secs(10);
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+/// Duration of a connection that counts as a success, after which the next attempt has the shortest delay.
+const MIN_STABLE_TIME: Duration = Duration::from_secs(10);
 /// Maximum wait for the daemon before a container starts, so that answers take at most 5 ms.
-const START_PATIENCE: Duration = Duration::from_millis(3);
+const MAX_START_WAIT: Duration = Duration::from_millis(3);
 /// Time after which a write that the runtime does not read ends the connection.
-const WRITE_PATIENCE: Duration = Duration::from_secs(2);
+const MAX_WRITE_WAIT: Duration = Duration::from_secs(2);
 
 /// Options of the plugin.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -135,113 +135,125 @@ struct NriSession {
 
 impl NriSession {
     fn run(&self) {
-        let mut patience = RETRY[0];
-        while !self.has_ended() {
+        let mut retry_delay = RETRY_DELAYS[0];
+        while !self.is_stopping() {
             let start = Instant::now();
-            let outcome = self.connect();
+            let outcome = self.run_connection();
             self.channels.updates.set_connected(false);
-            self.update(|state| {
+            self.update_state(|state| {
                 state.runtime = None;
                 state.error = outcome.err();
             });
-            patience = if start.elapsed() >= STABLE { RETRY[0] } else { (patience * 2).min(RETRY[1]) };
-            let deadline = Instant::now() + patience;
-            while !self.has_ended() && Instant::now() < deadline {
-                std::thread::sleep(POLL);
+            retry_delay = if start.elapsed() >= MIN_STABLE_TIME {
+                RETRY_DELAYS[0]
+            } else {
+                (retry_delay * 2).min(RETRY_DELAYS[1])
+            };
+            let deadline = Instant::now() + retry_delay;
+            while !self.is_stopping() && Instant::now() < deadline {
+                std::thread::sleep(POLL_PERIOD);
             }
         }
     }
 
-    fn has_ended(&self) -> bool {
+    fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn update(&self, change: impl FnOnce(&mut NriState)) {
+    fn update_state(&self, change: impl FnOnce(&mut NriState)) {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// One connection from registration to its end.
-    fn connect(&self) -> Result<(), String> {
-        let place = self.options.socket.display();
-        let connect_error = |error: std::io::Error| format!("{place}: {error}");
+    /// Runs one connection, from the registration until the connection ends.
+    fn run_connection(&self) -> Result<(), String> {
+        let socket_path = self.options.socket.display();
+        let connect_error = |error: std::io::Error| format!("{socket_path}: {error}");
         let mut socket = UnixStream::connect(&self.options.socket).map_err(connect_error)?;
-        let set = socket.set_read_timeout(Some(POLL)).and_then(|()| socket.set_write_timeout(Some(WRITE_PATIENCE)));
-        set.map_err(connect_error)?;
+        let timeout_result =
+            socket.set_read_timeout(Some(POLL_PERIOD)).and_then(|()| socket.set_write_timeout(Some(MAX_WRITE_WAIT)));
+        timeout_result.map_err(connect_error)?;
         let payload = MessageBuilder::default()
-            .bytes(1, PLUGIN_NAME.as_bytes())
-            .bytes(2, format!("{:02}", self.options.index).as_bytes())
+            .with_bytes(1, PLUGIN_NAME.as_bytes())
+            .with_bytes(2, format!("{:02}", self.options.index).as_bytes())
             .build();
         socket.write_all(&runtime_call(1, "RegisterPlugin", &payload)).map_err(connect_error)?;
         let (mut plugin, mut reader) = (NriPlugin::new(self.channels.directory.clone()), MessageReader::default());
-        let mut calls: BTreeMap<u32, SyncSender<Result<(), String>>> = BTreeMap::new();
-        let (mut bytes, mut stream) = (vec![0; 64 << 10], 1);
-        while !self.has_ended() {
-            let (has_answer, has_request) = self.wait(&socket).map_err(connect_error)?;
-            if has_request {
-                for request in self.channels.updates.take() {
-                    stream += 2; // a client's calls have odd numbers
-                    let call = runtime_call(stream, "UpdateContainers", &request.payload());
+        let mut pending_calls: BTreeMap<u32, SyncSender<Result<(), String>>> = BTreeMap::new();
+        let (mut bytes, mut call_number) = (vec![0; 64 << 10], 1);
+        while !self.is_stopping() {
+            let (has_bytes, has_update) = self.wait_for_input(&socket).map_err(connect_error)?;
+            if has_update {
+                for request in self.channels.updates.take_requests() {
+                    call_number += 2; // a client's calls have odd numbers
+                    let call = runtime_call(call_number, "UpdateContainers", &request.payload());
                     socket.write_all(&call).map_err(connect_error)?;
-                    calls.insert(stream, request.outcome);
+                    pending_calls.insert(call_number, request.outcome_sender);
                 }
             }
-            if !has_answer {
+            if !has_bytes {
                 continue;
             }
             let count = match socket.read(&mut bytes) {
-                Ok(0) => return Err(format!("{place}: the runtime closed the connection")),
+                Ok(0) => return Err(format!("{socket_path}: the runtime closed the connection")),
                 Ok(count) => count,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => {
-                    return Err(format!("{place}: the runtime closed the connection"));
+                    return Err(format!("{socket_path}: the runtime closed the connection"));
                 }
                 Err(error) => return Err(connect_error(error)),
             };
             let messages = reader.push(bytes.get(..count).unwrap_or_default()).map_err(|error| error.to_string())?;
             for message in messages {
-                match calls.remove(&message.stream).filter(|_| message.kind == RESPONSE) {
+                match pending_calls.remove(&message.stream).filter(|_| message.kind == RESPONSE) {
                     // A caller that has stopped waiting needs no answer.
                     Some(call) => {
-                        _ = call.try_send(updates::check_outcome(&message.body).map_err(|error| error.to_string()))
+                        _ = call
+                            .try_send(updates::check_update_response(&message.body).map_err(|error| error.to_string()))
                     }
-                    None => self.answer(&mut socket, &mut plugin, message)?,
+                    None => self.answer_message(&mut socket, &mut plugin, message)?,
                 }
             }
         }
         Ok(())
     }
 
-    /// Waits for bytes from the runtime and for requests to it. Returns which of the two are present.
-    fn wait(&self, socket: &UnixStream) -> std::io::Result<(bool, bool)> {
-        let bell = self.channels.updates.wakeup_fd();
-        let mut ready = [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(bell, PollFlags::IN)];
-        let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL.subsec_nanos()) };
-        match poll(&mut ready, Some(&patience)) {
-            Ok(_) => Ok((!ready[0].revents().is_empty(), !ready[1].revents().is_empty())),
+    /// Waits for bytes from the runtime and for requests to it. Returns, for each of the two, whether any are waiting.
+    fn wait_for_input(&self, socket: &UnixStream) -> std::io::Result<(bool, bool)> {
+        let wakeup_fd = self.channels.updates.wakeup_fd();
+        let mut poll_fds = [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(wakeup_fd, PollFlags::IN)];
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL_PERIOD.subsec_nanos()) };
+        match poll(&mut poll_fds, Some(&timeout)) {
+            Ok(_) => Ok((!poll_fds[0].revents().is_empty(), !poll_fds[1].revents().is_empty())),
             Err(rustix::io::Errno::INTR) => Ok((false, false)),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Answers one message of the runtime.
-    fn answer(&self, socket: &mut UnixStream, plugin: &mut NriPlugin, message: WireMessage) -> Result<(), String> {
+    fn answer_message(
+        &self,
+        socket: &mut UnixStream,
+        plugin: &mut NriPlugin,
+        message: WireMessage,
+    ) -> Result<(), String> {
         let start = Instant::now();
         let is_request = message.kind == REQUEST;
         let answer = plugin.handle(&message).map_err(|error| error.to_string())?;
         let container_start = plugin.take_start();
-        let is_placed =
-            container_start.as_ref().is_some_and(|(id, pid)| self.channels.starts.request(id, *pid, START_PATIENCE));
+        let is_placed = container_start
+            .as_ref()
+            .is_some_and(|(id, pid)| self.channels.starts.request_placement(id, *pid, MAX_START_WAIT));
         if let Some(body) = answer {
             let answer = WireMessage { kind: RESPONSE, body, ..message };
-            let sent = socket.write_all(&answer.encode());
-            sent.map_err(|error| format!("{}: {error}", self.options.socket.display()))?;
+            let write_result = socket.write_all(&answer.encode());
+            write_result.map_err(|error| format!("{}: {error}", self.options.socket.display()))?;
         }
         let is_registered = plugin.take_registration();
         if is_registered {
             self.channels.updates.set_connected(true);
         }
-        self.update(|state| {
+        self.update_state(|state| {
             state.runtime = plugin.runtime().map(str::to_string);
             state.registrations += u64::from(is_registered);
             state.requests += u64::from(is_request);
@@ -259,9 +271,9 @@ impl NriSession {
 /// A call to the runtime, encoded for the socket.
 fn runtime_call(stream: u32, method: &str, payload: &[u8]) -> Vec<u8> {
     let body = MessageBuilder::default()
-        .bytes(1, RUNTIME_SERVICE.as_bytes())
-        .bytes(2, method.as_bytes())
-        .bytes(3, payload)
+        .with_bytes(1, RUNTIME_SERVICE.as_bytes())
+        .with_bytes(2, method.as_bytes())
+        .with_bytes(3, payload)
         .build();
     WireMessage { connection: RUNTIME_CONNECTION, stream, kind: REQUEST, body }.encode()
 }

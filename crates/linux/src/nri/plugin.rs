@@ -19,7 +19,7 @@ pub struct NriPlugin {
     directory: ServiceDirectory,
     pods: BTreeMap<String, PodRecord>,
     /// Containers of a synchronization that comes in several messages.
-    synchronized: BTreeMap<String, ContainerRecord>,
+    synchronized_containers: BTreeMap<String, ContainerRecord>,
     runtime: Option<String>,
     is_registered: bool,
     /// The container that has just started, with its process.
@@ -51,7 +51,7 @@ impl NriPlugin {
         NriPlugin {
             directory,
             pods: BTreeMap::new(),
-            synchronized: BTreeMap::new(),
+            synchronized_containers: BTreeMap::new(),
             runtime: None,
             is_registered: false,
             pending_start: None,
@@ -89,7 +89,7 @@ impl NriPlugin {
                     }
                 }
                 let answer = self.answer(&method, payload)?;
-                Ok(Some(MessageBuilder::default().bytes(2, &answer).build()))
+                Ok(Some(MessageBuilder::default().with_bytes(2, &answer).build()))
             }
             (_, RESPONSE) => check_status(&message.body, "a registered plugin").map(|()| None),
             _ => Ok(None),
@@ -124,36 +124,36 @@ impl NriPlugin {
                     self.pods.insert(pod.id.clone(), pod);
                 }
                 2 => {
-                    let container = self.complete(parse_container(value)?, None);
-                    self.synchronized.insert(container.id, container.record);
+                    let container = self.add_pod_fields(parse_container(value)?, None);
+                    self.synchronized_containers.insert(container.id, container.record);
                 }
                 3 => more_messages = value.to_number(),
                 _ => {}
             }
         }
         if more_messages == 0 {
-            self.directory.replace(std::mem::take(&mut self.synchronized));
+            self.directory.replace(std::mem::take(&mut self.synchronized_containers));
         }
         Ok(MessageBuilder::default().with_number(2, more_messages).build())
     }
 
     fn handle_state_change(&mut self, payload: &[u8]) -> Result<(), WireError> {
-        let (mut event, mut reported, mut owner) = (0, None, None);
+        let (mut event, mut reported_container, mut owner) = (0, None, None);
         for (field, value) in parse_fields(payload)? {
             match field {
                 1 => event = value.to_number(),
                 2 => owner = Some(parse_pod(value)?),
-                3 => reported = Some(parse_container(value)?),
+                3 => reported_container = Some(parse_container(value)?),
                 _ => {}
             }
         }
-        match (event, reported) {
+        match (event, reported_container) {
             (REMOVE_CONTAINER, Some(container)) => self.directory.remove(&container.id),
             (_, Some(container)) => {
                 if event == START_CONTAINER {
                     self.pending_start = Some((container.id.clone(), container.pid));
                 }
-                let container = self.complete(container, owner.as_ref());
+                let container = self.add_pod_fields(container, owner.as_ref());
                 self.directory.insert(&container.id, container.record);
             }
             (_, None) => {
@@ -166,7 +166,7 @@ impl NriPlugin {
     }
 
     /// A container with the names and labels of its pod.
-    fn complete(&self, mut container: ReportedContainer, pod: Option<&PodRecord>) -> ReportedContainer {
+    fn add_pod_fields(&self, mut container: ReportedContainer, pod: Option<&PodRecord>) -> ReportedContainer {
         if let Some(pod) = pod.or_else(|| self.pods.get(&container.pod)) {
             container.record.pod.clone_from(&pod.name);
             container.record.namespace.clone_from(&pod.namespace);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Maximum number of waiting starts; any further container is placed in its first window.
-const MAX_WAITING: usize = 256;
+const MAX_WAITING_STARTS: usize = 256;
 
 /// Starts that wait for the daemon; clones share them.
 #[derive(Clone, Debug, Default)]
@@ -25,36 +25,36 @@ pub struct StartRequest {
     pub id: String,
     /// The process that is to become its program.
     pub pid: i32,
-    answer: SyncSender<bool>,
+    answer_sender: SyncSender<bool>,
 }
 
 impl StartRequest {
     /// Reports whether the process has been placed, so that the runtime can continue.
     pub fn answer(self, is_placed: bool) {
         // The plugin may have stopped waiting already.
-        let _ = self.answer.try_send(is_placed);
+        let _ = self.answer_sender.try_send(is_placed);
     }
 }
 
 impl ContainerStarts {
-    /// Asks the daemon to place a process, and waits at most `patience`: is it placed?
-    pub(crate) fn request(&self, id: &str, pid: i32, patience: Duration) -> bool {
-        let (answer, outcome) = sync_channel(1);
+    /// Requests the placement of a process from the daemon; returns whether it was placed within `max_wait`.
+    pub(crate) fn request_placement(&self, id: &str, pid: i32, max_wait: Duration) -> bool {
+        let (answer_sender, outcome_receiver) = sync_channel(1);
         {
             let mut requests = self.0.requests.lock().unwrap_or_else(PoisonError::into_inner);
-            if requests.len() >= MAX_WAITING {
+            if requests.len() >= MAX_WAITING_STARTS {
                 return false;
             }
-            requests.push_back(StartRequest { id: id.to_string(), pid, answer });
+            requests.push_back(StartRequest { id: id.to_string(), pid, answer_sender });
         }
         self.0.arrival.notify_one();
-        outcome.recv_timeout(patience).unwrap_or(false)
+        outcome_receiver.recv_timeout(max_wait).unwrap_or(false)
     }
 
-    /// Waits for the next start, for at most `patience`.
-    pub fn wait(&self, patience: Duration) -> Option<StartRequest> {
+    /// Waits for the next start, for at most `max_wait`.
+    pub fn wait_for_start(&self, max_wait: Duration) -> Option<StartRequest> {
         let requests = self.0.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait_result = self.0.arrival.wait_timeout_while(requests, patience, |requests| requests.is_empty());
+        let wait_result = self.0.arrival.wait_timeout_while(requests, max_wait, |requests| requests.is_empty());
         wait_result.unwrap_or_else(PoisonError::into_inner).0.pop_front()
     }
 }

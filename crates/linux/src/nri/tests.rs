@@ -12,25 +12,29 @@ use crate::safety::object_state::write_state;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn request(stream: u32, method: &str, payload: &[u8]) -> WireMessage {
-    let body = MessageBuilder::default().bytes(1, b"nri").bytes(2, method.as_bytes()).bytes(3, payload).build();
+    let body =
+        MessageBuilder::default().with_bytes(1, b"nri").with_bytes(2, method.as_bytes()).with_bytes(3, payload).build();
     WireMessage { connection: PLUGIN_CONNECTION, stream, kind: REQUEST, body }
 }
 
 fn pod_message(id: &str, name: &str) -> Vec<u8> {
-    let label = MessageBuilder::default().bytes(1, b"app").bytes(2, b"cart").build();
-    let ids = MessageBuilder::default().bytes(1, id.as_bytes()).bytes(2, name.as_bytes());
-    ids.bytes(3, b"uid").bytes(4, b"shop").bytes(5, &label).build()
+    let label = MessageBuilder::default().with_bytes(1, b"app").with_bytes(2, b"cart").build();
+    let ids = MessageBuilder::default().with_bytes(1, id.as_bytes()).with_bytes(2, name.as_bytes());
+    ids.with_bytes(3, b"uid").with_bytes(4, b"shop").with_bytes(5, &label).build()
 }
 
 fn container_message(id: &str, pod: &str, name: &str) -> Vec<u8> {
-    let linux = MessageBuilder::default().bytes(5, b"/fleet/redis").build();
-    let image = MessageBuilder::default().bytes(1, b"redis").bytes(2, b"sha256:1").build();
-    let ids = MessageBuilder::default().bytes(1, id.as_bytes()).bytes(2, pod.as_bytes()).bytes(3, name.as_bytes());
-    ids.bytes(11, &linux).with_number(12, 4711).bytes(22, &image).build()
+    let linux = MessageBuilder::default().with_bytes(5, b"/fleet/redis").build();
+    let image = MessageBuilder::default().with_bytes(1, b"redis").with_bytes(2, b"sha256:1").build();
+    let ids = MessageBuilder::default()
+        .with_bytes(1, id.as_bytes())
+        .with_bytes(2, pod.as_bytes())
+        .with_bytes(3, name.as_bytes());
+    ids.with_bytes(11, &linux).with_number(12, 4711).with_bytes(22, &image).build()
 }
 
 fn state_change(event: u64, pod: &[u8], container: &[u8]) -> Vec<u8> {
-    MessageBuilder::default().with_number(1, event).bytes(2, pod).bytes(3, container).build()
+    MessageBuilder::default().with_number(1, event).with_bytes(2, pod).with_bytes(3, container).build()
 }
 
 fn payload_of(answer: &[u8]) -> Vec<u8> {
@@ -45,14 +49,15 @@ fn containers_come_and_go() {
     let mut plugin = NriPlugin::new(directory.clone());
     let mut ask =
         |method: &str, payload: &[u8]| payload_of(&plugin.handle(&request(1, method, payload)).unwrap().unwrap());
-    let configured = ask("Configure", &MessageBuilder::default().bytes(2, b"containerd").bytes(3, b"2.4").build());
+    let configured =
+        ask("Configure", &MessageBuilder::default().with_bytes(2, b"containerd").with_bytes(3, b"2.4").build());
     assert_eq!(parse_fields(&configured).unwrap()[0].1.to_number(), 0b111_0010_0100);
     let part = MessageBuilder::default()
-        .bytes(1, &pod_message("p1", "cart-1"))
-        .bytes(2, &container_message("c1", "p1", "redis"));
+        .with_bytes(1, &pod_message("p1", "cart-1"))
+        .with_bytes(2, &container_message("c1", "p1", "redis"));
     ask("Synchronize", &part.with_number(3, 1).build());
     assert!(directory.is_empty(), "more parts follow");
-    ask("Synchronize", &MessageBuilder::default().bytes(2, &container_message("c2", "p1", "web")).build());
+    ask("Synchronize", &MessageBuilder::default().with_bytes(2, &container_message("c2", "p1", "web")).build());
     let name = |id: &str| directory.find_by_id(id).map(|record| record.identity(id).to_string());
     assert_eq!(name("c1").as_deref(), Some("pod/shop/cart-1/redis"));
     assert_eq!(name("c2").as_deref(), Some("pod/shop/cart-1/web"));
@@ -86,8 +91,8 @@ fn serve(listener: &UnixListener) -> UnixStream {
     let register = next(&mut socket);
     assert_eq!((register.connection, register.kind), (RUNTIME_CONNECTION, REQUEST));
     for (stream, method, payload) in [
-        (1, "Configure", MessageBuilder::default().bytes(2, b"test").build()),
-        (3, "Synchronize", MessageBuilder::default().bytes(2, &container_message("c1", "", "redis")).build()),
+        (1, "Configure", MessageBuilder::default().with_bytes(2, b"test").build()),
+        (3, "Synchronize", MessageBuilder::default().with_bytes(2, &container_message("c1", "", "redis")).build()),
     ] {
         socket.write_all(&request(stream, method, &payload).encode()).unwrap();
         let answer = next(&mut socket);
@@ -176,7 +181,7 @@ fn the_runtime_changes_the_cpus_of_its_containers() {
     wait(|| channels.updates.is_connected());
     let object = JournalObject::File { path: format!("/{cpus_file}").into() };
     let set = |cpus: &str| write_state(&host, &object, &ObjectState::Text(cpus.to_string()));
-    let refusal = MessageBuilder::default().with_number(1, 3).bytes(2, b"not now").build();
+    let refusal = MessageBuilder::default().with_number(1, 3).with_bytes(2, b"not now").build();
     std::thread::scope(|scope| {
         let runtime = scope.spawn(|| {
             let mut reader = MessageReader::default();
@@ -188,7 +193,7 @@ fn the_runtime_changes_the_cpus_of_its_containers() {
                     put(cpus_file, &format!("{cpus}\n"));
                 }
                 updates.push((id, cpus));
-                let body = error.map_or(Vec::new(), |error| MessageBuilder::default().bytes(1, error).build());
+                let body = error.map_or(Vec::new(), |error| MessageBuilder::default().with_bytes(1, error).build());
                 let answer = WireMessage { kind: RESPONSE, body, ..call };
                 connection.write_all(&answer.encode()).unwrap();
             }
@@ -232,14 +237,14 @@ fn no_container_waits_for_a_busy_daemon() {
     assert!(fastest <= Duration::from_millis(5), "{fastest:?}");
     wait(|| plugin.state().starts == 20);
     assert_eq!(plugin.state().placed_starts, 0);
-    while channels.starts.wait(Duration::ZERO).is_some() {} // what nobody waits for any more
+    while channels.starts.wait_for_start(Duration::ZERO).is_some() {} // what nobody waits for any more
     // The wait of the plugin is short, and a crowded host may take longer to wake the daemon.
     let starts = channels.starts.clone();
     let stop = Arc::new(AtomicBool::new(false));
     let ended = stop.clone();
     let daemon = std::thread::spawn(move || {
         while !ended.load(Ordering::Relaxed) {
-            if let Some(start) = starts.wait(Duration::from_millis(100)) {
+            if let Some(start) = starts.wait_for_start(Duration::from_millis(100)) {
                 assert_eq!((start.id.as_str(), start.pid), ("c2", 4711));
                 start.answer(true);
             }

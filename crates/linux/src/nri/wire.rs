@@ -1,8 +1,8 @@
 //! The bytes of NRI: frames of several connections on one socket, ttrpc messages in them, protobuf fields in these.
 //!
-//! A frame is `connection u32, length u32` (big-endian) and that many bytes of the connection's stream. A ttrpc message in
-//! a stream is `length u32, stream u32, type u8, flags u8` and its body. Unknown fields are skipped, as protobuf wants it.
-//! Every length is bounded before anything is allocated.
+//! A frame is `connection u32, length u32` (big-endian) and that many bytes of the connection's stream. A ttrpc message
+//! in a stream is `length u32, stream u32, type u8, flags u8` and its body. Unknown fields are skipped, as protobuf
+//! requires. Every length is bounded before anything is allocated.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,12 +18,12 @@ pub const RESPONSE: u8 = 2;
 
 /// ttrpc's own limit of a message.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// One message and its head fill a frame at most.
-const MAX_FRAME_BYTES: usize = MAX_MESSAGE_BYTES + MESSAGE_HEAD;
-const FRAME_HEAD: usize = 8;
-const MESSAGE_HEAD: usize = 10;
+/// A frame contains at most one message of maximum length with its header.
+const MAX_FRAME_BYTES: usize = MAX_MESSAGE_BYTES + MESSAGE_HEADER_BYTES;
+const FRAME_HEADER_BYTES: usize = 8;
+const MESSAGE_HEADER_BYTES: usize = 10;
 
-/// Bytes that are not NRI.
+/// The error for bytes that do not follow the NRI protocol.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WireError {
     /// The place and the value.
@@ -60,9 +60,9 @@ pub struct WireMessage {
 impl WireMessage {
     /// The message as one frame for the socket.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(FRAME_HEAD + MESSAGE_HEAD + self.body.len());
+        let mut bytes = Vec::with_capacity(FRAME_HEADER_BYTES + MESSAGE_HEADER_BYTES + self.body.len());
         bytes.extend(self.connection.to_be_bytes());
-        bytes.extend(((MESSAGE_HEAD + self.body.len()) as u32).to_be_bytes());
+        bytes.extend(((MESSAGE_HEADER_BYTES + self.body.len()) as u32).to_be_bytes());
         bytes.extend((self.body.len() as u32).to_be_bytes());
         bytes.extend(self.stream.to_be_bytes());
         bytes.extend([self.kind, 0]);
@@ -74,19 +74,19 @@ impl WireMessage {
 /// Reassembles messages from the pieces that the socket delivers.
 #[derive(Clone, Debug, Default)]
 pub struct MessageReader {
-    pending: Vec<u8>,
-    streams: BTreeMap<u32, Vec<u8>>,
+    pending_bytes: Vec<u8>,
+    stream_bytes: BTreeMap<u32, Vec<u8>>,
 }
 
 impl MessageReader {
-    /// Adds bytes, and takes out the messages that are complete.
+    /// Adds bytes; removes and returns the messages that are now complete.
     ///
     /// # Errors
     /// A length beyond the limit, or an unknown connection.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<WireMessage>, WireError> {
-        self.pending.extend_from_slice(bytes);
+        self.pending_bytes.extend_from_slice(bytes);
         let mut messages = Vec::new();
-        while let Some(head) = self.pending.first_chunk::<FRAME_HEAD>() {
+        while let Some(head) = self.pending_bytes.first_chunk::<FRAME_HEADER_BYTES>() {
             let [c0, c1, c2, c3, l0, l1, l2, l3] = *head;
             let connection = u32::from_be_bytes([c0, c1, c2, c3]);
             let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
@@ -96,29 +96,30 @@ impl MessageReader {
             if length > MAX_FRAME_BYTES {
                 return Err(wire_error(format!("a frame of {length} bytes"), "4 MiB or less"));
             }
-            if self.pending.len() < FRAME_HEAD + length {
+            if self.pending_bytes.len() < FRAME_HEADER_BYTES + length {
                 break;
             }
-            let frame: Vec<u8> = self.pending.drain(..FRAME_HEAD + length).skip(FRAME_HEAD).collect();
-            let stream = self.streams.entry(connection).or_default();
-            stream.extend(frame);
-            take_messages(connection, stream, &mut messages)?;
+            let frame: Vec<u8> =
+                self.pending_bytes.drain(..FRAME_HEADER_BYTES + length).skip(FRAME_HEADER_BYTES).collect();
+            let buffer = self.stream_bytes.entry(connection).or_default();
+            buffer.extend(frame);
+            take_messages(connection, buffer, &mut messages)?;
         }
         Ok(messages)
     }
 }
 
-fn take_messages(connection: u32, stream: &mut Vec<u8>, messages: &mut Vec<WireMessage>) -> Result<(), WireError> {
-    while let Some(head) = stream.first_chunk::<MESSAGE_HEAD>() {
+fn take_messages(connection: u32, buffer: &mut Vec<u8>, messages: &mut Vec<WireMessage>) -> Result<(), WireError> {
+    while let Some(head) = buffer.first_chunk::<MESSAGE_HEADER_BYTES>() {
         let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _] = *head;
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
         if length > MAX_MESSAGE_BYTES {
             return Err(wire_error(format!("a message of {length} bytes"), "4 MiB or less"));
         }
-        if stream.len() < MESSAGE_HEAD + length {
+        if buffer.len() < MESSAGE_HEADER_BYTES + length {
             break;
         }
-        let body = stream.drain(..MESSAGE_HEAD + length).skip(MESSAGE_HEAD).collect();
+        let body = buffer.drain(..MESSAGE_HEADER_BYTES + length).skip(MESSAGE_HEADER_BYTES).collect();
         messages.push(WireMessage { connection, stream: u32::from_be_bytes([s0, s1, s2, s3]), kind, body });
     }
     Ok(())
@@ -186,8 +187,8 @@ pub fn parse_fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, Wire
 
 fn take_chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
     let truncation_error = || wire_error(format!("{} bytes", bytes.len()), "a whole number");
-    let (number, remaining_bytes) = bytes.split_first_chunk::<N>().ok_or_else(truncation_error)?;
-    let number = *number;
+    let (chunk, remaining_bytes) = bytes.split_first_chunk::<N>().ok_or_else(truncation_error)?;
+    let number = *chunk;
     *bytes = remaining_bytes;
     Ok(number)
 }
@@ -211,7 +212,7 @@ pub struct MessageBuilder(Vec<u8>);
 impl MessageBuilder {
     /// Adds text, bytes or a message.
     #[must_use]
-    pub fn bytes(mut self, field: u64, value: &[u8]) -> Self {
+    pub fn with_bytes(mut self, field: u64, value: &[u8]) -> Self {
         self.push_varint(field << 3 | 2);
         self.push_varint(value.len() as u64);
         self.0.extend_from_slice(value);
@@ -226,7 +227,7 @@ impl MessageBuilder {
         self
     }
 
-    /// The message's bytes.
+    /// Returns the bytes of the built message.
     pub fn build(self) -> Vec<u8> {
         self.0
     }
@@ -284,7 +285,7 @@ mod tests {
     /// Does every field come back, and is a broken message refused?
     #[test]
     fn fields_come_back() {
-        let bytes = MessageBuilder::default().bytes(1, b"name").with_number(2, 300).bytes(22, &[]).build();
+        let bytes = MessageBuilder::default().with_bytes(1, b"name").with_number(2, 300).with_bytes(22, &[]).build();
         let read = parse_fields(&bytes).unwrap();
         assert_eq!(read, [(1, FieldValue::Bytes(b"name")), (2, FieldValue::Number(300)), (22, FieldValue::Bytes(b""))]);
         assert_eq!(parse_fields(&[0x0d, 1, 0, 0, 0]).unwrap(), [(1, FieldValue::Number(1))]);

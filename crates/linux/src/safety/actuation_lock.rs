@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::kernel::{Kernel, ThreadKey};
-use crate::safety::journal::{Journal, JournalError, check_own};
+use crate::safety::journal::{Journal, JournalError, check_ownership};
 
 /// Paths of the locks.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,7 +54,7 @@ impl ActuationLock {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&paths.lock).map_err(io_error)?;
-        check_own(&paths.lock, &file.metadata().map_err(io_error)?)?;
+        check_ownership(&paths.lock, &file.metadata().map_err(io_error)?)?;
         let deadline = Instant::now() + timeout;
         loop {
             match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
@@ -68,16 +68,19 @@ impl ActuationLock {
         }
         let mut previous_state_dir = Vec::new();
         (&mut file).take(libc::PATH_MAX as u64).read_to_end(&mut previous_state_dir).map_err(io_error)?;
-        let last = PathBuf::from(std::ffi::OsString::from_vec(previous_state_dir));
+        let last_state_dir = PathBuf::from(std::ffi::OsString::from_vec(previous_state_dir));
         let state_path = std::path::absolute(state_dir).map_err(io_error)?;
-        if last.is_absolute() && last != state_path && cachemate_files::path_exists(&last.join(Journal::FILE_NAME)) {
-            return Err(JournalError::LeftElsewhere { path: last });
+        if last_state_dir.is_absolute()
+            && last_state_dir != state_path
+            && cachemate_files::path_exists(&last_state_dir.join(Journal::FILE_NAME))
+        {
+            return Err(JournalError::LeftElsewhere { path: last_state_dir });
         }
         file.set_len(0).and_then(|()| file.rewind()).map_err(io_error)?;
         file.write_all(state_path.as_os_str().as_bytes()).map_err(io_error)?;
         let is_root = rustix::process::geteuid().is_root();
-        let root_lock = (!is_root).then(|| paths.root_announcement.clone());
-        let mut actuation_lock = ActuationLock { file, announcement: None, overruling_announcement: root_lock };
+        let root_announcement = (!is_root).then(|| paths.root_announcement.clone());
+        let mut actuation_lock = ActuationLock { file, announcement: None, overruling_announcement: root_announcement };
         if actuation_lock.is_overruled(kernel) {
             return Ok(None);
         }

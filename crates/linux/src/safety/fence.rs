@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 /// The variable that passes the descriptor to the guardian.
-pub const VARIABLE: &str = "CACHEMATE_FENCE";
+pub const ENVIRONMENT_VARIABLE: &str = "CACHEMATE_FENCE";
 
 /// A fence; each guardian has a new one.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// A new fence, which is open.
+    /// A new fence, which is not raised.
     ///
     /// # Errors
     /// No descriptor or memory is left.
@@ -31,19 +31,21 @@ impl Fence {
         Ok(Fence { page })
     }
 
-    /// The fence that this process inherited, named by [`VARIABLE`].
+    /// The fence that this process inherited, named by [`ENVIRONMENT_VARIABLE`].
     ///
     /// # Errors
     /// The variable does not name a daemon's page of memory.
     pub fn inherit() -> io::Result<Option<Self>> {
-        let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
-        let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{VARIABLE}: found {text:?}"));
-        let number: RawFd = text.to_str().and_then(|text| text.parse().ok()).filter(|fd| *fd > 2).ok_or_else(wrong)?;
+        let Some(text) = std::env::var_os(ENVIRONMENT_VARIABLE) else { return Ok(None) };
+        let invalid_variable =
+            || io::Error::new(io::ErrorKind::InvalidInput, format!("{ENVIRONMENT_VARIABLE}: found {text:?}"));
+        let fd: RawFd =
+            text.to_str().and_then(|text| text.parse().ok()).filter(|fd| *fd > 2).ok_or_else(invalid_variable)?;
         // SAFETY: the descriptor is borrowed only to check whether it is open.
-        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
-        rustix::fs::fcntl_get_seals(descriptor).map_err(|_| wrong())?;
+        let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::fs::fcntl_get_seals(descriptor).map_err(|_| invalid_variable())?;
         // SAFETY: the daemon left the descriptor open for this process, which takes it once, at its start.
-        Ok(Some(Fence { page: File::from(unsafe { OwnedFd::from_raw_fd(number) }) }))
+        Ok(Some(Fence { page: File::from(unsafe { OwnedFd::from_raw_fd(fd) }) }))
     }
 
     /// Raises the fence, so that the daemon makes no more changes.

@@ -28,14 +28,14 @@ use crate::safety::limits;
 use crate::safety::restore::{RestoreOutcome, RestoredObject, restore};
 
 /// The message of a daemon that has restored everything, before it closes the pipe.
-const ALL_RESTORED: &[u8] = b"restored\n";
+const ALL_RESTORED_MESSAGE: &[u8] = b"restored\n";
 
 /// The shortest silence after which a daemon counts as hung.
-pub const SILENCE: Duration = Duration::from_secs(10);
+pub const MIN_SILENCE: Duration = Duration::from_secs(10);
 /// Number of the daemon's windows that the silence must also span.
-const SILENT_WINDOWS: u32 = 5;
+const MIN_SILENT_WINDOWS: u32 = 5;
 /// Maximum wait for a dismissed guardian to exit.
-const LEAVING: Duration = Duration::from_secs(2);
+const MAX_EXIT_WAIT: Duration = Duration::from_secs(2);
 
 /// The daemon's end of a running guardian.
 #[derive(Debug)]
@@ -57,16 +57,16 @@ pub enum GuardianStatus {
 
 impl Guardian {
     /// Starts `program ARGS...`, which must call [`watch`], and waits until it reports ready, so that no change is
-    /// made without a guardian. The guardian keeps `hold` open as long as it lives.
+    /// made without a guardian. The guardian keeps `held_fds` open as long as it lives.
     ///
     /// # Errors
     /// It could not be started or did not report ready.
-    pub fn start(program: &Path, args: &[&str], hold: &[BorrowedFd<'_>]) -> io::Result<Self> {
+    pub fn start(program: &Path, args: &[&str], held_fds: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let fence = Arc::new(Fence::new()?);
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.env(fence::VARIABLE, fence.as_fd().as_raw_fd().to_string());
-        let inherited_fds: Vec<RawFd> = hold.iter().chain([&fence.as_fd()]).map(AsRawFd::as_raw_fd).collect();
+        command.env(fence::ENVIRONMENT_VARIABLE, fence.as_fd().as_raw_fd().to_string());
+        let inherited_fds: Vec<RawFd> = held_fds.iter().chain([&fence.as_fd()]).map(AsRawFd::as_raw_fd).collect();
         // SAFETY: setsid(2) and fcntl(2) are async-signal-safe and touch no memory of ours; the descriptors are open.
         unsafe {
             command.pre_exec(move || {
@@ -77,15 +77,15 @@ impl Guardian {
             });
         }
         let mut child = command.spawn()?;
-        let mut ready = [0u8; 6];
+        let mut ready_message = [0u8; 6];
         let stdout = child.stdout.as_mut().expect("standard output was piped");
-        let stood = stdout.read_exact(&mut ready).and_then(|()| {
+        let ready_result = stdout.read_exact(&mut ready_message).and_then(|()| {
             // A stopped guardian must not block the daemon.
             let pipe = child.stdin.as_ref().expect("standard input was piped");
             Ok(rustix::fs::fcntl_setfl(pipe, rustix::fs::OFlags::NONBLOCK)?)
         });
-        match stood {
-            Ok(()) if &ready == b"ready\n" => Ok(Guardian { child, fence }),
+        match ready_result {
+            Ok(()) if &ready_message == b"ready\n" => Ok(Guardian { child, fence }),
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -115,16 +115,16 @@ impl Guardian {
     }
 
     /// Sends a heartbeat with the length of the windows, each of which will send another.
-    pub fn beat(&mut self, window: Duration) {
+    pub fn send_heartbeat(&mut self, window: Duration) {
         if let Some(pipe) = &mut self.child.stdin {
             // A full pipe holds enough heartbeats; a broken pipe is noticed by the guardian's state.
             let _ = pipe.write_all(format!("{}\n", window.as_millis()).as_bytes());
         }
     }
 
-    /// Does the guardian, which may still be restoring, exit within `patience`?
-    pub fn wait_for_end(&mut self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+    /// Does the guardian, which may still be restoring, exit within `max_wait`?
+    pub fn exits_within(&mut self, max_wait: Duration) -> bool {
+        let deadline = Instant::now() + max_wait;
         loop {
             match self.child.try_wait() {
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
@@ -140,9 +140,9 @@ impl Guardian {
     /// The guardian had exited already, or does not exit. In both cases it has nothing left to do.
     pub fn dismiss(mut self) -> io::Result<()> {
         let mut pipe = self.child.stdin.take().expect("standard input was piped, and is taken only here");
-        let goodbye = pipe.write_all(ALL_RESTORED);
+        let write_result = pipe.write_all(ALL_RESTORED_MESSAGE);
         drop(pipe);
-        if self.wait_for_end(LEAVING) { goodbye } else { Err(io::ErrorKind::TimedOut.into()) }
+        if self.exits_within(MAX_EXIT_WAIT) { write_result } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
@@ -157,31 +157,34 @@ enum PipeEnd {
     Silence(Duration),
 }
 
-/// Reads heartbeats until they end.
-fn read_heartbeats(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
-    let (mut limit, mut heard, mut line) = (shortest_silence, Instant::now(), Vec::new());
+/// Reads the daemon's messages until it reports a complete restoration, closes the pipe, or is silent for too long.
+fn read_heartbeats(pipe: impl AsFd, min_silence: Duration) -> PipeEnd {
+    let (mut max_silence, mut last_heard, mut line) = (min_silence, Instant::now(), Vec::new());
     loop {
-        let waiting_since = Instant::now();
-        let remaining = limit.saturating_sub(heard.elapsed()).min(Duration::from_secs(1));
+        let poll_start = Instant::now();
+        let remaining = max_silence.saturating_sub(last_heard.elapsed()).min(Duration::from_secs(1));
         let timeout = Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: i64::from(remaining.subsec_nanos()) };
-        let mut polled = [PollFd::new(&pipe, PollFlags::IN)];
-        let ready = match poll(&mut polled, Some(&timeout)) {
+        let mut poll_fds = [PollFd::new(&pipe, PollFlags::IN)];
+        let ready_count = match poll(&mut poll_fds, Some(&timeout)) {
             Ok(ready) => ready,
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return PipeEnd::End,
         };
-        if ready > 0 {
+        if ready_count > 0 {
             let mut buffer = [0u8; 256];
             match rustix::io::read(&pipe, &mut buffer) {
                 Ok(0) => return PipeEnd::End,
                 Ok(count) => {
-                    heard = Instant::now();
+                    last_heard = Instant::now();
                     line.extend_from_slice(&buffer[..count]);
                     for message in take_lines(&mut line) {
                         match message.parse::<u64>() {
-                            _ if message.as_bytes() == ALL_RESTORED.trim_ascii_end() => return PipeEnd::AllRestored,
+                            _ if message.as_bytes() == ALL_RESTORED_MESSAGE.trim_ascii_end() => {
+                                return PipeEnd::AllRestored;
+                            }
                             Ok(ms) => {
-                                limit = shortest_silence.max(SILENT_WINDOWS * Duration::from_millis(ms.min(HOUR_MS)))
+                                max_silence =
+                                    min_silence.max(MIN_SILENT_WINDOWS * Duration::from_millis(ms.min(MAX_WINDOW_MS)))
                             }
                             Err(_) => {}
                         }
@@ -190,22 +193,22 @@ fn read_heartbeats(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return PipeEnd::End,
             }
-        } else if waiting_since.elapsed() > remaining + Duration::from_secs(1) {
+        } else if poll_start.elapsed() > remaining + Duration::from_secs(1) {
             // The guardian was stopped as well, so the daemon's time starts again.
-            heard = Instant::now();
-        } else if heard.elapsed() >= limit {
-            return PipeEnd::Silence(heard.elapsed());
+            last_heard = Instant::now();
+        } else if last_heard.elapsed() >= max_silence {
+            return PipeEnd::Silence(last_heard.elapsed());
         }
     }
 }
 
-/// Maximum length of a window; a larger number is invalid.
-const HOUR_MS: u64 = 3_600_000;
+/// Maximum length of a window in a heartbeat; a larger number counts as this one.
+const MAX_WINDOW_MS: u64 = 3_600_000;
 
 /// Removes and returns the complete lines of the bytes read so far.
-fn take_lines(read: &mut Vec<u8>) -> Vec<String> {
-    let end = read.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
-    let complete_bytes: Vec<u8> = read.drain(..end).collect();
+fn take_lines(received_bytes: &mut Vec<u8>) -> Vec<String> {
+    let end = received_bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    let complete_bytes: Vec<u8> = received_bytes.drain(..end).collect();
     String::from_utf8_lossy(&complete_bytes).lines().map(str::to_string).collect()
 }
 
@@ -230,7 +233,7 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
     let fence = Fence::inherit().map_err(io_error)?;
     let mut stdout = io::stdout();
     let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
-    match read_heartbeats(io::stdin(), SILENCE) {
+    match read_heartbeats(io::stdin(), MIN_SILENCE) {
         PipeEnd::AllRestored => return Ok(RecoveryReport::default()),
         PipeEnd::Silence(silence) => {
             // The daemon holds the lock, but the raised fence keeps it from changing anything.
@@ -244,7 +247,7 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
     // A daemon that has started in the meantime restores the host before it does anything else, and the journal then
     // belongs to it. The dead daemon's lock may outlive its pipe by a moment.
     for _ in 0..20 {
-        if let Some(_lock) = Lock::acquire_daemon_lock(state_dir)? {
+        if let Some(_lock) = DaemonLock::acquire_daemon_lock(state_dir)? {
             return restore_left_behind(kernel, state_dir);
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -261,11 +264,11 @@ fn ignore_terminal_signals() {
 
 /// One lock per state directory: a daemon holds it while it runs, a restore while it restores.
 #[derive(Debug)]
-pub struct Lock {
+pub struct DaemonLock {
     _file: OwnedFd,
 }
 
-impl Lock {
+impl DaemonLock {
     /// Acquires the daemon's lock; `None` if another process holds it.
     ///
     /// # Errors
@@ -273,11 +276,11 @@ impl Lock {
     pub fn acquire_daemon_lock(state_dir: &Path) -> Result<Option<Self>, JournalError> {
         let path = state_dir.join("daemon.lock");
         let dir = std::fs::metadata(state_dir).map_err(JournalError::io_error_at(&path))?;
-        journal::check_own(state_dir, &dir)?;
+        journal::check_ownership(state_dir, &dir)?;
         let file = Self::open(&path)?;
         let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
         match rustix::io::retry_on_intr(lock) {
-            Ok(()) => Ok(Some(Lock { _file: file })),
+            Ok(()) => Ok(Some(DaemonLock { _file: file })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(JournalError::Io { path, source: error.into() }),
         }
@@ -287,8 +290,8 @@ impl Lock {
     ///
     /// # Errors
     /// The file cannot be opened or locked.
-    pub fn wait_for_daemon_lock(state_dir: &Path, patience: Duration) -> Result<Option<Self>, JournalError> {
-        let deadline = Instant::now() + patience;
+    pub fn wait_for_daemon_lock(state_dir: &Path, max_wait: Duration) -> Result<Option<Self>, JournalError> {
+        let deadline = Instant::now() + max_wait;
         loop {
             let lock = Self::acquire_daemon_lock(state_dir)?;
             if lock.is_some() || Instant::now() >= deadline {
@@ -317,9 +320,9 @@ impl Lock {
 #[derive(Debug, Default)]
 pub struct RecoveryReport {
     /// Outcome for each object of the journal; empty if there was nothing to restore.
-    pub account: Vec<RestoredObject>,
+    pub restored_objects: Vec<RestoredObject>,
     /// Lines of the journal that could not be read. The objects in them may still be changed.
-    pub damage: Option<Damage>,
+    pub damage: Option<JournalDamage>,
     /// The reason why the journal could not be removed, although everything is restored. Restoring from it again
     /// changes nothing.
     pub removal_error: Option<JournalError>,
@@ -329,20 +332,20 @@ pub struct RecoveryReport {
 
 /// A journal with lines that cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Damage {
+pub struct JournalDamage {
     /// Numbers of the lines, from 1.
-    pub lines: Vec<usize>,
+    pub line_numbers: Vec<usize>,
     /// Current path of the journal.
-    pub journal: PathBuf,
+    pub journal_path: PathBuf,
 }
 
-impl std::fmt::Display for Damage {
+impl std::fmt::Display for JournalDamage {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let lines: Vec<String> = self.lines.iter().map(usize::to_string).collect();
+        let lines: Vec<String> = self.line_numbers.iter().map(usize::to_string).collect();
         write!(
             out,
             "{}: line {} cannot be read: its change is unknown and may not have been restored",
-            self.journal.display(),
+            self.journal_path.display(),
             lines.join(", ")
         )
     }
@@ -350,60 +353,63 @@ impl std::fmt::Display for Damage {
 
 /// Restores from a journal left behind, if there is one, and removes it when nothing is left to do. A journal with
 /// damaged lines is quarantined instead. A journal of another boot is only removed, because none of its objects still
-/// exists. The caller holds the directory's [`Lock`].
+/// exists. The caller holds the directory's [`DaemonLock`].
 ///
 /// # Errors
 /// The journal cannot be read, or was written in another PID namespace.
 pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
-    let Some(recovered) = journal::recover(state_dir)? else {
+    let Some(recovered_journal) = journal::read_left_behind(state_dir)? else {
         return Ok(RecoveryReport::default());
     };
     let mut report = RecoveryReport::default();
-    if let (Some(then), Ok(now)) = (&recovered.boot_id, kernel.boot_id())
-        && *then != now
+    if let (Some(journal_boot_id), Ok(current_boot_id)) = (&recovered_journal.boot_id, kernel.boot_id())
+        && *journal_boot_id != current_boot_id
     {
         report.removal_error = journal::remove_left_behind(state_dir).err();
         return Ok(report);
     }
     // In this namespace the journal's thread ids name no threads or other ones, so a live program would count as
     // exited.
-    if let (Some(found), Some(expected)) = (recovered.pid_namespace, kernel::pid_namespace())
+    if let (Some(found), Some(expected)) = (recovered_journal.pid_namespace, kernel::pid_namespace())
         && found != expected
     {
         let path = state_dir.join(Journal::FILE_NAME);
         return Err(JournalError::OtherPidNamespace { path, found, expected });
     }
-    let damaged_lines = recovered.damaged_lines.clone();
-    let (allowed_entries, refused_objects) = limits::split(kernel, recovered.entries.clone());
-    report.account = restore(kernel, &allowed_entries);
-    report.account.extend(refused_objects);
-    let any_failed = report.account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_)));
+    let damaged_lines = recovered_journal.damaged_lines.clone();
+    let (allowed_entries, refused_objects) = limits::split_entries(kernel, recovered_journal.entries.clone());
+    report.restored_objects = restore(kernel, &allowed_entries);
+    report.restored_objects.extend(refused_objects);
+    let has_failure =
+        report.restored_objects.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_)));
     if !damaged_lines.is_empty() {
-        let mut journal = state_dir.join(Journal::FILE_NAME);
-        if !any_failed {
+        let mut journal_path = state_dir.join(Journal::FILE_NAME);
+        if !has_failure {
             match journal::quarantine(state_dir) {
-                Ok(aside) => journal = aside,
+                Ok(quarantined_path) => journal_path = quarantined_path,
                 Err(error) => report.removal_error = Some(error),
             }
         }
-        report.damage = Some(Damage { lines: damaged_lines, journal });
-    } else if any_failed {
+        report.damage = Some(JournalDamage { line_numbers: damaged_lines, journal_path });
+    } else if has_failure {
         // If that fails, as on a disk that became read-only, the whole journal remains.
-        let _ = journal::retain_left_behind(state_dir, recovered, |object| is_left(&report.account, object));
+        let _ = journal::retain_left_behind(state_dir, recovered_journal, |object| {
+            must_retain(&report.restored_objects, object)
+        });
     } else {
         report.removal_error = journal::remove_left_behind(state_dir).err();
     }
     Ok(report)
 }
 
-/// Does the next restore need this object? One that failed, one that was not tried (masks go with their group), and every
-/// thread's if a thread that inherited from any of them failed.
-fn is_left(account: &[RestoredObject], object: &JournalObject) -> bool {
+/// Does the next restore need this object? Yes if its restoration failed or was not tried (masks are removed with their
+/// group), and for every property of a thread if the restoration of any thread failed.
+fn must_retain(restored_objects: &[RestoredObject], object: &JournalObject) -> bool {
     let is_failed = |line: &&RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
-    let mut lines = account.iter().filter(|line| line.object == *object).peekable();
-    let not_tried = lines.peek().is_none();
-    let inheritor_failed = || account.iter().filter(is_failed).any(|line| line.object.thread().is_some());
-    not_tried || lines.any(|line| is_failed(&line)) || object.thread().is_some() && inheritor_failed()
+    let mut object_outcomes = restored_objects.iter().filter(|line| line.object == *object).peekable();
+    let is_untried = object_outcomes.peek().is_none();
+    let has_failed_thread = || restored_objects.iter().filter(is_failed).any(|line| line.object.thread().is_some());
+    is_untried || object_outcomes.any(|line| is_failed(&line)) || object.thread().is_some() && has_failed_thread()
 }
 
 #[cfg(test)]

@@ -50,7 +50,8 @@ pub enum JournalObject {
         /// The thread.
         thread: ThreadKey,
     },
-    /// The group of a hierarchy (a mounted cgroup controller, resctrl) that a thread is in; children are born into it.
+    /// The group of a hierarchy (a mounted cgroup controller, resctrl) that contains a thread; its children start in
+    /// the same group.
     Membership {
         /// Mount point of the hierarchy.
         hierarchy: PathBuf,
@@ -90,7 +91,7 @@ impl JournalObject {
 
     /// The process whose threads and children inherit the object at their creation; `None` if it is not a property of a
     /// thread.
-    pub fn inherited_fd(&self) -> Option<i32> {
+    pub fn inheritable_from_pid(&self) -> Option<i32> {
         match self {
             JournalObject::Affinity { pid, .. }
             | JournalObject::Nice { pid, .. }
@@ -162,7 +163,7 @@ pub struct JournalEntry {
     /// State before the first change.
     pub original: ObjectState,
     /// All states that cachemate has set.
-    pub our_values: Vec<ObjectState>,
+    pub applied_states: Vec<ObjectState>,
     /// Time at which the journal was begun, in clock ticks since the boot.
     pub since_ticks: u64,
     /// Whether the original mask was as wide as the thread's cpuset, so that the restored mask must follow the cpuset
@@ -234,7 +235,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// An object's current state must be recorded but cannot be read.
-    #[error("{object}: how it is now cannot be read: {source}")]
+    #[error("{object}: its current state cannot be read: {source}")]
     Original {
         /// The object, for the message.
         object: String,
@@ -242,7 +243,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// Another user may have written the file or directory.
-    #[error("{path}: found {found}, expected {expected}: nothing in it is obeyed")]
+    #[error("{path}: found {found}, expected {expected}: its content is ignored")]
     NotOurs {
         /// The file or directory.
         path: PathBuf,
@@ -252,7 +253,7 @@ pub enum JournalError {
         expected: String,
     },
     /// The last owner of the right to act has left a journal.
-    #[error("{path}: a journal of a run that died lies there: cachemate restore --state-dir {path} comes first")]
+    #[error("{path}: contains the journal of a crashed run; run cachemate restore --state-dir {path} first")]
     LeftElsewhere {
         /// The state directory that contains it.
         path: PathBuf,
@@ -359,11 +360,11 @@ impl JournalFile {
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    disk: JournalFile,
-    good_bytes: u64,
+    file: JournalFile,
+    valid_bytes: u64,
     /// Whether the valid bytes are followed by a fragment of a failed batch that could not be cut off.
     is_torn: bool,
-    live_bytes_after_compaction: u64,
+    compacted_bytes: u64,
     boot_id: String,
     pid_namespace: Option<u64>,
     since_ticks: u64,
@@ -374,7 +375,7 @@ impl Journal {
     /// Name of the journal in the state directory.
     pub const FILE_NAME: &str = "restore.journal";
     /// Prefix of the names of quarantined journals with damaged lines.
-    pub const ASIDE: &str = "damaged.journal";
+    pub const QUARANTINE_PREFIX: &str = "damaged.journal";
 
     /// Starts a fresh journal, `since_ticks` clock ticks after the boot. An old journal must have been restored and
     /// removed before; an empty one (the disk was full when it was begun) is replaced.
@@ -384,27 +385,28 @@ impl Journal {
     pub fn create(state_dir: &Path, boot_id: &str, since_ticks: u64) -> Result<Self, JournalError> {
         let path = state_dir.join(Self::FILE_NAME);
         let io_error = JournalError::io_error_at(&path);
-        let begin = || OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
-        let file = match begin() {
+        let open_new = || OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
+        let file = match open_new() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty_journal(state_dir) => {
                 remove(&path)?;
-                begin()
+                open_new()
             }
             other => other,
         };
         let mut journal = Journal {
             path: path.clone(),
-            disk: JournalFile::new(file.map_err(io_error)?),
-            good_bytes: 0,
+            file: JournalFile::new(file.map_err(io_error)?),
+            valid_bytes: 0,
             is_torn: false,
-            live_bytes_after_compaction: 0,
+            compacted_bytes: 0,
             boot_id: boot_id.to_string(),
             pid_namespace: pid_namespace(),
             since_ticks,
             entries: BTreeMap::new(),
         };
-        let begun = journal.append(&[journal.header()], true).and_then(|()| sync_dir(state_dir).map_err(io_error));
-        if let Err(error) = begun {
+        let outcome =
+            journal.append(&[journal.header_record()], true).and_then(|()| sync_dir(state_dir).map_err(io_error));
+        if let Err(error) = outcome {
             // If even this fails, the next try finds a journal without objects.
             let _ = fs::remove_file(&path);
             return Err(error);
@@ -412,7 +414,7 @@ impl Journal {
         Ok(journal)
     }
 
-    fn header(&self) -> JournalRecord {
+    fn header_record(&self) -> JournalRecord {
         let (boot_id, pid_namespace) = (self.boot_id.clone(), self.pid_namespace);
         JournalRecord::Header { format: FORMAT, boot_id, since_ticks: self.since_ticks, pid_namespace }
     }
@@ -424,19 +426,19 @@ impl Journal {
     /// The disk is full or failing: none of the changes may be made. The journal stays usable.
     pub fn journal_changes(&mut self, changes: &[IntendedChange]) -> Result<(), JournalError> {
         let mut lines = Vec::new();
-        let mut is_fresh = false;
+        let mut has_new_object = false;
         let mut next_entries: BTreeMap<JournalObject, JournalEntry> = BTreeMap::new();
         for change in changes {
             let known_entry = next_entries.get(&change.object).or_else(|| self.entries.get(&change.object)).cloned();
             let entry = match known_entry {
-                Some(entry) if entry.our_values.contains(&change.target) => continue,
+                Some(entry) if entry.applied_states.contains(&change.target) => continue,
                 Some(mut entry) => {
-                    entry.our_values.push(change.target.clone());
+                    entry.applied_states.push(change.target.clone());
                     lines.push(JournalRecord::Update { object: change.object.clone(), ours: change.target.clone() });
                     entry
                 }
                 None => {
-                    is_fresh = true;
+                    has_new_object = true;
                     let our_values = vec![change.target.clone()];
                     let (original, follows) = (change.current.clone(), change.follows_cpuset);
                     lines.push(JournalRecord::Original {
@@ -445,13 +447,18 @@ impl Journal {
                         ours: our_values.clone(),
                         follows,
                     });
-                    JournalEntry { original, our_values, since_ticks: self.since_ticks, follows_cpuset: follows }
+                    JournalEntry {
+                        original,
+                        applied_states: our_values,
+                        since_ticks: self.since_ticks,
+                        follows_cpuset: follows,
+                    }
                 }
             };
             next_entries.insert(change.object.clone(), entry);
         }
         if !lines.is_empty() {
-            self.append(&lines, is_fresh)?;
+            self.append(&lines, has_new_object)?;
         }
         self.entries.append(&mut next_entries);
         Ok(())
@@ -469,48 +476,48 @@ impl Journal {
     /// Rewriting failed; the old file is still whole and in use.
     pub fn retain(&mut self, is_kept: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
         self.entries.retain(|object, _| is_kept(object));
-        let worth_it = self.good_bytes > COMPACT_FROM_BYTES.max(2 * self.live_bytes_after_compaction);
-        if worth_it { self.compact() } else { Ok(()) }
+        let is_compaction_due = self.valid_bytes > COMPACT_FROM_BYTES.max(2 * self.compacted_bytes);
+        if is_compaction_due { self.compact() } else { Ok(()) }
     }
 
     fn compact(&mut self) -> Result<(), JournalError> {
         let io_error = JournalError::io_error_at(&self.path);
         let mut text = Vec::new();
-        write_line(&mut text, &self.header());
+        append_line(&mut text, &self.header_record());
         for (object, entry) in &self.entries {
-            let (object, original, ours) = (object.clone(), entry.original.clone(), entry.our_values.clone());
-            write_line(&mut text, &JournalRecord::Original { object, original, ours, follows: entry.follows_cpuset });
+            let (object, original, ours) = (object.clone(), entry.original.clone(), entry.applied_states.clone());
+            append_line(&mut text, &JournalRecord::Original { object, original, ours, follows: entry.follows_cpuset });
         }
         let new_path = self.path.with_extension("journal.new");
         // The remains of a crash are not a journal. The file stays open under its new name, because opening it again
         // could fail.
         let _ = fs::remove_file(&new_path);
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&new_path).map_err(io_error)?;
-        let mut disk = JournalFile::new(file);
-        disk.append(&text).and_then(|()| disk.sync()).map_err(io_error)?;
+        let mut new_file = JournalFile::new(file);
+        new_file.append(&text).and_then(|()| new_file.sync()).map_err(io_error)?;
         fs::rename(&new_path, &self.path).map_err(io_error)?;
-        self.disk = disk;
-        (self.good_bytes, self.is_torn) = (text.len() as u64, false);
-        self.live_bytes_after_compaction = self.good_bytes;
+        self.file = new_file;
+        (self.valid_bytes, self.is_torn) = (text.len() as u64, false);
+        self.compacted_bytes = self.valid_bytes;
         sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io_error)
     }
 
-    fn append(&mut self, lines: &[JournalRecord], sync: bool) -> Result<(), JournalError> {
+    fn append(&mut self, lines: &[JournalRecord], must_sync: bool) -> Result<(), JournalError> {
         let mut text = Vec::new();
-        if self.is_torn && self.disk.truncate(self.good_bytes).is_err() {
-            text.push(b'\n'); // ends the piece, which hides no line after it
-            write_line(&mut text, &JournalRecord::Torn {});
+        if self.is_torn && self.file.truncate(self.valid_bytes).is_err() {
+            text.push(b'\n'); // ends the fragment, so that it does not hide the next line
+            append_line(&mut text, &JournalRecord::Torn {});
         }
         self.is_torn = false;
-        lines.iter().for_each(|line| write_line(&mut text, line));
-        let outcome = self.disk.append(&text).and_then(|()| if sync { self.disk.sync() } else { Ok(()) });
-        match outcome.and_then(|()| self.disk.bytes()) {
+        lines.iter().for_each(|line| append_line(&mut text, line));
+        let outcome = self.file.append(&text).and_then(|()| if must_sync { self.file.sync() } else { Ok(()) });
+        match outcome.and_then(|()| self.file.bytes()) {
             Ok(bytes) => {
-                self.good_bytes = bytes;
+                self.valid_bytes = bytes;
                 Ok(())
             }
             Err(source) => {
-                self.is_torn = self.disk.truncate(self.good_bytes).is_err();
+                self.is_torn = self.file.truncate(self.valid_bytes).is_err();
                 Err(JournalError::Io { path: self.path.clone(), source })
             }
         }
@@ -520,7 +527,7 @@ impl Journal {
     ///
     /// # Errors
     /// The disk fails.
-    pub fn renew(&mut self, is_kept: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
+    pub fn rewrite(&mut self, is_kept: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
         self.entries.retain(|object, _| is_kept(object));
         self.compact()
     }
@@ -534,9 +541,9 @@ impl Journal {
     }
 }
 
-/// Opens a file whose content will be trusted: a file of this user that no other user can have written. `None` if it
-/// does not exist.
-fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
+/// Opens a file whose content will be trusted: it must belong to this user, and no other user may write to it. `None`
+/// if it does not exist.
+fn open_trusted(path: &Path) -> Result<Option<File>, JournalError> {
     let io_error = JournalError::io_error_at(path);
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -545,7 +552,7 @@ fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
         Err(source) => return Err(io_error(source)),
     };
     let metadata = file.metadata().map_err(io_error)?;
-    check_own(path, &metadata)?;
+    check_ownership(path, &metadata)?;
     if !metadata.is_file() {
         let (found, expected) = (format!("{:?}", metadata.file_type()), "a plain file".to_string());
         return Err(JournalError::NotOurs { path: path.to_path_buf(), found, expected });
@@ -553,13 +560,13 @@ fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
     Ok(Some(file))
 }
 
-/// Checks that it belongs to this user and that no other user may write to it.
+/// Checks that a file belongs to this user, and that no other user may write to it.
 ///
 /// # Errors
 /// The file belongs to another user, or another user may write to it.
-pub(crate) fn check_own(path: &Path, found: &fs::Metadata) -> Result<(), JournalError> {
+pub(crate) fn check_ownership(path: &Path, metadata: &fs::Metadata) -> Result<(), JournalError> {
     let own_user = rustix::process::geteuid().as_raw();
-    let (found, expected) = match (found.uid(), found.mode() & 0o7777) {
+    let (found, expected) = match (metadata.uid(), metadata.mode() & 0o7777) {
         (owner, _) if owner != own_user => (format!("owner {owner}"), format!("owner {own_user}")),
         (_, mode) if mode & 0o022 != 0 => {
             (format!("mode {mode:o}"), "one that only its owner may write to".to_string())
@@ -573,9 +580,9 @@ pub(crate) fn check_own(path: &Path, found: &fs::Metadata) -> Result<(), Journal
 ///
 /// # Errors
 /// The file cannot be read, belongs to another user, or has a newer format.
-pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalError> {
+pub fn read_left_behind(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
-    let bytes = match open_own(&path) {
+    let bytes = match open_trusted(&path) {
         Ok(None) => return Ok(None),
         Ok(Some(mut file)) => {
             let mut bytes = Vec::new();
@@ -589,60 +596,65 @@ pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalErro
         }
         Err(error) => return Err(error),
     };
-    read(&path, &bytes).map(Some)
+    parse(&path, &bytes).map(Some)
 }
 
 /// Parses the bytes of a journal; errors name it `path`.
 ///
 /// # Errors
 /// The journal has another format.
-pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError> {
-    let mut recovered = RecoveredJournal::default();
-    let mut start_ticks = 0;
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError> {
+    let mut recovered_journal = RecoveredJournal::default();
+    let mut header_since_ticks = 0;
     for (index, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
-        let is_whole = line.ends_with(b"\n");
-        let read = if is_whole { read_line(line) } else { read_end(line) };
-        match read {
-            None if is_whole => recovered.damaged_lines.push(index + 1),
-            None => recovered.is_torn = true,
+        let has_newline = line.ends_with(b"\n");
+        let record = if has_newline { parse_line(line) } else { parse_last_line(line) };
+        match record {
+            None if has_newline => recovered_journal.damaged_lines.push(index + 1),
+            None => recovered_journal.is_torn = true,
             Some(JournalRecord::Header { format, .. }) if format != FORMAT => {
                 let problem = format!("found format {format}, expected {FORMAT}");
                 return Err(JournalError::Damaged { path: path.to_path_buf(), line: index + 1, what: problem });
             }
             Some(JournalRecord::Header { boot_id, since_ticks, pid_namespace, .. }) => {
-                (recovered.boot_id, start_ticks) = (Some(boot_id), since_ticks);
-                recovered.pid_namespace = pid_namespace;
+                (recovered_journal.boot_id, header_since_ticks) = (Some(boot_id), since_ticks);
+                recovered_journal.pid_namespace = pid_namespace;
             }
             // A second original: the first one was in a failed batch, or its object was dropped since.
             Some(JournalRecord::Original { object, original, ours, follows }) => {
-                recovered.entries.insert(
+                recovered_journal.entries.insert(
                     object,
-                    JournalEntry { original, our_values: ours, since_ticks: start_ticks, follows_cpuset: follows },
+                    JournalEntry {
+                        original,
+                        applied_states: ours,
+                        since_ticks: header_since_ticks,
+                        follows_cpuset: follows,
+                    },
                 );
             }
             Some(JournalRecord::Update { object, ours }) => {
-                if let Some(entry) = recovered.entries.get_mut(&object) {
-                    entry.our_values.push(ours);
+                if let Some(entry) = recovered_journal.entries.get_mut(&object) {
+                    entry.applied_states.push(ours);
                 }
             }
             Some(JournalRecord::Torn {}) => {
-                recovered.damaged_lines.pop_if(|line| *line == index);
+                recovered_journal.damaged_lines.pop_if(|line| *line == index);
             }
         }
     }
-    Ok(recovered)
+    Ok(recovered_journal)
 }
 
 /// Does this journal name no object, so that nothing was changed after it was begun?
 fn is_empty_journal(state_dir: &Path) -> bool {
-    recover(state_dir).is_ok_and(|journal| {
+    read_left_behind(state_dir).is_ok_and(|journal| {
         journal.is_some_and(|journal| journal.entries.is_empty() && journal.damaged_lines.is_empty())
     })
 }
 
 /// Parses a last line without a newline: the line may be otherwise whole, or only its end was damaged.
-fn read_end(line: &[u8]) -> Option<JournalRecord> {
-    let read_completed = |text: &[u8]| read_line(&[text, b"\n"].concat());
+fn parse_last_line(line: &[u8]) -> Option<JournalRecord> {
+    let read_completed = |text: &[u8]| parse_line(&[text, b"\n"].concat());
     read_completed(line).or_else(|| read_completed(line.split_last()?.1))
 }
 
@@ -658,13 +670,14 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-fn write_line(out: &mut Vec<u8>, line: &JournalRecord) {
-    let json = serde_json::to_string(line).expect("lines hold no maps with odd keys and no failing serialisers");
-    let sum = xxhash_rust::xxh3::xxh3_64(json.as_bytes());
-    out.extend_from_slice(format!("{sum:016x} {json}\n").as_bytes());
+fn append_line(out: &mut Vec<u8>, line: &JournalRecord) {
+    let json =
+        serde_json::to_string(line).expect("records contain only maps with string keys, and no serializer that fails");
+    let checksum = xxhash_rust::xxh3::xxh3_64(json.as_bytes());
+    out.extend_from_slice(format!("{checksum:016x} {json}\n").as_bytes());
 }
 
-fn read_line(line: &[u8]) -> Option<JournalRecord> {
+fn parse_line(line: &[u8]) -> Option<JournalRecord> {
     let text = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
     let (sum, json) = text.split_once(' ')?;
     (u64::from_str_radix(sum, 16).ok()? == xxhash_rust::xxh3::xxh3_64(json.as_bytes())).then_some(())?;

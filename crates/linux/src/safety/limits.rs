@@ -21,20 +21,20 @@ use crate::safety::restore::{RestoreOutcome, RestoredObject};
 use crate::sense::sched_cache::tolerance_file;
 
 /// Objects of a journal that may be restored, and messages about the others.
-pub(crate) fn split(
+pub(crate) fn split_entries(
     kernel: &dyn Kernel,
     entries: BTreeMap<JournalObject, JournalEntry>,
 ) -> (BTreeMap<JournalObject, JournalEntry>, Vec<RestoredObject>) {
     let mut refused_objects = Vec::new();
     let mut allowed_entries = BTreeMap::new();
     for (object, entry) in entries {
-        match check(kernel, &object, &entry.original) {
+        match check_entry(kernel, &object, &entry.original) {
             Ok(()) => {
                 allowed_entries.insert(object, entry);
             }
             Err(reason) => {
                 let outcome =
-                    if is_there(kernel, &object) { RestoreOutcome::Failed(reason) } else { RestoreOutcome::Gone };
+                    if may_exist(kernel, &object) { RestoreOutcome::Failed(reason) } else { RestoreOutcome::Gone };
                 refused_objects.push(RestoredObject { object, outcome });
             }
         }
@@ -43,69 +43,71 @@ pub(crate) fn split(
 }
 
 /// Does the object still exist? If a mount is missing, so are its files.
-fn is_there(kernel: &dyn Kernel, object: &JournalObject) -> bool {
+fn may_exist(kernel: &dyn Kernel, object: &JournalObject) -> bool {
     let path = match object {
         JournalObject::File { path } | JournalObject::Schemata { path } | JournalObject::Directory { path } => path,
         JournalObject::Membership { hierarchy, .. } => hierarchy,
         JournalObject::Affinity { .. } | JournalObject::Nice { .. } | JournalObject::Policy { .. } => return true,
     };
-    // Its content is not read: the path is not one of ours, and may be a device or a FIFO.
+    // The file's content is not read, because the path is not one of ours and may be a device or a FIFO.
     kernel.exists(path).unwrap_or(true)
 }
 
 /// Checks that cachemate can have changed the object, and that the original is a possible state.
-fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) -> Result<(), String> {
-    let expected = |expectation: &str| Err(format!("found {original:?}, expected {expectation}"));
+fn check_entry(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) -> Result<(), String> {
+    let mismatch = |expectation: &str| Err(format!("found {original:?}, expected {expectation}"));
     match object {
         JournalObject::Affinity { .. } => match original {
             ObjectState::Cpus(cpus) if !cpus.is_empty() => Ok(()),
-            _ => expected("CPUs"),
+            _ => mismatch("CPUs"),
         },
         JournalObject::Nice { .. } => match original {
             ObjectState::Nice(-20..=19) => Ok(()),
-            _ => expected("a nice value"),
+            _ => mismatch("a nice value"),
         },
         JournalObject::Policy { .. } => match original {
             ObjectState::Policy(_) | ObjectState::Scheduling(_) => Ok(()),
-            _ => expected("a scheduling policy"),
+            _ => mismatch("a scheduling policy"),
         },
         JournalObject::Membership { hierarchy, .. } => {
             let is_known =
                 [resctrl_mount(kernel), cpuset_mount(kernel)].into_iter().flatten().any(|mount| mount == *hierarchy);
             match original {
                 ObjectState::Group(group) if is_known && is_plain(group) => Ok(()),
-                _ => expected("a group of resctrl or of the cpuset controller"),
+                _ => mismatch("a group of resctrl or of the cpuset controller"),
             }
         }
         JournalObject::File { path } if path.starts_with(reference_set::BASE) => {
             let is_wanted_file = is_plain(path) && path.file_name().is_some_and(|name| name == "wanted");
-            if is_wanted_file { Ok(()) } else { expected("a program's wanted colors") }
+            if is_wanted_file { Ok(()) } else { mismatch("a program's wanted colors") }
         }
         JournalObject::File { path } if *path == tolerance_file() => match original {
             ObjectState::Text(text) if text.trim().parse::<u32>().is_ok() => Ok(()),
-            _ => expected("a tolerance of the kernel's cache-aware scheduling"),
+            _ => mismatch("a tolerance of the kernel's cache-aware scheduling"),
         },
         JournalObject::File { path } => {
-            let cpus = |text: &str| text.trim().is_empty() || text.trim().parse::<CpuSet>().is_ok();
+            let is_cpu_list = |text: &str| text.trim().is_empty() || text.trim().parse::<CpuSet>().is_ok();
             let is_below_mount = cpuset_mount(kernel).is_some_and(|mount| is_below(path, &mount, 2));
             let is_cpuset_file = path.file_name().is_some_and(|name| name == CPUSET_FILE);
             match original {
-                ObjectState::Text(text) if is_below_mount && is_cpuset_file && cpus(text) => Ok(()),
-                _ => expected("the CPUs of a group below the mount of the cpuset controller"),
+                ObjectState::Text(text) if is_below_mount && is_cpuset_file && is_cpu_list(text) => Ok(()),
+                _ => mismatch("the CPUs of a group below the mount of the cpuset controller"),
             }
         }
         JournalObject::Schemata { path } => {
-            let is_ours = path.parent().is_some_and(|group| is_our_group(kernel, group));
+            let is_in_our_group = path.parent().is_some_and(|group| is_our_group(kernel, group));
             match original {
-                ObjectState::Text(text) if is_ours && path.ends_with("schemata") && Schemata::parse(text).is_ok() => {
+                ObjectState::Text(text)
+                    if is_in_our_group && path.ends_with("schemata") && Schemata::parse(text).is_ok() =>
+                {
                     Ok(())
                 }
-                _ => expected("the masks of a group of ours in resctrl"),
+                _ => mismatch("the masks of a group of ours in resctrl"),
             }
         }
         JournalObject::Directory { path } => match original {
             ObjectState::Absent if is_our_group(kernel, path) => Ok(()),
-            _ => expected("a group of ours in resctrl"),
+            _ => mismatch("a group of ours in resctrl"),
         },
     }
 }
@@ -115,20 +117,20 @@ fn resctrl_mount(kernel: &dyn Kernel) -> Option<PathBuf> {
 }
 
 fn cpuset_mount(kernel: &dyn Kernel) -> Option<PathBuf> {
-    match cpusets::find(kernel)? {
+    match cpusets::find_hierarchy(kernel)? {
         cpusets::Cpusets::V1(mount) | cpusets::Cpusets::V2(mount) => Some(mount),
     }
 }
 
 fn is_our_group(kernel: &dyn Kernel, path: &Path) -> bool {
-    let has_prefix = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(groups::PREFIX));
-    let mounts = [resctrl_mount(kernel), cpuset_mount(kernel)].into_iter().flatten();
-    has_prefix && mounts.into_iter().any(|mount| is_plain(path) && path.parent() == Some(&mount))
+    let has_prefix = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(groups::GROUP_PREFIX));
+    has_prefix && is_plain(path) && resctrl_mount(kernel).is_some_and(|mount| path.parent() == Some(&mount))
 }
 
-/// Whether the path has at least `names` components below the mount.
-fn is_below(path: &Path, mount: &Path, names: usize) -> bool {
-    is_plain(path) && path.strip_prefix(mount).is_ok_and(|relative_path| relative_path.components().count() >= names)
+/// Does the path have at least `min_components` components below the mount?
+fn is_below(path: &Path, mount: &Path, min_components: usize) -> bool {
+    is_plain(path)
+        && path.strip_prefix(mount).is_ok_and(|relative_path| relative_path.components().count() >= min_components)
 }
 
 /// Whether the path is absolute and has only plain names.
@@ -180,6 +182,7 @@ mod tests {
             (directory("/rc/db"), ObjectState::Absent),
             (directory("/rc/cachemate-5-50-0"), ObjectState::Present),
             (directory("/home/cachemate-x"), ObjectState::Absent),
+            (directory("/cg/cachemate-5-50-0"), ObjectState::Absent),
             (schemata("/rc/db/schemata"), masks()),
             (schemata("/rc/schemata"), masks()),
             (schemata("/rc/cachemate-5-50-0/tasks"), masks()),
@@ -189,10 +192,10 @@ mod tests {
             (JournalObject::Affinity { pid: 5, thread }, text("0")),
         ];
         for (object, original) in good {
-            assert_eq!(check(&host, &object, &original), Ok(()), "{object:?}");
+            assert_eq!(check_entry(&host, &object, &original), Ok(()), "{object:?}");
         }
         for (object, original) in bad {
-            assert!(check(&host, &object, &original).is_err(), "{object:?} {original:?}");
+            assert!(check_entry(&host, &object, &original).is_err(), "{object:?} {original:?}");
         }
     }
 
@@ -204,13 +207,14 @@ mod tests {
         let entry = |path: &str| {
             let entry = JournalEntry {
                 original: ObjectState::Text("0".into()),
-                our_values: Vec::new(),
+                applied_states: Vec::new(),
                 since_ticks: 0,
                 follows_cpuset: false,
             };
             (JournalObject::File { path: path.into() }, entry)
         };
-        let (allowed, refused) = split(&host, BTreeMap::from([entry("/etc/shadow"), entry("/cg/a/cpuset.cpus")]));
+        let (allowed, refused) =
+            split_entries(&host, BTreeMap::from([entry("/etc/shadow"), entry("/cg/a/cpuset.cpus")]));
         let outcomes: Vec<&RestoreOutcome> = refused.iter().map(|line| &line.outcome).collect();
         assert!(
             allowed.is_empty()
@@ -230,13 +234,13 @@ mod tests {
         std::thread::spawn(move || {
             let entry = JournalEntry {
                 original: ObjectState::Text("0".into()),
-                our_values: Vec::new(),
+                applied_states: Vec::new(),
                 since_ticks: 0,
                 follows_cpuset: false,
             };
             let objects = ["/dev/zero".into(), fifo].map(|path: PathBuf| (JournalObject::File { path }, entry.clone()));
             let host = crate::kernel::LinuxHost::new("/");
-            let (allowed, refused) = split(&host, objects.into());
+            let (allowed, refused) = split_entries(&host, objects.into());
             let endless = host.read(Path::new("/dev/zero")).unwrap_err().to_string();
             sender.send((allowed.len(), refused, endless)).unwrap();
         });

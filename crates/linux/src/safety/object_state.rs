@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::act::resctrl::{Schemata, groups};
-use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, member_file, read_members, remove_group};
+use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, find_member_file, read_members, remove_group};
 use crate::kernel::systemd_units::has_latent_cpuset;
 use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
@@ -28,10 +28,10 @@ pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<Obj
             text => ObjectState::Text(text?.trim_end().to_string()),
         },
         JournalObject::Schemata { path } => {
-            let masks = Schemata::parse(&kernel.read(path)?);
+            let parse_result = Schemata::parse(&kernel.read(path)?);
             let invalid_data =
                 |problem| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {problem}", path.display()));
-            ObjectState::Text(masks.map_err(invalid_data)?.to_string())
+            ObjectState::Text(parse_result.map_err(invalid_data)?.to_string())
         }
         JournalObject::Directory { path } => match kernel.list(path) {
             Ok(_) => ObjectState::Present,
@@ -50,10 +50,12 @@ pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectSt
         (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
         (JournalObject::Nice { thread, .. }, ObjectState::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
         (JournalObject::Policy { thread, .. }, ObjectState::Policy(policy)) => kernel.set_policy(thread.tid, *policy),
-        (JournalObject::Policy { thread, .. }, ObjectState::Scheduling(all)) => kernel.set_scheduling(thread.tid, all),
+        (JournalObject::Policy { thread, .. }, ObjectState::Scheduling(params)) => {
+            kernel.set_scheduling(thread.tid, params)
+        }
         (JournalObject::Membership { hierarchy, thread, .. }, ObjectState::Group(group)) => {
             let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
-            kernel.write(&member_file(kernel, &group)?, &thread.tid.to_string())
+            kernel.write(&find_member_file(kernel, &group)?, &thread.tid.to_string())
         }
         (JournalObject::File { path }, ObjectState::Text(text)) if is_cpuset(path) => {
             match kernel.set_cpus_by_owner(path, text)? {
@@ -72,12 +74,12 @@ pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectSt
 
 /// Sets the CPUs of a group through its file, whether or not the group has an owner.
 pub(crate) fn write_cpuset(kernel: &dyn Kernel, path: &Path, text: &str) -> io::Result<()> {
-    if text.is_empty() { as_parent(kernel, path) } else { kernel.write(path, &format!("{text}\n")) }
+    if text.is_empty() { restore_empty_cpuset(kernel, path) } else { kernel.write(path, &format!("{text}\n")) }
 }
 
 /// Restores an empty cpuset (cgroup v2), which has its parent's CPUs. The kernel refuses to empty a cpuset with
 /// processes (`ENOSPC`); it then gets the parent's CPUs explicitly, which has the same effect on its processes.
-fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
+fn restore_empty_cpuset(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
     let write_error = match kernel.write(path, "\n") {
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => error,
         other => return other,
@@ -87,18 +89,18 @@ fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
     kernel.write(path, &format!("{}\n", text.trim()))
 }
 
-/// Group of a thread in a hierarchy. Resctrl reports it for each thread; otherwise all groups are searched, which works
-/// for cgroup v1, v2 and old kernels' resctrl alike, and under an injected root.
+/// Group of a thread in a hierarchy. Resctrl reports it for each thread; otherwise all groups are searched, which also
+/// works for cgroup v1, v2, resctrl of old kernels, and under an injected root.
 fn find_group(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Result<PathBuf> {
     if let Some(group) = groups::group_from_proc(kernel, hierarchy, thread.tid)? {
         return Ok(group);
     }
-    let mut pending = vec![hierarchy.to_path_buf()];
-    while let Some(group) = pending.pop() {
+    let mut pending_groups = vec![hierarchy.to_path_buf()];
+    while let Some(group) = pending_groups.pop() {
         if read_members(kernel, &group)?.contains(&thread.tid) {
             return Ok(Path::new("/").join(group.strip_prefix(hierarchy).unwrap_or(&group)));
         }
-        pending.extend(child_groups(kernel, &group)?);
+        pending_groups.extend(child_groups(kernel, &group)?);
     }
     // The thread has exited or was moved during the search; the caller determines which.
     Err(io::Error::from_raw_os_error(libc::ESRCH))

@@ -16,13 +16,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::act::cpusets::effective_cpus;
+use crate::act::resctrl::mount_point;
 use crate::kernel::group_dirs::remove_group;
 use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
 use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use crate::safety::object_state::{describe_failure, is_cpuset, partition_kind, read_state, write_cpuset, write_state};
 
 /// Maximum time that a restore waits for resctrl's lock.
-const RESCTRL_PATIENCE: Duration = Duration::from_secs(2);
+const MAX_RESCTRL_WAIT: Duration = Duration::from_secs(2);
 
 /// Outcome for one object.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,7 +40,7 @@ pub enum RestoreOutcome {
     Failed(String),
 }
 
-/// One line of the account.
+/// An object with the outcome of its restoration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RestoredObject {
     /// The object that the journal names, or one that inherited from it.
@@ -50,49 +51,52 @@ pub struct RestoredObject {
 
 /// Restores everything. Objects that failed may be retried; all others are finished.
 pub fn restore(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
-    let mut account = Vec::new();
+    let mut restored_objects = Vec::new();
     // If another process holds resctrl's lock for longer than this, the host is restored without the lock.
-    let _lock = entries.keys().find_map(resctrl_of).map(|mount| kernel.lock_dir(mount, RESCTRL_PATIENCE));
+    let mount = mount_point(kernel).ok().filter(|mount| entries.keys().any(|object| is_in_resctrl(object, mount)));
+    let _lock = mount.map(|mount| kernel.lock_dir(&mount, MAX_RESCTRL_WAIT));
     for stage in 0..6 {
         let mut objects: Vec<_> = entries.iter().filter(|(object, _)| restore_stage(object) == stage).collect();
         if stage == 5 {
             objects.reverse(); // deepest directories first: a parent's path sorts before its children's
         }
         for (object, entry) in objects {
-            account.push(RestoredObject { object: object.clone(), outcome: restore_object(kernel, object, entry) });
+            restored_objects
+                .push(RestoredObject { object: object.clone(), outcome: restore_object(kernel, object, entry) });
         }
         if stage == 2 {
-            account.extend(restore_inherited_until_stable(kernel, entries));
+            restored_objects.extend(restore_inherited_until_stable(kernel, entries));
         }
     }
-    account
+    restored_objects
 }
 
-/// A thread that inherited a mask may create another one before it is restored, and one that is being created has its
-/// mask already but is not yet visible. Passes are therefore repeated until two of them, a while apart, find none.
+/// A thread that inherited a mask may create another one before it is restored, and a thread that is being created
+/// already has its mask but is not yet visible. Passes are therefore repeated until two of them, a while apart, find
+/// none.
 fn restore_inherited_until_stable(
     kernel: &dyn Kernel,
     entries: &BTreeMap<JournalObject, JournalEntry>,
 ) -> Vec<RestoredObject> {
     const MAX_PASSES: u32 = 32;
-    const BETWEEN_BIRTH_AND_SIGHT: Duration = Duration::from_millis(20);
-    let mut account = Vec::new();
+    const PASS_PAUSE: Duration = Duration::from_millis(20);
+    let mut restored_objects = Vec::new();
     let mut clean_passes = 0;
     for _ in 0..MAX_PASSES {
-        let inheritors = restore_inherited(kernel, entries);
-        // A failure is retried by every pass; the last one counts.
-        account.retain(|inheritor: &RestoredObject| !matches!(inheritor.outcome, RestoreOutcome::Failed(_)));
-        let clean = inheritors.iter().all(|inheritor| inheritor.outcome != RestoreOutcome::Restored);
-        account.extend(inheritors);
-        clean_passes = if clean { clean_passes + 1 } else { 0 };
+        let pass_outcomes = restore_inherited(kernel, entries);
+        // Every pass retries the failed objects, so only the failures of the last pass are reported.
+        restored_objects.retain(|inheritor: &RestoredObject| !matches!(inheritor.outcome, RestoreOutcome::Failed(_)));
+        let is_clean = pass_outcomes.iter().all(|inheritor| inheritor.outcome != RestoreOutcome::Restored);
+        restored_objects.extend(pass_outcomes);
+        clean_passes = if is_clean { clean_passes + 1 } else { 0 };
         if clean_passes == 2 || entries.is_empty() {
             break;
         }
-        if clean {
-            std::thread::sleep(BETWEEN_BIRTH_AND_SIGHT);
+        if is_clean {
+            std::thread::sleep(PASS_PAUSE);
         }
     }
-    account
+    restored_objects
 }
 
 /// The stage in which an object is restored. Masks of our groups are removed with the group and have no stage of their
@@ -116,15 +120,15 @@ fn is_freezer(path: &Path) -> bool {
 /// Restores one object. If a thread is exiting or being moved, calls report "no such process" although `/proc` still
 /// lists it. Its existence is checked again, and a thread that still exists counts as not restored.
 fn restore_object(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> RestoreOutcome {
-    const TRIES: u32 = 5;
+    const MAX_TRIES: u32 = 5;
     const RETRY_PAUSE: Duration = Duration::from_millis(4);
-    let mut tries = 0;
+    let mut try_count = 0;
     loop {
-        tries += 1;
+        try_count += 1;
         match restore_one(kernel, object, entry) {
             Ok(outcome) => return outcome,
-            Err(error) if is_gone(&error) && !still_exists(kernel, object, &error) => return RestoreOutcome::Gone,
-            Err(error) if is_gone(&error) && tries < TRIES => std::thread::sleep(RETRY_PAUSE),
+            Err(error) if is_gone(&error) && !may_still_exist(kernel, object, &error) => return RestoreOutcome::Gone,
+            Err(error) if is_gone(&error) && try_count < MAX_TRIES => std::thread::sleep(RETRY_PAUSE),
             Err(error) => return RestoreOutcome::Failed(describe_failure(kernel, object, &error)),
         }
     }
@@ -132,9 +136,9 @@ fn restore_object(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEn
 
 /// Did the kernel report a thread as gone that exists, or whose existence is unknown? (A group or file that is
 /// missing is gone whether or not threads live.)
-fn still_exists(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> bool {
-    let lives = |thread| kernel.is_alive(thread).unwrap_or(true);
-    error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(lives)
+fn may_still_exist(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> bool {
+    let may_be_alive = |thread| kernel.is_alive(thread).unwrap_or(true);
+    error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(may_be_alive)
 }
 
 fn restore_one(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> io::Result<RestoreOutcome> {
@@ -144,8 +148,8 @@ fn restore_one(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry
         return Ok(RestoreOutcome::Gone);
     }
     if let JournalObject::Directory { path } = object {
-        let was_there = remove_group(kernel, path)?;
-        return Ok(if was_there { RestoreOutcome::Restored } else { RestoreOutcome::Unchanged });
+        let has_existed = remove_group(kernel, path)?;
+        return Ok(if has_existed { RestoreOutcome::Restored } else { RestoreOutcome::Unchanged });
     }
     if let JournalObject::File { path } = object
         && is_cpuset(path)
@@ -154,16 +158,16 @@ fn restore_one(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry
         return Ok(RestoreOutcome::ChangedByOther(format!("a cpuset partition ({kind})")));
     }
     let current_state = read_state(kernel, object)?;
-    let as_before =
+    let has_original_state =
         current_state == entry.original || entry.follows_cpuset && spans_cpuset(kernel, object, &current_state)?;
-    if as_before && !entry.follows_cpuset {
+    if has_original_state && !entry.follows_cpuset {
         return Ok(RestoreOutcome::Unchanged);
     }
-    if !as_before && !is_our_value(kernel, object, &current_state, &entry.our_values)? {
+    if !has_original_state && !is_our_value(kernel, object, &current_state, &entry.applied_states)? {
         return Ok(RestoreOutcome::ChangedByOther(format!("{current_state:?}")));
     }
     write_original(kernel, object, entry)?;
-    Ok(if as_before { RestoreOutcome::Unchanged } else { RestoreOutcome::Restored })
+    Ok(if has_original_state { RestoreOutcome::Unchanged } else { RestoreOutcome::Restored })
 }
 
 /// Is the object's state a mask as wide as the thread's cpuset?
@@ -180,17 +184,19 @@ pub(crate) fn spans_cpuset(kernel: &dyn Kernel, object: &JournalObject, now: &Ob
 fn is_our_value(
     kernel: &dyn Kernel,
     object: &JournalObject,
-    now: &ObjectState,
+    current_state: &ObjectState,
     our_values: &[ObjectState],
 ) -> io::Result<bool> {
-    let matches_now = |state: &ObjectState| match (now, state) {
+    let equals_current = |state: &ObjectState| match (current_state, state) {
         (ObjectState::Text(now), ObjectState::Text(ours)) => now.trim() == ours.trim(),
-        _ => now == state,
+        _ => current_state == state,
     };
-    if our_values.iter().any(matches_now) {
+    if our_values.iter().any(equals_current) {
         return Ok(true);
     }
-    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, now) else { return Ok(false) };
+    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, current_state) else {
+        return Ok(false);
+    };
     let Some(cpuset) = effective_cpus(kernel, thread.tid)? else { return Ok(false) };
     let is_clipped =
         |state: &ObjectState| matches!(state, ObjectState::Cpus(our_cpus) if our_cpus.intersection(&cpuset) == *now);
@@ -205,7 +211,7 @@ fn is_our_value(
 pub(crate) fn write_original(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> io::Result<()> {
     match object {
         JournalObject::Affinity { thread, .. } if entry.follows_cpuset => {
-            kernel.set_affinity(thread.tid, &(0..MOST_CPUS).collect())
+            kernel.set_affinity(thread.tid, &(0..MAX_CPUS).collect())
         }
         // If the owner does not answer, the host is restored all the same.
         JournalObject::File { path } if is_cpuset(path) => match &entry.original {
@@ -219,13 +225,13 @@ pub(crate) fn write_original(kernel: &dyn Kernel, object: &JournalObject, entry:
 }
 
 /// The largest number of CPUs that Linux can be built for.
-const MOST_CPUS: u32 = 8192;
+const MAX_CPUS: u32 = 8192;
 
-/// The mount of resctrl, if the object lies in it.
-fn resctrl_of(object: &JournalObject) -> Option<&Path> {
+fn is_in_resctrl(object: &JournalObject, mount: &Path) -> bool {
     match object {
-        JournalObject::Schemata { path } => path.parent()?.parent(),
-        _ => None,
+        JournalObject::Schemata { path } | JournalObject::Directory { path } => path.starts_with(mount),
+        JournalObject::Membership { hierarchy, .. } => hierarchy == mount,
+        _ => false,
     }
 }
 
@@ -235,29 +241,30 @@ type InheritedObjects<'a> = BTreeMap<i32, Vec<(&'a JournalObject, JournalEntry)>
 
 /// Every inherited property by process, with the process's first original and all states that we set. Processes whose
 /// existence is unknown are entered in the account.
-fn find_inherited<'a>(
+fn collect_inherited<'a>(
     kernel: &dyn Kernel,
     entries: &'a BTreeMap<JournalObject, JournalEntry>,
-    account: &mut Vec<RestoredObject>,
+    restored_objects: &mut Vec<RestoredObject>,
 ) -> InheritedObjects<'a> {
     let mut inherited_objects: InheritedObjects<'a> = BTreeMap::new();
     for (object, entry) in entries {
-        let (Some(pid), Some(thread)) = (object.inherited_fd(), object.thread()) else { continue };
+        let (Some(pid), Some(thread)) = (object.inheritable_from_pid(), object.thread()) else { continue };
         // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
         match kernel.is_alive(thread) {
             Ok(true) => {}
             Ok(false) => continue,
             Err(error) => {
-                account.push(unknown_children(object, &error));
+                restored_objects.push(inheritance_failure(object, &error));
                 continue;
             }
         }
         let inherited_entries = inherited_objects.entry(pid).or_default();
-        let of_first = |thread| object.for_thread(pid, thread);
-        let is_same_object =
-            |other: &&mut (&JournalObject, JournalEntry)| other.0.thread().map(of_first).as_ref() == Some(other.0);
+        let for_first_thread = |thread| object.for_thread(pid, thread);
+        let is_same_object = |other: &&mut (&JournalObject, JournalEntry)| {
+            other.0.thread().map(for_first_thread).as_ref() == Some(other.0)
+        };
         match inherited_entries.iter_mut().find(is_same_object) {
-            Some((_, first)) => first.our_values.extend(entry.our_values.iter().cloned()),
+            Some((_, first)) => first.applied_states.extend(entry.applied_states.iter().cloned()),
             None => inherited_entries.push((object, entry.clone())),
         }
     }
@@ -265,7 +272,7 @@ fn find_inherited<'a>(
 }
 
 /// The outcome for an object whose inheriting threads could not be listed.
-fn unknown_children(ancestor: &JournalObject, error: &io::Error) -> RestoredObject {
+fn inheritance_failure(ancestor: &JournalObject, error: &io::Error) -> RestoredObject {
     let outcome =
         RestoreOutcome::Failed(format!("threads and children that may have inherited it cannot be seen: {error}"));
     RestoredObject { object: ancestor.clone(), outcome }
@@ -274,14 +281,14 @@ fn unknown_children(ancestor: &JournalObject, error: &io::Error) -> RestoredObje
 /// Restores later threads of a journaled process or its descendants that inherited a mask, nice value or policy of
 /// ours.
 fn restore_inherited(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
-    let mut account = Vec::new();
-    let inherited_objects = find_inherited(kernel, entries, &mut account);
-    let Some((first, _)) = inherited_objects.values().flatten().next() else { return account };
+    let mut restored_objects = Vec::new();
+    let inherited_objects = collect_inherited(kernel, entries, &mut restored_objects);
+    let Some((first_object, _)) = inherited_objects.values().flatten().next() else { return restored_objects };
     let parents = match read_parents(kernel) {
         Ok(parents) => parents,
         Err(error) => {
-            account.push(unknown_children(first, &error));
-            return account;
+            restored_objects.push(inheritance_failure(first_object, &error));
+            return restored_objects;
         }
     };
     for &pid in parents.keys() {
@@ -289,22 +296,22 @@ fn restore_inherited(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, Jour
         // the processes in between.
         let ancestor_objects: Vec<&(&JournalObject, JournalEntry)> =
             ancestors_of(pid, &parents).iter().filter_map(|pid| inherited_objects.get(pid)).flatten().collect();
-        let Some((first, _)) = ancestor_objects.first() else { continue };
+        let Some((nearest_object, _)) = ancestor_objects.first() else { continue };
         match list_threads(kernel, pid) {
             Ok(threads) => {
                 for thread in threads {
-                    for (ancestor, held_by_ancestor) in &ancestor_objects {
+                    for (ancestor, ancestor_entry) in &ancestor_objects {
                         let object = ancestor.for_thread(pid, thread);
                         if !entries.contains_key(&object) {
-                            account.extend(restore_if_inherited(kernel, object, held_by_ancestor));
+                            restored_objects.extend(restore_if_inherited(kernel, object, ancestor_entry));
                         }
                     }
                 }
             }
-            Err(error) => account.push(unknown_children(first, &error)),
+            Err(error) => restored_objects.push(inheritance_failure(nearest_object, &error)),
         }
     }
-    account
+    restored_objects
 }
 
 /// All processes, with their parents. Processes that are hidden from a user (`hidepid=1` of proc(5)) belong to others,
@@ -341,10 +348,10 @@ pub(crate) fn restore_if_inherited(
 ) -> Option<RestoredObject> {
     object.thread().filter(|thread| entry.may_be_inherited_by(*thread))?;
     let outcome = match read_state(kernel, &object) {
-        Ok(now) if now == entry.original || !entry.our_values.contains(&now) => return None,
+        Ok(now) if now == entry.original || !entry.applied_states.contains(&now) => return None,
         Ok(_) => match write_original(kernel, &object, entry) {
             Ok(()) => RestoreOutcome::Restored,
-            Err(error) if is_gone(&error) && !still_exists(kernel, &object, &error) => RestoreOutcome::Gone,
+            Err(error) if is_gone(&error) && !may_still_exist(kernel, &object, &error) => RestoreOutcome::Gone,
             Err(error) => RestoreOutcome::Failed(error.to_string()),
         },
         Err(error) if is_gone(&error) => return None,

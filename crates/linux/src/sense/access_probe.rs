@@ -35,29 +35,29 @@ pub(crate) fn sample_accesses(
     period: u64,
     remote_only: bool,
 ) -> io::Result<(Vec<AccessSample>, u64)> {
-    let mut samplers = open(facility, subjects, period)?;
-    let (start, mut read) = (Instant::now(), RingContents::default());
+    let mut samplers = open_samplers(facility, subjects, period)?;
+    let (start, mut contents) = (Instant::now(), RingContents::default());
     while start.elapsed() < SAMPLING_TIME {
         std::thread::sleep(READ_INTERVAL);
-        samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
+        samplers.iter_mut().for_each(|sampler| sampler.drain(&mut contents));
     }
     samplers.iter().for_each(PerfSampler::stop);
-    samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
+    samplers.iter_mut().for_each(|sampler| sampler.drain(&mut contents));
     // Sampling by CPU covers all threads; events of unmanaged threads are dropped.
     let subject_samples: Vec<RawSample> =
-        read.samples.into_iter().filter(|raw| subjects.threads.contains_key(&raw.tid)).collect();
-    let events = subject_samples.iter().map(|raw| raw.period).sum();
-    let samples = subject_samples.iter().filter_map(|raw| subjects.sample(raw));
-    Ok((samples.filter(|sample| !remote_only || sample.source == DataSource::RemoteCache).collect(), events))
+        contents.samples.into_iter().filter(|raw| subjects.threads.contains_key(&raw.tid)).collect();
+    let event_count = subject_samples.iter().map(|raw| raw.period).sum();
+    let samples = subject_samples.iter().filter_map(|raw| subjects.resolve_sample(raw));
+    Ok((samples.filter(|sample| !remote_only || sample.source == DataSource::RemoteCache).collect(), event_count))
 }
 
-fn open(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::Result<Vec<PerfSampler>> {
+fn open_samplers(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::Result<Vec<PerfSampler>> {
     if subjects.threads.len() <= MAX_THREADS {
-        let opened =
+        let sampler_results =
             subjects.threads.keys().map(|&tid| PerfSampler::open(facility, SamplingTarget::Thread(tid), period));
         // Threads that have exited meanwhile make no accesses.
         let live_samplers =
-            opened.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
+            sampler_results.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
         match live_samplers.collect::<io::Result<Vec<_>>>() {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             other => return other,
@@ -67,7 +67,7 @@ fn open(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::
 }
 
 impl SampledThreads<'_> {
-    fn sample(&self, raw: &RawSample) -> Option<AccessSample> {
+    fn resolve_sample(&self, raw: &RawSample) -> Option<AccessSample> {
         Some(AccessSample {
             task: *self.threads.get(&raw.tid)?,
             virtual_line: raw.address / u64::from(self.line_bytes.max(1)),
@@ -99,9 +99,9 @@ mod tests {
             latency_cycles: 0,
             data_source: 0x6810_0442,
         };
-        let sample = subjects.sample(&raw).unwrap();
+        let sample = subjects.resolve_sample(&raw).unwrap();
         assert_eq!((sample.task, sample.virtual_line, sample.at_ns), (TaskId(3), 0x41, 600));
         assert_eq!((sample.source, sample.latency_cycles), (DataSource::Cache(CacheLevel::L2), None));
-        assert_eq!(subjects.sample(&RawSample { tid: 5, ..raw }), None);
+        assert_eq!(subjects.resolve_sample(&RawSample { tid: 5, ..raw }), None);
     }
 }

@@ -44,43 +44,44 @@ pub struct CapabilitySurvey {
     pub level: u32,
 }
 
-fn capability(name: &str, outcome: Result<String, (String, Option<String>)>, without_it: &str) -> CapabilityCheck {
-    let (name, without_it) = (name.to_string(), without_it.to_string());
+fn build_check(name: &str, outcome: Result<String, (String, Option<String>)>, consequence: &str) -> CapabilityCheck {
+    let (name, without_it) = (name.to_string(), consequence.to_string());
     match outcome {
         Ok(detail) => CapabilityCheck { name, works: true, detail, remedy: None, consequence: without_it },
         Err((detail, remedy)) => CapabilityCheck { name, works: false, detail, remedy, consequence: without_it },
     }
 }
 
-/// Tries everything. `calibrates` also calibrates the intensity probe, which takes a few hundred milliseconds of one CPU.
+/// Tests every capability. With `must_calibrate`, the intensity probe is calibrated too, which takes a few hundred
+/// milliseconds of one CPU.
 pub fn survey_capabilities(
     kernel: &dyn Kernel,
     topology: &Topology,
     resctrl: &Result<Resctrl, ResctrlUnavailable>,
     events: &[EventSurvey],
-    calibrates: bool,
+    must_calibrate: bool,
 ) -> CapabilitySurvey {
     let measures = vec![
-        counters(events),
-        sampling(kernel),
-        resctrl_monitoring(resctrl),
-        probe(topology, calibrates),
-        watchpoints(),
-        pressure(kernel),
-        miss_traces(kernel, events),
+        check_counters(events),
+        check_sampling(kernel),
+        check_resctrl_monitoring(resctrl),
+        check_intensity_probe(topology, must_calibrate),
+        check_watchpoints(),
+        check_pressure(kernel),
+        check_miss_traces(kernel, events),
     ];
     let enforces = vec![
-        affinity(kernel),
-        weights(kernel),
-        cpusets(kernel),
-        ways(resctrl),
-        page_colors(topology),
-        scheduler_in_kernel(kernel, Path::new(gang_scheduler::SOCKET)),
+        check_affinity(kernel),
+        check_weights(kernel),
+        check_cpusets(kernel),
+        check_ways(resctrl),
+        check_page_colors(topology),
+        check_gang_scheduler(kernel, Path::new(gang_scheduler::SOCKET)),
     ];
-    let works = |index: usize| measures[index].works;
-    let level = if works(0) {
+    let is_working = |index: usize| measures[index].works;
+    let level = if is_working(0) {
         1
-    } else if works(3) {
+    } else if is_working(3) {
         2
     } else {
         3
@@ -88,11 +89,12 @@ pub fn survey_capabilities(
     CapabilitySurvey { measures, enforces, level }
 }
 
-fn counters(events: &[EventSurvey]) -> CapabilityCheck {
-    let (good, bad): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.absent_because.is_none());
-    let names = |events: &[&EventSurvey]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
-    let outcome = if good.is_empty() {
-        let absence = bad.first().and_then(|event| event.absent_because.as_ref());
+fn check_counters(events: &[EventSurvey]) -> CapabilityCheck {
+    let (working_events, absent_events): (Vec<_>, Vec<_>) =
+        events.iter().partition(|event| event.absence_reason.is_none());
+    let event_names = |events: &[&EventSurvey]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
+    let outcome = if working_events.is_empty() {
+        let absence = absent_events.first().and_then(|event| event.absence_reason.as_ref());
         let remedy = match absence {
             Some(EventUnavailable::NotPermitted) => {
                 "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
@@ -100,26 +102,30 @@ fn counters(events: &[EventSurvey]) -> CapabilityCheck {
             _ => "bare metal, or a hypervisor that exposes the PMU (vPMU)",
         };
         Err((absence.map(EventUnavailable::to_string).unwrap_or_default(), Some(remedy.to_string())))
-    } else if bad.is_empty() {
-        Ok(format!("all counted in a loop that must miss: {}", names(&good)))
+    } else if absent_events.is_empty() {
+        Ok(format!("all counted in a loop that must miss: {}", event_names(&working_events)))
     } else {
-        Ok(format!("counted in a loop that must miss: {}; absent: {}", names(&good), names(&bad)))
+        Ok(format!(
+            "counted in a loop that must miss: {}; absent: {}",
+            event_names(&working_events),
+            event_names(&absent_events)
+        ))
     };
-    capability("counters per task", outcome, "misses and speed per program are not seen; intensity comes from probes")
+    build_check("counters per task", outcome, "misses and speed per program are not seen; intensity comes from probes")
 }
 
-fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
+fn check_sampling(kernel: &dyn Kernel) -> CapabilityCheck {
     let outcome = crate::sense::sampling::find_facility(kernel)
         .map_err(|reason| (reason, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
         .and_then(|facility| match facility.check_usable() {
             Ok(()) => Ok(format!("{}{}, opened on this thread or its CPU", facility.name, describe_processor(kernel))),
-            Err(error) => Err((format!("{}: {error}", facility.name), Some(pebs_remedy(&error)))),
+            Err(error) => Err((format!("{}: {error}", facility.name), Some(facility_remedy(&error)))),
         });
-    capability("data-address sampling", outcome, "data sharing between programs is not measured")
+    build_check("data-address sampling", outcome, "data sharing between programs is not measured")
 }
 
-/// The way to make a facility work that was found and failed.
-fn pebs_remedy(error: &io::Error) -> String {
+/// The remedy for a sampling facility that exists but cannot be used.
+fn facility_remedy(error: &io::Error) -> String {
     let remedy = match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid",
         _ => "bare metal: the hypervisor shows the facility and does not pass it on",
@@ -127,7 +133,7 @@ fn pebs_remedy(error: &io::Error) -> String {
     remedy.to_string()
 }
 
-fn miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityCheck {
+fn check_miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityCheck {
     let outcome = find_tracer(kernel, events)
         .map_err(|reason| (reason, Some("bare metal with an Intel server of Haswell or later".to_string())))
         .and_then(|tracer| match tracer.check_usable() {
@@ -136,9 +142,9 @@ fn miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityCheck {
                 tracer.name,
                 describe_processor(kernel)
             )),
-            Err(error) => Err((format!("{}: {error}", tracer.name), Some(pebs_remedy(&error)))),
+            Err(error) => Err((format!("{}: {error}", tracer.name), Some(facility_remedy(&error)))),
         });
-    capability(
+    build_check(
         "traces of misses",
         outcome,
         "miss-rate curves come from watchpoints, from varied shares, or from recordings",
@@ -152,41 +158,44 @@ fn describe_processor(kernel: &dyn Kernel) -> String {
     name.map(|(_, name)| format!(" of '{}'", name.trim())).unwrap_or_default()
 }
 
-fn resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
+fn check_resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
     let outcome = match resctrl {
         Err(absence) => Err((absence.reason.clone(), absence.remedy.clone())),
         Ok(Resctrl {
             mount,
-            counted_events: MonitoredEvents { occupancy, total_bytes, local_bytes },
-            monitored,
+            counted_events:
+                MonitoredEvents { has_occupancy: occupancy, has_total_bytes: total_bytes, has_local_bytes: local_bytes },
+            monitored_caches: monitored,
             ..
         }) => {
             let monitored_kinds =
                 [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
-            let offered: Vec<&str> =
+            let offered_kinds: Vec<&str> =
                 monitored_kinds.into_iter().filter(|(_, is_offered)| **is_offered).map(|(name, _)| name).collect();
-            match offered.is_empty() || monitored.is_empty() {
+            match offered_kinds.is_empty() || monitored.is_empty() {
                 true => Err((format!("{}: nothing is counted", mount.display()), Some("Intel CMT and MBM".into()))),
-                false => Ok(format!("at {}: {} of {} caches", mount.display(), offered.join(", "), monitored.len())),
+                false => {
+                    Ok(format!("at {}: {} of {} caches", mount.display(), offered_kinds.join(", "), monitored.len()))
+                }
             }
         }
     };
-    capability("cache occupancy and bandwidth (resctrl)", outcome, "occupancy is inferred, not read")
+    build_check("cache occupancy and bandwidth (resctrl)", outcome, "occupancy is inferred, not read")
 }
 
-fn ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
-    let words = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::describe_ways);
-    let outcome = words.map_err(|absence| (absence.reason, absence.remedy));
-    capability("way masks (resctrl)", outcome, "caches are divided by colors or not at all")
+fn check_ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
+    let ways_result = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::describe_ways);
+    let outcome = ways_result.map_err(|absence| (absence.reason, absence.remedy));
+    build_check("way masks (resctrl)", outcome, "caches are divided by colors or not at all")
 }
 
 /// Page colors as a daemon would see them, with its rights, which may be fewer than those of the user of `doctor`.
-fn page_colors(topology: &Topology) -> CapabilityCheck {
-    let outcome = match colors::partitions(topology) {
-        Ok(divided) => Ok(colors::describe_partitions(&divided)),
+fn check_page_colors(topology: &Topology) -> CapabilityCheck {
+    let outcome = match colors::survey_partitions(topology) {
+        Ok(divided_caches) => Ok(colors::describe_partitions(&divided_caches)),
         Err(absence) => Err((absence.reason, Some(absence.remedy))),
     };
-    capability("page colors", outcome, "caches are divided by ways or not at all")
+    build_check("page colors", outcome, "caches are divided by ways or not at all")
 }
 
 /// Largest cache for which [`can_probe`] calibrates. Its buffer has half that size, and a sixteenth for the order of its
@@ -197,28 +206,28 @@ const MAX_CALIBRATED_CACHE_BYTES: u64 = 32 << 20;
 /// the size of the buffer that fits the cache.
 pub fn can_probe(topology: &Topology) -> bool {
     let bounded_size = |cache: &Cache| cache.size_bytes.map(|bytes| bytes.min(MAX_CALIBRATED_CACHE_BYTES));
-    shared_cache(topology).is_some_and(|cache| calibrated_prober(bounded_size(cache)).is_ok())
+    shared_cache(topology).is_some_and(|cache| calibrate_prober(bounded_size(cache)).is_ok())
 }
 
 fn shared_cache(topology: &Topology) -> Option<&Cache> {
     topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1)
 }
 
-fn probe(topology: &Topology, calibrates: bool) -> CapabilityCheck {
+fn check_intensity_probe(topology: &Topology, must_calibrate: bool) -> CapabilityCheck {
     let outcome = match shared_cache(topology) {
         None => Err((
             "the kernel names no last-level cache that two online CPUs share".into(),
             Some("cachemate topology --probe measures it".to_string()),
         )),
-        Some(_) if !calibrates => Ok("not calibrated (doctor without --quick does)".to_string()),
-        Some(cache) => calibrated_prober(cache.size_bytes)
+        Some(_) if !must_calibrate => Ok("not calibrated (doctor without --quick does)".to_string()),
+        Some(cache) => calibrate_prober(cache.size_bytes)
             .map(|probe| {
-                let (cycles, mib) = (probe.miss_from_cycles(), probe.cache_bytes() >> 20);
+                let (cycles, mib) = (probe.min_miss_cycles(), probe.cache_bytes() >> 20);
                 format!("calibrated: a load of {cycles} cycles and more missed; about {mib} MiB of the cache hold ours")
             })
             .map_err(|error| (error.to_string(), Some("try again while the host is quieter".to_string()))),
     };
-    capability(
+    build_check(
         "intensity from outside (prime, wait, reload)",
         outcome,
         "without it and without counters only topology is known",
@@ -226,66 +235,66 @@ fn probe(topology: &Topology, calibrates: bool) -> CapabilityCheck {
 }
 
 /// Tries up to three times, because busy neighbors blur a single calibration.
-fn calibrated_prober(cache_bytes: Option<u64>) -> std::io::Result<intensity::PrimeProber> {
-    let new_prober = |seed| intensity::PrimeProber::fitting(cache_bytes, seed);
+fn calibrate_prober(cache_bytes: Option<u64>) -> std::io::Result<intensity::PrimeProber> {
+    let new_prober = |seed| intensity::PrimeProber::fit_to_cache(cache_bytes, seed);
     let is_blurred = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
-    let mut probe = new_prober(1);
+    let mut prober = new_prober(1);
     for seed in [2, 3] {
-        if probe.as_ref().is_err_and(is_blurred) {
-            probe = new_prober(seed);
+        if prober.as_ref().is_err_and(is_blurred) {
+            prober = new_prober(seed);
         }
     }
-    probe
+    prober
 }
 
-fn watchpoints() -> CapabilityCheck {
-    let outcome = watchpoint::self_test().map_err(|error| {
+fn check_watchpoints() -> CapabilityCheck {
+    let outcome = watchpoint::test_watchpoint().map_err(|error| {
         let remedy = "CAP_PERFMON, and a hypervisor that passes debug registers on";
         (error.to_string(), Some(remedy.to_string()))
     });
-    capability("reuse times by hardware watchpoints", outcome, "reuse times come from recordings only")
+    build_check("reuse times by hardware watchpoints", outcome, "reuse times come from recordings only")
 }
 
-fn pressure(kernel: &dyn Kernel) -> CapabilityCheck {
+fn check_pressure(kernel: &dyn Kernel) -> CapabilityCheck {
     let pressure = crate::sense::pressure::read(kernel);
     let outcome = if pressure.cpu.is_some() {
         Ok("cpu, memory, io".to_string())
     } else {
         Err(("no /proc/pressure".into(), Some("a kernel with CONFIG_PSI, booted without psi=0".to_string())))
     };
-    capability("pressure-stall information", outcome, "waiting is seen per thread only")
+    build_check("pressure-stall information", outcome, "waiting is seen per thread only")
 }
 
-fn affinity(kernel: &dyn Kernel) -> CapabilityCheck {
+fn check_affinity(kernel: &dyn Kernel) -> CapabilityCheck {
     let own_pid = std::process::id() as i32;
     let outcome = kernel
         .affinity(own_pid)
         .and_then(|cpus: CpuSet| kernel.set_affinity(own_pid, &cpus))
         .map(|()| "set and read back on this process".to_string())
         .map_err(|error| (error.to_string(), None));
-    capability("affinity per thread", outcome, "nothing can be placed")
+    build_check("affinity per thread", outcome, "nothing can be placed")
 }
 
-fn weights(kernel: &dyn Kernel) -> CapabilityCheck {
+fn check_weights(kernel: &dyn Kernel) -> CapabilityCheck {
     // SAFETY: no memory is passed.
-    let root = unsafe { libc::geteuid() } == 0;
+    let is_root = unsafe { libc::geteuid() } == 0;
     let limits = kernel.read(Path::new("/proc/self/limits")).unwrap_or_default();
-    let nice = limits.lines().find(|line| line.starts_with("Max nice priority"));
+    let nice_line = limits.lines().find(|line| line.starts_with("Max nice priority"));
     // setpriority(2): a limit of 20 allows nice values down to 0, which an idle task needs to become a normal one again.
-    let limit = nice.and_then(|line| line.split_ascii_whitespace().nth(3)?.parse::<u32>().ok());
-    let may_raise = root || limit.is_some_and(|limit| limit >= 20);
-    let outcome = if may_raise {
+    let nice_limit = nice_line.and_then(|line| line.split_ascii_whitespace().nth(3)?.parse::<u32>().ok());
+    let may_raise_priority = is_root || nice_limit.is_some_and(|limit| limit >= 20);
+    let outcome = if may_raise_priority {
         Ok("nice both ways; gangs by idle turns".to_string())
     } else {
         let remedy = "root or CAP_SYS_NICE: without it a lowered priority could not be raised again".to_string();
         Err(("nice values can only be lowered, never restored".into(), Some(remedy)))
     };
-    capability("weights and gangs", outcome, "no weights, no gangs, and no probe that keeps a program off its CPU")
+    build_check("weights and gangs", outcome, "no weights, no gangs, and no probe that keeps a program off its CPU")
 }
 
 /// Tests the gang scheduler, and names the first missing prerequisite: the kernel, its options, the scheduler's loader,
 /// a right.
-fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
+fn check_gang_scheduler(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
     const FIRST_RELEASE: (u32, u32) = (6, 12);
     let path_exists = |path: &str| kernel.list(Path::new(path)).is_ok();
     let release = kernel.read(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
@@ -293,11 +302,14 @@ fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
     let mut numbers = release.split(['.', '-', '+']).map_while(|word| word.parse::<u32>().ok());
     let version = numbers.next().zip(numbers.next());
     let outcome = if !path_exists("/sys/kernel/sched_ext") {
-        let lacks = match version {
+        let missing_support = match version {
             Some(version) if version < FIRST_RELEASE => format!("Linux {release} has no sched_ext"),
             _ => format!("Linux {release} was built without CONFIG_SCHED_CLASS_EXT"),
         };
-        Err((lacks, Some("Linux 6.18 or later with CONFIG_SCHED_CLASS_EXT and CONFIG_DEBUG_INFO_BTF".to_string())))
+        Err((
+            missing_support,
+            Some("Linux 6.18 or later with CONFIG_SCHED_CLASS_EXT and CONFIG_DEBUG_INFO_BTF".to_string()),
+        ))
     } else if kernel.read(Path::new("/sys/kernel/btf/vmlinux")).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         let remedy = "Linux 6.18 or later with CONFIG_DEBUG_INFO_BTF".to_string();
         Err((format!("Linux {release} has no type information (CONFIG_DEBUG_INFO_BTF)"), Some(remedy)))
@@ -305,12 +317,12 @@ fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
         query_scheduler(socket)
     };
     let without_it = "gangs are idle turns, and advice on who should not run together is not kept";
-    capability("gangs and clashes by a scheduler in the kernel (sched_ext)", outcome, without_it)
+    build_check("gangs and clashes by a scheduler in the kernel (sched_ext)", outcome, without_it)
 }
 
 /// State of the scheduler's loader, by its own report.
 fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
-    match gang_scheduler::SchedulerClient::new(socket).state() {
+    match gang_scheduler::SchedulerClient::new(socket).query_state() {
         Ok(state) if state.kernel == "enabled" => {
             Ok(format!("attached, {} last-level caches, {} threads", state.caches.len(), state.held))
         }
@@ -328,18 +340,19 @@ fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
     }
 }
 
-fn cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
-    let outcome = match crate::act::cpusets::find(kernel) {
+fn check_cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
+    let outcome = match crate::act::cpusets::find_hierarchy(kernel) {
         Some(hierarchy) => Ok(hierarchy.to_string()),
         None => Err((
             "no cpuset controller, neither cgroup v1 nor v2".into(),
             Some("mount cgroup v1 cpuset, or enable +cpuset in cgroup.subtree_control".to_string()),
         )),
     };
-    capability("cpusets for groups", outcome, "groups are placed thread by thread")
+    build_check("cpusets for groups", outcome, "groups are placed thread by thread")
 }
 
-/// Capabilities as policies see them. `partitions` = the ways in which caches can be divided ([`Resctrl::partitions`]).
+/// Capabilities as policies see them. `partitions` = the ways in which caches can be divided
+/// ([`Resctrl::survey_partitions`]).
 pub fn capabilities(
     survey: &CapabilitySurvey,
     partitions: Vec<(CacheId, PartitionSupport)>,
@@ -349,13 +362,13 @@ pub fn capabilities(
         true => Support::Yes { note: Some(check.detail.clone()) },
         false => Support::No { reason: check.detail.clone(), remedy: check.remedy.clone() },
     };
-    let no = |reason: &str| Support::No { reason: reason.to_string(), remedy: None };
+    let unsupported = |reason: &str| Support::No { reason: reason.to_string(), remedy: None };
     let abilities = BTreeMap::from([
         (Ability::CountPerTask, support_of(&survey.measures[0])),
-        (Ability::CountPerCache, no("misses of a whole cache are not counted on live hosts")),
+        (Ability::CountPerCache, unsupported("misses of a whole cache are not counted on live hosts")),
         (Ability::SampleAccesses, support_of(&survey.measures[1])),
         (Ability::TraceAddresses, support_of(&survey.measures[6])),
-        (Ability::CountSuperSets, no("no counters per super set")),
+        (Ability::CountSuperSets, unsupported("no counters per super set")),
         (Ability::CacheOccupancy, support_of(&survey.measures[2])),
         (Ability::ProbeFromOutside, support_of(&survey.measures[3])),
         (Ability::SampleReuses, support_of(&survey.measures[4])),
@@ -364,7 +377,7 @@ pub fn capabilities(
         (Ability::Gangs, support_of(&survey.enforces[1])),
         (Ability::Penalties, support_of(&survey.enforces[5])),
         (Ability::Ways, support_of(&survey.enforces[3])),
-        (Ability::Colors, no("needs programs started by cachemate page-color run")),
+        (Ability::Colors, unsupported("needs programs started by cachemate page-color run")),
     ]);
     Capabilities { abilities, partitions, min_window_ns, min_slice_ns: Some(5_000_000) }
 }

@@ -14,45 +14,45 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::kernel::{KeptFile, Kernel};
 
 /// File with the online CPUs.
-pub(crate) const ONLINE: &str = "/sys/devices/system/cpu/online";
-/// No CPU describes more caches.
+pub(crate) const ONLINE_CPUS_PATH: &str = "/sys/devices/system/cpu/online";
+/// Upper bound of the number of cache directories of one CPU.
 const MAX_CACHE_INDICES: u32 = 16;
 /// Shorter differences come from the time between the two clocks' reads.
-const MIN_SUSPENDED: Duration = Duration::from_millis(10);
+const MIN_SUSPENDED_TIME: Duration = Duration::from_millis(10);
 
-/// Updates the set of online CPUs from the file [`ONLINE`]; returns whether it has changed.
+/// Updates the set of online CPUs from the file [`ONLINE_CPUS_PATH`]; returns whether it has changed.
 pub(crate) fn refresh_online(kernel: &dyn Kernel, online_file: &KeptFile, topology: &mut Topology) -> bool {
     let Ok(text) = kernel.read_kept(online_file) else { return false };
     let Ok(online) = text.trim().parse::<CpuSet>() else { return false };
     let known_cpus: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
     online.iter().filter(|&cpu| !known_cpus.contains(cpu)).for_each(|cpu| join_cache(kernel, topology, cpu));
-    let with_cache: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
-    let usable = online.intersection(&with_cache);
-    if usable.is_empty() || usable == topology.online() {
+    let cpus_with_cache: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
+    let usable_cpus = online.intersection(&cpus_with_cache);
+    if usable_cpus.is_empty() || usable_cpus == topology.online() {
         return false;
     }
-    topology.cpus.iter_mut().for_each(|cpu| cpu.online = usable.contains(cpu.id.0));
+    topology.cpus.iter_mut().for_each(|cpu| cpu.online = usable_cpus.contains(cpu.id.0));
     true
 }
 
 /// Adds a CPU of which no cache was known to the last-level cache that the kernel now says it shares.
 fn join_cache(kernel: &dyn Kernel, topology: &mut Topology, cpu: u32) {
     for index in 0..MAX_CACHE_INDICES {
-        let file = |name: &str| format!("/sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}");
-        let text = |name: &str| kernel.read(Path::new(&file(name))).map(|text| text.trim().to_string());
-        let (Ok(level), Ok(shared)) = (text("level"), text("shared_cpu_list")) else { return };
-        let Ok(shared_cpus) = shared.parse::<CpuSet>() else { continue };
+        let file_path = |name: &str| format!("/sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}");
+        let read_text = |name: &str| kernel.read(Path::new(&file_path(name))).map(|text| text.trim().to_string());
+        let (Ok(level), Ok(shared_list)) = (read_text("level"), read_text("shared_cpu_list")) else { return };
+        let Ok(shared_cpus) = shared_list.parse::<CpuSet>() else { continue };
         let last_level = topology.caches.iter_mut().filter(|cache| cache.last_level);
         let mut matching_caches =
-            last_level.filter(|cache| number(cache.level) == level && cache.cpus.intersects(&shared_cpus));
+            last_level.filter(|cache| level_digit(cache.level) == level && cache.cpus.intersects(&shared_cpus));
         if let Some(cache) = matching_caches.next() {
             cache.cpus.insert(cpu);
         }
     }
 }
 
-/// A level as the kernel's files have it.
-fn number(level: CacheLevel) -> &'static str {
+/// The number of a cache level in the kernel's files.
+fn level_digit(level: CacheLevel) -> &'static str {
     match level {
         CacheLevel::L1Instruction | CacheLevel::L1Data => "1",
         CacheLevel::L2 => "2",
@@ -67,18 +67,18 @@ pub(crate) struct SuspendClock(Duration);
 
 impl SuspendClock {
     pub(crate) fn read_clocks() -> Self {
-        let read = |clock| {
+        let read_clock = |clock| {
             let time = clock_gettime(clock);
             Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
         };
-        let monotonic = read(ClockId::Monotonic);
-        SuspendClock(read(ClockId::Boottime).saturating_sub(monotonic))
+        let monotonic = read_clock(ClockId::Monotonic);
+        SuspendClock(read_clock(ClockId::Boottime).saturating_sub(monotonic))
     }
 
     /// True if the host was suspended since the last call. Steps of the wall clock change neither clock.
     pub(crate) fn advance(&mut self, now: SuspendClock) -> bool {
         let previous = std::mem::replace(self, now);
-        now.0.saturating_sub(previous.0) >= MIN_SUSPENDED
+        now.0.saturating_sub(previous.0) >= MIN_SUSPENDED_TIME
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn cpus_that_go_and_come_are_followed() {
         let (host, mut topology) = (FakeHost::default(), topology());
-        assert!(!refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology), "no such file");
+        assert!(!refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology), "no such file");
         for (text, online, domains, changed) in [
             ("0-3\n", "0-3", 2, false),
             ("0-1,3\n", "0-1,3", 2, true),
@@ -116,8 +116,12 @@ mod tests {
             ("0\n", "0", 1, true),
             ("0-4\n", "0-3", 2, true),
         ] {
-            host.set_file(ONLINE, text);
-            assert_eq!(refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology), changed, "{text}");
+            host.set_file(ONLINE_CPUS_PATH, text);
+            assert_eq!(
+                refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology),
+                changed,
+                "{text}"
+            );
             assert_eq!(topology.online().to_string(), online, "{text}");
             assert_eq!(topology.last_level_domains().len(), domains, "{text}");
         }
@@ -133,16 +137,16 @@ mod tests {
             host.set_file(&format!("{dir}/level"), level);
             host.set_file(&format!("{dir}/shared_cpu_list"), shared);
         }
-        host.set_file(ONLINE, "0-4\n");
-        assert!(refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology));
+        host.set_file(ONLINE_CPUS_PATH, "0-4\n");
+        assert!(refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology));
         assert_eq!(topology.online().to_string(), "0-4");
         assert_eq!(topology.caches[1].cpus.to_string(), "2-4");
-        host.set_file(ONLINE, "0-3\n");
-        assert!(refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology));
+        host.set_file(ONLINE_CPUS_PATH, "0-3\n");
+        assert!(refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology));
         let mut topology = self::topology();
         host.set_file("/sys/devices/system/cpu/cpu4/cache/index2/shared_cpu_list", "4-5");
-        host.set_file(ONLINE, "0-4\n");
-        assert!(!refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology));
+        host.set_file(ONLINE_CPUS_PATH, "0-4\n");
+        assert!(!refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology));
         assert_eq!(topology.online().to_string(), "0-3");
     }
 
@@ -151,8 +155,8 @@ mod tests {
     fn a_file_without_a_usable_cpu_changes_nothing() {
         let (host, mut topology) = (FakeHost::default(), topology());
         for text in ["", "4\n", "3-1\n", "none\n"] {
-            host.set_file(ONLINE, text);
-            assert!(!refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology), "{text}");
+            host.set_file(ONLINE_CPUS_PATH, text);
+            assert!(!refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology), "{text}");
             assert_eq!(topology.online().to_string(), "0-3");
         }
     }

@@ -27,7 +27,7 @@ pub struct EventSurvey {
     /// Its code; `None` = no such event is known.
     pub code: Option<EventCode>,
     /// `None` = it counts.
-    pub absent_because: Option<EventUnavailable>,
+    pub absence_reason: Option<EventUnavailable>,
 }
 
 /// The reason why an event does not count on this host.
@@ -74,14 +74,19 @@ pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
             Ok(code) => check_event(named_event.event, code),
             Err(reason) => Some(EventUnavailable::Unknown(reason.to_string())),
         };
-        EventSurvey { event: named_event.event, name: named_event.name, code: named_event.code.ok(), absent_because }
+        EventSurvey {
+            event: named_event.event,
+            name: named_event.name,
+            code: named_event.code.ok(),
+            absence_reason: absent_because,
+        }
     };
     events.into_iter().map(survey_event).collect()
 }
 
 /// The reason why the event does not count; `None` = it counts.
 fn check_event(event: CounterEvent, code: EventCode) -> Option<EventUnavailable> {
-    let mut counter = match open(code, 0) {
+    let mut counter = match open_counter(code, 0) {
         Ok(counter) => counter,
         Err(error) => {
             return Some(match error.raw_os_error() {
@@ -91,10 +96,10 @@ fn check_event(event: CounterEvent, code: EventCode) -> Option<EventUnavailable>
             });
         }
     };
-    let fetched = run_missing_loop();
+    let fetched_lines = run_missing_loop();
     match counter.since_last() {
         Err(error) => Some(EventUnavailable::Refused(error.to_string())),
-        Ok((count, share)) => find_implausibility(event, count, share, fetched),
+        Ok((count, share)) => find_implausibility(event, count, share, fetched_lines),
     }
 }
 
@@ -104,13 +109,13 @@ fn find_implausibility(event: CounterEvent, count: u64, counted_share: f64, fetc
         return Some(EventUnavailable::NeverScheduled);
     }
     // No other CPU has the loop's lines, so none of them comes from a remote cache.
-    let remote = event == CounterEvent::RemoteCacheHits;
+    let is_remote = event == CounterEvent::RemoteCacheHits;
     if count == 0 {
-        return (!remote).then_some(EventUnavailable::HardZero);
+        return (!is_remote).then_some(EventUnavailable::HardZero);
     }
     let scaled = count as f64 / counted_share;
-    let as_misses = scaled >= MIN_MISSES * fetched as f64;
-    ((remote && as_misses) || (matches!(event, CounterEvent::Misses(_)) && !as_misses))
+    let has_enough_misses = scaled >= MIN_MISSES * fetched as f64;
+    ((is_remote && has_enough_misses) || (matches!(event, CounterEvent::Misses(_)) && !has_enough_misses))
         .then(|| EventUnavailable::WrongEvent { scaled: scaled.round() as u64, fetched })
 }
 
@@ -147,28 +152,29 @@ impl ThreadCounters {
     ///
     /// # Errors
     /// The thread has exited, or permission or file descriptors are lacking; no event stays attached then.
-    pub fn attach(tid: i32, surveyed: &[EventSurvey]) -> io::Result<Self> {
-        let working = surveyed.iter().filter(|survey| survey.absent_because.is_none());
-        let working_codes = working.filter_map(|survey| Some((survey.event, survey.code?)));
-        let counters = working_codes.map(|(event, code)| Ok((event, open(code, tid)?))).collect::<io::Result<_>>()?;
+    pub fn attach(tid: i32, event_surveys: &[EventSurvey]) -> io::Result<Self> {
+        let working_surveys = event_surveys.iter().filter(|survey| survey.absence_reason.is_none());
+        let working_codes = working_surveys.filter_map(|survey| Some((survey.event, survey.code?)));
+        let counters =
+            working_codes.map(|(event, code)| Ok((event, open_counter(code, tid)?))).collect::<io::Result<_>>()?;
         Ok(ThreadCounters { counters })
     }
 
     /// Counts since the last reading (or since attaching). A counter that fails is left out.
     pub fn read(&mut self) -> Vec<EventCount> {
-        let reading = |(event, counter): &mut (CounterEvent, PerfCounter)| {
+        let read_event_count = |(event, counter): &mut (CounterEvent, PerfCounter)| {
             let (count, counted_share) = counter.since_last().ok()?;
             Some(EventCount { event: *event, count, enabled_share: counted_share })
         };
-        let mut readings: Vec<EventCount> = self.counters.iter_mut().filter_map(reading).collect();
-        readings.sort_by_key(|reading| reading.event);
-        readings
+        let mut event_counts: Vec<EventCount> = self.counters.iter_mut().filter_map(read_event_count).collect();
+        event_counts.sort_by_key(|reading| reading.event);
+        event_counts
     }
 }
 
 /// The code of an event, if the survey found that it counts.
-pub(crate) fn working_event(surveyed: &[EventSurvey], event: CounterEvent) -> Option<EventCode> {
-    surveyed.iter().find(|survey| survey.event == event && survey.absent_because.is_none())?.code
+pub(crate) fn working_event(event_surveys: &[EventSurvey], event: CounterEvent) -> Option<EventCode> {
+    event_surveys.iter().find(|survey| survey.event == event && survey.absence_reason.is_none())?.code
 }
 
 /// A running total of one event of one thread.
@@ -177,16 +183,16 @@ pub(crate) struct RunningTotal(PerfCounter);
 impl RunningTotal {
     /// Starts counting; `None` = the thread has exited, or the event cannot be opened for it.
     pub(crate) fn start(tid: i32, code: EventCode) -> Option<Self> {
-        open(code, tid).ok().map(RunningTotal)
+        open_counter(code, tid).ok().map(RunningTotal)
     }
 
     /// The count so far, scaled by the share of the time in which it had a counter; `None` = it has had none yet.
     pub(crate) fn read_value(&mut self) -> Option<u64> {
-        let total = self.0.total().ok()?;
+        let total = self.0.read_total().ok()?;
         match total.enabled_ns {
             0 => Some(0), // the thread has not run yet
-            enabled if total.running_ns > 0 => {
-                Some((u128::from(total.count) * u128::from(enabled) / u128::from(total.running_ns)) as u64)
+            enabled_ns if total.running_ns > 0 => {
+                Some((u128::from(total.count) * u128::from(enabled_ns) / u128::from(total.running_ns)) as u64)
             }
             _ => None,
         }
@@ -196,7 +202,7 @@ impl RunningTotal {
 #[derive(Debug)]
 struct PerfCounter {
     file: File,
-    last: PerfReading,
+    last_reading: PerfReading,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -207,26 +213,27 @@ struct PerfReading {
 }
 
 impl PerfCounter {
-    fn total(&mut self) -> io::Result<PerfReading> {
+    fn read_total(&mut self) -> io::Result<PerfReading> {
         let mut bytes = [0u8; 24];
         self.file.read_exact(&mut bytes)?;
-        let word = |index: usize| u64::from_ne_bytes(bytes[8 * index..8 * index + 8].try_into().expect("eight bytes"));
-        Ok(PerfReading { count: word(0), enabled_ns: word(1), running_ns: word(2) })
+        let u64_at =
+            |index: usize| u64::from_ne_bytes(bytes[8 * index..8 * index + 8].try_into().expect("eight bytes"));
+        Ok(PerfReading { count: u64_at(0), enabled_ns: u64_at(1), running_ns: u64_at(2) })
     }
 
     /// Count, and the share of the enabled time in which it counted. A thread that did not run at all counts as counted
     /// all the time, because its zero is correct.
     fn since_last(&mut self) -> io::Result<(u64, f64)> {
-        let now = self.total()?;
-        let last = std::mem::replace(&mut self.last, now);
-        let enabled_ns = now.enabled_ns.saturating_sub(last.enabled_ns);
-        let running_ns = now.running_ns.saturating_sub(last.running_ns);
+        let reading = self.read_total()?;
+        let previous_reading = std::mem::replace(&mut self.last_reading, reading);
+        let enabled_ns = reading.enabled_ns.saturating_sub(previous_reading.enabled_ns);
+        let running_ns = reading.running_ns.saturating_sub(previous_reading.running_ns);
         let share = if enabled_ns == 0 { 1.0 } else { running_ns as f64 / enabled_ns as f64 };
-        Ok((now.count.saturating_sub(last.count), share.min(1.0)))
+        Ok((reading.count.saturating_sub(previous_reading.count), share.min(1.0)))
     }
 }
 
-fn open(code: EventCode, tid: i32) -> io::Result<PerfCounter> {
+fn open_counter(code: EventCode, tid: i32) -> io::Result<PerfCounter> {
     let mut attr = perf::bindings::perf_event_attr::default();
     attr.type_ = code.kind;
     attr.config = code.config;
@@ -237,7 +244,7 @@ fn open(code: EventCode, tid: i32) -> io::Result<PerfCounter> {
     if crate::kernel::is_descriptor_scarce(&file) {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
-    Ok(PerfCounter { file, last: PerfReading::default() })
+    Ok(PerfCounter { file, last_reading: PerfReading::default() })
 }
 
 #[cfg(test)]
@@ -249,12 +256,12 @@ mod tests {
     fn every_event_counts_or_says_why_not() {
         let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);
         assert_eq!(surveyed.len(), 6);
-        assert!(surveyed.iter().all(|s| s.absent_because.as_ref().is_none_or(|why| !why.to_string().is_empty())));
-        assert!(surveyed.iter().all(|s| s.code.is_some() || s.absent_because.is_some()));
+        assert!(surveyed.iter().all(|s| s.absence_reason.as_ref().is_none_or(|why| !why.to_string().is_empty())));
+        assert!(surveyed.iter().all(|s| s.code.is_some() || s.absence_reason.is_some()));
         let mut counters = ThreadCounters::attach(0, &surveyed).unwrap();
         run_missing_loop();
         let readings = counters.read();
-        let working = surveyed.iter().filter(|s| s.absent_because.is_none()).count();
+        let working = surveyed.iter().filter(|s| s.absence_reason.is_none()).count();
         assert_eq!(readings.len(), working);
         assert!(readings.is_sorted_by_key(|reading| reading.event));
         assert!(
@@ -288,7 +295,7 @@ mod tests {
         let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);
         let instructions = surveyed.iter().find(|found| found.event == CounterEvent::Instructions).unwrap();
         let Some(code) = working_event(&surveyed, CounterEvent::Instructions) else {
-            assert!(instructions.absent_because.is_some());
+            assert!(instructions.absence_reason.is_some());
             eprintln!("not shown here: a running total, as instructions are not counted on this host");
             return;
         };
@@ -307,7 +314,7 @@ mod tests {
                 event: named.event,
                 name: named.name,
                 code: named.code.ok(),
-                absent_because: None,
+                absence_reason: None,
             })
             .collect();
         assert!(ThreadCounters::attach(i32::MAX, &all).is_err());

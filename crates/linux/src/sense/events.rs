@@ -33,15 +33,15 @@ pub struct Processor {
 impl Processor {
     /// The first processor in the text of `/proc/cpuinfo`; `None` = it has no such fields (other architectures).
     pub fn parse(cpuinfo: &str) -> Option<Self> {
-        let field = |name: &str| {
+        let field_text = |name: &str| {
             let line = cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
             Some(line.split_once(':')?.1.trim())
         };
-        let number = |name: &str| field(name)?.parse().ok();
+        let parse_number = |name: &str| field_text(name)?.parse().ok();
         Some(Processor {
-            vendor: field("vendor_id")?.to_string(),
-            family: number("cpu family")?,
-            model: number("model")?,
+            vendor: field_text("vendor_id")?.to_string(),
+            family: parse_number("cpu family")?,
+            model: parse_number("model")?,
         })
     }
 }
@@ -153,7 +153,7 @@ const ZEN_3: EventTable = EventTable {
 };
 
 /// Models of family 6 with performance cores only, from Skylake to Granite Rapids. Hybrid ones count on two PMUs.
-const SINCE_SKYLAKE: [u32; 19] = [
+const SKYLAKE_AND_LATER_MODELS: [u32; 19] = [
     0x4e, 0x5e, 0x55, 0x66, 0x8e, 0x9e, 0xa5,
     0xa6, // Skylake, Cascade and Cooper Lake, Cannon, Kaby, Coffee, Comet Lake
     0x7d, 0x7e, 0x6a, 0x6c, 0x8c, 0x8d, 0xa7, // Ice, Tiger, Rocket Lake
@@ -161,14 +161,16 @@ const SINCE_SKYLAKE: [u32; 19] = [
 ];
 
 /// The server models among them.
-const SERVERS_SINCE_SKYLAKE: [u32; 7] = [0x55, 0x6a, 0x6c, 0x8f, 0xcf, 0xad, 0xae];
-const EP: [u32; 2] = [0x3f, 0x4f];
+const SKYLAKE_AND_LATER_SERVER_MODELS: [u32; 7] = [0x55, 0x6a, 0x6c, 0x8f, 0xcf, 0xad, 0xae];
+const INTEL_EP_MODELS: [u32; 2] = [0x3f, 0x4f];
 
-fn table(processor: &Processor) -> Option<&'static EventTable> {
+fn find_event_table(processor: &Processor) -> Option<&'static EventTable> {
     match (processor.vendor.as_str(), processor.family) {
-        ("GenuineIntel", 6) if SERVERS_SINCE_SKYLAKE.contains(&processor.model) => Some(&INTEL_SERVERS_SINCE_SKYLAKE),
-        ("GenuineIntel", 6) if EP.contains(&processor.model) => Some(&INTEL_EP),
-        ("GenuineIntel", 6) if SINCE_SKYLAKE.contains(&processor.model) => Some(&INTEL_SINCE_SKYLAKE),
+        ("GenuineIntel", 6) if SKYLAKE_AND_LATER_SERVER_MODELS.contains(&processor.model) => {
+            Some(&INTEL_SERVERS_SINCE_SKYLAKE)
+        }
+        ("GenuineIntel", 6) if INTEL_EP_MODELS.contains(&processor.model) => Some(&INTEL_EP),
+        ("GenuineIntel", 6) if SKYLAKE_AND_LATER_MODELS.contains(&processor.model) => Some(&INTEL_SINCE_SKYLAKE),
         ("GenuineIntel", 6) => Some(&INTEL),
         ("AuthenticAMD", 0x17) | ("HygonGenuine", 0x18) => Some(&ZEN),
         ("AuthenticAMD", 0x19 | 0x1a) => Some(&ZEN_3),
@@ -178,7 +180,7 @@ fn table(processor: &Processor) -> Option<&'static EventTable> {
 
 /// The events to try on a processor whose last level is `last_level`.
 pub fn events_for(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<NamedEvent> {
-    let generic = |event, name, config: u32| NamedEvent {
+    let generic_event = |event, name, config: u32| NamedEvent {
         event,
         name,
         code: Ok(EventCode { kind: PERF_TYPE_HARDWARE, config: config.into() }),
@@ -188,24 +190,28 @@ pub fn events_for(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<
     let (references, misses) = (CounterEvent::References(last_level), CounterEvent::Misses(last_level));
     let stalls = CounterEvent::StallCycles(StallCause::LocalMemory);
     let absent_event = |event, name| move |reason| NamedEvent { event, name, code: Err(reason) };
-    let (no_stalls, no_hits) =
+    let (absent_stalls, absent_remote_hits) =
         (absent_event(stalls, "memory stalls"), absent_event(CounterEvent::RemoteCacheHits, "remote cache hits"));
     let mut events = vec![
-        generic(CounterEvent::Instructions, "instructions", PERF_COUNT_HW_INSTRUCTIONS),
-        generic(CounterEvent::Cycles, "cycles", PERF_COUNT_HW_CPU_CYCLES),
+        generic_event(CounterEvent::Instructions, "instructions", PERF_COUNT_HW_INSTRUCTIONS),
+        generic_event(CounterEvent::Cycles, "cycles", PERF_COUNT_HW_CPU_CYCLES),
     ];
-    match processor.and_then(table) {
+    match processor.and_then(find_event_table) {
         Some(table) => {
             events.extend([raw_event(references, table.references), raw_event(misses, table.misses)]);
-            events.push(table.memory_stalls.map_or_else(no_stalls, |named| raw_event(stalls, named)));
-            events
-                .push(table.remote_hits.map_or_else(no_hits, |named| raw_event(CounterEvent::RemoteCacheHits, named)));
+            events.push(table.memory_stalls.map_or_else(absent_stalls, |named| raw_event(stalls, named)));
+            events.push(
+                table
+                    .remote_hits
+                    .map_or_else(absent_remote_hits, |named| raw_event(CounterEvent::RemoteCacheHits, named)),
+            );
         }
         None => {
-            events.push(generic(references, "cache-references", PERF_COUNT_HW_CACHE_REFERENCES));
-            events.push(generic(misses, "cache-misses", PERF_COUNT_HW_CACHE_MISSES));
-            events.push(no_stalls("no event is known of this processor that counts waits for memory only"));
-            events.push(no_hits("no event is known of this processor that counts lines out of remote caches"));
+            events.push(generic_event(references, "cache-references", PERF_COUNT_HW_CACHE_REFERENCES));
+            events.push(generic_event(misses, "cache-misses", PERF_COUNT_HW_CACHE_MISSES));
+            events.push(absent_stalls("no event is known of this processor that counts waits for memory only"));
+            events
+                .push(absent_remote_hits("no event is known of this processor that counts lines out of remote caches"));
         }
     }
     events
@@ -216,8 +222,9 @@ pub fn events_for(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<
 /// # Errors
 /// The reason why the processor has no such event.
 pub fn traced_misses(processor: Option<&Processor>) -> Result<(&'static str, EventCode), &'static str> {
-    let table =
-        processor.and_then(table).ok_or("no event is known of this processor that records every missed load")?;
+    let table = processor
+        .and_then(find_event_table)
+        .ok_or("no event is known of this processor that records every missed load")?;
     table.traced_misses.map(|(name, config)| (name, EventCode { kind: PERF_TYPE_RAW, config }))
 }
 

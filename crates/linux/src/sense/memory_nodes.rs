@@ -15,7 +15,7 @@ use super::topology::MAX_NODES;
 use crate::kernel::Kernel;
 
 /// Reading takes at most one part in this many of the time between two reads.
-const ONE_IN: u32 = 1000;
+const READ_TIME_DIVISOR: u32 = 1000;
 /// Units in which pages are counted: the size of the smallest ones.
 const PAGE_KIB: u64 = 4;
 
@@ -23,9 +23,9 @@ const PAGE_KIB: u64 = 4;
 #[derive(Default, Debug)]
 pub struct MemoryNodes {
     /// Pages by node, with the number of the read that reported them.
-    pages: BTreeMap<ProcessId, (u64, Option<Vec<u64>>)>,
-    reads: u64,
-    not_before: Option<Instant>,
+    pages_by_process: BTreeMap<ProcessId, (u64, Option<Vec<u64>>)>,
+    read_count: u64,
+    next_read_time: Option<Instant>,
 }
 
 impl MemoryNodes {
@@ -41,36 +41,39 @@ impl MemoryNodes {
             return;
         }
         let processes = processes();
-        self.pages.retain(|process, _| processes.contains_key(process));
+        self.pages_by_process.retain(|process, _| processes.contains_key(process));
         let now = Instant::now();
-        if self.not_before.is_some_and(|earliest| now < earliest) {
+        if self.next_read_time.is_some_and(|earliest| now < earliest) {
             return;
         }
-        let last_read = |process: &ProcessId| self.pages.get(process).map_or(0, |(read, _)| *read);
-        let Some((&process, pid)) = processes.iter().min_by_key(|(process, _)| last_read(process)) else { return };
+        let last_read_number = |process: &ProcessId| self.pages_by_process.get(process).map_or(0, |(read, _)| *read);
+        let Some((&process, pid)) = processes.iter().min_by_key(|(process, _)| last_read_number(process)) else {
+            return;
+        };
         let numa_maps = kernel.read(&PathBuf::from(format!("/proc/{pid}/numa_maps")));
-        self.reads += 1;
-        self.pages.insert(process, (self.reads, numa_maps.ok().and_then(|text| pages_per_node(&text))));
-        self.not_before = Some(now + now.elapsed().saturating_mul(ONE_IN).max(Duration::from_millis(1)));
+        self.read_count += 1;
+        self.pages_by_process
+            .insert(process, (self.read_count, numa_maps.ok().and_then(|text| parse_pages_per_node(&text))));
+        self.next_read_time = Some(now + now.elapsed().saturating_mul(READ_TIME_DIVISOR).max(Duration::from_millis(1)));
     }
 
     /// Pages by node at the last read.
     pub fn node_pages(&self, process: ProcessId) -> Option<Vec<u64>> {
-        self.pages.get(&process)?.1.clone()
+        self.pages_by_process.get(&process)?.1.clone()
     }
 }
 
 /// Pages by node, in pages of 4 KiB. `None` = nothing is resident, or the text is not understood.
-fn pages_per_node(text: &str) -> Option<Vec<u64>> {
+fn parse_pages_per_node(text: &str) -> Option<Vec<u64>> {
     let mut pages: Vec<u64> = Vec::new();
     for line in text.lines() {
-        let field = |key: &'static str| line.split_whitespace().find_map(move |word| word.strip_prefix(key));
-        let size_kib: u64 = field("kernelpagesize_kB=").and_then(|kib| kib.parse().ok()).unwrap_or(PAGE_KIB);
-        let on_node = |word: &str| {
+        let field_value = |key: &'static str| line.split_whitespace().find_map(move |word| word.strip_prefix(key));
+        let size_kib: u64 = field_value("kernelpagesize_kB=").and_then(|kib| kib.parse().ok()).unwrap_or(PAGE_KIB);
+        let parse_node_pages = |word: &str| {
             let (node, count) = word.strip_prefix('N')?.split_once('=')?;
             Some((node.parse::<usize>().ok()?, count.parse::<u64>().ok()?))
         };
-        for (node, count) in line.split_whitespace().filter_map(on_node) {
+        for (node, count) in line.split_whitespace().filter_map(parse_node_pages) {
             if node >= MAX_NODES as usize {
                 return None;
             }
@@ -96,9 +99,9 @@ mod tests {
     /// Are pages of all sizes added up by node, and lines without pages skipped?
     #[test]
     fn pages_are_added_up_by_node() {
-        assert_eq!(pages_per_node(TEXT), Some(vec![516, 515]));
-        assert_eq!(pages_per_node("7ffd00000000 default\n"), None);
-        assert_eq!(pages_per_node("7ffd00000000 default N4096=1 kernelpagesize_kB=4"), None);
+        assert_eq!(parse_pages_per_node(TEXT), Some(vec![516, 515]));
+        assert_eq!(parse_pages_per_node("7ffd00000000 default\n"), None);
+        assert_eq!(parse_pages_per_node("7ffd00000000 default N4096=1 kernelpagesize_kB=4"), None);
     }
 
     /// Are processes read in turn, no more often than the time limit allows, and never on hosts with one node?
@@ -116,16 +119,16 @@ mod tests {
             (Topology::default(), Topology { memory_latency: vec![vec![1.0, 2.0]; 2], ..Topology::default() });
         let mut nodes = MemoryNodes::default();
         nodes.refresh(&kernel, &one, || processes.clone());
-        assert_eq!((nodes.reads, nodes.node_pages(ProcessId(0))), (0, None));
+        assert_eq!((nodes.read_count, nodes.node_pages(ProcessId(0))), (0, None));
         nodes.refresh(&kernel, &two, || processes.clone());
         nodes.refresh(&kernel, &two, || processes.clone());
-        assert_eq!(nodes.reads, 1, "at once is too soon");
+        assert_eq!(nodes.read_count, 1, "at once is too soon");
         for _ in 0..3 {
-            nodes.not_before = None;
+            nodes.next_read_time = None;
             nodes.refresh(&kernel, &two, || processes.clone());
         }
         assert_eq!([0, 1, 2].map(|id| nodes.node_pages(ProcessId(id))), [Some(vec![1]), Some(vec![2]), None]);
         nodes.refresh(&kernel, &two, || [(ProcessId(1), 11)].into());
-        assert_eq!(nodes.pages.len(), 1, "who is gone is forgotten");
+        assert_eq!(nodes.pages_by_process.len(), 1, "who is gone is forgotten");
     }
 }

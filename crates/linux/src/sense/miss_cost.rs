@@ -19,7 +19,7 @@ use cachemate_core::{CacheLevel, PredictorConfig, Topology};
 use super::probes::{flush_line, thread_time_ns};
 
 /// Lines of a chase if the topology has no size of the caches before the last; each is visited once per round.
-const CHASED_LINES: usize = 30_000;
+const DEFAULT_CHASED_LINES: usize = 30_000;
 /// Bounds of the number of lines: fewer are timed too coarsely, and more take too long.
 const MIN_LINES: usize = 4_096;
 const MAX_LINES: usize = 65_536;
@@ -36,26 +36,26 @@ const FLUSHED_SPACING: usize = 4;
 const MAX_CACHE_BYTES: u64 = 64 << 20;
 const MULTIPLICATIONS: u32 = 2_000_000;
 const MULTIPLY_CYCLES: f64 = 3.0;
-/// Assumed if the topology has no size: a usual size of today's servers for a few cores.
-const UNKNOWN_CACHE_BYTES: u64 = 32 << 20;
+/// Assumed size of the last level if the topology has none: a typical size in servers for a few cores.
+const DEFAULT_CACHE_BYTES: u64 = 32 << 20;
 
 /// Measures for some tens of milliseconds, in a separate thread with raised priority if allowed, because other programs
 /// fill the cache between two turns on a CPU, and then no round would hit.
 pub fn measure(topology: &Topology) -> PredictorConfig {
     std::thread::scope(|scope| {
-        let measuring = scope.spawn(|| {
+        let measuring_thread = scope.spawn(|| {
             // Without the privilege, the thread has ordinary turns. Its priority ends with the thread.
             let _ = rustix::process::setpriority_process(None, -20);
-            measure_here(topology)
+            measure_on_thread(topology)
         });
-        measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        measuring_thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
-fn measure_here(topology: &Topology) -> PredictorConfig {
-    let size_bytes = topology.last_level_caches().find_map(|cache| cache.size_bytes).unwrap_or(UNKNOWN_CACHE_BYTES);
+fn measure_on_thread(topology: &Topology) -> PredictorConfig {
+    let size_bytes = topology.last_level_caches().find_map(|cache| cache.size_bytes).unwrap_or(DEFAULT_CACHE_BYTES);
     let lines = (size_bytes.clamp(1 << 20, MAX_CACHE_BYTES) / LINE_BYTES as u64) as usize;
-    let mut chase = PointerChase::new(lines, chased_lines(topology));
+    let mut chase = PointerChase::new(lines, chased_line_count(topology));
     let (mut hits_ns, mut misses_ns): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         chase.evict_lines();
@@ -64,7 +64,7 @@ fn measure_here(topology: &Topology) -> PredictorConfig {
     }
     let (hit_ns, miss_ns) = (minimum(hits_ns), median(misses_ns));
     let cpu_hertz = topology.cpus.iter().find_map(|cpu| cpu.hertz);
-    let cycle_ns = cpu_hertz.map_or_else(cycle_ns, |hertz| 1e9 / hertz as f64);
+    let cycle_ns = cpu_hertz.map_or_else(measure_cycle_ns, |hertz| 1e9 / hertz as f64);
     let penalty = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
     PredictorConfig {
         miss_penalty_cycles: penalty,
@@ -76,12 +76,12 @@ fn measure_here(topology: &Topology) -> PredictorConfig {
 
 /// Number of lines of the chase: twice as many as the largest cache before the last one holds, so that under LRU none
 /// of them is found there again.
-fn chased_lines(topology: &Topology) -> usize {
-    let before_last =
+fn chased_line_count(topology: &Topology) -> usize {
+    let inner_caches =
         topology.caches.iter().filter(|cache| !cache.last_level && cache.level != CacheLevel::L1Instruction);
-    let largest = before_last.filter_map(|cache| cache.size_bytes).max();
+    let largest_bytes = inner_caches.filter_map(|cache| cache.size_bytes).max();
     let doubled_lines = |bytes: u64| (2 * bytes.min(1 << 30)) as usize / LINE_BYTES;
-    largest.map_or(CHASED_LINES, doubled_lines).clamp(MIN_LINES, MAX_LINES)
+    largest_bytes.map_or(DEFAULT_CHASED_LINES, doubled_lines).clamp(MIN_LINES, MAX_LINES)
 }
 
 /// A cycle of links through some lines of a buffer, and a further buffer that evicts them if they cannot be flushed.
@@ -89,61 +89,62 @@ struct PointerChase {
     /// Each link is the index of the next one.
     words: Vec<usize>,
     evicting_words: Vec<usize>,
-    first: usize,
-    steps: usize,
+    first_word: usize,
+    step_count: usize,
 }
 
-const WORDS_A_LINE: usize = LINE_BYTES / std::mem::size_of::<usize>();
+const WORDS_PER_LINE: usize = LINE_BYTES / std::mem::size_of::<usize>();
 
 impl PointerChase {
     /// Spreads `steps` links evenly over a buffer that is at most as large as a cache of `lines` lines.
-    fn new(lines: usize, steps: usize) -> Self {
-        let steps = steps.min(lines);
-        let spacing = if FLUSHES { FLUSHED_SPACING.min(lines / steps) } else { lines / steps };
-        let mut words = vec![0usize; steps * spacing * WORDS_A_LINE];
-        let evicting_words = vec![0usize; if FLUSHES { 0 } else { 2 * lines * WORDS_A_LINE }];
-        let mut order: Vec<usize> = (0..steps).map(|at| at * spacing).collect();
+    fn new(cache_line_count: usize, steps: usize) -> Self {
+        let step_count = steps.min(cache_line_count);
+        let spacing =
+            if FLUSHES { FLUSHED_SPACING.min(cache_line_count / step_count) } else { cache_line_count / step_count };
+        let mut words = vec![0usize; step_count * spacing * WORDS_PER_LINE];
+        let evicting_words = vec![0usize; if FLUSHES { 0 } else { 2 * cache_line_count * WORDS_PER_LINE }];
+        let mut order: Vec<usize> = (0..step_count).map(|at| at * spacing).collect();
         // Any order that no prefetcher follows will do: a multiplicative generator shuffles.
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         for index in (1..order.len()).rev() {
             state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
             order.swap(index, (state >> 33) as usize % (index + 1));
         }
-        for pair in 0..order.len() {
-            words[order[pair] * WORDS_A_LINE] = order[(pair + 1) % order.len()] * WORDS_A_LINE;
+        for position in 0..order.len() {
+            words[order[position] * WORDS_PER_LINE] = order[(position + 1) % order.len()] * WORDS_PER_LINE;
         }
-        PointerChase { words, evicting_words, first: order[0] * WORDS_A_LINE, steps }
+        PointerChase { words, evicting_words, first_word: order[0] * WORDS_PER_LINE, step_count }
     }
 
     fn evict_lines(&mut self) {
         if FLUSHES {
-            self.words.iter().step_by(self.words.len() / self.steps).for_each(flush_line);
+            self.words.iter().step_by(self.words.len() / self.step_count).for_each(flush_line);
         }
-        self.evicting_words.iter_mut().step_by(WORDS_A_LINE).for_each(|word| *word = word.wrapping_add(1));
+        self.evicting_words.iter_mut().step_by(WORDS_PER_LINE).for_each(|word| *word = word.wrapping_add(1));
         black_box(&mut self.evicting_words);
     }
 
     fn load_ns(&self) -> f64 {
-        let start_ns = timer_overhead_ns();
-        let position = (0..self.steps).fold(self.first, |position, _| self.words[position]);
+        let start_ns = thread_clock_ns();
+        let position = (0..self.step_count).fold(self.first_word, |position, _| self.words[position]);
         black_box(position);
-        (timer_overhead_ns() - start_ns) / self.steps as f64
+        (thread_clock_ns() - start_ns) / self.step_count as f64
     }
 }
 
-fn cycle_ns() -> f64 {
+fn measure_cycle_ns() -> f64 {
     let factor = black_box(0x9E37_79B9_7F4A_7C15_u64);
-    let rounds: Vec<f64> = (0..ROUNDS)
+    let cycle_times_ns: Vec<f64> = (0..ROUNDS)
         .map(|_| {
-            let start_ns = timer_overhead_ns();
+            let start_ns = thread_clock_ns();
             black_box((0..MULTIPLICATIONS).fold(factor, |product, _| product.wrapping_mul(factor)));
-            (timer_overhead_ns() - start_ns) / f64::from(MULTIPLICATIONS) / MULTIPLY_CYCLES
+            (thread_clock_ns() - start_ns) / f64::from(MULTIPLICATIONS) / MULTIPLY_CYCLES
         })
         .collect();
-    minimum(rounds).max(0.01)
+    minimum(cycle_times_ns).max(0.01)
 }
 
-fn timer_overhead_ns() -> f64 {
+fn thread_clock_ns() -> f64 {
     thread_time_ns() as f64
 }
 
@@ -167,13 +168,13 @@ mod tests {
     fn a_round_visits_every_link_once() {
         let largest = PointerChase::new(MAX_CACHE_BYTES as usize / LINE_BYTES, MAX_LINES);
         assert!(!FLUSHES || size_of_val(&largest.words[..]) + size_of_val(&largest.evicting_words[..]) <= 16 << 20);
-        let chase = PointerChase::new(2 * CHASED_LINES, CHASED_LINES);
+        let chase = PointerChase::new(2 * DEFAULT_CHASED_LINES, DEFAULT_CHASED_LINES);
         let mut visited = std::collections::BTreeSet::new();
-        let last = (0..chase.steps).fold(chase.first, |at, _| {
+        let last = (0..chase.step_count).fold(chase.first_word, |at, _| {
             assert!(visited.insert(at), "{at} twice");
             chase.words[at]
         });
-        assert_eq!((last, visited.len()), (chase.first, CHASED_LINES));
+        assert_eq!((last, visited.len()), (chase.first_word, DEFAULT_CHASED_LINES));
     }
 
     /// Is a chase too long for the caches before the last one, and not longer than that?
@@ -188,18 +189,18 @@ mod tests {
                 ..topology.caches[0].clone()
             };
             topology.caches.push(inner);
-            chased_lines(&topology)
+            chased_line_count(&topology)
         };
         assert_eq!(with_l2(Some(512 << 10)), 2 * (512 << 10) / 64);
-        assert_eq!([Some(1 << 10), Some(1 << 40), None].map(with_l2), [MIN_LINES, MAX_LINES, CHASED_LINES]);
+        assert_eq!([Some(1 << 10), Some(1 << 40), None].map(with_l2), [MIN_LINES, MAX_LINES, DEFAULT_CHASED_LINES]);
     }
 
     /// Does a chase count only its own time, whatever else runs on its CPU?
     #[test]
     fn time_is_the_thread_s_own() {
-        let start_ns = timer_overhead_ns();
+        let start_ns = thread_clock_ns();
         std::thread::sleep(std::time::Duration::from_millis(50));
-        assert!(timer_overhead_ns() - start_ns < 25e6, "sleeping takes no processor time");
+        assert!(thread_clock_ns() - start_ns < 25e6, "sleeping takes no processor time");
     }
 
     /// Is the penalty positive, and reported with the figures that it is computed from?

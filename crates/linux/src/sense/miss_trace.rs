@@ -25,7 +25,7 @@ use crate::sense::sampling::ring::SampleRing;
 
 /// Maximum length of a trace. At the cost of a record, it is enough for ten entries per line of an L3 of 16 MiB, the
 /// thesis's length of a log (5.6.1); a program that fills its log more slowly has few misses.
-pub(crate) const MAX_TRACE: Duration = Duration::from_secs(1);
+pub(crate) const MAX_TRACE_TIME: Duration = Duration::from_secs(1);
 /// Time for which a record delays its thread: 200 to 300 ns (doi 10.1145/3095770.3095773).
 pub(crate) const RECORD_COST_NS: u64 = 250;
 /// Time between two reads of the ring.
@@ -34,7 +34,7 @@ const READ_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_RING_BYTES: usize = 16 << 20;
 const MIN_RING_BYTES: usize = 64 << 10;
 /// Minimum share of the must-miss loop's lines that a trace must contain.
-const MIN_TRACED: f64 = 0.25;
+const MIN_TRACED_SHARE: f64 = 0.25;
 
 /// The events that trace a thread on this host.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub(crate) struct MissTracer {
     instructions: EventCode,
     last_level_misses: Option<(CounterEvent, EventCode)>,
     /// Allowed skid; 2 = none, which makes the event a PEBS event.
-    precise: u64,
+    precise_ip: u64,
 }
 
 /// The log of one thread.
@@ -54,40 +54,43 @@ pub(crate) struct MissTraceLog {
     /// Addresses in the order of the loads.
     pub(crate) addresses: Vec<u64>,
     /// Misses that were counted and not recorded; `None` = they could not be counted.
-    pub(crate) lost: Option<u64>,
+    pub(crate) lost_misses: Option<u64>,
     /// Counts over the log.
     pub(crate) counts: EventCounts,
     pub(crate) elapsed_ns: u64,
 }
 
-/// Looks for the events that trace a thread. `surveyed` = the counters that were tested.
+/// Looks for the events that trace a thread. `event_surveys` are the counters that were tested.
 ///
 /// # Errors
 /// The processor records no misses, or instructions are not counted.
-pub(crate) fn find_tracer(kernel: &dyn Kernel, surveyed: &[EventSurvey]) -> Result<MissTracer, String> {
+pub(crate) fn find_tracer(kernel: &dyn Kernel, event_surveys: &[EventSurvey]) -> Result<MissTracer, String> {
     let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
     let (name, misses) = traced_misses(Processor::parse(&cpuinfo).as_ref())?;
-    let instructions = working_event(surveyed, CounterEvent::Instructions)
+    let instructions = working_event(event_surveys, CounterEvent::Instructions)
         .ok_or("instructions are not counted, so a trace gives no rate of misses")?;
-    let last_level_misses = surveyed.iter().find_map(|survey| match survey.event {
-        CounterEvent::Misses(_) => Some((survey.event, working_event(surveyed, survey.event)?)),
+    let last_level_misses = event_surveys.iter().find_map(|survey| match survey.event {
+        CounterEvent::Misses(_) => Some((survey.event, working_event(event_surveys, survey.event)?)),
         _ => None,
     });
-    Ok(MissTracer { name, misses, instructions, last_level_misses, precise: 2 })
+    Ok(MissTracer { name, misses, instructions, last_level_misses, precise_ip: 2 })
 }
 
 impl MissTracer {
-    /// Records at least so many misses of a thread, and fewer if it exits or the time is over.
+    /// Records at least `entries` misses of a thread, or fewer if it exits or the time is over.
     ///
     /// # Errors
     /// The kernel opens no event or gives it no counter, or more misses were lost than recorded.
     pub(crate) fn record(&self, tid: i32, entries: u32, max_time: Duration) -> io::Result<MissTraceLog> {
         let mut trace = self.start(tid, entries as usize * TRACE_RECORD_BYTES)?;
-        while trace.contents.addresses.len() < entries as usize && trace.started.elapsed() < max_time && trace.wait() {
+        while trace.contents.addresses.len() < entries as usize
+            && trace.start_time.elapsed() < max_time
+            && trace.wait_for_records()
+        {
             trace.drain();
         }
         let log = trace.finish()?;
-        let (recorded, lost) = (log.addresses.len() as u64, log.lost.unwrap_or(0));
+        let (recorded, lost) = (log.addresses.len() as u64, log.lost_misses.unwrap_or(0));
         if lost > recorded {
             let total = recorded + lost;
             return Err(io::Error::other(format!("{}: only {recorded} of {total} misses were recorded", self.name)));
@@ -104,42 +107,53 @@ impl MissTracer {
         // SAFETY: the call takes no argument and always succeeds.
         let own_tid = unsafe { libc::gettid() };
         let trace = self.start(own_tid, 1 << 20)?;
-        let fetched = run_missing_loop();
+        let fetched_lines = run_missing_loop();
         let mut lines: Vec<u64> = trace.finish()?.addresses.iter().map(|address| address / 64).collect();
         lines.sort_unstable();
         lines.dedup();
-        let recorded = lines.len() as u64;
-        if (recorded as f64) < MIN_TRACED * fetched as f64 {
-            let message = format!("{recorded} lines were recorded while {fetched} were fetched from memory");
+        let recorded_lines = lines.len() as u64;
+        if (recorded_lines as f64) < MIN_TRACED_SHARE * fetched_lines as f64 {
+            let message =
+                format!("{recorded_lines} lines were recorded while {fetched_lines} were fetched from memory");
             return Err(io::Error::other(message));
         }
-        Ok((recorded, fetched))
+        Ok((recorded_lines, fetched_lines))
     }
 
     fn start(&self, tid: i32, ring_bytes: usize) -> io::Result<RunningTrace> {
         // The leader stays on its counter, because a log with gaps shows reuses closer than they are.
-        let leader = open(self.misses, tid, None, |attr| {
+        let leader = open_trace_event(self.misses, tid, None, |attr| {
             attr.__bindgen_anon_1.sample_period = 1;
             attr.sample_type = TRACE_FIELDS;
-            attr.set_precise_ip(self.precise);
+            attr.set_precise_ip(self.precise_ip);
             attr.set_disabled(1);
             attr.set_pinned(1);
         })?;
-        let follow = |code| open(code, tid, Some(&leader), |_| {});
-        let instructions = follow(self.instructions)?;
+        let open_follower = |code| open_trace_event(code, tid, Some(&leader), |_| {});
+        let instructions = open_follower(self.instructions)?;
         // If the processor has too few counters for the group, the trace is recorded without these.
-        let all_misses = follow(self.misses).ok();
-        let last_level_misses = self.last_level_misses.and_then(|(event, code)| Some((event, follow(code).ok()?)));
-        let mut bytes = ring_bytes.clamp(MIN_RING_BYTES, MAX_RING_BYTES);
+        let all_misses = open_follower(self.misses).ok();
+        let last_level_misses =
+            self.last_level_misses.and_then(|(event, code)| Some((event, open_follower(code).ok()?)));
+        let mut ring_size = ring_bytes.clamp(MIN_RING_BYTES, MAX_RING_BYTES);
         let ring = loop {
-            match SampleRing::map(&leader, bytes) {
-                Err(error) if error.raw_os_error() == Some(libc::EPERM) && bytes > MIN_RING_BYTES => bytes /= 2,
+            match SampleRing::map(&leader, ring_size) {
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) && ring_size > MIN_RING_BYTES => ring_size /= 2,
                 mapped => break mapped?,
             }
         };
-        set_group(&leader, perf::ioctls::ENABLE)?;
+        control_group(&leader, perf::ioctls::ENABLE)?;
         let (contents, started) = (TraceContents::default(), Instant::now());
-        Ok(RunningTrace { tid, leader, instructions, all_misses, last_level_misses, ring, contents, started })
+        Ok(RunningTrace {
+            tid,
+            leader,
+            instructions,
+            all_misses,
+            last_level_misses,
+            ring,
+            contents,
+            start_time: started,
+        })
     }
 }
 
@@ -152,16 +166,16 @@ struct RunningTrace {
     last_level_misses: Option<(CounterEvent, File)>,
     ring: SampleRing,
     contents: TraceContents,
-    started: Instant,
+    start_time: Instant,
 }
 
 impl RunningTrace {
     /// Waits for a moment; false = the thread has exited, or the event has no counter.
-    fn wait(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.leader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `poll` is one pollfd of ours, and the count says so.
-        unsafe { libc::poll(&raw mut poll, 1, READ_INTERVAL.as_millis() as libc::c_int) };
-        poll.revents & (libc::POLLHUP | libc::POLLERR) == 0
+    fn wait_for_records(&self) -> bool {
+        let mut poll_fd = libc::pollfd { fd: self.leader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: `poll_fd` is one pollfd of ours, and the count is 1.
+        unsafe { libc::poll(&raw mut poll_fd, 1, READ_INTERVAL.as_millis() as libc::c_int) };
+        poll_fd.revents & (libc::POLLHUP | libc::POLLERR) == 0
     }
 
     fn drain(&mut self) {
@@ -169,8 +183,8 @@ impl RunningTrace {
     }
 
     fn finish(mut self) -> io::Result<MissTraceLog> {
-        set_group(&self.leader, perf::ioctls::DISABLE)?;
-        let elapsed_ns = self.started.elapsed().as_nanos() as u64;
+        control_group(&self.leader, perf::ioctls::DISABLE)?;
+        let elapsed_ns = self.start_time.elapsed().as_nanos() as u64;
         self.drain();
         // A pinned event that has lost its counter reads nothing.
         read_count(&mut self.leader).map_err(|_| io::Error::other("all counters of the processor are taken"))?;
@@ -178,21 +192,24 @@ impl RunningTrace {
         if let Some((event, file)) = &mut self.last_level_misses {
             counts.push((*event, read_count(file)?));
         }
-        let TraceContents { addresses, lost, unusable, is_cut } = self.contents;
-        let reported = lost + unusable;
-        let counted = self.all_misses.as_mut().map(read_count).transpose()?;
-        let lost = match counted {
-            Some(count) => Some(count.saturating_sub(addresses.len() as u64).max(reported)),
+        let TraceContents { addresses, lost_count: lost, unusable_count: unusable, is_cut } = self.contents;
+        let reported_losses = lost + unusable;
+        let counted_misses = self.all_misses.as_mut().map(read_count).transpose()?;
+        let lost = match counted_misses {
+            Some(count) => Some(count.saturating_sub(addresses.len() as u64).max(reported_losses)),
             None if is_cut => None,
-            None => (reported > 0).then_some(reported),
+            None => (reported_losses > 0).then_some(reported_losses),
         };
-        Ok(MissTraceLog { addresses, lost, counts: EventCounts::exact(counts), elapsed_ns })
+        Ok(MissTraceLog { addresses, lost_misses: lost, counts: EventCounts::exact(counts), elapsed_ns })
     }
 }
 
-fn set_group(leader: &File, set: unsafe fn(std::os::raw::c_int, u32) -> std::os::raw::c_int) -> io::Result<()> {
+fn control_group(
+    leader: &File,
+    group_ioctl: unsafe fn(std::os::raw::c_int, u32) -> std::os::raw::c_int,
+) -> io::Result<()> {
     // SAFETY: both calls take a flag and no memory.
-    match unsafe { set(leader.as_raw_fd(), perf::bindings::PERF_IOC_FLAG_GROUP) } {
+    match unsafe { group_ioctl(leader.as_raw_fd(), perf::bindings::PERF_IOC_FLAG_GROUP) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -204,18 +221,18 @@ fn read_count(file: &mut File) -> io::Result<u64> {
 }
 
 /// Opens one event of a thread, in user code only, in the group of `leader` if there is one.
-fn open(
+fn open_trace_event(
     code: EventCode,
     tid: i32,
     leader: Option<&File>,
-    set: impl FnOnce(&mut perf::bindings::perf_event_attr),
+    configure: impl FnOnce(&mut perf::bindings::perf_event_attr),
 ) -> io::Result<File> {
     let mut attr = perf::bindings::perf_event_attr::default();
     attr.type_ = code.kind;
     attr.config = code.config;
     attr.set_exclude_kernel(1);
     attr.set_exclude_hv(1);
-    set(&mut attr);
+    configure(&mut attr);
     open_event(attr, (tid, -1), leader.map(AsRawFd::as_raw_fd))
 }
 

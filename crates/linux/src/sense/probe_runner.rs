@@ -18,14 +18,14 @@ use cachemate_core::{
 };
 
 use crate::act::desired_state::DesiredState;
-use crate::act::thread_rotation::{set_seat, set_turn};
+use crate::act::thread_rotation::{set_affinity_checked, set_turn_policy};
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::sense::access_probe::{SampledThreads, sample_accesses};
 use crate::sense::counters::RunningTotal;
 use crate::sense::events::EventCode;
-use crate::sense::miss_trace::{MAX_TRACE, MissTracer, RECORD_COST_NS};
+use crate::sense::miss_trace::{MAX_TRACE_TIME, MissTracer, RECORD_COST_NS};
 use crate::sense::probes::intensity::{PrimeProber, wait_time};
 use crate::sense::probes::neighbor::NeighborLoad;
 use crate::sense::probes::ping_pong::round_trip;
@@ -35,11 +35,11 @@ use crate::sense::progress::{BracketRates, ProgressFiles, ProgressTotals};
 use crate::sense::sampling::Facility;
 
 /// Length of a phase with a neighbor: a stream beside a program needs some time until the occupancies are stable.
-const PHASE: Duration = Duration::from_millis(150);
+const PHASE_TIME: Duration = Duration::from_millis(150);
 /// Maximum length of one session of watching words.
-const WATCHED: Duration = Duration::from_millis(150);
+const WATCH_TIME: Duration = Duration::from_millis(150);
 /// Tries after which a failing probe (its CPU was not free) is abandoned.
-const TRIES: u32 = 5;
+const MAX_FAILURES: u32 = 5;
 
 /// The probes that the plan requests, with their progress.
 pub(crate) struct ProbeRunner {
@@ -51,8 +51,8 @@ pub(crate) struct ProbeRunner {
     instructions: Option<EventCode>,
     running_probes: Vec<RunningProbe>,
     reloader: Option<PrimeProber>,
-    pub(crate) answers: Vec<ProbeResult>,
-    pub(crate) refused: Vec<RefusedItem>,
+    pub(crate) results: Vec<ProbeResult>,
+    pub(crate) refused_items: Vec<RefusedItem>,
 }
 
 struct RunningProbe {
@@ -60,11 +60,11 @@ struct RunningProbe {
     is_done: bool,
     failures: u32,
     cost_ns: u64,
-    evicted: Vec<PrimeProbeSample>,
-    reuses: Vec<ReuseSample>,
-    words: WatchCandidates,
-    accesses: Vec<AccessSample>,
-    events: u64,
+    eviction_samples: Vec<PrimeProbeSample>,
+    reuse_samples: Vec<ReuseSample>,
+    watch_candidates: WatchCandidates,
+    access_samples: Vec<AccessSample>,
+    sampled_events: u64,
 }
 
 /// A managed thread that takes part in a probe.
@@ -98,11 +98,11 @@ impl ProbePlacement {
         let mut desired_states: Vec<DesiredState> =
             self.other_participants.iter().chain([&self.target]).map(idle_state).collect();
         let object = JournalObject::Affinity { pid: self.target.pid, thread: self.target.thread };
-        desired_states.push(DesiredState { item: item.clone(), object, state: ObjectState::Cpus(self.seat()) });
+        desired_states.push(DesiredState { item: item.clone(), object, state: ObjectState::Cpus(self.target_cpus()) });
         desired_states
     }
 
-    fn seat(&self) -> CpuSet {
+    fn target_cpus(&self) -> CpuSet {
         [self.target_cpu.0].into_iter().collect()
     }
 }
@@ -119,8 +119,8 @@ impl ProbeRunner {
             instructions,
             running_probes: Vec::new(),
             reloader: None,
-            answers: Vec::new(),
-            refused: Vec::new(),
+            results: Vec::new(),
+            refused_items: Vec::new(),
         }
     }
 
@@ -129,19 +129,19 @@ impl ProbeRunner {
         let mut old_probes = std::mem::take(&mut self.running_probes);
         for probe in probes {
             let same_index = old_probes.iter().position(|request| request.probe == *probe);
-            let supported = matches!(
+            let is_supported = matches!(
                 probe.kind,
                 ProbeKind::PrimeProbe { .. }
                     | ProbeKind::Neighbor { .. }
                     | ProbeKind::PingPong { .. }
                     | ProbeKind::ReuseTimes { .. }
             );
-            let lacking = match &probe.kind {
+            let unsupported_reason = match &probe.kind {
                 ProbeKind::AccessSamples { .. } => self.facility.as_ref().err().cloned(),
                 ProbeKind::MissTrace { .. } => self.tracer.as_ref().err().cloned(),
-                _ => (!supported).then(|| "a live host has no such probe".to_string()),
+                _ => (!is_supported).then(|| "a live host has no such probe".to_string()),
             };
-            if let Some(reason) = lacking {
+            if let Some(reason) = unsupported_reason {
                 self.refuse(probe, RefusalReason::NotSupported, &reason);
                 continue;
             }
@@ -152,44 +152,40 @@ impl ProbeRunner {
                     is_done: false,
                     failures: 0,
                     cost_ns: 0,
-                    evicted: Vec::new(),
-                    reuses: Vec::new(),
-                    words: WatchCandidates::default(),
-                    accesses: Vec::new(),
-                    events: 0,
+                    eviction_samples: Vec::new(),
+                    reuse_samples: Vec::new(),
+                    watch_candidates: WatchCandidates::default(),
+                    access_samples: Vec::new(),
+                    sampled_events: 0,
                 },
             });
         }
     }
 
-    pub(crate) fn refuse(&mut self, probe: &ProbeRequest, because: RefusalReason, message: &str) {
-        self.refused.push(RefusedItem {
-            item: PlanItem::Probe(probe.id),
-            reason: because,
-            message: message.to_string(),
-        });
+    pub(crate) fn refuse(&mut self, probe: &ProbeRequest, reason: RefusalReason, message: &str) {
+        self.refused_items.push(RefusedItem { item: PlanItem::Probe(probe.id), reason, message: message.to_string() });
     }
 
     /// The next unanswered probe.
-    pub(crate) fn next(&self) -> Option<ProbeRequest> {
+    pub(crate) fn next_probe(&self) -> Option<ProbeRequest> {
         self.running_probes.iter().find(|request| !request.is_done).map(|request| request.probe.clone())
     }
 
     /// The plan's probes, for the state that is read back.
-    pub(crate) fn ids(&self) -> Vec<cachemate_core::ProbeId> {
+    pub(crate) fn probe_ids(&self) -> Vec<cachemate_core::ProbeId> {
         self.running_probes.iter().map(|request| request.probe.id).collect()
     }
 
     /// Abandons a probe for good.
-    pub(crate) fn abandon(&mut self, probe: &ProbeRequest, because: RefusalReason, message: &str) {
-        self.refuse(probe, because, message);
+    pub(crate) fn abandon(&mut self, probe: &ProbeRequest, reason: RefusalReason, message: &str) {
+        self.refuse(probe, reason, message);
         if let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) {
             running_probe.is_done = true;
         }
     }
 
     /// Measures the ping-pong between two CPUs in a few milliseconds, without moving a managed thread.
-    pub(crate) fn ping_pong(&mut self, probe: &ProbeRequest, cpus: (CpuId, CpuId)) {
+    pub(crate) fn run_ping_pong(&mut self, probe: &ProbeRequest, cpus: (CpuId, CpuId)) {
         match round_trip(cpus) {
             Ok(measurement) => {
                 let evidence = ProbeEvidence::PingPong { cpus, round_trip_ns: measurement.round_trip_ns };
@@ -200,7 +196,7 @@ impl ProbeRunner {
     }
 
     /// Runs one bracket of a probe that decides which tasks run.
-    pub(crate) fn bracket<K: Kernel>(
+    pub(crate) fn run_bracket<K: Kernel>(
         &mut self,
         kernel: &Mutex<K>,
         placement: &ProbePlacement,
@@ -223,7 +219,7 @@ impl ProbeRunner {
             return;
         };
         running_probe.failures += 1;
-        if running_probe.failures >= TRIES {
+        if running_probe.failures >= MAX_FAILURES {
             self.abandon(probe, RefusalReason::Busy, &error.to_string());
         }
     }
@@ -238,33 +234,33 @@ impl ProbeRunner {
         if let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) {
             running_probe.is_done = complete;
         }
-        self.answers.push(ProbeResult { probe: probe.id, evidence, complete, cost_ns });
+        self.results.push(ProbeResult { probe: probe.id, evidence, complete, cost_ns });
     }
 
     fn run_eviction_probe<K: Kernel>(
         &mut self,
         session: &ProbeSession<'_, K>,
         probe: &ProbeRequest,
-        wanted_samples: u32,
+        requested_samples: u32,
     ) -> std::io::Result<()> {
         if self.reloader.is_none() {
-            let _here = PinnedThread::new(session.placement.probe_cpu)?;
-            self.reloader = Some(PrimeProber::fitting(session.placement.cache_bytes, 1)?);
+            let _pinned = PinnedThread::new(session.placement.probe_cpu)?;
+            self.reloader = Some(PrimeProber::fit_to_cache(session.placement.cache_bytes, 1)?);
         }
         let Some(reloader) = &mut self.reloader else { return Ok(()) };
         let wait = wait_time(Some(reloader.cache_bytes()));
-        let (samples, ours_ns, off_ns) = session.run(|switch| {
+        let (samples, own_cpu_ns, off_ns) = session.run(|switch| {
             let mut samples = Vec::new();
             // Two off, one discarded while the task refills the cache, two on, one off.
-            for (beside, counts) in
+            for (is_target_running, is_counted) in
                 [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
             {
-                switch.set(beside)?;
+                switch.set_running(is_target_running)?;
                 let sample = reloader.sample(wait);
-                if counts {
+                if is_counted {
                     let (evicted, reloads, elapsed_ns) = (sample.missed, sample.reloads, sample.elapsed_ns);
                     samples.push(PrimeProbeSample {
-                        target_running: beside,
+                        target_running: is_target_running,
                         evicted,
                         reloads,
                         elapsed_ns,
@@ -274,18 +270,19 @@ impl ProbeRunner {
             }
             Ok(samples)
         })?;
-        let (samples, gate) = samples;
+        let (samples, round_trips) = samples;
         let buffer_bytes = reloader.buffer_bytes();
         let task = session.placement.target.task;
         let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
             return Ok(());
         };
-        running_probe.cost_ns += ours_ns;
-        let gated = samples.into_iter().map(|sample| PrimeProbeSample { round_trips_ns: gate, ..sample });
-        running_probe.evicted.extend(gated);
-        let samples_beside = running_probe.evicted.iter().filter(|sample| sample.target_running).count();
-        if samples_beside >= wanted_samples as usize || running_probe.cost_ns >= probe.budget_ns {
-            let samples = std::mem::take(&mut running_probe.evicted);
+        running_probe.cost_ns += own_cpu_ns;
+        let complete_samples =
+            samples.into_iter().map(|sample| PrimeProbeSample { round_trips_ns: round_trips, ..sample });
+        running_probe.eviction_samples.extend(complete_samples);
+        let running_samples = running_probe.eviction_samples.iter().filter(|sample| sample.target_running).count();
+        if running_samples >= requested_samples as usize || running_probe.cost_ns >= probe.budget_ns {
+            let samples = std::mem::take(&mut running_probe.eviction_samples);
             let cost = vec![(None, running_probe.cost_ns), (Some(task), off_ns)];
             let wait_ns = wait.as_nanos() as u64;
             self.record_result(probe, ProbeEvidence::PrimeProbe { task, buffer_bytes, wait_ns, samples }, true, cost);
@@ -302,37 +299,37 @@ impl ProbeRunner {
     ) -> std::io::Result<()> {
         // The measured size is preferred to the reported one.
         let cache_bytes = self.reloader.as_ref().map(PrimeProber::cache_bytes).or(session.placement.cache_bytes);
-        let mut runner = NeighborLoad::new(neighbor, cache_bytes);
+        let mut neighbor_load = NeighborLoad::new(neighbor, cache_bytes);
         let task = session.placement.target.task;
         let (pid, thread) = (session.placement.target.pid, session.placement.target.thread);
         let mut counter = self.instructions.and_then(|code| RunningTotal::start(thread.tid, code));
-        let mut total = || {
+        let mut read_totals = || {
             let instructions = counter.as_mut().and_then(RunningTotal::read_value);
             ProgressTotals::read_current(&*session.lock(), progress, pid, thread, instructions)
         };
-        let ((rates, _gate), ours_ns, off_ns) = session.run(|switch| {
+        let ((rates, _gate), own_cpu_ns, off_ns) = session.run(|switch| {
             // The task alone and beside the neighbor in the order A B B A, then the neighbor alone; work and seconds of
             // each.
             let mut rates = BracketRates::default();
-            let mut own_work = (0.0, 0.0);
-            switch.set(true)?;
+            let mut neighbor_work = (0.0, 0.0);
+            switch.set_running(true)?;
             for with_neighbor in [false, true, true, false] {
-                let (totals_before, start) = (total(), Instant::now());
-                let lines = if with_neighbor { runner.run(PHASE) } else { spin(PHASE) };
+                let (totals_before, start) = (read_totals(), Instant::now());
+                let lines = if with_neighbor { neighbor_load.run(PHASE_TIME) } else { spin(PHASE_TIME) };
                 let seconds = start.elapsed().as_secs_f64();
-                rates.add(with_neighbor, totals_before, total(), seconds);
+                rates.add_phase(with_neighbor, totals_before, read_totals(), seconds);
                 if with_neighbor {
-                    own_work = (own_work.0 + lines as f64, own_work.1 + seconds);
+                    neighbor_work = (neighbor_work.0 + lines as f64, neighbor_work.1 + seconds);
                 }
             }
-            switch.set(false)?;
+            switch.set_running(false)?;
             let start = Instant::now();
-            let lines = runner.run(PHASE);
+            let lines = neighbor_load.run(PHASE_TIME);
             let alone_ns = start.elapsed().as_nanos() as f64 / (lines as f64).max(1.0);
-            Ok((rates, own_work.1 * 1e9 / own_work.0.max(1.0), alone_ns))
+            Ok((rates, neighbor_work.1 * 1e9 / neighbor_work.0.max(1.0), alone_ns))
         })?;
         let (rates, neighbor_beside_ns, neighbor_alone_ns) = rates;
-        let (rate_of, rates) = rates.best().map_or((None, None), |(rate_of, rates)| (rate_of, Some(rates)));
+        let (rate_event, rates) = rates.best_rates().map_or((None, None), |(rate_of, rates)| (rate_of, Some(rates)));
         let evidence = ProbeEvidence::NeighborSlowdown {
             task,
             neighbor,
@@ -340,14 +337,14 @@ impl ProbeRunner {
             neighbor_corun_ns: neighbor_beside_ns,
             task_alone_rate: rates.map(|(alone_rate, _)| alone_rate),
             task_corun_rate: rates.map(|(_, corun_rate)| corun_rate),
-            rate_event: rate_of,
+            rate_event,
         };
-        self.record_result(probe, evidence, true, vec![(None, ours_ns), (Some(task), off_ns)]);
+        self.record_result(probe, evidence, true, vec![(None, own_cpu_ns), (Some(task), off_ns)]);
         Ok(())
     }
 
     /// Watches words of the task's process for a while, without moving any thread.
-    pub(crate) fn watch<K: Kernel>(
+    pub(crate) fn run_reuse_probe<K: Kernel>(
         &mut self,
         kernel: &Mutex<K>,
         probe: &ProbeRequest,
@@ -357,15 +354,15 @@ impl ProbeRunner {
         let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
             return;
         };
-        let remaining = (locations as usize).saturating_sub(running_probe.reuses.len());
+        let remaining = (locations as usize).saturating_sub(running_probe.reuse_samples.len());
         let start = Instant::now();
         let subject = watchpoint::WatchTarget {
             pid: target.pid,
             tid: target.thread.tid,
-            words: &mut running_probe.words,
-            locations: remaining,
-            patience: Duration::from_millis(50),
-            deadline: start + WATCHED,
+            candidates: &mut running_probe.watch_candidates,
+            max_samples: remaining,
+            max_word_time: Duration::from_millis(50),
+            deadline: start + WATCH_TIME,
             seed: running_probe.cost_ns ^ u64::from(probe.id.0),
         };
         let guard = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -374,10 +371,10 @@ impl ProbeRunner {
         match reuses {
             Err(error) => self.record_failure(probe, &error),
             Ok(samples) => {
-                running_probe.reuses.extend(samples);
+                running_probe.reuse_samples.extend(samples);
                 running_probe.cost_ns += start.elapsed().as_nanos() as u64;
-                if running_probe.reuses.len() >= locations as usize || running_probe.cost_ns >= probe.budget_ns {
-                    let samples = std::mem::take(&mut running_probe.reuses);
+                if running_probe.reuse_samples.len() >= locations as usize || running_probe.cost_ns >= probe.budget_ns {
+                    let samples = std::mem::take(&mut running_probe.reuse_samples);
                     let cost = vec![(None, running_probe.cost_ns)];
                     self.record_result(probe, ProbeEvidence::Reuses { task: target.task, samples }, true, cost);
                 }
@@ -388,11 +385,11 @@ impl ProbeRunner {
 
 impl ProbeRunner {
     /// Samples accesses for a while, without moving any thread.
-    pub(crate) fn sample(
+    pub(crate) fn run_sampling_probe(
         &mut self,
         probe: &ProbeRequest,
         subjects: &SampledThreads<'_>,
-        one_in: u32,
+        requested_period: u32,
         remote_only: bool,
         max_samples: u32,
     ) {
@@ -403,23 +400,25 @@ impl ProbeRunner {
         let start = Instant::now();
         // The period varies by up to an eighth in either direction, so that no loop of the program runs in step with
         // it.
-        let jitter = (running_probe.events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
-        let period = facility.period(u64::from(one_in) * (3_584 + jitter) / 4_096);
+        let jitter = (running_probe.sampled_events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        let period = facility.accepted_period(u64::from(requested_period) * (3_584 + jitter) / 4_096);
         match sample_accesses(facility, subjects, period, remote_only) {
             Err(error) => self.record_failure(probe, &error),
             Ok((samples, events)) => {
-                running_probe.accesses.extend(samples);
-                running_probe.events += events;
+                running_probe.access_samples.extend(samples);
+                running_probe.sampled_events += events;
                 running_probe.cost_ns += start.elapsed().as_nanos() as u64;
-                if running_probe.accesses.len() >= max_samples as usize || running_probe.cost_ns >= probe.budget_ns {
-                    let mut samples = std::mem::take(&mut running_probe.accesses);
+                if running_probe.access_samples.len() >= max_samples as usize
+                    || running_probe.cost_ns >= probe.budget_ns
+                {
+                    let mut samples = std::mem::take(&mut running_probe.access_samples);
                     samples.truncate(max_samples as usize);
-                    let (events, cost) = (running_probe.events, vec![(None, running_probe.cost_ns)]);
-                    let one_in = u32::try_from(period).unwrap_or(u32::MAX);
+                    let (events, cost) = (running_probe.sampled_events, vec![(None, running_probe.cost_ns)]);
+                    let sample_period = u32::try_from(period).unwrap_or(u32::MAX);
                     let line_bytes = subjects.line_bytes;
                     self.record_result(
                         probe,
-                        ProbeEvidence::Samples { sample_period: one_in, events, line_bytes, samples },
+                        ProbeEvidence::Samples { sample_period, events, line_bytes, samples },
                         true,
                         cost,
                     );
@@ -431,11 +430,17 @@ impl ProbeRunner {
 
 impl ProbeRunner {
     /// Records the misses of a thread for a while, without moving it.
-    pub(crate) fn trace(&mut self, probe: &ProbeRequest, (task, tid): (TaskId, i32), entries: u32, line_bytes: u32) {
+    pub(crate) fn run_miss_trace(
+        &mut self,
+        probe: &ProbeRequest,
+        (task, tid): (TaskId, i32),
+        entries: u32,
+        line_bytes: u32,
+    ) {
         let Ok(tracer) = &self.tracer else { return };
         let max_entries = entries.min(u32::try_from(probe.budget_ns / RECORD_COST_NS).unwrap_or(u32::MAX));
-        let cpu_before = thread_time_ns();
-        match tracer.record(tid, max_entries, MAX_TRACE) {
+        let cpu_before_ns = thread_time_ns();
+        match tracer.record(tid, max_entries, MAX_TRACE_TIME) {
             Err(error) => self.record_failure(probe, &error),
             Ok(log) => {
                 let records = log.addresses.len() as u64;
@@ -446,11 +451,11 @@ impl ProbeRunner {
                     line_bytes,
                     lines,
                     code_positions: Vec::new(),
-                    lost: log.lost,
+                    lost: log.lost_misses,
                     counts: log.counts,
                     elapsed_ns: log.elapsed_ns,
                 };
-                let cost = vec![(None, thread_time_ns() - cpu_before), (Some(task), records * RECORD_COST_NS)];
+                let cost = vec![(None, thread_time_ns() - cpu_before_ns), (Some(task), records * RECORD_COST_NS)];
                 self.record_result(probe, evidence, true, cost);
             }
         }
@@ -475,7 +480,7 @@ struct ProbeSession<'a, K: Kernel> {
 /// Switches the probed task on and off its CPU during a bracket.
 struct TargetSwitch<'a, 'b, K: Kernel> {
     session: &'a ProbeSession<'b, K>,
-    spinner: &'a AtomicBool,
+    should_spin: &'a AtomicBool,
     off_since: Option<Instant>,
     off_ns: u64,
 }
@@ -487,8 +492,8 @@ impl<K: Kernel> ProbeSession<'_, K> {
         self.kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn set(&self, participant: &Participant, waits: bool) -> std::io::Result<()> {
-        set_turn(&*self.lock(), participant.thread, &participant.scheduling, waits)
+    fn set_policy(&self, participant: &Participant, is_waiting: bool) -> std::io::Result<()> {
+        set_turn_policy(&*self.lock(), participant.thread, &participant.scheduling, is_waiting)
     }
 
     /// Keeps the others off, runs `measure` on the probe's CPU, and restores all threads whatever happens. Returns
@@ -498,59 +503,59 @@ impl<K: Kernel> ProbeSession<'_, K> {
         measure: impl FnOnce(&mut TargetSwitch<'_, '_, K>) -> std::io::Result<T>,
     ) -> std::io::Result<((T, RoundTrips), u64, u64)> {
         let placement = self.placement;
-        let (spinner, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (should_spin, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let outcome = std::thread::scope(|scope| {
-            let stand_in = scope.spawn(|| occupy_cpu(placement.target_cpu, &spinner, &is_over));
+            let occupier = scope.spawn(|| occupy_cpu(placement.target_cpu, &should_spin, &is_over));
             // Other threads may exit meanwhile, which only leaves fewer to keep off.
-            placement.other_participants.iter().for_each(|participant| drop(self.set(participant, true)));
+            placement.other_participants.iter().for_each(|participant| drop(self.set_policy(participant, true)));
             // A separate statement, because the lock would otherwise be held through `measure`, which takes it as well.
-            let seated = set_seat(&*self.lock(), placement.target.thread, &placement.seat());
-            let result = seated.and_then(|()| {
+            let pin_result = set_affinity_checked(&*self.lock(), placement.target.thread, &placement.target_cpus());
+            let result = pin_result.and_then(|()| {
                 let probe_thread = PinnedThread::new(placement.probe_cpu)?;
                 let trip_before = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
-                let mut switch = TargetSwitch { session: self, spinner: &spinner, off_since: None, off_ns: 0 };
-                let measure = measure(&mut switch)?;
-                switch.set(true)?;
+                let mut switch = TargetSwitch { session: self, should_spin: &should_spin, off_since: None, off_ns: 0 };
+                let measurement = measure(&mut switch)?;
+                switch.set_running(true)?;
                 let trip_after = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
-                let gate = trip_before
+                let round_trips = trip_before
                     .zip(trip_after)
                     .map(|(trip_before, trip_after)| (trip_before.round_trip_ns, trip_after.round_trip_ns));
-                Ok(((measure, gate), probe_thread.cost_ns(), switch.off_ns))
+                Ok(((measurement, round_trips), probe_thread.cost_ns(), switch.off_ns))
             });
             is_over.store(true, Ordering::Relaxed);
-            stand_in.thread().unpark();
-            let spun_ns = stand_in.join().unwrap_or(0);
-            result.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spun_ns, off_ns))
+            occupier.thread().unpark();
+            let spinner_ns = occupier.join().unwrap_or(0);
+            result.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spinner_ns, off_ns))
         });
         // A thread that has exited needs nothing; after any other failure the original is in the journal.
-        drop(self.set(&placement.target, false));
-        drop(set_seat(&*self.lock(), placement.target.thread, &placement.target.cpus));
-        placement.other_participants.iter().for_each(|participant| drop(self.set(participant, false)));
+        drop(self.set_policy(&placement.target, false));
+        drop(set_affinity_checked(&*self.lock(), placement.target.thread, &placement.target.cpus));
+        placement.other_participants.iter().for_each(|participant| drop(self.set_policy(participant, false)));
         outcome
     }
 }
 
 impl<K: Kernel> TargetSwitch<'_, '_, K> {
     /// Lets the task run, or keeps it off its CPU.
-    fn set(&mut self, runs: bool) -> std::io::Result<()> {
+    fn set_running(&mut self, should_run: bool) -> std::io::Result<()> {
         let target = &self.session.placement.target;
-        if runs {
-            self.spinner.store(false, Ordering::Relaxed);
+        if should_run {
+            self.should_spin.store(false, Ordering::Relaxed);
             self.off_ns += self.off_since.take().map_or(0, |since| since.elapsed().as_nanos() as u64);
-            self.session.set(target, false)
+            self.session.set_policy(target, false)
         } else {
-            self.spinner.store(true, Ordering::Relaxed);
+            self.should_spin.store(true, Ordering::Relaxed);
             self.off_since.get_or_insert_with(Instant::now);
-            self.session.set(target, true)
+            self.session.set_policy(target, true)
         }
     }
 }
 
-/// Spins on a CPU until it is ended; returns its processor time.
-fn occupy_cpu(cpu: CpuId, spinner: &AtomicBool, is_over: &AtomicBool) -> u64 {
+/// Spins on a CPU while `should_spin` is set, until `is_over` is set; returns its processor time.
+fn occupy_cpu(cpu: CpuId, should_spin: &AtomicBool, is_over: &AtomicBool) -> u64 {
     let Ok(pinned) = PinnedThread::new(cpu) else { return 0 };
     while !is_over.load(Ordering::Relaxed) {
-        if spinner.load(Ordering::Relaxed) {
+        if should_spin.load(Ordering::Relaxed) {
             std::hint::spin_loop();
         } else {
             std::thread::sleep(Duration::from_micros(200));

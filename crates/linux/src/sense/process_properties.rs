@@ -10,7 +10,7 @@ use crate::kernel::{KeptFile, Kernel, ThreadStat, none_if_missing};
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
-const KERNEL_THREAD: u64 = 0x0020_0000;
+const KERNEL_THREAD_FLAG: u64 = 0x0020_0000;
 /// A chain of parents is short; the bound protects against a tree that changes while it is read.
 const MAX_PARENTS: usize = 1_000;
 
@@ -29,9 +29,9 @@ pub(crate) struct PropertyReader<'a> {
 pub(crate) struct RuleProperties {
     pub(crate) is_kernel_thread: bool,
     pub(crate) command: String,
-    /// The paths other than the root, the unified hierarchy's first.
+    /// Its control groups other than the root, that of the unified hierarchy first; only `/` if there is no other.
     pub(crate) cgroups: Vec<String>,
-    /// The text from which they come.
+    /// The text of `/proc/PID/cgroup` that contains these paths.
     cgroup_text: String,
     pub(crate) user: Option<u32>,
     /// Ancestors when it was new, so that a process whose parent has exited still descends from the process that a rule
@@ -51,12 +51,12 @@ pub(crate) struct KnownProperties<'a> {
     pub(crate) previous: Option<&'a RuleProperties>,
     /// Those of its parent: a new process in the control groups of its parent belongs to the parent's service.
     pub(crate) parent: Option<&'a RuleProperties>,
-    /// Its user, if events tell; `None` = to be read.
+    /// Its user, if the events determine it; `None` if it must be read.
     pub(crate) user: Option<u32>,
 }
 
 fn is_kernel_thread(stat: &ThreadStat) -> bool {
-    stat.flags & KERNEL_THREAD != 0
+    stat.flags & KERNEL_THREAD_FLAG != 0
 }
 
 impl RuleProperties {
@@ -116,13 +116,13 @@ impl PropertyReader<'_> {
         if properties.is_kernel_thread {
             return Ok(properties);
         }
-        properties.cgroup_text = self.cgroup_text(cgroup_file)?;
+        properties.cgroup_text = self.read_cgroup_text(cgroup_file)?;
         properties.cgroups = cgroup_paths(&properties.cgroup_text);
         if properties.user.is_none() {
             let status =
                 none_if_missing(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
-            let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-            properties.user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+            let uid_line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+            properties.user = uid_line.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
         }
         properties.lineage = match previous {
             Some(previous) => previous.lineage.clone(),
@@ -131,26 +131,26 @@ impl PropertyReader<'_> {
         };
         // A shim's children belong to the container, and the shim does not.
         let relative = previous.or(parent.filter(|parent| shim_option(&parent.command).is_none()));
-        self.identify(stat, relative, &mut properties)?;
+        self.identify_service(stat, relative, &mut properties)?;
         Ok(properties)
     }
 
     /// Whether the process has joined another control group, or a runtime reports another container for it.
-    pub(crate) fn is_moved(&self, cgroup_file: &KeptFile, previous: &RuleProperties) -> bool {
-        self.cgroup_text(cgroup_file).is_ok_and(|text| {
+    pub(crate) fn has_moved(&self, cgroup_file: &KeptFile, previous: &RuleProperties) -> bool {
+        self.read_cgroup_text(cgroup_file).is_ok_and(|text| {
             text != previous.cgroup_text
-                || self.container(&text, &previous.cgroups).map(|(_, record)| record) != previous.container
+                || self.find_container(&text, &previous.cgroups).map(|(_, record)| record) != previous.container
         })
     }
 
     /// The file with the control groups of a process, to be read again and again.
-    pub(crate) fn cgroup_file(&self, stat: &ThreadStat) -> KeptFile {
+    pub(crate) fn open_cgroup_file(&self, stat: &ThreadStat) -> KeptFile {
         let path = PathBuf::from(format!("/proc/{}/cgroup", stat.key.tid));
-        if is_kernel_thread(stat) { KeptFile::closed(path) } else { self.kernel.keep_open(path) }
+        if is_kernel_thread(stat) { KeptFile::new(path) } else { self.kernel.keep_open(path) }
     }
 
     /// The container that a runtime reports for these control groups, with its id.
-    fn container(&self, text: &str, paths: &[String]) -> Option<(String, ContainerRecord)> {
+    fn find_container(&self, text: &str, paths: &[String]) -> Option<(String, ContainerRecord)> {
         if self.directory.is_empty() {
             return None;
         }
@@ -161,18 +161,18 @@ impl PropertyReader<'_> {
     }
 
     /// The text of `/proc/PID/cgroup`; empty if the process has exited.
-    fn cgroup_text(&self, cgroup_file: &KeptFile) -> io::Result<String> {
+    fn read_cgroup_text(&self, cgroup_file: &KeptFile) -> io::Result<String> {
         Ok(none_if_missing(self.kernel.read_kept(cgroup_file))?.unwrap_or_default())
     }
 
-    fn identify(
+    fn identify_service(
         &self,
         stat: &ThreadStat,
         relative: Option<&RuleProperties>,
         properties: &mut RuleProperties,
     ) -> io::Result<()> {
         let mut service = service_of_cgroups(&properties.cgroup_text);
-        if let Some((id, record)) = self.container(&properties.cgroup_text, &properties.cgroups) {
+        if let Some((id, record)) = self.find_container(&properties.cgroup_text, &properties.cgroups) {
             let is_helper = record.is_helper || service.is_some_and(|service| service.is_helper);
             service = Some(CgroupService { identity: record.identity(&id), is_helper });
             properties.container = Some(record);
@@ -197,7 +197,7 @@ impl PropertyReader<'_> {
 }
 
 /// The service of this process itself.
-pub(crate) fn own_service(kernel: &dyn Kernel) -> Option<ServiceIdentity> {
+pub(crate) fn read_own_service(kernel: &dyn Kernel) -> Option<ServiceIdentity> {
     let text = kernel.read(&PathBuf::from(format!("/proc/{}/cgroup", std::process::id()))).ok()?;
     service_of_cgroups(&text).map(|service| service.identity)
 }
@@ -214,8 +214,9 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
             parent = stat.parent;
             continue;
         };
-        let line = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?.unwrap_or_default();
-        let words: Vec<&str> = line.split('\0').collect();
+        let command_line =
+            none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?.unwrap_or_default();
+        let words: Vec<&str> = command_line.split('\0').collect();
         let name = words.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]).filter(|name| !name.is_empty());
         return Ok(name.map(ServiceIdentity::container));
     }
@@ -229,21 +230,22 @@ fn shim_option(command: &str) -> Option<&'static str> {
 
 /// The process and its ancestors.
 fn find_lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
-    let mut line = vec![stat.key.tid];
+    let mut lineage = vec![stat.key.tid];
     let mut parent = stat.parent;
-    while parent > 0 && line.len() < MAX_PARENTS && !line.contains(&parent) {
-        line.push(parent);
+    while parent > 0 && lineage.len() < MAX_PARENTS && !lineage.contains(&parent) {
+        lineage.push(parent);
         parent = none_if_missing(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
     }
-    Ok(line)
+    Ok(lineage)
 }
 
-/// The paths in `/proc/PID/cgroup` that are not the root, each once: the unified hierarchy's first.
+/// The paths in `/proc/PID/cgroup` other than the root, each once, the unified hierarchy's first; only `/` if all are
+/// roots.
 pub(crate) fn cgroup_paths(text: &str) -> Vec<String> {
-    let unified = text.lines().filter_map(|line| line.strip_prefix("0::"));
+    let unified_paths = text.lines().filter_map(|line| line.strip_prefix("0::"));
     let other_paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let mut paths: Vec<String> = Vec::new();
-    for path in unified.chain(other_paths).filter(|path| !path.is_empty() && *path != "/") {
+    for path in unified_paths.chain(other_paths).filter(|path| !path.is_empty() && *path != "/") {
         if !paths.iter().any(|known| known == path) {
             paths.push(path.to_string());
         }
@@ -263,7 +265,7 @@ mod tests {
         let own_service = ServiceIdentity::new(ServiceKind::Session, "session-1.scope");
         let reader = PropertyReader { kernel: host, rules: &[], directory, own_service: Some(&own_service) };
         let stat = host.stat(pid).unwrap();
-        let properties = reader.read(&stat, &reader.cgroup_file(&stat), &KnownProperties::default()).unwrap();
+        let properties = reader.read(&stat, &reader.open_cgroup_file(&stat), &KnownProperties::default()).unwrap();
         (properties.service.map(|service| service.to_string()), properties.is_helper)
     }
 

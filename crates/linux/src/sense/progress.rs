@@ -1,8 +1,8 @@
 //! Work that programs report themselves: without a PMU, the only measure of speed that is not a guess.
 //!
-//! A program finds the name of a file in its environment ([`VARIABLE`]), maps its first eight bytes and increments them
-//! (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window and process.
-//! If no file is named, `DIR/PID` is used in the daemon's progress directory.
+//! A program finds the name of a file in its environment ([`PROGRESS_VARIABLE`]), maps its first eight bytes and
+//! increments them (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per
+//! window and process. If no file is named, `DIR/PID` is used in the daemon's progress directory.
 //!
 //! If nothing is reported, an event that the program causes at a steady rate may serve as a proxy, declared as such:
 //! its instructions, if they are counted; its read and write calls, which the kernel counts per thread
@@ -20,7 +20,7 @@ use crate::kernel::{Kernel, ThreadKey};
 use crate::sense::thread_counts::{read_calls, read_waits, run_time_ns};
 
 /// Variable that names the file in a program's environment.
-pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
+pub const PROGRESS_VARIABLE: &str = "CACHEMATE_PROGRESS";
 
 /// Entries of the directory that one sweep examines for files of exited processes.
 const SWEPT_ENTRIES: usize = 256;
@@ -31,24 +31,24 @@ const SWEPT_ENTRIES: usize = 256;
 pub struct ProgressFiles {
     dir: Option<PathBuf>,
     /// Whether another process maintains the directory.
-    is_others: bool,
+    is_read_only: bool,
 }
 
 /// Position in the directory at which the last sweep stopped.
 #[derive(Debug, Default)]
 pub struct ProgressSweep {
-    going_on: Option<rustix::fs::Dir>,
+    position: Option<rustix::fs::Dir>,
 }
 
 impl ProgressFiles {
     /// Reports in `dir`, which holds one file per process, named by its id; `None` = no reports.
     pub fn new(dir: Option<PathBuf>) -> Self {
-        ProgressFiles { dir, is_others: false }
+        ProgressFiles { dir, is_read_only: false }
     }
 
-    /// Reports in a directory that another process maintains: they are read, and no file is removed.
+    /// Reports in a directory that another process maintains; they are read, but no file is removed.
     pub fn for_other_users(dir: PathBuf) -> Self {
-        ProgressFiles { dir: Some(dir), is_others: true }
+        ProgressFiles { dir: Some(dir), is_read_only: true }
     }
 
     /// Creates the directory, in which every user may create files but not remove those of others.
@@ -80,40 +80,40 @@ impl ProgressFiles {
     /// Removes files of exited processes, a limited number in each call. Returns the processes with a file, if this call
     /// has examined all files; `None` = there may be others.
     pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut ProgressSweep) -> Option<BTreeSet<i32>> {
-        let dir = self.dir.as_ref().filter(|_| !self.is_others)?;
-        let open = || {
+        let dir = self.dir.as_ref().filter(|_| !self.is_read_only)?;
+        let open_dir = || {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             rustix::fs::Dir::new(rustix::fs::open(dir, flags, Mode::empty()).ok()?).ok()
         };
-        let is_whole = sweep.going_on.is_none();
-        let mut entries = sweep.going_on.take().or_else(open)?;
+        let is_full_sweep = sweep.position.is_none();
+        let mut entries = sweep.position.take().or_else(open_dir)?;
         let mut reporters = BTreeSet::new();
         for _ in 0..SWEPT_ENTRIES {
             // At the directory's end, or after a failed read, the next sweep starts again.
-            let Some(entry) = entries.next() else { return is_whole.then_some(reporters) };
+            let Some(entry) = entries.next() else { return is_full_sweep.then_some(reporters) };
             let entry = entry.ok()?;
             let pid = entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
             let Some(pid) = pid.filter(|&pid| pid > 0) else { continue };
             reporters.insert(pid);
-            // Only if the process does not exist; any other error gives no evidence.
+            // The file is removed only if the process does not exist; any other error gives no evidence.
             if kernel.stat(pid).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
                 self.remove(pid);
             } else {
-                self.evict_stranger(kernel, pid);
+                self.replace_foreign_report(kernel, pid);
             }
         }
-        sweep.going_on = Some(entries);
+        sweep.position = Some(entries);
         None
     }
 
     /// Removes a file that another user has put in the place of the report of `pid`, because in a sticky directory the
     /// process's user could neither write nor remove it. An empty file of the process's user replaces it; otherwise the
     /// stranger could create his again before the process creates its own.
-    fn evict_stranger(&self, kernel: &dyn Kernel, pid: i32) {
-        let Some(path) = self.path(pid).filter(|_| !self.is_others) else { return };
+    fn replace_foreign_report(&self, kernel: &dyn Kernel, pid: i32) {
+        let Some(path) = self.path(pid).filter(|_| !self.is_read_only) else { return };
         let Ok(metadata) = std::fs::symlink_metadata(&path) else { return };
         let Some(user) = process_user(kernel, pid) else { return };
-        if is_reporter(metadata.uid(), user) || !self.remove(pid) {
+        if may_report(metadata.uid(), user) || !self.remove(pid) {
             return;
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -128,30 +128,31 @@ impl ProgressFiles {
     /// whether it existed and was removed.
     fn remove(&self, pid: i32) -> bool {
         let Some(path) = self.path(pid) else { return false };
-        let removal = match std::fs::symlink_metadata(&path) {
+        let removal_result = match std::fs::symlink_metadata(&path) {
             Ok(metadata) if metadata.is_dir() => {
-                let aside = |index: u32| path.with_file_name(format!("not-a-report-{pid}-{index}"));
-                let free =
-                    || (0..SWEPT_ENTRIES as u32).map(aside).find(|aside| std::fs::symlink_metadata(aside).is_err());
-                std::fs::remove_dir(&path).or_else(|error| std::fs::rename(&path, free().ok_or(error)?))
+                let renamed_path = |index: u32| path.with_file_name(format!("not-a-report-{pid}-{index}"));
+                let free_path = || {
+                    (0..SWEPT_ENTRIES as u32).map(renamed_path).find(|aside| std::fs::symlink_metadata(aside).is_err())
+                };
+                std::fs::remove_dir(&path).or_else(|error| std::fs::rename(&path, free_path().ok_or(error)?))
             }
             Ok(_) => std::fs::remove_file(&path),
             Err(error) => Err(error),
         };
-        removal.is_ok()
+        removal_result.is_ok()
     }
 
     /// Total of the process, or of the nearest ancestor that reports; `None` if it does not report, or its report is
     /// not a file of at least eight bytes that belongs to the process's own user or to root. A file of any other user
     /// is removed, so that a new process can report from its first window on.
-    pub fn total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
-        self.evict_stranger(kernel, pid);
+    pub fn read_total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
+        self.replace_foreign_report(kernel, pid);
         read_counter(kernel, &self.path(pid)?, pid)
     }
 }
 
 /// Measures of progress, best first; `None` = the program's own report.
-const KINDS: [Option<CounterEvent>; 5] = [
+const PROGRESS_MEASURES: [Option<CounterEvent>; 5] = [
     None,
     Some(CounterEvent::Instructions),
     Some(CounterEvent::SystemCalls),
@@ -161,14 +162,14 @@ const KINDS: [Option<CounterEvent>; 5] = [
 /// Minimum number of events alone; the noise of 200 is 7 %.
 const MIN_EVENTS: f64 = 200.0;
 /// Minimum agreement of the phases alone: their smaller rate divided by the larger one.
-const MIN_AGREE: f64 = 0.75;
+const MIN_RATE_AGREEMENT: f64 = 0.75;
 /// A task that runs for less than this share of the phases alone is paced by something other than the processor.
-const MIN_BUSY: f64 = 0.5;
+const MIN_BUSY_SHARE: f64 = 0.5;
 
 /// All counts that may show a thread's progress, at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProgressTotals {
-    counts: [Option<u64>; KINDS.len()],
+    counts: [Option<u64>; PROGRESS_MEASURES.len()],
     ran_ns: Option<u64>,
 }
 
@@ -183,7 +184,7 @@ impl ProgressTotals {
     ) -> Self {
         let stat = kernel.stat(thread.tid).ok().filter(|stat| stat.key == thread);
         let counts = [
-            files.total(kernel, pid),
+            files.read_total(kernel, pid),
             instructions,
             read_calls(kernel, pid, thread.tid),
             read_waits(kernel, pid, thread.tid),
@@ -202,13 +203,13 @@ pub(crate) struct BracketRates {
 
 #[derive(Debug)]
 struct BracketPhase {
-    counts: [Option<u64>; KINDS.len()],
-    ran_share: Option<f64>,
+    counts: [Option<u64>; PROGRESS_MEASURES.len()],
+    busy_share: Option<f64>,
     seconds: f64,
 }
 
 impl BracketRates {
-    pub(crate) fn add(
+    pub(crate) fn add_phase(
         &mut self,
         with_co_runner: bool,
         totals_before: ProgressTotals,
@@ -219,29 +220,31 @@ impl BracketRates {
         let counts = std::array::from_fn(|kind| count_since(totals_before.counts[kind], totals_after.counts[kind]));
         let ran_share = count_since(totals_before.ran_ns, totals_after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
         let phases = if with_co_runner { &mut self.corun_phases } else { &mut self.alone_phases };
-        phases.push(BracketPhase { counts, ran_share, seconds });
+        phases.push(BracketPhase { counts, busy_share: ran_share, seconds });
     }
 
     /// The best usable measure, and its rates per second alone and beside the neighbor.
-    pub(crate) fn best(&self) -> Option<(Option<CounterEvent>, (f64, f64))> {
-        KINDS.iter().enumerate().find_map(|(index, kind)| {
-            let (alone_rate, corun_rate) = (rate(&self.alone_phases, index)?, rate(&self.corun_phases, index)?);
-            (kind.is_none() || self.is_proxy(index)).then_some((*kind, (alone_rate, corun_rate)))
+    pub(crate) fn best_rates(&self) -> Option<(Option<CounterEvent>, (f64, f64))> {
+        PROGRESS_MEASURES.iter().enumerate().find_map(|(index, kind)| {
+            let (alone_rate, corun_rate) =
+                (mean_rate(&self.alone_phases, index)?, mean_rate(&self.corun_phases, index)?);
+            (kind.is_none() || self.is_usable_proxy(index)).then_some((*kind, (alone_rate, corun_rate)))
         })
     }
 
-    fn is_proxy(&self, kind: usize) -> bool {
-        let events: u64 = self.alone_phases.iter().filter_map(|phase| phase.counts[kind]).sum();
+    fn is_usable_proxy(&self, kind: usize) -> bool {
+        let event_count: u64 = self.alone_phases.iter().filter_map(|phase| phase.counts[kind]).sum();
         let rates = || self.alone_phases.iter().filter_map(|phase| Some(phase.counts[kind]? as f64 / phase.seconds));
-        let (low, high) =
+        let (min_rate, max_rate) =
             rates().fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| (low.min(rate), high.max(rate)));
-        let busy = self.alone_phases.iter().all(|phase| phase.ran_share.is_some_and(|share| share >= MIN_BUSY));
-        busy && events as f64 >= MIN_EVENTS && low >= MIN_AGREE * high
+        let is_busy =
+            self.alone_phases.iter().all(|phase| phase.busy_share.is_some_and(|share| share >= MIN_BUSY_SHARE));
+        is_busy && event_count as f64 >= MIN_EVENTS && min_rate >= MIN_RATE_AGREEMENT * max_rate
     }
 }
 
 /// The rate per second over all phases; `None` = a phase was not counted, or there were no events.
-fn rate(phases: &[BracketPhase], kind: usize) -> Option<f64> {
+fn mean_rate(phases: &[BracketPhase], kind: usize) -> Option<f64> {
     let count: u64 = phases.iter().map(|phase| phase.counts[kind]).sum::<Option<u64>>()?;
     let seconds: f64 = phases.iter().map(|phase| phase.seconds).sum();
     (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
@@ -254,14 +257,14 @@ fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let metadata = file.metadata().ok()?;
-    (metadata.is_file() && is_reporter(metadata.uid(), process_user(kernel, pid)?)).then_some(())?;
+    (metadata.is_file() && may_report(metadata.uid(), process_user(kernel, pid)?)).then_some(())?;
     let mut bytes = [0u8; 8];
     file.read_exact_at(&mut bytes, 0).ok()?;
     Some(u64::from_ne_bytes(bytes))
 }
 
 /// May the owner of a file report for a process of this user?
-fn is_reporter(owner: u32, user: u32) -> bool {
+fn may_report(owner: u32, user: u32) -> bool {
     owner == user || owner == 0
 }
 
@@ -290,7 +293,7 @@ mod tests {
             let after = [None, counted(instructions), Some(calls), Some(waits), Some(faults)];
             let before = ProgressTotals { counts: before, ran_ns: Some(0) };
             let after = ProgressTotals { counts: after, ran_ns: Some((ran_share * 1e9) as u64) };
-            rates.add(at == 1 || at == 2, before, after, 1.0);
+            rates.add_phase(at == 1 || at == 2, before, after, 1.0);
         }
         rates
     }
@@ -299,21 +302,21 @@ mod tests {
     #[test]
     fn steady_events_of_the_busy_stand_in() {
         let calls = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 210, 0, 0], [0, 410, 0, 0]], 1.0);
-        assert_eq!(calls.best(), Some((Some(CounterEvent::SystemCalls), (405.0, 205.0))));
+        assert_eq!(calls.best_rates(), Some((Some(CounterEvent::SystemCalls), (405.0, 205.0))));
         let faults = phases([[0, 9, 0, 400], [0, 9, 0, 200], [0, 9, 0, 200], [0, 9, 0, 400]], 1.0);
-        assert_eq!(faults.best().unwrap().0, Some(CounterEvent::PageFaults), "too few calls say nothing");
+        assert_eq!(faults.best_rates().unwrap().0, Some(CounterEvent::PageFaults), "too few calls say nothing");
         let unsteady = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 100, 0, 0]], 1.0);
-        assert_eq!(unsteady.best(), None);
+        assert_eq!(unsteady.best_rates(), None);
         let sleepy = phases([[0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0]], 0.2);
-        assert_eq!(sleepy.best(), None, "who sleeps is paced by something else");
+        assert_eq!(sleepy.best_rates(), None, "who sleeps is paced by something else");
         // A program that only computes and touches its memory: no call, no wait, no fault.
         let counted = phases([[4000, 0, 0, 0], [1000, 0, 0, 0], [1000, 0, 0, 0], [4000, 0, 0, 0]], 1.0);
-        assert_eq!(counted.best(), Some((Some(CounterEvent::Instructions), (4000.0, 1000.0))));
+        assert_eq!(counted.best_rates(), Some((Some(CounterEvent::Instructions), (4000.0, 1000.0))));
         let mut reported = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 400, 0, 0]], 0.1);
         for phase in reported.alone_phases.iter_mut().chain(&mut reported.corun_phases) {
             phase.counts[0] = Some(7);
         }
-        assert_eq!(reported.best(), Some((None, (7.0, 7.0))), "its own report needs no proof");
+        assert_eq!(reported.best_rates(), Some((None, (7.0, 7.0))), "its own report needs no proof");
     }
 
     /// Do this thread's own reads appear among its calls?
@@ -337,16 +340,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
         let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
-        assert_eq!(files.total(&host, pid), None);
+        assert_eq!(files.read_total(&host, pid), None);
         let path = files.path(pid).unwrap();
         std::fs::write(&path, 77u64.to_ne_bytes()).unwrap();
-        assert_eq!(files.total(&host, pid), Some(77));
+        assert_eq!(files.read_total(&host, pid), Some(77));
         std::fs::write(&path, [1, 2, 3]).unwrap();
-        assert_eq!(files.total(&host, pid), None);
+        assert_eq!(files.read_total(&host, pid), None);
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/proc/self/stat", &path).unwrap();
-        assert_eq!(files.total(&host, pid), None);
-        assert_eq!(ProgressFiles::default().total(&host, pid), None);
+        assert_eq!(files.read_total(&host, pid), None);
+        assert_eq!(ProgressFiles::default().read_total(&host, pid), None);
     }
 
     /// If a program repeatedly swaps its report for a pipe or a link: does the reader never block, and never read the
@@ -366,7 +369,8 @@ mod tests {
             }
             let (send, done) = std::sync::mpsc::channel();
             let (reader, stop) = (files.clone(), Arc::new(AtomicBool::new(false)));
-            let read = move || (0..20_000).map(|_| reader.total(&LinuxHost::new("/"), pid)).collect::<BTreeSet<_>>();
+            let read =
+                move || (0..20_000).map(|_| reader.read_total(&LinuxHost::new("/"), pid)).collect::<BTreeSet<_>>();
             std::thread::spawn(move || send.send(read()));
             let (stop_there, report_there, at_there) = (stop.clone(), report.clone(), at.clone());
             let swapper = std::thread::spawn(move || {
@@ -458,14 +462,14 @@ mod tests {
         );
         if shown {
             let mut sweep = ProgressSweep::default();
-            assert_eq!(files.total(&host, pids[0]), None, "read first, as of a process in its first window");
+            assert_eq!(files.read_total(&host, pids[0]), None, "read first, as of a process in its first window");
             (0..2).for_each(|_| _ = files.sweep(&host, &mut sweep));
             for &pid in &pids {
                 let path = files.path(pid).unwrap();
                 let there = std::fs::symlink_metadata(&path).unwrap();
                 assert!(there.is_file() && there.uid() == 0, "{pid}: {there:?}");
                 std::fs::write(&path, 5u64.to_ne_bytes()).unwrap();
-                assert_eq!(files.total(&host, pid), Some(5));
+                assert_eq!(files.read_total(&host, pid), Some(5));
             }
         }
         for program in &mut programs {

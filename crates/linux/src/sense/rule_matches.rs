@@ -7,18 +7,18 @@ use cachemate_core::ServiceIdentity;
 
 use crate::act::rules::{CgroupPattern, ManageRule};
 use crate::kernel::{Kernel, none_if_missing};
-use crate::sense::process_properties::{KnownProperties, PropertyReader, own_service};
+use crate::sense::process_properties::{KnownProperties, PropertyReader, read_own_service};
 use crate::sense::service_directory::ServiceDirectory;
 
 /// Processes that one rule matches.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RuleMatch {
     /// Command names of the processes that this rule decides, in order of process id.
-    pub decided: Vec<String>,
+    pub decided_commands: Vec<String>,
     /// Services of the processes that this rule decides.
     pub services: BTreeSet<ServiceIdentity>,
     /// Number of processes that this rule matches as well, but an earlier rule decides.
-    pub decided_earlier: usize,
+    pub earlier_count: usize,
     /// If the rule matches no process: the nearest existing cgroups or command names.
     pub nearest: Vec<String>,
 }
@@ -30,54 +30,55 @@ const MAX_NEAREST: usize = 3;
 ///
 /// # Errors
 /// `/proc` cannot be listed or read.
-pub fn rule_matches(
+pub fn find_rule_matches(
     kernel: &dyn Kernel,
     rules: &[ManageRule],
     directory: &ServiceDirectory,
 ) -> io::Result<Vec<RuleMatch>> {
     let mut matches = vec![RuleMatch::default(); rules.len()];
     let (mut commands, mut cgroups) = (BTreeSet::new(), BTreeSet::new());
-    let own_service = own_service(kernel);
+    let own_service = read_own_service(kernel);
     let reader = PropertyReader { kernel, rules, directory, own_service: own_service.as_ref() };
     for pid in kernel.processes()?.into_iter().filter(|&pid| pid != std::process::id() as i32) {
         let Some(stat) = none_if_missing(kernel.stat(pid))? else { continue };
-        let process = reader.read(&stat, &reader.cgroup_file(&stat), &KnownProperties::default())?;
-        let Some(subject) = process.subject() else { continue };
+        let properties = reader.read(&stat, &reader.open_cgroup_file(&stat), &KnownProperties::default())?;
+        let Some(subject) = properties.subject() else { continue };
         let mut is_decided = false;
         for (_, entry) in rules.iter().zip(&mut matches).filter(|(rule, _)| rule.matches(&subject)) {
             match is_decided {
-                true => entry.decided_earlier += 1,
+                true => entry.earlier_count += 1,
                 false => {
-                    entry.decided.push(stat.name.clone());
-                    entry.services.insert(process.service_or_command());
+                    entry.decided_commands.push(stat.name.clone());
+                    entry.services.insert(properties.service_or_command());
                 }
             }
             is_decided = true;
         }
-        cgroups.extend(process.cgroups);
+        cgroups.extend(properties.cgroups);
         commands.insert(stat.name);
     }
     for (rule, entry) in rules.iter().zip(&mut matches) {
-        if entry.decided.is_empty() && entry.decided_earlier == 0 {
-            entry.nearest = nearest_names(rule, &commands, &cgroups);
+        if entry.decided_commands.is_empty() && entry.earlier_count == 0 {
+            entry.nearest = find_nearest_names(rule, &commands, &cgroups);
         }
     }
     Ok(matches)
 }
 
-fn nearest_names(rule: &ManageRule, commands: &BTreeSet<String>, cgroups: &BTreeSet<String>) -> Vec<String> {
+fn find_nearest_names(rule: &ManageRule, commands: &BTreeSet<String>, cgroups: &BTreeSet<String>) -> Vec<String> {
     if let Some(pattern) = &rule.cgroup
         && !cgroups.iter().any(|path| CgroupPattern(pattern).contains(path))
     {
-        return nearest_cgroups(pattern, cgroups);
+        return find_nearest_cgroups(pattern, cgroups);
     }
-    let command = rule.command.as_ref().map(|pattern| pattern.replace(['*', '?'], ""));
-    let name = command.and_then(|name| cachemate_core::nearest_name(&name, commands.iter().map(String::as_str)));
+    let literal_command = rule.command.as_ref().map(|pattern| pattern.replace(['*', '?'], ""));
+    let name =
+        literal_command.and_then(|name| cachemate_core::nearest_name(&name, commands.iter().map(String::as_str)));
     name.map(str::to_string).into_iter().collect()
 }
 
 /// Cgroups one level below the deepest ancestor of the pattern that exists, those with the nearest names first.
-fn nearest_cgroups(pattern: &str, cgroups: &BTreeSet<String>) -> Vec<String> {
+fn find_nearest_cgroups(pattern: &str, cgroups: &BTreeSet<String>) -> Vec<String> {
     let names: Vec<&str> = pattern.split('/').filter(|name| !name.is_empty()).collect();
     let depth = (0..names.len())
         .rev()
@@ -95,9 +96,9 @@ fn nearest_cgroups(pattern: &str, cgroups: &BTreeSet<String>) -> Vec<String> {
         .collect::<BTreeSet<String>>()
         .into_iter()
         .collect();
-    let wanted_name = names.get(depth).map_or(String::new(), |name| name.replace(['*', '?'], ""));
+    let missing_name = names.get(depth).map_or(String::new(), |name| name.replace(['*', '?'], ""));
     let best_name =
-        cachemate_core::nearest_name(&wanted_name, child_paths.iter().filter_map(|path| path.rsplit('/').next()));
+        cachemate_core::nearest_name(&missing_name, child_paths.iter().filter_map(|path| path.rsplit('/').next()));
     let best_name = best_name.map(str::to_string);
     // A stable sort: the nearest name first, the others by path.
     child_paths.sort_by_key(|path| path.rsplit('/').next() != best_name.as_deref());
@@ -131,8 +132,8 @@ mod tests {
             sample_rule(None, Some("/system.slice/dv/x")),
             sample_rule(None, Some("/kubepods.slice/*/none")),
         ];
-        let matches = rule_matches(&host, &rules, &ServiceDirectory::default()).unwrap();
-        let counts: Vec<(usize, usize)> = matches.iter().map(|m| (m.decided.len(), m.decided_earlier)).collect();
+        let matches = find_rule_matches(&host, &rules, &ServiceDirectory::default()).unwrap();
+        let counts: Vec<(usize, usize)> = matches.iter().map(|m| (m.decided_commands.len(), m.earlier_count)).collect();
         assert_eq!(counts, [(1, 0), (1, 1), (0, 1), (0, 0), (0, 0)]);
         assert_eq!(matches[3].nearest, ["/system.slice/db"]);
         assert_eq!(matches[4].nearest, ["/kubepods.slice/a/pod1234", "/kubepods.slice/b/pod77"]);

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use crate::kernel::Kernel;
 
 /// Directory of its knobs.
-pub const KNOBS: &str = "/sys/kernel/debug/sched/llc_balancing";
+pub const KNOBS_DIR: &str = "/sys/kernel/debug/sched/llc_balancing";
 
 /// The knob for how much larger than the cache a process may be; see [`SchedCacheStatus::aggr_tolerance`].
 pub fn tolerance_file() -> PathBuf {
-    Path::new(KNOBS).join("aggr_tolerance")
+    Path::new(KNOBS_DIR).join("aggr_tolerance")
 }
 
 /// The scheduler's settings. A setting that cannot be read is `None`.
@@ -43,8 +43,8 @@ impl SchedCacheStatus {
 
 /// Reads the settings.
 pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
-    let number = |name: &str| -> Option<u32> { text(kernel, &Path::new(KNOBS).join(name))?.parse().ok() };
-    let enabled = match text(kernel, &Path::new(KNOBS).join("enabled")).as_deref() {
+    let read_number = |name: &str| -> Option<u32> { read_text(kernel, &Path::new(KNOBS_DIR).join(name))?.parse().ok() };
+    let enabled = match read_text(kernel, &Path::new(KNOBS_DIR).join("enabled")).as_deref() {
         Some("Y" | "1") => Some(true),
         Some("N" | "0") => Some(false),
         _ => None,
@@ -52,29 +52,29 @@ pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
     let Some(is_enabled) = enabled else {
         return SchedCacheStatus { detail: describe_absence(kernel), ..SchedCacheStatus::default() };
     };
-    let aggr_tolerance = number("aggr_tolerance");
-    let balancing = text(kernel, Path::new("/proc/sys/kernel/numa_balancing")).map(|text| text != "0");
-    let nodes = text(kernel, Path::new("/sys/devices/system/node/online"));
-    let several = nodes.map(|nodes| nodes.contains(['-', ',']));
-    let counts_footprints = match (balancing, several) {
+    let aggr_tolerance = read_number("aggr_tolerance");
+    let is_balancing = read_text(kernel, Path::new("/proc/sys/kernel/numa_balancing")).map(|text| text != "0");
+    let online_nodes = read_text(kernel, Path::new("/sys/devices/system/node/online"));
+    let has_several_nodes = online_nodes.map(|nodes| nodes.contains(['-', ',']));
+    let counts_footprints = match (is_balancing, has_several_nodes) {
         (Some(balancing), Some(several)) => Some(balancing && several),
         (Some(false), None) | (None, Some(false)) => Some(false),
         _ => None,
     };
-    let footprints = match counts_footprints {
+    let footprint_clause = match counts_footprints {
         Some(true) => "footprints are counted by NUMA balancing",
         Some(false) => "no footprint is looked at, as NUMA balancing is off or there is one memory node",
         None => "whether footprints are counted is not known",
     };
     let detail = match (is_enabled, aggr_tolerance) {
         (false, _) => "off".to_string(),
-        (true, Some(tolerance)) => format!("on, tolerance {tolerance}; {footprints}"),
-        (true, None) => format!("on, its tolerance cannot be read; {footprints}"),
+        (true, Some(tolerance)) => format!("on, tolerance {tolerance}; {footprint_clause}"),
+        (true, None) => format!("on, its tolerance cannot be read; {footprint_clause}"),
     };
     SchedCacheStatus { enabled, aggr_tolerance, counts_footprints, detail }
 }
 
-fn text(kernel: &dyn Kernel, path: &Path) -> Option<String> {
+fn read_text(kernel: &dyn Kernel, path: &Path) -> Option<String> {
     Some(kernel.read(path).ok()?.trim().to_string())
 }
 
@@ -93,38 +93,40 @@ pub struct PlacedThread {
     /// Its process.
     pub pid: i32,
     /// CPUs that the plan in force allows it; `None` = any.
-    pub allowed: Option<CpuSet>,
+    pub allowed_cpus: Option<CpuSet>,
 }
 
 /// Conflicts between the plan's affinities and the kernel's preferred cache for one process, one sentence each.
 pub fn find_conflicts(
-    state: &SchedCacheStatus,
+    status: &SchedCacheStatus,
     topology: &Topology,
     pid: i32,
     threads: &[PlacedThread],
 ) -> Vec<String> {
     let own_threads: Vec<&PlacedThread> = threads.iter().filter(|thread| thread.pid == pid).collect();
-    if !state.is_aggregating() || own_threads.len() < 2 || topology.last_level_caches().count() < 2 {
-        return Vec::new(); // a process of one thread is never gathered
+    if !status.is_aggregating() || own_threads.len() < 2 || topology.last_level_caches().count() < 2 {
+        return Vec::new(); // the kernel never aggregates a process of one thread
     }
     let caches_of = |cpus: &CpuSet| -> Vec<u32> {
         let caches = topology.last_level_caches().filter(|cache| cache.cpus.intersects(cpus));
         caches.map(|cache| cache.id.0).collect()
     };
-    let tied: Vec<Vec<u32>> = own_threads.iter().filter_map(|thread| thread.allowed.as_ref().map(caches_of)).collect();
-    let mut caches: Vec<u32> = tied.iter().filter(|caches| caches.len() == 1).flatten().copied().collect();
-    caches.sort_unstable();
-    caches.dedup();
-    let free = own_threads.len() - tied.iter().filter(|caches| caches.len() == 1).count();
-    let list = caches.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-    match (caches.len(), free) {
+    let allowed_caches: Vec<Vec<u32>> =
+        own_threads.iter().filter_map(|thread| thread.allowed_cpus.as_ref().map(caches_of)).collect();
+    let mut tying_caches: Vec<u32> =
+        allowed_caches.iter().filter(|caches| caches.len() == 1).flatten().copied().collect();
+    tying_caches.sort_unstable();
+    tying_caches.dedup();
+    let free_count = own_threads.len() - allowed_caches.iter().filter(|caches| caches.len() == 1).count();
+    let cache_list = tying_caches.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    match (tying_caches.len(), free_count) {
         (0, _) | (1, 0) => Vec::new(),
         (1, free) => vec![format!(
             "the kernel gathers this process on the cache where it runs most; {free} of its threads are free to follow, the \
-             others are tied to cache {list}: if that is another cache, the kernel pulls the free ones away from them"
+             others are tied to cache {cache_list}: if that is another cache, the kernel pulls the free ones away from them"
         )],
         (_, free) => vec![format!(
-            "the kernel prefers one cache for this process; the plan ties its threads to caches {list}, which the kernel \
+            "the kernel prefers one cache for this process; the plan ties its threads to caches {cache_list}, which the kernel \
              cannot change: it asks in vain for those that are elsewhere, and pulls the {free} free ones to one side"
         )],
     }
@@ -138,8 +140,8 @@ mod tests {
 
     fn host(enabled: &str, tolerance: &str, balancing: &str, nodes: &str) -> FakeHost {
         let host = FakeHost::default();
-        host.set_file(&format!("{KNOBS}/enabled"), enabled);
-        host.set_file(&format!("{KNOBS}/aggr_tolerance"), tolerance);
+        host.set_file(&format!("{KNOBS_DIR}/enabled"), enabled);
+        host.set_file(&format!("{KNOBS_DIR}/aggr_tolerance"), tolerance);
         host.set_file("/proc/sys/kernel/numa_balancing", balancing);
         host.set_file("/sys/devices/system/node/online", nodes);
         host
@@ -178,8 +180,10 @@ mod tests {
     fn conflicts_are_told_where_there_are_some() {
         let topology = topology().topology; // two caches of two CPUs
         let on = read(&host("Y\n", "1\n", "0\n", "0\n"));
-        let thread =
-            |pid, allowed: &str| PlacedThread { pid, allowed: (!allowed.is_empty()).then(|| allowed.parse().unwrap()) };
+        let thread = |pid, allowed: &str| PlacedThread {
+            pid,
+            allowed_cpus: (!allowed.is_empty()).then(|| allowed.parse().unwrap()),
+        };
         let conflict_text = |state: &SchedCacheStatus, threads: &[PlacedThread]| {
             find_conflicts(state, &topology, 7, threads).join("\n")
         };

@@ -47,7 +47,7 @@ impl ContainerRecord {
 pub struct ServiceDirectory {
     containers: Arc<RwLock<BTreeMap<String, ContainerRecord>>>,
     /// Number of changes so far.
-    changes: Arc<AtomicU64>,
+    change_count: Arc<AtomicU64>,
 }
 
 impl ServiceDirectory {
@@ -56,7 +56,7 @@ impl ServiceDirectory {
         self.containers.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    /// The container whose control group is this path or contains it, with its id.
+    /// The innermost container whose control group is this path or contains it, with its id.
     pub fn find_by_cgroup(&self, path: &str) -> Option<(String, ContainerRecord)> {
         let contains = |record: &ContainerRecord| {
             let group = record.cgroup.trim_end_matches('/');
@@ -64,22 +64,24 @@ impl ServiceDirectory {
             subpath.is_some_and(|subpath| subpath.is_empty() || subpath.starts_with('/'))
         };
         let records = self.containers.read().unwrap_or_else(PoisonError::into_inner);
-        records.iter().find(|(_, record)| contains(record)).map(|(id, record)| (id.clone(), record.clone()))
+        let containing = records.iter().filter(|(_, record)| contains(record));
+        let innermost = containing.max_by_key(|(_, record)| record.cgroup.trim_end_matches('/').len());
+        innermost.map(|(id, record)| (id.clone(), record.clone()))
     }
 
     /// The id of the container that has exactly this control group.
-    pub fn id_of_cgroup(&self, path: &str) -> Option<String> {
+    pub fn find_id_by_cgroup(&self, path: &str) -> Option<String> {
         let (id, record) = self.find_by_cgroup(path)?;
         (record.cgroup.trim_end_matches('/') == path.trim_end_matches('/')).then_some(id)
     }
 
     /// Number of changes of the directory so far.
-    pub fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
+    pub fn change_count(&self) -> u64 {
+        self.change_count.load(Ordering::Acquire)
     }
 
     fn count_change(&self) {
-        self.changes.fetch_add(1, Ordering::Release);
+        self.change_count.fetch_add(1, Ordering::Release);
     }
 
     /// Whether no runtime has reported a container.
@@ -105,8 +107,8 @@ impl ServiceDirectory {
 
     /// Replaces all containers: the runtime reports all of them after each registration.
     pub fn replace(&self, records: BTreeMap<String, ContainerRecord>) {
-        let retained = records.into_iter().take(MAX_CONTAINERS).collect();
-        *self.containers.write().unwrap_or_else(PoisonError::into_inner) = retained;
+        let retained_records = records.into_iter().take(MAX_CONTAINERS).collect();
+        *self.containers.write().unwrap_or_else(PoisonError::into_inner) = retained_records;
         self.count_change();
     }
 }
@@ -132,6 +134,13 @@ mod tests {
         assert_eq!(named("/fleet/redis/x").as_deref(), Some("pod/shop/cart-1/redis"));
         assert_eq!(named("/fleet/redis").as_deref(), Some("pod/shop/cart-1/redis"));
         assert_eq!((named("/fleet/redis2"), named("/")), (None, None));
+        let inner = ContainerRecord { cgroup: "/fleet/redis/inner".into(), ..ContainerRecord::default() };
+        directory.insert("zzz", inner.clone());
+        directory.insert("aaa", ContainerRecord { cgroup: "/fleet".into(), ..inner });
+        assert_eq!(directory.find_id_by_cgroup("/fleet/redis/inner/").as_deref(), Some("zzz"), "the innermost");
+        assert_eq!(directory.find_id_by_cgroup("/fleet/redis").as_deref(), Some("abc"));
+        directory.remove("aaa");
+        directory.remove("zzz");
         directory.remove("abc");
         assert!(directory.is_empty());
     }

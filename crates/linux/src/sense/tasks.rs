@@ -4,13 +4,13 @@
 //! threads and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: births,
 //! changes and exits of processes come from the kernel's events ([`BirthLedger`]). Where these are not allowed, each
 //! refresh lists `/proc`, and checks a sixteenth of the unmanaged processes for a reused pid. The properties that rules
-//! test are read when a process is new and when it changes; without events also in every tenth refresh and in each of the
-//! first ones, because a shell may be about to become its program. Control groups are read when the kernel reports a move
-//! ([`GroupMoves`]), and rarely otherwise; without reports in each of the first refreshes, then in every second one, or
-//! less often if there are hundreds of programs. Per refresh a process costs one call, which reads its processor time.
-//! Everything else is reread only if it ran since the last refresh: a process that did not run was not created, did not
-//! exit, has no new threads, and is the same program of the same user. A process that hardly ran in the window of its birth
-//! is read in the next one.
+//! test are read when a process is new and when it changes; without events also in every tenth refresh and in each of
+//! the first ones, because a new shell may soon execute another program. Control groups are read when the kernel
+//! reports a move ([`GroupMoves`]), and rarely otherwise; without reports in each of the first refreshes, then in every
+//! second one, or less often if there are hundreds of programs. Per refresh a process costs one call, which reads its
+//! processor time. Everything else is reread only if it ran since the last refresh: a process that did not run was not
+//! created, did not exit, has no new threads, and is the same program of the same user. A process that hardly ran in
+//! the window of its birth is read in the next one.
 
 mod idle_threads;
 #[cfg(test)]
@@ -27,24 +27,26 @@ use crate::kernel::group_moves::GroupMoves;
 use crate::kernel::process_events::ProcessEvents;
 use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::sense::births::BirthLedger;
-use crate::sense::process_properties::{KnownProperties, PropertyReader, RuleProperties, own_service};
+use crate::sense::process_properties::{KnownProperties, PropertyReader, RuleProperties, read_own_service};
 use crate::sense::service_directory::ServiceDirectory;
 use idle_threads::IdleThreads;
 
 /// Number of refreshes over which every unmanaged process is checked once for a reused pid.
-const TURNS: u32 = 16;
-/// Rules are matched in each refresh up to this age of a process, in refreshes; most programs replace a shell at once.
+const PID_CHECK_PERIOD: u32 = 16;
+/// Age, in refreshes, up to which a process is matched in every refresh, because most programs soon replace the shell
+/// that started them.
 const YOUNG_REFRESHES: u32 = 10;
 /// Number of refreshes in which an older process is matched once, if no events tell of its changes.
 const MATCH_PERIOD: u32 = 10;
-/// Number of refreshes after which a listing, and a match of each process, heal whatever the events did not tell.
+/// Number of refreshes after which a listing, and a match of each process, correct for changes that the events did not
+/// report.
 const LISTING_PERIOD: u32 = 64;
 /// Number of refreshes for which a process that hardly runs is not read.
 const MAX_UNREAD_REFRESHES: u32 = 10;
 /// A process hardly runs if the CPU that it used since it was read is less than this part of the time since the last
 /// refresh: one percent.
 const HARDLY_RUNS_DIVISOR: u64 = 100;
-/// Services whose short programs are counted at most.
+/// Maximum number of services whose short programs are counted.
 const MAX_COUNTED_SERVICES: usize = 1_000;
 /// Number of older processes whose control groups are read in one refresh, if there are too many to read all of them in
 /// every second refresh.
@@ -65,7 +67,7 @@ pub struct ManagedThread {
     pub thread: ThreadKey,
     /// Parent of the process; if it is managed as well, its originals are inherited.
     pub parent: i32,
-    /// Command name at the last refresh since which it ran: 15 bytes at most.
+    /// Command name, as read after the thread last ran; at most 15 bytes.
     pub name: String,
     /// Command name of the process, whatever its threads are called.
     pub program: String,
@@ -86,7 +88,7 @@ pub struct ManagedThread {
     /// Last CPU, running or not.
     pub last_cpu: Option<CpuId>,
     /// Nice value when the thread was new.
-    pub nice: i32,
+    pub initial_nice: i32,
     /// Whether it had exited by the last refresh; it is kept until this has been reported.
     pub has_exited: bool,
     /// The refresh that found that it had run since the one before.
@@ -132,36 +134,36 @@ impl ManagedThread {
 pub struct TaskTable {
     by_thread: BTreeMap<ThreadKey, ManagedThread>,
     /// Threads of large processes that have not run for a while; they are no tasks.
-    idle: IdleThreads,
+    idle_threads: IdleThreads,
     /// Examined processes: the leader's key and the rule's decision.
     processes: BTreeMap<i32, ManagedProcess>,
     next_task: u32,
     next_process: u32,
     /// Managed processes that have not run between the last two refreshes.
-    asleep: BTreeSet<i32>,
-    refreshes: u32,
+    sleeping_pids: BTreeSet<i32>,
+    refresh_count: u32,
     /// Time of the last refresh, and the time that had passed since the one before.
     refreshed_ns: u64,
     elapsed_ns: u64,
     /// Whether calls are counted as well, which costs one more small file for every busy thread.
     counts_calls: bool,
     /// The kernel's events; `None` = not allowed, so every refresh lists `/proc`.
-    events: Option<ProcessEvents>,
+    process_events: Option<ProcessEvents>,
     births: BirthLedger,
     /// Moves between control groups, as the kernel reports them; `None` = the groups of processes are read in turn.
-    moves: Option<GroupMoves>,
+    group_moves: Option<GroupMoves>,
     /// Changes of the directory of containers that have been taken into account.
     directory_changes: u64,
     /// Whether events were lost, so that any process may have changed.
     has_lost_events: bool,
     /// Programs of each service that ended before they were read.
     unread_programs: BTreeMap<ServiceIdentity, u64>,
-    /// First threads, as this refresh has read them.
-    leaders: BTreeMap<i32, ThreadStat>,
+    /// Stat lines of first threads that this refresh has read, by process.
+    leader_stats: BTreeMap<i32, ThreadStat>,
     /// Unmanaged processes, examined in the last refresh, that a managed process created: pid and parent.
     unmanaged_children: Vec<(i32, i32)>,
     /// Threads that rules no longer allow to be moved, because their process has changed.
-    released: Vec<ManagedThread>,
+    released_threads: Vec<ManagedThread>,
     /// Process id of the guardian, which is never managed, whatever the rules are.
     guardian: Option<i32>,
     /// Containers that a runtime reports.
@@ -169,15 +171,15 @@ pub struct TaskTable {
     /// The service of this process, once it was read.
     own_service: Option<Option<ServiceIdentity>>,
     /// Tasks whose program or service has changed since the refresh before.
-    renamed: BTreeSet<TaskId>,
+    renamed_tasks: BTreeSet<TaskId>,
 }
 
 /// The processes whose control groups a refresh reads.
 #[derive(Clone, Copy, Debug)]
-enum GroupTurns {
+enum GroupReadSchedule {
     /// All, because one of them was moved.
     All,
-    /// Each in one of so many refreshes.
+    /// Each process once in this number of refreshes.
     Every(u32),
     /// The same, and young ones in each.
     YoungAndEvery(u32),
@@ -191,13 +193,13 @@ struct ManagedProcess {
     properties: RuleProperties,
     cgroup_file: KeptFile,
     /// The refresh that found the process, or its current program.
-    since_refresh: u32,
+    found_in_refresh: u32,
     /// The last refresh that read its threads.
     read_in_refresh: u32,
     /// Processor time of all its threads, read before they were; `None` = unknown.
     ran_ns: Option<u64>,
-    /// Part of this that no live thread has: of ended ones. `None` = to be found by reading all threads.
-    ended_ran_ns: Option<u64>,
+    /// Part of `ran_ns` that belongs to ended threads; `None` if it must be computed by reading all live threads.
+    exited_threads_ns: Option<u64>,
 }
 
 impl ManagedProcess {
@@ -208,42 +210,42 @@ impl ManagedProcess {
         self.action == ManageAction::Observe
     }
     /// Whether a guest's thread emulates devices; only the threads of virtual CPUs are tasks.
-    fn emulates(&self, thread: &ThreadStat) -> bool {
+    fn is_emulator_thread(&self, thread: &ThreadStat) -> bool {
         let service = self.properties.service.as_ref();
         service.is_some_and(|service| service.kind == ServiceKind::Guest) && !is_virtual_cpu(&thread.name)
     }
 }
 
 impl TaskTable {
-    /// A new table; `counts_calls` = for most threads, proxies are the best available measure of speed.
+    /// A new table. `counts_calls` states whether proxies are the best available measure of speed for most threads.
     pub fn new(counts_calls: bool) -> Self {
         TaskTable { counts_calls, ..TaskTable::default() }
     }
 
     /// Follows these events from now on.
-    pub fn follow(&mut self, events: ProcessEvents) {
-        self.events = Some(events);
+    pub fn set_events(&mut self, events: ProcessEvents) {
+        self.process_events = Some(events);
         self.births.forget();
     }
 
     /// Follows the moves of processes between control groups from now on.
-    pub fn follow_moves(&mut self, moves: GroupMoves) {
-        self.moves = Some(moves);
+    pub fn set_group_moves(&mut self, moves: GroupMoves) {
+        self.group_moves = Some(moves);
     }
 
     /// The order in which this refresh reads the control groups of processes.
-    fn group_turns(&mut self) -> GroupTurns {
-        let changes = self.directory.changes();
+    fn update_group_schedule(&mut self) -> GroupReadSchedule {
+        let changes = self.directory.change_count();
         let is_directory_changed = std::mem::replace(&mut self.directory_changes, changes) != changes;
-        match self.moves.as_mut().map(GroupMoves::take) {
-            Some(Ok(has_moved)) if has_moved || is_directory_changed => GroupTurns::All,
-            Some(Ok(_)) => GroupTurns::Every(LISTING_PERIOD),
-            unreported => {
-                if unreported.is_some() {
-                    self.moves = None;
+        match self.group_moves.as_mut().map(GroupMoves::poll_moves) {
+            Some(Ok(has_moved)) if has_moved || is_directory_changed => GroupReadSchedule::All,
+            Some(Ok(_)) => GroupReadSchedule::Every(LISTING_PERIOD),
+            move_report => {
+                if move_report.is_some() {
+                    self.group_moves = None;
                 }
                 let programs = self.processes.values().filter(|process| !process.properties.is_kernel_thread).count();
-                GroupTurns::YoungAndEvery((programs.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD))
+                GroupReadSchedule::YoungAndEvery((programs.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD))
             }
         }
     }
@@ -251,15 +253,15 @@ impl TaskTable {
     /// Takes the events that have come since the last call. To be called several times in a long window, because their
     /// buffer is bounded.
     pub fn take_events(&mut self) {
-        let Some(events) = &mut self.events else { return };
-        if events.take(|event| self.births.record(event)).is_err() {
+        let Some(events) = &mut self.process_events else { return };
+        if events.deliver_events(|event| self.births.record(event)).is_err() {
             self.births.forget();
         }
     }
 
     /// Programs of each service that ended before any refresh read them; `None` = events are not allowed.
     pub fn unread_programs(&self) -> Option<&BTreeMap<ServiceIdentity, u64>> {
-        self.events.is_some().then_some(&self.unread_programs)
+        self.process_events.is_some().then_some(&self.unread_programs)
     }
 
     /// Excludes the guardian, which must not be slowed down whatever the rules are. To be called before each refresh.
@@ -277,16 +279,16 @@ impl TaskTable {
     /// # Errors
     /// `/proc` itself cannot be listed. A thread that exits meanwhile is not an error.
     pub fn refresh(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], now_ns: u64) -> io::Result<()> {
-        self.refreshes = self.refreshes.wrapping_add(1);
+        self.refresh_count = self.refresh_count.wrapping_add(1);
         self.elapsed_ns = now_ns.saturating_sub(std::mem::replace(&mut self.refreshed_ns, now_ns));
         self.unmanaged_children.clear();
-        self.renamed.clear();
-        self.leaders.clear();
-        self.idle.begin_refresh();
+        self.renamed_tasks.clear();
+        self.leader_stats.clear();
+        self.idle_threads.begin_refresh();
         self.find_births_and_exits(kernel)?;
         self.find_sleepers(kernel);
-        let own_service = self.own_service.get_or_insert_with(|| own_service(kernel)).clone();
-        let group_turns = self.group_turns();
+        let own_service = self.own_service.get_or_insert_with(|| read_own_service(kernel)).clone();
+        let group_turns = self.update_group_schedule();
         let directory = self.directory.clone();
         let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
         for pid in self.processes.keys().copied().collect::<Vec<_>>() {
@@ -294,14 +296,14 @@ impl TaskTable {
                 self.rematch(&reader, pid);
             }
         }
-        let own = [Some(std::process::id() as i32), self.guardian];
-        for pid in self.births.unread() {
+        let excluded_pids = [Some(std::process::id() as i32), self.guardian];
+        for pid in self.births.unread_pids() {
             let ran_ns = kernel.run_time_ns(pid).ok();
             if self.hardly_ran(ran_ns) && self.births.defer(pid) {
                 continue;
             }
-            if own.contains(&Some(pid)) || self.examine(&reader, pid, ran_ns) {
-                self.births.remove_read(pid);
+            if excluded_pids.contains(&Some(pid)) || self.examine(&reader, pid, ran_ns) {
+                self.births.remove_unread(pid);
             }
         }
         self.read_threads(kernel, now_ns);
@@ -316,28 +318,29 @@ impl TaskTable {
         for (ancestor, programs) in self.births.take_ended_unread() {
             self.count_unread_programs(ancestor, programs);
         }
-        if self.births.is_complete() && !self.refreshes.is_multiple_of(LISTING_PERIOD) {
+        if self.births.is_complete() && !self.refresh_count.is_multiple_of(LISTING_PERIOD) {
             for pid in self.births.take_ended_leaders() {
                 let Some(process) = self.processes.get(&pid) else { continue };
-                // A clock costs less than a file, and of a process that is gone there is none.
+                // Reading a process's CPU clock costs less than reading a file, and fails if the process no longer
+                // exists.
                 if kernel.run_time_ns(pid).is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
                     self.processes.remove(&pid);
                     continue;
                 }
                 match kernel.stat(pid) {
-                    Ok(stat) if stat.key == process.leader && !has_ended(&stat) => {}
+                    Ok(stat) if stat.key == process.leader && !has_process_exited(&stat) => {}
                     Err(error) if !is_gone(&error) => {}
                     _ => _ = self.processes.remove(&pid),
                 }
             }
             return Ok(());
         }
-        self.has_lost_events = self.events.is_some() && !self.births.is_complete();
+        self.has_lost_events = self.process_events.is_some() && !self.births.is_complete();
         // Events that come during the listing wait for the next refresh.
         let pids = kernel.processes()?;
         self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
-        let unread = pids.into_iter().filter(|pid| !self.processes.contains_key(pid));
-        self.births.add_listed(unread, self.events.is_some());
+        let unread_pids = pids.into_iter().filter(|pid| !self.processes.contains_key(pid));
+        self.births.add_listed(unread_pids, self.process_events.is_some());
         Ok(())
     }
 
@@ -345,16 +348,16 @@ impl TaskTable {
     fn find_sleepers(&mut self, kernel: &dyn Kernel) {
         // A thread that was on a processor may be waiting for one now, which only its state shows.
         let was_on_cpu = |task: &&ManagedThread| !task.has_exited && task.cpu.is_some();
-        let awake: BTreeSet<i32> = self.by_thread.values().filter(was_on_cpu).map(|task| task.pid).collect();
-        let turn = self.refreshes % TURNS;
-        let is_followed = self.births.is_complete();
-        let (asleep, leaders, births) = (&mut self.asleep, &mut self.leaders, &self.births);
-        let (refreshes, elapsed_ns) = (self.refreshes, self.elapsed_ns);
+        let running_pids: BTreeSet<i32> = self.by_thread.values().filter(was_on_cpu).map(|task| task.pid).collect();
+        let check_phase = self.refresh_count % PID_CHECK_PERIOD;
+        let has_events = self.births.is_complete();
+        let (asleep, leaders, births) = (&mut self.sleeping_pids, &mut self.leader_stats, &self.births);
+        let (refreshes, elapsed_ns) = (self.refresh_count, self.elapsed_ns);
         asleep.clear();
-        let mut reused = Vec::new();
+        let mut reused_pids = Vec::new();
         self.processes.retain(|&pid, process| {
             let is_managed = process.id.is_some();
-            if !is_managed && (is_followed || pid as u32 % TURNS != turn) {
+            if !is_managed && (has_events || pid as u32 % PID_CHECK_PERIOD != check_phase) {
                 return true;
             }
             if is_managed {
@@ -362,13 +365,13 @@ impl TaskTable {
                 let has_slept = ran_ns.is_some() && ran_ns == process.ran_ns;
                 let hardly_runs = || {
                     let unread_ns = ran_ns.zip(process.ran_ns).map(|(now, read)| now.saturating_sub(read));
-                    is_followed
+                    has_events
                         && unread_ns.is_some_and(|ns| ns < elapsed_ns / HARDLY_RUNS_DIVISOR)
                         && refreshes.wrapping_sub(process.read_in_refresh) < MAX_UNREAD_REFRESHES
                         && !births.is_changed(pid)
-                        && !births.is_rethreaded(pid)
+                        && !births.may_have_new_threads(pid)
                 };
-                if !awake.contains(&pid) && (has_slept || hardly_runs()) {
+                if !running_pids.contains(&pid) && (has_slept || hardly_runs()) {
                     asleep.insert(pid);
                     return true;
                 }
@@ -379,13 +382,13 @@ impl TaskTable {
                 Err(error) => return !is_gone(&error),
             };
             if stat.key != process.leader {
-                reused.push(pid);
+                reused_pids.push(pid);
                 return false;
             }
             leaders.insert(pid, stat);
             true
         });
-        self.births.add_listed(reused, is_followed);
+        self.births.add_listed(reused_pids, has_events);
     }
 
     /// Counts programs that ended before they were read, for the service of the process that started them.
@@ -410,7 +413,7 @@ impl TaskTable {
         let is_single = self.births.has_one_thread(pid);
         let read = if is_single { reader.kernel.process_stat(pid) } else { reader.kernel.stat(pid) };
         let stat = match read {
-            Ok(stat) if !has_ended(&stat) => stat,
+            Ok(stat) if !has_process_exited(&stat) => stat,
             Err(error) if !is_gone(&error) => return false,
             _ => {
                 self.births.count_ended(pid);
@@ -422,66 +425,68 @@ impl TaskTable {
         }
         let parent = self.processes.get(&stat.parent).map(|parent| &parent.properties);
         let user_source = self.births.ancestor_with_user(pid).and_then(|ancestor| self.processes.get(&ancestor));
-        // A source as young as the process may be another one that got the number of the ancestor.
+        // A source that is not older than the process may be another process that reused the ancestor's pid.
         let user_source = user_source.filter(|source| source.leader.start_ticks < stat.key.start_ticks);
         let user = user_source.and_then(|source| source.properties.user);
-        let cgroup_file = reader.cgroup_file(&stat);
+        let cgroup_file = reader.open_cgroup_file(&stat);
         let known = KnownProperties { parent, user, ..KnownProperties::default() };
         let Ok(properties) = reader.read(&stat, &cgroup_file, &known) else { return false };
         let action = properties.decide(reader.rules);
-        // Whatever starts in the groups of its parent stays there, as a rule: it is as old as the parent.
+        // A process that starts in its parent's control groups usually stays in them, so it counts as being as old as
+        // its parent.
         let parent = self.processes.get(&stat.parent).filter(|parent| parent.properties.cgroups == properties.cgroups);
-        let since_refresh = parent.filter(|_| self.births.is_complete()).map(|parent| parent.since_refresh);
+        let since_refresh = parent.filter(|_| self.births.is_complete()).map(|parent| parent.found_in_refresh);
         let process = ManagedProcess {
             leader: stat.key,
             id: None,
             action,
             properties,
             cgroup_file,
-            since_refresh: since_refresh.unwrap_or(self.refreshes),
-            read_in_refresh: self.refreshes,
+            found_in_refresh: since_refresh.unwrap_or(self.refresh_count),
+            read_in_refresh: self.refresh_count,
             ran_ns,
-            ended_ran_ns: None,
+            exited_threads_ns: None,
         };
         self.insert(&stat, process);
-        self.leaders.insert(pid, stat);
+        self.leader_stats.insert(pid, stat);
         true
     }
 
     /// Whether the properties of a process are to be read in this refresh. A process that ran under another name than
     /// before is due at once, because it has become another program; one that did not run, only if it was moved.
-    fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_turns: GroupTurns) -> bool {
+    fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_turns: GroupReadSchedule) -> bool {
         let Some(process) = self.processes.get(&pid).filter(|process| !process.properties.is_kernel_thread) else {
             return false;
         };
-        let is_followed = self.births.is_complete();
-        let is_renamed = self.leaders.get(&pid).is_some_and(|stat| stat.name != process.properties.command);
+        let has_events = self.births.is_complete();
+        let is_renamed = self.leader_stats.get(&pid).is_some_and(|stat| stat.name != process.properties.command);
         let is_changed = is_renamed || self.births.is_changed(pid);
-        let is_young = self.refreshes.wrapping_sub(process.since_refresh) < YOUNG_REFRESHES;
-        let turn = self.refreshes.wrapping_add(pid as u32);
-        let match_period = if is_followed { LISTING_PERIOD } else { MATCH_PERIOD };
-        let has_turn = turn.is_multiple_of(match_period) || is_young && !is_followed || self.has_lost_events;
-        if !self.asleep.contains(&pid) && (is_changed || has_turn) {
+        let is_young = self.refresh_count.wrapping_sub(process.found_in_refresh) < YOUNG_REFRESHES;
+        let refresh_phase = self.refresh_count.wrapping_add(pid as u32);
+        let match_period = if has_events { LISTING_PERIOD } else { MATCH_PERIOD };
+        let is_periodic_due =
+            refresh_phase.is_multiple_of(match_period) || is_young && !has_events || self.has_lost_events;
+        if !self.sleeping_pids.contains(&pid) && (is_changed || is_periodic_due) {
             return true;
         }
         let is_group_due = match group_turns {
-            GroupTurns::All => true,
-            GroupTurns::Every(period) => turn.is_multiple_of(period),
-            GroupTurns::YoungAndEvery(period) => is_young || turn.is_multiple_of(period),
+            GroupReadSchedule::All => true,
+            GroupReadSchedule::Every(period) => refresh_phase.is_multiple_of(period),
+            GroupReadSchedule::YoungAndEvery(period) => is_young || refresh_phase.is_multiple_of(period),
         };
-        is_group_due && reader.is_moved(&process.cgroup_file, &process.properties)
+        is_group_due && reader.has_moved(&process.cgroup_file, &process.properties)
     }
 
     /// Decides again about a process whose command, user or control group has changed.
     fn rematch(&mut self, reader: &PropertyReader<'_>, pid: i32) {
         let Some(old_process) = self.processes.get(&pid).cloned() else { return };
-        let read = self.leaders.get(&pid).cloned();
-        let Ok(stat) = read.map_or_else(|| reader.kernel.stat(pid), Ok) else { return };
+        let known_stat = self.leader_stats.get(&pid).cloned();
+        let Ok(stat) = known_stat.map_or_else(|| reader.kernel.stat(pid), Ok) else { return };
         if stat.key != old_process.leader {
-            return; // another process with the same number: as in a refresh that finds it
+            return; // another process reused the pid, and a refresh will find it
         }
-        let is_healing = self.refreshes.wrapping_add(pid as u32).is_multiple_of(LISTING_PERIOD);
-        let is_user_known = !is_healing && !self.has_lost_events && !self.births.is_user_changed(pid);
+        let is_full_match_due = self.refresh_count.wrapping_add(pid as u32).is_multiple_of(LISTING_PERIOD);
+        let is_user_known = !is_full_match_due && !self.has_lost_events && !self.births.may_have_new_user(pid);
         let known = KnownProperties {
             previous: Some(&old_process.properties),
             user: old_process.properties.user.filter(|_| is_user_known),
@@ -496,17 +501,18 @@ impl TaskTable {
         let (service, image) = (properties.service.clone(), properties.image().map(str::to_string));
         let is_other_program =
             properties.command != old_process.properties.command || service != old_process.properties.service;
-        let since_refresh = if is_other_program { self.refreshes } else { old_process.since_refresh };
-        self.insert(&stat, ManagedProcess { action, properties, since_refresh, ..old_process });
-        // A sleeping process may have been moved to another control group, and is listed nevertheless.
-        self.asleep.remove(&pid);
-        let is_ended = action == ManageAction::Ignore;
+        let since_refresh = if is_other_program { self.refresh_count } else { old_process.found_in_refresh };
+        self.insert(&stat, ManagedProcess { action, properties, found_in_refresh: since_refresh, ..old_process });
+        // A sleeping process may have been moved to another control group; this refresh must read its threads
+        // nevertheless.
+        self.sleeping_pids.remove(&pid);
+        let is_ignored = action == ManageAction::Ignore;
         let tasks = self.by_thread.values_mut().filter(|task| task.pid == pid);
-        for task in tasks.chain(self.idle.threads_mut(pid)) {
-            if is_ended || action == ManageAction::Observe && !task.is_fixed {
-                self.released.push(task.clone());
+        for task in tasks.chain(self.idle_threads.threads_mut(pid)) {
+            if is_ignored || action == ManageAction::Observe && !task.is_fixed {
+                self.released_threads.push(task.clone());
             }
-            if is_ended {
+            if is_ignored {
                 continue; // it counts as exited, because no refresh lists it any more
             }
             task.user = user;
@@ -519,9 +525,9 @@ impl TaskTable {
                 task.name.clone_from(&name);
             }
         }
-        if is_other_program && !is_ended {
+        if is_other_program && !is_ignored {
             let tasks = self.by_thread.values().filter(|task| task.pid == pid);
-            self.renamed.extend(tasks.map(|task| task.task));
+            self.renamed_tasks.extend(tasks.map(|task| task.task));
         }
     }
 
@@ -542,12 +548,12 @@ impl TaskTable {
     /// Takes the threads that rules no longer allow to be moved, because their process has changed since the previous
     /// refresh; their originals must be restored.
     pub fn take_released(&mut self) -> Vec<ManagedThread> {
-        std::mem::take(&mut self.released)
+        std::mem::take(&mut self.released_threads)
     }
 
     /// Tasks whose program or service has changed since the refresh before.
     pub fn renamed_tasks(&self) -> &BTreeSet<TaskId> {
-        &self.renamed
+        &self.renamed_tasks
     }
 
     /// The id of the next new thread.
@@ -557,7 +563,7 @@ impl TaskTable {
 
     /// Was the thread alive at the last refresh?
     pub fn is_alive(&self, thread: ThreadKey) -> bool {
-        self.by_thread.get(&thread).is_some_and(|task| !task.has_exited) || self.idle.contains(thread)
+        self.by_thread.get(&thread).is_some_and(|task| !task.has_exited) || self.idle_threads.contains(thread)
     }
 
     /// Unmanaged processes that the last refresh found for the first time and that a managed process created, with
@@ -569,9 +575,9 @@ impl TaskTable {
     /// Decides again about every process, because the rules have changed. Returns the threads that are no longer
     /// managed.
     pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule]) -> Vec<ManagedThread> {
-        self.asleep.clear();
+        self.sleeping_pids.clear();
         let previous_processes = std::mem::take(&mut self.processes);
-        let own_service = self.own_service.get_or_insert_with(|| own_service(kernel)).clone();
+        let own_service = self.own_service.get_or_insert_with(|| read_own_service(kernel)).clone();
         let directory = self.directory.clone();
         let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
         for (pid, old_process) in previous_processes {
@@ -583,44 +589,44 @@ impl TaskTable {
                 new_process.id = old_process.id.or(new_process.id);
             }
         }
-        let mut released = Vec::new();
-        let mut is_retained = |task: &mut ManagedThread| match self.processes.get(&task.pid) {
+        let mut released_threads = Vec::new();
+        let mut update_or_release = |task: &mut ManagedThread| match self.processes.get(&task.pid) {
             Some(process @ ManagedProcess { id: Some(_), .. }) => {
                 task.user = process.properties.user;
                 task.goal = process.goal();
                 let is_fixed = process.is_fixed();
                 if is_fixed && !task.is_fixed {
-                    released.push(task.clone());
+                    released_threads.push(task.clone());
                 }
                 task.is_fixed = is_fixed;
                 true
             }
             _ => {
-                released.push(task.clone());
+                released_threads.push(task.clone());
                 false
             }
         };
-        self.by_thread.retain(|_, task| is_retained(task));
-        for pid in self.idle.pids() {
+        self.by_thread.retain(|_, task| update_or_release(task));
+        for pid in self.idle_threads.pids() {
             let mut are_all_retained = true;
-            for thread in self.idle.threads_mut(pid) {
-                are_all_retained &= is_retained(thread);
+            for thread in self.idle_threads.threads_mut(pid) {
+                are_all_retained &= update_or_release(thread);
             }
             if !are_all_retained {
-                self.idle.remove_process(pid);
+                self.idle_threads.remove_process(pid);
             }
         }
-        released
+        released_threads
     }
 
     /// Managed tasks in order of arrival.
-    pub fn all(&self) -> Vec<&ManagedThread> {
+    pub fn tasks(&self) -> Vec<&ManagedThread> {
         let mut threads: Vec<&ManagedThread> = self.by_thread.values().collect();
         threads.sort_by_key(|task| task.task);
         threads
     }
 
-    /// `None` = no such task, or one that was dropped.
+    /// The task with this id; `None` if it never existed, or was dropped.
     pub fn get(&self, task: TaskId) -> Option<&ManagedThread> {
         self.by_thread.values().find(|managed| managed.task == task)
     }
@@ -632,6 +638,6 @@ impl TaskTable {
 }
 
 /// Whether the last thread of a process has ended, as its first thread's state shows.
-fn has_ended(stat: &ThreadStat) -> bool {
+fn has_process_exited(stat: &ThreadStat) -> bool {
     matches!(stat.state, 'Z' | 'X') && stat.threads <= 1
 }

@@ -27,8 +27,8 @@ pub(crate) fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
 
 pub(crate) fn parse_times(text: &str) -> SchedstatTimes {
     let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
-    let mut next_time = || fields.next().flatten();
-    (next_time(), next_time(), next_time())
+    let mut next_field = || fields.next().flatten();
+    (next_field(), next_field(), next_field())
 }
 
 /// Read and write calls of a thread so far.

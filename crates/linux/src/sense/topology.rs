@@ -45,15 +45,15 @@ pub struct TopologyError {
 /// There is no `sys/devices/system/cpu` below `root`, or a file in it cannot be understood; the error names the file.
 pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
     let mut host = SysfsReader { cpu_dir: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
-    let present = host.present_cpus()?;
-    let online = host.online(&present)?;
-    if online.is_empty() {
+    let present_cpus = host.present_cpus()?;
+    let online_cpus = host.read_online_cpus(&present_cpus)?;
+    if online_cpus.is_empty() {
         return Err(invalid_file(&host.cpu_dir, "no online CPU", "at least one"));
     }
-    let cpus = host.cpu_entries(root, &present, &online)?;
-    let memory_latency = host.memory_latency(root)?;
-    let unnumbered_caches = host.describe_caches(&online)?;
-    let (caches, kernel_cache_ids) = host.number_caches(unnumbered_caches, &online);
+    let cpus = host.read_cpus(root, &present_cpus, &online_cpus)?;
+    let memory_latency = host.read_memory_latency(root)?;
+    let unnumbered_caches = host.describe_caches(&online_cpus)?;
+    let (caches, kernel_cache_ids) = host.number_caches(unnumbered_caches, &online_cpus);
     Ok(HostTopology { topology: Topology { cpus, caches, memory_latency }, kernel_cache_ids, warnings: host.warnings })
 }
 
@@ -79,14 +79,14 @@ impl SysfsReader {
     /// CPUs that have a directory, without those that are possible but not present.
     fn present_cpus(&self) -> Result<Vec<u32>, TopologyError> {
         let list = read_cpu_list(&self.cpu_dir.join("present"))?;
-        let number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
-        let mut cpus: Vec<u32> = entry_names(&self.cpu_dir)?.into_iter().filter_map(number).collect();
+        let cpu_number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
+        let mut cpus: Vec<u32> = list_entry_names(&self.cpu_dir)?.into_iter().filter_map(cpu_number).collect();
         cpus.retain(|&cpu| cpu < CpuSet::LIMIT && list.as_ref().is_none_or(|list| list.contains(cpu)));
         cpus.sort_unstable();
         Ok(cpus)
     }
 
-    fn online(&mut self, present: &[u32]) -> Result<CpuSet, TopologyError> {
+    fn read_online_cpus(&mut self, present: &[u32]) -> Result<CpuSet, TopologyError> {
         if let Some(list) = read_cpu_list(&self.cpu_dir.join("online"))? {
             return Ok(present.iter().copied().filter(|&cpu| list.contains(cpu)).collect());
         }
@@ -100,32 +100,33 @@ impl SysfsReader {
         Ok(online)
     }
 
-    fn cpu_entries(&mut self, root: &Path, present: &[u32], online: &CpuSet) -> Result<Vec<Cpu>, TopologyError> {
-        let nodes = self.memory_nodes(root)?;
+    fn read_cpus(&mut self, root: &Path, present: &[u32], online: &CpuSet) -> Result<Vec<Cpu>, TopologyError> {
+        let nodes = self.read_memory_nodes(root)?;
         let mut placements = Vec::new();
-        let mut without_package = CpuSet::default();
+        let mut cpus_without_package = CpuSet::default();
         for &cpu in present {
             let dir = self.cpu_dir.join(format!("cpu{cpu}/topology"));
             let package = read_number(&dir.join("physical_package_id"))?.filter(|&id| id >= 0);
             let siblings = match read_first_cpu_list(&dir, &["core_cpus_list", "thread_siblings_list"])? {
                 Some(set) => Some(set),
-                None => map_files(&dir, &["core_cpus", "thread_siblings"])?,
+                None => read_first_cpu_map(&dir, &["core_cpus", "thread_siblings"])?,
             };
             let core_id = read_number(&dir.join("core_id"))?.filter(|&id| id >= 0);
             if package.is_none() && online.contains(cpu) {
-                without_package.insert(cpu);
+                cpus_without_package.insert(cpu);
             }
             // The first sibling identifies the core, because core ids repeat across dies and packages.
-            let first = siblings.and_then(|set| set.intersection(online).first()).filter(|_| online.contains(cpu));
-            let core = match (first, core_id) {
+            let first_sibling =
+                siblings.and_then(|set| set.intersection(online).first()).filter(|_| online.contains(cpu));
+            let core = match (first_sibling, core_id) {
                 (Some(first), _) => (0, i64::from(first), 0),
                 (None, Some(id)) => (1, package.unwrap_or(0), id),
                 (None, None) => (2, i64::from(cpu), 0),
             };
             placements.push((cpu, package.unwrap_or(0), core));
         }
-        if !without_package.is_empty() {
-            self.warnings.push(format!("CPUs {without_package}: no physical_package_id; taken as one package"));
+        if !cpus_without_package.is_empty() {
+            self.warnings.push(format!("CPUs {cpus_without_package}: no physical_package_id; taken as one package"));
         }
         let packages = dense_ranks(placements.iter().map(|(_, package, _)| *package));
         let cores = dense_ranks(placements.iter().map(|(_, _, core)| *core));
@@ -137,25 +138,25 @@ impl SysfsReader {
                 package: packages[package],
                 memory_node: nodes.get(cpu).copied().unwrap_or(0),
                 online: online.contains(*cpu),
-                hertz: self.hertz(*cpu)?,
+                hertz: self.read_hertz(*cpu)?,
             });
         }
         Ok(cpus)
     }
 
     /// Memory node of each CPU, in the kernel's numbering, which often has gaps.
-    fn memory_nodes(&mut self, root: &Path) -> Result<BTreeMap<u32, u32>, TopologyError> {
+    fn read_memory_nodes(&mut self, root: &Path) -> Result<BTreeMap<u32, u32>, TopologyError> {
         let dir = root.join("sys/devices/system/node");
         let mut nodes = BTreeMap::new();
         if !dir.is_dir() {
             self.warnings.push("no sys/devices/system/node: all memory taken as one node".to_string());
             return Ok(nodes);
         }
-        for node in node_numbers(&dir)? {
+        for node in list_nodes(&dir)? {
             let node_dir = dir.join(format!("node{node}"));
             let cpus = match read_cpu_list(&node_dir.join("cpulist"))? {
                 Some(list) => Some(list),
-                None => map_file(&node_dir.join("cpumap"))?,
+                None => read_cpu_map(&node_dir.join("cpumap"))?,
             };
             nodes.extend(cpus.unwrap_or_default().iter().map(|cpu| (cpu, node)));
         }
@@ -163,11 +164,11 @@ impl SysfsReader {
     }
 
     /// Distances from the firmware's SLIT (10 = own memory; ACPI 6.5, 5.2.17), relative to each node's own.
-    fn memory_latency(&mut self, root: &Path) -> Result<Vec<Vec<f64>>, TopologyError> {
+    fn read_memory_latency(&mut self, root: &Path) -> Result<Vec<Vec<f64>>, TopologyError> {
         let dir = root.join("sys/devices/system/node");
-        let nodes = if dir.is_dir() { node_numbers(&dir)? } else { Vec::new() };
-        let Some(&last) = nodes.last().filter(|_| nodes.len() > 1) else { return Ok(Vec::new()) };
-        let row_len = last as usize + 1;
+        let nodes = if dir.is_dir() { list_nodes(&dir)? } else { Vec::new() };
+        let Some(&last_node) = nodes.last().filter(|_| nodes.len() > 1) else { return Ok(Vec::new()) };
+        let row_len = last_node as usize + 1;
         let mut latencies = vec![Vec::new(); row_len];
         for (index, &node) in nodes.iter().enumerate() {
             let file = dir.join(format!("node{node}/distance"));
@@ -195,7 +196,7 @@ impl SysfsReader {
         Ok(latencies)
     }
 
-    fn hertz(&self, cpu: u32) -> Result<Option<u64>, TopologyError> {
+    fn read_hertz(&self, cpu: u32) -> Result<Option<u64>, TopologyError> {
         for name in ["cpufreq/base_frequency", "cpufreq/cpuinfo_max_freq"] {
             let kilohertz = read_number(&self.cpu_dir.join(format!("cpu{cpu}/{name}")))?;
             if let Some(kilohertz) = kilohertz.filter(|&k| k > 0) {
@@ -210,15 +211,15 @@ impl SysfsReader {
         let mut cacheless_cpus = CpuSet::default();
         for cpu in online.iter() {
             let dir = self.cpu_dir.join(format!("cpu{cpu}/cache"));
-            let mut indices = if dir.is_dir() { entry_names(&dir)? } else { Vec::new() };
-            indices.retain(|name| name.strip_prefix("index").is_some_and(|digits| digits.parse::<u32>().is_ok()));
-            indices.sort();
-            if indices.is_empty() {
+            let mut index_names = if dir.is_dir() { list_entry_names(&dir)? } else { Vec::new() };
+            index_names.retain(|name| name.strip_prefix("index").is_some_and(|digits| digits.parse::<u32>().is_ok()));
+            index_names.sort();
+            if index_names.is_empty() {
                 cacheless_cpus.insert(cpu);
             }
-            for index in indices {
+            for index in index_names {
                 if let Some(cache) = self.describe_cache(&dir.join(index), cpu, online)? {
-                    self.merge(&mut caches, cache);
+                    self.merge_cache(&mut caches, cache);
                 }
             }
         }
@@ -251,7 +252,7 @@ impl SysfsReader {
         };
         let shared_cpus = match read_cpu_list(&dir.join("shared_cpu_list"))? {
             Some(list) if !list.is_empty() => Some(list),
-            _ => map_file(&dir.join("shared_cpu_map"))?,
+            _ => read_cpu_map(&dir.join("shared_cpu_map"))?,
         };
         let mut cpus = shared_cpus.unwrap_or_default().intersection(online);
         if !cpus.contains(cpu) {
@@ -260,23 +261,23 @@ impl SysfsReader {
             cpus = [cpu].into_iter().collect();
         }
         // Some firmware reports zero, which means "unknown" in all of these files.
-        let count = |name: &str| read_number(&dir.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
+        let read_count = |name: &str| read_number(&dir.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
         Ok(Some(CacheDescription {
             level,
             cpus,
-            size_bytes: size_file(&dir.join("size"))?.filter(|&size| size > 0),
-            ways: count("ways_of_associativity")?.filter(|&ways| ways > 0),
-            line_bytes: count("coherency_line_size")?.filter(|&line| line > 0),
-            kernel_id: count("id")?,
+            size_bytes: read_size(&dir.join("size"))?.filter(|&size| size > 0),
+            ways: read_count("ways_of_associativity")?.filter(|&ways| ways > 0),
+            line_bytes: read_count("coherency_line_size")?.filter(|&line| line > 0),
+            kernel_id: read_count("id")?,
         }))
     }
 
     /// Adds a description, and merges it with those of the same level that share a CPU with it.
-    fn merge(&mut self, found_caches: &mut Vec<CacheDescription>, mut cache: CacheDescription) {
-        while let Some(at) =
-            found_caches.iter().position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
+    fn merge_cache(&mut self, descriptions: &mut Vec<CacheDescription>, mut cache: CacheDescription) {
+        while let Some(index) =
+            descriptions.iter().position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
         {
-            let other_cache = found_caches.remove(at);
+            let other_cache = descriptions.remove(index);
             if other_cache.cpus != cache.cpus {
                 let (level, a, b) = (cache.level, &other_cache.cpus, &cache.cpus);
                 let text =
@@ -289,22 +290,23 @@ impl SysfsReader {
             cache.line_bytes = other_cache.line_bytes.or(cache.line_bytes);
             cache.kernel_id = other_cache.kernel_id.or(cache.kernel_id);
         }
-        found_caches.push(cache);
+        descriptions.push(cache);
     }
 
     fn number_caches(
         &mut self,
-        mut found_caches: Vec<CacheDescription>,
+        mut descriptions: Vec<CacheDescription>,
         online: &CpuSet,
     ) -> (Vec<Cache>, Vec<Option<u32>>) {
-        found_caches.sort_by_key(|cache| (cache.level, cache.cpus.first()));
-        let last_cache_of = |cpu: u32| {
-            let data = found_caches.iter().enumerate().filter(|(_, cache)| cache.level != CacheLevel::L1Instruction);
-            data.filter(|(_, cache)| cache.cpus.contains(cpu)).map(|(at, _)| at).next_back()
+        descriptions.sort_by_key(|cache| (cache.level, cache.cpus.first()));
+        let last_cache_index = |cpu: u32| {
+            let data_caches =
+                descriptions.iter().enumerate().filter(|(_, cache)| cache.level != CacheLevel::L1Instruction);
+            data_caches.filter(|(_, cache)| cache.cpus.contains(cpu)).map(|(at, _)| at).next_back()
         };
-        let last: BTreeSet<usize> = online.iter().filter_map(last_cache_of).collect();
+        let last_level_indices: BTreeSet<usize> = online.iter().filter_map(last_cache_index).collect();
         let mut unsized_levels = BTreeSet::new();
-        let numbered = found_caches.iter().enumerate().map(|(index, cache)| {
+        let numbered_caches = descriptions.iter().enumerate().map(|(index, cache)| {
             if cache.size_bytes.is_none() {
                 unsized_levels.insert(cache.level);
             }
@@ -312,29 +314,29 @@ impl SysfsReader {
                 id: CacheId(index as u32),
                 level: cache.level,
                 cpus: cache.cpus.clone(),
-                last_level: last.contains(&index),
+                last_level: last_level_indices.contains(&index),
                 size_bytes: cache.size_bytes,
                 ways: cache.ways,
                 line_bytes: cache.line_bytes,
             }
         });
-        let caches = numbered.collect();
+        let caches = numbered_caches.collect();
         self.warnings.extend(unsized_levels.iter().map(|level| format!("{level:?}: size not told")));
-        (caches, found_caches.iter().map(|cache| cache.kernel_id).collect())
+        (caches, descriptions.iter().map(|cache| cache.kernel_id).collect())
     }
 }
 
 /// Ranks of the distinct values, ascending.
 fn dense_ranks<T: Ord + Copy>(values: impl Iterator<Item = T>) -> BTreeMap<T, u32> {
-    let distinct: BTreeSet<T> = values.collect();
-    distinct.into_iter().enumerate().map(|(rank, value)| (value, rank as u32)).collect()
+    let distinct_values: BTreeSet<T> = values.collect();
+    distinct_values.into_iter().enumerate().map(|(rank, value)| (value, rank as u32)).collect()
 }
 
 fn invalid_file(file: &Path, found: &str, expected: &str) -> TopologyError {
     TopologyError { file: file.display().to_string().into(), found: found.into(), expected: expected.into() }
 }
 
-fn entry_names(dir: &Path) -> Result<Vec<String>, TopologyError> {
+fn list_entry_names(dir: &Path) -> Result<Vec<String>, TopologyError> {
     let entries = cachemate_files::list_dir(dir);
     let entries = entries.map_err(|error| invalid_file(dir, &error.to_string(), "a readable directory"))?;
     Ok(entries.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_string)).collect())
@@ -343,8 +345,7 @@ fn entry_names(dir: &Path) -> Result<Vec<String>, TopologyError> {
 /// Maximum length of a sysfs file; most are at most one page long.
 const MAX_SYSFS_BYTES: u64 = 1 << 20;
 
-/// Contents without the white space around; `None` = there is no such file (or it is an offline CPU's, which cannot be
-/// read).
+/// The trimmed content of a file; `None` if the file does not exist or cannot be read, as those of an offline CPU.
 fn read_trimmed(file: &Path) -> Result<Option<String>, TopologyError> {
     match cachemate_files::read_text_limited(file, MAX_SYSFS_BYTES) {
         // Recorded trees contain the zero byte that some kernels leave at the end.
@@ -356,10 +357,10 @@ fn read_trimmed(file: &Path) -> Result<Option<String>, TopologyError> {
 }
 
 /// Memory nodes with a directory, ascending.
-fn node_numbers(dir: &Path) -> Result<Vec<u32>, TopologyError> {
-    let number = |name: String| name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok());
+fn list_nodes(dir: &Path) -> Result<Vec<u32>, TopologyError> {
+    let node_number = |name: String| name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok());
     let mut nodes: Vec<u32> =
-        entry_names(dir)?.into_iter().filter_map(number).filter(|node| *node < MAX_NODES).collect();
+        list_entry_names(dir)?.into_iter().filter_map(node_number).filter(|node| *node < MAX_NODES).collect();
     nodes.sort_unstable();
     Ok(nodes)
 }
@@ -369,12 +370,12 @@ fn read_number(file: &Path) -> Result<Option<i64>, TopologyError> {
     read_trimmed(file)?.filter(|text| !text.is_empty()).map(parse).transpose()
 }
 
-fn size_file(file: &Path) -> Result<Option<u64>, TopologyError> {
+fn read_size(file: &Path) -> Result<Option<u64>, TopologyError> {
     let Some(text) = read_trimmed(file)?.filter(|text| !text.is_empty()) else { return Ok(None) };
     let scales = [("K", 1u64 << 10), ("M", 1 << 20), ("G", 1 << 30), ("", 1)];
-    let parsed =
+    let size_bytes =
         scales.iter().find_map(|(unit, scale)| text.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*scale));
-    parsed.map(Some).ok_or_else(|| invalid_file(file, &format!("'{text}'"), "a size such as 32768K"))
+    size_bytes.map(Some).ok_or_else(|| invalid_file(file, &format!("'{text}'"), "a size such as 32768K"))
 }
 
 /// Reads a list such as `0-3,8`. An empty file is the empty set.
@@ -385,15 +386,15 @@ fn read_cpu_list(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
 }
 
 /// Reads a hexadecimal map of words separated by commas, the highest CPUs first.
-fn map_file(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
+fn read_cpu_map(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
     let Some(text) = read_trimmed(file)? else { return Ok(None) };
-    let mut set = CpuSet::default();
+    let mut cpus = CpuSet::default();
     for (nibble, digit) in text.chars().rev().filter(|&letter| letter != ',').enumerate() {
         let bits = digit.to_digit(16).filter(|_| nibble < CpuSet::LIMIT as usize / 4);
         let bits = bits.ok_or_else(|| invalid_file(file, &format!("'{text}'"), "a map such as 00000000,000000ff"))?;
-        (0..4).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| set.insert(4 * nibble as u32 + bit));
+        (0..4).filter(|bit| bits >> bit & 1 == 1).for_each(|bit| cpus.insert(4 * nibble as u32 + bit));
     }
-    Ok(Some(set))
+    Ok(Some(cpus))
 }
 
 fn read_first_cpu_list(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
@@ -405,9 +406,9 @@ fn read_first_cpu_list(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>
     Ok(None)
 }
 
-fn map_files(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
+fn read_first_cpu_map(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
     for name in file_names {
-        if let Some(set) = map_file(&dir.join(name))?.filter(|set| !set.is_empty()) {
+        if let Some(set) = read_cpu_map(&dir.join(name))?.filter(|set| !set.is_empty()) {
             return Ok(Some(set));
         }
     }

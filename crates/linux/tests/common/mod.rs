@@ -75,7 +75,7 @@ pub fn machine_that_can(
     let options = LiveOptions {
         rules: programs.iter().map(rule).collect(),
         cpusets: Vec::new(),
-        act,
+        should_act: act,
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand {
             program: "/bin/sh".into(),
@@ -91,9 +91,9 @@ pub fn machine_that_can(
         directory: Default::default(),
         starts: Default::default(),
         known_profiles: Default::default(),
-        acting: None,
-        stop: Arc::new(AtomicBool::new(false)),
-        wake: Arc::new(AtomicBool::new(false)),
+        actuation_lock: None,
+        stop_flag: Arc::new(AtomicBool::new(false)),
+        wake_flag: Arc::new(AtomicBool::new(false)),
     };
     let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
     LiveMachine::new(LinuxHost::new("/"), topology, capabilities, Vec::new(), options)

@@ -10,7 +10,7 @@ use super::{CacheGeometry, CacheSim, GeometryError, Replacement};
 pub struct CacheHierarchy {
     l1s: Vec<CacheSim>,
     llc: CacheSim,
-    missed: Vec<u64>,
+    missed_lines: Vec<u64>,
 }
 
 impl CacheHierarchy {
@@ -24,12 +24,12 @@ impl CacheHierarchy {
         l1: (CacheGeometry, Replacement),
         llc: (CacheGeometry, Replacement),
     ) -> Result<Self, GeometryError> {
-        let l1_of = |core: usize| match l1.1 {
+        let replacement_of_core = |core: usize| match l1.1 {
             Replacement::Random { seed } => Replacement::Random { seed: seed.wrapping_add(core as u64) },
-            other => other,
+            replacement => replacement,
         };
-        let l1s = (0..cores).map(|core| CacheSim::new(l1.0, l1_of(core))).collect::<Result<_, _>>()?;
-        Ok(CacheHierarchy { l1s, llc: CacheSim::new(llc.0, llc.1)?, missed: Vec::new() })
+        let l1s = (0..cores).map(|core| CacheSim::new(l1.0, replacement_of_core(core))).collect::<Result<_, _>>()?;
+        Ok(CacheHierarchy { l1s, llc: CacheSim::new(llc.0, llc.1)?, missed_lines: Vec::new() })
     }
 
     /// Simulates the next accesses of one core, as line addresses. Returns the number that missed in both levels.
@@ -39,9 +39,9 @@ impl CacheHierarchy {
     pub fn push(&mut self, core: usize, lines: &[u64]) -> u64 {
         let mut misses = 0;
         for chunk in lines.chunks(1 << 14) {
-            self.missed.clear();
-            self.l1s[core].push_collecting(chunk, &mut self.missed);
-            misses += self.llc.push(&self.missed);
+            self.missed_lines.clear();
+            self.l1s[core].push_collecting(chunk, &mut self.missed_lines);
+            misses += self.llc.push(&self.missed_lines);
         }
         misses
     }

@@ -46,8 +46,8 @@ impl CacheGeometry {
         let Ok(sets) = u32::try_from(u128::from(size_bytes) / row_bytes) else {
             return geometry_error("size_bytes", size_bytes, "fewer than 2^32 sets");
         };
-        let shape = CacheGeometry { sets, ways, slices };
-        shape.check().map(|()| shape)
+        let geometry = CacheGeometry { sets, ways, slices };
+        geometry.check().map(|()| geometry)
     }
 
     /// Builds the geometry of a fully associative cache.

@@ -13,11 +13,11 @@ pub(super) struct SetIndex {
     reciprocal: u64,
     /// Smallest line address for which the reciprocal may be inexact. The reciprocal errs by less than 1 in 2^64 /
     /// sets, so below this address the error of the quotient stays under 1 / sets.
-    exact_below: u64,
+    exact_limit: u64,
 }
 
 /// Number of lines that are looked up together.
-pub(super) const BATCH: usize = 128;
+pub(super) const BATCH_LINES: usize = 128;
 
 impl SetIndex {
     pub(super) fn new(sets: u32, slices: u32) -> Self {
@@ -27,7 +27,7 @@ impl SetIndex {
             slices: slices.into(),
             shift: sets.is_power_of_two().then(|| sets.trailing_zeros()),
             reciprocal: (u64::MAX / sets).wrapping_add(1),
-            exact_below: u64::MAX / sets,
+            exact_limit: u64::MAX / sets,
         }
     }
 
@@ -36,14 +36,14 @@ impl SetIndex {
     /// Sets are numbered consecutively through all slices, and a tag identifies a line within its set. The slice is the
     /// upper half of `scatter(line) * slices`.
     #[inline(always)]
-    pub(super) fn compute_places(&self, lines: &[u64], places: &mut SetTagBatch) -> u64 {
-        let (sets, tags) = (&mut places.sets[..lines.len()], &mut places.tags[..lines.len()]);
+    pub(super) fn compute_sets_and_tags(&self, lines: &[u64], sets_and_tags: &mut SetTagBatch) -> u64 {
+        let (sets, tags) = (&mut sets_and_tags.sets[..lines.len()], &mut sets_and_tags.tags[..lines.len()]);
         let places = sets.iter_mut().zip(tags.iter_mut()).zip(lines);
         if let Some(shift) = self.shift {
             for ((set, tag), &line) in places {
                 (*set, *tag) = ((line & (self.sets - 1)) as u32, line >> shift);
             }
-        } else if lines.iter().fold(0, |bits, line| bits | line) < self.exact_below {
+        } else if lines.iter().fold(0, |bits, line| bits | line) < self.exact_limit {
             for ((set, tag), &line) in places {
                 *tag = ((u128::from(line) * u128::from(self.reciprocal)) >> 64) as u64;
                 *set = (line - *tag * self.sets) as u32;
@@ -67,12 +67,12 @@ impl SetIndex {
 #[derive(Debug)]
 pub(super) struct SetTagBatch {
     /// Set of each line; 32 bits suffice, because a cache has fewer than 2^32 lines.
-    pub sets: [u32; BATCH],
-    pub tags: [u64; BATCH],
+    pub sets: [u32; BATCH_LINES],
+    pub tags: [u64; BATCH_LINES],
 }
 
 impl SetTagBatch {
     pub(super) fn new() -> Self {
-        SetTagBatch { sets: [0; BATCH], tags: [0; BATCH] }
+        SetTagBatch { sets: [0; BATCH_LINES], tags: [0; BATCH_LINES] }
     }
 }

@@ -68,13 +68,13 @@ impl PositionProfile {
 #[derive(Debug)]
 pub struct CacheSim {
     index: SetIndex,
-    sets: Sets,
+    sets: SetStore,
     accesses: u64,
     misses: u64,
 }
 
 #[derive(Debug)]
-enum Sets {
+enum SetStore {
     Lru(Lru),
     Random(RandomReplacement),
     TreePlru(TreePlru),
@@ -86,51 +86,51 @@ impl CacheSim {
     /// # Errors
     /// Returns an error if the geometry is invalid, or if tree-PLRU is requested with a number of ways that is not a
     /// power of two or is above 64.
-    pub fn new(shape: CacheGeometry, replacement: Replacement) -> Result<Self, GeometryError> {
-        CacheSim::with_simd(shape, replacement, Simd::detect_best())
+    pub fn new(geometry: CacheGeometry, replacement: Replacement) -> Result<Self, GeometryError> {
+        CacheSim::with_simd(geometry, replacement, Simd::detect_best())
     }
 
     /// Like [`Self::new`], but with the given vector instructions, which do not affect the result.
-    pub fn with_simd(shape: CacheGeometry, replacement: Replacement, simd: Simd) -> Result<Self, GeometryError> {
-        shape.check()?;
+    pub fn with_simd(geometry: CacheGeometry, replacement: Replacement, simd: Simd) -> Result<Self, GeometryError> {
+        geometry.check()?;
         // Each set takes 64 bytes in the narrow form; the wide form takes 8 bytes per tag.
-        if !can_allocate(shape.lines().saturating_mul(8).saturating_add(u64::from(shape.sets) * 64)) {
+        if !can_allocate(geometry.lines().saturating_mul(8).saturating_add(u64::from(geometry.sets) * 64)) {
             return Err(GeometryError {
                 field: "lines",
-                found: shape.lines(),
+                found: geometry.lines(),
                 expected: "as many as this host has memory for",
             });
         }
-        let (sets, ways) = (shape.sets as usize * shape.slices as usize, shape.ways as usize);
+        let (sets, ways) = (geometry.sets as usize * geometry.slices as usize, geometry.ways as usize);
         let sets = match replacement {
-            Replacement::Lru => Sets::Lru(Lru::new(sets, ways, simd)),
-            Replacement::Random { seed } => Sets::Random(RandomReplacement::new(sets, ways, seed)),
+            Replacement::Lru => SetStore::Lru(Lru::new(sets, ways, simd)),
+            Replacement::Random { seed } => SetStore::Random(RandomReplacement::new(sets, ways, seed)),
             Replacement::TreePlru => {
-                if !shape.ways.is_power_of_two() || shape.ways > 64 {
+                if !geometry.ways.is_power_of_two() || geometry.ways > 64 {
                     let expected = "a power of two up to 64 for tree-PLRU";
-                    return Err(GeometryError { field: "ways", found: shape.ways.into(), expected });
+                    return Err(GeometryError { field: "ways", found: geometry.ways.into(), expected });
                 }
-                Sets::TreePlru(TreePlru::new(sets, ways))
+                SetStore::TreePlru(TreePlru::new(sets, ways))
             }
         };
-        Ok(CacheSim { index: SetIndex::new(shape.sets, shape.slices), sets, accesses: 0, misses: 0 })
+        Ok(CacheSim { index: SetIndex::new(geometry.sets, geometry.slices), sets, accesses: 0, misses: 0 })
     }
 
     /// Simulates the next accesses, given as line addresses. Returns the number of misses.
     pub fn push(&mut self, lines: &[u64]) -> u64 {
-        self.run(lines, &mut |_| ())
+        self.simulate(lines, &mut |_| ())
     }
 
-    /// Like [`Self::push`]; also appends the lines that missed to `missed`, in order of access.
-    pub fn push_collecting(&mut self, lines: &[u64], missed: &mut Vec<u64>) -> u64 {
-        self.run(lines, &mut |line| missed.push(line))
+    /// Like [`Self::push`]; also appends the lines that missed to `missed_lines`, in order of access.
+    pub fn push_collecting(&mut self, lines: &[u64], missed_lines: &mut Vec<u64>) -> u64 {
+        self.simulate(lines, &mut |line| missed_lines.push(line))
     }
 
-    fn run(&mut self, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
+    fn simulate(&mut self, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
         let misses = match &mut self.sets {
-            Sets::Lru(lru) => lru.run(&self.index, lines, on_miss),
-            Sets::Random(random) => random.run(&self.index, lines, on_miss),
-            Sets::TreePlru(tree) => tree.run(&self.index, lines, on_miss),
+            SetStore::Lru(lru) => lru.simulate(&self.index, lines, on_miss),
+            SetStore::Random(random) => random.run(&self.index, lines, on_miss),
+            SetStore::TreePlru(tree) => tree.run(&self.index, lines, on_miss),
         };
         self.accesses += lines.len() as u64;
         self.misses += misses;
@@ -155,7 +155,7 @@ impl CacheSim {
     /// Returns hits by stack position; `None` unless the cache replaces by LRU.
     pub fn positions(&self) -> Option<PositionProfile> {
         match &self.sets {
-            Sets::Lru(lru) => Some(PositionProfile { hits: lru.hits(), misses: self.misses }),
+            SetStore::Lru(lru) => Some(PositionProfile { hits: lru.hits(), misses: self.misses }),
             _ => None,
         }
     }

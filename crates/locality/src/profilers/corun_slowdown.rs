@@ -37,17 +37,21 @@ impl Profiler for CoRunSlowdownProfiler {
             else {
                 continue;
             };
-            let stamp = |estimate| Fact::from_measurement(estimate, FactSource::Neighbor, observation.window);
-            let Some(((harm, sensitivity), profile)) = self.tasks.find_profile(*task, profiles) else { continue };
-            let relative_slowdown = |slow: f64, fast: f64| (fast > 0.0 && slow.is_finite()).then(|| slow / fast - 1.0);
-            if let Some(suffered) = relative_slowdown(*neighbor_beside_ns, *neighbor_alone_ns) {
-                harm.add(suffered);
-                profile.contention.neighbor_slowdown = harm.estimate().map(stamp);
+            let to_fact = |estimate| Fact::from_measurement(estimate, FactSource::Neighbor, observation.window);
+            let Some(((neighbor_slowdown, sensitivity), profile)) = self.tasks.find_profile(*task, profiles) else {
+                continue;
+            };
+            let relative_slowdown = |slow_rate: f64, fast_rate: f64| {
+                (fast_rate > 0.0 && slow_rate.is_finite()).then(|| slow_rate / fast_rate - 1.0)
+            };
+            if let Some(slowdown) = relative_slowdown(*neighbor_beside_ns, *neighbor_alone_ns) {
+                neighbor_slowdown.add(slowdown);
+                profile.contention.neighbor_slowdown = neighbor_slowdown.estimate().map(to_fact);
             }
             let rates = task_alone_rate.zip(*task_beside_rate);
-            if let Some(suffered) = rates.and_then(|(alone, beside)| relative_slowdown(alone, beside)) {
-                sensitivity.add(suffered);
-                profile.contention.sensitivity = sensitivity.estimate().map(stamp);
+            if let Some(slowdown) = rates.and_then(|(solo_rate, corun_rate)| relative_slowdown(solo_rate, corun_rate)) {
+                sensitivity.add(slowdown);
+                profile.contention.sensitivity = sensitivity.estimate().map(to_fact);
             }
         }
     }

@@ -21,7 +21,7 @@ pub struct CountersProfiler {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct RateState {
-    open: UnfoldedCounts,
+    pending_counts: UnfoldedCounts,
     misses_per_kilo_instr: RunningStats,
     read_bytes_per_kilo_instr: RunningStats,
     refs_per_mega_instr: RunningStats,
@@ -29,8 +29,8 @@ struct RateState {
     remote_stall_share: RunningStats,
 }
 
-/// Counts since the last reading that was added to the averages. An event is `None` if it was not counted in some
-/// window: a sum over the other windows, divided by the instructions of all windows, would be too low.
+/// Counts since the last reading that was added to the averages. An event that was not counted in some window is
+/// `None`, because a sum over the other windows would give too low a rate.
 #[derive(Clone, Copy, Debug)]
 struct UnfoldedCounts {
     instructions: f64,
@@ -43,28 +43,28 @@ struct UnfoldedCounts {
 
 impl Default for UnfoldedCounts {
     fn default() -> Self {
-        let none_yet = Some(0.0);
+        let zero_count = Some(0.0);
         UnfoldedCounts {
             instructions: 0.0,
-            cycles: none_yet,
-            references: none_yet,
-            misses: none_yet,
-            read_bytes: none_yet,
-            remote_stall_cycles: none_yet,
+            cycles: zero_count,
+            references: zero_count,
+            misses: zero_count,
+            read_bytes: zero_count,
+            remote_stall_cycles: zero_count,
         }
     }
 }
 
 impl UnfoldedCounts {
     fn add(&mut self, task: &TaskSample, level: CacheLevel, instructions: f64) {
-        let add =
+        let add_event =
             |sum: &mut Option<f64>, event| *sum = sum.zip(task.counts.get(event)).map(|(sum, addend)| sum + addend);
         self.instructions += instructions;
-        add(&mut self.cycles, CounterEvent::Cycles);
-        add(&mut self.references, CounterEvent::References(level));
-        add(&mut self.misses, CounterEvent::Misses(level));
-        add(&mut self.read_bytes, CounterEvent::MemoryReadBytes);
-        add(&mut self.remote_stall_cycles, CounterEvent::StallCycles(StallCause::RemoteCache));
+        add_event(&mut self.cycles, CounterEvent::Cycles);
+        add_event(&mut self.references, CounterEvent::References(level));
+        add_event(&mut self.misses, CounterEvent::Misses(level));
+        add_event(&mut self.read_bytes, CounterEvent::MemoryReadBytes);
+        add_event(&mut self.remote_stall_cycles, CounterEvent::StallCycles(StallCause::RemoteCache));
     }
 }
 
@@ -90,30 +90,32 @@ impl Profiler for CountersProfiler {
         for task in &observation.tasks {
             let Some(instructions) = task.counts.get(CounterEvent::Instructions) else { continue };
             let Some((state, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
-            state.open.add(task, self.level, instructions);
-            if state.open.instructions < self.min_instructions || state.open.instructions <= 0.0 {
+            state.pending_counts.add(task, self.level, instructions);
+            if state.pending_counts.instructions < self.min_instructions || state.pending_counts.instructions <= 0.0 {
                 continue;
             }
-            let open = std::mem::take(&mut state.open);
-            let cycles = open.cycles.filter(|&cycles| cycles > 0.0);
+            let pending_counts = std::mem::take(&mut state.pending_counts);
+            let cycles = pending_counts.cycles.filter(|&cycles| cycles > 0.0);
             let add_reading = |mean: &mut RunningStats, reading: Option<f64>| {
                 reading.iter().for_each(|&reading| mean.add(reading));
                 mean.estimate()
                     .map(|estimate| Fact::from_measurement(estimate, FactSource::Counters, observation.window))
             };
-            let per_instr = |count: Option<f64>, scale: f64| count.map(|count| scale * count / open.instructions);
+            let per_instr =
+                |count: Option<f64>, scale: f64| count.map(|count| scale * count / pending_counts.instructions);
             let rates = &mut profile.rates;
             rates.observed_misses_per_kilo_instr =
-                add_reading(&mut state.misses_per_kilo_instr, per_instr(open.misses, 1e3));
+                add_reading(&mut state.misses_per_kilo_instr, per_instr(pending_counts.misses, 1e3));
             rates.observed_read_bytes_per_kilo_instr =
-                add_reading(&mut state.read_bytes_per_kilo_instr, per_instr(open.read_bytes, 1e3));
-            let instr_per_cycle = cycles.map(|cycles| open.instructions / cycles);
+                add_reading(&mut state.read_bytes_per_kilo_instr, per_instr(pending_counts.read_bytes, 1e3));
+            let instr_per_cycle = cycles.map(|cycles| pending_counts.instructions / cycles);
             rates.observed_instr_per_cycle = add_reading(&mut state.instr_per_cycle, instr_per_cycle);
-            if let Some(refs) = add_reading(&mut state.refs_per_mega_instr, per_instr(open.references, 1e6)) {
+            if let Some(refs) = add_reading(&mut state.refs_per_mega_instr, per_instr(pending_counts.references, 1e6)) {
                 rates.llc_refs_per_mega_instr = Some(refs);
             }
-            let stalled = open.remote_stall_cycles.zip(cycles).map(|(stalled, cycles)| stalled / cycles);
-            if let Some(share) = add_reading(&mut state.remote_stall_share, stalled) {
+            let remote_stall_share =
+                pending_counts.remote_stall_cycles.zip(cycles).map(|(stalled, cycles)| stalled / cycles);
+            if let Some(share) = add_reading(&mut state.remote_stall_share, remote_stall_share) {
                 rates.remote_stall_share = Some(share);
             }
         }

@@ -93,7 +93,7 @@ pub(crate) fn probe_evidence(observation: &Observation) -> impl Iterator<Item = 
     observation.probe_results.iter().map(|answer| &answer.evidence)
 }
 
-pub(crate) fn task_sample(observation: &Observation, task: TaskId) -> Option<&TaskSample> {
+pub(crate) fn find_sample(observation: &Observation, task: TaskId) -> Option<&TaskSample> {
     observation.tasks.iter().find(|sample| sample.task == task)
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn task_sample(observation: &Observation, task: TaskId) -> Option<&Ta
 pub(crate) struct RunningStats {
     count: f64,
     mean: f64,
-    squares: f64,
+    squared_deviations: f64,
 }
 
 impl RunningStats {
@@ -110,7 +110,7 @@ impl RunningStats {
         self.count += 1.0;
         let deviation = reading - self.mean;
         self.mean += deviation / self.count;
-        self.squares += deviation * (reading - self.mean);
+        self.squared_deviations += deviation * (reading - self.mean);
     }
 
     /// Returns the mean with an interval of two standard errors on either side; `None` without a reading. The spread of
@@ -122,14 +122,17 @@ impl RunningStats {
         let error = if self.count < 2.0 {
             self.mean.abs()
         } else {
-            2.0 * (self.squares / (self.count - 1.0) / self.count).sqrt()
+            2.0 * (self.squared_deviations / (self.count - 1.0) / self.count).sqrt()
         };
         Some(Estimate { value: self.mean, low: self.mean - error, high: self.mean + error })
     }
 }
 
 /// Returns the shares in force that contain a task.
-pub(crate) fn shares_of<'a>(observation: &'a Observation, task: &TaskSample) -> impl Iterator<Item = &'a CacheShare> {
+pub(crate) fn shares_with_task<'a>(
+    observation: &'a Observation,
+    task: &TaskSample,
+) -> impl Iterator<Item = &'a CacheShare> {
     let (process, task) = (task.process, task.task);
     observation.applied.shares.iter().map(|active_share| &active_share.share).filter(move |share| {
         share.members.iter().any(|member| match member {
@@ -145,7 +148,7 @@ pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &
     let bytes_of_units = |units: u32, total_units: u32| {
         cache.size_bytes * u64::from(units.min(total_units)) / u64::from(total_units.max(1))
     };
-    match shares_of(observation, task).next().map(|share| &share.units) {
+    match shares_with_task(observation, task).next().map(|share| &share.units) {
         Some(Units::Colors { allowed, .. }) => bytes_of_units(allowed.count(), cache.colors),
         Some(Units::Ways { mask }) => bytes_of_units(mask.count(), cache.ways),
         None => cache.size_bytes,
@@ -159,18 +162,22 @@ pub(crate) fn active_tasks(observation: &Observation) -> Vec<&TaskSample> {
 
 /// Returns whether, as far as is known, no other task fills the ways or colors that this task may use. This requires
 /// that all other tasks that ran are in other shares.
-pub(crate) fn has_exclusive_units(observation: &Observation, active: &[&TaskSample], task: &TaskSample) -> bool {
-    let share_of = |task: &TaskSample| {
+pub(crate) fn has_exclusive_units(
+    observation: &Observation,
+    active_samples: &[&TaskSample],
+    task: &TaskSample,
+) -> bool {
+    let share_index_of = |task: &TaskSample| {
         let is_member = |member: &ShareMember| match member {
             ShareMember::Process(process) => *process == task.process,
             ShareMember::Task(member) => *member == task.task,
         };
         observation.applied.shares.iter().position(|active_share| active_share.share.members.iter().any(is_member))
     };
-    let own_share = share_of(task);
-    let other_tasks = active.iter().filter(|active_task| active_task.process != task.process);
+    let own_share = share_index_of(task);
+    let other_tasks = active_samples.iter().filter(|active_task| active_task.process != task.process);
     other_tasks.copied().all(|active_task| {
-        own_share.is_some() && share_of(active_task).is_some_and(|other_share| Some(other_share) != own_share)
+        own_share.is_some() && share_index_of(active_task).is_some_and(|other_share| Some(other_share) != own_share)
     })
 }
 

@@ -30,7 +30,7 @@ pub struct PcmrProfiler {
     parameters: CoRunRowParameters,
     /// Readings of each row, by its members in order of id, with the last probe that measured them.
     rows: BTreeMap<Vec<TaskId>, (ProbeId, WeightedStats)>,
-    newcomers: PerTask<WeightedStats>,
+    newcomer_stats: PerTask<WeightedStats>,
     own_counts: PerTask<OwnCounts>,
     phases: BTreeMap<TaskId, u32>,
     /// Number of the current window.
@@ -40,28 +40,28 @@ pub struct PcmrProfiler {
 /// Mean and variance of interval readings, weighted by interval length.
 #[derive(Clone, Copy, Debug, Default)]
 struct WeightedStats {
-    ns: f64,
-    sum: f64,
-    squares: f64,
+    total_ns: f64,
+    weighted_sum: f64,
+    weighted_square_sum: f64,
     /// Σ length², from which the equivalent number of equal intervals follows.
-    ns_squares: f64,
+    ns_square_sum: f64,
 }
 
 impl WeightedStats {
     fn add(&mut self, value: f64, ns: f64) {
-        self.ns += ns;
-        self.sum += ns * value;
-        self.squares += ns * value * value;
-        self.ns_squares += ns * ns;
+        self.total_ns += ns;
+        self.weighted_sum += ns * value;
+        self.weighted_square_sum += ns * value * value;
+        self.ns_square_sum += ns * ns;
     }
     fn mean(&self) -> f64 {
-        self.sum / self.ns
+        self.weighted_sum / self.total_ns
     }
     /// Returns the variance of the mean; 0 for a single interval.
     fn variance(&self) -> f64 {
-        let spread = (self.squares / self.ns - self.mean() * self.mean()).max(0.0);
-        let share = self.ns_squares / (self.ns * self.ns);
-        if share >= 1.0 { 0.0 } else { spread * share / (1.0 - share) }
+        let value_variance = (self.weighted_square_sum / self.total_ns - self.mean() * self.mean()).max(0.0);
+        let largest_weight = self.ns_square_sum / (self.total_ns * self.total_ns);
+        if largest_weight >= 1.0 { 0.0 } else { value_variance * largest_weight / (1.0 - largest_weight) }
     }
 }
 
@@ -87,7 +87,7 @@ impl PcmrProfiler {
             level,
             parameters,
             rows: BTreeMap::new(),
-            newcomers: PerTask::default(),
+            newcomer_stats: PerTask::default(),
             own_counts: PerTask::default(),
             phases: BTreeMap::new(),
             window: 0,
@@ -101,12 +101,12 @@ impl PcmrProfiler {
         let misses = interval.cache_counts.get(CounterEvent::Misses(self.level))?;
         let references =
             interval.cache_counts.get(CounterEvent::References(self.level)).filter(|&count| count > 0.0)?;
-        let long_enough = ns >= self.parameters.min_interval_ns * self.parameters.scale && ns > 0.0;
-        long_enough.then_some((100.0 * misses / references, ns))
+        let is_long_enough = ns >= self.parameters.min_interval_ns * self.parameters.scale && ns > 0.0;
+        is_long_enough.then_some((100.0 * misses / references, ns))
     }
 
     /// Drops rows whose tasks have since changed phase or exited.
-    fn forget_old_rows(&mut self, profiles: &Profiles) {
+    fn drop_stale_rows(&mut self, profiles: &Profiles) {
         let phases = &self.phases;
         self.rows.retain(|members, _| {
             members
@@ -117,7 +117,7 @@ impl PcmrProfiler {
     }
 
     /// Adds the members' own counts. Returns `false` if the machine did not count every member separately.
-    fn add_own(&mut self, interval: &RowInterval, probe: ProbeId, ns: f64, profiles: &mut Profiles) -> bool {
+    fn add_member_counts(&mut self, interval: &RowInterval, probe: ProbeId, ns: f64, profiles: &mut Profiles) -> bool {
         let misses_and_references = |counts: &cachemate_core::EventCounts| {
             Some((counts.get(CounterEvent::Misses(self.level))?, counts.get(CounterEvent::References(self.level))?))
         };
@@ -128,26 +128,26 @@ impl PcmrProfiler {
         };
         let min_ns = self.parameters.min_total_ns * self.parameters.scale;
         for (&task, (misses, references)) in interval.tasks.iter().zip(member_counts) {
-            let Some((own, profile)) = self.own_counts.find_profile(task, profiles) else { continue };
-            if own.probe != Some(probe) {
-                *own = OwnCounts { probe: Some(probe), ..OwnCounts::default() };
+            let Some((own_counts, profile)) = self.own_counts.find_profile(task, profiles) else { continue };
+            if own_counts.probe != Some(probe) {
+                *own_counts = OwnCounts { probe: Some(probe), ..OwnCounts::default() };
             }
             if references > 0.0 {
-                own.misses += misses;
-                own.references += references;
-                own.ratios.add(100.0 * misses / references, ns);
+                own_counts.misses += misses;
+                own_counts.references += references;
+                own_counts.ratios.add(100.0 * misses / references, ns);
             }
-            if own.ratios.ns >= min_ns {
-                let rate = 100.0 * own.misses / own.references;
-                profile.rates.pcmr = Some(rate_fact(rate, own.ratios.variance(), self.window));
+            if own_counts.ratios.total_ns >= min_ns {
+                let rate = 100.0 * own_counts.misses / own_counts.references;
+                profile.rates.pcmr = Some(rate_fact(rate, own_counts.ratios.variance(), self.window));
             }
         }
         true
     }
 
-    fn add(&mut self, interval: &RowInterval, probe: ProbeId, profiles: &mut Profiles) {
+    fn add_interval(&mut self, interval: &RowInterval, probe: ProbeId, profiles: &mut Profiles) {
         let Some((rate, ns)) = self.miss_rate_and_weight(interval) else { return };
-        if self.parameters.uses_task_counts && self.add_own(interval, probe, ns, profiles) {
+        if self.parameters.uses_task_counts && self.add_member_counts(interval, probe, ns, profiles) {
             return;
         }
         let mut members = interval.tasks.clone();
@@ -161,10 +161,10 @@ impl PcmrProfiler {
             Some(&newcomer) if known_pcmrs.len() + 1 == members.len() && !known_pcmrs.is_empty() => {
                 let value = members.len() as f64 * rate - known_pcmrs.iter().sum::<f64>();
                 let min_ns = self.parameters.min_total_ns * self.parameters.scale;
-                if let Some((sum, profile)) = self.newcomers.find_profile(newcomer, profiles) {
-                    sum.add(value, ns);
-                    if sum.ns >= min_ns {
-                        profile.rates.pcmr = Some(rate_fact(sum.mean(), sum.variance(), self.window));
+                if let Some((stats, profile)) = self.newcomer_stats.find_profile(newcomer, profiles) {
+                    stats.add(value, ns);
+                    if stats.total_ns >= min_ns {
+                        profile.rates.pcmr = Some(rate_fact(stats.mean(), stats.variance(), self.window));
                     }
                 }
             }
@@ -180,10 +180,10 @@ impl PcmrProfiler {
 
     /// Solves the initial measurement for each set of threads whose rows are complete, if one of the threads has no
     /// PCMR or the last probe measured all rows.
-    fn solve(&self, last: Option<ProbeId>, profiles: &mut Profiles) {
+    fn solve_complete_groups(&self, last_probe: Option<ProbeId>, profiles: &mut Profiles) {
         let min_ns = self.parameters.min_total_ns * self.parameters.scale;
-        let settled_row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= min_ns);
-        for (members, _) in self.rows.iter().filter(|(_, row)| row.1.ns >= min_ns) {
+        let complete_row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.total_ns >= min_ns);
+        for (members, _) in self.rows.iter().filter(|(_, row)| row.1.total_ns >= min_ns) {
             let other_tasks: Vec<TaskId> = profiles.keys().filter(|task| !members.contains(task)).copied().collect();
             for added_task in other_tasks {
                 let mut group = members.clone();
@@ -193,11 +193,11 @@ impl PcmrProfiler {
                     group.iter().filter(|task| *task != left_out).copied().collect()
                 };
                 let rows: Option<Vec<&(ProbeId, WeightedStats)>> =
-                    group.iter().map(|task| settled_row(&group_without(task))).collect();
-                let unknown =
+                    group.iter().map(|task| complete_row(&group_without(task))).collect();
+                let has_unknown_pcmr =
                     group.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
                 let Some(rows) = rows else { continue };
-                if unknown || rows.iter().all(|(probe, _)| Some(*probe) == last) {
+                if has_unknown_pcmr || rows.iter().all(|(probe, _)| Some(*probe) == last_probe) {
                     solve_members(&group, &rows.iter().map(|(_, row)| row).collect::<Vec<_>>(), self.window, profiles);
                 }
             }
@@ -208,12 +208,12 @@ impl PcmrProfiler {
 /// Applies the closed form to one group; `rows[i]` is the group without its member i.
 fn solve_members(group: &[TaskId], rows: &[&WeightedStats], window: u64, profiles: &mut Profiles) {
     let co_runner_count = (group.len() - 1) as f64;
-    let rates: f64 = rows.iter().map(|row| row.mean()).sum();
-    let variances: f64 = rows.iter().map(|row| row.variance()).sum();
+    let rate_sum: f64 = rows.iter().map(|row| row.mean()).sum();
+    let variance_sum: f64 = rows.iter().map(|row| row.variance()).sum();
     for (task, row) in group.iter().zip(rows) {
         if let Some(profile) = profiles.get_mut(task) {
-            let variance = variances + ((co_runner_count - 1.0) * (co_runner_count - 1.0) - 1.0) * row.variance();
-            profile.rates.pcmr = Some(rate_fact(rates - co_runner_count * row.mean(), variance, window));
+            let variance = variance_sum + ((co_runner_count - 1.0) * (co_runner_count - 1.0) - 1.0) * row.variance();
+            profile.rates.pcmr = Some(rate_fact(rate_sum - co_runner_count * row.mean(), variance, window));
         }
     }
 }
@@ -227,17 +227,17 @@ impl Profiler for PcmrProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.window = observation.window;
-        self.newcomers.retain_current(observation, profiles);
+        self.newcomer_stats.retain_current(observation, profiles);
         self.own_counts.retain_current(observation, profiles);
-        self.forget_old_rows(profiles);
-        let mut last = None;
+        self.drop_stale_rows(profiles);
+        let mut last_probe = None;
         for answer in &observation.probe_results {
             if let ProbeEvidence::Rows(intervals) = &answer.evidence {
-                intervals.iter().for_each(|interval| self.add(interval, answer.probe, profiles));
-                last = Some(answer.probe);
+                intervals.iter().for_each(|interval| self.add_interval(interval, answer.probe, profiles));
+                last_probe = Some(answer.probe);
             }
         }
-        self.solve(last, profiles);
+        self.solve_complete_groups(last_probe, profiles);
     }
 }
 

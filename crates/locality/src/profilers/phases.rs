@@ -36,8 +36,8 @@ pub struct PhaseProfiler {
     parameters: PhaseParameters,
     interval_instructions: f64,
     tasks: PerTask<PhaseState>,
-    /// Plan in force in the preceding window, to detect a change of allocation.
-    previous_state: Option<AppliedPlan>,
+    /// The plan in force in the preceding window, by which a change of allocation is detected.
+    previous_plan: Option<AppliedPlan>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -47,29 +47,30 @@ struct PhaseState {
     /// References of the contended cache and misses of the two first-level caches; each is `None` if it was not counted
     /// throughout the interval.
     incoming_counts: [Option<f64>; 3],
-    by_miss_rate: Option<PhaseDetector>,
-    by_incoming_rate: Option<PhaseDetector>,
-    by_signature: Option<PhaseDetector>,
+    miss_rate_detector: Option<PhaseDetector>,
+    incoming_detector: Option<PhaseDetector>,
+    signature_detector: Option<PhaseDetector>,
     /// Cycles that do not wait for memory; `None` if one of the counts was missing in the interval.
-    own_cycles: Option<f64>,
+    busy_cycles: Option<f64>,
     kinds: PhaseKinds,
     kind: Option<u32>,
     /// Number of successive intervals whose incoming accesses lie outside the range of the current kind.
-    outside: usize,
+    outside_intervals: usize,
     /// Signals (miss rate, incoming accesses) that reported the last change, and the number of further intervals within
     /// which a report by the other signal is the same change.
-    reported: ([bool; 2], usize),
+    last_report: ([bool; 2], usize),
 }
 
 impl PhaseState {
     /// Records the reports of one interval, and returns whether they signal a change that has not been reported yet.
-    fn is_new_change(&mut self, reports: [bool; 2], history: usize) -> bool {
-        let (signals_before, left_before) = self.reported;
+    fn record_reports(&mut self, reports: [bool; 2], history: usize) -> bool {
+        let (last_signals, remaining_intervals) = self.last_report;
         let is_reported = reports[0] || reports[1];
-        let is_repeated = (reports[0] && signals_before[0]) || (reports[1] && signals_before[1]);
-        let is_news = is_reported && (left_before == 0 || is_repeated);
-        self.reported = if is_news { (reports, history) } else { (signals_before, left_before.saturating_sub(1)) };
-        is_news
+        let is_repeated = (reports[0] && last_signals[0]) || (reports[1] && last_signals[1]);
+        let is_new_change = is_reported && (remaining_intervals == 0 || is_repeated);
+        self.last_report =
+            if is_new_change { (reports, history) } else { (last_signals, remaining_intervals.saturating_sub(1)) };
+        is_new_change
     }
 }
 
@@ -80,81 +81,85 @@ impl PhaseProfiler {
     /// The thesis uses 10^9 instructions. Windows are not split, so the machine's windows should not be much longer
     /// than an interval.
     pub fn new(level: CacheLevel, parameters: PhaseParameters, interval_instructions: f64) -> Self {
-        PhaseProfiler { level, parameters, interval_instructions, tasks: PerTask::default(), previous_state: None }
+        PhaseProfiler { level, parameters, interval_instructions, tasks: PerTask::default(), previous_plan: None }
     }
 
-    /// Returns whether placements or shares have changed since the last window.
-    fn allocation_changed(&mut self, now: &AppliedPlan) -> bool {
+    /// Records the plan in force. Returns whether placements, gangs or shares have changed since the last window.
+    fn update_allocation(&mut self, now: &AppliedPlan) -> bool {
         let shares_in_force = |applied: &AppliedPlan| {
             applied.shares.iter().map(|active_share| active_share.share.clone()).collect::<Vec<_>>()
         };
-        let is_unchanged = self.previous_state.as_ref().is_none_or(|previous_state| {
+        let is_unchanged = self.previous_plan.as_ref().is_none_or(|previous_state| {
             previous_state.affinity == now.affinity
                 && previous_state.gangs == now.gangs
                 && shares_in_force(previous_state) == shares_in_force(now)
         });
-        self.previous_state = Some(now.clone());
+        self.previous_plan = Some(now.clone());
         !is_unchanged
     }
 
-    /// Adds a window, and returns whether it completes an interval that differs from its predecessors.
-    fn interval_changed(&self, state: &mut PhaseState, counts: &EventCounts, allocation_changed: bool) -> bool {
+    /// Adds a window. Returns whether it completes an interval that reveals a change of phase.
+    fn add_window(&self, state: &mut PhaseState, counts: &EventCounts, has_allocation_changed: bool) -> bool {
         let misses_and_instructions =
             counts.get(CounterEvent::Misses(self.level)).zip(counts.get(CounterEvent::Instructions));
         let Some((misses, instructions)) = misses_and_instructions else { return false };
-        let by_miss_rate = state.by_miss_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
-        if allocation_changed {
-            by_miss_rate.forget();
+        let miss_rate_detector = state.miss_rate_detector.get_or_insert_with(|| PhaseDetector::new(self.parameters));
+        if has_allocation_changed {
+            miss_rate_detector.clear_history();
             (state.instructions, state.misses) = (0.0, 0.0);
         }
         if state.instructions == 0.0 {
-            (state.incoming_counts, state.own_cycles) = ([Some(0.0); 3], Some(0.0));
+            (state.incoming_counts, state.busy_cycles) = ([Some(0.0); 3], Some(0.0));
         }
         state.instructions += instructions;
         state.misses += misses;
-        let incoming_counts = self.next_level_rates(counts);
+        let incoming_counts = self.count_incoming_accesses(counts);
         state.incoming_counts = [0, 1, 2]
             .map(|index| state.incoming_counts[index].zip(incoming_counts[index]).map(|(sum, addend)| sum + addend));
-        state.own_cycles = state.own_cycles.zip(compute_cycles(counts)).map(|(sum, addend)| sum + addend);
+        state.busy_cycles = state.busy_cycles.zip(cycles_without_waits(counts)).map(|(sum, addend)| sum + addend);
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
             return false;
         }
-        let per_kilo = 1000.0 / state.instructions;
-        let rate = [state.misses * per_kilo];
-        let by_rate = by_miss_rate.push(&rate);
+        let per_kilo_instr = 1000.0 / state.instructions;
+        let rate = [state.misses * per_kilo_instr];
+        let rate_event = miss_rate_detector.push(&rate);
         // Without references, the signal of incoming accesses is absent.
-        let comes: Option<Vec<f64>> = state.incoming_counts[0]
-            .map(|_| state.incoming_counts.iter().flatten().map(|sum| sum * per_kilo).collect());
-        let by_what_comes = comes.as_ref().map(|signal| {
-            let detector = state.by_incoming_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
+        let incoming_signal: Option<Vec<f64>> = state.incoming_counts[0]
+            .map(|_| state.incoming_counts.iter().flatten().map(|sum| sum * per_kilo_instr).collect());
+        let incoming_event = incoming_signal.as_ref().map(|signal| {
+            let detector = state.incoming_detector.get_or_insert_with(|| PhaseDetector::new(self.parameters));
             detector.push(signal)
         });
         (state.instructions, state.misses) = (0.0, 0.0);
         let is_settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
         let is_change = |event| matches!(event, PhaseEvent::Changed { .. });
-        let has_left = state.kind.zip(comes.as_ref()).is_some_and(|(kind, signal)| {
+        let is_outside_range = state.kind.zip(incoming_signal.as_ref()).is_some_and(|(kind, signal)| {
             let minimum = self.parameters.threshold * self.parameters.edge_share;
             state.kinds.is_outside(kind, signal, minimum)
         });
-        state.outside = if has_left { state.outside + 1 } else { 0 };
-        let reports = [is_change(by_rate), by_what_comes.is_some_and(is_change) || state.outside == OUTSIDE_INTERVALS];
-        let is_news = state.is_new_change(reports, self.parameters.history);
-        if is_news {
+        state.outside_intervals = if is_outside_range { state.outside_intervals + 1 } else { 0 };
+        let reports = [
+            is_change(rate_event),
+            incoming_event.is_some_and(is_change) || state.outside_intervals == OUTSIDE_INTERVALS,
+        ];
+        let is_new_change = state.record_reports(reports, self.parameters.history);
+        if is_new_change {
             state.kind = None;
-        } else if by_what_comes.map_or(is_settled(by_rate), is_settled) {
-            let own_cycles = state.own_cycles.map(|cycles| cycles * per_kilo);
-            let signal: Vec<f64> = comes.map_or(rate.to_vec(), |comes| comes.into_iter().chain(own_cycles).collect());
+        } else if incoming_event.map_or(is_settled(rate_event), is_settled) {
+            let own_cycles = state.busy_cycles.map(|cycles| cycles * per_kilo_instr);
+            let signal: Vec<f64> =
+                incoming_signal.map_or(rate.to_vec(), |comes| comes.into_iter().chain(own_cycles).collect());
             match state.kind {
-                Some(kind) if !has_left => state.kinds.add(kind, &signal),
+                Some(kind) if !is_outside_range => state.kinds.add(kind, &signal),
                 Some(_) => {}
-                None => state.kind = state.kinds.kind_of(&signal),
+                None => state.kind = state.kinds.find_or_create_kind(&signal),
             }
         }
-        is_news
+        is_new_change
     }
 
-    /// Returns the rates of the accesses that reach the cache, which its allocation does not change.
-    fn next_level_rates(&self, counts: &EventCounts) -> [Option<f64>; 3] {
+    /// Returns the counts of the accesses that reach the cache, which its allocation does not change.
+    fn count_incoming_accesses(&self, counts: &EventCounts) -> [Option<f64>; 3] {
         let misses_at = |level| counts.get(CounterEvent::Misses(level));
         [
             counts.get(CounterEvent::References(self.level)),
@@ -165,11 +170,12 @@ impl PhaseProfiler {
 }
 
 /// Returns the cycles minus those that wait for memory or for other caches; `None` if one of these was not counted.
-fn compute_cycles(counts: &EventCounts) -> Option<f64> {
+fn cycles_without_waits(counts: &EventCounts) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue, StallCause::RemoteCache];
-    let waits: Vec<f64> = causes.into_iter().filter_map(|cause| counts.get(CounterEvent::StallCycles(cause))).collect();
-    (!waits.is_empty()).then_some(())?;
-    Some((counts.get(CounterEvent::Cycles)? - waits.iter().sum::<f64>()).max(0.0))
+    let wait_cycles: Vec<f64> =
+        causes.into_iter().filter_map(|cause| counts.get(CounterEvent::StallCycles(cause))).collect();
+    (!wait_cycles.is_empty()).then_some(())?;
+    Some((counts.get(CounterEvent::Cycles)? - wait_cycles.iter().sum::<f64>()).max(0.0))
 }
 
 impl Profiler for PhaseProfiler {
@@ -181,14 +187,14 @@ impl Profiler for PhaseProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
-        let allocation_changed = self.allocation_changed(&observation.applied);
+        let has_allocation_changed = self.update_allocation(&observation.applied);
         let mut changed_tasks: Vec<TaskId> = Vec::new();
         // `retain_current` would drop this state at the end of a phase, although the state is what detects that end.
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.states.retain(|task, _| profiles.contains_key(task));
         for task in &observation.tasks {
             let Some((state, _)) = tasks.find_profile(task.task, profiles) else { continue };
-            if self.interval_changed(state, &task.counts, allocation_changed) {
+            if self.add_window(state, &task.counts, has_allocation_changed) {
                 changed_tasks.push(task.task);
             }
         }
@@ -198,7 +204,7 @@ impl Profiler for PhaseProfiler {
             let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
             let times = ReuseTimes::from_samples(samples, None);
             let Some(signature) = locality_signature(&times, refs.value / 1000.0) else { continue };
-            let detector = state.by_signature.get_or_insert_with(|| PhaseDetector::new(self.parameters));
+            let detector = state.signature_detector.get_or_insert_with(|| PhaseDetector::new(self.parameters));
             if matches!(detector.push(&signature), PhaseEvent::Changed { .. }) {
                 state.kind = None;
                 changed_tasks.push(*task);

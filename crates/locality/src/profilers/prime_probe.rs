@@ -17,7 +17,7 @@ use super::{PerTask, RunningStats, probe_evidence};
 #[derive(Clone, Debug)]
 pub struct PrimeProbeProfiler {
     /// Ping-pong round trips shorter than this are within one cache.
-    pub shared_below_ns: f64,
+    pub max_shared_ns: f64,
     tasks: PerTask<EvictedShares>,
 }
 
@@ -32,19 +32,19 @@ struct EvictedShares {
 /// Minimum number of samples on either side for an intensity.
 pub const MIN_EVICTED_SAMPLES: usize = 4;
 /// Number of samples kept; older ones are dropped.
-const REMEMBERED: usize = 200;
+const MAX_SAMPLES: usize = 200;
 
 impl Default for PrimeProbeProfiler {
     fn default() -> Self {
-        PrimeProbeProfiler { shared_below_ns: 160.0, tasks: PerTask::default() }
+        PrimeProbeProfiler { max_shared_ns: 160.0, tasks: PerTask::default() }
     }
 }
 
 impl PrimeProbeProfiler {
     fn is_counted(&self, sample: &PrimeProbeSample) -> bool {
-        let is_near =
-            |(ns_before, ns_after): (f64, f64)| ns_before < self.shared_below_ns && ns_after < self.shared_below_ns;
-        sample.reloads > 0 && sample.round_trips_ns.is_some_and(is_near)
+        let is_shared =
+            |(ns_before, ns_after): (f64, f64)| ns_before < self.max_shared_ns && ns_after < self.max_shared_ns;
+        sample.reloads > 0 && sample.round_trips_ns.is_some_and(is_shared)
     }
 }
 
@@ -66,7 +66,7 @@ impl Profiler for PrimeProbeProfiler {
                 let share = f64::from(sample.evicted) / f64::from(sample.reloads);
                 let side = if sample.target_running { &mut shares.running_shares } else { &mut shares.idle_shares };
                 side.push(share);
-                if side.len() > REMEMBERED {
+                if side.len() > MAX_SAMPLES {
                     side.remove(0);
                 }
             }
@@ -95,11 +95,14 @@ fn estimate_difference(running_shares: &[f64], idle_shares: &[f64]) -> Option<Es
 /// Returns the 20 % trimmed mean, which omits the lowest and the highest fifth of the values; `None` if there are too
 /// few.
 fn trimmed_estimate(values: &[f64]) -> Option<Estimate> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let trimmed_count = sorted.len() / 5;
+    let mut sorted_values = values.to_vec();
+    sorted_values.sort_by(f64::total_cmp);
+    let trimmed_per_side = sorted_values.len() / 5;
     let mut mean = RunningStats::default();
-    sorted.get(trimmed_count..sorted.len() - trimmed_count)?.iter().for_each(|value| mean.add(*value));
+    sorted_values
+        .get(trimmed_per_side..sorted_values.len() - trimmed_per_side)?
+        .iter()
+        .for_each(|value| mean.add(*value));
     mean.estimate()
 }
 

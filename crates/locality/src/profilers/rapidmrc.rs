@@ -6,7 +6,7 @@ use cachemate_core::{
     Profiler, Profiles, TracedCache,
 };
 
-use super::{active_tasks, has_exclusive_units, probe_evidence, retain_live, share_bytes, task_sample};
+use super::{active_tasks, find_sample, has_exclusive_units, probe_evidence, retain_live, share_bytes};
 use crate::curve::MissRateCurve;
 use crate::rapidmrc::{LogCounts, MissLog, Warmup, WayGeometry, survival_curve_with_reach, trace_curve};
 
@@ -24,7 +24,7 @@ pub enum CurveForm {
         /// The part of the log that only fills the stack.
         warmup: Warmup,
         /// Whether runs of equal values are converted to ascending lines (thesis 5.3.1).
-        correct_repeats: bool,
+        corrects_repeats: bool,
     },
 }
 
@@ -34,27 +34,27 @@ pub struct RapidMrcProfiler {
     cache: TracedCache,
     form: CurveForm,
     /// Half-width of the interval of every point: the mean distance of this form's curves from the true ones.
-    plus_minus: f64,
+    half_width: f64,
 }
 
 impl RapidMrcProfiler {
     /// Builds a profiler with the recommended form, whose curves are accurate to half a miss per thousand instructions
     /// (RM-1).
     pub fn new(cache: TracedCache) -> Self {
-        RapidMrcProfiler { cache, form: CurveForm::Survival, plus_minus: 0.5 }
+        RapidMrcProfiler { cache, form: CurveForm::Survival, half_width: 0.5 }
     }
 
     /// Builds a profiler with the thesis's settings: automatic warm-up, repeats corrected, curves accurate to 1.02
     /// misses per thousand instructions.
     pub fn with_thesis_defaults(cache: TracedCache) -> Self {
-        let form = CurveForm::Thesis { warmup: Warmup::Automatic, correct_repeats: true };
-        RapidMrcProfiler { cache, form, plus_minus: 1.02 }
+        let form = CurveForm::Thesis { warmup: Warmup::Automatic, corrects_repeats: true };
+        RapidMrcProfiler { cache, form, half_width: 1.02 }
     }
 
     /// Selects another form of curve, for studies of the settings (RM-2, RM-3) and for hardware whose log contains no
     /// repeats.
-    pub fn with_form(self, form: CurveForm, plus_minus: f64) -> Self {
-        RapidMrcProfiler { form, plus_minus, ..self }
+    pub fn with_form(self, form: CurveForm, half_width: f64) -> Self {
+        RapidMrcProfiler { form, half_width, ..self }
     }
 
     /// Returns the sets of a cache that is partitioned by ways. A partition by colors has all ways, so that conflicts in
@@ -82,28 +82,28 @@ impl RapidMrcProfiler {
                 let geometry = self.way_geometry(trace.line_bytes.max(1)).filter(|_| space == AddressKind::Virtual);
                 survival_curve_with_reach(trace, log_counts, &sizes, geometry)
             }
-            CurveForm::Thesis { warmup, correct_repeats } => {
-                let lines = data_only(trace);
+            CurveForm::Thesis { warmup, corrects_repeats: correct_repeats } => {
+                let lines = data_entries(trace);
                 let curve =
                     trace_curve(&MissLog { lines: &lines, code: &[], ..*trace }, &sizes, warmup, correct_repeats)?;
-                let shifted = log_counts.point.and_then(|(size, rate)| curve.shift_through(size, rate));
-                Some((shifted.map_or(curve, |(shifted, _)| shifted), self.cache.size_bytes))
+                let shifted_curve = log_counts.measured_point.and_then(|(size, rate)| curve.shift_through(size, rate));
+                Some((shifted_curve.map_or(curve, |(shifted, _)| shifted), self.cache.size_bytes))
             }
         }
     }
 }
 
 /// Returns the entries that the thesis's log, which records only data accesses, would contain.
-fn data_only(trace: &MissLog<'_>) -> Vec<u64> {
-    let mut code = trace.code.iter().peekable();
-    let is_data = |(index, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *index).is_none();
+fn data_entries(trace: &MissLog<'_>) -> Vec<u64> {
+    let mut code_positions = trace.code.iter().peekable();
+    let is_data = |(index, _): &(usize, &u64)| code_positions.next_if(|&&place| place as usize == *index).is_none();
     trace.lines.iter().enumerate().filter(is_data).map(|(_, &line)| line).collect()
 }
 
 /// Returns the counted misses of those caches whose misses the log contains; `None` if one was not counted.
-fn logged_misses(counts: &EventCounts, code_too: bool) -> Option<f64> {
+fn logged_misses(counts: &EventCounts, includes_code: bool) -> Option<f64> {
     let data = counts.get(CounterEvent::Misses(CacheLevel::L1Data))?;
-    if code_too { Some(data + counts.get(CounterEvent::Misses(CacheLevel::L1Instruction))?) } else { Some(data) }
+    if includes_code { Some(data + counts.get(CounterEvent::Misses(CacheLevel::L1Instruction))?) } else { Some(data) }
 }
 
 impl Profiler for RapidMrcProfiler {
@@ -125,24 +125,26 @@ impl Profiler for RapidMrcProfiler {
             else {
                 continue;
             };
-            let trace = MissLog { lines, code, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
+            let trace = MissLog { lines, code, line_bytes: u64::from(*line_bytes), instructions, lost_accesses: *lost };
             // The operating point of the task, measured in the same window. While it is traced, the program runs at a
             // quarter of its speed but executes the same instructions, so its rate per instruction is valid. If other
             // tasks fill the same units, the occupancy of the program is unknown, so its rate is not a point of the
             // curve.
-            let measured =
+            let measured_mpki =
                 counts.get(CounterEvent::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
             let TracedCache { size_bytes, points, .. } = self.cache;
-            let exclusive_task = task_sample(observation, *task)
+            let exclusive_task = find_sample(observation, *task)
                 .filter(|task| has_exclusive_units(observation, &active_tasks(observation), task));
-            let in_use = exclusive_task.map(|task| share_bytes(observation, task, &self.cache));
+            let share_size_bytes = exclusive_task.map(|task| share_bytes(observation, task, &self.cache));
             let log_counts = LogCounts {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),
                 // A share smaller than the curve's first point is not on the curve.
-                point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
+                measured_point: share_size_bytes
+                    .filter(|&size| size >= size_bytes / u64::from(points.max(1)))
+                    .zip(measured_mpki),
             };
             if let Some((curve, known_bytes)) = self.estimate_curve(&trace, &log_counts, *space) {
-                let points = curve.to_profile_up_to(self.plus_minus, known_bytes);
+                let points = curve.to_profile_points_up_to(self.half_width, known_bytes);
                 let fact = Fact::new(points, FactSource::MissTrace, observation.window);
                 profile.locality.misses_per_kilo_instr.insert(self.cache.level, fact);
             }

@@ -13,7 +13,7 @@ use cachemate_core::{
     ReplacementModel, TaskSample,
 };
 
-use super::{PerTask, probe_evidence, task_sample};
+use super::{PerTask, find_sample, probe_evidence};
 use crate::reuse::ReuseTimes;
 use crate::{statcache, statstack};
 
@@ -24,7 +24,7 @@ pub struct ReuseProfiler {
     model: ReplacementModel,
     line_bytes: u64,
     sizes_bytes: Vec<u64>,
-    of_code_too: bool,
+    includes_code: bool,
     tasks: PerTask<TaskReuses>,
 }
 
@@ -32,9 +32,9 @@ pub struct ReuseProfiler {
 #[derive(Clone, Debug, Default)]
 struct TaskReuses {
     /// Reuse times in accesses, as the watch points counted them.
-    raw: ReuseTimes,
+    access_times: ReuseTimes,
     /// Reuse times in references behind the L1.
-    times: ReuseTimes,
+    reference_times: ReuseTimes,
     data_accesses: PerInstrRate,
     fetches: PerInstrRate,
     references: PerInstrRate,
@@ -62,15 +62,15 @@ impl PerInstrRate {
 
 impl TaskReuses {
     /// Returns the fraction of the watched accesses that miss the L1, in (0, 1]; 1 if this was not counted.
-    fn l1_miss_share(&self, of_code_too: bool) -> f64 {
-        let code_share = || {
+    fn l1_miss_share(&self, includes_code: bool) -> f64 {
+        let counted_miss_share = || {
             let (fetches, code) =
                 (self.fetches.mean_rate().unwrap_or(0.0), self.code_misses.mean_rate().unwrap_or(0.0));
-            let (watched, elsewhere) = if of_code_too { (fetches, 0.0) } else { (0.0, code) };
-            let access_rate = Some(self.data_accesses.mean_rate()? + watched).filter(|&rate| rate > 0.0)?;
-            Some(((self.references.mean_rate()? - elsewhere) / access_rate).clamp(0.0, 1.0))
+            let (watched_fetches, unwatched_misses) = if includes_code { (fetches, 0.0) } else { (0.0, code) };
+            let access_rate = Some(self.data_accesses.mean_rate()? + watched_fetches).filter(|&rate| rate > 0.0)?;
+            Some(((self.references.mean_rate()? - unwatched_misses) / access_rate).clamp(0.0, 1.0))
         };
-        code_share().filter(|&share| share > 0.0).unwrap_or(1.0)
+        counted_miss_share().filter(|&share| share > 0.0).unwrap_or(1.0)
     }
 }
 
@@ -81,13 +81,13 @@ impl ReuseProfiler {
         sizes_bytes.sort_unstable();
         sizes_bytes.dedup();
         let line_bytes = line_bytes.max(1);
-        ReuseProfiler { level, model, line_bytes, sizes_bytes, of_code_too: false, tasks: PerTask::default() }
+        ReuseProfiler { level, model, line_bytes, sizes_bytes, includes_code: false, tasks: PerTask::default() }
     }
 
     /// Configures the profiler for machines whose watch points cover fetched code as well as data.
     #[must_use]
     pub fn with_code(self) -> Self {
-        ReuseProfiler { of_code_too: true, ..self }
+        ReuseProfiler { includes_code: true, ..self }
     }
 
     /// Returns the misses per thousand instructions by size in bytes, each with two standard errors of a proportion
@@ -116,8 +116,8 @@ impl ReuseProfiler {
     /// Returns the references of the task per nanosecond of CPU time; `None` if either was not measured.
     fn references_per_ns(&self, task: Option<&TaskSample>) -> Option<f64> {
         let task = task?;
-        let on_cpu = task.ran_ns();
-        (on_cpu > 0).then_some(task.counts.get(CounterEvent::References(self.level))? / on_cpu as f64)
+        let ran_ns = task.ran_ns();
+        (ran_ns > 0).then_some(task.counts.get(CounterEvent::References(self.level))? / ran_ns as f64)
     }
 }
 
@@ -131,28 +131,29 @@ impl Profiler for ReuseProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
         for task in observation.tasks.iter().filter(|_| self.level > CacheLevel::L1Data) {
-            let Some((watched, _)) = self.tasks.find_profile(task.task, profiles) else { continue };
-            watched.data_accesses.add(task, CounterEvent::References(CacheLevel::L1Data));
-            watched.fetches.add(task, CounterEvent::References(CacheLevel::L1Instruction));
-            watched.references.add(task, CounterEvent::References(self.level));
-            watched.code_misses.add(task, CounterEvent::Misses(CacheLevel::L1Instruction));
+            let Some((task_reuses, _)) = self.tasks.find_profile(task.task, profiles) else { continue };
+            task_reuses.data_accesses.add(task, CounterEvent::References(CacheLevel::L1Data));
+            task_reuses.fetches.add(task, CounterEvent::References(CacheLevel::L1Instruction));
+            task_reuses.references.add(task, CounterEvent::References(self.level));
+            task_reuses.code_misses.add(task, CounterEvent::Misses(CacheLevel::L1Instruction));
         }
         for evidence in probe_evidence(observation) {
             let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
-            let per_ns = self.references_per_ns(task_sample(observation, *task));
-            if let Some((watched, profile)) = self.tasks.find_profile(*task, profiles) {
-                watched.raw.merge(&ReuseTimes::from_samples(samples, per_ns));
-                watched.times = watched.raw.filtered_by_cache(watched.l1_miss_share(self.of_code_too));
-                let times = watched.times.to_profile();
+            let references_per_ns = self.references_per_ns(find_sample(observation, *task));
+            if let Some((task_reuses, profile)) = self.tasks.find_profile(*task, profiles) {
+                task_reuses.access_times.merge(&ReuseTimes::from_samples(samples, references_per_ns));
+                task_reuses.reference_times =
+                    task_reuses.access_times.filtered_by_cache(task_reuses.l1_miss_share(self.includes_code));
+                let times = task_reuses.reference_times.to_profile();
                 profile.locality.reuse_times =
                     times.map(|times| Fact::new(times, FactSource::ReuseSamples, observation.window));
             }
         }
-        for (task, (_, watched)) in &self.tasks.states {
+        for (task, (_, task_reuses)) in &self.tasks.states {
             let Some(profile) = profiles.get_mut(task) else { continue };
             let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
             if let Some(curve) =
-                self.estimate_curve(&watched.times, refs.value / 1000.0).filter(|curve| !curve.is_empty())
+                self.estimate_curve(&task_reuses.reference_times, refs.value / 1000.0).filter(|curve| !curve.is_empty())
             {
                 let fact = Fact::new(curve, FactSource::ReuseSamples, observation.window);
                 profile.locality.misses_per_kilo_instr.insert(self.level, fact);

@@ -12,7 +12,7 @@ use cachemate_core::{
     Profiles, ShMapParameters, SharingFacts, SharingMap, TaskId,
 };
 
-use super::{retain_live, task_sample};
+use super::{find_sample, retain_live};
 use crate::shmap::ShMaps;
 
 /// Maximum number of lines that are followed in a round. Samples of further lines are counted, but not attributed to
@@ -30,24 +30,24 @@ struct LineUsers {
 impl LineUsers {
     fn touch(&mut self, filter: Option<ProcessId>, line: u64, task: TaskId) {
         *self.accesses_by_task.entry(task).or_default() += 1;
-        let room = self.accesses_by_line.len() < MAX_LINES;
-        if room || self.accesses_by_line.contains_key(&(filter, line)) {
+        let has_room = self.accesses_by_line.len() < MAX_LINES;
+        if has_room || self.accesses_by_line.contains_key(&(filter, line)) {
             *self.accesses_by_line.entry((filter, line)).or_default().entry(task).or_default() += 1;
         }
     }
 
     /// Returns the share of a task's remote accesses that goes to lines of each other task. Samples do not show which
-    /// task wrote a line last, so its accesses are divided among its other users in proportion to their own accesses.
+    /// task wrote a line last, so the accesses are divided among the line's other users in proportion to theirs.
     fn partner_shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
         let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
         let own_samples = f64::from(self.accesses_by_task.get(&task).copied().unwrap_or_default());
         for users in self.accesses_by_line.values() {
-            let Some(&touched) = users.get(&task) else { continue };
+            let Some(&own_accesses) = users.get(&task) else { continue };
             let other_users = || users.iter().filter(|(other, _)| **other != task);
             let other_samples: u32 = other_users().map(|(_, count)| count).sum();
             for (partner, &count) in other_users() {
                 *sums.entry(*partner).or_default() +=
-                    f64::from(touched) * f64::from(count) / f64::from(other_samples) / own_samples;
+                    f64::from(own_accesses) * f64::from(count) / f64::from(other_samples) / own_samples;
             }
         }
         sums
@@ -70,12 +70,12 @@ impl LineUsers {
 #[derive(Clone, Debug)]
 pub struct SharingProfiler {
     parameters: ShMapParameters,
-    across_processes: bool,
+    uses_machine_wide_filter: bool,
     /// Filters by process; under `None`, the filter of the whole machine, by physical line.
     filters: BTreeMap<Option<ProcessId>, ShMaps>,
     users: LineUsers,
     /// Probe that filled the maps, and whether its final answer has arrived.
-    round: Option<(ProbeId, bool)>,
+    current_round: Option<(ProbeId, bool)>,
 }
 
 impl SharingProfiler {
@@ -83,30 +83,30 @@ impl SharingProfiler {
     pub fn new(parameters: ShMapParameters) -> Self {
         SharingProfiler {
             parameters,
-            across_processes: false,
+            uses_machine_wide_filter: false,
             filters: BTreeMap::new(),
             users: LineUsers::default(),
-            round: None,
+            current_round: None,
         }
     }
 
     /// Configures the profiler to use one filter for all processes, for samples that carry the physical line.
     #[must_use]
     pub fn with_cross_process_pages(mut self) -> Self {
-        self.across_processes = true;
+        self.uses_machine_wide_filter = true;
         self
     }
 
     /// Starts a new round and drops all counts of the old one, if the probe is new or the preceding answer was final.
     fn start_probe(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
-        if self.round.is_none_or(|(current_probe, is_complete)| current_probe != probe || is_complete) {
+        if self.current_round.is_none_or(|(current_probe, is_complete)| current_probe != probe || is_complete) {
             self.filters.clear();
             self.users = LineUsers::default();
             for profile in profiles.values_mut() {
                 profile.sharing = SharingFacts::default();
             }
         }
-        self.round = Some((probe, complete));
+        self.current_round = Some((probe, complete));
     }
 }
 
@@ -121,44 +121,46 @@ impl Profiler for SharingProfiler {
         retain_live(observation, profiles);
         let live_count =
             |process| observation.tasks.iter().filter(|task| task.process == process && !task.exited).count();
-        let mut threads: BTreeMap<ProcessId, usize> = BTreeMap::new();
+        let mut thread_counts: BTreeMap<ProcessId, usize> = BTreeMap::new();
         for task in &observation.tasks {
-            threads.entry(task.process).or_insert_with(|| live_count(task.process));
+            thread_counts.entry(task.process).or_insert_with(|| live_count(task.process));
         }
-        let thread_count = threads.values().sum();
-        let mut began = None;
+        let thread_count = thread_counts.values().sum();
+        let mut started_probe = None;
         for answer in &observation.probe_results {
             let ProbeEvidence::Samples { line_bytes, samples, .. } = &answer.evidence else { continue };
-            if began != Some(answer.probe) {
+            if started_probe != Some(answer.probe) {
                 self.start_probe(answer.probe, answer.complete, profiles);
-                began = Some(answer.probe);
+                started_probe = Some(answer.probe);
             }
             for sample in samples.iter().filter(|sample| sample.source == DataSource::RemoteCache) {
-                let Some(task) = task_sample(observation, sample.task) else { continue };
-                let of_process = threads.get(&task.process).copied().unwrap_or(1);
-                let (filter, line, sharers) = match sample.physical_line.filter(|_| self.across_processes) {
+                let Some(task) = find_sample(observation, sample.task) else { continue };
+                let process_threads = thread_counts.get(&task.process).copied().unwrap_or(1);
+                let (filter, line, sharers) = match sample.physical_line.filter(|_| self.uses_machine_wide_filter) {
                     Some(line) => (None, line, thread_count),
-                    None => (Some(task.process), sample.virtual_line, of_process),
+                    None => (Some(task.process), sample.virtual_line, process_threads),
                 };
                 let maps = self.filters.entry(filter).or_insert_with(|| ShMaps::new(self.parameters));
                 self.users.touch(filter, line, sample.task);
                 maps.touch(sample.task, line.saturating_mul(u64::from(*line_bytes)), sharers);
             }
         }
-        let is_process_live = |process: &ProcessId| threads.get(process).is_some_and(|&count| count > 0);
+        let is_process_live = |process: &ProcessId| thread_counts.get(process).is_some_and(|&count| count > 0);
         self.filters.retain(|filter, _| filter.as_ref().is_none_or(is_process_live));
         for task in &observation.tasks {
             let counters_of = |filter| self.filters.get(&filter).and_then(|maps: &ShMaps| maps.map_of(task.task));
-            let (machine, process) = (counters_of(None), counters_of(Some(task.process)));
-            if let (Some(counters), Some(profile)) = (machine.or(process), profiles.get_mut(&task.task)) {
-                let map = SharingMap { counters: counters.to_vec(), machine_wide: machine.is_some() };
+            let (machine_counters, process_counters) = (counters_of(None), counters_of(Some(task.process)));
+            if let (Some(counters), Some(profile)) =
+                (machine_counters.or(process_counters), profiles.get_mut(&task.task))
+            {
+                let map = SharingMap { counters: counters.to_vec(), machine_wide: machine_counters.is_some() };
                 profile.sharing.map = Some(Fact::new(map, FactSource::AccessSamples, observation.window));
-                if began.is_some() {
+                if started_probe.is_some() {
                     profile.sharing.with = self.users.share_facts(task.task, observation.window);
                     profile
                         .sharing
                         .with
-                        .retain(|partner, _| task_sample(observation, *partner).is_some_and(|other| !other.exited));
+                        .retain(|partner, _| find_sample(observation, *partner).is_some_and(|other| !other.exited));
                 }
             }
         }
@@ -258,7 +260,7 @@ mod tests {
         };
         for (across, alike) in [(true, 5 * 20 * 20), (false, 0)] {
             let mut profiler = SharingProfiler::new(ShMapParameters::default());
-            profiler.across_processes = across;
+            profiler.uses_machine_wide_filter = across;
             let mut profiles = Profiles::new();
             let mut observation = round_window(1, true, map_with_shift(1 << 20));
             for task in &mut observation.tasks {

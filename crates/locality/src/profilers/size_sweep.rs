@@ -16,7 +16,7 @@ use cachemate_core::{
     SizeCurve, TaskSample, TracedCache, Units,
 };
 
-use super::{PerTask, RunningStats, active_tasks, has_exclusive_units, share_bytes, shares_of};
+use super::{PerTask, RunningStats, active_tasks, has_exclusive_units, share_bytes, shares_with_task};
 
 /// Minimum number of sizes for a curve.
 const MIN_SIZES: usize = 3;
@@ -50,8 +50,8 @@ impl SizeSweepProfiler {
 
     /// Returns the misses per thousand instructions; `None` if the window is too short, or the misses were not counted.
     fn miss_rate(&self, task: &TaskSample) -> Option<f64> {
-        let at_least = self.min_instructions.max(1.0);
-        let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count >= at_least)?;
+        let min_instructions = self.min_instructions.max(1.0);
+        let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count >= min_instructions)?;
         Some(1000.0 * task.counts.get(CounterEvent::Misses(self.cache.level))? / instructions)
     }
 }
@@ -76,9 +76,9 @@ fn has_disjoint_shares(observation: &Observation) -> bool {
     !shares.iter().enumerate().any(has_overlap)
 }
 
-/// Returns whether the task has the same fraction of every cache in which it has a share.
-fn sweep_of_one_size(observation: &Observation, task: &TaskSample) -> bool {
-    let mut counts = shares_of(observation, task).map(|share| share_units(share).count());
+/// Returns whether the task has the same number of units in every share that contains it.
+fn has_equal_share_sizes(observation: &Observation, task: &TaskSample) -> bool {
+    let mut counts = shares_with_task(observation, task).map(|share| share_units(share).count());
     let first = counts.next();
     counts.all(|count| Some(count) == first)
 }
@@ -92,26 +92,27 @@ impl Profiler for SizeSweepProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
-        let disjoint = has_disjoint_shares(observation);
-        let active = active_tasks(observation);
+        let are_shares_disjoint = has_disjoint_shares(observation);
+        let active_samples = active_tasks(observation);
         for task in &observation.tasks {
             let rate = self.miss_rate(task);
-            let is_exclusive =
-                disjoint && sweep_of_one_size(observation, task) && has_exclusive_units(observation, &active, task);
+            let is_exclusive = are_shares_disjoint
+                && has_equal_share_sizes(observation, task)
+                && has_exclusive_units(observation, &active_samples, task);
             let size_bytes = is_exclusive.then(|| share_bytes(observation, task, &self.cache));
-            let Some((sizes, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
+            let Some((size_points, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
             let windows_of_share =
                 |(last_bytes, windows): (u64, u32)| if Some(last_bytes) == size_bytes { windows } else { 0 };
-            let windows_before = sizes.last_share.map_or(0, windows_of_share);
-            sizes.last_share = size_bytes.map(|bytes| (bytes, windows_before.saturating_add(1)));
+            let windows_before = size_points.last_share.map_or(0, windows_of_share);
+            size_points.last_share = size_bytes.map(|bytes| (bytes, windows_before.saturating_add(1)));
             let Some((size_bytes, rate)) = size_bytes.filter(|_| windows_before >= SETTLING_WINDOWS).zip(rate) else {
                 continue;
             };
-            sizes.points.entry(size_bytes).or_default().add(rate);
+            size_points.points.entry(size_bytes).or_default().add(rate);
             let curves = &mut profile.locality.misses_per_kilo_instr;
             let has_finer_curve = curves.get(&self.cache.level).is_some_and(|fact| fact.source != FactSource::Counters);
-            if sizes.points.len() >= MIN_SIZES && !has_finer_curve {
-                let points = sizes.points.iter();
+            if size_points.points.len() >= MIN_SIZES && !has_finer_curve {
+                let points = size_points.points.iter();
                 let curve: SizeCurve = points.filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
                 curves.insert(self.cache.level, Fact::new(curve, FactSource::Counters, observation.window));
             }

@@ -20,9 +20,9 @@ use cachemate_core::{
 /// Relative error of one interval: counts end at the edge of a window, and the cache may still be filling.
 const INTERVAL_ERROR: f64 = 0.01;
 /// Maximum relative difference in references per instruction between intervals of the same work.
-const SAME_WORK: f64 = 0.05;
+const MAX_WORK_DIFFERENCE: f64 = 0.05;
 /// Maximum number of kinds of work stored for each task; beyond it, the kind that was measured first is dropped.
-const MAX_KINDS: usize = 32;
+const MAX_WORK_KINDS: usize = 32;
 /// Maximum number of intervals whose spread gives the error.
 const MAX_SPEEDS: usize = 16;
 
@@ -54,8 +54,9 @@ struct SoloSums {
     queue_cycles_per_miss: f64,
     /// Instructions per cycle in the latest intervals, whose spread is the error.
     speeds: Vec<f64>,
-    /// Relative increase of the speed during the last interval's row, which shows that the cache was still filling.
-    warming: f64,
+    /// Increase of the speed from the preceding interval of the same row to the last one, which shows that the cache
+    /// was still filling; in instructions per cycle.
+    speed_increase: f64,
 }
 
 impl SoloInterval {
@@ -81,7 +82,7 @@ impl SoloIntervalProfiler {
     }
 
     /// Returns the counts of an interval; `None` if its row has several tasks, or if its task made no progress.
-    fn solo_interval(&self, interval: &RowInterval) -> Option<SoloInterval> {
+    fn build_solo_interval(&self, interval: &RowInterval) -> Option<SoloInterval> {
         let ([task], [counts]) = (interval.tasks.as_slice(), interval.task_counts.as_slice()) else { return None };
         let positive_count = |event| counts.get(event).filter(|count| *count > 0.0);
         Some(SoloInterval {
@@ -97,26 +98,27 @@ impl SoloIntervalProfiler {
     /// cache fills during the earlier ones.
     fn record_intervals(&mut self, intervals: &[RowInterval], observation: &Observation, profiles: &Profiles) {
         for (index, interval) in intervals.iter().enumerate() {
-            let Some(solo) = self.solo_interval(interval) else { continue };
+            let Some(solo_interval) = self.build_solo_interval(interval) else { continue };
             if intervals[index + 1..].iter().any(|later| later.tasks == interval.tasks) {
                 continue;
             }
             let previous_interval = intervals[..index].iter().rfind(|earlier| earlier.tasks == interval.tasks);
-            let previous_solo = previous_interval.and_then(|earlier| self.solo_interval(earlier));
-            let sample = observation.tasks.iter().find(|task_sample| task_sample.task == solo.task);
-            let queue = sample.and_then(|task_sample| self.queue_cycles_per_miss(task_sample));
-            let references = solo.references.map(|references| references / solo.instructions);
-            let phase_number = profiles.get(&solo.task).map_or(0, |profile| profile.phase_number);
-            let kinds = self.tasks.entry(solo.task).or_default();
-            let known_index = kinds.iter().position(|kind| kind.is_same_kind(references, phase_number));
-            let place = known_index.unwrap_or_else(|| {
-                if kinds.len() == MAX_KINDS {
+            let previous_solo = previous_interval.and_then(|earlier| self.build_solo_interval(earlier));
+            let sample = observation.tasks.iter().find(|task_sample| task_sample.task == solo_interval.task);
+            let queue_cycles_per_miss = sample.and_then(|task_sample| self.queue_cycles_per_miss(task_sample));
+            let references_per_instr =
+                solo_interval.references.map(|references| references / solo_interval.instructions);
+            let phase_number = profiles.get(&solo_interval.task).map_or(0, |profile| profile.phase_number);
+            let kinds = self.tasks.entry(solo_interval.task).or_default();
+            let known_index = kinds.iter().position(|kind| kind.is_same_kind(references_per_instr, phase_number));
+            let kind_index = known_index.unwrap_or_else(|| {
+                if kinds.len() == MAX_WORK_KINDS {
                     kinds.remove(0);
                 }
-                kinds.push(SoloSums { phase_number, references_per_instr: references, ..SoloSums::default() });
+                kinds.push(SoloSums { phase_number, references_per_instr, ..SoloSums::default() });
                 kinds.len() - 1
             });
-            kinds[place].add(&solo, previous_solo.as_ref(), queue);
+            kinds[kind_index].add(&solo_interval, previous_solo.as_ref(), queue_cycles_per_miss);
         }
     }
 }
@@ -126,7 +128,7 @@ impl SoloSums {
     /// the same phase.
     fn is_same_kind(&self, references_per_instr: Option<f64>, phase_number: u32) -> bool {
         match self.references_per_instr.zip(references_per_instr) {
-            Some((own, other)) => (own - other).abs() <= SAME_WORK * own.max(1e-6),
+            Some((own, other)) => (own - other).abs() <= MAX_WORK_DIFFERENCE * own.max(1e-6),
             None => self.phase_number == phase_number,
         }
     }
@@ -143,7 +145,7 @@ impl SoloSums {
             *self.misses.get_or_insert(0.0) += misses;
         }
         self.queue_cycles_per_miss = queue_cycles_per_miss.unwrap_or(self.queue_cycles_per_miss);
-        self.warming =
+        self.speed_increase =
             previous_interval.map_or(0.0, |previous_interval| (solo.speed() - previous_interval.speed()).max(0.0));
         self.speeds.push(solo.speed());
         if self.speeds.len() > MAX_SPEEDS {
@@ -154,16 +156,16 @@ impl SoloSums {
     fn speed(&self) -> Estimate {
         let value = self.instructions / self.cycles;
         let count = self.speeds.len() as f64;
-        let spread = self.speeds.iter().map(|speed| (speed - value) * (speed - value)).sum::<f64>();
-        let error = if count < 2.0 { 0.0 } else { 2.0 * libm::sqrt(spread / (count - 1.0) / count) };
+        let squared_deviations = self.speeds.iter().map(|speed| (speed - value) * (speed - value)).sum::<f64>();
+        let error = if count < 2.0 { 0.0 } else { 2.0 * libm::sqrt(squared_deviations / (count - 1.0) / count) };
         let error = error.max(INTERVAL_ERROR * value);
         // The work would be faster without the queue that tasks on other caches cause.
-        let queue = self.misses.unwrap_or(0.0) * self.queue_cycles_per_miss;
-        let unqueued = self.instructions / (self.cycles - queue).max(0.5 * self.cycles);
-        Estimate { value, low: value - error, high: unqueued + error + 2.0 * self.warming }
+        let queue_cycles = self.misses.unwrap_or(0.0) * self.queue_cycles_per_miss;
+        let unqueued_speed = self.instructions / (self.cycles - queue_cycles).max(0.5 * self.cycles);
+        Estimate { value, low: value - error, high: unqueued_speed + error + 2.0 * self.speed_increase }
     }
 
-    fn write_to(&self, profile: &mut Profile, window: u64) {
+    fn fill_profile(&self, profile: &mut Profile, window: u64) {
         let speed_fact = |estimate| Some(Fact::from_measurement(estimate, FactSource::CoRunRows, window));
         profile.rates.solo_instr_per_cycle = speed_fact(self.speed());
         if let Some(misses) = self.misses {
@@ -190,9 +192,9 @@ impl Profiler for SoloIntervalProfiler {
         for (task, kinds) in &self.tasks {
             let Some(profile) = profiles.get_mut(task) else { continue };
             let sample = observation.tasks.iter().find(|sample| sample.task == *task);
-            let references = sample.and_then(|sample| self.references_per_instr(sample));
-            match kinds.iter().find(|kind| kind.is_same_kind(references, profile.phase_number)) {
-                Some(kind) => kind.write_to(profile, observation.window),
+            let references_per_instr = sample.and_then(|sample| self.references_per_instr(sample));
+            match kinds.iter().find(|kind| kind.is_same_kind(references_per_instr, profile.phase_number)) {
+                Some(kind) => kind.fill_profile(profile, observation.window),
                 None => {
                     let rates = &mut profile.rates;
                     for fact in [&mut rates.solo_instr_per_cycle, &mut rates.solo_misses_per_kilo_instr] {

@@ -43,8 +43,8 @@ impl StallProfiler {
 fn stall_rate(task: &TaskSample) -> Option<f64> {
     let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
     let causes = DATA_STALLS.iter().filter_map(|&cause| task.counts.get(CounterEvent::StallCycles(cause)));
-    let stalled = causes.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))?;
-    Some(1000.0 * stalled / instructions)
+    let stall_cycles = causes.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))?;
+    Some(1000.0 * stall_cycles / instructions)
 }
 
 impl Profiler for StallProfiler {
@@ -59,9 +59,9 @@ impl Profiler for StallProfiler {
         for task in &observation.tasks {
             let Some(rate) = stall_rate(task) else { continue };
             let size_bytes = share_bytes(observation, task, &self.cache);
-            let Some((sizes, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
-            sizes.entry(size_bytes).or_default().add(rate);
-            let curve = sizes.iter().filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
+            let Some((stats_by_size, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
+            stats_by_size.entry(size_bytes).or_default().add(rate);
+            let curve = stats_by_size.iter().filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
             let fact = Fact::new(curve, FactSource::StallCounters, observation.window);
             profile.locality.stalls_per_kilo_instr.insert(self.cache.level, fact);
         }

@@ -14,7 +14,7 @@ use super::{probe_evidence, retain_live};
 /// Fills the facts of a profile that were not measured, from stored profiles.
 #[derive(Clone, Debug, Default)]
 pub struct StoredProfileProfiler {
-    stored: BTreeMap<TaskId, Profile>,
+    stored_profiles: BTreeMap<TaskId, Profile>,
 }
 
 impl Profiler for StoredProfileProfiler {
@@ -28,13 +28,13 @@ impl Profiler for StoredProfileProfiler {
         retain_live(observation, profiles);
         for evidence in probe_evidence(observation) {
             if let ProbeEvidence::StoredProfile { task, profile } = evidence {
-                let mut stored = profile.as_ref().clone();
-                stored.restamp(FactSource::StoredProfile, observation.window);
-                self.stored.insert(*task, stored);
+                let mut stored_profile = profile.as_ref().clone();
+                stored_profile.restamp(FactSource::StoredProfile, observation.window);
+                self.stored_profiles.insert(*task, stored_profile);
             }
         }
-        self.stored.retain(|task, _| profiles.contains_key(task));
-        for (task, stored) in &self.stored {
+        self.stored_profiles.retain(|task, _| profiles.contains_key(task));
+        for (task, stored) in &self.stored_profiles {
             if let Some(profile) = profiles.get_mut(task) {
                 profile.fill_missing(stored);
             }

@@ -12,19 +12,19 @@ use crate::simd::{Lanes, Simd, dispatch, prefetch};
 use crate::stack::DeadSlotCounter;
 
 /// Distance of an entry whose line does not occur earlier in the log.
-pub const FIRST: u32 = u32::MAX;
+pub const NO_REUSE: u32 = u32::MAX;
 
-/// Number of entries ahead for which the table is prefetched. The log entry found there is prefetched half as far
-/// ahead, so that the cache misses of the host overlap.
-const AHEAD: usize = 16;
+/// Number of entries ahead by which table cells are prefetched. The log entry that a cell names is prefetched half as
+/// far ahead, so that the host's cache misses overlap.
+const PREFETCH_DISTANCE: usize = 16;
 
-/// Returns, for each entry, the number of distinct other lines since the last entry of its line, or [`FIRST`] if there
+/// Returns, for each entry, the number of distinct other lines since the last entry of its line, or [`NO_REUSE`] if there
 /// is none. Only the first 2^32 - 2 entries of a longer log are used.
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
     let mut stack_distances = Vec::with_capacity(lines.len());
     let (simd, distances) = (Simd::detect_best(), &mut stack_distances);
-    dispatch!(simd, distances_of(lines: &[u64], distances: &mut Vec<u32>));
+    dispatch!(simd, append_distances(lines: &[u64], distances: &mut Vec<u32>));
     stack_distances
 }
 
@@ -33,18 +33,20 @@ pub fn log_distances(lines: &[u64]) -> Vec<u32> {
 /// # Safety
 /// The processor must support `L`.
 #[inline(always)]
-unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
-    let mut latest = LastUseTable::new(lines);
-    let mut dead = DeadSlotCounter::new(lines.len());
+unsafe fn append_distances<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
+    let mut last_uses = LastUseTable::new(lines);
+    let mut dead_entries = DeadSlotCounter::new(lines.len());
     // A loop, because closures are not compiled for the instruction set.
     for index in 0..lines.len() {
-        latest.prefetch_cell(index + AHEAD);
-        latest.prefetch_entry(index + AHEAD / 2);
-        let distance = match latest.replace(index) {
-            // SAFETY: the caller guarantees that the processor has `L`; an entry dies once, at the next entry of its
-            // line.
-            Some(previous_index) => index as u32 - previous_index - 1 - unsafe { dead.kill_one::<L>(previous_index) },
-            None => FIRST,
+        last_uses.prefetch_cell(index + PREFETCH_DISTANCE);
+        last_uses.prefetch_entry(index + PREFETCH_DISTANCE / 2);
+        let distance = match last_uses.replace_last_use(index) {
+            Some(previous_index) => {
+                // SAFETY: the caller guarantees that the processor has `L`; an entry dies once, at the next entry of its
+                // line.
+                index as u32 - previous_index - 1 - unsafe { dead_entries.kill_one::<L>(previous_index) }
+            }
+            None => NO_REUSE,
         };
         distances.push(distance);
     }
@@ -60,8 +62,8 @@ struct LastUseTable<'a> {
 
 impl<'a> LastUseTable<'a> {
     fn new(lines: &'a [u64]) -> Self {
-        let cells = (lines.len() + lines.len() / 4 + 2).next_power_of_two();
-        LastUseTable { lines, entries: vec![0; cells], shift: 64 - cells.trailing_zeros() }
+        let cell_count = (lines.len() + lines.len() / 4 + 2).next_power_of_two();
+        LastUseTable { lines, entries: vec![0; cell_count], shift: 64 - cell_count.trailing_zeros() }
     }
 
     #[inline(always)]
@@ -86,7 +88,7 @@ impl<'a> LastUseTable<'a> {
 
     /// Stores this entry as the last one of its line, and returns the preceding entry of that line, if any.
     #[inline(always)]
-    fn replace(&mut self, index: usize) -> Option<u32> {
+    fn replace_last_use(&mut self, index: usize) -> Option<u32> {
         let line = self.lines[index];
         let mask = self.entries.len() - 1;
         let mut cell = self.cell_of(line);
@@ -113,7 +115,7 @@ mod tests {
             let depth = stack.iter().rev().position(|&stored_line| stored_line == line);
             depth.map(|depth| stack.remove(stack.len() - 1 - depth));
             stack.push(line);
-            depth.map_or(FIRST, |depth| depth as u32)
+            depth.map_or(NO_REUSE, |depth| depth as u32)
         };
         lines.iter().map(distance).collect()
     }
@@ -133,7 +135,7 @@ mod tests {
     fn long_reuses_cross_groups() {
         let sweep: Vec<u64> = (0..9000).chain(0..9000).chain(20_000..27_000).chain((0..9000).rev()).collect();
         let distances = log_distances(&sweep);
-        assert!(distances[..9000].iter().all(|&distance| distance == FIRST));
+        assert!(distances[..9000].iter().all(|&distance| distance == NO_REUSE));
         assert!(distances[9000..18_000].iter().all(|&distance| distance == 8999));
         let expected: Vec<u32> = (0..9000).map(|index| 7000 + index).collect();
         assert_eq!(distances[25_000..], expected);

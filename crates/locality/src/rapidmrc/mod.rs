@@ -14,7 +14,7 @@
 mod log_stack;
 mod survival;
 
-pub use log_stack::{FIRST, log_distances};
+pub use log_stack::{NO_REUSE, log_distances};
 pub use survival::{LogCounts, WayGeometry, survival_curve, survival_curve_with_reach};
 
 use crate::curve::MissRateCurve;
@@ -42,31 +42,31 @@ pub struct MissLog<'a> {
     /// Instructions executed while the log was recorded.
     pub instructions: f64,
     /// Number of accesses known to be missing from the log, for which the rates are scaled up; `None` if unknown.
-    pub lost: Option<u64>,
+    pub lost_accesses: Option<u64>,
 }
 
 /// Converts runs of equal values, which a prefetcher leaves in a sampled-address register, to ascending lines (thesis
 /// 5.3.1). Returns the lines and the number of entries that were changed.
 pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
-    let (corrected, demanded) = correct_and_demand(lines, &[]);
-    let changed_count = demanded.iter().filter(|&&demanded| !demanded).count();
-    (corrected, changed_count)
+    let (corrected_lines, is_demanded) = correct_and_classify(lines, &[]);
+    let changed_count = is_demanded.iter().filter(|&&demanded| !demanded).count();
+    (corrected_lines, changed_count)
 }
 
 /// Like [`correct_repeats`], but also returns for every entry whether the program requested it; the other entries are
 /// prefetches. Prefetches leave only the data register unchanged, so a code fetch between two equal data values does
 /// not end their run.
-fn correct_and_demand(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
-    let (mut repeats, mut register) = (0, None);
+fn correct_and_classify(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
+    let (mut repeats, mut last_value) = (0, None);
     let mut code = code.iter().peekable();
-    let corrected = lines.iter().enumerate().map(|(index, &line)| {
-        if code.next_if(|&&place| place as usize == index).is_some() {
+    let corrected_lines = lines.iter().enumerate().map(|(index, &line)| {
+        if code.next_if(|&&position| position as usize == index).is_some() {
             return (line, true);
         }
-        repeats = if register.replace(line) == Some(line) { repeats + 1 } else { 0 };
+        repeats = if last_value.replace(line) == Some(line) { repeats + 1 } else { 0 };
         (line.wrapping_add(repeats), repeats == 0)
     });
-    corrected.unzip()
+    corrected_lines.unzip()
 }
 
 /// Returns the number of log entries that only warm up the stack of a cache with this number of lines.
@@ -75,47 +75,54 @@ pub fn warmup_entries(lines: &[u64], cache_lines: u64, warmup: Warmup) -> usize 
 }
 
 fn warmup_by_distance(distances: &[u32], cache_lines: u64, warmup: Warmup) -> usize {
-    let half = distances.len() / 2;
+    let half_length = distances.len() / 2;
     match warmup {
         Warmup::Nothing => 0,
-        Warmup::Half => half,
+        Warmup::Half => half_length,
         Warmup::Automatic => {
             let mut distinct_lines = 0;
-            let full = distances.iter().position(|&distance| {
-                distinct_lines += u64::from(distance == FIRST);
+            let filling_entry = distances.iter().position(|&distance| {
+                distinct_lines += u64::from(distance == NO_REUSE);
                 distinct_lines >= cache_lines
             });
             // If only the very last entry fills the stack, nothing is left to count, so half of the log is used
             // instead.
-            full.map(|last| last + 1).filter(|&entries| entries < distances.len()).unwrap_or(half)
+            filling_entry.map(|last| last + 1).filter(|&entries| entries < distances.len()).unwrap_or(half_length)
         }
     }
 }
 
 /// Returns the unshifted misses per thousand instructions at each of the ascending sizes; `None` for an empty log, no
 /// sizes or no instructions.
-pub fn trace_curve(trace: &MissLog<'_>, sizes_bytes: &[u64], warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
+pub fn trace_curve(
+    trace: &MissLog<'_>,
+    sizes_bytes: &[u64],
+    warmup: Warmup,
+    corrects_repeats: bool,
+) -> Option<MissRateCurve> {
     let entries = trace.lines.len();
     debug_assert!(trace.code.is_empty(), "the thesis's log holds data only");
     let largest_lines = sizes_bytes.last()? / trace.line_bytes.max(1);
     if entries == 0 || !(trace.instructions.is_finite() && trace.instructions > 0.0) {
         return None;
     }
-    let distances = if correct { log_distances(&correct_repeats(trace.lines).0) } else { log_distances(trace.lines) };
-    let warm = warmup_by_distance(&distances, largest_lines, warmup);
+    let distances =
+        if corrects_repeats { log_distances(&correct_repeats(trace.lines).0) } else { log_distances(trace.lines) };
+    let warmup_count = warmup_by_distance(&distances, largest_lines, warmup);
     // Counts by depth; the last position counts all accesses deeper than the cache.
-    let mut at_depth = vec![0u64; largest_lines as usize + 1];
-    for &distance in &distances[warm..] {
-        at_depth[u64::from(distance).min(largest_lines) as usize] += 1;
+    let mut counts_by_depth = vec![0u64; largest_lines as usize + 1];
+    for &distance in &distances[warmup_count..] {
+        counts_by_depth[u64::from(distance).min(largest_lines) as usize] += 1;
     }
-    let lost_entries = trace.lost.map_or(0.0, |lost| lost as f64);
-    let rate_per_entry = 1000.0 * (entries as f64 + lost_entries) / trace.instructions / (entries - warm) as f64;
+    let lost_entries = trace.lost_accesses.map_or(0.0, |lost| lost as f64);
+    let rate_per_entry =
+        1000.0 * (entries as f64 + lost_entries) / trace.instructions / (entries - warmup_count) as f64;
     let (mut hits, mut counted_lines) = (0, 0);
     let point = |&size_bytes: &u64| {
         let lines = (size_bytes / trace.line_bytes.max(1)) as usize;
-        hits += at_depth[counted_lines..lines].iter().sum::<u64>();
+        hits += counts_by_depth[counted_lines..lines].iter().sum::<u64>();
         counted_lines = lines;
-        (size_bytes, ((entries - warm) as u64 - hits) as f64 * rate_per_entry)
+        (size_bytes, ((entries - warmup_count) as u64 - hits) as f64 * rate_per_entry)
     };
     MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()
 }
@@ -136,7 +143,7 @@ mod tests {
     /// Do code fetches neither end nor begin a run of equal data values?
     #[test]
     fn code_stands_aside_of_repeats() {
-        let (lines, demanded) = correct_and_demand(&[5, 90, 5, 90, 90, 7], &[1, 3, 4]);
+        let (lines, demanded) = correct_and_classify(&[5, 90, 5, 90, 90, 7], &[1, 3, 4]);
         assert_eq!(lines, [5, 90, 6, 90, 90, 7]);
         assert_eq!(demanded, [true, true, false, true, true, true]);
     }
@@ -169,7 +176,7 @@ mod tests {
             let sizes: Vec<u64> = (1..=largest).collect();
             for warmup in [Warmup::Automatic, Warmup::Half, Warmup::Nothing] {
                 let warm = warmup_entries(&lines, largest, warmup);
-                let trace = MissLog { lines: &lines, code: &[], line_bytes: 1, instructions: 1000.0, lost: None };
+                let trace = MissLog { lines: &lines, code: &[], line_bytes: 1, instructions: 1000.0, lost_accesses: None };
                 let curve = trace_curve(&trace, &sizes, warmup, false).unwrap();
                 let scale = entries as f64 / (entries - warm) as f64;
                 for ((_, rate), misses) in curve.points().iter().zip(bounded_stack(&lines, warm, largest as usize)) {
@@ -193,8 +200,9 @@ mod tests {
     fn known_losses_scale_the_rates_up() {
         let lines: Vec<u64> = (0..100).collect();
         let rate_with_losses = |lost| {
-            let trace = MissLog { lines: &lines, code: &[], line_bytes: 64, instructions: 10_000.0, lost };
-            trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().ratio_at(640).unwrap()
+            let trace =
+                MissLog { lines: &lines, code: &[], line_bytes: 64, instructions: 10_000.0, lost_accesses: lost };
+            trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().rate_at(640).unwrap()
         };
         assert!((rate_with_losses(None) - 10.0).abs() < 1e-9);
         assert!((rate_with_losses(Some(50)) - 15.0).abs() < 1e-9);

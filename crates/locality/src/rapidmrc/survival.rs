@@ -27,29 +27,29 @@
 //! Properties: the computation is pure and linear in the log. The curve passes through the measured point, never rises
 //! and is never negative. A complete log of a cold start gives the exact curve of an LRU stack.
 
-use super::{FIRST, MissLog, correct_and_demand, log_distances};
+use super::{MissLog, NO_REUSE, correct_and_classify, log_distances};
 use crate::curve::MissRateCurve;
 
 /// Number of depth steps up to the largest size of a fully associative cache.
-const STEPS: usize = 960;
+const DEPTH_STEPS: usize = 960;
 /// Maximum number of depth steps if lines compete with those of the same page offset only.
 const OFFSET_STEPS: usize = 8192;
 /// Minimum share of the accesses that must be known to reach a depth. With fewer, the estimate is too uncertain,
 /// because reuses are clustered.
-const MIN_AT_RISK: f64 = 0.1;
+const MIN_AT_RISK_SHARE: f64 = 0.1;
 /// Number of accesses that suffices whatever their share: the tenth of the thesis's log of 163 840 entries (5.6.1). The
 /// variance of a product-limit estimate depends on this number (Greenwood 1926).
 const SUFFICIENT_AT_RISK: f64 = 16_384.0;
 /// Maximum number of entries lost per logged entry (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten 1 %).
-const MAX_LOST: f64 = 0.5;
+const MAX_LOST_PER_ENTRY: f64 = 0.5;
 
 /// Counter values for the time in which the log was recorded.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LogCounts {
     /// All misses of the cache level whose misses are logged; `None` if not counted.
     pub logged_level_misses: Option<f64>,
-    /// Size in bytes that was in use, and the misses per thousand instructions measured at that size.
-    pub point: Option<(u64, f64)>,
+    /// A size in bytes that the task had, and the misses per thousand instructions measured with it.
+    pub measured_point: Option<(u64, f64)>,
 }
 
 /// Sets of a cache whose sizes are numbers of ways.
@@ -87,20 +87,21 @@ pub fn survival_curve_with_reach(
     if !(trace.instructions.is_finite() && trace.instructions > 0.0) {
         return None;
     }
-    let (lines, demanded) = correct_and_demand(trace.lines, trace.code);
+    let (lines, is_demanded) = correct_and_classify(trace.lines, trace.code);
     let survival = match geometry {
-        None => SurvivalCurve::new(&[(&lines, &demanded)], largest_lines, STEPS)?,
-        Some(geometry) => survival_by_offset(&lines, &demanded, largest_lines, geometry)?,
+        None => SurvivalCurve::new(&[(&lines, &is_demanded)], largest_lines, DEPTH_STEPS)?,
+        Some(geometry) => survival_by_offset(&lines, &is_demanded, largest_lines, geometry)?,
     };
-    let per_kilo = 1000.0 / trace.instructions;
-    let logged_rate = survival.accesses * per_kilo;
-    let known_factor = trace.lost.map(|lost| 1.0 + lost as f64 * per_kilo / logged_rate);
-    let excess = counts.logged_level_misses.map_or(0.0, |misses| (misses * per_kilo / logged_rate - 1.0).max(0.0));
-    let guessed = 1.0 + excess.min(MAX_LOST).min((2.0 * MAX_LOST - excess).max(0.0));
-    let (min_factor, max_factor) = known_factor.map_or((1.0, guessed), |factor| (factor, factor));
+    let per_kilo_instr = 1000.0 / trace.instructions;
+    let logged_rate = survival.access_count * per_kilo_instr;
+    let known_factor = trace.lost_accesses.map(|lost| 1.0 + lost as f64 * per_kilo_instr / logged_rate);
+    let excess =
+        counts.logged_level_misses.map_or(0.0, |misses| (misses * per_kilo_instr / logged_rate - 1.0).max(0.0));
+    let guessed_factor = 1.0 + excess.min(MAX_LOST_PER_ENTRY).min((2.0 * MAX_LOST_PER_ENTRY - excess).max(0.0));
+    let (min_factor, max_factor) = known_factor.map_or((1.0, guessed_factor), |factor| (factor, factor));
     let cache = SurvivalInCache { survival, geometry };
     let lines_of = |size_bytes: u64| size_bytes as f64 / line_bytes as f64;
-    let fit = match counts.point {
+    let fit = match counts.measured_point {
         None => SurvivalFit { rate: logged_rate * min_factor, stretch: 1.0, shift: 0.0 },
         Some((size, rate)) => {
             SurvivalFit::fit_through(&cache, logged_rate, min_factor, max_factor, lines_of(size), rate)
@@ -142,29 +143,29 @@ struct SurvivalFit {
 impl SurvivalFit {
     fn fit_through(
         cache: &SurvivalInCache,
-        logged: f64,
+        logged_rate: f64,
         min_factor: f64,
         max_factor: f64,
         lines: f64,
-        measured: f64,
+        measured_rate: f64,
     ) -> Self {
-        let mut fit = SurvivalFit { rate: logged * min_factor, stretch: 1.0, shift: 0.0 };
-        let surviving = cache.miss_share(lines, 1.0);
-        if surviving > 0.0 {
-            fit.rate = (measured / surviving).clamp(logged * min_factor, logged * max_factor);
+        let mut fit = SurvivalFit { rate: logged_rate * min_factor, stretch: 1.0, shift: 0.0 };
+        let survival_share = cache.miss_share(lines, 1.0);
+        if survival_share > 0.0 {
+            fit.rate = (measured_rate / survival_share).clamp(logged_rate * min_factor, logged_rate * max_factor);
         } else {
-            fit.rate = logged * max_factor;
+            fit.rate = logged_rate * max_factor;
         }
-        if fit.rate_at(cache, lines) < measured {
+        if fit.rate_at(cache, lines) < measured_rate {
             let (mut low, mut high) = (1.0, max_factor);
             for _ in 0..30 {
                 let middle = 0.5 * (low + high);
-                let below = SurvivalFit { stretch: middle, ..fit }.rate_at(cache, lines) < measured;
-                if below { low = middle } else { high = middle }
+                let is_below_measured = SurvivalFit { stretch: middle, ..fit }.rate_at(cache, lines) < measured_rate;
+                if is_below_measured { low = middle } else { high = middle }
             }
             fit.stretch = low;
         }
-        fit.shift = measured - fit.rate_at(cache, lines);
+        fit.shift = measured_rate - fit.rate_at(cache, lines);
         fit
     }
 
@@ -196,7 +197,8 @@ impl SurvivalInCache {
             return survival_after(f64::from(ways));
         }
         // Probability that the line which falls into the set as the last of so many is the n-th one.
-        let (ways, last) = (f64::from(ways), self.survival.lines_per_step * self.survival.at_step.len() as f64);
+        let (ways, last) =
+            (f64::from(ways), self.survival.lines_per_step * self.survival.survival_by_step.len() as f64);
         let (mut n, mut logarithm, mut remaining, mut share) = (ways, ways * libm::log(p), 1.0, 0.0);
         while n * p < ways || (remaining > 1e-9 && n < last * stretch) {
             let probability = libm::exp(logarithm).min(remaining);
@@ -209,12 +211,12 @@ impl SurvivalInCache {
     }
 }
 
-/// Share of the program's accesses whose stack distance is at least a given number of lines.
+/// The share of the program's accesses whose stack distance is at least a given number of lines, by number of lines.
 struct SurvivalCurve {
     lines_per_step: f64,
     /// Survival at step 0, 1, and so on.
-    at_step: Vec<f64>,
-    accesses: f64,
+    survival_by_step: Vec<f64>,
+    access_count: f64,
     /// Depth in lines that enough accesses are known to reach.
     known_lines: f64,
 }
@@ -226,17 +228,17 @@ impl SurvivalCurve {
         let steps = largest_lines.div_ceil(lines_per_step) as usize;
         // For each step of depth: accesses that recur there, and accesses known only to reach it.
         let mut recurrences = vec![0.0; steps + 1];
-        let mut known_to = vec![0.0; steps + 1];
+        let mut censored_uses = vec![0.0; steps + 1];
         let mut accesses = 0.0;
-        for (lines, demanded) in logs {
+        for (lines, is_demanded) in logs {
             let mut distinct_lines = 0;
-            for (&distance, &demanded) in log_distances(lines).iter().zip(*demanded) {
-                let depth = if distance == FIRST { distinct_lines } else { u64::from(distance) };
-                distinct_lines += u64::from(distance == FIRST);
+            for (&distance, &demanded) in log_distances(lines).iter().zip(*is_demanded) {
+                let depth = if distance == NO_REUSE { distinct_lines } else { u64::from(distance) };
+                distinct_lines += u64::from(distance == NO_REUSE);
                 if demanded {
                     let step = ((depth / lines_per_step) as usize).min(steps);
-                    if distance == FIRST {
-                        known_to[step] += 1.0
+                    if distance == NO_REUSE {
+                        censored_uses[step] += 1.0
                     } else {
                         recurrences[step] += 1.0
                     }
@@ -247,44 +249,44 @@ impl SurvivalCurve {
         if accesses == 0.0 {
             return None;
         }
-        let (mut at_risk, mut surviving) = (accesses, 1.0);
-        let min_at_risk = (MIN_AT_RISK * accesses).min(SUFFICIENT_AT_RISK);
+        let (mut at_risk, mut survival_share) = (accesses, 1.0);
+        let min_at_risk = (MIN_AT_RISK_SHARE * accesses).min(SUFFICIENT_AT_RISK);
         let mut at_step = vec![1.0];
         for step in 0..steps {
             if at_risk < min_at_risk {
                 break;
             }
             // Accesses censored within a step were at risk for about half of it.
-            let exposed: f64 = at_risk - 0.5 * known_to[step];
-            if exposed > 0.0 {
-                surviving *= (1.0 - recurrences[step] / exposed).max(0.0);
+            let effective_at_risk: f64 = at_risk - 0.5 * censored_uses[step];
+            if effective_at_risk > 0.0 {
+                survival_share *= (1.0 - recurrences[step] / effective_at_risk).max(0.0);
             }
-            at_step.push(surviving);
-            at_risk -= recurrences[step] + known_to[step];
+            at_step.push(survival_share);
+            at_risk -= recurrences[step] + censored_uses[step];
         }
         let known_lines = (at_step.len() as u64 - 1) * lines_per_step;
         extend_survival(&mut at_step, steps);
         let (lines_per_step, known_lines) = (lines_per_step as f64, known_lines as f64);
-        Some(SurvivalCurve { lines_per_step, at_step, accesses, known_lines })
+        Some(SurvivalCurve { lines_per_step, survival_by_step: at_step, access_count: accesses, known_lines })
     }
 
     fn survival_at(&self, lines: f64) -> f64 {
         let steps = lines / self.lines_per_step;
-        let low = (steps as usize).min(self.at_step.len() - 1);
-        let high = (low + 1).min(self.at_step.len() - 1);
-        let along = (steps - low as f64).clamp(0.0, 1.0);
-        self.at_step[low] + along * (self.at_step[high] - self.at_step[low])
+        let low = (steps as usize).min(self.survival_by_step.len() - 1);
+        let high = (low + 1).min(self.survival_by_step.len() - 1);
+        let fraction = (steps - low as f64).clamp(0.0, 1.0);
+        self.survival_by_step[low] + fraction * (self.survival_by_step[high] - self.survival_by_step[low])
     }
 }
 
 /// Extends the survival to this number of steps by a power of the depth that fits the last third.
 fn extend_survival(at_step: &mut Vec<f64>, steps: usize) {
     let known_steps = at_step.len() - 1;
-    let third = known_steps - known_steps / 3;
-    let (third_survival, last_survival) = (at_step[third], at_step[known_steps]);
-    let falls = third > 0 && third < known_steps && last_survival > 0.0;
-    let power = if falls {
-        libm::log(third_survival / last_survival) / libm::log(known_steps as f64 / third as f64)
+    let fit_start = known_steps - known_steps / 3;
+    let (third_survival, last_survival) = (at_step[fit_start], at_step[known_steps]);
+    let can_fit_power = fit_start > 0 && fit_start < known_steps && last_survival > 0.0;
+    let power = if can_fit_power {
+        libm::log(third_survival / last_survival) / libm::log(known_steps as f64 / fit_start as f64)
     } else {
         0.0
     };
@@ -302,7 +304,7 @@ mod tests {
     const SIZES: [u64; 8] = [100, 200, 300, 400, 500, 600, 700, 800];
 
     fn trace_of(lines: &[u64]) -> MissLog<'_> {
-        MissLog { lines, code: &[], line_bytes: 1, instructions: lines.len() as f64 * 20.0, lost: None }
+        MissLog { lines, code: &[], line_bytes: 1, instructions: lines.len() as f64 * 20.0, lost_accesses: None }
     }
     fn curve_rates(curve: &MissRateCurve) -> Vec<f64> {
         curve.points().iter().map(|&(_, rate)| rate).collect()
@@ -364,7 +366,7 @@ mod tests {
         let mut random = SplitMix64::new(8);
         let retained: Vec<u64> = all_lines.iter().copied().filter(|_| random.draw_unit() < 0.7).collect();
         let trace = MissLog { instructions: 800_000.0, ..trace_of(&retained) };
-        let counts = LogCounts { logged_level_misses: Some(40_000.0), point: Some((400, truth(400.0))) };
+        let counts = LogCounts { logged_level_misses: Some(40_000.0), measured_point: Some((400, truth(400.0))) };
         let curve = survival_curve(&trace, &counts, &SIZES).unwrap();
         assert!(worst_error(&curve, truth) < 1.5, "{:?}", curve_rates(&curve));
         let shifted_only = survival_curve(&trace, &LogCounts { logged_level_misses: None, ..counts }, &SIZES).unwrap();
@@ -376,9 +378,9 @@ mod tests {
     fn the_curve_passes_through_the_point_and_never_rises() {
         let lines = uniform_log(3000, 500, 9);
         for (misses, rate) in [(None, 3.0), (Some(4000.0), 31.0), (Some(9000.0), 80.0), (Some(3000.0), 0.0)] {
-            let counts = LogCounts { logged_level_misses: misses, point: Some((300, rate)) };
+            let counts = LogCounts { logged_level_misses: misses, measured_point: Some((300, rate)) };
             let curve = survival_curve(&trace_of(&lines), &counts, &SIZES).unwrap();
-            assert!((curve.ratio_at(300).unwrap() - rate).abs() < 1e-6, "{:?}", curve_rates(&curve));
+            assert!((curve.rate_at(300).unwrap() - rate).abs() < 1e-6, "{:?}", curve_rates(&curve));
             assert!(curve_rates(&curve).windows(2).all(|pair| pair[0] >= pair[1] - 1e-12));
         }
     }
@@ -395,7 +397,7 @@ mod tests {
         assert_eq!(curve_and_reach(60_000, 900).1, 800);
         // Beyond the reach, the curve may be far off; here all 400 lines fit.
         let (curve, reach_bytes) = curve_and_reach(1_000, 400);
-        assert!(reach_bytes < 400 && curve.ratio_at(500).unwrap() > 1.0, "{reach_bytes} {:?}", curve_rates(&curve));
+        assert!(reach_bytes < 400 && curve.rate_at(500).unwrap() > 1.0, "{reach_bytes} {:?}", curve_rates(&curve));
     }
 
     /// Does a long log determine the curve at depths that less than a tenth of its accesses reach?

@@ -1,11 +1,11 @@
 //! SHARDS at a fixed rate, which runs the exact engine on a fixed share of the lines.
 
-use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
+use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of_line, salt_from_seed};
 use crate::simd::{Lanes, Simd, dispatch};
 use crate::stack::{DistanceHistogram, StackDistances, StackError};
 
 /// Number of accesses that are filtered together.
-const PORTION: usize = 4096;
+const CHUNK_ACCESSES: usize = 4096;
 
 /// A sampler of a fixed share of the lines; its memory is proportional to the number of sampled lines.
 #[derive(Debug)]
@@ -14,10 +14,10 @@ pub struct FixedRateSampler {
     salt: u64,
     threshold: u64,
     accesses: u64,
-    all_distances: StackDistances,
-    groups: Vec<StackDistances>,
+    stack_distances: StackDistances,
+    group_distances: Vec<StackDistances>,
     sampled_lines: Vec<u64>,
-    by_group: [Vec<u64>; GROUPS],
+    lines_by_group: [Vec<u64>; GROUPS],
 }
 
 impl FixedRateSampler {
@@ -37,13 +37,13 @@ impl FixedRateSampler {
         }
         Ok(FixedRateSampler {
             simd,
-            salt: salt_of(seed),
+            salt: salt_from_seed(seed),
             threshold: threshold as u64,
             accesses: 0,
-            all_distances: StackDistances::with_simd(simd),
-            groups: (0..GROUPS).map(|_| StackDistances::with_simd(simd)).collect(),
-            sampled_lines: vec![0; PORTION],
-            by_group: Default::default(),
+            stack_distances: StackDistances::with_simd(simd),
+            group_distances: (0..GROUPS).map(|_| StackDistances::with_simd(simd)).collect(),
+            sampled_lines: vec![0; CHUNK_ACCESSES],
+            lines_by_group: Default::default(),
         })
     }
 
@@ -52,18 +52,18 @@ impl FixedRateSampler {
     /// # Errors
     /// Returns an error if the sample contains more than 2^31 distinct lines.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        for portion in lines.chunks(PORTION) {
-            self.accesses += portion.len() as u64;
+        for chunk in lines.chunks(CHUNK_ACCESSES) {
+            self.accesses += chunk.len() as u64;
             let (simd, salt, threshold, retained_lines) =
                 (self.simd, self.salt, self.threshold, &mut self.sampled_lines[..]);
-            let kept_len = dispatch!(simd, filter(
-                portion: &[u64], salt: u64, threshold: u64, retained_lines: &mut [u64]
+            let retained_count = dispatch!(simd, filter_lines(
+                chunk: &[u64], salt: u64, threshold: u64, retained_lines: &mut [u64]
             ) -> usize);
-            let retained_lines = &self.sampled_lines[..kept_len];
-            self.all_distances.push(retained_lines)?;
-            retained_lines.iter().for_each(|&line| self.by_group[group_of(line, salt)].push(line));
-            for (group, lines) in self.groups.iter_mut().zip(&mut self.by_group) {
-                if lines.len() >= PORTION / GROUPS {
+            let retained_lines = &self.sampled_lines[..retained_count];
+            self.stack_distances.push(retained_lines)?;
+            retained_lines.iter().for_each(|&line| self.lines_by_group[group_of_line(line, salt)].push(line));
+            for (group, lines) in self.group_distances.iter_mut().zip(&mut self.lines_by_group) {
+                if lines.len() >= CHUNK_ACCESSES / GROUPS {
                     group.push(lines)?;
                     lines.clear();
                 }
@@ -75,9 +75,9 @@ impl FixedRateSampler {
     /// Returns the curve estimated from all accesses.
     pub fn finish(self) -> Result<SampledCurve, StackError> {
         let rate = self.threshold as f64 / f64::from(1 << HASH_BITS);
-        let histogram = self.all_distances.finish()?;
+        let histogram = self.stack_distances.finish()?;
         let mut groups = Vec::with_capacity(GROUPS);
-        for (mut group, lines) in self.groups.into_iter().zip(&self.by_group) {
+        for (mut group, lines) in self.group_distances.into_iter().zip(&self.lines_by_group) {
             group.push(lines)?;
             groups.push(group.finish()?);
         }
@@ -102,7 +102,7 @@ fn scale(histogram: &DistanceHistogram, rate: f64) -> CurveEstimate {
 }
 
 #[inline(always)]
-unsafe fn filter<L: Lanes>(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64]) -> usize {
+unsafe fn filter_lines<L: Lanes>(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64]) -> usize {
     // SAFETY: the caller guarantees that the processor has `L`.
     unsafe { L::filter(lines, salt, threshold, retained, 0) }
 }

@@ -5,7 +5,7 @@
 //! 1 / R at the rate of its time, which gives the same proportions without rescaling. Distances are counted in buckets,
 //! exact below 512 lines and within one part in 256 above, so memory is constant.
 
-use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
+use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of_line, salt_from_seed};
 use crate::hash::scatter;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -15,19 +15,19 @@ const BUCKET_BITS: u32 = 8;
 /// A sampler of at most a fixed number of lines, in constant memory.
 #[derive(Debug)]
 pub struct FixedSizeSampler {
-    lines_limit: usize,
+    max_lines: usize,
     salt: u64,
     threshold: u64,
     accesses: u64,
     sampled_accesses: u64,
     /// Hash and line of every sampled line, with the largest hash on top.
     lines_by_hash: BinaryHeap<(u64, u64)>,
-    whole_sample: SampleGroup,
+    all_lines: SampleGroup,
     groups: Vec<SampleGroup>,
 }
 
 impl FixedSizeSampler {
-    /// Builds a sampler of at most `lines_limit` lines.
+    /// Builds a sampler of at most `max_lines` lines.
     ///
     /// # Errors
     /// Returns an error if the limit is below 8 or above 2^24.
@@ -37,13 +37,13 @@ impl FixedSizeSampler {
             return Err(SampleError { field: "lines_limit", found: lines_limit as f64, expected });
         }
         Ok(FixedSizeSampler {
-            lines_limit,
-            salt: salt_of(seed),
+            max_lines: lines_limit,
+            salt: salt_from_seed(seed),
             threshold: 1 << HASH_BITS,
             accesses: 0,
             sampled_accesses: 0,
             lines_by_hash: BinaryHeap::new(),
-            whole_sample: SampleGroup::new(),
+            all_lines: SampleGroup::new(),
             groups: (0..GROUPS).map(|_| SampleGroup::new()).collect(),
         })
     }
@@ -62,11 +62,11 @@ impl FixedSizeSampler {
     fn touch(&mut self, line: u64, hash: u64) {
         self.sampled_accesses += 1;
         let rate = self.rate();
-        let is_new = self.whole_sample.touch(line, rate);
-        self.groups[group_of(line, self.salt)].touch(line, rate / GROUPS as f64);
+        let is_new = self.all_lines.touch(line, rate);
+        self.groups[group_of_line(line, self.salt)].touch(line, rate / GROUPS as f64);
         if is_new {
             self.lines_by_hash.push((hash, line));
-            if self.lines_by_hash.len() > self.lines_limit {
+            if self.lines_by_hash.len() > self.max_lines {
                 self.lower_threshold();
             }
         }
@@ -74,15 +74,15 @@ impl FixedSizeSampler {
 
     /// Removes all sampled lines that have the largest hash, and lowers the threshold to that hash.
     fn lower_threshold(&mut self) {
-        let Some(&(greatest, _)) = self.lines_by_hash.peek() else { return };
-        self.threshold = greatest;
+        let Some(&(max_hash, _)) = self.lines_by_hash.peek() else { return };
+        self.threshold = max_hash;
         while let Some(&(hash, line)) = self.lines_by_hash.peek() {
-            if hash < greatest {
+            if hash < max_hash {
                 break;
             }
             self.lines_by_hash.pop();
-            self.whole_sample.stack.remove(line);
-            self.groups[group_of(line, self.salt)].stack.remove(line);
+            self.all_lines.stack.remove(line);
+            self.groups[group_of_line(line, self.salt)].stack.remove(line);
         }
     }
 
@@ -92,7 +92,7 @@ impl FixedSizeSampler {
 
     /// Returns the curve estimated from all accesses.
     pub fn finish(mut self) -> SampledCurve {
-        if self.groups.iter().any(|group| group.cold == 0.0) {
+        if self.groups.iter().any(|group| group.cold_count == 0.0) {
             self.groups.clear();
         }
         SampledCurve {
@@ -101,7 +101,7 @@ impl FixedSizeSampler {
             sampled_lines: self.lines_by_hash.len() as u64,
             rate: self.rate(),
             groups: self.groups.iter().map(SampleGroup::estimate).collect(),
-            whole_curve: self.whole_sample.estimate(),
+            whole_curve: self.all_lines.estimate(),
         }
     }
 }
@@ -110,21 +110,21 @@ impl FixedSizeSampler {
 #[derive(Debug)]
 struct SampleGroup {
     stack: SmallStack,
-    cold: f64,
+    cold_count: f64,
     /// Number of accesses by bucket of distance, scaled up.
     counts: Vec<f64>,
 }
 
 impl SampleGroup {
     fn new() -> Self {
-        SampleGroup { stack: SmallStack::new(), cold: 0.0, counts: Vec::new() }
+        SampleGroup { stack: SmallStack::new(), cold_count: 0.0, counts: Vec::new() }
     }
 
     /// Counts one access, and returns whether its line is new.
     fn touch(&mut self, line: u64, rate: f64) -> bool {
         match self.stack.touch(line) {
             None => {
-                self.cold += 1.0 / rate;
+                self.cold_count += 1.0 / rate;
                 true
             }
             Some(distance) => {
@@ -140,7 +140,7 @@ impl SampleGroup {
 
     fn estimate(&self) -> CurveEstimate {
         let counts = self.counts.iter().enumerate().filter(|(_, count)| **count > 0.0);
-        CurveEstimate::new(self.cold, counts.map(|(bucket, &count)| (bucket_midpoint(bucket), count)))
+        CurveEstimate::new(self.cold_count, counts.map(|(bucket, &count)| (bucket_midpoint(bucket), count)))
     }
 }
 
@@ -165,38 +165,38 @@ struct SmallStack {
     lines: Vec<u64>,
     /// One-based Fenwick tree.
     tree: Vec<u32>,
-    next: usize,
+    next_slot: usize,
 }
 
 impl SmallStack {
     fn new() -> Self {
-        SmallStack { slots: BTreeMap::new(), lines: vec![0; 64], tree: vec![0; 64], next: 1 }
+        SmallStack { slots: BTreeMap::new(), lines: vec![0; 64], tree: vec![0; 64], next_slot: 1 }
     }
 
     /// Returns the number of other lines touched since the last touch of this one; `None` if the line is new.
     fn touch(&mut self, line: u64) -> Option<u32> {
-        if self.next == self.tree.len() {
+        if self.next_slot == self.tree.len() {
             self.renumber();
         }
-        let now = self.next;
-        self.next += 1;
-        self.lines[now] = line;
-        let distance = self.slots.insert(line, now as u32).map(|old_slot| {
-            let later = self.slots.len() as u32 - self.sum_below(old_slot as usize);
-            self.add(old_slot as usize, u32::MAX);
-            later
+        let new_slot = self.next_slot;
+        self.next_slot += 1;
+        self.lines[new_slot] = line;
+        let distance = self.slots.insert(line, new_slot as u32).map(|old_slot| {
+            let later_lines = self.slots.len() as u32 - self.sum_below(old_slot as usize);
+            self.add_to_slot(old_slot as usize, u32::MAX);
+            later_lines
         });
-        self.add(now, 1);
+        self.add_to_slot(new_slot, 1);
         distance
     }
 
     fn remove(&mut self, line: u64) {
         if let Some(slot) = self.slots.remove(&line) {
-            self.add(slot as usize, u32::MAX);
+            self.add_to_slot(slot as usize, u32::MAX);
         }
     }
 
-    fn add(&mut self, mut slot: usize, change: u32) {
+    fn add_to_slot(&mut self, mut slot: usize, change: u32) {
         while slot < self.tree.len() {
             self.tree[slot] = self.tree[slot].wrapping_add(change);
             slot += slot & slot.wrapping_neg();
@@ -213,20 +213,20 @@ impl SmallStack {
     }
 
     fn renumber(&mut self) {
-        let in_use = |slot: usize, line: u64| self.slots.get(&line) == Some(&(slot as u32));
-        let lines: Vec<u64> = (1..self.next)
+        let is_used = |slot: usize, line: u64| self.slots.get(&line) == Some(&(slot as u32));
+        let lines: Vec<u64> = (1..self.next_slot)
             .map(|slot| (slot, self.lines[slot]))
-            .filter(|&(slot, line)| in_use(slot, line))
+            .filter(|&(slot, line)| is_used(slot, line))
             .map(|(_, line)| line)
             .collect();
-        let room = (lines.len() * 4).max(64);
-        (self.next, self.tree, self.lines) = (1, vec![0; room], vec![0; room]);
+        let slot_count = (lines.len() * 4).max(64);
+        (self.next_slot, self.tree, self.lines) = (1, vec![0; slot_count], vec![0; slot_count]);
         for line in lines {
-            let slot = self.next;
-            self.next += 1;
+            let slot = self.next_slot;
+            self.next_slot += 1;
             self.lines[slot] = line;
             self.slots.insert(line, slot as u32);
-            self.add(slot, 1);
+            self.add_to_slot(slot, 1);
         }
     }
 }

@@ -47,12 +47,12 @@ pub struct SampleError {
 }
 
 /// Returns the group of a line, from bits of the hash that the threshold does not use.
-fn group_of(line: u64, salt: u64) -> usize {
+fn group_of_line(line: u64, salt: u64) -> usize {
     (scatter(line ^ salt) as usize) % GROUPS
 }
 
 /// Returns the salt that this seed adds to line hashes.
-fn salt_of(seed: u64) -> u64 {
+fn salt_from_seed(seed: u64) -> u64 {
     scatter(seed ^ 0x5A17)
 }
 
@@ -68,13 +68,13 @@ struct CurveEstimate {
 
 impl CurveEstimate {
     /// Builds a curve from ascending pairs of distance in lines and number of accesses.
-    fn new(cold: f64, counts: impl DoubleEndedIterator<Item = (f64, f64)>) -> Self {
-        let (mut distances_lines, mut misses) = (Vec::new(), vec![cold]);
-        let mut sum = cold;
+    fn new(cold_count: f64, counts: impl DoubleEndedIterator<Item = (f64, f64)>) -> Self {
+        let (mut distances_lines, mut misses) = (Vec::new(), vec![cold_count]);
+        let mut miss_sum = cold_count;
         for (distance, count) in counts.rev() {
-            sum += count;
+            miss_sum += count;
             distances_lines.push(distance);
-            misses.push(sum);
+            misses.push(miss_sum);
         }
         distances_lines.reverse();
         misses.reverse();
@@ -82,8 +82,8 @@ impl CurveEstimate {
     }
 
     fn miss_ratio(&self, lines: u64, accesses: u64) -> f64 {
-        let first = self.distances_lines.partition_point(|&distance| distance < lines as f64);
-        (self.misses[first] / accesses as f64).min(1.0)
+        let first_missed = self.distances_lines.partition_point(|&distance| distance < lines as f64);
+        (self.misses[first_missed] / accesses as f64).min(1.0)
     }
 }
 
@@ -149,10 +149,13 @@ impl SampledCurve {
 
     /// Returns the mean and the largest half-width over the given sizes. `None` if no size has an error interval.
     pub fn error_bar(&self, sizes_lines: &[u64]) -> Option<ErrorBar> {
-        let widths: Option<Vec<f64>> = sizes_lines.iter().map(|&size| self.find_point(size)?.half_width).collect();
-        let widths = widths.filter(|widths| !widths.is_empty())?;
-        let greatest_half_width = widths.iter().copied().fold(0.0, f64::max);
-        Some(ErrorBar { mean_half_width: widths.iter().sum::<f64>() / widths.len() as f64, greatest_half_width })
+        let half_widths: Option<Vec<f64>> = sizes_lines.iter().map(|&size| self.find_point(size)?.half_width).collect();
+        let widths = half_widths.filter(|widths| !widths.is_empty())?;
+        let max_half_width = widths.iter().copied().fold(0.0, f64::max);
+        Some(ErrorBar {
+            mean_half_width: widths.iter().sum::<f64>() / widths.len() as f64,
+            greatest_half_width: max_half_width,
+        })
     }
 }
 

@@ -77,7 +77,7 @@ fn hot_line_does_not_matter() {
     // Half of all accesses go to line 0, which always hits.
     let lines: Vec<u64> = skewed_lines(100_000, 20_000, 2).into_iter().flat_map(|line| [0, line + 1]).collect();
     let truth = exact_histogram(&lines).misses_at(2000) as f64 / lines.len() as f64;
-    let has_line_0 = |seed| scatter(salt_of(seed)) >> 40 < 1 << 20;
+    let has_line_0 = |seed| scatter(salt_from_seed(seed)) >> 40 < 1 << 20;
     let (with_line_0, without_line_0): (Vec<u64>, Vec<u64>) = (0..100).partition(|&seed| has_line_0(seed));
     for seed in with_line_0.iter().take(2).chain(without_line_0.iter().take(6)) {
         let error = fixed_rate(1.0 / 16.0, *seed, &lines).find_point(2000).unwrap().miss_ratio - truth;

@@ -22,11 +22,11 @@ const PREFETCH_AHEAD: usize = 16;
 /// Dead bits and counters for a fixed number of slots.
 #[derive(Debug, Default)]
 pub(crate) struct DeadSlotCounter {
-    dead: Vec<u64>,
-    later_words: Vec<U16x32>,
-    later_groups: Vec<U16x32>,
-    later_blocks: Vec<U32x16>,
-    later_sections: Vec<U32x16>,
+    dead_bits: Vec<u64>,
+    dead_in_later_words: Vec<U16x32>,
+    dead_in_later_groups: Vec<U16x32>,
+    dead_in_later_blocks: Vec<U32x16>,
+    dead_in_later_sections: Vec<U32x16>,
 }
 
 impl DeadSlotCounter {
@@ -34,23 +34,23 @@ impl DeadSlotCounter {
     pub(crate) fn new(slots: usize) -> Self {
         let sections = slots.div_ceil(SLOTS_PER_SECTION);
         DeadSlotCounter {
-            dead: vec![0; slots.div_ceil(SLOTS_PER_GROUP) * 32],
-            later_words: vec![U16x32([0; 32]); slots.div_ceil(SLOTS_PER_GROUP)],
-            later_groups: vec![U16x32([0; 32]); slots.div_ceil(SLOTS_PER_BLOCK)],
-            later_blocks: vec![U32x16([0; 16]); sections],
-            later_sections: vec![U32x16([0; 16]); sections.div_ceil(16)],
+            dead_bits: vec![0; slots.div_ceil(SLOTS_PER_GROUP) * 32],
+            dead_in_later_words: vec![U16x32([0; 32]); slots.div_ceil(SLOTS_PER_GROUP)],
+            dead_in_later_groups: vec![U16x32([0; 32]); slots.div_ceil(SLOTS_PER_BLOCK)],
+            dead_in_later_blocks: vec![U32x16([0; 16]); sections],
+            dead_in_later_sections: vec![U32x16([0; 16]); sections.div_ceil(16)],
         }
     }
 
     /// Returns the dead bits, 64 slots to a word, lowest slot in the lowest bit.
     pub(super) fn dead_slots(&self) -> &[u64] {
-        &self.dead
+        &self.dead_bits
     }
 
-    /// Kills the old slot of each access (old, new) in turn, and passes the distances to `tally`. There are at most
+    /// Kills the old slot of each access (old, new) in turn, and counts its distance in `tally`. There are at most
     /// [`BATCH`](super::batch::BATCH) accesses, for which `tally` has reserved room.
     #[inline(always)]
-    pub(super) unsafe fn mark_dead<L: Lanes>(&mut self, old_slots: &[u32], new_slots: &[u32], tally: &mut Tally) {
+    pub(super) unsafe fn kill_and_count<L: Lanes>(&mut self, old_slots: &[u32], new_slots: &[u32], tally: &mut Tally) {
         let new_slots = &new_slots[..old_slots.len()];
         for &slot in &old_slots[..old_slots.len().min(PREFETCH_AHEAD)] {
             self.prefetch(slot);
@@ -60,15 +60,15 @@ impl DeadSlotCounter {
                 self.prefetch(slot);
             }
             // SAFETY: the caller guarantees that the processor has `L`.
-            let later = unsafe { self.kill_one::<L>(old_slots[index]) };
-            tally.count(index, new_slots[index] - old_slots[index] - 1 - later);
+            let dead_above = unsafe { self.kill_one::<L>(old_slots[index]) };
+            tally.count(index, new_slots[index] - old_slots[index] - 1 - dead_above);
         }
     }
 
     #[inline(always)]
     fn prefetch(&self, slot: u32) {
-        prefetch(self.dead.as_ptr().wrapping_add(slot as usize / 64));
-        prefetch(self.later_words.as_ptr().wrapping_add(slot as usize / SLOTS_PER_GROUP));
+        prefetch(self.dead_bits.as_ptr().wrapping_add(slot as usize / 64));
+        prefetch(self.dead_in_later_words.as_ptr().wrapping_add(slot as usize / SLOTS_PER_GROUP));
     }
 
     /// Kills one slot, which is alive; returns the number of dead slots above it.
@@ -80,24 +80,24 @@ impl DeadSlotCounter {
         let slot = slot as usize;
         let (word, group) = (slot / 64, slot / SLOTS_PER_GROUP);
         let (block, section) = (slot / SLOTS_PER_BLOCK, slot / SLOTS_PER_SECTION);
-        // One check instead of one per level: every level is at least as long as `dead` requires.
-        assert!(word < self.dead.len());
-        // SAFETY: `new` made every level long enough for the slots of `dead`; the caller guarantees that the processor
-        // has `L`; lanes are below 32 and 16 because of the remainders.
+        // One check instead of one per level: every level is at least as long as `dead_bits` requires.
+        assert!(word < self.dead_bits.len());
+        // SAFETY: `new` made every level long enough for the slots of `dead_bits`; the caller guarantees that the
+        // processor has `L`; lanes are below 32 and 16 because of the remainders.
         unsafe {
-            let dead = self.dead.get_unchecked_mut(word);
-            debug_assert_eq!(*dead >> (slot % 64) & 1, 0);
-            let mut later = (*dead >> (slot % 64)).count_ones();
-            *dead |= 1 << (slot % 64);
-            later += u32::from(L::bump_u16(self.later_words.get_unchecked_mut(group), word % 32));
-            later += u32::from(L::bump_u16(self.later_groups.get_unchecked_mut(block), group % 32));
-            later += L::bump_u32(self.later_blocks.get_unchecked_mut(section), block % 16);
-            later += L::bump_u32(self.later_sections.get_unchecked_mut(section / 16), section % 16);
+            let dead_word = self.dead_bits.get_unchecked_mut(word);
+            debug_assert_eq!(*dead_word >> (slot % 64) & 1, 0);
+            let mut dead_above = (*dead_word >> (slot % 64)).count_ones();
+            *dead_word |= 1 << (slot % 64);
+            dead_above += u32::from(L::bump_u16(self.dead_in_later_words.get_unchecked_mut(group), word % 32));
+            dead_above += u32::from(L::bump_u16(self.dead_in_later_groups.get_unchecked_mut(block), group % 32));
+            dead_above += L::bump_u32(self.dead_in_later_blocks.get_unchecked_mut(section), block % 16);
+            dead_above += L::bump_u32(self.dead_in_later_sections.get_unchecked_mut(section / 16), section % 16);
             // More than 2^24 slots: all sections of earlier groups of sixteen.
-            for sixteen in self.later_sections.get_unchecked_mut(..section / 16) {
-                sixteen.0.iter_mut().for_each(|count| *count += 1);
+            for section_counters in self.dead_in_later_sections.get_unchecked_mut(..section / 16) {
+                section_counters.0.iter_mut().for_each(|count| *count += 1);
             }
-            later
+            dead_above
         }
     }
 }

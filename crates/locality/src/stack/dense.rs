@@ -15,21 +15,21 @@ const _: () = assert!(LINE_BITS - LINES_PER_PAGE.trailing_zeros() + LEAF_BITS <=
 #[derive(Debug)]
 pub(super) struct DenseFinder {
     /// Entries of the form page << LEAF_BITS | leaf, or 0 if free. The length is a power of two.
-    pages: Vec<u64>,
-    pages_used: usize,
+    page_table: Vec<u64>,
+    page_count: usize,
     /// Slots, 64 to a leaf; leaf 0 is unused. Slot 0 means that the line has not occurred.
     leaves: Vec<u32>,
 }
 
 impl DenseFinder {
     pub(super) fn new() -> Self {
-        DenseFinder { pages: vec![0; 1024], pages_used: 0, leaves: vec![0; LINES_PER_PAGE] }
+        DenseFinder { page_table: vec![0; 1024], page_count: 0, leaves: vec![0; LINES_PER_PAGE] }
     }
 
     /// Returns the bytes that the leaves and the table use.
     #[inline(always)]
     pub(super) fn bytes(&self) -> usize {
-        self.leaves.len() * 4 + self.pages.len() * 8
+        self.leaves.len() * 4 + self.page_table.len() * 8
     }
 
     /// Returns the bytes that this number of pages would use.
@@ -38,11 +38,11 @@ impl DenseFinder {
     }
 
     #[inline(always)]
-    pub(super) fn find(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
+    pub(super) fn replace_slots(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
         let mut cells = [0usize; BATCH];
         let cells = &mut cells[..lines.len()];
         for (cell, &line) in cells.iter_mut().zip(lines) {
-            let leaf = self.leaf(line / LINES_PER_PAGE as u64);
+            let leaf = self.find_or_add_leaf(line / LINES_PER_PAGE as u64);
             *cell = leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE;
             prefetch(self.leaves.as_ptr().wrapping_add(*cell));
         }
@@ -54,11 +54,11 @@ impl DenseFinder {
 
     /// Returns the leaf of a page, and creates it if the page is new.
     #[inline(always)]
-    fn leaf(&mut self, page: u64) -> usize {
-        let mask = self.pages.len() - 1;
-        let mut index = (mix(page) >> (64 - self.pages.len().trailing_zeros())) as usize;
+    fn find_or_add_leaf(&mut self, page: u64) -> usize {
+        let mask = self.page_table.len() - 1;
+        let mut index = (mix(page) >> (64 - self.page_table.len().trailing_zeros())) as usize;
         loop {
-            let entry = self.pages[index & mask];
+            let entry = self.page_table[index & mask];
             if entry >> LEAF_BITS == page && entry != 0 {
                 return (entry & ((1 << LEAF_BITS) - 1)) as usize;
             }
@@ -76,18 +76,18 @@ impl DenseFinder {
         // 2^27 leaves take 32 GB; before that, `Finder` changes form, or `StackDistances` fails for lack of slots.
         debug_assert!(leaf < 1 << LEAF_BITS);
         self.leaves.resize(self.leaves.len() + LINES_PER_PAGE, 0);
-        self.pages[index] = page << LEAF_BITS | leaf as u64;
-        self.pages_used += 1;
-        if self.pages_used * 2 > self.pages.len() {
-            let old_pages = std::mem::take(&mut self.pages);
-            self.pages = vec![0; old_pages.len() * 2];
-            let (mask, shift) = (self.pages.len() - 1, 64 - self.pages.len().trailing_zeros());
+        self.page_table[index] = page << LEAF_BITS | leaf as u64;
+        self.page_count += 1;
+        if self.page_count * 2 > self.page_table.len() {
+            let old_pages = std::mem::take(&mut self.page_table);
+            self.page_table = vec![0; old_pages.len() * 2];
+            let (mask, shift) = (self.page_table.len() - 1, 64 - self.page_table.len().trailing_zeros());
             for entry in old_pages.into_iter().filter(|&entry| entry != 0) {
                 let mut index = (mix(entry >> LEAF_BITS) >> shift) as usize;
-                while self.pages[index & mask] != 0 {
+                while self.page_table[index & mask] != 0 {
                     index += 1;
                 }
-                self.pages[index & mask] = entry;
+                self.page_table[index & mask] = entry;
             }
         }
         leaf
@@ -100,13 +100,13 @@ impl DenseFinder {
 
     /// Sets the slot of one line.
     pub(super) fn set(&mut self, line: u64, slot: u32) {
-        let leaf = self.leaf(line / LINES_PER_PAGE as u64);
+        let leaf = self.find_or_add_leaf(line / LINES_PER_PAGE as u64);
         self.leaves[leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE] = slot;
     }
 
     /// Returns all lines with their slots, in any order.
     pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        self.pages.iter().filter(|&&entry| entry != 0).flat_map(|&entry| {
+        self.page_table.iter().filter(|&&entry| entry != 0).flat_map(|&entry| {
             let (page, leaf) = (entry >> LEAF_BITS, (entry & ((1 << LEAF_BITS) - 1)) as usize);
             let slots = &self.leaves[leaf * LINES_PER_PAGE..][..LINES_PER_PAGE];
             let used_slots = slots.iter().enumerate().filter(|&(_, &slot)| slot != 0);

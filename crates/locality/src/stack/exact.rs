@@ -83,15 +83,15 @@ impl StackDistances {
 
     /// Builds an engine with the given vector instructions, which do not affect the result.
     pub fn with_simd(simd: Simd) -> Self {
-        StackDistances::with_sizes(simd, FinderLimits::default())
+        StackDistances::with_limits(simd, FinderLimits::default())
     }
 
-    pub(super) fn with_sizes(simd: Simd, limits: FinderLimits) -> Self {
-        let side = SlotAllocator::new(simd, limits);
-        let counter = DeadSlotCounter::new(side.slots());
+    pub(super) fn with_limits(simd: Simd, limits: FinderLimits) -> Self {
+        let slot_allocator = SlotAllocator::new(simd, limits);
+        let counter = DeadSlotCounter::new(slot_allocator.slots());
         StackDistances {
             simd,
-            side,
+            side: slot_allocator,
             counter,
             tally: Tally::new(),
             pairs: SlotPairs::new(),
@@ -125,10 +125,10 @@ impl StackDistances {
         let StackDistances { simd, mut side, mut counter, mut tally, mut pairs, mut waiting } = self;
         waiting
             .flush(|space, lines| run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, space, lines))?;
-        let cold = side.lines() as u64;
+        let cold_count = side.lines() as u64;
         // Frees their memory before the histogram is allocated.
         drop((side, counter));
-        Ok(tally.finish(cold))
+        Ok(tally.finish(cold_count))
     }
 
     /// Returns whether the sparse finder is in use.
@@ -140,7 +140,7 @@ impl StackDistances {
 
 fn run_batches(
     simd: Simd,
-    side: &mut SlotAllocator,
+    slot_allocator: &mut SlotAllocator,
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,
     pairs: &mut SlotPairs,
@@ -148,42 +148,42 @@ fn run_batches(
     mut lines: &[u64],
 ) -> Result<(), StackError> {
     loop {
-        let done_count = dispatch!(simd, run_all_batches(
-            side: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, space: u32, lines: &[u64]
+        let processed_count = dispatch!(simd, run_all_batches(
+            slot_allocator: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, space: u32, lines: &[u64]
         ) -> usize);
-        lines = &lines[done_count..];
+        lines = &lines[processed_count..];
         if lines.is_empty() {
             return Ok(());
         }
-        side.compact(Some(counter.dead_slots()))?;
+        slot_allocator.compact(Some(counter.dead_slots()))?;
         *counter = DeadSlotCounter::default();
-        *counter = DeadSlotCounter::new(side.slots());
+        *counter = DeadSlotCounter::new(slot_allocator.slots());
     }
 }
 
 /// Runs batches until all are done or the slots run out; returns the number of accesses processed.
 #[inline(always)]
 unsafe fn run_all_batches<L: Lanes>(
-    side: &mut SlotAllocator,
+    slot_allocator: &mut SlotAllocator,
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,
     pairs: &mut SlotPairs,
     space: u32,
     lines: &[u64],
 ) -> usize {
-    let mut done_count = 0;
+    let mut processed_count = 0;
     for batch in lines.chunks(BATCH) {
-        if side.is_full(batch.len()) {
+        if slot_allocator.is_full(batch.len()) {
             break;
         }
         // SAFETY: the caller guarantees that the processor has `L`.
         unsafe {
-            side.find::<L>(space, batch, pairs);
-            tally.reserve(side.lines());
+            slot_allocator.assign_slots::<L>(space, batch, pairs);
+            tally.reserve(slot_allocator.lines());
             let (old_slots, new_slots) = pairs.get();
-            counter.mark_dead::<L>(old_slots, new_slots, tally);
+            counter.kill_and_count::<L>(old_slots, new_slots, tally);
         }
-        done_count += batch.len();
+        processed_count += batch.len();
     }
-    done_count
+    processed_count
 }

@@ -18,7 +18,7 @@ const DENSE_FREE_BYTES: usize = 8 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FinderKind {
     /// The smaller form, but always the dense one up to this size.
-    Fitting { dense_free_bytes: usize },
+    Adaptive { dense_free_bytes: usize },
     #[cfg(test)]
     Dense,
     #[cfg(test)]
@@ -30,7 +30,7 @@ impl FinderKind {
     #[inline(always)]
     fn dense_free_bytes(self) -> Option<usize> {
         match self {
-            FinderKind::Fitting { dense_free_bytes } => Some(dense_free_bytes),
+            FinderKind::Adaptive { dense_free_bytes } => Some(dense_free_bytes),
             #[cfg(test)]
             FinderKind::Dense | FinderKind::Sparse => None,
         }
@@ -39,7 +39,7 @@ impl FinderKind {
 
 impl Default for FinderKind {
     fn default() -> Self {
-        FinderKind::Fitting { dense_free_bytes: DENSE_FREE_BYTES }
+        FinderKind::Adaptive { dense_free_bytes: DENSE_FREE_BYTES }
     }
 }
 
@@ -53,21 +53,21 @@ enum FinderTable {
 pub(super) struct Finder {
     table: FinderTable,
     kind: FinderKind,
-    lines: usize,
+    line_count: usize,
 }
 
 impl Finder {
     pub(super) fn new(kind: FinderKind) -> Self {
         #[cfg(test)]
         if kind == FinderKind::Sparse {
-            return Finder { table: FinderTable::Sparse(SparseFinder::with_room_for(0)), kind, lines: 0 };
+            return Finder { table: FinderTable::Sparse(SparseFinder::with_room_for(0)), kind, line_count: 0 };
         }
-        Finder { table: FinderTable::Dense(DenseFinder::new()), kind, lines: 0 }
+        Finder { table: FinderTable::Dense(DenseFinder::new()), kind, line_count: 0 }
     }
 
     /// Returns the number of distinct lines found so far.
     pub(super) fn lines(&self) -> usize {
-        self.lines
+        self.line_count
     }
 
     /// Assigns the slots `first_slot..` to the lines, in order, and appends to `pairs` the old and the new slot of
@@ -76,18 +76,18 @@ impl Finder {
     /// Accepts at most [`super::batch::BATCH`] lines of at most [`super::batch::LINE_BITS`] bits; `first_slot` is above
     /// 0.
     #[inline(always)]
-    pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
+    pub(super) unsafe fn replace_slots<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
         pairs.clear();
         match &mut self.table {
-            FinderTable::Dense(dense) => dense.find(lines, first_slot, pairs),
+            FinderTable::Dense(dense) => dense.replace_slots(lines, first_slot, pairs),
             // SAFETY: the caller guarantees that the processor has `L`.
-            FinderTable::Sparse(sparse) => unsafe { sparse.find::<L>(lines, first_slot, pairs) },
+            FinderTable::Sparse(sparse) => unsafe { sparse.replace_slots::<L>(lines, first_slot, pairs) },
         }
-        self.lines += lines.len() - pairs.len;
+        self.line_count += lines.len() - pairs.len;
     }
 
-    /// Calls `change` on the slot of every line, in any order. `change` is also called on free places and must leave
-    /// their 0 unchanged; testing each place would cost an unpredictable branch.
+    /// Calls `change` on the slot of every line, in any order. `change` is also called on free entries and must leave
+    /// their 0 unchanged; testing each entry would cost an unpredictable branch.
     #[inline(always)]
     pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
         match &mut self.table {
@@ -98,21 +98,23 @@ impl Finder {
 
     /// Switches from the dense to the sparse form after a batch, if the dense one has become wasteful.
     #[inline(always)]
-    pub(super) fn leave_dense_if_wasteful(&mut self) {
-        let FinderTable::Dense(dense) = &self.table else { return };
+    pub(super) fn switch_to_sparse_if_smaller(&mut self) {
+        let FinderTable::Dense(dense_finder) = &self.table else { return };
         let Some(dense_free_bytes) = self.kind.dense_free_bytes() else { return };
-        if dense.bytes() > dense_free_bytes && dense.bytes() > 2 * SparseFinder::bytes_for(self.lines) {
-            self.table = FinderTable::Sparse(to_sparse(dense, self.lines));
+        if dense_finder.bytes() > dense_free_bytes
+            && dense_finder.bytes() > 2 * SparseFinder::bytes_for(self.line_count)
+        {
+            self.table = FinderTable::Sparse(convert_to_sparse(dense_finder, self.line_count));
         }
     }
 
     /// Switches back to the dense form at a compaction, if it would be smaller than the sparse one.
-    pub(super) fn return_to_dense_if_fitting(&mut self) {
+    pub(super) fn switch_to_dense_if_smaller(&mut self) {
         let FinderTable::Sparse(sparse) = &self.table else { return };
         if self.kind.dense_free_bytes().is_some()
-            && DenseFinder::bytes_for(sparse.estimate_pages()) < SparseFinder::bytes_for(self.lines)
+            && DenseFinder::bytes_for(sparse.estimate_pages()) < SparseFinder::bytes_for(self.line_count)
         {
-            self.table = FinderTable::Dense(to_dense(sparse));
+            self.table = FinderTable::Dense(convert_to_dense(sparse));
         }
     }
 
@@ -124,19 +126,19 @@ impl Finder {
 }
 
 /// Converts a dense finder to the sparse form.
-fn to_sparse(dense: &DenseFinder, lines: usize) -> SparseFinder {
+fn convert_to_sparse(dense_finder: &DenseFinder, lines: usize) -> SparseFinder {
     let mut sparse = SparseFinder::with_room_for(lines);
-    for (line, slot) in dense.lines_and_slots() {
+    for (line, slot) in dense_finder.lines_and_slots() {
         sparse.set(line, slot);
     }
     sparse
 }
 
 /// Converts a sparse finder to the dense form.
-fn to_dense(sparse: &SparseFinder) -> DenseFinder {
-    let mut dense = DenseFinder::new();
+fn convert_to_dense(sparse: &SparseFinder) -> DenseFinder {
+    let mut dense_finder = DenseFinder::new();
     for (line, slot) in sparse.lines_and_slots() {
-        dense.set(line, slot);
+        dense_finder.set(line, slot);
     }
-    dense
+    dense_finder
 }

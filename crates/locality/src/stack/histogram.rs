@@ -10,14 +10,14 @@ use std::str::FromStr;
 /// distance that occurs, in ascending order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DistanceHistogram {
-    cold: u64,
+    cold_count: u64,
     /// Pairs of distance in lines and number of accesses, ascending by distance and without zero counts.
     counts: Vec<(u64, u64)>,
 }
 
 impl DistanceHistogram {
     /// Builds a histogram from counts in any order; counts of equal distances are added, zero counts are dropped.
-    pub fn new(cold: u64, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
+    pub fn new(cold_count: u64, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut counts: Vec<(u64, u64)> = counts.into_iter().filter(|&(_, count)| count > 0).collect();
         if !counts.is_sorted_by(|a, b| a.0 < b.0) {
             counts.sort_unstable();
@@ -29,17 +29,17 @@ impl DistanceHistogram {
                 is_same_distance
             });
         }
-        DistanceHistogram { cold, counts }
+        DistanceHistogram { cold_count, counts }
     }
 
     /// Returns the same counts with this number of first touches.
     pub(super) fn with_cold(self, cold: u64) -> Self {
-        DistanceHistogram { cold, ..self }
+        DistanceHistogram { cold_count: cold, ..self }
     }
 
     /// Returns the number of first touches, which equals the number of distinct lines.
     pub fn cold_count(&self) -> u64 {
-        self.cold
+        self.cold_count
     }
 
     /// Returns the distance in lines and the number of accesses for every distance that occurs, in ascending order.
@@ -49,13 +49,13 @@ impl DistanceHistogram {
 
     /// Returns the number of accesses, including cold ones.
     pub fn accesses(&self) -> u64 {
-        self.cold + self.counts.iter().map(|&(_, count)| count).sum::<u64>()
+        self.cold_count + self.counts.iter().map(|&(_, count)| count).sum::<u64>()
     }
 
     /// Returns the misses of a fully associative LRU cache of `lines` lines.
     pub fn misses_at(&self, lines: u64) -> u64 {
-        let first = self.counts.partition_point(|&(distance, _)| distance < lines);
-        self.cold + self.counts[first..].iter().map(|&(_, count)| count).sum::<u64>()
+        let first_missed = self.counts.partition_point(|&(distance, _)| distance < lines);
+        self.cold_count + self.counts[first_missed..].iter().map(|&(_, count)| count).sum::<u64>()
     }
 
     /// Returns the miss ratio at each size, in the order of `sizes_lines`; `None` if there are no accesses. The
@@ -68,11 +68,11 @@ impl DistanceHistogram {
         let mut order: Vec<usize> = (0..sizes_lines.len()).collect();
         order.sort_unstable_by_key(|&index| sizes_lines[index]);
         let mut curve = vec![0.0; sizes_lines.len()];
-        let (mut misses, mut index) = (accesses, 0);
+        let (mut misses, mut next_index) = (accesses, 0);
         for slot in order {
-            while index < self.counts.len() && self.counts[index].0 < sizes_lines[slot] {
-                misses -= self.counts[index].1;
-                index += 1;
+            while next_index < self.counts.len() && self.counts[next_index].0 < sizes_lines[slot] {
+                misses -= self.counts[next_index].1;
+                next_index += 1;
             }
             curve[slot] = misses as f64 / accesses as f64;
         }
@@ -82,29 +82,29 @@ impl DistanceHistogram {
     /// Adds the accesses of another histogram, for parts of a trace that did not share a cache, such as threads on
     /// private caches.
     pub fn merge(&mut self, other: &DistanceHistogram) {
-        let mut merged = Vec::with_capacity(self.counts.len().max(other.counts.len()));
+        let mut merged_counts = Vec::with_capacity(self.counts.len().max(other.counts.len()));
         let (mut own_counts, mut other_counts) =
             (self.counts.iter().copied().peekable(), other.counts.iter().copied().peekable());
         loop {
-            let next = match (own_counts.peek(), other_counts.peek()) {
+            let next_count = match (own_counts.peek(), other_counts.peek()) {
                 (Some(a), Some(b)) if a.0 == b.0 => (a.0, a.1 + b.1),
                 (Some(a), Some(b)) => *if a.0 < b.0 { a } else { b },
                 (Some(a), None) => *a,
                 (None, Some(b)) => *b,
                 (None, None) => break,
             };
-            own_counts.next_if(|a| a.0 == next.0);
-            other_counts.next_if(|b| b.0 == next.0);
-            merged.push(next);
+            own_counts.next_if(|a| a.0 == next_count.0);
+            other_counts.next_if(|b| b.0 == next_count.0);
+            merged_counts.push(next_count);
         }
-        self.cold += other.cold;
-        self.counts = merged;
+        self.cold_count += other.cold_count;
+        self.counts = merged_counts;
     }
 }
 
 impl fmt::Display for DistanceHistogram {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "cold {}", self.cold)?;
+        writeln!(out, "cold {}", self.cold_count)?;
         self.counts.iter().try_for_each(|(distance, count)| writeln!(out, "{distance} {count}"))
     }
 }
@@ -129,11 +129,11 @@ impl FromStr for DistanceHistogram {
             Err(ParseHistogramError { line, found: found.chars().take(80).collect(), expected })
         };
         let mut lines = text.lines().enumerate();
-        let head = lines.next().map_or("", |(_, head)| head);
-        let Some(cold) = head.strip_prefix("cold ").and_then(|cold| cold.parse().ok()) else {
-            return histogram_error(1, head, "'cold' and a count");
+        let first_line = lines.next().map_or("", |(_, head)| head);
+        let Some(cold) = first_line.strip_prefix("cold ").and_then(|cold| cold.parse().ok()) else {
+            return histogram_error(1, first_line, "'cold' and a count");
         };
-        let (mut counts, mut total): (Vec<(u64, u64)>, u64) = (Vec::new(), cold);
+        let (mut counts, mut access_count): (Vec<(u64, u64)>, u64) = (Vec::new(), cold);
         for (index, line) in lines {
             let pair = line.split_once(' ').and_then(|(d, count)| Some((d.parse().ok()?, count.parse().ok()?)));
             let Some((distance, count)) = pair.filter(|&(_, count)| count > 0) else {
@@ -142,13 +142,13 @@ impl FromStr for DistanceHistogram {
             if counts.last().is_some_and(|&(previous_distance, _)| previous_distance >= distance) {
                 return histogram_error(index + 1, line, "distances in ascending order");
             }
-            let Some(sum) = total.checked_add(count) else {
+            let Some(sum) = access_count.checked_add(count) else {
                 return histogram_error(index + 1, line, "counts that add up to less than 2^64");
             };
-            total = sum;
+            access_count = sum;
             counts.push((distance, count));
         }
-        Ok(DistanceHistogram { cold, counts })
+        Ok(DistanceHistogram { cold_count: cold, counts })
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
         /// Does merging give the same result as counting everything into one histogram?
         #[test]
         fn merge_adds_up(a in any_histogram(), b in any_histogram()) {
-            let expected = DistanceHistogram::new(a.cold + b.cold, a.counts.iter().chain(&b.counts).copied());
+            let expected = DistanceHistogram::new(a.cold_count + b.cold_count, a.counts.iter().chain(&b.counts).copied());
             let mut merged = a.clone();
             merged.merge(&b);
             prop_assert_eq!(merged, expected);

@@ -20,19 +20,19 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 /// Maximum number of accesses in one message.
-const MESSAGE: usize = 64 * BATCH;
+const MESSAGE_ACCESSES: usize = 64 * BATCH;
 /// Number of 64 KB messages in flight to one counting thread, enough to keep it busy while the finder compacts.
-const RING: usize = 32;
+const MESSAGES_IN_FLIGHT: usize = 32;
 
 /// Exact LRU stack distances of one stream of accesses, computed on several threads. It is used like
 /// [`StackDistances`](super::StackDistances) and has the same result.
 #[derive(Debug)]
 pub struct ParallelStackDistances {
     simd: Simd,
-    side: SlotAllocator,
+    slot_allocator: SlotAllocator,
     pairs: SlotPairs,
-    waiting: PendingAccesses,
-    owners: Vec<CountingWorker>,
+    pending_accesses: PendingAccesses,
+    workers: Vec<CountingWorker>,
     /// Base-2 logarithm of the number of slots that one owner has; the last owner has all remaining slots.
     range_bits: u32,
 }
@@ -42,8 +42,8 @@ pub struct ParallelStackDistances {
 struct CountingWorker {
     /// Channel to the counting thread; `None` once the engine is finished.
     batch_sender: Option<SyncSender<SlotBatch>>,
-    used_batches: Receiver<SlotBatch>,
-    filling: SlotBatch,
+    returned_batches: Receiver<SlotBatch>,
+    current_batch: SlotBatch,
     /// Number of dead slots in the ranges of all owners above this one.
     dead_above: u32,
     thread: Option<JoinHandle<DistanceHistogram>>,
@@ -56,9 +56,9 @@ struct SlotBatch {
     /// New slot of each access, minus the number of dead slots in higher ranges.
     new_slots: Vec<u32>,
     /// Number of distinct lines so far, an upper bound of the distances.
-    lines: usize,
+    line_count: usize,
     /// If set, the owner restarts its counter with this number of slots before it processes the accesses.
-    restart: Option<usize>,
+    restart_slots: Option<usize>,
 }
 
 impl ParallelStackDistances {
@@ -73,14 +73,14 @@ impl ParallelStackDistances {
     }
 
     pub(super) fn with_sizes(threads: usize, simd: Simd, limits: FinderLimits) -> Self {
-        let side = SlotAllocator::new(simd, limits);
-        let owners = (1..threads.max(2)).map(|_| CountingWorker::start(simd)).collect();
+        let slot_allocator = SlotAllocator::new(simd, limits);
+        let workers = (1..threads.max(2)).map(|_| CountingWorker::start(simd)).collect();
         let mut engine = ParallelStackDistances {
             simd,
-            side,
+            slot_allocator,
             pairs: SlotPairs::new(),
-            waiting: PendingAccesses::new(),
-            owners,
+            pending_accesses: PendingAccesses::new(),
+            workers,
             range_bits: 0,
         };
         engine.restart();
@@ -97,10 +97,10 @@ impl ParallelStackDistances {
 
     /// Like [`Self::push`], for several address spaces that share the cache.
     pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
-        let mut waiting = std::mem::replace(&mut self.waiting, PendingAccesses::new());
-        let pushed = waiting.push(space, lines, |space, lines| self.run(space, lines));
-        self.waiting = waiting;
-        pushed
+        let mut waiting = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
+        let result = waiting.push(space, lines, |space, lines| self.process(space, lines));
+        self.pending_accesses = waiting;
+        result
     }
 
     /// Returns the histogram of all accesses.
@@ -111,15 +111,15 @@ impl ParallelStackDistances {
     /// # Panics
     /// Propagates the panic of a counting thread.
     pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
-        let mut waiting = std::mem::replace(&mut self.waiting, PendingAccesses::new());
-        waiting.flush(|space, lines| self.run(space, lines))?;
-        let lines = self.side.lines();
+        let mut waiting = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
+        waiting.flush(|space, lines| self.process(space, lines))?;
+        let lines = self.slot_allocator.lines();
         let mut histogram = DistanceHistogram::new(lines as u64, []);
-        for owner in &mut self.owners {
+        for owner in &mut self.workers {
             owner.send(lines);
             owner.batch_sender = None;
         }
-        for owner in &mut self.owners {
+        for owner in &mut self.workers {
             let owner_histogram = owner.join();
             // With one owner, which is the usual case, its histogram is the result.
             if histogram.counts().is_empty() {
@@ -131,30 +131,30 @@ impl ParallelStackDistances {
         Ok(histogram)
     }
 
-    fn run(&mut self, space: u32, mut lines: &[u64]) -> Result<(), StackError> {
+    fn process(&mut self, space: u32, mut lines: &[u64]) -> Result<(), StackError> {
         loop {
-            let (simd, this) = (self.simd, &mut *self);
-            let done_count = dispatch!(simd, find_all(
-                this: &mut ParallelStackDistances, space: u32, lines: &[u64]
+            let (simd, engine) = (self.simd, &mut *self);
+            let processed_count = dispatch!(simd, find_all_slots(
+                engine: &mut ParallelStackDistances, space: u32, lines: &[u64]
             ) -> usize);
-            lines = &lines[done_count..];
+            lines = &lines[processed_count..];
             if lines.is_empty() {
                 return Ok(());
             }
-            self.side.compact(None)?;
+            self.slot_allocator.compact(None)?;
             self.restart();
         }
     }
 
     /// Restarts the counting threads after a compaction, with new ranges and all slots alive.
     fn restart(&mut self) {
-        let (slots, lines) = (self.side.slots(), self.side.lines());
+        let (slots, lines) = (self.slot_allocator.slots(), self.slot_allocator.lines());
         // Old slots are spread over all slots, so equal ranges mean roughly equal work.
-        self.range_bits = slots.div_ceil(self.owners.len()).next_power_of_two().trailing_zeros();
-        for owner in &mut self.owners {
+        self.range_bits = slots.div_ceil(self.workers.len()).next_power_of_two().trailing_zeros();
+        for owner in &mut self.workers {
             owner.send(lines);
             owner.dead_above = 0;
-            owner.filling.restart = Some(slots);
+            owner.current_batch.restart_slots = Some(slots);
         }
     }
 
@@ -162,21 +162,21 @@ impl ParallelStackDistances {
     #[inline(always)]
     fn distribute_pairs(&mut self) {
         let (old_slots, new_slots) = self.pairs.get();
-        let lines = self.side.lines();
-        if let [owner] = &mut self.owners[..] {
-            owner.filling.old_slots.extend_from_slice(old_slots);
-            owner.filling.new_slots.extend_from_slice(new_slots);
+        let lines = self.slot_allocator.lines();
+        if let [owner] = &mut self.workers[..] {
+            owner.current_batch.old_slots.extend_from_slice(old_slots);
+            owner.current_batch.new_slots.extend_from_slice(new_slots);
         } else {
             for (&old_slot, &new_slot) in old_slots.iter().zip(new_slots) {
-                let range = ((old_slot >> self.range_bits) as usize).min(self.owners.len() - 1);
-                self.owners[..range].iter_mut().for_each(|lower| lower.dead_above += 1);
-                let owner = &mut self.owners[range];
-                owner.filling.old_slots.push(old_slot);
-                owner.filling.new_slots.push(new_slot - owner.dead_above);
+                let worker_index = ((old_slot >> self.range_bits) as usize).min(self.workers.len() - 1);
+                self.workers[..worker_index].iter_mut().for_each(|lower_worker| lower_worker.dead_above += 1);
+                let owner = &mut self.workers[worker_index];
+                owner.current_batch.old_slots.push(old_slot);
+                owner.current_batch.new_slots.push(new_slot - owner.dead_above);
             }
         }
-        for owner in &mut self.owners {
-            if owner.filling.old_slots.len() + BATCH > MESSAGE {
+        for owner in &mut self.workers {
+            if owner.current_batch.old_slots.len() + BATCH > MESSAGE_ACCESSES {
                 owner.send(lines);
             }
         }
@@ -185,14 +185,14 @@ impl ParallelStackDistances {
 
 /// Finds batches until all are done or the slots run out; returns the number of accesses processed.
 #[inline(always)]
-unsafe fn find_all<L: Lanes>(distances: &mut ParallelStackDistances, space: u32, lines: &[u64]) -> usize {
+unsafe fn find_all_slots<L: Lanes>(distances: &mut ParallelStackDistances, space: u32, lines: &[u64]) -> usize {
     let mut done_count = 0;
     for batch in lines.chunks(BATCH) {
-        if distances.side.is_full(batch.len()) {
+        if distances.slot_allocator.is_full(batch.len()) {
             break;
         }
         // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { distances.side.find::<L>(space, batch, &mut distances.pairs) };
+        unsafe { distances.slot_allocator.assign_slots::<L>(space, batch, &mut distances.pairs) };
         distances.distribute_pairs();
         done_count += batch.len();
     }
@@ -201,18 +201,18 @@ unsafe fn find_all<L: Lanes>(distances: &mut ParallelStackDistances, space: u32,
 
 impl CountingWorker {
     fn start(simd: Simd) -> Self {
-        let (batch_sender, from_finder) = sync_channel(RING);
-        let (give_back, used_batches) = channel();
-        let thread = Some(std::thread::spawn(move || count_all(simd, &from_finder, &give_back)));
-        let filling = SlotBatch::with_room();
-        CountingWorker { batch_sender: Some(batch_sender), used_batches, filling, dead_above: 0, thread }
+        let (batch_sender, batch_receiver) = sync_channel(MESSAGES_IN_FLIGHT);
+        let (batch_returner, returned_batches) = channel();
+        let thread = Some(std::thread::spawn(move || run_counting_thread(simd, &batch_receiver, &batch_returner)));
+        let current_batch = SlotBatch::with_room();
+        CountingWorker { batch_sender: Some(batch_sender), returned_batches, current_batch, dead_above: 0, thread }
     }
 
     /// Sends the current message and takes an empty one to fill.
     fn send(&mut self, lines: usize) {
-        let empty = self.used_batches.try_recv().unwrap_or_else(|_| SlotBatch::with_room());
-        let mut full_batch = std::mem::replace(&mut self.filling, empty);
-        full_batch.lines = lines;
+        let empty_batch = self.returned_batches.try_recv().unwrap_or_else(|_| SlotBatch::with_room());
+        let mut full_batch = std::mem::replace(&mut self.current_batch, empty_batch);
+        full_batch.line_count = lines;
         // A closed channel means that the counting thread has panicked, which `finish` reports.
         let _ = self.batch_sender.as_ref().map(|sender| sender.send(full_batch));
     }
@@ -229,38 +229,42 @@ impl CountingWorker {
 impl SlotBatch {
     fn with_room() -> Self {
         SlotBatch {
-            old_slots: Vec::with_capacity(MESSAGE),
-            new_slots: Vec::with_capacity(MESSAGE),
-            lines: 0,
-            restart: None,
+            old_slots: Vec::with_capacity(MESSAGE_ACCESSES),
+            new_slots: Vec::with_capacity(MESSAGE_ACCESSES),
+            line_count: 0,
+            restart_slots: None,
         }
     }
 }
 
 /// Runs a counting thread until the finding thread disconnects.
-fn count_all(simd: Simd, from_finder: &Receiver<SlotBatch>, give_back: &Sender<SlotBatch>) -> DistanceHistogram {
+fn run_counting_thread(
+    simd: Simd,
+    from_finder: &Receiver<SlotBatch>,
+    batch_returner: &Sender<SlotBatch>,
+) -> DistanceHistogram {
     let (mut counter, mut tally) = (DeadSlotCounter::default(), Tally::new());
     while let Ok(mut message) = from_finder.recv() {
-        if let Some(slots) = message.restart.take() {
+        if let Some(slots) = message.restart_slots.take() {
             counter = DeadSlotCounter::default();
             counter = if slots > 0 { DeadSlotCounter::new(slots) } else { counter };
         }
-        let (counter, tally, full) = (&mut counter, &mut tally, &message);
-        dispatch!(simd, count(counter: &mut DeadSlotCounter, tally: &mut Tally, full: &SlotBatch));
+        let (counter, tally, batch) = (&mut counter, &mut tally, &message);
+        dispatch!(simd, count_batch(counter: &mut DeadSlotCounter, tally: &mut Tally, batch: &SlotBatch));
         message.old_slots.clear();
         message.new_slots.clear();
         // The finding thread may have ended already.
-        let _ = give_back.send(message);
+        let _ = batch_returner.send(message);
     }
     drop(counter);
     tally.finish(0)
 }
 
 #[inline(always)]
-unsafe fn count<L: Lanes>(counter: &mut DeadSlotCounter, tally: &mut Tally, batch: &SlotBatch) {
+unsafe fn count_batch<L: Lanes>(counter: &mut DeadSlotCounter, tally: &mut Tally, batch: &SlotBatch) {
     for (old_slots, new_slots) in batch.old_slots.chunks(BATCH).zip(batch.new_slots.chunks(BATCH)) {
-        tally.reserve(batch.lines);
+        tally.reserve(batch.line_count);
         // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { counter.mark_dead::<L>(old_slots, new_slots, tally) };
+        unsafe { counter.kill_and_count::<L>(old_slots, new_slots, tally) };
     }
 }

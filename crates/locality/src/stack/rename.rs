@@ -19,7 +19,7 @@ pub(super) const NARROW_LIMIT: u64 = 1 << (LINE_BITS - 1);
 pub(super) struct Renamer {
     /// Open-addressing table, at most half full. The length is 0 or a power of two.
     table: Vec<RenamedPage>,
-    pages: u32,
+    page_count: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,18 +39,18 @@ impl Renamer {
     }
 
     /// Writes the renamed address of each line; accepts at most one batch.
-    pub(super) fn rename(&mut self, space: u32, lines: &[u64], renamed: &mut [u64]) {
-        if (self.pages as usize + BATCH) * 2 > self.table.len() {
+    pub(super) fn rename(&mut self, space: u32, lines: &[u64], renamed_lines: &mut [u64]) {
+        if (self.page_count as usize + BATCH) * 2 > self.table.len() {
             self.grow();
         }
         for &line in lines {
             prefetch(self.table.as_ptr().wrapping_add(self.home_slot(space, line / LINES_PER_PAGE)));
         }
-        for (renamed_line, &line) in renamed.iter_mut().zip(lines) {
+        for (renamed_line, &line) in renamed_lines.iter_mut().zip(lines) {
             *renamed_line = if space == 0 && line < NARROW_LIMIT {
                 line
             } else {
-                let number = self.page_number(space, line / LINES_PER_PAGE);
+                let number = self.find_or_add_page(space, line / LINES_PER_PAGE);
                 NARROW_LIMIT + u64::from(number) * LINES_PER_PAGE + line % LINES_PER_PAGE
             };
         }
@@ -62,13 +62,13 @@ impl Renamer {
     }
 
     /// Returns the number of a page; a new page gets the next number.
-    fn page_number(&mut self, space: u32, page: u64) -> u32 {
+    fn find_or_add_page(&mut self, space: u32, page: u64) -> u32 {
         let (mask, mut slot) = (self.table.len() - 1, self.home_slot(space, page));
         loop {
             let entry = &mut self.table[slot & mask];
             if entry.number == 0 {
-                self.pages += 1;
-                *entry = RenamedPage { page, space, number: self.pages };
+                self.page_count += 1;
+                *entry = RenamedPage { page, space, number: self.page_count };
             }
             if (entry.page, entry.space) == (page, space) {
                 return entry.number;

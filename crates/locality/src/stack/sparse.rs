@@ -15,18 +15,18 @@ use std::collections::BTreeSet;
 const QUAD_BITS: u32 = 2;
 const KEY_BITS: u32 = LINE_BITS - QUAD_BITS;
 /// Number of tag bits for the distance from home, plus one, so that a tag is never 0.
-const PAST_BITS: u32 = 3;
-const PAST_LIMIT: u32 = (1 << PAST_BITS) - 1;
+const DISTANCE_BITS: u32 = 3;
+const MAX_DISTANCE: u32 = (1 << DISTANCE_BITS) - 1;
 /// Base-2 logarithm of the minimum number of buckets: with fewer than 2^14, tags would not fit into 32 bits.
 const MIN_BUCKET_BITS: u32 = 14;
-const _: () = assert!(LINE_BITS - MIN_BUCKET_BITS + PAST_BITS <= 32);
+const _: () = assert!(LINE_BITS - MIN_BUCKET_BITS + DISTANCE_BITS <= 32);
 /// Number of accesses ahead for which buckets are prefetched.
 const PREFETCH_AHEAD: usize = 24;
 
 #[derive(Debug)]
 pub(super) struct SparseFinder {
     bucket_bits: u32,
-    lines: usize,
+    line_count: usize,
     /// Buckets, with tags in lanes 0..8 and slots in lanes 8..16. They fill from the lowest lane on; tag 0 marks a free
     /// lane.
     buckets: Vec<U32x16>,
@@ -39,7 +39,7 @@ impl SparseFinder {
     }
 
     fn with_bucket_bits(bucket_bits: u32) -> Self {
-        SparseFinder { bucket_bits, lines: 0, buckets: vec![U32x16([0; 16]); 1 << bucket_bits] }
+        SparseFinder { bucket_bits, line_count: 0, buckets: vec![U32x16([0; 16]); 1 << bucket_bits] }
     }
 
     fn bucket_bits_for(lines: usize) -> u32 {
@@ -59,16 +59,16 @@ impl SparseFinder {
         let key = mix_bits(line >> QUAD_BITS, KEY_BITS);
         let rest_bits = KEY_BITS - self.bucket_bits;
         let key_rest = key & ((1 << rest_bits) - 1);
-        ((key >> rest_bits) as usize, ((key_rest << QUAD_BITS | line & 3) as u32) << PAST_BITS)
+        ((key >> rest_bits) as usize, ((key_rest << QUAD_BITS | line & 3) as u32) << DISTANCE_BITS)
     }
 
     #[inline(always)]
-    pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
-        if Self::bucket_bits_for(self.lines + lines.len()) > self.bucket_bits {
+    pub(super) unsafe fn replace_slots<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
+        if Self::bucket_bits_for(self.line_count + lines.len()) > self.bucket_bits {
             self.grow();
         }
-        let mut places = [(0usize, 0u32); BATCH];
-        let places = &mut places[..lines.len()];
+        let mut homes_and_tags = [(0usize, 0u32); BATCH];
+        let places = &mut homes_and_tags[..lines.len()];
         for (place, &line) in places.iter_mut().zip(lines) {
             *place = self.home_bucket(line);
         }
@@ -84,7 +84,7 @@ impl SparseFinder {
             let (home, tag) =
                 if self.bucket_bits == bucket_bits { places[index] } else { self.home_bucket(lines[index]) };
             // SAFETY: the caller guarantees that the processor has `L`.
-            let old_slot = match unsafe { self.replace::<L>(home, tag, new_slot) } {
+            let old_slot = match unsafe { self.replace_slot::<L>(home, tag, new_slot) } {
                 Some(old_slot) => old_slot,
                 None => self.grow_and_insert(lines[index], new_slot),
             };
@@ -95,21 +95,21 @@ impl SparseFinder {
     /// Sets the slot of the line and returns the old one, or 0 if the line is new. Returns `None` if the entry would
     /// lie too far from home, so that the table must grow.
     #[inline(always)]
-    unsafe fn replace<L: Lanes>(&mut self, home: usize, tag: u32, new_slot: u32) -> Option<u32> {
+    unsafe fn replace_slot<L: Lanes>(&mut self, home: usize, tag: u32, new_slot: u32) -> Option<u32> {
         let mask = self.buckets.len() - 1;
-        for past in 1..=PAST_LIMIT {
-            let bucket = &mut self.buckets[(home + past as usize - 1) & mask];
+        for distance in 1..=MAX_DISTANCE {
+            let bucket = &mut self.buckets[(home + distance as usize - 1) & mask];
             // SAFETY: the caller guarantees that the processor has `L`.
-            let hits = unsafe { L::equal_8(bucket, tag | past) };
-            if hits != 0 {
-                let lane = (8 + hits.trailing_zeros() as usize) & 15;
+            let matches = unsafe { L::equal_8(bucket, tag | distance) };
+            if matches != 0 {
+                let lane = (8 + matches.trailing_zeros() as usize) & 15;
                 return Some(std::mem::replace(&mut bucket.0[lane], new_slot));
             }
             if bucket.0[7] == 0 {
                 // SAFETY: as above.
                 let free_entry = unsafe { L::equal_8(bucket, 0) }.trailing_zeros() as usize & 7;
-                (bucket.0[free_entry], bucket.0[8 + free_entry]) = (tag | past, new_slot);
-                self.lines += 1;
+                (bucket.0[free_entry], bucket.0[8 + free_entry]) = (tag | distance, new_slot);
+                self.line_count += 1;
                 return Some(0);
             }
         }
@@ -123,7 +123,7 @@ impl SparseFinder {
             self.grow();
             let (home, tag) = self.home_bucket(line);
             // SAFETY: the portable lanes run everywhere.
-            if let Some(old_slot) = unsafe { self.replace::<Portable>(home, tag, new_slot) } {
+            if let Some(old_slot) = unsafe { self.replace_slot::<Portable>(home, tag, new_slot) } {
                 return old_slot;
             }
         }
@@ -134,18 +134,18 @@ impl SparseFinder {
     fn grow(&mut self) {
         let mut bits = self.bucket_bits + 1;
         'larger: loop {
-            let mut larger = SparseFinder::with_bucket_bits(bits);
+            let mut larger_table = SparseFinder::with_bucket_bits(bits);
             let rest_bits = KEY_BITS - bits;
             for (key, low, slot) in self.entries() {
                 let key_rest = key & ((1 << rest_bits) - 1);
-                let tag = ((key_rest << QUAD_BITS | low) as u32) << PAST_BITS;
+                let tag = ((key_rest << QUAD_BITS | low) as u32) << DISTANCE_BITS;
                 // SAFETY: the portable lanes run everywhere.
-                if unsafe { larger.replace::<Portable>((key >> rest_bits) as usize, tag, slot) }.is_none() {
+                if unsafe { larger_table.replace_slot::<Portable>((key >> rest_bits) as usize, tag, slot) }.is_none() {
                     bits += 1;
                     continue 'larger;
                 }
             }
-            *self = larger;
+            *self = larger_table;
             return;
         }
     }
@@ -156,9 +156,9 @@ impl SparseFinder {
         self.buckets.iter().enumerate().flat_map(move |(index, bucket)| {
             let (tags, slots) = bucket.0.split_at(8);
             tags.iter().zip(slots).filter(|&(&tag, _)| tag != 0).map(move |(&tag, &slot)| {
-                let past = (tag & PAST_LIMIT) as usize - 1;
-                let home = index.wrapping_sub(past) & mask;
-                let key_rest = u64::from(tag >> PAST_BITS);
+                let distance = (tag & MAX_DISTANCE) as usize - 1;
+                let home = index.wrapping_sub(distance) & mask;
+                let key_rest = u64::from(tag >> DISTANCE_BITS);
                 ((home as u64) << rest_bits | key_rest >> QUAD_BITS, key_rest & 3, slot)
             })
         })
@@ -173,7 +173,7 @@ impl SparseFinder {
     pub(super) fn set(&mut self, line: u64, slot: u32) {
         let (home, tag) = self.home_bucket(line);
         // SAFETY: the portable lanes run everywhere.
-        if unsafe { self.replace::<Portable>(home, tag, slot) }.is_none() {
+        if unsafe { self.replace_slot::<Portable>(home, tag, slot) }.is_none() {
             self.grow_and_insert(line, slot);
         }
     }
@@ -185,11 +185,11 @@ impl SparseFinder {
 
     /// Estimates the number of pages of 64 lines that occur in the table, from a sample of one page in 64.
     pub(super) fn estimate_pages(&self) -> usize {
-        let sampled: BTreeSet<u64> = self
+        let sampled_pages: BTreeSet<u64> = self
             .lines_and_slots()
             .map(|(line, _)| line / 64)
             .filter(|&page| crate::hash::mix(page) >> 58 == 0)
             .collect();
-        (sampled.len() + 1) * 64
+        (sampled_pages.len() + 1) * 64
     }
 }

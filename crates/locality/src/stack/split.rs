@@ -29,19 +29,19 @@ pub struct SplitStackDistances {
     unit: StackUnit,
     engines: BTreeMap<StackScope, StackDistances>,
     /// Address space of each process, numbered in order of arrival.
-    spaces: BTreeMap<u32, u32>,
+    space_of_process: BTreeMap<u32, u32>,
 }
 
 impl SplitStackDistances {
     /// Builds a splitter without any accesses.
     pub fn new(unit: StackUnit) -> Self {
-        SplitStackDistances { unit, engines: BTreeMap::new(), spaces: BTreeMap::new() }
+        SplitStackDistances { unit, engines: BTreeMap::new(), space_of_process: BTreeMap::new() }
     }
 
     /// Adds the next accesses of one thread, as line addresses of its process.
     pub fn push(&mut self, process: u32, thread: u32, lines: &[u64]) -> Result<(), StackError> {
-        let arrived = self.spaces.len() as u32;
-        let space = *self.spaces.entry(process).or_insert(arrived);
+        let next_space = self.space_of_process.len() as u32;
+        let space = *self.space_of_process.entry(process).or_insert(next_space);
         let (scope, space) = match self.unit {
             StackUnit::All => (StackScope { process: None, thread: None }, space),
             StackUnit::Process => (StackScope { process: Some(process), thread: None }, 0),

@@ -6,18 +6,18 @@ use crate::simd::prefetch;
 
 #[derive(Debug)]
 pub(super) struct Tally {
-    /// Count of distance d at index d + 1; index 0 absorbs the initial contents of `waiting`.
+    /// Count of distance d at index d + 1; index 0 absorbs the initial contents of `pending_indices`.
     counts: Vec<u32>,
-    folded: Vec<u64>,
+    folded_counts: Vec<u64>,
     /// Number of accesses counted since the last fold, an upper bound of every counter.
-    since_fold: u64,
+    accesses_since_fold: u64,
     /// Indices into `counts` that have been prefetched but not incremented yet.
-    waiting: [u32; BATCH],
+    pending_indices: [u32; BATCH],
 }
 
 impl Tally {
     pub(super) fn new() -> Self {
-        Tally { counts: vec![0], folded: Vec::new(), since_fold: 0, waiting: [0; BATCH] }
+        Tally { counts: vec![0], folded_counts: Vec::new(), accesses_since_fold: 0, pending_indices: [0; BATCH] }
     }
 
     /// Makes room for distances below `lines`, and for [`BATCH`] more accesses.
@@ -26,9 +26,9 @@ impl Tally {
         if self.counts.len() <= lines {
             self.grow(lines + 1);
         }
-        self.since_fold += BATCH as u64;
-        if self.since_fold > u64::from(u32::MAX) - BATCH as u64 {
-            self.fold();
+        self.accesses_since_fold += BATCH as u64;
+        if self.accesses_since_fold > u64::from(u32::MAX) - BATCH as u64 {
+            self.fold_counts();
         }
     }
 
@@ -38,34 +38,35 @@ impl Tally {
         self.counts.resize(len.max(self.counts.len() * 3 / 2).max(1024), 0);
     }
 
-    /// Counts the distance that the preceding batch stored at this index, and prefetches the counter of the new one.
+    /// Counts the distance that the preceding batch stored at this index, and prefetches the counter of the new
+    /// distance.
     ///
     /// The prefetched memory arrives one batch later, so no increment waits for memory.
     #[inline(always)]
     pub(super) fn count(&mut self, index: usize, distance: u32) {
-        let place = distance + 1;
-        prefetch(self.counts.as_ptr().wrapping_add(place as usize));
-        let previous_place = std::mem::replace(&mut self.waiting[index % BATCH], place);
-        self.counts[previous_place as usize] += 1;
+        let counter_index = distance + 1;
+        prefetch(self.counts.as_ptr().wrapping_add(counter_index as usize));
+        let previous_index = std::mem::replace(&mut self.pending_indices[index % BATCH], counter_index);
+        self.counts[previous_index as usize] += 1;
     }
 
     #[cold]
     #[inline(never)]
-    fn fold(&mut self) {
-        self.folded.resize(self.counts.len(), 0);
-        for (sum, count) in self.folded.iter_mut().zip(&mut self.counts) {
+    fn fold_counts(&mut self) {
+        self.folded_counts.resize(self.counts.len(), 0);
+        for (sum, count) in self.folded_counts.iter_mut().zip(&mut self.counts) {
             *sum += u64::from(std::mem::take(count));
         }
-        self.since_fold = BATCH as u64;
+        self.accesses_since_fold = BATCH as u64;
     }
 
     pub(super) fn finish(mut self, cold: u64) -> DistanceHistogram {
-        for place in self.waiting {
-            self.counts[place as usize] += 1;
+        for position in self.pending_indices {
+            self.counts[position as usize] += 1;
         }
-        if !self.folded.is_empty() {
-            self.fold();
-            return DistanceHistogram::new(cold, (0..).zip(self.folded.into_iter().skip(1)));
+        if !self.folded_counts.is_empty() {
+            self.fold_counts();
+            return DistanceHistogram::new(cold, (0..).zip(self.folded_counts.into_iter().skip(1)));
         }
         let Tally { counts, .. } = self;
         DistanceHistogram::new(cold, (0..).zip(counts.into_iter().skip(1).map(u64::from)))

@@ -31,13 +31,13 @@ fn small_limits(kind: FinderKind) -> FinderLimits {
 const FORMS: [FinderKind; 4] = [
     FinderKind::Dense,
     FinderKind::Sparse,
-    FinderKind::Fitting { dense_free_bytes: 0 },
-    FinderKind::Fitting { dense_free_bytes: 1 << 20 },
+    FinderKind::Adaptive { dense_free_bytes: 0 },
+    FinderKind::Adaptive { dense_free_bytes: 1 << 20 },
 ];
 
 /// Returns the histogram of one engine to which the lines are pushed in portions of varying length.
 fn by_engine(simd: Simd, limits: FinderLimits, lines: &[u64]) -> DistanceHistogram {
-    let mut engine = StackDistances::with_sizes(simd, limits);
+    let mut engine = StackDistances::with_limits(simd, limits);
     let (mut remaining_lines, mut portion) = (lines, 1);
     while !remaining_lines.is_empty() {
         let (now, later) = remaining_lines.split_at(portion.min(remaining_lines.len()));
@@ -126,11 +126,11 @@ fn dropping_early_ends_the_threads() {
 #[test]
 fn form_follows_density() {
     let limits = FinderLimits {
-        kind: FinderKind::Fitting { dense_free_bytes: 0 },
+        kind: FinderKind::Adaptive { dense_free_bytes: 0 },
         min_slots: 1 << 12,
         ..FinderLimits::default()
     };
-    let mut engine = StackDistances::with_sizes(Simd::detect_best(), limits);
+    let mut engine = StackDistances::with_limits(Simd::detect_best(), limits);
     // One line per page, touched twice, makes the finder sparse. After that, all lines of these pages make it dense
     // again at the next compaction.
     let scattered: Vec<u64> = (0..20_000).map(|index| index % 10_000 * 64).collect();
@@ -149,8 +149,8 @@ fn form_follows_density() {
 /// Is a trace with more lines than slots can number rejected, and does the error contain the limit?
 #[test]
 fn too_many_lines_are_refused() {
-    let limits = FinderLimits { lines_limit: 1000, ..small_limits(FinderKind::default()) };
-    let mut engine = StackDistances::with_sizes(Simd::detect_best(), limits);
+    let limits = FinderLimits { max_lines: 1000, ..small_limits(FinderKind::default()) };
+    let mut engine = StackDistances::with_limits(Simd::detect_best(), limits);
     let lines: Vec<u64> = (0..5000).collect();
     let error = engine.push(&lines).unwrap_err();
     assert_eq!(error.to_string(), "stack distances: found more than 1000 distinct lines, expected at most that many");

@@ -53,7 +53,7 @@ impl ConnectionSlot {
 #[derive(Clone, Copy)]
 pub struct Deadlines {
     /// Lifetime of a connection that is not admitted, from its start.
-    pub stranger: Duration,
+    pub unadmitted_lifetime: Duration,
     /// Lifetime of an admitted connection, from its admission.
     pub admitted: Duration,
 }
@@ -79,14 +79,14 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
         // An admitted connection has left its slot; its task continues.
         self.connections.retain(|(_, slot)| !slot.is_finished() && !slot.is_admitted());
         while self.connections.len() >= self.capacity {
-            self.close_one();
+            self.close_oldest();
         }
         let slot = ConnectionSlot::default();
         let (service, own_slot, deadlines) = (service(slot.clone()), slot.clone(), self.deadlines);
         let task = tokio::spawn(async move {
             let mut service = pin!(service);
-            let in_time = tokio::time::timeout(deadlines.stranger, &mut service).await.is_ok();
-            if !in_time && own_slot.is_admitted() {
+            let has_ended = tokio::time::timeout(deadlines.unadmitted_lifetime, &mut service).await.is_ok();
+            if !has_ended && own_slot.is_admitted() {
                 // A service that ends at the deadline and one that ends before it both close the socket, so the
                 // result is ignored.
                 let _ = tokio::time::timeout(deadlines.admitted, service).await;
@@ -98,11 +98,11 @@ impl<Peer: PartialEq> ConnectionLimit<Peer> {
     }
 
     /// Closes the oldest connection of the peer that has the most of them.
-    fn close_one(&mut self) {
+    fn close_oldest(&mut self) {
         let connections_of = |peer: &Peer| self.connections.iter().filter(|(other_peer, _)| other_peer == peer).count();
         let max_connections = self.connections.iter().map(|(peer, _)| connections_of(peer)).max();
-        let oldest = self.connections.iter().position(|(peer, _)| Some(connections_of(peer)) == max_connections);
-        if let Some((_, slot)) = oldest.and_then(|index| self.connections.remove(index)) {
+        let oldest_index = self.connections.iter().position(|(peer, _)| Some(connections_of(peer)) == max_connections);
+        if let Some((_, slot)) = oldest_index.and_then(|index| self.connections.remove(index)) {
             slot.close();
         }
     }
@@ -124,14 +124,14 @@ pub async fn accept<T>(result: io::Result<T>) -> Option<T> {
 ///
 /// # Errors
 /// The error of `make`, or the thread cannot be started.
-pub fn serve_in_own_thread<S>(name: &str, make: impl FnOnce() -> io::Result<S>) -> io::Result<()>
+pub fn serve_in_own_thread<S>(name: &str, build_service: impl FnOnce() -> io::Result<S>) -> io::Result<()>
 where
     S: Future<Output = ()> + Send + 'static,
 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    let inside = runtime.enter();
-    let service = make()?;
-    drop(inside);
+    let runtime_guard = runtime.enter();
+    let service = build_service()?;
+    drop(runtime_guard);
     std::thread::Builder::new().name(name.to_string()).spawn(move || runtime.block_on(service))?;
     Ok(())
 }
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_flood_takes_its_own_slots_only() {
         served(async {
-            let mut limit = ConnectionLimit::new(4, Deadlines { stranger: HOUR, admitted: HOUR });
+            let mut limit = ConnectionLimit::new(4, Deadlines { unadmitted_lifetime: HOUR, admitted: HOUR });
             let mut slots = Vec::new();
             let connect = |limit: &mut ConnectionLimit<u32>, slots: &mut Vec<ConnectionSlot>, peer| {
                 limit.serve(peer, |slot| {
@@ -177,7 +177,7 @@ mod tests {
     fn every_connection_has_an_end() {
         served(async {
             let ms = Duration::from_millis;
-            let mut limit = ConnectionLimit::new(4, Deadlines { stranger: ms(50), admitted: ms(400) });
+            let mut limit = ConnectionLimit::new(4, Deadlines { unadmitted_lifetime: ms(50), admitted: ms(400) });
             let mut slots = Vec::new();
             for peer in 0..3 {
                 limit.serve(peer, |slot| {

@@ -11,16 +11,16 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioTimer;
 
 /// Maximum time in which a client must send the head of its request.
-const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+const HEAD_DEADLINE: Duration = Duration::from_secs(5);
 /// Maximum size of a request's head, in bytes (the smallest that the library accepts) and in lines.
-const LONGEST_HEAD_BYTES: usize = 8192;
-const HEAD_LINES: usize = 64;
+const MAX_HEAD_BYTES: usize = 8192;
+const MAX_HEAD_LINES: usize = 64;
 
 /// A server that reads one head of a few kilobytes within some seconds, responds, and closes the connection.
 pub fn one_answer_server() -> http1::Builder {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_PATIENCE).keep_alive(false);
-    http.max_buf_size(LONGEST_HEAD_BYTES).max_headers(HEAD_LINES);
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE).keep_alive(false);
+    http.max_buf_size(MAX_HEAD_BYTES).max_headers(MAX_HEAD_LINES);
     http
 }
 

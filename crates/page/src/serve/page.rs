@@ -38,25 +38,26 @@ use crate::{
 };
 
 /// Maximum number of viewers at the same time.
-const VIEWERS: usize = 8;
+const MAX_VIEWERS: usize = 8;
 /// Maximum number of connections without a token; beyond it, the peer that has the most loses its oldest connection.
-const PLACES: usize = 32;
+const MAX_CONNECTIONS: usize = 32;
 /// Maximum lifetimes of a connection, whatever its peer reads or sends. A viewer reconnects automatically, and sends
 /// the number of the last window that it received.
-pub const DEADLINES: Deadlines = Deadlines { stranger: Duration::from_secs(15), admitted: Duration::from_secs(60) };
+pub const DEADLINES: Deadlines =
+    Deadlines { unadmitted_lifetime: Duration::from_secs(15), admitted: Duration::from_secs(60) };
 /// Time after which a viewer whose connection has ended reconnects.
 const RETRY_MS: u32 = 200;
 /// Once the kernel's buffers are full, a viewer that reads nothing for this long is disconnected.
-const SLOWEST: Duration = Duration::from_secs(10);
+const MAX_SEND_TIME: Duration = Duration::from_secs(10);
 /// Size of the kernel's send buffer of a connection; small, so that a viewer that does not read is noticed.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Time without a window after which a comment is sent, to detect disconnected viewers.
-const HEARTBEAT: Duration = Duration::from_secs(15);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
 /// Number of windows buffered for viewers that connect later.
-const WINDOWS_KEPT: usize = 900;
-const BYTES_KEPT: usize = 8 << 20;
+const MAX_BUFFERED_WINDOWS: usize = 900;
+const MAX_BUFFERED_BYTES: usize = 8 << 20;
 /// Maximum number of iterations that wait for the page's thread; further ones are dropped.
-const TURNS_WAITING: usize = 4;
+const MAX_QUEUED_RECORDS: usize = 4;
 
 /// The reason why the page cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -81,20 +82,20 @@ pub struct PageAddress {
     pub address: String,
     /// Is a token required? Without a token, every user of this host may view the page at a port, but only the owner
     /// can open a socket.
-    pub token: bool,
+    pub requires_token: bool,
 }
 
 /// The sender with which the loop passes iterations to the page; it never blocks.
 pub struct PageFeed {
-    records: SyncSender<(WindowRecord, Profiles, DaemonState)>,
+    record_sender: SyncSender<(WindowRecord, Profiles, DaemonState)>,
     /// The address, for display.
     pub address: String,
 }
 
 impl PageFeed {
     /// Passes on one iteration, or drops it if the page's thread is behind.
-    pub fn push(&self, record: &WindowRecord, profiles: &Profiles, live: impl FnOnce() -> DaemonState) {
-        match self.records.try_send((slim_record(record), profiles.clone(), live())) {
+    pub fn push(&self, record: &WindowRecord, profiles: &Profiles, build_state: impl FnOnce() -> DaemonState) {
+        match self.record_sender.try_send((slim_record(record), profiles.clone(), build_state())) {
             // The loop ignores a page that has ended or is behind.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
@@ -134,18 +135,18 @@ impl PageBuffer {
             curves: snapshot.curves,
             matrix: snapshot.matrix,
         });
-        while self.windows.len() > WINDOWS_KEPT || (self.bytes > BYTES_KEPT && self.windows.len() > 1) {
-            let Some(dropped) = self.windows.pop_front() else { break };
-            self.bytes -= dropped.event.len();
-            self.curves.extend(dropped.curves.into_iter().map(|curve| (curve.program, curve)));
-            self.curves.retain(|program, _| dropped.programs.contains(program));
-            self.matrix = dropped.matrix.or(self.matrix.take());
+        while self.windows.len() > MAX_BUFFERED_WINDOWS || (self.bytes > MAX_BUFFERED_BYTES && self.windows.len() > 1) {
+            let Some(oldest_window) = self.windows.pop_front() else { break };
+            self.bytes -= oldest_window.event.len();
+            self.curves.extend(oldest_window.curves.into_iter().map(|curve| (curve.program, curve)));
+            self.curves.retain(|program, _| oldest_window.programs.contains(program));
+            self.matrix = oldest_window.matrix.or(self.matrix.take());
         }
         Ok(())
     }
 
     /// First events for a viewer, unless it already has windows of this run up to `last_seen`.
-    fn greeting(&self, last_seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
+    fn first_events(&self, last_seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
         let mut events = vec![self.head.clone()];
         if last_seen.is_none() {
             let so_far = serde_json::json!({
@@ -171,18 +172,18 @@ impl PageBuffer {
 
 /// The state from which requests are answered.
 struct PageServer {
-    board: Mutex<PageBuffer>,
+    buffer: Mutex<PageBuffer>,
     /// Number of windows so far, which wakes the viewers' streams.
-    newest: watch::Sender<u64>,
+    window_count: watch::Sender<u64>,
     page: Bytes,
-    policy: HeaderValue,
+    policy_value: HeaderValue,
     token: Option<String>,
-    viewers: AtomicUsize,
+    viewer_count: AtomicUsize,
 }
 
 impl PageServer {
     fn lock_buffer(&self) -> MutexGuard<'_, PageBuffer> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -209,52 +210,52 @@ pub fn serve_within(
 
 fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines) -> io::Result<PageFeed> {
     let is_path = page_address.address.contains('/');
-    let token = if page_address.token && !is_path { Some(random_text()?) } else { None };
+    let token = if page_address.requires_token && !is_path { Some(random_text()?) } else { None };
     let mut builder = SnapshotBuilder::new(header);
     let run = random_text()?;
     let mut head = builder.page_header("live");
     head.run.clone_from(&run);
     let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", embed_json(&head)?));
-    let bound = if is_path {
+    let listener = if is_path {
         BoundListener::bind_path(&page_address.address)?
     } else {
         BoundListener::bind_address(&page_address.address)?
     };
     let server = Arc::new(PageServer {
-        board: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),
-        newest: watch::Sender::new(0),
+        buffer: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),
+        window_count: watch::Sender::new(0),
         page: Bytes::from(page_html(None)?),
-        policy: HeaderValue::from_str(&content_policy()).map_err(io::Error::other)?,
+        policy_value: HeaderValue::from_str(&content_policy()).map_err(io::Error::other)?,
         token: token.clone(),
-        viewers: AtomicUsize::new(0),
+        viewer_count: AtomicUsize::new(0),
     });
-    let display_address = match (&bound, &token) {
+    let display_address = match (&listener, &token) {
         (BoundListener::Path(_), _) => format!("socket {}", page_address.address),
         (BoundListener::Tcp(_, address), Some(token)) => format!("http://{address}/#token={token}"),
         (BoundListener::Tcp(_, address), None) => format!("http://{address}/"),
     };
-    let (records, waiting) = sync_channel::<(WindowRecord, Profiles, DaemonState)>(TURNS_WAITING);
+    let (record_sender, record_receiver) = sync_channel::<(WindowRecord, Profiles, DaemonState)>(MAX_QUEUED_RECORDS);
     let page_server = Arc::clone(&server);
     std::thread::Builder::new().name("cachemate-page".into()).spawn(move || {
-        for (record, profiles, live) in waiting {
+        for (record, profiles, live) in record_receiver {
             let window = record.observation.window;
             let snapshot = builder.build_snapshot(&record, &profiles, Some(live));
             // A window with a number that JSON cannot represent is left out.
             if page_server.lock_buffer().push(snapshot).is_ok() {
-                page_server.newest.send_replace(window + 1);
+                page_server.window_count.send_replace(window + 1);
             }
         }
     })?;
-    serve_in_own_thread("cachemate-http", || bound.listen(server, deadlines))?;
-    Ok(PageFeed { records, address: display_address })
+    serve_in_own_thread("cachemate-http", || listener.listen(server, deadlines))?;
+    Ok(PageFeed { record_sender, address: display_address })
 }
 
 /// Returns 128 random bits as text.
 fn random_text() -> io::Result<String> {
     let mut bytes = [0u8; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    let mut filled_bytes = 0;
+    while filled_bytes < bytes.len() {
+        filled_bytes += rustix::rand::getrandom(&mut bytes[filled_bytes..], rustix::rand::GetRandomFlags::empty())?;
     }
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
@@ -302,23 +303,23 @@ impl BoundListener {
             BoundListener::Tcp(listener, _) => {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 Box::pin(async move {
-                    let mut limit = ConnectionLimit::new(PLACES, deadlines);
+                    let mut connection_limit = ConnectionLimit::new(MAX_CONNECTIONS, deadlines);
                     loop {
                         let Some((stream, peer)) = accept(listener.accept().await).await else { continue };
                         shrink_buffer(&stream);
-                        limit.serve(peer.ip(), |slot| connection(stream, slot, Arc::clone(&server)));
+                        connection_limit.serve(peer.ip(), |slot| serve_connection(stream, slot, Arc::clone(&server)));
                     }
                 })
             }
             BoundListener::Path(listener) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 Box::pin(async move {
-                    let mut limit = ConnectionLimit::new(PLACES, deadlines);
+                    let mut connection_limit = ConnectionLimit::new(MAX_CONNECTIONS, deadlines);
                     loop {
                         let Some((stream, _)) = accept(listener.accept().await).await else { continue };
                         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
                         shrink_buffer(&stream);
-                        limit.serve(user, |slot| connection(stream, slot, Arc::clone(&server)));
+                        connection_limit.serve(user, |slot| serve_connection(stream, slot, Arc::clone(&server)));
                     }
                 })
             }
@@ -331,28 +332,28 @@ fn shrink_buffer(stream: &impl std::os::fd::AsFd) {
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, SEND_BUFFER_BYTES);
 }
 
-async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, slot: ConnectionSlot, server: Arc<PageServer>) {
-    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &slot, &server))));
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, slot: ConnectionSlot, server: Arc<PageServer>) {
+    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(respond(&request, &slot, &server))));
     // A peer that sends an invalid request, or disconnects, needs no response.
     let _ = one_answer_server().serve_connection(TokioIo::new(stream), service).await;
 }
 
 type PageResponse = Response<Either<Full<Bytes>, Events>>;
 
-fn response(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> PageResponse {
-    let mut answer = Response::new(Either::Left(Full::new(text.into())));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    answer
+fn build_response(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> PageResponse {
+    let mut response = Response::new(Either::Left(Full::new(text.into())));
+    *response.status_mut() = status;
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
 }
 
-fn refusal(status: StatusCode, text: &str) -> PageResponse {
-    response(status, "text/plain; charset=utf-8", format!("{text}\n"))
+fn build_refusal(status: StatusCode, text: &str) -> PageResponse {
+    build_response(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-fn answer(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
-    let mut answer = route(request, slot, server);
-    let fixed = [
+fn respond(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
+    let mut response = route(request, slot, server);
+    let fixed_headers = [
         ("x-content-type-options", "nosniff"),
         ("referrer-policy", "no-referrer"),
         ("cache-control", "no-store"),
@@ -360,42 +361,44 @@ fn answer(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageS
         ("cross-origin-opener-policy", "same-origin"),
         ("x-frame-options", "DENY"),
     ];
-    for (name, value) in fixed {
-        answer.headers_mut().insert(name, HeaderValue::from_static(value));
+    for (name, value) in fixed_headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
-    answer.headers_mut().insert(POLICY_HEADER, server.policy.clone());
-    answer
+    response.headers_mut().insert(POLICY_HEADER, server.policy_value.clone());
+    response
 }
 
 fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
     let headers = request.headers();
     let header_text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some(host) = header_text(HOST.as_str()).filter(|host| is_this_host(host)) else {
-        return refusal(StatusCode::MISDIRECTED_REQUEST, "Host: expected localhost or a loopback address");
+        return build_refusal(StatusCode::MISDIRECTED_REQUEST, "Host: expected localhost or a loopback address");
     };
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return refusal(StatusCode::METHOD_NOT_ALLOWED, "the page can be read, by GET and HEAD");
+        return build_refusal(StatusCode::METHOD_NOT_ALLOWED, "the page can be read, by GET and HEAD");
     }
-    let (secret, name) = secret_and_name(request.uri().path());
-    match name {
-        "/" if secret.is_none() => return response(StatusCode::OK, "text/html; charset=utf-8", server.page.clone()),
+    let (path_secret, path_name) = secret_and_name(request.uri().path());
+    match path_name {
+        "/" if path_secret.is_none() => {
+            return build_response(StatusCode::OK, "text/html; charset=utf-8", server.page.clone());
+        }
         "/events" | "/enter" => {}
-        _ => return refusal(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
+        _ => return build_refusal(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
     }
     let is_own_origin =
         headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
-    let from_within = header_text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
-    if !is_own_origin || !from_within {
-        return refusal(StatusCode::FORBIDDEN, "asked from another page");
+    let is_same_site = header_text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
+    if !is_own_origin || !is_same_site {
+        return build_refusal(StatusCode::FORBIDDEN, "the request comes from another page");
     }
-    if !is_authorized(headers, secret, server) {
-        return refusal(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
+    if !is_authorized(headers, path_secret, server) {
+        return build_refusal(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
     }
-    if name == "/events" {
-        let id = header_text("last-event-id").map(str::to_string);
-        return events(server, slot, id.as_deref());
+    if path_name == "/events" {
+        let last_event_id = header_text("last-event-id").map(str::to_string);
+        return stream_events(server, slot, last_event_id.as_deref());
     }
-    response(StatusCode::OK, "text/plain; charset=utf-8", "look\n")
+    build_response(StatusCode::OK, "text/plain; charset=utf-8", "look\n")
 }
 
 /// Splits `/TOKEN/events` into the token and `/events`. The token is in the path, because a browser sends a path only
@@ -428,7 +431,7 @@ struct Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        self.server.viewers.fetch_sub(1, Ordering::Relaxed);
+        self.server.viewer_count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -443,28 +446,28 @@ impl Body for Events {
     }
 }
 
-fn events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>) -> PageResponse {
-    if server.viewers.fetch_add(1, Ordering::Relaxed) >= VIEWERS {
-        server.viewers.fetch_sub(1, Ordering::Relaxed);
-        return refusal(StatusCode::SERVICE_UNAVAILABLE, "as many look as may");
+fn stream_events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>) -> PageResponse {
+    if server.viewer_count.fetch_add(1, Ordering::Relaxed) >= MAX_VIEWERS {
+        server.viewer_count.fetch_sub(1, Ordering::Relaxed);
+        return build_refusal(StatusCode::SERVICE_UNAVAILABLE, "the limit on viewers is reached");
     }
-    let (send, receive) = mpsc::channel(4);
-    let stream = Events { events: receive, server: Arc::clone(server) };
+    let (event_sender, event_receiver) = mpsc::channel(4);
+    let stream = Events { events: event_receiver, server: Arc::clone(server) };
     // Only viewers are admitted, so the limit on viewers also limits admitted connections.
     slot.admit();
     let last_window = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.lock_buffer().run);
     let last_window = last_window.and_then(|(_, window)| window.parse().ok());
-    let (sender, slot) = (stream_to_viewer(Arc::clone(server), send, last_window), slot.clone());
+    let (send_task, slot) = (stream_to_viewer(Arc::clone(server), event_sender, last_window), slot.clone());
     tokio::spawn(async move {
-        if sender.await == ViewerEnd::Stalled {
+        if send_task.await == ViewerEnd::Stalled {
             // The connection would otherwise wait for a viewer that does not read, although the sender has ended.
             slot.close();
         }
     });
-    let mut answer = Response::new(Either::Right(stream));
+    let mut response = Response::new(Either::Right(stream));
     let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
-    answer.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
-    answer
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
+    response
 }
 
 /// The reason why a stream of events ended.
@@ -477,24 +480,28 @@ enum ViewerEnd {
 }
 
 /// Sends one viewer every window, until it disconnects or stalls.
-async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mut last_seen: Option<u64>) -> ViewerEnd {
-    let mut newest = server.newest.subscribe();
+async fn stream_to_viewer(
+    server: Arc<PageServer>,
+    sender: mpsc::Sender<Bytes>,
+    mut last_seen: Option<u64>,
+) -> ViewerEnd {
+    let mut newest = server.window_count.subscribe();
     newest.mark_unchanged();
-    let (mut events, last) = {
-        let board = server.lock_buffer();
-        let Ok(greeting) = board.greeting(last_seen) else { return ViewerEnd::Disconnected };
-        (greeting, board.events_after(last_seen).0)
+    let (mut events, last_sent) = {
+        let buffer = server.lock_buffer();
+        let Ok(greeting) = buffer.first_events(last_seen) else { return ViewerEnd::Disconnected };
+        (greeting, buffer.events_after(last_seen).0)
     };
-    last_seen = last;
+    last_seen = last_sent;
     loop {
         for event in events.drain(..) {
-            match tokio::time::timeout(SLOWEST, send.send(event)).await {
+            match tokio::time::timeout(MAX_SEND_TIME, sender.send(event)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return ViewerEnd::Disconnected,
                 Err(_) => return ViewerEnd::Stalled,
             }
         }
-        match tokio::time::timeout(HEARTBEAT, newest.changed()).await {
+        match tokio::time::timeout(HEARTBEAT_INTERVAL, newest.changed()).await {
             Ok(Ok(())) => (last_seen, events) = server.lock_buffer().events_after(last_seen),
             Ok(Err(_)) => return ViewerEnd::Disconnected,
             Err(_) => events = vec![Bytes::from_static(b":\n\n")],

@@ -19,12 +19,12 @@ fn replay_alternating(
     must_match: bool,
     visit_window: impl FnMut(ReplayedWindow),
 ) -> Result<u64, ReplayError> {
-    let machine = Replay::new(RunLogReader::open(path).unwrap());
-    let current = Rc::clone(&machine.current);
+    let machine = ReplayMachine::new(RunLogReader::open(path).unwrap());
+    let current = Rc::clone(&machine.current_record);
     let first = alternating_config().first_window;
     let control_loop =
         ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "turns", AlternatingPolicy { stride }, first);
-    decide_again(control_loop, &current, must_match, visit_window)
+    replay_windows(control_loop, &current, must_match, visit_window)
 }
 
 /// Does the same policy repeat its decisions on the recording, and is a changed policy detected at its first window?
@@ -42,7 +42,7 @@ fn the_same_policy_matches_and_a_changed_one_is_caught() {
     assert_eq!(windows.unwrap(), 6);
     for (replayed, record) in replayed_windows.iter().zip(&records) {
         assert_eq!((&replayed.decision, &replayed.plan_difference), (&record.decision, &None));
-        assert_eq!(replayed.forecast_missed_instr_per_cycle, record.forecast_errors_instr_per_cycle);
+        assert_eq!(replayed.forecast_errors_instr_per_cycle, record.forecast_errors_instr_per_cycle);
     }
     let (result, replayed_windows) = run(2, true);
     assert_eq!(replayed_windows.len(), 1);
@@ -64,7 +64,7 @@ fn another_policys_forecasts_are_made_under_the_recorded_plan() {
     assert_eq!(replayed_windows.iter().filter(|replayed| replayed.plan_difference.is_some()).count(), 3);
     // The predictor and the plans in force are those of the recording, and so are the misses.
     for (replayed, record) in replayed_windows.iter().zip(&records) {
-        assert_eq!(replayed.forecast_missed_instr_per_cycle, record.forecast_errors_instr_per_cycle);
+        assert_eq!(replayed.forecast_errors_instr_per_cycle, record.forecast_errors_instr_per_cycle);
     }
 }
 
@@ -74,7 +74,7 @@ fn a_plan_that_was_not_recorded_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
     let records = record_run(&path);
-    let mut machine = Replay::new(RunLogReader::open(&path).unwrap());
+    let mut machine = ReplayMachine::new(RunLogReader::open(&path).unwrap());
     machine.observe().unwrap();
     assert_eq!(machine.apply(&records[0].decision.plan).unwrap(), records[0].applied);
     let applied = machine.apply(&Plan::idle(WindowLength::Time { ns: 1_000 })).unwrap();
@@ -141,10 +141,10 @@ fn a_run_whose_cpus_went_offline_replays() {
     assert_eq!(online, [None, None, Some("0".to_string()), None, Some("0-1".to_string()), None]);
     assert_eq!(scored, [false, true, false, true, false, true]);
     let replay_again = |path: &std::path::Path| {
-        let machine = Replay::new(RunLogReader::open(path).unwrap());
-        let current = Rc::clone(&machine.current);
+        let machine = ReplayMachine::new(RunLogReader::open(path).unwrap());
+        let current = Rc::clone(&machine.current_record);
         let control_loop = ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "last", LastCpuPolicy, first);
-        decide_again(control_loop, &current, true, |_| {})
+        replay_windows(control_loop, &current, true, |_| {})
     };
     assert_eq!(replay_again(&path).unwrap(), 6);
     let text = std::fs::read_to_string(&path).unwrap();

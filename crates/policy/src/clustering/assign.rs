@@ -10,13 +10,13 @@
 //!
 //! Properties: the function is pure and deterministic; the result is not necessarily optimal.
 
-/// A chip, which is the CPUs of one last-level cache.
+/// A chip: the CPUs that share one last-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chip {
     /// Number of CPUs on which threads can be placed.
-    pub cpus: u32,
+    pub cpu_count: u32,
     /// Number of threads that cannot leave the chip.
-    pub fixed: usize,
+    pub fixed_threads: usize,
 }
 
 /// A thread to place.
@@ -24,102 +24,120 @@ pub struct Chip {
 pub struct ThreadToPlace {
     /// Present chip of the thread, if any.
     pub chip: Option<usize>,
-    /// Whether the thread cannot be moved; its chip's `fixed` then includes it.
-    pub stays: bool,
+    /// Whether the thread cannot be moved; its chip's `fixed_threads` then includes it.
+    pub is_fixed: bool,
 }
 
 /// The chosen chips of threads and of clusters.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Assignment {
     /// Chip of each thread; `None` only if there are no chips.
-    pub chip_of: Vec<Option<usize>>,
+    pub chip_by_thread: Vec<Option<usize>>,
     /// Chip of each cluster; `None` if the cluster is neutralized.
     pub chip_of_cluster: Vec<Option<usize>>,
 }
 
 struct ChipLoads<'a> {
     chips: &'a [Chip],
-    threads: Vec<usize>,
+    thread_counts: Vec<usize>,
 }
 
 impl ChipLoads<'_> {
-    fn per_cpu(&self, chip: usize, added_threads: usize) -> f64 {
-        (self.threads[chip] + added_threads) as f64 / f64::from(self.chips[chip].cpus.max(1))
+    fn load_per_cpu(&self, chip: usize, added_threads: usize) -> f64 {
+        (self.thread_counts[chip] + added_threads) as f64 / f64::from(self.chips[chip].cpu_count.max(1))
     }
 
-    /// Returns the chips, least loaded first. Ties go to the chip with the larger value of `prefer`, then to the
+    /// Returns the chips, least loaded first. Ties go to the chip with the larger value of `preference_of`, then to the
     /// earlier one.
-    fn rank_chips(&self, prefer: impl Fn(usize) -> usize) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.chips.len()).collect();
-        order.sort_by(|&a, &b| {
-            self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)).then(prefer(b).cmp(&prefer(a))).then(a.cmp(&b))
+    fn rank_chips(&self, preference_of: impl Fn(usize) -> usize) -> Vec<usize> {
+        let mut ranked_chips: Vec<usize> = (0..self.chips.len()).collect();
+        ranked_chips.sort_by(|&a, &b| {
+            self.load_per_cpu(a, 0)
+                .total_cmp(&self.load_per_cpu(b, 0))
+                .then(preference_of(b).cmp(&preference_of(a)))
+                .then(a.cmp(&b))
         });
-        order
+        ranked_chips
     }
 
-    /// Returns the highest minimum load per CPU that the remaining threads can produce on the chips outside `full`.
-    fn achievable_min_load(&self, full: &[usize], remaining_threads: usize) -> f64 {
-        let mut open_chips: Vec<usize> = (0..self.chips.len()).filter(|chip| !full.contains(chip)).collect();
-        open_chips.sort_by(|&a, &b| self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)));
+    /// Returns the highest minimum load per CPU that the remaining threads can produce on the chips outside
+    /// `excluded_chips`.
+    fn achievable_min_load(&self, excluded_chips: &[usize], remaining_threads: usize) -> f64 {
+        let mut open_chips: Vec<usize> = (0..self.chips.len()).filter(|chip| !excluded_chips.contains(chip)).collect();
+        open_chips.sort_by(|&a, &b| self.load_per_cpu(a, 0).total_cmp(&self.load_per_cpu(b, 0)));
         let (mut threads, mut cpus) = (remaining_threads as f64, 0.0);
         for (index, &chip) in open_chips.iter().enumerate() {
-            threads += self.threads[chip] as f64;
-            cpus += f64::from(self.chips[chip].cpus.max(1));
+            threads += self.thread_counts[chip] as f64;
+            cpus += f64::from(self.chips[chip].cpu_count.max(1));
             let level = threads / cpus;
-            if open_chips.get(index + 1).is_none_or(|&next| level <= self.per_cpu(next, 0)) {
+            if open_chips.get(index + 1).is_none_or(|&next| level <= self.load_per_cpu(next, 0)) {
                 return level;
             }
         }
         f64::INFINITY
     }
 
-    /// Returns whether the remaining threads can balance `size` more threads that are spread evenly over `onto`. A
-    /// difference of one thread always counts as balanced.
-    fn is_balanced(&self, onto: &[usize], size: usize, remaining_threads: usize, limit: f64) -> bool {
-        let threads_per_chip = size.div_ceil(onto.len().max(1));
-        let max_load = onto.iter().map(|&chip| self.per_cpu(chip, threads_per_chip)).fold(0.0, f64::max);
-        let below = max_load - self.achievable_min_load(onto, remaining_threads);
-        let cpu_share = onto.iter().map(|&chip| 1.0 / f64::from(self.chips[chip].cpus.max(1))).fold(0.0, f64::max);
-        below <= limit * max_load + 1e-9 || below <= cpu_share + 1e-9
+    /// Returns whether the remaining threads can balance `size` more threads that are spread evenly over
+    /// `target_chips`. A difference of one thread always counts as balanced.
+    fn is_balanced(&self, target_chips: &[usize], size: usize, remaining_threads: usize, limit: f64) -> bool {
+        let threads_per_chip = size.div_ceil(target_chips.len().max(1));
+        let max_load = target_chips.iter().map(|&chip| self.load_per_cpu(chip, threads_per_chip)).fold(0.0, f64::max);
+        let load_gap = max_load - self.achievable_min_load(target_chips, remaining_threads);
+        let load_per_thread =
+            target_chips.iter().map(|&chip| 1.0 / f64::from(self.chips[chip].cpu_count.max(1))).fold(0.0, f64::max);
+        load_gap <= limit * max_load + 1e-9 || load_gap <= load_per_thread + 1e-9
     }
 }
 
-/// Places clusters and unclustered threads (both lists of indices into `threads`) on the chips. `limit` is the maximum
+/// Places clusters and unclustered threads (both lists of indices into `threads`) on the chips. `max_imbalance` is the
+/// maximum
 /// difference between chips, as a fraction of the fuller one (0.25 in the thesis).
 pub fn assign(
     threads: &[ThreadToPlace],
     clusters: &[Vec<usize>],
-    unclustered: &[usize],
+    unclustered_threads: &[usize],
     chips: &[Chip],
-    limit: f64,
+    max_imbalance: f64,
 ) -> Assignment {
-    let mut assignment = Assignment { chip_of: vec![None; threads.len()], chip_of_cluster: vec![None; clusters.len()] };
+    let mut assignment =
+        Assignment { chip_by_thread: vec![None; threads.len()], chip_of_cluster: vec![None; clusters.len()] };
     if chips.is_empty() {
         return assignment;
     }
     let movable_members = |members: &[usize]| -> Vec<usize> {
-        members.iter().copied().filter(|&thread| !threads[thread].stays).collect()
+        members.iter().copied().filter(|&thread| !threads[thread].is_fixed).collect()
     };
-    let mut loads = ChipLoads { chips, threads: chips.iter().map(|chip| chip.fixed).collect() };
+    let mut loads = ChipLoads { chips, thread_counts: chips.iter().map(|chip| chip.fixed_threads).collect() };
     let mut remaining_threads: usize =
-        clusters.iter().map(|members| movable_members(members).len()).sum::<usize>() + unclustered.len();
-    let mut order: Vec<usize> = (0..clusters.len()).collect();
-    order.sort_by_key(|&cluster| std::cmp::Reverse(clusters[cluster].len()));
-    for cluster in order {
-        let movers = movable_members(&clusters[cluster]);
-        remaining_threads -= movers.len();
-        let onto = chips_for(&clusters[cluster], threads, &loads, movers.len(), remaining_threads, limit);
-        assignment.chip_of_cluster[cluster] = (onto.len() == 1).then_some(onto[0]);
-        to_least_loaded(&movers, &onto, threads, &mut loads, &mut assignment.chip_of);
+        clusters.iter().map(|members| movable_members(members).len()).sum::<usize>() + unclustered_threads.len();
+    let mut ordered_clusters: Vec<usize> = (0..clusters.len()).collect();
+    ordered_clusters.sort_by_key(|&cluster| std::cmp::Reverse(clusters[cluster].len()));
+    for cluster in ordered_clusters {
+        let movable_threads = movable_members(&clusters[cluster]);
+        remaining_threads -= movable_threads.len();
+        let target_chips =
+            choose_chips(&clusters[cluster], threads, &loads, movable_threads.len(), remaining_threads, max_imbalance);
+        assignment.chip_of_cluster[cluster] = (target_chips.len() == 1).then_some(target_chips[0]);
+        place_on_least_loaded(&movable_threads, &target_chips, threads, &mut loads, &mut assignment.chip_by_thread);
     }
     let all_chips: Vec<usize> = (0..chips.len()).collect();
-    to_least_loaded(&movable_members(unclustered), &all_chips, threads, &mut loads, &mut assignment.chip_of);
-    threads.iter().zip(&mut assignment.chip_of).filter(|(thread, _)| thread.stays).for_each(|(t, chip)| *chip = t.chip);
+    place_on_least_loaded(
+        &movable_members(unclustered_threads),
+        &all_chips,
+        threads,
+        &mut loads,
+        &mut assignment.chip_by_thread,
+    );
+    threads
+        .iter()
+        .zip(&mut assignment.chip_by_thread)
+        .filter(|(thread, _)| thread.is_fixed)
+        .for_each(|(t, chip)| *chip = t.chip);
     assignment
 }
 
 /// Returns the chips of a cluster: the first single chip that keeps the balance, or else as few chips as possible.
-fn chips_for(
+fn choose_chips(
     members: &[usize],
     threads: &[ThreadToPlace],
     loads: &ChipLoads<'_>,
@@ -127,35 +145,40 @@ fn chips_for(
     remaining_threads: usize,
     limit: f64,
 ) -> Vec<usize> {
-    let count_members = |chip: usize, stays: bool| {
-        members.iter().filter(|&&thread| threads[thread].chip == Some(chip) && threads[thread].stays >= stays).count()
+    let count_members = |chip: usize, is_fixed: bool| {
+        members
+            .iter()
+            .filter(|&&thread| threads[thread].chip == Some(chip) && threads[thread].is_fixed >= is_fixed)
+            .count()
     };
     let order = loads.rank_chips(|chip| count_members(chip, false));
-    let bound = (0..loads.chips.len())
+    let preferred_fixed_chip = (0..loads.chips.len())
         .filter(|&chip| count_members(chip, true) > 0)
         .max_by_key(|&chip| count_members(chip, true));
-    if let Some(chip) = bound.filter(|&chip| loads.is_balanced(&[chip], size, remaining_threads, limit)) {
+    if let Some(chip) = preferred_fixed_chip.filter(|&chip| loads.is_balanced(&[chip], size, remaining_threads, limit))
+    {
         return vec![chip];
     }
-    let fits =
+    let is_acceptable =
         |&chips: &usize| chips == order.len() || loads.is_balanced(&order[..chips], size, remaining_threads, limit);
-    let chips = (1..=order.len()).find(fits).unwrap_or(order.len());
-    order[..chips].to_vec()
+    let chip_count = (1..=order.len()).find(is_acceptable).unwrap_or(order.len());
+    order[..chip_count].to_vec()
 }
 
-/// Adds threads one by one to the least loaded chip of `onto`, starting with the threads that are already there.
-fn to_least_loaded(
+/// Adds threads one by one to the least loaded chip of `target_chips`, starting with the threads that are already
+/// there.
+fn place_on_least_loaded(
     members: &[usize],
-    onto: &[usize],
+    target_chips: &[usize],
     threads: &[ThreadToPlace],
     loads: &mut ChipLoads<'_>,
-    chip_of: &mut [Option<usize>],
+    chip_by_thread: &mut [Option<usize>],
 ) {
     for &thread in members {
         let order = loads.rank_chips(|chip| usize::from(threads[thread].chip == Some(chip)));
-        if let Some(&chip) = order.iter().find(|chip| onto.contains(chip)) {
-            loads.threads[chip] += 1;
-            chip_of[thread] = Some(chip);
+        if let Some(&chip) = order.iter().find(|chip| target_chips.contains(chip)) {
+            loads.thread_counts[chip] += 1;
+            chip_by_thread[thread] = Some(chip);
         }
     }
 }
@@ -168,7 +191,7 @@ mod tests {
     const LIMIT: f64 = 0.25;
 
     fn sample_chips(count: usize) -> Vec<Chip> {
-        vec![Chip { cpus: 4, fixed: 0 }; count]
+        vec![Chip { cpu_count: 4, fixed_threads: 0 }; count]
     }
 
     /// Assigns clusters of these sizes and this many unclustered threads, none of which has been placed yet.
@@ -185,7 +208,9 @@ mod tests {
     }
 
     fn loads_by_chip(assignment: &Assignment, chips: usize) -> Vec<usize> {
-        (0..chips).map(|chip| assignment.chip_of.iter().filter(|placed_on| **placed_on == Some(chip)).count()).collect()
+        (0..chips)
+            .map(|chip| assignment.chip_by_thread.iter().filter(|placed_on| **placed_on == Some(chip)).count())
+            .collect()
     }
 
     /// Does every cluster get a chip of its own if that is balanced: two, four on two chips, eight on eight?
@@ -212,7 +237,7 @@ mod tests {
     fn on_many_chips_a_large_cluster_is_spread_over_few() {
         let assignment = assign_sizes(&[16, 16], 0, &sample_chips(8));
         assert_eq!(loads_by_chip(&assignment, 8), [4; 8]);
-        let of_first: Vec<usize> = (0..16).filter_map(|thread| assignment.chip_of[thread]).collect();
+        let of_first: Vec<usize> = (0..16).filter_map(|thread| assignment.chip_by_thread[thread]).collect();
         let used_chips = (0..8).filter(|chip| of_first.contains(chip)).count();
         assert_eq!(used_chips, 4);
     }
@@ -220,10 +245,10 @@ mod tests {
     /// Do threads that cannot be moved attract their cluster?
     #[test]
     fn fixed_threads_draw_their_cluster() {
-        let fixed = ThreadToPlace { chip: Some(1), stays: true };
+        let fixed = ThreadToPlace { chip: Some(1), is_fixed: true };
         let threads = [vec![fixed], vec![ThreadToPlace::default(); 7]].concat();
         let clusters = [vec![0, 1, 2, 3], vec![4, 5, 6, 7]];
-        let chips = [Chip { cpus: 4, fixed: 0 }, Chip { cpus: 4, fixed: 1 }];
+        let chips = [Chip { cpu_count: 4, fixed_threads: 0 }, Chip { cpu_count: 4, fixed_threads: 1 }];
         let assignment = assign(&threads, &clusters, &[], &chips, LIMIT);
         assert_eq!(assignment.chip_of_cluster, [Some(1), Some(0)]);
     }
@@ -232,10 +257,13 @@ mod tests {
     #[test]
     fn a_balanced_assignment_stays() {
         let threads: Vec<ThreadToPlace> =
-            (0..16).map(|t| ThreadToPlace { chip: Some(1 - t / 4 % 2), stays: false }).collect();
+            (0..16).map(|t| ThreadToPlace { chip: Some(1 - t / 4 % 2), is_fixed: false }).collect();
         let clusters: Vec<Vec<usize>> = (0..4).map(|c| (c * 4..c * 4 + 4).collect()).collect();
         let assignment = assign(&threads, &clusters, &[], &sample_chips(2), LIMIT);
-        assert!(threads.iter().zip(&assignment.chip_of).all(|(thread, chip)| thread.chip == *chip), "{assignment:?}");
+        assert!(
+            threads.iter().zip(&assignment.chip_by_thread).all(|(thread, chip)| thread.chip == *chip),
+            "{assignment:?}"
+        );
     }
 
     proptest! {
@@ -247,7 +275,7 @@ mod tests {
             count in 1usize..9,
         ) {
             let assignment = assign_sizes(&sizes, unclustered, &sample_chips(count));
-            prop_assert!(assignment.chip_of.iter().all(Option::is_some));
+            prop_assert!(assignment.chip_by_thread.iter().all(Option::is_some));
             let loads = loads_by_chip(&assignment, count);
             let (max_load, min_load) = (loads.iter().max().unwrap(), loads.iter().min().unwrap());
             // Later clusters count as if their threads could be placed one by one, so the error is at most the size of

@@ -4,12 +4,13 @@
 //! Problem: from sampled counters of remote accesses per thread and region, the groups of threads that touch the same
 //! regions are to be found. The number of groups is not given, there may be thousands of threads, and the programs keep
 //! running. Method: counters below a floor count as 0. [`one_pass`] is the thesis's scan against one representative per
-//! cluster; [`co_clusters`] groups threads and regions jointly. Threads that an earlier round put on one chip leave no
-//! trace of their sharing. Their earlier cluster therefore counts as one more region, whose weight just reaches the
+//! cluster; [`co_clusters`] groups threads and regions jointly. Threads that an earlier round put on one chip cause no
+//! remote accesses, so their sharing can no longer be
+//! observed. Their earlier cluster therefore counts as one more region, whose weight just reaches the
 //! threshold.
 //!
 //! Properties: the functions are pure and identify threads by index. A cluster has at least two threads. A cluster of
-//! all threads is not reported, because it separates nothing.
+//! all threads is not reported, because it does not help to divide the threads among chips.
 
 use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
@@ -45,18 +46,18 @@ pub enum ClusteringMethod {
 pub struct Clusters {
     /// Cluster of each thread; `None` if it is unclustered. Clusters are numbered from 0 in the order of their first
     /// threads.
-    pub cluster_of: Vec<Option<usize>>,
+    pub cluster_by_thread: Vec<Option<usize>>,
     /// Number of clusters.
-    pub count: usize,
+    pub cluster_count: usize,
     /// Entries of the shMap that more than one cluster shares.
-    pub global: Vec<bool>,
+    pub global_entries: Vec<bool>,
 }
 
 impl Clusters {
     /// Returns the threads of each cluster, in ascending order.
     pub fn members(&self) -> Vec<Vec<usize>> {
-        let mut members = vec![Vec::new(); self.count];
-        for (thread, cluster) in self.cluster_of.iter().enumerate() {
+        let mut members = vec![Vec::new(); self.cluster_count];
+        for (thread, cluster) in self.cluster_by_thread.iter().enumerate() {
             if let Some(cluster) = *cluster {
                 members[cluster].push(thread);
             }
@@ -65,21 +66,21 @@ impl Clusters {
     }
 
     /// Renumbers labels in the order of first threads. A label of a single thread, or of all threads, is not a cluster.
-    fn from_labels(labels: &[Option<usize>], global: Vec<bool>) -> Self {
-        let labels_end = labels.iter().flatten().max().map_or(0, |last| last + 1);
-        let mut sizes = vec![0; labels_end];
+    fn from_labels(labels: &[Option<usize>], global_entries: Vec<bool>) -> Self {
+        let label_count = labels.iter().flatten().max().map_or(0, |last| last + 1);
+        let mut sizes = vec![0; label_count];
         labels.iter().flatten().for_each(|&label| sizes[label] += 1);
-        let mut numbers: Vec<Option<usize>> = vec![None; labels_end];
-        let mut count = 0;
-        let cluster_of = labels.iter().map(|label| {
+        let mut cluster_numbers: Vec<Option<usize>> = vec![None; label_count];
+        let mut cluster_count = 0;
+        let thread_clusters = labels.iter().map(|label| {
             let label = label.filter(|&label| sizes[label] > 1 && sizes[label] < labels.len())?;
-            Some(*numbers[label].get_or_insert_with(|| {
-                count += 1;
-                count - 1
+            Some(*cluster_numbers[label].get_or_insert_with(|| {
+                cluster_count += 1;
+                cluster_count - 1
             }))
         });
-        let cluster_of = cluster_of.collect();
-        Clusters { cluster_of, count, global }
+        let cluster_by_thread = thread_clusters.collect();
+        Clusters { cluster_by_thread, cluster_count, global_entries }
     }
 }
 
@@ -89,53 +90,54 @@ pub const THRESHOLD: f64 = 40_000.0;
 /// Number of samples per thread for which [`THRESHOLD`] is stated.
 pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
 
-/// Scales `threshold` to the fraction `share` of the samples for which it is stated; dot products grow with the square.
+/// Scales `threshold` to the fraction `sample_share` of the samples for which it is stated; dot products grow with the
+/// square.
 /// The result is at least that of four regions at the floor, the smallest that exceeds chance.
-pub fn scaled_threshold(threshold: f64, share: f64, floor: u8) -> u64 {
+pub fn scaled_threshold(threshold: f64, sample_share: f64, floor: u8) -> u64 {
     let minimum = 4.0 * f64::from(floor) * f64::from(floor);
-    libm::round((threshold * share * share).max(minimum).max(1.0)).min(1e9) as u64
+    libm::round((threshold * sample_share * sample_share).max(minimum).max(1.0)).min(1e9) as u64
 }
 
 /// Finds the clusters among threads. `threshold` is the minimum similarity (a dot product of counters) of two threads
 /// of a cluster.
-pub fn find(
+pub fn find_clusters(
     method: ClusteringMethod,
     threads: &[ThreadMap<'_>],
     sharing: &SharingCriteria,
     threshold: u64,
 ) -> Clusters {
     match method {
-        ClusteringMethod::OnePass => one_pass::find(threads, sharing, threshold),
-        ClusteringMethod::CoClusters => co_clusters::find(threads, sharing, threshold),
+        ClusteringMethod::OnePass => one_pass::find_in_one_pass(threads, sharing, threshold),
+        ClusteringMethod::CoClusters => co_clusters::find_co_clusters(threads, sharing, threshold),
     }
 }
 
 /// Returns the weight of an earlier cluster, on the scale of a counter; its square just reaches the threshold.
-fn together_weight(threshold: u64) -> u16 {
+fn earlier_cluster_weight(threshold: u64) -> u16 {
     libm::ceil(libm::sqrt(threshold as f64)).min(f64::from(i16::MAX)) as u16
 }
 
 /// Returns the number of entries of the shMaps, and the number of columns: one for each entry, followed by one for each
 /// earlier cluster.
 fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
-    let entries = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
-    let earlier = threads.iter().filter_map(|thread| thread.previous_cluster).max().map_or(0, |last| last + 1);
-    (entries, entries + earlier)
+    let entry_count = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
+    let earlier_count = threads.iter().filter_map(|thread| thread.previous_cluster).max().map_or(0, |last| last + 1);
+    (entry_count, entry_count + earlier_count)
 }
 
-/// Counters as weights, in rows of `columns`; counters below the floor are 0. The `entries` of the shMap are followed
-/// by one column for each earlier cluster.
+/// Counters as weights, in rows of `column_count`; counters below the floor are 0. The `entries` of the shMap are
+/// followed by one column for each earlier cluster.
 struct CounterWeights {
-    columns: usize,
+    column_count: usize,
     rows: Vec<i16>,
 }
 
 impl CounterWeights {
     fn from_threads(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
-        let (entries, columns) = entries_and_columns(threads);
-        let mut rows = vec![0; columns * threads.len()];
-        let weight_together = together_weight(threshold) as i16;
-        for (thread, row) in threads.iter().zip(rows.chunks_exact_mut(columns.max(1))) {
+        let (entries, column_count) = entries_and_columns(threads);
+        let mut rows = vec![0; column_count * threads.len()];
+        let weight_together = earlier_cluster_weight(threshold) as i16;
+        for (thread, row) in threads.iter().zip(rows.chunks_exact_mut(column_count.max(1))) {
             for (weight, &counter) in row.iter_mut().zip(thread.counters) {
                 *weight = if counter >= floor { i16::from(counter) } else { 0 };
             }
@@ -143,15 +145,15 @@ impl CounterWeights {
                 row[entries + cluster] = weight_together;
             }
         }
-        CounterWeights { columns, rows }
+        CounterWeights { column_count, rows }
     }
 
     fn row_of_thread(&self, thread: usize) -> &[i16] {
-        &self.rows[thread * self.columns..(thread + 1) * self.columns]
+        &self.rows[thread * self.column_count..(thread + 1) * self.column_count]
     }
 
     fn clear_column(&mut self, column: usize) {
-        self.rows.iter_mut().skip(column).step_by(self.columns.max(1)).for_each(|weight| *weight = 0);
+        self.rows.iter_mut().skip(column).step_by(self.column_count.max(1)).for_each(|weight| *weight = 0);
     }
 }
 

@@ -20,7 +20,7 @@ fn dot_product(a: &[i16], b: &[i16]) -> u64 {
     sum as u64
 }
 
-pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
+pub(super) fn find_in_one_pass(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
     let maps: Vec<&[u8]> = threads.iter().map(|thread| thread.counters).collect();
     let global = global_entries(&maps, sharing);
     let mut weights = CounterWeights::from_threads(threads, sharing.floor, threshold);
@@ -29,20 +29,22 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     let mut representatives: Vec<usize> = Vec::new();
     let mut labels = Vec::with_capacity(threads.len());
     for thread in 0..threads.len() {
-        let mut best: Option<(u64, usize)> = None;
+        let mut best_match: Option<(u64, usize)> = None;
         for (cluster, &representative) in representatives.iter().enumerate() {
             if masks[thread].iter().zip(&masks[representative]).all(|(a, b)| a & b == 0) {
                 continue;
             }
             let similarity = dot_product(weights.row_of_thread(thread), weights.row_of_thread(representative));
-            if similarity >= threshold.max(1) && best.is_none_or(|(best_similarity, _)| similarity > best_similarity) {
-                best = Some((similarity, cluster));
+            if similarity >= threshold.max(1)
+                && best_match.is_none_or(|(best_similarity, _)| similarity > best_similarity)
+            {
+                best_match = Some((similarity, cluster));
             }
         }
-        let nothing = masks[thread].iter().all(|&word| word == 0);
-        labels.push(match best {
+        let is_silent = masks[thread].iter().all(|&word| word == 0);
+        labels.push(match best_match {
             Some((_, cluster)) => Some(cluster),
-            None if nothing => None,
+            None if is_silent => None,
             None => {
                 representatives.push(thread);
                 Some(representatives.len() - 1)

@@ -42,14 +42,16 @@ fn sample_maps(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<us
 fn cluster(method: ClusteringMethod, maps: &[Vec<u8>]) -> Clusters {
     let threads: Vec<ThreadMap<'_>> =
         maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
-    find(method, &threads, &SharingCriteria::default(), THRESHOLD)
+    find_clusters(method, &threads, &SharingCriteria::default(), THRESHOLD)
 }
 
 /// Returns whether the groups are the same, whatever their numbers.
 fn is_partition(clusters: &Clusters, truth: &[usize]) -> bool {
     let pairs = (0..truth.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
-    clusters.cluster_of.iter().all(Option::is_some)
-        && pairs.into_iter().all(|(a, b)| (clusters.cluster_of[a] == clusters.cluster_of[b]) == (truth[a] == truth[b]))
+    clusters.cluster_by_thread.iter().all(Option::is_some)
+        && pairs
+            .into_iter()
+            .all(|(a, b)| (clusters.cluster_by_thread[a] == clusters.cluster_by_thread[b]) == (truth[a] == truth[b]))
 }
 
 /// Do both methods find groups of equal size if there are also regions shared by all threads?
@@ -71,7 +73,7 @@ fn a_cluster_of_more_than_half_is_found_by_co_clustering_only() {
     assert!(is_partition(&cluster(ClusteringMethod::CoClusters, &maps), &truth));
     let by_scan = cluster(ClusteringMethod::OnePass, &maps);
     let big = (0..truth.len()).filter(|&thread| truth[thread] == 0);
-    assert!(big.into_iter().all(|thread| by_scan.cluster_of[thread].is_none()), "{by_scan:?}");
+    assert!(big.into_iter().all(|thread| by_scan.cluster_by_thread[thread].is_none()), "{by_scan:?}");
 }
 
 /// Is a group found as a whole if only a few of its threads share each region, so that modularity splits it?
@@ -101,7 +103,7 @@ fn no_clusters_where_all_or_none_share() {
         for (groups, regions) in [(&[16][..], 32), (&[1; 16][..], 32)] {
             let (maps, _) = sample_maps(&SharingPattern { groups, regions, global: 0, accesses: 600 }, 11);
             let clusters = cluster(method, &maps);
-            assert_eq!(clusters.count, 0, "{method:?} {groups:?}: {clusters:?}");
+            assert_eq!(clusters.cluster_count, 0, "{method:?} {groups:?}: {clusters:?}");
         }
     }
 }
@@ -117,8 +119,8 @@ fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
     for method in BOTH {
         let threads: Vec<ThreadMap<'_>> =
             (0..8).map(|t| ThreadMap { counters: &maps[t], previous_cluster: Some(t / 4) }).collect();
-        let clusters = find(method, &threads, &SharingCriteria::default(), THRESHOLD);
-        assert_eq!(clusters.cluster_of, [0, 0, 0, 0, 1, 1, 1, 0].map(Some), "{method:?}");
+        let clusters = find_clusters(method, &threads, &SharingCriteria::default(), THRESHOLD);
+        assert_eq!(clusters.cluster_by_thread, [0, 0, 0, 0, 1, 1, 1, 0].map(Some), "{method:?}");
     }
 }
 
@@ -126,8 +128,8 @@ fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
 #[test]
 fn empty_input_gives_no_clusters() {
     for method in BOTH {
-        assert_eq!(find(method, &[], &SharingCriteria::default(), 0).count, 0);
-        assert_eq!(cluster(method, &[vec![], vec![]]).cluster_of, [None, None]);
+        assert_eq!(find_clusters(method, &[], &SharingCriteria::default(), 0).cluster_count, 0);
+        assert_eq!(cluster(method, &[vec![], vec![]]).cluster_by_thread, [None, None]);
     }
 }
 
@@ -139,8 +141,8 @@ proptest! {
         for method in BOTH {
             let clusters = cluster(method, &maps);
             let members = clusters.members();
-            prop_assert_eq!(clusters.cluster_of.len(), maps.len());
-            prop_assert_eq!(members.len(), clusters.count);
+            prop_assert_eq!(clusters.cluster_by_thread.len(), maps.len());
+            prop_assert_eq!(members.len(), clusters.cluster_count);
             prop_assert!(members.iter().all(|of| of.len() > 1 && of.len() < maps.len()));
             prop_assert!(members.windows(2).all(|pair| pair[0][0] < pair[1][0]));
             prop_assert_eq!(&clusters, &cluster(method, &maps));

@@ -44,7 +44,7 @@ fn turns_are_typical_and_always_pay() {
 #[test]
 fn a_turn_that_pays_off_too_late_is_refused() {
     let refused = quantum_ns(&[victim_fixture(3 * MIB)], 0.3, 2, 120_000_000).unwrap_err();
-    assert_eq!(refused.allowed_ns, 5_000_000);
+    assert_eq!(refused.max_quantum_ns, 5_000_000);
     assert!(refused.break_even_ns.is_some_and(|break_even_ns| break_even_ns > 5_000_000), "{refused:?}");
     let hopeless = GangCandidate { slowdown: 2.0, ..victim_fixture(MIB) };
     assert_eq!(quantum_ns(&[hopeless], 1.0, 2, MAX_WAIT_NS).unwrap_err().break_even_ns, None);

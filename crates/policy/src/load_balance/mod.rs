@@ -7,7 +7,8 @@
 //!   with a free CPU. Groups go to the bins that have most of their members. The present assignment stays unless the
 //!   new sums are clearly more even.
 //! - [`exchange`] works without a sort or a global view. In every round, each bin meets one other, and the two exchange
-//!   tasks as long as that brings their sums closer. `tournament` chooses the pairs, so that all pairs meet in turn.
+//!   tasks as long as that brings their sums closer. `exchanges::tournament_pairs` chooses the pairs, so that all pairs
+//!   meet in turn.
 //!
 //! Properties: the functions are pure, and ties break by order. Loads are even: a CPU never has two tasks more than
 //! another, and no task waits while a CPU is free. Tasks that cannot move stay. For constant weights, exchanges end,
@@ -39,7 +40,7 @@ pub struct TaskLoad {
     /// Present bin of the task; `None` if the task is new.
     pub current_bin: Option<usize>,
     /// Whether the task cannot be moved, in which case it has a bin.
-    pub stuck: bool,
+    pub is_unmovable: bool,
 }
 
 /// The sum of weights and the number of tasks in every bin.
@@ -68,37 +69,37 @@ impl BinLoads {
 #[derive(Clone, Copy, Debug)]
 struct TaskQuota {
     /// Minimum number of tasks on every CPU.
-    min_tasks: usize,
+    min_tasks_per_cpu: usize,
     /// Number of CPUs with one task more.
-    surplus: usize,
+    surplus_cpus: usize,
 }
 
 impl TaskQuota {
     fn for_tasks(capacities: &[CacheCapacity], tasks: usize) -> Self {
-        let seats: usize = capacities.iter().map(|capacity| capacity.cpus).sum();
-        TaskQuota { min_tasks: tasks / seats.max(1), surplus: tasks % seats.max(1) }
+        let cpu_count: usize = capacities.iter().map(|capacity| capacity.cpus).sum();
+        TaskQuota { min_tasks_per_cpu: tasks / cpu_count.max(1), surplus_cpus: tasks % cpu_count.max(1) }
     }
-    fn has_room(&self, capacity: &CacheCapacity, count: usize, more_taken: usize) -> bool {
-        count < self.min_tasks * capacity.cpus
-            || (more_taken < self.surplus && count < (self.min_tasks + 1) * capacity.cpus)
+    fn has_room(&self, capacity: &CacheCapacity, count: usize, extra_tasks: usize) -> bool {
+        count < self.min_tasks_per_cpu * capacity.cpus
+            || (extra_tasks < self.surplus_cpus && count < (self.min_tasks_per_cpu + 1) * capacity.cpus)
     }
-    fn more_taken(&self, capacities: &[CacheCapacity], counts: &[usize]) -> usize {
+    fn count_extra_tasks(&self, capacities: &[CacheCapacity], counts: &[usize]) -> usize {
         capacities
             .iter()
             .zip(counts)
-            .map(|(capacity, &count)| count.saturating_sub(self.min_tasks * capacity.cpus))
+            .map(|(capacity, &count)| count.saturating_sub(self.min_tasks_per_cpu * capacity.cpus))
             .sum()
     }
     fn is_within_quota(&self, capacities: &[CacheCapacity], counts: &[usize]) -> bool {
         let is_within = |(capacity, &count): (&CacheCapacity, &usize)| {
-            (self.min_tasks * capacity.cpus..=(self.min_tasks + 1) * capacity.cpus).contains(&count)
+            (self.min_tasks_per_cpu * capacity.cpus..=(self.min_tasks_per_cpu + 1) * capacity.cpus).contains(&count)
         };
         capacities.iter().zip(counts).all(is_within)
     }
 }
 
-/// Returns the standard deviation of the bins' sums over their mean, plus that of the packages' sums if packages differ
-/// from bins; 0 if all sums are 0.
+/// Returns the standard deviation of the bins' sums over their mean, plus the same for the packages' sums if packages
+/// differ from bins; 0 if all sums are 0.
 pub fn unevenness(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> f64 {
     let sums = BinLoads::from_bins(capacities, task_loads, bins).sums;
     variation_coefficient(&sums) + package_sums(capacities, &sums).map_or(0.0, |sums| variation_coefficient(&sums))
@@ -109,11 +110,11 @@ fn package_sums(capacities: &[CacheCapacity], sums: &[f64]) -> Option<Vec<f64>> 
     let mut packages: Vec<u32> = capacities.iter().map(|capacity| capacity.package).collect();
     packages.sort_unstable();
     packages.dedup();
-    let in_package = |package: u32| {
+    let sum_package = |package: u32| {
         capacities.iter().zip(sums).filter(move |(capacity, _)| capacity.package == package).map(|(_, sum)| sum).sum()
     };
-    let tells = packages.len() > 1 && packages.len() < capacities.len();
-    tells.then(|| packages.into_iter().map(in_package).collect())
+    let is_informative = packages.len() > 1 && packages.len() < capacities.len();
+    is_informative.then(|| packages.into_iter().map(sum_package).collect())
 }
 
 fn variation_coefficient(sums: &[f64]) -> f64 {

@@ -9,7 +9,7 @@ fn equal_capacities(bin_count: usize, seats: usize) -> Vec<CacheCapacity> {
     vec![CacheCapacity { cpus: seats, package: 0 }; bin_count]
 }
 fn newcomer_loads(weights: &[f64]) -> Vec<TaskLoad> {
-    weights.iter().map(|&weight| TaskLoad { weight, current_bin: None, stuck: false }).collect()
+    weights.iter().map(|&weight| TaskLoad { weight, current_bin: None, is_unmovable: false }).collect()
 }
 fn placed_loads(task_loads: &[TaskLoad], bins: &[usize]) -> Vec<TaskLoad> {
     task_loads.iter().zip(bins).map(|(task_load, &bin)| TaskLoad { current_bin: Some(bin), ..*task_load }).collect()
@@ -82,7 +82,7 @@ fn small_gains_move_no_task() {
 fn tasks_that_cannot_move_stay() {
     let capacities = equal_capacities(2, 2);
     let mut task_loads = newcomer_loads(&[9.0, 8.0, 1.0, 0.5]);
-    task_loads[0] = TaskLoad { weight: 9.0, current_bin: Some(1), stuck: true };
+    task_loads[0] = TaskLoad { weight: 9.0, current_bin: Some(1), is_unmovable: true };
     let bins = balance_centrally(&capacities, &task_loads, 0.0);
     assert_eq!((bins[0], bins[1]), (1, 0));
     let (bins, _) = exchanged_to_the_end(&capacities, task_loads, 0.0);

@@ -7,7 +7,7 @@
 //! phases are compared ([`SpeedRecord::match_speeds`]).
 //!
 //! Arms continue until both sides cover enough of the same phases and the difference exceeds its noise
-//! ([`Ratio::is_sure`]), or until no relevant difference is left. The test is evaluated at most four times per arm,
+//! ([`Ratio::is_significant`]), or until no relevant difference is left. The test is evaluated at most four times per arm,
 //! each time with a quarter of the allowed error. An arm counts once the cache can have been refilled
 //! ([`SettlingPeriod`]). New shares that are clearly slower after half an arm are dropped at once.
 //!
@@ -29,9 +29,9 @@ pub struct AbTestLengths {
     /// Number of windows of one arm.
     pub measure_windows: u32,
     /// Number of lines of the cache, which is the number of misses that fill it; `None` if unknown.
-    pub lines: Option<u64>,
+    pub cache_lines: Option<u64>,
     /// Number of lines of the next cache toward memory; `None` if there is none.
-    pub lines_behind: Option<u64>,
+    pub next_cache_lines: Option<u64>,
 }
 
 /// The side of the test whose shares are in force.
@@ -50,7 +50,7 @@ pub enum AbTestStatus {
     /// The test has ended with this ratio of the speeds under the new shares to those under the old.
     Ratio(Ratio),
     /// The test has ended without a result: it took too long, or a program did not run.
-    Nothing,
+    Inconclusive,
 }
 
 /// A test of one change of shares.
@@ -99,35 +99,36 @@ impl SettlingPeriod {
                 *self.misses.entry(task.process).or_insert(0.0) += misses;
             }
         }
-        let lines_each = lengths.lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
-        let is_full = self.misses.values().all(|&misses| misses >= lines_each);
-        let has_settled = self.windows >= minimum && (is_full || self.windows >= SETTLED_WITHIN * minimum.max(1));
-        let turned_over = lengths.lines_behind.is_none_or(|lines| {
+        let lines_per_process = lengths.cache_lines.unwrap_or(0) as f64 / self.misses.len().max(1) as f64;
+        let is_full = self.misses.values().all(|&misses| misses >= lines_per_process);
+        let has_settled = self.windows >= minimum && (is_full || self.windows >= MAX_SETTLING_FACTOR * minimum.max(1));
+        let has_turned_over = lengths.next_cache_lines.is_none_or(|lines| {
             self.misses.is_empty()
                 || self.misses.values().sum::<f64>() >= lines as f64
                 || self.windows >= lengths.settle_windows()
         });
-        self.is_over = has_settled && turned_over && observation.applied.pending.is_empty();
+        self.is_over = has_settled && has_turned_over && observation.applied.pending.is_empty();
     }
 }
 
 impl AbTestLengths {
     /// Returns the number of windows after which the cache is assumed to have settled.
     fn settle_windows(&self) -> u32 {
-        let times = if self.lines_behind.is_some() { BEHIND_SETTLED_WITHIN } else { SETTLED_WITHIN };
-        times * self.warmup_windows.max(1)
+        let factor = if self.next_cache_lines.is_some() { MAX_NEXT_CACHE_SETTLING_FACTOR } else { MAX_SETTLING_FACTOR };
+        factor * self.warmup_windows.max(1)
     }
 }
 
 /// Loss of speed, as a fraction, at which new shares are dropped after half an arm if the loss is certain.
-pub const CLEARLY: f64 = 0.05;
+pub const CLEAR_LOSS: f64 = 0.05;
 /// Maximum settling period, in multiples of the minimum number of windows.
-const SETTLED_WITHIN: u32 = 10;
-const BEHIND_SETTLED_WITHIN: u32 = 100;
+const MAX_SETTLING_FACTOR: u32 = 10;
+const MAX_NEXT_CACHE_SETTLING_FACTOR: u32 = 100;
 /// Maximum length of a trial, in multiples of its length without interruptions.
-const VERDICT_WITHIN: u32 = 8;
-/// Maximum measurement of a side, in multiples of an arm, which allows for matching phases and for noise.
-const LIKE_WITHIN: u32 = 6;
+const MAX_TRIAL_FACTOR: u32 = 8;
+/// Maximum length of the measurement of one side, in multiples of an arm; the surplus is for phases that do not match
+/// yet and for noise.
+const MAX_SIDE_ARMS: u32 = 6;
 
 impl AbTest {
     /// Starts the test, with the old shares in force.
@@ -148,7 +149,7 @@ impl AbTest {
 
     /// Returns the test with recent windows under the old shares included.
     pub fn with_baseline(self, baseline: &SpeedRecord) -> Self {
-        AbTest { speeds_before: baseline.latest_windows(LIKE_WITHIN * self.lengths.measure_windows.max(1)), ..self }
+        AbTest { speeds_before: baseline.latest_windows(MAX_SIDE_ARMS * self.lengths.measure_windows.max(1)), ..self }
     }
 
     /// Returns the speeds under the old shares, over equally long times before and after the new ones, so that a drift
@@ -157,7 +158,7 @@ impl AbTest {
         let later_speeds = if self.arm == AbArm::OldAgain { &self.speeds_after } else { &self.speeds_under_new };
         self.speeds_before
             .latest_windows(later_speeds.windows.max(self.lengths.measure_windows).max(1))
-            .joined_with(&self.speeds_after)
+            .concatenated_with(&self.speeds_after)
     }
 
     pub fn arm(&self) -> AbArm {
@@ -168,27 +169,27 @@ impl AbTest {
     }
 
     /// Adds a window under the present arm's shares.
-    pub fn add(&mut self, observation: &Observation, level: CacheLevel, probes: &[ProbeRequest]) -> AbTestStatus {
+    pub fn observe(&mut self, observation: &Observation, level: CacheLevel, probes: &[ProbeRequest]) -> AbTestStatus {
         self.windows += 1;
         if self.arm == AbArm::New
             || (self.arm == AbArm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.is_over))
         {
             self.disturbed_speeds.observe(observation, level);
         }
-        if self.windows > VERDICT_WITHIN * self.unhindered_windows() {
-            return AbTestStatus::Nothing;
+        if self.windows > MAX_TRIAL_FACTOR * self.uninterrupted_windows() {
+            return AbTestStatus::Inconclusive;
         }
         if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.is_over) {
             settling.observe(observation, level, self.lengths);
             return AbTestStatus::Running;
         }
         self.settling = None;
-        let side = match self.arm {
+        let arm_speeds = match self.arm {
             AbArm::Old => &mut self.speeds_before,
             AbArm::New => &mut self.speeds_under_new,
             AbArm::OldAgain => &mut self.speeds_after,
         };
-        if !side.add(observation, level, probes) {
+        if !arm_speeds.add(observation, level, probes) {
             return AbTestStatus::Running;
         }
         self.arm_windows += 1;
@@ -196,33 +197,33 @@ impl AbTest {
     }
 
     fn judge(&mut self) -> AbTestStatus {
-        let judged_windows = self.lengths.measure_windows.max(1);
+        let arm_length = self.lengths.measure_windows.max(1);
         // The last arm is no longer than the first; otherwise, a drift would not cancel.
-        let longest = if self.arm == AbArm::OldAgain { self.speeds_before.windows } else { u32::MAX };
-        let is_waiting = self.arm_windows < longest.min(LIKE_WITHIN * judged_windows);
+        let max_windows = if self.arm == AbArm::OldAgain { self.speeds_before.windows } else { u32::MAX };
+        let is_waiting = self.arm_windows < max_windows.min(MAX_SIDE_ARMS * arm_length);
         // A test after every window would find differences by chance, so there are at most [`LOOKS`] tests.
-        let is_test_due = !is_waiting || [1, 2, 4].iter().any(|times| self.arm_windows == times * judged_windows);
+        let is_test_due = !is_waiting || [1, 2, 4].iter().any(|times| self.arm_windows == times * arm_length);
         if self.arm != AbArm::Old && !is_test_due {
             return AbTestStatus::Running;
         }
         match self.arm {
-            AbArm::Old if self.speeds_before.windows >= 2 * judged_windows => self.switch_to(AbArm::New),
-            AbArm::New if self.arm_windows >= judged_windows => {
+            AbArm::Old if self.speeds_before.windows >= 2 * arm_length => self.switch_to(AbArm::New),
+            AbArm::New if self.arm_windows >= arm_length => {
                 let ratio = self.ratio();
-                if let Some(slower) = ratio.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
+                if let Some(slower) = ratio.filter(|found| found.ratio < 1.0 - CLEAR_LOSS && found.is_significant()) {
                     return AbTestStatus::Ratio(slower);
                 }
-                // The windows do not cover enough of the other side's phases yet, or are too noisy, but those phases
-                // may recur.
-                if self.arm_windows >= 2 * judged_windows
+                // If the windows do not cover enough of the other side's phases, or are too noisy, the arm continues,
+                // because those phases may recur.
+                if self.arm_windows >= 2 * arm_length
                     && (!is_waiting || ratio.is_some_and(|found| found.is_precise_enough()))
                 {
                     self.switch_to(AbArm::OldAgain);
                 }
             }
-            AbArm::OldAgain if self.arm_windows >= judged_windows => match self.ratio() {
+            AbArm::OldAgain if self.arm_windows >= arm_length => match self.ratio() {
                 Some(found) if !is_waiting || found.is_precise_enough() => return AbTestStatus::Ratio(found),
-                None if !is_waiting => return AbTestStatus::Nothing,
+                None if !is_waiting => return AbTestStatus::Inconclusive,
                 _ => {}
             },
             _ => {}
@@ -233,7 +234,7 @@ impl AbTest {
     /// Returns the cost of the trial minus the gain of the new shares, in windows at the old shares' speed; matching
     /// windows are compared as far as there are any.
     pub fn lost_windows(&self) -> f64 {
-        let old_speeds = self.speeds_before.joined_with(&self.speeds_after);
+        let old_speeds = self.speeds_before.concatenated_with(&self.speeds_after);
         let weighted_speed_ratio =
             || self.disturbed_speeds.weighted_speed(&self.weights) / old_speeds.weighted_speed(&self.weights);
         let ratio = self
@@ -247,7 +248,7 @@ impl AbTest {
         (self.arm, self.arm_windows, self.settling) = (arm, 0, Some(SettlingPeriod::default()));
     }
 
-    fn unhindered_windows(&self) -> u32 {
+    fn uninterrupted_windows(&self) -> u32 {
         4 * self.lengths.measure_windows.max(1) + 2 * self.lengths.settle_windows()
     }
 
@@ -262,7 +263,7 @@ mod tests {
     use crate::partition::speed_history::tests::{observation_fixture, window_in_phase, window_of};
 
     const LENGTHS: AbTestLengths =
-        AbTestLengths { warmup_windows: 1, measure_windows: 2, lines: Some(25), lines_behind: None };
+        AbTestLengths { warmup_windows: 1, measure_windows: 2, cache_lines: Some(25), next_cache_lines: None };
 
     /// Runs a trial to its end, with 10 misses in each window and these cycles per 1000 instructions, by window and
     /// arm.
@@ -271,9 +272,9 @@ mod tests {
         let mut arms = Vec::new();
         for window in 0.. {
             arms.push(trial.arm());
-            let message = trial.add(&window_of(1000, cycles(window, trial.arm()), 10), CacheLevel::L2, &[]);
-            if message != AbTestStatus::Running {
-                return (message, arms);
+            let status = trial.observe(&window_of(1000, cycles(window, trial.arm()), 10), CacheLevel::L2, &[]);
+            if status != AbTestStatus::Running {
+                return (status, arms);
             }
         }
         unreachable!("every trial ends")
@@ -300,7 +301,7 @@ mod tests {
         assert!((ratio - 2_000.0 / 1_800.0).abs() < 0.01, "{ratio}");
         let (status, arms) = run_trial(|_, arm| if arm == AbArm::New { 2_200 } else { 2_000 });
         assert!(
-            matches!(status, AbTestStatus::Ratio(Ratio { ratio, error: 0.0, .. }) if ratio == 2_000.0 / 2_200.0),
+            matches!(status, AbTestStatus::Ratio(Ratio { ratio, standard_error: 0.0, .. }) if ratio == 2_000.0 / 2_200.0),
             "{status:?}"
         );
         assert_eq!(arms.len(), 4 + 3 + 2);
@@ -314,9 +315,9 @@ mod tests {
             let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
             let verdict = (0..).find_map(|window| {
                 let slow = (window + offset) % 7 < 3;
-                let (cycles, comes) = if slow { (5_000.0, 60) } else { (1_500.0, 120) };
+                let (cycles, l1_misses) = if slow { (5_000.0, 60) } else { (1_500.0, 120) };
                 let cycles = if trial.arm() == AbArm::New { cycles / faster } else { cycles };
-                match trial.add(&window_in_phase(1_000, cycles as u64, comes), CacheLevel::L2, &[]) {
+                match trial.observe(&window_in_phase(1_000, cycles as u64, l1_misses), CacheLevel::L2, &[]) {
                     AbTestStatus::Running => None,
                     status => Some(status),
                 }
@@ -331,9 +332,9 @@ mod tests {
     fn the_cost_of_a_trial_is_measured() {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         for window in 0.. {
-            let (cycles, comes) = if window % 7 < 2 { (8_000, 60) } else { (2_000, 120) };
+            let (cycles, l1_misses) = if window % 7 < 2 { (8_000, 60) } else { (2_000, 120) };
             let cycles = if trial.arm() == AbArm::New { cycles * 5 / 4 } else { cycles };
-            if trial.add(&window_in_phase(1000, cycles, comes), CacheLevel::L2, &[]) != AbTestStatus::Running {
+            if trial.observe(&window_in_phase(1000, cycles, l1_misses), CacheLevel::L2, &[]) != AbTestStatus::Running {
                 break;
             }
         }
@@ -346,31 +347,32 @@ mod tests {
         );
     }
 
-    /// Are few changes without effect adopted as faster, with independent noise and with autocorrelated noise (0.6)?
+    /// Is a change without effect rarely adopted as faster, with independent noise and with autocorrelated noise (0.6)?
     #[test]
     fn few_changes_without_effect_are_adopted() {
         let mut generator = cachemate_core::SplitMix64::new(5);
         let trials = 1_500;
-        for alike in [0.0, 0.6] {
+        for autocorrelation in [0.0, 0.6] {
             let mut faster = 0;
             for _ in 0..trials {
                 let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
                 let mut deviation = 0.0;
-                let message = (0..).find_map(|_| {
+                let status = (0..).find_map(|_| {
                     let normal = (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0;
-                    deviation = alike * deviation + 0.05 * libm::sqrt(1.0 - alike * alike) * normal;
+                    deviation = autocorrelation * deviation
+                        + 0.05 * libm::sqrt(1.0 - autocorrelation * autocorrelation) * normal;
                     let cycles = (2e6 * (1.0 + deviation)) as u64;
-                    match trial.add(&window_of(1_000_000, cycles, 1_000), CacheLevel::L2, &[]) {
+                    match trial.observe(&window_of(1_000_000, cycles, 1_000), CacheLevel::L2, &[]) {
                         AbTestStatus::Running => None,
                         status => Some(status),
                     }
                 });
-                let is_adopted = |ratio: &Ratio| ratio.ratio >= 1.0 && ratio.is_sure();
-                faster += u32::from(matches!(message, Some(AbTestStatus::Ratio(ratio)) if is_adopted(&ratio)));
+                let is_adopted = |ratio: &Ratio| ratio.ratio >= 1.0 && ratio.is_significant();
+                faster += u32::from(matches!(status, Some(AbTestStatus::Ratio(ratio)) if is_adopted(&ratio)));
             }
             let share = f64::from(faster) / f64::from(trials);
             // With this number of trials, the sampling error is four in a thousand.
-            assert!(share <= 0.033, "{share} with autocorrelation {alike}");
+            assert!(share <= 0.033, "{share} with autocorrelation {autocorrelation}");
         }
     }
 
@@ -378,7 +380,7 @@ mod tests {
     #[test]
     fn a_cache_behind_settles_too() {
         let settled_after = |lines_behind: Option<u64>, misses: u64| {
-            let lengths = AbTestLengths { lines_behind, ..LENGTHS };
+            let lengths = AbTestLengths { next_cache_lines: lines_behind, ..LENGTHS };
             let mut settling = SettlingPeriod::default();
             (1..).find(|_| {
                 settling.observe(&window_of(1000, 2000, misses), CacheLevel::L2, lengths);
@@ -397,8 +399,8 @@ mod tests {
     fn a_trial_ends_if_a_program_never_runs() {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         let status = (0..10_000)
-            .map(|_| trial.add(&observation_fixture(&[]), CacheLevel::L2, &[]))
+            .map(|_| trial.observe(&observation_fixture(&[]), CacheLevel::L2, &[]))
             .find(|status| *status != AbTestStatus::Running);
-        assert_eq!(status, Some(AbTestStatus::Nothing));
+        assert_eq!(status, Some(AbTestStatus::Inconclusive));
     }
 }

@@ -1,7 +1,7 @@
 //! Allocates a cache: which groups share a partition, and how large each partition is.
 //!
-//! Problem: given the programs on one cache (possibly more than it has CPUs), their demand for space, and the
-//! operator's goals, groups and their numbers of units are to be found. Method:
+//! Problem: the programs on one cache (possibly more than it has CPUs), their demand for space and the operator's goals
+//! are given; the groups and their numbers of units are to be found. Method:
 //! 1. *Pool.* Programs whose speed hardly depends on space go into one partition (thesis 5.4, footnote 9).
 //! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units. Programs of
 //!    similar demand form a time-share group, with a penalty for running together (thesis 7.3).
@@ -47,22 +47,22 @@ pub struct Claimant {
 }
 
 impl Claimant {
-    fn floor(&self) -> u32 {
-        self.max_slowdown.map_or(1, |limit| self.demand.units_for(limit).max(self.min_units))
+    fn min_required_units(&self) -> u32 {
+        self.max_slowdown.map_or(1, |limit| self.demand.min_units_within(limit).max(self.min_units))
     }
     /// Returns whether the program, at this many cycles per instruction, is slower than its goal allows.
     pub fn misses_goal(&self, cycles: f64, max_slowdown: f64) -> bool {
-        cycles / self.demand.whole_cycles() - 1.0 > max_slowdown + 1e-9
+        cycles / self.demand.whole_cache_cycles() - 1.0 > max_slowdown + 1e-9
     }
     fn cost_of_size(&self, objective: SizingObjective, misses: f64, cycles: f64) -> f64 {
         match objective {
             SizingObjective::Misses => self.priority * misses,
-            SizingObjective::Stalls => self.priority * (cycles - self.demand.whole_cycles()),
+            SizingObjective::Stalls => self.priority * (cycles - self.demand.whole_cache_cycles()),
             SizingObjective::WeightedSpeedup | SizingObjective::LeastSpace => {
-                -self.priority * self.demand.whole_cycles() / cycles
+                -self.priority * self.demand.whole_cache_cycles() / cycles
             }
             // A slowdown of a program of priority 2 counts twice.
-            SizingObjective::Fairness => self.priority * (cycles / self.demand.whole_cycles() - 1.0),
+            SizingObjective::Fairness => self.priority * (cycles / self.demand.whole_cache_cycles() - 1.0),
         }
     }
     fn costs_by_size(&self, objective: SizingObjective) -> Vec<f64> {
@@ -72,17 +72,17 @@ impl Claimant {
 }
 
 impl SizingObjective {
-    pub fn total(self) -> CostAggregate {
+    pub fn cost_aggregate(self) -> CostAggregate {
         if self == SizingObjective::Fairness { CostAggregate::Worst } else { CostAggregate::Sum }
     }
     /// Returns the score of a plan under which programs have these misses per thousand instructions and cycles per
     /// instruction; smaller is better.
-    pub fn score(self, claimants: &[Claimant], outlook: &[(f64, f64)]) -> f64 {
+    pub fn score(self, claimants: &[Claimant], expected_costs: &[(f64, f64)]) -> f64 {
         let costs = claimants
             .iter()
-            .zip(outlook)
+            .zip(expected_costs)
             .map(|(claimant, &(misses, cycles))| claimant.cost_of_size(self, misses, cycles));
-        self.total().aggregate(costs)
+        self.cost_aggregate().aggregate(costs)
     }
 }
 
@@ -109,14 +109,14 @@ pub struct PartitionGroup {
 pub struct AllocationLimits {
     pub objective: SizingObjective,
     pub units: u32,
-    /// Minimum share, and maximum number of groups, that the machine allows.
+    /// Minimum number of units of a group that the machine allows.
     pub min_units: u32,
     pub max_groups: u32,
     /// A program is pooled if running on one unit slows it down by at most this fraction, compared with the whole
     /// cache.
-    pub insensitive_below: f64,
-    /// Number of programs that can run at once on this cache.
-    pub at_once: u32,
+    pub pool_max_slowdown: f64,
+    /// Maximum number of programs that can run concurrently on this cache.
+    pub concurrent_programs: u32,
 }
 
 /// The groups with their sizes, and the goals that could not be met.
@@ -127,14 +127,14 @@ pub struct Allocation {
     pub lowered_floors: Vec<usize>,
     /// Cost of the floors to the other programs: the objective's total of programs without a floor, minus the same
     /// total without floors.
-    pub floors_cost: Option<f64>,
+    pub floor_cost_to_others: Option<f64>,
 }
 
 /// Number of steps above which lookahead replaces the exact solver.
 const MAX_EXACT_STEPS: u64 = 4_000_000;
-/// Slowdown relative to the whole cache, as a fraction, that defines a program's demand: the smallest number of units
+/// Slowdown, as a fraction, by which claimants are ordered: the demand of a program is the smallest number of units
 /// with at most this slowdown.
-const SATED: f64 = 0.05;
+const DEMAND_SLOWDOWN: f64 = 0.05;
 
 /// Allocates the units of the cache to the claimants.
 ///
@@ -143,11 +143,11 @@ const SATED: f64 = 0.05;
 pub fn allocate(claimants: &[Claimant], limits: &AllocationLimits) -> Result<Allocation, ClaimError> {
     let mut groups = group_claimants(claimants, limits);
     let mut claims: Vec<UnitClaim> = groups.iter().map(|group| build_claim(claimants, group, limits)).collect();
-    let lowered = fit_floors(claimants, &groups, &mut claims, limits);
-    let sizes = solve(&claims, limits)?;
+    let lowered_floors = fit_floors(claimants, &groups, &mut claims, limits);
+    let sizes = size_partitions(&claims, limits)?;
     let floors_cost = floors_cost(claimants, &groups, &claims, &sizes, limits);
     groups.iter_mut().zip(sizes).for_each(|(group, units)| group.units = units);
-    Ok(Allocation { groups, lowered_floors: lowered, floors_cost })
+    Ok(Allocation { groups, lowered_floors, floor_cost_to_others: floors_cost })
 }
 
 /// Groups the claimants into the pool and the lanes of all others, each in order of arrival.
@@ -155,20 +155,22 @@ fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<Par
     let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
     let claimant_indices = || 0..claimants.len();
     let mut pool: Vec<usize> = claimant_indices()
-        .filter(|index| !has_floor(index) && claimants[*index].demand.sensitivity() <= limits.insensitive_below)
+        .filter(|index| !has_floor(index) && claimants[*index].demand.sensitivity() <= limits.pool_max_slowdown)
         .collect();
     if limits.objective == SizingObjective::LeastSpace {
         pool = claimant_indices().filter(|index| !has_floor(index)).collect();
     }
-    let mut own_claims: Vec<usize> = claimant_indices().filter(|index| !pool.contains(index)).collect();
-    let room = limits.max_groups.min(limits.units / limits.min_units.max(1)).max(1) as usize;
+    let mut unpooled_claimants: Vec<usize> = claimant_indices().filter(|index| !pool.contains(index)).collect();
+    let max_groups = limits.max_groups.min(limits.units / limits.min_units.max(1)).max(1) as usize;
     // A pool of one program is an ordinary program with a small demand.
-    let lanes = (limits.at_once.max(1) as usize).min(room - usize::from(!pool.is_empty() && room > 1));
+    let lane_count =
+        (limits.concurrent_programs.max(1) as usize).min(max_groups - usize::from(!pool.is_empty() && max_groups > 1));
     let mut groups: Vec<PartitionGroup> = Vec::new();
-    if own_claims.len() > lanes.max(1) {
-        own_claims.sort_by_key(|&index| std::cmp::Reverse(claimants[index].demand.units_for(SATED)));
-        let lane_size = own_claims.len().div_ceil(lanes.max(1));
-        for group in own_claims.chunks(lane_size) {
+    if unpooled_claimants.len() > lane_count.max(1) {
+        unpooled_claimants
+            .sort_by_key(|&index| std::cmp::Reverse(claimants[index].demand.min_units_within(DEMAND_SLOWDOWN)));
+        let lane_size = unpooled_claimants.len().div_ceil(lane_count.max(1));
+        for group in unpooled_claimants.chunks(lane_size) {
             let mut members = group.to_vec();
             members.sort_unstable();
             let kind = if members.len() > 1 { PartitionKind::TimeShare } else { PartitionKind::Own };
@@ -176,18 +178,18 @@ fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<Par
         }
         groups.sort_by_key(|group| group.members[0]);
     } else {
-        groups.extend(own_claims.into_iter().map(|at| PartitionGroup {
+        groups.extend(unpooled_claimants.into_iter().map(|at| PartitionGroup {
             kind: PartitionKind::Own,
             members: vec![at],
             units: 0,
         }));
     }
     if !pool.is_empty() {
-        if groups.len() < room {
+        if groups.len() < max_groups {
             groups.push(PartitionGroup { kind: PartitionKind::Pool, members: pool, units: 0 });
-        } else if let Some(last) = groups.last_mut() {
-            last.members.extend(pool);
-            last.kind = PartitionKind::Pool;
+        } else if let Some(last_group) = groups.last_mut() {
+            last_group.members.extend(pool);
+            last_group.kind = PartitionKind::Pool;
         }
     }
     groups
@@ -200,16 +202,16 @@ fn build_claim(claimants: &[Claimant], group: &PartitionGroup, limits: &Allocati
         PartitionKind::Own => costs.into_iter().next().unwrap_or_default(),
         PartitionKind::Pool => {
             let costs: Vec<&[f64]> = costs.iter().map(Vec::as_slice).collect();
-            pool_costs(&costs, limits.units, limits.objective.total())
+            pool_costs(&costs, limits.units, limits.objective.cost_aggregate())
         }
         // Each member has all units of the group while it runs.
         PartitionKind::TimeShare => {
-            let total = limits.objective.total();
+            let total = limits.objective.cost_aggregate();
             (0..limits.units as usize).map(|units| total.aggregate(costs.iter().map(|costs| costs[units]))).collect()
         }
     };
-    let floor = group.members.iter().map(|&index| claimants[index].floor()).max().unwrap_or(1);
-    UnitClaim { costs, min_units: floor.max(limits.min_units) }
+    let min_units = group.members.iter().map(|&index| claimants[index].min_required_units()).max().unwrap_or(1);
+    UnitClaim { costs, min_units: min_units.max(limits.min_units) }
 }
 
 /// Lowers floors that do not fit together, the largest first. Returns the claimants whose floors were lowered.
@@ -219,31 +221,31 @@ fn fit_floors(
     claims: &mut [UnitClaim],
     limits: &AllocationLimits,
 ) -> Vec<usize> {
-    let mut lowered = Vec::new();
-    let minimum = limits.min_units.max(1);
+    let mut lowered_claimants = Vec::new();
+    let smallest_share = limits.min_units.max(1);
     while claims.iter().map(|claim| claim.min_units).sum::<u32>() > limits.units {
-        let Some(largest) = (0..claims.len()).rev().max_by_key(|&index| claims[index].min_units) else { break };
-        if claims[largest].min_units <= minimum {
+        let Some(largest_index) = (0..claims.len()).rev().max_by_key(|&index| claims[index].min_units) else { break };
+        if claims[largest_index].min_units <= smallest_share {
             break;
         }
-        claims[largest].min_units -= 1;
-        for &index in groups[largest].members.iter().filter(|&&at| claimants[at].max_slowdown.is_some()) {
-            if !lowered.contains(&index) {
-                lowered.push(index);
+        claims[largest_index].min_units -= 1;
+        for &index in groups[largest_index].members.iter().filter(|&&at| claimants[at].max_slowdown.is_some()) {
+            if !lowered_claimants.contains(&index) {
+                lowered_claimants.push(index);
             }
         }
     }
-    lowered
+    lowered_claimants
 }
 
-fn solve(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
+fn size_partitions(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
     if limits.objective == SizingObjective::LeastSpace {
         return least_space(claims, limits);
     }
     let steps = claims.len() as u64 * u64::from(limits.units) * u64::from(limits.units);
     // Lookahead adds up savings, so the objective of the slowest program requires the exact solver.
-    if steps <= MAX_EXACT_STEPS || limits.objective.total() == CostAggregate::Worst {
-        allocate_exactly(claims, limits.units, limits.objective.total())
+    if steps <= MAX_EXACT_STEPS || limits.objective.cost_aggregate() == CostAggregate::Worst {
+        allocate_exactly(claims, limits.units, limits.objective.cost_aggregate())
     } else {
         allocate_by_lookahead(claims, limits.units)
     }
@@ -255,19 +257,19 @@ fn least_space(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u3
         return Err(ClaimError::NoClaims);
     }
     let mut sizes: Vec<u32> = claims.iter().map(|claim| claim.min_units).collect();
-    let floors: u32 = sizes.iter().sum();
-    if floors > limits.units {
-        return Err(ClaimError::Floors { floors, units: limits.units });
+    let floor_sum: u32 = sizes.iter().sum();
+    if floor_sum > limits.units {
+        return Err(ClaimError::Floors { floors: floor_sum, units: limits.units });
     }
-    let without_floor = claims.iter().position(|claim| claim.min_units <= limits.min_units.max(1));
-    if let Some(pool) = without_floor.filter(|_| claims.len() > 1) {
-        sizes[pool] += limits.units - floors;
+    let unfloored_index = claims.iter().position(|claim| claim.min_units <= limits.min_units.max(1));
+    if let Some(pool) = unfloored_index.filter(|_| claims.len() > 1) {
+        sizes[pool] += limits.units - floor_sum;
     }
     Ok(sizes)
 }
 
-/// Returns the cost of the goals to the other programs: the total of the programs without a floor, with floors minus
-/// without them.
+/// Returns the cost of the goals to the other programs: the total cost of the programs without a floor, with the floors
+/// in force minus without them.
 fn floors_cost(
     claimants: &[Claimant],
     groups: &[PartitionGroup],
@@ -280,14 +282,14 @@ fn floors_cost(
     {
         return None;
     }
-    let unpromised_claims: Vec<UnitClaim> =
+    let unfloored_claims: Vec<UnitClaim> =
         claims.iter().map(|claim| UnitClaim { min_units: limits.min_units.max(1), ..claim.clone() }).collect();
-    let unpromised_sizes = solve(&unpromised_claims, limits).ok()?;
+    let unfloored_sizes = size_partitions(&unfloored_claims, limits).ok()?;
     let cost_of_others = |sizes: &[u32]| -> f64 {
-        let unpromised_costs = groups.iter().zip(claims).zip(sizes).filter(|((group, _), _)| !has_floor(group));
-        unpromised_costs.map(|((_, claim), &units)| claim.costs[units as usize - 1]).sum()
+        let other_claims = groups.iter().zip(claims).zip(sizes).filter(|((group, _), _)| !has_floor(group));
+        other_claims.map(|((_, claim), &units)| claim.costs[units as usize - 1]).sum()
     };
-    Some(cost_of_others(sizes) - cost_of_others(&unpromised_sizes))
+    Some(cost_of_others(sizes) - cost_of_others(&unfloored_sizes))
 }
 
 #[cfg(test)]
@@ -308,7 +310,14 @@ mod tests {
         claimant_fixture(&[1.5; 16])
     }
     fn allocation_limits(objective: SizingObjective) -> AllocationLimits {
-        AllocationLimits { objective, units: 16, min_units: 1, max_groups: 16, insensitive_below: 0.02, at_once: 4 }
+        AllocationLimits {
+            objective,
+            units: 16,
+            min_units: 1,
+            max_groups: 16,
+            pool_max_slowdown: 0.02,
+            concurrent_programs: 4,
+        }
     }
     fn group_sizes(allocation: &Allocation) -> Vec<(Vec<usize>, u32)> {
         allocation.groups.iter().map(|group| (group.members.clone(), group.units)).collect()
@@ -330,7 +339,7 @@ mod tests {
         let claimants = [sensitive_claimant(12), sensitive_claimant(4), sensitive_claimant(12), sensitive_claimant(4)];
         let allocation = allocate(
             &claimants,
-            &AllocationLimits { at_once: 2, ..allocation_limits(SizingObjective::WeightedSpeedup) },
+            &AllocationLimits { concurrent_programs: 2, ..allocation_limits(SizingObjective::WeightedSpeedup) },
         )
         .unwrap();
         assert!(allocation.groups.iter().all(|group| group.kind == PartitionKind::TimeShare));
@@ -351,10 +360,10 @@ mod tests {
             allocate(&[promised.clone(), greedy.clone()], &allocation_limits(SizingObjective::WeightedSpeedup))
                 .unwrap();
         let units = allocation.groups[0].units;
-        let slowed = promised.demand.cycles_per_instr[units as usize - 1] / promised.demand.whole_cycles() - 1.0;
+        let slowed = promised.demand.cycles_per_instr[units as usize - 1] / promised.demand.whole_cache_cycles() - 1.0;
         assert!(slowed <= 0.2 + 1e-9 && units >= 11, "{units} units, slowed by {slowed}");
-        assert_eq!(allocation.floors_cost, Some(0.5));
-        assert_eq!(unpromised_allocation.floors_cost, None);
+        assert_eq!(allocation.floor_cost_to_others, Some(0.5));
+        assert_eq!(unpromised_allocation.floor_cost_to_others, None);
     }
 
     /// Are goals that do not fit together lowered and reported?
@@ -402,7 +411,7 @@ mod tests {
         for max_groups in 1..8 {
             let allocation = allocate(
                 &claimants,
-                &AllocationLimits { max_groups, at_once: 8, ..allocation_limits(SizingObjective::Stalls) },
+                &AllocationLimits { max_groups, concurrent_programs: 8, ..allocation_limits(SizingObjective::Stalls) },
             )
             .unwrap();
             assert!(allocation.groups.len() <= max_groups as usize);

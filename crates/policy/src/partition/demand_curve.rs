@@ -42,52 +42,54 @@ impl DemandCurve {
         cache_bytes: u64,
         units: u32,
     ) -> Option<Self> {
-        let bytes_of_units = |units_held: u32| cache_bytes as f64 * f64::from(units_held) / f64::from(units);
+        let bytes_of_units = |unit_count: u32| cache_bytes as f64 * f64::from(unit_count) / f64::from(units);
         let curve = profile.misses_per_kilo_instr().filter(|curve| !curve.is_empty())?;
         let mut misses =
             isotonic_decreasing((1..=units).map(|units_held| value_at(curve, bytes_of_units(units_held))).collect());
-        let measured = speed.and_then(|speed| speed.misses_per_kilo_instr);
+        let measured_rate = speed.and_then(|speed| speed.misses_per_kilo_instr);
         let (max_rate, min_rate) = (misses[0], misses[units as usize - 1]);
-        let unexplained = measured.map_or(0.0, |rate| (rate - max_rate).max(0.0) - (min_rate - rate).max(0.0));
-        misses.iter_mut().for_each(|rate| *rate = (*rate + unexplained).max(0.0));
-        let solo_rate = misses[units as usize - 1];
-        let penalty = speed.and_then(|speed| speed.stall_cycles_per_miss).unwrap_or(miss_penalty_cycles) / 1000.0;
-        let from_misses = |cycles: f64, rate: f64| -> Vec<f64> {
+        let rate_offset = measured_rate.map_or(0.0, |rate| (rate - max_rate).max(0.0) - (min_rate - rate).max(0.0));
+        misses.iter_mut().for_each(|rate| *rate = (*rate + rate_offset).max(0.0));
+        let whole_cache_rate = misses[units as usize - 1];
+        let cycles_per_kilo_misses =
+            speed.and_then(|speed| speed.stall_cycles_per_miss).unwrap_or(miss_penalty_cycles) / 1000.0;
+        let extrapolate_cycles = |cycles: f64, rate: f64| -> Vec<f64> {
             // If the speed was measured at a higher miss rate than the curve's, extrapolation must not yield negative
             // cycles.
-            misses.iter().map(|misses| (cycles + (misses - rate) * penalty).max(0.01)).collect()
+            misses.iter().map(|misses| (cycles + (misses - rate) * cycles_per_kilo_misses).max(0.01)).collect()
         };
-        let solo =
+        let solo_instr_per_cycle =
             profile.rates.solo_instr_per_cycle.map(|rate| rate.value).filter(|&rate| rate.is_finite() && rate > 0.0);
-        let cycles = match (solo, stalls_by_units(profile, &bytes_of_units, units)) {
+        let cycles = match (solo_instr_per_cycle, stalls_by_units(profile, &bytes_of_units, units)) {
             (Some(solo), Some(stalls)) => {
                 let minimum = stalls[units as usize - 1];
                 stalls.iter().map(|stalls| 1.0 / solo + (stalls - minimum) / 1000.0).collect()
             }
-            (Some(solo), None) => from_misses(1.0 / solo, solo_rate),
+            (Some(solo), None) => extrapolate_cycles(1.0 / solo, whole_cache_rate),
             (None, _) => {
                 let speed = speed?;
-                from_misses(speed.cycles_per_instr, speed.misses_per_kilo_instr.unwrap_or(solo_rate))
+                extrapolate_cycles(speed.cycles_per_instr, speed.misses_per_kilo_instr.unwrap_or(whole_cache_rate))
             }
         };
-        let space = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles };
-        let numbers = space.misses_per_kilo_instr.iter().chain(&space.cycles_per_instr);
-        numbers.into_iter().all(|number| number.is_finite()).then_some(space)
+        let demand_curve = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles };
+        let numbers = demand_curve.misses_per_kilo_instr.iter().chain(&demand_curve.cycles_per_instr);
+        numbers.into_iter().all(|number| number.is_finite()).then_some(demand_curve)
     }
 
-    /// Bounds the curve by a measurement with this number of units. The same or a larger number costs at most as much.
-    /// If no other program used the units, a smaller number costs at least as much.
+    /// Bounds the curve by a measurement with this number of units. The cost with this number of units or more is at
+    /// most the measured cost. If no other program used the units, the cost with this number or fewer is at least the
+    /// measured cost.
     #[must_use]
-    pub fn apply_bound(mut self, units: u32, measured: MeasuredSpeed, is_own: bool) -> Self {
-        let bound_values = |values: &mut [f64], measured: f64| {
+    pub fn apply_bound(mut self, units: u32, measured_speed: MeasuredSpeed, is_exclusive: bool) -> Self {
+        let bound_values = |values: &mut [f64], measured_value: f64| {
             for (index, value) in values.iter_mut().enumerate() {
                 let units_held = index as u32 + 1;
-                *value = if is_own && units_held <= units { value.max(measured) } else { *value };
-                *value = if units_held >= units { value.min(measured) } else { *value };
+                *value = if is_exclusive && units_held <= units { value.max(measured_value) } else { *value };
+                *value = if units_held >= units { value.min(measured_value) } else { *value };
             }
         };
-        bound_values(&mut self.cycles_per_instr, measured.cycles_per_instr);
-        if let Some(rate) = measured.misses_per_kilo_instr {
+        bound_values(&mut self.cycles_per_instr, measured_speed.cycles_per_instr);
+        if let Some(rate) = measured_speed.misses_per_kilo_instr {
             bound_values(&mut self.misses_per_kilo_instr, rate);
         }
         self
@@ -112,19 +114,19 @@ impl DemandCurve {
     pub fn units(&self) -> u32 {
         self.cycles_per_instr.len() as u32
     }
-    /// Returns the cycles per instruction alone on the whole cache.
-    pub fn whole_cycles(&self) -> f64 {
+    /// Returns the cycles per instruction of the process on the whole cache.
+    pub fn whole_cache_cycles(&self) -> f64 {
         self.cycles_per_instr[self.cycles_per_instr.len() - 1]
     }
     /// Returns the slowdown with one unit compared with all units, as a fraction.
     pub fn sensitivity(&self) -> f64 {
-        self.cycles_per_instr[0] / self.whole_cycles() - 1.0
+        self.cycles_per_instr[0] / self.whole_cache_cycles() - 1.0
     }
     /// Returns the smallest number of units that slow the process down by at most this fraction, compared with the
     /// whole cache; all units always suffice.
-    pub fn units_for(&self, max_slowdown: f64) -> u32 {
-        let limit = self.whole_cycles() * (1.0 + max_slowdown.max(0.0)) * (1.0 + 1e-12);
-        crate::solvers::sizing::fewest_units(&self.cycles_per_instr, limit).unwrap_or(self.units())
+    pub fn min_units_within(&self, max_slowdown: f64) -> u32 {
+        let limit = self.whole_cache_cycles() * (1.0 + max_slowdown.max(0.0)) * (1.0 + 1e-12);
+        crate::solvers::sizing::min_units_for_cost(&self.cycles_per_instr, limit).unwrap_or(self.units())
     }
 
     /// Converts the demand to a profile for a predictor: the curve, the stalls that yield these cycles, and the solo
@@ -137,10 +139,14 @@ impl DemandCurve {
             };
             values.iter().enumerate().map(curve_point).collect::<SizeCurve>()
         };
-        let solo = Some(Fact::oracle(1.0 / self.whole_cycles()));
+        let solo = Some(Fact::oracle(1.0 / self.whole_cache_cycles()));
         Profile::default()
             .with_misses(level, curve_points(&self.misses_per_kilo_instr, 0.0, 1.0), FactSource::Oracle)
-            .with_stalls(level, curve_points(&self.cycles_per_instr, self.whole_cycles(), 1000.0), FactSource::Oracle)
+            .with_stalls(
+                level,
+                curve_points(&self.cycles_per_instr, self.whole_cache_cycles(), 1000.0),
+                FactSource::Oracle,
+            )
             .with_rates(RateFacts { solo_instr_per_cycle: solo, ..RateFacts::default() })
     }
 }
@@ -149,20 +155,20 @@ impl DemandCurve {
 /// its ends.
 fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
     let curve = profile.stalls_per_kilo_instr()?;
-    let (first, last) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
-    let is_spanning = curve.len() >= 3 && first <= size(2.min(units)) && last >= size(units) * 0.99;
+    let (first_units, last_units) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
+    let is_spanning = curve.len() >= 3 && first_units <= size(2.min(units)) && last_units >= size(units) * 0.99;
     is_spanning.then(|| isotonic_decreasing((1..=units).map(|units_held| value_at(curve, size(units_held))).collect()))
 }
 
 /// Interpolates linearly between the points; the curve is constant beyond its ends.
 fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
-    let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
-    if next == 0 || next == curve.len() {
-        return curve[next.min(curve.len() - 1)].1.value;
+    let upper_index = curve.partition_point(|(size, _)| (*size as f64) < bytes);
+    if upper_index == 0 || upper_index == curve.len() {
+        return curve[upper_index.min(curve.len() - 1)].1.value;
     }
-    let ((low, a), (high, b)) = (curve[next - 1], curve[next]);
-    let along = (bytes - low as f64) / (high - low).max(1) as f64;
-    a.value + along * (b.value - a.value)
+    let ((low, a), (high, b)) = (curve[upper_index - 1], curve[upper_index]);
+    let fraction = (bytes - low as f64) / (high - low).max(1) as f64;
+    a.value + fraction * (b.value - a.value)
 }
 
 /// Returns the closest falling curve (least squares, pool adjacent violators). Rises are averaged rather than cut off,
@@ -171,13 +177,16 @@ fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
     let mut blocks: Vec<(f64, usize)> = Vec::with_capacity(values.len());
     for value in values {
         blocks.push((value, 1));
-        while let [.., (before, count), (last, more)] = blocks[..] {
-            if before >= last {
+        while let [.., (previous_value, count), (last_value, last_count)] = blocks[..] {
+            if previous_value >= last_value {
                 break;
             }
             blocks.truncate(blocks.len() - 2);
-            let total = count + more;
-            blocks.push(((before * count as f64 + last * more as f64) / total as f64, total));
+            let total_units = count + last_count;
+            blocks.push((
+                (previous_value * count as f64 + last_value * last_count as f64) / total_units as f64,
+                total_units,
+            ));
         }
     }
     blocks.into_iter().flat_map(|(value, count)| std::iter::repeat_n(value, count)).collect()
@@ -210,7 +219,7 @@ mod tests {
             DemandCurve::from_profile(&profile_fixture(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4)
                 .unwrap();
         assert_eq!(space.cycles_per_instr, [3.0, 2.0, 1.5, 1.5]);
-        assert_eq!((space.sensitivity(), space.units_for(0.0), space.units_for(0.4)), (1.0, 3, 2));
+        assert_eq!((space.sensitivity(), space.min_units_within(0.0), space.min_units_within(0.4)), (1.0, 3, 2));
     }
 
     /// Does a rate that fits no size shift the curve, whereas one that fits a size does not?

@@ -27,9 +27,9 @@ impl CacheProcess<'_> {
             let cpu_times = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
             cpu_times.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
         };
-        let times = caches.iter().map(|(cache, _)| (time_on_cache(cache), cache.id));
-        let longest_time = times.reduce(|a, b| if b.0 > a.0 { b } else { a });
-        longest_time.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
+        let time_by_cache = caches.iter().map(|(cache, _)| (time_on_cache(cache), cache.id));
+        let longest_residency = time_by_cache.reduce(|a, b| if b.0 > a.0 { b } else { a });
+        longest_residency.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
     }
 
     /// Returns the strictest goal of all threads of the process.
@@ -43,7 +43,7 @@ impl CacheProcess<'_> {
 pub struct PartitionedCache<'a> {
     pub cache: &'a Cache,
     /// Largest cache between this one and memory, if any.
-    pub behind: Option<&'a Cache>,
+    pub outer_cache: Option<&'a Cache>,
     pub partition_units: PartitionUnits,
     pub processes: Vec<CacheProcess<'a>>,
 }
@@ -51,10 +51,10 @@ pub struct PartitionedCache<'a> {
 impl<'a> PartitionedCache<'a> {
     /// Builds the cache without processes.
     pub fn new(cache: &'a Cache, partition_units: PartitionUnits, topology: &'a Topology) -> Self {
-        let further =
+        let outer_caches =
             topology.caches.iter().filter(|outer| outer.level > cache.level && cache.cpus.is_subset(&outer.cpus));
-        let behind = further.max_by_key(|outer| outer.size_bytes);
-        PartitionedCache { cache, behind, partition_units, processes: Vec::new() }
+        let outer_cache = outer_caches.max_by_key(|outer| outer.size_bytes);
+        PartitionedCache { cache, outer_cache, partition_units, processes: Vec::new() }
     }
 
     pub fn has_goals(&self) -> bool {
@@ -65,10 +65,15 @@ impl<'a> PartitionedCache<'a> {
             let line_bytes = cache.line_bytes.filter(|&bytes| bytes > 0);
             cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line))
         };
-        let lines_behind = self.behind.and_then(line_count);
-        AbTestLengths { warmup_windows, measure_windows, lines: line_count(self.cache), lines_behind }
+        let outer_lines = self.outer_cache.and_then(line_count);
+        AbTestLengths {
+            warmup_windows,
+            measure_windows,
+            cache_lines: line_count(self.cache),
+            next_cache_lines: outer_lines,
+        }
     }
-    /// Returns whether the cache must be partitioned; a single process is confined only for a goal.
+    /// Returns whether the cache needs a partition: it has several processes, or a process with a goal.
     pub fn needs_partition(&self) -> bool {
         self.processes.len() > 1 || self.has_goals()
     }
@@ -82,14 +87,15 @@ impl<'a> PartitionedCache<'a> {
             ShareMember::Task(_) => false,
         };
         let cache_shares = shares.iter().filter(|share| share.cache == self.cache.id);
-        let surviving = cache_shares.map(|share| {
+        let remaining_shares = cache_shares.map(|share| {
             let members = share.members.iter().filter(|member| is_member(member)).copied().collect();
             CacheShare { members, ..share.clone() }
         });
-        surviving.filter(|share| !share.members.is_empty()).collect()
+        remaining_shares.filter(|share| !share.members.is_empty()).collect()
     }
 
-    /// Returns the shares that undo these, or those on trial: all processes on the whole cache.
+    /// Returns the shares that cancel a partition, which give every process the whole cache; none if the units are
+    /// ways.
     pub fn undivided_shares(&self, migration: PageMigration) -> Vec<CacheShare> {
         match self.partition_units {
             PartitionUnits::Ways { .. } => Vec::new(),

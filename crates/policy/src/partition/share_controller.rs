@@ -14,19 +14,20 @@
 //! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::apply_bound`]),
 //!   so that shares that failed are not proposed again.
 //!
-//! Properties: trials cost at most the configured fraction of the time, except for the first trial with new co-runners.
+//! Properties: trials cost at most the configured fraction of the time; the first trial with new co-runners is exempt.
 //! A change of co-runners discards all evidence.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{CacheShare, ProcessId, ShareMember, View};
 
-use super::ab_test::{AbArm, AbTest, AbTestLengths, AbTestStatus, CLEARLY, SettlingPeriod};
+use super::ab_test::{AbArm, AbTest, AbTestLengths, AbTestStatus, CLEAR_LOSS, SettlingPeriod};
 use super::demand_curve::{DemandCurve, MeasuredSpeed};
 use super::partitioned_cache::{PartitionedCache, units_of};
 use super::speed_history::{Ratio, SpeedRecord};
 
-/// The processes on a cache with their phases, to which alone a verdict applies.
+/// The processes on a cache with their phases. A verdict applies only to the processes and phases with which it was
+/// reached.
 type ProcessPhases = Vec<(ProcessId, u32)>;
 
 /// A change of shares on trial.
@@ -34,10 +35,10 @@ struct ShareTrial {
     old_shares: Vec<CacheShare>,
     new_shares: Vec<CacheShare>,
     /// Shares that restore the old state; the whole cache for all processes if there were none.
-    fallback: Vec<CacheShare>,
+    fallback_shares: Vec<CacheShare>,
     test: AbTest,
     /// Whether the trial compares the shares in force with no shares.
-    is_proof: bool,
+    tests_current_shares: bool,
 }
 
 impl ShareTrial {
@@ -46,17 +47,16 @@ impl ShareTrial {
         match self.test.arm() {
             AbArm::Old => &self.old_shares,
             AbArm::New => &self.new_shares,
-            AbArm::OldAgain => &self.fallback,
+            AbArm::OldAgain => &self.fallback_shares,
         }
     }
 }
 
-/// The measured performance of a process with this number of units, and whether no other process
-/// used them.
+/// The measured performance of a process with a number of units, and whether the units were its own.
 struct MeasuredBound {
     process: ProcessId,
     units: u32,
-    is_own: bool,
+    is_exclusive: bool,
     speed: MeasuredSpeed,
 }
 
@@ -70,44 +70,50 @@ struct AcceptedSpeeds {
 #[derive(Clone, Copy, Debug, Default)]
 struct TrialCooldown {
     windows: u32,
-    /// Number of windows after which the trial's cost is within the configured fraction.
-    paid_after: u32,
+    /// Number of windows after which the cost of the trial falls to the configured fraction of the time.
+    min_windows: u32,
     /// Number of successive trials without a change.
-    unchanged: u32,
+    unchanged_trials: u32,
     /// Whether the next trial tests the shares in force rather than new ones.
-    proof_next: bool,
+    tests_current_next: bool,
 }
 
 /// Maximum number of doublings of the wait.
 const MAX_DOUBLINGS: u32 = 6;
 
 impl TrialCooldown {
-    /// Starts the wait after a trial. `unchanged` is the number of successive trials without a change, including this
-    /// one.
-    fn from_trial(trial: &AbTest, terms: TrialTerms, unchanged: u32, proof: bool) -> Self {
-        let paid_windows = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
-        TrialCooldown { windows: 0, paid_after: paid_windows.max(trial.windows), unchanged, proof_next: !proof }
+    /// Starts the wait after a trial. `unchanged_trials` is the number of successive trials without a change, including
+    /// this one.
+    fn from_trial(trial: &AbTest, terms: TrialTerms, unchanged_trials: u32, tests_current_shares: bool) -> Self {
+        let affordable_windows = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
+        TrialCooldown {
+            windows: 0,
+            min_windows: affordable_windows.max(trial.windows),
+            unchanged_trials,
+            tests_current_next: !tests_current_shares,
+        }
     }
 
     fn is_over(&self) -> bool {
         // The next trial begins only when its possible cost fits the budget too.
-        let doublings = self.unchanged.min(MAX_DOUBLINGS);
-        self.windows >= self.paid_after.saturating_mul(1 << doublings)
+        let doublings = self.unchanged_trials.min(MAX_DOUBLINGS);
+        self.windows >= self.min_windows.saturating_mul(1 << doublings)
     }
 }
 
-/// The time for which the same programs stay in the same phases.
+/// The number of windows for which the same programs stay in the same phases.
 #[derive(Clone, Copy, Debug, Default)]
 struct PhaseStability {
     windows: u32,
     /// Mean of earlier durations, with the latest weighted by a quarter; `None` before the first change.
-    mean: Option<f64>,
+    mean_windows: Option<f64>,
 }
 
 impl PhaseStability {
     fn record_change(&mut self) {
         let elapsed_windows = f64::from(std::mem::replace(&mut self.windows, 0));
-        self.mean = Some(self.mean.map_or(elapsed_windows, |mean| mean + 0.25 * (elapsed_windows - mean)));
+        self.mean_windows =
+            Some(self.mean_windows.map_or(elapsed_windows, |mean| mean + 0.25 * (elapsed_windows - mean)));
     }
 }
 
@@ -128,8 +134,8 @@ pub struct ShareVerdict {
     pub ratio: Option<Ratio>,
     /// Cost of the trial, in windows at the speed of the old shares.
     pub lost_windows: f64,
-    pub adopted: bool,
-    pub proof: bool,
+    pub is_adopted: bool,
+    pub tests_current_shares: bool,
 }
 
 /// The action that a trial requires for the next window.
@@ -144,7 +150,7 @@ pub struct ShareController {
     /// Measured speeds under the shares in force.
     pub speeds: SpeedRecord,
     /// Settling period while the cache refills after a change of shares or co-runners; `None` otherwise.
-    settling: Option<SettlingPeriod>,
+    settling_period: Option<SettlingPeriod>,
     trial: Option<ShareTrial>,
     /// Co-runners with which the guard rolled a trial back, if any.
     rolled_back_with: Option<ProcessPhases>,
@@ -152,7 +158,7 @@ pub struct ShareController {
     /// Largest number of units with which a goal was measured to be missed with these co-runners, by process.
     pub insufficient_units: BTreeMap<ProcessId, u32>,
     bounds: Vec<MeasuredBound>,
-    proof: Option<AcceptedSpeeds>,
+    accepted_speeds: Option<AcceptedSpeeds>,
     /// Wait after the last trial; `None` if there was no trial with these co-runners.
     cooldown: Option<TrialCooldown>,
     phase_stability: PhaseStability,
@@ -161,30 +167,35 @@ pub struct ShareController {
 impl ShareController {
     /// Observes a window, and returns the shares that stay in force.
     pub fn observe(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>, terms: TrialTerms) -> Vec<CacheShare> {
-        let mut surviving = domain.surviving_shares(&view.previous_plan.shares);
+        let mut remaining_shares = domain.surviving_shares(&view.previous_plan.shares);
         self.phase_stability.windows += 1;
         let co_runners: ProcessPhases =
             domain.processes.iter().map(|cache_process| (cache_process.process, cache_process.phase)).collect();
         if co_runners != self.co_runners {
-            let is_judged = terms.lengths.measure_windows > 0 && !domain.has_goals();
+            let allows_trials = terms.lengths.measure_windows > 0 && !domain.has_goals();
             self.phase_stability.record_change();
-            let unchanged = self.cooldown.map_or(0, |cooldown| cooldown.unchanged);
-            self.forget(co_runners, is_judged);
+            let unchanged_trials = self.cooldown.map_or(0, |cooldown| cooldown.unchanged_trials);
+            self.reset_evidence(co_runners, allows_trials);
             // Shares without a verdict do not stay, but the cost of their trial is charged all the same.
             if let Some(trial) = self.trial.take() {
-                self.cooldown = Some(TrialCooldown::from_trial(&trial.test, terms, unchanged + 1, trial.is_proof));
+                self.cooldown = Some(TrialCooldown::from_trial(
+                    &trial.test,
+                    terms,
+                    unchanged_trials + 1,
+                    trial.tests_current_shares,
+                ));
                 if trial.test.arm() == AbArm::New {
-                    surviving = domain.surviving_shares(&trial.fallback);
-                    self.settling = Some(SettlingPeriod::default());
+                    remaining_shares = domain.surviving_shares(&trial.fallback_shares);
+                    self.settling_period = Some(SettlingPeriod::default());
                 }
             }
         }
-        match &mut self.settling {
+        match &mut self.settling_period {
             Some(settling) if !settling.is_over => {
                 settling.observe(view.observation, domain.cache.level, terms.lengths)
             }
             _ => {
-                self.settling = None;
+                self.settling_period = None;
                 self.speeds.add(view.observation, domain.cache.level, &view.previous_plan.probes);
             }
         }
@@ -192,38 +203,40 @@ impl ShareController {
             cooldown.windows = cooldown.windows.saturating_add(1);
         }
         self.detect_slowdown(terms.lengths);
-        surviving
+        remaining_shares
     }
 
     /// Drops the evidence. Speeds of an old phase or of other co-runners do not apply to this one, but the remaining
     /// processes are still charged for trials.
-    fn forget(&mut self, co_runners: ProcessPhases, judged: bool) {
+    fn reset_evidence(&mut self, co_runners: ProcessPhases, is_judged: bool) {
         let processes_of =
             |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
         if processes_of(&co_runners) != processes_of(&self.co_runners) {
             self.cooldown = None;
             // New tasks have no lines in the cache yet, and the lines of exited programs are still in it.
-            self.settling = judged.then(SettlingPeriod::default).or(self.settling.take());
+            self.settling_period = is_judged.then(SettlingPeriod::default).or(self.settling_period.take());
         }
         if let Some(cooldown) = &mut self.cooldown {
-            cooldown.unchanged = 0;
+            cooldown.unchanged_trials = 0;
         }
-        self.speeds.forget();
+        self.speeds.clear();
         self.insufficient_units.clear();
         self.bounds.clear();
-        self.proof = None;
+        self.accepted_speeds = None;
         self.co_runners = co_runners;
     }
 
     fn detect_slowdown(&mut self, lengths: AbTestLengths) {
         let windows = 2 * lengths.measure_windows.max(1);
-        let (Some(proof), Some(cooldown)) = (&self.proof, &mut self.cooldown) else { return };
+        let (Some(proof), Some(cooldown)) = (&self.accepted_speeds, &mut self.cooldown) else { return };
         if self.trial.is_some() || self.speeds.windows < windows {
             return;
         }
         let current_speed = self.speeds.latest_windows(windows).speed_over(&proof.record, &proof.weights);
-        if current_speed.is_none_or(|now| now.ratio < 1.0 - CLEARLY && now.is_sure()) {
-            (cooldown.unchanged, cooldown.proof_next) = (0, true);
+        if current_speed
+            .is_none_or(|current_ratio| current_ratio.ratio < 1.0 - CLEAR_LOSS && current_ratio.is_significant())
+        {
+            (cooldown.unchanged_trials, cooldown.tests_current_next) = (0, true);
         }
     }
 
@@ -234,14 +247,14 @@ impl ShareController {
 
     /// Returns whether the cache is still refilling after a change of shares or of co-runners.
     pub fn is_settling(&self) -> bool {
-        self.settling.is_some()
+        self.settling_period.is_some()
     }
 
     /// Records that the shares change now, without a trial.
     pub fn record_change(&mut self) {
-        self.speeds.forget();
-        self.settling = Some(SettlingPeriod::default());
-        self.proof = None;
+        self.speeds.clear();
+        self.settling_period = Some(SettlingPeriod::default());
+        self.accepted_speeds = None;
     }
 
     /// Returns whether a trial may start. It may not if the guard rolled one back with these co-runners, because a
@@ -254,13 +267,13 @@ impl ShareController {
     /// Returns the time for which the present evidence is likely to apply, in nanoseconds; infinite before the first
     /// change.
     pub fn expected_lifetime_ns(&self, window_ns: u64) -> f64 {
-        let windows = self.phase_stability.mean.map(|mean| mean.max(f64::from(self.phase_stability.windows)));
+        let windows = self.phase_stability.mean_windows.map(|mean| mean.max(f64::from(self.phase_stability.windows)));
         windows.map_or(f64::INFINITY, |windows| windows * window_ns as f64)
     }
 
     /// Returns whether the next trial tests the shares in force rather than new ones.
     pub fn is_proof_next(&self) -> bool {
-        self.cooldown.is_some_and(|cooldown| cooldown.proof_next)
+        self.cooldown.is_some_and(|cooldown| cooldown.tests_current_next)
     }
 
     /// Starts a trial of the new shares in the next window, while `old_shares` is in force.
@@ -268,22 +281,27 @@ impl ShareController {
         &mut self,
         old_shares: Vec<CacheShare>,
         new_shares: Vec<CacheShare>,
-        fallback: Vec<CacheShare>,
+        fallback_shares: Vec<CacheShare>,
         trial: AbTest,
         is_proof: bool,
     ) {
-        self.trial =
-            Some(ShareTrial { old_shares, new_shares, fallback, test: trial.with_baseline(&self.speeds), is_proof });
+        self.trial = Some(ShareTrial {
+            old_shares,
+            new_shares,
+            fallback_shares,
+            test: trial.with_baseline(&self.speeds),
+            tests_current_shares: is_proof,
+        });
     }
 
     /// Returns the demand curve of a process, bounded by the measurements of that process.
     pub fn apply_bounds(&self, process: ProcessId, demand: DemandCurve) -> DemandCurve {
         let process_bounds = self.bounds.iter().filter(|bound| bound.process == process);
-        process_bounds.fold(demand, |demand, bound| demand.apply_bound(bound.units, bound.speed, bound.is_own))
+        process_bounds.fold(demand, |demand, bound| demand.apply_bound(bound.units, bound.speed, bound.is_exclusive))
     }
 
     /// Evaluates a window for the trial; `None` if no trial runs.
-    pub fn judge(
+    pub fn judge_window(
         &mut self,
         view: &View<'_>,
         domain: &PartitionedCache<'_>,
@@ -296,16 +314,18 @@ impl ShareController {
             self.record_change();
             return Some(TrialStatus::Running(current_shares.to_vec()));
         }
-        let status = trial.test.add(view.observation, domain.cache.level, &view.previous_plan.probes);
+        let status = trial.test.observe(view.observation, domain.cache.level, &view.previous_plan.probes);
         if status == AbTestStatus::Running {
             return Some(TrialStatus::Running(trial.shares().clone()));
         }
         let trial = self.trial.take()?;
-        let ratio = if let AbTestStatus::Ratio(found) = status { Some(found) } else { None };
+        let ratio = if let AbTestStatus::Ratio(ratio_result) = status { Some(ratio_result) } else { None };
         // New shares must be significantly faster. Shares in force are removed if they are not faster than sharing.
-        let is_faster = |measured: Ratio| measured.ratio >= 1.0 + terms.min_gain && measured.is_sure();
-        let adopted = ratio.is_some_and(|found| if trial.is_proof { found.ratio >= 1.0 } else { is_faster(found) });
-        Some(TrialStatus::Over(self.finish_trial(trial, domain, terms, ratio, adopted)))
+        let is_better =
+            |measured_ratio: Ratio| measured_ratio.ratio >= 1.0 + terms.min_gain && measured_ratio.is_significant();
+        let is_adopted =
+            ratio.is_some_and(|found| if trial.tests_current_shares { found.ratio >= 1.0 } else { is_better(found) });
+        Some(TrialStatus::Over(self.finish_trial(trial, domain, terms, ratio, is_adopted)))
     }
 
     fn finish_trial(
@@ -314,30 +334,39 @@ impl ShareController {
         domain: &PartitionedCache<'_>,
         terms: TrialTerms,
         ratio: Option<Ratio>,
-        adopted: bool,
+        is_adopted: bool,
     ) -> ShareVerdict {
-        let ShareTrial { fallback: back, new_shares: new, test: trial, is_proof: proof, .. } = share_trial;
+        let ShareTrial {
+            fallback_shares: restored_shares,
+            new_shares: new,
+            test: trial,
+            tests_current_shares: proof,
+            ..
+        } = share_trial;
         let lost_windows = trial.lost_windows();
-        let unchanged = if adopted { 0 } else { self.cooldown.map_or(0, |cooldown| cooldown.unchanged) + 1 };
-        self.cooldown = Some(TrialCooldown::from_trial(&trial, terms, unchanged, proof));
+        let unchanged_trials =
+            if is_adopted { 0 } else { self.cooldown.map_or(0, |cooldown| cooldown.unchanged_trials) + 1 };
+        self.cooldown = Some(TrialCooldown::from_trial(&trial, terms, unchanged_trials, proof));
         if ratio.is_some() {
-            self.learn(domain, &new, &trial);
+            self.record_bounds(domain, &new, &trial);
         }
         let weights = trial.weights().to_vec();
-        let (shares, speeds) = if adopted { (new, trial.speeds_under_new) } else { (back, trial.old_speeds()) };
-        let divided = !domain.is_undivided(&shares);
-        self.proof = (divided && ratio.is_some()).then(|| AcceptedSpeeds { record: speeds.clone(), weights });
+        let (shares, speeds) =
+            if is_adopted { (new, trial.speeds_under_new) } else { (restored_shares, trial.old_speeds()) };
+        let is_divided = !domain.is_undivided(&shares);
+        self.accepted_speeds =
+            (is_divided && ratio.is_some()).then(|| AcceptedSpeeds { record: speeds.clone(), weights });
         self.speeds = speeds;
-        ShareVerdict { shares, ratio, lost_windows, adopted, proof }
+        ShareVerdict { shares, ratio, lost_windows, is_adopted, tests_current_shares: proof }
     }
 
-    fn learn(&mut self, domain: &PartitionedCache<'_>, shares: &[CacheShare], trial: &AbTest) {
+    fn record_bounds(&mut self, domain: &PartitionedCache<'_>, shares: &[CacheShare], trial: &AbTest) {
         let old_speeds = trial.old_speeds();
         for share in shares.iter().filter(|share| units_of(share).count() < domain.partition_units.units()) {
             let (units, is_own) = (units_of(share).count(), share.members.len() == 1);
             for member in &share.members {
                 let ShareMember::Process(process) = *member else { continue };
-                let Some((speed, like)) = trial
+                let Some((speed, matched_speeds)) = trial
                     .speeds_under_new
                     .measured_speed(process)
                     .zip(trial.speeds_under_new.match_speeds(&old_speeds, process))
@@ -345,8 +374,8 @@ impl ShareController {
                     continue;
                 };
                 self.bounds.retain(|bound| (bound.process, bound.units) != (process, units));
-                let speed = MeasuredSpeed { cycles_per_instr: like.cycles_per_instr[0], ..speed };
-                self.bounds.push(MeasuredBound { process, units, is_own, speed });
+                let speed = MeasuredSpeed { cycles_per_instr: matched_speeds.cycles_per_instr[0], ..speed };
+                self.bounds.push(MeasuredBound { process, units, is_exclusive: is_own, speed });
             }
         }
     }

@@ -45,13 +45,13 @@ pub struct SpeedRecord {
 }
 
 /// Maximum number of windows kept for each process.
-const KEPT_WINDOWS: usize = 64;
+const MAX_WINDOWS: usize = 64;
 /// Windows match if their incoming accesses differ by at most the thesis's threshold (3 per 1000 instructions, 5.6.2)
 /// plus this fraction of them, which is their sampling noise.
-const ALIKE_PER_KILO_INSTR: f64 = 3.0;
-const ALIKE_SHARE: f64 = 0.1;
+const MAX_RATE_DIFFERENCE: f64 = 3.0;
+const RATE_TOLERANCE: f64 = 0.1;
 /// Minimum fraction of the work in a record that must have a match in the other record.
-const IN_COMMON: f64 = 0.5;
+const MIN_COMMON_SHARE: f64 = 0.5;
 
 /// Returns the causes of stalls on the memory behind a cache of this level.
 fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
@@ -87,18 +87,18 @@ impl SpeedSample {
         })
     }
 
-    /// Builds a window from its work per second, and from the incoming accesses per instruction.
+    /// Builds a sample from the work per second and the incoming accesses per instruction.
     pub fn from_rate(work_per_s: f64, incoming_per_instr: Option<[f64; 3]>) -> Self {
         let incoming_per_s = incoming_per_instr.map(|rates| rates.map(|rate| rate * work_per_s));
         SpeedSample { instructions: work_per_s, cycles: 1.0, misses: None, stall_cycles: None, comes: incoming_per_s }
     }
 
-    /// Returns the window without its incoming accesses, so that it matches any other window.
-    pub fn of_any_kind(&self) -> Self {
+    /// Returns the sample without its incoming accesses, so that it matches any other sample.
+    pub fn without_traffic(&self) -> Self {
         SpeedSample { comes: None, ..*self }
     }
 
-    fn added_to(self, addend: SpeedSample) -> Self {
+    fn plus(self, addend: SpeedSample) -> Self {
         let sum_if_both = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
         let incoming = self.comes.zip(addend.comes);
         SpeedSample {
@@ -116,7 +116,7 @@ impl SpeedSample {
         let rate_per_kilo_instr = |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
         (0..3).all(|index| {
             let (a, b) = (rate_per_kilo_instr(own_rates[index], self), rate_per_kilo_instr(other_rates[index], other));
-            (a - b).abs() <= ALIKE_PER_KILO_INSTR + ALIKE_SHARE * a.max(b)
+            (a - b).abs() <= MAX_RATE_DIFFERENCE + RATE_TOLERANCE * a.max(b)
         })
     }
 }
@@ -129,8 +129,8 @@ impl SpeedRecord {
         level: CacheLevel,
         probes: &[cachemate_core::ProbeRequest],
     ) -> bool {
-        let disturbed = probes.iter().any(|probe| is_disturbing(&probe.kind));
-        !disturbed && observation.applied.pending.is_empty() && self.observe(observation, level)
+        let is_disturbed = probes.iter().any(|probe| is_disturbing(&probe.kind));
+        !is_disturbed && observation.applied.pending.is_empty() && self.observe(observation, level)
     }
 
     /// Adds a window, disturbed or not. Returns whether a process ran.
@@ -139,24 +139,24 @@ impl SpeedRecord {
         for task in &observation.tasks {
             if let Some(sample) = SpeedSample::from_sample(task, level) {
                 let process_sample =
-                    window.get(&task.process).map_or(sample, |earlier_sample| earlier_sample.added_to(sample));
+                    window.get(&task.process).map_or(sample, |earlier_sample| earlier_sample.plus(sample));
                 window.insert(task.process, process_sample);
             }
         }
-        let measured = !window.is_empty();
+        let has_sample = !window.is_empty();
         for (process, sample) in window {
             let samples = self.samples.entry(process).or_default();
-            if samples.len() == KEPT_WINDOWS {
+            if samples.len() == MAX_WINDOWS {
                 samples.remove(0);
             }
             samples.push(sample);
         }
-        self.windows += u32::from(measured);
-        measured
+        self.windows += u32::from(has_sample);
+        has_sample
     }
 
     /// Clears the record after a change of the shares.
-    pub fn forget(&mut self) {
+    pub fn clear(&mut self) {
         *self = SpeedRecord::default();
     }
 
@@ -169,7 +169,7 @@ impl SpeedRecord {
     }
 
     /// Returns a record with the windows of both records, starting with those of this one.
-    pub fn joined_with(&self, addend: &SpeedRecord) -> SpeedRecord {
+    pub fn concatenated_with(&self, addend: &SpeedRecord) -> SpeedRecord {
         let mut joined_record = self.clone();
         for (&process, samples) in &addend.samples {
             joined_record.samples.entry(process).or_default().extend(samples);
@@ -180,13 +180,13 @@ impl SpeedRecord {
 
     /// Returns the speed of a process; `None` until it has run in an undisturbed window.
     pub fn measured_speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
-        let total = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::added_to)?;
-        let sums = Some(total).filter(|sums| sums.instructions > 0.0)?;
-        let per_miss = sums.stall_cycles.zip(sums.misses.filter(|&misses| misses > 0.0));
+        let sample_sum = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::plus)?;
+        let nonempty_sum = Some(sample_sum).filter(|sums| sums.instructions > 0.0)?;
+        let stalls_and_misses = nonempty_sum.stall_cycles.zip(nonempty_sum.misses.filter(|&misses| misses > 0.0));
         Some(MeasuredSpeed {
-            cycles_per_instr: sums.cycles / sums.instructions,
-            misses_per_kilo_instr: sums.misses.map(|misses| 1000.0 * misses / sums.instructions),
-            stall_cycles_per_miss: per_miss.map(|(stalls, misses)| stalls / misses),
+            cycles_per_instr: nonempty_sum.cycles / nonempty_sum.instructions,
+            misses_per_kilo_instr: nonempty_sum.misses.map(|misses| 1000.0 * misses / nonempty_sum.instructions),
+            stall_cycles_per_miss: stalls_and_misses.map(|(stalls, misses)| stalls / misses),
         })
     }
 
@@ -197,8 +197,8 @@ impl SpeedRecord {
         weights.iter().filter_map(weighted_speed).sum()
     }
 
-    /// Returns the speeds of a process in this record and in another one over the same work, which is this record's
-    /// windows of each kind that both records have. `None` if these contain too little of the work.
+    /// Returns the speeds of a process in this record and in another one over the same work: this record's windows of
+    /// the kinds that both records contain. `None` if these windows contain too little of the work.
     pub fn match_speeds(&self, other: &SpeedRecord, process: ProcessId) -> Option<MatchedSpeeds> {
         match_samples(self.samples.get(&process)?, other.samples.get(&process)?)
     }
@@ -206,32 +206,40 @@ impl SpeedRecord {
     /// Returns the sum of weighted speeds over that in another record, with weights in cycles per instruction; `None`
     /// if a process cannot be compared.
     pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<Ratio> {
-        let (mut sums, mut variances, mut degrees_of_freedom) = ([0.0; 2], [0.0; 2], f64::INFINITY);
+        let (mut speed_sums, mut variances, mut degrees_of_freedom) = ([0.0; 2], [0.0; 2], f64::INFINITY);
         for &(process, weight) in weights {
             let matched_speeds = self.match_speeds(other, process)?;
             degrees_of_freedom = degrees_of_freedom.min(matched_speeds.degrees_of_freedom);
             for side in 0..2 {
                 let speed = weight / matched_speeds.cycles_per_instr[side];
-                sums[side] += speed;
+                speed_sums[side] += speed;
                 variances[side] +=
                     matched_speeds.variance[side] * (speed / matched_speeds.cycles_per_instr[side]).powi(2);
             }
         }
-        let ratio = sums[0] / sums[1];
-        let relative: f64 = (0..2).map(|side| variances[side] / (sums[side] * sums[side])).sum();
-        ratio.is_finite().then(|| Ratio { ratio, error: ratio * libm::sqrt(relative), degrees_of_freedom })
+        let ratio = speed_sums[0] / speed_sums[1];
+        let relative_variance: f64 = (0..2).map(|side| variances[side] / (speed_sums[side] * speed_sums[side])).sum();
+        ratio.is_finite().then(|| Ratio {
+            ratio,
+            standard_error: ratio * libm::sqrt(relative_variance),
+            degrees_of_freedom,
+        })
     }
 }
 
-/// Returns the speeds of a process in two series of windows over the same work, which is the first one's windows of
-/// each kind that both series have. `None` if these contain too little of the work.
+/// Returns the speeds of a process in two series of windows over the same work: the first series' windows of the kinds
+/// that both series contain. `None` if these windows contain too little of the work.
 pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample]) -> Option<MatchedSpeeds> {
     let mut matched_windows: Vec<MatchedWindows<'_>> = Vec::new();
     for (side, sample) in
         own_samples.iter().map(|sample| (0, sample)).chain(other_samples.iter().map(|sample| (1, sample)))
     {
-        match matched_windows.iter_mut().find(|kind| {
-            kind[0].iter().chain(&kind[1]).next().is_some_and(|kind_member| kind_member.has_similar_traffic(sample))
+        match matched_windows.iter_mut().find(|window_kind| {
+            window_kind[0]
+                .iter()
+                .chain(&window_kind[1])
+                .next()
+                .is_some_and(|kind_member| kind_member.has_similar_traffic(sample))
         }) {
             Some(kind) => kind[side].push(sample),
             None => {
@@ -242,28 +250,28 @@ pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample])
     }
     let work: f64 = own_samples.iter().map(|sample| sample.instructions).sum();
     matched_windows.retain(|kind| kind.iter().all(|side| !side.is_empty()));
-    let in_common: f64 = matched_windows.iter().map(|kind| total_instructions(&kind[0])).sum();
-    if in_common <= 0.0 || in_common < IN_COMMON * work {
+    let common_work: f64 = matched_windows.iter().map(|kind| total_instructions(&kind[0])).sum();
+    if common_work <= 0.0 || common_work < MIN_COMMON_SHARE * work {
         return None;
     }
     let (noise, degrees_of_freedom) = pooled_variance(&matched_windows);
-    let mut alike = MatchedSpeeds { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
+    let mut matched_speeds = MatchedSpeeds { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
     for kind in &matched_windows {
-        let work_share = total_instructions(&kind[0]) / in_common;
+        let work_share = total_instructions(&kind[0]) / common_work;
         for (side, samples) in kind.iter().enumerate() {
             let cycles = work_share * cycles_per_instr(samples);
-            alike.cycles_per_instr[side] += cycles;
-            alike.variance[side] += noise * cycles * cycles / samples.len() as f64;
+            matched_speeds.cycles_per_instr[side] += cycles;
+            matched_speeds.variance[side] += noise * cycles * cycles / samples.len() as f64;
         }
     }
-    Some(alike)
+    Some(matched_speeds)
 }
 
 /// The speeds of one process over the same work in two records.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MatchedSpeeds {
     pub cycles_per_instr: [f64; 2],
-    /// Variance of each of the two speeds.
+    /// Variance of each of the two numbers of cycles per instruction.
     variance: [f64; 2],
     degrees_of_freedom: f64,
 }
@@ -271,47 +279,47 @@ pub struct MatchedSpeeds {
 impl MatchedSpeeds {
     /// Returns the logarithm of the other speed over this record's speed.
     pub fn difference(&self) -> Difference {
-        let [own, other] = self.cycles_per_instr;
-        let relative: f64 = (0..2).map(|side| self.variance[side] / self.cycles_per_instr[side].powi(2)).sum();
+        let [own_cycles, other_cycles] = self.cycles_per_instr;
+        let relative_variance: f64 = (0..2).map(|side| self.variance[side] / self.cycles_per_instr[side].powi(2)).sum();
         Difference {
-            value: libm::log(own / other),
-            standard_error: libm::sqrt(relative),
+            value: libm::log(own_cycles / other_cycles),
+            standard_error: libm::sqrt(relative_variance),
             degrees_of_freedom: self.degrees_of_freedom,
         }
     }
 }
 
-/// A ratio of speeds with its standard error, which is infinite if no two windows matched.
+/// A ratio of speeds with its standard error, which is infinite if the spread of the windows is unknown.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Ratio {
     pub ratio: f64,
-    pub error: f64,
+    pub standard_error: f64,
     /// Degrees of freedom of the estimated error.
     pub degrees_of_freedom: f64,
 }
 
-/// Probability that a change without effect is found faster, over all evaluations of a trial.
-const BY_CHANCE: f64 = 0.025;
+/// Maximum probability that all evaluations of a trial together judge a change without effect to be faster.
+const FALSE_ADOPTION_RATE: f64 = 0.025;
 /// Maximum number of evaluations of a trial on one side ([`super::ab_test`]), each with its part of the error
 /// probability.
-pub const LOOKS: usize = 4;
+pub const MAX_EVALUATIONS: usize = 4;
 /// Standard error below which no relevant difference can remain undetected.
-const FINE: f64 = 0.005;
+const PRECISE_ERROR: f64 = 0.005;
 /// Minimum number of windows to estimate an autocorrelation, the value assumed with fewer, and the upper bound.
 const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
-const UNTOLD: f64 = 0.6;
+const DEFAULT_AUTOCORRELATION: f64 = 0.6;
 const MAX_AUTOCORRELATION: f64 = 0.8;
 
 impl Ratio {
-    /// Returns whether the difference exceeds chance, if it is evaluated no more than [`LOOKS`] times.
-    pub fn is_sure(&self) -> bool {
-        let bound = student_bound(BY_CHANCE / LOOKS as f64, self.degrees_of_freedom);
-        self.ratio != 1.0 && (self.ratio - 1.0).abs() >= bound * self.error
+    /// Returns whether the difference exceeds chance, if it is evaluated no more than [`MAX_EVALUATIONS`] times.
+    pub fn is_significant(&self) -> bool {
+        let t_bound = student_bound(FALSE_ADOPTION_RATE / MAX_EVALUATIONS as f64, self.degrees_of_freedom);
+        self.ratio != 1.0 && (self.ratio - 1.0).abs() >= t_bound * self.standard_error
     }
 
     /// Returns whether a longer measurement is unlikely to reveal a relevant difference.
     pub fn is_precise_enough(&self) -> bool {
-        self.error <= FINE || self.is_sure()
+        self.standard_error <= PRECISE_ERROR || self.is_significant()
     }
 }
 
@@ -330,29 +338,32 @@ fn cycles_per_instr(samples: &[&SpeedSample]) -> f64 {
 /// the squared mean, with its degrees of freedom. The variance is increased if successive windows resemble each other
 /// (Bartlett 1946).
 fn pooled_variance(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
-    let (mut squares, mut products, mut degrees_of_freedom, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
+    let (mut square_sum, mut product_sum, mut degrees_of_freedom, mut window_count, mut series_count) =
+        (0.0, 0.0, 0, 0, 0);
     for samples in kinds.iter().flatten() {
-        let middle = cycles_per_instr(samples);
-        let deviations: Vec<f64> =
-            samples.iter().map(|sample| sample.cycles / (middle * sample.instructions.max(1.0)) - 1.0).collect();
-        squares += deviations.iter().map(|offset| offset * offset).sum::<f64>();
-        products += deviations.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
-        (degrees_of_freedom, windows, series) =
-            (degrees_of_freedom + samples.len() - 1, windows + samples.len(), series + 1);
+        let mean_cycles_per_instr = cycles_per_instr(samples);
+        let deviations: Vec<f64> = samples
+            .iter()
+            .map(|sample| sample.cycles / (mean_cycles_per_instr * sample.instructions.max(1.0)) - 1.0)
+            .collect();
+        square_sum += deviations.iter().map(|offset| offset * offset).sum::<f64>();
+        product_sum += deviations.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
+        (degrees_of_freedom, window_count, series_count) =
+            (degrees_of_freedom + samples.len() - 1, window_count + samples.len(), series_count + 1);
     }
     if degrees_of_freedom == 0 {
         return (f64::INFINITY, 1.0);
     }
-    let alike = if windows < MIN_AUTOCORRELATION_WINDOWS || squares <= 0.0 {
-        UNTOLD
+    let autocorrelation = if window_count < MIN_AUTOCORRELATION_WINDOWS || square_sum <= 0.0 {
+        DEFAULT_AUTOCORRELATION
     } else {
         // Corrects for the subtracted means (Kendall 1954).
-        let correlation = products / squares;
-        let corrected = correlation + (1.0 + 3.0 * correlation) * f64::from(series) / windows as f64;
+        let correlation = product_sum / square_sum;
+        let corrected = correlation + (1.0 + 3.0 * correlation) * f64::from(series_count) / window_count as f64;
         corrected.clamp(0.0, MAX_AUTOCORRELATION)
     };
-    let counts_less = (1.0 + alike) / (1.0 - alike);
-    (squares / degrees_of_freedom as f64 * counts_less, (degrees_of_freedom as f64 / counts_less).max(1.0))
+    let variance_factor = (1.0 + autocorrelation) / (1.0 - autocorrelation);
+    (square_sum / degrees_of_freedom as f64 * variance_factor, (degrees_of_freedom as f64 / variance_factor).max(1.0))
 }
 
 #[cfg(test)]
@@ -380,14 +391,14 @@ pub(super) mod tests {
     }
 
     /// Returns a window of one process in a phase in which this many accesses reach the cache.
-    pub fn window_in_phase(instructions: u64, cycles: u64, comes: u64) -> Observation {
+    pub fn window_in_phase(instructions: u64, cycles: u64, l1_misses: u64) -> Observation {
         let [data, code] = [CacheLevel::L1Data, CacheLevel::L1Instruction].map(CounterEvent::Misses);
         let counts =
-            [(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, cycles), (data, comes), (code, 0)];
+            [(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, cycles), (data, l1_misses), (code, 0)];
         observation_fixture(
             &[
                 &counts[..],
-                &[(CounterEvent::References(CacheLevel::L2), comes), (CounterEvent::Misses(CacheLevel::L2), 10)],
+                &[(CounterEvent::References(CacheLevel::L2), l1_misses), (CounterEvent::Misses(CacheLevel::L2), 10)],
             ]
             .concat(),
         )
@@ -481,8 +492,9 @@ pub(super) mod tests {
         let mean = ratios.iter().map(|sample_ratio| sample_ratio.ratio).sum::<f64>() / 400.0;
         let spread =
             libm::sqrt(ratios.iter().map(|sample_ratio| (sample_ratio.ratio - mean).powi(2)).sum::<f64>() / 399.0);
-        let error = libm::sqrt(ratios.iter().map(|sample_ratio| sample_ratio.error.powi(2)).sum::<f64>() / 400.0);
+        let error =
+            libm::sqrt(ratios.iter().map(|sample_ratio| sample_ratio.standard_error.powi(2)).sum::<f64>() / 400.0);
         assert!((0.95..1.35).contains(&(error / spread)), "{error} {spread}");
-        assert_eq!(record(1).speed_over(&record(1), &weights).unwrap().error, f64::INFINITY);
+        assert_eq!(record(1).speed_over(&record(1), &weights).unwrap().standard_error, f64::INFINITY);
     }
 }

@@ -12,14 +12,14 @@ use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 /// The units into which a cache can be partitioned, with the cost of a change.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum PartitionUnits {
-    /// Page colors, which are the groups of cache sets to which a page can map.
+    /// Page colors: groups of cache sets, of which each page maps to one.
     Colors {
         /// Number of colors of the cache.
         units: u32,
         /// Size of a page in bytes.
         page_bytes: u64,
         /// Time to copy one page, in nanoseconds.
-        move_page_ns: f64,
+        page_migration_ns: f64,
     },
     /// Ways, which hardware assigns by masks.
     Ways {
@@ -28,7 +28,7 @@ pub enum PartitionUnits {
         /// Minimum number of ways of a group.
         min_units: u32,
         /// Whether a group's ways must be contiguous.
-        contiguous: bool,
+        is_contiguous: bool,
         /// Maximum number of groups that the hardware distinguishes, including that of ungrouped processes.
         max_groups: u32,
     },
@@ -37,15 +37,15 @@ pub enum PartitionUnits {
 impl PartitionUnits {
     /// Returns the units to use: ways before colors, because ways need no copying. `None` without partitions.
     pub fn common_units<'a>(partitions: impl Iterator<Item = &'a PartitionSupport>) -> Option<Self> {
-        let divided = partitions.map(|partition| match *partition {
+        let partition_units = partitions.map(|partition| match *partition {
             PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns } => {
-                PartitionUnits::Colors { units: colors, page_bytes, move_page_ns }
+                PartitionUnits::Colors { units: colors, page_bytes, page_migration_ns: move_page_ns }
             }
             PartitionSupport::Ways { ways, min_ways: min_units, contiguous, max_groups } => {
-                PartitionUnits::Ways { units: ways, min_units, contiguous, max_groups }
+                PartitionUnits::Ways { units: ways, min_units, is_contiguous: contiguous, max_groups }
             }
         });
-        divided.reduce(|a, b| if matches!(a, PartitionUnits::Ways { .. }) { a } else { b })
+        partition_units.reduce(|a, b| if matches!(a, PartitionUnits::Ways { .. }) { a } else { b })
     }
     /// Returns the number of units of the whole cache.
     pub fn units(&self) -> u32 {
@@ -68,7 +68,7 @@ impl PartitionUnits {
         }
     }
     fn is_contiguous(&self) -> bool {
-        matches!(self, PartitionUnits::Ways { contiguous: true, .. })
+        matches!(self, PartitionUnits::Ways { is_contiguous: true, .. })
     }
 }
 
@@ -84,28 +84,28 @@ pub fn assign(current_units: &[IndexSet], sizes: &[u32], partition_units: &Parti
 }
 
 fn assign_side_by_side(current_units: &[IndexSet], sizes: &[u32]) -> Vec<IndexSet> {
-    let mut order: Vec<usize> = (0..current_units.len()).collect();
+    let mut ordered_groups: Vec<usize> = (0..current_units.len()).collect();
     // New groups come after the others.
-    order.sort_by_key(|&group| current_units[group].first().unwrap_or(u32::MAX));
-    let mut assigned = vec![IndexSet::default(); current_units.len()];
-    let mut next = 0;
-    for group in order {
-        assigned[group] = (next..next + sizes[group]).collect();
-        next += sizes[group];
+    ordered_groups.sort_by_key(|&group| current_units[group].first().unwrap_or(u32::MAX));
+    let mut assigned_units = vec![IndexSet::default(); current_units.len()];
+    let mut next_unit = 0;
+    for group in ordered_groups {
+        assigned_units[group] = (next_unit..next_unit + sizes[group]).collect();
+        next_unit += sizes[group];
     }
-    assigned
+    assigned_units
 }
 
 fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -> Vec<IndexSet> {
     let mut free_units: IndexSet = (0..units).collect();
-    let mut assigned: Vec<IndexSet> = Vec::with_capacity(current_units.len());
+    let mut assigned_units: Vec<IndexSet> = Vec::with_capacity(current_units.len());
     for (group_units, &size) in current_units.iter().zip(sizes) {
-        let retained: IndexSet =
+        let retained_units: IndexSet =
             group_units.iter().filter(|&unit| free_units.contains(unit)).take(size as usize).collect();
-        retained.iter().for_each(|unit| free_units.remove(unit));
-        assigned.push(retained);
+        retained_units.iter().for_each(|unit| free_units.remove(unit));
+        assigned_units.push(retained_units);
     }
-    for (group, &size) in assigned.iter_mut().zip(sizes) {
+    for (group, &size) in assigned_units.iter_mut().zip(sizes) {
         while group.count() < size {
             let is_adjacent = |unit: u32| group.contains(unit + 1) || (unit > 0 && group.contains(unit - 1));
             let Some(unit) = free_units.iter().find(|&unit| is_adjacent(unit)).or_else(|| free_units.first()) else {
@@ -115,23 +115,23 @@ fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -
             group.insert(unit);
         }
     }
-    assigned
+    assigned_units
 }
 
 /// Returns the number of pages that a process must copy when its colors become `allowed_colors`: all pages outside
 /// these colors, and those that overfill a color when the process gets more colors (CP 4.4.2).
 pub fn pages_to_move(pages_per_color: &[u64], allowed_colors: &IndexSet) -> u64 {
     let resident: u64 = pages_per_color.iter().sum();
-    let max_each = resident.div_ceil(u64::from(allowed_colors.count().max(1)));
-    let pages_moved = |(color, &pages): (usize, &u64)| {
-        if allowed_colors.contains(color as u32) { pages.saturating_sub(max_each) } else { pages }
+    let max_pages_per_color = resident.div_ceil(u64::from(allowed_colors.count().max(1)));
+    let count_moved_pages = |(color, &pages): (usize, &u64)| {
+        if allowed_colors.contains(color as u32) { pages.saturating_sub(max_pages_per_color) } else { pages }
     };
-    pages_per_color.iter().enumerate().map(pages_moved).sum()
+    pages_per_color.iter().enumerate().map(count_moved_pages).sum()
 }
 
 /// Returns the last-level caches that can be partitioned, with their units. Colors apply to all caches of the level, so
 /// only the first of these is returned.
-pub fn dividable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
+pub fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let mut caches: Vec<(CacheId, PartitionUnits)> = Vec::new();
     for cache in view.topology.last_level_caches() {
         let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
@@ -152,8 +152,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const COLORS: PartitionUnits = PartitionUnits::Colors { units: 16, page_bytes: 4096, move_page_ns: 7368.0 };
-    const WAYS: PartitionUnits = PartitionUnits::Ways { units: 16, min_units: 1, contiguous: true, max_groups: 8 };
+    const COLORS: PartitionUnits = PartitionUnits::Colors { units: 16, page_bytes: 4096, page_migration_ns: 7368.0 };
+    const WAYS: PartitionUnits = PartitionUnits::Ways { units: 16, min_units: 1, is_contiguous: true, max_groups: 8 };
 
     fn parse_masks(masks: &[&str]) -> Vec<IndexSet> {
         masks.iter().map(|set| set.parse().unwrap()).collect()

@@ -57,8 +57,8 @@ pub struct FactorWeights {
     pub miss_per_kilo_instr: f64,
     /// Weight of each counted instruction per cycle.
     pub instr_per_cycle: f64,
-    /// Cost of running a task that did not run before, per number of extra misses that makes a super set of the last
-    /// level busy; used only by the form `set`.
+    /// Weight of the reload cost of a task that did not run before, in units of the misses that make a super set of the
+    /// last level busy. Only the form `set` uses it.
     pub newcomer: f64,
 }
 
@@ -99,22 +99,23 @@ impl Parameters {
     /// # Errors
     /// Returns an error if a parameter is unknown, has the wrong type or is out of range.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parse_parameters(text)?;
-        let weights = &parsed.weights;
+        let parsed_parameters: Parameters = super::parse_parameters(text)?;
+        let weights = &parsed_parameters.weights;
         let all_weights =
-            [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
-        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
-        if !(1..=4096).contains(&parsed.super_sets) {
-            return Err(ParameterError::invalid_value("super_sets", parsed.super_sets, "1 to 4096"));
+            [weights.bit_weights().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
+        ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
+        if !(1..=4096).contains(&parsed_parameters.super_sets) {
+            return Err(ParameterError::invalid_value("super_sets", parsed_parameters.super_sets, "1 to 4096"));
         }
-        ParameterRange::FromZero.check([("busy_above", parsed.busy_above), ("weights.newcomer", weights.newcomer)])?;
-        ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed.max_lag_samples)])?;
-        if let Some(bad) = all_weights.iter().find(|weight| !weight.is_finite()) {
-            return Err(ParameterError::invalid_value("weights", bad, "finite numbers"));
+        ParameterRange::FromZero
+            .check([("busy_above", parsed_parameters.busy_above), ("weights.newcomer", weights.newcomer)])?;
+        ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed_parameters.max_lag_samples)])?;
+        if let Some(invalid_weight) = all_weights.iter().find(|weight| !weight.is_finite()) {
+            return Err(ParameterError::invalid_value("weights", invalid_weight, "finite numbers"));
         }
         // With a weight of 0, a task could wait forever.
         ParameterRange::Above(0.0).check([("weights.sample", weights.sample)])?;
-        Ok(parsed)
+        Ok(parsed_parameters)
     }
 
     /// Returns whether running a task that did not run before has a cost.
@@ -125,7 +126,7 @@ impl Parameters {
 
 impl FactorWeights {
     /// Returns the weights of shared bits by level (data, code, last) and kind (use, miss).
-    fn cells(&self) -> [f64; 6] {
+    fn bit_weights(&self) -> [f64; 6] {
         [self.data_use, self.data_miss, self.code_use, self.code_miss, self.last_level_use, self.last_level_miss]
     }
 }
@@ -136,7 +137,7 @@ type SuperSetRates = [Vec<(f64, f64)>; 3];
 /// Unscaled counts of one task, by level.
 type RawCounts = Vec<(CacheLevel, Vec<SuperSetCount>)>;
 
-/// Index of the last level's misses in [`FactorWeights::cells`].
+/// Index of the last level's misses in [`FactorWeights::bit_weights`].
 const LAST_LEVEL_MISS: usize = 5;
 
 struct ActivityVectors {
@@ -151,7 +152,7 @@ impl Policy for ActivityVectors {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let levels = weighted_levels(view);
         self.update_rates(view, &levels);
-        self.follow_refills(view, levels[2]);
+        self.observe_refills(view, levels[2]);
         let vectors = self.build_vectors(view);
         let mut decision = self.scheduler.decide(view, &vectors);
         decision.plan.probes = self.super_set_probes(view, &levels);
@@ -184,26 +185,29 @@ impl ActivityVectors {
             let is_measured = view.observation.probe_results.iter().any(|answer| is_of_task(&answer.evidence));
             let ran_ns = task.ran_ns();
             // A recorded profile covers a whole sample, and so does the profile of a task that ran all the time.
-            let times =
+            let window_scale =
                 if is_measured && ran_ns > 0 { view.observation.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
-            let of_level = |level: Option<CacheLevel>| -> Vec<(f64, f64)> {
+            let scale_level = |level: Option<CacheLevel>| -> Vec<(f64, f64)> {
                 let counts = raw.iter().find(|(counted_level, _)| Some(*counted_level) == level);
                 let counts = counts.map_or(&[][..], |(_, counts)| counts);
-                counts.iter().map(|count| (count.accesses as f64 * times, count.misses as f64 * times)).collect()
+                counts
+                    .iter()
+                    .map(|count| (count.accesses as f64 * window_scale, count.misses as f64 * window_scale))
+                    .collect()
             };
-            self.rates.insert(task.task, (raw.clone(), levels.map(of_level)));
+            self.rates.insert(task.task, (raw.clone(), levels.map(scale_level)));
         }
     }
 
     /// Passes this window's misses at the last level to the estimator of reload costs.
-    fn follow_refills(&mut self, view: &View<'_>, last: Option<CacheLevel>) {
+    fn observe_refills(&mut self, view: &View<'_>, last_level: Option<CacheLevel>) {
         if !self.parameters.charges_newcomers() {
             return;
         }
         let mut miss_counts: BTreeMap<TaskId, f64> = BTreeMap::new();
         for answer in &view.observation.probe_results {
             if let ProbeEvidence::Activity { task, level, super_sets, .. } = &answer.evidence
-                && Some(*level) == last
+                && Some(*level) == last_level
             {
                 let misses: u64 = super_sets.iter().map(|count| count.misses).sum();
                 *miss_counts.entry(*task).or_default() += misses as f64;
@@ -226,24 +230,25 @@ impl ActivityVectors {
             }
             self.parameters.busy_above * sum / super_sets.max(1) as f64
         };
-        let weights = self.parameters.weights.cells();
+        let weights = self.parameters.weights.bit_weights();
         let thresholds: [f64; 6] =
             std::array::from_fn(|cell| if weights[cell] == 0.0 { f64::INFINITY } else { busy_threshold(cell) });
-        let (newcomer, busy_misses) = (self.parameters.weights.newcomer, busy_threshold(LAST_LEVEL_MISS));
+        let (newcomer_weight, busy_misses) = (self.parameters.weights.newcomer, busy_threshold(LAST_LEVEL_MISS));
         let reload_cost = |task: TaskId| match self.reload_costs.reload_misses(task) {
-            Some(misses) if busy_misses > 0.0 => newcomer * misses / busy_misses,
+            Some(misses) if busy_misses > 0.0 => newcomer_weight * misses / busy_misses,
             _ => 0.0,
         };
         let needs_second_sample = |task: TaskId| self.reload_costs.needs_second_sample(task);
         let busy_sets = |rates: &SuperSetRates| -> [IndexSet; 6] {
             std::array::from_fn(|cell| {
-                let busy = rates[cell / 2].iter().enumerate();
-                let busy = busy.filter(|(_, count)| rate_of_kind(cell, count) > thresholds[cell]);
-                busy.map(|(super_set, _)| super_set as u32).collect()
+                let super_set_counts = rates[cell / 2].iter().enumerate();
+                let busy_super_sets =
+                    super_set_counts.filter(|(_, count)| rate_of_kind(cell, count) > thresholds[cell]);
+                busy_super_sets.map(|(super_set, _)| super_set as u32).collect()
             })
         };
         let weights = self.parameters.weights;
-        let reload_burden = |task: TaskId| {
+        let rate_cost_of = |task: TaskId| {
             let profile = view.profiles.get(&task);
             let misses = profile.and_then(|profile| profile.rates.observed_misses_per_kilo_instr);
             let speed = profile.and_then(|profile| profile.rates.observed_instr_per_cycle);
@@ -251,30 +256,32 @@ impl ActivityVectors {
                 + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
         };
         let expected_use = |(task, rates)| {
-            let (bits, burden, reload_cost, stays) =
-                (busy_sets(rates), reload_burden(task), reload_cost(task), needs_second_sample(task));
-            (task, ExpectedUse { bits, burden, reload_cost, stays })
+            let (bits, rate_cost, reload_cost, must_stay) =
+                (busy_sets(rates), rate_cost_of(task), reload_cost(task), needs_second_sample(task));
+            (task, ExpectedUse { busy_super_sets: bits, rate_cost, reload_cost, must_stay })
         };
         let tasks = live_rates().map(expected_use).collect();
-        let (cells, by_counters) =
-            (weights.cells(), weights.miss_per_kilo_instr != 0.0 || weights.instr_per_cycle != 0.0);
-        let needs_evidence = by_counters || cells.iter().any(|weight| *weight != 0.0);
-        ExpectedVectors { cells, tasks, needs_evidence }
+        let (cells, weighs_counters) =
+            (weights.bit_weights(), weights.miss_per_kilo_instr != 0.0 || weights.instr_per_cycle != 0.0);
+        let needs_evidence = weighs_counters || cells.iter().any(|weight| *weight != 0.0);
+        ExpectedVectors { bit_weights: cells, tasks, needs_evidence }
     }
 
     /// Returns a permanent probe of every task for every level that has a weight and that the machine can count.
     fn super_set_probes(&self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) -> Vec<ProbeRequest> {
-        let counts = view.capabilities.abilities.get(&Ability::CountSuperSets);
+        let count_support = view.capabilities.abilities.get(&Ability::CountSuperSets);
         let tasks: Vec<TaskId> =
             view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
-        if tasks.is_empty() || !matches!(counts, Some(Support::Yes { .. })) {
+        if tasks.is_empty() || !matches!(count_support, Some(Support::Yes { .. })) {
             return Vec::new();
         }
-        let weights = self.parameters.weights.cells();
-        let pays = self.parameters.charges_newcomers();
+        let weights = self.parameters.weights.bit_weights();
+        let charges_newcomers = self.parameters.charges_newcomers();
         let mut counted_levels: Vec<CacheLevel> = Vec::new();
         for (index, level) in levels.iter().enumerate() {
-            if weights[2 * index] != 0.0 || weights[2 * index + 1] != 0.0 || (pays && 2 * index + 1 == LAST_LEVEL_MISS)
+            if weights[2 * index] != 0.0
+                || weights[2 * index + 1] != 0.0
+                || (charges_newcomers && 2 * index + 1 == LAST_LEVEL_MISS)
             {
                 counted_levels.extend(level.filter(|level| !counted_levels.contains(level)));
             }
@@ -291,19 +298,20 @@ impl ActivityVectors {
     }
 }
 
-/// Predicted super-set counts of one task for the next sample.
+/// The predicted busy super sets and costs of one task for the next sample.
 struct ExpectedUse {
-    bits: [IndexSet; 6],
-    burden: f64,
+    busy_super_sets: [IndexSet; 6],
+    rate_cost: f64,
     reload_cost: f64,
-    stays: bool,
+    must_stay: bool,
 }
 
 /// Predictions for all tasks for the next sample.
 struct ExpectedVectors {
-    cells: [f64; 6],
+    bit_weights: [f64; 6],
     tasks: BTreeMap<TaskId, ExpectedUse>,
-    /// False if only samples have a weight, because the policy is then a round robin and needs no evidence.
+    /// Whether any weight besides that of samples is set. Without one, the policy is a round robin and needs no
+    /// evidence.
     needs_evidence: bool,
 }
 
@@ -315,19 +323,21 @@ impl CoRunCost for ExpectedVectors {
         let (Some(task_use), Some(co_runner_use)) = (self.tasks.get(&task), self.tasks.get(&co_runner)) else {
             return 0.0;
         };
-        let cells = self.cells.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
+        let cells = self.bit_weights.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
         cells
-            .map(|(cell, weight)| weight * f64::from(task_use.bits[cell].common_count(&co_runner_use.bits[cell])))
+            .map(|(cell, weight)| {
+                weight * f64::from(task_use.busy_super_sets[cell].common_count(&co_runner_use.busy_super_sets[cell]))
+            })
             .sum()
     }
     fn solo_cost(&self, task: TaskId) -> f64 {
-        self.tasks.get(&task).map_or(0.0, |expected| expected.burden)
+        self.tasks.get(&task).map_or(0.0, |expected_use| expected_use.rate_cost)
     }
     fn reload_cost(&self, task: TaskId) -> f64 {
-        self.tasks.get(&task).map_or(0.0, |expected| expected.reload_cost)
+        self.tasks.get(&task).map_or(0.0, |expected_use| expected_use.reload_cost)
     }
     fn must_stay(&self, task: TaskId) -> bool {
-        self.tasks.get(&task).is_some_and(|expected| expected.stays)
+        self.tasks.get(&task).is_some_and(|expected_use| expected_use.must_stay)
     }
 }
 

@@ -25,7 +25,7 @@ use serde::Deserialize;
 use super::{ParameterError, ParameterRange};
 use crate::gang_quantum::{self, GangCandidate, QuantumTooLong};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
-use crate::solvers::balance::{ComposedModel, GroupModel, RotationRule, best_groups, rotation};
+use crate::solvers::balance::{ComposedModel, GroupModel, RotationRule, build_rotation, find_best_groups};
 
 /// The model of a group's miss ratio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -94,18 +94,18 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parse_parameters(text)?;
-        let slice_ns = parsed.slice_ns.unwrap_or(1) as f64;
-        let locations = f64::from(parsed.locations);
+        let parsed_parameters: Parameters = super::parse_parameters(text)?;
+        let slice_ns = parsed_parameters.slice_ns.unwrap_or(1) as f64;
+        let locations = f64::from(parsed_parameters.locations);
         ParameterRange::OneOrMore.check([
-            ("window_ns", parsed.window_ns as f64),
+            ("window_ns", parsed_parameters.window_ns as f64),
             ("slice_ns", slice_ns),
             ("locations", locations),
         ])?;
-        Ok(parsed)
+        Ok(parsed_parameters)
     }
 
-    fn composition(&self) -> ReplacementModel {
+    fn replacement_model(&self) -> ReplacementModel {
         match self.replacement {
             ReplacementKind::Random => ReplacementModel::Random,
             ReplacementKind::Lru => ReplacementModel::Lru,
@@ -123,7 +123,7 @@ struct BalanceSet {
     seed: u64,
     placement: StickyPlacement,
     caches: BTreeMap<CacheId, CacheRotation>,
-    open_probes: BTreeMap<TaskId, ProbeRequest>,
+    pending_probes: BTreeMap<TaskId, ProbeRequest>,
     next_probe: u32,
 }
 
@@ -132,65 +132,65 @@ struct BalanceSet {
 struct CacheRotation {
     task_models: BTreeMap<TaskId, TaskModel>,
     /// Tasks and their models at the time when the gangs were formed.
-    formed_from: Vec<(TaskId, Option<TaskModel>)>,
+    gang_inputs: Vec<(TaskId, Option<TaskModel>)>,
     gangs: Vec<Vec<TaskId>>,
     /// Length of a group's turn, computed from the models at that time.
-    turn: Option<Result<u64, QuantumTooLong>>,
+    turn_ns: Option<Result<u64, QuantumTooLong>>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 struct TaskModel {
     phase: u32,
     /// Miss ratio of the thread alone on 1/n of the cache.
-    ratio: f64,
+    miss_ratio: f64,
     /// Reuse of the thread, for the composed model only.
-    shared: Option<SharedReuse>,
+    shared_reuse: Option<SharedReuse>,
 }
 
 /// Reuse times in the profiles' form, and references per cycle.
 #[derive(Clone, PartialEq, Debug)]
 struct SharedReuse {
-    times: Vec<(Option<u64>, f64)>,
-    rate: f64,
+    reuse_times: Vec<(Option<u64>, f64)>,
+    refs_per_cycle: f64,
 }
 
 impl Policy for BalanceSet {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
-        let gangs_run = has_ability(view, Ability::Gangs);
+        let has_gangs = has_ability(view, Ability::Gangs);
         let mut placement = std::mem::take(&mut self.placement);
-        for domain in placement.tasks_by_cache(view) {
-            let crowded = domain.tasks.len() > domain.cpus.count() as usize;
+        for domain in placement.place_tasks_by_cache(view) {
+            let is_crowded = domain.tasks.len() > domain.cpus.count() as usize;
             let state = self.caches.entry(domain.cache).or_default();
-            state.learn(view, &domain, &self.parameters, &self.open_probes);
-            if crowded && gangs_run {
+            state.record_evidence(view, &domain, &self.parameters, &self.pending_probes);
+            if is_crowded && has_gangs {
                 state.form_gangs(&domain, &self.parameters, self.seed, &mut reasons);
             } else {
-                (state.gangs, state.formed_from, state.turn) = (Vec::new(), Vec::new(), None);
+                (state.gangs, state.gang_inputs, state.turn_ns) = (Vec::new(), Vec::new(), None);
             }
             for task in &domain.tasks {
                 plan.affinity.insert(task.task, domain.cpus.clone());
             }
             if !state.gangs.is_empty() {
-                match state.advance_turn(view, &domain, &self.parameters) {
+                match state.update_turn_length(view, &domain, &self.parameters) {
                     Ok(slice_ns) => plan.gangs.push(GangSchedule {
                         cpus: domain.cpus.clone(),
                         slice_ns: slice_ns.max(view.capabilities.min_slice_ns.unwrap_or(0)),
-                        gangs: state.gangs.iter().map(|gang| as_gang(gang)).collect(),
+                        gangs: state.gangs.iter().map(|gang| build_gang(gang)).collect(),
                     }),
-                    Err(long) => reasons.push(Reason {
+                    Err(quantum_error) => reasons.push(Reason {
                         kind: ReasonKind::Explanation,
                         tasks: Vec::new(),
-                        text: long.to_string(),
+                        text: quantum_error.to_string(),
                         numbers: Vec::new(),
                     }),
                 }
             }
-            self.watch(view, &domain, crowded, &mut plan);
+            self.request_reuse_probes(view, &domain, is_crowded, &mut plan);
         }
         self.placement = placement;
-        self.open_probes.retain(|_, probe| plan.probes.contains(probe));
+        self.pending_probes.retain(|_, probe| plan.probes.contains(probe));
         Decision::new(plan, reasons)
     }
 }
@@ -199,12 +199,12 @@ fn has_ability(view: &View<'_>, ability: Ability) -> bool {
     matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }))
 }
 
-fn as_gang(members: &[TaskId]) -> Gang {
+fn build_gang(members: &[TaskId]) -> Gang {
     Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 }
 }
 
 /// Returns the maximum number of turns from one turn of a task to its next.
-fn max_turns_between(groups: &[Vec<TaskId>], task: TaskId) -> usize {
+fn max_turn_gap(groups: &[Vec<TaskId>], task: TaskId) -> usize {
     let turn_indices: Vec<usize> = (0..groups.len()).filter(|&index| groups[index].contains(&task)).collect();
     let Some((first, last)) = turn_indices.first().zip(turn_indices.last()) else { return groups.len() };
     let turns_across_end = first + groups.len() - last;
@@ -213,22 +213,22 @@ fn max_turns_between(groups: &[Vec<TaskId>], task: TaskId) -> usize {
 
 impl BalanceSet {
     /// Requests the reuse times of threads whose profile has none, until these probes are answered.
-    fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, crowded: bool, plan: &mut Plan) {
-        if !crowded || !has_ability(view, Ability::SampleReuses) {
+    fn request_reuse_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, is_crowded: bool, plan: &mut Plan) {
+        if !is_crowded || !has_ability(view, Ability::SampleReuses) {
             return;
         }
         for task in domain.tasks.iter().map(|sample| sample.task) {
             let has_reuse_times = view.profiles.get(&task).is_some_and(|profile| profile.reuse_times().is_some());
-            let complete =
+            let is_answered =
                 |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
-            let is_over = match self.open_probes.get(&task) {
-                Some(probe) => complete(probe),
+            let is_over = match self.pending_probes.get(&task) {
+                Some(probe) => is_answered(probe),
                 None => has_reuse_times,
             };
             if is_over {
                 continue;
             }
-            let probe = self.open_probes.entry(task).or_insert_with(|| {
+            let probe = self.pending_probes.entry(task).or_insert_with(|| {
                 let probe_kind = ProbeKind::ReuseTimes { task, locations: self.parameters.locations };
                 self.next_probe += 1;
                 ProbeRequest {
@@ -243,32 +243,32 @@ impl BalanceSet {
 }
 
 impl CacheRotation {
-    /// Updates the length of a group's turn: the configured length, otherwise the one that [`crate::gang_quantum`]
-    /// computes, otherwise the default. If evidence is lost, the length does not change.
-    fn advance_turn(
+    /// Returns the length of a group's turn: the configured one, otherwise the one that [`crate::gang_quantum`]
+    /// computes, otherwise the default. If evidence is lost, the last length stays.
+    fn update_turn_length(
         &mut self,
         view: &View<'_>,
         domain: &LlcTasks<'_>,
         parameters: &Parameters,
     ) -> Result<u64, QuantumTooLong> {
-        if let Some(stated) = parameters.slice_ns {
-            return Ok(stated);
+        if let Some(configured_ns) = parameters.slice_ns {
+            return Ok(configured_ns);
         }
         let cache = view.topology.last_level_caches().find(|cache| cache.id == domain.cache);
         let refill_ns = |task: TaskId| gang_quantum::refill_ns(view.profiles.get(&task)?, cache?, view);
         let task_ids = || domain.tasks.iter().map(|sample| sample.task);
         let members: Vec<GangCandidate> =
             task_ids().map(|task| GangCandidate { refill_ns: refill_ns(task), slowdown: 0.0 }).collect();
-        let longest_gap = task_ids().map(|task| max_turns_between(&self.gangs, task)).max().unwrap_or(1);
-        let law = gang_quantum::quantum_ns(&members, MAX_SLOWDOWN, longest_gap, parameters.max_wait_ns);
-        match law.transpose() {
-            Some(length) => *self.turn.insert(length),
-            None => *self.turn.get_or_insert(Ok(USUAL_SLICE_NS)),
+        let longest_gap = task_ids().map(|task| max_turn_gap(&self.gangs, task)).max().unwrap_or(1);
+        let computed_quantum = gang_quantum::quantum_ns(&members, MAX_SLOWDOWN, longest_gap, parameters.max_wait_ns);
+        match computed_quantum.transpose() {
+            Some(length) => *self.turn_ns.insert(length),
+            None => *self.turn_ns.get_or_insert(Ok(USUAL_SLICE_NS)),
         }
     }
 
-    /// Adopts new evidence, which is a new thread, a new phase, or the final answer to a probe.
-    fn learn(
+    /// Models the threads with new evidence: a first profile, a new phase, or the final answer to a probe.
+    fn record_evidence(
         &mut self,
         view: &View<'_>,
         domain: &LlcTasks<'_>,
@@ -280,16 +280,17 @@ impl CacheRotation {
             let Some(profile) = view.profiles.get(&task) else { continue };
             let is_answered =
                 |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
-            let is_news = match (self.task_models.get(&task), requests.get(&task)) {
+            let has_new_evidence = match (self.task_models.get(&task), requests.get(&task)) {
                 (_, Some(probe)) => is_answered(probe),
                 (None, None) => true,
                 (Some(model), None) => {
                     model.phase != profile.phase_number
-                        || (parameters.group_model == GroupRatioModel::Composed && model.shared.is_none())
+                        || (parameters.group_model == GroupRatioModel::Composed && model.shared_reuse.is_none())
                 }
             };
-            if let Some(model) =
-                Some(profile).filter(|_| is_news).and_then(|profile| model_of(profile, domain, parameters))
+            if let Some(model) = Some(profile)
+                .filter(|_| has_new_evidence)
+                .and_then(|profile| build_task_model(profile, domain, parameters))
             {
                 self.task_models.insert(task, model);
             }
@@ -301,30 +302,30 @@ impl CacheRotation {
         let tasks: Vec<TaskId> = domain.tasks.iter().map(|sample| sample.task).collect();
         let inputs: Vec<(TaskId, Option<TaskModel>)> =
             tasks.iter().map(|task| (*task, self.task_models.get(task).cloned())).collect();
-        if inputs == self.formed_from {
+        if inputs == self.gang_inputs {
             return;
         }
-        let size = domain.cpus.count() as usize;
-        let task_models: Vec<Option<TaskModel>> = inputs.iter().map(|(_, known)| known.clone()).collect();
-        self.formed_from = inputs;
+        let group_size = domain.cpus.count() as usize;
+        let task_models: Vec<Option<TaskModel>> = inputs.iter().map(|(_, known_model)| known_model.clone()).collect();
+        self.gang_inputs = inputs;
         let Some(model) = build_group_model(&task_models, domain, parameters) else {
             self.gangs = Vec::new();
             return;
         };
-        let best = best_groups(&model, size);
+        let best_grouping = find_best_groups(&model, group_size);
         let rule = match parameters.rotation {
             TurnFrequency::Fair => RotationRule::Fair,
             TurnFrequency::Uniform => RotationRule::Uniform { seed },
         };
-        let groups = rotation(&model, &best, rule);
-        let mean = groups.iter().map(|group| model.group_miss_ratio(group)).sum::<f64>() / groups.len() as f64;
+        let groups = build_rotation(&model, &best_grouping, rule);
+        let mean_ratio = groups.iter().map(|group| model.group_miss_ratio(group)).sum::<f64>() / groups.len() as f64;
         reasons.push(Reason {
             kind: ReasonKind::Explanation,
             tasks: Vec::new(),
             text: "groups take turns, at or below the lowest miss ratio that leaves no thread out".to_string(),
             numbers: vec![
-                ("threshold_misses_per_100_refs".to_string(), 100.0 * best.threshold),
-                ("mean_group_misses_per_100_refs".to_string(), 100.0 * mean),
+                ("threshold_misses_per_100_refs".to_string(), 100.0 * best_grouping.threshold),
+                ("mean_group_misses_per_100_refs".to_string(), 100.0 * mean_ratio),
                 ("groups".to_string(), groups.len() as f64),
                 (
                     "threads_unknown".to_string(),
@@ -332,14 +333,14 @@ impl CacheRotation {
                 ),
             ],
         });
-        for (at, &task) in tasks.iter().enumerate() {
-            let turn_count = groups.iter().filter(|group| group.contains(&at)).count();
-            let Some(task_model) = &task_models[at] else { continue };
+        for (position, &task) in tasks.iter().enumerate() {
+            let turn_count = groups.iter().filter(|group| group.contains(&position)).count();
+            let Some(task_model) = &task_models[position] else { continue };
             reasons.push(Reason {
                 kind: ReasonKind::Explanation,
                 tasks: vec![task],
                 text: format!("{{0}} is in {turn_count} of {} groups", groups.len()),
-                numbers: vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * task_model.ratio)],
+                numbers: vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * task_model.miss_ratio)],
             });
         }
         self.gangs = groups.iter().map(|group| group.iter().map(|&index| tasks[index]).collect()).collect();
@@ -347,28 +348,28 @@ impl CacheRotation {
 }
 
 /// Returns the model of a thread on this cache, from its profile; `None` if the profile lacks the required facts.
-fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<TaskModel> {
+fn build_task_model(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<TaskModel> {
     let (size_bytes, line_bytes) = (domain.size_bytes?, u64::from(domain.line_bytes?));
-    let part_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
+    let share_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
     let reuse = profile.reuse_times().and_then(|times| ReuseTimes::from_profile(times));
-    let lines = (part_bytes / line_bytes.max(1)).max(1);
-    let by_reuse = reuse.as_ref().and_then(|reuse| match parameters.replacement {
+    let lines = (share_bytes / line_bytes.max(1)).max(1);
+    let ratio_by_reuse = reuse.as_ref().and_then(|reuse| match parameters.replacement {
         ReplacementKind::Random => statcache::miss_ratio(reuse, lines),
         ReplacementKind::Lru => statstack::miss_ratio(reuse, lines),
     });
-    let by_curve = || {
+    let ratio_by_curve = || {
         let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
         let refs = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0).filter(|refs| *refs > 0.0)?;
-        Some((curve.ratio_at(part_bytes)? / refs).clamp(0.0, 1.0))
+        Some((curve.rate_at(share_bytes)? / refs).clamp(0.0, 1.0))
     };
-    let ratio = by_reuse.or_else(by_curve).filter(|ratio| ratio.is_finite())?;
-    let shared = (parameters.group_model == GroupRatioModel::Composed).then(|| {
+    let ratio = ratio_by_reuse.or_else(ratio_by_curve).filter(|ratio| ratio.is_finite())?;
+    let shared_reuse = (parameters.group_model == GroupRatioModel::Composed).then(|| {
         let speed = profile.rates.observed_instr_per_cycle.or(profile.rates.solo_instr_per_cycle)?.value;
         let rate = profile.rates.llc_refs_per_mega_instr?.value * 1e-6 * speed;
         let times = profile.reuse_times().cloned()?;
-        (rate.is_finite() && rate > 0.0).then_some(SharedReuse { times, rate })
+        (rate.is_finite() && rate > 0.0).then_some(SharedReuse { reuse_times: times, refs_per_cycle: rate })
     });
-    Some(TaskModel { phase: profile.phase_number, ratio, shared: shared.flatten() })
+    Some(TaskModel { phase: profile.phase_number, miss_ratio: ratio, shared_reuse: shared_reuse.flatten() })
 }
 
 /// Returns the group model of all threads of the cache, in which a thread without a model equals the worst known one.
@@ -378,21 +379,24 @@ fn build_group_model(
     domain: &LlcTasks<'_>,
     parameters: &Parameters,
 ) -> Option<GroupModel> {
-    let is_usable = |model: &&TaskModel| parameters.group_model == GroupRatioModel::Average || model.shared.is_some();
-    let worst = task_models.iter().flatten().filter(is_usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
-    let model_of_threads = || task_models.iter().map(|model| model.as_ref().filter(is_usable).unwrap_or(worst));
+    let is_usable =
+        |model: &&TaskModel| parameters.group_model == GroupRatioModel::Average || model.shared_reuse.is_some();
+    let worst_model =
+        task_models.iter().flatten().filter(is_usable).max_by(|a, b| a.miss_ratio.total_cmp(&b.miss_ratio))?;
+    let model_of_threads = || task_models.iter().map(|model| model.as_ref().filter(is_usable).unwrap_or(worst_model));
     if parameters.group_model == GroupRatioModel::Average {
-        return Some(GroupModel::Average(model_of_threads().map(|model| model.ratio).collect()));
+        return Some(GroupModel::Average(model_of_threads().map(|model| model.miss_ratio).collect()));
     }
-    let shared: Vec<(ReuseTimes, f64)> = model_of_threads()
+    let reuse_by_thread: Vec<(ReuseTimes, f64)> = model_of_threads()
         .map(|model| {
-            let shared = model.shared.as_ref()?;
-            Some((ReuseTimes::from_profile(&shared.times)?, shared.rate))
+            let shared_reuse = model.shared_reuse.as_ref()?;
+            Some((ReuseTimes::from_profile(&shared_reuse.reuse_times)?, shared_reuse.refs_per_cycle))
         })
         .collect::<Option<_>>()?;
-    let shared: Vec<(&ReuseTimes, f64)> = shared.iter().map(|(times, rate)| (times, *rate)).collect();
+    let shared: Vec<(&ReuseTimes, f64)> = reuse_by_thread.iter().map(|(times, rate)| (times, *rate)).collect();
     let lines = domain.size_bytes? / u64::from(domain.line_bytes?).max(1);
-    ComposedModel::new(&shared, domain.cpus.count() as usize, lines, parameters.composition()).map(GroupModel::Composed)
+    ComposedModel::new(&shared, domain.cpus.count() as usize, lines, parameters.replacement_model())
+        .map(GroupModel::Composed)
 }
 
 /// Builds the policy for the registry.
@@ -402,7 +406,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, Para
         seed,
         placement: StickyPlacement::default(),
         caches: BTreeMap::new(),
-        open_probes: BTreeMap::new(),
+        pending_probes: BTreeMap::new(),
         next_probe: 0,
     }))
 }

@@ -3,9 +3,9 @@
 //!
 //! Problem: a policy that is better than another may still be far from the optimum. Method: the slowdown of every
 //! program beside every other is measured beforehand and passed as a parameter. Whenever the set of tasks changes, the
-//! solvers find the assignment with the smallest sum. Row k is for the k-th task of the run, so the result does not
-//! depend on names. The sum does not depend on which of two equal caches a group gets, but memory does. Groups are
-//! therefore exchanged between equal caches until no exchange leaves more tasks in place.
+//! solvers find the assignment with the smallest sum. Row k holds the slowdowns of the k-th task of the run, so the
+//! result does not depend on names. The sum does not depend on which of two equal caches a group gets, but memory does.
+//! Groups are therefore exchanged between equal caches until no exchange leaves more tasks in place.
 //!
 //! Properties: the assignment is as exact as the solver (see [`crate::solvers`]), but optimal only by the matrix. Pairs
 //! were measured without the resources that all programs share, so another assignment may run faster. Tasks beyond the
@@ -37,10 +37,10 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parse_parameters(text)?;
-        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
-        let rows = parsed.slowdowns.len();
-        for (row, values) in parsed.slowdowns.iter().enumerate() {
+        let parsed_parameters: Parameters = super::parse_parameters(text)?;
+        ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
+        let rows = parsed_parameters.slowdowns.len();
+        for (row, values) in parsed_parameters.slowdowns.iter().enumerate() {
             if values.len() != rows {
                 let row_length = format!("{} values in row {row}", values.len());
                 return Err(ParameterError::invalid_value("slowdowns", row_length, rows));
@@ -50,7 +50,7 @@ impl Parameters {
                 return Err(ParameterError::invalid_value("slowdowns", value_text, "a number"));
             }
         }
-        Ok(parsed)
+        Ok(parsed_parameters)
     }
 }
 
@@ -59,92 +59,92 @@ pub(super) struct MatrixPolicy {
     parameters: Parameters,
     solve: fn(&solvers::CostMatrix, &Seats) -> Solution,
     /// Row of every task of the run, in order of arrival.
-    rows: BTreeMap<TaskId, usize>,
-    placed: BTreeMap<TaskId, CpuSet>,
+    row_by_task: BTreeMap<TaskId, usize>,
+    placed_cpus: BTreeMap<TaskId, CpuSet>,
 }
 
 impl Policy for MatrixPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         for task in &view.observation.tasks {
-            let next = self.rows.len();
-            self.rows.entry(task.task).or_insert(next);
+            let next_row = self.row_by_task.len();
+            self.row_by_task.entry(task.task).or_insert(next_row);
         }
         let tasks: Vec<TaskId> = view
             .movable_tasks()
             .map(|task| task.task)
-            .filter(|task| self.rows.get(task).is_some_and(|&row| row < self.parameters.slowdowns.len()))
+            .filter(|task| self.row_by_task.get(task).is_some_and(|&row| row < self.parameters.slowdowns.len()))
             .collect();
         let mut reasons = Vec::new();
-        if tasks.len() != self.placed.len() || !tasks.iter().all(|task| self.placed.contains_key(task)) {
+        if tasks.len() != self.placed_cpus.len() || !tasks.iter().all(|task| self.placed_cpus.contains_key(task)) {
             self.place(view, &tasks, &mut reasons);
         }
-        plan.affinity = self.placed.clone();
+        plan.affinity = self.placed_cpus.clone();
         Decision::new(plan, reasons)
     }
 }
 
 impl MatrixPolicy {
     fn place(&mut self, view: &View<'_>, tasks: &[TaskId], reasons: &mut Vec<Reason>) {
-        self.placed.clear();
+        self.placed_cpus.clear();
         let Ok(seats) = placement::cache_seats(view.topology, tasks.len()) else { return };
         if seats.iter().all(|cache| cache.cache.is_none()) {
             return;
         }
-        let row_of_task = |task: &TaskId| self.rows.get(task).copied().unwrap_or(0);
+        let row_of_task = |task: &TaskId| self.row_by_task.get(task).copied().unwrap_or(0);
         let cost_of_pair = |i: &TaskId, j: &TaskId| self.parameters.slowdowns[row_of_task(i)][row_of_task(j)];
         let costs: Vec<Vec<f64>> = tasks.iter().map(|i| tasks.iter().map(|j| cost_of_pair(i, j)).collect()).collect();
-        let shape = Seats { cpus_per_cache: seats.iter().map(|cache| cache.cpus.len() as u32).collect() };
-        let mut solved = (self.solve)(&costs, &shape);
-        keep_seats(view, tasks, &seats, &mut solved.seating);
-        let suffered = solved.seating.costs_by_program(&costs);
-        let takes_turns = solved.seating.by_cache.iter().flatten().any(|cpu| cpu.len() > 1);
-        for (nth, cpus) in cpus_of(&solved.seating, &seats, takes_turns) {
+        let seat_counts = Seats { cpus_per_cache: seats.iter().map(|cache| cache.cpus.len() as u32).collect() };
+        let mut solution = (self.solve)(&costs, &seat_counts);
+        exchange_equal_caches(view, tasks, &seats, &mut solution.seating);
+        let slowdowns = solution.seating.costs_by_program(&costs);
+        let has_shared_cpus = solution.seating.by_cache.iter().flatten().any(|cpu| cpu.len() > 1);
+        for (index, cpus) in cpus_of(&solution.seating, &seats, has_shared_cpus) {
             let text = format!("{{0}} is assigned to CPUs {cpus}");
-            let numbers = vec![("slowdown_percent".to_string(), 100.0 * suffered[nth])];
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![tasks[nth]], text, numbers });
-            self.placed.insert(tasks[nth], cpus);
+            let numbers = vec![("slowdown_percent".to_string(), 100.0 * slowdowns[index])];
+            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![tasks[index]], text, numbers });
+            self.placed_cpus.insert(tasks[index], cpus);
         }
     }
 }
 
 /// Exchanges whole groups between caches with equally many CPUs, as long as that leaves more tasks on their memory node
 /// or cache.
-fn keep_seats(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
+fn exchange_equal_caches(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
     let node_of_cpu =
         |cpu: CpuId| view.topology.cpus.iter().find(|cpu_info| cpu_info.id == cpu).map(|cpu| cpu.memory_node);
     let current_cpus: Vec<Option<CpuId>> =
         tasks.iter().map(|task| view.observation.tasks.iter().find(|sample| sample.task == *task)?.cpu).collect();
     // Keeping a task on its node counts more than keeping it on any of the node's caches.
     let stay_value = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
-        let member_cost = |&member: &usize| {
+        let member_stay_value = |&member: &usize| {
             let Some(cpu) = current_cpus[member] else { return 0 };
             let is_home_node = cache.cpus.first().is_some_and(|first| node_of_cpu(*first) == node_of_cpu(cpu));
             2 * u32::from(is_home_node) + u32::from(cache.cpus.contains(&cpu))
         };
-        group.iter().flatten().map(member_cost).sum()
+        group.iter().flatten().map(member_stay_value).sum()
     };
     loop {
         let groups = &seating.by_cache;
         let is_equal_size = |a: usize, b: usize| seats[a].cpus.len() == seats[b].cpus.len();
-        let has_gain = |&(a, b): &(usize, usize)| {
-            let [as_is, exchanged] =
+        let is_exchange_better = |&(a, b): &(usize, usize)| {
+            let [current_value, exchanged_value] =
                 [(a, b), (b, a)].map(|(x, y)| stay_value(&groups[a], &seats[x]) + stay_value(&groups[b], &seats[y]));
-            is_equal_size(a, b) && exchanged > as_is
+            is_equal_size(a, b) && exchanged_value > current_value
         };
         let pairs = (0..seats.len()).flat_map(|a| (a + 1..seats.len()).map(move |b| (a, b)));
-        let Some((a, b)) = pairs.into_iter().find(has_gain) else { return };
+        let Some((a, b)) = pairs.into_iter().find(is_exchange_better) else { return };
         seating.by_cache.swap(a, b);
     }
 }
 
 /// Returns the CPUs of every task: all CPUs of its cache, or a single CPU if it matters which tasks take turns.
-fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) -> Vec<(usize, CpuSet)> {
+fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], assigns_one_cpu: bool) -> Vec<(usize, CpuSet)> {
     let mut task_cpus = Vec::new();
     for (cache, cpus) in seats.iter().zip(&seating.by_cache) {
         for (members, cpu) in cpus.iter().zip(&cache.cpus) {
             let cache_cpus = || cache.cpus.iter().map(|cpu| cpu.0).collect();
-            let set: CpuSet = if one_cpu { [cpu.0].into_iter().collect() } else { cache_cpus() };
+            let set: CpuSet = if assigns_one_cpu { [cpu.0].into_iter().collect() } else { cache_cpus() };
             task_cpus.extend(members.iter().map(|&member| (member, set.clone())));
         }
     }
@@ -152,17 +152,17 @@ fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) ->
     task_cpus
 }
 
-pub(super) fn plan_by_matrix(
+pub(super) fn build_matrix_policy(
     parameters: &str,
     solve: fn(&solvers::CostMatrix, &Seats) -> Solution,
 ) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
-    Ok(Box::new(MatrixPolicy { parameters, solve, rows: BTreeMap::new(), placed: BTreeMap::new() }))
+    Ok(Box::new(MatrixPolicy { parameters, solve, row_by_task: BTreeMap::new(), placed_cpus: BTreeMap::new() }))
 }
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    plan_by_matrix(parameters, solvers::best_assignment)
+    build_matrix_policy(parameters, solvers::best_assignment)
 }
 
 #[cfg(test)]

@@ -93,19 +93,19 @@ impl Parameters {
     }
 
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = parse_parameters(text)?;
-        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
-        ParameterRange::Above(0.0).check([("trial_share", parsed.trial_share)])?;
+        let parsed_parameters: Parameters = parse_parameters(text)?;
+        ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
+        ParameterRange::Above(0.0).check([("trial_share", parsed_parameters.trial_share)])?;
         ParameterRange::FromZero.check([
-            ("insensitive_below", parsed.insensitive_below),
-            ("min_gain", parsed.min_gain),
-            ("miss_penalty_cycles", parsed.miss_penalty_cycles.unwrap_or(1.0)),
+            ("insensitive_below", parsed_parameters.insensitive_below),
+            ("min_gain", parsed_parameters.min_gain),
+            ("miss_penalty_cycles", parsed_parameters.miss_penalty_cycles.unwrap_or(1.0)),
         ])?;
-        Ok(parsed)
+        Ok(parsed_parameters)
     }
 }
 
-/// Number of changes of the shares in a trial that ends with adoption.
+/// Number of times that the shares change in a trial that ends with adoption.
 const CHANGES_OF_A_TRIAL: f64 = 3.0;
 /// Maximum number of processes of one cache that are traced at once.
 const TRACED_AT_ONCE: usize = 4;
@@ -113,8 +113,8 @@ const TRACED_AT_ONCE: usize = 4;
 struct CacheSizing {
     parameters: Parameters,
     caches: BTreeMap<CacheId, ShareController>,
-    home: BTreeMap<ProcessId, CacheId>,
-    probes: BTreeMap<TaskId, (u32, ProbeId)>,
+    home_caches: BTreeMap<ProcessId, CacheId>,
+    last_probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
 }
 
@@ -122,15 +122,15 @@ impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
-        for domain in self.partitionable_caches(view) {
+        for domain in self.collect_partitionable_caches(view) {
             let controller = self.caches.entry(domain.cache.id).or_default();
             let current_shares = controller.observe(view, &domain, self.parameters.trial_terms(&domain));
             let shares = self.size_caches(view, &domain, current_shares, &mut reasons);
             plan.penalties.extend(time_share_penalties(view, &domain, &shares));
             plan.shares.extend(shares);
-            plan.probes.extend(self.probes_of(view, &domain));
+            plan.probes.extend(self.request_traces(view, &domain));
         }
-        self.probes.retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task));
+        self.last_probes.retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task));
         Decision { verification: self.verification_terms(&reasons), ..Decision::new(plan, reasons) }
     }
 }
@@ -149,11 +149,11 @@ impl CacheSizing {
     }
 
     /// Returns every last-level cache that can be partitioned, with its processes.
-    fn partitionable_caches<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
+    fn collect_partitionable_caches<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
         for task in view.movable_tasks() {
             // A process is not partitioned if any of its threads must not be changed.
-            let is_fixed =
+            let is_unmovable =
                 view.observation.tasks.iter().any(|sample| sample.process == task.process && sample.unmovable);
             let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
             match processes.iter_mut().find(|cache_process| cache_process.process == task.process) {
@@ -161,7 +161,9 @@ impl CacheSizing {
                     cache_process.tasks.push(task);
                     cache_process.phase = cache_process.phase.max(phase);
                 }
-                None if !is_fixed => processes.push(CacheProcess { process: task.process, tasks: vec![task], phase }),
+                None if !is_unmovable => {
+                    processes.push(CacheProcess { process: task.process, tasks: vec![task], phase })
+                }
                 None => {}
             }
         }
@@ -175,16 +177,16 @@ impl CacheSizing {
                 Some((cache, PartitionUnits::common_units(partitions.map(|(_, partition)| partition))?))
             })
             .collect();
-        self.home.retain(|process, _| processes.iter().any(|cache_process| cache_process.process == *process));
+        self.home_caches.retain(|process, _| processes.iter().any(|cache_process| cache_process.process == *process));
         let mut domains: Vec<PartitionedCache<'a>> = caches
             .iter()
             .map(|&(cache, partition_units)| PartitionedCache::new(cache, partition_units, view.topology))
             .collect();
         for cache_process in processes {
             if let Some(cache) = cache_process.home_cache(&caches) {
-                self.home.insert(cache_process.process, cache);
+                self.home_caches.insert(cache_process.process, cache);
             }
-            let home_cache = self.home.get(&cache_process.process);
+            let home_cache = self.home_caches.get(&cache_process.process);
             if let Some(domain) = domains.iter_mut().find(|domain| Some(&domain.cache.id) == home_cache) {
                 domain.processes.push(cache_process);
             }
@@ -192,7 +194,7 @@ impl CacheSizing {
         domains
     }
 
-    /// Computes the shares of all caches for the next window.
+    /// Returns the shares of one cache for the next window.
     fn size_caches(
         &mut self,
         view: &View<'_>,
@@ -202,11 +204,11 @@ impl CacheSizing {
     ) -> Vec<CacheShare> {
         let parameters = &self.parameters;
         let Some(controller) = self.caches.get_mut(&domain.cache.id) else { return current_shares };
-        let undivided = || domain.undivided_shares(parameters.page_migration.into());
+        let undivided_shares = || domain.undivided_shares(parameters.page_migration.into());
         if !domain.needs_partition() {
-            return if current_shares.is_empty() { current_shares } else { undivided() };
+            return if current_shares.is_empty() { current_shares } else { undivided_shares() };
         }
-        match controller.judge(view, domain, &current_shares, parameters.trial_terms(domain)) {
+        match controller.judge_window(view, domain, &current_shares, parameters.trial_terms(domain)) {
             Some(TrialStatus::Running(shares)) => return shares,
             Some(TrialStatus::Over(verdict)) => {
                 reasons.push(verdict_reason(domain, &verdict));
@@ -227,23 +229,30 @@ impl CacheSizing {
         };
         raise_floors_of_unmet_goals(controller, domain, &mut claimants, &current_shares, parameters, reasons);
         let payback_ns = controller.expected_lifetime_ns(parameters.window_ns).min(parameters.payback_ns as f64);
-        let outlook = SizingForecast { view, domain, claimants: &claimants, speeds: &controller.speeds, payback_ns };
-        let trial = outlook.build_trial(parameters);
-        let unproven = trial.clone().filter(|_| !domain.is_undivided(&current_shares));
-        if let Some(trial) = unproven.clone().filter(|_| controller.is_proof_next()) {
-            controller.start_trial(current_shares.clone(), undivided(), current_shares.clone(), trial, true);
+        let forecast = SizingForecast { view, domain, claimants: &claimants, speeds: &controller.speeds, payback_ns };
+        let trial = forecast.build_trial(parameters);
+        let retrial = trial.clone().filter(|_| !domain.is_undivided(&current_shares));
+        if let Some(trial) = retrial.clone().filter(|_| controller.is_proof_next()) {
+            controller.start_trial(current_shares.clone(), undivided_shares(), current_shares.clone(), trial, true);
             return current_shares;
         }
         let mut allocation_reasons = Vec::new();
-        let proposal = wanted_shares(view, domain, &claimants, &current_shares, parameters, &mut allocation_reasons);
+        let proposal = plan_shares(view, domain, &claimants, &current_shares, parameters, &mut allocation_reasons);
         let chosen_shares =
-            proposal.and_then(|proposed| outlook.choose(parameters, &current_shares, proposed, reasons));
-        match (chosen_shares, trial, unproven) {
+            proposal.and_then(|proposed| forecast.choose_shares(parameters, &current_shares, proposed, reasons));
+        match (chosen_shares, trial, retrial) {
             (Some(chosen_shares), Some(trial), _) => {
                 reasons.extend(allocation_reasons);
-                let fallback = if current_shares.is_empty() { undivided() } else { current_shares.clone() };
-                let proof = domain.is_undivided(&chosen_shares);
-                controller.start_trial(current_shares.clone(), chosen_shares, fallback, trial, proof);
+                let fallback_shares =
+                    if current_shares.is_empty() { undivided_shares() } else { current_shares.clone() };
+                let tests_current_shares = domain.is_undivided(&chosen_shares);
+                controller.start_trial(
+                    current_shares.clone(),
+                    chosen_shares,
+                    fallback_shares,
+                    trial,
+                    tests_current_shares,
+                );
                 current_shares
             }
             (Some(chosen_shares), None, _) => {
@@ -252,52 +261,55 @@ impl CacheSizing {
                 chosen_shares
             }
             (None, _, Some(trial)) => {
-                controller.start_trial(current_shares.clone(), undivided(), current_shares.clone(), trial, true);
+                controller.start_trial(current_shares.clone(), undivided_shares(), current_shares.clone(), trial, true);
                 current_shares
             }
             (None, _, None) => current_shares,
         }
     }
 
-    /// Returns trace requests for a few processes of each cache. Several are traced at once because a process that
+    /// Returns trace requests for a few processes of one cache. Several are traced at once because a process that
     /// rarely misses takes long to fill its log, and must not delay the others.
-    fn probes_of(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>) -> Vec<ProbeRequest> {
-        let able = view.capabilities.can(Ability::TraceAddresses);
+    fn request_traces(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>) -> Vec<ProbeRequest> {
+        let can_trace = view.capabilities.can(Ability::TraceAddresses);
         // While no trial may begin, no curve is needed.
-        let rests =
+        let is_cooling_down =
             !domain.has_goals() && self.caches.get(&domain.cache.id).is_some_and(|cache| !cache.can_start_trial());
-        if !able || self.parameters.trace_entries == 0 || rests || !domain.needs_partition() {
+        if !can_trace || self.parameters.trace_entries == 0 || is_cooling_down || !domain.needs_partition() {
             return Vec::new();
         }
-        let unknown_processes = domain.processes.iter().filter(|present| {
+        let unknown_processes = domain.processes.iter().filter(|cache_process| {
             let has_curve = |task: &&TaskSample| {
                 view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
             };
-            !present.tasks.iter().any(has_curve)
+            !cache_process.tasks.iter().any(has_curve)
         });
-        unknown_processes.take(TRACED_AT_ONCE).map(|unknown| self.probe(view, unknown)).collect()
+        unknown_processes
+            .take(TRACED_AT_ONCE)
+            .map(|unprofiled_process| self.request_trace(view, unprofiled_process))
+            .collect()
     }
 
     /// Returns the trace request of one process; the request stays the same until it is answered.
-    fn probe(&mut self, view: &View<'_>, unknown: &CacheProcess<'_>) -> ProbeRequest {
+    fn request_trace(&mut self, view: &View<'_>, unknown_process: &CacheProcess<'_>) -> ProbeRequest {
         // The thread that ran longest represents its process.
         let running_ns = |task: &TaskSample| task.ran_ns();
         let busiest_task =
-            unknown.tasks.iter().copied().reduce(|a, b| if running_ns(b) > running_ns(a) { b } else { a });
-        let busiest = busiest_task.unwrap_or(unknown.tasks[0]);
-        let probe = unknown.tasks.iter().find_map(|task| {
-            let (phase, probe) = *self.probes.get(&task.task)?;
-            let answered = view.observation.probe_results.iter().any(|answer| {
-                let traced = matches!(&answer.evidence, ProbeEvidence::Trace { .. });
-                answer.probe == probe && answer.complete && traced
+            unknown_process.tasks.iter().copied().reduce(|a, b| if running_ns(b) > running_ns(a) { b } else { a });
+        let busiest_task_id = busiest_task.unwrap_or(unknown_process.tasks[0]);
+        let probe = unknown_process.tasks.iter().find_map(|task| {
+            let (phase, probe) = *self.last_probes.get(&task.task)?;
+            let is_answered = view.observation.probe_results.iter().any(|answer| {
+                let is_trace = matches!(&answer.evidence, ProbeEvidence::Trace { .. });
+                answer.probe == probe && answer.complete && is_trace
             });
-            (phase == unknown.phase && !answered).then_some((task.task, probe))
+            (phase == unknown_process.phase && !is_answered).then_some((task.task, probe))
         });
         let (task, id) = probe.unwrap_or_else(|| {
             let id = ProbeId(self.next_probe);
             self.next_probe += 1;
-            self.probes.insert(busiest.task, (unknown.phase, id));
-            (busiest.task, id)
+            self.last_probes.insert(busiest_task_id.task, (unknown_process.phase, id));
+            (busiest_task_id.task, id)
         });
         let Parameters { trace_entries: entries, trace_code: code, .. } = self.parameters;
         let probe_kind = ProbeKind::MissTrace { task, entries, includes_code: code };
@@ -319,20 +331,20 @@ fn build_claimant(
         let penalty = parameters.miss_penalty_cycles.or(view.predictor.miss_penalty_cycles())?;
         DemandCurve::from_profile(profile, speed, penalty, bytes, domain.partition_units.units())
     };
-    let threads: Vec<DemandCurve> = cache_process.tasks.iter().filter_map(task_demand).collect();
+    let thread_demands: Vec<DemandCurve> = cache_process.tasks.iter().filter_map(task_demand).collect();
     let goal = cache_process.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
     let min_units = controller.insufficient_units.get(&cache_process.process).map_or(1, |units| units + 1);
-    let space = controller.apply_bounds(cache_process.process, DemandCurve::mean_of_curves(&threads)?);
-    Some(Claimant { demand: space, priority, max_slowdown: goal.max_slowdown, min_units })
+    let demand = controller.apply_bounds(cache_process.process, DemandCurve::mean_of_curves(&thread_demands)?);
+    Some(Claimant { demand, priority, max_slowdown: goal.max_slowdown, min_units })
 }
 
 /// Returns the group's id: the pool is group 0 of its cache, and every other group has the id of its first process.
-fn group_id(kind: PartitionKind, first: ProcessId) -> GroupId {
-    GroupId(if kind == PartitionKind::Pool { 0 } else { first.0 + 1 })
+fn group_id(kind: PartitionKind, first_process: ProcessId) -> GroupId {
+    GroupId(if kind == PartitionKind::Pool { 0 } else { first_process.0 + 1 })
 }
 
-fn wanted_shares(
+fn plan_shares(
     view: &View<'_>,
     domain: &PartitionedCache<'_>,
     claimants: &[Claimant],
@@ -340,33 +352,34 @@ fn wanted_shares(
     parameters: &Parameters,
     reasons: &mut Vec<Reason>,
 ) -> Option<Vec<CacheShare>> {
-    let online = view.topology.cpus.iter().filter(|cpu| cpu.online && domain.cache.cpus.contains(cpu.id.0)).count();
-    let threads = domain.processes.iter().map(|cache_process| cache_process.tasks.len()).sum::<usize>();
-    let terms = AllocationLimits {
+    let online_count =
+        view.topology.cpus.iter().filter(|cpu| cpu.online && domain.cache.cpus.contains(cpu.id.0)).count();
+    let thread_count = domain.processes.iter().map(|cache_process| cache_process.tasks.len()).sum::<usize>();
+    let limits = AllocationLimits {
         objective: parameters.objective,
         units: domain.partition_units.units(),
         min_units: domain.partition_units.min_units(),
         max_groups: domain.partition_units.max_groups(),
-        insensitive_below: parameters.insensitive_below,
+        pool_max_slowdown: parameters.insensitive_below,
         // Only single-threaded programs can be distinguished by CPU. Lanes are used only if the machine keeps their
         // members from running together.
-        at_once: if threads == claimants.len() && keeps_penalties(view) {
-            online as u32
+        concurrent_programs: if thread_count == claimants.len() && can_set_penalties(view) {
+            online_count as u32
         } else {
             claimants.len() as u32
         },
     };
-    let allocation = allocate(claimants, &terms).ok()?;
+    let allocation = allocate(claimants, &limits).ok()?;
     explain_allocation(domain, claimants, &allocation, reasons);
     let id_of_group = |group: &crate::partition::allocate::PartitionGroup| {
         group_id(group.kind, domain.processes[group.members[0]].process)
     };
     let current_units_of =
         |group: GroupId| current_shares.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
-    let held_units: Vec<IndexSet> =
+    let current_units: Vec<IndexSet> =
         allocation.groups.iter().map(|group| current_units_of(id_of_group(group)).unwrap_or_default()).collect();
     let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
-    let units = assign(&held_units, &sizes, &domain.partition_units);
+    let units = assign(&current_units, &sizes, &domain.partition_units);
     let migration: PageMigration = parameters.page_migration.into();
     let share_of_group = |(group, units): (&crate::partition::allocate::PartitionGroup, IndexSet)| CacheShare {
         group: id_of_group(group),
@@ -394,7 +407,7 @@ fn explain_allocation(
             numbers: vec![("max_slowdown".to_string(), limit)],
         });
     }
-    if let Some(cost) = allocation.floors_cost {
+    if let Some(cost) = allocation.floor_cost_to_others {
         let tasks =
             (0..claimants.len()).filter(|&index| claimants[index].max_slowdown.is_some()).map(first_task).collect();
         let text = "goals slow the other programs on this cache down, by the objective".to_string();
@@ -421,20 +434,20 @@ struct SizingForecast<'a> {
 impl SizingForecast<'_> {
     /// Returns the performance under the present shares, with measured values as far as there are any.
     fn current_performance(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
-        let forecast = self.speeds_under(shares)?;
-        let measured = |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self
+        let forecast = self.forecast_speeds_under(shares)?;
+        let measured_or_forecast = |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self
             .speeds
             .measured_speed(cache_process.process)
         {
             Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(estimate.0), speed.cycles_per_instr),
             None => estimate,
         };
-        Some(self.domain.processes.iter().zip(forecast).map(measured).collect())
+        Some(self.domain.processes.iter().zip(forecast).map(measured_or_forecast).collect())
     }
 
     /// Returns the misses per thousand instructions and the cycles per instruction of each claimant under these shares,
     /// if all run on this cache's CPUs. Tasks are renamed by order of arrival, so that ids never decide ties.
-    fn speeds_under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
+    fn forecast_speeds_under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let bytes = self.domain.cache.size_bytes?;
         let mut profiles = Profiles::new();
         let mut plan = Plan::idle(self.view.previous_plan.window);
@@ -446,23 +459,23 @@ impl SizingForecast<'_> {
             plan.affinity.insert(TaskId(index as u32), self.domain.cache.cpus.clone());
         }
         let forecast = self.view.predictor.forecast(&View { profiles: &profiles, ..*self.view }, &plan);
-        let forecast_of = |index: usize| {
+        let speed_of_claimant = |index: usize| {
             let task_forecast = forecast.tasks.get(&TaskId(index as u32))?;
             Some((task_forecast.misses_per_kilo_instr?.value, 1.0 / task_forecast.instr_per_cycle?.value))
         };
-        let outlook: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(forecast_of).collect();
+        let outlook: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(speed_of_claimant).collect();
         outlook.filter(|speeds| speeds.iter().all(|(misses, cycles)| misses.is_finite() && cycles.is_finite()))
     }
 
-    fn broken_promises(&self, outlook: &[(f64, f64)]) -> usize {
+    fn count_missed_goals(&self, outlook: &[(f64, f64)]) -> usize {
         let is_broken = |(claimant, &(_, cycles)): (&Claimant, &(f64, f64))| {
             claimant.max_slowdown.is_some_and(|limit| claimant.misses_goal(cycles, limit))
         };
         self.claimants.iter().zip(outlook).filter(|entry| is_broken(*entry)).count()
     }
 
-    /// Returns the shares to adopt, which may be none; `None` if the present ones are good enough.
-    fn choose(
+    /// Returns the shares to adopt; an empty list means the whole cache. `None` if the present shares stay.
+    fn choose_shares(
         &self,
         parameters: &Parameters,
         current_shares: &[CacheShare],
@@ -476,32 +489,35 @@ impl SizingForecast<'_> {
         if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(current_shares) {
             candidates.push(self.domain.undivided_shares(parameters.page_migration.into()));
         }
-        let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.speeds_under(shares)).collect();
-        let outlooks = outlooks?;
-        let best = (0..candidates.len()).reduce(|a, b| {
-            let rank_key = |index: usize| (self.broken_promises(&outlooks[index]), score_of(&outlooks[index]));
+        let candidate_forecasts: Option<Vec<_>> =
+            candidates.iter().map(|shares| self.forecast_speeds_under(shares)).collect();
+        let outlooks = candidate_forecasts?;
+        let best_index = (0..candidates.len()).reduce(|a, b| {
+            let rank_key = |index: usize| (self.count_missed_goals(&outlooks[index]), score_of(&outlooks[index]));
             if rank_key(b) < rank_key(a) { b } else { a }
         })?;
-        let (chosen_shares, outlook) = (candidates.swap_remove(best), &outlooks[best]);
+        let (chosen_shares, outlook) = (candidates.swap_remove(best_index), &outlooks[best_index]);
         if chosen_shares == current_shares {
             return None;
         }
-        let is_mending = self.broken_promises(outlook) < self.broken_promises(&current_speeds);
-        let is_breaking = self.broken_promises(outlook) > self.broken_promises(&current_speeds);
-        let gain = (score_of(&current_speeds) - score_of(outlook)) / score_of(&current_speeds).abs().max(1e-9);
+        let meets_more_goals = self.count_missed_goals(outlook) < self.count_missed_goals(&current_speeds);
+        let misses_more_goals = self.count_missed_goals(outlook) > self.count_missed_goals(&current_speeds);
+        let relative_gain = (score_of(&current_speeds) - score_of(outlook)) / score_of(&current_speeds).abs().max(1e-9);
         let changes = if self.build_trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
-        let cost_ns = changes * self.cost_ns(&chosen_shares);
-        // Time that the change saves all processes together until it must have paid off.
+        let cost_ns = changes * self.copying_cost_ns(&chosen_shares);
+        // Share of the time that the change saves, summed over all processes.
         let saved_share =
             current_speeds.iter().zip(outlook).map(|(now, forecast)| 1.0 - forecast.1 / now.1).sum::<f64>();
-        let earned_ns = saved_share * self.payback_ns;
+        let saved_ns = saved_share * self.payback_ns;
         let pays_off = match objective {
             // The change meets the same goals in less space, so only the cost of copying counts against it.
-            SizingObjective::LeastSpace => !is_breaking && cost_ns <= parameters.min_gain * self.payback_ns,
-            SizingObjective::Fairness => !is_breaking && gain >= parameters.min_gain && cost_ns <= self.payback_ns,
-            _ => !is_breaking && gain >= parameters.min_gain && earned_ns > cost_ns,
+            SizingObjective::LeastSpace => !misses_more_goals && cost_ns <= parameters.min_gain * self.payback_ns,
+            SizingObjective::Fairness => {
+                !misses_more_goals && relative_gain >= parameters.min_gain && cost_ns <= self.payback_ns
+            }
+            _ => !misses_more_goals && relative_gain >= parameters.min_gain && saved_ns > cost_ns,
         };
-        if !(is_mending || pays_off) {
+        if !(meets_more_goals || pays_off) {
             return None;
         }
         let tasks: Vec<TaskId> =
@@ -512,23 +528,24 @@ impl SizingForecast<'_> {
         } else {
             format!("cache {} is partitioned into {}", self.domain.cache.id.0, shares.join(" | "))
         };
-        let numbers = [("gain_share", gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", earned_ns)];
+        let numbers = [("gain_share", relative_gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", saved_ns)];
         let numbers = numbers.map(|(name, value)| (name.to_string(), value)).to_vec();
         reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
         Some(chosen_shares)
     }
 
-    /// Starts a trial, if speeds are measured; a trial can compare only sums of speeds.
+    /// Builds a trial; `None` unless all speeds are measured and the objective is a sum of speeds.
     fn build_trial(&self, parameters: &Parameters) -> Option<AbTest> {
-        let by_speed = matches!(
+        let compares_speeds = matches!(
             parameters.objective,
             SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
         );
         let has_all_speeds =
             self.domain.processes.iter().all(|present| self.speeds.measured_speed(present.process).is_some());
-        let is_measurable = by_speed && has_all_speeds && !self.domain.has_goals() && parameters.measure_windows > 0;
+        let is_measurable =
+            compares_speeds && has_all_speeds && !self.domain.has_goals() && parameters.measure_windows > 0;
         let weight_of = |(cache_process, claimant): (&CacheProcess<'_>, &Claimant)| {
-            (cache_process.process, claimant.priority * claimant.demand.whole_cycles())
+            (cache_process.process, claimant.priority * claimant.demand.whole_cache_cycles())
         };
         let process_weights = || self.domain.processes.iter().zip(self.claimants).map(weight_of).collect();
         is_measurable.then(|| AbTest::new(parameters.trial_terms(self.domain).lengths, process_weights()))
@@ -536,8 +553,10 @@ impl SizingForecast<'_> {
 
     /// Returns the cost of copying pages into these shares, in nanoseconds; 0 if the units are ways or the frames are
     /// unknown.
-    fn cost_ns(&self, shares: &[CacheShare]) -> f64 {
-        let PartitionUnits::Colors { move_page_ns, .. } = self.domain.partition_units else { return 0.0 };
+    fn copying_cost_ns(&self, shares: &[CacheShare]) -> f64 {
+        let PartitionUnits::Colors { page_migration_ns: move_page_ns, .. } = self.domain.partition_units else {
+            return 0.0;
+        };
         let mut pages = 0;
         for cache_process in &self.domain.processes {
             let share =
@@ -552,7 +571,7 @@ impl SizingForecast<'_> {
 }
 
 /// Number of undisturbed windows after which a goal counts as missed.
-const BROKEN_WINDOWS: u32 = 3;
+const MIN_MISSED_WINDOWS: u32 = 3;
 
 /// Raises the minimum share of programs whose goals measurements show to be missed. They need more than their present
 /// share, whatever the curve predicts.
@@ -564,14 +583,15 @@ fn raise_floors_of_unmet_goals(
     parameters: &Parameters,
     reasons: &mut Vec<Reason>,
 ) {
-    if controller.speeds.windows < BROKEN_WINDOWS.max(parameters.measure_windows) {
+    if controller.speeds.windows < MIN_MISSED_WINDOWS.max(parameters.measure_windows) {
         return;
     }
     for (claimant, cache_process) in claimants.iter_mut().zip(&domain.processes) {
-        let measured = controller.speeds.measured_speed(cache_process.process).map(|speed| speed.cycles_per_instr);
+        let measured_cycles =
+            controller.speeds.measured_speed(cache_process.process).map(|speed| speed.cycles_per_instr);
         let share =
             current_shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
-        let (Some(limit), Some(cycles), Some(share)) = (claimant.max_slowdown, measured, share) else {
+        let (Some(limit), Some(cycles), Some(share)) = (claimant.max_slowdown, measured_cycles, share) else {
             continue;
         };
         if !claimant.misses_goal(cycles, limit) {
@@ -579,13 +599,13 @@ fn raise_floors_of_unmet_goals(
         }
         let units = units_of(share).count();
         claimant.min_units = claimant.min_units.max(units + 1);
-        let is_news = controller.insufficient_units.insert(cache_process.process, units) != Some(units);
-        if is_news
+        let is_new_result = controller.insufficient_units.insert(cache_process.process, units) != Some(units);
+        if is_new_result
             && units + (current_shares.len() as u32 - 1) * domain.partition_units.min_units()
                 >= domain.partition_units.units()
         {
             let text = "{0} misses its goal with all the space that it can have: more space cannot meet it";
-            let slowdown = cycles / claimant.demand.whole_cycles() - 1.0;
+            let slowdown = cycles / claimant.demand.whole_cache_cycles() - 1.0;
             let numbers = vec![("slower_than_alone_share".to_string(), slowdown)];
             let tasks = vec![cache_process.tasks[0].task];
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers });
@@ -595,7 +615,7 @@ fn raise_floors_of_unmet_goals(
 
 /// Returns the verdict of a trial as a reason for the log.
 fn verdict_reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reason {
-    let text = match (verdict.proof, verdict.adopted, verdict.ratio) {
+    let text = match (verdict.tests_current_shares, verdict.is_adopted, verdict.ratio) {
         (false, true, _) => "the trial of new shares of cache {} made its programs faster: they are kept",
         (false, false, Some(_)) => {
             "the trial of new shares of cache {} made its programs no faster: the old shares are kept"
@@ -611,19 +631,19 @@ fn verdict_reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reas
     let text = text.replace("{}", &domain.cache.id.0.to_string());
     let tasks = domain.processes.iter().map(|cache_process| cache_process.tasks[0].task).collect();
     let ratio_numbers =
-        verdict.ratio.map(|found| [("speed_over_before", found.ratio), ("standard_error", found.error)]);
+        verdict.ratio.map(|found| [("speed_over_before", found.ratio), ("standard_error", found.standard_error)]);
     let numbers = ratio_numbers.into_iter().flatten().chain([("lost_windows", verdict.lost_windows)]);
     let numbers = numbers.map(|(name, value)| (name.to_string(), value)).collect();
     Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }
 }
 
-fn keeps_penalties(view: &View<'_>) -> bool {
+fn can_set_penalties(view: &View<'_>) -> bool {
     view.capabilities.can(Ability::Penalties)
 }
 
 /// Returns penalties that keep the programs of one time-share group from running together, with all their threads.
 fn time_share_penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
-    if !keeps_penalties(view) {
+    if !can_set_penalties(view) {
         return Vec::new();
     }
     let mut penalties = Vec::new();
@@ -651,8 +671,8 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
     Ok(Box::new(CacheSizing {
         parameters: Parameters::parse(parameters)?,
         caches: BTreeMap::new(),
-        home: BTreeMap::new(),
-        probes: BTreeMap::new(),
+        home_caches: BTreeMap::new(),
+        last_probes: BTreeMap::new(),
         next_probe: 0,
     }))
 }

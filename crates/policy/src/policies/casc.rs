@@ -92,28 +92,28 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parse_parameters(text)?;
+        let parsed_parameters: Parameters = super::parse_parameters(text)?;
         ParameterRange::Above(0.0).check([
-            ("window_ns", parsed.window_ns as f64),
-            ("runnable_per_cpu", f64::from(parsed.runnable_per_cpu)),
-            ("row_ns", parsed.row_ns as f64),
-            ("drift_threshold", parsed.drift_threshold),
-            ("drift_windows", f64::from(parsed.drift_windows)),
-            ("threshold", parsed.threshold),
+            ("window_ns", parsed_parameters.window_ns as f64),
+            ("runnable_per_cpu", f64::from(parsed_parameters.runnable_per_cpu)),
+            ("row_ns", parsed_parameters.row_ns as f64),
+            ("drift_threshold", parsed_parameters.drift_threshold),
+            ("drift_windows", f64::from(parsed_parameters.drift_windows)),
+            ("threshold", parsed_parameters.threshold),
         ])?;
-        ParameterRange::Above(1.0).check([("threshold_step", parsed.threshold_step)])?;
-        let variation = parsed.max_run_time_variation;
+        ParameterRange::Above(1.0).check([("threshold_step", parsed_parameters.threshold_step)])?;
+        let variation = parsed_parameters.max_run_time_variation;
         ParameterRange::FromZeroUnlimited.check(variation.map(|bound| ("max_run_time_variation", bound)))?;
-        Ok(parsed)
+        Ok(parsed_parameters)
     }
 
     fn is_better_form(&self) -> bool {
         self.form == CascForm::Better
     }
 
-    fn rules(&self) -> BucketizationRules {
+    fn bucketization_rules(&self) -> BucketizationRules {
         BucketizationRules {
-            better: self.is_better_form(),
+            is_better_form: self.is_better_form(),
             threshold: self.threshold,
             threshold_step: self.threshold_step,
             runnable_per_cpu: self.runnable_per_cpu,
@@ -137,13 +137,13 @@ impl Policy for Casc {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
         let cores: BTreeMap<u32, u32> = view.topology.cpus.iter().map(|cpu| (cpu.id.0, cpu.core)).collect();
-        for domain in self.placement.tasks_by_cache(view) {
+        for domain in self.placement.place_tasks_by_cache(view) {
             let state = self.caches.entry(domain.cache).or_default();
-            state.learn(view, &domain, &self.parameters);
+            state.record_estimates(view, &domain, &self.parameters);
             state.advance_probes(view, &domain, &self.parameters, &mut self.next_probe);
             let cpus = spread_over_cores(&cores, &domain, &self.parameters);
-            state.assign(&domain, &cpus, &self.parameters, &mut reasons);
-            state.watch(view, &domain, &self.parameters);
+            state.update_assignment(&domain, &cpus, &self.parameters, &mut reasons);
+            state.observe_miss_rate(view, &domain, &self.parameters);
             state.write_plan(&domain, &cpus, &self.parameters, &mut plan);
         }
         Decision::new(plan, reasons)
@@ -159,11 +159,11 @@ impl Policy for Casc {
 fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Vec<u32> {
     let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
     let rank_in_core = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
-    let mut order: Vec<usize> = (0..cpus.len()).collect();
+    let mut ordered_cpus: Vec<usize> = (0..cpus.len()).collect();
     if parameters.is_better_form() {
-        order.sort_by_key(|&index| rank_in_core(index));
+        ordered_cpus.sort_by_key(|&index| rank_in_core(index));
     }
-    order.into_iter().map(|index| cpus[index].0).collect()
+    ordered_cpus.into_iter().map(|index| cpus[index].0).collect()
 }
 
 /// Tasks of one cache, with their measurements and assignment.
@@ -171,24 +171,24 @@ fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, paramete
 struct CascCache {
     task_rates: BTreeMap<TaskId, TaskRate>,
     /// Tasks whose measurement must be repeated.
-    stale: Vec<TaskId>,
-    open_probes: Vec<OpenProbe>,
-    rows_ns: u64,
+    stale_tasks: Vec<TaskId>,
+    pending_probes: Vec<OpenProbe>,
+    row_ns: u64,
     wait_windows: u32,
-    assigned: Option<BucketAssignment>,
+    assignment: Option<BucketAssignment>,
     rate_monitor: MissRateMonitor,
-    last_in_turn_ns: u64,
-    turn: usize,
+    last_remeasurement_ns: u64,
+    next_remeasured: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct TaskRate {
     pcmr: f64,
     /// Half-width of the PCMR's interval.
-    error: f64,
+    half_width: f64,
     refs_rate: Option<f64>,
     /// Whether the profiles contain the estimate; false from a phase change until the thread is measured again.
-    current: bool,
+    is_current: bool,
 }
 
 /// A probe without a final answer, and the tasks that it measures.
@@ -206,24 +206,24 @@ struct BucketAssignment {
 /// Monitor of the logarithmic deviation of the observed miss rate from the expected one.
 #[derive(Default)]
 struct MissRateMonitor {
-    /// Deviations in the first windows after an assignment.
-    usual: Vec<f64>,
-    off_windows: u32,
+    /// Deviations in the first windows after an assignment, which later windows are compared with.
+    usual_deviations: Vec<f64>,
+    drifted_windows: u32,
 }
 
 impl CascCache {
-    /// Adopts the estimates of the profiles, and forgets exited tasks.
-    fn learn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
+    /// Records the estimates of the profiles, and drops exited tasks.
+    fn record_estimates(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         self.task_rates.retain(|task, _| is_in_domain(task));
-        self.stale.retain(is_in_domain);
+        self.stale_tasks.retain(is_in_domain);
         for sample in &domain.tasks {
             let Some(profile) = view.profiles.get(&sample.task) else { continue };
             let old_rate = self.task_rates.get_mut(&sample.task);
             let rates = &profile.rates;
             let Some(pcmr) = rates.pcmr.map(|fact| fact.estimate()).filter(|pcmr| pcmr.value.is_finite()) else {
                 if let Some(old_rate) = old_rate {
-                    old_rate.current = false;
+                    old_rate.is_current = false;
                 }
                 continue;
             };
@@ -235,25 +235,30 @@ impl CascCache {
             let same_measurement =
                 old_rate.filter(|old_rate| old_rate.pcmr == pcmr.value && old_rate.refs_rate.is_some());
             let refs_rate = same_measurement.map_or(refs_rate, |old_rate| old_rate.refs_rate);
-            self.task_rates.insert(sample.task, TaskRate { pcmr: pcmr.value, error, refs_rate, current: true });
+            self.task_rates
+                .insert(sample.task, TaskRate { pcmr: pcmr.value, half_width: error, refs_rate, is_current: true });
         }
-        self.take_turns(view, domain, parameters);
+        self.schedule_remeasurement(view, domain, parameters);
     }
 
     /// If configured, schedules one thread after the other for a new measurement.
-    fn take_turns(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
+    fn schedule_remeasurement(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        let is_due =
-            parameters.remeasure_every_ns.is_some_and(|every| now_ns >= self.last_in_turn_ns.saturating_add(every));
-        if is_due && self.open_probes.is_empty() && self.unmeasured_tasks(domain).is_empty() && !domain.tasks.is_empty()
+        let is_due = parameters
+            .remeasure_every_ns
+            .is_some_and(|every| now_ns >= self.last_remeasurement_ns.saturating_add(every));
+        if is_due
+            && self.pending_probes.is_empty()
+            && self.unmeasured_tasks(domain).is_empty()
+            && !domain.tasks.is_empty()
         {
-            self.stale.push(domain.tasks[self.turn % domain.tasks.len()].task);
-            (self.turn, self.last_in_turn_ns) = (self.turn + 1, now_ns);
+            self.stale_tasks.push(domain.tasks[self.next_remeasured % domain.tasks.len()].task);
+            (self.next_remeasured, self.last_remeasurement_ns) = (self.next_remeasured + 1, now_ns);
         }
     }
 
     fn is_current(&self, task: TaskId) -> bool {
-        self.task_rates.get(&task).is_some_and(|rate| rate.current) && !self.stale.contains(&task)
+        self.task_rates.get(&task).is_some_and(|rate| rate.is_current) && !self.stale_tasks.contains(&task)
     }
 
     fn unmeasured_tasks(&self, domain: &LlcTasks<'_>) -> Vec<TaskId> {
@@ -261,7 +266,13 @@ impl CascCache {
     }
 
     /// Ends completed measurements and requests the next ones.
-    fn advance_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
+    fn advance_probes(
+        &mut self,
+        view: &View<'_>,
+        domain: &LlcTasks<'_>,
+        parameters: &Parameters,
+        next_probe: &mut u32,
+    ) {
         let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         let is_refused = |id: ProbeId| {
             let item = cachemate_core::PlanItem::Probe(id);
@@ -269,116 +280,119 @@ impl CascCache {
         };
         let is_complete =
             |id: ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == id && answer.complete);
-        let (ended_probes, open): (Vec<OpenProbe>, Vec<OpenProbe>) =
-            std::mem::take(&mut self.open_probes).into_iter().partition(|open_probe| {
+        let (ended_probes, still_pending): (Vec<OpenProbe>, Vec<OpenProbe>) =
+            std::mem::take(&mut self.pending_probes).into_iter().partition(|open_probe| {
                 let id = open_probe.probe.id;
                 is_complete(id) || is_refused(id) || !open_probe.tasks.iter().all(is_in_domain)
             });
-        self.open_probes = open;
+        self.pending_probes = still_pending;
         for probe in ended_probes {
             self.judge(&probe, is_complete(probe.probe.id), parameters);
         }
         self.wait_windows = self.wait_windows.saturating_sub(1);
-        let crowded = domain.tasks.len() > domain.cpus.count() as usize;
-        if self.wait_windows > 0 || !crowded {
+        let is_crowded = domain.tasks.len() > domain.cpus.count() as usize;
+        if self.wait_windows > 0 || !is_crowded {
             return;
         }
         // The literal form measures a thread again like a new one, beside threads of known PCMR (CASC 5.3.4).
-        let current = domain.tasks.iter().filter(|sample| self.is_current(sample.task)).count();
-        if parameters.is_better_form() || current + 1 < domain.cpus.count() as usize {
-            self.request_rows(domain, parameters, next);
+        let current_count = domain.tasks.iter().filter(|sample| self.is_current(sample.task)).count();
+        if parameters.is_better_form() || current_count + 1 < domain.cpus.count() as usize {
+            self.request_rows(domain, parameters, next_probe);
         } else {
-            self.request_newcomer_rows(domain, parameters, next);
+            self.request_newcomer_rows(domain, parameters, next_probe);
         }
     }
 
     /// Accepts a measurement that is accurate enough; otherwise, repeats it with longer rows.
-    fn judge(&mut self, open_probe: &OpenProbe, complete: bool, parameters: &Parameters) {
-        let is_sure = |task: &TaskId| {
-            self.task_rates.get(task).is_some_and(|rate| rate.current && rate.error <= parameters.max_error)
+    fn judge(&mut self, open_probe: &OpenProbe, is_complete: bool, parameters: &Parameters) {
+        let is_accurate = |task: &TaskId| {
+            self.task_rates.get(task).is_some_and(|rate| rate.is_current && rate.half_width <= parameters.max_error)
         };
         let all_current =
-            open_probe.tasks.iter().all(|task| self.task_rates.get(task).is_some_and(|rate| rate.current));
-        self.stale.retain(|task| !open_probe.tasks.contains(task));
-        let longest = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
-        let longer = (2 * self.rows_ns).min(longest.max(parameters.row_ns));
-        if !complete {
+            open_probe.tasks.iter().all(|task| self.task_rates.get(task).is_some_and(|rate| rate.is_current));
+        self.stale_tasks.retain(|task| !open_probe.tasks.contains(task));
+        let max_row_ns = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
+        let doubled_row_ns = (2 * self.row_ns).min(max_row_ns.max(parameters.row_ns));
+        if !is_complete {
             // The probe was refused, or one of its threads exited.
             self.wait_windows = if all_current { 0 } else { 2 };
-        } else if !open_probe.tasks.iter().all(is_sure) && longer > self.rows_ns {
-            self.rows_ns = longer;
-            self.stale.extend(open_probe.tasks.iter().copied());
+        } else if !open_probe.tasks.iter().all(is_accurate) && doubled_row_ns > self.row_ns {
+            self.row_ns = doubled_row_ns;
+            self.stale_tasks.extend(open_probe.tasks.iter().copied());
         } else {
-            self.rows_ns = 0;
+            self.row_ns = 0;
             self.wait_windows = if all_current { 0 } else { RETRY_WINDOWS };
         }
     }
 
     /// Requests rows that each leave out one of n + 1 threads: unmeasured threads, completed with measured ones.
-    fn request_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
-        let mut block = self.unmeasured_tasks(domain);
-        if block.is_empty() || !self.open_probes.is_empty() {
+    fn request_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next_probe: &mut u32) {
+        let mut measured_tasks = self.unmeasured_tasks(domain);
+        if measured_tasks.is_empty() || !self.pending_probes.is_empty() {
             return;
         }
         let max_tasks = domain.cpus.count() as usize + 1;
         if !parameters.is_better_form() && self.task_rates.is_empty() {
-            block = domain.tasks.iter().map(|sample| sample.task).collect();
+            measured_tasks = domain.tasks.iter().map(|sample| sample.task).collect();
         }
         let other_tasks: Vec<TaskId> =
-            domain.tasks.iter().map(|sample| sample.task).filter(|task| !block.contains(task)).collect();
-        block.extend(other_tasks);
-        block.truncate(max_tasks);
-        self.rows_ns = self.rows_ns.max(parameters.row_ns);
-        let block_without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect::<Vec<TaskId>>();
-        let rows: Vec<Vec<TaskId>> = block.iter().map(block_without).collect();
+            domain.tasks.iter().map(|sample| sample.task).filter(|task| !measured_tasks.contains(task)).collect();
+        measured_tasks.extend(other_tasks);
+        measured_tasks.truncate(max_tasks);
+        self.row_ns = self.row_ns.max(parameters.row_ns);
+        let block_without = |left_out_task: &TaskId| {
+            measured_tasks.iter().copied().filter(|task| task != left_out_task).collect::<Vec<TaskId>>()
+        };
+        let rows: Vec<Vec<TaskId>> = measured_tasks.iter().map(block_without).collect();
         let probe_kind = ProbeKind::CoRunRows {
             cache: domain.cache,
-            total_ns: self.rows_ns,
+            total_ns: self.row_ns,
             settle_ns: parameters.settle_ns,
             boost: true,
             rows,
         };
         let budget_ns =
-            (self.rows_ns + parameters.settle_ns).saturating_mul((max_tasks * max_tasks) as u64).saturating_mul(4);
-        let probe = ProbeRequest { id: ProbeId(*next), kind: probe_kind, budget_ns };
-        *next += 1;
-        self.open_probes.push(OpenProbe { probe, tasks: block });
+            (self.row_ns + parameters.settle_ns).saturating_mul((max_tasks * max_tasks) as u64).saturating_mul(4);
+        let probe = ProbeRequest { id: ProbeId(*next_probe), kind: probe_kind, budget_ns };
+        *next_probe += 1;
+        self.pending_probes.push(OpenProbe { probe, tasks: measured_tasks });
     }
 
     /// Requests a measurement of every new thread beside all known ones, again whenever more threads are known.
-    fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
-        let current: Vec<TaskId> =
+    fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next_probe: &mut u32) {
+        let current_tasks: Vec<TaskId> =
             domain.tasks.iter().map(|sample| sample.task).filter(|&task| self.is_current(task)).collect();
-        let paired_task = |open_probe: &OpenProbe| match &open_probe.probe.kind {
+        let newcomer_and_peers = |open_probe: &OpenProbe| match &open_probe.probe.kind {
             ProbeKind::PairedRows { task, peers, .. } => Some((*task, peers.clone())),
             _ => None,
         };
         let newcomers = self.unmeasured_tasks(domain);
-        self.open_probes.retain(|open_probe| {
-            paired_task(open_probe).is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current)
+        self.pending_probes.retain(|open_probe| {
+            newcomer_and_peers(open_probe)
+                .is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current_tasks)
         });
-        if current.len() + 1 < domain.cpus.count() as usize {
+        if current_tasks.len() + 1 < domain.cpus.count() as usize {
             return;
         }
         for &task in &newcomers {
-            if self.open_probes.iter().any(|open_probe| open_probe.tasks == [task]) {
+            if self.pending_probes.iter().any(|open_probe| open_probe.tasks == [task]) {
                 continue;
             }
             let probe_kind = ProbeKind::PairedRows {
                 cache: domain.cache,
                 task,
-                peers: current.clone(),
+                peers: current_tasks.clone(),
                 total_ns: parameters.row_ns,
             };
             let probe = ProbeRequest {
-                id: ProbeId(*next),
+                id: ProbeId(*next_probe),
                 kind: probe_kind,
                 budget_ns: parameters.row_ns.saturating_mul(1_000),
             };
-            *next += 1;
-            self.open_probes.push(OpenProbe { probe, tasks: vec![task] });
+            *next_probe += 1;
+            self.pending_probes.push(OpenProbe { probe, tasks: vec![task] });
         }
-        self.rows_ns = parameters.row_ns;
+        self.row_ns = parameters.row_ns;
     }
 
     fn tasks_with_rates(&self, domain: &LlcTasks<'_>) -> Vec<(TaskId, Option<BucketThread>)> {
@@ -389,71 +403,76 @@ impl CascCache {
         domain.tasks.iter().map(bucket_thread).collect()
     }
 
-    /// Runs bucketization if it is due.
-    fn assign(&mut self, domain: &LlcTasks<'_>, order: &[u32], parameters: &Parameters, reasons: &mut Vec<Reason>) {
+    /// Runs bucketization if it is due, and explains a new assignment.
+    fn update_assignment(
+        &mut self,
+        domain: &LlcTasks<'_>,
+        ordered_cpus: &[u32],
+        parameters: &Parameters,
+        reasons: &mut Vec<Reason>,
+    ) {
         let threads = self.tasks_with_rates(domain);
         let bucket_threads: Vec<BucketThread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
         let cpus = domain.cpus.count() as usize;
         if bucket_threads.len() < cpus || threads.len() <= cpus {
-            self.assigned = None;
+            self.assignment = None;
             return;
         }
-        if self.assigned.as_ref().is_some_and(|assigned| !self.is_due(assigned, &threads, parameters)) {
+        if self.assignment.as_ref().is_some_and(|assigned| !self.is_due(assigned, &threads, parameters)) {
             return;
         }
-        let buckets = bucketize(&bucket_threads, cpus, &parameters.rules());
+        let buckets = bucketize(&bucket_threads, cpus, &parameters.bucketization_rules());
         let mut numbers = vec![
-            ("expected_misses_per_100_refs".to_string(), buckets.rate),
+            ("expected_misses_per_100_refs".to_string(), buckets.miss_rate),
             ("threshold_misses_per_100_refs".to_string(), buckets.threshold),
         ];
-        let max = order.iter().zip(&buckets.max_pcmr);
-        numbers.extend(max.map(|(cpu, &max)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max))));
+        let max_by_cpu = ordered_cpus.iter().zip(&buckets.max_pcmr);
+        numbers.extend(max_by_cpu.map(|(cpu, &max)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max))));
         let text =
             "every CPU accepts threads up to its highest miss rate; this is their expected joint miss rate".to_string();
         reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
         for (index, thread) in threads.iter().enumerate() {
-            let Some(event) = thread.1 else { continue };
-            let admitted = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, event.pcmr)).count();
-            let admitted_before = self
-                .assigned
-                .as_ref()
-                .map(|assignment| (0..cpus).filter(|&cpu| assignment.buckets.can_admit(cpu, event.pcmr)).count());
-            if admitted < cpus && admitted_before != Some(admitted) {
+            let Some(bucket_thread) = thread.1 else { continue };
+            let admitted_cpus = (0..cpus).filter(|&cpu| buckets.can_admit(cpu, bucket_thread.pcmr)).count();
+            let previously_admitted_cpus = self.assignment.as_ref().map(|assignment| {
+                (0..cpus).filter(|&cpu| assignment.buckets.can_admit(cpu, bucket_thread.pcmr)).count()
+            });
+            if admitted_cpus < cpus && previously_admitted_cpus != Some(admitted_cpus) {
                 let text = format!(
-                    "{{0}} is confined to {admitted} of {cpus} CPUs, because it misses much on a share of the cache"
+                    "{{0}} is confined to {admitted_cpus} of {cpus} CPUs, because it misses much on a share of the cache"
                 );
-                let numbers = vec![("pcmr_misses_per_100_refs".to_string(), event.pcmr)];
+                let numbers = vec![("pcmr_misses_per_100_refs".to_string(), bucket_thread.pcmr)];
                 reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[index].0], text, numbers });
             }
         }
         self.rate_monitor = MissRateMonitor::default();
-        self.assigned = Some(BucketAssignment { threads, buckets });
+        self.assignment = Some(BucketAssignment { threads, buckets });
     }
 
     /// Returns whether bucketization is due. After a new thread's measurement, the literal form requires that the
     /// thread has the largest PCMR or that the threshold is not met (4.3.1).
     fn is_due(
         &self,
-        assigned: &BucketAssignment,
+        assignment: &BucketAssignment,
         threads: &[(TaskId, Option<BucketThread>)],
         parameters: &Parameters,
     ) -> bool {
-        if assigned.threads == threads {
+        if assignment.threads == threads {
             return false;
         }
-        let same_tasks = threads.iter().map(|(task, _)| task).eq(assigned.threads.iter().map(|(task, _)| task));
+        let same_tasks = threads.iter().map(|(task, _)| task).eq(assignment.threads.iter().map(|(task, _)| task));
         if parameters.is_better_form() || !same_tasks {
             return true;
         }
         let largest_pcmr = |threads: &[(TaskId, Option<BucketThread>)]| {
             threads.iter().filter_map(|(_, thread)| Some(thread.as_ref()?.pcmr)).fold(f64::NEG_INFINITY, f64::max)
         };
-        largest_pcmr(threads) > largest_pcmr(&assigned.threads) || assigned.buckets.rate > parameters.threshold
+        largest_pcmr(threads) > largest_pcmr(&assignment.threads) || assignment.buckets.miss_rate > parameters.threshold
     }
 
     /// Compares the cache's miss rate with the expected one while no measurement runs.
-    fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
-        if self.assigned.is_none() || !self.open_probes.is_empty() {
+    fn observe_miss_rate(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
+        if self.assignment.is_none() || !self.pending_probes.is_empty() {
             self.rate_monitor = MissRateMonitor::default();
             return;
         }
@@ -464,16 +483,16 @@ impl CascCache {
         };
         let log_deviation = libm::log((observed + 1.0) / (expected.max(0.0) + 1.0));
         let window_count = parameters.drift_windows as usize;
-        if self.rate_monitor.usual.len() < window_count {
-            self.rate_monitor.usual.push(log_deviation);
+        if self.rate_monitor.usual_deviations.len() < window_count {
+            self.rate_monitor.usual_deviations.push(log_deviation);
             return;
         }
-        let usual = self.rate_monitor.usual.iter().sum::<f64>() / window_count as f64;
-        let departs = (log_deviation - usual).abs() > libm::log(1.0 + parameters.drift_threshold);
-        self.rate_monitor.off_windows = if departs { self.rate_monitor.off_windows + 1 } else { 0 };
-        if self.rate_monitor.off_windows >= parameters.drift_windows {
+        let mean_deviation = self.rate_monitor.usual_deviations.iter().sum::<f64>() / window_count as f64;
+        let is_drifted = (log_deviation - mean_deviation).abs() > libm::log(1.0 + parameters.drift_threshold);
+        self.rate_monitor.drifted_windows = if is_drifted { self.rate_monitor.drifted_windows + 1 } else { 0 };
+        if self.rate_monitor.drifted_windows >= parameters.drift_windows {
             self.rate_monitor = MissRateMonitor::default();
-            self.stale = domain.tasks.iter().map(|sample| sample.task).collect();
+            self.stale_tasks = domain.tasks.iter().map(|sample| sample.task).collect();
         }
     }
 
@@ -487,7 +506,7 @@ impl CascCache {
 
     /// Returns the miss rate that the tasks' PCMRs and their run times in this window predict.
     fn expected_miss_rate(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
-        let (mut sum, mut weights) = (0.0, 0.0);
+        let (mut weighted_sum, mut weight_sum) = (0.0, 0.0);
         for sample in &domain.tasks {
             let run_ns = sample.ran_ns();
             if run_ns == 0 {
@@ -495,25 +514,25 @@ impl CascCache {
             }
             let task_rate = self.task_rates.get(&sample.task)?;
             let rate = task_rate.refs_rate.filter(|_| parameters.is_better_form()).unwrap_or(1.0);
-            sum += run_ns as f64 * rate * task_rate.pcmr;
-            weights += run_ns as f64 * rate;
+            weighted_sum += run_ns as f64 * rate * task_rate.pcmr;
+            weight_sum += run_ns as f64 * rate;
         }
-        (weights > 0.0).then(|| sum / weights)
+        (weight_sum > 0.0).then(|| weighted_sum / weight_sum)
     }
 
     /// Writes the allowed CPUs of this cache's tasks into the plan.
     fn write_plan(&self, domain: &LlcTasks<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
         let first_cpu: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
         // New threads wait on the first CPU once enough threads are known to measure them (CASC 4.2.2.2).
-        let secondary =
+        let awaits_secondary_measurement =
             !parameters.is_better_form() && self.task_rates.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
         for sample in &domain.tasks {
-            let allowed_cpus = match (self.task_rates.get(&sample.task), &self.assigned) {
+            let allowed_cpus = match (self.task_rates.get(&sample.task), &self.assignment) {
                 (Some(rate), Some(assigned)) => {
                     let admits_thread = |cpu: &usize| assigned.buckets.can_admit(*cpu, rate.pcmr);
                     (0..cpus.len()).filter(admits_thread).map(|cpu| cpus[cpu]).collect()
                 }
-                (None, _) if secondary => first_cpu.clone(),
+                (None, _) if awaits_secondary_measurement => first_cpu.clone(),
                 _ => domain.cpus.clone(),
             };
             // A PCMR above all maximums of the literal form's last assignment restricts the thread to the CPUs with the
@@ -521,14 +540,14 @@ impl CascCache {
             let allowed_cpus = if allowed_cpus.is_empty() { self.most_permissive_cpus(cpus) } else { allowed_cpus };
             plan.affinity.insert(sample.task, allowed_cpus);
         }
-        plan.probes.extend(self.open_probes.iter().map(|open_probe| open_probe.probe.clone()));
+        plan.probes.extend(self.pending_probes.iter().map(|open_probe| open_probe.probe.clone()));
     }
 
     fn most_permissive_cpus(&self, cpus: &[u32]) -> cachemate_core::CpuSet {
-        let Some(assigned) = &self.assigned else { return cpus.iter().copied().collect() };
-        let max_pcmr = assigned.buckets.max_pcmr.iter().copied().max();
+        let Some(assignment) = &self.assignment else { return cpus.iter().copied().collect() };
+        let max_pcmr = assignment.buckets.max_pcmr.iter().copied().max();
         cpus.iter()
-            .zip(&assigned.buckets.max_pcmr)
+            .zip(&assignment.buckets.max_pcmr)
             .filter(|(_, max)| Some(**max) == max_pcmr)
             .map(|(cpu, _)| *cpu)
             .collect()

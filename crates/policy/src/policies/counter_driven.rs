@@ -4,8 +4,8 @@
 //! the penalty of two tasks is the product of their counted misses per thousand instructions, relative to the mean of
 //! all tasks. A sum would give all pairings the same total. [`crate::coschedule`] defines forms and scores. If rates
 //! are not counted, the recorded rates on the whole cache are used. In the form `set`, running a task that did not run
-//! before costs its extra misses. They are relative to the misses of the mean task's sample, and weighted like a
-//! penalty of two mean tasks.
+//! before costs its extra misses, relative to the misses of the mean task per sample and weighted like a penalty of two
+//! mean tasks.
 //!
 //! Properties: only a miss counter is needed. If all tasks are alike, every penalty is the same, and the schedule is a
 //! plain round robin.
@@ -56,15 +56,15 @@ struct CounterDriven {
 /// Misses of each task, relative to the mean of all tasks.
 struct RelativeMisses<'a> {
     penalty_weight: f64,
-    tasks: BTreeMap<TaskId, f64>,
+    relative_mpki: BTreeMap<TaskId, f64>,
     reload_costs: &'a ReloadCosts,
     /// Misses of the mean task in a sample; 0 if none were counted.
     misses_per_sample: f64,
 }
 
 fn misses_per_kilo_instr(profile: &Profile) -> Option<f64> {
-    let recorded = profile.misses_per_kilo_instr().and_then(|curve| curve.last()).map(|(_, misses)| misses.value);
-    profile.rates.observed_misses_per_kilo_instr.map(|misses| misses.value).or(recorded)
+    let recorded_mpki = profile.misses_per_kilo_instr().and_then(|curve| curve.last()).map(|(_, misses)| misses.value);
+    profile.rates.observed_misses_per_kilo_instr.map(|misses| misses.value).or(recorded_mpki)
 }
 
 impl Policy for CounterDriven {
@@ -72,25 +72,26 @@ impl Policy for CounterDriven {
         let live_tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
         let task_and_mpki = |task: TaskId| Some((task, misses_per_kilo_instr(view.profiles.get(&task)?)?));
         let rates: Vec<(TaskId, f64)> = live_tasks.filter_map(task_and_mpki).collect();
-        let mean = rates.iter().map(|(_, rate)| rate).sum::<f64>() / rates.len().max(1) as f64;
-        let relative_rate = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
+        let mean_mpki = rates.iter().map(|(_, rate)| rate).sum::<f64>() / rates.len().max(1) as f64;
+        let relative_rate = |rate: f64| if mean_mpki > 0.0 { rate / mean_mpki } else { 0.0 };
         let tasks = rates.into_iter().map(|(task, rate)| (task, relative_rate(rate))).collect();
-        self.follow_refills(view);
+        self.observe_refills(view);
         let (penalty_weight, reload_costs) = (self.penalty_weight, &self.reload_costs);
         // The order of arrival is used for the same reason as in `activity_vector`.
         let samples = view.observation.tasks.iter().filter_map(|task| reload_costs.misses_per_sample(task.task));
         let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
         let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };
-        self.scheduler.decide(view, &RelativeMisses { penalty_weight, tasks, reload_costs, misses_per_sample })
+        self.scheduler
+            .decide(view, &RelativeMisses { penalty_weight, relative_mpki: tasks, reload_costs, misses_per_sample })
     }
 }
 
 impl CounterDriven {
-    fn follow_refills(&mut self, view: &View<'_>) {
-        let Some(last) = view.topology.last_level().filter(|_| self.scheduler.form == CoScheduleForm::Set) else {
+    fn observe_refills(&mut self, view: &View<'_>) {
+        let Some(last_level) = view.topology.last_level().filter(|_| self.scheduler.form == CoScheduleForm::Set) else {
             return;
         };
-        let miss_count = |task: &TaskSample| Some((task.task, task.counts.get(CounterEvent::Misses(last))?));
+        let miss_count = |task: &TaskSample| Some((task.task, task.counts.get(CounterEvent::Misses(last_level))?));
         let miss_counts = view.observation.tasks.iter().filter_map(miss_count).collect();
         self.reload_costs.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &miss_counts);
     }
@@ -98,10 +99,10 @@ impl CounterDriven {
 
 impl CoRunCost for RelativeMisses<'_> {
     fn has_evidence(&self, task: TaskId) -> bool {
-        self.tasks.contains_key(&task)
+        self.relative_mpki.contains_key(&task)
     }
     fn penalty(&self, first_task: TaskId, other_task: TaskId) -> f64 {
-        let rate_of_task = |task| self.tasks.get(&task).copied();
+        let rate_of_task = |task| self.relative_mpki.get(&task).copied();
         rate_of_task(first_task)
             .zip(rate_of_task(other_task))
             .map_or(0.0, |(first_rate, other_rate)| self.penalty_weight * first_rate * other_rate)
@@ -122,11 +123,16 @@ impl CoRunCost for RelativeMisses<'_> {
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    let parsed: Parameters = super::parse_parameters(parameters)?;
-    ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
-    ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed.max_lag_samples)])?;
-    let Parameters { penalty_weight, sample_weight, .. } = parsed;
+    let parsed_parameters: Parameters = super::parse_parameters(parameters)?;
+    ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
+    ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed_parameters.max_lag_samples)])?;
+    let Parameters { penalty_weight, sample_weight, .. } = parsed_parameters;
     ParameterRange::Above(0.0).check([("penalty_weight", penalty_weight), ("sample_weight", sample_weight)])?;
-    let scheduler = CoScheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.max_lag_samples);
+    let scheduler = CoScheduler::new(
+        parsed_parameters.form,
+        parsed_parameters.window_ns,
+        sample_weight,
+        parsed_parameters.max_lag_samples,
+    );
     Ok(Box::new(CounterDriven { penalty_weight, scheduler, reload_costs: ReloadCosts::default() }))
 }

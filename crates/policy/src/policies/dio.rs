@@ -27,14 +27,15 @@ impl Policy for Dio {
         let read_bytes_of: RateGetter = |profile| profile.rates.observed_read_bytes_per_kilo_instr;
         let intensity_of: RateGetter = |profile| profile.contention.intensity;
         let neighbor_slowdown_of: RateGetter = |profile| profile.contention.neighbor_slowdown;
-        let kinds: &[RateGetter] = match self.0.parameters.counted {
+        let rate_getters: &[RateGetter] = match self.0.parameters.counted {
             BalancedRate::Misses => &[misses_of, intensity_of, neighbor_slowdown_of],
             BalancedRate::MemoryReads => &[read_bytes_of, misses_of, intensity_of, neighbor_slowdown_of],
         };
-        let has_values = |getter: &&RateGetter| view.profiles.values().any(|profile| getter(profile).is_some());
-        let getter = kinds.iter().find(has_values);
-        let no_counters = matches!(view.capabilities.abilities.get(&Ability::CountPerTask), Some(Support::No { .. }));
-        if no_counters && getter.is_none() {
+        let is_measured = |getter: &&RateGetter| view.profiles.values().any(|profile| getter(profile).is_some());
+        let getter = rate_getters.iter().find(is_measured);
+        let lacks_counters =
+            matches!(view.capabilities.abilities.get(&Ability::CountPerTask), Some(Support::No { .. }));
+        if lacks_counters && getter.is_none() {
             let rates = recorded_rates(view, self.0.parameters.recorded_on);
             return self.0.decide(view, |task| rates.get(&task).copied());
         }

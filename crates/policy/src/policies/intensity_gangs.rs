@@ -100,16 +100,16 @@ struct IntensityGangs {
     parameters: Parameters,
     next_probe: u32,
     /// Results for each pair of CPUs, the latest last: true if the two shared a cache.
-    pairs: BTreeMap<(u32, u32), VecDeque<bool>>,
-    /// Tasks whose sensitivity was requested, with the time of the request. A request may remain without result.
-    sensitivity_asked: BTreeMap<TaskId, u64>,
-    intensity_asked: BTreeMap<TaskId, u64>,
+    sharing_history: BTreeMap<(u32, u32), VecDeque<bool>>,
+    /// Tasks whose sensitivity was probed, with the window in which the probe was answered or refused.
+    sensitivity_windows: BTreeMap<TaskId, u64>,
+    intensity_windows: BTreeMap<TaskId, u64>,
     /// Outstanding probe of a task, if any.
-    open_probe: Option<ProbeRequest>,
+    pending_probe: Option<ProbeRequest>,
     /// Outstanding ping-pongs, and the time at which they were requested.
-    pinging: Vec<ProbeRequest>,
-    pinged_ns: Option<u64>,
-    ledger: ProbeBudget,
+    pending_ping_pongs: Vec<ProbeRequest>,
+    last_ping_pong_ns: Option<u64>,
+    probe_budget: ProbeBudget,
 }
 
 /// Processor time spent on probes, and the time of the first probe.
@@ -129,11 +129,11 @@ impl ProbeBudget {
     /// Returns whether a probe fits the budget, which is a fraction of the time since the start. First requests may
     /// also spend each task's time for the initial profiling; repeated requests wait until that time has been
     /// recovered.
-    fn has_probe_budget(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
-        let tasks = if first { view.movable_tasks().count() as u64 } else { 0 };
-        let survey_ns = parameters.survey_ns.saturating_mul(tasks);
-        let since_ns = now_ns(view).saturating_sub(self.started_ns.unwrap_or(0));
-        let share_ns = parameters.max_probe_share * since_ns as f64 * f64::from(view.online().count());
+    fn has_probe_budget(&self, is_initial: bool, view: &View<'_>, parameters: &Parameters) -> bool {
+        let task_count = if is_initial { view.movable_tasks().count() as u64 } else { 0 };
+        let survey_ns = parameters.survey_ns.saturating_mul(task_count);
+        let elapsed_ns = now_ns(view).saturating_sub(self.started_ns.unwrap_or(0));
+        let share_ns = parameters.max_probe_share * elapsed_ns as f64 * f64::from(view.online().count());
         (self.spent_ns as f64) <= survey_ns as f64 + share_ns
     }
 }
@@ -146,102 +146,104 @@ impl Policy for IntensityGangs {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = view.previous_plan.clone();
         plan.window = WindowLength::Time { ns: self.parameters.window_ns };
-        self.carry_over(view, &mut plan);
-        self.ledger.charge_probes(view);
-        self.learn(view);
+        self.drop_stale_parts(view, &mut plan);
+        self.probe_budget.charge_probes(view);
+        self.record_answers(view);
         self.request_ping_pongs(view);
-        plan.probes.clone_from(&self.pinging);
+        plan.probes.clone_from(&self.pending_ping_pongs);
         let mut reasons = Vec::new();
         match self.measured_domains(view) {
-            Some(domains) => self.place(view, &domains, &mut plan, &mut reasons),
-            None => {
-                reasons.push(explanation(&[], "probes are measuring which CPUs share a cache".to_string(), Vec::new()))
-            }
+            Some(domains) => self.write_placement(view, &domains, &mut plan, &mut reasons),
+            None => reasons.push(build_explanation(
+                &[],
+                "probes are measuring which CPUs share a cache".to_string(),
+                Vec::new(),
+            )),
         }
-        plan.probes.extend(self.open_probe.clone());
+        plan.probes.extend(self.pending_probe.clone());
         Decision::new(plan, reasons)
     }
 }
 
-/// Returns whether no evidence could change anything, because there is only one program, or one cache with a CPU for
+/// Returns whether evidence cannot change the decision: there is only one active program, or one cache with a CPU for
 /// each program.
-fn has_no_choice(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) -> bool {
-    match (domains, shared) {
-        ([_], [cpus]) => active.len() <= cpus.count() as usize,
-        _ => active.len() <= 1,
+fn has_no_choice(domains: &[CpuSet], shared_domains: &[&CpuSet], active_tasks: &[TaskId]) -> bool {
+    match (domains, shared_domains) {
+        ([_], [cpus]) => active_tasks.len() <= cpus.count() as usize,
+        _ => active_tasks.len() <= 1,
     }
 }
 
-fn explanation(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason {
+fn build_explanation(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason {
     Reason { kind: ReasonKind::Explanation, tasks: tasks.to_vec(), text, numbers }
 }
 
 impl IntensityGangs {
-    /// Copies the plan in force, without exited tasks and without gangs that lack a member.
-    fn carry_over(&self, view: &View<'_>, plan: &mut Plan) {
+    /// Drops exited tasks from the plan, and all gangs unless they contain exactly the movable tasks.
+    fn drop_stale_parts(&self, view: &View<'_>, plan: &mut Plan) {
         let movable: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity.retain(|task, _| movable.contains(task));
         plan.weights.clear();
         plan.penalties.clear();
         let members = plan.gangs.iter().flat_map(|s| &s.gangs).flat_map(|gang| &gang.members);
-        let mut ganged: Vec<TaskId> = members.map(|(task, _)| *task).collect();
-        ganged.sort_unstable();
-        let mut movable_tasks = movable.clone();
-        movable_tasks.sort_unstable();
-        if ganged != movable_tasks {
+        let mut ganged_tasks: Vec<TaskId> = members.map(|(task, _)| *task).collect();
+        ganged_tasks.sort_unstable();
+        let mut sorted_tasks = movable.clone();
+        sorted_tasks.sort_unstable();
+        if ganged_tasks != sorted_tasks {
             plan.gangs.clear();
         }
     }
 
     /// Records the answers to probes that arrived in the window.
-    fn learn(&mut self, view: &View<'_>) {
+    fn record_answers(&mut self, view: &View<'_>) {
         for answer in &view.observation.probe_results {
             match &answer.evidence {
                 ProbeEvidence::PingPong { cpus, round_trip_ns } => {
-                    let is_near = *round_trip_ns < self.parameters.shared_max_ns;
-                    if is_near || *round_trip_ns >= self.parameters.split_min_ns {
-                        let history = self.pairs.entry((cpus.0.0, cpus.1.0)).or_default();
-                        history.push_back(is_near);
+                    let is_shared = *round_trip_ns < self.parameters.shared_max_ns;
+                    if is_shared || *round_trip_ns >= self.parameters.split_min_ns {
+                        let history = self.sharing_history.entry((cpus.0.0, cpus.1.0)).or_default();
+                        history.push_back(is_shared);
                         if history.len() > REMEMBERED {
                             history.pop_front();
                         }
                     }
                 }
                 ProbeEvidence::PrimeProbe { task, .. } => {
-                    self.intensity_asked.insert(*task, view.observation.window);
+                    self.intensity_windows.insert(*task, view.observation.window);
                 }
                 ProbeEvidence::NeighborSlowdown { task, .. } => {
-                    self.sensitivity_asked.insert(*task, view.observation.window);
+                    self.sensitivity_windows.insert(*task, view.observation.window);
                 }
                 _ => {}
             }
             let is_answered = |probe: &mut ProbeRequest| answer.complete && probe.id == answer.probe;
-            self.open_probe.take_if(is_answered);
-            self.pinging.retain(|probe| !answer.complete || probe.id != answer.probe);
+            self.pending_probe.take_if(is_answered);
+            self.pending_ping_pongs.retain(|probe| !answer.complete || probe.id != answer.probe);
         }
         let is_live = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
-        self.sensitivity_asked.retain(|task, _| is_live(task));
-        self.intensity_asked.retain(|task, _| is_live(task));
+        self.sensitivity_windows.retain(|task, _| is_live(task));
+        self.intensity_windows.retain(|task, _| is_live(task));
         let is_refused = |probe: &mut ProbeRequest| {
             let items = view.observation.applied.refused.iter().map(|refused| &refused.item);
             items.into_iter().any(|item| *item == cachemate_core::PlanItem::Probe(probe.id))
         };
-        self.pinging.retain_mut(|probe| !is_refused(probe));
-        if let Some(refused) = self.open_probe.take_if(is_refused) {
+        self.pending_ping_pongs.retain_mut(|probe| !is_refused(probe));
+        if let Some(refused_probe) = self.pending_probe.take_if(is_refused) {
             // A refused request will not be answered, so it is not repeated before its time.
-            match refused.kind {
-                ProbeKind::PrimeProbe { task, .. } => self.intensity_asked.insert(task, view.observation.window),
-                ProbeKind::Neighbor { task, .. } => self.sensitivity_asked.insert(task, view.observation.window),
+            match refused_probe.kind {
+                ProbeKind::PrimeProbe { task, .. } => self.intensity_windows.insert(task, view.observation.window),
+                ProbeKind::Neighbor { task, .. } => self.sensitivity_windows.insert(task, view.observation.window),
                 _ => None,
             };
         }
-        self.open_probe.take_if(|probe| match probe.kind {
+        self.pending_probe.take_if(|probe| match probe.kind {
             ProbeKind::PrimeProbe { task, .. } | ProbeKind::Neighbor { task, .. } => !is_live(&task),
             _ => true,
         });
     }
 
-    fn id(&mut self) -> ProbeId {
+    fn next_probe_id(&mut self) -> ProbeId {
         self.next_probe = self.next_probe.wrapping_add(1) & 0x7fff_ffff;
         ProbeId(self.next_probe)
     }
@@ -251,40 +253,44 @@ impl IntensityGangs {
     /// They are repeated, because caches of virtual machines change, but at most once in the time of a window. The
     /// number of windows cannot measure that time, because a window also ends when a probe is answered.
     fn request_ping_pongs(&mut self, view: &View<'_>) {
-        let is_early = self.pinged_ns.is_some_and(|pinged_ns| now_ns(view) < pinged_ns + self.parameters.window_ns);
+        let is_within_window =
+            self.last_ping_pong_ns.is_some_and(|pinged_ns| now_ns(view) < pinged_ns + self.parameters.window_ns);
         let is_first = self.measured_domains(view).is_none();
-        if is_early || !self.pinging.is_empty() || !self.ledger.has_probe_budget(is_first, view, &self.parameters) {
+        if is_within_window
+            || !self.pending_ping_pongs.is_empty()
+            || !self.probe_budget.has_probe_budget(is_first, view, &self.parameters)
+        {
             return;
         }
-        self.pinged_ns = Some(now_ns(view));
-        self.pinging = self.ping_pong_probes(view);
+        self.last_ping_pong_ns = Some(now_ns(view));
+        self.pending_ping_pongs = self.build_ping_pong_probes(view);
     }
 
-    fn ping_pong_probes(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
+    fn build_ping_pong_probes(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
         let mut cpu_pairs = Vec::new();
         for domain in view.last_level_domains() {
             let first_cpu = domain.first().unwrap_or(0);
             cpu_pairs.extend(domain.iter().filter(|cpu| *cpu != first_cpu).map(|cpu| (CpuId(first_cpu), CpuId(cpu))));
         }
         // Pairs with the fewest results come first, so that every pair is probed in turn.
-        cpu_pairs.sort_by_key(|(a, b)| self.pairs.get(&(a.0, b.0)).map_or(0, VecDeque::len));
+        cpu_pairs.sort_by_key(|(a, b)| self.sharing_history.get(&(a.0, b.0)).map_or(0, VecDeque::len));
         cpu_pairs.truncate(MAX_PAIRS);
         let budget_ns = 100_000_000;
         cpu_pairs
             .into_iter()
-            .map(|cpus| ProbeRequest { id: self.id(), kind: ProbeKind::PingPong { cpus }, budget_ns })
+            .map(|cpus| ProbeRequest { id: self.next_probe_id(), kind: ProbeKind::PingPong { cpus }, budget_ns })
             .collect()
     }
 
     /// Returns the groups of CPUs that share a cache by measurement; `None` while some pair is undecided.
     fn measured_domains(&self, view: &View<'_>) -> Option<Vec<CpuSet>> {
-        let mut measured = Vec::new();
+        let mut domains = Vec::new();
         for domain in view.last_level_domains() {
             let first_cpu = domain.first()?;
             let mut shared_cpus: CpuSet = [first_cpu].into_iter().collect();
             let mut separate_cpus = Vec::new();
             for cpu in domain.iter().filter(|cpu| *cpu != first_cpu) {
-                let history = self.pairs.get(&(first_cpu, cpu)).filter(|answers| answers.len() >= 2)?;
+                let history = self.sharing_history.get(&(first_cpu, cpu)).filter(|answers| answers.len() >= 2)?;
                 let near_count = history.iter().filter(|is_near| **is_near).count();
                 if 2 * near_count > history.len() {
                     shared_cpus.insert(cpu);
@@ -292,140 +298,141 @@ impl IntensityGangs {
                     separate_cpus.push([cpu].into_iter().collect());
                 }
             }
-            measured.push(shared_cpus);
-            measured.extend(separate_cpus);
+            domains.push(shared_cpus);
+            domains.extend(separate_cpus);
         }
-        Some(measured)
+        Some(domains)
     }
 
-    fn place(&mut self, view: &View<'_>, domains: &[CpuSet], plan: &mut Plan, reasons: &mut Vec<Reason>) {
-        let shared: Vec<&CpuSet> = domains.iter().filter(|cpus| cpus.count() > 1).collect();
-        if shared.is_empty() {
+    fn write_placement(&mut self, view: &View<'_>, domains: &[CpuSet], plan: &mut Plan, reasons: &mut Vec<Reason>) {
+        let shared_caches: Vec<&CpuSet> = domains.iter().filter(|cpus| cpus.count() > 1).collect();
+        if shared_caches.is_empty() {
             let text = "by measurement, no two CPUs share a cache now: nothing is done".to_string();
-            reasons.push(explanation(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
+            reasons.push(build_explanation(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
             plan.gangs.clear();
             plan.affinity.clear();
             return;
         }
         let tasks: Vec<&TaskSample> = view.movable_tasks().collect();
-        let active: Vec<TaskId> =
+        let active_tasks: Vec<TaskId> =
             tasks.iter().filter(|task| self.is_active(view, task)).map(|task| task.task).collect();
-        if has_no_choice(domains, &shared, &active) {
+        if has_no_choice(domains, &shared_caches, &active_tasks) {
             let text =
                 "every active program has a CPU of the one shared cache, or there is one program: nothing to choose"
                     .to_string();
-            reasons.push(explanation(&[], text, Vec::new()));
+            reasons.push(build_explanation(&[], text, Vec::new()));
             plan.gangs.clear();
             plan.affinity.clear();
-            self.open_probe = None;
+            self.pending_probe = None;
             return;
         }
-        if self.request_next_probe(view, &active, reasons) {
+        if self.request_next_probe(view, &active_tasks, reasons) {
             return; // evidence first; what is in force stays
         }
-        let Some(costs) = estimate_costs(view, &active) else {
+        let Some(costs) = estimate_costs(view, &active_tasks) else {
             let text = "no sensitivity or no intensity has been measured: nothing is decided".to_string();
-            reasons.push(explanation(&[], text, Vec::new()));
+            reasons.push(build_explanation(&[], text, Vec::new()));
             return;
         };
         if domains.len() > 1 {
-            self.spread(view, domains, &active, &costs, plan, reasons);
-        } else if let [cpus] = shared[..] {
-            let crowd = OvercommittedCache { view, cpus, tasks: &tasks, active: &active, costs: &costs };
-            crowd.write_gangs(&self.parameters, plan, reasons);
+            self.spread_over_caches(view, domains, &active_tasks, &costs, plan, reasons);
+        } else if let [cpus] = shared_caches[..] {
+            let overcommitted_cache =
+                OvercommittedCache { view, cpus, tasks: &tasks, active_tasks: &active_tasks, costs: &costs };
+            overcommitted_cache.write_gangs(&self.parameters, plan, reasons);
         }
     }
 
     fn is_active(&self, view: &View<'_>, task: &TaskSample) -> bool {
         let run_ns = task.ran_ns();
         let waited_ns = task.run_queue_wait_ns.unwrap_or(0);
-        let was_asked = self.intensity_asked.contains_key(&task.task);
-        was_asked
+        let was_probed = self.intensity_windows.contains_key(&task.task);
+        was_probed
             || (run_ns + waited_ns) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
     }
 
-    /// Requests the next missing value of the active tasks. Returns `false` if all have been requested.
-    fn request_next_probe(&mut self, view: &View<'_>, active: &[TaskId], reasons: &mut Vec<Reason>) -> bool {
+    /// Requests the next missing value of the active tasks. Returns whether a probe of a task is pending.
+    fn request_next_probe(&mut self, view: &View<'_>, active_tasks: &[TaskId], reasons: &mut Vec<Reason>) -> bool {
         let repeat_windows = self.parameters.probe_again_windows;
         // Probes without result, because the CPUs shared no cache or the task gave no reading, are repeated, but
         // rarely.
         let period = if repeat_windows > 0 { repeat_windows } else { RETRY_WINDOWS };
-        let is_due = |asked_window: Option<&u64>| {
-            asked_window.is_none_or(|last_window| view.observation.window >= last_window + period)
+        let is_due = |last_probe_window: Option<&u64>| {
+            last_probe_window.is_none_or(|last_window| view.observation.window >= last_window + period)
         };
-        let first = active
+        let is_initial = active_tasks
             .iter()
-            .any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
-        if self.open_probe.is_none() && self.ledger.has_probe_budget(first, view, &self.parameters) {
+            .any(|task| !self.intensity_windows.contains_key(task) || !self.sensitivity_windows.contains_key(task));
+        if self.pending_probe.is_none() && self.probe_budget.has_probe_budget(is_initial, view, &self.parameters) {
             let prime_probe_of = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
             // Sensitivity is measured beside the strongest aggressor, and scaled by the measured intensity of the other
             // tasks.
             let stream_probe_of = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
             let has_fact =
                 |task: &TaskId, value: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(value);
-            let without_intensity = active.iter().find(|task| {
-                is_due(self.intensity_asked.get(task))
+            let task_without_intensity = active_tasks.iter().find(|task| {
+                is_due(self.intensity_windows.get(task))
                     && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.intensity.is_some()))
             });
             // Without any known intensity, sensitivity would not affect the decision.
             let has_intensity =
-                active.iter().any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
-            let without_sensitivity = active.iter().filter(|_| has_intensity).find(|task| {
-                is_due(self.sensitivity_asked.get(task))
+                active_tasks.iter().any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
+            let task_without_sensitivity = active_tasks.iter().filter(|_| has_intensity).find(|task| {
+                is_due(self.sensitivity_windows.get(task))
                     && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.sensitivity.is_some()))
             });
-            let probe_kind = without_intensity
+            let probe_kind = task_without_intensity
                 .map(|task| prime_probe_of(*task))
-                .or_else(|| without_sensitivity.map(|task| stream_probe_of(*task)));
+                .or_else(|| task_without_sensitivity.map(|task| stream_probe_of(*task)));
             let budget_ns = self.parameters.probe_ns;
             if let Some(probe_kind) = probe_kind {
-                self.open_probe = Some(ProbeRequest { id: self.id(), kind: probe_kind, budget_ns });
+                self.pending_probe = Some(ProbeRequest { id: self.next_probe_id(), kind: probe_kind, budget_ns });
             }
         }
-        let Some(open_probe) = &self.open_probe else { return false };
-        let (task, measure) = match open_probe.kind {
+        let Some(open_probe) = &self.pending_probe else { return false };
+        let (task, quantity) = match open_probe.kind {
             ProbeKind::PrimeProbe { task, .. } => (task, "intensity"),
             ProbeKind::Neighbor { task, .. } => (task, "sensitivity"),
             _ => return true,
         };
-        reasons.push(explanation(&[task], format!("the {measure} of {{0}} is being probed"), Vec::new()));
+        reasons.push(build_explanation(&[task], format!("the {quantity} of {{0}} is being probed"), Vec::new()));
         true
     }
 
-    fn spread(
+    fn spread_over_caches(
         &self,
         view: &View<'_>,
         domains: &[CpuSet],
-        active: &[TaskId],
+        active_tasks: &[TaskId],
         costs: &[Vec<f64>],
         plan: &mut Plan,
         reasons: &mut Vec<Reason>,
     ) {
         let seats = Seats { cpus_per_cache: domains.iter().map(CpuSet::count).collect() };
-        let solved = best_assignment(costs, &seats);
+        let solution = best_assignment(costs, &seats);
         plan.gangs.clear();
         plan.affinity.clear();
-        for (cpus, members) in domains.iter().zip(&solved.seating.by_cache) {
+        for (cpus, members) in domains.iter().zip(&solution.seating.by_cache) {
             for &member in members.iter().flatten() {
-                plan.affinity.insert(active[member], cpus.clone());
+                plan.affinity.insert(active_tasks[member], cpus.clone());
             }
         }
-        let suffered = solved.seating.costs_by_program(costs);
-        for (index, task) in active.iter().enumerate() {
+        let slowdowns = solution.seating.costs_by_program(costs);
+        for (index, task) in active_tasks.iter().enumerate() {
             let cpus = &plan.affinity[task];
-            let numbers = vec![("expected_degradation".to_string(), suffered[index])];
-            let percent = 100.0 * suffered[index];
+            let numbers = vec![("expected_degradation".to_string(), slowdowns[index])];
+            let percent = 100.0 * slowdowns[index];
             let text = format!(
                 "{{0}} goes to CPUs {cpus}: {percent:.0} % slower there, by the probes{}",
-                describe_known_rate(view, *task)
+                describe_probed_values(view, *task)
             );
-            reasons.push(explanation(&[*task], text, numbers));
+            reasons.push(build_explanation(&[*task], text, numbers));
         }
     }
 }
 
 /// Returns the probed values of a task in brackets, for a reason.
-fn describe_known_rate(view: &View<'_>, task: TaskId) -> String {
+fn describe_probed_values(view: &View<'_>, task: TaskId) -> String {
     let profile = view.profiles.get(&task);
     let intensity = profile.and_then(|profile| profile.contention.intensity);
     let sensitivity = profile.and_then(|profile| profile.contention.sensitivity);
@@ -441,25 +448,25 @@ fn describe_known_rate(view: &View<'_>, task: TaskId) -> String {
 
 /// Returns the slowdown of each task beside each other one; `None` while no sensitivity or no intensity is known. A
 /// task of unknown sensitivity is assumed to be unaffected, one of unknown intensity to be harmless.
-fn estimate_costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
+fn estimate_costs(view: &View<'_>, active_tasks: &[TaskId]) -> Option<Vec<Vec<f64>>> {
     let value_of = |task: &TaskId, fact_of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
         view.profiles.get(task).and_then(fact_of).map(|fact| fact.value.max(0.0))
     };
-    let sensitivity: Vec<Option<f64>> =
-        active.iter().map(|task| value_of(task, |profile| profile.contention.sensitivity)).collect();
-    let intensity: Vec<Option<f64>> =
-        active.iter().map(|task| value_of(task, |profile| profile.contention.intensity)).collect();
+    let sensitivities: Vec<Option<f64>> =
+        active_tasks.iter().map(|task| value_of(task, |profile| profile.contention.sensitivity)).collect();
+    let intensities: Vec<Option<f64>> =
+        active_tasks.iter().map(|task| value_of(task, |profile| profile.contention.intensity)).collect();
     let has_values = |values: &[Option<f64>]| values.iter().any(Option::is_some);
-    (has_values(&sensitivity) && has_values(&intensity)).then(|| {
+    (has_values(&sensitivities) && has_values(&intensities)).then(|| {
         let pair_cost = |own_sensitivity: Option<f64>, other_intensity: Option<f64>| {
             own_sensitivity
                 .zip(other_intensity)
                 .map_or(0.0, |(own_sensitivity, other_intensity)| own_sensitivity * other_intensity)
         };
-        sensitivity
+        sensitivities
             .iter()
             .map(|own_sensitivity| {
-                intensity.iter().map(|other_intensity| pair_cost(*own_sensitivity, *other_intensity)).collect()
+                intensities.iter().map(|other_intensity| pair_cost(*own_sensitivity, *other_intensity)).collect()
             })
             .collect()
     })
@@ -479,13 +486,13 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
     Ok(Box::new(IntensityGangs {
         parameters,
         next_probe: 0,
-        pairs: BTreeMap::new(),
-        sensitivity_asked: BTreeMap::new(),
-        intensity_asked: BTreeMap::new(),
-        open_probe: None,
-        pinging: Vec::new(),
-        pinged_ns: None,
-        ledger: ProbeBudget::default(),
+        sharing_history: BTreeMap::new(),
+        sensitivity_windows: BTreeMap::new(),
+        intensity_windows: BTreeMap::new(),
+        pending_probe: None,
+        pending_ping_pongs: Vec::new(),
+        last_ping_pong_ns: None,
+        probe_budget: ProbeBudget::default(),
     }))
 }
 

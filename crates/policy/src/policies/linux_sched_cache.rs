@@ -56,7 +56,7 @@ impl Default for Parameters {
 
 impl Parameters {
     /// Returns the factor of a limit; `None` if there is no limit (`get_sched_cache_scale` of kernel/sched/fair.c).
-    fn scale(&self, step: f64) -> Option<f64> {
+    fn limit_factor(&self, step: f64) -> Option<f64> {
         match self.aggr_tolerance {
             0 => Some(0.0),
             100.. => None,
@@ -69,10 +69,10 @@ impl Parameters {
 #[derive(Default)]
 struct ProcessUse {
     /// Fraction of one CPU's time on each cache, decayed.
-    occupancy: BTreeMap<CacheId, f64>,
+    cpu_share_by_cache: BTreeMap<CacheId, f64>,
     /// Mean number of threads that ran or waited, decayed in the same way.
-    running: f64,
-    preferred: Option<CacheId>,
+    mean_runnable: f64,
+    preferred_cache: Option<CacheId>,
     ran_until_ns: u64,
 }
 
@@ -80,7 +80,7 @@ struct SchedCachePolicy {
     parameters: Parameters,
     processes: BTreeMap<ProcessId, ProcessUse>,
     /// End of the last observed window; `None` before the first.
-    known_until_ns: Option<u64>,
+    observed_until_ns: Option<u64>,
 }
 
 /// The threads of one process in this window.
@@ -99,23 +99,23 @@ impl Policy for SchedCachePolicy {
         if caches.len() < 2 {
             return Decision::new(plan, reasons);
         }
-        let mut load = CacheLoads::new(view, &caches);
+        let mut cache_loads = CacheLoads::new(view, &caches);
         for process in &processes {
             let Some(cache) = self.target_cache(process, view.topology, &caches) else { continue };
             let cache_cpus = online_cpus(view.topology, cache);
             for task in &process.tasks {
-                if load.try_admit(&self.parameters, task, cache.id) {
+                if cache_loads.try_admit(&self.parameters, task, cache.id) {
                     plan.affinity.insert(task.task, cache_cpus.clone());
                 }
             }
-            reasons.extend(gathering_reason(process, cache, &plan, view.previous_plan));
+            reasons.extend(explain_gathering(process, cache, &plan, view.previous_plan));
         }
         Decision::new(plan, reasons)
     }
 }
 
 /// Returns a reason if the threads of a process are now gathered on another cache.
-fn gathering_reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, previous_plan: &Plan) -> Option<Reason> {
+fn explain_gathering(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, previous_plan: &Plan) -> Option<Reason> {
     let is_moved = |task: &&&TaskSample| plan.affinity.get(&task.task) != previous_plan.affinity.get(&task.task);
     let tasks: Vec<_> = process.tasks.iter().filter(is_moved).map(|task| task.task).collect();
     let text = format!("{{}} gathered on cache {}, where the process ran most", cache.id.0);
@@ -123,15 +123,15 @@ fn gathering_reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, pr
 }
 
 impl SchedCachePolicy {
-    /// Adds the run times of the window, and updates the preference of each process. A window that is passed again
+    /// Adds the run times of the window, and updates the preference of each process. A window that is observed twice
     /// counts once.
     fn observe(&mut self, view: &View<'_>, processes: &[ProcessThreads<'_>], caches: &[&Cache]) {
         let span = &view.observation.span;
         let now_ns = span.start_ns + span.elapsed_ns;
-        if span.elapsed_ns == 0 || self.known_until_ns.is_some_and(|known_ns| now_ns <= known_ns) {
+        if span.elapsed_ns == 0 || self.observed_until_ns.is_some_and(|observed_ns| now_ns <= observed_ns) {
             return;
         }
-        self.known_until_ns = Some(now_ns);
+        self.observed_until_ns = Some(now_ns);
         let epochs = span.elapsed_ns as f64 / self.parameters.epoch_period_ns as f64;
         let decay = libm::exp2(-epochs);
         let live_processes: BTreeSet<ProcessId> = processes.iter().map(|process| process.id).collect();
@@ -141,12 +141,12 @@ impl SchedCachePolicy {
             let share_of_window = |ns: u64| ns as f64 / span.elapsed_ns as f64;
             for cache in caches {
                 let run_ns: u64 = process.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum();
-                let occupancy = state.occupancy.entry(cache.id).or_default();
+                let occupancy = state.cpu_share_by_cache.entry(cache.id).or_default();
                 *occupancy = *occupancy * decay + share_of_window(run_ns) * (1.0 - decay);
             }
             let run_ns: u64 = process.tasks.iter().map(|task| task.ran_ns()).sum();
             let waited_ns: u64 = process.tasks.iter().filter_map(|task| task.run_queue_wait_ns).sum();
-            state.running = state.running * decay + share_of_window(run_ns + waited_ns) * (1.0 - decay);
+            state.mean_runnable = state.mean_runnable * decay + share_of_window(run_ns + waited_ns) * (1.0 - decay);
             state.update_preference(
                 run_ns > 0,
                 now_ns,
@@ -163,15 +163,16 @@ impl SchedCachePolicy {
         caches: &[&'a Cache],
     ) -> Option<&'a Cache> {
         let state = self.processes.get(&process.id)?;
-        let cache = caches.iter().copied().find(|cache| Some(cache.id) == state.preferred)?;
-        let is_fitting =
-            |needed: f64, room: f64, step: f64| self.parameters.scale(step).is_none_or(|scale| needed <= room * scale);
-        let threads = state.running * threads_per_core(topology);
+        let cache = caches.iter().copied().find(|cache| Some(cache.id) == state.preferred_cache)?;
+        let is_fitting = |needed_bytes: f64, room: f64, step: f64| {
+            self.parameters.limit_factor(step).is_none_or(|scale| needed_bytes <= room * scale)
+        };
+        let threads = state.mean_runnable * threads_per_core(topology);
         let footprint = footprint_bytes(process, topology).zip(cache.size_bytes);
-        let is_left_alone = process.tasks.len() < 2
+        let is_unrestricted = process.tasks.len() < 2
             || !is_fitting(threads, online_cpus(topology, cache).count() as f64, 1.0)
             || footprint.is_some_and(|(bytes, room)| !is_fitting(bytes as f64, room as f64, 256.0));
-        (!is_left_alone).then_some(cache)
+        (!is_unrestricted).then_some(cache)
     }
 }
 
@@ -180,29 +181,29 @@ impl ProcessUse {
         if has_run {
             self.ran_until_ns = now_ns;
         } else if now_ns.saturating_sub(self.ran_until_ns) > timeout_ns {
-            self.preferred = None;
+            self.preferred_cache = None;
             return;
         }
         // Among equal caches, the first one wins.
         let largest_share =
-            self.occupancy.iter().fold(None, |largest_share: Option<(CacheId, f64)>, (&cache, &share)| {
+            self.cpu_share_by_cache.iter().fold(None, |largest_share: Option<(CacheId, f64)>, (&cache, &share)| {
                 match largest_share {
                     Some((_, best)) if share <= best => largest_share,
                     _ => Some((cache, share)),
                 }
             });
         let Some((cache, share)) = largest_share.filter(|(_, share)| *share > 0.0) else { return };
-        let current = self.preferred.and_then(|preferred| self.occupancy.get(&preferred));
-        if current.is_none_or(|current| share > 2.0 * current) {
-            self.preferred = Some(cache);
+        let preferred_share = self.preferred_cache.and_then(|preferred| self.cpu_share_by_cache.get(&preferred));
+        if preferred_share.is_none_or(|current| share > 2.0 * current) {
+            self.preferred_cache = Some(cache);
         }
     }
 }
 
-/// Used fraction of each cache's CPU time, updated as threads are admitted one by one.
+/// The used CPU time of each cache in CPUs, updated as threads are admitted one by one.
 struct CacheLoads {
-    used_time: BTreeMap<CacheId, f64>,
-    cpus: BTreeMap<CacheId, f64>,
+    used_cpus: BTreeMap<CacheId, f64>,
+    cpu_counts: BTreeMap<CacheId, f64>,
     /// Length of the window, in nanoseconds.
     elapsed_ns: f64,
     caches: Vec<Cache>,
@@ -213,9 +214,10 @@ impl CacheLoads {
         let elapsed_ns = view.observation.span.elapsed_ns.max(1) as f64;
         let run_ns =
             |cache: &Cache| view.observation.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;
-        let used_time = caches.iter().map(|cache| (cache.id, run_ns(cache) / elapsed_ns)).collect();
-        let cpus = caches.iter().map(|cache| (cache.id, online_cpus(view.topology, cache).count() as f64)).collect();
-        CacheLoads { used_time, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
+        let used_cpus = caches.iter().map(|cache| (cache.id, run_ns(cache) / elapsed_ns)).collect();
+        let cpu_counts =
+            caches.iter().map(|cache| (cache.id, online_cpus(view.topology, cache).count() as f64)).collect();
+        CacheLoads { used_cpus, cpu_counts, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
     }
 
     /// Returns whether the thread may move to this cache; if so, its load counts there from now on (`can_migrate_llc`
@@ -231,21 +233,21 @@ impl CacheLoads {
             return true;
         }
         let share = task.ran_ns() as f64 / self.elapsed_ns;
-        let load_share = |cache: CacheId, used: f64| used / self.cpus[&cache].max(1.0);
+        let load_share = |cache: CacheId, used: f64| used / self.cpu_counts[&cache].max(1.0);
         let is_full = |cache: CacheId, used: f64| load_share(cache, used) * 100.0 >= f64::from(parameters.overaggr_pct);
-        let (target_load, source_load) = (self.used_time[&target], self.used_time[&source]);
+        let (target_load, source_load) = (self.used_cpus[&target], self.used_cpus[&source]);
         // If both caches are full, the balancer's usual rules apply.
         if is_full(target, target_load) && is_full(source, source_load) {
             return false;
         }
         let (target_load, source_load) = (target_load + share, (source_load - share).max(0.0));
-        let busier = load_share(target, target_load) * 100.0
+        let is_target_busier = load_share(target, target_load) * 100.0
             > load_share(source, source_load) * f64::from(100 + parameters.imb_pct);
-        if is_full(target, target_load) && busier {
+        if is_full(target, target_load) && is_target_busier {
             return false;
         }
-        self.used_time.insert(target, target_load);
-        self.used_time.insert(source, source_load);
+        self.used_cpus.insert(target, target_load);
+        self.used_cpus.insert(source, source_load);
         true
     }
 }
@@ -273,22 +275,27 @@ fn threads_per_core(topology: &Topology) -> f64 {
     f64::from(cores.values().copied().max().unwrap_or(1))
 }
 
-/// Returns the resident memory. `None` if it is unknown, or if there is only one memory node and therefore no NUMA
-/// balancing.
+/// Returns the resident memory in bytes; `None` if it is unknown, or if there is only one memory node and therefore no
+/// NUMA balancing.
 fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<u64> {
     let nodes: BTreeSet<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
-    let pages =
+    let pages_by_task =
         process.tasks.iter().filter_map(|task| task.pages_per_color.as_ref()).map(|pages| pages.iter().sum::<u64>());
-    pages.max().filter(|_| nodes.len() > 1).map(|pages| pages * PAGE_BYTES)
+    pages_by_task.max().filter(|_| nodes.len() > 1).map(|pages| pages * PAGE_BYTES)
 }
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    let parsed: Parameters = super::parse_parameters(parameters)?;
-    let periods_ns = [("window_ns", parsed.window_ns), ("epoch_period_ns", parsed.epoch_period_ns)];
+    let parsed_parameters: Parameters = super::parse_parameters(parameters)?;
+    let periods_ns =
+        [("window_ns", parsed_parameters.window_ns), ("epoch_period_ns", parsed_parameters.epoch_period_ns)];
     ParameterRange::OneOrMore.check(periods_ns.map(|(name, value)| (name, value as f64)))?;
-    ParameterRange::UpTo(100.0).check([("aggr_tolerance", f64::from(parsed.aggr_tolerance))])?;
-    Ok(Box::new(SchedCachePolicy { parameters: parsed, processes: BTreeMap::new(), known_until_ns: None }))
+    ParameterRange::UpTo(100.0).check([("aggr_tolerance", f64::from(parsed_parameters.aggr_tolerance))])?;
+    Ok(Box::new(SchedCachePolicy {
+        parameters: parsed_parameters,
+        processes: BTreeMap::new(),
+        observed_until_ns: None,
+    }))
 }
 
 #[cfg(test)]

@@ -38,11 +38,11 @@ pub struct PolicyEntry {
     /// Name of the policy.
     pub name: &'static str,
     /// One-line description, as the command prints it.
-    pub about: &'static str,
+    pub summary: &'static str,
     /// Evidence without which the policy decides nothing.
     pub needs: RequiredEvidence,
     /// Whether the policy is a control that slows programs down on purpose, and is therefore exempt from promises.
-    pub harms_by_design: bool,
+    pub is_harmful_by_design: bool,
     build: PolicyBuilder,
 }
 
@@ -54,128 +54,128 @@ use EvidenceKind::{
 pub const ENTRIES: &[PolicyEntry] = &[
     PolicyEntry {
         name: "activity-vector",
-        about: "co-runs programs that use different parts of the cache (AV)",
+        summary: "co-runs programs that use different parts of the cache (AV)",
         needs: &[&[SuperSets, StoredProfiles]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: activity_vector::build,
     },
     PolicyEntry {
         name: "auto",
-        about: "combines placement, sharing clusters, gangs and cache partitions by one forecast, checked by measurement",
+        summary: "combines placement, sharing clusters, gangs and cache partitions by one forecast, checked by measurement",
         needs: &[&[ReuseSamples, MissTraces, StoredProfiles], &[TaskCounters]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: auto::build,
     },
     PolicyEntry {
         name: "balance-set",
-        about: "runs groups whose reuse fits the cache together in turn, as gangs (BS)",
+        summary: "runs groups whose reuse fits the cache together in turn, as gangs (BS)",
         needs: &[&[ReuseSamples, StoredProfiles]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: balance_set::build,
     },
     PolicyEntry {
         name: "best-by-matrix",
-        about: "uses the assignment with the smallest sum of measured pairwise slowdowns",
+        summary: "uses the assignment with the smallest sum of measured pairwise slowdowns",
         needs: &[],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: best_by_matrix::build,
     },
     PolicyEntry {
         name: "cache-sizing",
-        about: "sizes shares of each cache online from miss-rate curves, checked by measured speeds",
+        summary: "sizes shares of each cache online from miss-rate curves, checked by measured speeds",
         needs: &[&[MissTraces, ReuseSamples, StoredProfiles], &[TaskCounters, StoredProfiles]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: cache_sizing::build,
     },
     PolicyEntry {
         name: "casc",
-        about: "confines threads that miss much to a few CPUs of each cache (CASC)",
+        summary: "confines threads that miss much to a few CPUs of each cache (CASC)",
         needs: &[&[CoRunRows]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: casc::build,
     },
     PolicyEntry {
         name: "counter-driven",
-        about: "co-runs programs that miss much with programs that miss little (AV)",
+        summary: "co-runs programs that miss much with programs that miss little (AV)",
         needs: &[&[TaskCounters, StoredProfiles]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: counter_driven::build,
     },
     PolicyEntry {
         name: "default",
-        about: "changes nothing: the machine's own scheduler decides",
+        summary: "changes nothing: the machine's own scheduler decides",
         needs: &[],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: default::build,
     },
     PolicyEntry {
         name: "di",
-        about: "balances the miss rates of profiles over the caches (CA)",
+        summary: "balances the miss rates of profiles over the caches (CA)",
         needs: &[&[StoredProfiles]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: di::build,
     },
     PolicyEntry {
         name: "dio",
-        about: "balances counted miss rates over the caches (CA)",
+        summary: "balances counted miss rates over the caches (CA)",
         needs: &[&[TaskCounters, PrimeProbe, Neighbor, StoredProfiles]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: dio::build,
     },
     PolicyEntry {
         name: "intensity-gangs",
-        about: "without a PMU: probes for harm, then separates programs by cache or by gang",
+        summary: "without a PMU: probes for harm, then separates programs by cache or by gang",
         needs: &[&[PrimeProbe], &[Neighbor]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: intensity_gangs::build,
     },
     PolicyEntry {
         name: "linux-sched-cache",
-        about: "gathers threads of a process on one cache, by the rules of Linux 7.2's own balancer",
+        summary: "gathers threads of a process on one cache, by the rules of Linux 7.2's own balancer",
         needs: &[],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: linux_sched_cache::build,
     },
     PolicyEntry {
         name: "random",
-        about: "places each task on a random one of the emptiest caches",
+        summary: "places each task on a random one of the emptiest caches",
         needs: &[],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: random::build,
     },
     PolicyEntry {
         name: "round-robin",
-        about: "places tasks on the caches in turn, in order of arrival",
+        summary: "places tasks on the caches in turn, in order of arrival",
         needs: &[],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: round_robin::build,
     },
     PolicyEntry {
         name: "service-level",
-        about: "gives a program the smallest share with which it reaches a rate of work per client",
+        summary: "gives a program the smallest share with which it reaches a rate of work per client",
         needs: &[],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: service_level::build,
     },
     PolicyEntry {
         name: "static-partition",
-        about: "gives each process configured colors or ways at configured times",
+        summary: "gives each process configured colors or ways at configured times",
         needs: &[],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: static_partition::build,
     },
     PolicyEntry {
         name: "thread-clustering",
-        about: "places threads that share data on one chip, from sampled remote accesses (TC)",
+        summary: "places threads that share data on one chip, from sampled remote accesses (TC)",
         needs: &[&[AccessSamples]],
-        harms_by_design: false,
+        is_harmful_by_design: false,
         build: thread_clustering::build,
     },
     PolicyEntry {
         name: "worst-by-matrix",
-        about: "uses the assignment with the largest sum of measured pairwise slowdowns",
+        summary: "uses the assignment with the largest sum of measured pairwise slowdowns",
         needs: &[],
-        harms_by_design: true,
+        is_harmful_by_design: true,
         build: worst_by_matrix::build,
     },
 ];
@@ -228,8 +228,8 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
     let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
         let names: Vec<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
         let meant = nearest_name(name, names.iter().copied());
-        let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-        return Err(PolicyError::Unknown { name: name.to_string(), known: names.join(", "), meant });
+        let hint = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
+        return Err(PolicyError::Unknown { name: name.to_string(), known: names.join(", "), meant: hint });
     };
     (entry.build)(parameters, seed).map_err(|error| {
         let reason = error.with_successor(name, parameters);

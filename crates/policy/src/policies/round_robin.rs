@@ -11,8 +11,8 @@ use super::default::Parameters;
 
 struct RoundRobinPolicy {
     parameters: Parameters,
-    dealt: BTreeMap<TaskId, usize>,
-    next: usize,
+    domain_by_task: BTreeMap<TaskId, usize>,
+    next_domain: usize,
 }
 
 impl Policy for RoundRobinPolicy {
@@ -23,12 +23,12 @@ impl Policy for RoundRobinPolicy {
         if domains.is_empty() {
             return Decision::new(plan, reasons);
         }
-        let mut dealt = BTreeMap::new();
+        let mut domain_by_task = BTreeMap::new();
         for task in view.movable_tasks() {
-            let previous_domain = self.dealt.get(&task.task).copied().filter(|&domain| domain < domains.len());
+            let previous_domain = self.domain_by_task.get(&task.task).copied().filter(|&domain| domain < domains.len());
             let domain = previous_domain.unwrap_or_else(|| {
-                let domain = self.next % domains.len();
-                self.next = domain + 1;
+                let domain = self.next_domain % domains.len();
+                self.next_domain = domain + 1;
                 let text = format!("{{0}} goes to CPUs {}, the next in turn", domains[domain]);
                 reasons.push(Reason {
                     kind: ReasonKind::Explanation,
@@ -38,15 +38,19 @@ impl Policy for RoundRobinPolicy {
                 });
                 domain
             });
-            dealt.insert(task.task, domain);
+            domain_by_task.insert(task.task, domain);
             plan.affinity.insert(task.task, domains[domain].clone());
         }
-        self.dealt = dealt;
+        self.domain_by_task = domain_by_task;
         Decision::new(plan, reasons)
     }
 }
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    Ok(Box::new(RoundRobinPolicy { parameters: Parameters::parse(parameters)?, dealt: BTreeMap::new(), next: 0 }))
+    Ok(Box::new(RoundRobinPolicy {
+        parameters: Parameters::parse(parameters)?,
+        domain_by_task: BTreeMap::new(),
+        next_domain: 0,
+    }))
 }

@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use super::static_partition::{MigrationMode, to_units};
 use super::{ParameterError, ParameterRange, parse_parameters};
-use crate::partition::units::dividable_caches;
+use crate::partition::units::partitionable_caches;
 use crate::partition::units::{PartitionUnits, assign};
 use crate::work_metric::{WorkMetric, promised_work};
 
@@ -57,12 +57,12 @@ struct ServiceLevel {
     parameters: Parameters,
     processes: Vec<ProcessId>,
     units: u32,
-    held_windows: u32,
+    satisfied_windows: u32,
     /// Minimum number of units that has not failed, by number of clients.
-    serves: BTreeMap<usize, u32>,
+    min_units_by_clients: BTreeMap<usize, u32>,
 }
 
-/// Work that the program did in a window, and its clients.
+/// The mean rate of work per client in a window, and the number of clients.
 struct ServiceRate {
     clients: usize,
     rate_per_s: f64,
@@ -77,26 +77,27 @@ impl Policy for ServiceLevel {
         }
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
-        let caches = dividable_caches(view);
-        let (Some(&(cache, partition_units)), Some((process, level))) = (caches.first(), self.rate_floor(view)) else {
+        let caches = partitionable_caches(view);
+        let (Some(&(cache, partition_units)), Some((process, min_rate))) = (caches.first(), self.goal_process(view))
+        else {
             return Decision::new(plan, reasons);
         };
         let tasks: Vec<&TaskSample> = view.movable_tasks().filter(|task| task.process == process).collect();
         if tasks.is_empty() {
             return Decision::new(plan, reasons);
         }
-        self.resize(view, &tasks, level, &partition_units, &mut reasons);
+        self.update_units(view, &tasks, min_rate, &partition_units, &mut reasons);
         plan.shares = self.build_shares(view, process, cache, &partition_units);
         Decision::new(plan, reasons)
     }
 }
 
 fn service_rate(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
-    let work_done = |task: &&&TaskSample| match promised_work(task, &view.observation.tasks)? {
+    let work_of_task = |task: &&&TaskSample| match promised_work(task, &view.observation.tasks)? {
         WorkMetric::Reported => task.progress,
         _ => task.counts.get(CounterEvent::Instructions),
     };
-    let work: Vec<f64> = tasks.iter().filter(|task| task.has_run()).filter_map(|task| work_done(&task)).collect();
+    let work: Vec<f64> = tasks.iter().filter(|task| task.has_run()).filter_map(|task| work_of_task(&task)).collect();
     let seconds = view.observation.span.elapsed_ns as f64 / 1e9;
     let clients = work.len();
     let rate_per_s = work.iter().sum::<f64>() / clients as f64 / seconds;
@@ -105,52 +106,57 @@ fn service_rate(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
 
 impl ServiceLevel {
     /// Returns the process that has a floor, and the rate that it promises to each client; `None` if there is no floor.
-    fn rate_floor(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
+    fn goal_process(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
         if self.parameters.rate_per_s > 0.0 {
             return Some((*self.processes.get(self.parameters.process as usize)?, self.parameters.rate_per_s));
         }
         view.movable_tasks().find_map(|task| Some((task.process, task.goal?.min_rate?)))
     }
 
-    fn resize(
+    fn update_units(
         &mut self,
         view: &View<'_>,
         tasks: &[&TaskSample],
-        level: f64,
+        min_rate: f64,
         partition_units: &PartitionUnits,
         reasons: &mut Vec<Reason>,
     ) {
-        let minimum = partition_units.min_units();
-        self.units = self.units.clamp(minimum, partition_units.units());
+        let min_units = partition_units.min_units();
+        self.units = self.units.clamp(min_units, partition_units.units());
         let is_share = |item: &PlanItem| matches!(item, PlanItem::Share(..));
-        let unsettled = view.observation.applied.pending.iter().any(|pending| is_share(&pending.item));
+        let has_pending_shares = view.observation.applied.pending.iter().any(|pending| is_share(&pending.item));
         // A window counts only if the share was in force during it.
-        let is_in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
+        let is_in_force = view.previous_plan.shares.iter().any(|share| share.group == SERVICE_GROUP);
         let is_measured = tasks.iter().all(|task| !task.counts.0.is_empty());
-        let Some(served) = service_rate(view, tasks).filter(|_| !unsettled && is_in_force && is_measured) else {
+        let Some(service_rate) =
+            service_rate(view, tasks).filter(|_| !has_pending_shares && is_in_force && is_measured)
+        else {
             return;
         };
-        let serves = self.serves.entry(served.clients).or_insert(minimum);
+        let min_sufficient_units = self.min_units_by_clients.entry(service_rate.clients).or_insert(min_units);
         let units_before = self.units;
-        if served.rate_per_s < level {
-            *serves = (*serves).max((self.units + 1).min(partition_units.units()));
-            let missing_units = (level / served.rate_per_s.max(level / 16.0) - 1.0) * f64::from(self.units);
+        if service_rate.rate_per_s < min_rate {
+            *min_sufficient_units = (*min_sufficient_units).max((self.units + 1).min(partition_units.units()));
+            let missing_units = (min_rate / service_rate.rate_per_s.max(min_rate / 16.0) - 1.0) * f64::from(self.units);
             let needed_units = self.units + (libm::ceil(missing_units) as u32).max(1);
-            self.units = needed_units.max(*serves).min(partition_units.units());
-            self.held_windows = 0;
+            self.units = needed_units.max(*min_sufficient_units).min(partition_units.units());
+            self.satisfied_windows = 0;
         } else {
-            self.held_windows += 1;
-            let patient = self.parameters.shrink_after > 0 && self.held_windows >= self.parameters.shrink_after;
-            if patient && self.units > *serves {
+            self.satisfied_windows += 1;
+            let may_shrink = self.parameters.shrink_after > 0 && self.satisfied_windows >= self.parameters.shrink_after;
+            if may_shrink && self.units > *min_sufficient_units {
                 self.units -= 1;
-                self.held_windows = 0;
+                self.satisfied_windows = 0;
             }
         }
         if self.units != units_before {
             let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
-            let text =
-                format!("{{0}} and its {} clients get {} units instead of {units_before}", served.clients, self.units);
-            let numbers = vec![("rate_per_s".to_string(), served.rate_per_s), ("level_per_s".to_string(), level)];
+            let text = format!(
+                "{{0}} and its {} clients get {} units instead of {units_before}",
+                service_rate.clients, self.units
+            );
+            let numbers =
+                vec![("rate_per_s".to_string(), service_rate.rate_per_s), ("level_per_s".to_string(), min_rate)];
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks: ids, text, numbers });
         }
     }
@@ -162,27 +168,27 @@ impl ServiceLevel {
         cache: CacheId,
         partition_units: &PartitionUnits,
     ) -> Vec<CacheShare> {
-        let is_fixed =
+        let is_unmovable =
             |process: ProcessId| view.observation.tasks.iter().any(|task| task.process == process && task.unmovable);
         let mut co_runners: Vec<ShareMember> = Vec::new();
-        for task in view.movable_tasks().filter(|task| task.process != process && !is_fixed(task.process)) {
+        for task in view.movable_tasks().filter(|task| task.process != process && !is_unmovable(task.process)) {
             if !co_runners.contains(&ShareMember::Process(task.process)) {
                 co_runners.push(ShareMember::Process(task.process));
             }
         }
-        let mut groups = vec![(OWN, vec![ShareMember::Process(process)], self.units)];
+        let mut groups = vec![(SERVICE_GROUP, vec![ShareMember::Process(process)], self.units)];
         let remaining_units = partition_units.units() - self.units;
         if !co_runners.is_empty() && remaining_units >= partition_units.min_units() && partition_units.max_groups() > 1
         {
-            groups.push((OTHERS, co_runners, remaining_units));
+            groups.push((CO_RUNNER_GROUP, co_runners, remaining_units));
         }
         let current_units = |group: GroupId| {
             let share = view.previous_plan.shares.iter().find(|share| share.group == group);
             share.map(crate::partition::partitioned_cache::units_of).cloned().unwrap_or_default()
         };
-        let current_masks: Vec<IndexSet> = groups.iter().map(|(group, ..)| current_units(*group)).collect();
+        let current_sets: Vec<IndexSet> = groups.iter().map(|(group, ..)| current_units(*group)).collect();
         let sizes: Vec<u32> = groups.iter().map(|(.., units)| *units).collect();
-        let units = assign(&current_masks, &sizes, partition_units);
+        let units = assign(&current_sets, &sizes, partition_units);
         let build_share = |((group, members, _), units)| CacheShare {
             group,
             members,
@@ -193,17 +199,23 @@ impl ServiceLevel {
     }
 }
 
-const OWN: GroupId = GroupId(1);
-const OTHERS: GroupId = GroupId(0);
+const SERVICE_GROUP: GroupId = GroupId(1);
+const CO_RUNNER_GROUP: GroupId = GroupId(0);
 
 /// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    let parsed: Parameters = parse_parameters(text)?;
-    ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
-    ParameterRange::FromZero.check([("rate_per_s", parsed.rate_per_s)])?;
-    let units = parsed.units;
+    let parsed_parameters: Parameters = parse_parameters(text)?;
+    ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
+    ParameterRange::FromZero.check([("rate_per_s", parsed_parameters.rate_per_s)])?;
+    let units = parsed_parameters.units;
     let (processes, serves) = (Vec::new(), BTreeMap::new());
-    Ok(Box::new(ServiceLevel { parameters: parsed, processes, units, held_windows: 0, serves }))
+    Ok(Box::new(ServiceLevel {
+        parameters: parsed_parameters,
+        processes,
+        units,
+        satisfied_windows: 0,
+        min_units_by_clients: serves,
+    }))
 }
 
 #[cfg(test)]

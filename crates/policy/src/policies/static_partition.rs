@@ -12,9 +12,9 @@ use serde::Deserialize;
 use super::default::Parameters as Common;
 use super::{ParameterError, ParameterRange};
 use crate::partition::units::PartitionUnits;
-use crate::partition::units::dividable_caches;
+use crate::partition::units::partitionable_caches;
 
-/// The way in which pages migrate into their colors, as in [`PageMigration`].
+/// The mode in which pages migrate to new colors, as in [`PageMigration`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationMode {
@@ -66,14 +66,15 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parse_parameters(text)?;
-        ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
-        if let Some(index) = parsed.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
-            let (previous_ns, next_ns) = (parsed.steps[index].from_ns, parsed.steps[index + 1].from_ns);
+        let parsed_parameters: Parameters = super::parse_parameters(text)?;
+        ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
+        if let Some(index) = parsed_parameters.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
+            let (previous_ns, next_ns) =
+                (parsed_parameters.steps[index].from_ns, parsed_parameters.steps[index + 1].from_ns);
             let name = format!("steps[{}].from_ns", index + 1);
             return Err(ParameterError::invalid_value(name, next_ns, format!("more than {previous_ns}")));
         }
-        Ok(parsed)
+        Ok(parsed_parameters)
     }
 
     /// Returns the step in force at a time; `None` before the first.
@@ -100,14 +101,14 @@ impl Policy for StaticPartition {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let mut reasons = Vec::new();
         let Some(step) = self.parameters.step_at(now_ns) else { return Decision::new(plan, reasons) };
-        for (cache, divided) in partitionable_caches(view) {
+        for (cache, partition_units) in partitionable_last_levels(view) {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
                 let members: Vec<TaskId> =
                     view.movable_tasks().filter(|task| task.process == process).map(|task| task.task).collect();
                 // Units that this machine lacks are left out; if none remain, the process gets no share.
-                let units: IndexSet = units.iter().filter(|&unit| unit < divided.units()).collect();
-                if members.is_empty() || units.count() < divided.min_units() {
+                let units: IndexSet = units.iter().filter(|&unit| unit < partition_units.units()).collect();
+                if members.is_empty() || units.count() < partition_units.min_units() {
                     continue;
                 }
                 let text = format!("units {units} of cache {} as stated", cache.0);
@@ -116,7 +117,7 @@ impl Policy for StaticPartition {
                     group: GroupId(number as u32),
                     members: vec![ShareMember::Process(process)],
                     cache,
-                    units: to_units(units, &divided, self.parameters.page_migration.into()),
+                    units: to_units(units, &partition_units, self.parameters.page_migration.into()),
                 });
             }
         }
@@ -126,17 +127,18 @@ impl Policy for StaticPartition {
 
 /// Returns the last-level caches that can be partitioned.
 ///
-/// If there are none, returns private caches that colors partition, because configured partitions need no forecast.
+/// If there are none, returns the first private cache that colors partition, because configured partitions need no
+/// forecast.
 /// Colors apply to every cache of a level, so the first cache represents all.
-fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
-    let last = dividable_caches(view);
-    if !last.is_empty() {
-        return last;
+fn partitionable_last_levels(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
+    let last_level_caches = partitionable_caches(view);
+    if !last_level_caches.is_empty() {
+        return last_level_caches;
     }
     let is_colored =
         |(_, partition): &&(CacheId, PartitionSupport)| matches!(partition, PartitionSupport::Colors { .. });
-    let private = view.capabilities.partitions.iter().find(is_colored);
-    private
+    let colored_partition = view.capabilities.partitions.iter().find(is_colored);
+    colored_partition
         .and_then(|(cache, partition)| Some((*cache, PartitionUnits::common_units(std::iter::once(partition))?)))
         .into_iter()
         .collect()

@@ -13,9 +13,11 @@
 //! accesses have stopped. A placement is dropped if its forecast loss of cache space (3.7.1) exceeds the cost of all
 //! remote stalls.
 //!
-//! Properties: without samples, or if no cluster gets a chip, no thread moves. Rounds without a change become ever
-//! rarer. Within a chip, the machine's scheduler balances the threads, or each thread gets a CPU, one per core first
-//! (`within_chip = "spread"`).
+//! Properties: without samples, or if no cluster gets a chip, no thread moves. After each round without a change, the
+//! wait before the next round doubles, up to a limit. Within a chip, the machine's scheduler balances the threads, or
+//! each thread gets a CPU, one per core first (`within_chip = "spread"`).
+
+mod assignment_input;
 
 use std::collections::BTreeMap;
 
@@ -26,9 +28,12 @@ use cachemate_core::{
 use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
 
+use self::assignment_input::ClusterAssignmentInput;
 use super::{ParameterError, ParameterRange};
 use crate::clustering::assign::{Assignment, Chip, ThreadToPlace, assign};
-use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
+use crate::clustering::{
+    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
+};
 
 /// Parameters of `thread-clustering`, with the thesis's values where it states any.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
@@ -38,8 +43,8 @@ pub struct Parameters {
     pub activation_share: f64,
     /// Cost of a line from a remote cache, for processors that count such lines but not their stalls.
     ///
-    /// All processors but the thesis's Power5 are such. The default is of the order of chip-to-chip ping-pongs on
-    /// servers since 2017.
+    /// This applies to all processors except the thesis's Power5. The default is of the order of chip-to-chip
+    /// ping-pongs on servers since 2017.
     pub remote_hit_cycles: f64,
     /// Cycles between two checks (thesis: 10^9).
     pub window_cycles: u64,
@@ -107,29 +112,30 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parse_parameters(text)?;
+        let parsed_parameters: Parameters = super::parse_parameters(text)?;
         ParameterRange::UpTo(1.0).check([
-            ("activation_share", parsed.activation_share),
-            ("overhead_share", parsed.overhead_share),
-            ("max_imbalance", parsed.max_imbalance),
-            ("idle_below_share", parsed.idle_below_share),
+            ("activation_share", parsed_parameters.activation_share),
+            ("overhead_share", parsed_parameters.overhead_share),
+            ("max_imbalance", parsed_parameters.max_imbalance),
+            ("idle_below_share", parsed_parameters.idle_below_share),
         ])?;
         ParameterRange::Above(0.0).check([
-            ("remote_hit_cycles", parsed.remote_hit_cycles),
-            ("window_cycles", parsed.window_cycles as f64),
-            ("samples", f64::from(parsed.samples)),
-            ("overhead_share", parsed.overhead_share),
-            ("sample_cost_ns", parsed.sample_cost_ns),
-            ("max_detection_ns", parsed.max_detection_ns as f64),
-            ("similarity_threshold", parsed.similarity_threshold),
-            ("samples_per_thread", parsed.samples_per_thread),
+            ("remote_hit_cycles", parsed_parameters.remote_hit_cycles),
+            ("window_cycles", parsed_parameters.window_cycles as f64),
+            ("samples", f64::from(parsed_parameters.samples)),
+            ("overhead_share", parsed_parameters.overhead_share),
+            ("sample_cost_ns", parsed_parameters.sample_cost_ns),
+            ("max_detection_ns", parsed_parameters.max_detection_ns as f64),
+            ("similarity_threshold", parsed_parameters.similarity_threshold),
+            ("samples_per_thread", parsed_parameters.samples_per_thread),
         ])?;
-        if !(0.0..parsed.overhead_share).contains(&parsed.breakdown_share) {
-            let (breakdown_share, overhead_share) = (parsed.breakdown_share, parsed.overhead_share);
+        if !(0.0..parsed_parameters.overhead_share).contains(&parsed_parameters.breakdown_share) {
+            let (breakdown_share, overhead_share) =
+                (parsed_parameters.breakdown_share, parsed_parameters.overhead_share);
             let expected = format!("0 to less than overhead_share, {overhead_share}");
             return Err(ParameterError::invalid_value("breakdown_share", breakdown_share, expected));
         }
-        Ok(parsed)
+        Ok(parsed_parameters)
     }
 
     /// Returns the target fraction for sampling, which is below the maximum: an excess shows only at the end of a
@@ -144,7 +150,7 @@ impl Parameters {
 struct SamplingRound {
     probe: ProbeRequest,
     processes: Vec<ProcessId>,
-    began_ns: u64,
+    start_ns: u64,
     sample_count: u64,
     /// Number of events that have passed, and events per sample, as the machine last reported them.
     events: u64,
@@ -159,28 +165,28 @@ struct SamplingRound {
 struct ThreadClustering {
     parameters: Parameters,
     round: Option<SamplingRound>,
-    rounds: u32,
+    next_round: u32,
     /// CPUs of every thread that has been placed.
-    placed: BTreeMap<TaskId, CpuSet>,
+    cpus_by_task: BTreeMap<TaskId, CpuSet>,
     /// Cluster of every thread whose cluster has a chip.
-    clusters: BTreeMap<TaskId, usize>,
+    cluster_by_task: BTreeMap<TaskId, usize>,
     sample_cost_ns: f64,
     /// Number of windows until the next round may begin, and length of the last wait.
-    wait: u32,
-    last_wait: u32,
+    wait_windows: u32,
+    last_wait_windows: u32,
     /// Number of threads and remote fraction when the last round changed nothing.
-    unchanged_at: Option<(usize, f64)>,
+    last_unchanged: Option<(usize, f64)>,
 }
 
 /// Fraction of the intended samples that the first window of a round targets. The rate is that of the preceding window,
 /// and rates rise while caches warm up (warehouses: by a third).
-const FIRST_WINDOW: f64 = 0.75;
+const FIRST_WINDOW_SAMPLE_SHARE: f64 = 0.75;
 /// Number of windows without a new round after a move. In the first one, threads fetch their private data from the
 /// previous chip, which would fill the filter.
 const SETTLING_WINDOWS: u32 = 2;
 /// A round is abandoned if remote stalls fall below this fraction of the activation threshold; otherwise, its filter
 /// would contain another phase by the time it is full.
-const GIVE_UP: f64 = 0.5;
+const ABANDON_SHARE: f64 = 0.5;
 /// Maximum wait after rounds that changed nothing, in windows.
 const MAX_WAIT_WINDOWS: u32 = 64;
 
@@ -188,19 +194,19 @@ impl Policy for ThreadClustering {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut reasons = Vec::new();
         let movable_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
-        self.placed.retain(|task, _| movable_tasks.contains(task));
-        self.clusters
+        self.cpus_by_task.retain(|task, _| movable_tasks.contains(task));
+        self.cluster_by_task
             .retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task && !sample.exited));
         if let Some(round) = self.round.take() {
             self.continue_round(round, view, &mut reasons);
-        } else if self.wait > 0 {
-            self.wait -= 1;
+        } else if self.wait_windows > 0 {
+            self.wait_windows -= 1;
         }
         if self.round.is_none() {
             self.start_round(view, &mut reasons);
         }
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
-        plan.affinity = self.placed.clone();
+        plan.affinity = self.cpus_by_task.clone();
         plan.probes = self.round.iter().map(|round| round.probe.clone()).collect();
         Decision::new(plan, reasons)
     }
@@ -212,24 +218,24 @@ fn event_ratio(
     view: &View<'_>,
     process: ProcessId,
     event: CounterEvent,
-    per: impl Fn(&TaskSample) -> Option<f64>,
+    base_count: impl Fn(&TaskSample) -> Option<f64>,
 ) -> Option<f64> {
     let threads = view.observation.tasks.iter().filter(|task| task.process == process && !task.exited);
-    let pairs = threads.filter_map(|task| Some((task.counts.get(event)?, per(task)?)));
-    let (events, base) = pairs.reduce(|a, b| (a.0 + b.0, a.1 + b.1))?;
-    (base > 0.0).then(|| events / base)
+    let counts = threads.filter_map(|task| Some((task.counts.get(event)?, base_count(task)?)));
+    let (events, base_sum) = counts.reduce(|a, b| (a.0 + b.0, a.1 + b.1))?;
+    (base_sum > 0.0).then(|| events / base_sum)
 }
 
-fn busy_ns(task: &TaskSample) -> f64 {
+fn on_cpu_ns(task: &TaskSample) -> f64 {
     task.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum()
 }
 
 /// Returns the fraction of the process's cycles that stall on remote caches. If stalls are not counted, it is computed
 /// from remote hits and `hit_cycles`.
 fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<f64> {
-    let of_cycles = |event| event_ratio(view, process, event, |task| task.counts.get(CounterEvent::Cycles));
-    of_cycles(CounterEvent::StallCycles(StallCause::RemoteCache))
-        .or_else(|| Some((of_cycles(CounterEvent::RemoteCacheHits)? * hit_cycles).min(1.0)))
+    let share_of_cycles = |event| event_ratio(view, process, event, |task| task.counts.get(CounterEvent::Cycles));
+    share_of_cycles(CounterEvent::StallCycles(StallCause::RemoteCache))
+        .or_else(|| Some((share_of_cycles(CounterEvent::RemoteCacheHits)? * hit_cycles).min(1.0)))
 }
 
 impl SamplingRound {
@@ -268,8 +274,8 @@ impl ThreadClustering {
         if view.last_level_domains().len() < 2 {
             return;
         }
-        if let Some(why_not) = missing_sampling_reason(view) {
-            let text = format!("no threads are clustered: accesses cannot be sampled, {why_not}");
+        if let Some(reason) = missing_sampling_reason(view) {
+            let text = format!("no threads are clustered: accesses cannot be sampled, {reason}");
             let tasks = view.movable_tasks().map(|task| task.task).collect();
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
             return;
@@ -284,18 +290,18 @@ impl ThreadClustering {
         }
         shares.retain(|(_, share, _)| *share >= self.parameters.activation_share);
         let Some(largest_share) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
-        let count = view.movable_tasks().count();
+        let thread_count = view.movable_tasks().count();
         // The obstacle of the last round has changed if the number of threads differs, or stalls have grown by half.
         let has_changed =
-            self.unchanged_at.is_some_and(|(threads, share)| count != threads || largest_share > 1.5 * share);
+            self.last_unchanged.is_some_and(|(threads, share)| thread_count != threads || largest_share > 1.5 * share);
         if has_changed {
-            (self.wait, self.last_wait, self.unchanged_at) = (0, 0, None);
+            (self.wait_windows, self.last_wait_windows, self.last_unchanged) = (0, 0, None);
         }
-        if self.wait > 0 {
+        if self.wait_windows > 0 {
             return;
         }
         let processes: Vec<ProcessId> = shares.iter().map(|(process, _, _)| *process).collect();
-        let one_in = self.sampling_interval(view, &processes);
+        let one_in = self.choose_sample_period(view, &processes);
         reasons.extend(shares.iter().map(|&(_, share, task)| Reason {
             kind: ReasonKind::Explanation,
             tasks: vec![task],
@@ -310,14 +316,17 @@ impl ThreadClustering {
             remote_only: true,
             max_samples: self.parameters.samples,
         };
-        let probe =
-            ProbeRequest { id: ProbeId(self.rounds), kind: probe_kind, budget_ns: self.parameters.max_detection_ns };
-        self.rounds += 1;
+        let probe = ProbeRequest {
+            id: ProbeId(self.next_round),
+            kind: probe_kind,
+            budget_ns: self.parameters.max_detection_ns,
+        };
+        self.next_round += 1;
         let began_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         self.round = Some(SamplingRound {
             probe,
             processes,
-            began_ns,
+            start_ns: began_ns,
             sample_count: 0,
             events: 0,
             sample_period: None,
@@ -327,18 +336,18 @@ impl ThreadClustering {
         });
     }
 
-    /// Temporal sampling (3.4.2): returns the smallest sampling interval that the overhead allows at the rate of remote
+    /// Temporal sampling (3.4.2): returns the smallest sample period that the overhead allows at the rate of remote
     /// accesses.
-    fn sampling_interval(&self, view: &View<'_>, processes: &[ProcessId]) -> u32 {
+    fn choose_sample_period(&self, view: &View<'_>, processes: &[ProcessId]) -> u32 {
         if self.parameters.one_in > 0 {
             return self.parameters.one_in;
         }
         // The process with the highest rate has the smallest time budget per access.
-        let per_ns = processes
+        let accesses_per_ns = processes
             .iter()
-            .filter_map(|&p| event_ratio(view, p, CounterEvent::RemoteCacheHits, |task| Some(busy_ns(task))));
-        let share = FIRST_WINDOW * self.parameters.sampling_share();
-        let events_per_sample = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / share;
+            .filter_map(|&p| event_ratio(view, p, CounterEvent::RemoteCacheHits, |task| Some(on_cpu_ns(task))));
+        let share = FIRST_WINDOW_SAMPLE_SHARE * self.parameters.sampling_share();
+        let events_per_sample = accesses_per_ns.fold(0.0, f64::max) * self.sample_cost_ns / share;
         libm::ceil(events_per_sample).clamp(1.0, 1e6) as u32
     }
 
@@ -355,37 +364,38 @@ impl ThreadClustering {
             is_complete |= answer.complete;
         }
         round.cost_ns += window_cost_ns;
-        let refused =
-            |applied: &AppliedPlan| applied.refused.iter().any(|no| no.item == PlanItem::Probe(round.probe.id));
-        if refused(&view.observation.applied) {
-            self.back_off(view, round.remote_share);
+        let is_refused = |applied_plan: &AppliedPlan| {
+            applied_plan.refused.iter().any(|no| no.item == PlanItem::Probe(round.probe.id))
+        };
+        if is_refused(&view.observation.applied) {
+            self.record_failed_round(view, round.remote_share);
             return;
         }
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        if !is_complete && now_ns.saturating_sub(round.began_ns) < self.parameters.max_detection_ns {
+        if !is_complete && now_ns.saturating_sub(round.start_ns) < self.parameters.max_detection_ns {
             let hit_cycles = self.parameters.remote_hit_cycles;
             let shares = round.processes.iter().filter_map(|&process| remote_share(view, process, hit_cycles));
-            if shares.reduce(f64::max).is_some_and(|share| share < GIVE_UP * self.parameters.activation_share) {
+            if shares.reduce(f64::max).is_some_and(|share| share < ABANDON_SHARE * self.parameters.activation_share) {
                 return;
             }
-            self.readjust(&mut round, window_cost_ns, view);
+            self.adjust_period(&mut round, window_cost_ns, view);
             self.round = Some(round);
             return;
         }
         if round.sample_count > 0 && round.cost_ns > 0 {
             self.sample_cost_ns = round.cost_ns as f64 / round.sample_count as f64;
         }
-        if !self.place(&round, view, reasons) {
-            self.back_off(view, round.remote_share);
+        if !self.place_threads(&round, view, reasons) {
+            self.record_failed_round(view, round.remote_share);
         }
         reasons.extend(round.rate_reason());
     }
 
-    /// Adjusts N to the overhead during a round (3.4.2), such that an excess is compensated over an equally long time.
-    /// The probe keeps its number, so the shMaps continue.
-    fn readjust(&self, round: &mut SamplingRound, window_cost_ns: u64, view: &View<'_>) {
+    /// Adjusts the sample period to the overhead during a round (3.4.2), so that an excess is compensated over an
+    /// equally long time. The probe keeps its number, so the shMaps continue.
+    fn adjust_period(&self, round: &mut SamplingRound, window_cost_ns: u64, view: &View<'_>) {
         let tasks = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
-        let window_busy_ns: f64 = tasks.map(busy_ns).sum();
+        let window_busy_ns: f64 = tasks.map(on_cpu_ns).sum();
         round.busy_ns += window_busy_ns;
         let ProbeKind::AccessSamples { sample_period: one_in, max_samples: at_most, .. } = &mut round.probe.kind else {
             return;
@@ -394,20 +404,20 @@ impl ThreadClustering {
             return;
         }
         let allowed_share = self.parameters.sampling_share();
-        let aim =
+        let target_share =
             (2.0 * allowed_share - round.cost_ns as f64 / round.busy_ns).clamp(allowed_share / 4.0, allowed_share);
-        let period = f64::from(*one_in) * window_cost_ns as f64 / window_busy_ns / aim;
-        let period = libm::ceil(period).clamp(1.0, 1e6) as u32;
+        let new_period = f64::from(*one_in) * window_cost_ns as f64 / window_busy_ns / target_share;
+        let period = libm::ceil(new_period).clamp(1.0, 1e6) as u32;
         if period.abs_diff(*one_in) > *one_in / 8 {
             let sample_count = u32::try_from(round.sample_count).unwrap_or(u32::MAX);
             (*one_in, *at_most) = (period, self.parameters.samples.saturating_sub(sample_count).max(1));
         }
     }
 
-    fn back_off(&mut self, view: &View<'_>, remote_share: f64) {
-        self.last_wait = (2 * self.last_wait).clamp(1, MAX_WAIT_WINDOWS);
-        self.wait = self.last_wait;
-        self.unchanged_at = Some((view.movable_tasks().count(), remote_share));
+    fn record_failed_round(&mut self, view: &View<'_>, remote_share: f64) {
+        self.last_wait_windows = (2 * self.last_wait_windows).clamp(1, MAX_WAIT_WINDOWS);
+        self.wait_windows = self.last_wait_windows;
+        self.last_unchanged = Some((view.movable_tasks().count(), remote_share));
     }
 
     /// Returns the minimum similarity for a thread's number of samples; dot products grow with the square of that
@@ -418,28 +428,27 @@ impl ThreadClustering {
     }
 
     /// Phases 3 and 4: clusters and places the threads. Returns whether anything changed.
-    fn place(&mut self, round: &SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+    fn place_threads(&mut self, round: &SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
         let threads = self.sampled_tasks(round, view);
-        let clusters = self.cluster(&threads, round.sample_count, view);
+        let clusters = self.cluster_by_filter(&threads, round.sample_count, view);
         let domains = view.last_level_domains();
-        let placing = ClusterAssignmentInput::new(&threads, &clusters, &domains, &self.placed, view);
-        let assignment = placing.assign(self.parameters.max_imbalance);
+        let input = ClusterAssignmentInput::new(&threads, &clusters, &domains, &self.cpus_by_task, view);
+        let assignment = input.assign(self.parameters.max_imbalance);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
             // No cluster has a chip, so no thread is moved, and unclustered threads do not even out the loads.
-            reasons.extend(
-                placing.placement_reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()),
-            );
+            reasons
+                .extend(input.placement_reasons(&assignment, &domains, round).into_iter().take(input.clusters.len()));
             return false;
         }
-        let mut placed: BTreeMap<TaskId, CpuSet> = self.placed.clone();
-        let cpus = placing.cpus_by_thread(&assignment, &domains, self.parameters.within_chip, view);
-        let moves = threads.iter().zip(cpus).filter(|(task, _)| !task.unmovable);
-        placed.extend(moves.filter_map(|(task, cpus)| Some((task.task, cpus?))));
-        if placed == self.placed {
+        let mut new_placement: BTreeMap<TaskId, CpuSet> = self.cpus_by_task.clone();
+        let cpus = input.cpus_by_thread(&assignment, &domains, self.parameters.within_chip, view);
+        let placed_threads = threads.iter().zip(cpus).filter(|(task, _)| !task.unmovable);
+        new_placement.extend(placed_threads.filter_map(|(task, cpus)| Some((task.task, cpus?))));
+        if new_placement == self.cpus_by_task {
             return false;
         }
-        let removed = placing.removed_share(&assignment, view, self.parameters.remote_hit_cycles);
-        if let Some(harm) = self.added_slowdown(&placed, view).filter(|&harm| harm > removed) {
+        let removed_share = input.removed_stall_share(&assignment, view, self.parameters.remote_hit_cycles);
+        if let Some(added_slowdown) = self.added_slowdown(&new_placement, view).filter(|&harm| harm > removed_share) {
             reasons.push(Reason {
                 kind: ReasonKind::Explanation,
                 tasks: Vec::new(),
@@ -447,18 +456,18 @@ impl ThreadClustering {
                     "clusters stay on separate chips: together they would lose more to cache contention than to remote accesses"
                         .to_string(),
                 numbers: vec![
-                    ("forecast_loss_percent".to_string(), 100.0 * harm),
-                    ("removed_stall_percent".to_string(), 100.0 * removed),
+                    ("forecast_loss_percent".to_string(), 100.0 * added_slowdown),
+                    ("removed_stall_percent".to_string(), 100.0 * removed_share),
                 ],
             });
             return false;
         }
-        self.placed = placed;
-        self.clusters.retain(|task, _| !placing.tasks.contains(task));
-        let first_number = self.clusters.values().max().map_or(0, |last| last + 1);
-        self.clusters.extend(placing.placed_clusters(&assignment, first_number));
-        (self.wait, self.last_wait, self.unchanged_at) = (SETTLING_WINDOWS, 0, None);
-        reasons.extend(placing.placement_reasons(&assignment, &domains, round));
+        self.cpus_by_task = new_placement;
+        self.cluster_by_task.retain(|task, _| !input.tasks.contains(task));
+        let first_number = self.cluster_by_task.values().max().map_or(0, |last| last + 1);
+        self.cluster_by_task.extend(input.placed_clusters(&assignment, first_number));
+        (self.wait_windows, self.last_wait_windows, self.last_unchanged) = (SETTLING_WINDOWS, 0, None);
+        reasons.extend(input.placement_reasons(&assignment, &domains, round));
         true
     }
 
@@ -475,10 +484,10 @@ impl ThreadClustering {
     }
 
     /// Returns the cluster of each thread; the threads of each filter are clustered separately.
-    fn cluster(&self, threads: &[&TaskSample], sample_count: u64, view: &View<'_>) -> Vec<Option<usize>> {
+    fn cluster_by_filter(&self, threads: &[&TaskSample], sample_count: u64, view: &View<'_>) -> Vec<Option<usize>> {
         let sharing = SharingCriteria {
             floor: self.parameters.floor,
-            floor_first: self.parameters.floor_first,
+            applies_floor_first: self.parameters.floor_first,
             ..SharingCriteria::default()
         };
         let threshold = self.threshold_for_samples(sample_count, threads.len());
@@ -496,187 +505,43 @@ impl ThreadClustering {
                 filters.push(own_filter);
             }
         });
-        let (mut cluster_of, mut count) = (vec![None; threads.len()], 0);
+        let (mut cluster_by_thread, mut cluster_count) = (vec![None; threads.len()], 0);
         for own_filter in filters {
             let members: Vec<usize> =
                 (0..threads.len()).filter(|&index| filter_of(threads[index]) == own_filter).collect();
-            let map_of_thread = |&at: &usize| {
-                let task = threads[at].task;
+            let map_of_thread = |&thread_index: &usize| {
+                let task = threads[thread_index].task;
                 let map = view.profiles.get(&task).and_then(|profile| profile.sharing_map());
                 let counters = map.map(|map| map.counters.as_slice());
-                ThreadMap { counters: counters.unwrap_or(&[]), previous_cluster: self.clusters.get(&task).copied() }
+                ThreadMap {
+                    counters: counters.unwrap_or(&[]),
+                    previous_cluster: self.cluster_by_task.get(&task).copied(),
+                }
             };
             let maps: Vec<ThreadMap<'_>> = members.iter().map(map_of_thread).collect();
-            let clusters = find(self.parameters.method, &maps, &sharing, threshold);
-            for (&at, cluster) in members.iter().zip(&clusters.cluster_of) {
-                cluster_of[at] = cluster.map(|cluster| count + cluster);
+            let clusters = find_clusters(self.parameters.method, &maps, &sharing, threshold);
+            for (&at, cluster) in members.iter().zip(&clusters.cluster_by_thread) {
+                cluster_by_thread[at] = cluster.map(|cluster| cluster_count + cluster);
             }
-            count += clusters.count;
+            cluster_count += clusters.cluster_count;
         }
-        cluster_of
+        cluster_by_thread
     }
 
     /// Returns the mean slowdown that the placement is forecast to add (thesis 3.7.1); `None` without a forecast.
-    fn added_slowdown(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
+    fn added_slowdown(&self, new_placement: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
         let mean_slowdown_under = |affinity: &BTreeMap<TaskId, CpuSet>| {
             let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
             plan.affinity = affinity.clone();
             let forecast = view.predictor.forecast(view, &plan);
             let forecast_of = |task: &TaskId| Some(forecast.tasks.get(task)?.degradation?.value);
-            let slowdowns: Option<Vec<f64>> = placed.keys().map(forecast_of).collect();
+            let slowdowns: Option<Vec<f64>> = new_placement.keys().map(forecast_of).collect();
             slowdowns
                 .filter(|slowdowns| !slowdowns.is_empty())
                 .map(|slowdowns| slowdowns.iter().sum::<f64>() / slowdowns.len() as f64)
         };
-        Some(mean_slowdown_under(placed)? - mean_slowdown_under(&self.placed)?)
+        Some(mean_slowdown_under(new_placement)? - mean_slowdown_under(&self.cpus_by_task)?)
     }
-}
-
-/// Threads, clusters and chips by number, as the input of [`assign`].
-struct ClusterAssignmentInput {
-    tasks: Vec<TaskId>,
-    threads: Vec<ThreadToPlace>,
-    clusters: Vec<Vec<usize>>,
-    unclustered: Vec<usize>,
-    chips: Vec<Chip>,
-}
-
-impl ClusterAssignmentInput {
-    fn new(
-        threads: &[&TaskSample],
-        clusters: &[Option<usize>],
-        domains: &[CpuSet],
-        placed: &BTreeMap<TaskId, CpuSet>,
-        view: &View<'_>,
-    ) -> Self {
-        let chip_of = |task: &TaskSample| {
-            let longest_run = task.on_cpu_ns.iter().max_by_key(|(cpu, ns)| (*ns, std::cmp::Reverse(*cpu)));
-            let cpu = longest_run.map(|(cpu, _)| *cpu).or(task.cpu)?;
-            domains.iter().position(|domain| domain.contains(cpu.0))
-        };
-        // Threads that are pinned, or that an earlier round placed there for another process.
-        let count_fixed = |chip: usize| {
-            let is_fixed = |task: &&TaskSample| match placed.get(&task.task) {
-                Some(cpus) => cpus.is_subset(&domains[chip]) && threads.iter().all(|moves| moves.task != task.task),
-                None => task.unmovable && !task.exited && chip_of(task) == Some(chip),
-            };
-            view.observation.tasks.iter().filter(is_fixed).count()
-        };
-        let count = clusters.iter().flatten().max().map_or(0, |last| last + 1);
-        let mut members = vec![Vec::new(); count];
-        for (at, cluster) in clusters.iter().enumerate() {
-            if let Some(cluster) = *cluster {
-                members[cluster].push(at);
-            }
-        }
-        ClusterAssignmentInput {
-            tasks: threads.iter().map(|task| task.task).collect(),
-            threads: threads.iter().map(|task| ThreadToPlace { chip: chip_of(task), stays: task.unmovable }).collect(),
-            clusters: members,
-            unclustered: (0..threads.len()).filter(|&index| clusters[index].is_none()).collect(),
-            chips: (0..domains.len())
-                .map(|index| Chip { cpus: domains[index].count(), fixed: count_fixed(index) })
-                .collect(),
-        }
-    }
-
-    fn assign(&self, limit: f64) -> Assignment {
-        assign(&self.threads, &self.clusters, &self.unclustered, &self.chips, limit)
-    }
-
-    /// Returns the CPUs of each placed thread.
-    fn cpus_by_thread(
-        &self,
-        assignment: &Assignment,
-        domains: &[CpuSet],
-        within_chip: ChipPlacement,
-        view: &View<'_>,
-    ) -> Vec<Option<CpuSet>> {
-        let mut dealt = vec![0; domains.len()];
-        // One CPU of every core comes first, because contexts of a core share its pipeline and its first-level caches.
-        let seats: Vec<Vec<u32>> = domains.iter().map(|domain| cores_of(domain, view)).collect();
-        let cpus_on_chip = |chip: usize, dealt: &mut Vec<usize>| match within_chip {
-            ChipPlacement::Free => domains[chip].clone(),
-            ChipPlacement::Spread => {
-                dealt[chip] += 1;
-                [seats[chip][(dealt[chip] - 1) % seats[chip].len()]].into_iter().collect()
-            }
-        };
-        assignment.chip_of.iter().map(|chip| chip.map(|chip| cpus_on_chip(chip, &mut dealt))).collect()
-    }
-
-    /// Returns the remote stalls that the assignment should remove, as a mean over all placed threads. For each thread,
-    /// these are its own stalls times the share of its partners that it joins.
-    fn removed_share(&self, assignment: &Assignment, view: &View<'_>, hit_cycles: f64) -> f64 {
-        let stall_share_of = |at: usize| {
-            let sample = view.observation.tasks.iter().find(|sample| sample.task == self.tasks[at])?;
-            remote_share(view, sample.process, hit_cycles)
-        };
-        let mut removed = 0.0;
-        for members in &self.clusters {
-            for &index in members {
-                let partners = members.iter().filter(|&&partner| partner != index);
-                let is_joined = |partner: &&usize| {
-                    self.threads[**partner].chip != self.threads[index].chip
-                        && assignment.chip_of[**partner].is_some()
-                        && assignment.chip_of[**partner] == assignment.chip_of[index]
-                };
-                let share = partners.filter(is_joined).count() as f64 / (members.len() - 1).max(1) as f64;
-                removed += share * stall_share_of(index).unwrap_or(0.0);
-            }
-        }
-        removed / self.tasks.len().max(1) as f64
-    }
-
-    /// Returns the cluster of every thread whose cluster has a chip; clusters are numbered from `first` on.
-    fn placed_clusters(&self, assignment: &Assignment, first: usize) -> BTreeMap<TaskId, usize> {
-        let placed_clusters = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
-        let members =
-            placed_clusters.enumerate().flat_map(|(number, at)| self.clusters[at].iter().map(move |&t| (t, number)));
-        members.map(|(thread, number)| (self.tasks[thread], first + number)).collect()
-    }
-
-    fn placement_reasons(&self, assignment: &Assignment, domains: &[CpuSet], round: &SamplingRound) -> Vec<Reason> {
-        let numbers = vec![
-            ("samples_count".to_string(), round.sample_count as f64),
-            ("sampling_cost_ns".to_string(), round.cost_ns as f64),
-            ("remote_stall_percent".to_string(), 100.0 * round.remote_share),
-        ];
-        let tasks_of = |members: &[usize]| members.iter().map(|&index| self.tasks[index]).collect::<Vec<_>>();
-        let placeholder_list = |count: usize| (0..count).map(|at| format!("{{{at}}}")).collect::<Vec<_>>().join(", ");
-        let mut reasons = Vec::new();
-        for (members, chip) in self.clusters.iter().zip(&assignment.chip_of_cluster) {
-            let tasks = tasks_of(members);
-            let text = match chip {
-                Some(chip) => {
-                    format!("{} share data: together on CPUs {}", placeholder_list(tasks.len()), domains[*chip])
-                }
-                None => {
-                    let list = placeholder_list(tasks.len());
-                    format!("{list} share data but would unbalance one chip: not placed together")
-                }
-            };
-            reasons.push(Reason { kind: ReasonKind::ClusterFound, tasks, text, numbers: numbers.clone() });
-        }
-        if !self.unclustered.is_empty() {
-            let tasks = tasks_of(&self.unclustered);
-            let text = format!("{} are in no cluster: they even out the chips", placeholder_list(tasks.len()));
-            reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
-        }
-        reasons
-    }
-}
-
-/// Returns the CPUs of a chip: the first CPU of every core, then the second ones.
-fn cores_of(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
-    let core_of = |cpu: u32| view.topology.cpus.iter().find(|info| info.id.0 == cpu).map(|cpu| cpu.core);
-    let cpus: Vec<u32> = domain.iter().collect();
-    let rank_in_core =
-        |index: usize| cpus[..index].iter().filter(|&&sibling| core_of(sibling) == core_of(cpus[index])).count();
-    let mut ranked: Vec<(usize, u32)> =
-        cpus.iter().enumerate().map(|(index, &cpu)| (rank_in_core(index), cpu)).collect();
-    ranked.sort_unstable();
-    ranked.into_iter().map(|(_, cpu)| cpu).collect()
 }
 
 /// Builds the policy for the registry.
@@ -685,13 +550,13 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
     Ok(Box::new(ThreadClustering {
         parameters,
         round: None,
-        rounds: 0,
-        placed: BTreeMap::new(),
-        clusters: BTreeMap::new(),
+        next_round: 0,
+        cpus_by_task: BTreeMap::new(),
+        cluster_by_task: BTreeMap::new(),
         sample_cost_ns: parameters.sample_cost_ns,
-        wait: 0,
-        last_wait: 0,
-        unchanged_at: None,
+        wait_windows: 0,
+        last_wait_windows: 0,
+        last_unchanged: None,
     }))
 }
 

@@ -321,10 +321,10 @@ fn wrong_parameters_are_refused() {
 fn the_removed_stall_is_that_of_joined_partners() {
     let placing = super::ClusterAssignmentInput {
         tasks: (0..4).map(TaskId).collect(),
-        threads: (0..4).map(|id| ThreadToPlace { chip: Some(id % 2), stays: false }).collect(),
+        threads: (0..4).map(|id| ThreadToPlace { chip: Some(id % 2), is_fixed: false }).collect(),
         clusters: vec![vec![0, 1]],
-        unclustered: vec![2, 3],
-        chips: vec![Chip { cpus: 4, fixed: 0 }; 2],
+        unclustered_threads: vec![2, 3],
+        chips: vec![Chip { cpu_count: 4, fixed_threads: 0 }; 2],
     };
     let mut observation = test_support::observation_fixture(0, 0);
     observation.tasks = (0..4).map(|id| task_fixture(id, 20)).collect();
@@ -339,6 +339,6 @@ fn the_removed_stall_is_that_of_joined_partners() {
         verdicts: &(),
     };
     // Two of four threads lose a fifth of their cycles to each other's chip.
-    let removed = placing.removed_share(&placing.assign(0.25), &view, 300.0);
+    let removed = placing.removed_stall_share(&placing.assign(0.25), &view, 300.0);
     assert!((removed - 0.1).abs() < 1e-9, "{removed}");
 }

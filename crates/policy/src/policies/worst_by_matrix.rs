@@ -10,5 +10,5 @@ use crate::solvers;
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    super::best_by_matrix::plan_by_matrix(parameters, solvers::worst_assignment)
+    super::best_by_matrix::build_matrix_policy(parameters, solvers::worst_assignment)
 }

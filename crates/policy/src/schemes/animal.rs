@@ -12,8 +12,8 @@
 use cachemate_core::Profile;
 use cachemate_locality::animal::{Animal, AnimalThresholds, classify};
 
-use super::shared_cache::{SharedCache, positions_of};
-use super::{GroupCosts, MissingEvidence, Scheme, gather};
+use super::shared_cache::{SharedCache, stack_positions_on};
+use super::{GroupCosts, MissingEvidence, Scheme, gather_evidence};
 use crate::matrix::CostKind;
 
 /// Mutual cost of two classes, from 0 to 8, in the order turtle, sheep, rabbit, devil.
@@ -47,8 +47,8 @@ impl Scheme for AnimalClasses {
     }
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
-        let animals = gather(self, members, "stack positions of a cache with as many ways", |profile| {
-            classify(positions_of(profile, cache)?, &self.thresholds)
+        let animals = gather_evidence(self, members, "stack positions of a cache with as many ways", |profile| {
+            classify(stack_positions_on(profile, cache)?, &self.thresholds)
         })?;
         Ok(GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), |i, j| 0.5 * symbiosis(animals[i], animals[j])))
     }

@@ -17,8 +17,8 @@ pub use pain::{Pain, pain_sensitivity};
 pub use rates::{RateKind, RateScheme, miss_rate};
 pub use sdc::{Sdc, effective_ways};
 pub use shared_cache::{
-    SharedCache, SoloRates, misses_on_share_per_mega_instr, positions_of, refs_per_mega_instr,
-    solo_misses_per_mega_instr,
+    SharedCache, SoloRates, misses_on_share_per_mega_instr, refs_per_mega_instr, solo_misses_per_mega_instr,
+    stack_positions_on,
 };
 pub use statcc::StatCc;
 
@@ -54,8 +54,13 @@ pub struct GroupCosts {
 impl GroupCosts {
     /// Builds the costs for schemes that only compare pairs: each member bears the sum over the others.
     pub(crate) fn sum_of_pairs(kind: CostKind, members: usize, pair_cost: impl Fn(usize, usize) -> f64) -> Self {
-        let of_one = |i: usize| (0..members).filter(|&j| j != i).map(|j| pair_cost(i, j)).sum();
-        GroupCosts { kind, costs: (0..members).map(of_one).collect(), miss_ratios: None, group_miss_ratio: None }
+        let cost_of_member = |i: usize| (0..members).filter(|&j| j != i).map(|j| pair_cost(i, j)).sum();
+        GroupCosts {
+            kind,
+            costs: (0..members).map(cost_of_member).collect(),
+            miss_ratios: None,
+            group_miss_ratio: None,
+        }
     }
 }
 
@@ -72,10 +77,10 @@ pub trait Scheme {
 
     /// Returns the cost of each program beside each other one, on a cache that the two have to themselves.
     fn pair_costs(&self, profiles: &[&Profile], cache: &SharedCache) -> Result<PairCosts, MissingEvidence> {
-        let n = profiles.len();
-        let (mut kind, mut cost) = (self.group_costs(&[], cache)?.kind, vec![vec![0.0; n]; n]);
-        for i in 0..n {
-            for j in i..n {
+        let program_count = profiles.len();
+        let (mut kind, mut cost) = (self.group_costs(&[], cache)?.kind, vec![vec![0.0; program_count]; program_count]);
+        for i in 0..program_count {
+            for j in i..program_count {
                 let with_group_index =
                     |missing: MissingEvidence| MissingEvidence { program: [i, j][missing.program], ..missing };
                 let pair = self.group_costs(&[profiles[i], profiles[j]], cache).map_err(with_group_index)?;
@@ -88,31 +93,31 @@ pub trait Scheme {
 }
 
 /// Returns the evidence of every member, or an error for the first member without it.
-pub(crate) fn gather<'a, T>(
+pub(crate) fn gather_evidence<'a, T>(
     scheme: &dyn Scheme,
     members: &[&'a Profile],
     subject: &'static str,
-    metric: impl Fn(&'a Profile) -> Option<T>,
+    fact_of: impl Fn(&'a Profile) -> Option<T>,
 ) -> Result<Vec<T>, MissingEvidence> {
     let missing_evidence = |program| MissingEvidence { scheme: scheme.name(), program, what: subject };
-    members.iter().enumerate().map(|(index, profile)| metric(profile).ok_or_else(|| missing_evidence(index))).collect()
+    members.iter().enumerate().map(|(index, profile)| fact_of(profile).ok_or_else(|| missing_evidence(index))).collect()
 }
 
 /// Returns all schemes, in the order of their names.
 pub fn all_schemes() -> Vec<Box<dyn Scheme>> {
-    let by_rate = |rate, sum| Box::new(RateScheme { rate, sum });
+    let rate_scheme = |rate, sum| Box::new(RateScheme { rate, uses_sum: sum });
     vec![
-        by_rate(RateKind::Access, false),
+        rate_scheme(RateKind::Access, false),
         Box::new(AnimalClasses::default()),
-        Box::new(StatCc { jointly: false }),
-        by_rate(RateKind::Cpi, false),
-        by_rate(RateKind::Miss, false),
-        by_rate(RateKind::Miss, true),
+        Box::new(StatCc { solves_jointly: false }),
+        rate_scheme(RateKind::Cpi, false),
+        rate_scheme(RateKind::Miss, false),
+        rate_scheme(RateKind::Miss, true),
         Box::new(Pain),
-        by_rate(RateKind::Pcmr, false),
-        Box::new(Sdc { in_run_time: true }),
-        Box::new(Sdc { in_run_time: false }),
-        Box::new(StatCc { jointly: true }),
+        rate_scheme(RateKind::Pcmr, false),
+        Box::new(Sdc { reports_run_time: true }),
+        Box::new(Sdc { reports_run_time: false }),
+        Box::new(StatCc { solves_jointly: true }),
     ]
 }
 

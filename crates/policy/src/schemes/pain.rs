@@ -9,8 +9,8 @@
 
 use cachemate_core::Profile;
 
-use super::shared_cache::{SharedCache, positions_of, refs_per_mega_instr};
-use super::{GroupCosts, MissingEvidence, Scheme, gather};
+use super::shared_cache::{SharedCache, refs_per_mega_instr, stack_positions_on};
+use super::{GroupCosts, MissingEvidence, Scheme, gather_evidence};
 use crate::matrix::CostKind;
 
 /// The scheme that multiplies sensitivity and intensity.
@@ -19,8 +19,8 @@ pub struct Pain;
 /// Returns S, the likely extra misses per million instructions in a shared cache (CA equation 1), from hits by LRU
 /// position.
 pub fn pain_sensitivity(hits: &[f64]) -> f64 {
-    let weighted: f64 = hits.iter().enumerate().map(|(index, hits)| (index + 1) as f64 * hits).sum();
-    weighted / (1 + hits.len()) as f64
+    let weighted_sum: f64 = hits.iter().enumerate().map(|(index, hits)| (index + 1) as f64 * hits).sum();
+    weighted_sum / (1 + hits.len()) as f64
 }
 
 impl Scheme for Pain {
@@ -30,8 +30,8 @@ impl Scheme for Pain {
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
         let missing_fact = "stack positions of a cache with as many ways";
-        let positions = gather(self, members, missing_fact, |profile| positions_of(profile, cache))?;
-        let intensities = gather(self, members, "references per instruction", refs_per_mega_instr)?;
+        let positions = gather_evidence(self, members, missing_fact, |profile| stack_positions_on(profile, cache))?;
+        let intensities = gather_evidence(self, members, "references per instruction", refs_per_mega_instr)?;
         let sensitivities: Vec<f64> = positions.iter().map(|p| pain_sensitivity(&p[..cache.ways as usize])).collect();
         let pair_cost = |i: usize, j: usize| sensitivities[i] * intensities[j] * 1e-6;
         Ok(GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), pair_cost))

@@ -19,7 +19,7 @@
 use cachemate_core::Profile;
 
 use super::shared_cache::{SharedCache, refs_per_mega_instr, solo_misses_per_mega_instr};
-use super::{GroupCosts, MissingEvidence, Scheme, gather};
+use super::{GroupCosts, MissingEvidence, Scheme, gather_evidence};
 use crate::matrix::CostKind;
 
 /// The rate that a scheme uses.
@@ -40,7 +40,7 @@ pub struct RateScheme {
     /// Rate by which programs are compared.
     pub rate: RateKind,
     /// Whether the plain sum is used instead of the product.
-    pub sum: bool,
+    pub uses_sum: bool,
 }
 
 impl RateScheme {
@@ -68,13 +68,13 @@ impl RateScheme {
 
 /// Returns LLC misses per thousand instructions: alone on the cache if known, otherwise as observed.
 pub fn miss_rate(profile: &Profile, cache: &SharedCache) -> Option<f64> {
-    let solo = solo_misses_per_mega_instr(profile, cache).map(|misses| misses / 1000.0);
-    solo.or(profile.rates.observed_misses_per_kilo_instr.map(|observed| observed.value))
+    let solo_mpki = solo_misses_per_mega_instr(profile, cache).map(|misses| misses / 1000.0);
+    solo_mpki.or(profile.rates.observed_misses_per_kilo_instr.map(|observed_mpki| observed_mpki.value))
 }
 
 impl Scheme for RateScheme {
     fn name(&self) -> &'static str {
-        match (self.rate, self.sum) {
+        match (self.rate, self.uses_sum) {
             (RateKind::Miss, false) => "miss-rate",
             (RateKind::Miss, true) => "miss-rate-sum",
             (RateKind::Access, _) => "access-rate",
@@ -84,8 +84,8 @@ impl Scheme for RateScheme {
     }
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
-        let rates = gather(self, members, self.required_fact(), |profile| self.rate_of(profile, cache))?;
-        let pair_cost = |i: usize, j: usize| if self.sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
+        let rates = gather_evidence(self, members, self.required_fact(), |profile| self.rate_of(profile, cache))?;
+        let pair_cost = |i: usize, j: usize| if self.uses_sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
         let mut costs = GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), pair_cost);
         if self.rate == RateKind::Pcmr && !rates.is_empty() {
             // The group's miss rate is the mean of its members' PCMRs, which are per 100 references (CASC 4.1).
@@ -110,7 +110,7 @@ mod tests {
         hit_latency_cycles: 0.0,
         issue_width: 1.0,
         window_instructions: 1.0,
-        misses_at_once: 1.0,
+        max_overlapping_misses: 1.0,
     };
 
     fn with_pcmr(value: f64) -> Profile {
@@ -127,7 +127,7 @@ mod tests {
         let curve = vec![(1 << 20, Estimate::exact(3.0))];
         let profile = profile.with_misses(CacheLevel::L2, curve, FactSource::Oracle);
         assert_eq!(miss_rate(&profile, &CACHE), Some(3.0));
-        let error = RateScheme { rate: RateKind::Cpi, sum: false }.pair_costs(&[&profile], &CACHE).unwrap_err();
+        let error = RateScheme { rate: RateKind::Cpi, uses_sum: false }.pair_costs(&[&profile], &CACHE).unwrap_err();
         assert_eq!((error.scheme, error.program), ("ipc", 0));
     }
 
@@ -136,7 +136,7 @@ mod tests {
     fn a_groups_miss_rate_is_the_mean_of_its_pcmrs() {
         let profiles = [with_pcmr(2.0), with_pcmr(28.0), with_pcmr(30.0)];
         let members: Vec<&Profile> = profiles.iter().collect();
-        let costs = RateScheme { rate: RateKind::Pcmr, sum: false }.group_costs(&members, &CACHE).unwrap();
+        let costs = RateScheme { rate: RateKind::Pcmr, uses_sum: false }.group_costs(&members, &CACHE).unwrap();
         assert!((costs.group_miss_ratio.unwrap() - 0.2).abs() < 1e-12);
     }
 
@@ -146,7 +146,7 @@ mod tests {
         fn the_product_ranks_matchings_by_evenness(rates in prop::collection::vec(0.0f64..100.0, 4)) {
             let profiles: Vec<Profile> = rates.iter().map(|&rate| with_pcmr(rate)).collect();
             let members: Vec<&Profile> = profiles.iter().collect();
-            let costs = |sum| RateScheme { rate: RateKind::Pcmr, sum }.pair_costs(&members, &CACHE).unwrap();
+            let costs = |sum| RateScheme { rate: RateKind::Pcmr, uses_sum: sum }.pair_costs(&members, &CACHE).unwrap();
             let matchings = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]];
             let (products, sums) = (costs(false), costs(true));
             let weigh = |costs: &crate::matrix::PairCosts, m: &[(usize, usize); 2]| costs.mutual_cost(m[0].0, m[0].1) + costs.mutual_cost(m[1].0, m[1].1);

@@ -10,68 +10,70 @@
 
 use cachemate_core::Profile;
 
-use super::shared_cache::{SharedCache, SoloRates, positions_of};
-use super::{GroupCosts, MissingEvidence, Scheme, gather};
+use super::shared_cache::{SharedCache, SoloRates, stack_positions_on};
+use super::{GroupCosts, MissingEvidence, Scheme, gather_evidence};
 use crate::matrix::CostKind;
 
 /// The scheme of stack distance competition, with costs in run time or in extra misses.
 pub struct Sdc {
     /// Whether costs are slowdowns; otherwise, they are extra misses per million instructions.
-    pub in_run_time: bool,
+    pub reports_run_time: bool,
 }
 
 /// Returns the effective ways of each program: the number of its positions in the merged profile. `profiles` are hits
 /// by LRU position, optionally followed by the misses. The sum of the result is `ways`.
 pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
-    let mut won = vec![0usize; profiles.len()];
+    let mut won_positions = vec![0usize; profiles.len()];
     let mut ways_by_program = vec![0.0; profiles.len()];
-    let mut remaining = ways as usize;
-    while remaining > 0 && !profiles.is_empty() {
+    let mut remaining_ways = ways as usize;
+    while remaining_ways > 0 && !profiles.is_empty() {
         let hits: Vec<f64> = profiles
             .iter()
-            .zip(&won)
+            .zip(&won_positions)
             .map(|(p, &position)| if position < ways as usize { p[position] } else { f64::MIN })
             .collect();
         let max_hits = hits.iter().copied().fold(f64::MIN, f64::max);
         let winners: Vec<usize> = (0..hits.len()).filter(|&index| hits[index] == max_hits).collect();
-        if winners.len() > remaining {
-            winners.iter().for_each(|&index| ways_by_program[index] += remaining as f64 / winners.len() as f64);
+        if winners.len() > remaining_ways {
+            winners.iter().for_each(|&index| ways_by_program[index] += remaining_ways as f64 / winners.len() as f64);
             break;
         }
         for index in winners {
-            won[index] += 1;
+            won_positions[index] += 1;
             ways_by_program[index] += 1.0;
-            remaining -= 1;
+            remaining_ways -= 1;
         }
     }
     ways_by_program
 }
 
 /// Returns the hits beyond the effective ways, in which a fraction of a way has that fraction of its hits.
-fn lost_hits(hits: &[f64], ways: f64) -> f64 {
+fn hits_beyond(hits: &[f64], ways: f64) -> f64 {
     hits.iter().enumerate().map(|(index, hits)| hits * (1.0 - (ways - index as f64).clamp(0.0, 1.0))).sum()
 }
 
 impl Scheme for Sdc {
     fn name(&self) -> &'static str {
-        if self.in_run_time { "sdc" } else { "sdc-misses" }
+        if self.reports_run_time { "sdc" } else { "sdc-misses" }
     }
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
         let subject = "stack positions of a cache with as many ways";
-        let positions = gather(self, members, subject, |profile| positions_of(profile, cache))?;
+        let positions = gather_evidence(self, members, subject, |profile| stack_positions_on(profile, cache))?;
         let subject = "references per instruction";
-        let solos = gather(self, members, subject, |profile| SoloRates::from_profile(profile, cache))?;
+        let solo_rates = gather_evidence(self, members, subject, |profile| SoloRates::from_profile(profile, cache))?;
         let ways = cache.ways as usize;
-        let effective = effective_ways(&positions, cache.ways);
-        let lost_counts =
-            positions.iter().zip(&effective).map(|(positions, &part_ways)| lost_hits(&positions[..ways], part_ways));
+        let effective_ways_by_program = effective_ways(&positions, cache.ways);
+        let lost_counts = positions
+            .iter()
+            .zip(&effective_ways_by_program)
+            .map(|(positions, &effective_ways)| hits_beyond(&positions[..ways], effective_ways));
         let (mut costs, mut miss_ratios) = (Vec::new(), Vec::new());
-        for ((lost_count, positions), solo) in lost_counts.zip(&positions).zip(&solos) {
-            costs.push(if self.in_run_time { solo.slowdown_from_misses(lost_count * 1e-6) } else { lost_count });
+        for ((lost_count, positions), solo) in lost_counts.zip(&positions).zip(&solo_rates) {
+            costs.push(if self.reports_run_time { solo.slowdown_from_misses(lost_count * 1e-6) } else { lost_count });
             miss_ratios.push((positions[ways] + lost_count) / positions.iter().sum::<f64>());
         }
-        let kind = if self.in_run_time { CostKind::Degradation } else { CostKind::Weight };
+        let kind = if self.reports_run_time { CostKind::Degradation } else { CostKind::Weight };
         let has_miss_ratios = miss_ratios.iter().all(|ratio| ratio.is_finite());
         Ok(GroupCosts { kind, costs, miss_ratios: has_miss_ratios.then_some(miss_ratios), group_miss_ratio: None })
     }
@@ -97,7 +99,7 @@ mod tests {
     fn hits_beyond_the_ways_kept_are_lost() {
         let cache = SharedCache::new(4 * 64, 4, 64, 100.0);
         let (a, b) = (with_positions(&[10.0, 8.0, 1.0, 0.5, 3.0]), with_positions(&[9.0, 2.0, 1.0, 1.0, 0.0]));
-        let costs = Sdc { in_run_time: false }.pair_costs(&[&a, &b], &cache).unwrap();
+        let costs = Sdc { reports_run_time: false }.pair_costs(&[&a, &b], &cache).unwrap();
         assert_eq!((costs.cost[0][1], costs.cost[1][0]), (1.5, 2.0));
     }
 

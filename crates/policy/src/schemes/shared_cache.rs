@@ -30,7 +30,7 @@ pub struct SharedCache {
     /// Maximum number of instructions in flight; 1 means in order.
     pub window_instructions: f64,
     /// Maximum number of misses in flight.
-    pub misses_at_once: f64,
+    pub max_overlapping_misses: f64,
 }
 
 impl SharedCache {
@@ -46,7 +46,7 @@ impl SharedCache {
             hit_latency_cycles: 0.0,
             issue_width: 1.0,
             window_instructions: 1.0,
-            misses_at_once: 1.0,
+            max_overlapping_misses: 1.0,
         }
     }
 
@@ -54,7 +54,7 @@ impl SharedCache {
     pub fn from_machine(machine: &MachineSpec) -> Option<Self> {
         let cache = machine.last_level()?;
         let contexts = f64::from(machine.contexts_per_core.max(1));
-        let (width, window, at_once) = match machine.pipeline {
+        let (width, window, max_overlapping_misses) = match machine.pipeline {
             CoreModel::InOrder { issue_width } => (issue_width, 1.0, 1.0),
             CoreModel::OutOfOrder { issue_width, window, mshrs, .. } => {
                 (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
@@ -62,17 +62,17 @@ impl SharedCache {
         };
         // A victim cache behind this one serves some of its misses with its own latency. A profile of this level does
         // not show how many, so the latency of memory is used as an upper bound.
-        let beyond = machine.memory.local_latency_cycles.saturating_sub(cache.latency_cycles);
+        let miss_penalty_cycles = machine.memory.local_latency_cycles.saturating_sub(cache.latency_cycles);
         Some(SharedCache {
             size_bytes: cache.size_bytes,
             ways: cache.ways,
             line_bytes: cache.line_bytes,
             replacement: cache.replacement,
-            miss_penalty_cycles: f64::from(beyond),
+            miss_penalty_cycles: f64::from(miss_penalty_cycles),
             hit_latency_cycles: f64::from(cache.latency_cycles),
             issue_width: f64::from(width),
             window_instructions: window.max(1.0),
-            misses_at_once: at_once.max(1.0),
+            max_overlapping_misses: max_overlapping_misses.max(1.0),
         })
     }
 
@@ -83,15 +83,15 @@ impl SharedCache {
 
     /// Returns the cost in cycles of one more miss, for a program with this miss rate; misses in one window overlap.
     pub fn miss_cycles(&self, misses_per_instr: f64) -> f64 {
-        let overlapping_misses = (self.window_instructions * misses_per_instr).clamp(1.0, self.misses_at_once);
+        let overlapping_misses = (self.window_instructions * misses_per_instr).clamp(1.0, self.max_overlapping_misses);
         self.miss_penalty_cycles / overlapping_misses
     }
 
     /// Returns the cycles per instruction if every access hits: issue, plus the latency of hits that the window does
     /// not hide.
-    fn hitting_cycles_per_instr(&self, refs_per_instr: f64) -> f64 {
-        let hidden = (self.window_instructions - 1.0) / self.issue_width;
-        1.0 / self.issue_width + refs_per_instr * (self.hit_latency_cycles - hidden).max(0.0)
+    fn all_hit_cycles_per_instr(&self, refs_per_instr: f64) -> f64 {
+        let hidden_cycles = (self.window_instructions - 1.0) / self.issue_width;
+        1.0 / self.issue_width + refs_per_instr * (self.hit_latency_cycles - hidden_cycles).max(0.0)
     }
 }
 
@@ -119,10 +119,15 @@ impl SoloRates {
     /// Builds the rates from given references and misses, such as those of a model's own miss ratio.
     pub fn from_rates(profile: &Profile, cache: &SharedCache, refs_per_instr: f64, misses_per_instr: f64) -> Self {
         let miss_cycles = cache.miss_cycles(misses_per_instr);
-        let modeled = cache.hitting_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
-        let measured =
+        let modeled_cycles = cache.all_hit_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
+        let measured_cycles =
             profile.rates.solo_instr_per_cycle.map(|ipc| 1.0 / ipc.value).filter(|cpi| cpi.is_finite() && *cpi > 0.0);
-        SoloRates { refs_per_instr, misses_per_instr, cycles_per_instr: measured.unwrap_or(modeled), miss_cycles }
+        SoloRates {
+            refs_per_instr,
+            misses_per_instr,
+            cycles_per_instr: measured_cycles.unwrap_or(modeled_cycles),
+            miss_cycles,
+        }
     }
 
     /// Returns the cycles per instruction if every access hit. For a measured CPI, the result is at least the CPI of
@@ -146,7 +151,7 @@ pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
 
 /// Returns the hits at LRU positions 1..=ways and the misses, per million instructions; `None` if the profile is for
 /// another number of ways.
-pub fn positions_of<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a [f64]> {
+pub fn stack_positions_on<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a [f64]> {
     profile.stack_positions().filter(|positions| positions.len() == cache.ways as usize + 1)
 }
 
@@ -155,16 +160,16 @@ pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Opt
     misses_on_share_per_mega_instr(profile, cache, 1)
 }
 
-/// Returns the solo misses per million instructions on one of `parts` equal shares of the cache; `None` if the curve
-/// does not reach that size.
-pub fn misses_on_share_per_mega_instr(profile: &Profile, cache: &SharedCache, parts: u32) -> Option<f64> {
-    let parts = parts.max(1);
-    if let Some(positions) = positions_of(profile, cache) {
+/// Returns the solo misses per million instructions on one of `share_count` equal shares of the cache; `None` if the
+/// curve does not reach that size.
+pub fn misses_on_share_per_mega_instr(profile: &Profile, cache: &SharedCache, share_count: u32) -> Option<f64> {
+    let parts = share_count.max(1);
+    if let Some(positions) = stack_positions_on(profile, cache) {
         let ways = (cache.ways / parts).max(1) as usize;
         return Some(positions[ways.min(positions.len() - 1)..].iter().sum());
     }
     let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
-    Some(1000.0 * curve.ratio_at(cache.size_bytes / u64::from(parts))?)
+    Some(1000.0 * curve.rate_at(cache.size_bytes / u64::from(parts))?)
 }
 
 #[cfg(test)]
@@ -197,10 +202,10 @@ mod tests {
             hit_latency_cycles: 40.0,
             issue_width: 4.0,
             window_instructions: 101.0,
-            misses_at_once: 8.0,
+            max_overlapping_misses: 8.0,
             ..base
         };
-        assert_eq!(cache.hitting_cycles_per_instr(0.1), 0.25 + 0.1 * 15.0);
+        assert_eq!(cache.all_hit_cycles_per_instr(0.1), 0.25 + 0.1 * 15.0);
         assert_eq!((cache.miss_cycles(0.001), cache.miss_cycles(0.5)), (200.0, 25.0));
         assert!((cache.miss_cycles(0.04) - 200.0 / 4.04).abs() < 1e-9);
     }

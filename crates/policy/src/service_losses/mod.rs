@@ -34,11 +34,11 @@ const MAX_CO_RUNNERS: usize = 12;
 /// Minimum number of windows with a co-runner, and also without it, before its effect counts as measured.
 const MIN_WINDOWS: u32 = 3;
 /// Minimum number of CPUs with which a co-runner counts as present in a window.
-const PRESENT_FROM: f64 = 0.02;
+const MIN_PRESENCE: f64 = 0.02;
 /// Minimum number of standard errors with which an effect counts as measured.
-const MIN_ERRORS: f64 = 2.0;
+const MIN_STANDARD_ERRORS: f64 = 2.0;
 /// Minimum measured slowdown that is attributed to co-runners.
-const MIN_ATTRIBUTED: f64 = 0.01;
+const MIN_ATTRIBUTED_SLOWDOWN: f64 = 0.01;
 /// Number of windows over which the current presence is averaged, weighted by their length, because a loop of short
 /// programs has gaps, and a window may end with a program.
 const PRESENT_WINDOWS: usize = 20;
@@ -60,7 +60,7 @@ pub enum LossSource {
 
 impl LossSource {
     /// Returns the name of the source in files and tables.
-    pub fn text(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
             LossSource::Measured => "measured",
             LossSource::Attributed => "attributed",
@@ -84,7 +84,7 @@ pub struct ServiceLoss {
     pub windows: u32,
 }
 
-/// The state of a service in the last window.
+/// The report of a service in one window.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServiceReport {
     /// Identity of the service.
@@ -116,12 +116,12 @@ struct ServiceActivity<'a> {
 type ServiceActivities<'a> = BTreeMap<Cow<'a, ServiceIdentity>, ServiceActivity<'a>>;
 
 impl<'a> ServiceActivity<'a> {
-    fn live(&self) -> impl Iterator<Item = &'a TaskSample> {
+    fn live_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.tasks.iter().copied().filter(|task| !task.exited)
     }
 }
 
-/// Regression, counts and presences of a service over all windows.
+/// Regression, counts and co-runners of a service over all windows.
 #[derive(Clone, Debug, Default)]
 struct ServiceHistory {
     metric: Option<WorkMetric>,
@@ -139,23 +139,23 @@ struct CoRunnerHistory {
     service: ServiceIdentity,
     windows_with: u32,
     windows_without: u32,
-    /// Mean presence over the last windows.
+    /// Mean presence over the windows of `presence_windows`, weighted by their length.
     presence: f64,
     /// Presence and length of each of these windows.
-    last_windows: VecDeque<(f64, u64)>,
-    total_presence: f64,
+    presence_windows: VecDeque<(f64, u64)>,
+    decayed_presence: f64,
     forecast: Option<(u64, Option<Estimate>)>,
 }
 
 impl CoRunnerHistory {
     fn observe(&mut self, presence: f64, elapsed_ns: u64) {
-        if self.last_windows.len() == PRESENT_WINDOWS {
-            self.last_windows.pop_front();
+        if self.presence_windows.len() == PRESENT_WINDOWS {
+            self.presence_windows.pop_front();
         }
-        self.last_windows.push_back((presence, elapsed_ns));
-        let total: u64 = self.last_windows.iter().map(|(_, ns)| ns).sum();
-        let weighted: f64 = self.last_windows.iter().map(|(presence, ns)| presence * *ns as f64).sum();
-        self.presence = weighted / total.max(1) as f64;
+        self.presence_windows.push_back((presence, elapsed_ns));
+        let total_ns: u64 = self.presence_windows.iter().map(|(_, ns)| ns).sum();
+        let weighted_sum: f64 = self.presence_windows.iter().map(|(presence, ns)| presence * *ns as f64).sum();
+        self.presence = weighted_sum / total_ns.max(1) as f64;
     }
 }
 
@@ -178,7 +178,7 @@ struct ReportInputs<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct ServiceLosses {
     histories: BTreeMap<ServiceIdentity, ServiceHistory>,
-    solo: SoloSpeeds,
+    solo_speeds: SoloSpeeds,
 }
 
 impl ServiceLosses {
@@ -190,13 +190,14 @@ impl ServiceLosses {
         profiles: &Profiles,
         pair_forecast: &ServicePairForecast<'_>,
     ) -> Vec<ServiceReport> {
-        self.solo.observe(observation);
+        self.solo_speeds.observe(observation);
         let windows = service_windows(observation, topology);
         let elapsed_ns = observation.span.elapsed_ns.max(1);
-        let mut busiest: Vec<&ServiceIdentity> = windows.keys().map(|service| &**service).collect();
-        busiest.sort_by_key(|service| std::cmp::Reverse(windows[*service].ran_ns));
-        let followed: BTreeSet<&ServiceIdentity> = busiest.into_iter().take(MAX_SERVICES).collect();
-        for service in &followed {
+        let mut services_by_run_time: Vec<&ServiceIdentity> = windows.keys().map(|service| &**service).collect();
+        services_by_run_time.sort_by_key(|service| std::cmp::Reverse(windows[*service].ran_ns));
+        let tracked_services: BTreeSet<&ServiceIdentity> =
+            services_by_run_time.into_iter().take(MAX_SERVICES).collect();
+        for service in &tracked_services {
             let history = self.histories.entry((*service).clone()).or_default();
             history.last_window = observation.window;
             // A profile changes little from window to window, and copying its curves takes time.
@@ -207,7 +208,7 @@ impl ServiceLosses {
             }
         }
         self.histories.retain(|_, history| observation.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS);
-        for service in &followed {
+        for service in &tracked_services {
             let presence = co_runner_presences(service, &windows, elapsed_ns);
             if let Some(history) = self.histories.get_mut(*service) {
                 history.observe(&windows[*service], &presence, elapsed_ns);
@@ -218,7 +219,7 @@ impl ServiceLosses {
             histories.filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?))).collect();
         let inputs = ReportInputs { observation, topology, profiles, known_profiles: &known_profiles, pair_forecast };
         let mut reports: Vec<ServiceReport> =
-            windows.iter().map(|(service, activity)| self.report(service, activity, &inputs)).collect();
+            windows.iter().map(|(service, activity)| self.build_report(service, activity, &inputs)).collect();
         let slowdown_of = |report: &ServiceReport| report.slowdown.map_or(0.0, |(slowdown, _)| slowdown.value.max(0.0));
         reports.sort_by(|a, b| {
             slowdown_of(b)
@@ -229,7 +230,7 @@ impl ServiceLosses {
         reports
     }
 
-    fn report(
+    fn build_report(
         &mut self,
         service: &ServiceIdentity,
         activity: &ServiceActivity<'_>,
@@ -237,11 +238,11 @@ impl ServiceLosses {
     ) -> ServiceReport {
         let ReportInputs { observation, topology, profiles, known_profiles: known, pair_forecast } = *inputs;
         let elapsed_ns = observation.span.elapsed_ns.max(1);
-        let solo = self.solo_slowdown(activity, profiles, elapsed_ns);
+        let solo_slowdown = self.solo_slowdown(activity, profiles, elapsed_ns);
         let mut report = ServiceReport {
             service: service.clone(),
-            tasks: activity.live().map(|task| task.task).collect(),
-            max_slowdown: activity.live().filter_map(|task| task.goal?.max_slowdown).reduce(f64::min),
+            tasks: activity.live_tasks().map(|task| task.task).collect(),
+            max_slowdown: activity.live_tasks().filter_map(|task| task.goal?.max_slowdown).reduce(f64::min),
             cpu_share: activity.ran_ns as f64 / elapsed_ns as f64,
             slowdown: None,
             losses: Vec::new(),
@@ -252,14 +253,14 @@ impl ServiceLosses {
             return report;
         };
         history.update_forecasts(observation.window, known, pair_forecast);
-        report.losses = history.attribute_losses(solo);
-        let measured = report.losses.iter().filter(|loss| loss.source == LossSource::Measured);
-        let by_causes = measured.fold(None, |total: Option<Estimate>, loss| {
+        report.losses = history.attribute_losses(solo_slowdown);
+        let measured_losses = report.losses.iter().filter(|loss| loss.source == LossSource::Measured);
+        let slowdown_by_causes = measured_losses.fold(None, |total: Option<Estimate>, loss| {
             Some(total.map_or(loss.loss, |total| compound_loss(total, loss.loss)))
         });
-        report.slowdown = solo
+        report.slowdown = solo_slowdown
             .map(|solo| (Estimate::exact(solo), LossSource::Measured))
-            .or_else(|| by_causes.map(|total| (total, LossSource::Measured)))
+            .or_else(|| slowdown_by_causes.map(|total| (total, LossSource::Measured)))
             .or_else(|| {
                 let total = report.losses.iter().map(|loss| loss.loss).reduce(compound_loss)?;
                 Some((total, LossSource::Forecast))
@@ -270,10 +271,10 @@ impl ServiceLosses {
 
     /// Returns the slowdown relative to the solo speeds of the service's tasks, weighted by their run time.
     fn solo_slowdown(&self, activity: &ServiceActivity<'_>, profiles: &Profiles, elapsed_ns: u64) -> Option<f64> {
-        let unknown = Profile::default();
+        let empty_profile = Profile::default();
         let task_slowdowns = activity.tasks.iter().filter_map(|task| {
-            let profile = profiles.get(&task.task).unwrap_or(&unknown);
-            Some((self.solo.slowdown_over_solo(task, elapsed_ns, profile)?, task.ran_ns() as f64))
+            let profile = profiles.get(&task.task).unwrap_or(&empty_profile);
+            Some((self.solo_speeds.slowdown_over_solo(task, elapsed_ns, profile)?, task.ran_ns() as f64))
         });
         let (sum, weight) =
             task_slowdowns.fold((0.0, 0.0), |(sum, weight), (value, run_ns)| (sum + value * run_ns, weight + run_ns));
@@ -294,14 +295,14 @@ fn compound_loss(a: Estimate, b: Estimate) -> Estimate {
 impl ServiceHistory {
     fn observe(&mut self, activity: &ServiceActivity<'_>, presence: &BTreeMap<&ServiceIdentity, f64>, elapsed_ns: u64) {
         for (service, presence) in presence {
-            if *presence >= PRESENT_FROM && !self.co_runners.iter().any(|known| known.service == **service) {
+            if *presence >= MIN_PRESENCE && !self.co_runners.iter().any(|known| known.service == **service) {
                 self.co_runners.push(CoRunnerHistory {
                     service: (*service).clone(),
                     windows_with: 0,
                     windows_without: self.windows,
                     presence: 0.0,
-                    last_windows: VecDeque::with_capacity(PRESENT_WINDOWS),
-                    total_presence: 0.0,
+                    presence_windows: VecDeque::with_capacity(PRESENT_WINDOWS),
+                    decayed_presence: 0.0,
                     forecast: None,
                 });
             }
@@ -310,12 +311,12 @@ impl ServiceHistory {
         for co_runner in &mut self.co_runners {
             let present_share = presence_of(&co_runner.service);
             co_runner.observe(present_share, elapsed_ns);
-            co_runner.total_presence = 0.99 * co_runner.total_presence + present_share;
+            co_runner.decayed_presence = 0.99 * co_runner.decayed_presence + present_share;
         }
         while self.co_runners.len() > MAX_CO_RUNNERS {
-            let least_present = (0..self.co_runners.len())
-                .min_by(|a, b| self.co_runners[*a].total_presence.total_cmp(&self.co_runners[*b].total_presence));
-            let Some(least_present) = least_present else { break };
+            let least_present_index = (0..self.co_runners.len())
+                .min_by(|a, b| self.co_runners[*a].decayed_presence.total_cmp(&self.co_runners[*b].decayed_presence));
+            let Some(least_present) = least_present_index else { break };
             self.co_runners.remove(least_present);
             self.regression.remove(least_present);
         }
@@ -328,13 +329,13 @@ impl ServiceHistory {
         self.metric = Some(metric);
         self.windows += 1;
         for co_runner in &mut self.co_runners {
-            match presence_of(&co_runner.service) >= PRESENT_FROM {
+            match presence_of(&co_runner.service) >= MIN_PRESENCE {
                 true => co_runner.windows_with += 1,
                 false => co_runner.windows_without += 1,
             }
         }
-        let row: Vec<f64> = self.co_runners.iter().map(|co_runner| presence_of(&co_runner.service)).collect();
-        self.regression.observe(libm::log(speed), &row);
+        let presences: Vec<f64> = self.co_runners.iter().map(|co_runner| presence_of(&co_runner.service)).collect();
+        self.regression.observe(libm::log(speed), &presences);
     }
 
     fn restart(&mut self) {
@@ -347,32 +348,32 @@ impl ServiceHistory {
 
     fn update_forecasts(&mut self, window: u64, profiles: &PresentProfiles, pair_forecast: &ServicePairForecast<'_>) {
         let Some(own_profile) = &self.profile else { return };
-        for co_runner in self.co_runners.iter_mut().filter(|co_runner| co_runner.presence >= PRESENT_FROM) {
-            let is_due = co_runner.forecast.is_none_or(|(built_in, value)| {
-                window >= built_in + FORECAST_WINDOWS || window < built_in || value.is_none()
+        for co_runner in self.co_runners.iter_mut().filter(|co_runner| co_runner.presence >= MIN_PRESENCE) {
+            let is_due = co_runner.forecast.is_none_or(|(forecast_window, value)| {
+                window >= forecast_window + FORECAST_WINDOWS || window < forecast_window || value.is_none()
             });
             if let Some(co_runner_profile) = profiles.get(&co_runner.service).filter(|_| is_due) {
-                let by_curves = pair_forecast(own_profile, co_runner_profile);
-                let by_contention = || contention_forecast(own_profile, co_runner_profile);
-                co_runner.forecast = Some((window, by_curves.or_else(by_contention)));
+                let curve_forecast = pair_forecast(own_profile, co_runner_profile);
+                let contention_based = || contention_forecast(own_profile, co_runner_profile);
+                co_runner.forecast = Some((window, curve_forecast.or_else(contention_based)));
             }
         }
     }
 
-    fn attribute_losses(&self, solo: Option<f64>) -> Vec<ServiceLoss> {
+    fn attribute_losses(&self, solo_slowdown: Option<f64>) -> Vec<ServiceLoss> {
         let effects = self.regression.effects();
         let mut losses = Vec::new();
-        let mut unexplained = Vec::new();
+        let mut unmeasured_losses = Vec::new();
         for (index, co_runner) in self.co_runners.iter().enumerate() {
-            if co_runner.presence < PRESENT_FROM {
+            if co_runner.presence < MIN_PRESENCE {
                 continue;
             }
-            let scale = co_runner.presence.min(1.0);
+            let presence_share = co_runner.presence.min(1.0);
             let forecast = co_runner.forecast.and_then(|(_, forecast)| forecast);
             let forecast = forecast.map(|loss| Estimate {
-                value: loss.value * scale,
-                low: loss.low * scale,
-                high: loss.high * scale,
+                value: loss.value * presence_share,
+                low: loss.low * presence_share,
+                high: loss.high * presence_share,
             });
             let build_loss = |loss, source| ServiceLoss {
                 cause: co_runner.service.clone(),
@@ -383,39 +384,43 @@ impl ServiceHistory {
             };
             let is_separated = co_runner.windows_with >= MIN_WINDOWS && co_runner.windows_without >= MIN_WINDOWS;
             let effect = effects.get(index).filter(|_| is_separated);
-            match effect.filter(|effect| effect.value.abs() > MIN_ERRORS * effect.error) {
+            match effect.filter(|effect| effect.value.abs() > MIN_STANDARD_ERRORS * effect.error) {
                 Some(effect) => {
                     let loss_from_effect = |effect: f64| libm::expm1(effect * co_runner.presence);
-                    let spread = MIN_ERRORS * effect.error;
+                    let error_margin = MIN_STANDARD_ERRORS * effect.error;
                     let loss = Estimate {
                         value: loss_from_effect(effect.value),
-                        low: loss_from_effect(effect.value - spread),
-                        high: loss_from_effect(effect.value + spread),
+                        low: loss_from_effect(effect.value - error_margin),
+                        high: loss_from_effect(effect.value + error_margin),
                     };
                     losses.push(build_loss(loss, LossSource::Measured));
                 }
-                None => unexplained.push((co_runner, forecast, build_loss(Estimate::exact(0.0), LossSource::Forecast))),
+                None => unmeasured_losses.push((
+                    co_runner,
+                    forecast,
+                    build_loss(Estimate::exact(0.0), LossSource::Forecast),
+                )),
             }
         }
-        let explained = losses.iter().map(|loss| loss.loss).reduce(compound_loss).map_or(0.0, |total| total.value);
-        let unexplained_loss = solo
-            .map(|solo| (1.0 + solo) / (1.0 + explained) - 1.0)
-            .filter(|unexplained_loss| *unexplained_loss > MIN_ATTRIBUTED);
-        let all_forecast = unexplained.iter().all(|(_, forecast, _)| forecast.is_some());
+        let measured_loss = losses.iter().map(|loss| loss.loss).reduce(compound_loss).map_or(0.0, |total| total.value);
+        let unexplained_loss = solo_slowdown
+            .map(|solo| (1.0 + solo) / (1.0 + measured_loss) - 1.0)
+            .filter(|unexplained_loss| *unexplained_loss > MIN_ATTRIBUTED_SLOWDOWN);
+        let are_all_forecast = unmeasured_losses.iter().all(|(_, forecast, _)| forecast.is_some());
         let attribution_weight = |co_runner: &CoRunnerHistory, forecast: Option<Estimate>| match forecast {
-            Some(forecast) if all_forecast => forecast.value.max(0.0),
+            Some(forecast) if are_all_forecast => forecast.value.max(0.0),
             _ => co_runner.presence,
         };
         let total: f64 =
-            unexplained.iter().map(|(co_runner, forecast, _)| attribution_weight(co_runner, *forecast)).sum();
-        for (co_runner, forecast, entry) in &unexplained {
+            unmeasured_losses.iter().map(|(co_runner, forecast, _)| attribution_weight(co_runner, *forecast)).sum();
+        for (co_runner, forecast, loss_entry) in &unmeasured_losses {
             match (unexplained_loss.filter(|_| total > 0.0), forecast) {
                 (Some(unexplained_loss), _) => {
                     let value = unexplained_loss * attribution_weight(co_runner, *forecast) / total;
                     let loss = Estimate { value, low: 0.0, high: unexplained_loss };
-                    losses.push(ServiceLoss { loss, source: LossSource::Attributed, ..entry.clone() });
+                    losses.push(ServiceLoss { loss, source: LossSource::Attributed, ..loss_entry.clone() });
                 }
-                (None, Some(forecast)) => losses.push(ServiceLoss { loss: *forecast, ..entry.clone() }),
+                (None, Some(forecast)) => losses.push(ServiceLoss { loss: *forecast, ..loss_entry.clone() }),
                 (None, None) => {}
             }
         }
@@ -423,7 +428,7 @@ impl ServiceHistory {
         losses
     }
 
-    /// Returns the reason why something is missing from the report, if anything is.
+    /// Returns the reason why the report lacks a slowdown or losses; `None` if it has both.
     fn missing_loss_reason(
         &self,
         report: &ServiceReport,
@@ -434,7 +439,7 @@ impl ServiceHistory {
             return None;
         }
         let co_runners: Vec<&CoRunnerHistory> =
-            self.co_runners.iter().filter(|co_runner| co_runner.presence >= PRESENT_FROM).collect();
+            self.co_runners.iter().filter(|co_runner| co_runner.presence >= MIN_PRESENCE).collect();
         Some(if activity.ran_ns == 0 {
             "it did not run in this window".to_string()
         } else if topology.last_level_caches().next().is_none() {
@@ -483,7 +488,7 @@ fn service_windows<'a>(observation: &'a Observation, topology: &Topology) -> Ser
         activity.tasks.push(task);
     }
     // A service whose tasks all ended in this window still slowed down others in it.
-    windows.retain(|_, window| window.ran_ns > 0 || window.live().next().is_some());
+    windows.retain(|_, window| window.ran_ns > 0 || window.live_tasks().next().is_some());
     windows
 }
 
@@ -501,11 +506,11 @@ fn co_runner_presences<'w>(
     let activities = windows.iter().map(|(service, activity)| (&**service, activity));
     let co_runners = activities.filter(|(co_runner, _)| *co_runner != service);
     let presence_on_caches = |activity: &ServiceActivity<'_>| -> f64 {
-        let shared_time = |(cache, ns): (&CacheId, &u64)| {
+        let presence_on_cache = |(cache, ns): (&CacheId, &u64)| {
             let service_ns = activity.on_cache_ns.get(cache).copied().unwrap_or(0);
             *ns as f64 / total as f64 * service_ns as f64 / elapsed_ns as f64
         };
-        service_window.on_cache_ns.iter().map(shared_time).sum()
+        service_window.on_cache_ns.iter().map(presence_on_cache).sum()
     };
     co_runners
         .map(|(co_runner, activity)| (co_runner, presence_on_caches(activity)))
@@ -518,14 +523,14 @@ fn service_speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(Wor
     let task_metrics: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> =
         activity.tasks.iter().map(|task| (*task, metrics_of(task, elapsed_ns).collect())).collect();
     let metric = task_metrics.iter().flat_map(|(_, metrics)| metrics.iter().map(|(metric, _)| *metric)).min()?;
-    let measured_work = task_metrics.iter().filter_map(|(task, metrics)| {
+    let metric_counts = task_metrics.iter().filter_map(|(task, metrics)| {
         let (_, count) = metrics.iter().find(|(task_metric, _)| *task_metric == metric)?;
         Some((task.ran_ns(), *count))
     });
-    let (ran_ns, work) = measured_work.fold((0, 0.0), |(run_ns, work), (ns, count)| (run_ns + ns, work + count));
+    let (ran_ns, work_sum) = metric_counts.fold((0, 0.0), |(run_ns, work), (ns, count)| (run_ns + ns, work + count));
     // One thread reports the work of all threads of its process.
     let ran_ns = if metric == WorkMetric::Reported { activity.ran_ns } else { ran_ns };
-    (ran_ns > 0 && work > 0.0).then(|| (metric, work * 1e9 / ran_ns as f64))
+    (ran_ns > 0 && work_sum > 0.0).then(|| (metric, work_sum * 1e9 / ran_ns as f64))
 }
 
 fn busiest_profile<'p>(activity: &ServiceActivity<'_>, profiles: &'p Profiles) -> Option<&'p Profile> {

@@ -29,28 +29,28 @@ pub struct EffectRegression {
     /// Upper triangle of the products of a window's terms: the constant, then the co-runners.
     products: Vec<Vec<f64>>,
     /// Products of the terms with the speed.
-    targets: Vec<f64>,
-    square: f64,
-    weight: f64,
-    /// Error of the last window's prediction, and sums for the autocorrelation of these errors.
+    speed_products: Vec<f64>,
+    speed_square_sum: f64,
+    window_weight: f64,
+    /// Error of the last window's prediction, from which the autocorrelation of successive errors is computed.
     last_error: Option<f64>,
-    error_square: f64,
-    error_product: f64,
+    error_square_sum: f64,
+    error_product_sum: f64,
     /// Constant near the speeds that is subtracted, because sums of large numbers lose digits.
-    origin: Option<f64>,
+    speed_offset: Option<f64>,
 }
 
 impl Default for EffectRegression {
     fn default() -> Self {
         EffectRegression {
             products: vec![vec![0.0]],
-            targets: vec![0.0],
-            square: 0.0,
-            weight: 0.0,
+            speed_products: vec![0.0],
+            speed_square_sum: 0.0,
+            window_weight: 0.0,
             last_error: None,
-            error_square: 0.0,
-            error_product: 0.0,
-            origin: None,
+            error_square_sum: 0.0,
+            error_product_sum: 0.0,
+            speed_offset: None,
         }
     }
 }
@@ -58,82 +58,89 @@ impl Default for EffectRegression {
 impl EffectRegression {
     /// Observes a window. Co-runners keep their index; a new one was absent in all earlier windows.
     pub fn observe(&mut self, log_speed: f64, presence: &[f64]) {
-        let speed = log_speed - *self.origin.get_or_insert(log_speed);
-        while self.targets.len() < presence.len() + 1 {
+        let centered_speed = log_speed - *self.speed_offset.get_or_insert(log_speed);
+        while self.speed_products.len() < presence.len() + 1 {
             self.products.iter_mut().for_each(|row| row.push(0.0));
-            self.targets.push(0.0);
-            self.products.push(vec![0.0; self.targets.len()]);
+            self.speed_products.push(0.0);
+            self.products.push(vec![0.0; self.speed_products.len()]);
         }
         let terms: Vec<f64> = std::iter::once(1.0).chain(presence.iter().map(|presence| -presence)).collect();
-        if self.weight > 1.0
+        if self.window_weight > 1.0
             && let Some((effects, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE)
         {
-            let error = speed - terms.iter().zip(&effects).map(|(term, effect)| term * effect).sum::<f64>();
-            self.error_square = RETENTION * self.error_square + error * error;
-            self.error_product = RETENTION * self.error_product + error * self.last_error.unwrap_or(0.0);
+            let error = centered_speed - terms.iter().zip(&effects).map(|(term, effect)| term * effect).sum::<f64>();
+            self.error_square_sum = RETENTION * self.error_square_sum + error * error;
+            self.error_product_sum = RETENTION * self.error_product_sum + error * self.last_error.unwrap_or(0.0);
             self.last_error = Some(error);
         }
-        self.forget(&terms);
+        self.decay(&terms);
         for (row, row_term) in self.products.iter_mut().zip(&terms) {
             for (product, column_term) in row.iter_mut().zip(&terms) {
                 *product += row_term * column_term;
             }
         }
-        for (target, term) in self.targets.iter_mut().zip(&terms) {
-            *target += term * speed;
+        for (target, term) in self.speed_products.iter_mut().zip(&terms) {
+            *target += term * centered_speed;
         }
-        self.square += speed * speed;
-        self.weight = RETENTION * self.weight + 1.0;
+        self.speed_square_sum += centered_speed * centered_speed;
+        self.window_weight = RETENTION * self.window_weight + 1.0;
     }
 
-    /// Forgets only in the direction of the next window's terms (directional forgetting, Cao and Schwartz 2000). If a
-    /// co-runner stays for long, the knowledge of the speed without it therefore does not fade.
-    fn forget(&mut self, terms: &[f64]) {
+    /// Decays the sums only in the direction of the next window's terms (directional forgetting, Cao and Schwartz
+    /// 2000). The knowledge of the speed without a co-runner therefore does not fade while the co-runner stays.
+    fn decay(&mut self, terms: &[f64]) {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let along: Vec<f64> = self.products.iter().map(|row| dot(row, terms)).collect();
-        let information = dot(&along, terms);
+        let projections: Vec<f64> = self.products.iter().map(|row| dot(row, terms)).collect();
+        let information = dot(&projections, terms);
         if information <= 0.0 {
             return;
         }
-        let (share, target) = ((1.0 - RETENTION) / information, dot(&self.targets, terms));
-        let explained = self.solve(PRIOR_NOISE * PRIOR_NOISE).map_or(0.0, |(effects, _)| dot(&effects, &self.targets));
-        let residual = (self.square - explained).max(0.0);
-        for (row, value) in self.products.iter_mut().zip(&along) {
-            row.iter_mut().zip(&along).for_each(|(product, column_value)| *product -= share * value * column_value);
+        let (decay_factor, target) = ((1.0 - RETENTION) / information, dot(&self.speed_products, terms));
+        let explained_squares =
+            self.solve(PRIOR_NOISE * PRIOR_NOISE).map_or(0.0, |(effects, _)| dot(&effects, &self.speed_products));
+        let residual = (self.speed_square_sum - explained_squares).max(0.0);
+        for (row, value) in self.products.iter_mut().zip(&projections) {
+            row.iter_mut()
+                .zip(&projections)
+                .for_each(|(product, column_value)| *product -= decay_factor * value * column_value);
         }
-        self.targets.iter_mut().zip(&along).for_each(|(sum, value)| *sum -= share * value * target);
-        self.square -= share * target * target + (1.0 - RETENTION) * residual;
+        self.speed_products.iter_mut().zip(&projections).for_each(|(sum, value)| *sum -= decay_factor * value * target);
+        self.speed_square_sum -= decay_factor * target * target + (1.0 - RETENTION) * residual;
     }
 
     /// Returns the estimated effect of each co-runner, by index.
     pub fn effects(&self) -> Vec<EffectEstimate> {
         // The prior is in units of the noise, which is known only after a first solution.
-        let Some((first, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE) else { return Vec::new() };
-        let noise = self.noise_variance(&first);
+        let Some((initial_effects, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE) else { return Vec::new() };
+        let noise = self.noise_variance(&initial_effects);
         let Some((effects, variances)) = self.solve(noise) else { return Vec::new() };
         let variance = self.noise_variance(&effects).max(noise);
-        let estimate =
-            |(value, unit): (&f64, &f64)| EffectEstimate { value: *value, error: libm::sqrt(unit * variance) };
+        let estimate = |(value, unit_variance): (&f64, &f64)| EffectEstimate {
+            value: *value,
+            error: libm::sqrt(unit_variance * variance),
+        };
         effects.iter().zip(&variances).skip(1).map(estimate).collect()
     }
 
     /// Removes a co-runner; the windows in which it ran still count for the remaining ones.
     pub fn remove(&mut self, index: usize) {
         let index = index + 1;
-        if index < self.targets.len() {
-            self.targets.remove(index);
+        if index < self.speed_products.len() {
+            self.speed_products.remove(index);
             self.products.remove(index);
             self.products.iter_mut().for_each(|row| _ = row.remove(index));
         }
     }
 
     fn noise_variance(&self, effects: &[f64]) -> f64 {
-        let explained: f64 = effects.iter().zip(&self.targets).map(|(effect, target)| effect * target).sum();
+        let explained_squares: f64 =
+            effects.iter().zip(&self.speed_products).map(|(effect, target)| effect * target).sum();
         let prior = PRIOR_WINDOWS * PRIOR_NOISE * PRIOR_NOISE;
-        let freedom = (self.weight + PRIOR_WINDOWS - effects.len() as f64).max(1.0);
-        let variance = ((self.square - explained).max(0.0) + prior) / freedom;
+        let degrees_of_freedom = (self.window_weight + PRIOR_WINDOWS - effects.len() as f64).max(1.0);
+        let variance = ((self.speed_square_sum - explained_squares).max(0.0) + prior) / degrees_of_freedom;
         // Successive windows resemble each other, so they carry less information than as many independent ones.
-        let correlation = if self.error_square > 0.0 { self.error_product / self.error_square } else { 0.0 };
+        let correlation =
+            if self.error_square_sum > 0.0 { self.error_product_sum / self.error_square_sum } else { 0.0 };
         let correlation = correlation.clamp(0.0, 0.9);
         variance * (1.0 + correlation) / (1.0 - correlation)
     }
@@ -141,7 +148,7 @@ impl EffectRegression {
     /// Returns the effects, and their variances at a noise of one, by Gauss-Jordan elimination of a positive definite
     /// matrix.
     fn solve(&self, noise_variance: f64) -> Option<(Vec<f64>, Vec<f64>)> {
-        let size = self.targets.len();
+        let size = self.speed_products.len();
         let prior = noise_variance / (PRIOR_DEVIATION * PRIOR_DEVIATION);
         let mut matrix: Vec<Vec<f64>> = self.products.clone();
         for (index, row) in matrix.iter_mut().enumerate() {
@@ -157,11 +164,12 @@ impl EffectRegression {
             let pivot_row = matrix[pivot].clone();
             for (_, row) in matrix.iter_mut().enumerate().filter(|(index, _)| *index != pivot) {
                 let factor = row[pivot];
-                row.iter_mut().zip(&pivot_row).for_each(|(cell, above)| *cell -= factor * above);
+                row.iter_mut().zip(&pivot_row).for_each(|(cell, pivot_cell)| *cell -= factor * pivot_cell);
             }
         }
         let inverse_at = |row: usize, column: usize| matrix[row][size + column];
-        let effects = (0..size).map(|row| (0..size).map(|column| inverse_at(row, column) * self.targets[column]).sum());
+        let effects =
+            (0..size).map(|row| (0..size).map(|column| inverse_at(row, column) * self.speed_products[column]).sum());
         Some((effects.collect(), (0..size).map(|index| inverse_at(index, index).max(0.0)).collect()))
     }
 }

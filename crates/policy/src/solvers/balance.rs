@@ -34,7 +34,7 @@ pub enum GroupModel {
 
 impl GroupModel {
     /// Returns the number of threads of the model.
-    pub fn threads(&self) -> usize {
+    pub fn thread_count(&self) -> usize {
         match self {
             GroupModel::Average(ratios) => ratios.len(),
             GroupModel::Composed(composed) => composed.members.len(),
@@ -51,7 +51,7 @@ impl GroupModel {
 }
 
 /// Number of grid points of a table; neighboring points are 15 % apart, over seven decades.
-const POINTS: usize = 116;
+const GRID_POINTS: usize = 116;
 
 /// The effect of each thread on a shared cache, tabulated by the number that all members of a group have in common.
 #[derive(Clone, Debug)]
@@ -67,42 +67,39 @@ pub struct ComposedModel {
 struct ComposedMember {
     rate: f64,
     /// Lines touched (LRU) or misses per time (random) at the points of the grid.
-    takes: Vec<f64>,
+    demand: Vec<f64>,
     misses: Vec<f64>,
 }
 
 impl ComposedModel {
-    /// Builds the model for groups of `size` from each thread's reuse times, in references to the cache, and its
-    /// references per unit of time. `None` without lines, samples or rates.
-    pub fn new(
-        threads: &[(&ReuseTimes, f64)],
-        group: usize,
-        lines: u64,
-        replacement: ReplacementModel,
-    ) -> Option<Self> {
-        let fastest = threads.iter().map(|thread| thread.1).fold(0.0, f64::max) * group as f64;
-        let sound = threads.iter().all(|&(_, rate)| rate.is_finite() && rate > 0.0);
-        if lines == 0 || group == 0 || !sound || threads.is_empty() {
+    /// Builds the model for groups of `size` threads from each thread's reuse times (in references to the cache) and
+    /// its references per unit of time. `None` without lines, samples or rates.
+    pub fn new(threads: &[(&ReuseTimes, f64)], size: usize, lines: u64, replacement: ReplacementModel) -> Option<Self> {
+        let max_group_rate = threads.iter().map(|thread| thread.1).fold(0.0, f64::max) * size as f64;
+        let is_sound = threads.iter().all(|&(_, rate)| rate.is_finite() && rate > 0.0);
+        if lines == 0 || size == 0 || !is_sound || threads.is_empty() {
             return None;
         }
         let models: Vec<StackModel> = threads.iter().map(|thread| StackModel::new(thread.0)).collect::<Option<_>>()?;
         let (low, high) = match replacement {
-            ReplacementModel::Random => (fastest * 1e-7, fastest * 1.001),
+            ReplacementModel::Random => (max_group_rate * 1e-7, max_group_rate * 1.001),
             ReplacementModel::Lru => {
-                let longest =
+                let max_reuse_times =
                     models.iter().zip(threads).map(|(model, &(_, rate))| (model.max_reuse_time() + 2.0) / rate);
-                let low = 0.9 * lines as f64 / fastest;
-                (low, longest.fold(2.0 * low, f64::max))
+                let low = 0.9 * lines as f64 / max_group_rate;
+                (low, max_reuse_times.fold(2.0 * low, f64::max))
             }
         };
-        let step = libm::log(high / low) / (POINTS - 1) as f64;
-        let grid: Vec<f64> = (0..POINTS).map(|index| low * libm::exp(step * index as f64)).collect();
+        let step = libm::log(high / low) / (GRID_POINTS - 1) as f64;
+        let grid: Vec<f64> = (0..GRID_POINTS).map(|index| low * libm::exp(step * index as f64)).collect();
         let build_member = |(model, &(reuse, rate)): (&StackModel, &(&ReuseTimes, f64))| {
             let misses: Option<Vec<f64>> = grid
                 .iter()
-                .map(|&common| match replacement {
-                    ReplacementModel::Random => Some(rate * statcache::co_run_miss_ratio(reuse, common / rate, lines)?),
-                    ReplacementModel::Lru => Some(rate * model.late_reuse_fraction(common * rate)),
+                .map(|&grid_value| match replacement {
+                    ReplacementModel::Random => {
+                        Some(rate * statcache::co_run_miss_ratio(reuse, grid_value / rate, lines)?)
+                    }
+                    ReplacementModel::Lru => Some(rate * model.late_reuse_fraction(grid_value * rate)),
                 })
                 .collect();
             let misses = misses?;
@@ -110,7 +107,7 @@ impl ComposedModel {
                 ReplacementModel::Random => misses.clone(),
                 ReplacementModel::Lru => grid.iter().map(|&common| model.lines_in(common * rate)).collect(),
             };
-            Some(ComposedMember { rate, takes, misses })
+            Some(ComposedMember { rate, demand: takes, misses })
         };
         let members = models.iter().zip(threads).map(build_member).collect::<Option<_>>()?;
         Some(ComposedModel { members, grid, lines: (replacement == ReplacementModel::Lru).then_some(lines as f64) })
@@ -122,19 +119,20 @@ impl ComposedModel {
         };
         // The excess is positive below the solution and negative above.
         let excess_at = |point: usize| match self.lines {
-            Some(lines) => lines - sum_of_members(|member| &member.takes, point),
-            None => sum_of_members(|member| &member.takes, point) - self.grid[point],
+            Some(lines) => lines - sum_of_members(|member| &member.demand, point),
+            None => sum_of_members(|member| &member.demand, point) - self.grid[point],
         };
-        let (mut low, mut high) = (0, POINTS - 1);
+        let (mut low, mut high) = (0, GRID_POINTS - 1);
         while high - low > 1 {
-            let middle = (low + high) / 2;
-            if excess_at(middle) > 0.0 { low = middle } else { high = middle }
+            let middle_value = (low + high) / 2;
+            if excess_at(middle_value) > 0.0 { low = middle_value } else { high = middle_value }
         }
-        let (below, above) = (excess_at(low), excess_at(high));
-        let along = if below > above { (below / (below - above)).clamp(0.0, 1.0) } else { 0.0 };
+        let (low_excess, high_excess) = (excess_at(low), excess_at(high));
+        let fraction =
+            if low_excess > high_excess { (low_excess / (low_excess - high_excess)).clamp(0.0, 1.0) } else { 0.0 };
         let misses_at = |point: usize| sum_of_members(|member| &member.misses, point);
-        let rates: f64 = group.iter().map(|&index| self.members[index].rate).sum();
-        (misses_at(low) + along * (misses_at(high) - misses_at(low))) / rates
+        let rate_sum: f64 = group.iter().map(|&index| self.members[index].rate).sum();
+        (misses_at(low) + fraction * (misses_at(high) - misses_at(low))) / rate_sum
     }
 }
 
@@ -159,98 +157,102 @@ pub struct BestGroups {
     pub threshold: f64,
 }
 
-/// Returns the best groups of `size`, which is at least 1 and is limited to the number of threads.
-pub fn best_groups(model: &GroupModel, size: usize) -> BestGroups {
-    let groups: Vec<Vec<usize>> = (0..model.threads()).map(|thread| best_group(model, thread, size)).collect();
+/// Returns the best group of each thread. `size` is at least 1; a group has at most as many members as there are
+/// threads.
+pub fn find_best_groups(model: &GroupModel, size: usize) -> BestGroups {
+    let groups: Vec<Vec<usize>> = (0..model.thread_count()).map(|thread| best_group(model, thread, size)).collect();
     let threshold = groups.iter().map(|group| model.group_miss_ratio(group)).fold(0.0, f64::max);
     BestGroups { groups, threshold }
 }
 
 fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
-    let from_order = |order: &[usize]| {
+    let build_group = |ordered_threads: &[usize]| {
         let mut group = vec![thread];
-        group.extend(order.iter().copied().filter(|&member| member != thread).take(size - 1));
+        group.extend(ordered_threads.iter().copied().filter(|&member| member != thread).take(size - 1));
         group
     };
     let threads_ascending_by = |key: &dyn Fn(usize) -> f64| {
-        let mut order: Vec<usize> = (0..model.threads()).collect();
-        order.sort_by(|&a, &b| key(a).total_cmp(&key(b)));
-        order
+        let mut ordered_threads: Vec<usize> = (0..model.thread_count()).collect();
+        ordered_threads.sort_by(|&a, &b| key(a).total_cmp(&key(b)));
+        ordered_threads
     };
-    let composed = match model {
-        GroupModel::Average(ratios) => return from_order(&threads_ascending_by(&|index| ratios[index])),
+    let composed_misses = match model {
+        GroupModel::Average(ratios) => return build_group(&threads_ascending_by(&|index| ratios[index])),
         GroupModel::Composed(composed) => composed,
     };
-    // Groups to start from: the threads with the lowest ratio, misses per time, or misses for their rate, at several
-    // points of the grid.
-    let mut starts = Vec::new();
-    for point in [POINTS / 4, POINTS / 2, 3 * POINTS / 4] {
-        let misses_of = |at: usize| composed.members[at].misses[point];
-        starts.push(from_order(&threads_ascending_by(&misses_of)));
-        starts.push(from_order(&threads_ascending_by(&|index| misses_of(index) / composed.members[index].rate)));
+    // Groups to start from: the threads with the fewest misses per time or the lowest miss ratio at several points of
+    // the grid, and those with the highest rate.
+    let mut start_groups = Vec::new();
+    for point in [GRID_POINTS / 4, GRID_POINTS / 2, 3 * GRID_POINTS / 4] {
+        let misses_of = |at: usize| composed_misses.members[at].misses[point];
+        start_groups.push(build_group(&threads_ascending_by(&misses_of)));
+        start_groups
+            .push(build_group(&threads_ascending_by(&|index| misses_of(index) / composed_misses.members[index].rate)));
     }
-    starts.push(from_order(&threads_ascending_by(&|index| -composed.members[index].rate)));
-    let mut best: Option<(f64, Vec<usize>)> = None;
-    for start in starts {
-        let (ratio, group) = exchange(model, start);
-        if best.as_ref().is_none_or(|best| ratio < best.0) {
-            best = Some((ratio, group));
+    start_groups.push(build_group(&threads_ascending_by(&|index| -composed_misses.members[index].rate)));
+    let mut best_ratio_and_group: Option<(f64, Vec<usize>)> = None;
+    for start in start_groups {
+        let (ratio, group) = improve_by_exchanges(model, start);
+        if best_ratio_and_group.as_ref().is_none_or(|best| ratio < best.0) {
+            best_ratio_and_group = Some((ratio, group));
         }
     }
-    best.map_or_else(|| vec![thread], |best| best.1)
+    best_ratio_and_group.map_or_else(|| vec![thread], |best| best.1)
 }
 
 /// Exchanges one member, but never the first, for another thread, as long as that lowers the ratio; the best exchange
 /// comes first.
-fn exchange(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
+fn improve_by_exchanges(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
     let mut ratio = model.group_miss_ratio(&group);
     loop {
-        let mut best: Option<(f64, usize, usize)> = None;
+        let mut best_exchange: Option<(f64, usize, usize)> = None;
         for seat in 1..group.len() {
             let previous_member = group[seat];
-            for candidate in (0..model.threads()).filter(|candidate| !group.contains(candidate)).collect::<Vec<_>>() {
+            for candidate in
+                (0..model.thread_count()).filter(|candidate| !group.contains(candidate)).collect::<Vec<_>>()
+            {
                 group[seat] = candidate;
                 let new_ratio = model.group_miss_ratio(&group);
-                if new_ratio < best.map_or(ratio * (1.0 - 1e-12), |best| best.0) {
-                    best = Some((new_ratio, seat, candidate));
+                if new_ratio < best_exchange.map_or(ratio * (1.0 - 1e-12), |best| best.0) {
+                    best_exchange = Some((new_ratio, seat, candidate));
                 }
             }
             group[seat] = previous_member;
         }
-        let Some((found, seat, other)) = best else { return (ratio, group) };
+        let Some((new_ratio, seat, other)) = best_exchange else { return (ratio, group) };
         group[seat] = other;
-        ratio = found;
+        ratio = new_ratio;
     }
 }
 
 /// Returns the groups that take turns, all at or below the threshold; every thread is in at least one.
-pub fn rotation(model: &GroupModel, best: &BestGroups, rule: RotationRule) -> Vec<Vec<usize>> {
-    let threads = model.threads();
+pub fn build_rotation(model: &GroupModel, best_groups: &BestGroups, rule: RotationRule) -> Vec<Vec<usize>> {
+    let threads = model.thread_count();
     let mut turn_counts = vec![0u32; threads];
     let mut groups = match rule {
         RotationRule::Fair => {
-            let next_turn = |_| fair_turn(model, best, &mut turn_counts);
+            let next_turn = |_| choose_fair_group(model, best_groups, &mut turn_counts);
             (0..threads).map(next_turn).collect::<Vec<_>>()
         }
-        RotationRule::Uniform { seed } => walk(model, best, seed),
+        RotationRule::Uniform { seed } => walk_randomly(model, best_groups, seed),
     };
     for thread in 0..threads {
         if !groups.iter().any(|group| group.contains(&thread)) {
-            groups.push(best.groups[thread].clone());
+            groups.push(best_groups.groups[thread].clone());
         }
     }
     groups
 }
 
-fn is_qualified(model: &GroupModel, best: &BestGroups, group: &[usize]) -> bool {
-    model.group_miss_ratio(group) <= best.threshold * (1.0 + 1e-9)
+fn is_qualified(model: &GroupModel, best_groups: &BestGroups, group: &[usize]) -> bool {
+    model.group_miss_ratio(group) <= best_groups.threshold * (1.0 + 1e-9)
 }
 
-fn fair_turn(model: &GroupModel, best: &BestGroups, turn_counts: &mut [u32]) -> Vec<usize> {
-    let mut by_need: Vec<usize> = (0..turn_counts.len()).collect();
-    by_need.sort_by_key(|&thread| turn_counts[thread]);
-    let mut group = best.groups[by_need[0]].clone();
-    for &candidate in &by_need[1..] {
+fn choose_fair_group(model: &GroupModel, best_groups: &BestGroups, turn_counts: &mut [u32]) -> Vec<usize> {
+    let mut threads_by_turns: Vec<usize> = (0..turn_counts.len()).collect();
+    threads_by_turns.sort_by_key(|&thread| turn_counts[thread]);
+    let mut group = best_groups.groups[threads_by_turns[0]].clone();
+    for &candidate in &threads_by_turns[1..] {
         if group.contains(&candidate) {
             continue;
         }
@@ -259,7 +261,7 @@ fn fair_turn(model: &GroupModel, best: &BestGroups, turn_counts: &mut [u32]) -> 
         seats.sort_by_key(|&seat| std::cmp::Reverse(turn_counts[group[seat]]));
         for seat in seats {
             let previous_member = std::mem::replace(&mut group[seat], candidate);
-            if is_qualified(model, best, &group) {
+            if is_qualified(model, best_groups, &group) {
                 break;
             }
             group[seat] = previous_member;
@@ -270,10 +272,10 @@ fn fair_turn(model: &GroupModel, best: &BestGroups, turn_counts: &mut [u32]) -> 
 }
 
 /// Walks over the qualifying groups at random; because the steps are symmetric, all groups are visited equally often.
-fn walk(model: &GroupModel, best: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
+fn walk_randomly(model: &GroupModel, best_groups: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
     let mut generator = SplitMix64::new(seed);
-    let threads = model.threads();
-    let mut group = best.groups[0].clone();
+    let threads = model.thread_count();
+    let mut group = best_groups.groups[0].clone();
     let mut groups = Vec::new();
     for _ in 0..4 * threads {
         for _ in 0..8 * threads {
@@ -283,7 +285,7 @@ fn walk(model: &GroupModel, best: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
                 continue;
             }
             let previous_member = std::mem::replace(&mut group[seat], candidate);
-            if !is_qualified(model, best, &group) {
+            if !is_qualified(model, best_groups, &group) {
                 group[seat] = previous_member;
             }
         }
@@ -305,7 +307,7 @@ mod tests {
     }
 
     fn threshold_by_enumeration(model: &GroupModel, size: usize) -> f64 {
-        let groups = groups_of(model.threads(), size);
+        let groups = groups_of(model.thread_count(), size);
         let lowest = |thread: usize| {
             groups
                 .iter()
@@ -313,7 +315,7 @@ mod tests {
                 .map(|group| model.group_miss_ratio(group))
                 .fold(f64::INFINITY, f64::min)
         };
-        (0..model.threads()).map(lowest).fold(0.0, f64::max)
+        (0..model.thread_count()).map(lowest).fold(0.0, f64::max)
     }
 
     fn any_reuse() -> impl Strategy<Value = ReuseTimes> {
@@ -336,9 +338,9 @@ mod tests {
     }
 
     fn check_rotation(model: &GroupModel, size: usize) -> Result<(), TestCaseError> {
-        let best = best_groups(model, size);
+        let best = find_best_groups(model, size);
         for rule in [RotationRule::Fair, RotationRule::Uniform { seed: 3 }] {
-            let groups = rotation(model, &best, rule);
+            let groups = build_rotation(model, &best, rule);
             for group in &groups {
                 let mut members = group.clone();
                 members.sort_unstable();
@@ -346,7 +348,7 @@ mod tests {
                 prop_assert_eq!(members.len(), size);
                 prop_assert!(model.group_miss_ratio(group) <= best.threshold * (1.0 + 1e-9));
             }
-            prop_assert!((0..model.threads()).all(|thread| groups.iter().any(|group| group.contains(&thread))));
+            prop_assert!((0..model.thread_count()).all(|thread| groups.iter().any(|group| group.contains(&thread))));
         }
         Ok(())
     }
@@ -358,7 +360,7 @@ mod tests {
         #[test]
         fn the_averages_threshold_needs_no_enumeration(ratios in prop::collection::vec(0.0f64..1.0, 4..9), size in 1usize..5) {
             let model = GroupModel::Average(ratios.clone());
-            let threshold = best_groups(&model, size).threshold;
+            let threshold = find_best_groups(&model, size).threshold;
             prop_assert!((threshold - threshold_by_enumeration(&model, size)).abs() < 1e-12);
             let mut sorted = ratios;
             sorted.sort_by(f64::total_cmp);
@@ -374,7 +376,7 @@ mod tests {
         ) {
             let replacement = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
             let model = composed_model(&threads, size, lines, replacement);
-            let (threshold, expected) = (best_groups(&model, size).threshold, threshold_by_enumeration(&model, size));
+            let (threshold, expected) = (find_best_groups(&model, size).threshold, threshold_by_enumeration(&model, size));
             prop_assert!((threshold - expected).abs() <= 1e-9 * (1.0 + expected), "{threshold} {expected}");
             check_rotation(&model, size)?;
         }
@@ -408,7 +410,7 @@ mod tests {
     fn fair_turns_are_as_even_as_possible() {
         let turn_counts = |ratios: &[f64], size: usize| {
             let model = GroupModel::Average(ratios.to_vec());
-            let groups = rotation(&model, &best_groups(&model, size), RotationRule::Fair);
+            let groups = build_rotation(&model, &find_best_groups(&model, size), RotationRule::Fair);
             let entry = |thread: usize| groups.iter().filter(|group| group.contains(&thread)).count();
             (0..ratios.len()).map(entry).collect::<Vec<usize>>()
         };
@@ -423,10 +425,10 @@ mod tests {
     #[test]
     fn the_walk_is_uniform_over_qualifying_groups() {
         let model = GroupModel::Average(vec![0.9, 0.1, 0.1, 0.1, 0.1, 0.1]);
-        let best = best_groups(&model, 2);
+        let best = find_best_groups(&model, 2);
         let mut visits = std::collections::BTreeMap::new();
         for seed in 0..200 {
-            for mut group in walk(&model, &best, seed) {
+            for mut group in walk_randomly(&model, &best, seed) {
                 group.sort_unstable();
                 *visits.entry(group).or_insert(0u32) += 1;
             }

@@ -29,7 +29,7 @@ pub struct BucketThread {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BucketizationRules {
     /// Whether to use the better form of the algorithm instead of the paper's.
-    pub better: bool,
+    pub is_better_form: bool,
     /// Maximum expected miss rate, in misses per 100 references.
     pub threshold: f64,
     /// Factor by which the literal form raises the threshold; above 1.
@@ -48,7 +48,7 @@ pub struct Buckets {
     /// Threshold that was met, which only the literal form may have raised.
     pub threshold: f64,
     /// Expected miss rate if every CPU runs its worst thread.
-    pub rate: f64,
+    pub miss_rate: f64,
 }
 
 impl Buckets {
@@ -71,26 +71,26 @@ fn lowest_admitting_level(pcmr: f64) -> u32 {
 pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> Buckets {
     let max_level = threads.iter().map(|thread| lowest_admitting_level(thread.pcmr)).max().unwrap_or(0);
     let mut state = BucketSearch::new(threads, cpus, max_level, rules);
-    if rules.better {
-        state.descend(rules.threshold);
+    if rules.is_better_form {
+        state.lower_until(rules.threshold);
         return state.to_buckets(rules.threshold);
     }
     let mut thresholds = vec![rules.threshold];
-    let mut highest = rules.threshold;
-    while highest < f64::from(max_level) {
-        highest = (highest * rules.threshold_step).max(highest + 1e-3);
-        thresholds.push(highest);
+    let mut highest_threshold = rules.threshold;
+    while highest_threshold < f64::from(max_level) {
+        highest_threshold = (highest_threshold * rules.threshold_step).max(highest_threshold + 1e-3);
+        thresholds.push(highest_threshold);
     }
-    let mut best = None;
+    let mut best_level = None;
     for threshold in thresholds.into_iter().rev() {
-        state.descend(threshold);
+        state.lower_until(threshold);
         // The highest threshold bars no thread, so a CPU that idles under it would idle under all.
-        if best.is_some() && !state.keeps_cpus_busy(&state.max_pcmr) {
+        if best_level.is_some() && !state.keeps_cpus_busy(&state.max_pcmr) {
             break;
         }
-        best = Some(state.to_buckets(threshold));
+        best_level = Some(state.to_buckets(threshold));
     }
-    best.unwrap_or_else(|| state.to_buckets(rules.threshold))
+    best_level.unwrap_or_else(|| state.to_buckets(rules.threshold))
 }
 
 struct BucketSearch<'a> {
@@ -99,35 +99,36 @@ struct BucketSearch<'a> {
     levels: Vec<u32>,
     max_pcmr: Vec<u32>,
     /// Reference rate of the worst thread of each level; always 1 in the literal form.
-    weights: Vec<(u32, f64)>,
+    level_weights: Vec<(u32, f64)>,
 }
 
 impl<'a> BucketSearch<'a> {
-    fn new(threads: &[BucketThread], cpus: usize, top: u32, rules: &'a BucketizationRules) -> Self {
+    fn new(threads: &[BucketThread], cpus: usize, max_level: u32, rules: &'a BucketizationRules) -> Self {
         let mut levels: Vec<u32> = threads.iter().map(|thread| lowest_admitting_level(thread.pcmr)).collect();
         levels.sort_unstable();
-        let weighted = rules.better && threads.iter().all(|thread| thread.refs_rate.is_some_and(|rate| rate > 0.0));
-        let mut weights: Vec<(u32, f64)> = Vec::new();
-        if weighted {
-            let level_weights =
+        let is_weighted =
+            rules.is_better_form && threads.iter().all(|thread| thread.refs_rate.is_some_and(|rate| rate > 0.0));
+        let mut level_weights: Vec<(u32, f64)> = Vec::new();
+        if is_weighted {
+            let unsorted_weights =
                 threads.iter().filter_map(|thread| Some((lowest_admitting_level(thread.pcmr), thread.refs_rate?)));
-            weights = level_weights.collect();
-            weights.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
-            weights.dedup_by_key(|weight| weight.0);
+            level_weights = unsorted_weights.collect();
+            level_weights.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+            level_weights.dedup_by_key(|weight| weight.0);
         }
-        BucketSearch { rules, levels, max_pcmr: vec![top; cpus], weights }
+        BucketSearch { rules, levels, max_pcmr: vec![max_level; cpus], level_weights }
     }
 
     /// Lowers CPUs' limits until the expected rate is at most the threshold, or no limit can be lowered.
-    fn descend(&mut self, threshold: f64) {
-        while self.rate() > threshold {
-            let Some(cpu) = self.minimum_penalty() else { break };
+    fn lower_until(&mut self, threshold: f64) {
+        while self.expected_miss_rate() > threshold {
+            let Some(cpu) = self.find_cpu_to_lower() else { break };
             self.lower(cpu, threshold);
         }
     }
 
     fn to_buckets(&self, threshold: f64) -> Buckets {
-        Buckets { rate: self.rate(), max_pcmr: self.max_pcmr.clone(), threshold }
+        Buckets { miss_rate: self.expected_miss_rate(), max_pcmr: self.max_pcmr.clone(), threshold }
     }
 
     /// Returns the number of threads up to this level.
@@ -135,16 +136,16 @@ impl<'a> BucketSearch<'a> {
         self.levels.partition_point(|&thread_level| thread_level <= level)
     }
 
-    fn newly_barred_count(&self, cpu: usize) -> usize {
+    fn count_newly_barred(&self, cpu: usize) -> usize {
         let level = self.max_pcmr[cpu];
         self.threads_up_to(level) - level.checked_sub(1).map_or(0, |below| self.threads_up_to(below))
     }
 
     /// Returns the expected misses per 100 references.
-    fn rate(&self) -> f64 {
+    fn expected_miss_rate(&self) -> f64 {
         let weight_up_to = |level: u32| {
-            let index = self.weights.partition_point(|weight| weight.0 <= level);
-            index.checked_sub(1).map_or(1.0, |index| self.weights[index].1)
+            let index = self.level_weights.partition_point(|weight| weight.0 <= level);
+            index.checked_sub(1).map_or(1.0, |index| self.level_weights[index].1)
         };
         let (mut sum, mut weights) = (0.0, 0.0);
         for &level in &self.max_pcmr {
@@ -154,64 +155,65 @@ impl<'a> BucketSearch<'a> {
         if weights > 0.0 { sum / weights } else { 0.0 }
     }
 
-    fn minimum_penalty(&self) -> Option<usize> {
-        let costs_nothing = |&cpu: &usize| self.max_pcmr[cpu] > 0 && self.newly_barred_count(cpu) == 0;
-        if let Some(cpu) = (0..self.max_pcmr.len()).find(costs_nothing) {
+    fn find_cpu_to_lower(&self) -> Option<usize> {
+        let bars_no_thread = |&cpu: &usize| self.max_pcmr[cpu] > 0 && self.count_newly_barred(cpu) == 0;
+        if let Some(cpu) = (0..self.max_pcmr.len()).find(bars_no_thread) {
             return Some(cpu);
         }
-        let mut by_penalty: Vec<(usize, usize)> =
-            (0..self.max_pcmr.len()).map(|cpu| (self.newly_barred_count(cpu), cpu)).collect();
-        by_penalty.sort_unstable();
-        by_penalty.into_iter().map(|(_, cpu)| cpu).find(|&cpu| self.can_lower(cpu))
+        let mut cpus_by_penalty: Vec<(usize, usize)> =
+            (0..self.max_pcmr.len()).map(|cpu| (self.count_newly_barred(cpu), cpu)).collect();
+        cpus_by_penalty.sort_unstable();
+        cpus_by_penalty.into_iter().map(|(_, cpu)| cpu).find(|&cpu| self.can_lower(cpu))
     }
 
     fn can_lower(&self, cpu: usize) -> bool {
         let level = self.max_pcmr[cpu];
-        let elsewhere =
+        let is_level_kept =
             || (0..self.max_pcmr.len()).any(|other_cpu| other_cpu != cpu && self.max_pcmr[other_cpu] >= level);
-        if level == 0 || (self.newly_barred_count(cpu) > 0 && !elsewhere()) {
+        if level == 0 || (self.count_newly_barred(cpu) > 0 && !is_level_kept()) {
             return false;
         }
-        if !self.rules.better || self.newly_barred_count(cpu) == 0 {
+        if !self.rules.is_better_form || self.count_newly_barred(cpu) == 0 {
             return true;
         }
-        let mut lowered = self.max_pcmr.clone();
-        lowered[cpu] -= 1;
-        let is_fair =
-            |bound: f64| run_time_variation(&self.levels, &lowered).is_none_or(|variation| variation <= bound);
-        self.keeps_cpus_busy(&lowered) && self.rules.max_run_time_variation.is_none_or(is_fair)
+        let mut lowered_limits = self.max_pcmr.clone();
+        lowered_limits[cpu] -= 1;
+        let is_fair = |max_variation: f64| {
+            run_time_variation(&self.levels, &lowered_limits).is_none_or(|variation| variation <= max_variation)
+        };
+        self.keeps_cpus_busy(&lowered_limits) && self.rules.max_run_time_variation.is_none_or(is_fair)
     }
 
     /// Lowers a CPU's limit by one step, or by several if the further steps bar no thread and are needed anyway.
     fn lower(&mut self, cpu: usize, threshold: f64) {
         let level = self.max_pcmr[cpu];
-        if self.newly_barred_count(cpu) > 0 {
+        if self.count_newly_barred(cpu) > 0 {
             self.max_pcmr[cpu] = level - 1;
             return;
         }
-        let next = self.levels[..self.threads_up_to(level)].last().copied().unwrap_or(0);
-        let mut steps = level - next;
-        if self.weights.is_empty() {
+        let next_level = self.levels[..self.threads_up_to(level)].last().copied().unwrap_or(0);
+        let mut step_count = level - next_level;
+        if self.level_weights.is_empty() {
             let level_sum: u64 = self.max_pcmr.iter().map(|&level| u64::from(level)).sum();
             let missing_levels = (level_sum as f64 - threshold * self.max_pcmr.len() as f64).ceil().max(1.0);
-            steps = steps.min(missing_levels as u32);
+            step_count = step_count.min(missing_levels as u32);
         }
-        self.max_pcmr[cpu] = level - steps.max(1);
+        self.max_pcmr[cpu] = level - step_count.max(1);
     }
 
-    /// Returns whether every set of CPUs has enough threads. Because the threads' sets of CPUs are nested, the lowest k
-    /// CPUs are the critical set.
+    /// Returns whether every set of CPUs has enough threads. Because the threads' sets of CPUs are nested, only the
+    /// sets of the k lowest CPUs need to be checked.
     fn keeps_cpus_busy(&self, max_pcmr: &[u32]) -> bool {
-        let mut ascending = max_pcmr.to_vec();
-        ascending.sort_unstable();
+        let mut sorted_pcmr = max_pcmr.to_vec();
+        sorted_pcmr.sort_unstable();
         let (threads, cpus) = (self.levels.len(), max_pcmr.len());
         // All other CPUs may run threads that this CPU accepts, so one more thread must be waiting.
-        let minimum = if self.rules.better && threads > cpus { cpus } else { 0 };
+        let min_threads = if self.rules.is_better_form && threads > cpus { cpus } else { 0 };
         let has_enough_threads = |(index, &level): (usize, &u32)| {
             let needed_threads = (index + 1) * self.rules.runnable_per_cpu as usize;
-            self.threads_up_to(level) >= needed_threads.max(minimum).min(threads)
+            self.threads_up_to(level) >= needed_threads.max(min_threads).min(threads)
         };
-        ascending.iter().enumerate().all(has_enough_threads)
+        sorted_pcmr.iter().enumerate().all(has_enough_threads)
     }
 }
 
@@ -228,24 +230,25 @@ pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
 /// the CPUs that accept them; a thread that cannot use its even share leaves the remainder to the others.
 fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut shares = vec![0.0; levels.len()];
-    let mut remaining = levels.len();
+    let mut remaining_threads = levels.len();
     let mut used_cpus = 0.0;
-    while remaining > 0 {
+    while remaining_threads > 0 {
         // The highest k of the remaining threads can use only the CPUs that accept the lowest of them.
-        let cpus_per_thread = |first: usize| {
-            let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first]).count() as f64;
-            (cpus - used_cpus).max(0.0) / (remaining - first) as f64
+        let cpus_per_thread = |first_thread: usize| {
+            let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first_thread]).count() as f64;
+            (cpus - used_cpus).max(0.0) / (remaining_threads - first_thread) as f64
         };
         let is_group_start = |&index: &usize| index == 0 || levels[index - 1] < levels[index];
-        let Some(first) =
-            (0..remaining).filter(is_group_start).min_by(|&a, &b| cpus_per_thread(a).total_cmp(&cpus_per_thread(b)))
+        let Some(first) = (0..remaining_threads)
+            .filter(is_group_start)
+            .min_by(|&a, &b| cpus_per_thread(a).total_cmp(&cpus_per_thread(b)))
         else {
             break;
         };
         let share = cpus_per_thread(first).min(1.0);
-        shares[first..remaining].fill(share);
-        used_cpus += share * (remaining - first) as f64;
-        remaining = first;
+        shares[first..remaining_threads].fill(share);
+        used_cpus += share * (remaining_threads - first) as f64;
+        remaining_threads = first;
     }
     shares
 }
@@ -256,13 +259,13 @@ mod tests {
     use proptest::prelude::*;
 
     const LITERAL: BucketizationRules = BucketizationRules {
-        better: false,
+        is_better_form: false,
         threshold: 15.0,
         threshold_step: 1.25,
         runnable_per_cpu: 1,
         max_run_time_variation: None,
     };
-    const BETTER: BucketizationRules = BucketizationRules { better: true, ..LITERAL };
+    const BETTER: BucketizationRules = BucketizationRules { is_better_form: true, ..LITERAL };
 
     fn bucket_threads(pcmrs: &[f64]) -> Vec<BucketThread> {
         pcmrs.iter().map(|&pcmr| BucketThread { pcmr, refs_rate: None }).collect()
@@ -330,7 +333,7 @@ mod tests {
                     let runs = |thread: &&BucketThread| (0..cpus).any(|cpu| set >> cpu & 1 == 1 && buckets.can_admit(cpu, thread.pcmr));
                     let runnable = threads.iter().filter(runs).count();
                     prop_assert!(runnable >= (set.count_ones() as usize).min(threads.len()), "{rules:?} {buckets:?}");
-                    let others_may_run_them = rules.better && threads.len() > cpus;
+                    let others_may_run_them = rules.is_better_form && threads.len() > cpus;
                     prop_assert!(!others_may_run_them || runnable >= cpus, "{rules:?} {buckets:?}");
                 }
             }
@@ -378,7 +381,7 @@ mod tests {
         let figure_4 = [1.0, 0.0, 3.0, 5.0, 11.0, 9.0, 15.0, 12.0, 16.0];
         let rules = BucketizationRules { threshold: 8.5, ..BETTER };
         let buckets = bucketize(&bucket_threads(&figure_4), 4, &rules);
-        assert!(buckets.rate <= 8.5, "{buckets:?}");
+        assert!(buckets.miss_rate <= 8.5, "{buckets:?}");
         assert!((0..4).filter(|&cpu| buckets.can_admit(cpu, 16.0)).count() <= 2, "{buckets:?}");
         assert!((0..4).all(|cpu| buckets.can_admit(cpu, 0.0)), "{buckets:?}");
     }
@@ -390,7 +393,7 @@ mod tests {
             [BucketThread { pcmr: 2.0, refs_rate: Some(1.0) }, BucketThread { pcmr: 60.0, refs_rate: Some(rate) }]
         };
         let rules = BucketizationRules { threshold: 0.0, ..BETTER };
-        let rate = |greedy: f64| bucketize(&two(greedy), 2, &rules).rate;
+        let rate = |greedy: f64| bucketize(&two(greedy), 2, &rules).miss_rate;
         assert!((rate(1.0) - 31.0).abs() < 1e-9 && (rate(0.1) - 8.0 / 1.1).abs() < 1e-9, "{} {}", rate(1.0), rate(0.1));
     }
 }

@@ -38,11 +38,11 @@ fn search_steps(programs: usize, seats: &Seats) -> f64 {
     let mut shapes = seats.cpus_per_cache.clone();
     shapes.sort_unstable();
     shapes.dedup();
-    let filled = shapes.iter().map(|&cpus| {
+    let steps_by_load = shapes.iter().map(|&cpus| {
         let cpus = cpus as usize;
         (0..=cpus.min(surplus)).map(move |extra| {
             let size = (cpus * min_load + extra).min(programs);
-            choose(programs, size)
+            binomial(programs, size)
                 * if min_load == 0 || min_load + surplus == 1 {
                     1.0
                 } else {
@@ -50,11 +50,11 @@ fn search_steps(programs: usize, seats: &Seats) -> f64 {
                 }
         })
     });
-    let tables = libm::pow(3.0, programs as f64) * seats.cpus_per_cache.len().min(programs) as f64;
-    filled.flatten().sum::<f64>() + if shapes.len() > 1 { tables } else { tables / 2.0 }
+    let table_steps = libm::pow(3.0, programs as f64) * seats.cpus_per_cache.len().min(programs) as f64;
+    steps_by_load.flatten().sum::<f64>() + if shapes.len() > 1 { table_steps } else { table_steps / 2.0 }
 }
 
-fn choose(n: usize, k: usize) -> f64 {
+fn binomial(n: usize, k: usize) -> f64 {
     (0..k.min(n)).map(|i| (n - i) as f64 / (i + 1) as f64).product()
 }
 
@@ -70,11 +70,11 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let search = SubsetSearch::new(costs, seats);
     let shapes = &seats.cpus_per_cache;
     let all_programs: ProgramSet = (1 << costs.len()) - 1;
-    let are_alike = shapes.iter().all(|cpus| cpus == &shapes[0]);
-    // `best[k][set]` is the smallest total if the first k caches have exactly the set; `took[k][set]` is then the set
-    // of cache k.
-    let mut best = vec![vec![f64::INFINITY; all_programs as usize + 1]];
-    best[0][0] = 0.0;
+    let are_equal_caches = shapes.iter().all(|cpus| cpus == &shapes[0]);
+    // `best[k][set]` is the smallest total if the first k caches have exactly the set; `choices[k][set]` is then the
+    // set of the last of these caches.
+    let mut best_costs = vec![vec![f64::INFINITY; all_programs as usize + 1]];
+    best_costs[0][0] = 0.0;
     let mut choices: Vec<Vec<ProgramSet>> = vec![Vec::new()];
     let mut costs_of_shape: Vec<(u32, Vec<f64>)> = Vec::new();
     for (index, &cpus) in shapes.iter().enumerate() {
@@ -83,56 +83,56 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
             costs_of_shape.push((cpus, table));
         }
         let table = &costs_of_shape.iter().find(|(shape, _)| *shape == cpus).expect("inserted above").1;
-        let (next, choice) = solve_layer(&best[index], table, all_programs, are_alike);
-        best.push(next);
-        choices.push(choice);
+        let (next_costs, next_choices) = solve_layer(&best_costs[index], table, all_programs, are_equal_caches);
+        best_costs.push(next_costs);
+        choices.push(next_choices);
     }
-    let mut remaining = all_programs;
-    let mut by_cache = Vec::new();
+    let mut remaining_programs = all_programs;
+    let mut seats_by_cache = Vec::new();
     for (index, &cpus) in shapes.iter().enumerate().rev() {
-        let members = choices[index + 1][remaining as usize];
-        by_cache.push(search.fill(members, cpus).1);
-        remaining &= !members;
+        let members = choices[index + 1][remaining_programs as usize];
+        seats_by_cache.push(search.distribute_set(members, cpus).1);
+        remaining_programs &= !members;
     }
-    by_cache.reverse();
-    Seating { by_cache }
+    seats_by_cache.reverse();
+    Seating { by_cache: seats_by_cache }
 }
 
 /// Adds one cache: finds, for every set, the best split between this cache and the caches before it.
 fn solve_layer(
     previous_costs: &[f64],
-    table: &[f64],
+    cache_costs: &[f64],
     all_programs: ProgramSet,
-    alike: bool,
+    are_equal_caches: bool,
 ) -> (Vec<f64>, Vec<ProgramSet>) {
-    let mut best = previous_costs.iter().map(|&cost| cost + table[0]).collect::<Vec<f64>>();
+    let mut best_costs = previous_costs.iter().map(|&cost| cost + cache_costs[0]).collect::<Vec<f64>>();
     let mut choices = vec![0; previous_costs.len()];
     for set in 1..=all_programs {
         // Among equal caches, the last one has the set's first program; other orders give the same seating.
-        let fixed_members = if alike { set & set.wrapping_neg() } else { 0 };
+        let fixed_members = if are_equal_caches { set & set.wrapping_neg() } else { 0 };
         let free_members = set & !fixed_members;
-        let mut part = free_members;
+        let mut subset = free_members;
         loop {
-            let members = part | fixed_members;
-            let total = table[members as usize] + previous_costs[(set & !members) as usize];
-            if total < best[set as usize] {
-                (best[set as usize], choices[set as usize]) = (total, members);
+            let members = subset | fixed_members;
+            let total = cache_costs[members as usize] + previous_costs[(set & !members) as usize];
+            if total < best_costs[set as usize] {
+                (best_costs[set as usize], choices[set as usize]) = (total, members);
             }
-            if part == 0 {
+            if subset == 0 {
                 break;
             }
-            part = (part - 1) & free_members;
+            subset = (subset - 1) & free_members;
         }
     }
-    (best, choices)
+    (best_costs, choices)
 }
 
 struct SubsetSearch<'a> {
     costs: &'a CostMatrix,
     /// Minimum number of programs on every CPU.
     min_load: usize,
-    /// Whether some CPUs have one program more.
-    uneven: bool,
+    /// Whether some CPUs have one program more than the minimum.
+    has_surplus: bool,
     /// Sum of costs over all ordered pairs within a set, including the diagonal.
     inner_costs: Vec<f64>,
 }
@@ -142,79 +142,95 @@ impl<'a> SubsetSearch<'a> {
         let (min_load, surplus) = seats.min_load_and_surplus(costs.len());
         let mut inner_costs = vec![0.0; 1 << costs.len()];
         for set in 1..inner_costs.len() {
-            let first = set.trailing_zeros() as usize;
+            let first_program = set.trailing_zeros() as usize;
             let other_members = set & (set - 1);
-            inner_costs[set] = inner_costs[other_members] + costs[first][first];
-            inner_costs[set] +=
-                members_of_set(other_members as ProgramSet).map(|j| costs[first][j] + costs[j][first]).sum::<f64>();
+            inner_costs[set] = inner_costs[other_members] + costs[first_program][first_program];
+            inner_costs[set] += members_of_set(other_members as ProgramSet)
+                .map(|j| costs[first_program][j] + costs[j][first_program])
+                .sum::<f64>();
         }
-        SubsetSearch { costs, min_load, uneven: surplus > 0, inner_costs }
+        SubsetSearch { costs, min_load, has_surplus: surplus > 0, inner_costs }
     }
 
     /// Returns the cost of the set on a cache; infinite if even loads on that cache do not allow the set's size.
     fn cache_cost(&self, set: ProgramSet, cpus: u32) -> f64 {
         let (size, cpus) = (set.count_ones() as usize, cpus as usize);
-        let max_load = self.min_load + usize::from(self.uneven);
+        let max_load = self.min_load + usize::from(self.has_surplus);
         if size < self.min_load * cpus || size > max_load * cpus {
             return f64::INFINITY;
         }
         match max_load {
             // With one program per CPU, all programs of the cache meet.
             1 => self.inner_costs[set as usize] - members_of_set(set).map(|i| self.costs[i][i]).sum::<f64>(),
-            _ => self.fill(set, cpus as u32).0,
+            _ => self.distribute_set(set, cpus as u32).0,
         }
     }
 
     /// Returns the best distribution of a set over the CPUs of one cache, and its cost.
-    fn fill(&self, set: ProgramSet, cpus: u32) -> (f64, Vec<Vec<usize>>) {
-        let max_load = self.min_load + usize::from(self.uneven);
-        let mut filled: Vec<ProgramSet> = Vec::new();
+    fn distribute_set(&self, set: ProgramSet, cpus: u32) -> (f64, Vec<Vec<usize>>) {
+        let max_load = self.min_load + usize::from(self.has_surplus);
+        let mut cpu_sets: Vec<ProgramSet> = Vec::new();
         if max_load <= 1 {
-            filled.extend(members_of_set(set).map(|program| 1 << program));
+            cpu_sets.extend(members_of_set(set).map(|program| 1 << program));
         } else {
-            let felt: Vec<f64> =
+            let felt_costs: Vec<f64> =
                 (0..self.costs.len()).map(|j| members_of_set(set).map(|i| self.costs[i][j]).sum()).collect();
             let extra = set.count_ones() as usize - self.min_load * cpus as usize;
-            let mut best = (f64::INFINITY, Vec::new());
-            self.branch(set, (cpus as usize - extra, extra), 0.0, &felt, &mut Vec::new(), &mut best);
-            filled = best.1;
-            filled.resize(cpus as usize, 0);
-            return (best.0, filled.into_iter().map(|cpu| members_of_set(cpu).collect()).collect());
+            let mut best_cost_and_sets = (f64::INFINITY, Vec::new());
+            self.fill_next_cpu(
+                set,
+                (cpus as usize - extra, extra),
+                0.0,
+                &felt_costs,
+                &mut Vec::new(),
+                &mut best_cost_and_sets,
+            );
+            cpu_sets = best_cost_and_sets.1;
+            cpu_sets.resize(cpus as usize, 0);
+            return (best_cost_and_sets.0, cpu_sets.into_iter().map(|cpu| members_of_set(cpu).collect()).collect());
         }
-        filled.resize(cpus as usize, 0);
-        (0.0, filled.into_iter().map(|cpu| members_of_set(cpu).collect()).collect())
+        cpu_sets.resize(cpus as usize, 0);
+        (0.0, cpu_sets.into_iter().map(|cpu| members_of_set(cpu).collect()).collect())
     }
 
-    /// Fills the next CPU with the first remaining program and every choice of companions. `open` is the number of CPUs
-    /// still to be filled with the smallest load, and with one program more.
-    fn branch(
+    /// Fills the next CPU with the first remaining program and every choice of companions. `open_cpus` holds the
+    /// numbers of CPUs still to be filled with the smallest load, and with one program more.
+    fn fill_next_cpu(
         &self,
-        remaining: ProgramSet,
-        open: (usize, usize),
-        so_far: f64,
-        felt: &[f64],
-        filled: &mut Vec<ProgramSet>,
-        best: &mut (f64, Vec<ProgramSet>),
+        remaining_programs: ProgramSet,
+        open_cpus: (usize, usize),
+        cost_so_far: f64,
+        felt_costs: &[f64],
+        filled_sets: &mut Vec<ProgramSet>,
+        best_cost_and_sets: &mut (f64, Vec<ProgramSet>),
     ) {
-        if remaining == 0 {
-            if so_far < best.0 {
-                *best = (so_far, filled.clone());
+        if remaining_programs == 0 {
+            if cost_so_far < best_cost_and_sets.0 {
+                *best_cost_and_sets = (cost_so_far, filled_sets.clone());
             }
             return;
         }
-        let first = remaining & remaining.wrapping_neg();
-        let candidates = remaining & !first;
-        for (size, open) in [
-            (self.min_load, open.0.checked_sub(1).map(|less| (less, open.1))),
-            (self.min_load + 1, open.1.checked_sub(1).map(|less| (open.0, less))),
+        let first_program = remaining_programs & remaining_programs.wrapping_neg();
+        let candidates = remaining_programs & !first_program;
+        for (size, remaining_cpus) in [
+            (self.min_load, open_cpus.0.checked_sub(1).map(|fewer_cpus| (fewer_cpus, open_cpus.1))),
+            (self.min_load + 1, open_cpus.1.checked_sub(1).map(|less| (open_cpus.0, less))),
         ] {
-            let Some(open) = open.filter(|_| size > 0) else { continue };
+            let Some(open) = remaining_cpus.filter(|_| size > 0) else { continue };
             for_each_subset(candidates, size - 1, &mut |companions| {
-                let cpu = first | companions;
-                let felt_cost = members_of_set(cpu).map(|j| felt[j]).sum::<f64>() - self.inner_costs[cpu as usize];
-                filled.push(cpu);
-                self.branch(remaining & !cpu, open, so_far + felt_cost / size as f64, felt, filled, best);
-                filled.pop();
+                let cpu = first_program | companions;
+                let felt_cost =
+                    members_of_set(cpu).map(|j| felt_costs[j]).sum::<f64>() - self.inner_costs[cpu as usize];
+                filled_sets.push(cpu);
+                self.fill_next_cpu(
+                    remaining_programs & !cpu,
+                    open,
+                    cost_so_far + felt_cost / size as f64,
+                    felt_costs,
+                    filled_sets,
+                    best_cost_and_sets,
+                );
+                filled_sets.pop();
             });
         }
     }
@@ -230,11 +246,11 @@ fn for_each_subset(set: ProgramSet, size: usize, visit: &mut impl FnMut(ProgramS
         if size == 0 {
             return visit(chosen_members);
         }
-        let mut remaining = set;
-        while remaining.count_ones() as usize >= size {
-            let first = remaining & remaining.wrapping_neg();
-            remaining &= !first;
-            visit_subsets(remaining, size - 1, chosen_members | first, visit);
+        let mut remaining_programs = set;
+        while remaining_programs.count_ones() as usize >= size {
+            let first_program = remaining_programs & remaining_programs.wrapping_neg();
+            remaining_programs &= !first_program;
+            visit_subsets(remaining_programs, size - 1, chosen_members | first_program, visit);
         }
     }
     visit_subsets(set, size, 0, visit);

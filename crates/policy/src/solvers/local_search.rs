@@ -22,101 +22,106 @@ use cachemate_core::SplitMix64;
 
 const RANDOM_STARTS: u64 = 6;
 const MAX_SWEEPS: usize = 60;
-/// Number of steps of the dual, and ratio of the length of each step to that of the preceding one.
+/// Number of subgradient steps of the dual.
 const DUAL_STEPS: i32 = 150;
-const SHORTER: f64 = 0.96;
+const STEP_DECAY: f64 = 0.96;
 /// Minimum gain of an exchange, above the error of rounding.
-const HELPS: f64 = 1e-12;
+const MIN_EXCHANGE_GAIN: f64 = 1e-12;
 
 /// Returns a good seating, whose distance from the optimum [`lower_bound`] bounds.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let mut starts = vec![seat_greedily(costs, seats)];
     starts.extend((0..RANDOM_STARTS).map(|seed| random_seating(costs.len(), seats, &mut SplitMix64::new(seed))));
-    let ends = starts.into_iter().map(|start| {
-        let mut climb = HillClimb { costs, by_cache: start.by_cache };
-        climb.run(seats);
-        Seating { by_cache: climb.by_cache }
+    let local_optima = starts.into_iter().map(|start| {
+        let mut climb = HillClimb { costs, programs_by_cache: start.by_cache };
+        climb.improve_until_stuck(seats);
+        Seating { by_cache: climb.programs_by_cache }
     });
-    let minimum = ends.map(|end| (end.total_cost(costs), end)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+    let minimum = local_optima.map(|end| (end.total_cost(costs), end)).reduce(|a, b| if b.0 < a.0 { b } else { a });
     minimum.expect("there is at least the greedy start").1
 }
 
 /// Places the heaviest programs first, each on the CPU with the smallest cost, with even loads.
 fn seat_greedily(costs: &CostMatrix, seats: &Seats) -> Seating {
-    let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
-    let mut climb = HillClimb { costs, by_cache };
+    let programs_by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
+    let mut climb = HillClimb { costs, programs_by_cache };
     let weight_of = |i: usize| -> f64 { (0..costs.len()).map(|j| costs[i][j] + costs[j][i]).sum() };
-    let mut order: Vec<usize> = (0..costs.len()).collect();
-    order.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)));
-    for (placed, program) in order.into_iter().enumerate() {
-        let round = placed / seats.cpus();
-        let mut cheapest: Option<(f64, usize, usize)> = None;
-        for cache in 0..climb.by_cache.len() {
-            for cpu in 0..climb.by_cache[cache].len() {
-                if climb.by_cache[cache][cpu].len() > round {
+    let mut ordered_programs: Vec<usize> = (0..costs.len()).collect();
+    ordered_programs.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)));
+    for (placed_count, program) in ordered_programs.into_iter().enumerate() {
+        let round = placed_count / seats.cpus();
+        let mut cheapest_seat: Option<(f64, usize, usize)> = None;
+        for cache in 0..climb.programs_by_cache.len() {
+            for cpu in 0..climb.programs_by_cache[cache].len() {
+                if climb.programs_by_cache[cache][cpu].len() > round {
                     continue;
                 }
-                let adds = climb.cost_beside(program, cache, cpu, None);
-                if cheapest.is_none_or(|(best, ..)| adds < best) {
-                    cheapest = Some((adds, cache, cpu));
+                let added_cost = climb.cost_beside(program, cache, cpu, None);
+                if cheapest_seat.is_none_or(|(best, ..)| added_cost < best) {
+                    cheapest_seat = Some((added_cost, cache, cpu));
                 }
             }
         }
-        let (_, cache, cpu) = cheapest.expect("a round has a free CPU for each of its programs");
-        climb.by_cache[cache][cpu].push(program);
+        let (_, cache, cpu) = cheapest_seat.expect("a round has a free CPU for each of its programs");
+        climb.programs_by_cache[cache][cpu].push(program);
     }
-    Seating { by_cache: climb.by_cache }
+    Seating { by_cache: climb.programs_by_cache }
 }
 
 struct HillClimb<'a> {
     costs: &'a CostMatrix,
-    by_cache: Vec<Vec<Vec<usize>>>,
+    programs_by_cache: Vec<Vec<Vec<usize>>>,
 }
 
 /// Position of a program: cache, CPU of the cache, and index in the CPU's list.
 type SeatPosition = (usize, usize, usize);
 
 impl HillClimb<'_> {
-    fn run(&mut self, seats: &Seats) {
+    fn improve_until_stuck(&mut self, seats: &Seats) {
         let (min_load, surplus) = seats.min_load_and_surplus(self.costs.len());
         for _ in 0..MAX_SWEEPS {
-            let exchanged = self.exchange_all();
-            let has_moved = (surplus > 0) && self.move_all(min_load);
-            if !exchanged && !has_moved {
+            let has_exchanged = self.try_all_exchanges();
+            let has_moved = (surplus > 0) && self.try_all_moves(min_load);
+            if !has_exchanged && !has_moved {
                 break;
             }
         }
     }
 
-    /// Returns the sum of mutual costs of `program` and the other programs of the cache, except `but`, if it runs on
-    /// that CPU.
-    fn cost_beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
-        let cpu_groups = &self.by_cache[cache];
+    /// Returns the sum of the mutual costs of `program` and the other programs of the cache, except `excluded_program`,
+    /// if `program` runs on that CPU.
+    fn cost_beside(&self, program: usize, cache: usize, cpu: usize, excluded_program: Option<usize>) -> f64 {
+        let cpu_groups = &self.programs_by_cache[cache];
         let own_load = cpu_groups[cpu].len().max(1) as f64;
         let other_cpus = cpu_groups.iter().enumerate().filter(|(other, _)| *other != cpu);
         other_cpus
             .flat_map(|(_, members)| members.iter().map(move |&j| (j, members.len() as f64)))
-            .filter(|&(j, _)| Some(j) != but && j != program)
+            .filter(|&(j, _)| Some(j) != excluded_program && j != program)
             .map(|(j, load)| self.costs[program][j] / load + self.costs[j][program] / own_load)
             .sum()
     }
 
-    fn places(&self) -> Vec<SeatPosition> {
-        let cpus =
-            self.by_cache.iter().enumerate().flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)));
-        cpus.flat_map(|(cache, cpu)| (0..self.by_cache[cache][cpu].len()).map(move |position| (cache, cpu, position)))
-            .collect()
+    fn all_positions(&self) -> Vec<SeatPosition> {
+        let cpus = self
+            .programs_by_cache
+            .iter()
+            .enumerate()
+            .flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)));
+        cpus.flat_map(|(cache, cpu)| {
+            (0..self.programs_by_cache[cache][cpu].len()).map(move |position| (cache, cpu, position))
+        })
+        .collect()
     }
 
-    fn seat_mut(&mut self, (cache, cpu, at): SeatPosition) -> &mut usize {
-        &mut self.by_cache[cache][cpu][at]
+    fn seat_mut(&mut self, (cache, cpu, index): SeatPosition) -> &mut usize {
+        &mut self.programs_by_cache[cache][cpu][index]
     }
 
     /// Tries all exchanges, and returns whether one helped. Loads stay the same, so only the two programs' own terms
     /// change, unless both are on one cache.
-    fn exchange_all(&mut self) -> bool {
-        let places = self.places();
-        let mut helped = false;
+    fn try_all_exchanges(&mut self) -> bool {
+        let places = self.all_positions();
+        let mut has_improved = false;
         for (nth, &a) in places.iter().enumerate() {
             for &b in &places[nth + 1..] {
                 if (a.0, a.1) == (b.0, b.1) {
@@ -133,84 +138,92 @@ impl HillClimb<'_> {
                     let cost_before = self.cost_beside(i, a.0, a.1, None) + self.cost_beside(j, b.0, b.1, None);
                     cost_before - self.cost_beside(i, b.0, b.1, Some(j)) - self.cost_beside(j, a.0, a.1, Some(i))
                 };
-                if gain > HELPS {
+                if gain > MIN_EXCHANGE_GAIN {
                     (*self.seat_mut(a), *self.seat_mut(b)) = (j, i);
-                    helped = true;
+                    has_improved = true;
                 }
             }
         }
-        helped
+        has_improved
     }
 
     /// Tries all moves from CPUs with one program more to CPUs with the smallest load, and returns whether one helped.
-    fn move_all(&mut self, min_load: usize) -> bool {
-        let mut helped = false;
+    fn try_all_moves(&mut self, min_load: usize) -> bool {
+        let mut has_improved = false;
         let cpus: Vec<(usize, usize)> = self
-            .by_cache
+            .programs_by_cache
             .iter()
             .enumerate()
             .flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)))
             .collect();
-        for &from in &cpus {
-            for &to in &cpus {
+        for &source_cpu in &cpus {
+            for &target_cpu in &cpus {
                 let mut position = 0;
-                while position < self.by_cache[from.0][from.1].len() {
-                    let loads = (self.by_cache[from.0][from.1].len(), self.by_cache[to.0][to.1].len());
-                    if from == to || loads != (min_load + 1, min_load) {
+                while position < self.programs_by_cache[source_cpu.0][source_cpu.1].len() {
+                    let loads = (
+                        self.programs_by_cache[source_cpu.0][source_cpu.1].len(),
+                        self.programs_by_cache[target_cpu.0][target_cpu.1].len(),
+                    );
+                    if source_cpu == target_cpu || loads != (min_load + 1, min_load) {
                         break;
                     }
-                    let program = self.by_cache[from.0][from.1][position];
-                    let gain = self.gain_of_move(program, from, to);
-                    if gain > HELPS {
-                        self.by_cache[from.0][from.1].remove(position);
-                        self.by_cache[to.0][to.1].push(program);
-                        helped = true;
+                    let program = self.programs_by_cache[source_cpu.0][source_cpu.1][position];
+                    let gain = self.gain_of_move(program, source_cpu, target_cpu);
+                    if gain > MIN_EXCHANGE_GAIN {
+                        self.programs_by_cache[source_cpu.0][source_cpu.1].remove(position);
+                        self.programs_by_cache[target_cpu.0][target_cpu.1].push(program);
+                        has_improved = true;
                     } else {
                         position += 1;
                     }
                 }
             }
         }
-        helped
+        has_improved
     }
 
     /// Returns the gain of a move, which changes the loads of both CPUs and therefore all costs of their neighbors.
-    fn gain_of_move(&mut self, program: usize, from: (usize, usize), to: (usize, usize)) -> f64 {
-        if from.0 == to.0 {
-            let total_before = self.cache_total(from.0);
-            let index = self.by_cache[from.0][from.1].iter().position(|&member| member == program).unwrap_or(0);
-            self.by_cache[from.0][from.1].remove(index);
-            self.by_cache[to.0][to.1].push(program);
-            let gain = total_before - self.cache_total(from.0);
-            self.by_cache[to.0][to.1].pop();
-            self.by_cache[from.0][from.1].insert(index, program);
+    fn gain_of_move(&mut self, program: usize, source: (usize, usize), target: (usize, usize)) -> f64 {
+        if source.0 == target.0 {
+            let total_before = self.cache_total(source.0);
+            let index =
+                self.programs_by_cache[source.0][source.1].iter().position(|&member| member == program).unwrap_or(0);
+            self.programs_by_cache[source.0][source.1].remove(index);
+            self.programs_by_cache[target.0][target.1].push(program);
+            let gain = total_before - self.cache_total(source.0);
+            self.programs_by_cache[target.0][target.1].pop();
+            self.programs_by_cache[source.0][source.1].insert(index, program);
             return gain;
         }
         // Cost that one program would cause to a CPU's neighbors if it were alone there.
         let caused_cost = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
-            let other_cpus = self.by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
+            let other_cpus = self.programs_by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
             other_cpus.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
         };
         let felt_cost = |(cache, cpu): (usize, usize)| -> f64 {
-            let other_cpus =
-                self.by_cache[cache].iter().enumerate().filter(|(other, on)| *other != cpu && !on.is_empty());
+            let other_cpus = self.programs_by_cache[cache]
+                .iter()
+                .enumerate()
+                .filter(|(other, programs_on_cpu)| *other != cpu && !programs_on_cpu.is_empty());
             other_cpus.map(|(_, on)| on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64).sum()
         };
-        let total_caused = |place: (usize, usize)| -> (f64, f64) {
-            let seated = &self.by_cache[place.0][place.1];
-            (seated.iter().map(|&j| caused_cost(j, place)).sum(), seated.len() as f64)
+        let caused_cost_and_load = |place: (usize, usize)| -> (f64, f64) {
+            let members = &self.programs_by_cache[place.0][place.1];
+            (members.iter().map(|&j| caused_cost(j, place)).sum(), members.len() as f64)
         };
         let cost_per_load = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
-        let ((here, load), (there, other_load)) = (total_caused(from), total_caused(to));
-        let loss_of_leaving =
-            felt_cost(from) + cost_per_load(here, load) - cost_per_load(here - caused_cost(program, from), load - 1.0);
-        let joins = felt_cost(to) + cost_per_load(there + caused_cost(program, to), other_load + 1.0)
-            - cost_per_load(there, other_load);
-        loss_of_leaving - joins
+        let ((caused_here, load), (caused_there, other_load)) =
+            (caused_cost_and_load(source), caused_cost_and_load(target));
+        let saving_of_leaving = felt_cost(source) + cost_per_load(caused_here, load)
+            - cost_per_load(caused_here - caused_cost(program, source), load - 1.0);
+        let cost_of_joining = felt_cost(target)
+            + cost_per_load(caused_there + caused_cost(program, target), other_load + 1.0)
+            - cost_per_load(caused_there, other_load);
+        saving_of_leaving - cost_of_joining
     }
 
     fn cache_total(&self, cache: usize) -> f64 {
-        let cpu_groups = &self.by_cache[cache];
+        let cpu_groups = &self.programs_by_cache[cache];
         let mut total = 0.0;
         for (cpu, members) in cpu_groups.iter().enumerate() {
             for (other, neighbors) in cpu_groups.iter().enumerate().filter(|(_, neighbors)| !neighbors.is_empty()) {
@@ -235,55 +248,56 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     let max_load = min_load + usize::from(surplus > 0);
     let lower_share = |cost: f64| (cost / min_load.max(1) as f64).min(cost / max_load as f64);
     let lower_weight = |i: usize, j: usize| lower_share(costs[i][j]) + lower_share(costs[j][i]);
-    let idle = seats.cpus() * max_load - programs;
-    let solo_bound = degree_bound(programs, seats, max_load, idle, lower_weight);
+    let idle_seats = seats.cpus() * max_load - programs;
+    let solo_bound = degree_bound(programs, seats, max_load, idle_seats, lower_weight);
     let cpus = seats.cpus_per_cache[0] as usize;
-    let are_alike = seats.cpus_per_cache.iter().all(|&cpus_here| cpus_here as usize == cpus);
-    let neighbors = (cpus - 1) * max_load;
-    if !are_alike || neighbors == 0 || programs + idle <= neighbors {
+    let are_equal_caches = seats.cpus_per_cache.iter().all(|&cpus_here| cpus_here as usize == cpus);
+    let neighbor_count = (cpus - 1) * max_load;
+    if !are_equal_caches || neighbor_count == 0 || programs + idle_seats <= neighbor_count {
         return solo_bound;
     }
     let padded_weight = |i: usize, j: usize| if i.max(j) < programs { lower_weight(i, j) } else { 0.0 };
-    solo_bound.max(enough_neighbors(programs + idle, neighbors, padded_weight))
+    solo_bound.max(neighbor_bound(programs + idle_seats, neighbor_count, padded_weight))
 }
 
-/// Returns the best dual value found for a choice of pairs in which each of `nodes` nodes is in `degree` of them.
-fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
+/// Returns the best dual value found for the cheapest choice of pairs in which each of `node_count` nodes is in
+/// `degree` pairs.
+fn neighbor_bound(node_count: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
     // Lower triangle of the weights: row i contains the pairs of node i with the nodes before it.
-    let rows: Vec<Vec<f64>> = (0..nodes).map(|i| (0..i).map(|j| weight(i, j)).collect()).collect();
-    let pairs = (nodes * (nodes - 1) / 2) as f64;
+    let rows: Vec<Vec<f64>> = (0..node_count).map(|i| (0..i).map(|j| weight(i, j)).collect()).collect();
+    let pairs = (node_count * (node_count - 1) / 2) as f64;
     let mean = rows.iter().flatten().sum::<f64>() / pairs;
     let spread = (rows.iter().flatten().map(|w| (w - mean) * (w - mean)).sum::<f64>() / pairs).sqrt();
-    let mut prices = vec![0.5 * mean; nodes];
-    let (mut best, mut step) = (f64::NEG_INFINITY, spread);
+    let mut prices = vec![0.5 * mean; node_count];
+    let (mut best_gain, mut step) = (f64::NEG_INFINITY, spread);
     for _ in 0..DUAL_STEPS {
         let mut value = degree as f64 * prices.iter().sum::<f64>();
-        let mut chosen_counts = vec![0u32; nodes];
+        let mut chosen_counts = vec![0u32; node_count];
         for (i, row) in rows.iter().enumerate() {
             for (j, w) in row.iter().enumerate() {
-                let reduced = w - prices[i] - prices[j];
-                if reduced < 0.0 {
-                    value += reduced;
+                let reduced_weight = w - prices[i] - prices[j];
+                if reduced_weight < 0.0 {
+                    value += reduced_weight;
                     chosen_counts[i] += 1;
                     chosen_counts[j] += 1;
                 }
             }
         }
         // Rounding of sums must not raise the bound above the true value.
-        best = best.max(value - 1e-12 * (value.abs() + pairs * spread));
+        best_gain = best_gain.max(value - 1e-12 * (value.abs() + pairs * spread));
         for (price, &chosen_count) in prices.iter_mut().zip(&chosen_counts) {
             *price += step * (degree as f64 - f64::from(chosen_count)) / degree as f64;
         }
-        step *= SHORTER;
+        step *= STEP_DECAY;
     }
-    best
+    best_gain
 }
 
 fn degree_bound(
     programs: usize,
     seats: &Seats,
     max_load: usize,
-    idle: usize,
+    idle_seats: usize,
     weight: impl Fn(usize, usize) -> f64,
 ) -> f64 {
     let mut shapes = seats.cpus_per_cache.clone();
@@ -292,14 +306,14 @@ fn degree_bound(
     let shape_cost = |i: usize| {
         let mut weights: Vec<f64> = (0..programs).filter(|&j| j != i).map(|j| weight(i, j)).collect();
         weights.sort_by(f64::total_cmp);
-        let on_shape = |&cpus: &u32| {
+        let bound_on_shape = |&cpus: &u32| {
             let other_cpus = (cpus as usize).saturating_sub(1);
-            let min_neighbors = (other_cpus * max_load).saturating_sub(other_cpus.min(idle)).min(weights.len());
+            let min_neighbors = (other_cpus * max_load).saturating_sub(other_cpus.min(idle_seats)).min(weights.len());
             let max_neighbors = (other_cpus * max_load).min(weights.len());
             weights[..min_neighbors].iter().sum::<f64>()
                 + weights[min_neighbors..max_neighbors].iter().filter(|cost| **cost < 0.0).sum::<f64>()
         };
-        shapes.iter().map(on_shape).fold(f64::INFINITY, f64::min) / 2.0
+        shapes.iter().map(bound_on_shape).fold(f64::INFINITY, f64::min) / 2.0
     };
     (0..programs).map(shape_cost).sum()
 }
@@ -322,7 +336,7 @@ mod tests {
         ) {
             let seats = Seats { cpus_per_cache: vec![3, 3] };
             let seating = random_seating(9, &seats, &mut SplitMix64::new(seed));
-            let mut climb = HillClimb { costs: &matrix, by_cache: seating.by_cache.clone() };
+            let mut climb = HillClimb { costs: &matrix, programs_by_cache: seating.by_cache.clone() };
             let position = |seating: &Seating| {
                 let places = (0..2).flat_map(|cache| (0..3).map(move |cpu| (cache, cpu)));
                 places.into_iter().find(|&(cache, cpu)| seating.by_cache[cache][cpu].contains(&program)).unwrap()
@@ -330,7 +344,7 @@ mod tests {
             let origin = position(&seating);
             prop_assume!(origin != to);
             let gain = climb.gain_of_move(program, origin, to);
-            prop_assert_eq!(&climb.by_cache, &seating.by_cache, "trying changes nothing");
+            prop_assert_eq!(&climb.programs_by_cache, &seating.by_cache, "trying changes nothing");
             let mut new_seating = seating.clone();
             new_seating.by_cache[origin.0][origin.1].retain(|&member| member != program);
             new_seating.by_cache[to.0][to.1].push(program);

@@ -29,25 +29,25 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
         true => costs[a][b] + costs[b][a],
         false => 0.0,
     };
-    let mate = perfect_matching(seats.cpus(), pair_weight);
-    let pairs = (0..mate.len()).filter(|&node| node < mate[node]).map(|node| [node, mate[node]]);
-    let seated_programs = |node: usize| if node < programs { vec![node] } else { Vec::new() };
-    Seating { by_cache: pairs.map(|pair| pair.map(seated_programs).to_vec()).collect() }
+    let partners = perfect_matching(seats.cpus(), pair_weight);
+    let pairs = (0..partners.len()).filter(|&node| node < partners[node]).map(|node| [node, partners[node]]);
+    let programs_of_node = |node: usize| if node < programs { vec![node] } else { Vec::new() };
+    Seating { by_cache: pairs.map(|pair| pair.map(programs_of_node).to_vec()).collect() }
 }
 
 /// Returns each node's partner in a minimum-weight perfect matching of the complete graph over an even number of nodes.
 /// `weight` must be symmetric and finite.
 pub fn perfect_matching(nodes: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<usize> {
     let all_edges = || (0..nodes).flat_map(|a| (a + 1..nodes).map(move |b| (a, b)));
-    let (low, high) = all_edges()
+    let (min_weight, max_weight) = all_edges()
         .map(|(a, b)| weight(a, b))
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), w| (low.min(w), high.max(w)));
-    let scale = if high > low { RESOLUTION / (high - low) } else { 0.0 };
+    let scale = if max_weight > min_weight { RESOLUTION / (max_weight - min_weight) } else { 0.0 };
     let mut cost = vec![0i64; nodes * nodes];
     for (a, b) in all_edges() {
-        let scaled = libm::round((weight(a, b) - low) * scale) as i64;
-        cost[a * nodes + b] = scaled;
-        cost[b * nodes + a] = scaled;
+        let integer_weight = libm::round((weight(a, b) - min_weight) * scale) as i64;
+        cost[a * nodes + b] = integer_weight;
+        cost[b * nodes + a] = integer_weight;
     }
     if nodes == 0 { Vec::new() } else { min_weight_perfect_matching(&cost, nodes) }
 }

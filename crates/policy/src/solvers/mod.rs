@@ -63,7 +63,7 @@ pub struct Seating {
 impl Seating {
     /// Returns the cost of each program, in the unit of the costs.
     pub fn costs_by_program(&self, costs: &CostMatrix) -> Vec<f64> {
-        let mut suffered = vec![0.0; costs.len()];
+        let mut cost_by_program = vec![0.0; costs.len()];
         for cache in &self.by_cache {
             for (index, cpu) in cache.iter().enumerate() {
                 for &i in cpu {
@@ -71,13 +71,13 @@ impl Seating {
                         .iter()
                         .enumerate()
                         .filter(|(other_index, members)| *other_index != index && !members.is_empty());
-                    suffered[i] = other_cpus
+                    cost_by_program[i] = other_cpus
                         .map(|(_, members)| members.iter().map(|&j| costs[i][j]).sum::<f64>() / members.len() as f64)
                         .sum();
                 }
             }
         }
-        suffered
+        cost_by_program
     }
     /// Returns the sum of the costs of all programs, in the unit of the costs.
     pub fn total_cost(&self, costs: &CostMatrix) -> f64 {
@@ -92,11 +92,11 @@ impl Seating {
             cache.sort_by_key(|cpu| first_member(cpu));
         }
         let shapes: Vec<usize> = self.by_cache.iter().map(Vec::len).collect();
-        let mut kinds = shapes.clone();
-        kinds.sort_unstable();
-        kinds.dedup();
-        for kind in kinds {
-            let same_shape_indices: Vec<usize> = (0..shapes.len()).filter(|&index| shapes[index] == kind).collect();
+        let mut distinct_shapes = shapes.clone();
+        distinct_shapes.sort_unstable();
+        distinct_shapes.dedup();
+        for shape in distinct_shapes {
+            let same_shape_indices: Vec<usize> = (0..shapes.len()).filter(|&index| shapes[index] == shape).collect();
             let mut caches: Vec<_> =
                 same_shape_indices.iter().map(|&index| std::mem::take(&mut self.by_cache[index])).collect();
             caches.sort_by_key(|cache| cache.first().map_or(usize::MAX, |cpu| first_member(cpu)));
@@ -135,7 +135,7 @@ pub struct Solution {
 
 /// Returns an assignment with the smallest total; it is empty without programs or CPUs.
 pub fn best_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
-    let solved = if costs.is_empty() || seats.cpus() == 0 {
+    let seating_and_method = if costs.is_empty() || seats.cpus() == 0 {
         let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
         (Seating { by_cache }, SolverMethod::Matching)
     } else if matching::can_solve(costs.len(), seats) {
@@ -145,22 +145,22 @@ pub fn best_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
     } else {
         (local_search::solve(costs, seats), SolverMethod::LocalSearch)
     };
-    let seating = solved.0.into_canonical();
+    let seating = seating_and_method.0.into_canonical();
     let total = seating.total_cost(costs);
-    let lower_bound = match solved.1 {
+    let lower_bound = match seating_and_method.1 {
         SolverMethod::LocalSearch => local_search::lower_bound(costs, seats).min(total),
         _ => total,
     };
-    Solution { seating, total, lower_bound, method: solved.1 }
+    Solution { seating, total, lower_bound, method: seating_and_method.1 }
 }
 
 /// Returns an assignment with the largest total; its [`Solution::lower_bound`] is an *upper* bound.
 pub fn worst_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
-    let negated: Vec<Vec<f64>> = costs.iter().map(|row| row.iter().map(|cost| -cost).collect()).collect();
-    let solved = best_assignment(&negated, seats);
+    let negated_costs: Vec<Vec<f64>> = costs.iter().map(|row| row.iter().map(|cost| -cost).collect()).collect();
+    let solved = best_assignment(&negated_costs, seats);
     let total = solved.seating.total_cost(costs);
-    let bound = if solved.method == SolverMethod::LocalSearch { -solved.lower_bound } else { total };
-    Solution { total, lower_bound: bound, ..solved }
+    let upper_bound = if solved.method == SolverMethod::LocalSearch { -solved.lower_bound } else { total };
+    Solution { total, lower_bound: upper_bound, ..solved }
 }
 
 /// The totals of random assignments, as a scheduler without evidence would make them.
@@ -192,9 +192,9 @@ pub fn random_totals(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTota
     }
     let costs_beside_others =
         |row: usize| costs[row].iter().enumerate().filter(move |&(j, _)| j != row).map(|(_, cost)| cost);
-    let sum: f64 = (0..programs).map(|row| costs_beside_others(row).sum::<f64>()).sum();
-    let neighbors: f64 = seats.cpus_per_cache.iter().map(|&c| f64::from(c) * (f64::from(c) - 1.0)).sum();
-    let mean = sum * neighbors / (cpus as f64 * (programs.max(cpus) as f64 - 1.0));
+    let cost_sum: f64 = (0..programs).map(|row| costs_beside_others(row).sum::<f64>()).sum();
+    let neighbor_pairs: f64 = seats.cpus_per_cache.iter().map(|&c| f64::from(c) * (f64::from(c) - 1.0)).sum();
+    let mean = cost_sum * neighbor_pairs / (cpus as f64 * (programs.max(cpus) as f64 - 1.0));
     let mut generator = SplitMix64::new(seed);
     let mut totals: Vec<f64> =
         (0..SAMPLES).map(|_| random_seating(programs, seats, &mut generator).total_cost(costs)).collect();

@@ -76,7 +76,7 @@ pub enum ClaimError {
     },
 }
 
-fn check(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
+fn check_claims(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
     if claims.is_empty() {
         return Err(ClaimError::NoClaims);
     }
@@ -92,27 +92,27 @@ fn check(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
     if floors > units { Err(ClaimError::Floors { floors, units }) } else { Ok(()) }
 }
 
-/// A partial allocation with its total, and the criterion among equal totals.
+/// The cost of a partial allocation, and the evenness that decides among equal costs.
 #[derive(Clone, Copy)]
-struct PartialDeal {
-    worst: f64,
+struct PartialAllocation {
+    worst_cost: f64,
     sum: f64,
     /// Sum of squared numbers of units; smaller values are more even.
-    squares: u64,
+    square_sum: u64,
     /// Number of units that the last claimant gets.
     units: u32,
 }
 
-impl PartialDeal {
-    fn is_better_than(&self, than: &PartialDeal, total: CostAggregate, slack: f64) -> bool {
-        let worse_by = self.worst - than.worst;
-        let more_by = self.sum - than.sum;
-        if total == CostAggregate::Worst && worse_by.abs() > slack {
-            worse_by < 0.0
-        } else if more_by.abs() > slack {
-            more_by < 0.0
+impl PartialAllocation {
+    fn is_better_than(&self, other: &PartialAllocation, total: CostAggregate, tolerance: f64) -> bool {
+        let worst_difference = self.worst_cost - other.worst_cost;
+        let sum_difference = self.sum - other.sum;
+        if total == CostAggregate::Worst && worst_difference.abs() > tolerance {
+            worst_difference < 0.0
+        } else if sum_difference.abs() > tolerance {
+            sum_difference < 0.0
         } else {
-            self.squares < than.squares
+            self.square_sum < other.square_sum
         }
     }
 }
@@ -122,95 +122,95 @@ impl PartialDeal {
 /// # Errors
 /// Returns an error if a claim is invalid, or if the floors exceed the units.
 pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<Vec<u32>, ClaimError> {
-    check(claims, units)?;
+    check_claims(claims, units)?;
     let unit_count = units as usize;
     // Costs that differ only by rounding count as equal, so that evenness decides rather than the order of additions.
     let scale =
         claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
-    let slack = scale * claims.len() as f64 * 1e-12;
-    let mut rows: Vec<Vec<Option<PartialDeal>>> = Vec::with_capacity(claims.len());
-    let nothing = PartialDeal { worst: f64::NEG_INFINITY, sum: 0.0, squares: 0, units: 0 };
-    let mut previous_row: Vec<Option<PartialDeal>> = vec![None; unit_count + 1];
-    previous_row[0] = Some(nothing);
-    let mut floors_after: u32 = claims.iter().map(UnitClaim::floor).sum();
+    let tolerance = scale * claims.len() as f64 * 1e-12;
+    let mut rows: Vec<Vec<Option<PartialAllocation>>> = Vec::with_capacity(claims.len());
+    let empty_allocation = PartialAllocation { worst_cost: f64::NEG_INFINITY, sum: 0.0, square_sum: 0, units: 0 };
+    let mut previous_row: Vec<Option<PartialAllocation>> = vec![None; unit_count + 1];
+    previous_row[0] = Some(empty_allocation);
+    let mut remaining_floors: u32 = claims.iter().map(UnitClaim::floor).sum();
     for (index, claim) in claims.iter().enumerate() {
-        floors_after -= claim.floor();
+        remaining_floors -= claim.floor();
         let is_last = index + 1 == claims.len();
-        let mut row: Vec<Option<PartialDeal>> = vec![None; unit_count + 1];
-        let max_used = units - floors_after;
+        let mut row: Vec<Option<PartialAllocation>> = vec![None; unit_count + 1];
+        let max_used_units = units - remaining_floors;
         // The last claimant gets all remaining units, because only complete allocations matter.
-        for used in if is_last { max_used..=max_used } else { 0..=max_used } {
-            let mut best: Option<PartialDeal> = None;
-            for share in claim.floor()..=used {
-                let Some(previous_deal) = previous_row[(used - share) as usize] else { continue };
+        for used_units in if is_last { max_used_units..=max_used_units } else { 0..=max_used_units } {
+            let mut best_deal: Option<PartialAllocation> = None;
+            for share in claim.floor()..=used_units {
+                let Some(previous_deal) = previous_row[(used_units - share) as usize] else { continue };
                 let cost = claim.cost_of_units(share);
-                let candidate = PartialDeal {
-                    worst: previous_deal.worst.max(cost),
+                let candidate = PartialAllocation {
+                    worst_cost: previous_deal.worst_cost.max(cost),
                     sum: previous_deal.sum + cost,
-                    squares: previous_deal.squares + u64::from(share) * u64::from(share),
+                    square_sum: previous_deal.square_sum + u64::from(share) * u64::from(share),
                     units: share,
                 };
-                if best.as_ref().is_none_or(|best| candidate.is_better_than(best, total, slack)) {
-                    best = Some(candidate);
+                if best_deal.as_ref().is_none_or(|best| candidate.is_better_than(best, total, tolerance)) {
+                    best_deal = Some(candidate);
                 }
             }
-            row[used as usize] = best;
+            row[used_units as usize] = best_deal;
         }
         rows.push(std::mem::replace(&mut previous_row, row));
     }
     rows.push(previous_row);
-    let mut deal = vec![0; claims.len()];
-    let mut remaining = unit_count;
+    let mut allocation = vec![0; claims.len()];
+    let mut remaining_units = unit_count;
     for index in (0..claims.len()).rev() {
-        let best =
-            rows[index + 1][remaining].expect("checked: the floors fit, so every prefix of the best deal exists");
-        deal[index] = best.units;
-        remaining -= best.units as usize;
+        let best_deal =
+            rows[index + 1][remaining_units].expect("checked: the floors fit, so every prefix of the best deal exists");
+        allocation[index] = best_deal.units;
+        remaining_units -= best_deal.units as usize;
     }
-    Ok(deal)
+    Ok(allocation)
 }
 
 /// Returns the largest saving per unit of a claimant within `max_units` further units: the number of units, and the
 /// saving for each.
 fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
     let current_cost = claim.cost_of_units(units);
-    let mut best = (max_units, f64::NEG_INFINITY);
+    let mut best_units_and_gain = (max_units, f64::NEG_INFINITY);
     for added_units in 1..=max_units {
         let saving = (current_cost - claim.cost_of_units(units + added_units)) / f64::from(added_units);
-        if saving > best.1 {
-            best = (added_units, saving);
+        if saving > best_units_and_gain.1 {
+            best_units_and_gain = (added_units, saving);
         }
     }
-    best
+    best_units_and_gain
 }
 
 /// Allocates all `units` by Qureshi and Patt's lookahead, in the order of the claims.
 pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimError> {
-    check(claims, units)?;
-    let mut deal: Vec<u32> = claims.iter().map(UnitClaim::floor).collect();
-    let mut remaining = units - deal.iter().sum::<u32>();
+    check_claims(claims, units)?;
+    let mut allocation: Vec<u32> = claims.iter().map(UnitClaim::floor).collect();
+    let mut remaining_units = units - allocation.iter().sum::<u32>();
     let mut offers: Vec<(u32, f64)> =
-        claims.iter().zip(&deal).map(|(c, &held)| best_offer(c, held, remaining)).collect();
-    while remaining > 0 {
+        claims.iter().zip(&allocation).map(|(c, &held_units)| best_offer(c, held_units, remaining_units)).collect();
+    while remaining_units > 0 {
         let mut winner = 0;
         for (index, claim) in claims.iter().enumerate() {
-            if offers[index].0 > remaining {
-                offers[index] = best_offer(claim, deal[index], remaining);
+            if offers[index].0 > remaining_units {
+                offers[index] = best_offer(claim, allocation[index], remaining_units);
             }
             // With equal savings, the claimant with the fewest units wins, so that claimants without savings share the
             // remainder equally.
-            let (offer, best) = (offers[index].1, offers[winner].1);
-            if offer > best || (offer == best && deal[index] < deal[winner]) {
+            let (saving, best_saving) = (offers[index].1, offers[winner].1);
+            if saving > best_saving || (saving == best_saving && allocation[index] < allocation[winner]) {
                 winner = index;
             }
         }
         // If no savings are left, units are allocated one at a time.
         let share = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
-        deal[winner] += share;
-        remaining -= share;
-        offers[winner] = best_offer(&claims[winner], deal[winner], remaining);
+        allocation[winner] += share;
+        remaining_units -= share;
+        offers[winner] = best_offer(&claims[winner], allocation[winner], remaining_units);
     }
-    Ok(deal)
+    Ok(allocation)
 }
 
 /// Returns the total cost of an allocation.
@@ -228,24 +228,24 @@ impl CostAggregate {
     }
 }
 
-/// Returns the smallest number of units with which a claimant's cost does not exceed `at_most`; `None` if none
+/// Returns the smallest number of units with which a claimant's cost does not exceed `max_cost`; `None` if no number
 /// suffices.
-pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
-    costs.iter().position(|&cost| cost <= at_most).map(|index| index as u32 + 1)
+pub fn min_units_for_cost(costs: &[f64], max_cost: f64) -> Option<u32> {
+    costs.iter().position(|&cost| cost <= max_cost).map(|index| index as u32 + 1)
 }
 
 /// Returns the costs of several claimants in one partition, by its size, if each fills an equal share of it. The costs
 /// are summed, or the largest counts.
 pub fn pool_costs(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
-    let cost_at = |costs: &[f64], held: f64| {
+    let cost_at = |costs: &[f64], unit_count: f64| {
         // Less than one unit counts as one, because the cost of less is unknown.
-        let place = (held - 1.0).clamp(0.0, costs.len() as f64 - 1.0);
-        let (low, along) = (place as usize, place - libm::floor(place));
-        costs[low] + along * (costs[(low + 1).min(costs.len() - 1)] - costs[low])
+        let position = (unit_count - 1.0).clamp(0.0, costs.len() as f64 - 1.0);
+        let (low, fraction) = (position as usize, position - libm::floor(position));
+        costs[low] + fraction * (costs[(low + 1).min(costs.len() - 1)] - costs[low])
     };
     (1..=units)
-        .map(|held| total.aggregate(costs.iter().map(|costs| cost_at(costs, f64::from(held) / members))))
+        .map(|unit_count| total.aggregate(costs.iter().map(|costs| cost_at(costs, f64::from(unit_count) / members))))
         .collect()
 }
 
@@ -334,8 +334,8 @@ mod tests {
             [8.0, 8.0, 7.0, 6.0],
             "the worst cost counts"
         );
-        assert_eq!(fewest_units(&curve, 4.5), Some(3));
-        assert_eq!(fewest_units(&curve, 1.0), None);
+        assert_eq!(min_units_for_cost(&curve, 4.5), Some(3));
+        assert_eq!(min_units_for_cost(&curve, 1.0), None);
     }
 
     fn any_claims() -> impl Strategy<Value = (Vec<UnitClaim>, u32)> {

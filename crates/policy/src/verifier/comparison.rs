@@ -6,14 +6,14 @@ use cachemate_core::{ProcessId, TaskSample, View};
 
 use super::noise::{Difference, median_difference, standard_deviation, student_bound};
 use super::speeds::{ProcessSpeed, WindowSpeeds, live_processes};
-use super::verdict::{GoalChange, ProcessChange, goal_of};
+use super::verdict::{GoalChange, ProcessChange, merged_goal};
 use crate::partition::speed_history::{SpeedSample, match_samples};
 use crate::work_metric::{WorkMetric, promised_work};
 
 /// A proxy is not used if it varies more than this from window to window (standard deviation of its logarithm).
-const STEADY: f64 = 0.25;
+const MAX_PROXY_DEVIATION: f64 = 0.25;
 /// A goal counts as missed if the probability that noise explains it is at most this.
-const BROKEN_BY_CHANCE: f64 = 0.01;
+const MISSED_GOAL_PROBABILITY: f64 = 0.01;
 
 /// Speed of a process relative to the baseline: sums of logarithms and of their variances over accepted changes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -22,25 +22,26 @@ pub struct CumulativeSpeedup {
     pub variance: f64,
 }
 
-/// Returns every live process that was measured on both sides in its present phase, in order of arrival. `compared` is
+/// Returns every live process that was measured on both sides in its present phase, in order of arrival.
+/// `comparison_windows` is
 /// the number of windows before the change that are compared; earlier ones are used for the noise. A process whose
 /// phases are averaged is compared over like windows, or over all windows if too few are alike.
 pub fn process_changes<'a>(
     view: &View<'_>,
     windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
     windows_after: &'a [WindowSpeeds],
-    compared: usize,
+    comparison_windows: usize,
 ) -> Vec<ProcessChange> {
     let change_of = |process: ProcessId| {
         let sides = windows_of_phase(process, windows_before.clone(), windows_after)?;
         let (work, rates_before, rates_after) =
             WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
         let difference = if has_averaged_phases(&sides) {
-            like_difference(&sides, work).or_else(|| whole_difference(&sides, work))?
+            difference_of_like_windows(&sides, work).or_else(|| difference_of_all_windows(&sides, work))?
         } else {
-            median_difference(&rates_before, &rates_after, compared)?
+            median_difference(&rates_before, &rates_after, comparison_windows)?
         };
-        let goal = goal_of(process, &view.observation.tasks);
+        let goal = merged_goal(process, &view.observation.tasks);
         let change = ProcessChange {
             process,
             user: view.observation.tasks.iter().find(|task| task.process == process)?.user,
@@ -49,19 +50,22 @@ pub fn process_changes<'a>(
             log_ratio: difference.value,
             standard_error: difference.standard_error,
             degrees_of_freedom: difference.degrees_of_freedom,
-            floor: GoalChange::default(),
+            goal_change: GoalChange::default(),
         };
         let limit = goal.max_slowdown.filter(|limit| limit.is_finite() && *limit >= 0.0);
-        let slower = limit.map_or(GoalChange::default(), |limit| goal_change(&sides, &change, libm::log1p(limit)));
-        let rate = promised_log_rate(process, &view.observation.tasks);
-        let too_little = rate.map_or(GoalChange::default(), |(work, log_rate)| rate_floor(&sides, work, log_rate));
-        Some(ProcessChange { floor: slower.combined_with(too_little), ..change })
+        let slowdown_goal =
+            limit.map_or(GoalChange::default(), |limit| goal_change(&sides, &change, libm::log1p(limit)));
+        let promised_rate = promised_log_rate(process, &view.observation.tasks);
+        let rate_goal =
+            promised_rate.map_or(GoalChange::default(), |(work, log_rate)| rate_goal_change(&sides, work, log_rate));
+        Some(ProcessChange { goal_change: slowdown_goal.combined_with(rate_goal), ..change })
     };
     live_processes(&view.observation.tasks).into_iter().filter_map(change_of).collect()
 }
 
-/// Does a process whose phases are averaged lack like windows on the two sides, so that more are needed?
-pub fn lacks_like_windows<'a>(
+/// Returns whether a process whose phases are averaged has no like windows on the two sides, so that more windows are
+/// needed.
+pub fn needs_like_windows<'a>(
     processes: &[ProcessId],
     windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
     windows_after: &'a [WindowSpeeds],
@@ -69,12 +73,13 @@ pub fn lacks_like_windows<'a>(
     let lacks_windows = |process: &ProcessId| {
         let sides = windows_of_phase(*process, windows_before.clone(), windows_after).filter(has_averaged_phases)?;
         let work = WorkMetric::BEST_FIRST.into_iter().find(|&work| common_metric(&sides, work).is_some())?;
-        Some(like_difference(&sides, work).is_none())
+        Some(difference_of_like_windows(&sides, work).is_none())
     };
     processes.iter().any(|process| lacks_windows(process).unwrap_or(false))
 }
 
-/// Returns the windows of a process before and after, in the phase of its last window; `None` if it did not run after.
+/// Returns the windows of a process before and after the change that are in the phase of its last window; `None` if it
+/// has no window after the change.
 fn windows_of_phase<'a>(
     process: ProcessId,
     mut windows_before: impl Iterator<Item = &'a WindowSpeeds>,
@@ -82,7 +87,7 @@ fn windows_of_phase<'a>(
 ) -> Option<[Vec<&'a ProcessSpeed>; 2]> {
     let phase = windows_after.iter().rev().find_map(|window| window.get(&process))?.phase;
     let process_speeds = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a ProcessSpeed> {
-        windows.filter_map(|window| window.get(&process)).filter(|speed| speed.phase.is_like(phase)).collect()
+        windows.filter_map(|window| window.get(&process)).filter(|speed| speed.phase.is_comparable(phase)).collect()
     };
     Some([process_speeds(&mut windows_before), process_speeds(&mut windows_after.iter())])
 }
@@ -92,7 +97,7 @@ fn has_averaged_phases(sides: &[Vec<&ProcessSpeed>; 2]) -> bool {
 }
 
 /// Returns the windows of both sides by their work, with the incoming accesses by which like windows are found.
-fn samples_of(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> [Vec<SpeedSample>; 2] {
+fn build_samples(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> [Vec<SpeedSample>; 2] {
     [0, 1].map(|side| {
         let speed_sample = |speed: &&ProcessSpeed| {
             Some(SpeedSample::from_rate(libm::exp(*speed.log_rates.get(&work)?), speed.incoming_per_instr))
@@ -101,13 +106,14 @@ fn samples_of(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> [Vec<SpeedSa
     })
 }
 
-/// Returns the difference over the same work, if each side has most of its work in common with the other. A program
+/// Returns the difference over the same work; `None` unless each side has most of its work in common with the
+/// other. A program
 /// whose phases are averaged is in another phase in each window, so that a few windows do not represent all phases.
-fn like_difference(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<Difference> {
+fn difference_of_like_windows(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<Difference> {
     if sides.iter().flatten().any(|speed| speed.incoming_per_instr.is_none()) {
         return None;
     }
-    let [before, after] = samples_of(sides, work);
+    let [before, after] = build_samples(sides, work);
     match_samples(&after, &before)?;
     // Without two windows of one phase, the noise is unknown.
     match_samples(&before, &after)
@@ -116,73 +122,78 @@ fn like_difference(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<
 }
 
 /// Returns the difference over all work.
-fn whole_difference(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<Difference> {
+fn difference_of_all_windows(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<Difference> {
     let [before, after] =
-        samples_of(sides, work).map(|side| side.iter().map(SpeedSample::of_any_kind).collect::<Vec<_>>());
+        build_samples(sides, work).map(|side| side.iter().map(SpeedSample::without_traffic).collect::<Vec<_>>());
     match_samples(&before, &after).map(|speeds| speeds.difference())
 }
 
 /// Returns the logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only
 /// occasionally does not, and a proxy must be steady before the change.
 fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(WorkMetric, Vec<f64>, Vec<f64>)> {
-    let steady_log_rates = |side: &Vec<&ProcessSpeed>| {
+    let countable_log_rates = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
         (logs.len() >= 2 && 2 * logs.len() > side.len()).then_some(logs)
     };
-    let (rates_before, rates_after) = (steady_log_rates(&sides[0])?, steady_log_rates(&sides[1])?);
-    (!matches!(work, WorkMetric::Proxy(_)) || standard_deviation(&rates_before) <= STEADY).then_some((
+    let (rates_before, rates_after) = (countable_log_rates(&sides[0])?, countable_log_rates(&sides[1])?);
+    (!matches!(work, WorkMetric::Proxy(_)) || standard_deviation(&rates_before) <= MAX_PROXY_DEVIATION).then_some((
         work,
         rates_before,
         rates_after,
     ))
 }
 
-/// Was a goal met on either side? Speeds relative to solo decide if they are known. Otherwise, a slowdown by more than
-/// the goal allows certainly misses it, because no program was faster before than alone.
+/// Returns on which sides a slowdown goal was certainly missed. Speeds relative to solo decide if they are known.
+/// Otherwise, a slowdown by more than the goal allows misses it, because no program runs faster than alone.
 fn goal_change(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> GoalChange {
-    let is_broken = |side: &Vec<&ProcessSpeed>| {
+    let is_missed = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_over_solo).collect();
         // Compared with the solo speed, which has no noise here.
         let difference = median_difference(&vec![0.0; logs.len()], &logs, logs.len())?;
-        let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
-        Some(difference.value + bound * difference.standard_error < -log_limit)
+        let t_bound = student_bound(MISSED_GOAL_PROBABILITY, difference.degrees_of_freedom);
+        Some(difference.value + t_bound * difference.standard_error < -log_limit)
     };
-    match (is_broken(&sides[0]), is_broken(&sides[1])) {
-        (Some(broken_before), Some(broken_after)) => GoalChange { broken_before, broken_after },
+    match (is_missed(&sides[0]), is_missed(&sides[1])) {
+        (Some(is_missed_before), Some(broken_after)) => {
+            GoalChange { was_broken: is_missed_before, is_broken: broken_after }
+        }
         _ => {
-            let bound = student_bound(BROKEN_BY_CHANCE, change.degrees_of_freedom);
-            let broken_after = change.log_ratio + bound * change.standard_error < -log_limit;
-            GoalChange { broken_before: false, broken_after }
+            let t_bound = student_bound(MISSED_GOAL_PROBABILITY, change.degrees_of_freedom);
+            let is_broken_after = change.log_ratio + t_bound * change.standard_error < -log_limit;
+            GoalChange { was_broken: false, is_broken: is_broken_after }
         }
     }
 }
 
 /// Returns the sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
 fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
-    let (mut sum, mut counted_work) = (0.0, None);
+    let (mut rate_sum, mut counted_work) = (0.0, None);
     for task in samples.iter().filter(|task| task.process == process && !task.exited && task.has_run()) {
         let Some(min_rate) = task.goal.and_then(|goal| goal.min_rate) else { continue };
         let Some(work) = promised_work(task, samples) else { continue };
-        sum += min_rate;
+        rate_sum += min_rate;
         counted_work = Some(work);
     }
-    counted_work.filter(|_| sum > 0.0 && f64::is_finite(sum)).map(|work| (work, libm::log(sum)))
+    counted_work.filter(|_| rate_sum > 0.0 && f64::is_finite(rate_sum)).map(|work| (work, libm::log(rate_sum)))
 }
 
-/// Was the rate on either side certainly below the promised one? Without counts, neither is known.
-fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> GoalChange {
-    let is_broken = |side: &Vec<&ProcessSpeed>| {
+/// Returns on which sides the rate was certainly below the promised one. A side without counts is not.
+fn rate_goal_change(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> GoalChange {
+    let is_missed = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
         let difference = median_difference(&vec![log_rate; logs.len()], &logs, logs.len())?;
-        let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
-        Some(difference.value + bound * difference.standard_error < 0.0)
+        let t_bound = student_bound(MISSED_GOAL_PROBABILITY, difference.degrees_of_freedom);
+        Some(difference.value + t_bound * difference.standard_error < 0.0)
     };
-    let is_surely_broken = |side: &Vec<&ProcessSpeed>| is_broken(side).unwrap_or(false);
-    GoalChange { broken_before: is_surely_broken(&sides[0]), broken_after: is_surely_broken(&sides[1]) }
+    let is_certainly_missed = |side: &Vec<&ProcessSpeed>| is_missed(side).unwrap_or(false);
+    GoalChange { was_broken: is_certainly_missed(&sides[0]), is_broken: is_certainly_missed(&sides[1]) }
 }
 
-/// Returns the same changes, relative to the baseline.
-pub fn total_changes(changes: &[ProcessChange], totals: &BTreeMap<ProcessId, CumulativeSpeedup>) -> Vec<ProcessChange> {
+/// Returns the changes relative to the baseline: each change plus the total so far.
+pub fn changes_from_baseline(
+    changes: &[ProcessChange],
+    totals: &BTreeMap<ProcessId, CumulativeSpeedup>,
+) -> Vec<ProcessChange> {
     let with_total = |change: &ProcessChange| {
         let total = totals.get(&change.process).copied().unwrap_or_default();
         let variance = change.standard_error * change.standard_error + total.variance;

@@ -4,53 +4,54 @@
 //! propose another bad plan each time, so after a failure, every change is refused for half as many windows, and this
 //! number doubles with each failure in a row. The share of the time spent on trials of bad plans therefore falls with
 //! every failure. A change that only released partitions or turns does not count as such a failure: its roll-back keeps
-//! them, and the policy proposed nothing. Nor does one that only resized partitions, which changes little.
+//! them, and the policy proposed nothing. A change that only resized partitions does not count either, because it
+//! changes little.
 //!
 //! A plan shares its cooldown with its mirror images, in which like caches are exchanged ([`symmetry`]).
 
 use cachemate_core::{Plan, Topology};
 
-use super::live_tasks::{LiveTasks, same_placement};
+use super::live_tasks::{LiveTasks, is_same_placement};
 use super::symmetry;
 
 /// Largest number of doublings of a wait.
 const MAX_DOUBLINGS: u32 = 5;
 /// Number of plans that are stored.
-const MAX_STORED: usize = 64;
+const MAX_STORED_PLANS: usize = 64;
 /// A plan counts as new if it has not failed again for this many of its cooldowns.
 const REMEMBERED_COOLDOWNS: u64 = 8;
 
 #[derive(Clone, Debug)]
 struct FailedPlan {
     plan: Plan,
-    known_tasks: LiveTasks,
+    tasks: LiveTasks,
     /// Window from which the plan may be applied again.
-    refused_until: u64,
+    cooldown_end: u64,
     /// If the plan fails again before this window, its cooldown doubles.
-    remembered_until: u64,
-    times: u32,
+    memory_end: u64,
+    failure_count: u32,
 }
 
 impl FailedPlan {
-    /// Are both plans the same for the live tasks?
+    /// Returns whether both plans are the same for the live tasks.
     fn has_same_placement(&self, plan: &Plan, live_tasks: &LiveTasks) -> bool {
-        same_placement(&self.plan, plan, &self.known_tasks.common_tasks(live_tasks))
+        is_same_placement(&self.plan, plan, &self.tasks.intersection(live_tasks))
     }
 
-    /// Are both plans the same up to an exchange of like caches?
+    /// Returns whether both plans are the same up to an exchange of like caches.
     fn is_mirror(&self, plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> bool {
-        symmetry::is_mirror(&self.plan, plan, &self.known_tasks.common_tasks(live_tasks), topology)
+        symmetry::is_mirror(&self.plan, plan, &self.tasks.intersection(live_tasks), topology)
     }
 }
 
 /// Failed plans, and their cooldowns.
 #[derive(Clone, Debug, Default)]
 pub struct PlanCooldown {
-    failed: Vec<FailedPlan>,
-    /// Number of failures since the last change that was kept.
-    in_a_row: u32,
+    failed_plans: Vec<FailedPlan>,
+    /// Number of failures in a row; each change that is kept lowers it by one.
+    consecutive_failures: u32,
     /// Window until which every change is refused.
-    any_plan_until: u64,
+    pause_end: u64,
 }
 
 /// The reason why a plan is refused, and the window until which it is.
@@ -70,84 +71,86 @@ impl PlanCooldown {
         window: u64,
         cooldown_windows: u64,
     ) -> u64 {
-        self.failed.retain(|failed| window < failed.remembered_until);
-        let images = self.failed.iter().filter(|failed| failed.is_mirror(plan, live_tasks, topology));
-        let times = images.map(|failed| failed.times).max().unwrap_or(0) + 1;
-        self.failed.retain(|failed| !failed.has_same_placement(plan, live_tasks));
-        let windows = cooldown_windows.saturating_mul(1 << (times - 1).min(MAX_DOUBLINGS));
+        self.failed_plans.retain(|failed| window < failed.memory_end);
+        let mirror_images = self.failed_plans.iter().filter(|failed| failed.is_mirror(plan, live_tasks, topology));
+        let failure_count = mirror_images.map(|failed| failed.failure_count).max().unwrap_or(0) + 1;
+        self.failed_plans.retain(|failed| !failed.has_same_placement(plan, live_tasks));
+        let windows = cooldown_windows.saturating_mul(1 << (failure_count - 1).min(MAX_DOUBLINGS));
         let cooldown_end = window.saturating_add(windows);
         let remembered_until = cooldown_end.saturating_add(windows.saturating_mul(REMEMBERED_COOLDOWNS));
-        if self.failed.len() == MAX_STORED {
-            self.failed.remove(0);
+        if self.failed_plans.len() == MAX_STORED_PLANS {
+            self.failed_plans.remove(0);
         }
-        self.failed.push(FailedPlan {
+        self.failed_plans.push(FailedPlan {
             plan: plan.clone(),
-            known_tasks: live_tasks.clone(),
-            refused_until: cooldown_end,
-            remembered_until,
-            times,
+            tasks: live_tasks.clone(),
+            cooldown_end,
+            memory_end: remembered_until,
+            failure_count,
         });
         windows
     }
 
     /// Pauses all plans for some time, because a plan that a policy chose has failed in this window.
     pub fn pause(&mut self, window: u64, cooldown_windows: u64) {
-        let pause = (cooldown_windows / 2).saturating_mul(1 << self.in_a_row.min(MAX_DOUBLINGS));
-        self.any_plan_until = window.saturating_add(pause);
-        self.in_a_row = self.in_a_row.saturating_add(1);
+        let pause_windows = (cooldown_windows / 2).saturating_mul(1 << self.consecutive_failures.min(MAX_DOUBLINGS));
+        self.pause_end = window.saturating_add(pause_windows);
+        self.consecutive_failures = self.consecutive_failures.saturating_add(1);
     }
 
     /// Records that a change was kept.
     pub fn record_success(&mut self) {
-        self.in_a_row = self.in_a_row.saturating_sub(1);
+        self.consecutive_failures = self.consecutive_failures.saturating_sub(1);
     }
 
-    /// Are no plans stored?
+    /// Returns whether no plans are stored.
     pub fn is_empty(&self) -> bool {
-        self.failed.is_empty()
+        self.failed_plans.is_empty()
     }
 
-    /// Is every change refused in this window?
+    /// Returns whether every change is refused in this window.
     pub fn is_paused(&self, window: u64) -> bool {
-        window < self.any_plan_until
+        window < self.pause_end
     }
 
-    /// Returns the window until which this plan is on cooldown. `instead` is the plan in its place.
+    /// Returns the window until which this plan is on cooldown; `None` if it is not. `replacement` is the plan that
+    /// would be in force instead.
     pub fn exclusion_end(
         &self,
         plan: &Plan,
-        instead: &Plan,
+        replacement: &Plan,
         live_tasks: &LiveTasks,
         topology: &Topology,
         window: u64,
     ) -> Option<u64> {
         // If both plans are the same for the remaining tasks, refusing has no effect. The plan in its place may itself
         // be a mirror image; then only the failed plan itself is refused.
-        let is_distinguishable = |failed: &&FailedPlan| {
-            let exactly =
-                failed.has_same_placement(plan, live_tasks) && !failed.has_same_placement(instead, live_tasks);
-            let mirrored =
-                || failed.is_mirror(plan, live_tasks, topology) && !failed.is_mirror(instead, live_tasks, topology);
-            exactly || mirrored()
+        let must_refuse = |failed: &&FailedPlan| {
+            let is_same_plan =
+                failed.has_same_placement(plan, live_tasks) && !failed.has_same_placement(replacement, live_tasks);
+            let is_mirror_plan =
+                || failed.is_mirror(plan, live_tasks, topology) && !failed.is_mirror(replacement, live_tasks, topology);
+            is_same_plan || is_mirror_plan()
         };
-        let mut failed = self.failed.iter().filter(|failed| window < failed.refused_until);
-        failed.find(is_distinguishable).map(|failed| failed.refused_until)
+        let mut plans_on_cooldown = self.failed_plans.iter().filter(|failed| window < failed.cooldown_end);
+        plans_on_cooldown.find(must_refuse).map(|failed| failed.cooldown_end)
     }
 
-    /// Must this plan be refused in this window? `instead` is the plan in its place.
+    /// Returns the reason why this plan must be refused in this window, if any. `replacement` is the plan that would be
+    /// in force instead.
     pub fn refusal_of(
         &self,
         plan: &Plan,
-        instead: &Plan,
+        replacement: &Plan,
         live_tasks: &LiveTasks,
         topology: &Topology,
         window: u64,
     ) -> Option<CooldownReason> {
-        if let Some(until) = self.exclusion_end(plan, instead, live_tasks, topology, window) {
-            return Some(CooldownReason::Failed { until });
+        if let Some(end_window) = self.exclusion_end(plan, replacement, live_tasks, topology, window) {
+            return Some(CooldownReason::Failed { until: end_window });
         }
-        let is_change = self.is_paused(window) && !same_placement(plan, instead, live_tasks);
-        is_change.then_some(CooldownReason::FailuresInARow { until: self.any_plan_until })
+        let is_change = self.is_paused(window) && !is_same_placement(plan, replacement, live_tasks);
+        is_change.then_some(CooldownReason::FailuresInARow { until: self.pause_end })
     }
 }
 

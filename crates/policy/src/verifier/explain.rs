@@ -9,7 +9,7 @@ use crate::work_metric::WorkMetric;
 /// Prefix of the reason of every roll-back.
 const ROLLED_BACK: &str = "rolled back:";
 
-fn percent_change(log_ratio: f64) -> f64 {
+fn to_percent_change(log_ratio: f64) -> f64 {
     100.0 * libm::expm1(log_ratio)
 }
 
@@ -22,7 +22,7 @@ pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view
     let forecast = verdict.forecast_gain?;
     let action =
         trial_windows.map_or_else(|| "monitored".to_string(), |windows| format!("on trial for {windows} windows"));
-    let (result, fate) = match verdict.outcome {
+    let (result, consequence) = match verdict.outcome {
         VerificationOutcome::Faster => ("faster", "it is kept"),
         VerificationOutcome::NotFaster => ("not faster", "it is rolled back"),
         VerificationOutcome::NotSlower => ("not slower", "it is kept"),
@@ -31,15 +31,15 @@ pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view
             return None;
         }
     };
-    let measured = verdict.measured?;
+    let measured_log_ratio = verdict.measured?;
     let text = format!(
-        "the change was {action}: {:+.1} %, forecast {:+.1} %, {result}; {fate}",
-        percent_change(measured.log_ratio),
+        "the change was {action}: {:+.1} %, forecast {:+.1} %, {result}; {consequence}",
+        to_percent_change(measured_log_ratio.log_ratio),
         100.0 * forecast
     );
     let numbers = vec![
-        named_number("measured_percent", percent_change(measured.log_ratio)),
-        named_number("standard_error_percent", 100.0 * measured.error.min(1e6)),
+        named_number("measured_percent", to_percent_change(measured_log_ratio.log_ratio)),
+        named_number("standard_error_percent", 100.0 * measured_log_ratio.error.min(1e6)),
         named_number("forecast_percent", 100.0 * forecast),
     ];
     Some(Reason { kind: ReasonKind::TrialVerdict, tasks: live_tasks(view), text, numbers })
@@ -47,8 +47,8 @@ pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view
 
 /// Describes a measurement that a change of tasks or phases has ended.
 pub fn explain_interruption(cause: &str, is_trial: bool, view: &View<'_>) -> Reason {
-    let fate = if is_trial { "the plan before is restored" } else { "the plan in force stays" };
-    explanation(format!("the change was not measured to the end: {cause}; {fate}"), view)
+    let consequence = if is_trial { "the plan before is restored" } else { "the plan in force stays" };
+    explanation(format!("the change was not measured to the end: {cause}; {consequence}"), view)
 }
 
 /// Describes the change from one plan of a trial to the other.
@@ -69,27 +69,28 @@ fn explanation(text: String, view: &View<'_>) -> Reason {
 /// Describes a roll-back after a comparison of speeds.
 pub fn describe_rollback(regression: &Regression, cooldown_windows: u64, view: &View<'_>) -> Reason {
     let judgement = &regression.judgement;
-    let period = if regression.in_total { "over the last decisions together" } else { "since the last decision" };
+    let period_text =
+        if regression.is_from_baseline { "over the last decisions together" } else { "since the last decision" };
     let mut tasks: Vec<TaskId> = Vec::new();
     let mut numbers = vec![
-        named_number("change_percent", percent_change(judgement.mean_log_ratio)),
+        named_number("change_percent", to_percent_change(judgement.mean_log_ratio)),
         named_number("standard_error_percent", 100.0 * judgement.standard_error),
     ];
     let mut text = format!(
-        "{ROLLED_BACK} the programs run {:+.1} % {period}{}",
-        percent_change(judgement.mean_log_ratio),
+        "{ROLLED_BACK} the programs run {:+.1} % {period_text}{}",
+        to_percent_change(judgement.mean_log_ratio),
         proxy_note(regression)
     );
     let first_task = |process| view.observation.tasks.iter().find(|task| task.process == process && !task.exited);
-    let harmed = judgement.harmed.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?)));
-    if let Some((log_ratio, task)) = harmed {
+    let most_harmed = judgement.worst_loss.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?)));
+    if let Some((log_ratio, task)) = most_harmed {
         tasks.push(task.task);
-        text += &format!(", {{0}} {:+.1} %", percent_change(log_ratio));
-        numbers.push(named_number("most_harmed_percent", percent_change(log_ratio)));
+        text += &format!(", {{0}} {:+.1} %", to_percent_change(log_ratio));
+        numbers.push(named_number("most_harmed_percent", to_percent_change(log_ratio)));
     }
-    if judgement.floors_broken > 0 {
-        text += &format!(", and {} more miss their goal", judgement.floors_broken);
-        numbers.push(named_number("goals_missed", judgement.floors_broken as f64));
+    if judgement.broken_goal_change > 0 {
+        text += &format!(", and {} more miss their goal", judgement.broken_goal_change);
+        numbers.push(named_number("goals_missed", judgement.broken_goal_change as f64));
     }
     text += &format!("; the plan is on cooldown for {cooldown_windows} windows");
     let task_ids = view.observation.tasks.iter().map(|task| task.task);
@@ -101,7 +102,7 @@ pub fn describe_rollback(regression: &Regression, cooldown_windows: u64, view: &
 
 /// Returns the names of the proxy events as text.
 fn proxy_note(regression: &Regression) -> String {
-    let (count, events) = &regression.judgement.proxies;
+    let (count, events) = &regression.judgement.proxy_comparison;
     let mut names: Vec<&str> = events.iter().map(|event| WorkMetric::Proxy(*event).describe()).collect();
     names.sort_unstable();
     match count {
@@ -111,7 +112,7 @@ fn proxy_note(regression: &Regression) -> String {
 }
 
 /// Describes a plan that is not applied.
-pub fn hold_reason(text: String) -> Reason {
+pub fn build_hold_reason(text: String) -> Reason {
     Reason { kind: ReasonKind::CoolingDown, tasks: Vec::new(), text, numbers: Vec::new() }
 }
 

@@ -14,19 +14,19 @@ use std::collections::{BTreeMap, VecDeque};
 use cachemate_core::{Observation, Plan, PlanItem, ProcessId, View};
 
 use super::comparison::CumulativeSpeedup;
-use super::home_restore::{HomeCpus, record_homes};
-use super::live_tasks::{LiveTasks, same_placement};
-use super::speeds::{WindowSpeeds, speeds_of};
+use super::home_restore::{HomeCpus, record_last_cpus};
+use super::live_tasks::{LiveTasks, is_same_placement};
+use super::speeds::{WindowSpeeds, measure_speeds};
 use crate::partition::speed_history::is_disturbing;
 
 /// Number of reference windows kept for the noise, in multiples of the windows compared.
-const KEPT: usize = 4;
+const REFERENCE_LENGTHS: usize = 4;
 /// Number of windows after which a series of changes is compared as a whole, in multiples of the windows compared.
-const SERIES: usize = 3;
+const SERIES_LENGTHS: usize = 3;
 /// Longest wait for slow actions and for the end of disturbing probes, in multiples of the windows compared.
-const MAX_PENDING: usize = 10;
+const MAX_PENDING_LENGTHS: usize = 10;
 /// Smallest number of windows of a reference.
-const MIN_REFERENCE: usize = 2;
+const MIN_REFERENCE_WINDOWS: usize = 2;
 
 /// How the plan in force is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -47,7 +47,7 @@ pub struct PlanRecord {
     pub tasks: LiveTasks,
     pub windows: VecDeque<WindowSpeeds>,
     /// CPUs on which the plan's tasks ran in the last of its windows.
-    pub homes: HomeCpus,
+    pub last_cpus: HomeCpus,
 }
 
 /// The state since the reference was left.
@@ -56,14 +56,14 @@ struct TrialPlanRecord {
     /// The latest plan.
     plan: Plan,
     /// Settled windows under that plan.
-    under_plan: VecDeque<WindowSpeeds>,
+    windows_under_plan: VecDeque<WindowSpeeds>,
     /// Settled windows since the reference was left, and all windows since.
     settled_windows: Vec<WindowSpeeds>,
     windows_since: Vec<WindowSpeeds>,
     /// Number of windows, including those in which nothing was measured.
-    windows: usize,
+    window_count: usize,
     /// Number of windows for which the reference has been in force again.
-    paused: usize,
+    paused_windows: usize,
 }
 
 /// The history of a guard.
@@ -76,16 +76,16 @@ pub struct History {
     pub totals: BTreeMap<ProcessId, CumulativeSpeedup>,
     trial: Option<TrialPlanRecord>,
     /// Settled windows of a policy's own trial, by plan.
-    legs: Vec<(Plan, Vec<WindowSpeeds>)>,
+    trial_legs: Vec<(Plan, Vec<WindowSpeeds>)>,
     current_plan: Plan,
     /// CPUs on which tasks ran last, under any plan.
-    homes: HomeCpus,
-    /// Processes for which the plan was decided. Later arrivals are placed by the next plan, which does not count as a
-    /// change.
-    decided_for: LiveTasks,
+    last_cpus: HomeCpus,
+    /// Processes for which the plan was decided. Tasks that arrived later are placed by the next plan; that placement
+    /// does not count as a change.
+    deciding_tasks: LiveTasks,
     live_tasks: LiveTasks,
     /// Number of windows since the placement was changed; `None` if settled.
-    settling: Option<usize>,
+    settling_windows: Option<usize>,
     /// Number of observed windows.
     observed_windows: usize,
     /// Number of windows in a row in which probes disturbed programs.
@@ -99,106 +99,109 @@ impl History {
             plan: view.previous_plan.clone(),
             tasks: LiveTasks::from_samples(&view.observation.tasks),
             windows: VecDeque::new(),
-            homes: HomeCpus::new(),
+            last_cpus: HomeCpus::new(),
         };
         History {
             current_plan: reference.plan.clone(),
-            homes: HomeCpus::new(),
-            decided_for: LiveTasks::default(),
+            last_cpus: HomeCpus::new(),
+            deciding_tasks: LiveTasks::default(),
             live_tasks: LiveTasks::default(),
             reference,
             baseline: None,
             totals: BTreeMap::new(),
             trial: None,
-            legs: Vec::new(),
-            settling: None,
+            trial_legs: Vec::new(),
+            settling_windows: None,
             observed_windows: 0,
             disturbed_windows: 0,
         }
     }
 
     /// Observes a window under the plan that was decided before it. Returns whether a speed was measured.
-    pub fn observe(&mut self, view: &View<'_>, compared: usize, comparison: PlanComparison) -> bool {
+    pub fn observe(&mut self, view: &View<'_>, comparison_windows: usize, comparison: PlanComparison) -> bool {
         self.observed_windows += 1;
-        record_homes(&mut self.homes, view);
+        record_last_cpus(&mut self.last_cpus, view);
         let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
-        let common_tasks = live_tasks.common_tasks(&self.live_tasks);
-        if !same_placement(view.previous_plan, &self.current_plan, &common_tasks.common_tasks(&self.decided_for)) {
-            self.settling = Some(0);
+        let common_tasks = live_tasks.intersection(&self.live_tasks);
+        if !is_same_placement(view.previous_plan, &self.current_plan, &common_tasks.intersection(&self.deciding_tasks))
+        {
+            self.settling_windows = Some(0);
         }
-        let is_settled = self.settle(view.observation, compared);
-        let mut speeds = speeds_of(view);
+        let is_settled = self.advance_settling(view.observation, comparison_windows);
+        let mut speeds = measure_speeds(view);
         speeds.retain(|process, _| common_tasks.processes.contains(process));
-        let is_disturbed = self.is_disturbed(view.previous_plan, compared);
+        let is_disturbed = self.record_disturbance(view.previous_plan, comparison_windows);
         let is_measured = !is_disturbed && speeds.values().any(|speed| !speed.log_rates.is_empty());
         match comparison {
-            PlanComparison::BeforeAndAfter => self.legs.clear(),
+            PlanComparison::BeforeAndAfter => self.trial_legs.clear(),
             PlanComparison::Trial if is_settled && is_measured => {
                 self.record_leg(view.previous_plan, &common_tasks, &speeds)
             }
             PlanComparison::Trial | PlanComparison::Measured => {}
         }
-        let known_tasks = common_tasks.common_tasks(&self.reference.tasks);
-        let no_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE;
-        if no_reference || same_placement(view.previous_plan, &self.reference.plan, &known_tasks) {
+        let known_tasks = common_tasks.intersection(&self.reference.tasks);
+        let lacks_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE_WINDOWS;
+        if lacks_reference || is_same_placement(view.previous_plan, &self.reference.plan, &known_tasks) {
             // If the plan changes all the time from the start, changing is the normal state.
-            self.extend_trial(view, speeds, is_measured && (is_settled || no_reference), compared);
+            self.extend_reference(view, speeds, is_measured && (is_settled || lacks_reference), comparison_windows);
         } else {
-            self.try_out(
+            self.record_trial_window(
                 view.previous_plan,
-                &common_tasks.common_tasks(&self.decided_for),
+                &common_tasks.intersection(&self.deciding_tasks),
                 speeds,
                 is_settled,
                 is_measured,
             );
         }
         self.current_plan = view.previous_plan.clone();
-        self.decided_for = std::mem::replace(&mut self.live_tasks, live_tasks);
+        self.deciding_tasks = std::mem::replace(&mut self.live_tasks, live_tasks);
         is_measured
     }
 
-    /// Did probes stop or slow programs in the window after this plan? If they always do, that is the normal state.
-    fn is_disturbed(&mut self, plan: &Plan, compared: usize) -> bool {
-        let is_disturbed = plan.probes.iter().any(|probe| is_disturbing(&probe.kind));
-        self.disturbed_windows = if is_disturbed { self.disturbed_windows + 1 } else { 0 };
-        is_disturbed && self.disturbed_windows <= MAX_PENDING * compared
+    /// Returns whether probes of this plan stopped or slowed programs in the window. Probes that always do are the
+    /// normal state, and do not count.
+    fn record_disturbance(&mut self, plan: &Plan, trial_window_count: usize) -> bool {
+        let has_disturbing_probe = plan.probes.iter().any(|probe| is_disturbing(&probe.kind));
+        self.disturbed_windows = if has_disturbing_probe { self.disturbed_windows + 1 } else { 0 };
+        has_disturbing_probe && self.disturbed_windows <= MAX_PENDING_LENGTHS * trial_window_count
     }
 
-    /// Is a plan other than the reference in force?
+    /// Returns whether a plan other than the reference is in force.
     pub fn is_on_trial(&self) -> bool {
-        self.trial.as_ref().is_some_and(|trial| trial.paused == 0)
+        self.trial.as_ref().is_some_and(|trial| trial.paused_windows == 0)
     }
 
-    /// Has the machine applied the plan, and have caches and queues settled? They get one window for that.
-    fn settle(&mut self, observation: &Observation, compared: usize) -> bool {
-        let Some(windows) = &mut self.settling else { return true };
-        *windows += 1;
+    /// Counts a window of settling. Returns whether the machine has applied the plan and has had one window for caches
+    /// and queues to settle.
+    fn advance_settling(&mut self, observation: &Observation, trial_window_count: usize) -> bool {
+        let Some(settling_windows) = &mut self.settling_windows else { return true };
+        *settling_windows += 1;
         let is_acting = |item: &PlanItem| !matches!(item, PlanItem::Probe(_) | PlanItem::Window);
-        let pending = observation.applied.pending.iter().any(|pending| is_acting(&pending.item));
-        if *windows > 1 && (!pending || *windows > MAX_PENDING * compared) {
-            self.settling = None;
+        let is_pending = observation.applied.pending.iter().any(|pending| is_acting(&pending.item));
+        if *settling_windows > 1 && (!is_pending || *settling_windows > MAX_PENDING_LENGTHS * trial_window_count) {
+            self.settling_windows = None;
         }
-        self.settling.is_none()
+        self.settling_windows.is_none()
     }
 
-    fn extend_trial(&mut self, view: &View<'_>, speeds: WindowSpeeds, counts: bool, compared: usize) {
+    fn extend_reference(&mut self, view: &View<'_>, speeds: WindowSpeeds, is_counted: bool, trial_window_count: usize) {
         self.reference.plan = view.previous_plan.clone();
         self.reference.tasks = self.live_tasks.clone();
-        self.reference.homes = self.homes.clone();
-        if counts {
+        self.reference.last_cpus = self.last_cpus.clone();
+        if is_counted {
             self.reference.windows.push_back(speeds);
         }
-        while self.reference.windows.len() > KEPT * compared {
+        while self.reference.windows.len() > REFERENCE_LENGTHS * trial_window_count {
             self.reference.windows.pop_front();
         }
         // A trial continues if the reference was in force again only temporarily.
         if let Some(trial) = &mut self.trial {
-            trial.paused += 1;
+            trial.paused_windows += 1;
         }
-        self.trial.take_if(|trial| trial.paused > KEPT * compared);
+        self.trial.take_if(|trial| trial.paused_windows > REFERENCE_LENGTHS * trial_window_count);
     }
 
-    fn try_out(
+    fn record_trial_window(
         &mut self,
         plan: &Plan,
         common_tasks: &LiveTasks,
@@ -208,44 +211,48 @@ impl History {
     ) {
         let trial = self.trial.get_or_insert_with(|| TrialPlanRecord {
             plan: plan.clone(),
-            under_plan: VecDeque::new(),
+            windows_under_plan: VecDeque::new(),
             settled_windows: Vec::new(),
             windows_since: Vec::new(),
-            windows: 0,
-            paused: 0,
+            window_count: 0,
+            paused_windows: 0,
         });
-        if !same_placement(plan, &trial.plan, common_tasks) {
-            trial.under_plan.clear();
+        if !is_same_placement(plan, &trial.plan, common_tasks) {
+            trial.windows_under_plan.clear();
         }
         trial.plan = plan.clone();
-        (trial.windows, trial.paused) = (trial.windows + 1, 0);
+        (trial.window_count, trial.paused_windows) = (trial.window_count + 1, 0);
         if is_measured {
             trial.windows_since.push(speeds.clone());
         }
         if is_measured && is_settled {
             trial.settled_windows.push(speeds.clone());
-            trial.under_plan.push_back(speeds);
+            trial.windows_under_plan.push_back(speeds);
         }
     }
 
     /// Returns the windows by which the plan on trial can be judged now; `None` if there are not enough yet, or there
     /// is no trial.
-    pub fn windows_to_compare(&self, compared: usize) -> Option<Vec<WindowSpeeds>> {
-        let trial = self.trial.as_ref().filter(|trial| trial.paused == 0)?;
-        if trial.under_plan.len() >= compared {
-            return Some(trial.under_plan.iter().cloned().collect());
+    pub fn windows_to_compare(&self, trial_window_count: usize) -> Option<Vec<WindowSpeeds>> {
+        let trial = self.trial.as_ref().filter(|trial| trial.paused_windows == 0)?;
+        if trial.windows_under_plan.len() >= trial_window_count {
+            return Some(trial.windows_under_plan.iter().cloned().collect());
         }
-        let series = trial.windows >= SERIES * compared;
-        let windows =
-            if trial.settled_windows.len() >= compared { &trial.settled_windows } else { &trial.windows_since };
-        series.then(|| windows.clone())
+        let is_series_complete = trial.window_count >= SERIES_LENGTHS * trial_window_count;
+        let windows = if trial.settled_windows.len() >= trial_window_count {
+            &trial.settled_windows
+        } else {
+            &trial.windows_since
+        };
+        is_series_complete.then(|| windows.clone())
     }
 
     /// Makes the state on trial the reference. `totals` covers all compared processes; without it, the state is no
     /// worse than the baseline, and becomes the next baseline.
     pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>) {
-        let (plan, decided_for, homes) = (self.current_plan.clone(), self.decided_for.clone(), self.homes.clone());
-        let state = PlanRecord { plan, tasks: decided_for, windows: windows.into(), homes };
+        let (plan, decided_for, homes) =
+            (self.current_plan.clone(), self.deciding_tasks.clone(), self.last_cpus.clone());
+        let state = PlanRecord { plan, tasks: decided_for, windows: windows.into(), last_cpus: homes };
         let old_reference = std::mem::replace(&mut self.reference, state);
         match totals {
             Some(totals) => {
@@ -261,57 +268,58 @@ impl History {
     }
 
     fn record_leg(&mut self, plan: &Plan, common_tasks: &LiveTasks, speeds: &WindowSpeeds) {
-        match self.legs.iter_mut().find(|(leg_plan, _)| same_placement(leg_plan, plan, common_tasks)) {
+        match self.trial_legs.iter_mut().find(|(leg_plan, _)| is_same_placement(leg_plan, plan, common_tasks)) {
             Some((_, windows)) => windows.push(speeds.clone()),
-            None => self.legs.push((plan.clone(), vec![speeds.clone()])),
+            None => self.trial_legs.push((plan.clone(), vec![speeds.clone()])),
         }
     }
 
-    /// Returns the windows of a policy's trial under its other plans, and those under the plan in force.
+    /// Returns the windows of a policy's trial under plans other than the one in force, and those under the plan in
+    /// force.
     pub fn trial_windows(&self) -> (Vec<WindowSpeeds>, Vec<WindowSpeeds>) {
-        let is_own = |plan: &Plan| same_placement(plan, &self.current_plan, &self.live_tasks);
-        let (own_legs, other_legs): (Vec<_>, Vec<_>) = self.legs.iter().partition(|(plan, _)| is_own(plan));
+        let is_current = |plan: &Plan| is_same_placement(plan, &self.current_plan, &self.live_tasks);
+        let (own_legs, other_legs): (Vec<_>, Vec<_>) = self.trial_legs.iter().partition(|(plan, _)| is_current(plan));
         let windows_of = |legs: Vec<&(Plan, Vec<WindowSpeeds>)>| {
             legs.into_iter().flat_map(|(_, windows_of_leg)| windows_of_leg.clone()).collect()
         };
         (windows_of(other_legs), windows_of(own_legs))
     }
 
-    /// Makes the plan in force, which a trial of the policy measured with these windows, the reference of later
-    /// changes.
-    pub fn adopt(&mut self, windows: Vec<WindowSpeeds>) {
-        let (plan, tasks, homes) = (self.current_plan.clone(), self.decided_for.clone(), self.homes.clone());
-        self.reference = PlanRecord { plan, tasks, windows: windows.into(), homes };
+    /// Makes the plan in force the reference of later changes, with the windows in which a trial of the policy measured
+    /// it.
+    pub fn accept_trial(&mut self, windows: Vec<WindowSpeeds>) {
+        let (plan, tasks, homes) = (self.current_plan.clone(), self.deciding_tasks.clone(), self.last_cpus.clone());
+        self.reference = PlanRecord { plan, tasks, windows: windows.into(), last_cpus: homes };
         (self.trial, self.baseline) = (None, None);
         self.totals.clear();
-        self.legs.clear();
+        self.trial_legs.clear();
     }
 
     /// Returns to the reference, or to the baseline, which then becomes the reference.
-    pub fn revert(&mut self, to_baseline: bool) {
+    pub fn revert(&mut self, reverts_to_baseline: bool) {
         self.trial = None;
-        if let Some(baseline) = self.baseline.take_if(|_| to_baseline) {
+        if let Some(baseline) = self.baseline.take_if(|_| reverts_to_baseline) {
             self.reference = baseline;
             self.totals.clear();
         }
     }
 
     /// Returns the number of measured windows that are missing for a comparison; `None` if there are enough, or if
-    /// nothing has been measured for so long that a comparison is not expected.
-    pub fn missing_windows(&self, compared: usize) -> Option<usize> {
-        let measured = self.reference.windows.len();
-        let hopeless = measured == 0 && self.observed_windows > SERIES * compared;
-        let begun = self.trial.is_some() || measured >= MIN_REFERENCE || hopeless;
-        (!begun).then(|| MIN_REFERENCE - measured)
+    /// nothing has been measured for so long that none is expected.
+    pub fn missing_windows(&self, trial_window_count: usize) -> Option<usize> {
+        let measured_windows = self.reference.windows.len();
+        let is_unmeasurable = measured_windows == 0 && self.observed_windows > SERIES_LENGTHS * trial_window_count;
+        let has_reference = self.trial.is_some() || measured_windows >= MIN_REFERENCE_WINDOWS || is_unmeasurable;
+        (!has_reference).then(|| MIN_REFERENCE_WINDOWS - measured_windows)
     }
 
     /// Returns the tasks for which the plan in force was decided.
     pub fn deciding_tasks(&self) -> &LiveTasks {
-        &self.decided_for
+        &self.deciding_tasks
     }
 
     /// Returns the live tasks that the reference covers.
     pub fn known_tasks(&self) -> LiveTasks {
-        self.reference.tasks.common_tasks(&self.live_tasks)
+        self.reference.tasks.intersection(&self.live_tasks)
     }
 }

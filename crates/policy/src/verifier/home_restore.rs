@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 use cachemate_core::{CpuSet, Plan, TaskId, View};
 
 /// Number of windows for which tasks are pinned: one to move, and one to settle.
-const WINDOWS: u64 = 2;
+const PINNED_WINDOWS: u64 = 2;
 
 /// CPUs of the cache on which each task ran most in the last window in which it ran.
 pub type HomeCpus = BTreeMap<TaskId, CpuSet>;
 
 /// Records the caches on which tasks ran in a window, and forgets exited tasks.
-pub fn record_homes(homes: &mut HomeCpus, view: &View<'_>) {
+pub fn record_last_cpus(homes: &mut HomeCpus, view: &View<'_>) {
     let domains = view.topology.last_level_domains();
     let live_tasks = view.observation.live_tasks();
     homes.retain(|task, _| live_tasks.contains(task));
@@ -29,29 +29,30 @@ pub fn record_homes(homes: &mut HomeCpus, view: &View<'_>) {
     }
 }
 
-/// Pins of tasks that return to their caches.
+/// The temporary pins of tasks that return to their earlier caches.
 #[derive(Clone, Debug)]
 pub struct HomeRestorer {
-    affinity: BTreeMap<TaskId, CpuSet>,
+    pinned_cpus: BTreeMap<TaskId, CpuSet>,
     /// Window in which the tasks are unpinned.
     end_window: u64,
 }
 
 impl HomeRestorer {
-    /// Builds the pins of the tasks that `failed` placed and that `plan`, which replaces it, does not pin; `None` if
-    /// there are no such tasks.
-    pub fn after_failure(failed: &Plan, plan: &Plan, homes: &HomeCpus, view: &View<'_>) -> Option<Self> {
+    /// Builds the pins of the tasks that `failed_plan` placed and that `plan`, which replaces it, does not pin; `None`
+    /// if there are no such tasks.
+    pub fn for_failed_plan(failed_plan: &Plan, plan: &Plan, homes: &HomeCpus, view: &View<'_>) -> Option<Self> {
         if !plan.gangs.is_empty() || view.topology.last_level_domains().len() < 2 {
             return None;
         }
-        let is_unpinned = |task: &TaskId| failed.affinity.contains_key(task) && !plan.affinity.contains_key(task);
+        let is_unpinned = |task: &TaskId| failed_plan.affinity.contains_key(task) && !plan.affinity.contains_key(task);
         let is_movable = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
-        let leads = homes.iter().filter(|(task, _)| is_unpinned(task) && is_movable(task));
-        let affinity: BTreeMap<TaskId, CpuSet> = leads.map(|(task, cpus)| (*task, cpus.clone())).collect();
-        (!affinity.is_empty()).then(|| HomeRestorer { affinity, end_window: view.observation.window + WINDOWS })
+        let returning_tasks = homes.iter().filter(|(task, _)| is_unpinned(task) && is_movable(task));
+        let affinity: BTreeMap<TaskId, CpuSet> = returning_tasks.map(|(task, cpus)| (*task, cpus.clone())).collect();
+        (!affinity.is_empty())
+            .then(|| HomeRestorer { pinned_cpus: affinity, end_window: view.observation.window + PINNED_WINDOWS })
     }
 
-    /// Are tasks still pinned after this window?
+    /// Returns whether tasks are still pinned after this window.
     pub fn is_active(&self, window: u64) -> bool {
         window < self.end_window
     }
@@ -63,17 +64,17 @@ impl HomeRestorer {
         }
         let online = view.topology.online();
         for task in view.movable_tasks() {
-            let home_cpus = self.affinity.get(&task.task).filter(|cpus| cpus.intersects(&online));
+            let home_cpus = self.pinned_cpus.get(&task.task).filter(|cpus| cpus.intersects(&online));
             if let Some(home_cpus) = home_cpus.filter(|_| !plan.affinity.contains_key(&task.task)) {
                 plan.affinity.insert(task.task, home_cpus.clone());
             }
         }
     }
 
-    /// Returns a plan that was in force, without the temporary pins.
+    /// Returns the plan without the temporary pins.
     pub fn plan_without_homes(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
-        plan.affinity.retain(|task, cpus| self.affinity.get(task) != Some(cpus));
+        plan.affinity.retain(|task, cpus| self.pinned_cpus.get(task) != Some(cpus));
         plan
     }
 }

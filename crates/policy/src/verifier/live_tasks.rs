@@ -26,8 +26,8 @@ impl LiveTasks {
         live_tasks
     }
 
-    fn select(samples: &[TaskSample], counts: impl Fn(&TaskSample) -> bool) -> Self {
-        let selected_samples = || samples.iter().filter(|task| counts(task));
+    fn select(samples: &[TaskSample], is_selected: impl Fn(&TaskSample) -> bool) -> Self {
+        let selected_samples = || samples.iter().filter(|task| is_selected(task));
         LiveTasks {
             tasks: selected_samples().map(|task| task.task).collect(),
             processes: selected_samples().map(|task| task.process).collect(),
@@ -35,7 +35,7 @@ impl LiveTasks {
     }
 
     /// Returns the tasks that are in both sets.
-    pub fn common_tasks(&self, other: &LiveTasks) -> LiveTasks {
+    pub fn intersection(&self, other: &LiveTasks) -> LiveTasks {
         LiveTasks {
             tasks: self.tasks.intersection(&other.tasks).copied().collect(),
             processes: self.processes.intersection(&other.processes).copied().collect(),
@@ -50,19 +50,20 @@ impl LiveTasks {
     }
 }
 
-/// Are two plans the same for these tasks? Windows, probes, advice to dispatchers and group numbers are not compared.
-pub fn same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
+/// Returns whether two plans are the same for these tasks. Windows, probes, penalties and group numbers are not
+/// compared.
+pub fn is_same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
     let weight_of = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
     live_tasks
         .tasks
         .iter()
         .all(|task| a.affinity.get(task) == b.affinity.get(task) && weight_of(a, task) == weight_of(b, task))
-        && gangs_of(&a.gangs, live_tasks) == gangs_of(&b.gangs, live_tasks)
-        && same_shares(&a.shares, &b.shares, live_tasks)
+        && restrict_gangs(&a.gangs, live_tasks) == restrict_gangs(&b.gangs, live_tasks)
+        && is_same_shares(&a.shares, &b.shares, live_tasks)
 }
 
 /// Returns the gangs reduced to these tasks; empty ones are left out.
-pub fn gangs_of(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangSchedule> {
+pub fn restrict_gangs(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangSchedule> {
     let mut schedules = schedules.to_vec();
     for schedule in &mut schedules {
         schedule.gangs.iter_mut().for_each(|gang| gang.members.retain(|(task, _)| live_tasks.tasks.contains(task)));
@@ -73,57 +74,58 @@ pub fn gangs_of(schedules: &[GangSchedule], live_tasks: &LiveTasks) -> Vec<GangS
 }
 
 /// Returns the shares reduced to these tasks; empty ones are left out.
-pub fn shares_of(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShare> {
+pub fn restrict_shares(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShare> {
     let mut shares = shares.to_vec();
     shares.iter_mut().for_each(|share| share.members.retain(|member| live_tasks.contains(member)));
     shares.retain(|share| !share.members.is_empty());
     shares
 }
 
-fn same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bool {
-    let (a, mut b) = (shares_of(a, live_tasks), shares_of(b, live_tasks));
+fn is_same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bool {
+    let (a, mut b) = (restrict_shares(a, live_tasks), restrict_shares(b, live_tasks));
     let is_same = |first_share: &CacheShare, second_share: &CacheShare| {
         let members_of = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();
         first_share.cache == second_share.cache
             && first_share.units == second_share.units
             && members_of(first_share) == members_of(second_share)
     };
-    let has_partners = a.iter().all(|share| {
+    let has_equal_shares = a.iter().all(|share| {
         let position = b.iter().position(|other| is_same(share, other));
         position.map(|index| b.swap_remove(index)).is_some()
     });
-    has_partners && b.is_empty()
+    has_equal_shares && b.is_empty()
 }
 
 /// Writes a placement into a plan, for live tasks that may be changed and have an online CPU. Tasks that the placement
 /// did not cover keep the plan's own settings, as far as the result is valid.
-pub fn set_placement(plan: &mut Plan, source: &Plan, known_tasks: &LiveTasks, view: &View<'_>) {
-    let live_movable = LiveTasks::from_movable(&view.observation.tasks);
+pub fn set_placement(plan: &mut Plan, placement: &Plan, known_tasks: &LiveTasks, view: &View<'_>) {
+    let movable_tasks = LiveTasks::from_movable(&view.observation.tasks);
     let online = view.topology.online();
     plan.affinity.retain(|task, _| !known_tasks.tasks.contains(task));
     plan.weights.retain(|task, _| !known_tasks.tasks.contains(task));
     let affinity =
-        source.affinity.iter().filter(|(task, cpus)| live_movable.tasks.contains(task) && cpus.intersects(&online));
+        placement.affinity.iter().filter(|(task, cpus)| movable_tasks.tasks.contains(task) && cpus.intersects(&online));
     plan.affinity.extend(affinity.map(|(task, cpus)| (*task, cpus.clone())));
-    let weights = source.weights.iter().filter(|(task, _)| live_movable.tasks.contains(task));
+    let weights = placement.weights.iter().filter(|(task, _)| movable_tasks.tasks.contains(task));
     plan.weights.extend(weights.map(|(task, weight)| (*task, *weight)));
-    plan.gangs = gangs_of(&source.gangs, &live_movable);
-    let is_complete = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
-    plan.gangs
-        .retain(|schedule| is_complete(schedule) && no_task_starves(schedule, &plan.affinity, &live_movable, &online));
-    plan.shares = shares_of(
-        &source.shares,
-        &LiveTasks { tasks: LiveTasks::from_samples(&view.observation.tasks).tasks, ..live_movable },
+    plan.gangs = restrict_gangs(&placement.gangs, &movable_tasks);
+    let is_complete = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && has_seats_on_own_cpus(schedule);
+    plan.gangs.retain(|schedule| {
+        is_complete(schedule) && has_turn_for_each_task(schedule, &plan.affinity, &movable_tasks, &online)
+    });
+    plan.shares = restrict_shares(
+        &placement.shares,
+        &LiveTasks { tasks: LiveTasks::from_samples(&view.observation.tasks).tasks, ..movable_tasks },
     );
 }
 
-fn seats_are_inside(schedule: &GangSchedule) -> bool {
+fn has_seats_on_own_cpus(schedule: &GangSchedule) -> bool {
     let is_inside = |cpu: &Option<CpuId>| cpu.is_none_or(|cpu| schedule.cpus.contains(cpu.0));
     schedule.gangs.iter().flat_map(|gang| &gang.members).all(|(_, cpu)| is_inside(cpu))
 }
 
-/// Does every task that may run only on the gangs' CPUs have a turn in one of the gangs?
-fn no_task_starves(
+/// Returns whether every task that may run only on the gangs' CPUs has a turn in one of the gangs.
+fn has_turn_for_each_task(
     schedule: &GangSchedule,
     affinity: &std::collections::BTreeMap<TaskId, CpuSet>,
     live_tasks: &LiveTasks,
@@ -131,32 +133,32 @@ fn no_task_starves(
 ) -> bool {
     let has_turn = |task: &TaskId| schedule.gangs.iter().any(|gang| gang.members.iter().any(|(id, _)| id == task));
     live_tasks.tasks.iter().all(|task| {
-        let may = affinity.get(task).unwrap_or(online).intersection(online);
-        has_turn(task) || !may.is_subset(&schedule.cpus)
+        let allowed_cpus = affinity.get(task).unwrap_or(online).intersection(online);
+        has_turn(task) || !allowed_cpus.is_subset(&schedule.cpus)
     })
 }
 
-/// Do the plans have the same partitions of the same tasks, apart from their sizes, and the same placement and turns?
-pub fn only_resizes(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
+/// Returns whether the plans differ at most in the sizes of their partitions.
+pub fn is_only_resized(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
     let without_sizes = |plan: &Plan| {
         let mut plan = plan.clone();
         plan.shares.iter_mut().for_each(|share| share.units = Units::Ways { mask: IndexSet::default() });
         plan
     };
-    same_placement(&without_sizes(old_plan), &without_sizes(new_plan), live_tasks)
+    is_same_placement(&without_sizes(old_plan), &without_sizes(new_plan), live_tasks)
 }
 
-/// Does the new plan differ from the old one only by fewer partitions, members of partitions and turns?
-pub fn only_releases(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
-    let without_division = |plan: &Plan| Plan { gangs: Vec::new(), shares: Vec::new(), ..plan.clone() };
-    let (gangs, shares) = (gangs_of(&old_plan.gangs, live_tasks), shares_of(&old_plan.shares, live_tasks));
-    let is_part = |share: &CacheShare| {
+/// Returns whether the new plan differs from the old one only by fewer partitions, members of partitions and turns.
+pub fn is_only_released(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
+    let without_partitions = |plan: &Plan| Plan { gangs: Vec::new(), shares: Vec::new(), ..plan.clone() };
+    let (gangs, shares) = (restrict_gangs(&old_plan.gangs, live_tasks), restrict_shares(&old_plan.shares, live_tasks));
+    let is_subset_of_old = |share: &CacheShare| {
         shares.iter().any(|old_share| {
             (old_share.cache, &old_share.units) == (share.cache, &share.units)
                 && share.members.iter().all(|member| old_share.members.contains(member))
         })
     };
-    same_placement(&without_division(old_plan), &without_division(new_plan), live_tasks)
-        && gangs_of(&new_plan.gangs, live_tasks).iter().all(|schedule| gangs.contains(schedule))
-        && shares_of(&new_plan.shares, live_tasks).iter().all(is_part)
+    is_same_placement(&without_partitions(old_plan), &without_partitions(new_plan), live_tasks)
+        && restrict_gangs(&new_plan.gangs, live_tasks).iter().all(|schedule| gangs.contains(schedule))
+        && restrict_shares(&new_plan.shares, live_tasks).iter().all(is_subset_of_old)
 }

@@ -57,17 +57,18 @@ use cooldown::PlanCooldown;
 use history::{History, PlanComparison, PlanRecord};
 use home_restore::HomeRestorer;
 use judge::{Judge, Judgement, Regression};
-use live_tasks::{LiveTasks, only_releases, only_resizes, same_placement, set_placement};
+use live_tasks::{LiveTasks, is_only_released, is_only_resized, is_same_placement, set_placement};
+pub use noise::student_bound;
 use trial::Trial;
 
 /// A policy, and the verifier of its decisions.
 pub struct Verifier<P> {
-    inner: P,
+    policy: P,
     /// Configuration of the guard; `None` if programs are not protected from the policy.
     guard: Option<GuardConfig>,
     history: Option<History>,
     /// The proposed change that has no verdict yet.
-    open: Option<OpenChange>,
+    open_change: Option<OpenChange>,
     /// The way in which the plan in force is compared.
     comparison: PlanComparison,
     verdicts: PlanVerdicts,
@@ -86,26 +87,27 @@ struct OpenChange {
 
 /// Cooldown of a plan that broke a goal, in multiples of that of other plans: with the default configuration, a retry
 /// takes 6 windows after 1,200, so that goals are met in more than 99 % of the time.
-const GOAL_COOLDOWNS: u64 = 20;
+const GOAL_COOLDOWN_FACTOR: u64 = 20;
 
 /// The live tasks and their phases.
 type TaskPhases = Vec<(TaskId, u32)>;
 
 impl OpenChange {
     fn change_verdict(&self, outcome: VerificationOutcome, is_kept: bool) -> ChangeVerdict {
-        let [of_old, of_new] = &self.change.forecasts;
-        let (plan, forecast) = if is_kept { (&self.new_plan, of_new) } else { (&self.previous_plan, of_old) };
+        let [old_forecast, new_forecast] = &self.change.forecasts;
+        let (plan, forecast) =
+            if is_kept { (&self.new_plan, new_forecast) } else { (&self.previous_plan, old_forecast) };
         ChangeVerdict {
             outcome,
             plan: plan.clone(),
             forecast: Some(forecast.clone()).filter(|_| outcome != VerificationOutcome::Interrupted),
             forecast_gain: Some(self.change.forecast_gain),
-            measured: self.trial.as_ref().and_then(Trial::estimate),
+            measured: self.trial.as_ref().and_then(Trial::measured_log_ratio),
         }
     }
 
     /// Describes the change of tasks or phases since the proposal.
-    fn interrupted_by(&self, view: &View<'_>) -> Option<&'static str> {
+    fn interruption_cause(&self, view: &View<'_>) -> Option<&'static str> {
         let current_phases = task_phases(view);
         if current_phases == self.phases {
             return None;
@@ -152,13 +154,13 @@ impl Verdicts for PlanVerdicts {
 
 impl<P: Policy> Verifier<P> {
     /// Builds a verifier without memory. Without the guard (`None`), only proposed changes are judged.
-    pub fn new(inner: P, guard: impl Into<Option<GuardConfig>>) -> Self {
+    pub fn new(policy: P, guard: impl Into<Option<GuardConfig>>) -> Self {
         let guard = guard.into().map(|config| GuardConfig { trial_windows: config.trial_windows.max(2), ..config });
         Verifier {
-            inner,
+            policy,
             guard,
             history: None,
-            open: None,
+            open_change: None,
             comparison: PlanComparison::default(),
             verdicts: PlanVerdicts::default(),
             home_restorer: None,
@@ -166,7 +168,7 @@ impl<P: Policy> Verifier<P> {
     }
 
     /// Replaces the policy from the next window on; earlier failures do not apply to the new one.
-    pub fn replace(&mut self, inner: P, guard: Option<GuardConfig>) {
+    pub fn replace_policy(&mut self, inner: P, guard: Option<GuardConfig>) {
         *self = Verifier::new(inner, guard);
     }
 }
@@ -175,20 +177,20 @@ impl<P: Policy> Policy for Verifier<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let restorer = self.home_restorer.take();
         // Temporary pins are not part of a policy's plan.
-        let unpinned = restorer.as_ref().map(|restorer| restorer.plan_without_homes(view.previous_plan));
-        let view = View { previous_plan: unpinned.as_ref().unwrap_or(view.previous_plan), ..*view };
+        let plan_without_pins = restorer.as_ref().map(|restorer| restorer.plan_without_homes(view.previous_plan));
+        let view = View { previous_plan: plan_without_pins.as_ref().unwrap_or(view.previous_plan), ..*view };
         let mut reasons = Vec::new();
-        let is_rolled_back = self.verify(&view, &mut reasons);
-        let decision = self.inner.decide(&View { verdicts: &self.verdicts, ..view });
+        let is_rolled_back = self.judge_window(&view, &mut reasons);
+        let decision = self.policy.decide(&View { verdicts: &self.verdicts, ..view });
         let verdict = self.verdicts.latest.take();
-        let mut decision = self.enact(decision, verdict.filter(|_| !is_rolled_back), &view, is_rolled_back);
+        let mut decision = self.finalize_decision(decision, verdict.filter(|_| !is_rolled_back), &view, is_rolled_back);
         decision.reasons.splice(0..0, reasons);
         let restorer = self.home_restorer.take().or(restorer);
         if let Some(restorer) = restorer.filter(|restorer| restorer.is_active(view.observation.window)) {
             restorer.pin_tasks(&mut decision.plan, &view);
             decision.forecast = None;
             self.home_restorer = Some(restorer);
-        } else if unpinned.is_some() {
+        } else if plan_without_pins.is_some() {
             decision.reasons.push(explain::explain_unpinning(&view));
         }
         decision
@@ -201,7 +203,7 @@ impl<P> Verifier<P> {
     }
 
     /// Observes a window, and reaches verdicts. Returns whether the guard's comparison rolled the plan in force back.
-    fn verify(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
+    fn judge_window(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
         let config = self.config();
         let history = self.history.get_or_insert_with(|| History::new(view));
         let is_measured = history.observe(view, config.trial_windows as usize, self.comparison);
@@ -209,40 +211,40 @@ impl<P> Verifier<P> {
         if is_measured {
             self.continue_trial(view, reasons);
         }
-        let monitored = self.open.as_ref().filter(|open| open.trial.is_none()).map(|open| open.change.as_ref());
-        let rules = Judge { config, is_guarded: self.guard.is_some(), monitored };
+        let monitored = self.open_change.as_ref().filter(|open| open.trial.is_none()).map(|open| open.change.as_ref());
+        let judge = Judge { config, is_guarded: self.guard.is_some(), monitored_change: monitored };
         let Some(history) = &mut self.history else { return false };
-        match rules.judge(history, view, comparison) {
-            Judgement::Open => {}
-            Judgement::NotMeasured => self.keep_monitored(None, view, reasons),
+        match judge.judge(history, view, comparison) {
+            Judgement::Undecided => {}
+            Judgement::NotMeasured => self.accept_monitored_change(None, view, reasons),
             Judgement::Kept(measured) => {
                 self.verdicts.cooldown.record_success();
-                self.keep_monitored(measured, view, reasons);
+                self.accept_monitored_change(measured, view, reasons);
             }
-            Judgement::Worse(worse) => {
-                self.roll_back(&worse, view, reasons);
+            Judgement::Worse(regression) => {
+                self.roll_back(&regression, view, reasons);
                 return true;
             }
         }
         false
     }
 
-    /// Handles a window of the change on trial or monitored: an interruption, or the verdict of a trial.
+    /// Handles a window of the open change: an interruption, or the verdict of its trial.
     fn continue_trial(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) {
-        let Some(open) = &mut self.open else { return };
-        if let Some(cause) = open.interrupted_by(view) {
+        let Some(open) = &mut self.open_change else { return };
+        if let Some(cause) = open.interruption_cause(view) {
             let is_trial = open.trial.is_some();
             reasons.push(explain::explain_interruption(cause, is_trial, view));
             let verdict = open.change_verdict(VerificationOutcome::Interrupted, !is_trial);
             self.end_open_change(verdict, view);
             return;
         }
-        let message = open.trial.as_mut().and_then(|trial| trial.add(view.observation, &open.change));
-        let Some(text) = message else { return };
-        let is_faster = text == SequentialVerdict::Faster;
+        let maybe_verdict = open.trial.as_mut().and_then(|trial| trial.add(view.observation, &open.change));
+        let Some(trial_verdict) = maybe_verdict else { return };
+        let is_faster = trial_verdict == SequentialVerdict::Faster;
         let outcome = if is_faster { VerificationOutcome::Faster } else { VerificationOutcome::NotFaster };
         let verdict = open.change_verdict(outcome, is_faster);
-        let windows = open.trial.as_ref().map(|trial| trial.windows);
+        let windows = open.trial.as_ref().map(|trial| trial.window_count);
         reasons.extend(explain::explain_verdict(&verdict, windows, view));
         if !is_faster {
             let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
@@ -255,17 +257,22 @@ impl<P> Verifier<P> {
     /// Ends the open change with a verdict. If its trial ends with the previous plan, tasks first return to their
     /// places.
     fn end_open_change(&mut self, verdict: ChangeVerdict, view: &View<'_>) {
-        let Some(open) = self.open.take() else { return };
+        let Some(open) = self.open_change.take() else { return };
         if open.trial.is_some() && verdict.outcome != VerificationOutcome::Faster {
             self.home_restorer =
-                HomeRestorer::after_failure(&open.change.old, &open.previous_plan, &open.change.old.affinity, view);
+                HomeRestorer::for_failed_plan(&open.change.old, &open.previous_plan, &open.change.old.affinity, view);
         }
         self.verdicts.latest = Some(verdict);
     }
 
     /// Keeps the state in force, and with it the monitored change.
-    fn keep_monitored(&mut self, measured: Option<MeasuredLogRatio>, view: &View<'_>, reasons: &mut Vec<Reason>) {
-        let Some(open) = self.open.take_if(|open| open.trial.is_none()) else { return };
+    fn accept_monitored_change(
+        &mut self,
+        measured: Option<MeasuredLogRatio>,
+        view: &View<'_>,
+        reasons: &mut Vec<Reason>,
+    ) {
+        let Some(open) = self.open_change.take_if(|open| open.trial.is_none()) else { return };
         let outcome =
             if measured.is_some() { VerificationOutcome::NotSlower } else { VerificationOutcome::NotMeasured };
         let verdict = ChangeVerdict { measured, ..open.change_verdict(outcome, true) };
@@ -275,31 +282,33 @@ impl<P> Verifier<P> {
 
     /// Puts a plan on cooldown for this many times the configured windows, and pauses the policy. Returns the number of
     /// windows of the cooldown.
-    fn record_failure(&mut self, plan: &Plan, live_tasks: &LiveTasks, times: u64, view: &View<'_>) -> u64 {
+    fn record_failure(&mut self, plan: &Plan, live_tasks: &LiveTasks, cooldown_factor: u64, view: &View<'_>) -> u64 {
         let (window, windows) = (view.observation.window, self.config().cooldown_windows.into());
         let cooldown = &mut self.verdicts.cooldown;
-        let cooldown_windows = cooldown.record_failure(plan, live_tasks, view.topology, window, times * windows);
+        let cooldown_windows =
+            cooldown.record_failure(plan, live_tasks, view.topology, window, cooldown_factor * windows);
         let reference = self.history.as_ref().map(|history| &history.reference.plan);
-        let is_minor =
-            |reference: &Plan| only_releases(reference, plan, live_tasks) || only_resizes(reference, plan, live_tasks);
-        if !reference.is_some_and(is_minor) {
+        let is_minor_change = |reference: &Plan| {
+            is_only_released(reference, plan, live_tasks) || is_only_resized(reference, plan, live_tasks)
+        };
+        if !reference.is_some_and(is_minor_change) {
             self.verdicts.cooldown.pause(window, windows);
         }
         cooldown_windows
     }
 
-    /// Returns to the reference.
+    /// Rolls back to the reference: puts the failed plan on cooldown, and records the verdict.
     fn roll_back(&mut self, regression: &Regression, view: &View<'_>, reasons: &mut Vec<Reason>) {
         let deciding_tasks = self.history.as_ref().map(|history| history.deciding_tasks().clone()).unwrap_or_default();
-        let times = if regression.breaks_goal { GOAL_COOLDOWNS } else { 1 };
-        let cooldown_windows = self.record_failure(view.previous_plan, &deciding_tasks, times, view);
-        let open = self.open.take();
+        let cooldown_factor = if regression.is_goal_broken { GOAL_COOLDOWN_FACTOR } else { 1 };
+        let cooldown_windows = self.record_failure(view.previous_plan, &deciding_tasks, cooldown_factor, view);
+        let open = self.open_change.take();
         let Some(history) = &mut self.history else { return };
-        history.revert(regression.in_total);
-        let PlanRecord { plan: reference, tasks: knew, homes, .. } = &history.reference;
+        history.revert(regression.is_from_baseline);
+        let PlanRecord { plan: reference, tasks: reference_tasks, last_cpus: homes, .. } = &history.reference;
         let mut plan = view.previous_plan.clone();
-        set_placement(&mut plan, reference, knew, view);
-        self.home_restorer = HomeRestorer::after_failure(view.previous_plan, &plan, homes, view);
+        set_placement(&mut plan, reference, reference_tasks, view);
+        self.home_restorer = HomeRestorer::for_failed_plan(view.previous_plan, &plan, homes, view);
         let mut reason = explain::describe_rollback(regression, cooldown_windows, view);
         if self.home_restorer.is_some() {
             reason.text += "; tasks return to their earlier caches";
@@ -309,7 +318,7 @@ impl<P> Verifier<P> {
         let verdict = ChangeVerdict {
             outcome: VerificationOutcome::Slower,
             plan,
-            forecast: old_forecast.filter(|_| !regression.in_total),
+            forecast: old_forecast.filter(|_| !regression.is_from_baseline),
             forecast_gain: open.map(|open| open.change.forecast_gain),
             measured: regression.measured,
         };
@@ -317,9 +326,9 @@ impl<P> Verifier<P> {
         self.verdicts.latest = Some(verdict);
     }
 
-    /// Returns the decision with the plan for the next window: the leg of a trial, the plan as decided, or another one
-    /// in its place.
-    fn enact(
+    /// Returns the decision with the plan for the next window: the plan as decided, a leg of a trial, the reference
+    /// after a roll-back, or the replacement of a refused plan.
+    fn finalize_decision(
         &mut self,
         mut decision: Decision,
         verdict: Option<ChangeVerdict>,
@@ -328,12 +337,12 @@ impl<P> Verifier<P> {
     ) -> Decision {
         let verification = std::mem::take(&mut decision.verification);
         let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
-        if is_rolled_back || self.hold_back(&mut decision, &verification, &live_tasks, view) {
+        if is_rolled_back || self.hold_refused_plan(&mut decision, &verification, &live_tasks, view) {
             if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
                 set_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
             }
             decision.forecast = None;
-            (self.open, self.comparison) = (None, PlanComparison::BeforeAndAfter);
+            (self.open_change, self.comparison) = (None, PlanComparison::BeforeAndAfter);
             return decision;
         }
         self.comparison = match &verification {
@@ -341,32 +350,36 @@ impl<P> Verifier<P> {
             Verification::Measured => PlanComparison::Measured,
             _ => PlanComparison::BeforeAndAfter,
         };
-        self.open = match verification {
-            Verification::Proposed(mut terms) => Some(OpenChange {
-                trial: self.start_trial(&mut terms, view),
-                change: terms,
+        self.open_change = match verification {
+            Verification::Proposed(mut change) => Some(OpenChange {
+                trial: self.start_trial(&mut change, view),
+                change,
                 previous_plan: verdict.as_ref().map_or(view.previous_plan, |verdict| &verdict.plan).clone(),
                 new_plan: decision.plan.clone(),
                 phases: task_phases(view),
             }),
-            Verification::Pending => self.open.take(),
+            Verification::Pending => self.open_change.take(),
             _ => None,
         };
-        if let Some((open, trial)) = self.open.as_ref().and_then(|open| Some((open, open.trial.as_ref()?))) {
-            let [of_old, of_new] = &open.change.forecasts;
-            let (leg, forecast): (&Plan, &Forecast) =
-                if trial.is_new() { (&open.new_plan, of_new) } else { (&open.change.old, of_old) };
+        if let Some((open, trial)) = self.open_change.as_ref().and_then(|open| Some((open, open.trial.as_ref()?))) {
+            let [old_forecast, new_forecast] = &open.change.forecasts;
+            let (leg, forecast): (&Plan, &Forecast) = if trial.is_new_plan_in_force() {
+                (&open.new_plan, new_forecast)
+            } else {
+                (&open.change.old, old_forecast)
+            };
             set_placement(&mut decision.plan, leg, &live_tasks, view);
-            if !same_placement(&decision.plan, view.previous_plan, &live_tasks) {
-                decision.reasons.push(explain::explain_leg(trial.is_new(), view));
+            if !is_same_placement(&decision.plan, view.previous_plan, &live_tasks) {
+                decision.reasons.push(explain::explain_leg(trial.is_new_plan_in_force(), view));
             }
             decision.forecast = Some(forecast.clone());
             self.comparison = PlanComparison::Trial;
         }
         let is_measured = |verdict: &ChangeVerdict| {
-            verdict.outcome == VerificationOutcome::Faster && same_placement(&verdict.plan, &decision.plan, &live_tasks)
+            verdict.outcome == VerificationOutcome::Faster
+                && is_same_placement(&verdict.plan, &decision.plan, &live_tasks)
         };
-        if verdict.as_ref().is_some_and(is_measured) && self.open.is_none() {
+        if verdict.as_ref().is_some_and(is_measured) && self.open_change.is_none() {
             self.comparison = PlanComparison::Measured;
         }
         decision.verification = match self.comparison {
@@ -383,15 +396,16 @@ impl<P> Verifier<P> {
         let compared = self.config().trial_windows as usize;
         let is_trial = matches!(change.method, VerificationMethod::Trial { .. });
         if is_trial
-            && self.history.as_ref().is_some_and(|history| judge::needs_no_trial(history, change, view, compared))
+            && self.history.as_ref().is_some_and(|history| judge::is_trial_superfluous(history, change, view, compared))
         {
             change.method = VerificationMethod::Confirmation;
         }
         Trial::from_method(change.method)
     }
 
-    /// Replaces a plan that the guard does not allow now with the plan in force, or with the reference.
-    fn hold_back(
+    /// Replaces a plan that the guard does not allow now with the plan in force or the reference. Returns whether it
+    /// did.
+    fn hold_refused_plan(
         &mut self,
         decision: &mut Decision,
         verification: &Verification,
@@ -406,7 +420,7 @@ impl<P> Verifier<P> {
         let missing_windows =
             if config.waits_for_reference { history.missing_windows(config.trial_windows as usize) } else { None };
         let missing_windows =
-            missing_windows.filter(|_| !same_placement(&decision.plan, view.previous_plan, live_tasks));
+            missing_windows.filter(|_| !is_same_placement(&decision.plan, view.previous_plan, live_tasks));
         let PlanRecord { plan: reference, tasks: known_tasks, .. } = &history.reference;
         let window = view.observation.window;
         let refusal = || {
@@ -420,7 +434,7 @@ impl<P> Verifier<P> {
         } else {
             return false;
         };
-        decision.reasons = vec![explain::hold_reason(reason)];
+        decision.reasons = vec![explain::build_hold_reason(reason)];
         set_placement(&mut decision.plan, plan, concerned_tasks, view);
         self.verdicts.latest = Some(ChangeVerdict {
             outcome: VerificationOutcome::Refused,

@@ -19,22 +19,24 @@ pub struct Difference {
     pub degrees_of_freedom: f64,
 }
 
-/// Returns the median of `values_after` minus that of the last `latest` of `values_before`; all of `values_before` is
-/// used for the noise. `None` if either has fewer than two windows.
-pub fn median_difference(values_before: &[f64], values_after: &[f64], latest: usize) -> Option<Difference> {
+/// Returns the median of `values_after` minus that of the last `latest_count` of `values_before`; all of
+/// `values_before` is used for the noise. `None` if either has fewer than two windows.
+pub fn median_difference(values_before: &[f64], values_after: &[f64], latest_count: usize) -> Option<Difference> {
     if values_before.len() < 2 || values_after.len() < 2 {
         return None;
     }
-    let recent = &values_before[values_before.len() - latest.clamp(2, values_before.len())..];
+    let latest_values = &values_before[values_before.len() - latest_count.clamp(2, values_before.len())..];
     let degrees_of_freedom = (values_before.len() + values_after.len() - 2) as f64;
     let variance = (squared_deviations(values_before) + squared_deviations(values_after)) / degrees_of_freedom;
     let correlation = window_autocorrelation(values_before, values_after);
-    let counts_less = (1.0 + correlation) / (1.0 - correlation);
+    let variance_factor = (1.0 + correlation) / (1.0 - correlation);
     // The variance of a median is pi/2 times that of the mean.
-    let of_medians = std::f64::consts::FRAC_PI_2 * variance * counts_less;
+    let median_variance = std::f64::consts::FRAC_PI_2 * variance * variance_factor;
     Some(Difference {
-        value: median(values_after) - median(recent),
-        standard_error: libm::sqrt(of_medians * (1.0 / recent.len() as f64 + 1.0 / values_after.len() as f64)),
+        value: median(values_after) - median(latest_values),
+        standard_error: libm::sqrt(
+            median_variance * (1.0 / latest_values.len() as f64 + 1.0 / values_after.len() as f64),
+        ),
         degrees_of_freedom,
     })
 }
@@ -55,11 +57,11 @@ pub fn standard_deviation(values: &[f64]) -> f64 {
 
 /// Returns the median; NaN for an empty list.
 pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
+    let mut sorted_values = values.to_vec();
+    sorted_values.sort_by(f64::total_cmp);
+    match sorted_values.len() {
         0 => f64::NAN,
-        count => (sorted[(count - 1) / 2] + sorted[count / 2]) / 2.0,
+        count => (sorted_values[(count - 1) / 2] + sorted_values[count / 2]) / 2.0,
     }
 }
 
@@ -76,24 +78,24 @@ fn window_autocorrelation(values_before: &[f64], values_after: &[f64]) -> f64 {
     };
     let autocorrelation = (lagged_products(values_before) + lagged_products(values_after))
         / (squared_deviations(values_before) + squared_deviations(values_after));
-    let corrected = autocorrelation + (1.0 + 3.0 * autocorrelation) / count;
-    if corrected.is_finite() { corrected.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
+    let corrected_autocorrelation = autocorrelation + (1.0 + 3.0 * autocorrelation) / count;
+    if corrected_autocorrelation.is_finite() { corrected_autocorrelation.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
 }
 
 /// Returns the bound that Student's t exceeds with this probability, which is at most a half (Abramowitz and Stegun
 /// 26.2.23, 26.7.5).
 pub fn student_bound(probability: f64, degrees_of_freedom: f64) -> f64 {
     let t = libm::sqrt(-2.0 * libm::log(probability.clamp(1e-12, 0.5)));
-    let above = 2.515_517 + t * (0.802_853 + t * 0.010_328);
-    let below = 1.0 + t * (1.432_788 + t * (0.189_269 + t * 0.001_308));
-    let x = (t - above / below).max(0.0);
-    let n = degrees_of_freedom.max(1.0);
+    let numerator = 2.515_517 + t * (0.802_853 + t * 0.010_328);
+    let denominator = 1.0 + t * (1.432_788 + t * (0.189_269 + t * 0.001_308));
+    let x = (t - numerator / denominator).max(0.0);
+    let freedom = degrees_of_freedom.max(1.0);
     let squared = x * x;
     let g1 = x * (squared + 1.0) / 4.0;
     let g2 = x * (3.0 + squared * (16.0 + squared * 5.0)) / 96.0;
     let g3 = x * (-15.0 + squared * (17.0 + squared * (19.0 + squared * 3.0))) / 384.0;
     let g4 = x * (-945.0 + squared * (-1920.0 + squared * (1482.0 + squared * (776.0 + squared * 79.0)))) / 92_160.0;
-    x + (g1 + (g2 + (g3 + g4 / n) / n) / n) / n
+    x + (g1 + (g2 + (g3 + g4 / freedom) / freedom) / freedom) / freedom
 }
 
 #[cfg(test)]

@@ -42,14 +42,15 @@ impl ProcessPhase {
         profiles.map(phase_of).max().unwrap_or_default()
     }
 
-    /// Is the program in the same phase in both, or in a recurring phase of the same kind?
-    pub fn is_like(self, other_phase: ProcessPhase) -> bool {
+    /// Returns whether both are the same phase, or phases of the same kind.
+    pub fn is_comparable(self, other_phase: ProcessPhase) -> bool {
         self.number == other_phase.number || self.kind.is_some() && self.kind == other_phase.kind
     }
 }
 
 impl ProcessSpeed {
-    /// Are the program's phases averaged, so that windows of the same number and kind may be of different phases?
+    /// Returns whether the program's phases are averaged, so that windows of the same number and kind may be of
+    /// different phases.
     pub fn has_averaged_phases(&self) -> bool {
         self.phase.kind == Some(AVERAGED)
     }
@@ -70,7 +71,7 @@ pub fn live_processes(tasks: &[TaskSample]) -> Vec<ProcessId> {
 }
 
 /// Returns the speeds of all live processes in the window of a view.
-pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
+pub fn measure_speeds(view: &View<'_>) -> WindowSpeeds {
     let elapsed_ns = view.observation.span.elapsed_ns;
     let mut threads: BTreeMap<ProcessId, Vec<&TaskSample>> = BTreeMap::new();
     for task in &view.observation.tasks {
@@ -110,15 +111,16 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f
 }
 
 fn log_over_solo(threads: &[&TaskSample], view: &View<'_>) -> Option<f64> {
-    let solo = threads.iter().find_map(|thread| view.profiles.get(&thread.task)?.rates.solo_instr_per_cycle)?;
+    let solo_instr_per_cycle =
+        threads.iter().find_map(|thread| view.profiles.get(&thread.task)?.rates.solo_instr_per_cycle)?;
     let (mut instructions, mut cycles) = (0.0, 0.0);
     for thread in threads {
         let thread_counts = thread.counts.get(CounterEvent::Instructions).zip(thread.counts.get(CounterEvent::Cycles));
-        let (some_instructions, some_cycles) = thread_counts.unwrap_or((0.0, 0.0));
-        instructions += some_instructions;
-        cycles += some_cycles;
+        let (thread_instructions, thread_cycles) = thread_counts.unwrap_or((0.0, 0.0));
+        instructions += thread_instructions;
+        cycles += thread_cycles;
     }
-    let ratio = instructions / cycles / solo.value;
+    let ratio = instructions / cycles / solo_instr_per_cycle.value;
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 

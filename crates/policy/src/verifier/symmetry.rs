@@ -4,8 +4,8 @@
 //! groups, each on the other's cache. Method: a plan is written down without the numbers of CPUs and caches. Each CPU
 //! is described by its properties, the tasks that may run on it, its gangs, and the shares of the caches above it; the
 //! contents of each core, cache, package and memory node are then sorted. Two plans are mirror images if the results
-//! are equal. Tasks keep their names, so this is exact for any number of caches: there is an exchange of like places
-//! that maps one plan to the other.
+//! are equal. Tasks keep their names, so the result is exact for any number of caches: the plans are equal if an
+//! exchange of like places maps one to the other.
 //!
 //! Properties: caches are alike if level, size, ways, lines and CPUs are; places on different memory nodes are never
 //! exchanged, because memory stays in place; caches of two packages are exchanged only with their whole packages,
@@ -18,7 +18,7 @@ use cachemate_core::{
     Cache, CacheLevel, CpuId, GangSchedule, IndexSet, PageMigration, Plan, ShareMember, TaskId, Topology, Units,
 };
 
-use super::live_tasks::{LiveTasks, gangs_of, shares_of};
+use super::live_tasks::{LiveTasks, restrict_gangs, restrict_shares};
 
 /// Properties of a cache: level, size, ways and bytes of a line.
 type CacheSignature = (CacheLevel, Option<u64>, Option<u32>, Option<u32>);
@@ -33,7 +33,7 @@ type RotationSignature = (u32, u64, Vec<(u32, Vec<(TaskId, bool)>)>);
 /// A hardware context, without its number.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct CanonicalContext {
-    online: bool,
+    is_online: bool,
     hertz: Option<u64>,
     allowed_tasks: Vec<TaskId>,
     rotations: Vec<RotationSignature>,
@@ -46,18 +46,18 @@ struct CanonicalContext {
 /// A package, a cache or a core, with its contents sorted and without numbers.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct CanonicalNode {
-    like: Option<CacheSignature>,
+    cache_signature: Option<CacheSignature>,
     contexts: Vec<CanonicalContext>,
-    inside: Vec<CanonicalNode>,
+    children: Vec<CanonicalNode>,
 }
 
 /// The node while it is built, with its contents by number.
 #[derive(Default)]
 struct NumberedNode {
-    like: Option<CacheSignature>,
+    cache_signature: Option<CacheSignature>,
     contexts: Vec<CanonicalContext>,
     /// Packages, caches and cores, each kind with its own numbers.
-    inside: BTreeMap<(NodeKind, u32), NumberedNode>,
+    children: BTreeMap<(NodeKind, u32), NumberedNode>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,9 +70,9 @@ enum NodeKind {
 impl NumberedNode {
     fn strip_numbers(self) -> CanonicalNode {
         CanonicalNode {
-            like: self.like,
+            cache_signature: self.cache_signature,
             contexts: sort_items(self.contexts),
-            inside: sort_items(self.inside.into_values().map(NumberedNode::strip_numbers)),
+            children: sort_items(self.children.into_values().map(NumberedNode::strip_numbers)),
         }
     }
 }
@@ -83,42 +83,42 @@ pub struct CanonicalPlan {
     /// Nodes by memory node, whose number is kept.
     nodes: BTreeMap<u32, CanonicalNode>,
     weights: BTreeMap<TaskId, u64>,
-    /// Tasks with an affinity, and the number of their CPUs, some of which may be offline.
-    pinned: BTreeMap<TaskId, u32>,
+    /// Number of allowed CPUs, some of which may be offline, of each task with an affinity.
+    affinity_counts: BTreeMap<TaskId, u32>,
     /// Shares by color, which apply to all caches of a level.
-    colors: Vec<(Option<CacheSignature>, ShareSignature)>,
+    color_shares: Vec<(Option<CacheSignature>, ShareSignature)>,
 }
 
-/// Are two plans the same for these tasks, up to an exchange of like caches?
+/// Returns whether two plans are the same for these tasks, up to an exchange of like caches.
 pub fn is_mirror(a: &Plan, b: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> bool {
-    let allowed_cpus = |plan: &Plan, task: &TaskId| plan.affinity.get(task).map(IndexSet::count);
+    let allowed_cpu_count = |plan: &Plan, task: &TaskId| plan.affinity.get(task).map(IndexSet::count);
     // A cheap test that distinguishes most plans.
-    live_tasks.tasks.iter().all(|task| allowed_cpus(a, task) == allowed_cpus(b, task))
+    live_tasks.tasks.iter().all(|task| allowed_cpu_count(a, task) == allowed_cpu_count(b, task))
         && CanonicalPlan::new(a, live_tasks, topology) == CanonicalPlan::new(b, live_tasks, topology)
 }
 
 impl CanonicalPlan {
     /// Returns the canonical form of a plan for these tasks.
     pub fn new(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
-        let by_cpu = PlanByCpu::new(plan, live_tasks, topology);
+        let plan_by_cpu = PlanByCpu::new(plan, live_tasks, topology);
         let mut caches: Vec<&Cache> = topology.caches.iter().collect();
         // From the outside in; the contended level comes first, whatever its number.
         caches.sort_by_key(|cache| (std::cmp::Reverse((cache.last_level, cache.level)), cache.id));
         let mut nodes: BTreeMap<u32, NumberedNode> = BTreeMap::new();
         for cpu in &topology.cpus {
             let node = nodes.entry(cpu.memory_node).or_default();
-            let mut place = node.inside.entry((NodeKind::Package, cpu.package)).or_default();
+            let mut parent = node.children.entry((NodeKind::Package, cpu.package)).or_default();
             for cache in caches.iter().filter(|cache| cache.cpus.contains(cpu.id.0)) {
-                place = place.inside.entry((NodeKind::Cache, cache.id.0)).or_default();
-                place.like = Some(signature_of(cache));
+                parent = parent.children.entry((NodeKind::Cache, cache.id.0)).or_default();
+                parent.cache_signature = Some(signature_of(cache));
             }
-            let core = place.inside.entry((NodeKind::Core, cpu.core)).or_default();
-            core.contexts.push(by_cpu.canonical_context(cpu.id, cpu.online, cpu.hertz));
+            let core = parent.children.entry((NodeKind::Core, cpu.core)).or_default();
+            core.contexts.push(plan_by_cpu.build_context(cpu.id, cpu.online, cpu.hertz));
         }
         let weight_bits = |task: &TaskId| plan.weights.get(task).map(|weight| (*task, weight.to_bits()));
         let cpu_count = |task: &TaskId| plan.affinity.get(task).map(|cpus| (*task, cpus.count()));
         CanonicalPlan {
-            nodes: nodes.into_iter().map(|(node, signature)| (node, signature.strip_numbers())).collect(),
+            nodes: nodes.into_iter().map(|(node, numbered_node)| (node, numbered_node.strip_numbers())).collect(),
             // A weight of one is the default.
             weights: live_tasks
                 .tasks
@@ -126,8 +126,8 @@ impl CanonicalPlan {
                 .filter_map(weight_bits)
                 .filter(|(_, weight)| *weight != 1.0f64.to_bits())
                 .collect(),
-            pinned: live_tasks.tasks.iter().filter_map(cpu_count).collect(),
-            colors: sort_items(by_cpu.colors),
+            affinity_counts: live_tasks.tasks.iter().filter_map(cpu_count).collect(),
+            color_shares: sort_items(plan_by_cpu.color_shares),
         }
     }
 }
@@ -149,20 +149,20 @@ struct PlanByCpu {
     rotations: BTreeMap<u32, Vec<RotationSignature>>,
     seats: BTreeMap<u32, Vec<(usize, TaskId)>>,
     shares: BTreeMap<u32, Vec<(CacheLevel, ShareSignature)>>,
-    colors: Vec<(Option<CacheSignature>, ShareSignature)>,
+    color_shares: Vec<(Option<CacheSignature>, ShareSignature)>,
 }
 
 impl PlanByCpu {
     fn new(plan: &Plan, live_tasks: &LiveTasks, topology: &Topology) -> Self {
-        let mut by_cpu = PlanByCpu::default();
+        let mut plan_by_cpu = PlanByCpu::default();
         // Tasks are sorted, so the tasks of each CPU are sorted too.
         for task in &live_tasks.tasks {
             for cpu in plan.affinity.get(task).into_iter().flat_map(IndexSet::iter) {
-                by_cpu.allowed_tasks.entry(cpu).or_default().push(*task);
+                plan_by_cpu.allowed_tasks.entry(cpu).or_default().push(*task);
             }
         }
-        gangs_of(&plan.gangs, live_tasks).iter().for_each(|schedule| by_cpu.take_turns(schedule));
-        for share in shares_of(&plan.shares, live_tasks) {
+        restrict_gangs(&plan.gangs, live_tasks).iter().for_each(|schedule| plan_by_cpu.add_gangs(schedule));
+        for share in restrict_shares(&plan.shares, live_tasks) {
             let cache = topology.cache(share.cache);
             let members = sort_items(share.members);
             match &share.units {
@@ -173,28 +173,28 @@ impl PlanByCpu {
                         PageMigration::HotFirst => 2,
                         PageMigration::All => 3,
                     };
-                    by_cpu
-                        .colors
+                    plan_by_cpu
+                        .color_shares
                         .push((cache.map(signature_of), (members, Some(migration_rank), allowed.iter().collect())));
                 }
                 Units::Ways { mask } => {
                     let Some(cache) = cache else { continue };
                     for cpu in cache.cpus.iter() {
                         let share = (cache.level, (members.clone(), None, mask.iter().collect()));
-                        by_cpu.shares.entry(cpu).or_default().push(share);
+                        plan_by_cpu.shares.entry(cpu).or_default().push(share);
                     }
                 }
             }
         }
-        by_cpu
+        plan_by_cpu
     }
 
-    fn take_turns(&mut self, schedule: &GangSchedule) {
+    fn add_gangs(&mut self, schedule: &GangSchedule) {
         let mut gangs = Vec::new();
-        for (nth, gang) in schedule.gangs.iter().enumerate() {
+        for (gang_index, gang) in schedule.gangs.iter().enumerate() {
             for (task, cpu) in &gang.members {
                 if let Some(cpu) = cpu {
-                    self.seats.entry(cpu.0).or_default().push((nth, *task));
+                    self.seats.entry(cpu.0).or_default().push((gang_index, *task));
                 }
             }
             gangs.push((gang.slices, sort_items(gang.members.iter().map(|(task, cpu)| (*task, cpu.is_some())))));
@@ -205,12 +205,12 @@ impl PlanByCpu {
         }
     }
 
-    fn canonical_context(&self, cpu: CpuId, online: bool, hertz: Option<u64>) -> CanonicalContext {
+    fn build_context(&self, cpu: CpuId, is_online: bool, hertz: Option<u64>) -> CanonicalContext {
         fn items_at_cpu<T: Clone + Ord>(items_by_cpu: &BTreeMap<u32, Vec<T>>, cpu: CpuId) -> Vec<T> {
             sort_items(items_by_cpu.get(&cpu.0).into_iter().flatten().cloned())
         }
         CanonicalContext {
-            online,
+            is_online,
             hertz,
             allowed_tasks: items_at_cpu(&self.allowed_tasks, cpu),
             rotations: items_at_cpu(&self.rotations, cpu),

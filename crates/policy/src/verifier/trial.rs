@@ -31,10 +31,10 @@ impl WorkTotals {
     }
 
     /// Returns the speed of a process relative to another side, by the best measure that both have.
-    fn relative_to(&self, other_side: &WorkTotals, process: ProcessId) -> Option<f64> {
+    fn speed_ratio_to(&self, other_side: &WorkTotals, process: ProcessId) -> Option<f64> {
         WorkMetric::BEST_FIRST.into_iter().find_map(|work| {
-            let (own_total, other_total) = (self.work.get(&(process, work))?, other_side.work.get(&(process, work))?);
-            let ratio = (own_total / self.elapsed_ns) / (other_total / other_side.elapsed_ns);
+            let (own_work, other_work) = (self.work.get(&(process, work))?, other_side.work.get(&(process, work))?);
+            let ratio = (own_work / self.elapsed_ns) / (other_work / other_side.elapsed_ns);
             (ratio.is_finite() && ratio > 0.0).then_some(ratio)
         })
     }
@@ -58,7 +58,7 @@ pub fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f6
 }
 
 /// Returns the number of windows of the shortest trial that can adopt a change.
-pub fn shortest_trial(warmup_windows: u32, leg_windows: u32) -> u32 {
+pub fn min_trial_windows(warmup_windows: u32, leg_windows: u32) -> u32 {
     MIN_BLOCKS as u32 * (4 * leg_windows + 2 * warmup_windows)
 }
 
@@ -68,11 +68,11 @@ pub struct Trial {
     warmup_windows: u32,
     leg_windows: u32,
     blocks: BlockDesign,
-    evidence: SequentialTest,
+    sequential_test: SequentialTest,
     sides: [WorkTotals; 2],
-    settling: u32,
-    in_leg: u32,
-    pub windows: u32,
+    settling_windows: u32,
+    windows_in_leg: u32,
+    pub window_count: u32,
 }
 
 /// Number of blocks after which a trial ends undecided, and number of windows, because some blocks may not count.
@@ -86,54 +86,54 @@ impl Trial {
         Some(Trial {
             warmup_windows,
             leg_windows,
-            settling: warmup_windows,
+            settling_windows: warmup_windows,
             blocks: BlockDesign::new(seed),
-            evidence: SequentialTest::default(),
+            sequential_test: SequentialTest::default(),
             sides: [WorkTotals::default(), WorkTotals::default()],
-            in_leg: 0,
-            windows: 0,
+            windows_in_leg: 0,
+            window_count: 0,
         })
     }
 
-    /// Is the new plan in force?
-    pub fn is_new(&self) -> bool {
+    /// Returns whether the new plan is in force.
+    pub fn is_new_plan_in_force(&self) -> bool {
         self.blocks.is_new()
     }
 
     /// Returns the new over the old objective, so far.
-    pub fn estimate(&self) -> Option<MeasuredLogRatio> {
-        self.evidence.mean().map(|(log_ratio, error)| MeasuredLogRatio { log_ratio, error })
+    pub fn measured_log_ratio(&self) -> Option<MeasuredLogRatio> {
+        self.sequential_test.mean().map(|(log_ratio, error)| MeasuredLogRatio { log_ratio, error })
     }
 
     /// Adds a window under the present leg's plan; `None` if the trial continues.
     pub fn add(&mut self, observation: &Observation, change: &ProposedChange) -> Option<SequentialVerdict> {
-        self.windows += 1;
-        if self.windows > MAX_TRIAL_WINDOWS {
+        self.window_count += 1;
+        if self.window_count > MAX_TRIAL_WINDOWS {
             return Some(SequentialVerdict::Undecided);
         }
-        if self.settling > 0 {
-            self.settling -= 1;
+        if self.settling_windows > 0 {
+            self.settling_windows -= 1;
             return None;
         }
         let is_new_side = self.blocks.is_new();
         self.sides[usize::from(is_new_side)].add(observation);
-        self.in_leg += 1;
-        if self.in_leg < self.leg_windows {
+        self.windows_in_leg += 1;
+        if self.windows_in_leg < self.leg_windows {
             return None;
         }
-        self.in_leg = 0;
+        self.windows_in_leg = 0;
         let is_block_complete = self.blocks.next_leg();
         if self.blocks.is_new() != is_new_side {
-            self.settling = self.warmup_windows;
+            self.settling_windows = self.warmup_windows;
         }
         if !is_block_complete {
             return None;
         }
         let [old, new] = std::mem::take(&mut self.sides);
-        self.evidence.add(log_ratio(change, |process| new.relative_to(&old, process))?);
-        match self.evidence.reach_verdict(change.min_gain) {
-            SequentialVerdict::Undecided if self.evidence.blocks() < MAX_BLOCKS => None,
-            status => Some(status),
+        self.sequential_test.add(log_ratio(change, |process| new.speed_ratio_to(&old, process))?);
+        match self.sequential_test.reach_verdict(change.min_gain) {
+            SequentialVerdict::Undecided if self.sequential_test.blocks() < MAX_BLOCKS => None,
+            verdict => Some(verdict),
         }
     }
 }
@@ -169,7 +169,7 @@ mod tests {
             };
             let mut trial = Trial::from_method(method).unwrap();
             (0..400).find_map(|window| {
-                let gain_percent = if trial.is_new() { gain } else { 0 };
+                let gain_percent = if trial.is_new_plan_in_force() { gain } else { 0 };
                 trial.add(&observation_with(1_000_000 + 10_000 * gain_percent + 100 * (window * 7919 % 13)), &change)
             })
         };

@@ -59,10 +59,10 @@ pub(super) struct AxisLayout<'a> {
 impl<'a> AxisLayout<'a> {
     /// Lays out `axis` between the two pixels of `pixels`. With `zero`, a linear axis without a given range starts at
     /// zero unless a value is below zero.
-    pub fn new(axis: &'a Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64), zero: bool) -> Self {
-        let logarithmic = axis.scale != AxisScale::Linear;
+    pub fn new(axis: &'a Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64), includes_zero: bool) -> Self {
+        let is_logarithmic = axis.scale != AxisScale::Linear;
         // Differences and quotients of larger or smaller values would not be finite.
-        let is_usable = |value: &f64| value.abs() < 1e150 && (!logarithmic || *value > 1e-150);
+        let is_usable = |value: &f64| value.abs() < 1e150 && (!is_logarithmic || *value > 1e-150);
         let (mut low, mut high) = axis.range.unwrap_or_else(|| {
             let named_positions = axis.names.iter().map(|(position, _)| *position);
             values
@@ -70,13 +70,13 @@ impl<'a> AxisLayout<'a> {
                 .filter(is_usable)
                 .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
         });
-        if !low.is_finite() || !high.is_finite() || (logarithmic && low <= 0.0) {
-            (low, high) = if logarithmic { (1.0, 10.0) } else { (0.0, 1.0) };
+        if !low.is_finite() || !high.is_finite() || (is_logarithmic && low <= 0.0) {
+            (low, high) = if is_logarithmic { (1.0, 10.0) } else { (0.0, 1.0) };
         }
-        if !logarithmic && axis.range.is_none() && axis.names.is_empty() {
-            (low, high) = settle_linear(low, high, zero);
+        if !is_logarithmic && axis.range.is_none() && axis.names.is_empty() {
+            (low, high) = round_range(low, high, includes_zero);
         } else if high <= low {
-            (low, high) = if logarithmic { (low / 2.0, low * 2.0) } else { (low - 0.5, low + 0.5) };
+            (low, high) = if is_logarithmic { (low / 2.0, low * 2.0) } else { (low - 0.5, low + 0.5) };
         }
         AxisLayout { axis, low, high, pixels }
     }
@@ -112,8 +112,8 @@ impl<'a> AxisLayout<'a> {
 
     fn linear_ticks(&self) -> Vec<(f64, String)> {
         let step = nice_step((self.high - self.low) / 5.0);
-        let first = libm::ceil(self.low / step - 1e-9);
-        let ticks = (0..64).map(|index| (first + f64::from(index)) * step);
+        let first_index = libm::ceil(self.low / step - 1e-9);
+        let ticks = (0..64).map(|index| (first_index + f64::from(index)) * step);
         ticks.take_while(|tick| *tick <= self.high + step * 1e-6).map(|tick| (tick, format_number(tick))).collect()
     }
 
@@ -149,10 +149,10 @@ impl<'a> AxisLayout<'a> {
     }
 }
 
-/// Returns a range with round ends that contains the data, and also zero unless all data are below it.
-fn settle_linear(low: f64, high: f64, zero: bool) -> (f64, f64) {
-    let low = if zero { low.min(0.0) } else { low };
-    let high = if zero { high.max(0.0) } else { high };
+/// Returns a range with round ends that contains the data, and also zero if that is requested.
+fn round_range(low: f64, high: f64, includes_zero: bool) -> (f64, f64) {
+    let low = if includes_zero { low.min(0.0) } else { low };
+    let high = if includes_zero { high.max(0.0) } else { high };
     if high <= low {
         return if low == 0.0 { (0.0, 1.0) } else { (low - low.abs() / 2.0, high + low.abs() / 2.0) };
     }
@@ -165,9 +165,9 @@ fn nice_step(min_step: f64) -> f64 {
     if !(min_step.is_finite() && min_step > 0.0) {
         return 1.0;
     }
-    let power = libm::pow(10.0, libm::floor(libm::log10(min_step)));
-    let factor = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|step| step * power >= min_step * (1.0 - 1e-9));
-    factor.unwrap_or(10.0) * power
+    let decade = libm::pow(10.0, libm::floor(libm::log10(min_step)));
+    let factor = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|step| step * decade >= min_step * (1.0 - 1e-9));
+    factor.unwrap_or(10.0) * decade
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ pub struct Series {
     /// Style of the points' intervals.
     pub spread: IntervalStyle,
     /// Is the line dashed? Points are not affected.
-    pub dashed: bool,
+    pub is_dashed: bool,
     /// Index of the series' color; `None` for the next unused color. Equal indices give equal colors in all figures.
     pub color: Option<usize>,
 }
@@ -72,14 +72,14 @@ pub enum ReferenceLine {
         /// Text beside the line.
         label: String,
         /// Level in the unit of the y axis.
-        at: f64,
+        level: f64,
     },
     /// A position along the x axis.
     X {
         /// Text beside the line.
         label: String,
         /// Position in the unit of the x axis.
-        at: f64,
+        position: f64,
     },
     /// A range of levels, such as a published one.
     YBand {
@@ -145,14 +145,14 @@ impl Chart {
         let mut plot = self.lay_out();
         plot.draw_grid(&self.x.label, &self.y.label);
         self.references.iter().for_each(|reference| plot.draw_reference(reference));
-        let color = |index: usize| self.series[index].color.unwrap_or(index);
+        let color_of = |index: usize| self.series[index].color.unwrap_or(index);
         for (index, series) in self.series.iter().enumerate() {
-            plot.draw_spread(series, color(index));
+            plot.draw_spread(series, color_of(index));
         }
         for (index, series) in self.series.iter().enumerate() {
-            plot.draw_series(series, color(index));
+            plot.draw_series(series, color_of(index));
         }
-        self.references.iter().for_each(|reference| plot.reference_label(reference));
+        self.references.iter().for_each(|reference| plot.draw_reference_label(reference));
         plot.svg
     }
 
@@ -161,17 +161,17 @@ impl Chart {
         let axes = format!("{} by {}", self.y.label, self.x.label);
         let mut svg = Svg::new(width, height, &[&self.title, &axes]);
         let top = svg.draw_heading(&self.title, 10.0);
-        let entries: Vec<(&str, usize, bool)> = self
+        let legend_entries: Vec<(&str, usize, bool)> = self
             .series
             .iter()
             .enumerate()
-            .map(|(index, s)| (s.name.as_str(), s.color.unwrap_or(index), s.dashed))
+            .map(|(index, s)| (s.name.as_str(), s.color.unwrap_or(index), s.is_dashed))
             .collect();
-        let top = draw_legend(&mut svg, &entries, top);
+        let top = draw_legend(&mut svg, &legend_entries, top);
         let y_label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
-        let below = if self.x.label.is_empty() { 28.0 } else { 46.0 };
+        let bottom_margin = if self.x.label.is_empty() { 28.0 } else { 46.0 };
         // A label longer than its axis would run into the legend.
-        let bottom = svg.grow((top + 8.0 + text_width(&self.y.label) + below).max(height)) - below;
+        let bottom = svg.grow((top + 8.0 + text_width(&self.y.label) + bottom_margin).max(height)) - bottom_margin;
         let right = width - 18.0;
         let points = || self.series.iter().flat_map(|series| &series.points);
         let extents = points().flat_map(|p| {
@@ -179,13 +179,13 @@ impl Chart {
             [p.y, low, high]
         });
         let levels = self.references.iter().flat_map(|reference| match reference {
-            ReferenceLine::Y { at, .. } => vec![*at],
+            ReferenceLine::Y { level: at, .. } => vec![*at],
             ReferenceLine::YBand { from, to, .. } => vec![*from, *to],
             _ => vec![],
         });
         let y = AxisLayout::new(&self.y, extents.chain(levels), (bottom, top + 8.0), true);
-        let widest = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
-        let left = 14.0 + y_label_room + widest;
+        let max_label_width = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
+        let left = 14.0 + y_label_room + max_label_width;
         let x = AxisLayout::new(&self.x, points().map(|p| p.x), (left, right), false);
         ChartLayout { svg, x, y, left, right, top: top + 8.0, bottom }
     }
@@ -199,15 +199,15 @@ pub(super) fn draw_legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f
     }
     let width = svg.width();
     let (mut x, mut y) = (14.0, top + 8.0);
-    for (name, color, dashed) in entries {
-        let needs = 34.0 + text_width(name);
-        if x + needs > width && x > 14.0 {
+    for (name, color, is_dashed) in entries {
+        let entry_width = 34.0 + text_width(name);
+        if x + entry_width > width && x > 14.0 {
             (x, y) = (14.0, y + 19.0);
         }
-        let dash = if *dashed || *color >= COLORS { " d" } else { "" };
+        let dash = if *is_dashed || *color >= COLORS { " d" } else { "" };
         svg.draw_line(&format!("l s{}{dash}", color % COLORS), (x, y), (x + 16.0, y));
         svg.draw_text("n", (x + 21.0, y + 4.0), Anchor::Start, name);
-        x += needs;
+        x += entry_width;
     }
     y + 10.0
 }
@@ -219,15 +219,15 @@ impl ChartLayout<'_> {
             self.svg.draw_line("g", (self.left, y), (self.right, y));
             self.svg.draw_text("n m", (self.left - 7.0, y + 4.0), Anchor::End, &label);
         }
-        let mut free_from = f64::NEG_INFINITY;
+        let mut next_free_x = f64::NEG_INFINITY;
         for (value, label) in self.x.ticks() {
             let x = self.x.position(value);
             self.svg.draw_line("g", (x, self.top), (x, self.bottom));
             // A label that would overlap the previous one is omitted; its grid line stays.
-            let half = text_width(&label) / 2.0;
-            if x - half >= free_from {
+            let half_width = text_width(&label) / 2.0;
+            if x - half_width >= next_free_x {
                 self.svg.draw_text("n m", (x, self.bottom + 17.0), Anchor::Middle, &label);
-                free_from = x + half + 4.0;
+                next_free_x = x + half_width + 4.0;
             }
         }
         self.svg.draw_line("a", (self.left, self.bottom), (self.right, self.bottom));
@@ -243,11 +243,11 @@ impl ChartLayout<'_> {
 
     fn draw_reference(&mut self, reference: &ReferenceLine) {
         match reference {
-            ReferenceLine::Y { at, .. } => {
+            ReferenceLine::Y { level: at, .. } => {
                 let y = self.y.position(*at);
                 self.svg.draw_line("r", (self.left, y), (self.right, y));
             }
-            ReferenceLine::X { at, .. } if self.x.contains(*at) => {
+            ReferenceLine::X { position: at, .. } if self.x.contains(*at) => {
                 let x = self.x.position(*at);
                 self.svg.draw_line("r", (x, self.top), (x, self.bottom));
             }
@@ -264,21 +264,23 @@ impl ChartLayout<'_> {
     }
 
     /// Draws the label of a reference. Labels are drawn after the data, because the data would otherwise cover them.
-    fn reference_label(&mut self, reference: &ReferenceLine) {
+    fn draw_reference_label(&mut self, reference: &ReferenceLine) {
         let (y, label) = match reference {
-            ReferenceLine::Y { label, at } => (self.y.position(*at) - 5.0, label),
+            ReferenceLine::Y { label, level: at } => (self.y.position(*at) - 5.0, label),
             ReferenceLine::YBand { label, from, to } => (self.y.position(from.max(*to)) + 14.0, label),
-            ReferenceLine::X { label, at } if self.x.contains(*at) => {
-                return self.draw_beside(self.x.position(*at), label);
+            ReferenceLine::X { label, position: at } if self.x.contains(*at) => {
+                return self.draw_top_label(self.x.position(*at), label);
             }
             ReferenceLine::X { .. } => return,
-            ReferenceLine::XBand { label, from, to } => return self.draw_beside(self.x.position(from.min(*to)), label),
+            ReferenceLine::XBand { label, from, to } => {
+                return self.draw_top_label(self.x.position(from.min(*to)), label);
+            }
         };
         self.svg.draw_text("n m k", (self.right - 4.0, y), Anchor::End, label);
     }
 
     /// Draws a label at the top, on the side of `x` that has more room.
-    fn draw_beside(&mut self, x: f64, label: &str) {
+    fn draw_top_label(&mut self, x: f64, label: &str) {
         let has_room = x + 6.0 + text_width(label) < self.right;
         let (text_x, anchor) = if has_room { (x + 5.0, Anchor::Start) } else { (x - 5.0, Anchor::End) };
         self.svg.draw_text("n m k", (text_x, self.top + 12.0), anchor, label);
@@ -293,10 +295,10 @@ impl ChartLayout<'_> {
                 p.interval.map(|(low, high)| (self.x.position(p.x), self.y.position(low), self.y.position(high)))
             })
             .collect();
-        let slot = color % COLORS;
+        let color_slot = color % COLORS;
         if series.spread == IntervalStyle::Whiskers || series.mark == Mark::Points {
             for (x, low, high) in spread_points {
-                let class = format!("l s{slot}");
+                let class = format!("l s{color_slot}");
                 self.svg.draw_line(&class, (x, low), (x, high));
                 self.svg.draw_line(&class, (x - 4.0, low), (x + 4.0, low));
                 self.svg.draw_line(&class, (x - 4.0, high), (x + 4.0, high));
@@ -305,39 +307,39 @@ impl ChartLayout<'_> {
             let upper_edge = spread_points.iter().map(|(x, _, high)| (*x, *high));
             let lower_edge = spread_points.iter().rev().map(|(x, low, _)| (*x, *low));
             let area: Vec<(f64, f64)> = upper_edge.chain(lower_edge).collect();
-            self.svg.draw_path(&format!("b f{slot}"), &area, true);
+            self.svg.draw_path(&format!("b f{color_slot}"), &area, true);
         }
     }
 
     fn draw_series(&mut self, series: &Series, color: usize) {
-        let slot = color % COLORS;
+        let color_slot = color % COLORS;
         if series.mark != Mark::Points {
-            let dash = if series.dashed || color >= COLORS { " d" } else { "" };
-            let class = format!("l s{slot}{dash}");
-            for run in series.points.split(|p| !(p.x.is_finite() && p.y.is_finite())) {
-                let line = self.polyline(run, series.mark);
+            let dash = if series.is_dashed || color >= COLORS { " d" } else { "" };
+            let class = format!("l s{color_slot}{dash}");
+            for segment in series.points.split(|p| !(p.x.is_finite() && p.y.is_finite())) {
+                let line = self.polyline(segment, series.mark);
                 self.svg.draw_path(&class, &line, false);
             }
         }
-        let drawn = series.points.iter().filter(|p| p.x.is_finite() && p.y.is_finite());
+        let finite_points = series.points.iter().filter(|p| p.x.is_finite() && p.y.is_finite());
         let is_dense = series.points.len() > MAX_DOTS;
-        for point in drawn {
+        for point in finite_points {
             let position = (self.x.position(point.x), self.y.position(point.y));
             let title = || point.title.clone().unwrap_or_else(|| point_title(&series.name, point));
             if series.mark == Mark::Points {
-                self.svg.draw_circle(&format!("f{slot}"), position, if is_dense { 2.0 } else { 4.0 }, &title());
+                self.svg.draw_circle(&format!("f{color_slot}"), position, if is_dense { 2.0 } else { 4.0 }, &title());
             } else if !is_dense {
                 if series.points.len() <= 40 {
-                    self.svg.draw_circle(&format!("f{slot}"), position, 2.4, "");
+                    self.svg.draw_circle(&format!("f{color_slot}"), position, 2.4, "");
                 }
                 self.svg.draw_circle("h", position, 8.0, &title());
             }
         }
     }
 
-    fn polyline(&self, run: &[ChartPoint], mark: Mark) -> Vec<(f64, f64)> {
-        let mut line = Vec::with_capacity(run.len());
-        for point in run {
+    fn polyline(&self, segment: &[ChartPoint], mark: Mark) -> Vec<(f64, f64)> {
+        let mut line = Vec::with_capacity(segment.len());
+        for point in segment {
             let position = (self.x.position(point.x), self.y.position(point.y));
             if let (Mark::Steps, Some(&(_, previous_y))) = (mark, line.last()) {
                 line.push((position.0, previous_y));

@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use maud::{Markup, PreEscaped, Render, html};
 
-use crate::text::{EscapedText, trim_lines};
+use crate::text::{EscapedText, trim_zeros};
 
 /// Formats a coordinate, rounded to a hundredth of a pixel.
 pub(super) fn format_px(value: f64) -> String {
-    trim_lines(format!("{value:.2}"))
+    trim_zeros(format!("{value:.2}"))
 }
 
 /// Escapes text for use between tags and in attributes. Characters that XML does not allow are escaped visibly or
@@ -58,13 +58,13 @@ pub(super) struct Svg {
 impl Svg {
     /// An empty drawing. `label` is the text for screen readers: the title or, without a title, the names of the
     /// axes.
-    pub fn new(width: f64, height: f64, label: &[&str]) -> Self {
-        let label = label.iter().find(|label| !label.trim().is_empty());
+    pub fn new(width: f64, height: f64, labels: &[&str]) -> Self {
+        let label = labels.iter().find(|label| !label.trim().is_empty());
         Svg { width, height, label: escape(label.unwrap_or(&"figure")), body: String::new() }
     }
 
     /// Draws the title in as many lines as the width requires, and returns the y below it.
-    pub fn draw_heading(&mut self, title: &str, bare_top: f64) -> f64 {
+    pub fn draw_heading(&mut self, title: &str, untitled_top: f64) -> f64 {
         let mut line = String::new();
         let mut y = 24.0;
         for word in title.split(' ') {
@@ -76,7 +76,7 @@ impl Svg {
             line.push_str(word);
         }
         if title.is_empty() {
-            return bare_top;
+            return untitled_top;
         }
         self.draw_text("t", (12.0, y), Anchor::Start, &line);
         y + 14.0
@@ -93,7 +93,7 @@ impl Svg {
         self.height
     }
 
-    fn push(&mut self, arguments: std::fmt::Arguments<'_>) {
+    fn push_element(&mut self, arguments: std::fmt::Arguments<'_>) {
         // Writing into a String cannot fail.
         let _ = self.body.write_fmt(arguments);
         self.body.push('\n');
@@ -101,7 +101,7 @@ impl Svg {
 
     pub fn draw_line(&mut self, class: &str, start: (f64, f64), end: (f64, f64)) {
         let (x1, y1, x2, y2) = (format_px(start.0), format_px(start.1), format_px(end.0), format_px(end.1));
-        self.push(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
+        self.push_element(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
     }
 
     /// Draws a rectangle from its upper left corner; negative extents count as zero. `title` is the tooltip.
@@ -117,13 +117,13 @@ impl Svg {
         let (x, y) = (format_px(corner.0), format_px(corner.1));
         let (w, h) = (format_px(extent.0.max(0.0)), format_px(extent.1.max(0.0)));
         let title_markup = title_element(title);
-        self.push(format_args!(
+        self.push_element(format_args!(
             r#"<rect class="{class}" x="{x}" y="{y}" width="{w}" height="{h}"{opacity}>{title_markup}</rect>"#
         ));
     }
 
     /// Draws a line through the points, or an area if the style fills `class`.
-    pub fn draw_path(&mut self, class: &str, points: &[(f64, f64)], closed: bool) {
+    pub fn draw_path(&mut self, class: &str, points: &[(f64, f64)], is_closed: bool) {
         if points.is_empty() {
             return;
         }
@@ -131,33 +131,33 @@ impl Svg {
         for (index, (x, y)) in points.iter().enumerate() {
             let _ = write!(d, "{}{} {}", if index == 0 { "M" } else { "L" }, format_px(*x), format_px(*y));
         }
-        let close = if closed { "Z" } else { "" };
-        self.push(format_args!(r#"<path class="{class}" d="{d}{close}"/>"#));
+        let close = if is_closed { "Z" } else { "" };
+        self.push_element(format_args!(r#"<path class="{class}" d="{d}{close}"/>"#));
     }
 
-    pub fn draw_circle(&mut self, class: &str, centre: (f64, f64), radius: f64, title: &str) {
-        let (x, y, r) = (format_px(centre.0), format_px(centre.1), format_px(radius));
+    pub fn draw_circle(&mut self, class: &str, center: (f64, f64), radius: f64, title: &str) {
+        let (x, y, r) = (format_px(center.0), format_px(center.1), format_px(radius));
         let title_markup = title_element(title);
-        self.push(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{title_markup}</circle>"#));
+        self.push_element(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{title_markup}</circle>"#));
     }
 
     pub fn draw_text(&mut self, class: &str, point: (f64, f64), anchor: Anchor, text: &str) {
         let (x, y, anchor, text) = (format_px(point.0), format_px(point.1), anchor.attribute(), escape(text));
-        self.push(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
+        self.push_element(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
     }
 
-    /// Draws a text that reads upward, centered at `at`.
+    /// Draws a text that reads upward, centered at `point`.
     pub fn draw_text_upwards(&mut self, class: &str, point: (f64, f64), text: &str) {
         let (x, y, text) = (format_px(point.0), format_px(point.1), escape(text));
-        self.push(format_args!(
+        self.push_element(format_args!(
             r#"<text class="{class}" text-anchor="middle" transform="translate({x} {y}) rotate(-90)">{text}</text>"#
         ));
     }
 
-    /// Draws a slanted text that ends at `at`, for long names under columns.
+    /// Draws a slanted text that ends at `point`, for long names under columns.
     pub fn draw_text_leaning(&mut self, class: &str, point: (f64, f64), text: &str) {
         let (x, y, text) = (format_px(point.0), format_px(point.1), escape(text));
-        self.push(format_args!(
+        self.push_element(format_args!(
             r#"<text class="{class}" text-anchor="end" transform="translate({x} {y}) rotate(-35)">{text}</text>"#
         ));
     }

@@ -43,7 +43,7 @@ pub struct TimelineChart {
     pub marks: Vec<(String, f64)>,
 }
 
-const LANE: f64 = 24.0;
+const LANE_HEIGHT: f64 = 24.0;
 const WIDTH: f64 = 680.0;
 
 impl TimelineChart {
@@ -62,20 +62,21 @@ impl TimelineChart {
         let mut svg = Svg::new(WIDTH, 0.0, &[&self.title, &self.x.label]);
         let top = svg.draw_heading(&self.title, 6.0);
         let top = draw_legend(&mut svg, &entries, top) + 18.0;
-        let bottom = top + LANE * self.lanes.len() as f64;
+        let bottom = top + LANE_HEIGHT * self.lanes.len() as f64;
         svg.grow(bottom + 48.0);
-        let names = self.lanes.iter().map(|lane| text_width(&lane.name)).fold(0.0, f64::max);
-        let (left, right) = (22.0 + names, WIDTH - 18.0);
-        let ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.from, span.to]);
-        let x = AxisLayout::new(&self.x, ends.chain(self.marks.iter().map(|(_, index)| *index)), (left, right), false);
+        let max_name_width = self.lanes.iter().map(|lane| text_width(&lane.name)).fold(0.0, f64::max);
+        let (left, right) = (22.0 + max_name_width, WIDTH - 18.0);
+        let span_ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.from, span.to]);
+        let x =
+            AxisLayout::new(&self.x, span_ends.chain(self.marks.iter().map(|(_, index)| *index)), (left, right), false);
         for (value, label) in x.ticks() {
             svg.draw_line("g", (x.position(value), top), (x.position(value), bottom));
             svg.draw_text("n m", (x.position(value), bottom + 17.0), Anchor::Middle, &label);
         }
         svg.draw_text("m", ((left + right) / 2.0, bottom + 37.0), Anchor::Middle, &self.x.label);
         for (index, lane) in self.lanes.iter().enumerate() {
-            let y = top + index as f64 * LANE;
-            svg.draw_text("n", (left - 8.0, y + LANE / 2.0 + 4.0), Anchor::End, &lane.name);
+            let y = top + index as f64 * LANE_HEIGHT;
+            svg.draw_text("n", (left - 8.0, y + LANE_HEIGHT / 2.0 + 4.0), Anchor::End, &lane.name);
             for span in &lane.spans {
                 let (start_x, end_x) = (x.position(span.from), x.position(span.to));
                 let name = if span.title.is_empty() { self.kinds.get(span.kind) } else { Some(&span.title) };
@@ -83,12 +84,18 @@ impl TimelineChart {
                 let title =
                     format!("{}: {name}, {} to {}", lane.name, format_number(span.from), format_number(span.to));
                 let class = format!("f{}", span.kind % COLORS);
-                svg.draw_rect(&class, (start_x, y + 3.0), ((end_x - start_x).max(0.8), LANE - 6.0), None, &title);
+                svg.draw_rect(
+                    &class,
+                    (start_x, y + 3.0),
+                    ((end_x - start_x).max(0.8), LANE_HEIGHT - 6.0),
+                    None,
+                    &title,
+                );
             }
         }
-        for (label, index) in &self.marks {
-            svg.draw_line("r", (x.position(*index), top - 4.0), (x.position(*index), bottom));
-            svg.draw_text("n m", (x.position(*index), top - 7.0), Anchor::Middle, label);
+        for (label, position) in &self.marks {
+            svg.draw_line("r", (x.position(*position), top - 4.0), (x.position(*position), bottom));
+            svg.draw_text("n m", (x.position(*position), top - 7.0), Anchor::Middle, label);
         }
         svg
     }

@@ -13,12 +13,12 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
     while let Some(first) = remaining_boxes.first() {
         let mut used_width = text_width(&first[0]);
         let mut used_count = 1;
-        while let Some(next) = remaining_boxes
+        while let Some(next_width) = remaining_boxes
             .get(used_count)
             .map(|lines| text_width(&lines[0]))
             .filter(|w| used_width + 2 + w <= paint.width)
         {
-            used_width += 2 + next;
+            used_width += 2 + next_width;
             used_count += 1;
         }
         text.push_str(&join_side_by_side(&remaining_boxes[..used_count]));
@@ -42,24 +42,25 @@ fn format_value(value: f64, unit: &str) -> String {
 
 fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> {
     let head = format!("{} · CPUs {}", cache.cache, cache.cpus);
-    let names = cache.programs.iter().map(|p| text_width(&p.name)).max().unwrap_or(0);
+    let max_name_width = cache.programs.iter().map(|p| text_width(&p.name)).max().unwrap_or(0);
     let mut rows: Vec<(String, String)> = Vec::new();
     for program in &cache.programs {
         let mut cost = program.slowdown.map_or("not known".to_string(), |value| format_value(value, unit));
         cost += &program.interval.map_or(String::new(), |range| format!(" ({})", range.describe()));
-        rows.push((pad_text(&program.name, names, Align::Left), cost));
+        rows.push((pad_text(&program.name, max_name_width, Align::Left), cost));
     }
     if rows.is_empty() {
         rows.push(("idle".to_string(), String::new()));
     }
-    let plain = |row: &(String, String)| text_width(&row.0) + 2 + text_width(&row.1);
-    let inner = rows.iter().map(plain).max().unwrap_or(0).max(text_width(&head) + 2);
-    let mut lines = vec![format!("╭─ {} {}╮", paint.style_bold(&head), "─".repeat(inner - text_width(&head) - 1))];
+    let row_width = |row: &(String, String)| text_width(&row.0) + 2 + text_width(&row.1);
+    let inner_width = rows.iter().map(row_width).max().unwrap_or(0).max(text_width(&head) + 2);
+    let mut lines =
+        vec![format!("╭─ {} {}╮", paint.style_bold(&head), "─".repeat(inner_width - text_width(&head) - 1))];
     for (name, cost) in &rows {
-        let blank = " ".repeat(inner - text_width(name) - text_width(cost));
+        let blank = " ".repeat(inner_width - text_width(name) - text_width(cost));
         lines.push(format!("│ {name}{blank}{} │", paint.style_faint(cost)));
     }
-    lines.push(format!("╰{}╯", "─".repeat(inner + 2)));
+    lines.push(format!("╰{}╯", "─".repeat(inner_width + 2)));
     lines
 }
 
@@ -78,10 +79,10 @@ fn join_side_by_side(boxes: &[Vec<String>]) -> String {
 }
 
 /// Wraps words to the width; the first line is indented less than the others.
-fn indent(words: &str, width_limit: usize) -> String {
+fn indent(sentence: &str, width_limit: usize) -> String {
     let mut text = String::new();
     let mut line = " ".to_string();
-    for word in words.split_whitespace() {
+    for word in sentence.split_whitespace() {
         if text_width(&line) + 1 + text_width(word) > width_limit.max(40) {
             text.push_str(&line);
             text.push('\n');
@@ -95,7 +96,7 @@ fn indent(words: &str, width_limit: usize) -> String {
 
 fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
     let expected = &plan.expected;
-    let value = |v: Option<f64>| match (v, plan.unit.as_str()) {
+    let value_text = |v: Option<f64>| match (v, plan.unit.as_str()) {
         (None, _) => "not known".to_string(),
         (Some(v), "percent") => format!("{v:.2} %"),
         (Some(v), _) => format_number(v),
@@ -103,14 +104,14 @@ fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
     let mut text = format!(
         "{}  this plan {}, best {}, random {}, worst {}\n",
         paint.style_bold(plan.measure()),
-        value(expected.plan),
-        value(expected.best),
-        value(expected.random),
-        value(expected.worst)
+        value_text(expected.plan),
+        value_text(expected.best),
+        value_text(expected.random),
+        value_text(expected.worst)
     );
     let proof = match (plan.optimal, plan.gap) {
         (true, _) => format!("optimal under this model, proven ({})", plan.solver),
-        (false, Some(gap)) => format!("at most {} above the best ({})", value(Some(gap)), plan.solver),
+        (false, Some(gap)) => format!("at most {} above the best ({})", value_text(Some(gap)), plan.solver),
         (false, None) => format!("not proven to be the best ({})", plan.solver),
     };
     text.push_str(&paint.style_faint(&proof));

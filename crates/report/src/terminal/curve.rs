@@ -1,6 +1,6 @@
 //! Miss-rate curves in Braille dots (two by four per character), and as one line of blocks.
 
-use super::{Paint, SERIES};
+use super::{Paint, SERIES_COLORS};
 use crate::table::{Align, pad_text};
 use crate::text::{format_number, size_text};
 
@@ -16,7 +16,7 @@ pub struct CurveLine {
 const ROWS: usize = 12;
 
 /// Bit of a Braille character, by column and row of the dot.
-const DOT: [[u8; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
+const DOT_BITS: [[u8; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
 
 struct Canvas {
     columns: usize,
@@ -25,10 +25,10 @@ struct Canvas {
 }
 
 impl Canvas {
-    fn dot(&mut self, x: usize, y: usize, series: usize) {
+    fn set_dot(&mut self, x: usize, y: usize, series: usize) {
         let (column, row) = (x / 2, y / 4);
         if let Some(cell) = self.cells.get_mut(row * self.columns + column).filter(|_| column < self.columns) {
-            cell.0 |= DOT[x % 2][y % 4];
+            cell.0 |= DOT_BITS[x % 2][y % 4];
             cell.1 = series;
         }
     }
@@ -48,21 +48,23 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     let gutter = labels.iter().map(String::len).max().unwrap_or(0) + 1;
     let columns = paint.width.saturating_sub(gutter + 3).clamp(16, 72);
     let mut canvas = Canvas { columns, cells: vec![(0, 0); columns * ROWS] };
-    let span = libm::log2(high as f64 / low as f64);
-    let place = |bytes: f64| if span > 0.0 { libm::log2(bytes / low as f64) / span } else { 0.5 };
+    let doubling_count = libm::log2(high as f64 / low as f64);
+    let axis_share =
+        |bytes: f64| if doubling_count > 0.0 { libm::log2(bytes / low as f64) / doubling_count } else { 0.5 };
     for (series, line) in lines.iter().enumerate() {
-        draw(&mut canvas, series, line, &place, largest_value);
+        draw_curve(&mut canvas, series, line, &axis_share, largest_value);
     }
     let mut text = format!("{}\n", paint.style_faint(y_label));
     for row in 0..ROWS {
-        let from_top = ROWS - row;
-        let label = if row == 0 || from_top.is_multiple_of(4) { labels[from_top / 4].as_str() } else { "" };
+        let rows_from_bottom = ROWS - row;
+        let label =
+            if row == 0 || rows_from_bottom.is_multiple_of(4) { labels[rows_from_bottom / 4].as_str() } else { "" };
         let tick = if label.is_empty() { '│' } else { '┤' };
         text.push_str(&paint.style_faint(&format!("{} {tick}", pad_text(label, gutter - 1, Align::Right))));
         text.push_str(canvas_row(&canvas, row, lines.len() > 1, paint).trim_end());
         text.push('\n');
     }
-    text.push_str(&paint.style_faint(&size_axis(gutter, columns, low, high, &place)));
+    text.push_str(&paint.style_faint(&size_axis(gutter, columns, low, high, &axis_share)));
     if lines.len() > 1 {
         let names =
             lines.iter().enumerate().map(|(index, line)| series_color(paint, index, &format!("━ {}", line.name)));
@@ -71,27 +73,34 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     text
 }
 
-fn draw(canvas: &mut Canvas, series: usize, line: &CurveLine, place: &dyn Fn(f64) -> f64, largest_value: f64) {
-    let (wide, high) = ((canvas.columns * 2 - 1) as f64, (ROWS * 4 - 1) as f64);
-    let spot = |bytes: f64, value: f64| (place(bytes) * wide, high - (value / largest_value).clamp(0.0, 1.0) * high);
-    let usable: Vec<(u64, f64)> = line.points.iter().copied().filter(|p| p.0 > 0 && p.1.is_finite()).collect();
-    for pair in usable.windows(2) {
-        let (start, end) = (spot(pair[0].0 as f64, pair[0].1), spot(pair[1].0 as f64, pair[1].1));
+fn draw_curve(
+    canvas: &mut Canvas,
+    series: usize,
+    line: &CurveLine,
+    axis_share: &dyn Fn(f64) -> f64,
+    largest_value: f64,
+) {
+    let (max_x, max_y) = ((canvas.columns * 2 - 1) as f64, (ROWS * 4 - 1) as f64);
+    let dot_position =
+        |bytes: f64, value: f64| (axis_share(bytes) * max_x, max_y - (value / largest_value).clamp(0.0, 1.0) * max_y);
+    let usable_points: Vec<(u64, f64)> = line.points.iter().copied().filter(|p| p.0 > 0 && p.1.is_finite()).collect();
+    for pair in usable_points.windows(2) {
+        let (start, end) = (dot_position(pair[0].0 as f64, pair[0].1), dot_position(pair[1].0 as f64, pair[1].1));
         let steps = (end.0 - start.0).abs().max((end.1 - start.1).abs()).ceil().max(1.0) as usize;
         for step in 0..=steps {
             let share = step as f64 / steps as f64;
             let x = start.0 + share * (end.0 - start.0);
             let y = start.1 + share * (end.1 - start.1);
-            canvas.dot((x + 0.5) as usize, (y + 0.5) as usize, series);
+            canvas.set_dot((x + 0.5) as usize, (y + 0.5) as usize, series);
         }
     }
-    if let [(bytes, value)] = usable[..] {
-        let (x, y) = spot(bytes as f64, value);
-        canvas.dot((x + 0.5) as usize, (y + 0.5) as usize, series);
+    if let [(bytes, value)] = usable_points[..] {
+        let (x, y) = dot_position(bytes as f64, value);
+        canvas.set_dot((x + 0.5) as usize, (y + 0.5) as usize, series);
     }
 }
 
-fn canvas_row(canvas: &Canvas, row: usize, colored: bool, paint: Paint) -> String {
+fn canvas_row(canvas: &Canvas, row: usize, is_colored: bool, paint: Paint) -> String {
     let cells = &canvas.cells[row * canvas.columns..(row + 1) * canvas.columns];
     let mut text = String::new();
     for &(dots, series) in cells {
@@ -99,7 +108,7 @@ fn canvas_row(canvas: &Canvas, row: usize, colored: bool, paint: Paint) -> Strin
         let c = char::from_u32(0x2800 + u32::from(dots)).unwrap_or(' ');
         match dots {
             0 => text.push(' '),
-            _ if colored => text.push_str(&series_color(paint, series, &c.to_string())),
+            _ if is_colored => text.push_str(&series_color(paint, series, &c.to_string())),
             _ => text.push(c),
         }
     }
@@ -107,14 +116,14 @@ fn canvas_row(canvas: &Canvas, row: usize, colored: bool, paint: Paint) -> Strin
 }
 
 fn series_color(paint: Paint, series: usize, text: &str) -> String {
-    paint.apply_sgr(&format!("38;5;{}", SERIES[series % SERIES.len()]), text)
+    paint.apply_sgr(&format!("38;5;{}", SERIES_COLORS[series % SERIES_COLORS.len()]), text)
 }
 
 /// The axis line, above those sizes that fit below it.
 fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(f64) -> f64) -> String {
-    let mut rule = vec!['─'; columns];
-    let mut names = vec![' '; columns + gutter + 8];
-    let mut free_from = 0;
+    let mut axis_chars = vec!['─'; columns];
+    let mut label_chars = vec![' '; columns + gutter + 8];
+    let mut next_free_column = 0;
     for power in 0..63 {
         let bytes = 1u64 << power;
         if bytes < low || bytes > high {
@@ -123,14 +132,14 @@ fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(
         let column = ((place(bytes as f64) * (columns - 1) as f64) + 0.5) as usize;
         let label = size_text(bytes);
         let start = (gutter + 1 + column).saturating_sub(label.len() / 2);
-        if start >= free_from && start + label.len() <= names.len() {
-            rule[column.min(columns - 1)] = '┴';
-            label.chars().enumerate().for_each(|(index, c)| names[start + index] = c);
-            free_from = start + label.len() + 2;
+        if start >= next_free_column && start + label.len() <= label_chars.len() {
+            axis_chars[column.min(columns - 1)] = '┴';
+            label.chars().enumerate().for_each(|(index, c)| label_chars[start + index] = c);
+            next_free_column = start + label.len() + 2;
         }
     }
-    let names: String = names.into_iter().collect();
-    format!("{}└{}\n{}\n", " ".repeat(gutter), rule.into_iter().collect::<String>(), names.trim_end())
+    let names: String = label_chars.into_iter().collect();
+    format!("{}└{}\n{}\n", " ".repeat(gutter), axis_chars.into_iter().collect::<String>(), names.trim_end())
 }
 
 /// Wraps names into lines of at most `width` columns.
@@ -138,14 +147,14 @@ fn wrap_names(names: Vec<String>, width: usize) -> String {
     let mut text = String::new();
     let mut used_width = 0;
     for name in names {
-        let needs = crate::table::text_width(&name) + 2;
-        if used_width > 0 && used_width + needs > width {
+        let name_width = crate::table::text_width(&name) + 2;
+        if used_width > 0 && used_width + name_width > width {
             text.push('\n');
             used_width = 0;
         }
         text.push_str(if used_width == 0 { " " } else { "  " });
         text.push_str(&name);
-        used_width += needs;
+        used_width += name_width;
     }
     text + "\n"
 }

@@ -6,59 +6,62 @@ use crate::table::{Align, pad_text, text_width};
 use crate::text::{format_fixed, format_number};
 
 /// Colors from calm to hot, from the 256-color palette.
-const HEAT: [u8; 6] = [0, 58, 94, 130, 166, 160];
+const HEAT_COLORS: [u8; 6] = [0, 58, 94, 130, 166, 160];
 /// Characters behind the numbers that represent the same scale without color.
 const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 
 /// Draws the matrix under its names, with a line that explains its direction: the column's program slows down the
 /// row's.
 pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
-    let percent = matrix.unit == "percent";
-    let cell_text = |value: f64| if percent { format_fixed(value, 1) } else { format_number(value) };
+    let is_percent = matrix.unit == "percent";
+    let cell_text = |value: f64| if is_percent { format_fixed(value, 1) } else { format_number(value) };
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
     let largest_value = values().fold(0.0, f64::max);
-    let names = matrix.names.iter().map(|name| text_width(name)).max().unwrap_or(0);
-    let head = shorten_names(&matrix.names, 9);
-    let cell =
-        values().map(|v| cell_text(v).len() + 2).chain(head.iter().map(|n| text_width(n) + 1)).max().unwrap_or(4);
-    let mut text = " ".repeat(names + 1);
-    for name in &head {
-        text.push_str(&paint.style_bold(&pad_text(name, cell - 1, Align::Right)));
+    let max_name_width = matrix.names.iter().map(|name| text_width(name)).max().unwrap_or(0);
+    let column_names = shorten_names(&matrix.names, 9);
+    let cell_width = values()
+        .map(|v| cell_text(v).len() + 2)
+        .chain(column_names.iter().map(|n| text_width(n) + 1))
+        .max()
+        .unwrap_or(4);
+    let mut text = " ".repeat(max_name_width + 1);
+    for name in &column_names {
+        text.push_str(&paint.style_bold(&pad_text(name, cell_width - 1, Align::Right)));
         text.push(' ');
     }
     text.truncate(text.trim_end().len());
     text.push('\n');
     for (row, name) in matrix.names.iter().enumerate() {
-        text.push_str(&paint.style_bold(&pad_text(name, names, Align::Left)));
+        text.push_str(&paint.style_bold(&pad_text(name, max_name_width, Align::Left)));
         text.push(' ');
         for column in 0..matrix.names.len() {
             let value = matrix.values.get(row).and_then(|values| values.get(column)).copied().flatten();
             text.push_str(&render_cell(
                 value.filter(|v| v.is_finite()).map(|v| (cell_text(v), v / largest_value)),
-                cell,
+                cell_width,
                 paint,
             ));
         }
         text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
     }
-    let unit = if percent { "percent of its solo run time lost" } else { "weight" };
+    let unit = if is_percent { "percent of its solo run time lost" } else { "weight" };
     text + &paint.style_faint(&format!("row slowed down by column: {unit} (model {})", matrix.model)) + "\n"
 }
 
-fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
-    let Some((shown, share)) = value else { return pad_text("– ", cell, Align::Right) };
+fn render_cell(value: Option<(String, f64)>, cell_width: usize, paint: Paint) -> String {
+    let Some((value_text, share)) = value else { return pad_text("– ", cell_width, Align::Right) };
     // The color follows the square root, because one very hot pair would otherwise make all others look alike.
-    let step = (share.clamp(0.0, 1.0).sqrt() * (HEAT.len() - 1) as f64 + 0.5) as usize;
+    let step = (share.clamp(0.0, 1.0).sqrt() * (HEAT_COLORS.len() - 1) as f64 + 0.5) as usize;
     if paint.color {
-        let padded = format!("{} ", pad_text(&shown, cell - 1, Align::Right));
+        let padded_value = format!("{} ", pad_text(&value_text, cell_width - 1, Align::Right));
         return if step == 0 || share.is_nan() {
-            padded
+            padded_value
         } else {
-            paint.apply_sgr(&format!("97;48;5;{}", HEAT[step]), &padded)
+            paint.apply_sgr(&format!("97;48;5;{}", HEAT_COLORS[step]), &padded_value)
         };
     }
-    format!("{}{}", pad_text(&shown, cell - 1, Align::Right), SHADES[step])
+    format!("{}{}", pad_text(&value_text, cell_width - 1, Align::Right), SHADES[step])
 }
 
 /// Truncates names to `max_chars` characters if they stay distinct; otherwise returns the full names.

@@ -39,4 +39,4 @@ impl Paint {
 }
 
 /// Colors of series in the 256-color palette, in the order of the figures' colors; readable on light and dark.
-const SERIES: [u8; 8] = [32, 166, 36, 133, 136, 63, 161, 70];
+const SERIES_COLORS: [u8; 8] = [32, 166, 36, 133, 136, 63, 161, 70];

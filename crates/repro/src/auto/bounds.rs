@@ -2,7 +2,7 @@
 
 use cachemate_core::SplitMix64;
 
-const DRAWS: usize = 2_000;
+const RESAMPLE_COUNT: usize = 2_000;
 
 /// Lower and upper bound of the mean; for a single value, both bounds equal the value.
 pub fn confidence_bounds(values: &[f64]) -> (f64, f64) {
@@ -14,9 +14,9 @@ pub fn confidence_bounds(values: &[f64]) -> (f64, f64) {
         let sum: f64 = values.iter().map(|_| values[generator.draw_below(values.len() as u64) as usize]).sum();
         sum / values.len() as f64
     };
-    let mut means: Vec<f64> = (0..DRAWS).map(|_| resampled_mean()).collect();
+    let mut means: Vec<f64> = (0..RESAMPLE_COUNT).map(|_| resampled_mean()).collect();
     means.sort_by(f64::total_cmp);
-    (means[DRAWS / 20], means[DRAWS - 1 - DRAWS / 20])
+    (means[RESAMPLE_COUNT / 20], means[RESAMPLE_COUNT - 1 - RESAMPLE_COUNT / 20])
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub enum MixFamily {
     Overcommitted,
     /// More programs that reuse data than can be separated: only cache partitioning helps.
     Space,
-    /// One program has the promise of a minimum speed.
+    /// One program has a promised maximum slowdown.
     Floors,
     /// Sharing clusters, streams and programs that reuse data, all at once.
     Crossed,
@@ -61,58 +61,58 @@ impl MixFamily {
     }
 }
 
-/// Figures of the machine, relative to which programs are described.
-struct Measures {
+/// Figures of the machine to which the sizes and rates of drawn programs are relative.
+struct MachineFigures {
     cache_bytes: f64,
     latency_cycles: f64,
-    caches: usize,
+    cache_count: usize,
     cores_per_cache: usize,
-    cpus: usize,
+    cpu_count: usize,
     hertz: f64,
 }
 
-impl Measures {
+impl MachineFigures {
     fn from_machine(machine: &MachineSpec) -> Option<Self> {
-        let last = machine.last_level()?;
-        let cores_per_cache = last.shared_by_cores.max(1) as usize;
-        Some(Measures {
-            cache_bytes: last.size_bytes as f64,
+        let last_level = machine.last_level()?;
+        let cores_per_cache = last_level.shared_by_cores.max(1) as usize;
+        Some(MachineFigures {
+            cache_bytes: last_level.size_bytes as f64,
             latency_cycles: f64::from(machine.memory.local_latency_cycles),
-            caches: (machine.cores() as usize / cores_per_cache).max(1),
+            cache_count: (machine.cores() as usize / cores_per_cache).max(1),
             cores_per_cache,
-            cpus: machine.cpus() as usize,
+            cpu_count: machine.cpus() as usize,
             hertz: machine.hertz as f64,
         })
     }
 
     fn cores(&self) -> usize {
-        self.caches * self.cores_per_cache
+        self.cache_count * self.cores_per_cache
     }
 }
 
 struct MixGenerator<'a> {
-    measures: &'a Measures,
-    generator: SplitMix64,
+    machine: &'a MachineFigures,
+    rng: SplitMix64,
 }
 
 /// Number of points of a profile.
-const SIZES: u32 = 64;
+const PROFILE_POINTS: u32 = 64;
 /// Maximum number of tasks; larger machines remain partly idle.
 const MAX_TASKS: usize = 16;
 
 impl MixGenerator<'_> {
     fn draw_between(&mut self, low: f64, high: f64) -> f64 {
-        low + (high - low) * self.generator.draw_unit()
+        low + (high - low) * self.rng.draw_unit()
     }
 
-    /// A phase with these fills per instruction by resident bytes; `overlap` concurrent fills share one memory
-    /// latency.
-    fn build_phase(&mut self, fills: impl Fn(f64) -> f64, overlap: f64, base_cycles: f64) -> ProgramPhase {
-        let measures = self.measures;
-        let point = |at: u32| {
-            let size_bytes = measures.cache_bytes * f64::from(at) / f64::from(SIZES);
-            let fills = fills(size_bytes);
-            let stall = fills * measures.latency_cycles * overlap;
+    /// A phase with these fills per instruction, as a function of resident bytes; `overlap` is the share of the memory
+    /// latency for which a fill stalls.
+    fn build_phase(&mut self, fills_at: impl Fn(f64) -> f64, exposed_share: f64, base_cycles: f64) -> ProgramPhase {
+        let measures = self.machine;
+        let point = |step: u32| {
+            let size_bytes = measures.cache_bytes * f64::from(step) / f64::from(PROFILE_POINTS);
+            let fills = fills_at(size_bytes);
+            let stall = fills * measures.latency_cycles * exposed_share;
             SizePoint {
                 size_bytes,
                 cycles_per_instr: base_cycles + stall,
@@ -123,8 +123,8 @@ impl MixGenerator<'_> {
                 without_prefetch: None,
             }
         };
-        let references_per_instr = fills(0.0).max(1e-4);
-        let first = PrivateLevel {
+        let references_per_instr = fills_at(0.0).max(1e-4);
+        let l1_level = PrivateLevel {
             level: CacheLevel::L1Data,
             references_per_instr: 0.3,
             misses_per_instr: references_per_instr,
@@ -132,149 +132,169 @@ impl MixGenerator<'_> {
         ProgramPhase {
             instructions: None,
             references_per_instr,
-            points: (1..=SIZES).map(point).collect(),
+            points: (1..=PROFILE_POINTS).map(point).collect(),
             footprint_bytes: None,
-            private_levels: vec![first],
+            private_levels: vec![l1_level],
             sharing: Vec::new(),
             half_private_extra_cycles_per_instr: 0.0,
         }
     }
 
     /// A program that reuses one or two working sets of this share of the cache, and slows down with less space.
-    fn draw_keeper(&mut self, share: f64) -> ProgramPhase {
-        let bytes = share * self.measures.cache_bytes;
-        let (rate, hot) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
+    fn draw_reuser(&mut self, share: f64) -> ProgramPhase {
+        let bytes = share * self.machine.cache_bytes;
+        let (fills_per_instr, hot_share) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
         let (hot_weight, base) = (self.draw_between(0.0, 0.6), self.draw_between(0.5, 1.2));
         let overlap = self.draw_between(0.4, 1.0);
         let missing_share = |occupancy: f64, needed: f64| (1.0 - occupancy / needed).max(0.0);
         let fills = move |occupancy: f64| {
-            let two = hot_weight * missing_share(occupancy, hot * bytes)
+            let missing_shares = hot_weight * missing_share(occupancy, hot_share * bytes)
                 + (1.0 - hot_weight) * missing_share(occupancy, bytes);
-            rate * two + 1e-6
+            fills_per_instr * missing_shares + 1e-6
         };
         self.build_phase(fills, overlap, base)
     }
 
     /// A program that streams and reuses nothing.
-    fn stream(&mut self) -> ProgramPhase {
+    fn draw_stream(&mut self) -> ProgramPhase {
         let (rate, base, overlap) =
             (self.draw_between(0.004, 0.012), self.draw_between(0.4, 1.0), self.draw_between(0.15, 0.4));
         self.build_phase(move |_| rate, overlap, base)
     }
 
     /// A program that hardly uses the cache.
-    fn draw_quiet(&mut self) -> ProgramPhase {
+    fn draw_quiet_phase(&mut self) -> ProgramPhase {
         let (rate, base) = (self.draw_between(1e-5, 2e-4), self.draw_between(0.4, 1.5));
-        let bytes = 0.02 * self.measures.cache_bytes;
+        let bytes = 0.02 * self.machine.cache_bytes;
         self.build_phase(move |occupancy| rate * (1.0 - occupancy / bytes).max(0.0) + 1e-7, 0.7, base)
     }
 
     /// A process of `threads` threads that read and write one region.
-    fn sharing_process(&mut self, number: u32, threads: u32) -> IntervalJob {
+    fn draw_sharing_process(&mut self, number: u32, threads: u32) -> IntervalJob {
         let share = self.draw_between(0.05, 0.2);
-        let mut phase = self.draw_keeper(share);
+        let mut phase = self.draw_reuser(share);
         let (reads, writes) = (self.draw_between(0.002, 0.006), self.draw_between(0.0005, 0.002));
-        let bytes = self.draw_between(0.02, 0.1) * self.measures.cache_bytes;
+        let bytes = self.draw_between(0.02, 0.1) * self.machine.cache_bytes;
         phase.sharing = vec![RegionUse { region: number, bytes, reads_per_instr: reads, writes_per_instr: writes }];
         IntervalJob { threads, ..single_phase_job(&format!("sharers-{number}"), phase) }
     }
 
     fn shuffle_jobs(&mut self, mut jobs: Vec<IntervalJob>) -> Vec<IntervalJob> {
-        self.generator.shuffle(&mut jobs);
+        self.rng.shuffle(&mut jobs);
         jobs
     }
 
     /// A mix of `keepers` programs that reuse data and `streams` streams.
-    fn draw_keepers_and_streams(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<IntervalJob> {
+    fn draw_keepers_and_streams(
+        &mut self,
+        keepers: usize,
+        share_range: (f64, f64),
+        streams: usize,
+    ) -> Vec<IntervalJob> {
         let mut jobs = Vec::new();
         for index in 0..keepers {
-            let share = self.draw_between(share.0, share.1);
-            let phase = self.draw_keeper(share);
+            let share = self.draw_between(share_range.0, share_range.1);
+            let phase = self.draw_reuser(share);
             jobs.push(single_phase_job(&format!("keeper-{index}"), phase));
         }
         for index in 0..streams {
-            let phase = self.stream();
+            let phase = self.draw_stream();
             jobs.push(single_phase_job(&format!("stream-{index}"), phase));
         }
         self.shuffle_jobs(jobs)
     }
 
     fn draw_mix(&mut self, family: MixFamily, length_ns: u64) -> Vec<IntervalJob> {
-        let measures = self.measures;
+        let measures = self.machine;
         let tasks = measures.cores().min(MAX_TASKS);
-        let cores = measures.cores_per_cache as f64;
+        let cores_per_cache = measures.cores_per_cache as f64;
         match family {
             MixFamily::Null => {
-                let kind = self.generator.draw_below(3);
-                let draw_job = |draw: &mut Self, at: usize| match kind {
-                    0 => single_phase_job(&format!("quiet-{at}"), draw.draw_quiet()),
-                    1 => single_phase_job(&format!("stream-{at}"), draw.stream()),
+                let program_kind = self.rng.draw_below(3);
+                let draw_job = |draw: &mut Self, at: usize| match program_kind {
+                    0 => single_phase_job(&format!("quiet-{at}"), draw.draw_quiet_phase()),
+                    1 => single_phase_job(&format!("stream-{at}"), draw.draw_stream()),
                     _ => {
-                        let share = draw.draw_between(0.2, 0.6) / cores;
-                        single_phase_job(&format!("keeper-{at}"), draw.draw_keeper(share))
+                        let share = draw.draw_between(0.2, 0.6) / cores_per_cache;
+                        single_phase_job(&format!("keeper-{at}"), draw.draw_reuser(share))
                     }
                 };
                 (0..tasks).map(|at| draw_job(self, at)).collect()
             }
-            MixFamily::Contention => {
-                self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2)
-            }
+            MixFamily::Contention => self.draw_keepers_and_streams(
+                tasks - tasks / 2,
+                (0.3 / cores_per_cache, 1.6 / cores_per_cache),
+                tasks / 2,
+            ),
             MixFamily::Space => {
-                let streams = measures.caches.min(tasks / 2).max(1);
-                self.draw_keepers_and_streams(tasks - streams, (0.4 / cores, 1.2 / cores), streams)
+                let streams = measures.cache_count.min(tasks / 2).max(1);
+                self.draw_keepers_and_streams(tasks - streams, (0.4 / cores_per_cache, 1.2 / cores_per_cache), streams)
             }
             MixFamily::Overcommitted => {
-                let cpus = measures.cpus.min(MAX_TASKS);
-                self.draw_keepers_and_streams(cpus, (0.5 / cores, 0.95 / cores), cpus)
+                let task_count = measures.cpu_count.min(MAX_TASKS);
+                self.draw_keepers_and_streams(task_count, (0.5 / cores_per_cache, 0.95 / cores_per_cache), task_count)
             }
             MixFamily::Floors => {
-                let mut jobs = self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.2 / cores), tasks / 2);
+                let mut jobs = self.draw_keepers_and_streams(
+                    tasks - tasks / 2,
+                    (0.3 / cores_per_cache, 1.2 / cores_per_cache),
+                    tasks / 2,
+                );
                 let goal = Goal { max_slowdown: Some(0.15), ..Goal::default() };
-                if let Some(first) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
-                    first.goal = Some(goal);
+                if let Some(promised_job) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
+                    promised_job.goal = Some(goal);
                 }
                 jobs
             }
             MixFamily::Sharing => {
-                // Quiet programs come first, because the threads of a process could otherwise fill a cache exactly by
-                // chance.
+                // Quiet programs come first, because the threads of a process might otherwise happen to fill exactly
+                // one cache.
                 let threads = measures.cores_per_cache.min(4);
-                let first = 1 + self.generator.draw_below(measures.cores_per_cache as u64 - 1) as usize;
-                let processes = (tasks.saturating_sub(first) / threads).max(1);
-                let mut jobs: Vec<IntervalJob> =
-                    (0..first).map(|at| single_phase_job(&format!("quiet-{at}"), self.draw_quiet())).collect();
-                for number in 0..processes {
-                    jobs.push(self.sharing_process(number as u32, threads as u32));
+                let leading_quiet_count = 1 + self.rng.draw_below(measures.cores_per_cache as u64 - 1) as usize;
+                let process_count = (tasks.saturating_sub(leading_quiet_count) / threads).max(1);
+                let mut jobs: Vec<IntervalJob> = (0..leading_quiet_count)
+                    .map(|at| single_phase_job(&format!("quiet-{at}"), self.draw_quiet_phase()))
+                    .collect();
+                for number in 0..process_count {
+                    jobs.push(self.draw_sharing_process(number as u32, threads as u32));
                 }
-                for index in first + processes * threads..tasks {
-                    jobs.push(single_phase_job(&format!("quiet-{index}"), self.draw_quiet()));
+                for index in leading_quiet_count + process_count * threads..tasks {
+                    jobs.push(single_phase_job(&format!("quiet-{index}"), self.draw_quiet_phase()));
                 }
                 jobs
             }
             MixFamily::Crossed => {
                 let threads = measures.cores_per_cache.clamp(2, 3) as u32;
                 let clusters = (tasks / 2 / threads as usize).max(1) as u32;
-                let rest_threads = tasks.saturating_sub((clusters * threads) as usize);
+                let remaining_tasks = tasks.saturating_sub((clusters * threads) as usize);
                 let mut jobs: Vec<IntervalJob> =
-                    (0..clusters).map(|number| self.sharing_process(number, threads)).collect();
+                    (0..clusters).map(|number| self.draw_sharing_process(number, threads)).collect();
                 jobs.extend(self.draw_keepers_and_streams(
-                    rest_threads - rest_threads / 2,
-                    (0.3 / cores, 1.2 / cores),
-                    rest_threads / 2,
+                    remaining_tasks - remaining_tasks / 2,
+                    (0.3 / cores_per_cache, 1.2 / cores_per_cache),
+                    remaining_tasks / 2,
                 ));
                 self.shuffle_jobs(jobs)
             }
             MixFamily::Phased => {
-                let mut jobs = self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
+                let mut jobs = self.draw_keepers_and_streams(
+                    tasks - tasks / 2,
+                    (0.3 / cores_per_cache, 1.6 / cores_per_cache),
+                    tasks / 2,
+                );
                 for job in &mut jobs {
                     self.add_phases(job, length_ns);
                 }
                 jobs
             }
             MixFamily::Arrivals => {
-                let mut jobs = self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2);
+                let mut jobs = self.draw_keepers_and_streams(
+                    tasks - tasks / 2,
+                    (0.3 / cores_per_cache, 1.6 / cores_per_cache),
+                    tasks / 2,
+                );
                 for job in jobs.iter_mut().skip(tasks / 2) {
-                    job.start_ns = self.generator.draw_below(length_ns / 2);
+                    job.start_ns = self.rng.draw_below(length_ns / 2);
                 }
                 jobs
             }
@@ -283,13 +303,13 @@ impl MixGenerator<'_> {
 
     /// Makes the job alternate between two kinds of behavior.
     fn add_phases(&mut self, job: &mut IntervalJob, length_ns: u64) {
-        let other_phase = if job.name.starts_with("stream") { self.draw_quiet() } else { self.stream() };
-        let instr_per_s = self.measures.hertz;
+        let other_phase = if job.name.starts_with("stream") { self.draw_quiet_phase() } else { self.draw_stream() };
+        let cycles_per_s = self.machine.hertz;
         let first = job.program.phases[0].clone();
         let mut with_length = |phase: ProgramPhase| {
             let seconds = self.draw_between(0.1, 0.3) * length_ns as f64 / 1e9;
             let cycles = phase.points.last().map_or(1.0, |point| point.cycles_per_instr);
-            ProgramPhase { instructions: Some(seconds * instr_per_s / cycles), ..phase }
+            ProgramPhase { instructions: Some(seconds * cycles_per_s / cycles), ..phase }
         };
         let program = std::sync::Arc::make_mut(&mut job.program);
         program.phases = vec![with_length(first), with_length(other_phase)];
@@ -311,20 +331,19 @@ fn single_phase_job(name: &str, phase: ProgramPhase) -> IntervalJob {
 
 /// Draws the programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
 pub fn draw_mix_jobs(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
-    let measures = Measures::from_machine(machine)?;
-    let divides = machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
-    let useless = match family {
-        MixFamily::Space => !divides,
-        MixFamily::Sharing | MixFamily::Crossed => measures.caches < 2 || measures.cores_per_cache < 2,
+    let measures = MachineFigures::from_machine(machine)?;
+    let can_partition =
+        machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
+    let is_inapplicable = match family {
+        MixFamily::Space => !can_partition,
+        MixFamily::Sharing | MixFamily::Crossed => measures.cache_count < 2 || measures.cores_per_cache < 2,
         MixFamily::Contention | MixFamily::Phased | MixFamily::Arrivals => measures.cores() < 2,
         MixFamily::Overcommitted => measures.cores_per_cache < 2,
         MixFamily::Floors | MixFamily::Null => false,
     };
-    let mut draw = MixGenerator {
-        measures: &measures,
-        generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)),
-    };
-    (!useless).then(|| draw.draw_mix(family, length_ns))
+    let mut mix_generator =
+        MixGenerator { machine: &measures, rng: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
+    (!is_inapplicable).then(|| mix_generator.draw_mix(family, length_ns))
 }
 
 #[cfg(test)]
@@ -337,9 +356,9 @@ mod tests {
         for machine in ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"] {
             let machine = cachemate_spec::load_machine(machine).unwrap();
             for family in FAMILIES {
-                let drawn = draw_mix_jobs(&machine, family, 7, 1_000_000_000_000);
-                assert_eq!(drawn, draw_mix_jobs(&machine, family, 7, 1_000_000_000_000));
-                for job in drawn.into_iter().flatten() {
+                let jobs = draw_mix_jobs(&machine, family, 7, 1_000_000_000_000);
+                assert_eq!(jobs, draw_mix_jobs(&machine, family, 7, 1_000_000_000_000));
+                for job in jobs.into_iter().flatten() {
                     job.program.check().unwrap_or_else(|bad| panic!("{family:?}: {bad}"));
                 }
             }

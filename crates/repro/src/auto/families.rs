@@ -32,7 +32,7 @@ pub fn contender_list() -> Vec<AutoContender> {
 }
 
 /// Positions in [`contender_list`] of the single mechanisms.
-pub fn single_mechanisms() -> std::ops::Range<usize> {
+pub fn single_mechanism_range() -> std::ops::Range<usize> {
     1..contender_list().len() - 1
 }
 
@@ -85,82 +85,94 @@ pub struct AutoMix {
 
 impl AutoMix {
     /// Gain of one contender over another in percent, for each machine seed that scores.
-    pub fn gains(&self, contender: usize, baseline: usize) -> Vec<f64> {
-        self.gains_by(ScoreKind::WeightedSpeedup, contender, baseline)
+    pub fn gain_percents(&self, contender: usize, baseline: usize) -> Vec<f64> {
+        self.gain_percents_in(ScoreKind::WeightedSpeedup, contender, baseline)
     }
 
-    /// Gains as in [`Self::gains`], by another measure.
-    pub fn gains_by(&self, score_kind: ScoreKind, contender: usize, baseline: usize) -> Vec<f64> {
+    /// Gains as in [`Self::gain_percents`], by another measure.
+    pub fn gain_percents_in(&self, score_kind: ScoreKind, contender: usize, baseline: usize) -> Vec<f64> {
         self.scores_by_seed.iter().skip(1).map(|did| did[contender].gain_over(&did[baseline], score_kind)).collect()
     }
 
     /// Position of the single mechanism that was best on the first machine seed.
-    pub fn best_single(&self) -> usize {
+    pub fn best_single_mechanism(&self) -> usize {
         let weighted_speedup_of = |index: usize| self.scores_by_seed[0][index].weighted_speedup;
-        single_mechanisms()
+        single_mechanism_range()
             .reduce(|a, b| if weighted_speedup_of(b) > weighted_speedup_of(a) { b } else { a })
             .unwrap_or(0)
     }
 }
 
 /// Length of a solo run.
-const ALONE_NS: u64 = 60_000_000_000;
+const SOLO_RUN_NS: u64 = 60_000_000_000;
 
 /// Solo speed of a job over time.
 #[derive(Serialize, Deserialize)]
-struct SoloCourse {
+struct SoloProgress {
     instr_per_s: f64,
     /// Seconds, and instructions completed by then, for a program with phases, whose instructions are not equal work.
     course: Vec<(f64, f64)>,
 }
 
-impl SoloCourse {
+impl SoloProgress {
     /// Speed relative to solo speed at equal work: solo time for these instructions, divided by the time that they
     /// took.
-    fn speed_at_equal_work(&self, instr_per_s: f64, seconds: f64) -> f64 {
-        let work_done = instr_per_s * seconds;
-        let next = self.course.partition_point(|&(_, instructions)| instructions < work_done);
-        let Some(&(to_s, to)) = self.course.get(next) else { return instr_per_s / self.instr_per_s };
-        let (from_s, from) = if next == 0 { (0.0, 0.0) } else { self.course[next - 1] };
-        let along = if to > from { (work_done - from) / (to - from) } else { 0.0 };
-        (from_s + along * (to_s - from_s)) / seconds
+    fn speed_ratio_at_equal_work(&self, instr_per_s: f64, seconds: f64) -> f64 {
+        let done_instr = instr_per_s * seconds;
+        let next_point = self.course.partition_point(|&(_, instructions)| instructions < done_instr);
+        let Some(&(later_s, later_instr)) = self.course.get(next_point) else { return instr_per_s / self.instr_per_s };
+        let (earlier_s, earlier_instr) = if next_point == 0 { (0.0, 0.0) } else { self.course[next_point - 1] };
+        let interpolated_share = if later_instr > earlier_instr {
+            (done_instr - earlier_instr) / (later_instr - earlier_instr)
+        } else {
+            0.0
+        };
+        (earlier_s + interpolated_share * (later_s - earlier_s)) / seconds
     }
 }
 
-fn solo_course(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Result<SoloCourse, ReproError> {
-    let phased = job.program.phases.len() > 1;
-    let length_ns = if phased { length_ns } else { ALONE_NS };
+fn measure_solo_progress(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Result<SoloProgress, ReproError> {
+    let has_phases = job.program.phases.len() > 1;
+    let length_ns = if has_phases { length_ns } else { SOLO_RUN_NS };
     let job = IntervalJob { start_ns: 0, ..job.clone() };
-    let default = &contender_list()[0];
-    let outcome = run(machine, &[job], default, 1, length_ns, |_| ())?;
-    let course = if phased { outcome.course } else { Vec::new() };
-    Ok(SoloCourse { instr_per_s: outcome.instr_per_s[0], course })
+    let default_contender = &contender_list()[0];
+    let outcome = run(machine, &[job], default_contender, 1, length_ns, |_| ())?;
+    let instr_by_second = if has_phases { outcome.instr_by_second } else { Vec::new() };
+    Ok(SoloProgress { instr_per_s: outcome.instr_per_s[0], course: instr_by_second })
 }
 
-fn score_run(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun, length_ns: u64) -> ContenderScore {
-    let run_seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
-    let rates = outcome.instr_per_s.iter().zip(jobs);
-    let over_alone: Vec<f64> =
-        rates.zip(alone).map(|((rate, job), alone)| alone.speed_at_equal_work(*rate, run_seconds(job))).collect();
-    let promised: Vec<(usize, f64)> =
+fn score_run(
+    jobs: &[IntervalJob],
+    solo_progress: &[SoloProgress],
+    outcome: &ContenderRun,
+    length_ns: u64,
+) -> ContenderScore {
+    let present_seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+    let speeds_by_job = outcome.instr_per_s.iter().zip(jobs);
+    let solo_speed_ratios: Vec<f64> = speeds_by_job
+        .zip(solo_progress)
+        .map(|((rate, job), alone)| alone.speed_ratio_at_equal_work(*rate, present_seconds(job)))
+        .collect();
+    let promised_speeds: Vec<(usize, f64)> =
         jobs.iter().enumerate().filter_map(|(index, job)| Some((index, job.goal?.max_slowdown?))).collect();
-    let keeps_promises =
-        |window: &&Vec<f64>| promised.iter().all(|&(at, limit)| window[at] * (1.0 + limit) >= alone[at].instr_per_s);
-    let windows = outcome.windows.len().max(1) as f64;
+    let keeps_all_promises = |window: &&Vec<f64>| {
+        promised_speeds.iter().all(|&(at, limit)| window[at] * (1.0 + limit) >= solo_progress[at].instr_per_s)
+    };
+    let window_count = outcome.second_half_speeds.len().max(1) as f64;
     ContenderScore {
-        weighted_speedup: over_alone.iter().sum::<f64>() / over_alone.len() as f64,
-        harmonic_mean: over_alone.len() as f64 / over_alone.iter().map(|speed| 1.0 / speed).sum::<f64>(),
+        weighted_speedup: solo_speed_ratios.iter().sum::<f64>() / solo_speed_ratios.len() as f64,
+        harmonic_mean: solo_speed_ratios.len() as f64 / solo_speed_ratios.iter().map(|speed| 1.0 / speed).sum::<f64>(),
         instr_per_s: outcome.instr_per_s.iter().sum(),
-        worst_slowdown: over_alone.iter().map(|speed| 1.0 / speed).fold(0.0, f64::max),
-        floors_kept: (!promised.is_empty())
-            .then(|| outcome.windows.iter().filter(keeps_promises).count() as f64 / windows),
+        worst_slowdown: solo_speed_ratios.iter().map(|speed| 1.0 / speed).fold(0.0, f64::max),
+        floors_kept: (!promised_speeds.is_empty())
+            .then(|| outcome.second_half_speeds.iter().filter(keeps_all_promises).count() as f64 / window_count),
     }
 }
 
 /// Draws a number of mixes of each family on each machine, and runs them under all contenders.
-pub fn run_all(
+pub fn score_all_mixes(
     context: &ExperimentContext<'_>,
-    mixes: u32,
+    mixes_per_family: u32,
     contenders: &[AutoContender],
 ) -> Result<Vec<AutoMix>, ReproError> {
     let load_machine = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
@@ -172,17 +184,17 @@ pub fn run_all(
     let mut scored_mixes = Vec::new();
     for machine in &machines {
         for family in FAMILIES {
-            for nth in 0..mixes {
-                let seed = context.seeds[0] * 1_000 + u64::from(nth);
+            for mix_index in 0..mixes_per_family {
+                let seed = context.seeds[0] * 1_000 + u64::from(mix_index);
                 let Some(jobs) = draw_mix_jobs(machine, family, seed, length_ns) else { continue };
                 context.report_progress(&format!("{}, {} {seed}", machine.name, family.name()));
-                let alone = context.run_all(&jobs, |job| solo_course(machine, job, length_ns))?;
-                let runs: Vec<(u64, &AutoContender)> = (1..=MACHINE_SEEDS)
+                let solo_progress = context.run_all(&jobs, |job| measure_solo_progress(machine, job, length_ns))?;
+                let seeded_contenders: Vec<(u64, &AutoContender)> = (1..=MACHINE_SEEDS)
                     .flat_map(|seed| contenders.iter().map(move |compared| (seed, compared)))
                     .collect();
-                let scores = context.run_all(&runs, |(machine_seed, contender)| {
+                let scores = context.run_all(&seeded_contenders, |(machine_seed, contender)| {
                     let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns, |_| ())?;
-                    Ok(score_run(&jobs, &alone, &outcome, length_ns))
+                    Ok(score_run(&jobs, &solo_progress, &outcome, length_ns))
                 })?;
                 let scores_by_seed = scores.chunks(contenders.len()).map(<[ContenderScore]>::to_vec).collect();
                 scored_mixes.push(AutoMix { family, machine: machine.name.clone(), seed, scores_by_seed });
@@ -201,12 +213,12 @@ mod tests {
     #[test]
     fn speeds_are_told_at_equal_work() {
         // Slow for a hundred seconds, then five times as fast.
-        let alone = SoloCourse { instr_per_s: 300.0, course: vec![(100.0, 1e4), (200.0, 6e4)] };
-        assert_eq!(alone.speed_at_equal_work(300.0, 200.0), 1.0);
+        let alone = SoloProgress { instr_per_s: 300.0, course: vec![(100.0, 1e4), (200.0, 6e4)] };
+        assert_eq!(alone.speed_ratio_at_equal_work(300.0, 200.0), 1.0);
         // Half as fast throughout: in two hundred seconds it completes the work of one hundred.
-        assert_eq!(alone.speed_at_equal_work(50.0, 200.0), 0.5);
-        assert_eq!(alone.speed_at_equal_work(175.0, 200.0), 0.75);
-        let steady = SoloCourse { instr_per_s: 300.0, course: Vec::new() };
-        assert_eq!(steady.speed_at_equal_work(150.0, 200.0), 0.5);
+        assert_eq!(alone.speed_ratio_at_equal_work(50.0, 200.0), 0.5);
+        assert_eq!(alone.speed_ratio_at_equal_work(175.0, 200.0), 0.75);
+        let steady = SoloProgress { instr_per_s: 300.0, course: Vec::new() };
+        assert_eq!(steady.speed_ratio_at_equal_work(150.0, 200.0), 0.5);
     }
 }

@@ -4,13 +4,13 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
 use super::bounds::confidence_bounds;
 use super::draw::{FAMILIES, MixFamily};
-use super::families::{AutoMix, ScoreKind, contender_list, run_all, single_mechanisms};
+use super::families::{AutoMix, ScoreKind, contender_list, score_all_mixes, single_mechanism_range};
 use super::run::AutoContender;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 const PAPER: &str = "none built it; the thesis asks for it (7.3)";
 
-fn gains_over(mixes: &[&AutoMix], gain: impl Fn(&AutoMix) -> f64) -> Vec<f64> {
+fn mix_gains(mixes: &[&AutoMix], gain: impl Fn(&AutoMix) -> f64) -> Vec<f64> {
     mixes.iter().map(|mix| gain(mix)).collect()
 }
 
@@ -27,7 +27,7 @@ fn family_finding(
 
 /// Mean gain of `auto` over a contender, over the machine seeds that score.
 fn mean_gain_over(mix: &AutoMix, baseline: usize) -> f64 {
-    mean(&mix.gains(contender_list().len() - 1, baseline))
+    mean(&mix.gain_percents(contender_list().len() - 1, baseline))
 }
 
 /// Lower bound of the geometric mean of gains, in percent.
@@ -41,51 +41,55 @@ fn minimum_target(target: f64) -> ResultTarget {
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let mixes = run_all(context, context.mixes.unwrap_or(context.pick(1, 2)), &contender_list())?;
-    all_findings(context, &mixes)
+    let mixes = score_all_mixes(context, context.mixes.unwrap_or(context.pick(1, 2)), &contender_list())?;
+    build_findings(context, &mixes)
 }
 
 /// All findings.
-fn all_findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
+fn build_findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
     let all_mixes: Vec<&AutoMix> = mixes.iter().collect();
     let family_mixes = |family: MixFamily| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
-    let gain_over_best_single = |mix: &AutoMix| mean_gain_over(mix, mix.best_single());
+    let gain_over_best_single = |mix: &AutoMix| mean_gain_over(mix, mix.best_single_mechanism());
     let mut findings = vec![
         Finding::declared(
             "auto-1-over-default",
-            &[(context.seeds[0], mean(&gains_over(&all_mixes, |mix| mean_gain_over(mix, 0))))],
+            &[(context.seeds[0], mean(&mix_gains(&all_mixes, |mix| mean_gain_over(mix, 0))))],
         )
         .with_points(gain_points(mixes))
-        .with_figure(draw_gains_figure(mixes)),
+        .with_figure(gains_figure(mixes)),
         Finding::declared(
             "auto-2-over-best-single",
-            &[(context.seeds[0], lower_bound(&gains_over(&all_mixes, gain_over_best_single)))],
+            &[(context.seeds[0], lower_bound(&mix_gains(&all_mixes, gain_over_best_single)))],
         ),
         Finding::declared(
             "auto-3-crossed",
-            &[(context.seeds[0], lower_bound(&gains_over(&family_mixes(MixFamily::Crossed), gain_over_best_single)))],
+            &[(context.seeds[0], lower_bound(&mix_gains(&family_mixes(MixFamily::Crossed), gain_over_best_single)))],
         ),
         below_default_finding(context, mixes),
         Finding::declared(
             "auto-5-null",
             &[(
                 context.seeds[0],
-                lower_bound(&gains_over(&family_mixes(MixFamily::Null), |mix| mean_gain_over(mix, 0))),
+                lower_bound(&mix_gains(&family_mixes(MixFamily::Null), |mix| mean_gain_over(mix, 0))),
             )],
         ),
     ];
     findings.push(floor_finding(context, &family_mixes(MixFamily::Floors)));
-    findings.push(slower_than_default(context, "worst slowdown over the default's, largest over mixes", &all_mixes));
+    findings.push(slowdown_against_default_finding(
+        context,
+        "worst slowdown over the default's, largest over mixes",
+        &all_mixes,
+    ));
     findings.extend(FAMILIES.iter().flat_map(|&family| family_findings(context, family, &family_mixes(family))));
     findings.extend(baseline_findings(context, &all_mixes));
     Ok(findings)
 }
 
 /// Finding about the job that is worst off: by how many points it is slower than under the default.
-fn slower_than_default(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
-    let auto = contender_list().len() - 1;
-    let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
-    let max_points = gains_over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
+fn slowdown_against_default_finding(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
+    let auto_index = contender_list().len() - 1;
+    let lost_points = |mix: &AutoMix| mean(&mix.gain_percents_in(ScoreKind::WorstSlowdown, auto_index, 0));
+    let max_points = mix_gains(mixes, lost_points).into_iter().fold(f64::NEG_INFINITY, f64::max);
     family_finding(
         "AUTO-7",
         subject,
@@ -101,121 +105,152 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
     if mixes.is_empty() {
         return Vec::new();
     }
-    let (auto, name) = (contender_list().len() - 1, family.name());
-    let against_best = |score_kind: ScoreKind| {
-        lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(score_kind, auto, mix.best_single()))))
+    let (auto_index, name) = (contender_list().len() - 1, family.name());
+    let gain_over_best_finding = |score_kind: ScoreKind| {
+        lower_bound(&mix_gains(mixes, |mix| {
+            mean(&mix.gain_percents_in(score_kind, auto_index, mix.best_single_mechanism()))
+        }))
     };
-    let against_default =
-        |score_kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(score_kind, auto, 0))));
+    let gain_over_default_finding = |score_kind: ScoreKind| {
+        lower_bound(&mix_gains(mixes, |mix| mean(&mix.gain_percents_in(score_kind, auto_index, 0))))
+    };
     let target = if family == MixFamily::Crossed { 2.0 } else { -1.0 };
     let bound_title = |metric_title: &str| format!("{name}: {metric_title}: lower 95 % bound");
-    let weighted = bound_title("weighted speed-up against the best single mechanism in hindsight");
+    let speedup_title = bound_title("weighted speed-up against the best single mechanism in hindsight");
     let mut findings = vec![
         family_finding(
             "AUTO-8",
-            &weighted,
+            &speedup_title,
             "%",
             minimum_target(target),
-            against_best(ScoreKind::WeightedSpeedup),
+            gain_over_best_finding(ScoreKind::WeightedSpeedup),
             context,
         ),
-        slower_than_default(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
+        slowdown_against_default_finding(
+            context,
+            &format!("{name}: worst slowdown over the default's, largest over mixes"),
+            mixes,
+        ),
     ];
-    let minimum = if family == MixFamily::Null { -0.5 } else { -1.0 };
+    let min_gain_percent = if family == MixFamily::Null { -0.5 } else { -1.0 };
     let title = bound_title("weighted speed-up over the default");
     findings.push(family_finding(
         "AUTO-8",
         &title,
         "%",
-        minimum_target(minimum),
-        against_default(ScoreKind::WeightedSpeedup),
+        minimum_target(min_gain_percent),
+        gain_over_default_finding(ScoreKind::WeightedSpeedup),
         context,
     ));
     for (score_kind, metric) in
         [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
     {
         let title = bound_title(&format!("{metric} over the default"));
-        findings.push(family_finding("AUTO-9", &title, "%", ResultTarget::Shown, against_default(score_kind), context));
+        findings.push(family_finding(
+            "AUTO-9",
+            &title,
+            "%",
+            ResultTarget::Shown,
+            gain_over_default_finding(score_kind),
+            context,
+        ));
         let title = bound_title(&format!("{metric} against the best single mechanism in hindsight"));
-        findings.push(family_finding("AUTO-9", &title, "%", ResultTarget::Shown, against_best(score_kind), context));
+        findings.push(family_finding(
+            "AUTO-9",
+            &title,
+            "%",
+            ResultTarget::Shown,
+            gain_over_best_finding(score_kind),
+            context,
+        ));
     }
     findings
 }
 
 /// Findings against each single baseline over all mixes, which show whether a fixed policy is better.
 fn baseline_findings(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
-    let against = |(at, baseline): (usize, &AutoContender)| {
+    let finding_against = |(at, baseline): (usize, &AutoContender)| {
         let title = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
         family_finding(
             "AUTO-10",
             &title,
             "%",
             minimum_target(-1.0),
-            lower_bound(&gains_over(mixes, |mix| mean_gain_over(mix, at))),
+            lower_bound(&mix_gains(mixes, |mix| mean_gain_over(mix, at))),
             context,
         )
     };
     let contenders = contender_list();
-    contenders[..contenders.len() - 1].iter().enumerate().map(against).collect()
+    contenders[..contenders.len() - 1].iter().enumerate().map(finding_against).collect()
 }
 
 /// Finding about mixes that lose against the default: those whose one-sided upper bound is below -1 %.
 fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
-    let auto = contender_list().len() - 1;
-    let is_harmed = |mix: &&AutoMix| confidence_bounds(&mix.gains(auto, 0)).1 < -1.0;
-    let failing: Vec<&AutoMix> = mixes.iter().filter(is_harmed).collect();
-    let names: Vec<String> = failing
+    let auto_index = contender_list().len() - 1;
+    let is_harmed = |mix: &&AutoMix| confidence_bounds(&mix.gain_percents(auto_index, 0)).1 < -1.0;
+    let harmed_mixes: Vec<&AutoMix> = mixes.iter().filter(is_harmed).collect();
+    let harmed_names: Vec<String> = harmed_mixes
         .iter()
         .map(|mix| format!("{} {} on {} ({:+.1} %)", mix.family.name(), mix.seed, mix.machine, mean_gain_over(mix, 0)))
         .collect();
-    let note = if names.is_empty() { String::new() } else { format!("below: {}", names.join("; ")) };
-    Finding::declared("auto-4-below-default", &[(context.seeds[0], failing.len() as f64)]).with_note(note)
+    let note = if harmed_names.is_empty() { String::new() } else { format!("below: {}", harmed_names.join("; ")) };
+    Finding::declared("auto-4-below-default", &[(context.seeds[0], harmed_mixes.len() as f64)]).with_note(note)
 }
 
 /// Finding about promised speeds. A promise counts as feasible if some contender keeps it in 99 % of windows.
 fn floor_finding(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
-    let auto = contender_list().len() - 1;
-    let kept_floors = |mix: &AutoMix, at: usize| {
+    let auto_index = contender_list().len() - 1;
+    let kept_floor_share = |mix: &AutoMix, at: usize| {
         let kept_shares: Vec<f64> = mix.scores_by_seed.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
         mean(&kept_shares)
     };
-    let feasible: Vec<&&AutoMix> =
-        mixes.iter().filter(|mix| (0..=auto).any(|at| kept_floors(mix, at) >= 0.99)).collect();
-    let values: Vec<f64> = feasible.iter().map(|mix| 100.0 * kept_floors(mix, auto)).collect();
-    let note = format!("{} of {} mixes have a contender that keeps the promise", feasible.len(), mixes.len());
+    let feasible_mixes: Vec<&&AutoMix> =
+        mixes.iter().filter(|mix| (0..=auto_index).any(|at| kept_floor_share(mix, at) >= 0.99)).collect();
+    let values: Vec<f64> = feasible_mixes.iter().map(|mix| 100.0 * kept_floor_share(mix, auto_index)).collect();
+    let note = format!("{} of {} mixes have a contender that keeps the promise", feasible_mixes.len(), mixes.len());
     Finding::declared("auto-6-promises", &[(context.seeds[0], mean(&values))]).with_note(note)
 }
 
 /// Points of every contender relative to the default, by family.
 fn gain_points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for (at, contender) in contender_list().iter().enumerate().skip(1) {
+    for (contender_index, contender) in contender_list().iter().enumerate().skip(1) {
         for family in FAMILIES {
-            let values: Vec<f64> =
-                mixes.iter().filter(|mix| mix.family == family).map(|mix| mean(&mix.gains(at, 0))).collect();
-            points.push(DataPoint::over_values(contender.title, family.name(), &values));
+            let values: Vec<f64> = mixes
+                .iter()
+                .filter(|mix| mix.family == family)
+                .map(|mix| mean(&mix.gain_percents(contender_index, 0)))
+                .collect();
+            points.push(DataPoint::from_values(contender.title, family.name(), &values));
         }
     }
-    let auto = contender_list().len() - 1;
+    let auto_index = contender_list().len() - 1;
     for mix in mixes {
-        let at = format!("{} {} on {}", mix.family.name(), mix.seed, mix.machine);
-        points.push(DataPoint::over_values("auto, each mix", at.clone(), &mix.gains(auto, 0)));
-        let best = mix.best_single();
-        points.push(DataPoint::over_values("best single in hindsight, each mix", at, &mix.gains(best, 0)));
+        let point_label = format!("{} {} on {}", mix.family.name(), mix.seed, mix.machine);
+        points.push(DataPoint::from_values("auto, each mix", point_label.clone(), &mix.gain_percents(auto_index, 0)));
+        let best_mechanism = mix.best_single_mechanism();
+        points.push(DataPoint::from_values(
+            "best single in hindsight, each mix",
+            point_label,
+            &mix.gain_percents(best_mechanism, 0),
+        ));
     }
     points
 }
 
-fn draw_gains_figure(mixes: &[AutoMix]) -> ResultFigure {
-    let mean_gain = |at: usize, family: &MixFamily| {
-        let values: Vec<f64> =
-            mixes.iter().filter(|mix| mix.family == *family).map(|mix| mean(&mix.gains(at, 0))).collect();
+fn gains_figure(mixes: &[AutoMix]) -> ResultFigure {
+    let mean_gain = |contender_index: usize, family: &MixFamily| {
+        let values: Vec<f64> = mixes
+            .iter()
+            .filter(|mix| mix.family == *family)
+            .map(|mix| mean(&mix.gain_percents(contender_index, 0)))
+            .collect();
         cachemate_report::figure::ChartBar {
             value: (!values.is_empty()).then(|| mean(&values)),
             interval: (!values.is_empty()).then(|| confidence_bounds(&values)),
         }
     };
-    let shown_contenders: Vec<usize> = single_mechanisms().chain([contender_list().len() - 1]).collect();
+    let shown_contenders: Vec<usize> = single_mechanism_range().chain([contender_list().len() - 1]).collect();
     let group = |family: &MixFamily| BarGroup {
         name: family.name().to_string(),
         bars: shown_contenders.iter().map(|&at| mean_gain(at, family)).collect(),

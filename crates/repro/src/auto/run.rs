@@ -35,11 +35,11 @@ pub struct ContenderRun {
     /// Instructions per second of each job, over all its threads, from its arrival to the end of the run.
     pub instr_per_s: Vec<f64>,
     /// Seconds at the end of each window, and instructions of all jobs by then.
-    pub course: Vec<(f64, f64)>,
+    pub instr_by_second: Vec<(f64, f64)>,
     /// Speed of each job in each window of the run's second half.
-    pub windows: Vec<Vec<f64>>,
+    pub second_half_speeds: Vec<Vec<f64>>,
     /// Number of windows of the whole run.
-    pub records: u64,
+    pub window_count: u64,
 }
 
 /// Minimum number of instructions for which a counter reading is used: about a tenth of a second.
@@ -55,10 +55,11 @@ pub fn run(
     mut on_window: impl FnMut(&WindowRecord),
 ) -> Result<ContenderRun, ReproError> {
     let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
-    let wrong = failed(contender.title);
-    let mut simulated = IntervalMachine::new(machine, options, jobs.to_vec()).map_err(failed(contender.title))?;
+    let contender_error = failed(contender.title);
+    let mut interval_machine =
+        IntervalMachine::new(machine, options, jobs.to_vec()).map_err(failed(contender.title))?;
     let first_window = WindowLength::Time { ns: 1_000_000_000 };
-    simulated.set_first_window(first_window);
+    interval_machine.set_first_window(first_window);
     let standard = StandardPipeline {
         policy: PolicyConfig { name: contender.policy.to_string(), parameters: contender.parameters.clone(), seed },
         guard: None,
@@ -67,73 +68,74 @@ pub fn run(
         watches_code: false,
         first_window,
     };
-    let config = standard.for_machine(simulated.topology(), simulated.capabilities());
-    let pipeline = Pipeline::build(config).map_err(wrong)?;
-    let mut books = InstructionTotals::new(jobs);
+    let config = standard.for_machine(interval_machine.topology(), interval_machine.capabilities());
+    let pipeline = Pipeline::build(config).map_err(contender_error)?;
+    let mut instruction_totals = InstructionTotals::new(jobs);
     pipeline
-        .run(simulated, |_, record| {
-            books.add(&record.observation, length_ns);
+        .run(interval_machine, |_, record| {
+            instruction_totals.add_window(&record.observation, length_ns);
             on_window(&record);
             true
         })
         .map_err(failed(contender.title))?;
-    Ok(books.into_run(jobs, length_ns))
+    Ok(instruction_totals.into_run(jobs, length_ns))
 }
 
 /// Instructions by job, from the machine's observations, which are exact.
 struct InstructionTotals {
-    job_of: BTreeMap<ProcessId, usize>,
+    job_by_process: BTreeMap<ProcessId, usize>,
     names: Vec<String>,
     instructions: Vec<f64>,
-    course: Vec<(f64, f64)>,
-    windows: Vec<Vec<f64>>,
-    taken: Vec<TaskId>,
-    records: u64,
+    instr_by_second: Vec<(f64, f64)>,
+    window_instr_by_job: Vec<Vec<f64>>,
+    assigned_tasks: Vec<TaskId>,
+    window_count: u64,
 }
 
 impl InstructionTotals {
     fn new(jobs: &[IntervalJob]) -> Self {
         InstructionTotals {
-            job_of: BTreeMap::new(),
+            job_by_process: BTreeMap::new(),
             names: jobs.iter().map(|job| job.name.clone()).collect(),
             instructions: vec![0.0; jobs.len()],
-            course: Vec::new(),
-            windows: Vec::new(),
-            taken: Vec::new(),
-            records: 0,
+            instr_by_second: Vec::new(),
+            window_instr_by_job: Vec::new(),
+            assigned_tasks: Vec::new(),
+            window_count: 0,
         }
     }
 
-    fn add(&mut self, observation: &Observation, length_ns: u64) {
-        self.records += 1;
+    fn add_window(&mut self, observation: &Observation, length_ns: u64) {
+        self.window_count += 1;
         let mut window_instr = vec![0.0; self.names.len()];
         for task in &observation.tasks {
-            if !self.taken.contains(&task.task) {
-                self.taken.push(task.task);
+            if !self.assigned_tasks.contains(&task.task) {
+                self.assigned_tasks.push(task.task);
             }
-            let process_job = self.job_of.get(&task.process).copied();
+            let process_job = self.job_by_process.get(&task.process).copied();
             let named_job = || self.names.iter().position(|name| *name == task.name);
             let Some(job) = process_job.or_else(named_job) else { continue };
-            self.job_of.insert(task.process, job);
+            self.job_by_process.insert(task.process, job);
             window_instr[job] += task.counts.get(CounterEvent::Instructions).unwrap_or(0.0);
         }
         self.instructions.iter_mut().zip(&window_instr).for_each(|(sum, added)| *sum += added);
         let end_ns = observation.span.start_ns + observation.span.elapsed_ns;
-        self.course.push((end_ns as f64 / 1e9, self.instructions.iter().sum()));
+        self.instr_by_second.push((end_ns as f64 / 1e9, self.instructions.iter().sum()));
         if observation.span.start_ns > length_ns / 2 {
             let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
-            self.windows.push(window_instr.into_iter().map(|instructions| instructions / seconds).collect());
+            self.window_instr_by_job
+                .push(window_instr.into_iter().map(|instructions| instructions / seconds).collect());
         }
     }
 
     fn into_run(self, jobs: &[IntervalJob], length_ns: u64) -> ContenderRun {
-        let run_seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
-        let rate = |(instructions, job): (&f64, &IntervalJob)| instructions / run_seconds(job);
+        let present_seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+        let job_instr_per_s = |(instructions, job): (&f64, &IntervalJob)| instructions / present_seconds(job);
         ContenderRun {
-            instr_per_s: self.instructions.iter().zip(jobs).map(rate).collect(),
-            course: self.course,
-            windows: self.windows,
-            records: self.records,
+            instr_per_s: self.instructions.iter().zip(jobs).map(job_instr_per_s).collect(),
+            instr_by_second: self.instr_by_second,
+            second_half_speeds: self.window_instr_by_job,
+            window_count: self.window_count,
         }
     }
 }

@@ -14,8 +14,8 @@ use super::samples::{LEVELS, TaskActivity};
 pub(super) const CELLS: [&str; 6] =
     ["D-cache use", "D-cache miss", "I-cache use", "I-cache miss", "L2-cache use", "L2-cache miss"];
 
-fn activity_kind(cell: usize) -> activity::ActivityKind {
-    if cell.is_multiple_of(2) { activity::ActivityKind::Use } else { activity::ActivityKind::Miss }
+fn kind_of_cell(cell: usize) -> activity::ActivityKind {
+    if cell.is_multiple_of(2) { activity::ActivityKind::Accesses } else { activity::ActivityKind::Misses }
 }
 
 /// Events per super set and sample above which a bit is set, one for each of [`CELLS`].
@@ -29,7 +29,7 @@ impl Thresholds {
         for activity in samples {
             for (cell, (sum, count)) in sums.iter_mut().zip(&mut count).enumerate() {
                 for super_set in &activity[cell / 2] {
-                    *sum += event_count(super_set, activity_kind(cell)) as f64;
+                    *sum += count_of_kind(super_set, kind_of_cell(cell)) as f64;
                     *count += 1.0;
                 }
             }
@@ -38,30 +38,30 @@ impl Thresholds {
     }
 
     /// Thresholds for samples that are `longer` times as long.
-    pub fn scaled_by(self, longer: f64) -> Self {
-        Thresholds(self.0.map(|threshold| threshold * longer))
+    pub fn scaled_by(self, length_ratio: f64) -> Self {
+        Thresholds(self.0.map(|threshold| threshold * length_ratio))
     }
 
     /// The six vectors of one task's sample.
-    pub fn activity_vectors(&self, activity: &TaskActivity) -> [IndexSet; 6] {
+    pub fn vectors_of(&self, activity: &TaskActivity) -> [IndexSet; 6] {
         // For integer counts, "more than 4.2" and "more than 4" are the same.
         vectors_above(activity, |cell| ActivityThreshold::Count(self.0[cell] as u64))
     }
 }
 
 /// The six vectors with thresholds relative to the task's own mean: the other reading of the paper.
-pub(super) fn own_mean_vectors(activity: &TaskActivity) -> [IndexSet; 6] {
+pub(super) fn vectors_above_own_mean(activity: &TaskActivity) -> [IndexSet; 6] {
     vectors_above(activity, |_| ActivityThreshold::MeanTimes(1.0))
 }
 
 fn vectors_above(activity: &TaskActivity, threshold_of: impl Fn(usize) -> ActivityThreshold) -> [IndexSet; 6] {
-    std::array::from_fn(|cell| activity_vector(&activity[cell / 2], activity_kind(cell), threshold_of(cell)))
+    std::array::from_fn(|cell| activity_vector(&activity[cell / 2], kind_of_cell(cell), threshold_of(cell)))
 }
 
-fn event_count(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
+fn count_of_kind(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
     match kind {
-        activity::ActivityKind::Use => count.accesses,
-        activity::ActivityKind::Miss => count.misses,
+        activity::ActivityKind::Accesses => count.accesses,
+        activity::ActivityKind::Misses => count.misses,
     }
 }
 
@@ -92,9 +92,10 @@ impl FittedLine {
         let point_count = points.len() as f64;
         let coordinate_mean = |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / point_count;
         let (x, y) = (coordinate_mean(|point| point.0), coordinate_mean(|point| point.1));
-        let sum =
+        let sum_of_products =
             |value: &dyn Fn(f64, f64) -> f64| points.iter().map(|point| value(point.0 - x, point.1 - y)).sum::<f64>();
-        let (xx, xy, yy) = (sum(&|dx, _| dx * dx), sum(&|dx, dy| dx * dy), sum(&|_, dy| dy * dy));
+        let (xx, xy, yy) =
+            (sum_of_products(&|dx, _| dx * dx), sum_of_products(&|dx, dy| dx * dy), sum_of_products(&|_, dy| dy * dy));
         let r_squared = if yy > 0.0 { xy * xy / (xx * yy) } else { 0.0 };
         (xx > 0.0).then_some(FittedLine { slope: xy / xx, r_squared })
     }
@@ -120,10 +121,10 @@ mod tests {
         assert_eq!(thresholds, Thresholds([3.0, 1.5, 30.0, 1.5, 300.0, 1.5]));
         let format_vectors = |vectors: [IndexSet; 6]| vectors.map(|vector| vector.to_string());
         let expected = ["2-3", "2-3", "2-3", "2-3", "2-3", "2-3"];
-        assert_eq!(format_vectors(thresholds.activity_vectors(&samples[1])), expected);
-        assert_eq!(format_vectors(thresholds.activity_vectors(&samples[0])), ["", "2-3", "", "2-3", "", "2-3"]);
+        assert_eq!(format_vectors(thresholds.vectors_of(&samples[1])), expected);
+        assert_eq!(format_vectors(thresholds.vectors_of(&samples[0])), ["", "2-3", "", "2-3", "", "2-3"]);
         let double = combine_samples([&samples[1], &samples[1]]).unwrap();
-        assert_eq!(format_vectors(thresholds.scaled_by(2.0).activity_vectors(&double)), expected);
+        assert_eq!(format_vectors(thresholds.scaled_by(2.0).vectors_of(&double)), expected);
     }
 
     /// Does the fit reproduce a line, and is r² the share of the variance that it explains?

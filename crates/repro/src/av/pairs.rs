@@ -11,26 +11,26 @@ use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar as Figu
 use cachemate_sim::results::MissBreakdown;
 use serde::{Deserialize, Serialize};
 
-use super::bits::{CELLS, FittedLine, Thresholds, own_mean_vectors};
+use super::bits::{CELLS, FittedLine, Thresholds, vectors_above_own_mean};
 use super::samples::{ActivitySample, SuperSets, TaskActivity, sample_by_set};
 use super::{MACHINE, PROGRAMS};
 use crate::setup::{Workload, WorkloadJob};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Table 1, average slope and r².
-const PAPER: [(f64, f64); 6] =
+const PAPER_SLOPES: [(f64, f64); 6] =
     [(0.109, 0.326), (-0.023, 0.142), (0.085, 0.395), (0.007, 0.177), (-0.022, 0.143), (-0.151, 0.331)];
-const L2_MISS: usize = 5;
+const L2_MISS_CELL: usize = 5;
 
 /// Warm-up samples, measured samples, and the time scale.
 #[derive(Debug)]
 struct PairLength {
     scale: u64,
-    warm_up: u64,
+    warm_up_samples: u64,
     measured_samples: u64,
     /// Warm-up and measured cycles of the run that attributes misses to causes. Caches do not scale, and most misses
     /// are cold until the programs have gone through their data once.
-    causes: (u64, u64),
+    cause_run_cycles: (u64, u64),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -39,15 +39,15 @@ struct PairRun {
     name: String,
     instr_per_cycle: f64,
     /// Mean number of shared bits, and the line of IPC over shared bits; no line if the overlap never changed.
-    cells: Cells,
+    cells: CellFits,
     /// Standard deviation of the number of shared bits over the samples.
     moved: [f64; 6],
-    /// The same as `cells` under each of [`other_readings`].
-    otherwise: Vec<Cells>,
+    /// The same as `cells` under each of [`other_reading_names`].
+    otherwise: Vec<CellFits>,
     l2: MissBreakdown,
 }
 
-type Cells = [(f64, Option<FittedLine>); 6];
+type CellFits = [(f64, Option<FittedLine>); 6];
 
 /// Other possible thresholds; their results are shown without a target.
 const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
@@ -57,55 +57,55 @@ const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
 /// called Super Sets" (AV 2.2, and the introduction), 32 of them by choice. Then other numbers and the hardware's reading
 /// (4.2, the low bits of the set), shown and without a target. All come out of the same runs.
 const FORMS: [(&str, SuperSets); 6] = [
-    ("contiguous, 32 super sets", SuperSets { contiguous: true, super_sets: 32 }),
-    ("contiguous, 64 super sets", SuperSets { contiguous: true, super_sets: 64 }),
-    ("contiguous, 128 super sets", SuperSets { contiguous: true, super_sets: 128 }),
-    ("low bits, 32 super sets", SuperSets { contiguous: false, super_sets: 32 }),
-    ("low bits, 64 super sets", SuperSets { contiguous: false, super_sets: 64 }),
-    ("low bits, 128 super sets", SuperSets { contiguous: false, super_sets: 128 }),
+    ("contiguous, 32 super sets", SuperSets { is_contiguous: true, super_sets: 32 }),
+    ("contiguous, 64 super sets", SuperSets { is_contiguous: true, super_sets: 64 }),
+    ("contiguous, 128 super sets", SuperSets { is_contiguous: true, super_sets: 128 }),
+    ("low bits, 32 super sets", SuperSets { is_contiguous: false, super_sets: 32 }),
+    ("low bits, 64 super sets", SuperSets { is_contiguous: false, super_sets: 64 }),
+    ("low bits, 128 super sets", SuperSets { is_contiguous: false, super_sets: 128 }),
 ];
 
 /// Names of the entries of [`PairRun::otherwise`].
-fn other_readings() -> impl Iterator<Item = &'static str> {
+fn other_reading_names() -> impl Iterator<Item = &'static str> {
     let thresholds = OTHER_THRESHOLDS.iter().map(|(name, _)| *name);
     thresholds.chain(FORMS[1..].iter().map(|(name, _)| *name))
 }
 
 /// Samples in one definition of super sets.
-fn form_super_sets(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySample> {
-    let folded_sample = |sample: &ActivitySample| ActivitySample {
+fn fold_samples(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySample> {
+    let fold_sample = |sample: &ActivitySample| ActivitySample {
         instr_per_cycle: sample.instr_per_cycle,
         tasks: sample.tasks.iter().map(|task| form.fold_sets(task)).collect(),
     };
-    samples.iter().map(folded_sample).collect()
+    samples.iter().map(fold_sample).collect()
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let length = context.pick(
-        PairLength { scale: 200, warm_up: 40, measured_samples: 30, causes: (2_000_000, 6_000_000) },
-        PairLength { scale: 20, warm_up: 8, measured_samples: 60, causes: (40_000_000, 240_000_000) },
+        PairLength { scale: 200, warm_up_samples: 40, measured_samples: 30, cause_run_cycles: (2_000_000, 6_000_000) },
+        PairLength { scale: 20, warm_up_samples: 8, measured_samples: 60, cause_run_cycles: (40_000_000, 240_000_000) },
     );
     let mut pairs = Vec::new();
     for &seed in &context.seeds {
         context.report_progress(&format!("45 pairs of programs, seed {seed}"));
         let thresholds = measure_thresholds(context, &length, seed)?;
-        let items: Vec<(usize, usize)> =
+        let pair_items: Vec<(usize, usize)> =
             (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
         pairs.extend(context.run_all_stored(
             module_path!(),
-            &items,
+            &pair_items,
             |item| format!("{item:?} {seed} {length:?}"),
             |&(a, b)| run_pair(&length, seed, a, b, &thresholds),
         )?);
     }
     let scale = length.scale as f64;
     let mut findings = correlation_findings(context, &pairs);
-    findings.extend(inter_thread(context, &pairs));
-    Ok(findings.into_iter().map(|finding| finding.time_scale(scale)).collect())
+    findings.extend(inter_thread_findings(context, &pairs));
+    Ok(findings.into_iter().map(|finding| finding.with_time_scale(scale)).collect())
 }
 
-fn program_job(program: usize, seed: u64, copy: u64) -> WorkloadJob {
-    WorkloadJob::new(PROGRAMS[program], 10 * seed + copy)
+fn program_job(program: usize, seed: u64, copy_index: u64) -> WorkloadJob {
+    WorkloadJob::new(PROGRAMS[program], 10 * seed + copy_index)
 }
 
 fn build_workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workload, ReproError> {
@@ -120,71 +120,76 @@ fn measure_thresholds(
     length: &PairLength,
     seed: u64,
 ) -> Result<Vec<Thresholds>, ReproError> {
-    let alone: Vec<usize> = (0..PROGRAMS.len()).collect();
-    let runs = context.run_all_stored(
+    let program_indices: Vec<usize> = (0..PROGRAMS.len()).collect();
+    let solo_samples = context.run_all_stored(
         module_path!(),
-        &alone,
+        &program_indices,
         |program| format!("alone {program} {seed} {length:?}"),
         |&program| {
             let workload = build_workload(vec![program_job(program, seed, 0)], seed, length.scale)?;
-            Ok(sample_by_set(workload, length.warm_up, length.measured_samples)?.0)
+            Ok(sample_by_set(workload, length.warm_up_samples, length.measured_samples)?.0)
         },
     )?;
-    let of_form = |(_, form): &(&str, SuperSets)| {
-        let alone: Vec<TaskActivity> =
-            runs.iter().flatten().map(|sample: &ActivitySample| form.fold_sets(&sample.tasks[0])).collect();
-        Thresholds::mean_of(alone.iter())
+    let thresholds_of_form = |(_, form): &(&str, SuperSets)| {
+        let solo_activities: Vec<TaskActivity> =
+            solo_samples.iter().flatten().map(|sample: &ActivitySample| form.fold_sets(&sample.tasks[0])).collect();
+        Thresholds::mean_of(solo_activities.iter())
     };
-    Ok(FORMS.iter().map(of_form).collect())
+    Ok(FORMS.iter().map(thresholds_of_form).collect())
 }
 
 fn run_pair(
     length: &PairLength,
     seed: u64,
-    a: usize,
-    b: usize,
-    of_forms: &[Thresholds],
+    first_program: usize,
+    second_program: usize,
+    thresholds_by_form: &[Thresholds],
 ) -> Result<PairRun, ReproError> {
-    let name = format!("{}+{}", PROGRAMS[a], PROGRAMS[b]);
-    let workload = build_workload(vec![program_job(a, seed, 0), program_job(b, seed, 1)], seed, length.scale)?;
-    let by_set = sample_by_set(workload.clone(), length.warm_up, length.measured_samples)?.0;
-    let (samples, thresholds) = (form_super_sets(&by_set, FORMS[0].1), &of_forms[0]);
-    let results = workload.with_length(length.causes.0, length.causes.1).unmanaged_run()?;
+    let name = format!("{}+{}", PROGRAMS[first_program], PROGRAMS[second_program]);
+    let workload = build_workload(
+        vec![program_job(first_program, seed, 0), program_job(second_program, seed, 1)],
+        seed,
+        length.scale,
+    )?;
+    let set_samples = sample_by_set(workload.clone(), length.warm_up_samples, length.measured_samples)?.0;
+    let (samples, thresholds) = (fold_samples(&set_samples, FORMS[0].1), &thresholds_by_form[0]);
+    let results = workload.with_length(length.cause_run_cycles.0, length.cause_run_cycles.1).unmanaged_run()?;
     let l2 =
         results.level_breakdown(CacheLevel::L2).ok_or_else(|| ReproError::Failed(name.clone(), "no L2".to_string()))?;
     let instr_per_cycle = mean(&samples.iter().map(|sample| sample.instr_per_cycle).collect::<Vec<f64>>());
-    let cells_by_definition = |(_, times): &(&str, Option<f64>)| match times {
-        Some(times) => correlate_bits(&samples, |activity| thresholds.scaled_by(*times).activity_vectors(activity)),
-        None => correlate_bits(&samples, own_mean_vectors),
+    let fits_by_threshold = |(_, times): &(&str, Option<f64>)| match times {
+        Some(times) => fit_ipc_over_bits(&samples, |activity| thresholds.scaled_by(*times).vectors_of(activity)),
+        None => fit_ipc_over_bits(&samples, vectors_above_own_mean),
     };
-    let mut otherwise: Vec<Cells> = OTHER_THRESHOLDS.iter().map(cells_by_definition).collect();
-    for ((_, form), thresholds) in FORMS.iter().zip(of_forms).skip(1) {
-        otherwise
-            .push(correlate_bits(&form_super_sets(&by_set, *form), |activity| thresholds.activity_vectors(activity)));
+    let mut other_fits: Vec<CellFits> = OTHER_THRESHOLDS.iter().map(fits_by_threshold).collect();
+    for ((_, form), thresholds) in FORMS.iter().zip(thresholds_by_form).skip(1) {
+        other_fits
+            .push(fit_ipc_over_bits(&fold_samples(&set_samples, *form), |activity| thresholds.vectors_of(activity)));
     }
-    let deviations = std::array::from_fn(|cell| {
-        let bits =
-            samples.iter().map(|sample| shared_bits(sample, &|activity| thresholds.activity_vectors(activity))[cell]);
-        let bits: Vec<f64> = bits.collect();
-        let middle = mean(&bits);
-        mean(&bits.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt()
+    let overlap_deviations = std::array::from_fn(|cell| {
+        let shared_bit_counts =
+            samples.iter().map(|sample| count_shared_bits(sample, &|activity| thresholds.vectors_of(activity))[cell]);
+        let bits: Vec<f64> = shared_bit_counts.collect();
+        let mean_shared_bits = mean(&bits);
+        mean(&bits.iter().map(|bits| (bits - mean_shared_bits) * (bits - mean_shared_bits)).collect::<Vec<f64>>())
+            .sqrt()
     });
-    let cells = correlate_bits(&samples, |activity| thresholds.activity_vectors(activity));
-    Ok(PairRun { seed, name, instr_per_cycle, cells, moved: deviations, otherwise, l2 })
+    let cell_fits = fit_ipc_over_bits(&samples, |activity| thresholds.vectors_of(activity));
+    Ok(PairRun { seed, name, instr_per_cycle, cells: cell_fits, moved: overlap_deviations, otherwise: other_fits, l2 })
 }
 
 /// Number of bits that are set in the vectors of both tasks, by vector.
-fn shared_bits(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
+fn count_shared_bits(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
     let (first, second) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
     std::array::from_fn(|cell| f64::from(common_active_count(&first[cell], &second[cell])))
 }
 
-fn correlate_bits(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSet; 6]) -> Cells {
-    let points: Vec<([f64; 6], f64)> =
-        samples.iter().map(|sample| (shared_bits(sample, &vectors), sample.instr_per_cycle)).collect();
+fn fit_ipc_over_bits(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSet; 6]) -> CellFits {
+    let bits_and_ipc: Vec<([f64; 6], f64)> =
+        samples.iter().map(|sample| (count_shared_bits(sample, &vectors), sample.instr_per_cycle)).collect();
     std::array::from_fn(|cell| {
-        let of_cell: Vec<(f64, f64)> = points.iter().map(|(bits, ipc)| (bits[cell], *ipc)).collect();
-        (mean(&of_cell.iter().map(|point| point.0).collect::<Vec<f64>>()), FittedLine::fit(&of_cell))
+        let cell_points: Vec<(f64, f64)> = bits_and_ipc.iter().map(|(bits, ipc)| (bits[cell], *ipc)).collect();
+        (mean(&cell_points.iter().map(|point| point.0).collect::<Vec<f64>>()), FittedLine::fit(&cell_points))
     })
 }
 
@@ -193,7 +198,7 @@ fn pairs_of_seed(pairs: &[PairRun], seed: u64) -> impl Iterator<Item = &PairRun>
 }
 
 /// Averages over the pairs with a line, seed by seed.
-fn average_over_seeds(
+fn mean_lines_by_seed(
     context: &ExperimentContext<'_>,
     pairs: &[PairRun],
     line: impl Fn(&PairRun) -> Option<FittedLine>,
@@ -205,78 +210,83 @@ fn average_over_seeds(
 
 /// Mean slope of all pairs, seed by seed. An overlap that never changed counts as slope 0: the paper's pairs "with weak
 /// negative or zero correlation" are in the average "over all 45 tests" (AV 2.3).
-fn values_over_pairs(context: &ExperimentContext<'_>, pairs: &[PairRun], cell: usize) -> Vec<f64> {
+fn mean_slopes_by_seed(context: &ExperimentContext<'_>, pairs: &[PairRun], cell: usize) -> Vec<f64> {
     let slope = |pair: &PairRun| pair.cells[cell].1.map_or(0.0, |line| line.slope);
     context.seeds.iter().map(|&seed| mean(&pairs_of_seed(pairs, seed).map(slope).collect::<Vec<f64>>())).collect()
 }
 
 /// The line of IPC over shared bits through the means of the pairs, seed by seed.
-fn correlate_means(
+fn fit_pair_means_by_seed(
     context: &ExperimentContext<'_>,
     pairs: &[PairRun],
     metric: impl Fn(&PairRun) -> f64,
     get: fn(&FittedLine) -> f64,
 ) -> Vec<f64> {
-    let line = |&seed: &u64| {
+    let line_of_seed = |&seed: &u64| {
         let means: Vec<(f64, f64)> =
             pairs_of_seed(pairs, seed).map(|pair| (metric(pair), pair.instr_per_cycle)).collect();
         FittedLine::fit(&means).as_ref().map_or(f64::NAN, get)
     };
-    context.seeds.iter().map(line).collect()
+    context.seeds.iter().map(line_of_seed).collect()
 }
 
 /// Ratio of the L2 miss slope to the steepest of the others, seed by seed.
-fn steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
+fn steepness_ratios_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     let ratio_of_seed = |seed: usize| {
         let other_slopes =
-            slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS).map(|(_, slopes)| slopes[seed].abs());
-        slopes[L2_MISS][seed].abs() / other_slopes.filter(|slope| slope.is_finite()).fold(0.0, f64::max)
+            slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS_CELL).map(|(_, slopes)| slopes[seed].abs());
+        slopes[L2_MISS_CELL][seed].abs() / other_slopes.filter(|slope| slope.is_finite()).fold(0.0, f64::max)
     };
-    (0..slopes[L2_MISS].len()).map(ratio_of_seed).collect()
+    (0..slopes[L2_MISS_CELL].len()).map(ratio_of_seed).collect()
 }
 
 /// How much further IPC falls per shared L2 miss bit than per bit of any other vector, seed by seed: "a large negative
 /// slope is desirable" (AV 2.3), so that a rise, however steep, is no rival.
-fn excess_steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
+fn excess_slopes_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     let ratio_of_seed = |seed: usize| {
         let other_slopes =
-            slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS).map(|(_, slopes)| slopes[seed]);
-        other_slopes.fold(f64::INFINITY, f64::min) - slopes[L2_MISS][seed]
+            slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS_CELL).map(|(_, slopes)| slopes[seed]);
+        other_slopes.fold(f64::INFINITY, f64::min) - slopes[L2_MISS_CELL][seed]
     };
-    (0..slopes[L2_MISS].len()).map(ratio_of_seed).collect()
+    (0..slopes[L2_MISS_CELL].len()).map(ratio_of_seed).collect()
 }
 
 /// Slopes within pairs, averaged as the paper averages them; other readings are points.
 fn correlation_findings(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Finding> {
     let slope_of = |line: &FittedLine| line.slope;
     let slopes_within: Vec<Vec<f64>> =
-        (0..6).map(|cell| average_over_seeds(context, pairs, |pair| pair.cells[cell].1, slope_of)).collect();
-    let over_all: Vec<Vec<f64>> = (0..6).map(|cell| values_over_pairs(context, pairs, cell)).collect();
+        (0..6).map(|cell| mean_lines_by_seed(context, pairs, |pair| pair.cells[cell].1, slope_of)).collect();
+    let slopes_over_all_pairs: Vec<Vec<f64>> = (0..6).map(|cell| mean_slopes_by_seed(context, pairs, cell)).collect();
     let slopes_between: Vec<Vec<f64>> =
-        (0..6).map(|cell| correlate_means(context, pairs, |pair| pair.cells[cell].0, slope_of)).collect();
-    let with_seed =
+        (0..6).map(|cell| fit_pair_means_by_seed(context, pairs, |pair| pair.cells[cell].0, slope_of)).collect();
+    let pair_with_seeds =
         |values: &[f64]| -> Vec<(u64, f64)> { context.seeds.iter().copied().zip(values.to_vec()).collect() };
-    let mut first = Finding::declared("av-1-slope", &with_seed(&over_all[L2_MISS]));
-    let mut second = Finding::declared("av-1-steepness", &with_seed(&excess_steepness(&over_all)));
-    first.points = table_points(context, pairs, &slopes_within, &slopes_between);
-    first.note = describe_fit(context, pairs);
-    first.figures = vec![slopes_figure(&over_all, &slopes_between), scatter(context, pairs)];
+    let mut slope_finding = Finding::declared("av-1-slope", &pair_with_seeds(&slopes_over_all_pairs[L2_MISS_CELL]));
+    let mut excess_finding =
+        Finding::declared("av-1-steepness", &pair_with_seeds(&excess_slopes_by_seed(&slopes_over_all_pairs)));
+    slope_finding.points = table_points(context, pairs, &slopes_within, &slopes_between);
+    slope_finding.note = describe_fit(context, pairs);
+    slope_finding.figures =
+        vec![slopes_figure(&slopes_over_all_pairs, &slopes_between), overlap_figure(context, pairs)];
     let readings = [
-        ("of all 45", &over_all),
+        ("of all 45", &slopes_over_all_pairs),
         ("of the pairs that have one", &slopes_within),
         ("one line between the 45 pairs", &slopes_between),
     ];
-    second.points = readings
-        .map(|(reading, slopes)| DataPoint::over_values("absolute slope over the others'", reading, &steepness(slopes)))
+    excess_finding.points = readings
+        .map(|(reading, slopes)| {
+            DataPoint::from_values("absolute slope over the others'", reading, &steepness_ratios_by_seed(slopes))
+        })
         .into();
-    second.note = describe_steepness(context, pairs, &steepness(&over_all));
-    vec![first, second]
+    excess_finding.note = describe_steepness(context, pairs, &steepness_ratios_by_seed(&slopes_over_all_pairs));
+    vec![slope_finding, excess_finding]
 }
 
 fn describe_fit(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
-    let with_line = |cell: usize| pairs.iter().filter(|pair| pair.cells[cell].1.is_some()).count();
-    let lines: Vec<String> =
-        (0..6).map(|cell| format!("{} {}", CELLS[cell], with_line(cell) / context.seeds.len().max(1))).collect();
+    let count_fitted_pairs = |cell: usize| pairs.iter().filter(|pair| pair.cells[cell].1.is_some()).count();
+    let lines: Vec<String> = (0..6)
+        .map(|cell| format!("{} {}", CELLS[cell], count_fitted_pairs(cell) / context.seeds.len().max(1)))
+        .collect();
     format!(
         "32 contiguous super sets at every level (AV 2.2; their number is open). Chosen before running, since the paper \
          leaves it open: a bit is set above the mean count of the nine programs alone. One line for each of the 45, of IPC over the bits \
@@ -289,22 +299,22 @@ fn describe_fit(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
 }
 
 /// Variation of the overlap within a pair and between pairs, per level: the possible source of a slope.
-fn describe_steepness(context: &ExperimentContext<'_>, pairs: &[PairRun], absolute: &[f64]) -> String {
-    let spread = |cell: usize| {
+fn describe_steepness(context: &ExperimentContext<'_>, pairs: &[PairRun], overlap_counts: &[f64]) -> String {
+    let describe_spread = |cell: usize| {
         let deviation_within = mean(&pairs.iter().map(|pair| pair.moved[cell]).collect::<Vec<f64>>());
         let means: Vec<f64> = pairs_of_seed(pairs, context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
-        let middle = mean(&means);
+        let mean_overlap = mean(&means);
         let deviation_between =
-            mean(&means.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt();
+            mean(&means.iter().map(|bits| (bits - mean_overlap) * (bits - mean_overlap)).collect::<Vec<f64>>()).sqrt();
         format!("{} {deviation_within:.2} and {deviation_between:.1}", CELLS[cell])
     };
-    let spreads: Vec<String> = (0..6).map(spread).collect();
+    let spreads: Vec<String> = (0..6).map(describe_spread).collect();
     format!(
         "In absolute terms, rising slopes included, the slope is {:.2} times the steepest of the others (Table 1: 1.39). \
          Standard deviation of the shared bits, within a pair over its samples and between the 45 pairs: {}. Where the \
          overlap hardly moves within a pair, its slope is that of a few samples, and a bit stands for a change of phase \
          of the whole program rather than for one super set more in conflict.",
-        mean(absolute),
+        mean(overlap_counts),
         spreads.join(", ")
     )
 }
@@ -319,30 +329,30 @@ fn table_points(
         (|line| line.slope, |line| line.r_squared);
     let mut points = Vec::new();
     for (cell, name) in CELLS.iter().enumerate() {
-        let mut add_point = |series: &str, values: &[f64]| points.push(DataPoint::over_values(series, *name, values));
-        add_point("slope, paper", &[PAPER[cell].0]);
-        add_point("slope within pairs, all 45", &values_over_pairs(context, pairs, cell));
+        let mut add_point = |series: &str, values: &[f64]| points.push(DataPoint::from_values(series, *name, values));
+        add_point("slope, paper", &[PAPER_SLOPES[cell].0]);
+        add_point("slope within pairs, all 45", &mean_slopes_by_seed(context, pairs, cell));
         add_point("slope within pairs", &slopes_within[cell]);
         add_point("slope between pairs", &slopes_between[cell]);
-        add_point("r², paper", &[PAPER[cell].1]);
-        add_point("r² within pairs", &average_over_seeds(context, pairs, |pair| pair.cells[cell].1, r_squared));
-        add_point("r² between pairs", &correlate_means(context, pairs, |pair| pair.cells[cell].0, r_squared));
-        let strong = |&seed: &u64| {
+        add_point("r², paper", &[PAPER_SLOPES[cell].1]);
+        add_point("r² within pairs", &mean_lines_by_seed(context, pairs, |pair| pair.cells[cell].1, r_squared));
+        add_point("r² between pairs", &fit_pair_means_by_seed(context, pairs, |pair| pair.cells[cell].0, r_squared));
+        let strong_pair_count = |&seed: &u64| {
             let lines = pairs_of_seed(pairs, seed).filter_map(|pair| pair.cells[cell].1);
             lines.filter(|line| line.r_squared > 0.5).count() as f64
         };
-        add_point("pairs with r² above 0.5", &context.seeds.iter().map(strong).collect::<Vec<f64>>());
-        for (reading, threshold) in other_readings().enumerate() {
-            let lines = average_over_seeds(context, pairs, |pair| pair.otherwise[reading][cell].1, slope);
+        add_point("pairs with r² above 0.5", &context.seeds.iter().map(strong_pair_count).collect::<Vec<f64>>());
+        for (reading, threshold) in other_reading_names().enumerate() {
+            let lines = mean_lines_by_seed(context, pairs, |pair| pair.otherwise[reading][cell].1, slope);
             add_point(&format!("slope within pairs, {threshold}"), &lines);
-            let line = correlate_means(context, pairs, |pair| pair.otherwise[reading][cell].0, slope);
+            let line = fit_pair_means_by_seed(context, pairs, |pair| pair.otherwise[reading][cell].0, slope);
             add_point(&format!("slope between pairs, {threshold}"), &line);
         }
     }
     for pair in pairs_of_seed(pairs, context.seeds[0]) {
         for (cell, name) in CELLS.iter().enumerate() {
             let slope: Vec<f64> = pair.cells[cell].1.iter().map(|line| line.slope).collect();
-            points.push(DataPoint::over_values(format!("slope of {}", pair.name), *name, &slope));
+            points.push(DataPoint::from_values(format!("slope of {}", pair.name), *name, &slope));
         }
     }
     points
@@ -350,12 +360,15 @@ fn table_points(
 
 fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> ResultFigure {
     let slope_bar = |slopes: &[f64]| {
-        let ends = DataPoint::over_values("", "", slopes);
-        FigureBar { value: ends.value, interval: ends.low.zip(ends.high) }
+        let bar_range = DataPoint::from_values("", "", slopes);
+        FigureBar { value: bar_range.value, interval: bar_range.low.zip(bar_range.high) }
     };
     let group = |(cell, name): (usize, &&str)| {
-        let bars =
-            vec![slope_bar(&slopes_within[cell]), slope_bar(&slopes_between[cell]), FigureBar::from(PAPER[cell].0)];
+        let bars = vec![
+            slope_bar(&slopes_within[cell]),
+            slope_bar(&slopes_between[cell]),
+            FigureBar::from(PAPER_SLOPES[cell].0),
+        ];
         BarGroup { name: name.to_string(), bars }
     };
     let bars = BarChart {
@@ -368,10 +381,10 @@ fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> Res
     ResultFigure::bars("av-1-slopes", &bars)
 }
 
-fn scatter(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> ResultFigure {
+fn overlap_figure(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> ResultFigure {
     let point = |pair: &PairRun| ChartPoint {
-        title: Some(format!("{}: {:.1} bits, IPC {:.2}", pair.name, pair.cells[L2_MISS].0, pair.instr_per_cycle)),
-        ..ChartPoint::new(pair.cells[L2_MISS].0, pair.instr_per_cycle)
+        title: Some(format!("{}: {:.1} bits, IPC {:.2}", pair.name, pair.cells[L2_MISS_CELL].0, pair.instr_per_cycle)),
+        ..ChartPoint::new(pair.cells[L2_MISS_CELL].0, pair.instr_per_cycle)
     };
     let points = pairs_of_seed(pairs, context.seeds[0]).map(point).collect();
     let chart = Chart {
@@ -384,20 +397,20 @@ fn scatter(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> ResultFigure {
     ResultFigure::chart("av-1-pairs", &chart)
 }
 
-fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding; 2] {
+fn inter_thread_findings(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding; 2] {
     let inter_task_percent = |pair: &PairRun| 100.0 * pair.l2.inter_task as f64 / pair.l2.misses.max(1) as f64;
-    let not_cold = |pair: &PairRun| {
+    let inter_task_share_of_warm = |pair: &PairRun| {
         let warm_misses = pair.l2.misses - pair.l2.cold;
         if warm_misses > 0 { 100.0 * pair.l2.inter_task as f64 / warm_misses as f64 } else { f64::NAN }
     };
-    let cold = mean(
+    let mean_cold_percent = mean(
         &pairs.iter().map(|pair| 100.0 * pair.l2.cold as f64 / pair.l2.misses.max(1) as f64).collect::<Vec<f64>>(),
     );
-    let again_per_seed = |&seed: &u64| {
-        let shares = pairs_of_seed(pairs, seed).map(not_cold).filter(|share| share.is_finite());
+    let warm_share_of_seed = |&seed: &u64| {
+        let shares = pairs_of_seed(pairs, seed).map(inter_task_share_of_warm).filter(|share| share.is_finite());
         (seed, mean(&shares.collect::<Vec<f64>>()))
     };
-    let warm_shares: Vec<(u64, f64)> = context.seeds.iter().map(again_per_seed).collect();
+    let warm_shares: Vec<(u64, f64)> = context.seeds.iter().map(warm_share_of_seed).collect();
     let per_seed =
         |&seed: &u64| (seed, mean(&pairs_of_seed(pairs, seed).map(inter_task_percent).collect::<Vec<f64>>()));
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
@@ -406,23 +419,23 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
     for pair in pairs_of_seed(pairs, context.seeds[0]) {
         let of_name = || pairs.iter().filter(|run| run.name == pair.name);
         let values_of = |value: &dyn Fn(&PairRun) -> f64| of_name().map(value).collect::<Vec<f64>>();
-        points.push(DataPoint::over_values(
+        points.push(DataPoint::from_values(
             "L2 miss ratio, %",
             &pair.name,
             &values_of(&|pair| percent_of_references(pair.l2.misses, pair)),
         ));
-        points.push(DataPoint::over_values(
+        points.push(DataPoint::from_values(
             "inter-thread share of misses, %",
             &pair.name,
             &values_of(&inter_task_percent),
         ));
-        points.push(DataPoint::over_values(
+        points.push(DataPoint::from_values(
             "inter-thread share without cold misses, %",
             &pair.name,
-            &values_of(&not_cold),
+            &values_of(&inter_task_share_of_warm),
         ));
-        let parts = [pair.l2.inter_task, pair.l2.own + pair.l2.coherence, pair.l2.cold];
-        let bars = parts.map(|count| FigureBar::from(percent_of_references(count, pair))).to_vec();
+        let miss_counts = [pair.l2.inter_task, pair.l2.own + pair.l2.coherence, pair.l2.cold];
+        let bars = miss_counts.map(|count| FigureBar::from(percent_of_references(count, pair))).to_vec();
         groups.push(BarGroup { name: pair.name.clone(), bars });
     }
     let bars = BarChart {
@@ -430,22 +443,22 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         y: Axis::linear("misses, % of L2 references"),
         series: ["inter-thread", "the thread's own", "cold"].map(str::to_string).to_vec(),
         groups,
-        stacked: true,
+        is_stacked: true,
         size: Some((1180.0, 430.0)),
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-7-causes", &bars);
-    let first = Finding::declared("av-7-warm-misses", &warm_shares)
+    let miss_share_finding = Finding::declared("av-7-warm-misses", &warm_shares)
     .with_points(points)
     .with_note(format!(
-        "Which pairs the paper's Figure 1 shows is not stated: all 45 are taken. {cold:.1} % of the misses are cold ones (no \
+        "Which pairs the paper's Figure 1 shows is not stated: all 45 are taken. {mean_cold_percent:.1} % of the misses are cold ones (no \
          line had been there before), whose cause is not known: in the paper's 10^9 instructions of a pair few are, but \
          programs whose data are many times the cache touch little of it twice in the 240 million cycles of the full form, \
          and still less in the six of the quick one."
     ))
     .with_figure(figure);
-    let second = Finding::declared("av-7-all-misses", &per_seed);
-    [first, second]
+    let warm_share_finding = Finding::declared("av-7-all-misses", &per_seed);
+    [miss_share_finding, warm_share_finding]
 }
 
 #[cfg(test)]
@@ -455,10 +468,10 @@ mod tests {
     /// Do the slopes of Table 1 yield the figures that stand beside ours?
     #[test]
     fn the_papers_slopes_yield_the_papers_figures() {
-        let slopes = PAPER.map(|(slope, _)| vec![slope]);
-        assert!((excess_steepness(&slopes)[0] - 0.128).abs() < 1e-9);
-        assert!((steepness(&slopes)[0] - 1.385).abs() < 1e-3);
+        let slopes = PAPER_SLOPES.map(|(slope, _)| vec![slope]);
+        assert!((excess_slopes_by_seed(&slopes)[0] - 0.128).abs() < 1e-9);
+        assert!((steepness_ratios_by_seed(&slopes)[0] - 1.385).abs() < 1e-3);
         let without_fall = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6].map(|slope| vec![slope]);
-        assert!(excess_steepness(&without_fall)[0] < 0.0);
+        assert!(excess_slopes_by_seed(&without_fall)[0] < 0.0);
     }
 }

@@ -27,19 +27,20 @@ pub(super) struct ActivitySample {
 /// Grouping of sets into super sets: runs of neighbors (AV 2.2, Figure 2) or sets with equal low bits (AV 4.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SuperSets {
-    pub contiguous: bool,
+    pub is_contiguous: bool,
     pub super_sets: usize,
 }
 
 impl SuperSets {
     /// Combines counts by set into counts by super set.
-    pub fn fold_sets(self, sets: &TaskActivity) -> TaskActivity {
-        sets.each_ref().map(|sets| {
+    pub fn fold_sets(self, level_counts: &TaskActivity) -> TaskActivity {
+        level_counts.each_ref().map(|sets| {
             let mut counts = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets];
             for (index, set) in sets.iter().enumerate() {
-                let nth = if self.contiguous { index * self.super_sets / sets.len() } else { index % self.super_sets };
-                counts[nth].accesses += set.accesses;
-                counts[nth].misses += set.misses;
+                let super_set_index =
+                    if self.is_contiguous { index * self.super_sets / sets.len() } else { index % self.super_sets };
+                counts[super_set_index].accesses += set.accesses;
+                counts[super_set_index].misses += set.misses;
             }
             counts
         })
@@ -61,11 +62,11 @@ pub(super) fn sample_by_set(
             .map(|cache| cache.size_bytes / u64::from(cache.ways * cache.line_bytes))
     };
     let level_error = || failed(MACHINE)("a level that the paper watches is missing");
-    let mut counts = [0; 3];
-    for (count, level) in counts.iter_mut().zip(LEVELS) {
+    let mut set_counts_by_level = [0; 3];
+    for (count, level) in set_counts_by_level.iter_mut().zip(LEVELS) {
         *count = super_set_count(level).ok_or_else(level_error)? as u32;
     }
-    sample_with_options(workload, warm_up, sample_count, counts)
+    sample_with_options(workload, warm_up, sample_count, set_counts_by_level)
 }
 
 /// Runs a workload with one single-threaded job per context for `warm_up` samples that are dropped and `sample_count`
@@ -88,40 +89,43 @@ fn sample_with_options(
     let jobs = workload.jobs.len();
     let workload = workload.with_length(warm_up * cycles, sample_count * cycles);
     let mut machine = workload.build_machine()?;
-    let tasks: Vec<TaskId> = (0..jobs as u32).map(TaskId).collect();
+    let task_ids: Vec<TaskId> = (0..jobs as u32).map(TaskId).collect();
     let mut plan = Plan::idle(WindowLength::Cycles { cycles: SAMPLE_CYCLES });
-    plan.probes =
-        (0u32..).zip(LEVELS).zip(super_sets).map(|((id, level), sets)| probe(id, level, &tasks, sets)).collect();
+    plan.probes = (0u32..)
+        .zip(LEVELS)
+        .zip(super_sets)
+        .map(|((id, level), sets)| super_set_probe(id, level, &task_ids, sets))
+        .collect();
     let applied = machine.apply(&plan).map_err(failed("activity probes"))?;
     if let Some(refused) = applied.refused.first() {
         return Err(ReproError::Failed("activity probes".to_string(), refused.message.clone()));
     }
     let mut samples = Vec::new();
-    let mut nth = 0;
+    let mut sample_index = 0;
     while let Some(observation) = machine.observe().map_err(failed("sampled run"))? {
-        nth += 1;
+        sample_index += 1;
         // The end of the run may cut the last window short.
-        if nth > warm_up && observation.span.elapsed_cycles.is_some_and(|elapsed| elapsed * 10 >= cycles * 9) {
-            samples.push(sample(&observation, jobs, super_sets));
+        if sample_index > warm_up && observation.span.elapsed_cycles.is_some_and(|elapsed| elapsed * 10 >= cycles * 9) {
+            samples.push(sample_from_observation(&observation, jobs, super_sets));
         }
     }
-    Ok((samples, machine.results()))
+    Ok((samples, machine.collect_results()))
 }
 
-fn probe(id: u32, level: CacheLevel, tasks: &[TaskId], super_sets: u32) -> ProbeRequest {
+fn super_set_probe(id: u32, level: CacheLevel, tasks: &[TaskId], super_sets: u32) -> ProbeRequest {
     let probe_kind = ProbeKind::SuperSets { tasks: tasks.to_vec(), level, super_sets };
     ProbeRequest { id: ProbeId(id), kind: probe_kind, budget_ns: u64::MAX / 4 }
 }
 
-fn sample(observation: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {
+fn sample_from_observation(observation: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {
     // A watched task without a sample made no access at that level, because it ran on its context all the time.
     let empty_activity = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
     let mut tasks: Vec<TaskActivity> = (0..jobs).map(|_| empty_activity()).collect();
     for answer in &observation.probe_results {
         if let ProbeEvidence::Activity { task, level, super_sets, .. } = &answer.evidence
-            && let Some(at) = LEVELS.iter().position(|other| other == level)
+            && let Some(level_index) = LEVELS.iter().position(|other| other == level)
         {
-            tasks[task.0 as usize][at].clone_from(super_sets);
+            tasks[task.0 as usize][level_index].clone_from(super_sets);
         }
     }
     let on_cpus = observation.shared_counts.iter().filter(|(place, _)| matches!(place, CounterScope::Cpu(_)));

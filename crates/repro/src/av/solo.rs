@@ -3,7 +3,7 @@
 //! programs alone.
 
 use cachemate_core::SuperSetCount;
-use cachemate_locality::activity::LastValue;
+use cachemate_locality::activity::LastVectorPredictor;
 use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar, HeatMap, Shade};
 use serde::{Deserialize, Serialize};
 
@@ -15,14 +15,14 @@ use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Table 2, in the order of the six cells.
-const PAPER: [f64; 6] = [82.3, 93.6, 94.9, 90.3, 93.8, 94.6];
+const PAPER_ACCURACY_PERCENT: [f64; 6] = [82.3, 93.6, 94.9, 90.3, 93.8, 94.6];
 /// Table 2 uses samples of 100 M cycles, the pictures use samples of 5 M.
 const SAMPLES_TOGETHER: usize = 20;
 /// The text names gzip and perlbmk. It does not say which the other two are, so one that chases pointers and one that
 /// streams were taken.
-const PICTURED: [&str; 4] = ["gzip", "perl", "mcf", "equake"];
+const PICTURED_PROGRAMS: [&str; 4] = ["gzip", "perl", "mcf", "equake"];
 /// Number of samples from the start of the long run.
-const PICTURED_SAMPLES: usize = 160;
+const PICTURED_SAMPLE_COUNT: usize = 160;
 
 #[derive(Serialize, Deserialize)]
 struct SoloSamples {
@@ -49,67 +49,76 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let findings = [predictability_finding(context, &runs), activity_finding(context, &runs)];
-    Ok(findings.into_iter().map(|finding| finding.time_scale(scale as f64)).collect())
+    Ok(findings.into_iter().map(|finding| finding.with_time_scale(scale as f64)).collect())
 }
 
 /// Correctly predicted bits of one program in percent: by the last value, and by zero.
 struct PredictionRates {
     by_last_value: [Option<f64>; 6],
-    zero: [Option<f64>; 6],
+    by_zero: [Option<f64>; 6],
 }
 
 fn score_predictions(samples: &[ActivitySample], thresholds: Thresholds) -> PredictionRates {
     let thresholds = thresholds.scaled_by(SAMPLES_TOGETHER as f64);
-    let mut last: [LastValue; 6] = Default::default();
-    let (mut zeros, mut bits) = ([0u32; 6], 0u32);
-    for (nth, long) in samples.chunks_exact(SAMPLES_TOGETHER).enumerate() {
-        let Some(activity) = combine_samples(long.iter().map(|sample| &sample.tasks[0])) else { continue };
-        for (cell, vector) in thresholds.activity_vectors(&activity).into_iter().enumerate() {
+    let mut last_value_predictors: [LastVectorPredictor; 6] = Default::default();
+    let (mut zero_bit_counts, mut total_bits) = ([0u32; 6], 0u32);
+    for (long_sample_index, short_samples) in samples.chunks_exact(SAMPLES_TOGETHER).enumerate() {
+        let Some(activity) = combine_samples(short_samples.iter().map(|sample| &sample.tasks[0])) else { continue };
+        for (cell, vector) in thresholds.vectors_of(&activity).into_iter().enumerate() {
             // The first vector has no predecessor, so neither prediction counts it.
-            zeros[cell] += if nth > 0 { SUPER_SETS - vector.count() } else { 0 };
-            last[cell].push(vector, SUPER_SETS);
+            zero_bit_counts[cell] += if long_sample_index > 0 { SUPER_SETS - vector.count() } else { 0 };
+            last_value_predictors[cell].push(vector, SUPER_SETS);
         }
-        bits += if nth > 0 { SUPER_SETS } else { 0 };
+        total_bits += if long_sample_index > 0 { SUPER_SETS } else { 0 };
     }
     PredictionRates {
-        by_last_value: std::array::from_fn(|cell| last[cell].predictability().map(|share| 100.0 * share)),
-        zero: zeros.map(|zeros| (bits > 0).then(|| 100.0 * f64::from(zeros) / f64::from(bits))),
+        by_last_value: std::array::from_fn(|cell| {
+            last_value_predictors[cell].predictability().map(|share| 100.0 * share)
+        }),
+        by_zero: zero_bit_counts
+            .map(|zeros| (total_bits > 0).then(|| 100.0 * f64::from(zeros) / f64::from(total_bits))),
     }
 }
 
 fn predictability_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
     // By seed, by vector: mean over programs of (last value, zero).
-    let mut by_seed: Vec<[(f64, f64); 6]> = Vec::new();
+    let mut accuracy_by_seed: Vec<[(f64, f64); 6]> = Vec::new();
     let mut points = Vec::new();
     for &seed in &context.seeds {
         let of_seed = || runs.iter().filter(|run| run.seed == seed);
         let activities = of_seed().flat_map(|run| &run.samples).map(|sample| &sample.tasks[0]);
         let thresholds = Thresholds::mean_of(activities);
-        let programs: Vec<(&str, PredictionRates)> =
+        let program_accuracy: Vec<(&str, PredictionRates)> =
             of_seed().map(|run| (run.program.0, score_predictions(&run.samples, thresholds))).collect();
-        by_seed.push(std::array::from_fn(|cell| {
-            let mean_over = |value: &dyn Fn(&PredictionRates) -> Option<f64>| {
-                mean(&programs.iter().filter_map(|(_, predicted)| value(predicted)).collect::<Vec<f64>>())
+        accuracy_by_seed.push(std::array::from_fn(|cell| {
+            let mean_over_programs = |value: &dyn Fn(&PredictionRates) -> Option<f64>| {
+                mean(&program_accuracy.iter().filter_map(|(_, predicted)| value(predicted)).collect::<Vec<f64>>())
             };
-            (mean_over(&|predicted| predicted.by_last_value[cell]), mean_over(&|predicted| predicted.zero[cell]))
+            (
+                mean_over_programs(&|predicted| predicted.by_last_value[cell]),
+                mean_over_programs(&|predicted| predicted.by_zero[cell]),
+            )
         }));
         if seed == context.seeds[0] {
-            for (program, predicted) in &programs {
-                let cells = CELLS.iter().zip(predicted.by_last_value);
-                points.extend(cells.map(|(cell, share)| DataPoint::over_values(*program, *cell, share.as_slice())));
+            for (program, prediction_rates) in &program_accuracy {
+                let cells = CELLS.iter().zip(prediction_rates.by_last_value);
+                points.extend(cells.map(|(cell, share)| DataPoint::from_values(*program, *cell, share.as_slice())));
             }
         }
     }
     let cell_values = |cell: usize, value: fn(&(f64, f64)) -> f64| {
-        by_seed.iter().map(|cells| value(&cells[cell])).collect::<Vec<f64>>()
+        accuracy_by_seed.iter().map(|cells| value(&cells[cell])).collect::<Vec<f64>>()
     };
     let mut groups = Vec::new();
     for (cell, name) in CELLS.iter().enumerate() {
-        let (last, zero) = (cell_values(cell, |pair| pair.0), cell_values(cell, |pair| pair.1));
-        points.push(DataPoint::over_values("last value", *name, &last));
-        points.push(DataPoint::over_values("always zero", *name, &zero));
-        points.push(DataPoint::over_values("last value, paper", *name, &[PAPER[cell]]));
-        let bars = [mean(&last), mean(&zero), PAPER[cell]].map(FigureBar::from).to_vec();
+        let (last_value_percents, always_zero_percents) =
+            (cell_values(cell, |pair| pair.0), cell_values(cell, |pair| pair.1));
+        points.push(DataPoint::from_values("last value", *name, &last_value_percents));
+        points.push(DataPoint::from_values("always zero", *name, &always_zero_percents));
+        points.push(DataPoint::from_values("last value, paper", *name, &[PAPER_ACCURACY_PERCENT[cell]]));
+        let bars = [mean(&last_value_percents), mean(&always_zero_percents), PAPER_ACCURACY_PERCENT[cell]]
+            .map(FigureBar::from)
+            .to_vec();
         groups.push(BarGroup { name: name.to_string(), bars });
     }
     let bars = BarChart {
@@ -121,30 +130,32 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples])
     };
     let figure = ResultFigure::bars("av-2-predictability", &bars);
     let mean_of = |cells: &[(f64, f64); 6]| mean(&cells.map(|pair| pair.0));
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(by_seed.iter().map(mean_of)).collect();
-    let zero = mean(&by_seed.iter().map(|cells| mean(&cells.map(|pair| pair.1))).collect::<Vec<f64>>());
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(accuracy_by_seed.iter().map(mean_of)).collect();
+    let mean_zero_percent =
+        mean(&accuracy_by_seed.iter().map(|cells| mean(&cells.map(|pair| pair.1))).collect::<Vec<f64>>());
     Finding::declared("av-2-predicted-bits", &per_seed)
     .with_points(points)
     .with_note(format!(
-        "Always predicting zero is right for {zero:.1} % in the mean; every cell stands beside it in the figure. Thresholds as \
+        "Always predicting zero is right for {mean_zero_percent:.1} % in the mean; every cell stands beside it in the figure. Thresholds as \
          in AV-1: the mean count over the nine programs."
     ))
     .with_figure(figure)
 }
 
 fn activity_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
-    let pictured_runs = || runs.iter().filter(|run| PICTURED.contains(&run.program.0));
-    let concentration = |run: &SoloSamples| mean_concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
+    let pictured_runs = || runs.iter().filter(|run| PICTURED_PROGRAMS.contains(&run.program.0));
+    let run_concentration =
+        |run: &SoloSamples| mean_concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
     let per_seed = |&seed: &u64| {
-        let shares: Vec<f64> = pictured_runs().filter(|run| run.seed == seed).filter_map(concentration).collect();
+        let shares: Vec<f64> = pictured_runs().filter(|run| run.seed == seed).filter_map(run_concentration).collect();
         (seed, mean(&shares))
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
     let mut finding = Finding::declared("av-6-heat-maps", &per_seed);
     for program in PROGRAMS {
         let program_runs = runs.iter().filter(|run| run.program.0 == program);
-        let shares: Vec<f64> = program_runs.filter_map(concentration).collect();
-        finding.points.push(DataPoint::over_values("share of the busiest quarter, %", program, &shares));
+        let shares: Vec<f64> = program_runs.filter_map(run_concentration).collect();
+        finding.points.push(DataPoint::from_values("share of the busiest quarter, %", program, &shares));
     }
     for run in pictured_runs().filter(|run| run.seed == context.seeds[0]) {
         finding.figures.push(draw_activity_map(run));
@@ -158,19 +169,19 @@ fn mean_concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>)
         let mut counts: Vec<u64> = sample.iter().map(|super_set| super_set.accesses).collect();
         counts.sort_unstable_by(|a, b| b.cmp(a));
         let total: u64 = counts.iter().sum();
-        let top: u64 = counts.iter().take(counts.len() / 4).sum();
-        (total > 0).then(|| 100.0 * top as f64 / total as f64)
+        let busiest_accesses: u64 = counts.iter().take(counts.len() / 4).sum();
+        (total > 0).then(|| 100.0 * busiest_accesses as f64 / total as f64)
     };
     let shares: Vec<f64> = samples.filter_map(share).collect();
     (!shares.is_empty()).then(|| mean(&shares))
 }
 
 fn draw_activity_map(run: &SoloSamples) -> ResultFigure {
-    let samples = &run.samples[..run.samples.len().min(PICTURED_SAMPLES)];
+    let samples = &run.samples[..run.samples.len().min(PICTURED_SAMPLE_COUNT)];
     let accesses_by_sample = |super_set: u32| -> Vec<Option<f64>> {
-        let count =
+        let busiest_count =
             |sample: &ActivitySample| sample.tasks[0][0].get(super_set as usize).map(|count| count.accesses as f64);
-        samples.iter().map(count).collect()
+        samples.iter().map(busiest_count).collect()
     };
     let map = HeatMap {
         title: format!("{}: accesses to the L1 data cache by super set", run.program),
@@ -181,7 +192,7 @@ fn draw_activity_map(run: &SoloSamples) -> ResultFigure {
         values: (0..SUPER_SETS).map(accesses_by_sample).collect(),
         shade: Shade::Grey,
         unit: "accesses".to_string(),
-        bare: true,
+        hides_numbers: true,
         ..HeatMap::default()
     };
     ResultFigure::heat_map(format!("av-6-{}", run.program), &map)

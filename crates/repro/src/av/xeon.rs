@@ -19,10 +19,10 @@ use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 const MACHINE: &str = "p4-xeon-ht";
-const CANNOT_COUNT: &str = "p4-xeon-ht?counters.sampler=tagged";
+const MACHINE_WITHOUT_SUPER_SETS: &str = "p4-xeon-ht?counters.sampler=tagged";
 
 /// Table 5.
-const WORKLOADS: [[&str; 8]; 6] = [
+const PAPER_WORKLOADS: [[&str; 8]; 6] = [
     ["gzip", "vpr", "gcc", "mesa", "art", "mcf", "equake", "crafty"],
     ["parser", "gap", "vortex", "bzip2", "vpr", "mesa", "crafty", "mcf"],
     ["mesa", "twolf", "vortex", "gzip", "gcc", "art", "crafty", "vpr"],
@@ -33,19 +33,19 @@ const WORKLOADS: [[&str; 8]; 6] = [
 
 /// Limits on the number of shared bits, of the 32 of the L2 miss vectors. They were chosen before running, as the paper
 /// does not state them.
-const BAD_ABOVE: u32 = 16;
-const GOOD_BELOW: u32 = 8;
-const L2_MISS: usize = 5;
+const BAD_PAIR_MIN_BITS: u32 = 16;
+const GOOD_PAIR_MAX_BITS: u32 = 8;
+const L2_MISS_CELL: usize = 5;
 
 /// Other bounds on falling behind than the default, in samples; the full form shows their costs and gains.
-const BOUNDS: [&str; 2] = ["0.25", "inf"];
+const OTHER_LAG_BOUNDS: [&str; 2] = ["0.25", "inf"];
 
 #[derive(Debug)]
 struct WorkloadLength {
     scale: u64,
     /// Time slices of each job's solo run.
-    slices: u64,
-    bounds: &'static [&'static str],
+    slices_per_job: u64,
+    lag_bounds: &'static [&'static str],
 }
 
 /// The recording of a program.
@@ -92,34 +92,34 @@ struct PairingCounts {
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let length = context.pick(
-        WorkloadLength { scale: 200, slices: 6, bounds: &[] },
-        WorkloadLength { scale: 50, slices: 12, bounds: &BOUNDS },
+        WorkloadLength { scale: 200, slices_per_job: 6, lag_bounds: &[] },
+        WorkloadLength { scale: 50, slices_per_job: 12, lag_bounds: &OTHER_LAG_BOUNDS },
     );
-    let mut programs: Vec<&'static str> = WORKLOADS.iter().flatten().copied().collect();
-    programs.sort_unstable();
-    programs.dedup();
+    let mut distinct_programs: Vec<&'static str> = PAPER_WORKLOADS.iter().flatten().copied().collect();
+    distinct_programs.sort_unstable();
+    distinct_programs.dedup();
     let mut runs = Vec::new();
     for &seed in &context.seeds {
         context.report_progress(&format!("eight jobs on two contexts, seed {seed}"));
-        let recorded = context.run_all_stored(
+        let program_records = context.run_all_stored(
             module_path!(),
-            &programs,
+            &distinct_programs,
             |program| format!("{program} {seed} {length:?}"),
-            |program| record(program, seed, &length),
+            |program| record_program(program, seed, &length),
         )?;
-        let thresholds = Thresholds::mean_of(recorded.iter().map(|recorded| &recorded.activity));
-        let items: Vec<usize> = (0..WORKLOADS.len()).collect();
+        let thresholds = Thresholds::mean_of(program_records.iter().map(|recorded| &recorded.activity));
+        let workload_indices: Vec<usize> = (0..PAPER_WORKLOADS.len()).collect();
         runs.extend(context.run_all_stored(
             module_path!(),
-            &items,
+            &workload_indices,
             |workload| format!("{workload} {seed} {length:?}"),
-            |&workload| compare(workload, seed, &length, &recorded, thresholds),
+            |&workload| run_workload(workload, seed, &length, &program_records, thresholds),
         )?);
     }
     let scale = length.scale as f64;
     let findings =
         [opportunity_findings(context, &runs), finish_times(context, &runs), counter_findings(context, &runs)];
-    Ok(findings.into_iter().flatten().map(|finding| finding.time_scale(scale)).collect())
+    Ok(findings.into_iter().flatten().map(|finding| finding.with_time_scale(scale)).collect())
 }
 
 fn slice_cycles(workload: &Workload) -> u64 {
@@ -127,97 +127,101 @@ fn slice_cycles(workload: &Workload) -> u64 {
     (ns * u128::from(workload.machine.hertz) / 1_000_000_000) as u64 / workload.options.scale
 }
 
-fn record(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<ProgramRecord, ReproError> {
+fn record_program(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<ProgramRecord, ReproError> {
     let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
     workload.options.scale = length.scale;
     // After two slices of warm-up, the rest is the profile, in samples of 5 M cycles at the papers' scale.
-    let samples = slice_cycles(&workload) * length.scale / super::SAMPLE_CYCLES;
-    let (samples, results) = sample_workload(workload, 2 * samples, length.slices * samples)?;
+    let slice_samples = slice_cycles(&workload) * length.scale / super::SAMPLE_CYCLES;
+    let (samples, results) = sample_workload(workload, 2 * slice_samples, length.slices_per_job * slice_samples)?;
     let no_sample_error = || ReproError::Failed(program.to_string(), "no sample".to_string());
-    let activity = combine_samples(samples.iter().map(|sample| &sample.tasks[0])).ok_or_else(no_sample_error)?;
+    let total_activity = combine_samples(samples.iter().map(|sample| &sample.tasks[0])).ok_or_else(no_sample_error)?;
     let misses = results.level_breakdown(LEVELS[2]).map_or(0.0, |l2| l2.misses as f64);
     let instructions = results.tasks.first().map_or(0, |task| task.instructions).max(1) as f64;
     let (instr_per_cycle, misses_per_kilo_instr) = (results.instructions_per_cycle(), 1000.0 * misses / instructions);
-    Ok(ProgramRecord { program: Name(program), activity, instr_per_cycle, misses_per_kilo_instr })
+    Ok(ProgramRecord { program: Name(program), activity: total_activity, instr_per_cycle, misses_per_kilo_instr })
 }
 
-fn compare(
-    index: usize,
+fn run_workload(
+    workload_index: usize,
     seed: u64,
     length: &WorkloadLength,
-    recorded: &[ProgramRecord],
+    program_records: &[ProgramRecord],
     thresholds: Thresholds,
 ) -> Result<XeonRun, ReproError> {
-    let records: Vec<&ProgramRecord> = WORKLOADS[index]
+    let records: Vec<&ProgramRecord> = PAPER_WORKLOADS[workload_index]
         .iter()
-        .filter_map(|name| recorded.iter().find(|recorded| recorded.program.0 == *name))
+        .filter_map(|name| program_records.iter().find(|recorded| recorded.program.0 == *name))
         .collect();
-    let mut workload = Workload::from_machine_name(CANNOT_COUNT, Vec::new(), seed)?;
+    let mut workload = Workload::from_machine_name(MACHINE_WITHOUT_SUPER_SETS, Vec::new(), seed)?;
     workload.options.scale = length.scale;
-    let alone = (length.slices * slice_cycles(&workload)) as f64;
-    let recorded_job = |(nth, recorded): (usize, &&ProgramRecord)| {
-        let mut job = WorkloadJob::new(recorded.program.0, 10 * seed + nth as u64);
-        job.instructions = Some((alone * recorded.instr_per_cycle) as u64);
+    let solo_cycles = (length.slices_per_job * slice_cycles(&workload)) as f64;
+    let recorded_job = |(job_index, recorded): (usize, &&ProgramRecord)| {
+        let mut job = WorkloadJob::new(recorded.program.0, 10 * seed + job_index as u64);
+        job.instructions = Some((solo_cycles * recorded.instr_per_cycle) as u64);
         job
     };
     workload.jobs = records.iter().enumerate().map(recorded_job).collect();
     // The length exceeds the longest possible run, because the run ends with the last job.
-    let workload = workload.with_length(0, 1_000 * alone as u64);
+    let workload = workload.with_length(0, 1_000 * solo_cycles as u64);
     let profiles: Vec<Profile> = records.iter().map(|recorded| recorded_profile(recorded)).collect();
-    let by_default = run_managed(&workload, "default", "", Vec::new())?;
-    let vectors = run_managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
+    let default_run = run_managed(&workload, "default", "", Vec::new())?;
+    let vector_run = run_managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
     let run_bounded = |&bound: &&'static str| {
         let parameters = format!("form = \"advice\"\nmax_lag_samples = {bound}\n");
         Ok((Name(bound), summarize_run(&run_managed(&workload, "activity-vector", &parameters, profiles.clone())?)?))
     };
-    let bounded = length.bounds.iter().map(run_bounded).collect::<Result<_, ReproError>>()?;
-    let counters = run_managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
+    let runs_by_bound = length.lag_bounds.iter().map(run_bounded).collect::<Result<_, ReproError>>()?;
+    let counter_run = run_managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
     let bits: Vec<_> =
-        records.iter().map(|recorded| thresholds.activity_vectors(&recorded.activity)[L2_MISS].clone()).collect();
-    let choices = count_pairings(&by_default, |a, b| common_active_count(&bits[a], &bits[b]));
+        records.iter().map(|recorded| thresholds.vectors_of(&recorded.activity)[L2_MISS_CELL].clone()).collect();
+    let default_pairings = count_pairings(&default_run, |a, b| common_active_count(&bits[a], &bits[b]));
     Ok(XeonRun {
         seed,
-        workload: index,
-        by_default: summarize_run(&by_default)?,
-        vectors: summarize_run(&vectors)?,
-        counters: summarize_run(&counters)?,
-        bounded,
-        choices,
+        workload: workload_index,
+        by_default: summarize_run(&default_run)?,
+        vectors: summarize_run(&vector_run)?,
+        counters: summarize_run(&counter_run)?,
+        bounded: runs_by_bound,
+        choices: default_pairings,
     })
 }
 
-fn recorded_profile(recorded: &ProgramRecord) -> Profile {
-    let misses = vec![(512 << 10, Estimate::exact(recorded.misses_per_kilo_instr))];
+fn recorded_profile(record: &ProgramRecord) -> Profile {
+    let misses = vec![(512 << 10, Estimate::exact(record.misses_per_kilo_instr))];
     let mut profile = Profile::default().with_misses(CacheLevel::L2, misses, FactSource::ExactTrace);
-    let samples = LEVELS.iter().copied().zip(recorded.activity.iter().cloned());
+    let samples = LEVELS.iter().copied().zip(record.activity.iter().cloned());
     profile.locality.activity =
         samples.map(|(level, counts)| (level, Fact::new(counts, FactSource::ExactTrace, 0))).collect();
     profile
 }
 
 fn run_managed(
-    workload: &Workload,
+    base_workload: &Workload,
     policy: &str,
     parameters: &str,
     profiles: Vec<Profile>,
 ) -> Result<ManagedRun, ReproError> {
-    let ns = workload.machine.os.time_slice_ns;
+    let ns = base_workload.machine.os.time_slice_ns;
     let oracle = ProfilerConfig::Oracle { profiles };
-    let config =
-        workload.pipeline(policy, &format!("window_ns = {ns}\n{parameters}"), vec![oracle], WindowLength::Time { ns });
-    workload.run_managed(build_pipeline(config)?)
+    let config = base_workload.pipeline(
+        policy,
+        &format!("window_ns = {ns}\n{parameters}"),
+        vec![oracle],
+        WindowLength::Time { ns },
+    );
+    base_workload.run_managed(build_pipeline(config)?)
 }
 
 fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
-    let mut ends = vec![None; run.results.tasks.len()];
-    let mut now = 0;
+    let mut job_end_cycles = vec![None; run.results.tasks.len()];
+    let mut elapsed_cycles = 0;
     for record in &run.records {
-        now += record.observation.span.elapsed_cycles.unwrap_or(0);
+        elapsed_cycles += record.observation.span.elapsed_cycles.unwrap_or(0);
         for task in record.observation.tasks.iter().filter(|task| task.exited) {
-            ends[task.task.0 as usize] = Some(now as f64);
+            job_end_cycles[task.task.0 as usize] = Some(elapsed_cycles as f64);
         }
     }
-    let ends: Option<Vec<f64>> = ends.into_iter().collect();
+    let ends: Option<Vec<f64>> = job_end_cycles.into_iter().collect();
     let ends = ends.ok_or_else(|| ReproError::Failed(MACHINE.to_string(), "a job did not end".to_string()))?;
     let dispatcher = run.results.dispatcher;
     Ok(WorkloadRun {
@@ -237,14 +241,14 @@ fn count_pairings(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -
             live_tasks().filter(|task| task.cpu.is_some()).map(|task| job_index(task.task)).collect();
         let waiting_jobs: Vec<usize> =
             live_tasks().filter(|task| task.cpu.is_none()).map(|task| job_index(task.task)).collect();
-        let [one, other] = running_jobs[..] else { continue };
-        let bits = shared_bits(one, other);
+        let [first_job, second_job] = running_jobs[..] else { continue };
+        let bits = shared_bits(first_job, second_job);
         // Counted from the side of either context.
-        for stays in [one, other] {
-            let better_count = waiting_jobs.iter().filter(|&&task| shared_bits(stays, task) < bits).count() as u32;
-            counts.good += u32::from(bits < GOOD_BELOW);
-            counts.moderate += u32::from((GOOD_BELOW..=BAD_ABOVE).contains(&bits));
-            if bits > BAD_ABOVE {
+        for kept_job in [first_job, second_job] {
+            let better_count = waiting_jobs.iter().filter(|&&task| shared_bits(kept_job, task) < bits).count() as u32;
+            counts.good += u32::from(bits < GOOD_PAIR_MAX_BITS);
+            counts.moderate += u32::from((GOOD_PAIR_MAX_BITS..=BAD_PAIR_MIN_BITS).contains(&bits));
+            if bits > BAD_PAIR_MIN_BITS {
                 counts.bad += 1;
                 counts.bad_with_better += u32::from(better_count > 0);
                 counts.better_at_bad += better_count;
@@ -254,40 +258,44 @@ fn count_pairings(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -
     counts
 }
 
-fn per_seed(context: &ExperimentContext<'_>, runs: &[XeonRun], metric: impl Fn(&XeonRun) -> f64) -> Vec<(u64, f64)> {
+fn means_by_seed(
+    context: &ExperimentContext<'_>,
+    runs: &[XeonRun],
+    metric: impl Fn(&XeonRun) -> f64,
+) -> Vec<(u64, f64)> {
     let of_seed = |seed: u64| {
         let values = runs.iter().filter(|run| run.seed == seed).map(&metric).filter(|value| value.is_finite());
         mean(&values.collect::<Vec<f64>>())
     };
-    context.per_seed(of_seed)
+    context.values_by_seed(of_seed)
 }
 
 fn values_over_workloads(runs: &[XeonRun], series: &str, metric: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
     let point = |index: usize| {
         let values: Vec<f64> = runs.iter().filter(|run| run.workload == index).map(&metric).collect();
-        DataPoint::over_values(series, format!("WL{index}"), &values)
+        DataPoint::from_values(series, format!("WL{index}"), &values)
     };
-    (0..WORKLOADS.len()).map(point).collect()
+    (0..PAPER_WORKLOADS.len()).map(point).collect()
 }
 
 fn opportunity_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
     let choice_count = |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
     let bad_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.bad) / choice_count(&run.choices);
     let good_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.good) / choice_count(&run.choices);
-    let with_better = |run: &XeonRun| 100.0 * f64::from(run.choices.bad_with_better) / f64::from(run.choices.bad);
-    let how_many = |run: &XeonRun| f64::from(run.choices.better_at_bad) / f64::from(run.choices.bad);
+    let share_with_better = |run: &XeonRun| 100.0 * f64::from(run.choices.bad_with_better) / f64::from(run.choices.bad);
+    let mean_better_choices = |run: &XeonRun| f64::from(run.choices.better_at_bad) / f64::from(run.choices.bad);
     let choice_percent = |run: &XeonRun| 100.0 * run.by_default.choice_share;
-    let bad_picks = Finding::declared("av-4-bad-picks", &per_seed(context, runs, bad_share));
-    let better_finding = Finding::declared("av-4-better-job-waited", &per_seed(context, runs, with_better));
-    let calls = Finding::declared("av-9-choices", &per_seed(context, runs, choice_percent));
+    let bad_pair_finding = Finding::declared("av-4-bad-picks", &means_by_seed(context, runs, bad_share));
+    let better_finding = Finding::declared("av-4-better-job-waited", &means_by_seed(context, runs, share_with_better));
+    let calls = Finding::declared("av-9-choices", &means_by_seed(context, runs, choice_percent));
     let points =
         [values_over_workloads(runs, "bad, %", bad_share), values_over_workloads(runs, "good, %", good_share)].concat();
     let better_points = [
-        values_over_workloads(runs, "with a better one, %", with_better),
-        values_over_workloads(runs, "better ones", how_many),
+        values_over_workloads(runs, "with a better one, %", share_with_better),
+        values_over_workloads(runs, "better ones", mean_better_choices),
     ];
     vec![
-        bad_picks.with_points(points).with_note(
+        bad_pair_finding.with_points(points).with_note(
             "Bad is above 16 of 32 shared bits, good below 8; the paper does not state its limits. Looked at once a slice, \
              from the side of either context.",
         ),
@@ -299,9 +307,13 @@ fn opportunity_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Ve
 }
 
 /// Change of each job's finish time in percent, ascending.
-fn finish_delays_percent(new: &WorkloadRun, baseline: &WorkloadRun) -> Vec<f64> {
-    let mut delays: Vec<f64> =
-        new.ends.iter().zip(&baseline.ends).map(|(end, baseline_end)| 100.0 * (end / baseline_end - 1.0)).collect();
+fn finish_delays_percent(changed_run: &WorkloadRun, baseline: &WorkloadRun) -> Vec<f64> {
+    let mut delays: Vec<f64> = changed_run
+        .ends
+        .iter()
+        .zip(&baseline.ends)
+        .map(|(end, baseline_end)| 100.0 * (end / baseline_end - 1.0))
+        .collect();
     delays.sort_by(f64::total_cmp);
     delays
 }
@@ -319,10 +331,11 @@ fn last_delay(delays: &[f64]) -> f64 {
 fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
     let delay_metric =
         |run: &XeonRun, get: fn(&[f64]) -> f64| get(&finish_delays_percent(&run.vectors, &run.by_default));
-    let worst = Finding::declared("av-5-latest-job", &per_seed(context, runs, |run| delay_metric(run, last_delay)));
-    let speed = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.vectors.cycles - 1.0);
+    let last_delay_finding =
+        Finding::declared("av-5-latest-job", &means_by_seed(context, runs, |run| delay_metric(run, last_delay)));
+    let speed_gain_percent = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.vectors.cycles - 1.0);
     let saved_misses_percent = |run: &XeonRun| 100.0 * (1.0 - run.vectors.l2_misses / run.by_default.l2_misses);
-    let gain = Finding::declared("av-4-speed", &per_seed(context, runs, speed));
+    let speed_finding = Finding::declared("av-4-speed", &means_by_seed(context, runs, speed_gain_percent));
     let series: [(&str, fn(&[f64]) -> f64); 3] = [("early", first_delay), ("median", median), ("late", last_delay)];
     let points: Vec<DataPoint> = series
         .iter()
@@ -330,11 +343,11 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
             values_over_workloads(runs, &format!("{name} finish time, % of change"), |run| delay_metric(run, *get))
         })
         .collect();
-    let points = [points, other_bounds(runs)].concat();
+    let points = [points, other_bound_points(runs)].concat();
     let delay_bar = |index: usize, get: fn(&[f64]) -> f64| {
         let values: Vec<f64> =
             runs.iter().filter(|run| run.workload == index).map(|run| delay_metric(run, get)).collect();
-        let point = DataPoint::over_values("", "", &values);
+        let point = DataPoint::from_values("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
     let group = |index: usize| BarGroup {
@@ -345,43 +358,46 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
         title: "Finish times by the vectors' advice, change against the default scheduler".to_string(),
         y: Axis::linear("% later"),
         series: series.iter().map(|(name, _)| name.to_string()).collect(),
-        groups: (0..WORKLOADS.len()).map(group).collect(),
+        groups: (0..PAPER_WORKLOADS.len()).map(group).collect(),
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-5-finish-times", &bars);
     let gain_points = [
-        values_over_workloads(runs, "IPC gain, %", speed),
+        values_over_workloads(runs, "IPC gain, %", speed_gain_percent),
         values_over_workloads(runs, "L2 misses saved, %", saved_misses_percent),
     ];
     let note = "Advice changes the order of turns and no job's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
-    vec![worst.with_points(points).with_figure(figure), gain.with_points(gain_points.concat()).with_note(note)]
+    vec![
+        last_delay_finding.with_points(points).with_figure(figure),
+        speed_finding.with_points(gain_points.concat()).with_note(note),
+    ]
 }
 
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
-fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
+fn other_bound_points(runs: &[XeonRun]) -> Vec<DataPoint> {
     let bounds = runs.first().map_or(&[][..], |run| &run.bounded);
     let bound_points = |(nth, (bound, _)): (usize, &(Name, WorkloadRun))| {
-        let mean_over = |metric: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
+        let mean_over_runs = |metric: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
             let value = |run: &XeonRun| metric(run, &run.bounded[nth].1);
             mean(&runs.iter().map(value).collect::<Vec<f64>>())
         };
-        let delay = mean_over(&|run, finished| last_delay(&finish_delays_percent(finished, &run.by_default)));
-        let speed = mean_over(&|run, finished| 100.0 * (run.by_default.cycles / finished.cycles - 1.0));
-        let at = format!("{bound} samples");
+        let delay = mean_over_runs(&|run, finished| last_delay(&finish_delays_percent(finished, &run.by_default)));
+        let speed = mean_over_runs(&|run, finished| 100.0 * (run.by_default.cycles / finished.cycles - 1.0));
+        let bound_label = format!("{bound} samples");
         [("late finish time, %, by bound", delay), ("IPC gain, %, by bound", speed)]
-            .map(|(series, value)| DataPoint::over_values(series, &at, &[value]))
+            .map(|(series, value)| DataPoint::from_values(series, &bound_label, &[value]))
     };
     bounds.iter().enumerate().flat_map(bound_points).collect()
 }
 
 fn counter_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
-    let metric = |run: &XeonRun| 100.0 * (run.counters.cycles / run.vectors.cycles - 1.0);
-    let against_default = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.counters.cycles - 1.0);
-    let finding = Finding::declared("av-8-miss-counters", &per_seed(context, runs, metric));
+    let vectors_over_counters = |run: &XeonRun| 100.0 * (run.counters.cycles / run.vectors.cycles - 1.0);
+    let counters_over_default = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.counters.cycles - 1.0);
+    let finding = Finding::declared("av-8-miss-counters", &means_by_seed(context, runs, vectors_over_counters));
     let points = [
-        values_over_workloads(runs, "counters over vectors, %", metric),
-        values_over_workloads(runs, "IPC gain of counters, %", against_default),
+        values_over_workloads(runs, "counters over vectors, %", vectors_over_counters),
+        values_over_workloads(runs, "IPC gain of counters, %", counters_over_default),
     ];
     vec![finding.with_points(points.concat())]
 }

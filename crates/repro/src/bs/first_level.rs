@@ -4,12 +4,12 @@ use cachemate_core::CacheLevel;
 use cachemate_sim::results::RunResults;
 
 use crate::niagara::cells::size_chart;
-use crate::niagara::{NiagaraSetting, SCALE, SPEC_2000};
+use crate::niagara::{NiagaraSetting, SPEC_2000_PROGRAMS, TIME_SCALE};
 use crate::setup::{WorkloadJob, failed};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, mean};
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let programs: &[&str] = context.pick(&["gzip", "mcf", "twolf"], &SPEC_2000);
+    let programs: &[&str] = context.pick(&["gzip", "mcf", "twolf"], &SPEC_2000_PROGRAMS);
     let sizes: &[u64] = context.pick(&[8, 128], &[8, 16, 32, 64, 128]);
     let settings: Vec<(u64, u64, &str)> = sizes
         .iter()
@@ -27,7 +27,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         l1.ok_or_else(|| failed("BS-1")("no L1 data cache"))?.size_bytes = kb << 10;
         workload.unmanaged_run()
     })?;
-    let values_at = |value: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
+    let metric_at_size = |value: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
         let is_selected = |(at, run_seed, _): &(u64, u64, &str)| *at == kb && seed.is_none_or(|seed| seed == *run_seed);
         settings.iter().zip(&runs).filter(|(s, _)| is_selected(s)).filter_map(|(_, run)| value(run)).collect()
     };
@@ -36,28 +36,28 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |run| run.level_breakdown(CacheLevel::L1Data)?.miss_ratio().map(|ratio| 100.0 * ratio);
     let mut points = Vec::new();
     for &kb in sizes {
-        points.push(DataPoint::over_values("IPC", format!("{kb} KB"), &values_at(ipc, kb, None)));
-        points.push(DataPoint::over_values("L1D miss ratio %", format!("{kb} KB"), &values_at(misses, kb, None)));
+        points.push(DataPoint::from_values("IPC", format!("{kb} KB"), &metric_at_size(ipc, kb, None)));
+        points.push(DataPoint::from_values("L1D miss ratio %", format!("{kb} KB"), &metric_at_size(misses, kb, None)));
     }
-    let (small, large) = (sizes[0], sizes[sizes.len() - 1]);
-    let change = |seed: u64| {
-        let mean_ipc_at = |kb: u64| mean(&values_at(ipc, kb, Some(seed)));
-        100.0 * (mean_ipc_at(small) / mean_ipc_at(large) - 1.0)
+    let (smallest_kb, largest_kb) = (sizes[0], sizes[sizes.len() - 1]);
+    let ipc_change_percent = |seed: u64| {
+        let mean_ipc_at = |kb: u64| mean(&metric_at_size(ipc, kb, Some(seed)));
+        100.0 * (mean_ipc_at(smallest_kb) / mean_ipc_at(largest_kb) - 1.0)
     };
-    let per_seed = context.per_seed(change);
+    let per_seed = context.values_by_seed(ipc_change_percent);
     let figure =
         size_chart("bs-1-first-level", "Mean IPC of four copies over the L1D (L2 3 MB)", "IPC", &points, &["IPC"]);
-    let misses_of = [small, large].map(|kb| mean(&values_at(misses, kb, None)));
+    let miss_ratios = [smallest_kb, largest_kb].map(|kb| mean(&metric_at_size(misses, kb, None)));
     let note = format!(
         "Mean over the programs; the points' intervals are the programs' least and most. The L2 is 3 MB, large against four copies, \
          as the paper's is not stated. Of data accesses {:.0} % miss the smallest L1D and {:.0} % the largest.",
-        misses_of[0], misses_of[1]
+        miss_ratios[0], miss_ratios[1]
     );
     Ok(vec![
         Finding::declared("bs-1-first-level", &per_seed)
             .with_points(points)
             .with_figure(figure)
             .with_note(note)
-            .time_scale(SCALE as f64),
+            .with_time_scale(TIME_SCALE as f64),
     ])
 }

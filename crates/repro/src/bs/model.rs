@@ -20,29 +20,38 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::stretch::{InstructionSpan, ReuseTimesByFilter, read};
-use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
-use crate::niagara::{CONTEXTS, NiagaraSetting, SCALE, casc_jobs, l2_miss_ratio};
+use super::stretch::{InstructionSpan, ReuseTimesByFilter, measure_reuse};
+use crate::niagara::groups::{GROUPS_PROBE_ID, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
+use crate::niagara::{CONTEXT_COUNT, NiagaraSetting, TIME_SCALE, casc_jobs, l2_miss_ratio};
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-const LOCATIONS: u32 = 1_000;
+const WATCHED_LOCATIONS: u32 = 1_000;
 const LINE_BYTES: u64 = 64;
 /// Cycles until the largest cache is warm, and measured cycles after them.
 const WARM_UP_CYCLES: u64 = 6_000_000;
 const MEASURED_CYCLES: u64 = 8_000_000;
 
 /// Labels of the predictions, by model and kind of input.
-const WATCHED: &str = "composed, as sampled";
-const EXACT: &str = "composed, exact reuse times (model error alone)";
-const AVERAGE: &str = "average of C/n, as sampled";
-const DATA: &str = "composed, exact, code not watched";
-const BEHIND: &str = "composed, exact, behind a quarter of each L1";
-const AS_FAST: &str = "composed, exact, all threads equally fast";
-const COLD: &str = "composed, exact, group brought together 0.1 M cycles ago";
-const BEFORE: &str = "composed, watched beforehand under time sharing";
-const FORMS: [&str; 8] = [WATCHED, EXACT, AVERAGE, DATA, BEHIND, AS_FAST, COLD, BEFORE];
+const WATCHED_LABEL: &str = "composed, as sampled";
+const EXACT_LABEL: &str = "composed, exact reuse times (model error alone)";
+const AVERAGE_LABEL: &str = "average of C/n, as sampled";
+const DATA_ONLY_LABEL: &str = "composed, exact, code not watched";
+const BEHIND_L1_LABEL: &str = "composed, exact, behind a quarter of each L1";
+const EQUAL_SPEED_LABEL: &str = "composed, exact, all threads equally fast";
+const COLD_GROUP_LABEL: &str = "composed, exact, group brought together 0.1 M cycles ago";
+const TIME_SHARED_LABEL: &str = "composed, watched beforehand under time sharing";
+const PREDICTION_LABELS: [&str; 8] = [
+    WATCHED_LABEL,
+    EXACT_LABEL,
+    AVERAGE_LABEL,
+    DATA_ONLY_LABEL,
+    BEHIND_L1_LABEL,
+    EQUAL_SPEED_LABEL,
+    COLD_GROUP_LABEL,
+    TIME_SHARED_LABEL,
+];
 
 /// Measured and expected miss ratios of a group, in misses per 100 references.
 #[derive(Serialize, Deserialize)]
@@ -57,7 +66,7 @@ struct RatioPair {
 struct ModelCase {
     replacement: ReplacementPolicy,
     model: ReplacementModel,
-    kb: u64,
+    l2_kb: u64,
     seed: u64,
 }
 
@@ -68,7 +77,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut cases = Vec::new();
     for (replacement, model) in replacements {
         for &kb in sizes {
-            cases.extend(context.seeds.iter().map(|&seed| ModelCase { replacement, model, kb, seed }));
+            cases.extend(context.seeds.iter().map(|&seed| ModelCase { replacement, model, l2_kb: kb, seed }));
         }
     }
     let pairs = context.run_all_stored(
@@ -76,20 +85,21 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &cases,
         |case| format!("{case:?}"),
         |case| {
-            context.report_progress(&format!("groups at {} KB, {:?}, seed {}", case.kb, case.replacement, case.seed));
-            let mut pairs = isolated_group_ratios(context, case)?;
+            context
+                .report_progress(&format!("groups at {} KB, {:?}, seed {}", case.l2_kb, case.replacement, case.seed));
+            let mut pairs = measure_isolated_groups(context, case)?;
             if !context.quick {
-                pairs.extend(time_shared_ratios(context, case)?);
+                pairs.extend(measure_time_shared_groups(context, case)?);
             }
             Ok(pairs)
         },
     )?;
-    let estimates: Vec<(ModelCase, Vec<RatioPair>)> = cases.into_iter().zip(pairs).collect();
+    let case_estimates: Vec<(ModelCase, Vec<RatioPair>)> = cases.into_iter().zip(pairs).collect();
     let names = ["StatCache on random replacement", "StatStack on LRU"];
     Ok(replacements
         .iter()
         .zip(names)
-        .map(|(&(_, model), name)| model_finding(context, &estimates, sizes, model, name))
+        .map(|(&(_, model), name)| model_finding(context, &case_estimates, sizes, model, name))
         .collect())
 }
 
@@ -97,40 +107,44 @@ fn model_finding(
     context: &ExperimentContext<'_>,
     estimates: &[(ModelCase, Vec<RatioPair>)],
     sizes: &[u64],
-    by: ReplacementModel,
+    replacement_model: ReplacementModel,
     name: &str,
 ) -> Finding {
     let pairs_of = |form: &'static str, seed: Option<u64>, kb: Option<u64>| -> Vec<&RatioPair> {
         let is_selected = |case: &ModelCase| {
-            case.model == by && seed.is_none_or(|seed| seed == case.seed) && kb.is_none_or(|kb| kb == case.kb)
+            case.model == replacement_model
+                && seed.is_none_or(|seed| seed == case.seed)
+                && kb.is_none_or(|kb| kb == case.l2_kb)
         };
         let selected_pairs = estimates.iter().filter(|(case, _)| is_selected(case)).flat_map(|(_, pairs)| pairs);
         selected_pairs.filter(|pair| pair.form.0 == form).collect()
     };
     let mut points = Vec::new();
-    for form in FORMS {
+    for form in PREDICTION_LABELS {
         for &kb in sizes.iter().filter(|&&kb| !pairs_of(form, None, Some(kb)).is_empty()) {
-            let per_seed = |of_pairs: fn(&[&RatioPair]) -> f64| {
+            let means_by_seed = |of_pairs: fn(&[&RatioPair]) -> f64| {
                 context.seeds.iter().map(|&seed| of_pairs(&pairs_of(form, Some(seed), Some(kb)))).collect::<Vec<f64>>()
             };
-            points.push(DataPoint::over_values(
+            points.push(DataPoint::from_values(
                 format!("{form}: mean error %"),
                 format!("{kb} KB"),
-                &per_seed(mean_error_percent),
+                &means_by_seed(mean_error_percent),
             ));
-            points.push(DataPoint::over_values(
+            points.push(DataPoint::from_values(
                 format!("{form}: bias %"),
                 format!("{kb} KB"),
-                &per_seed(mean_bias_percent),
+                &means_by_seed(mean_bias_percent),
             ));
         }
     }
-    let per_seed: Vec<(u64, f64)> = context.per_seed(|seed| mean_error_percent(&pairs_of(WATCHED, Some(seed), None)));
+    let per_seed: Vec<(u64, f64)> =
+        context.values_by_seed(|seed| mean_error_percent(&pairs_of(WATCHED_LABEL, Some(seed), None)));
     let case_points =
         |form: &'static str| pairs_of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
-    let file = if by == ReplacementModel::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
+    let figure_name = if replacement_model == ReplacementModel::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
     let [watched, exact, data, behind, cold] =
-        [WATCHED, EXACT, DATA, BEHIND, COLD].map(|form| mean_error_percent(&pairs_of(form, None, None)));
+        [WATCHED_LABEL, EXACT_LABEL, DATA_ONLY_LABEL, BEHIND_L1_LABEL, COLD_GROUP_LABEL]
+            .map(|form| mean_error_percent(&pairs_of(form, None, None)));
     let note = format!(
         "Access rates are those of the groups. Of the error of {watched:.1} %, {exact:.1} % is the model's (with exact reuse times; {behind:.1} % \
          when these are taken behind the L1s), the rest sampling. Without the code, which shares the cache, it would be {data:.1} %; of groups \
@@ -138,19 +152,19 @@ fn model_finding(
     );
     Finding::new(
         "BS-5",
-        &format!("{name}: mean error of the composed miss ratio of random groups of eight, {LOCATIONS} locations each"),
+        &format!("{name}: mean error of the composed miss ratio of random groups of eight, {WATCHED_LOCATIONS} locations each"),
         "17 % in the mean (average of C/n)",
         "%",
         ResultTarget::AtMost { target: 8.0, paper_best: None },
         &per_seed,
     )
     .with_points(points)
-    .with_figure(scatter(
-        file,
+    .with_figure(ratio_figure(
+        figure_name,
         name,
-        [WATCHED, EXACT, AVERAGE].map(|form| (form.to_string(), case_points(form))).into_iter().collect(),
+        [WATCHED_LABEL, EXACT_LABEL, AVERAGE_LABEL].map(|form| (form.to_string(), case_points(form))).into_iter().collect(),
     ))
-    .time_scale(SCALE as f64)
+    .with_time_scale(TIME_SCALE as f64)
     .with_note(note)
 }
 
@@ -179,81 +193,91 @@ fn solo_ratio(times: &ReuseTimes, lines: u64, model: ReplacementModel) -> Result
 }
 
 /// Miss ratios of random groups that run without other threads.
-fn isolated_group_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
+fn measure_isolated_groups(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
     let mut generator = SplitMix64::new(case.seed);
     let mut pairs = Vec::new();
     for _ in 0..context.pick(4, 12) {
         context.check_not_stopped()?;
-        let mut members = casc_jobs(case.seed);
-        generator.shuffle(&mut members);
-        members.truncate(CONTEXTS);
-        pairs.extend(compare_group(context, case, members)?);
+        let mut group_jobs = casc_jobs(case.seed);
+        generator.shuffle(&mut group_jobs);
+        group_jobs.truncate(CONTEXT_COUNT);
+        pairs.extend(measure_group(context, case, group_jobs)?);
     }
     Ok(pairs)
 }
 
-fn compare_group(
+fn measure_group(
     context: &ExperimentContext<'_>,
     case: &ModelCase,
     members: Vec<WorkloadJob>,
 ) -> Result<Vec<RatioPair>, ReproError> {
-    let mut workload = NiagaraSetting::new(case.kb, case.seed, context).build_workload(members)?;
+    let mut workload = NiagaraSetting::new(case.l2_kb, case.seed, context).build_workload(members)?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
-    let warm = workload.clone().with_length(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged_run()?;
-    let mut pairs = judge(case, &workload, &warm, (WARM_UP_CYCLES, MEASURED_CYCLES))?;
+    let warm_run = workload.clone().with_length(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged_run()?;
+    let mut pairs = predict_group(case, &workload, &warm_run, (WARM_UP_CYCLES, MEASURED_CYCLES))?;
     // As long as a probe's rows settle and are measured.
     let short_cycles = (100_000, 2_000_000);
-    let cold = workload.clone().with_length(short_cycles.0, short_cycles.1).unmanaged_run()?;
-    let of_cold = judge(case, &workload, &cold, short_cycles)?;
+    let cold_run = workload.clone().with_length(short_cycles.0, short_cycles.1).unmanaged_run()?;
+    let cold_pairs = predict_group(case, &workload, &cold_run, short_cycles)?;
     pairs.extend(
-        of_cold.into_iter().filter(|pair| pair.form.0 == EXACT).map(|pair| RatioPair { form: Name(COLD), ..pair }),
+        cold_pairs
+            .into_iter()
+            .filter(|pair| pair.form.0 == EXACT_LABEL)
+            .map(|pair| RatioPair { form: Name(COLD_GROUP_LABEL), ..pair }),
     );
     Ok(pairs)
 }
 
 /// Predictions of every form for one group that ran.
-fn judge(
+fn predict_group(
     case: &ModelCase,
     workload: &Workload,
     run_results: &RunResults,
     cycles: (u64, u64),
 ) -> Result<Vec<RatioPair>, ReproError> {
-    let lines = (case.kb << 10) / LINE_BYTES;
-    let read_reuse = |(job, task): (&WorkloadJob, &cachemate_sim::results::TaskResults)| {
+    let lines = (case.l2_kb << 10) / LINE_BYTES;
+    let reuse_of_job = |(job, task): (&WorkloadJob, &cachemate_sim::results::TaskResults)| {
         // The thread is assumed to have had the same speed before the stretch.
         let history_instr = (u128::from(task.instructions) * u128::from(cycles.0) / u128::from(cycles.1)) as u64;
-        read(job, InstructionSpan { history_instr, instr: task.instructions }, LOCATIONS)
+        measure_reuse(job, InstructionSpan { history_instr, instr: task.instructions }, WATCHED_LOCATIONS)
     };
     let reuse_by_job: Vec<ReuseTimesByFilter> =
-        workload.jobs.iter().zip(&run_results.tasks).map(read_reuse).collect::<Result<_, _>>()?;
-    let refs: Vec<f64> =
+        workload.jobs.iter().zip(&run_results.tasks).map(reuse_of_job).collect::<Result<_, _>>()?;
+    let l2_refs: Vec<f64> =
         run_results.tasks.iter().map(l2_references).collect::<Option<_>>().ok_or_else(|| failed("BS-5")("no L2"))?;
-    let all_refs: f64 = refs.iter().sum();
+    let total_refs: f64 = l2_refs.iter().sum();
     let measured_percent =
         100.0 * l2_miss_ratio(run_results).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
     // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
-    let composed =
+    let composed_ratio_pair =
         |value: &dyn Fn(&ReuseTimesByFilter) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
             let accesses: Vec<f64> = reuse_by_job.iter().map(|reuse| value(reuse).1).collect();
             let rate_of = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
             let at_rates: Vec<ReuseAtRate<'_>> =
                 reuse_by_job.iter().enumerate().map(|(index, reuse)| (value(reuse).0, rate_of(index))).collect();
             let ratios = shared_ratios(&at_rates, lines, case.model)?;
-            Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
+            Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / total_refs)
         };
-    let share_lines = (lines / CONTEXTS as u64).max(1);
-    let on_part = |(reuse, refs): (&ReuseTimesByFilter, &f64)| {
-        Ok(100.0 * solo_ratio(&reuse.watched, share_lines, case.model)? * reuse.all_accesses.accesses / refs)
+    let share_lines = (lines / CONTEXT_COUNT as u64).max(1);
+    let ratio_on_share = |(reuse, refs): (&ReuseTimesByFilter, &f64)| {
+        Ok(100.0 * solo_ratio(&reuse.watched_times, share_lines, case.model)? * reuse.all_accesses.accesses / refs)
     };
-    let average = reuse_by_job.iter().zip(&refs).map(on_part).collect::<Result<Vec<f64>, ReproError>>()?;
+    let misses_on_shares =
+        reuse_by_job.iter().zip(&l2_refs).map(ratio_on_share).collect::<Result<Vec<f64>, ReproError>>()?;
     let ratio_pair = |form, expected| RatioPair { form: Name(form), measured: measured_percent, expected };
     Ok(vec![
-        ratio_pair(WATCHED, composed(&|s| (&s.watched, s.all_accesses.accesses), false)?),
-        ratio_pair(EXACT, composed(&|s| (&s.all_accesses.times, s.all_accesses.accesses), false)?),
-        ratio_pair(AVERAGE, mean(&average)),
-        ratio_pair(DATA, composed(&|s| (&s.data.times, s.data.accesses), false)?),
-        ratio_pair(BEHIND, composed(&|s| (&s.behind.times, s.behind.accesses), false)?),
-        ratio_pair(AS_FAST, composed(&|s| (&s.all_accesses.times, s.all_accesses.accesses), true)?),
+        ratio_pair(WATCHED_LABEL, composed_ratio_pair(&|s| (&s.watched_times, s.all_accesses.accesses), false)?),
+        ratio_pair(EXACT_LABEL, composed_ratio_pair(&|s| (&s.all_accesses.times, s.all_accesses.accesses), false)?),
+        ratio_pair(AVERAGE_LABEL, mean(&misses_on_shares)),
+        ratio_pair(
+            DATA_ONLY_LABEL,
+            composed_ratio_pair(&|s| (&s.data_accesses.times, s.data_accesses.accesses), false)?,
+        ),
+        ratio_pair(BEHIND_L1_LABEL, composed_ratio_pair(&|s| (&s.behind_l1.times, s.behind_l1.accesses), false)?),
+        ratio_pair(
+            EQUAL_SPEED_LABEL,
+            composed_ratio_pair(&|s| (&s.all_accesses.times, s.all_accesses.accesses), true)?,
+        ),
     ])
 }
 
@@ -263,51 +287,53 @@ fn l2_references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
 }
 
 /// Miss ratios by the policy's method: all threads are watched under time sharing, and groups run together afterward.
-fn time_shared_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
-    let mut workload = NiagaraSetting::new(case.kb, case.seed, context).build_workload(casc_jobs(case.seed))?;
+fn measure_time_shared_groups(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
+    let mut workload = NiagaraSetting::new(case.l2_kb, case.seed, context).build_workload(casc_jobs(case.seed))?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
-    let request = GroupRequest { rows_ns: None, locations: Some(LOCATIONS), groups: 12, group_ns: 10_000_000 };
+    let request =
+        GroupRequest { rows_ns: None, locations: Some(WATCHED_LOCATIONS), group_count: 12, group_ns: 10_000_000 };
     let records = measure_groups(workload, request)?;
-    let reuse = reuse_times(&records, case)?;
+    let reuse_by_task = reuse_times_by_task(&records, case)?;
     let measured_sums = sums_by_task(&records, true);
     let missing_error = || failed("BS-5")("a member was not measured");
-    let pair = |(members, sum): (&Vec<TaskId>, &MissSums)| {
-        let reuse_at_rate =
-            |task: &TaskId| Some((reuse.get(task)?, measured_sums.get(task).map(|sum| sum.references / sum.ns)?));
+    let ratio_pair = |(members, sum): (&Vec<TaskId>, &MissSums)| {
+        let reuse_at_rate = |task: &TaskId| {
+            Some((reuse_by_task.get(task)?, measured_sums.get(task).map(|sum| sum.references / sum.ns)?))
+        };
         let at_rates: Vec<ReuseAtRate<'_>> =
             members.iter().map(reuse_at_rate).collect::<Option<_>>().ok_or_else(missing_error)?;
-        let ratios = shared_ratios(&at_rates, (case.kb << 10) / LINE_BYTES, case.model)?;
+        let ratios = shared_ratios(&at_rates, (case.l2_kb << 10) / LINE_BYTES, case.model)?;
         let misses: f64 = ratios.iter().zip(&at_rates).map(|(ratio, (_, rate))| ratio * rate).sum();
         let expected = 100.0 * misses / at_rates.iter().map(|(_, rate)| rate).sum::<f64>();
-        Ok(RatioPair { form: Name(BEFORE), measured: sum.rate(), expected })
+        Ok(RatioPair { form: Name(TIME_SHARED_LABEL), measured: sum.misses_per_100_references(), expected })
     };
-    sums_by_group(&records).iter().map(pair).collect()
+    sums_by_group(&records).iter().map(ratio_pair).collect()
 }
 
-fn reuse_times(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
+fn reuse_times_by_task(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::Reuse {
         level: CacheLevel::L2,
         replacement: case.model,
         line_bytes: LINE_BYTES,
-        sizes_bytes: vec![case.kb << 10],
+        sizes_bytes: vec![case.l2_kb << 10],
         includes_code: true,
     }]);
     for record in records {
         // Observations from the time in which groups come together add nothing about single threads.
-        if record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS) {
+        if record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS_PROBE_ID) {
             break;
         }
         profiler.update(&record.observation);
     }
-    let prediction = |(task, profile): (&TaskId, &cachemate_core::Profile)| {
+    let reuse_times_of = |(task, profile): (&TaskId, &cachemate_core::Profile)| {
         let times = profile.reuse_times().and_then(|times| ReuseTimes::from_profile(times));
         Ok((*task, times.ok_or_else(|| failed("BS-5")(format!("no reuse times of {task:?}")))?))
     };
-    profiler.profiles().iter().map(prediction).collect()
+    profiler.profiles().iter().map(reuse_times_of).collect()
 }
 
 /// A scatter plot of expected against measured values.
-fn scatter(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> ResultFigure {
+fn ratio_figure(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> ResultFigure {
     let to_series = |(name, points): (String, Vec<(f64, f64)>)| Series {
         name,
         points: points.into_iter().map(|(x, y)| ChartPoint::new(x, y)).collect(),

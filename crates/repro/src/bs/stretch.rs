@@ -29,29 +29,29 @@ pub struct InstructionSpan {
 pub struct ReuseTimesByFilter {
     pub all_accesses: CountedReuse,
     /// Reuse times of data accesses, without code.
-    pub data: CountedReuse,
+    pub data_accesses: CountedReuse,
     /// Reuse times of accesses that miss in a quarter of the first-level caches.
-    pub behind: CountedReuse,
+    pub behind_l1: CountedReuse,
     /// Reuse times as watchpoints report them, at some locations, until the stretch ends.
-    pub watched: ReuseTimes,
+    pub watched_times: ReuseTimes,
 }
 
 #[derive(Default)]
 pub struct CountedReuse {
     pub times: ReuseTimes,
     pub accesses: f64,
-    now: u64,
+    access_count: u64,
 }
 
 impl CountedReuse {
     /// Records a touch of a line whose last touch was at that time.
-    fn touch(&mut self, last: &mut Option<u64>, is_measured: bool) {
+    fn record_touch(&mut self, last_touch: &mut Option<u64>, is_measured: bool) {
         if is_measured {
-            self.times.add(last.map(|last| self.now - last - 1));
+            self.times.add(last_touch.map(|last| self.access_count - last - 1));
             self.accesses += 1.0;
         }
-        *last = Some(self.now);
-        self.now += 1;
+        *last_touch = Some(self.access_count);
+        self.access_count += 1;
     }
 }
 
@@ -65,11 +65,11 @@ impl QuarterL1 {
     fn new(lines: usize) -> Self {
         QuarterL1 { sets: vec![[u64::MAX; 4]; lines / 4], random: SplitMix64::new(1) }
     }
-    fn access_line(&mut self, line: u64, fill: bool) -> bool {
+    fn access_line(&mut self, line: u64, should_fill: bool) -> bool {
         let count = self.sets.len() as u64;
         let set = &mut self.sets[(line % count) as usize];
         let is_hit = set.contains(&line);
-        if !is_hit && fill {
+        if !is_hit && should_fill {
             set[self.random.draw_below(4) as usize] = line;
         }
         is_hit
@@ -80,8 +80,8 @@ impl QuarterL1 {
 #[derive(Default)]
 struct LastTouch {
     all_accesses: Option<u64>,
-    data: Option<u64>,
-    behind: Option<u64>,
+    data_access: Option<u64>,
+    behind_l1: Option<u64>,
 }
 
 struct StretchReader {
@@ -90,54 +90,59 @@ struct StretchReader {
     last_touches: HashMap<u64, LastTouch>,
     l1_data: QuarterL1,
     l1_code: QuarterL1,
-    next_code: u64,
-    fetched: u64,
+    next_code_address: u64,
+    last_fetched_line: u64,
 }
 
 impl StretchReader {
-    fn touch(&mut self, line: u64, data: bool, passes: bool, is_measured: bool) {
+    fn record_line_touch(&mut self, line: u64, is_data: bool, is_l1_miss: bool, is_measured: bool) {
         let last = self.last_touches.entry(line).or_default();
-        self.reuse.all_accesses.touch(&mut last.all_accesses, is_measured);
-        if data {
-            self.reuse.data.touch(&mut last.data, is_measured);
+        self.reuse.all_accesses.record_touch(&mut last.all_accesses, is_measured);
+        if is_data {
+            self.reuse.data_accesses.record_touch(&mut last.data_access, is_measured);
         }
-        if passes {
-            self.reuse.behind.touch(&mut last.behind, is_measured);
+        if is_l1_miss {
+            self.reuse.behind_l1.record_touch(&mut last.behind_l1, is_measured);
         }
         if is_measured {
             self.sampler.touch(line);
         }
     }
 
-    fn read(&mut self, access: Access, is_measured: bool) {
-        let mut remaining = access.instructions();
-        while remaining > 0 {
-            let line = self.next_code / CODE_LINE_BYTES;
-            if line != self.fetched {
-                self.fetched = line;
-                let passes = !self.l1_code.access_line(line, true);
-                self.touch(self.next_code / LINE_BYTES, false, passes, is_measured);
+    fn record_access(&mut self, access: Access, is_measured: bool) {
+        let mut remaining_instr = access.instructions();
+        while remaining_instr > 0 {
+            let line = self.next_code_address / CODE_LINE_BYTES;
+            if line != self.last_fetched_line {
+                self.last_fetched_line = line;
+                let is_l1_miss = !self.l1_code.access_line(line, true);
+                self.record_line_touch(self.next_code_address / LINE_BYTES, false, is_l1_miss, is_measured);
             }
-            let line_instr =
-                (CODE_LINE_BYTES - self.next_code % CODE_LINE_BYTES).div_ceil(INSTRUCTION_BYTES).min(remaining);
-            self.next_code += line_instr * INSTRUCTION_BYTES;
-            remaining -= line_instr;
+            let line_instr = (CODE_LINE_BYTES - self.next_code_address % CODE_LINE_BYTES)
+                .div_ceil(INSTRUCTION_BYTES)
+                .min(remaining_instr);
+            self.next_code_address += line_instr * INSTRUCTION_BYTES;
+            remaining_instr -= line_instr;
         }
         let line = access.address() / LINE_BYTES;
         // Lines have 16 bytes; stores write through and fill no line.
         match access.kind() {
             AccessKind::Load => {
-                let passes = !self.l1_data.access_line(access.address() / 16, true);
-                self.touch(line, true, passes, is_measured);
+                let is_l1_miss = !self.l1_data.access_line(access.address() / 16, true);
+                self.record_line_touch(line, true, is_l1_miss, is_measured);
             }
-            AccessKind::Store => self.touch(line, true, true, is_measured),
-            AccessKind::Jump => (self.next_code, self.fetched) = (access.address(), u64::MAX),
+            AccessKind::Store => self.record_line_touch(line, true, true, is_measured),
+            AccessKind::Jump => (self.next_code_address, self.last_fetched_line) = (access.address(), u64::MAX),
             AccessKind::Compute => {}
         }
     }
 }
 
-pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<ReuseTimesByFilter, ReproError> {
+pub fn measure_reuse(
+    job: &WorkloadJob,
+    span: InstructionSpan,
+    locations: u32,
+) -> Result<ReuseTimesByFilter, ReproError> {
     let mut source = job.start_threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
     // About three instructions per access; each location stands for this many accesses.
     let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;
@@ -145,31 +150,31 @@ pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<
     let mut reader = StretchReader {
         reuse: ReuseTimesByFilter {
             all_accesses: empty_reuse(),
-            data: empty_reuse(),
-            behind: empty_reuse(),
-            watched: ReuseTimes::new(),
+            data_accesses: empty_reuse(),
+            behind_l1: empty_reuse(),
+            watched_times: ReuseTimes::new(),
         },
         sampler: ReuseSampler::new(one_in, job.seed),
         last_touches: HashMap::new(),
         l1_data: QuarterL1::new(128),
         l1_code: QuarterL1::new(128),
-        next_code: 0,
-        fetched: u64::MAX,
+        next_code_address: 0,
+        last_fetched_line: u64::MAX,
     };
-    let (mut passed_instr, mut batch) = (0, Vec::new());
-    while passed_instr < span.history_instr + span.instr {
+    let (mut executed_instr, mut batch) = (0, Vec::new());
+    while executed_instr < span.history_instr + span.instr {
         batch.clear();
         source.next_batch(&mut batch);
         if batch.is_empty() {
             return Err(failed(&job.name)("the program ended within the stretch"));
         }
         for &access in &batch {
-            reader.read(access, passed_instr >= span.history_instr);
-            passed_instr += access.instructions();
+            reader.record_access(access, executed_instr >= span.history_instr);
+            executed_instr += access.instructions();
         }
     }
     let mut reuse = reader.reuse;
-    reuse.watched = reader.sampler.finish();
+    reuse.watched_times = reader.sampler.finish();
     Ok(reuse)
 }
 
@@ -181,14 +186,17 @@ mod tests {
     #[test]
     fn a_stretch_knows_every_reuse() {
         let span = InstructionSpan { history_instr: 600_000, instr: 600_000 };
-        let reuse = read(&WorkloadJob::new("twolf", 3), span, 20_000).unwrap();
-        assert!(reuse.all_accesses.accesses > reuse.data.accesses && reuse.data.accesses > reuse.behind.accesses * 0.5);
+        let reuse = measure_reuse(&WorkloadJob::new("twolf", 3), span, 20_000).unwrap();
+        assert!(
+            reuse.all_accesses.accesses > reuse.data_accesses.accesses
+                && reuse.data_accesses.accesses > reuse.behind_l1.accesses * 0.5
+        );
         assert_eq!(reuse.all_accesses.times.samples(), reuse.all_accesses.accesses);
         let short_share = |times: &ReuseTimes| {
             times.buckets().filter(|bucket| bucket.high < 1_000).map(|bucket| bucket.weight).sum::<f64>()
                 / times.samples()
         };
-        assert!((short_share(&reuse.all_accesses.times) - short_share(&reuse.watched)).abs() < 0.03);
-        assert!(short_share(&reuse.all_accesses.times) > short_share(&reuse.behind.times));
+        assert!((short_share(&reuse.all_accesses.times) - short_share(&reuse.watched_times)).abs() < 0.03);
+        assert!(short_share(&reuse.all_accesses.times) > short_share(&reuse.behind_l1.times));
     }
 }

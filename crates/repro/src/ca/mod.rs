@@ -13,7 +13,7 @@ use crate::setup::WorkloadJob;
 use crate::{ExperimentContext, ExperimentRun};
 
 /// The ten programs; see the module's documentation.
-const TEN: [&str; 10] =
+const TEN_PROGRAMS: [&str; 10] =
     ["mcf-2006", "milc", "gamess", "namd", "soplex", "sphinx", "gcc", "gobmk", "libquantum", "povray"];
 
 /// The single time scale of a run, by which windows, slices and costs are divided.
@@ -24,33 +24,33 @@ const TEN: [&str; 10] =
 /// one window, and measuring starts one refill after the first decision; the second scale shows that the result does
 /// not depend on it.
 struct TimeScale {
-    quick: u64,
-    full: u64,
+    quick_scale: u64,
+    full_scale: u64,
 }
 
 impl TimeScale {
     fn scale_of(&self, context: &ExperimentContext<'_>) -> u64 {
-        context.pick(self.quick, self.full)
+        context.pick(self.quick_scale, self.full_scale)
     }
 }
 
-const SCALE: TimeScale = TimeScale { quick: 100, full: 50 };
+const SCALE: TimeScale = TimeScale { quick_scale: 100, full_scale: 50 };
 const SECOND_SCALE: u64 = 20;
 
 /// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
 pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
-    ("CA-1 CA-4 CA-5", schemes::compare),
+    ("CA-1 CA-4 CA-5", schemes::compare_schemes),
     ("CA-2", factors::run),
     ("CA-3", schemes::published_findings),
-    ("CA-6", online::four_cores),
-    ("CA-7", online::eight_cores),
+    ("CA-6", online::four_core_results),
+    ("CA-7", online::eight_core_results),
     ("CA-8", online::run_to_run_findings),
 ];
 
 /// Programs of a run: all ten, or six in a quick run. Four would not suffice, because they form only one workload of
 /// four.
 fn program_names(context: &ExperimentContext<'_>) -> &'static [&'static str] {
-    context.pick_of_three(&TEN[..4], &TEN[..6], &TEN)
+    context.pick_by_length(&TEN_PROGRAMS[..4], &TEN_PROGRAMS[..6], &TEN_PROGRAMS)
 }
 
 fn program_jobs(names: &[&str], seed: u64) -> Vec<WorkloadJob> {

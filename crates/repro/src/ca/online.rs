@@ -22,7 +22,7 @@ use crate::work;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// CA Table 2.
-const WORKLOADS: [[&str; 4]; 8] = [
+const PAPER_WORKLOADS: [[&str; 4]; 8] = [
     ["soplex", "sphinx", "gamess", "namd"],
     ["soplex", "mcf-2006", "gamess", "gobmk"],
     ["mcf-2006", "libquantum", "povray", "gamess"],
@@ -38,11 +38,11 @@ const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// Minimum number of instructions in a counter reading, before scaling. It is low enough that even the program with the
 /// most misses yields a reading in every window of its slowest phase. With 100 million, mcf-2006 stayed unknown for
 /// eight windows and counted as the mean.
-const READING_INSTRUCTIONS: u64 = 5_000_000;
+const MIN_READING_INSTRUCTIONS: u64 = 5_000_000;
 /// The paper's "only two chips out of four" (CA 5.1), which does not say which two. One in each socket is an inference
 /// from 2.1.1: the mutual slowdowns of pairs add up to that of a schedule. On one bus they could not, because both pairs
 /// of every schedule wait for the same memory.
-const FOUR_CORES: &str = "xeon-x5365?cores_per_package=2";
+const FOUR_CORE_MACHINE: &str = "xeon-x5365?cores_per_package=2";
 /// Cycles to refill a cache after the first window, in which a policy moves programs.
 const REFILL_CYCLES: u64 = 25_000_000;
 
@@ -73,11 +73,11 @@ impl PlacementSource {
 
 /// Slowdown of every job, in the order of the jobs.
 struct Slowdowns {
-    times: Vec<f64>,
+    slowdowns_by_job: Vec<f64>,
     /// Number of moves of tasks to another CPU since the start of the run.
-    moves: f64,
+    move_count: f64,
     /// The programs that ran on the same cache for most of the time, as text.
-    coscheduled: String,
+    co_scheduled_programs: String,
 }
 
 /// A machine with the lengths of its runs.
@@ -89,9 +89,9 @@ struct Testbed {
 
 impl Testbed {
     fn load(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
-        let (refill, measured) =
-            context.pick_of_three((2_000_000, 1_000_000), (10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
-        let mut bench = CoRunBench::load(machine, 1, WINDOW_CYCLES / scale + refill, measured)?;
+        let (refill_cycles, measured_cycles) =
+            context.pick_by_length((2_000_000, 1_000_000), (10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
+        let mut bench = CoRunBench::load(machine, 1, WINDOW_CYCLES / scale + refill_cycles, measured_cycles)?;
         bench.options.scale = scale;
         Ok(Testbed { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })
     }
@@ -106,30 +106,35 @@ impl Testbed {
     ) -> Result<Slowdowns, ReproError> {
         let options = SimOptions { seed, ..self.bench.options.clone() };
         let workload = self.bench.build_workload(options, jobs.to_vec());
-        let deciding = match source {
+        let policy_config = match source {
             PlacementSource::Default => None,
             _ => Some(self.policy_config(source, &workload, matrix)?),
         };
-        let work = self.bench.solo_work(jobs)?;
-        let run = match deciding {
-            None => run_request::joint_run(&workload, &work, None)?,
-            Some(config) => steered::run_together_under(&workload, &work, config)?,
+        let work_ranges = self.bench.solo_work(jobs)?;
+        let work_run = match policy_config {
+            None => run_request::joint_run(&workload, &work_ranges, None)?,
+            Some(config) => steered::run_together_under(&workload, &work_ranges, config)?,
         };
-        if let Some((job, _)) = jobs.iter().zip(&run.rates).find(|(_, rates)| !rates.finished) {
+        if let Some((job, _)) = jobs.iter().zip(&work_run.rates).find(|(_, rates)| !rates.finished) {
             let message = format!(
                 "under '{}' it did not finish its work in {} times the time",
                 source.name(),
-                work::GIVES_UP_AFTER_TIMES
+                work::MAX_SOLO_TIME_MULTIPLE
             );
             return Err(failed(&job.name)(message));
         }
-        let times = self.slowdowns_from_speeds(jobs, run.rates.iter().map(|rates| rates.instr_per_cycle))?;
-        let moves = run.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64;
+        let slowdowns_by_job =
+            self.slowdowns_of_speeds(jobs, work_run.rates.iter().map(|rates| rates.instr_per_cycle))?;
+        let move_count = work_run.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64;
         let cpus = cpus_by_cache(&workload.machine.topology())?;
-        Ok(Slowdowns { times, moves, coscheduled: describe_co_runners(jobs, &cpus, &run.results.tasks) })
+        Ok(Slowdowns {
+            slowdowns_by_job,
+            move_count,
+            co_scheduled_programs: describe_co_runners(jobs, &cpus, &work_run.results.tasks),
+        })
     }
 
-    fn slowdowns_from_speeds(
+    fn slowdowns_of_speeds(
         &self,
         jobs: &[WorkloadJob],
         co_run_speeds: impl Iterator<Item = f64>,
@@ -144,16 +149,17 @@ impl Testbed {
         workload: &Workload,
         matrix: Option<&[Vec<f64>]>,
     ) -> Result<PipelineConfig, ReproError> {
-        let last = workload.machine.last_level().ok_or_else(|| failed("machine")("no cache to share"))?.level;
+        let last_level = workload.machine.last_level().ok_or_else(|| failed("machine")("no cache to share"))?.level;
         let profilers = match source {
             PlacementSource::Di | PlacementSource::DiWhole => {
-                let profile = |job: &WorkloadJob| solo::profile_job(job, &workload.machine, self.profile_accesses);
-                let profiles = workload.jobs.iter().map(profile).collect::<Result<_, _>>()?;
+                let profile_of_job =
+                    |job: &WorkloadJob| solo::profile_job(job, &workload.machine, self.profile_accesses);
+                let profiles = workload.jobs.iter().map(profile_of_job).collect::<Result<_, _>>()?;
                 vec![ProfilerConfig::Oracle { profiles }]
             }
             PlacementSource::Dio | PlacementSource::DioReads => {
-                let reading = READING_INSTRUCTIONS / workload.options.scale;
-                vec![ProfilerConfig::Counters { level: last, min_instructions: reading as f64 }]
+                let min_reading_instr = MIN_READING_INSTRUCTIONS / workload.options.scale;
+                vec![ProfilerConfig::Counters { level: last_level, min_instructions: min_reading_instr as f64 }]
             }
             _ => Vec::new(),
         };
@@ -163,8 +169,8 @@ impl Testbed {
             (_, Some(matrix)) => format!("slowdowns = {matrix:?}"),
             _ => String::new(),
         };
-        let first = WindowLength::Cycles { cycles: WINDOW_CYCLES };
-        Ok(workload.pipeline(source.name(), &parameters, profilers, first))
+        let first_window = WindowLength::Cycles { cycles: WINDOW_CYCLES };
+        Ok(workload.pipeline(source.name(), &parameters, profilers, first_window))
     }
 }
 
@@ -175,19 +181,19 @@ fn describe_co_runners(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[Tas
     };
     let main_cache = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| cycles_on(task, &caches[index]));
     let programs_on_cache = |at: usize| {
-        let residents = jobs.iter().zip(tasks).filter(|(_, task)| main_cache(task) == Some(at));
-        residents.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
+        let jobs_on_cache = jobs.iter().zip(tasks).filter(|(_, task)| main_cache(task) == Some(at));
+        jobs_on_cache.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
     };
     (0..caches.len()).map(programs_on_cache).collect::<Vec<String>>().join(", ")
 }
 
 /// The programs of a workload, `copies` of each, with different inputs.
-fn workload_jobs(workload: usize, copies: u64, inputs: u64) -> Vec<WorkloadJob> {
+fn workload_jobs(workload: usize, copies: u64, input_seed: u64) -> Vec<WorkloadJob> {
     let copy_of = |copy: u64, name: &&str| WorkloadJob {
         name: format!("{name}-{copy}"),
-        ..WorkloadJob::new(name, inputs * 100 + copy)
+        ..WorkloadJob::new(name, input_seed * 100 + copy)
     };
-    (0..copies).flat_map(|nth| WORKLOADS[workload].iter().map(move |name| copy_of(nth, name))).collect()
+    (0..copies).flat_map(|nth| PAPER_WORKLOADS[workload].iter().map(move |name| copy_of(nth, name))).collect()
 }
 
 /// Shuffles the jobs' order of arrival.
@@ -199,9 +205,10 @@ fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
 
 /// Pairwise slowdowns of the jobs, in the order of the jobs.
 fn pair_costs_by_job(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
-    let seat_of = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
-    let seats = jobs.iter().map(seat_of).collect::<Vec<usize>>();
-    matrix.pair_costs(&seats).cost
+    let position_in_workload =
+        |job: &WorkloadJob| PAPER_WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
+    let workload_positions = jobs.iter().map(position_in_workload).collect::<Vec<usize>>();
+    matrix.pair_costs(&workload_positions).cost
 }
 
 fn percent_above(time: f64, base: f64) -> f64 {
@@ -213,30 +220,30 @@ fn workload_name(workload: usize) -> String {
 }
 
 /// CA-6: four programs on two caches. The optimum is the best of the three schedules, all of which are run.
-pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn four_core_results(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     // A quick run of all eight takes three minutes, more than half of the budget of all quick runs together.
-    let workloads: Vec<usize> = context.pick_of_three(vec![0], vec![0, 1], (0..8).collect());
+    let workloads: Vec<usize> = context.pick_by_length(vec![0], vec![0, 1], (0..8).collect());
     context.report_progress(&format!("{} workloads, every schedule and two policies", workloads.len()));
-    let outcomes = figures_at_scale(context, SCALE.scale_of(context), &workloads, &context.seeds)?;
+    let outcomes = measure_at_scale(context, SCALE.scale_of(context), &workloads, &context.seeds)?;
     let mut findings = four_core_findings(context, &workloads, &outcomes);
     if !context.quick {
         context.report_progress(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
-        let rerun = figures_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
+        let second_scale_figures = measure_at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
         for &workload in &workloads {
-            for (name, pick) in SERIES {
-                let values = values_of_workload(&rerun, workload, pick);
+            for (name, figure_getter) in FIGURE_SERIES {
+                let values = values_of_workload(&second_scale_figures, workload, figure_getter);
                 let series = format!("{name}, scale 1/{SECOND_SCALE}");
-                findings[0].points.push(DataPoint::over_values(series, workload_name(workload), &values));
+                findings[0].points.push(DataPoint::from_values(series, workload_name(workload), &values));
             }
         }
     }
-    Ok(findings.into_iter().map(|finding| finding.time_scale(SCALE.scale_of(context) as f64)).collect())
+    Ok(findings.into_iter().map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64)).collect())
 }
 
 /// Accessor of one figure of a workload.
 type FigureGetter = fn(&WorkloadFigures) -> f64;
 
-const SERIES: [(&str, FigureGetter); 8] = [
+const FIGURE_SERIES: [(&str, FigureGetter); 8] = [
     ("di", |figures| figures.di_whole),
     ("dio", |four| four.dio),
     ("random", |four| four.random),
@@ -247,22 +254,22 @@ const SERIES: [(&str, FigureGetter); 8] = [
     ("moves by dio", |four| four.dio_moves),
 ];
 /// Number of these series that are drawn, in percent above the optimum.
-const DRAWN: usize = 6;
+const DRAWN_SERIES_COUNT: usize = 6;
 
-fn figures_at_scale(
+fn measure_at_scale(
     context: &ExperimentContext<'_>,
     scale: u64,
     workloads: &[usize],
     seeds: &[u64],
 ) -> Result<Vec<(usize, WorkloadFigures)>, ReproError> {
-    let testbed = Testbed::load(context, FOUR_CORES, scale)?;
+    let testbed = Testbed::load(context, FOUR_CORE_MACHINE, scale)?;
     let requests: Vec<(usize, u64)> =
         workloads.iter().flat_map(|&workload| seeds.iter().map(move |&seed| (workload, seed))).collect();
-    context.run_all(&requests, |&(workload, seed)| Ok((workload, workload_figures(&testbed, workload, seed)?)))
+    context.run_all(&requests, |&(workload, seed)| Ok((workload, measure_workload(&testbed, workload, seed)?)))
 }
 
-fn values_of_workload(figures: &[(usize, WorkloadFigures)], workload: usize, pick: FigureGetter) -> Vec<f64> {
-    figures.iter().filter(|(run_workload, _)| *run_workload == workload).map(|(_, four)| pick(four)).collect()
+fn values_of_workload(figures: &[(usize, WorkloadFigures)], workload: usize, figure_getter: FigureGetter) -> Vec<f64> {
+    figures.iter().filter(|(run_workload, _)| *run_workload == workload).map(|(_, four)| figure_getter(four)).collect()
 }
 
 fn four_core_findings(
@@ -272,16 +279,17 @@ fn four_core_findings(
 ) -> Vec<Finding> {
     let (mut points, mut groups) = (Vec::new(), Vec::new());
     for &workload in workloads {
-        let values = SERIES.map(|(name, pick)| (name, values_of_workload(scale_figures, workload, pick)));
-        let bars = values[..DRAWN].iter().map(|(_, values)| mean(values).into()).collect();
+        let series_values = FIGURE_SERIES.map(|(name, pick)| (name, values_of_workload(scale_figures, workload, pick)));
+        let bars = series_values[..DRAWN_SERIES_COUNT].iter().map(|(_, values)| mean(values).into()).collect();
         groups.push(BarGroup { name: workload_name(workload), bars });
-        points
-            .extend(values.iter().map(|(name, values)| DataPoint::over_values(*name, workload_name(workload), values)));
+        points.extend(
+            series_values.iter().map(|(name, values)| DataPoint::from_values(*name, workload_name(workload), values)),
+        );
     }
     let figure = BarChart {
         title: "Mean run time above the best schedule's, four cores".into(),
         y: Axis::linear("percent"),
-        series: SERIES[..DRAWN].iter().map(|(name, _)| name.to_string()).collect(),
+        series: FIGURE_SERIES[..DRAWN_SERIES_COUNT].iter().map(|(name, _)| name.to_string()).collect(),
         groups,
         ..BarChart::default()
     };
@@ -290,34 +298,34 @@ fn four_core_findings(
                 same instructions of each program, after the policy's first window and a refill of the caches. \
                 Programs arrive in an order drawn from the seed; the policies begin with what the default scheduler made \
                 of it. Moves = tasks that went to another CPU; a swap is two.";
-    let missed = scale_figures.iter().filter(|(_, four)| four.di_whole > 2.0 || four.dio > 2.0);
-    let missed: Vec<String> =
-        missed.map(|(workload, four)| format!("{}: {}", workload_name(*workload), four.summary)).collect();
-    let note = match missed.is_empty() {
+    let missed_figures = scale_figures.iter().filter(|(_, four)| four.di_whole > 2.0 || four.dio > 2.0);
+    let missed_workloads: Vec<String> =
+        missed_figures.map(|(workload, four)| format!("{}: {}", workload_name(*workload), four.summary)).collect();
+    let note = match missed_workloads.is_empty() {
         true => note.to_string(),
-        false => format!("{note} More than 2 % above: {}.", missed.join("; ")),
+        false => format!("{note} More than 2 % above: {}.", missed_workloads.join("; ")),
     };
     // The worst workload, seed by seed.
-    let worst_by_seed = |pick: FigureGetter| -> Vec<(u64, f64)> {
-        let of_seed = |seed: usize| {
+    let worst_excess_by_seed = |pick: FigureGetter| -> Vec<(u64, f64)> {
+        let worst_of_seed = |seed: usize| {
             let values = workloads.iter().map(|&workload| values_of_workload(scale_figures, workload, pick)[seed]);
             values.fold(f64::NEG_INFINITY, f64::max)
         };
-        context.seeds.iter().enumerate().map(|(index, &seed)| (seed, of_seed(index))).collect()
+        context.seeds.iter().enumerate().map(|(index, &seed)| (seed, worst_of_seed(index))).collect()
     };
     let worst_finding = |name: &str, pick: FigureGetter| {
         let description = format!("{name} above optimal on four cores, on the workload where it is farthest");
         let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-        Finding::new("CA-6", &description, "within 2 %", "%", target, &worst_by_seed(pick)).require_every_seed()
+        Finding::new("CA-6", &description, "within 2 %", "%", target, &worst_excess_by_seed(pick)).require_every_seed()
     };
-    let first = worst_finding("DI", SERIES[0].1)
+    let di_finding = worst_finding("DI", FIGURE_SERIES[0].1)
         .with_points(points)
         .with_note(note)
         .with_figure(ResultFigure::bars("ca-6-four-cores", &figure));
     vec![
-        first,
+        di_finding,
         worst_finding("DI by rates on a share of the cache", |four| four.di),
-        worst_finding("DIO", SERIES[1].1),
+        worst_finding("DIO", FIGURE_SERIES[1].1),
         worst_finding("DIO by what is read from memory", |four| four.dio_reads),
     ]
 }
@@ -337,54 +345,57 @@ struct WorkloadFigures {
     summary: String,
 }
 
-fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFigures, ReproError> {
+fn measure_workload(testbed: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFigures, ReproError> {
     let jobs = shuffle_arrivals(&workload_jobs(workload, 1, seed), seed);
-    let cpus: Vec<CpuId> = cpus_by_cache(&room.bench.machine.topology())?.into_iter().flatten().collect();
-    let options = SimOptions { seed, ..room.bench.options.clone() };
-    let mut schedules: Vec<(f64, String)> = Vec::new();
+    let cpus: Vec<CpuId> = cpus_by_cache(&testbed.bench.machine.topology())?.into_iter().flatten().collect();
+    let options = SimOptions { seed, ..testbed.bench.options.clone() };
+    let mut times_and_pairs: Vec<(f64, String)> = Vec::new();
     for partner in 1..4 {
         let remaining_jobs: Vec<usize> = (1..4).filter(|&index| index != partner).collect();
-        let order = [0, partner, remaining_jobs[0], remaining_jobs[1]];
-        let pinned: Vec<(WorkloadJob, CpuId)> =
-            order.iter().zip(&cpus).map(|(&job, &cpu)| (jobs[job].clone(), cpu)).collect();
-        let ordered_jobs: Vec<WorkloadJob> = pinned.iter().map(|(job, _)| job.clone()).collect();
-        let speeds = room.bench.run_with(options.clone(), &pinned)?;
+        let job_order = [0, partner, remaining_jobs[0], remaining_jobs[1]];
+        let pinned_jobs: Vec<(WorkloadJob, CpuId)> =
+            job_order.iter().zip(&cpus).map(|(&job, &cpu)| (jobs[job].clone(), cpu)).collect();
+        let ordered_jobs: Vec<WorkloadJob> = pinned_jobs.iter().map(|(job, _)| job.clone()).collect();
+        let speeds = testbed.bench.run_with_options(options.clone(), &pinned_jobs)?;
         let names: Vec<&str> = ordered_jobs.iter().map(|job| job.kernel.as_str()).collect();
-        let pairs = format!("{} + {}, {} + {}", names[0], names[1], names[2], names[3]);
-        let times = room.slowdowns_from_speeds(&ordered_jobs, speeds.iter().map(|rates| rates.instr_per_cycle))?;
-        schedules.push((mean(&times), pairs));
+        let pairs_text = format!("{} + {}, {} + {}", names[0], names[1], names[2], names[3]);
+        let times = testbed.slowdowns_of_speeds(&ordered_jobs, speeds.iter().map(|rates| rates.instr_per_cycle))?;
+        times_and_pairs.push((mean(&times), pairs_text));
     }
-    schedules.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let best_pairs = &schedules[0].1;
-    let schedules: Vec<f64> = schedules.iter().map(|(time, _)| *time).collect();
-    let (best, worst) = (schedules[0], schedules[2]);
-    let slowdowns_under = |source: PlacementSource| room.measure_slowdowns(source, &jobs, None, seed);
-    let (di, di_whole, dio, reads) = (
+    times_and_pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let best_pairs = &times_and_pairs[0].1;
+    let schedule_times: Vec<f64> = times_and_pairs.iter().map(|(time, _)| *time).collect();
+    let (best_time, worst_time) = (schedule_times[0], schedule_times[2]);
+    let slowdowns_under = |source: PlacementSource| testbed.measure_slowdowns(source, &jobs, None, seed);
+    let (di, di_whole, dio, dio_reads) = (
         slowdowns_under(PlacementSource::Di)?,
         slowdowns_under(PlacementSource::DiWhole)?,
         slowdowns_under(PlacementSource::Dio)?,
         slowdowns_under(PlacementSource::DioReads)?,
     );
     let describe_scheme = |name: &str, slowdowns: &Slowdowns| {
-        let excess = percent_above(mean(&slowdowns.times), best);
-        format!("{name} {excess:.1} % above with {} after {} moves", slowdowns.coscheduled, slowdowns.moves)
+        let excess_percent = percent_above(mean(&slowdowns.slowdowns_by_job), best_time);
+        format!(
+            "{name} {excess_percent:.1} % above with {} after {} moves",
+            slowdowns.co_scheduled_programs, slowdowns.move_count
+        )
     };
-    let next = percent_above(schedules[1], best);
+    let second_best_excess = percent_above(schedule_times[1], best_time);
     Ok(WorkloadFigures {
         summary: format!(
-            "seed {seed}, best {best_pairs} (the next {next:.1} % above), {}, {}, {}",
+            "seed {seed}, best {best_pairs} (the next {second_best_excess:.1} % above), {}, {}, {}",
             describe_scheme("DI", &di),
             describe_scheme("DIO", &dio),
-            describe_scheme("DIO by reads", &reads)
+            describe_scheme("DIO by reads", &dio_reads)
         ),
-        di_whole: percent_above(mean(&di_whole.times), best),
-        di: percent_above(mean(&di.times), best),
-        dio: percent_above(mean(&dio.times), best),
-        dio_reads: percent_above(mean(&reads.times), best),
-        random: percent_above(mean(&schedules), best),
-        worst: percent_above(worst, best),
-        di_moves: di.moves,
-        dio_moves: dio.moves,
+        di_whole: percent_above(mean(&di_whole.slowdowns_by_job), best_time),
+        di: percent_above(mean(&di.slowdowns_by_job), best_time),
+        dio: percent_above(mean(&dio.slowdowns_by_job), best_time),
+        dio_reads: percent_above(mean(&dio_reads.slowdowns_by_job), best_time),
+        random: percent_above(mean(&schedule_times), best_time),
+        worst: percent_above(worst_time, best_time),
+        di_moves: di.move_count,
+        dio_moves: dio.move_count,
     })
 }
 
@@ -393,42 +404,45 @@ const QUICK_ORDERS: u64 = 3;
 const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
 
 /// CA-7: each workload doubled, on both machines.
-pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn eight_core_results(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machines = &EIGHT_CORES[..context.pick(1, 2)];
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
     let seeds = arrival_seeds(context, context.seeds.len() as u64);
     let policies = [PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio, PlacementSource::Optimal];
-    let mut gains: BTreeMap<(usize, usize, PlacementSource), Vec<f64>> = BTreeMap::new();
+    let mut gains_by_case: BTreeMap<(usize, usize, PlacementSource), Vec<f64>> = BTreeMap::new();
     for (index, machine) in machines.iter().enumerate() {
-        let room = Testbed::load(context, machine, SCALE.scale_of(context))?;
+        let testbed = Testbed::load(context, machine, SCALE.scale_of(context))?;
         for &workload in &workloads {
             context.report_progress(&format!("{machine}, {}", workload_name(workload)));
             let programs = workload_jobs(workload, 2, 1);
             // Both copies of a program share one row; running beside the other copy costs the same as beside itself.
-            let matrix = CoRunMatrix::measure(context, &room.bench, &workload_jobs(workload, 1, 1), true)?;
+            let matrix = CoRunMatrix::measure(context, &testbed.bench, &workload_jobs(workload, 1, 1), true)?;
             let requests: Vec<(u64, PlacementSource)> =
                 seeds.iter().flat_map(|&seed| policies.map(|source| (seed, source))).collect();
-            let times = context.run_all(&requests, |&(seed, source)| {
+            let times_by_request = context.run_all(&requests, |&(seed, source)| {
                 let jobs = shuffle_arrivals(&programs, seed);
                 let pair_costs =
                     (source == PlacementSource::Optimal).then(|| pair_costs_by_job(&matrix, workload, &jobs));
-                Ok(mean(&room.measure_slowdowns(source, &jobs, pair_costs.as_deref(), seed)?.times))
+                Ok(mean(&testbed.measure_slowdowns(source, &jobs, pair_costs.as_deref(), seed)?.slowdowns_by_job))
             })?;
-            for of_seed in times.chunks(policies.len()) {
-                for (nth, &source) in policies.iter().enumerate().skip(1) {
-                    gains.entry((index, workload, source)).or_default().push(percent_above(of_seed[0], of_seed[nth]));
+            for seed_times in times_by_request.chunks(policies.len()) {
+                for (policy_index, &source) in policies.iter().enumerate().skip(1) {
+                    gains_by_case
+                        .entry((index, workload, source))
+                        .or_default()
+                        .push(percent_above(seed_times[0], seed_times[policy_index]));
                 }
             }
         }
     }
-    Ok(eight_core_findings(context, &seeds, machines, &workloads, &gains))
+    Ok(eight_core_findings(context, &seeds, machines, &workloads, &gains_by_case))
 }
 
 /// Seeds of the orders of arrival. The default scheduler keeps the placement that the order gave it, so a single order
 /// shows one of many: in 16 of 70, no two of four intensive programs share a cache.
-fn arrival_seeds(context: &ExperimentContext<'_>, full: u64) -> Vec<u64> {
-    let orders = context.pick_of_three(1, QUICK_ORDERS.max(context.seeds.len() as u64), full);
-    (0..orders).map(|nth| context.seeds[0] + nth).collect()
+fn arrival_seeds(context: &ExperimentContext<'_>, full_count: u64) -> Vec<u64> {
+    let order_count = context.pick_by_length(1, QUICK_ORDERS.max(context.seeds.len() as u64), full_count);
+    (0..order_count).map(|nth| context.seeds[0] + nth).collect()
 }
 
 fn eight_core_findings(
@@ -440,19 +454,19 @@ fn eight_core_findings(
 ) -> Vec<Finding> {
     let mut points = Vec::new();
     let mut figures = Vec::new();
-    for (at, machine) in machines.iter().enumerate() {
+    for (machine_index, machine) in machines.iter().enumerate() {
         let policies = [PlacementSource::DiWhole, PlacementSource::Dio, PlacementSource::Optimal];
         let mut groups = Vec::new();
         for &workload in workloads {
-            let values = policies.map(|source| gains[&(at, workload, source)].clone());
+            let gains_by_policy = policies.map(|source| gains[&(machine_index, workload, source)].clone());
             groups.push(BarGroup {
                 name: workload_name(workload),
-                bars: values.iter().map(|v| mean(v).into()).collect(),
+                bars: gains_by_policy.iter().map(|v| mean(v).into()).collect(),
             });
-            let by_source = policies.iter().zip(&values);
+            let by_source = policies.iter().zip(&gains_by_policy);
             let label = format!("{machine}, {}", workload_name(workload));
             points
-                .extend(by_source.map(|(source, values)| DataPoint::over_values(source.name(), label.clone(), values)));
+                .extend(by_source.map(|(source, values)| DataPoint::from_values(source.name(), label.clone(), values)));
         }
         let figure = BarChart {
             title: format!("Mean speed-up over the default scheduler, {machine}"),
@@ -464,36 +478,39 @@ fn eight_core_findings(
         figures.push(ResultFigure::bars(format!("ca-7-{machine}"), &figure));
     }
     // The gains of all workloads for one seed, machine and policy.
-    let gains_of = |seed: usize, at: usize, source: PlacementSource| -> Vec<f64> {
-        workloads.iter().map(|&workload| gains[&(at, workload, source)][seed]).collect()
+    let gains_of_seed = |seed: usize, machine_index: usize, source: PlacementSource| -> Vec<f64> {
+        workloads.iter().map(|&workload| gains[&(machine_index, workload, source)][seed]).collect()
     };
-    let mean_of = |at: usize, source: PlacementSource, workload: usize| mean(&gains[&(at, workload, source)]);
-    let online = [PlacementSource::DiWhole, PlacementSource::Dio];
+    let mean_gain = |at: usize, source: PlacementSource, workload: usize| mean(&gains[&(at, workload, source)]);
+    let online_sources = [PlacementSource::DiWhole, PlacementSource::Dio];
     let machine_indices = 0..machines.len();
-    let cases_of = |source: PlacementSource| {
+    let cases_of_source = |source: PlacementSource| {
         machine_indices.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, source, workload)))
     };
-    let means: Vec<f64> =
-        online.iter().flat_map(|&source| cases_of(source)).map(|(at, source, w)| mean_of(at, source, w)).collect();
-    let best = means.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let minimum = means.iter().copied().fold(f64::INFINITY, f64::min);
+    let means: Vec<f64> = online_sources
+        .iter()
+        .flat_map(|&source| cases_of_source(source))
+        .map(|(at, source, w)| mean_gain(at, source, w))
+        .collect();
+    let best_mean = means.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let least_mean = means.iter().copied().fold(f64::INFINITY, f64::min);
     let ratios: Vec<f64> = machine_indices
         .clone()
         .map(|at| {
-            let over_seeds = |source: PlacementSource| {
-                mean(&(0..seeds.len()).map(|seed| mean(&gains_of(seed, at, source))).collect::<Vec<f64>>())
+            let best_over_seeds = |source: PlacementSource| {
+                mean(&(0..seeds.len()).map(|seed| mean(&gains_of_seed(seed, at, source))).collect::<Vec<f64>>())
             };
-            let lesser = over_seeds(PlacementSource::Dio).min(over_seeds(PlacementSource::DiWhole));
-            share_of_gain(lesser, over_seeds(PlacementSource::Optimal))
+            let lesser_best = best_over_seeds(PlacementSource::Dio).min(best_over_seeds(PlacementSource::DiWhole));
+            percent_of_optimal_gain(lesser_best, best_over_seeds(PlacementSource::Optimal))
         })
         .collect();
     points.extend(machines.iter().zip(&ratios).map(|(machine, &ratio)| {
-        DataPoint::over_values("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, &[ratio])
+        DataPoint::from_values("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, &[ratio])
     }));
     points.extend(machines.iter().enumerate().map(|(index, machine)| {
-        let of_seed: Vec<f64> =
-            (0..seeds.len()).map(|seed| mean(&gains_of(seed, index, PlacementSource::Optimal))).collect();
-        DataPoint::over_values("the optimal's mean gain over workloads, %", *machine, &of_seed)
+        let best_gains_of_seed: Vec<f64> =
+            (0..seeds.len()).map(|seed| mean(&gains_of_seed(seed, index, PlacementSource::Optimal))).collect();
+        DataPoint::from_values("the optimal's mean gain over workloads, %", *machine, &best_gains_of_seed)
     }));
     let ratio = ratios.into_iter().fold(f64::INFINITY, f64::min);
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
@@ -505,9 +522,14 @@ fn eight_core_findings(
         finding.seeds = seeds.to_vec();
         finding
     };
-    let mut first = single_seed_finding("ca-7-best-workload", best).with_points(points).with_note(note);
-    first.figures = figures;
-    vec![first, single_seed_finding("ca-7-share-of-optimal", ratio), single_seed_finding("ca-7-least-gain", minimum)]
+    let mut best_gain_finding =
+        single_seed_finding("ca-7-best-workload", best_mean).with_points(points).with_note(note);
+    best_gain_finding.figures = figures;
+    vec![
+        best_gain_finding,
+        single_seed_finding("ca-7-share-of-optimal", ratio),
+        single_seed_finding("ca-7-least-gain", least_mean),
+    ]
 }
 
 /// CA-8: the same programs with the same inputs, arriving in different orders.
@@ -515,35 +537,35 @@ pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec
     let seeds = arrival_seeds(context, 20.max(context.seeds.len() as u64));
     let orders = seeds.len();
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
-    let room = Testbed::load(context, EIGHT_CORES[0], SCALE.scale_of(context))?;
+    let testbed = Testbed::load(context, EIGHT_CORES[0], SCALE.scale_of(context))?;
     let policies = context.pick(
         vec![PlacementSource::Default, PlacementSource::Dio],
         vec![PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio],
     );
-    let mut times: BTreeMap<(usize, String, PlacementSource), Vec<f64>> = BTreeMap::new();
+    let mut times_by_program: BTreeMap<(usize, String, PlacementSource), Vec<f64>> = BTreeMap::new();
     for &workload in &workloads {
         context.report_progress(&format!("{}, {orders} orders of arrival", workload_name(workload)));
         let programs = workload_jobs(workload, 2, 1);
         let requests: Vec<(u64, PlacementSource)> =
             seeds.iter().flat_map(|&seed| policies.iter().map(move |&source| (seed, source))).collect();
-        let by_run = context.run_all(&requests, |&(seed, source)| {
+        let slowdowns_by_run = context.run_all(&requests, |&(seed, source)| {
             let jobs = shuffle_arrivals(&programs, seed);
-            let slowdowns = room.measure_slowdowns(source, &jobs, None, seed)?.times;
+            let slowdowns = testbed.measure_slowdowns(source, &jobs, None, seed)?.slowdowns_by_job;
             Ok(jobs.into_iter().map(|job| job.name).zip(slowdowns).collect::<Vec<(String, f64)>>())
         })?;
-        for ((_, source), slowdowns) in requests.iter().zip(by_run) {
+        for ((_, source), slowdowns) in requests.iter().zip(slowdowns_by_run) {
             for (name, slowdown) in slowdowns {
-                times.entry((workload, name, *source)).or_default().push(slowdown);
+                times_by_program.entry((workload, name, *source)).or_default().push(slowdown);
             }
         }
     }
-    let findings = findings_by_program(&seeds, &policies[1..], &times);
-    Ok(findings.into_iter().map(|finding| finding.time_scale(SCALE.scale_of(context) as f64)).collect())
+    let findings = findings_by_program(&seeds, &policies[1..], &times_by_program);
+    Ok(findings.into_iter().map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64)).collect())
 }
 
 /// A gain as a share of the optimal's, in percent. A share of a loss means nothing; then a policy that loses no more
 /// counts as 100 %, as in RM-4.
-fn share_of_gain(gain: f64, optimal: f64) -> f64 {
+fn percent_of_optimal_gain(gain: f64, optimal: f64) -> f64 {
     if optimal > 0.0 { 100.0 * gain / optimal } else { 100.0 * f64::from(u8::from(gain >= optimal)) }
 }
 
@@ -555,27 +577,27 @@ fn deviation_percent(values: &[f64]) -> f64 {
 fn findings_by_program(
     seeds: &[u64],
     policies: &[PlacementSource],
-    times: &BTreeMap<(usize, String, PlacementSource), Vec<f64>>,
+    times_by_program: &BTreeMap<(usize, String, PlacementSource), Vec<f64>>,
 ) -> Vec<Finding> {
     let mut points = Vec::new();
     let mut deviations: BTreeMap<PlacementSource, Vec<f64>> = BTreeMap::new();
     let mut best_gains: BTreeMap<PlacementSource, f64> = BTreeMap::new();
-    let maximum = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
-    for ((workload, name, source), values) in times {
+    let max_slowdown = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+    for ((workload, name, source), values) in times_by_program {
         let label = format!("{}, {name}", workload_name(*workload));
         let deviation = deviation_percent(values);
         deviations.entry(*source).or_default().push(deviation);
-        points.push(DataPoint::over_values(format!("run time over alone, {}", source.name()), label.clone(), values));
-        points.push(DataPoint::over_values(format!("deviation, {}, %", source.name()), label.clone(), &[deviation]));
+        points.push(DataPoint::from_values(format!("run time over alone, {}", source.name()), label.clone(), values));
+        points.push(DataPoint::from_values(format!("deviation, {}, %", source.name()), label.clone(), &[deviation]));
         if *source != PlacementSource::Default {
-            let default = &times[&(*workload, name.clone(), PlacementSource::Default)];
-            let gain = percent_above(maximum(default), maximum(values));
-            let best = best_gains.entry(*source).or_insert(f64::NEG_INFINITY);
-            *best = best.max(gain);
-            points.push(DataPoint::over_values(
+            let default_times = &times_by_program[&(*workload, name.clone(), PlacementSource::Default)];
+            let worst_case_gain = percent_above(max_slowdown(default_times), max_slowdown(values));
+            let best_gain = best_gains.entry(*source).or_insert(f64::NEG_INFINITY);
+            *best_gain = best_gain.max(worst_case_gain);
+            points.push(DataPoint::from_values(
                 format!("worst case over the default's, {}, %", source.name()),
                 label,
-                &[gain],
+                &[worst_case_gain],
             ));
         }
     }
@@ -611,7 +633,14 @@ mod tests {
     /// Is a policy that loses more than the optimal assignment not credited with a share of its loss?
     #[test]
     fn a_share_of_a_loss_is_no_gain() {
-        assert_eq!([share_of_gain(2.0, 4.0), share_of_gain(-2.1, -2.0), share_of_gain(-1.0, -2.0)], [50.0, 0.0, 100.0]);
+        assert_eq!(
+            [
+                percent_of_optimal_gain(2.0, 4.0),
+                percent_of_optimal_gain(-2.1, -2.0),
+                percent_of_optimal_gain(-1.0, -2.0)
+            ],
+            [50.0, 0.0, 100.0]
+        );
     }
 
     /// Do orders of arrival differ, and do they contain the same programs?

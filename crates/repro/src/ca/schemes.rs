@@ -8,63 +8,65 @@ use cachemate_policy::solvers::{self, Seats};
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, HeatMap, IntervalStyle, Series};
 use cachemate_spec::parse_percent_matrix;
 
-use super::{TEN, program_jobs, program_names};
+use super::{TEN_PROGRAMS, program_jobs, program_names};
 use crate::corun::{CoRunBench, CoRunMatrix};
 use crate::setup::{WorkloadJob, failed};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean, solo};
 
 /// Numbers of cores of the compared machines; every two cores share a cache.
-const CORES: [usize; 4] = [4, 6, 8, 10];
+const CORE_COUNTS: [usize; 4] = [4, 6, 8, 10];
 
 /// Matrix of one seed, and the profiles from which the schemes predict.
 struct SchemeInputs {
     matrix: CoRunMatrix,
     profiles: Vec<Profile>,
     /// Programs with more misses than the mean of the paper's ten (CA 4.1).
-    intensive: Vec<bool>,
+    is_intensive: Vec<bool>,
     cache: SharedCache,
 }
 
-fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproError> {
+fn gather_inputs(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproError> {
     let mut inputs = Vec::new();
     for &seed in &context.seeds {
-        let (warm_up, measured) =
-            context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (25_000_000, 15_000_000));
-        let bench = CoRunBench::load("pairs-04", seed, warm_up, measured)?;
+        let (warm_up, measured_cycles) =
+            context.pick_by_length((2_000_000, 1_000_000), (12_000_000, 6_000_000), (25_000_000, 15_000_000));
+        let bench = CoRunBench::load("pairs-04", seed, warm_up, measured_cycles)?;
         let jobs = program_jobs(program_names(context), seed);
         context.report_progress(&format!("pairs of {} programs, seed {seed}", jobs.len()));
         let matrix = CoRunMatrix::measure(context, &bench, &jobs, true)?;
         let accesses = context.pick(2_000_000, 6_000_000);
         // The mean covers all ten programs, also those that a quick run leaves out, because a program is intensive
         // relative to the mean of all.
-        let ten = program_jobs(&TEN, seed);
-        let solos = context.run_all(&ten, |job: &WorkloadJob| solo::profile_job(job, &bench.machine, accesses))?;
-        let intensive = is_intensive_by_program(&solos);
-        let alone = matrix.solo.iter().map(|rates| rates.instr_per_cycle);
-        let profiles = solos.into_iter().zip(alone);
-        let with_speed = |(mut profile, instr_per_cycle): (Profile, f64)| {
+        let ten_jobs = program_jobs(&TEN_PROGRAMS, seed);
+        let solo_profiles =
+            context.run_all(&ten_jobs, |job: &WorkloadJob| solo::profile_job(job, &bench.machine, accesses))?;
+        let is_intensive = intensive_flags(&solo_profiles);
+        let solo_speeds = matrix.solo_rates.iter().map(|rates| rates.instr_per_cycle);
+        let profiles = solo_profiles.into_iter().zip(solo_speeds);
+        let profile_with_speed = |(mut profile, instr_per_cycle): (Profile, f64)| {
             profile.rates.solo_instr_per_cycle = Some(Fact::oracle(instr_per_cycle));
             profile
         };
-        let profiles = profiles.map(with_speed).collect();
+        let profiles = profiles.map(profile_with_speed).collect();
         let cache = SharedCache::from_machine(&bench.machine).ok_or_else(|| failed("pairs-04")("no shared cache"))?;
-        inputs.push(SchemeInputs { matrix, profiles, intensive, cache });
+        inputs.push(SchemeInputs { matrix, profiles, is_intensive, cache });
     }
     Ok(inputs)
 }
 
 /// CA-1, CA-4 and CA-5.
-pub(super) fn compare(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let evidence = gather(context)?;
-    let mut findings = vec![optimal_finding(context, &evidence)?];
-    findings.extend(gain_by_make_up(context, &evidence));
-    findings.push(order_finding(context, &evidence));
+pub(super) fn compare_schemes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+    let scheme_inputs = gather_inputs(context)?;
+    let mut findings = vec![optimal_finding(context, &scheme_inputs)?];
+    findings.extend(make_up_findings(context, &scheme_inputs));
+    findings.push(miss_order_findings(context, &scheme_inputs));
     Ok(findings)
 }
 
 /// All choices of `size` out of `programs` programs.
 fn program_subsets(programs: usize, size: usize) -> Vec<Vec<usize>> {
-    let members_of = |set: u32| (0..programs).filter(|index| set >> index & 1 == 1).collect::<Vec<usize>>();
+    let members_of =
+        |member_bits: u32| (0..programs).filter(|index| member_bits >> index & 1 == 1).collect::<Vec<usize>>();
     (0u32..1 << programs).filter(|set| set.count_ones() as usize == size).map(members_of).collect()
 }
 
@@ -74,53 +76,56 @@ fn sub_matrix(costs: &PairCosts, members: &[usize]) -> Vec<Vec<f64>> {
 
 /// Mean slowdown of every scheme's best schedule in percent above the optimal one, over all workloads of this many
 /// programs; the last two rows are the random mean and the worst schedule.
-fn excess_over_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
-    let profiles: Vec<&Profile> = evidence.profiles.iter().collect();
-    let mut by_scheme = Vec::new();
+fn excess_over_optimal(scheme_inputs: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
+    let profiles: Vec<&Profile> = scheme_inputs.profiles.iter().collect();
+    let mut costs_by_scheme = Vec::new();
     for scheme in schemes::all_schemes() {
         // A scheme whose input a profile lacks (PCMRs are measured online) is left out.
-        if let Ok(costs) = scheme.pair_costs(&profiles, &evidence.cache) {
-            by_scheme.push((scheme.name().to_string(), costs));
+        if let Ok(costs) = scheme.pair_costs(&profiles, &scheme_inputs.cache) {
+            costs_by_scheme.push((scheme.name().to_string(), costs));
         }
     }
-    let measured_costs = evidence.matrix.costs();
+    let measured_costs = scheme_inputs.matrix.costs();
     let seats = Seats { cpus_per_cache: vec![2; cores / 2] };
-    let mut excess: Vec<Vec<f64>> = vec![Vec::new(); by_scheme.len() + 2];
-    for workload in program_subsets(evidence.profiles.len(), cores) {
-        let truth = sub_matrix(&measured_costs, &workload);
+    let mut excess_by_scheme: Vec<Vec<f64>> = vec![Vec::new(); costs_by_scheme.len() + 2];
+    for workload in program_subsets(scheme_inputs.profiles.len(), cores) {
+        let measured_sub_matrix = sub_matrix(&measured_costs, &workload);
         let mean_percent = |total: f64| 100.0 * total / cores as f64;
-        let best = mean_percent(solvers::best_assignment(&truth, &seats).total);
-        for (row, (_, costs)) in by_scheme.iter().enumerate() {
+        let best_percent = mean_percent(solvers::best_assignment(&measured_sub_matrix, &seats).total);
+        for (row, (_, costs)) in costs_by_scheme.iter().enumerate() {
             let chosen_seating = solvers::best_assignment(&sub_matrix(costs, &workload), &seats).seating;
-            excess[row].push(mean_percent(chosen_seating.total_cost(&truth)) - best);
+            excess_by_scheme[row].push(mean_percent(chosen_seating.total_cost(&measured_sub_matrix)) - best_percent);
         }
-        excess[by_scheme.len()].push(mean_percent(solvers::random_totals(&truth, &seats, 1).mean) - best);
-        excess[by_scheme.len() + 1].push(mean_percent(solvers::worst_assignment(&truth, &seats).total) - best);
+        excess_by_scheme[costs_by_scheme.len()]
+            .push(mean_percent(solvers::random_totals(&measured_sub_matrix, &seats, 1).mean) - best_percent);
+        excess_by_scheme[costs_by_scheme.len() + 1]
+            .push(mean_percent(solvers::worst_assignment(&measured_sub_matrix, &seats).total) - best_percent);
     }
-    let names = by_scheme.into_iter().map(|(name, _)| name).chain(["random".to_string(), "worst".to_string()]);
-    Ok(names.zip(excess).map(|(name, values)| (name, mean(&values))).collect())
+    let names = costs_by_scheme.into_iter().map(|(name, _)| name).chain(["random".to_string(), "worst".to_string()]);
+    Ok(names.zip(excess_by_scheme).map(|(name, values)| (name, mean(&values))).collect())
 }
 
-fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Result<Finding, ReproError> {
-    let sizes: Vec<usize> = CORES.into_iter().filter(|&cores| cores <= evidence[0].profiles.len()).collect();
+fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInputs]) -> Result<Finding, ReproError> {
+    let core_counts: Vec<usize> =
+        CORE_COUNTS.into_iter().filter(|&cores| cores <= scheme_inputs[0].profiles.len()).collect();
     let mut points = Vec::new();
-    let mut worst_pain = vec![f64::NEG_INFINITY; evidence.len()];
+    let mut worst_pain_by_seed = vec![f64::NEG_INFINITY; scheme_inputs.len()];
     let mut series: Vec<Series> = Vec::new();
-    for &cores in &sizes {
-        let per_seed: Vec<Vec<(String, f64)>> =
-            evidence.iter().map(|evidence| excess_over_optimal(evidence, cores)).collect::<Result<_, _>>()?;
-        for (row, (name, _)) in per_seed[0].iter().enumerate() {
-            let values: Vec<f64> = per_seed.iter().map(|seed| seed[row].1).collect();
+    for &cores in &core_counts {
+        let excess_by_seed: Vec<Vec<(String, f64)>> =
+            scheme_inputs.iter().map(|evidence| excess_over_optimal(evidence, cores)).collect::<Result<_, _>>()?;
+        for (row, (name, _)) in excess_by_seed[0].iter().enumerate() {
+            let values: Vec<f64> = excess_by_seed.iter().map(|seed| seed[row].1).collect();
             if name == "pain" {
-                worst_pain.iter_mut().zip(&values).for_each(|(worst, &value)| *worst = worst.max(value));
+                worst_pain_by_seed.iter_mut().zip(&values).for_each(|(worst, &value)| *worst = worst.max(value));
             }
-            let point = DataPoint::over_values(name, cores.to_string(), &values);
+            let point = DataPoint::from_values(name, cores.to_string(), &values);
             if series.iter().all(|series| series.name != *name) {
                 series.push(Series { name: name.clone(), spread: IntervalStyle::Whiskers, ..Series::default() });
             }
-            let drawn =
+            let drawn_points =
                 ChartPoint { interval: point.low.zip(point.high), ..ChartPoint::new(cores as f64, mean(&values)) };
-            series.iter_mut().filter(|series| series.name == *name).for_each(|s| s.points.push(drawn.clone()));
+            series.iter_mut().filter(|series| series.name == *name).for_each(|s| s.points.push(drawn_points.clone()));
             points.push(point);
         }
     }
@@ -131,15 +136,17 @@ fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         series,
         ..Chart::default()
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(worst_pain).collect();
-    let workloads: Vec<String> =
-        sizes.iter().map(|&cores| program_subsets(evidence[0].profiles.len(), cores).len().to_string()).collect();
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(worst_pain_by_seed).collect();
+    let workloads: Vec<String> = core_counts
+        .iter()
+        .map(|&cores| program_subsets(scheme_inputs[0].profiles.len(), cores).len().to_string())
+        .collect();
     let note = format!(
         "{} workloads of {} programs on {:?} cores; slowdowns from pair runs on two cores of one cache, schedules \
          judged by them as in the paper. Schemes see profiles of the stream alone and the IPC alone.",
         workloads.join(", "),
-        evidence[0].profiles.len(),
-        sizes,
+        scheme_inputs[0].profiles.len(),
+        core_counts,
     );
     Ok(Finding::declared("ca-1-above-optimal", &per_seed)
         .with_points(points)
@@ -150,44 +157,46 @@ fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
 /// Whether each program misses more than the mean of all (CA 4.1). The rates are DI's, from stack-distance profiles: every
 /// line that a program needs from memory. A count of demand misses would leave out those that a prefetcher brought, and
 /// with them the programs that stream.
-fn is_intensive_by_program(profiles: &[Profile]) -> Vec<bool> {
-    let misses = |profile: &Profile| profile.stack_positions().and_then(<[f64]>::last).copied().unwrap_or(f64::NAN);
-    let rates: Vec<f64> = profiles.iter().map(misses).collect();
+fn intensive_flags(profiles: &[Profile]) -> Vec<bool> {
+    let needed_lines =
+        |profile: &Profile| profile.stack_positions().and_then(<[f64]>::last).copied().unwrap_or(f64::NAN);
+    let rates: Vec<f64> = profiles.iter().map(needed_lines).collect();
     let mean = mean(&rates);
     rates.iter().map(|&rate| rate > mean).collect()
 }
 
-fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Vec<Finding> {
+fn make_up_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInputs]) -> Vec<Finding> {
     let seats = Seats { cpus_per_cache: vec![2; 2] };
     // Gains by number of memory-intensive programs, one list per seed.
-    let mut gains: Vec<Vec<Vec<f64>>> = vec![vec![Vec::new(); 5]; evidence.len()];
-    for (seed, evidence) in evidence.iter().enumerate() {
-        let (intensive, costs) = (&evidence.intensive, evidence.matrix.costs());
-        for workload in program_subsets(evidence.profiles.len(), 4) {
-            let truth = sub_matrix(&costs, &workload);
+    let mut gains_by_seed: Vec<Vec<Vec<f64>>> = vec![vec![Vec::new(); 5]; scheme_inputs.len()];
+    for (seed, seed_inputs) in scheme_inputs.iter().enumerate() {
+        let (is_intensive, costs) = (&seed_inputs.is_intensive, seed_inputs.matrix.costs());
+        for workload in program_subsets(seed_inputs.profiles.len(), 4) {
+            let measured_sub_matrix = sub_matrix(&costs, &workload);
             let relative_time = |total: f64| 1.0 + total / 4.0;
-            let gain = relative_time(solvers::worst_assignment(&truth, &seats).total)
-                / relative_time(solvers::best_assignment(&truth, &seats).total)
+            let gain = relative_time(solvers::worst_assignment(&measured_sub_matrix, &seats).total)
+                / relative_time(solvers::best_assignment(&measured_sub_matrix, &seats).total)
                 - 1.0;
-            let heavy = workload.iter().filter(|&&program| intensive[program]).count();
-            gains[seed][heavy].push(100.0 * gain);
+            let intensive_count = workload.iter().filter(|&&program| is_intensive[program]).count();
+            gains_by_seed[seed][intensive_count].push(100.0 * gain);
         }
     }
     let mut points = Vec::new();
-    for heavy in 0..5 {
-        let all_gains: Vec<f64> = gains.iter().flat_map(|seed| seed[heavy].clone()).collect();
-        points.push(DataPoint::over_values(
+    for intensive_count in 0..5 {
+        let all_gains: Vec<f64> = gains_by_seed.iter().flat_map(|seed| seed[intensive_count].clone()).collect();
+        points.push(DataPoint::from_values(
             "mean, least and greatest gain",
-            format!("{heavy} intensive of 4"),
+            format!("{intensive_count} intensive of 4"),
             &all_gains,
         ));
     }
-    let ratio = |seed: &Vec<Vec<f64>>| {
+    let ratio_to_next_make_up = |seed: &Vec<Vec<f64>>| {
         // NaN if no workload has this number, which `max` ignores.
         let means: Vec<f64> = seed.iter().map(|gains| mean(gains)).collect();
         means[2] / [means[0], means[1], means[3], means[4]].into_iter().fold(f64::NAN, f64::max)
     };
-    let ratios: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(ratio)).collect();
+    let ratios: Vec<(u64, f64)> =
+        context.seeds.iter().copied().zip(gains_by_seed.iter().map(ratio_to_next_make_up)).collect();
     let groups = points.iter().map(|point| BarGroup {
         name: point.at.clone(),
         bars: vec![cachemate_report::figure::ChartBar { value: point.value, interval: point.low.zip(point.high) }],
@@ -199,42 +208,45 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         groups: groups.collect(),
         ..BarChart::default()
     };
-    let greatest = |seed: &Vec<Vec<f64>>| seed.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
-    let max_gains: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(greatest)).collect();
-    let first = Finding::declared("ca-4-make-up", &ratios)
+    let max_gain = |seed: &Vec<Vec<f64>>| seed.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+    let max_gains: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains_by_seed.iter().map(max_gain)).collect();
+    let make_up_finding = Finding::declared("ca-4-make-up", &ratios)
         .with_points(points)
         .with_figure(ResultFigure::bars("ca-4-make-up", &figure));
-    vec![first, Finding::declared("ca-4-greatest-gain", &max_gains)]
+    vec![make_up_finding, Finding::declared("ca-4-greatest-gain", &max_gains)]
 }
 
-fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding {
+fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInputs]) -> Finding {
     let mut points = Vec::new();
-    let mut changed_pairs = Vec::new();
-    let names = &evidence[0].matrix.names;
-    let metric_row = |pick: &dyn Fn(&CoRunMatrix, usize) -> f64, at: usize| -> Vec<f64> {
-        evidence.iter().map(|evidence| pick(&evidence.matrix, at)).collect()
+    let mut changed_pair_counts = Vec::new();
+    let names = &scheme_inputs[0].matrix.names;
+    let metric_row = |value_of: &dyn Fn(&CoRunMatrix, usize) -> f64, program_index: usize| -> Vec<f64> {
+        scheme_inputs.iter().map(|evidence| value_of(&evidence.matrix, program_index)).collect()
     };
-    let solo_mpki = |matrix: &CoRunMatrix, at: usize| matrix.solo[at].misses_per_kilo_instr;
-    let max_mpki = |matrix: &CoRunMatrix, at: usize| {
-        matrix.pair_rates[at].iter().map(|rates| rates.misses_per_kilo_instr).fold(solo_mpki(matrix, at), f64::max)
+    let solo_mpki = |matrix: &CoRunMatrix, program_index: usize| matrix.solo_rates[program_index].misses_per_kilo_instr;
+    let max_mpki = |matrix: &CoRunMatrix, program_index: usize| {
+        matrix.pair_rates[program_index]
+            .iter()
+            .map(|rates| rates.misses_per_kilo_instr)
+            .fold(solo_mpki(matrix, program_index), f64::max)
     };
-    for (at, name) in names.iter().enumerate() {
-        points.push(DataPoint::over_values("alone", name, &metric_row(&solo_mpki, at)));
-        points.push(DataPoint::over_values("most beside any other", name, &metric_row(&max_mpki, at)));
+    for (program_index, name) in names.iter().enumerate() {
+        points.push(DataPoint::from_values("alone", name, &metric_row(&solo_mpki, program_index)));
+        points.push(DataPoint::from_values("most beside any other", name, &metric_row(&max_mpki, program_index)));
     }
     let mut pairs: Vec<String> = Vec::new();
-    for evidence in evidence {
-        let matrix = &evidence.matrix;
-        let mut swaps = 0;
+    for seed_inputs in scheme_inputs {
+        let matrix = &seed_inputs.matrix;
+        let mut swapped_pairs = 0;
         for i in 0..names.len() {
             for j in 0..names.len() {
                 if solo_mpki(matrix, i) > solo_mpki(matrix, j) && max_mpki(matrix, i) < max_mpki(matrix, j) {
-                    swaps += 1;
+                    swapped_pairs += 1;
                     pairs.push(format!("{} and {}", names[i], names[j]));
                 }
             }
         }
-        changed_pairs.push(f64::from(swaps));
+        changed_pair_counts.push(f64::from(swapped_pairs));
     }
     pairs.sort();
     pairs.dedup();
@@ -251,18 +263,24 @@ fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> 
             .collect(),
         ..BarChart::default()
     };
-    let heat = HeatMap {
+    let miss_rate_map = HeatMap {
         title: "Slowdown (of the row's program beside the column's), first seed".into(),
         rows: names.clone(),
         columns: names.clone(),
         row_label: "victim".into(),
         column_label: "beside".into(),
-        values: evidence[0].matrix.costs().cost.iter().map(|r| r.iter().map(|d| Some(100.0 * d)).collect()).collect(),
+        values: scheme_inputs[0]
+            .matrix
+            .costs()
+            .cost
+            .iter()
+            .map(|r| r.iter().map(|d| Some(100.0 * d)).collect())
+            .collect(),
         unit: "%".into(),
         decimals: Some(0),
         ..HeatMap::default()
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(changed_pairs).collect();
+    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(changed_pair_counts).collect();
     let pair_count = names.len() * (names.len() - 1) / 2;
     let note = match pairs.is_empty() {
         true => format!("None of {pair_count} pairs changes."),
@@ -272,11 +290,11 @@ fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> 
         .with_points(points)
         .with_note(note)
         .with_figure(ResultFigure::bars("ca-5-order", &figure))
-        .with_figure(ResultFigure::heat_map("ca-1-slowdowns", &heat))
+        .with_figure(ResultFigure::heat_map("ca-1-slowdowns", &miss_rate_map))
 }
 
 /// CA Table 1, measured on the paper's Xeon.
-const TABLE_1: &str = "\
+const PUBLISHED_TABLE_1: &str = "\
 ,mcf,milc,gamess,namd
 mcf,48.01%,65.63%,2.0%,2.11%
 milc,24.75%,45.39%,1.23%,1.11%
@@ -284,33 +302,38 @@ gamess,2.67%,4.48%,-1.01%,-1.21%
 namd,1.48%,3.45%,-1.19%,-0.93%
 ";
 /// CA 2.1.1 and Figure 2: mean slowdown of the three schedules in percent, mcf beside each of the others.
-const SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
+const PUBLISHED_SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
 /// CA-3: is the published best schedule found, with the published mean?
 pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let table = parse_percent_matrix("CA Table 1", TABLE_1).map_err(failed("CA-3"))?;
-    let table = MeasuredMatrix::try_from(&table).map_err(failed("CA-3"))?;
-    let cost = &table.costs.cost;
+    let percent_table = parse_percent_matrix("CA Table 1", PUBLISHED_TABLE_1).map_err(failed("CA-3"))?;
+    let measured_table = MeasuredMatrix::try_from(&percent_table).map_err(failed("CA-3"))?;
+    let cost = &measured_table.costs.cost;
     let seats = Seats { cpus_per_cache: vec![2; 2] };
     let mean_percent = |total: f64| 100.0 * total / 4.0;
-    let (best, worst) = (solvers::best_assignment(cost, &seats), solvers::worst_assignment(cost, &seats));
+    let (best_assignment, worst_assignment) =
+        (solvers::best_assignment(cost, &seats), solvers::worst_assignment(cost, &seats));
     let mut points = vec![
-        DataPoint::over_values("solver", "best", &[mean_percent(best.total)]),
-        DataPoint::over_values("solver", "worst", &[mean_percent(worst.total)]),
-        DataPoint::over_values("solver", "random", &[mean_percent(solvers::random_totals(cost, &seats, 1).mean)]),
+        DataPoint::from_values("solver", "best", &[mean_percent(best_assignment.total)]),
+        DataPoint::from_values("solver", "worst", &[mean_percent(worst_assignment.total)]),
+        DataPoint::from_values("solver", "random", &[mean_percent(solvers::random_totals(cost, &seats, 1).mean)]),
     ];
-    let mut deviation =
-        (mean_percent(best.total) - SCHEDULES[1].1).abs().max((mean_percent(worst.total) - SCHEDULES[0].1).abs());
-    for (index, (beside, published)) in SCHEDULES.into_iter().enumerate() {
+    let mut max_deviation = (mean_percent(best_assignment.total) - PUBLISHED_SCHEDULES[1].1)
+        .abs()
+        .max((mean_percent(worst_assignment.total) - PUBLISHED_SCHEDULES[0].1).abs());
+    for (index, (mcf_partner, published_mean)) in PUBLISHED_SCHEDULES.into_iter().enumerate() {
         let other_pair: Vec<usize> = (1..4).filter(|&program| program != index + 1).collect();
-        let mean =
-            mean_percent(table.costs.mutual_cost(0, index + 1) + table.costs.mutual_cost(other_pair[0], other_pair[1]));
-        deviation = deviation.max((mean - published).abs());
-        points.push(DataPoint::over_values("mean slowdown", format!("mcf beside {beside}"), &[mean]));
+        let computed_mean = mean_percent(
+            measured_table.costs.mutual_cost(0, index + 1)
+                + measured_table.costs.mutual_cost(other_pair[0], other_pair[1]),
+        );
+        max_deviation = max_deviation.max((computed_mean - published_mean).abs());
+        points.push(DataPoint::from_values("mean slowdown", format!("mcf beside {mcf_partner}"), &[computed_mean]));
     }
-    let pairs: Vec<String> = best.seating.by_cache.iter().map(|cache| describe_cache(cache, &table.names)).collect();
-    let finding = Finding::declared("ca-3-published", &[(0, deviation)]);
-    Ok(vec![finding.with_points(points).with_note(format!("Best: {}.", pairs.join(" and ")))])
+    let pair_texts: Vec<String> =
+        best_assignment.seating.by_cache.iter().map(|cache| describe_cache(cache, &measured_table.names)).collect();
+    let finding = Finding::declared("ca-3-published", &[(0, max_deviation)]);
+    Ok(vec![finding.with_points(points).with_note(format!("Best: {}.", pair_texts.join(" and ")))])
 }
 
 fn describe_cache(cache: &[Vec<usize>], names: &[String]) -> String {

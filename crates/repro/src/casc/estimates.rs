@@ -12,14 +12,15 @@ use cachemate_core::{CacheLevel, CoRunRowParameters, ProfilerConfig, TaskId, Win
 use cachemate_pipeline::OfflineProfiler;
 use serde::{Deserialize, Serialize};
 
-use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
-use crate::niagara::{CONTEXTS, LONGEST_ROW_NS, NiagaraSetting, SCALE, SIZES_KB, casc_jobs, l2_miss_ratio};
+use crate::niagara::groups::{GROUPS_PROBE_ID, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
+use crate::niagara::{CONTEXT_COUNT, LONGEST_ROW_NS, NiagaraSetting, SIZES_KB, TIME_SCALE, casc_jobs, l2_miss_ratio};
 use crate::setup::failed;
 use crate::split_runs::Name;
 use crate::{ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
 /// Lengths of rows in addition to those of the policy's runs.
-const OTHER_ROWS: [(&str, u64); 2] = [("better, rows of 2.5 ms", 2_500_000), ("better, rows of 20 ms", 20_000_000)];
+const OTHER_ROW_LENGTHS: [(&str, u64); 2] =
+    [("better, rows of 2.5 ms", 2_500_000), ("better, rows of 20 ms", 20_000_000)];
 
 /// Errors of the estimates in one run.
 #[derive(Serialize, Deserialize)]
@@ -47,7 +48,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             points.push(estimates.point(size, series, format!("{size} KB"), |e| f64::from(e.right[form])));
         }
     }
-    let casc_4 = |form: usize, name: &str| {
+    let casc_4_finding = |form: usize, name: &str| {
         Finding::new(
             "CASC-4",
             &format!("{name}: threads of 18 whose measured rate is on the same side of the mean as their solo miss ratio on an eighth of the cache, worst size"),
@@ -58,11 +59,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )
         .require_every_seed()
         .with_points(points.clone())
-        .time_scale(SCALE as f64)
+        .with_time_scale(TIME_SCALE as f64)
     };
     let mut findings = vec![
-        casc_4(1, "linear solve, as in the paper"),
-        casc_4(0, "members' own counts").with_note("What counters of each thread add, which the paper did not have."),
+        casc_4_finding(1, "linear solve, as in the paper"),
+        casc_4_finding(0, "members' own counts")
+            .with_note("What counters of each thread add, which the paper did not have."),
     ];
     let mut errors = Vec::new();
     for &size in sizes {
@@ -74,7 +76,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             errors.push(estimates.point(size, format!("{name}: mean error %"), &at, |e| e.errors[form].2));
         }
     }
-    let casc_5 = |form: usize, title: &str, target: ResultTarget, metric: &dyn Fn(&EstimateErrors, usize) -> f64| {
+    let casc_5_finding = |form: usize,
+                          title: &str,
+                          target: ResultTarget,
+                          metric: &dyn Fn(&EstimateErrors, usize) -> f64| {
         Finding::new(
             "CASC-5",
             title,
@@ -85,7 +90,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )
         .require_every_seed()
         .with_points(errors.clone())
-        .time_scale(SCALE as f64)
+        .with_time_scale(TIME_SCALE as f64)
         .with_note(format!(
             "Better form: members' own rates weighted by their references, from rows of {} ms. Literal form: the mean of solved rates. Both \
              forms' linearity error, and the better one's with rates or references from the groups and with other rows are in the points.",
@@ -93,14 +98,17 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ))
     };
     for (form, name) in [(LITERAL, "literal form (linear solve)"), (0, "better form (own counts)")] {
-        let mean_of = format!("{name}: mean error of the expected miss rate of random groups of eight, worst size");
-        let most_of = format!("{name}: largest error of the expected miss rate of random groups of eight, worst size");
+        let mean_title = format!("{name}: mean error of the expected miss rate of random groups of eight, worst size");
+        let largest_title =
+            format!("{name}: largest error of the expected miss rate of random groups of eight, worst size");
         // The paper gives no mean; the target for ours is 8 %.
-        let bar_of_mean =
+        let mean_error_target =
             if form == LITERAL { ResultTarget::Shown } else { ResultTarget::AtMost { target: 8.0, paper_best: None } };
-        findings.push(casc_5(form, &mean_of, bar_of_mean, &|estimate, form| estimate.errors[form].2));
-        let bar_of_most = ResultTarget::AtMost { target: 30.0, paper_best: None };
-        findings.push(casc_5(form, &most_of, bar_of_most, &|estimate, form| estimate.errors[form].1));
+        findings.push(casc_5_finding(form, &mean_title, mean_error_target, &|estimate, form| estimate.errors[form].2));
+        let largest_error_target = ResultTarget::AtMost { target: 30.0, paper_best: None };
+        findings.push(casc_5_finding(form, &largest_title, largest_error_target, &|estimate, form| {
+            estimate.errors[form].1
+        }));
     }
     Ok(findings)
 }
@@ -111,19 +119,20 @@ const LITERAL: usize = 4;
 fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
     let records = measure_rows(context, setting, LONGEST_ROW_NS)?;
     let (own_ratios, solved_ratios) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
-    let truth = solo_ratios(setting)?;
-    let ids: Vec<TaskId> = own_ratios.keys().copied().collect();
-    let rates_in_order = |rates_of: &BTreeMap<TaskId, f64>| ids.iter().map(|task| rates_of[task]).collect::<Vec<f64>>();
-    let same_side_counts =
-        [rates_in_order(&own_ratios), rates_in_order(&solved_ratios)].map(|rates| same_side_count(&rates, &truth));
-    let mut estimates = form_errors(&records, &own_ratios, &solved_ratios)?;
-    for (name, rows_ns) in OTHER_ROWS {
+    let true_ratios = measure_solo_ratios(setting)?;
+    let task_ids: Vec<TaskId> = own_ratios.keys().copied().collect();
+    let rates_in_order =
+        |rates_of: &BTreeMap<TaskId, f64>| task_ids.iter().map(|task| rates_of[task]).collect::<Vec<f64>>();
+    let same_side_counts = [rates_in_order(&own_ratios), rates_in_order(&solved_ratios)]
+        .map(|rates| same_side_count(&rates, &true_ratios));
+    let mut error_estimates = errors_by_form(&records, &own_ratios, &solved_ratios)?;
+    for (name, rows_ns) in OTHER_ROW_LENGTHS {
         let records = measure_rows(context, setting, rows_ns)?;
         let (own_ratios, solved_ratios) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
-        let better_estimate = form_errors(&records, &own_ratios, &solved_ratios)?.into_iter().next();
-        estimates.extend(better_estimate.map(|(_, worst, mean)| (Name(name), worst, mean)));
+        let better_form_errors = errors_by_form(&records, &own_ratios, &solved_ratios)?.into_iter().next();
+        error_estimates.extend(better_form_errors.map(|(_, worst, mean)| (Name(name), worst, mean)));
     }
-    Ok(EstimateErrors { errors: estimates, right: same_side_counts })
+    Ok(EstimateErrors { errors: error_estimates, right: same_side_counts })
 }
 
 fn measure_rows(
@@ -134,24 +143,28 @@ fn measure_rows(
     let request = GroupRequest {
         rows_ns: Some(rows_ns),
         locations: None,
-        groups: context.pick(6, 24),
+        group_count: context.pick(6, 24),
         group_ns: context.pick(5_000_000, 15_000_000),
     };
     measure_groups(setting.build_workload(casc_jobs(setting.seed))?, request)
 }
 
-fn same_side_count(estimates: &[f64], truth: &[f64]) -> u32 {
-    let (a, b) = (mean(estimates), mean(truth));
-    estimates.iter().zip(truth).filter(|&(estimate, truth)| (*estimate > a) == (*truth > b)).count() as u32
+fn same_side_count(estimates: &[f64], true_values: &[f64]) -> u32 {
+    let (estimate_mean, true_mean) = (mean(estimates), mean(true_values));
+    estimates
+        .iter()
+        .zip(true_values)
+        .filter(|&(estimate, truth)| (*estimate > estimate_mean) == (*truth > true_mean))
+        .count() as u32
 }
 
 /// PCMRs computed from the rows alone.
-fn measured_ratios(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
-    let parameters = CoRunRowParameters { uses_task_counts: own_counts, ..CoRunRowParameters::default() };
+fn measured_ratios(records: &[WindowRecord], uses_own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
+    let parameters = CoRunRowParameters { uses_task_counts: uses_own_counts, ..CoRunRowParameters::default() };
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);
     for record in records {
         let mut observation = record.observation.clone();
-        observation.probe_results.retain(|answer| answer.probe != GROUPS);
+        observation.probe_results.retain(|answer| answer.probe != GROUPS_PROBE_ID);
         profiler.update(&observation);
     }
     let unmeasured_error = |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));
@@ -162,58 +175,61 @@ fn measured_ratios(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMa
 }
 
 /// Worst and mean error of each form over the groups.
-fn form_errors(
+fn errors_by_form(
     records: &[WindowRecord],
     own_ratios: &BTreeMap<TaskId, f64>,
     solved_ratios: &BTreeMap<TaskId, f64>,
 ) -> Result<Vec<(Name, f64, f64)>, ReproError> {
-    let (groups, in_rows, in_groups) =
+    let (groups, row_sums, group_sums) =
         (sums_by_group(records), sums_by_task(records, false), sums_by_task(records, true));
     if groups.is_empty() {
         return Err(failed("groups")("none was measured"));
     }
-    let refs =
+    let refs_of_task =
         |sums: &BTreeMap<TaskId, MissSums>, task: &TaskId| sums.get(task).map_or(0.0, |sum| sum.references / sum.ns);
     let weighted_rate = |sums: &BTreeMap<TaskId, MissSums>, rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
-        let total_refs: f64 = members.iter().map(|task| refs(sums, task)).sum();
-        members.iter().map(|task| refs(sums, task) * rate(task)).sum::<f64>() / total_refs
+        let total_refs: f64 = members.iter().map(|task| refs_of_task(sums, task)).sum();
+        members.iter().map(|task| refs_of_task(sums, task) * rate(task)).sum::<f64>() / total_refs
     };
     let unweighted_rate = |rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
         members.iter().map(rate).sum::<f64>() / members.len() as f64
     };
     let rate_of = |rates: &BTreeMap<TaskId, f64>, task: &TaskId| rates.get(task).copied().unwrap_or(f64::NAN);
-    let long_run_rate = |task: &TaskId| in_groups.get(task).map_or(f64::NAN, MissSums::rate);
+    let long_run_rate = |task: &TaskId| group_sums.get(task).map_or(f64::NAN, MissSums::misses_per_100_references);
     type RateModel<'a> = Box<dyn Fn(&[TaskId]) -> f64 + 'a>;
     let forms: [(&'static str, RateModel<'_>); 6] = [
-        ("better", Box::new(|members| weighted_rate(&in_rows, &|task| rate_of(own_ratios, task), members))),
-        ("better, rates measured in groups", Box::new(|members| weighted_rate(&in_rows, &long_run_rate, members))),
+        ("better", Box::new(|members| weighted_rate(&row_sums, &|task| rate_of(own_ratios, task), members))),
+        ("better, rates measured in groups", Box::new(|members| weighted_rate(&row_sums, &long_run_rate, members))),
         (
             "better, references measured in groups",
-            Box::new(|members| weighted_rate(&in_groups, &|task| rate_of(own_ratios, task), members)),
+            Box::new(|members| weighted_rate(&group_sums, &|task| rate_of(own_ratios, task), members)),
         ),
-        ("better, linearity alone", Box::new(|members| weighted_rate(&in_groups, &long_run_rate, members))),
+        ("better, linearity alone", Box::new(|members| weighted_rate(&group_sums, &long_run_rate, members))),
         ("literal", Box::new(|members| unweighted_rate(&|task| rate_of(solved_ratios, task), members))),
         ("literal, linearity alone", Box::new(|members| unweighted_rate(&long_run_rate, members))),
     ];
-    let model_errors = |expect: &RateModel<'_>| -> Vec<f64> {
-        groups.iter().map(|(members, sum)| 100.0 * (expect(members) / sum.rate() - 1.0).abs()).collect()
+    let model_errors = |expected_rate: &RateModel<'_>| -> Vec<f64> {
+        groups
+            .iter()
+            .map(|(members, sum)| 100.0 * (expected_rate(members) / sum.misses_per_100_references() - 1.0).abs())
+            .collect()
     };
-    let summary = |(name, expect): &(&'static str, RateModel<'_>)| {
-        let errors = model_errors(expect);
+    let summarize_form = |(name, expected_rate): &(&'static str, RateModel<'_>)| {
+        let errors = model_errors(expected_rate);
         (Name(name), errors.iter().copied().fold(0.0, f64::max), mean(&errors))
     };
-    Ok(forms.iter().map(summary).collect())
+    Ok(forms.iter().map(summarize_form).collect())
 }
 
 /// Misses divided by references of every thread alone on an eighth of the cache.
-fn solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
-    let eighth = NiagaraSetting { quick: true, ..*setting };
-    let run_alone = |(at, job): (usize, crate::setup::WorkloadJob)| {
-        let mut workload = eighth.build_workload(vec![job])?.with_length(4_000_000, 8_000_000);
+fn measure_solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
+    let eighth_setting = NiagaraSetting { is_quick: true, ..*setting };
+    let measure_solo_ratio = |(context_index, job): (usize, crate::setup::WorkloadJob)| {
+        let mut workload = eighth_setting.build_workload(vec![job])?.with_length(4_000_000, 8_000_000);
         let cache = workload.machine.caches.last_mut().ok_or_else(|| failed("eighth")("no cache"))?;
-        cache.size_bytes /= CONTEXTS as u64;
+        cache.size_bytes /= CONTEXT_COUNT as u64;
         let results = workload.unmanaged_run()?;
-        l2_miss_ratio(&results).ok_or_else(|| failed("eighth")(format!("thread {at} made no references")))
+        l2_miss_ratio(&results).ok_or_else(|| failed("eighth")(format!("thread {context_index} made no references")))
     };
-    casc_jobs(setting.seed).into_iter().enumerate().map(run_alone).collect()
+    casc_jobs(setting.seed).into_iter().enumerate().map(measure_solo_ratio).collect()
 }

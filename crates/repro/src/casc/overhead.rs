@@ -2,7 +2,7 @@
 
 use cachemate_core::CacheLevel;
 
-use crate::niagara::{NiagaraPolicy, NiagaraSetting, SCALE, SPEC_2000, run_jobs, run_workload};
+use crate::niagara::{NiagaraPolicy, NiagaraSetting, SPEC_2000_PROGRAMS, TIME_SCALE, run_jobs, run_workload};
 use crate::setup::{Comparison, Workload, WorkloadJob, failed};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
@@ -12,12 +12,12 @@ const PAPER_RESOLUTION_PERCENT: f64 = 1.58;
 
 /// Inputs over which the cost of measuring is averaged for one seed. The paper's 63 minutes average over thousands of
 /// measurements (CASC 5.3.4). A run here has one or two.
-const INPUTS: u64 = 6;
+const INPUTS_PER_SEED: u64 = 6;
 
 /// CASC 5.3.4 measures the cost on four processors with twelve SPEC CPU2000 programs. They share no cache, so no schedule
 /// gains or loses by its groups.
-const PROCESSORS: u32 = 4;
-const PROGRAMS: usize = 12;
+const PROCESSOR_COUNT: u32 = 4;
+const PROGRAM_COUNT: usize = 12;
 /// CASC needs one cache whose groups it can measure. In this one the programs hardly meet. With this bandwidth they hardly
 /// wait for one another.
 const SPACIOUS_L2_KB: u64 = 48 << 10;
@@ -25,46 +25,48 @@ const AMPLE_BYTES_PER_CYCLE: f64 = 16.0;
 
 /// The twelve programs on the four processors.
 fn processors_workload(context: &ExperimentContext<'_>, seed: u64) -> Result<Workload, ReproError> {
-    let jobs = SPEC_2000[..PROGRAMS].iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
+    let jobs = SPEC_2000_PROGRAMS[..PROGRAM_COUNT].iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
     let setting = NiagaraSetting::new(SPACIOUS_L2_KB, seed, context);
     let mut workload =
         NiagaraSetting { bytes_per_cycle: Some(AMPLE_BYTES_PER_CYCLE), ..setting }.build_workload(jobs)?;
     let machine = &mut workload.machine;
-    (machine.cores_per_package, machine.contexts_per_core) = (PROCESSORS, 1);
-    let shared = machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2);
-    shared.for_each(|cache| cache.shared_by_cores = PROCESSORS);
+    (machine.cores_per_package, machine.contexts_per_core) = (PROCESSOR_COUNT, 1);
+    let l2_caches = machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2);
+    l2_caches.for_each(|cache| cache.shared_by_cores = PROCESSOR_COUNT);
     Ok(workload)
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let size = 192;
-    let never_ran = |name: &'static str| move || failed(name)("a thread never ran");
+    let l2_kb = 192;
+    let never_ran_error = |name: &'static str| move || failed(name)("a thread never ran");
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).
-    let measuring = NiagaraPolicy::literal("threshold = 1000.0\nremeasure_every_ns = 250000000");
-    let inputs = context.pick_of_three(1, INPUTS, INPUTS);
+    let measuring_policy = NiagaraPolicy::literal_policy("threshold = 1000.0\nremeasure_every_ns = 250000000");
+    let inputs = context.pick_by_length(1, INPUTS_PER_SEED, INPUTS_PER_SEED);
     let seeds_and_inputs: Vec<(u64, u64)> =
         context.seeds.iter().flat_map(|&seed| (0..inputs).map(move |input| (seed, input))).collect();
-    let costs: Vec<(u64, Comparison)> = context.run_all(&seeds_and_inputs, |&(seed, input)| {
+    let measuring_costs: Vec<(u64, Comparison)> = context.run_all(&seeds_and_inputs, |&(seed, input)| {
         let workload = processors_workload(context, seed + 1_000_000 * input)?;
         let run_under = |policy| run_workload(&workload, policy, SPACIOUS_L2_KB);
-        let (measured, default) = (run_under(&measuring)?, run_under(&NiagaraPolicy::Default)?);
-        Ok((seed, Comparison::compare(&measured, &default).ok_or_else(never_ran("measuring"))?))
+        let (measuring_run, default_run) = (run_under(&measuring_policy)?, run_under(&NiagaraPolicy::Default)?);
+        Ok((seed, Comparison::compare(&measuring_run, &default_run).ok_or_else(never_ran_error("measuring"))?))
     })?;
     let mut identical_gains = Vec::new();
     for &seed in &context.seeds {
-        let setting = NiagaraSetting::new(size, seed, context);
-        let identical: Vec<WorkloadJob> = (0..18)
+        let setting = NiagaraSetting::new(l2_kb, seed, context);
+        let identical_jobs: Vec<WorkloadJob> = (0..18)
             .map(|index| WorkloadJob { name: format!("twolf-{index}"), ..WorkloadJob::new("twolf", 1_000 * seed) })
             .collect();
-        let run_under = |policy| run_jobs(&setting, policy, &identical);
-        let (managed, default) = (run_under(&NiagaraPolicy::better_policy(""))?, run_under(&NiagaraPolicy::Default)?);
-        identical_gains.push((seed, Comparison::compare(&managed, &default).ok_or_else(never_ran("identical"))?));
+        let run_under = |policy| run_jobs(&setting, policy, &identical_jobs);
+        let (managed_run, default_run) =
+            (run_under(&NiagaraPolicy::better_policy(""))?, run_under(&NiagaraPolicy::Default)?);
+        identical_gains
+            .push((seed, Comparison::compare(&managed_run, &default_run).ok_or_else(never_ran_error("identical"))?));
     }
     context.check_not_stopped()?;
     let mean_by_seed = |value: fn(&Comparison) -> f64, gains: &[(u64, Comparison)]| {
-        let of_seed =
+        let values_of_seed =
             |seed| gains.iter().filter(move |(gain_seed, _)| *gain_seed == seed).map(|(_, gain)| 100.0 * value(gain));
-        context.per_seed(|seed| mean(&of_seed(seed).collect::<Vec<f64>>()))
+        context.values_by_seed(|seed| mean(&values_of_seed(seed).collect::<Vec<f64>>()))
     };
     let split_points = |name: &str, at: &str, gains: &[(u64, Comparison)]| {
         let parts: [(&str, fn(&Comparison) -> f64); 4] = [
@@ -75,25 +77,25 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ];
         let point = |(title, value): (&str, fn(&Comparison) -> f64)| {
             let values: Vec<f64> = gains.iter().map(|(_, gain)| 100.0 * value(gain)).collect();
-            DataPoint::over_values(format!("{name}: {title}"), at, &values)
+            DataPoint::from_values(format!("{name}: {title}"), at, &values)
         };
         parts.map(point).to_vec()
     };
-    let overhead = Finding::new(
+    let overhead_finding = Finding::new(
         "CASC-7",
         "time lost to measuring one thread again every 250 ms, without a shared cache and without restricting any thread",
         "not measurable: 63 minutes with and without",
         "%",
         ResultTarget::AtMost { target: PAPER_RESOLUTION_PERCENT, paper_best: None },
-        &mean_by_seed(|gain| 1.0 - (1.0 + gain.contention_gain) * (1.0 + gain.busy_gain), &costs),
+        &mean_by_seed(|gain| 1.0 - (1.0 + gain.contention_gain) * (1.0 + gain.busy_gain), &measuring_costs),
     )
-    .with_points(split_points("measuring", "four processors", &costs))
+    .with_points(split_points("measuring", "four processors", &measuring_costs))
     .with_note(format!(
-        "{PROGRAMS} SPEC CPU2000 programs on {PROCESSORS} processors, in the mean of {inputs} inputs for each seed: slower threads at equal \
+        "{PROGRAM_COUNT} SPEC CPU2000 programs on {PROCESSOR_COUNT} processors, in the mean of {inputs} inputs for each seed: slower threads at equal \
          shares of time, and idle processors. Deciding is not simulated: the bench group 'policies' has its time."
     ))
-    .time_scale(SCALE as f64);
-    let nothing = Finding::new(
+    .with_time_scale(TIME_SCALE as f64);
+    let identical_threads_finding = Finding::new(
         "CASC-8",
         "throughput of 18 identical threads against the default scheduler",
         "no gain, no penalty, \"as we showed in the previous section\" (CASC 5.4.1): in 63 minutes",
@@ -101,7 +103,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ResultTarget::Within { low: -PAPER_RESOLUTION_PERCENT, high: PAPER_RESOLUTION_PERCENT },
         &mean_by_seed(|gain| gain.throughput_gain, &identical_gains),
     )
-    .with_points(split_points("identical", &format!("{size} KB"), &identical_gains))
-    .time_scale(SCALE as f64);
-    Ok(vec![overhead, nothing])
+    .with_points(split_points("identical", &format!("{l2_kb} KB"), &identical_gains))
+    .with_time_scale(TIME_SCALE as f64);
+    Ok(vec![overhead_finding, identical_threads_finding])
 }

@@ -4,12 +4,12 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::RunLimit;
 
-use super::{COLORS, RunScale, chip_setup, fixed_plan, thesis_job};
+use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, thesis_job};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Minimum rise of the run time with more colors that counts, if the seeds' ranges do not overlap either.
-const NOISE: f64 = 0.01;
-const INSTRUCTIONS: u64 = 20_000_000_000;
+const NOISE_SHARE: f64 = 0.01;
+const NOMINAL_INSTRUCTIONS: u64 = 20_000_000_000;
 /// Warm-up instructions. They are not scaled, because caches do not fill faster.
 const WARM_UP_INSTRUCTIONS: u64 = 3_000_000;
 
@@ -17,23 +17,24 @@ const WARM_UP_INSTRUCTIONS: u64 = 3_000_000;
 struct ColorCurve {
     program: &'static str,
     colors: Vec<u32>,
-    by_seed: Vec<Vec<f64>>,
+    relative_times_by_seed: Vec<Vec<f64>>,
 }
 
 impl ColorCurve {
     fn values_over_seeds(&self, index: usize) -> Vec<f64> {
-        self.by_seed.iter().map(|row| row[index]).collect()
+        self.relative_times_by_seed.iter().map(|row| row[index]).collect()
     }
     /// Numbers of colors with which it runs slower than with fewer, beyond noise.
-    fn rises(&self) -> Vec<(u32, f64)> {
-        let rise = |index: usize| {
-            let (fewer, more) = (self.values_over_seeds(index - 1), self.values_over_seeds(index));
-            let growth = mean(&more) / mean(&fewer) - 1.0;
-            let slowest_before = fewer.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let is_above_noise = growth > NOISE && more.iter().all(|&time| time > slowest_before);
+    fn color_rises(&self) -> Vec<(u32, f64)> {
+        let rise_at = |index: usize| {
+            let (times_with_fewer, times_with_more) =
+                (self.values_over_seeds(index - 1), self.values_over_seeds(index));
+            let growth = mean(&times_with_more) / mean(&times_with_fewer) - 1.0;
+            let slowest_before = times_with_fewer.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let is_above_noise = growth > NOISE_SHARE && times_with_more.iter().all(|&time| time > slowest_before);
             is_above_noise.then_some((self.colors[index], growth))
         };
-        (1..self.colors.len()).filter_map(rise).collect()
+        (1..self.colors.len()).filter_map(rise_at).collect()
     }
 }
 
@@ -46,22 +47,23 @@ pub(super) fn cycles_for(
     seed: u64,
 ) -> Result<f64, ReproError> {
     // All seeds run the same program; only its frames differ.
-    let mut workload = chip_setup(vec![thesis_job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
+    let mut workload =
+        chip_workload(vec![thesis_job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
     workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
     workload.options.ends = Some(RunLimit::Instructions(instructions));
-    let results = workload.planned_run(&fixed_plan(&workload, &[format!("0-{}", colors - 1)])?)?;
-    let instr_done: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-    Ok(results.elapsed_cycles as f64 * instructions as f64 / instr_done.max(1) as f64)
+    let results = workload.planned_run(&fixed_plan_policy(&workload, &[format!("0-{}", colors - 1)])?)?;
+    let executed_instr: u64 = results.tasks.iter().map(|task| task.instructions).sum();
+    Ok(results.elapsed_cycles as f64 * instructions as f64 / executed_instr.max(1) as f64)
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let scale = context.pick(20_000, 10_000);
     let colors: Vec<u32> = context.pick(vec![1, 2, 4, 8, 12, 16], (1..=COLORS).collect());
-    let quick = ["mcf", "art", "twolf", "swim", "ammp", "vortex"];
+    let quick_programs = ["mcf", "art", "twolf", "swim", "ammp", "vortex"];
     let programs: Vec<&'static str> = kernels::programs()
         .filter(|program| program.threads == (1, 1))
         .map(|program| program.name.as_str())
-        .filter(|name| !context.quick || quick.contains(name))
+        .filter(|name| !context.quick || quick_programs.contains(name))
         .collect();
     let mut runs = Vec::new();
     for &program in &programs {
@@ -71,32 +73,32 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     let cycles = context.run_all(&runs, |&(program, seed, count)| {
         context.report_progress(&format!("{program} with {count} colors, seed {seed}"));
-        cycles_for(program, count, INSTRUCTIONS / scale, scale, seed)
+        cycles_for(program, count, NOMINAL_INSTRUCTIONS / scale, scale, seed)
     })?;
     let mut rows = cycles.chunks(colors.len()).map(|row| {
         let all_colors_cycles = row[row.len() - 1];
         row.iter().map(|cycles| cycles / all_colors_cycles).collect::<Vec<f64>>()
     });
-    let curve = |&program: &&'static str| {
-        let by_seed = rows.by_ref().take(context.seeds.len()).collect();
-        ColorCurve { program, colors: colors.clone(), by_seed }
+    let curve_of_program = |&program: &&'static str| {
+        let relative_times_by_seed = rows.by_ref().take(context.seeds.len()).collect();
+        ColorCurve { program, colors: colors.clone(), relative_times_by_seed }
     };
-    let curves: Vec<ColorCurve> = programs.iter().map(curve).collect();
+    let curves: Vec<ColorCurve> = programs.iter().map(curve_of_program).collect();
     Ok(vec![sensitivity_finding(context, scale, &curves)])
 }
 
 fn sensitivity_finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -> Finding {
     let rises: Vec<String> = curves
         .iter()
-        .flat_map(|curve| curve.rises().into_iter().map(|(colors, growth)| (curve.program, colors, growth)))
+        .flat_map(|curve| curve.color_rises().into_iter().map(|(colors, growth)| (curve.program, colors, growth)))
         .map(|(program, colors, growth)| format!("{program} at {colors} colors (+{:.1} %)", 100.0 * growth))
         .collect();
     let count = rises.len() as f64;
-    let per_seed = context.per_seed(|_| count);
+    let per_seed = context.values_by_seed(|_| count);
     let rise_list = if rises.is_empty() { "none".to_string() } else { rises.join(", ") };
     let points = curves.iter().flat_map(|curve| {
         let point = |index: usize| {
-            DataPoint::over_values(curve.program, curve.colors[index].to_string(), &curve.values_over_seeds(index))
+            DataPoint::from_values(curve.program, curve.colors[index].to_string(), &curve.values_over_seeds(index))
         };
         (0..curve.colors.len()).map(point).collect::<Vec<_>>()
     });
@@ -104,23 +106,23 @@ fn sensitivity_finding(context: &ExperimentContext<'_>, scale: u64, curves: &[Co
         "A rise counts above {:.0} % where the ranges over seeds do not overlap; seeds give the frames anew, the program \
          is the same. Mapping conflicts left: {rise_list}. 20·10^9 instructions at the time scale, after \
          3·10^6 of warm-up: the L3 of programs larger than a few megabytes is still filling.",
-        100.0 * NOISE
+        100.0 * NOISE_SHARE
     );
     Finding::declared("cp-1-slower-steps", &per_seed)
         .with_points(points.collect())
-        .time_scale(scale as f64)
+        .with_time_scale(scale as f64)
         .with_note(note)
-        .with_figure(draw_curves(curves))
+        .with_figure(sensitivity_figure(curves))
 }
 
-fn draw_curves(curves: &[ColorCurve]) -> ResultFigure {
+fn sensitivity_figure(curves: &[ColorCurve]) -> ResultFigure {
     // Only programs that depend on colors are drawn; the lines of the others would all be flat.
-    let mut sensitive: Vec<&ColorCurve> = curves.iter().collect();
+    let mut curves_by_sensitivity: Vec<&ColorCurve> = curves.iter().collect();
     let one_color_value = |curve: &ColorCurve| mean(&curve.values_over_seeds(0));
-    sensitive.sort_by(|a, b| one_color_value(b).total_cmp(&one_color_value(a)));
-    let series = sensitive.iter().take(8).map(|curve| {
-        let point = |(at, &colors): (usize, &u32)| {
-            let values = curve.values_over_seeds(at);
+    curves_by_sensitivity.sort_by(|a, b| one_color_value(b).total_cmp(&one_color_value(a)));
+    let series = curves_by_sensitivity.iter().take(8).map(|curve| {
+        let point = |(color_index, &colors): (usize, &u32)| {
+            let values = curve.values_over_seeds(color_index);
             let low = values.iter().copied().fold(f64::INFINITY, f64::min);
             let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(colors), mean(&values)) }
@@ -143,21 +145,21 @@ mod tests {
     use super::*;
 
     fn sample_curve(by_seed: Vec<Vec<f64>>) -> ColorCurve {
-        ColorCurve { program: "p", colors: vec![1, 2, 3], by_seed }
+        ColorCurve { program: "p", colors: vec![1, 2, 3], relative_times_by_seed: by_seed }
     }
 
     /// Is a rise counted only if it exceeds both noise and the effect of other frames?
     #[test]
     fn a_rise_must_stand_out_of_the_seeds() {
-        assert_eq!(sample_curve(vec![vec![2.0, 1.5, 1.0], vec![2.1, 1.4, 1.0]]).rises(), []);
-        let rises = sample_curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.0, 1.3]]).rises();
+        assert_eq!(sample_curve(vec![vec![2.0, 1.5, 1.0], vec![2.1, 1.4, 1.0]]).color_rises(), []);
+        let rises = sample_curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.0, 1.3]]).color_rises();
         assert_eq!(rises.iter().map(|(colors, _)| *colors).collect::<Vec<_>>(), [3]);
         assert_eq!(
-            sample_curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.3, 1.3]]).rises(),
+            sample_curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.3, 1.3]]).color_rises(),
             [],
             "one seed's frames do as much"
         );
-        assert_eq!(sample_curve(vec![vec![1.0, 1.0, 1.005]]).rises(), []);
+        assert_eq!(sample_curve(vec![vec![1.0, 1.0, 1.005]]).color_rises(), []);
     }
 
     /// Does a program whose footprint needs all colors run faster with all of them than with one?

@@ -15,116 +15,129 @@ pub(super) fn pair_name(pair: ProgramPair) -> String {
     format!("{}+{}", pair.0, pair.1)
 }
 
-fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
+fn gain_points(pairs_by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for (index, pair) in by_seed[0].iter().enumerate() {
-        for (place, (first, _)) in pair.splits.iter().enumerate() {
+    for (index, pair) in pairs_by_seed[0].iter().enumerate() {
+        for (split_index, (first_colors, _)) in pair.rates_by_split.iter().enumerate() {
             for side in 0..2 {
-                let values: Vec<f64> = by_seed
+                let values: Vec<f64> = pairs_by_seed
                     .iter()
-                    .map(|seed| to_percent(seed[index].gains(&seed[index].splits[place].1)[side]))
+                    .map(|seed| {
+                        to_percent(seed[index].relative_gains(&seed[index].rates_by_split[split_index].1)[side])
+                    })
                     .collect();
                 let program = [pair.pair.0, pair.pair.1][side];
                 let series = format!("{}: {program}", pair_name(pair.pair));
-                points.push(DataPoint::over_values(series, format!("{first}:{}", COLORS - first), &values));
+                points.push(DataPoint::from_values(
+                    series,
+                    format!("{first_colors}:{}", COLORS - first_colors),
+                    &values,
+                ));
             }
         }
     }
     points
 }
 
-pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredPair>], scale: RunScale) -> Finding {
+pub(super) fn best_sum_finding(
+    context: &ExperimentContext<'_>,
+    pairs_by_seed: &[Vec<MeasuredPair>],
+    scale: RunScale,
+) -> Finding {
     // One split per pair for all seeds: the mean over seeds, not the best of each.
-    let gain_sum_percent =
-        |seed: &[MeasuredPair], at: usize, place: usize| to_percent(seed[at].sum_of_gains(&seed[at].splits[place].1));
-    let mut best = (0, 0, f64::NEG_INFINITY);
-    for (at, pair) in by_seed[0].iter().enumerate() {
-        for place in 0..pair.splits.len() {
-            let sums: Vec<f64> = by_seed.iter().map(|seed| gain_sum_percent(seed, at, place)).collect();
-            if mean(&sums) > best.2 {
-                best = (at, place, mean(&sums));
+    let gain_sum_percent = |seed: &[MeasuredPair], at: usize, place: usize| {
+        to_percent(seed[at].gain_sum(&seed[at].rates_by_split[place].1))
+    };
+    let mut best_pair_and_split = (0, 0, f64::NEG_INFINITY);
+    for (pair_index, pair) in pairs_by_seed[0].iter().enumerate() {
+        for split_index in 0..pair.rates_by_split.len() {
+            let sums: Vec<f64> =
+                pairs_by_seed.iter().map(|seed| gain_sum_percent(seed, pair_index, split_index)).collect();
+            if mean(&sums) > best_pair_and_split.2 {
+                best_pair_and_split = (pair_index, split_index, mean(&sums));
             }
         }
     }
-    let pair = &by_seed[0][best.0];
+    let pair = &pairs_by_seed[0][best_pair_and_split.0];
     let per_seed: Vec<(u64, f64)> = context
         .seeds
         .iter()
-        .zip(by_seed)
-        .map(|(&seed, pairs)| (seed, gain_sum_percent(pairs, best.0, best.1)))
+        .zip(pairs_by_seed)
+        .map(|(&seed, pairs)| (seed, gain_sum_percent(pairs, best_pair_and_split.0, best_pair_and_split.1)))
         .collect();
     let note = format!(
         "Best: {} at {}:{}. The paper's 17 % came from a partition that leaked (frames of other colors after MaxTry); \
          here none leaks. Programs are timed over the same work in every run: what each does alone in {} million cycles \
          after {} million of warm-up.",
         pair_name(pair.pair),
-        pair.splits[best.1].0,
-        COLORS - pair.splits[best.1].0,
+        pair.rates_by_split[best_pair_and_split.1].0,
+        COLORS - pair.rates_by_split[best_pair_and_split.1].0,
         scale.measured_cycles() / 1_000_000,
         scale.warm_up_cycles / 1_000_000,
     );
     let mut finding = Finding::declared("cp-2-best-split", &per_seed)
-        .with_points(gain_points(by_seed))
-        .time_scale(scale.scale as f64)
+        .with_points(gain_points(pairs_by_seed))
+        .with_time_scale(scale.scale as f64)
         .with_note(note);
-    for pair in 0..by_seed[0].len() {
-        finding = finding.with_figure(pair_figure(by_seed, pair));
+    for pair in 0..pairs_by_seed[0].len() {
+        finding = finding.with_figure(pair_figure(pairs_by_seed, pair));
     }
     finding
 }
 
-fn pair_figure(by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigure {
-    let pair = &by_seed[0][index];
+fn pair_figure(pairs_by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigure {
+    let pair = &pairs_by_seed[0][index];
     let split_series = |side: usize| {
-        let point = |(place, (first, _)): (usize, &(u32, [f64; 2]))| {
-            let values: Vec<f64> =
-                by_seed.iter().map(|seed| to_percent(seed[index].gains(&seed[index].splits[place].1)[side])).collect();
+        let point = |(split_index, (first, _)): (usize, &(u32, [f64; 2]))| {
+            let values: Vec<f64> = pairs_by_seed
+                .iter()
+                .map(|seed| to_percent(seed[index].relative_gains(&seed[index].rates_by_split[split_index].1)[side]))
+                .collect();
             let low = values.iter().copied().fold(f64::INFINITY, f64::min);
             let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(*first), mean(&values)) }
         };
         let name = [pair.pair.0, pair.pair.1][side].to_string();
-        Series { name, points: pair.splits.iter().enumerate().map(point).collect(), ..Series::default() }
+        Series { name, points: pair.rates_by_split.iter().enumerate().map(point).collect(), ..Series::default() }
     };
     let chart = Chart {
         title: format!("{}: gain over sharing the cache", pair_name(pair.pair)),
         x: Axis::linear(&format!("colors of {}; the rest of 16 is {}'s", pair.pair.0, pair.pair.1)),
         y: Axis::linear("instructions per cycle against sharing, %"),
         series: vec![split_series(0), split_series(1)],
-        references: vec![ReferenceLine::Y { label: "shared".to_string(), at: 0.0 }],
+        references: vec![ReferenceLine::Y { label: "shared".to_string(), level: 0.0 }],
         ..Chart::default()
     };
     let file = format!("cp-2-{}-{}", pair.pair.0, pair.pair.1);
     ResultFigure::chart(file, &chart)
 }
 
-pub(super) fn chosen_sum(
+pub(super) fn chosen_sum_finding(
     context: &ExperimentContext<'_>,
-    by_seed: &[Vec<MeasuredPair>],
+    pairs_by_seed: &[Vec<MeasuredPair>],
     chosen_splits: &[Vec<Option<u32>>],
     method: &str,
     scale: RunScale,
 ) -> Finding {
-    let gain_sum_percent = |pair: &MeasuredPair, first| {
-        pair.rates_at(first).map_or(f64::NAN, |rates| to_percent(pair.sum_of_gains(&rates)))
-    };
+    let gain_sum_percent =
+        |pair: &MeasuredPair, first| pair.rates_at(first).map_or(f64::NAN, |rates| to_percent(pair.gain_sum(&rates)));
     let worst_gain = |(pairs, seed_choices): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
         pairs.iter().zip(seed_choices).map(|(pair, &first)| gain_sum_percent(pair, first)).fold(f64::INFINITY, f64::min)
     };
     let per_seed: Vec<(u64, f64)> = context
         .seeds
         .iter()
-        .zip(by_seed.iter().zip(chosen_splits).map(worst_gain))
+        .zip(pairs_by_seed.iter().zip(chosen_splits).map(worst_gain))
         .map(|(&seed, worst)| (seed, worst))
         .collect();
-    let points = by_seed[0].iter().zip(&chosen_splits[0]).enumerate().map(|(index, (pair, &first))| {
-        let values: Vec<f64> = by_seed
+    let points = pairs_by_seed[0].iter().zip(&chosen_splits[0]).enumerate().map(|(index, (pair, &first))| {
+        let values: Vec<f64> = pairs_by_seed
             .iter()
             .zip(chosen_splits)
             .map(|(seed, seed_choices)| gain_sum_percent(&seed[index], seed_choices[index]))
             .collect();
-        let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
-        DataPoint::over_values(pair_name(pair.pair), at, &values)
+        let split_label = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
+        DataPoint::from_values(pair_name(pair.pair), split_label, &values)
     });
     Finding::new(
         "CP-2",
@@ -135,7 +148,7 @@ pub(super) fn chosen_sum(
         &per_seed,
     )
     .with_points(points.collect())
-    .time_scale(scale.scale as f64)
+    .with_time_scale(scale.scale as f64)
     .with_note(
         "For weighted speed-up; a pair stays shared (0) where less than 1 % is expected of dividing. Offline: by the exact \
          solver from curves of each program alone under the first seed, against a measured run of the pair sharing; judged \
@@ -147,7 +160,7 @@ pub(super) fn chosen_sum(
 
 pub(super) fn recovery_finding(
     context: &ExperimentContext<'_>,
-    by_seed: &[Vec<MeasuredPair>],
+    pairs_by_seed: &[Vec<MeasuredPair>],
     scale: RunScale,
 ) -> Finding {
     let best_recovered_share = |pairs: &[MeasuredPair]| {
@@ -155,31 +168,32 @@ pub(super) fn recovery_finding(
         shares.map(|(_, _, share)| to_percent(share)).fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, best_recovered_share(pairs))).collect();
+        context.seeds.iter().zip(pairs_by_seed).map(|(&seed, pairs)| (seed, best_recovered_share(pairs))).collect();
     let all_shares: Vec<f64> =
-        by_seed.iter().flatten().flat_map(MeasuredPair::recovered_shares).map(|(_, _, share)| share).collect();
+        pairs_by_seed.iter().flatten().flat_map(MeasuredPair::recovered_shares).map(|(_, _, share)| share).collect();
     let mut points = Vec::new();
     let mut groups = Vec::new();
-    for (index, pair) in by_seed[0].iter().enumerate() {
+    for (index, pair) in pairs_by_seed[0].iter().enumerate() {
         for side in 0..2 {
             let own_program = [pair.pair.0, pair.pair.1][side];
             let relative_rates = |rates: fn(&MeasuredPair) -> [f64; 2]| -> Vec<f64> {
-                by_seed.iter().map(|seed| rates(&seed[index])[side] / seed[index].alone[side]).collect()
+                pairs_by_seed.iter().map(|seed| rates(&seed[index])[side] / seed[index].solo_rates[side]).collect()
             };
-            let (shared_rates, best) = (relative_rates(|pair| pair.shared), relative_rates(|pair| pair.best().1));
+            let (shared_rates, best_split_rates) =
+                (relative_rates(|pair| pair.shared_rates), relative_rates(|pair| pair.best_split().1));
             groups.push(BarGroup {
                 name: format!("{own_program} ({})", pair_name(pair.pair)),
-                bars: vec![mean(&shared_rates).into(), mean(&best).into()],
+                bars: vec![mean(&shared_rates).into(), mean(&best_split_rates).into()],
             });
-            points.push(DataPoint::over_values(
+            points.push(DataPoint::from_values(
                 "shared, over alone",
                 format!("{}: {own_program}", pair_name(pair.pair)),
                 &shared_rates,
             ));
-            points.push(DataPoint::over_values(
+            points.push(DataPoint::from_values(
                 "best split, over alone",
                 format!("{}: {own_program}", pair_name(pair.pair)),
-                &best,
+                &best_split_rates,
             ));
         }
     }
@@ -200,7 +214,7 @@ pub(super) fn recovery_finding(
     );
     Finding::declared("cp-3-recovered", &per_seed)
         .with_points(points)
-        .time_scale(scale.scale as f64)
+        .with_time_scale(scale.scale as f64)
         .with_note(note)
         .with_figure(figure)
 }
@@ -208,29 +222,30 @@ pub(super) fn recovery_finding(
 /// Are the forecasts "leave it shared" and "divide it" right when they are made?
 pub(super) fn forecast_finding(
     context: &ExperimentContext<'_>,
-    by_seed: &[Vec<MeasuredPair>],
-    expected: &[Option<PairForecast>],
+    pairs_by_seed: &[Vec<MeasuredPair>],
+    forecasts: &[Option<PairForecast>],
     scale: RunScale,
 ) -> Finding {
-    let sum_of = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
+    let sum_of_speeds = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
     // Weighted speed-up: shared, and at the best split according to the curves.
     let forecast_error = |pair: &MeasuredPair, forecast: &PairForecast| {
-        let shared_error = to_percent(sum_of(forecast.shared) / pair.weighted_speedup(&pair.shared) - 1.0);
+        let shared_error =
+            to_percent(sum_of_speeds(forecast.shared_speeds) / pair.weighted_speedup(&pair.shared_rates) - 1.0);
         let split = pair
-            .rates_at(Some(forecast.first))
-            .map(|rates| to_percent(sum_of(forecast.split) / pair.weighted_speedup(&rates) - 1.0));
+            .rates_at(Some(forecast.best_first_colors))
+            .map(|rates| to_percent(sum_of_speeds(forecast.best_split_speeds) / pair.weighted_speedup(&rates) - 1.0));
         [Some(shared_error), split]
     };
-    let (mut points, mut wrong) = (Vec::new(), 0);
-    for (index, forecast) in expected.iter().enumerate() {
+    let (mut points, mut wrong_count) = (Vec::new(), 0);
+    for (index, forecast) in forecasts.iter().enumerate() {
         let Some(forecast) = forecast else { continue };
         for (side, series) in ["sharing", "best split by curves"].into_iter().enumerate() {
             let values: Vec<f64> =
-                by_seed.iter().filter_map(|seed| forecast_error(&seed[index], forecast)[side]).collect();
+                pairs_by_seed.iter().filter_map(|seed| forecast_error(&seed[index], forecast)[side]).collect();
             if !values.is_empty() {
-                points.push(DataPoint::over_values(
+                points.push(DataPoint::from_values(
                     format!("forecast over measured, {series}, %"),
-                    pair_name(by_seed[0][index].pair),
+                    pair_name(pairs_by_seed[0][index].pair),
                     &values,
                 ));
             }
@@ -238,72 +253,81 @@ pub(super) fn forecast_finding(
         // A forecast is wrong if the alternative would have been better by more than 1 %.
         let gain_of = |seed: &Vec<MeasuredPair>| {
             let pair = &seed[index];
-            let best =
-                pair.splits.iter().map(|(_, rates)| pair.weighted_speedup(rates)).fold(f64::NEG_INFINITY, f64::max);
-            best / pair.weighted_speedup(&pair.shared) - 1.0
+            let best_speedup = pair
+                .rates_by_split
+                .iter()
+                .map(|(_, rates)| pair.weighted_speedup(rates))
+                .fold(f64::NEG_INFINITY, f64::max);
+            best_speedup / pair.weighted_speedup(&pair.shared_rates) - 1.0
         };
-        let best = mean(&by_seed.iter().map(gain_of).collect::<Vec<_>>());
-        let chosen = forecast.choose(by_seed[0][index].shared_speedup());
-        wrong += usize::from(if chosen.is_none() { best > 0.01 } else { best < -0.01 });
+        let mean_best_gain = mean(&pairs_by_seed.iter().map(gain_of).collect::<Vec<_>>());
+        let chosen_split = forecast.choose_split(pairs_by_seed[0][index].shared_speedup());
+        wrong_count += usize::from(if chosen_split.is_none() { mean_best_gain > 0.01 } else { mean_best_gain < -0.01 });
     }
     let per_seed: Vec<(u64, f64)> = context
         .seeds
         .iter()
-        .zip(by_seed)
+        .zip(pairs_by_seed)
         .map(|(&seed, pairs)| {
             let errors = pairs
                 .iter()
-                .zip(expected)
+                .zip(forecasts)
                 .filter_map(|(pair, forecast)| Some(forecast_error(pair, forecast.as_ref()?)[0]?.abs()));
             (seed, mean(&errors.collect::<Vec<_>>()))
         })
         .collect();
     Finding::declared("cp-2-forecast", &per_seed)
     .with_points(points)
-    .time_scale(scale.scale as f64)
+    .with_time_scale(scale.scale as f64)
     .with_note(format!(
-        "From curves of each program alone under the first seed. Of {} pairs {wrong} were divided where every split is worse \
+        "From curves of each program alone under the first seed. Of {} pairs {wrong_count} were divided where every split is worse \
          than sharing by more than 1 %, or left shared where one is better by more.",
-        expected.iter().flatten().count(),
+        forecasts.iter().flatten().count(),
     ))
 }
 
-pub(super) fn controls_unaffected(
+pub(super) fn controls_finding(
     context: &ExperimentContext<'_>,
-    by_seed: &[Vec<MeasuredPair>],
-    other_frames: &[Vec<MeasuredPair>],
+    pairs_by_seed: &[Vec<MeasuredPair>],
+    rerun_pairs: &[Vec<MeasuredPair>],
     scale: RunScale,
 ) -> Finding {
-    let slowdown_percent = |pair: &MeasuredPair, side: usize| to_percent(1.0 - pair.shared[side] / pair.alone[side]);
+    let slowdown_percent =
+        |pair: &MeasuredPair, side: usize| to_percent(1.0 - pair.shared_rates[side] / pair.solo_rates[side]);
     let worst_slowdown = |pairs: &[MeasuredPair]| {
         let slowdowns = pairs.iter().flat_map(|pair| [slowdown_percent(pair, 0), slowdown_percent(pair, 1)]);
         slowdowns.map(f64::abs).fold(0.0, f64::max)
     };
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, worst_slowdown(pairs))).collect();
-    let (mut points, mut noise, mut affected): (Vec<DataPoint>, f64, Vec<String>) = (Vec::new(), 0.0, Vec::new());
-    for (index, pair) in by_seed[0].iter().enumerate() {
+        context.seeds.iter().zip(pairs_by_seed).map(|(&seed, pairs)| (seed, worst_slowdown(pairs))).collect();
+    let (mut points, mut max_noise, mut affected_programs): (Vec<DataPoint>, f64, Vec<String>) =
+        (Vec::new(), 0.0, Vec::new());
+    for (index, pair) in pairs_by_seed[0].iter().enumerate() {
         for side in 0..2 {
             let program = [pair.pair.0, pair.pair.1][side];
             let slowdowns_over = |runs: &[Vec<MeasuredPair>]| {
                 runs.iter().map(|seed| slowdown_percent(&seed[index], side)).collect::<Vec<f64>>()
             };
-            let (values, rerun) = (slowdowns_over(by_seed), slowdowns_over(other_frames));
-            noise = values.iter().zip(&rerun).map(|(a, b)| (a - b).abs()).fold(noise, f64::max);
+            let (values, rerun_values) = (slowdowns_over(pairs_by_seed), slowdowns_over(rerun_pairs));
+            max_noise = values.iter().zip(&rerun_values).map(|(a, b)| (a - b).abs()).fold(max_noise, f64::max);
             let label = format!("{}: {program}", pair_name(pair.pair));
             if mean(&values).abs() > 1.0 {
-                affected.push(format!("{program} beside {} {:.1} %", [pair.pair.1, pair.pair.0][side], mean(&values)));
+                affected_programs.push(format!(
+                    "{program} beside {} {:.1} %",
+                    [pair.pair.1, pair.pair.0][side],
+                    mean(&values)
+                ));
             }
-            points.push(DataPoint::over_values("slowed by sharing, %", label.clone(), &values));
-            points.push(DataPoint::over_values("the same in other frames, %", label, &rerun));
+            points.push(DataPoint::from_values("slowed by sharing, %", label.clone(), &values));
+            points.push(DataPoint::from_values("the same in other frames, %", label, &rerun_values));
         }
     }
-    let affected = if affected.is_empty() { "none".to_string() } else { affected.join(", ") };
+    let affected_text = if affected_programs.is_empty() { "none".to_string() } else { affected_programs.join(", ") };
     Finding::declared("cp-3-controls", &per_seed)
     .with_points(points)
-    .time_scale(scale.scale as f64)
+    .with_time_scale(scale.scale as f64)
     .with_note(format!(
-        "Slowed by more than 1 %: {affected}. The same programs in other frames differ by {noise:.1} points at most, so \
+        "Slowed by more than 1 %: {affected_text}. The same programs in other frames differ by {max_noise:.1} points at most, so \
          that more is no noise of placement. It is space (docs/results/index.md, CP-3): these programs are no negative controls, as \
          the thesis's are."
     ))

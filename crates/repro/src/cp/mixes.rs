@@ -10,8 +10,8 @@ use cachemate_sim::metrics::weighted_speedup;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{WINDOW_CYCLES, sizing_policy};
-use super::pairs::{ColorCurves, ProgramInput, SoloWork, alone_by_colors, measure_solos};
-use super::{COLORS, RunScale, chip_setup, fixed_plan, thesis_job};
+use super::pairs::{ColorCurves, ProgramInput, SoloWork, measure_color_curves, measure_solos};
+use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, thesis_job};
 use crate::run_request;
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
@@ -21,7 +21,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mea
 pub(crate) const PROGRAMS: [&str; 12] =
     ["mcf", "art", "vortex", "ammp", "applu", "twolf", "gzip", "vpr", "swim", "equake", "parser", "crafty"];
 /// From this cycle on the policy measures, decides and tries; it has to finish before the programs' work begins.
-const DECIDES_FROM: u64 = 2_000_000;
+const FIRST_DECISION_CYCLE: u64 = 2_000_000;
 /// Almost three times the lines of the L2; the thesis's ten times would take proportionally longer with eight programs.
 const TRACE_ENTRIES: u64 = 40_000;
 
@@ -36,11 +36,11 @@ struct SizedMix {
 }
 
 impl SizedMix {
-    fn gain(&self) -> f64 {
+    fn gain_percent(&self) -> f64 {
         100.0 * (self.online / self.shared - 1.0)
     }
     /// Distance to the best known result: sizes from each program's solo curve, or sharing.
-    fn short_of_best(&self) -> f64 {
+    fn percent_short_of_best(&self) -> f64 {
         100.0 * (1.0 - self.online / self.offline.max(self.shared))
     }
     fn name(&self) -> String {
@@ -49,63 +49,68 @@ impl SizedMix {
 }
 
 /// Draws `count` of [`PROGRAMS`] by their positions, none twice.
-pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
+pub(crate) fn draw_programs(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
     let mut remaining: Vec<usize> = (0..PROGRAMS.len()).collect();
-    let mut drawn: Vec<usize> =
+    let mut drawn_programs: Vec<usize> =
         (0..count).map(|_| remaining.swap_remove(generator.draw_below(remaining.len() as u64) as usize)).collect();
-    drawn.sort_unstable();
-    drawn
+    drawn_programs.sort_unstable();
+    drawn_programs
 }
 
 /// The best partition of all colors for weighted speed-up, as contiguous index lists.
-fn best_shares(alone: &[&ColorCurves]) -> Vec<String> {
-    let claim = |alone: &&ColorCurves| {
-        let whole_cycles = alone.space.whole_cycles();
+fn best_color_shares(solo_curves: &[&ColorCurves]) -> Vec<String> {
+    let claim_of_curves = |solo_curves: &&ColorCurves| {
+        let whole_cycles = solo_curves.demand_curve.whole_cache_cycles();
         UnitClaim {
-            costs: alone.space.cycles_per_instr.iter().map(|cycles| -whole_cycles / cycles).collect(),
+            costs: solo_curves.demand_curve.cycles_per_instr.iter().map(|cycles| -whole_cycles / cycles).collect(),
             min_units: 1,
         }
     };
-    let claims: Vec<UnitClaim> = alone.iter().map(claim).collect();
-    let deal = allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("at most eight programs on sixteen colors");
-    let mut next = 0;
-    let share = |units: u32| {
-        next += units;
-        format!("{}-{}", next - units, next - 1)
+    let claims: Vec<UnitClaim> = solo_curves.iter().map(claim_of_curves).collect();
+    let units_by_program =
+        allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("at most eight programs on sixteen colors");
+    let mut next_color = 0;
+    let next_share = |units: u32| {
+        next_color += units;
+        format!("{}-{}", next_color - units, next_color - 1)
     };
-    deal.into_iter().map(share).collect()
+    units_by_program.into_iter().map(next_share).collect()
 }
 
-fn run_mix(
+fn measure_mix(
     programs: &[usize],
-    alone: &BTreeMap<usize, (SoloWork, ColorCurves)>,
+    solo_by_program: &BTreeMap<usize, (SoloWork, ColorCurves)>,
     scale: RunScale,
     seed: u64,
 ) -> Result<SizedMix, ReproError> {
     let jobs = programs.iter().map(|&index| thesis_job(PROGRAMS[index], 1)).collect();
-    let workload = chip_setup(jobs, programs.len() as u32, true, scale, seed)?;
-    let members: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &alone[index]).collect();
-    let solo: Vec<f64> = members.iter().map(|(solo, _)| solo.rate).collect();
-    let work: Vec<InstructionRange> = members.iter().map(|(solo, _)| solo.work).collect();
+    let workload = chip_workload(jobs, programs.len() as u32, true, scale, seed)?;
+    let members: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &solo_by_program[index]).collect();
+    let solo_speeds: Vec<f64> = members.iter().map(|(solo, _)| solo.rate).collect();
+    let work_ranges: Vec<InstructionRange> = members.iter().map(|(solo, _)| solo.work).collect();
     let curves: Vec<&ColorCurves> = members.iter().map(|(_, alone)| alone).collect();
     let run_speedup = |worked: &WorkRun| {
         let rates: Vec<f64> = worked.rates.iter().map(|rates| rates.instr_per_cycle).collect();
-        weighted_speedup(&rates, &solo).unwrap_or(f64::NAN)
+        weighted_speedup(&rates, &solo_speeds).unwrap_or(f64::NAN)
     };
-    let shared = run_request::joint_run(&workload, &work, None)?;
-    let offline = run_request::joint_run(&workload, &work, Some(&fixed_plan(&workload, &best_shares(&curves))?))?;
-    let config = sizing_policy(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "");
-    let online = steered::run_together_under(&workload, &work, config)?;
+    let shared_run = run_request::joint_run(&workload, &work_ranges, None)?;
+    let offline_run = run_request::joint_run(
+        &workload,
+        &work_ranges,
+        Some(&fixed_plan_policy(&workload, &best_color_shares(&curves))?),
+    )?;
+    let config = sizing_policy(&workload, TRACE_ENTRIES, FIRST_DECISION_CYCLE, WINDOW_CYCLES, "");
+    let online_run = steered::run_together_under(&workload, &work_ranges, config)?;
     let shares =
-        online.decisions.last().into_iter().flat_map(|last| &last.plan.shares).map(|share| match &share.units {
+        online_run.decisions.last().into_iter().flat_map(|last| &last.plan.shares).map(|share| match &share.units {
             Units::Colors { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
             Units::Ways { mask } => format!("{} ways", mask.count()),
         });
     Ok(SizedMix {
         programs: programs.to_vec(),
-        shared: run_speedup(&shared),
-        offline: run_speedup(&offline),
-        online: run_speedup(&online),
+        shared: run_speedup(&shared_run),
+        offline: run_speedup(&offline_run),
+        online: run_speedup(&online_run),
         online_shares: shares.collect::<Vec<_>>().join(", "),
     })
 }
@@ -116,31 +121,33 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         RunScale { scale: 30_000, warm_up_cycles: 24_000_000 },
         RunScale { scale: 5_000, warm_up_cycles: 48_000_000 },
     );
-    let colors: Vec<u32> = context.pick_of_three(vec![1, 4, COLORS], vec![1, 3, 6, 12, COLORS], (1..=COLORS).collect());
+    let colors: Vec<u32> =
+        context.pick_by_length(vec![1, 4, COLORS], vec![1, 3, 6, 12, COLORS], (1..=COLORS).collect());
     // Mixes of four and of eight. A full run has seventeen per seed, so that three seeds make fifty; a quick run has
     // one of four per seed, and one of eight for every fourth seed.
-    let seeds = context.seeds.len();
-    let counts = context.pick([(4, seeds), (8, seeds / 4)], [(4, 11 * seeds), (8, 6 * seeds)]);
+    let seed_count = context.seeds.len();
+    let mixes_by_size =
+        context.pick([(4, seed_count), (8, seed_count / 4)], [(4, 11 * seed_count), (8, 6 * seed_count)]);
     let mut mixes: Vec<(u64, Vec<usize>)> = Vec::new();
-    for (count, mixes_of_it) in counts {
-        for nth in 0..mixes_of_it {
-            let (seed, nth_of_seed) = (context.seeds[nth % seeds], nth / seeds);
+    for (count, mix_count) in mixes_by_size {
+        for mix_index in 0..mix_count {
+            let (seed, nth_of_seed) = (context.seeds[mix_index % seed_count], mix_index / seed_count);
             let mut generator = SplitMix64::new(seed.wrapping_mul(1_000_003) + (count * 1_000 + nth_of_seed) as u64);
-            mixes.push((seed, draw(&mut generator, count)));
+            mixes.push((seed, draw_programs(&mut generator, count)));
         }
     }
-    let needed: Vec<usize> =
+    let needed_programs: Vec<usize> =
         (0..PROGRAMS.len()).filter(|index| mixes.iter().any(|(_, programs)| programs.contains(index))).collect();
-    let programs: Vec<ProgramInput> = needed.iter().map(|&index| (PROGRAMS[index], 1)).collect();
+    let programs: Vec<ProgramInput> = needed_programs.iter().map(|&index| (PROGRAMS[index], 1)).collect();
     let seed = context.seeds[0];
     let solos = measure_solos(context, &programs, true, scale, seed)?;
     let solo_inputs: Vec<(ProgramInput, SoloWork)> = programs.iter().copied().zip(solos.iter().copied()).collect();
-    let curves = alone_by_colors(context, &solo_inputs, &colors, true, scale, seed)?;
-    let alone: BTreeMap<usize, (SoloWork, ColorCurves)> =
-        needed.into_iter().zip(solos.into_iter().zip(curves)).collect();
+    let curves = measure_color_curves(context, &solo_inputs, &colors, true, scale, seed)?;
+    let solo_by_program: BTreeMap<usize, (SoloWork, ColorCurves)> =
+        needed_programs.into_iter().zip(solos.into_iter().zip(curves)).collect();
     let sized_mixes = context.run_all(&mixes, |(seed, programs)| {
         context.report_progress(&format!("{} programs, seed {}", programs.len(), *seed));
-        run_mix(programs, &alone, scale, *seed)
+        measure_mix(programs, &solo_by_program, scale, *seed)
     })?;
     Ok(mix_findings(context, &mixes, &sized_mixes, scale))
 }
@@ -162,39 +169,41 @@ fn mix_findings(
             .map(|(seed, seed_mixes)| (seed, metric(&seed_mixes)))
             .collect()
     };
-    let mean_of = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| {
+    let mean_over = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| {
         mean(&mixes.iter().map(|mix| metric(mix)).collect::<Vec<_>>())
     };
-    let worst = sized_mixes.iter().map(SizedMix::gain).fold(f64::INFINITY, f64::min);
-    let worst_short = sized_mixes.iter().map(SizedMix::short_of_best).fold(f64::NEG_INFINITY, f64::max);
-    let worse =
-        sized_mixes.iter().filter(|mix| mix.gain() < -1.0).map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain()));
-    let worse: Vec<String> = worse.collect();
+    let worst_gain = sized_mixes.iter().map(SizedMix::gain_percent).fold(f64::INFINITY, f64::min);
+    let worst_shortfall = sized_mixes.iter().map(SizedMix::percent_short_of_best).fold(f64::NEG_INFINITY, f64::max);
+    let losing_mixes = sized_mixes
+        .iter()
+        .filter(|mix| mix.gain_percent() < -1.0)
+        .map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain_percent()));
+    let losing_mix_texts: Vec<String> = losing_mixes.collect();
     let points = sized_mixes.iter().flat_map(|mix| {
         let gain_percent = |value: f64| [100.0 * (value / mix.shared - 1.0)];
         [
-            DataPoint::over_values(
+            DataPoint::from_values(
                 "online",
                 format!("{} [{}]", mix.name(), mix.online_shares),
                 &gain_percent(mix.online),
             ),
-            DataPoint::over_values("offline", mix.name(), &gain_percent(mix.offline)),
+            DataPoint::from_values("offline", mix.name(), &gain_percent(mix.offline)),
         ]
     });
     let points: Vec<DataPoint> = points.collect();
     let note = format!(
         "{} mixes of four and eight from twelve programs, one chip with as many cores, objective weighted speed-up, L3 on. \
          Best = the better of sharing and of the exact solver's sizes from curves of each program alone, as measured. Worst \
-         gain {worst:+.1} %, farthest from the best {worst_short:.1} %. Worse than -1 %: {}.",
+         gain {worst_gain:+.1} %, farthest from the best {worst_shortfall:.1} %. Worse than -1 %: {}.",
         sized_mixes.len(),
-        if worse.is_empty() { "none".to_string() } else { worse.join(", ") },
+        if losing_mix_texts.is_empty() { "none".to_string() } else { losing_mix_texts.join(", ") },
     );
-    let with_time_scale = |finding: Finding| finding.time_scale(scale.scale as f64);
+    let with_time_scale = |finding: Finding| finding.with_time_scale(scale.scale as f64);
     vec![
         with_time_scale(
             Finding::declared(
                 "multi-short-of-best",
-                &per_seed(&|seed_mixes| mean_of(seed_mixes, SizedMix::short_of_best)),
+                &per_seed(&|seed_mixes| mean_over(seed_mixes, SizedMix::percent_short_of_best)),
             )
             .with_points(points)
             .with_note(note)
@@ -202,29 +211,29 @@ fn mix_findings(
         ),
         with_time_scale(Finding::declared(
             "multi-mean-gain",
-            &per_seed(&|seed_mixes| mean_of(seed_mixes, SizedMix::gain)),
+            &per_seed(&|seed_mixes| mean_over(seed_mixes, SizedMix::gain_percent)),
         )),
         // The worst of all mixes, instead of the mean of each seed's worst.
-        with_time_scale(Finding::declared("multi-worst-gain", &[(context.seeds[0], worst)])),
+        with_time_scale(Finding::declared("multi-worst-gain", &[(context.seeds[0], worst_gain)])),
     ]
 }
 
 fn draw_mixes_figure(sized_mixes: &[SizedMix]) -> ResultFigure {
     let mix_series = |count: usize| {
-        let counted = sized_mixes.iter().filter(|mix| mix.programs.len() == count);
+        let mixes_of_size = sized_mixes.iter().filter(|mix| mix.programs.len() == count);
         let point = |mix: &SizedMix| ChartPoint {
             title: Some(mix.name()),
-            ..ChartPoint::new(100.0 * (mix.offline / mix.shared - 1.0), mix.gain())
+            ..ChartPoint::new(100.0 * (mix.offline / mix.shared - 1.0), mix.gain_percent())
         };
         let name = format!("{count} programs");
-        Series { name, points: counted.map(point).collect(), mark: Mark::Points, ..Series::default() }
+        Series { name, points: mixes_of_size.map(point).collect(), mark: Mark::Points, ..Series::default() }
     };
     let chart = Chart {
         title: "Weighted speed-up over sharing: sized online against sized offline".to_string(),
         x: Axis::linear("gain of the sizes known offline, %"),
         y: Axis::linear("gain of the sizes found online, %"),
         series: vec![mix_series(4), mix_series(8)],
-        references: vec![ReferenceLine::Y { label: "shared".to_string(), at: 0.0 }],
+        references: vec![ReferenceLine::Y { label: "shared".to_string(), level: 0.0 }],
         ..Chart::default()
     };
     ResultFigure::chart("multi-mixes", &chart)
@@ -238,8 +247,8 @@ mod tests {
     #[test]
     fn mixes_are_drawn_without_copies() {
         for count in [4, 8] {
-            let mix = draw(&mut SplitMix64::new(7), count);
-            assert_eq!(mix, draw(&mut SplitMix64::new(7), count));
+            let mix = draw_programs(&mut SplitMix64::new(7), count);
+            assert_eq!(mix, draw_programs(&mut SplitMix64::new(7), count));
             assert!(mix.windows(2).all(|pair| pair[0] < pair[1]) && mix.len() == count);
         }
     }
@@ -254,8 +263,8 @@ mod tests {
             online,
             online_shares: String::new(),
         };
-        assert!((sample_mix(2.0, 2.5, 2.0).short_of_best() - 20.0).abs() < 1e-9);
-        assert_eq!(sample_mix(2.0, 1.5, 2.0).short_of_best(), 0.0);
-        assert!((sample_mix(2.0, 1.5, 2.2).gain() - 10.0).abs() < 1e-9);
+        assert!((sample_mix(2.0, 2.5, 2.0).percent_short_of_best() - 20.0).abs() < 1e-9);
+        assert_eq!(sample_mix(2.0, 1.5, 2.0).percent_short_of_best(), 0.0);
+        assert!((sample_mix(2.0, 1.5, 2.2).gain_percent() - 10.0).abs() < 1e-9);
     }
 }

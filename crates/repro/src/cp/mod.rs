@@ -28,7 +28,7 @@ use crate::{ExperimentRun, ReproError};
 /// Number of page colors of the machine.
 pub(crate) const COLORS: u32 = 16;
 /// One chip with one program per core and memory for the largest mix (thesis 4.5: "we use only 1 chip of the system").
-const CHIP: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
+const CHIP_MACHINE: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
 const MEASURED_CYCLES: u64 = 60_000_000_000;
 
 /// Size of a warehouse and its client's buffers (TC 3.5.2 gives 25 MB).
@@ -59,15 +59,15 @@ pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
 ];
 
 /// A workload of programs on the chip. More `cores` than the thesis's two are for more programs on the same cache.
-pub(crate) fn chip_setup(
+pub(crate) fn chip_workload(
     jobs: Vec<WorkloadJob>,
     cores: u32,
-    l3: bool,
+    with_l3: bool,
     scale: RunScale,
     seed: u64,
 ) -> Result<Workload, ReproError> {
-    let mut workload =
-        Workload::from_machine_name(CHIP, jobs, seed)?.with_length(scale.warm_up_cycles, scale.measured_cycles());
+    let mut workload = Workload::from_machine_name(CHIP_MACHINE, jobs, seed)?
+        .with_length(scale.warm_up_cycles, scale.measured_cycles());
     workload.options = SimOptions { scale: scale.scale, ..workload.options };
     let spec = &mut workload.machine;
     spec.cores_per_package = cores;
@@ -75,7 +75,7 @@ pub(crate) fn chip_setup(
         .iter_mut()
         .filter(|cache| cache.level >= CacheLevel::L2)
         .for_each(|cache| cache.shared_by_cores = cores);
-    if !l3 {
+    if !with_l3 {
         spec.caches.retain(|cache| cache.level != CacheLevel::L3);
     }
     Ok(workload)
@@ -92,13 +92,13 @@ pub(crate) fn thesis_job(name: &str, seed: u64) -> WorkloadJob {
 }
 
 /// Time between two decisions of a policy with a fixed plan.
-const TOLD_CYCLES: u64 = 50_000;
+const FIXED_PLAN_WINDOW_CYCLES: u64 = 50_000;
 
 /// A policy that assigns these colors to the programs, in order, from the start.
-pub(crate) fn fixed_plan(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
+pub(crate) fn fixed_plan_policy(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
     let topology = workload.machine.topology();
-    let shared_cache = topology.last_level_caches().next().ok_or_else(|| failed(CHIP)("no cache to share"))?;
-    let mut plan = Plan::idle(WindowLength::Time { ns: nominal_ns(workload, TOLD_CYCLES) });
+    let shared_cache = topology.last_level_caches().next().ok_or_else(|| failed(CHIP_MACHINE)("no cache to share"))?;
+    let mut plan = Plan::idle(WindowLength::Time { ns: nominal_ns(workload, FIXED_PLAN_WINDOW_CYCLES) });
     for (number, colors) in (0u32..).zip(shares) {
         let allowed: IndexSet = colors.parse().map_err(failed("colors"))?;
         plan.shares.push(CacheShare {
@@ -119,7 +119,7 @@ pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
 }
 
 /// Runs a policy under its own name.
-pub(crate) fn decision_by(
+pub(crate) fn pipeline_config_for(
     workload: &Workload,
     name: &str,
     parameters: &str,
@@ -129,8 +129,8 @@ pub(crate) fn decision_by(
 }
 
 /// Gives the first program `first` colors and the second the rest.
-pub(crate) fn split(first: u32) -> Vec<String> {
-    vec![format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]
+pub(crate) fn split_shares(first_colors: u32) -> Vec<String> {
+    vec![format!("0-{}", first_colors - 1), format!("{first_colors}-{}", COLORS - 1)]
 }
 
 #[cfg(test)]
@@ -145,13 +145,13 @@ mod tests {
     #[test]
     fn a_fixed_split_is_the_run_of_the_policy_that_states_it() {
         let scale = RunScale { scale: 60_000, warm_up_cycles: 300_000 };
-        let workload = chip_setup(vec![thesis_job("mcf", 1), thesis_job("art", 2)], 2, true, scale, 1).unwrap();
+        let workload = chip_workload(vec![thesis_job("mcf", 1), thesis_job("art", 2)], 2, true, scale, 1).unwrap();
         let works = [InstructionRange { from_instr: 40_000.0, to_instr: 200_000.0 }; 2];
-        let plan = fixed_plan(&workload, &split(4)).unwrap();
+        let plan = fixed_plan_policy(&workload, &split_shares(4)).unwrap();
         let fixed = work::measure_joint(&workload, &works, Some(&plan)).unwrap();
-        let window_ns = nominal_ns(&workload, TOLD_CYCLES);
+        let window_ns = nominal_ns(&workload, FIXED_PLAN_WINDOW_CYCLES);
         let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-3', '4-15'] }}]");
-        let config = decision_by(&workload, "static-partition", &parameters, plan.first_window);
+        let config = pipeline_config_for(&workload, "static-partition", &parameters, plan.first_window);
         let stated = steered::run_together(&workload, &works, build_pipeline(config).unwrap()).unwrap();
         assert_eq!((fixed.rates, fixed.results), (stated.rates, stated.results));
     }

@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 
 use cachemate_core::{Plan, Profiles, TaskId, WindowLength};
-use cachemate_pipeline::{forecast_of, miss_penalty_of_machine};
+use cachemate_pipeline::{forecast_plan, miss_penalty_of_machine};
 use cachemate_policy::partition::demand_curve::DemandCurve;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, chip_setup, fixed_plan, split, thesis_job};
+use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, split_shares, thesis_job};
 use crate::run_request;
 use crate::setup::Workload;
 use crate::work::InstructionRange;
@@ -29,55 +29,55 @@ pub(crate) const PAIRS: [ProgramPair; 7] = [
     ("twolf", "swim"),
 ];
 /// Pairs that sharing does not slow down (4.6.2).
-pub(super) const CONTROLS: [ProgramPair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
+pub(super) const CONTROL_PAIRS: [ProgramPair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
 /// Minimum slowdown that counts as an effect of sharing; smaller ones are noise of frames and phases.
-const SLOWED: f64 = 0.05;
+const MIN_COUNTED_SLOWDOWN: f64 = 0.05;
 
 /// One pair under one seed; all rates in instructions per cycle, of the first and the second program.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct MeasuredPair {
     pub pair: ProgramPair,
-    pub alone: [f64; 2],
-    pub shared: [f64; 2],
+    pub solo_rates: [f64; 2],
+    pub shared_rates: [f64; 2],
     /// Number of colors of the first program, and the rates of both programs.
-    pub splits: Vec<(u32, [f64; 2])>,
+    pub rates_by_split: Vec<(u32, [f64; 2])>,
 }
 
 impl MeasuredPair {
     /// Rates relative to those under sharing, minus one.
-    pub fn gains(&self, rates: &[f64; 2]) -> [f64; 2] {
-        [rates[0] / self.shared[0] - 1.0, rates[1] / self.shared[1] - 1.0]
+    pub fn relative_gains(&self, rates: &[f64; 2]) -> [f64; 2] {
+        [rates[0] / self.shared_rates[0] - 1.0, rates[1] / self.shared_rates[1] - 1.0]
     }
-    pub fn sum_of_gains(&self, rates: &[f64; 2]) -> f64 {
-        self.gains(rates).iter().sum()
+    pub fn gain_sum(&self, rates: &[f64; 2]) -> f64 {
+        self.relative_gains(rates).iter().sum()
     }
     /// Sum of speeds relative to solo speed.
     pub fn weighted_speedup(&self, rates: &[f64; 2]) -> f64 {
-        rates[0] / self.alone[0] + rates[1] / self.alone[1]
+        rates[0] / self.solo_rates[0] + rates[1] / self.solo_rates[1]
     }
     pub fn shared_speedup(&self) -> f64 {
-        self.weighted_speedup(&self.shared)
+        self.weighted_speedup(&self.shared_rates)
     }
     /// Rates at a split, or under sharing if `first` is `None`; `None` if the split was not measured.
-    pub fn rates_at(&self, first: Option<u32>) -> Option<[f64; 2]> {
-        let Some(first) = first else { return Some(self.shared) };
-        self.splits.iter().find(|(split, _)| *split == first).map(|(_, rates)| *rates)
+    pub fn rates_at(&self, first_colors: Option<u32>) -> Option<[f64; 2]> {
+        let Some(first_colors) = first_colors else { return Some(self.shared_rates) };
+        self.rates_by_split.iter().find(|(split, _)| *split == first_colors).map(|(_, rates)| *rates)
     }
     /// The split with the largest sum of gains.
-    pub fn best(&self) -> &(u32, [f64; 2]) {
-        let best = self.splits.iter().max_by(|a, b| self.sum_of_gains(&a.1).total_cmp(&self.sum_of_gains(&b.1)));
-        best.expect("every pair is measured at one split at least")
+    pub fn best_split(&self) -> &(u32, [f64; 2]) {
+        let best_split = self.rates_by_split.iter().max_by(|a, b| self.gain_sum(&a.1).total_cmp(&self.gain_sum(&b.1)));
+        best_split.expect("every pair is measured at one split at least")
     }
     /// Slowdown from sharing, and the share of it that the best split recovers, for the programs that were slowed.
     pub fn recovered_shares(&self) -> Vec<(&'static str, f64, f64)> {
-        let best = self.best().1;
+        let best_rates = self.best_split().1;
         let names = [self.pair.0, self.pair.1];
-        let to_row = |index: usize| {
-            let slowed = 1.0 - self.shared[index] / self.alone[index];
-            let remaining_loss = 1.0 - best[index] / self.alone[index];
-            (slowed >= SLOWED).then(|| (names[index], slowed, (slowed - remaining_loss) / slowed))
+        let recovery_of = |index: usize| {
+            let slowdown = 1.0 - self.shared_rates[index] / self.solo_rates[index];
+            let remaining_loss = 1.0 - best_rates[index] / self.solo_rates[index];
+            (slowdown >= MIN_COUNTED_SLOWDOWN).then(|| (names[index], slowdown, (slowdown - remaining_loss) / slowdown))
         };
-        (0..2).filter_map(to_row).collect()
+        (0..2).filter_map(recovery_of).collect()
     }
 }
 
@@ -100,13 +100,14 @@ pub(crate) fn pair_inputs(pair: ProgramPair, seed: u64) -> [ProgramInput; 2] {
 pub(crate) fn measure_solos(
     context: &ExperimentContext<'_>,
     programs: &[ProgramInput],
-    l3: bool,
+    with_l3: bool,
     scale: RunScale,
     seed: u64,
 ) -> Result<Vec<SoloWork>, ReproError> {
     context.run_all(programs, |&(program, input)| {
         context.report_progress(&format!("{program} alone, seed {seed}"));
-        let (work, rates) = run_request::solo_run(&chip_setup(vec![thesis_job(program, input)], 2, l3, scale, seed)?)?;
+        let (work, rates) =
+            run_request::solo_run(&chip_workload(vec![thesis_job(program, input)], 2, with_l3, scale, seed)?)?;
         Ok(SoloWork { rate: rates.instr_per_cycle, work })
     })
 }
@@ -118,10 +119,10 @@ enum PairMode {
     Split(u32),
 }
 
-fn run_one(workload: &Workload, run: PairMode, solos: [SoloWork; 2]) -> Result<[f64; 2], ReproError> {
-    let plan = match run {
+fn measure_pair_rates(workload: &Workload, pair_mode: PairMode, solos: [SoloWork; 2]) -> Result<[f64; 2], ReproError> {
+    let plan = match pair_mode {
         PairMode::Shared => None,
-        PairMode::Split(first) => Some(fixed_plan(workload, &split(first))?),
+        PairMode::Split(first) => Some(fixed_plan_policy(workload, &split_shares(first))?),
     };
     let rates = run_request::joint_run(workload, &solos.map(|solo| solo.work), plan.as_ref())?.rates;
     Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
@@ -133,64 +134,70 @@ pub(crate) struct PairRequest {
     pub pair: ProgramPair,
     pub seed: u64,
     /// Offset added to the machine's seed, which determines the frames.
-    pub other_frames: u64,
-    pub alone: [SoloWork; 2],
-    pub splits: BTreeSet<u32>,
+    pub frame_seed_offset: u64,
+    pub solo_work: [SoloWork; 2],
+    pub requested_splits: BTreeSet<u32>,
 }
 
 /// Measures pairs under sharing and at their splits, in the given order.
 pub(crate) fn measure_pairs(
     context: &ExperimentContext<'_>,
     requests: &[PairRequest],
-    l3: bool,
+    with_l3: bool,
     scale: RunScale,
 ) -> Result<Vec<MeasuredPair>, ReproError> {
     let requested_modes = |request: &PairRequest| -> Vec<PairMode> {
-        std::iter::once(PairMode::Shared).chain(request.splits.iter().map(|&first| PairMode::Split(first))).collect()
+        std::iter::once(PairMode::Shared)
+            .chain(request.requested_splits.iter().map(|&first| PairMode::Split(first)))
+            .collect()
     };
-    let runs: Vec<(&PairRequest, PairMode)> = requests
+    let requested_runs: Vec<(&PairRequest, PairMode)> = requests
         .iter()
         .flat_map(|request| requested_modes(request).into_iter().map(move |run| (request, run)))
         .collect();
-    let answers = context.run_all(&runs, |&(request, run)| {
-        context.report_progress(&format!("{}+{} {run:?}, seed {}", request.pair.0, request.pair.1, request.seed));
-        run_one(&pair_on_chip(request.pair, l3, scale, request.seed, request.other_frames)?, run, request.alone)
+    let rates_by_run = context.run_all(&requested_runs, |&(request, pair_mode)| {
+        context.report_progress(&format!("{}+{} {pair_mode:?}, seed {}", request.pair.0, request.pair.1, request.seed));
+        measure_pair_rates(
+            &pair_on_chip(request.pair, with_l3, scale, request.seed, request.frame_seed_offset)?,
+            pair_mode,
+            request.solo_work,
+        )
     })?;
-    let mut answers = answers.into_iter();
-    let mut next = || answers.next().expect("one answer to each run, in their order");
+    let mut remaining_rates = rates_by_run.into_iter();
+    let mut next_rates = || remaining_rates.next().expect("one answer to each run, in their order");
     let measured_pairs = requests.iter().map(|request| MeasuredPair {
         pair: request.pair,
-        alone: request.alone.map(|solo| solo.rate),
-        shared: next(),
-        splits: request.splits.iter().map(|&first| (first, next())).collect(),
+        solo_rates: request.solo_work.map(|solo| solo.rate),
+        shared_rates: next_rates(),
+        rates_by_split: request.requested_splits.iter().map(|&first| (first, next_rates())).collect(),
     });
     Ok(measured_pairs.collect())
 }
 
 pub(crate) fn pair_on_chip(
     pair: ProgramPair,
-    l3: bool,
+    with_l3: bool,
     scale: RunScale,
     seed: u64,
-    other_frames: u64,
+    frame_seed_offset: u64,
 ) -> Result<Workload, ReproError> {
     let jobs = pair_inputs(pair, seed).map(|(program, input)| thesis_job(program, input)).to_vec();
-    chip_setup(jobs, 2, l3, scale, seed + other_frames)
+    chip_workload(jobs, 2, with_l3, scale, seed + frame_seed_offset)
 }
 
 /// Rates of a program alone, with each number of colors.
 pub(crate) struct ColorCurves {
-    pub space: DemandCurve,
+    pub demand_curve: DemandCurve,
     /// Cycles per thousand instructions in which the program stalls on data beyond the first level.
     pub stalls_per_kilo_instr: Vec<f64>,
 }
 
 /// Rates of each program alone, measured with each number of colors.
-pub(crate) fn alone_by_colors(
+pub(crate) fn measure_color_curves(
     context: &ExperimentContext<'_>,
     programs: &[(ProgramInput, SoloWork)],
     colors: &[u32],
-    l3: bool,
+    with_l3: bool,
     scale: RunScale,
     seed: u64,
 ) -> Result<Vec<ColorCurves>, ReproError> {
@@ -198,8 +205,8 @@ pub(crate) fn alone_by_colors(
         programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
     let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
         context.report_progress(&format!("{program} alone with {colors} colors, seed {seed}"));
-        let workload = chip_setup(vec![thesis_job(program, input)], 2, l3, scale, seed)?;
-        let plan = fixed_plan(&workload, &[format!("0-{}", colors - 1)])?;
+        let workload = chip_workload(vec![thesis_job(program, input)], 2, with_l3, scale, seed)?;
+        let plan = fixed_plan_policy(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = run_request::joint_run(&workload, &[solo.work], Some(&plan))?.rates[0];
         Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
     })?;
@@ -207,60 +214,63 @@ pub(crate) fn alone_by_colors(
 }
 
 /// Values for every number of colors, interpolated linearly between the measured ones.
-fn interpolate_curves(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
+fn interpolate_curves(colors: &[u32], color_metrics: &[[f64; 3]]) -> ColorCurves {
     let value_at_colors = |color_count: u32, metric: usize| {
-        let next = colors.partition_point(|&measured| measured < color_count).min(colors.len() - 1);
-        let previous = next.saturating_sub(usize::from(colors[next] > color_count));
-        let along = f64::from(color_count.saturating_sub(colors[previous]))
-            / f64::from((colors[next] - colors[previous]).max(1));
-        row[previous][metric] + along.min(1.0) * (row[next][metric] - row[previous][metric])
+        let upper_index = colors.partition_point(|&measured| measured < color_count).min(colors.len() - 1);
+        let lower_index = upper_index.saturating_sub(usize::from(colors[upper_index] > color_count));
+        let interpolated_share = f64::from(color_count.saturating_sub(colors[lower_index]))
+            / f64::from((colors[upper_index] - colors[lower_index]).max(1));
+        color_metrics[lower_index][metric]
+            + interpolated_share.min(1.0) * (color_metrics[upper_index][metric] - color_metrics[lower_index][metric])
     };
     let metric_curve =
         |metric: usize| (1..=COLORS).map(|color_count| value_at_colors(color_count, metric)).collect::<Vec<f64>>();
     let space = DemandCurve { misses_per_kilo_instr: metric_curve(0), cycles_per_instr: metric_curve(1) };
-    ColorCurves { space, stalls_per_kilo_instr: metric_curve(2) }
+    ColorCurves { demand_curve: space, stalls_per_kilo_instr: metric_curve(2) }
 }
 
 /// Forecast for a pair from the curves of each program alone; speeds are relative to solo runs on the whole cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct PairForecast {
-    pub shared: [f64; 2],
+    pub shared_speeds: [f64; 2],
     /// Number of colors of the first program at the best split, and the speeds of both programs there.
-    pub first: u32,
-    pub split: [f64; 2],
+    pub best_first_colors: u32,
+    pub best_split_speeds: [f64; 2],
 }
 
 impl PairForecast {
     /// An operator's choice for weighted speed-up: colors of the first program; `None` to leave the cache shared,
     /// because dividing it is expected to gain less than 1 %. Sharing is the present state, so its value (the sum of
     /// speeds relative to running alone) is measured in a run of the pair and not forecast.
-    pub fn choose(&self, weighted_speedup_shared: f64) -> Option<u32> {
-        let divided: f64 = self.split.iter().sum();
-        (divided / weighted_speedup_shared - 1.0 >= 0.01).then_some(self.first)
+    pub fn choose_split(&self, weighted_speedup_shared: f64) -> Option<u32> {
+        let best_split_speedup: f64 = self.best_split_speeds.iter().sum();
+        (best_split_speedup / weighted_speedup_shared - 1.0 >= 0.01).then_some(self.best_first_colors)
     }
 }
 
 /// Forecasts by the exact solver with the predictor; `None` if the predictor gives no forecast.
 pub(super) fn forecast_split(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option<PairForecast> {
     let claims = spaces.map(|space| UnitClaim {
-        costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cycles() / cycles).collect(),
+        costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cache_cycles() / cycles).collect(),
         min_units: 1,
     });
-    let deal =
+    let units_by_program =
         allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs");
     let topology = workload.machine.topology();
     let cache = topology.last_level_caches().next()?;
-    let (level, bytes) = (cache.level, cache.size_bytes?);
-    let profile = |(at, space): (usize, &&DemandCurve)| (TaskId(at as u32), space.to_profile(level, bytes));
+    let (level, size_bytes) = (cache.level, cache.size_bytes?);
+    let profile = |(program_index, demand_curve): (usize, &&DemandCurve)| {
+        (TaskId(program_index as u32), demand_curve.to_profile(level, size_bytes))
+    };
     let profiles: Profiles = spaces.iter().enumerate().map(profile).collect();
     let predictor = miss_penalty_of_machine(&workload.machine);
-    let shared_forecast = forecast_of(&topology, &profiles, &predictor, &Plan::idle(WindowLength::Time { ns: 1 }));
+    let shared_forecast = forecast_plan(&topology, &profiles, &predictor, &Plan::idle(WindowLength::Time { ns: 1 }));
     let shared_speed = |at: u32| Some(1.0 / (1.0 + shared_forecast.tasks.get(&TaskId(at))?.degradation?.value));
-    let split_speed = |side: usize| -claims[side].costs[deal[side] as usize - 1];
+    let split_speed = |side: usize| -claims[side].costs[units_by_program[side] as usize - 1];
     Some(PairForecast {
-        shared: [shared_speed(0)?, shared_speed(1)?],
-        first: deal[0],
-        split: [split_speed(0), split_speed(1)],
+        shared_speeds: [shared_speed(0)?, shared_speed(1)?],
+        best_first_colors: units_by_program[0],
+        best_split_speeds: [split_speed(0), split_speed(1)],
     })
 }
 
@@ -271,9 +281,9 @@ mod tests {
     fn measured_pair() -> MeasuredPair {
         MeasuredPair {
             pair: ("a", "b"),
-            alone: [1.0, 0.5],
-            shared: [0.8, 0.5],
-            splits: vec![(4, [0.7, 0.5]), (12, [0.96, 0.49])],
+            solo_rates: [1.0, 0.5],
+            shared_rates: [0.8, 0.5],
+            rates_by_split: vec![(4, [0.7, 0.5]), (12, [0.96, 0.49])],
         }
     }
 
@@ -281,8 +291,8 @@ mod tests {
     #[test]
     fn gains_of_a_pair_worked_by_hand() {
         let pair = measured_pair();
-        assert_eq!(pair.best().0, 12);
-        let gains = pair.gains(&pair.best().1);
+        assert_eq!(pair.best_split().0, 12);
+        let gains = pair.relative_gains(&pair.best_split().1);
         assert!((gains[0] - 0.2).abs() < 1e-12 && (gains[1] + 0.02).abs() < 1e-12);
         let recovered = pair.recovered_shares();
         assert_eq!(recovered.len(), 1, "b was not slowed");
@@ -292,11 +302,11 @@ mod tests {
     /// Does the chosen split give space to programs that it speeds up, and leave the cache shared if it would not help?
     #[test]
     fn space_goes_to_whom_it_speeds_up() {
-        let workload = chip_setup(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
+        let workload = chip_workload(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
         let flat = interpolate_curves(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
         let steep = interpolate_curves(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
         let choose_for = |a: &ColorCurves, b: &ColorCurves, shared: f64| {
-            forecast_split(&workload, [&a.space, &b.space]).unwrap().choose(shared)
+            forecast_split(&workload, [&a.demand_curve, &b.demand_curve]).unwrap().choose_split(shared)
         };
         assert_eq!(choose_for(&steep, &flat, 1.6), Some(15));
         assert_eq!(choose_for(&flat, &steep, 1.6), Some(1));
@@ -308,8 +318,8 @@ mod tests {
     #[test]
     fn measured_points_are_kept() {
         let alone = interpolate_curves(&[1, 4, 16], &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);
-        assert_eq!(alone.space.misses_per_kilo_instr[..5], [8.0, 6.0, 4.0, 2.0, 2.0]);
-        assert_eq!((alone.space.units(), alone.space.whole_cycles()), (16, 1.0));
+        assert_eq!(alone.demand_curve.misses_per_kilo_instr[..5], [8.0, 6.0, 4.0, 2.0, 2.0]);
+        assert_eq!((alone.demand_curve.units(), alone.demand_curve.whole_cache_cycles()), (16, 1.0));
         assert_eq!(alone.stalls_per_kilo_instr[..4], [90.0, 60.0, 30.0, 0.0]);
     }
 }

@@ -11,13 +11,13 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::{RunScale, chip_setup, decision_by, thesis_job};
+use super::{RunScale, chip_workload, pipeline_config_for, thesis_job};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, build_pipeline};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Swaps in the measured part.
-const SWAPS: u64 = 4;
+const SWAP_COUNT: u64 = 4;
 /// Size of the thesis's program in megabytes.
 const THESIS_MB: f64 = 117.0;
 const PAGE_BYTES: f64 = 4096.0;
@@ -34,33 +34,38 @@ fn warehouse_workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> 
     let mut program = thesis_job("warehouses", seed);
     program.options.footprint_bytes = Some(footprint_bytes);
     // Two intervals to touch all pages.
-    Ok(chip_setup(vec![program], 2, true, RunScale { scale: 1, warm_up_cycles: 0 }, seed)?
-        .with_length(2 * interval_cycles, SWAPS * interval_cycles))
+    Ok(chip_workload(vec![program], 2, true, RunScale { scale: 1, warm_up_cycles: 0 }, seed)?
+        .with_length(2 * interval_cycles, SWAP_COUNT * interval_cycles))
 }
 
 fn cycles_to_ns(workload: &Workload, cycles: u64) -> u64 {
     (u128::from(cycles) * 1_000_000_000 / u128::from(workload.machine.hertz)) as u64
 }
 
-/// A run that swaps between the halves every interval; `moving` is the policy's parameter, `None` to stay in the first
+/// A run that swaps between the halves every interval; `migration_mode` is the policy's parameter, `None` to stay in
+/// the first
 /// half.
-fn run_swapping(
+fn run_with_swaps(
     workload: &Workload,
     interval_cycles: u64,
     migration_mode: Option<&str>,
 ) -> Result<(RunResults, Vec<WindowRecord>), ReproError> {
-    let interval = cycles_to_ns(workload, interval_cycles);
-    let window_ns = interval / 4;
+    let interval_ns = cycles_to_ns(workload, interval_cycles);
+    let window_ns = interval_ns / 4;
     let parameters = match migration_mode {
-        Some(moving) => format!(
-            "window_ns = {window_ns}\npage_migration = '{moving}'\nperiod_ns = {}\nsteps = [{{ shares = ['0-7'] }}, \
-             {{ from_ns = {interval}, shares = ['8-15'] }}]",
-            2 * interval
+        Some(mode_name) => format!(
+            "window_ns = {window_ns}\npage_migration = '{mode_name}'\nperiod_ns = {}\nsteps = [{{ shares = ['0-7'] }}, \
+             {{ from_ns = {interval_ns}, shares = ['8-15'] }}]",
+            2 * interval_ns
         ),
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
-    let pipeline =
-        build_pipeline(decision_by(workload, "static-partition", &parameters, WindowLength::Cycles { cycles: 1_000 }))?;
+    let pipeline = build_pipeline(pipeline_config_for(
+        workload,
+        "static-partition",
+        &parameters,
+        WindowLength::Cycles { cycles: 1_000 },
+    ))?;
     let run = workload.run_managed(pipeline)?;
     Ok((run.results, run.records))
 }
@@ -71,7 +76,7 @@ fn total_instructions(results: &RunResults) -> f64 {
 
 /// Pages that the swaps within the measured part had to copy: all that were resident outside the new half. The decision
 /// in the last record is never applied.
-fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
+fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
     let mut pages = 0;
     for pair in records[..records.len().saturating_sub(1)].windows(2) {
         let allowed_colors = |record: &WindowRecord| {
@@ -80,34 +85,36 @@ fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
             let Some(ShareMember::Process(process)) = share.members.first() else { return None };
             Some((allowed.clone(), *process))
         };
-        let (Some((before, _)), Some((after, process))) = (allowed_colors(&pair[0]), allowed_colors(&pair[1])) else {
+        let (Some((earlier_colors, _)), Some((later_colors, process))) =
+            (allowed_colors(&pair[0]), allowed_colors(&pair[1]))
+        else {
             continue;
         };
         let decided_ns = pair[1].observation.span.start_ns + pair[1].observation.span.elapsed_ns;
-        if before == after || decided_ns < from_ns {
+        if earlier_colors == later_colors || decided_ns < from_ns {
             continue;
         }
         let task = pair[1].observation.tasks.iter().find(|task| task.process == process);
         let pages_per_color = task.and_then(|task| task.pages_per_color.as_ref());
-        pages +=
-            pages_per_color.map_or(0, |per_color| cachemate_policy::partition::units::pages_to_move(per_color, &after));
+        pages += pages_per_color
+            .map_or(0, |per_color| cachemate_policy::partition::units::pages_to_move(per_color, &later_colors));
     }
     pages as f64
 }
 
 fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproError> {
-    let (still, _) = run_swapping(workload, interval_cycles, None)?;
-    let (swapping, records) = run_swapping(workload, interval_cycles, Some("all"))?;
-    let pages = pages_copied(&records, cycles_to_ns(workload, workload.warm_up_cycles));
-    let copying = pages * workload.machine.pages.migration_cycles as f64;
+    let (run_without_swaps, _) = run_with_swaps(workload, interval_cycles, None)?;
+    let (run_with_swaps, records) = run_with_swaps(workload, interval_cycles, Some("all"))?;
+    let pages = count_copied_pages(&records, cycles_to_ns(workload, workload.warm_up_cycles));
+    let copy_cycles = pages * workload.machine.pages.migration_cycles as f64;
     Ok(ResizeCost {
-        measured: 1.0 - total_instructions(&swapping) / total_instructions(&still),
-        computed: copying / swapping.elapsed_cycles as f64,
+        measured: 1.0 - total_instructions(&run_with_swaps) / total_instructions(&run_without_swaps),
+        computed: copy_cycles / run_with_swaps.elapsed_cycles as f64,
     })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let footprint_bytes: u64 = context.pick_of_three(128 << 10, 512 << 10, 2 << 20);
+    let footprint_bytes: u64 = context.pick_by_length(128 << 10, 512 << 10, 2 << 20);
     // Intervals as multiples of the time that moving all pages takes.
     let full_move_cycles = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
     let intervals: Vec<u64> =
@@ -121,13 +128,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             measure_lost_work(&warehouse_workload(footprint_bytes, interval, seed)?, interval)
         },
     )?;
-    let ways = context.run_all_stored(
+    let losses_by_migration_mode = context.run_all_stored(
         module_path!(),
         &context.seeds,
         |seed| format!("ways of moving {footprint_bytes} {} {seed}", intervals[0]),
-        |&seed| ways_of_moving(footprint_bytes, intervals[0], seed),
+        |&seed| measure_migration_modes(footprint_bytes, intervals[0], seed),
     )?;
-    Ok(vec![computed_finding(&intervals, &costs), ways_finding(context, &ways)])
+    Ok(vec![computed_finding(&intervals, &costs), migration_mode_finding(context, &losses_by_migration_mode)])
 }
 
 fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> Finding {
@@ -135,7 +142,7 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
     let mut points = Vec::new();
     let mut series = vec![
         Series { name: "measured".to_string(), ..Series::default() },
-        Series { name: "computed from the cost a page".to_string(), dashed: true, ..Series::default() },
+        Series { name: "computed from the cost a page".to_string(), is_dashed: true, ..Series::default() },
     ];
     for &interval in intervals {
         let ms = interval as f64 / 1.5e6;
@@ -144,17 +151,18 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
             costs.values(interval, |lost| 100.0 * lost.computed),
         ];
         for (series, values) in series.iter_mut().zip(&value_rows) {
-            points.push(DataPoint::over_values(series.name.clone(), format!("{ms:.0} ms"), values));
+            points.push(DataPoint::from_values(series.name.clone(), format!("{ms:.0} ms"), values));
             series.points.push(ChartPoint::new(ms, mean(values)));
         }
     }
     // Loss is inversely proportional to the interval: it is scaled from the longest measured interval to the thesis's
     // size.
-    let longest = intervals[intervals.len() - 1];
-    let one_percent_ms = longest as f64 / 1.5e6 * mean(&costs.values(longest, |lost| 100.0 * lost.measured));
+    let longest_interval_index = intervals[intervals.len() - 1];
+    let one_percent_ms = longest_interval_index as f64 / 1.5e6
+        * mean(&costs.values(longest_interval_index, |lost| 100.0 * lost.measured));
     // All pages of the program, as copied at each swap.
-    let copied = mean(&costs.values(longest, |lost| lost.computed));
-    let megabytes = copied * longest as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
+    let copied_share = mean(&costs.values(longest_interval_index, |lost| lost.computed));
+    let megabytes = copied_share * longest_interval_index as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
     let chart = Chart {
         title: "Throughput lost by swapping halves of the cache".to_string(),
         x: Axis::log("interval, ms"),
@@ -177,21 +185,28 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
 const WAYS: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 
 /// Throughput lost for each method of moving pages.
-fn ways_of_moving(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>, ReproError> {
+fn measure_migration_modes(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>, ReproError> {
     let workload = warehouse_workload(footprint_bytes, interval_cycles, seed)?;
-    let still = total_instructions(&run_swapping(&workload, interval_cycles, None)?.0);
+    let instr_without_swaps = total_instructions(&run_with_swaps(&workload, interval_cycles, None)?.0);
     WAYS.iter()
-        .map(|way| Ok(1.0 - total_instructions(&run_swapping(&workload, interval_cycles, Some(way))?.0) / still))
+        .map(|way| {
+            Ok(1.0
+                - total_instructions(&run_with_swaps(&workload, interval_cycles, Some(way))?.0) / instr_without_swaps)
+        })
         .collect()
 }
 
-fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
-    let points = WAYS.iter().enumerate().map(|(index, way)| {
-        let values: Vec<f64> = ways.iter().map(|losses| 100.0 * losses[index]).collect();
-        DataPoint::over_values("throughput lost, %", *way, &values)
+fn migration_mode_finding(context: &ExperimentContext<'_>, losses_by_seed: &[Vec<f64>]) -> Finding {
+    let points = WAYS.iter().enumerate().map(|(index, mode_name)| {
+        let values: Vec<f64> = losses_by_seed.iter().map(|losses| 100.0 * losses[index]).collect();
+        DataPoint::from_values("throughput lost, %", *mode_name, &values)
     });
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(ways).map(|(&seed, losses)| (seed, 100.0 * (losses[0] - losses[2]))).collect();
+    let per_seed: Vec<(u64, f64)> = context
+        .seeds
+        .iter()
+        .zip(losses_by_seed)
+        .map(|(&seed, losses)| (seed, 100.0 * (losses[0] - losses[2])))
+        .collect();
     Finding::declared("cp-6-lazy-moves", &per_seed).with_points(points.collect())
 }
 
@@ -205,9 +220,9 @@ mod tests {
         let footprint = 256 << 10;
         let interval = footprint / 4096 * 11_051 * 4;
         let workload = warehouse_workload(footprint, interval, 1).unwrap();
-        let (_, records) = run_swapping(&workload, interval, Some("all")).unwrap();
-        let pages = pages_copied(&records, cycles_to_ns(&workload, workload.warm_up_cycles));
-        assert!(pages >= 40.0 * SWAPS as f64, "{pages} pages in {SWAPS} swaps");
+        let (_, records) = run_with_swaps(&workload, interval, Some("all")).unwrap();
+        let pages = count_copied_pages(&records, cycles_to_ns(&workload, workload.warm_up_cycles));
+        assert!(pages >= 40.0 * SWAP_COUNT as f64, "{pages} pages in {SWAP_COUNT} swaps");
         let cost = measure_lost_work(&workload, interval).unwrap();
         assert!(cost.measured > 0.0 && cost.computed > 0.05, "{cost:?}");
     }

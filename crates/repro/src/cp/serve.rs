@@ -13,21 +13,21 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::{SimMachine, SimOptions, SimProgram};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_setup, decision_by, thesis_job};
+use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_workload, pipeline_config_for, thesis_job};
 use crate::setup::{Workload, build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Time scale relative to the thesis's four minutes.
 const SCALE: u64 = 2_000;
-pub(crate) const LEVEL: f64 = 0.95;
-pub(crate) const CLIENTS: usize = 4;
-pub(crate) const FIRST_CLIENTS: usize = 2;
+pub(crate) const LEVEL_SHARE: f64 = 0.95;
+pub(crate) const CLIENT_COUNT: usize = 4;
+pub(crate) const FIRST_CLIENT_COUNT: usize = 2;
 
 /// Lengths in windows.
 #[derive(Clone, Copy, Debug)]
 struct ServiceLengths {
     window_cycles: u64,
-    warm_up: u64,
+    warm_up_windows: u64,
     /// Windows with two clients, and then with four.
     windows_per_phase: u64,
 }
@@ -35,12 +35,12 @@ struct ServiceLengths {
 /// A client that arrives late.
 struct DelayedClient {
     source: Box<dyn AccessSource>,
-    sleeps_ns: Option<u64>,
+    initial_sleep_ns: Option<u64>,
 }
 
 impl AccessSource for DelayedClient {
     fn next_batch(&mut self, batch: &mut Vec<cachemate_core::Access>) -> BatchEnd {
-        match self.sleeps_ns.take() {
+        match self.initial_sleep_ns.take() {
             Some(ns) => BatchEnd::Sleep { ns },
             None => self.source.next_batch(batch),
         }
@@ -51,25 +51,25 @@ impl AccessSource for DelayedClient {
 }
 
 fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, ReproError> {
-    let mut served = thesis_job("warehouses", seed);
-    (served.options.threads, served.options.groups) = (Some(1), Some(CLIENTS as u32));
-    served.options.footprint_bytes = Some(CLIENTS as u64 * WAREHOUSE_BYTES);
+    let mut server_job = thesis_job("warehouses", seed);
+    (server_job.options.threads, server_job.options.groups) = (Some(1), Some(CLIENT_COUNT as u32));
+    server_job.options.footprint_bytes = Some(CLIENT_COUNT as u64 * WAREHOUSE_BYTES);
     let mut workload =
-        chip_setup(vec![served], CLIENTS as u32, true, RunScale { scale: SCALE, warm_up_cycles: 0 }, seed)?;
-    workload.warm_up_cycles = lengths.warm_up * lengths.window_cycles;
+        chip_workload(vec![server_job], CLIENT_COUNT as u32, true, RunScale { scale: SCALE, warm_up_cycles: 0 }, seed)?;
+    workload.warm_up_cycles = lengths.warm_up_windows * lengths.window_cycles;
     workload.measured_cycles = 2 * lengths.windows_per_phase * lengths.window_cycles;
     Ok(workload)
 }
 
 /// The machine whose last clients arrive at a cycle (0 = at once; never if it lies beyond the end).
-fn build_machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproError> {
+fn build_machine(workload: &Workload, late_arrival_cycle: u64) -> Result<SimMachine, ReproError> {
     let job = workload.jobs[0].clone();
-    let late_ns = late_cycle * 1_000 / (workload.machine.hertz / 1_000_000);
+    let late_arrival_ns = late_arrival_cycle * 1_000 / (workload.machine.hertz / 1_000_000);
     let make_threads = move |_: u32| {
         let threads = kernels::build_threads(&job.kernel, job.seed, &job.options).expect("a program of the table");
-        let start_client = |(at, source): (usize, Box<dyn AccessSource>)| -> Box<dyn AccessSource> {
-            let sleeps_ns = (at >= FIRST_CLIENTS && late_ns > 0).then_some(late_ns);
-            Box::new(DelayedClient { source, sleeps_ns })
+        let start_client = |(client_index, source): (usize, Box<dyn AccessSource>)| -> Box<dyn AccessSource> {
+            let sleeps_ns = (client_index >= FIRST_CLIENT_COUNT && late_arrival_ns > 0).then_some(late_arrival_ns);
+            Box::new(DelayedClient { source, initial_sleep_ns: sleeps_ns })
         };
         threads.into_iter().enumerate().map(start_client).collect()
     };
@@ -94,12 +94,12 @@ pub(crate) struct ServiceWindow {
 }
 
 pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
-    let has_run = |cpus: &[(CpuId, u64)]| cpus.iter().any(|(_, ns)| *ns > 0);
-    let work: Vec<f64> = record
+    let has_used_cpu = |cpus: &[(CpuId, u64)]| cpus.iter().any(|(_, ns)| *ns > 0);
+    let work_by_client: Vec<f64> = record
         .observation
         .tasks
         .iter()
-        .filter(|task| has_run(&task.on_cpu_ns))
+        .filter(|task| has_used_cpu(&task.on_cpu_ns))
         .filter_map(|task| task.progress)
         .collect();
     let first_share = record.observation.applied.shares.first();
@@ -107,15 +107,17 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
         cachemate_core::Units::Colors { allowed, .. } => allowed.count(),
         cachemate_core::Units::Ways { mask } => mask.count(),
     });
-    (!work.is_empty()).then(|| ServiceWindow {
-        clients: work.len(),
-        rate_per_s: work.iter().sum::<f64>() / work.len() as f64 / (record.observation.span.elapsed_ns as f64 / 1e9),
+    (!work_by_client.is_empty()).then(|| ServiceWindow {
+        clients: work_by_client.len(),
+        rate_per_s: work_by_client.iter().sum::<f64>()
+            / work_by_client.len() as f64
+            / (record.observation.span.elapsed_ns as f64 / 1e9),
         colors,
         moving: !record.observation.applied.pending.is_empty(),
     })
 }
 
-fn run_windows(
+fn collect_windows(
     machine: SimMachine,
     config: PipelineConfig,
     from_window: u64,
@@ -139,13 +141,14 @@ fn first_window() -> WindowLength {
 }
 
 /// Work per second of each client with a static share, after the warm-up.
-fn static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
+fn measure_static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
     let workload = server_workload(seed, lengths)?;
-    let late_ns = if clients == CLIENTS { 0 } else { u64::MAX >> 20 };
+    let late_arrival_cycle = if clients == CLIENT_COUNT { 0 } else { u64::MAX >> 20 };
     let parameters =
         format!("window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]", window_ns(&workload, lengths), colors - 1);
-    let config = decision_by(&workload, "static-partition", &parameters, first_window());
-    let service_windows = run_windows(build_machine(&workload, late_ns)?, config, lengths.warm_up)?;
+    let config = pipeline_config_for(&workload, "static-partition", &parameters, first_window());
+    let service_windows =
+        collect_windows(build_machine(&workload, late_arrival_cycle)?, config, lengths.warm_up_windows)?;
     Ok(mean(&service_windows.iter().map(|window| window.rate_per_s).collect::<Vec<_>>()))
 }
 
@@ -162,23 +165,23 @@ pub(crate) struct ServiceRun {
     pub static_large: Vec<ServiceWindow>,
 }
 
-fn run_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun, ReproError> {
-    let small = sizes[0];
-    let level = LEVEL * static_rate(seed, lengths, small, FIRST_CLIENTS)?;
-    let mut large = None;
+fn measure_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun, ReproError> {
+    let small_share_colors = sizes[0];
+    let rate_level = LEVEL_SHARE * measure_static_rate(seed, lengths, small_share_colors, FIRST_CLIENT_COUNT)?;
+    let mut reachable_colors = None;
     for &colors in sizes {
-        if large.is_none() && static_rate(seed, lengths, colors, CLIENTS)? >= level {
-            large = Some(colors);
+        if reachable_colors.is_none() && measure_static_rate(seed, lengths, colors, CLIENT_COUNT)? >= rate_level {
+            reachable_colors = Some(colors);
         }
     }
-    let reachable = large.is_some();
-    let large = large.unwrap_or(COLORS);
+    let is_level_reachable = reachable_colors.is_some();
+    let large_share_colors = reachable_colors.unwrap_or(COLORS);
     let workload = server_workload(seed, lengths)?;
-    let halfway = workload.warm_up_cycles + lengths.windows_per_phase * lengths.window_cycles;
+    let late_arrival_cycle = workload.warm_up_cycles + lengths.windows_per_phase * lengths.window_cycles;
     let window_ns = window_ns(&workload, lengths);
     let run_policy = |name: &str, parameters: &str| {
-        let config = decision_by(&workload, name, parameters, first_window());
-        run_windows(build_machine(&workload, halfway)?, config, lengths.warm_up)
+        let config = pipeline_config_for(&workload, name, parameters, first_window());
+        collect_windows(build_machine(&workload, late_arrival_cycle)?, config, lengths.warm_up_windows)
     };
     let run_fixed_colors = |colors: u32| {
         run_policy(
@@ -186,83 +189,88 @@ fn run_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<Serv
             &format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1),
         )
     };
-    let managed = format!("window_ns = {window_ns}\nrate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
+    let managed_parameters =
+        format!("window_ns = {window_ns}\nrate_per_s = {rate_level:?}\nunits = {small_share_colors}\nshrink_after = 4");
     Ok(ServiceRun {
-        level,
-        reachable,
-        small,
-        large,
-        managed: run_policy("service-level", &managed)?,
-        static_small: run_fixed_colors(small)?,
-        static_large: run_fixed_colors(large)?,
+        level: rate_level,
+        reachable: is_level_reachable,
+        small: small_share_colors,
+        large: large_share_colors,
+        managed: run_policy("service-level", &managed_parameters)?,
+        static_small: run_fixed_colors(small_share_colors)?,
+        static_large: run_fixed_colors(large_share_colors)?,
     })
 }
 
 impl ServiceRun {
-    pub fn missed_windows(&self, windows: &[ServiceWindow]) -> Vec<bool> {
+    pub fn miss_flags(&self, windows: &[ServiceWindow]) -> Vec<bool> {
         windows.iter().map(|window| window.rate_per_s < self.level).collect()
     }
     /// Windows that miss the level, except those that detected the miss (the share grew right after) and those in which
     /// pages were still being copied.
     pub fn unexcused_count(&self) -> usize {
-        let missed = self.missed_windows(&self.managed);
-        let is_excused = |at: usize| {
-            let found_out = self.managed.get(at + 1).is_some_and(|next| next.colors > self.managed[at].colors);
-            found_out || self.managed[at].moving
+        let miss_flags = self.miss_flags(&self.managed);
+        let is_excused = |window_index: usize| {
+            let detected_miss =
+                self.managed.get(window_index + 1).is_some_and(|next| next.colors > self.managed[window_index].colors);
+            detected_miss || self.managed[window_index].moving
         };
-        (0..missed.len()).filter(|&index| missed[index] && !is_excused(index)).count()
+        (0..miss_flags.len()).filter(|&index| miss_flags[index] && !is_excused(index)).count()
     }
     /// Mean rate with four clients relative to the level, minus one, in percent.
-    pub fn level_deviation(&self, windows: &[ServiceWindow]) -> f64 {
-        let four = windows.iter().filter(|window| window.clients == CLIENTS).map(|window| window.rate_per_s);
-        100.0 * (mean(&four.collect::<Vec<_>>()) / self.level - 1.0)
+    pub fn level_deviation_percent(&self, windows: &[ServiceWindow]) -> f64 {
+        let rates_with_all_clients =
+            windows.iter().filter(|window| window.clients == CLIENT_COUNT).map(|window| window.rate_per_s);
+        100.0 * (mean(&rates_with_all_clients.collect::<Vec<_>>()) / self.level - 1.0)
     }
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(
-        ServiceLengths { window_cycles: 400_000, warm_up: 10, windows_per_phase: 8 },
-        ServiceLengths { window_cycles: 1_000_000, warm_up: 20, windows_per_phase: 20 },
+        ServiceLengths { window_cycles: 400_000, warm_up_windows: 10, windows_per_phase: 8 },
+        ServiceLengths { window_cycles: 1_000_000, warm_up_windows: 20, windows_per_phase: 20 },
     );
     let sizes: Vec<u32> = context.pick(vec![1, 2, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
-    let stories = context.run_all_stored(
+    let service_runs = context.run_all_stored(
         module_path!(),
         &context.seeds,
         |seed| format!("{seed} {lengths:?} {sizes:?}"),
         |&seed| {
             context.report_progress(&format!("clients 2 to 4, seed {seed}"));
-            run_service(seed, lengths, &sizes)
+            measure_service(seed, lengths, &sizes)
         },
     )?;
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&stories).map(|(&seed, story)| (seed, story.unexcused_count() as f64)).collect();
-    let over_runs = |value: fn(&ServiceRun) -> f64| stories.iter().map(value).collect::<Vec<f64>>();
-    let count = |service_run: &ServiceRun| {
-        service_run.missed_windows(&service_run.managed).iter().filter(|missed| **missed).count() as f64
+        context.seeds.iter().zip(&service_runs).map(|(&seed, story)| (seed, story.unexcused_count() as f64)).collect();
+    let values_over_runs = |value: fn(&ServiceRun) -> f64| service_runs.iter().map(value).collect::<Vec<f64>>();
+    let unexcused_misses = |service_run: &ServiceRun| {
+        service_run.miss_flags(&service_run.managed).iter().filter(|missed| **missed).count() as f64
     };
-    let first = &stories[0];
+    let first_run = &service_runs[0];
     let points = vec![
-        DataPoint::over_values(
+        DataPoint::from_values(
             "rate of four clients over the level, %",
-            format!("static {}", first.small),
-            &over_runs(|story| story.level_deviation(&story.static_small)),
+            format!("static {}", first_run.small),
+            &values_over_runs(|story| story.level_deviation_percent(&story.static_small)),
         ),
-        DataPoint::over_values(
+        DataPoint::from_values(
             "rate of four clients over the level, %",
             "resized",
-            &over_runs(|story| story.level_deviation(&story.managed)),
+            &values_over_runs(|story| story.level_deviation_percent(&story.managed)),
         ),
-        DataPoint::over_values(
+        DataPoint::from_values(
             "rate of four clients over the level, %",
-            format!("static {}", first.large),
-            &over_runs(|story| story.level_deviation(&story.static_large)),
+            format!("static {}", first_run.large),
+            &values_over_runs(|story| story.level_deviation_percent(&story.static_large)),
         ),
-        DataPoint::over_values("colors", "static small", &over_runs(|story| f64::from(story.small))),
-        DataPoint::over_values("colors", "static large", &over_runs(|story| f64::from(story.large))),
-        DataPoint::over_values(
+        DataPoint::from_values("colors", "static small", &values_over_runs(|story| f64::from(story.small))),
+        DataPoint::from_values("colors", "static large", &values_over_runs(|story| f64::from(story.large))),
+        DataPoint::from_values(
             "colors, mean over the run",
             "resized",
-            &over_runs(|story| mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<_>>())),
+            &values_over_runs(|story| {
+                mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<_>>())
+            }),
         ),
     ];
     let note = format!(
@@ -270,26 +278,30 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
          which the share grew (one window of detection a step) and those in which pages were still being copied. A window \
          holds few operations, so its rate has noise of its own, and clients that come find nothing of theirs cached. With \
          {} colors and up four clients reach the level{}.",
-        first.level,
-        first.managed.len(),
-        mean(&over_runs(count)),
-        first.large,
-        if stories.iter().all(|story| story.reachable) { "" } else { " (not under every seed, whatever the share)" },
+        first_run.level,
+        first_run.managed.len(),
+        mean(&values_over_runs(unexcused_misses)),
+        first_run.large,
+        if service_runs.iter().all(|story| story.reachable) {
+            ""
+        } else {
+            " (not under every seed, whatever the share)"
+        },
     );
     Ok(vec![
         Finding::declared("cp-5-windows-below", &per_seed)
             .with_points(points)
-            .time_scale(SCALE as f64)
+            .with_time_scale(SCALE as f64)
             .with_note(note)
-            .with_figure(draw_service_figure(first, "cp-5-service")),
+            .with_figure(draw_service_figure(first_run, "cp-5-service")),
     ])
 }
 
 pub(crate) fn draw_service_figure(service_run: &ServiceRun, name: &str) -> ResultFigure {
     let window_series = |name: &str, windows: &[ServiceWindow]| {
-        let point = |(at, window): (usize, &ServiceWindow)| ChartPoint {
+        let point = |(window_index, window): (usize, &ServiceWindow)| ChartPoint {
             title: Some(format!("{} colors, {} clients", window.colors, window.clients)),
-            ..ChartPoint::new(at as f64, window.rate_per_s / service_run.level)
+            ..ChartPoint::new(window_index as f64, window.rate_per_s / service_run.level)
         };
         let points = windows.iter().enumerate().map(point).collect();
         Series { name: name.to_string(), points, mark: Mark::Steps, ..Series::default() }
@@ -303,7 +315,7 @@ pub(crate) fn draw_service_figure(service_run: &ServiceRun, name: &str) -> Resul
             window_series("resized", &service_run.managed),
             window_series(&format!("static, {} colors", service_run.large), &service_run.static_large),
         ],
-        references: vec![ReferenceLine::Y { label: "level".to_string(), at: 1.0 }],
+        references: vec![ReferenceLine::Y { label: "level".to_string(), level: 1.0 }],
         ..Chart::default()
     };
     ResultFigure::chart(name, &chart)
@@ -340,15 +352,16 @@ mod tests {
     /// Do the late clients arrive halfway, and not earlier?
     #[test]
     fn late_clients_come_halfway() {
-        let lengths = ServiceLengths { window_cycles: 100_000, warm_up: 1, windows_per_phase: 2 };
+        let lengths = ServiceLengths { window_cycles: 100_000, warm_up_windows: 1, windows_per_phase: 2 };
         let workload = server_workload(1, lengths).unwrap();
-        let config = decision_by(
+        let config = pipeline_config_for(
             &workload,
             "static-partition",
             &format!("window_ns = {}\nsteps = [{{ shares = ['0-7'] }}]", window_ns(&workload, lengths)),
             first_window(),
         );
-        let service_windows = run_windows(build_machine(&workload, 300_000).unwrap(), config, lengths.warm_up).unwrap();
+        let service_windows =
+            collect_windows(build_machine(&workload, 300_000).unwrap(), config, lengths.warm_up_windows).unwrap();
         let clients: Vec<usize> = service_windows.iter().map(|window| window.clients).collect();
         assert_eq!((clients.first(), clients.last()), (Some(&2), Some(&4)), "{clients:?}");
     }

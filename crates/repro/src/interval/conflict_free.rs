@@ -19,20 +19,21 @@ use crate::ReproError;
 use crate::setup::{WorkloadJob, failed};
 
 /// Share of the accesses that two miss counts may differ by because of rounding.
-const ROUNDING_SHARE: f64 = 1e-4;
+const MAX_ROUNDING_SHARE: f64 = 1e-4;
 /// Number of sizes at which the interval machine tabulates rates.
-const TABULATED_SIZES: f64 = 64.0;
+const TABULATED_SIZE_COUNT: f64 = 64.0;
 
 /// Replaces the sizes of `program`, which [`super::nominal::measure`] gave for `job`.
 pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &MachineSpec) -> Result<(), ReproError> {
     let Some(cache) = machine.last_level() else { return Ok(()) };
     let (line_bytes, ways) = (u64::from(cache.line_bytes), u64::from(cache.ways));
-    let sets = cache.size_bytes / line_bytes / ways;
-    let measured: f64 = program.phases.iter().filter_map(|phase| phase.instructions).sum();
+    let set_count = cache.size_bytes / line_bytes / ways;
+    let measured_instr: f64 = program.phases.iter().filter_map(|phase| phase.instructions).sum();
     let mut threads = job.start_threads(0)?;
     let Some(source) = threads.first_mut() else { return Ok(()) };
-    let Some(histogram) = access_distances(source.as_mut(), line_bytes, measured / 3.0, measured * 4.0 / 3.0)
-        .map_err(failed(&job.name))?
+    let Some(histogram) =
+        access_distances(source.as_mut(), line_bytes, measured_instr / 3.0, measured_instr * 4.0 / 3.0)
+            .map_err(failed(&job.name))?
     else {
         return Ok(());
     };
@@ -43,68 +44,85 @@ pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &M
         });
         fills.sum()
     };
-    let sizes = program.phases.first().map_or(0, |phase| phase.points.len());
-    let fills: Vec<f64> = (0..sizes).map(fills_at).collect();
-    let step_bytes = cache.size_bytes as f64 / TABULATED_SIZES;
+    let size_count = program.phases.first().map_or(0, |phase| phase.points.len());
+    let fills_by_size: Vec<f64> = (0..size_count).map(fills_at).collect();
+    let step_bytes = cache.size_bytes as f64 / TABULATED_SIZE_COUNT;
     let quarter_bytes = (cache.size_bytes / 4) as f64;
     for phase in &mut program.phases {
-        let quarter = phase.points.partition_point(|point| point.size_bytes < quarter_bytes);
+        let quarter_index = phase.points.partition_point(|point| point.size_bytes < quarter_bytes);
         let mut previous_lines = 0;
-        for (point, fills) in phase.points.iter_mut().zip(&fills) {
+        for (point, fills) in phase.points.iter_mut().zip(&fills_by_size) {
             let lines = (point.size_bytes / line_bytes as f64) as u64;
-            let corrected = conflict_free_lines(&histogram, sets, lines, *fills).max(previous_lines + 1);
-            point.size_bytes = (corrected * line_bytes) as f64;
-            previous_lines = corrected;
+            let corrected_lines = conflict_free_lines(&histogram, set_count, lines, *fills).max(previous_lines + 1);
+            point.size_bytes = (corrected_lines * line_bytes) as f64;
+            previous_lines = corrected_lines;
         }
-        mix_unprefetched(&mut phase.points, quarter, &histogram, line_bytes);
-        phase.points = follow_distances(&phase.points, &histogram, step_bytes, line_bytes);
+        interpolate_unprefetched(&mut phase.points, quarter_index, &histogram, line_bytes);
+        phase.points = points_by_distances(&phase.points, &histogram, step_bytes, line_bytes);
     }
     Ok(())
 }
 
 /// Replaces the rates without prefetchers between the three sizes at which they were measured: the smallest, the point
 /// `quarter` and the largest.
-fn mix_unprefetched(points: &mut [SizePoint], quarter: usize, histogram: &DistanceHistogram, line_bytes: u64) {
-    let Some(last) = points.len().checked_sub(1) else { return };
-    for (first, end) in [(0, quarter.min(last)), (quarter.min(last), last)] {
-        let (low, high) = (points[first], points[end]);
+fn interpolate_unprefetched(
+    points: &mut [SizePoint],
+    quarter_index: usize,
+    histogram: &DistanceHistogram,
+    line_bytes: u64,
+) {
+    let Some(last_index) = points.len().checked_sub(1) else { return };
+    for (first_index, end_index) in [(0, quarter_index.min(last_index)), (quarter_index.min(last_index), last_index)] {
+        let (first_point, end_point) = (points[first_index], points[end_index]);
         let misses = |point: &SizePoint| histogram.misses_at(point.size_bytes as u64 / line_bytes) as f64;
-        let (most, least) = (misses(&low), misses(&high));
-        if most - least < ROUNDING_SHARE * histogram.accesses() as f64 {
+        let (first_misses, end_misses) = (misses(&first_point), misses(&end_point));
+        if first_misses - end_misses < MAX_ROUNDING_SHARE * histogram.accesses() as f64 {
             continue;
         }
-        for point in points.iter_mut().take(end).skip(first + 1) {
-            let share = (most - misses(point)) / (most - least);
-            point.without_prefetch = mix(&low, &high, share, point.size_bytes).without_prefetch;
+        for point in points.iter_mut().take(end_index).skip(first_index + 1) {
+            let mixing_share = (first_misses - misses(point)) / (first_misses - end_misses);
+            point.without_prefetch =
+                interpolate_rates(&first_point, &end_point, mixing_share, point.size_bytes).without_prefetch;
         }
     }
 }
 
 /// Adds a point at every multiple of `step_bytes` between two measured sizes where misses change. Its rates are those of
 /// both sizes, mixed as the misses by stack distance.
-fn follow_distances(
+fn points_by_distances(
     points: &[SizePoint],
     histogram: &DistanceHistogram,
     step_bytes: f64,
     line_bytes: u64,
 ) -> Vec<SizePoint> {
-    let lines = |size_bytes: f64| size_bytes as u64 / line_bytes;
+    let lines_of_bytes = |size_bytes: f64| size_bytes as u64 / line_bytes;
     let mut all_points = Vec::new();
     for pair in points.windows(2) {
-        let (low, high) = (&pair[0], &pair[1]);
-        all_points.push(*low);
-        let first = libm::floor(low.size_bytes / step_bytes) as u64 + 1;
-        let between = (first..).map(|step| step as f64 * step_bytes).take_while(|size| *size < high.size_bytes);
-        let sizes: Vec<u64> = [low.size_bytes].into_iter().chain(between).chain([high.size_bytes]).map(lines).collect();
+        let (small_point, large_point) = (&pair[0], &pair[1]);
+        all_points.push(*small_point);
+        let first_step = libm::floor(small_point.size_bytes / step_bytes) as u64 + 1;
+        let intermediate_sizes =
+            (first_step..).map(|step| step as f64 * step_bytes).take_while(|size| *size < large_point.size_bytes);
+        let sizes: Vec<u64> = [small_point.size_bytes]
+            .into_iter()
+            .chain(intermediate_sizes)
+            .chain([large_point.size_bytes])
+            .map(lines_of_bytes)
+            .collect();
         let Some(ratios) = histogram.miss_ratio_curve(&sizes) else { continue };
-        let (most, least) = (ratios[0], ratios[ratios.len() - 1]);
-        if most - least < ROUNDING_SHARE {
+        let (largest_ratio, smallest_ratio) = (ratios[0], ratios[ratios.len() - 1]);
+        if largest_ratio - smallest_ratio < MAX_ROUNDING_SHARE {
             continue;
         }
-        let inner = sizes.iter().zip(&ratios).take(sizes.len() - 1).skip(1);
-        all_points.extend(
-            inner.map(|(&lines, ratio)| mix(low, high, (most - ratio) / (most - least), (lines * line_bytes) as f64)),
-        );
+        let inner_sizes_and_ratios = sizes.iter().zip(&ratios).take(sizes.len() - 1).skip(1);
+        all_points.extend(inner_sizes_and_ratios.map(|(&lines, ratio)| {
+            interpolate_rates(
+                small_point,
+                large_point,
+                (largest_ratio - ratio) / (largest_ratio - smallest_ratio),
+                (lines * line_bytes) as f64,
+            )
+        }));
     }
     all_points.extend(points.last());
     all_points
@@ -118,11 +136,11 @@ fn access_distances(
     from_instr: f64,
     to_instr: f64,
 ) -> Result<Option<DistanceHistogram>, cachemate_locality::stack::StackError> {
-    let (mut start_up, mut whole) = (StackDistances::new(), StackDistances::new());
+    let (mut start_up_distances, mut all_distances) = (StackDistances::new(), StackDistances::new());
     let (mut batch, mut lines, mut instructions) = (Vec::new(), Vec::new(), 0.0);
     while instructions < to_instr {
         batch.clear();
-        let end = source.next_batch(&mut batch);
+        let batch_end = source.next_batch(&mut batch);
         let is_start_up = instructions < from_instr;
         lines.clear();
         for access in &batch {
@@ -131,39 +149,48 @@ fn access_distances(
                 lines.push(access.address() / line_bytes);
             }
         }
-        whole.push(&lines)?;
+        all_distances.push(&lines)?;
         if is_start_up {
-            start_up.push(&lines)?;
+            start_up_distances.push(&lines)?;
         }
-        if !matches!(end, BatchEnd::More) || batch.is_empty() {
+        if !matches!(batch_end, BatchEnd::More) || batch.is_empty() {
             return Ok(None);
         }
     }
-    let (start_up, whole) = (start_up.finish()?, whole.finish()?);
-    let mut start_up_counts = start_up.counts().iter().copied().peekable();
-    let counts = whole.counts().iter().map(|&(distance, count)| {
-        let earlier = start_up_counts.next_if(|&(earlier_distance, _)| earlier_distance == distance);
-        (distance, count - earlier.map_or(0, |(_, earlier_count)| earlier_count))
+    let (start_up_histogram, full_histogram) = (start_up_distances.finish()?, all_distances.finish()?);
+    let mut start_up_counts = start_up_histogram.counts().iter().copied().peekable();
+    let counts = full_histogram.counts().iter().map(|&(distance, count)| {
+        let start_up_count = start_up_counts.next_if(|&(earlier_distance, _)| earlier_distance == distance);
+        (distance, count - start_up_count.map_or(0, |(_, earlier_count)| earlier_count))
     });
-    Ok(Some(DistanceHistogram::new(whole.cold_count() - start_up.cold_count(), counts.collect::<Vec<_>>())))
+    Ok(Some(DistanceHistogram::new(
+        full_histogram.cold_count() - start_up_histogram.cold_count(),
+        counts.collect::<Vec<_>>(),
+    )))
 }
 
 /// The rates at `size_bytes`, between two points.
-fn mix(low: &SizePoint, high: &SizePoint, share: f64, size_bytes: f64) -> SizePoint {
-    let between = |low: f64, high: f64| low + share * (high - low);
+fn interpolate_rates(low: &SizePoint, high: &SizePoint, share: f64, size_bytes: f64) -> SizePoint {
+    let interpolate = |low: f64, high: f64| low + share * (high - low);
     let unprefetched = low.without_prefetch.zip(high.without_prefetch).map(|(low, high)| UnprefetchedRates {
-        cycles_per_instr: between(low.cycles_per_instr, high.cycles_per_instr),
-        demand_fills_per_instr: between(low.demand_fills_per_instr, high.demand_fills_per_instr),
-        writebacks_per_instr: between(low.writebacks_per_instr, high.writebacks_per_instr),
-        memory_stall_cycles_per_instr: between(low.memory_stall_cycles_per_instr, high.memory_stall_cycles_per_instr),
+        cycles_per_instr: interpolate(low.cycles_per_instr, high.cycles_per_instr),
+        demand_fills_per_instr: interpolate(low.demand_fills_per_instr, high.demand_fills_per_instr),
+        writebacks_per_instr: interpolate(low.writebacks_per_instr, high.writebacks_per_instr),
+        memory_stall_cycles_per_instr: interpolate(
+            low.memory_stall_cycles_per_instr,
+            high.memory_stall_cycles_per_instr,
+        ),
     });
     SizePoint {
         size_bytes,
-        cycles_per_instr: between(low.cycles_per_instr, high.cycles_per_instr),
-        demand_fills_per_instr: between(low.demand_fills_per_instr, high.demand_fills_per_instr),
-        prefetch_fills_per_instr: between(low.prefetch_fills_per_instr, high.prefetch_fills_per_instr),
-        writebacks_per_instr: between(low.writebacks_per_instr, high.writebacks_per_instr),
-        memory_stall_cycles_per_instr: between(low.memory_stall_cycles_per_instr, high.memory_stall_cycles_per_instr),
+        cycles_per_instr: interpolate(low.cycles_per_instr, high.cycles_per_instr),
+        demand_fills_per_instr: interpolate(low.demand_fills_per_instr, high.demand_fills_per_instr),
+        prefetch_fills_per_instr: interpolate(low.prefetch_fills_per_instr, high.prefetch_fills_per_instr),
+        writebacks_per_instr: interpolate(low.writebacks_per_instr, high.writebacks_per_instr),
+        memory_stall_cycles_per_instr: interpolate(
+            low.memory_stall_cycles_per_instr,
+            high.memory_stall_cycles_per_instr,
+        ),
         without_prefetch: unprefetched,
     }
 }
@@ -175,18 +202,28 @@ fn conflict_free_lines(histogram: &DistanceHistogram, sets: u64, lines: u64, fil
         let folded = fold_to_ways(histogram, sets, (lines / sets) as u32, mapping)?;
         folded.last().copied()
     };
-    let Some((even, hashed)) = misses(SetMapping::Even).zip(misses(SetMapping::Hashed)) else { return lines };
-    let rounding = ROUNDING_SHARE * histogram.accesses() as f64;
-    let narrow_misses = fills.max(even).min(hashed.max(even)) - rounding;
+    let Some((even_misses, hashed_misses)) = misses(SetMapping::Even).zip(misses(SetMapping::Hashed)) else {
+        return lines;
+    };
+    let rounding_misses = MAX_ROUNDING_SHARE * histogram.accesses() as f64;
+    let narrow_misses = fills.max(even_misses).min(hashed_misses.max(even_misses)) - rounding_misses;
     // The largest size with at least these misses: misses fall with the size.
-    let (mut low, mut high) = (0, lines + 1);
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        if histogram.misses_at(middle) as f64 >= narrow_misses { low = middle } else { high = middle }
+    let (mut low_lines, mut high_lines) = (0, lines + 1);
+    while high_lines - low_lines > 1 {
+        let middle_lines = low_lines + (high_lines - low_lines) / 2;
+        if histogram.misses_at(middle_lines) as f64 >= narrow_misses {
+            low_lines = middle_lines
+        } else {
+            high_lines = middle_lines
+        }
     }
     // At a cliff, the next line may be nearer to these misses.
-    let excess = |lines: u64| (histogram.misses_at(lines) as f64 - narrow_misses).abs();
-    if low < lines && excess(low + 1) < excess(low) { low + 1 } else { low.max(1) }
+    let miss_difference = |lines: u64| (histogram.misses_at(lines) as f64 - narrow_misses).abs();
+    if low_lines < lines && miss_difference(low_lines + 1) < miss_difference(low_lines) {
+        low_lines + 1
+    } else {
+        low_lines.max(1)
+    }
 }
 
 #[cfg(test)]
@@ -218,7 +255,7 @@ mod tests {
         points.push(SizePoint { size_bytes: 4096.0 * 64.0, demand_fills_per_instr: 0.0, ..points[0] });
         points[0].size_bytes = 3072.0 * 64.0;
         let fills = |histogram: &DistanceHistogram| {
-            let all_points = follow_distances(&points, histogram, 512.0 * 64.0, 64);
+            let all_points = points_by_distances(&points, histogram, 512.0 * 64.0, 64);
             all_points.iter().map(|point| (point.size_bytes / 64.0, point.demand_fills_per_instr)).collect::<Vec<_>>()
         };
         assert_eq!(fills(&cyclic), [(3072.0, 0.1), (3584.0, 0.1), (4096.0, 0.0)]);
@@ -243,7 +280,7 @@ mod tests {
         };
         // Interpolated by the size, half of the lines were hits at three quarters of the cache.
         let mut points = [point(512.0, 0.3), point(1024.0, 0.3), point(3072.0, 0.1), point(4096.0, 0.0)];
-        mix_unprefetched(&mut points, 1, &DistanceHistogram::new(0, [(4095, 1000)]), 64);
+        interpolate_unprefetched(&mut points, 1, &DistanceHistogram::new(0, [(4095, 1000)]), 64);
         assert_eq!(points[2].without_prefetch, Some(bare(0.3)));
     }
 }

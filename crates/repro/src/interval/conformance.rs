@@ -3,7 +3,7 @@
 //!
 //! Method: ten programs on four CPUs with two caches, all on the interval machine, each with phases of minutes; three
 //! come and go. Every policy decides 10 000 windows of its own length, without the guard, so that its own behavior is
-//! tested. A task starves if it is runnable but does not run for [`STARVES_NS`] of nominal time.
+//! tested. A task starves if it is runnable but does not run for [`STARVATION_NS`] of nominal time.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use cachemate_interval::{IntervalJob, IntervalMachine, Options, PhasedProgram, c
 use cachemate_policy::policies;
 
 use super::speed::cpu_seconds;
-use super::whatif::{has_other_effect, interval_pipeline};
+use super::whatif::{interval_pipeline, plans_differ};
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Maximum time for which a runnable task may be kept from running.
-const STARVES_NS: u64 = 10_000_000_000;
+const STARVATION_NS: u64 = 10_000_000_000;
 const MACHINE: &str = "xeon-x5365-4";
 
 /// Measured behavior of one policy.
@@ -47,22 +47,22 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     for entry in policies::ENTRIES {
         context.check_not_stopped()?;
         context.report_progress(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
-        behaviors.push(compare_behavior(entry.name, windows, seed, &|| context.check_not_stopped().is_ok())?);
+        behaviors.push(measure_behavior(entry.name, windows, seed, &|| context.check_not_stopped().is_ok())?);
         context.check_not_stopped()?;
     }
     Ok(conformance_findings(&behaviors, seed))
 }
 
 fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
-    let maximum = |metric: &dyn Fn(&PolicyBehavior) -> f64| behaviors.iter().map(metric).fold(0.0, f64::max);
+    let max_over_policies = |metric: &dyn Fn(&PolicyBehavior) -> f64| behaviors.iter().map(metric).fold(0.0, f64::max);
     let policy_points = |series: &str, metric: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
-        behaviors.iter().map(|behavior| DataPoint::over_values(series, behavior.policy, &[metric(behavior)])).collect()
+        behaviors.iter().map(|behavior| DataPoint::from_values(series, behavior.policy, &[metric(behavior)])).collect()
     };
-    let waits = |behavior: &PolicyBehavior| behavior.longest_wait_seconds;
+    let longest_wait = |behavior: &PolicyBehavior| behavior.longest_wait_seconds;
     let changes_per_hour = |behavior: &PolicyBehavior| behavior.changes as f64 / behavior.hours;
-    let per_window = |behavior: &PolicyBehavior| 100.0 * behavior.changes as f64 / behavior.windows as f64;
-    let cost = |behavior: &PolicyBehavior| behavior.ms_per_window.unwrap_or(f64::NAN);
-    let grown = |behavior: &PolicyBehavior| behavior.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
+    let changes_per_100_windows = |behavior: &PolicyBehavior| 100.0 * behavior.changes as f64 / behavior.windows as f64;
+    let ms_per_window = |behavior: &PolicyBehavior| behavior.ms_per_window.unwrap_or(f64::NAN);
+    let grown_mib = |behavior: &PolicyBehavior| behavior.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
     let ours_finding = |name: &str, value: f64| Finding::declared(name, &[(seed, value)]);
     let windows = behaviors.iter().map(|behavior| behavior.windows).min().unwrap_or(0);
     let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", behaviors.len());
@@ -72,35 +72,40 @@ fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding>
             "longest time that any policy keeps a task from running",
             "none: ours",
             "s",
-            ResultTarget::AtMost { target: STARVES_NS as f64 / 1e9, paper_best: None },
-            &[(seed, maximum(&waits))],
+            ResultTarget::AtMost { target: STARVATION_NS as f64 / 1e9, paper_best: None },
+            &[(seed, max_over_policies(&longest_wait))],
         )
         .with_points(
-            [policy_points("longest wait", &waits), policy_points("least share", &|behavior| behavior.least_share)]
-                .concat(),
+            [
+                policy_points("longest wait", &longest_wait),
+                policy_points("least share", &|behavior| behavior.least_share),
+            ]
+            .concat(),
         )
         .with_note(note.clone()),
-        ours_finding("interval-1-changes", maximum(&per_window))
+        ours_finding("interval-1-changes", max_over_policies(&changes_per_100_windows))
             .with_points(
                 [
                     policy_points("changes an hour", &changes_per_hour),
-                    policy_points("changes, % of windows", &per_window),
+                    policy_points("changes, % of windows", &changes_per_100_windows),
                 ]
                 .concat(),
             )
             .with_note(note.clone()),
-        ours_finding("interval-1-memory", maximum(&grown))
-            .with_points(policy_points("gained", &grown))
+        ours_finding("interval-1-memory", max_over_policies(&grown_mib))
+            .with_points(policy_points("gained", &grown_mib))
             .with_note(note.clone()),
-        ours_finding("interval-1-time", maximum(&cost)).with_points(policy_points("a window", &cost)).with_note(note),
+        ours_finding("interval-1-time", max_over_policies(&ms_per_window))
+            .with_points(policy_points("a window", &ms_per_window))
+            .with_note(note),
     ]
 }
 
-fn compare_behavior(
+fn measure_behavior(
     policy: &'static str,
     windows: u64,
     seed: u64,
-    go_on: &dyn Fn() -> bool,
+    should_continue: &dyn Fn() -> bool,
 ) -> Result<PolicyBehavior, ReproError> {
     let spec = cachemate_spec::load_machine(MACHINE).map_err(failed(MACHINE))?;
     let options = Options { seed, ..Options::default() };
@@ -108,32 +113,33 @@ fn compare_behavior(
     let config = PolicyConfig { name: policy.to_string(), parameters: String::new(), seed };
     let policy_pipeline = interval_pipeline(&machine, &spec, config, false)?;
     machine.set_first_window(policy_pipeline.config().first_window);
-    let mut watch = WaitMonitor::default();
-    let (mut count, mut changes, mut previous_plan, mut resident) = (0, 0, None, None);
-    let began = cpu_seconds();
+    let mut wait_monitor = WaitMonitor::default();
+    let (mut window_count, mut change_count, mut previous_plan, mut early_resident_bytes) = (0, 0, None, None);
+    let start_cpu_seconds = cpu_seconds();
     let machine = policy_pipeline
         .run(machine, |_, record| {
-            count += 1;
-            watch.observe(&record.observation, spec.cpus());
-            changes += u64::from(
-                previous_plan.as_ref().is_some_and(|previous| has_other_effect(previous, &record.decision.plan)),
-            );
+            window_count += 1;
+            wait_monitor.add_window(&record.observation, spec.cpus());
+            change_count +=
+                u64::from(previous_plan.as_ref().is_some_and(|previous| plans_differ(previous, &record.decision.plan)));
             previous_plan = Some(record.decision.plan);
-            if count == windows / 5 {
-                resident = resident_bytes();
+            if window_count == windows / 5 {
+                early_resident_bytes = resident_bytes();
             }
-            count < windows && go_on()
+            window_count < windows && should_continue()
         })
         .map_err(failed(policy))?;
     Ok(PolicyBehavior {
         policy,
-        windows: count,
+        windows: window_count,
         hours: machine.now_ns() as f64 / 3.6e12,
-        changes,
-        longest_wait_seconds: watch.longest_ns as f64 / 1e9,
-        least_share: watch.least_share(),
-        ms_per_window: began.zip(cpu_seconds()).map(|(began, now)| 1e3 * (now - began) / count.max(1) as f64),
-        grown_bytes: resident.zip(resident_bytes()).map(|(resident_before, now)| now - resident_before),
+        changes: change_count,
+        longest_wait_seconds: wait_monitor.longest_ns as f64 / 1e9,
+        least_share: wait_monitor.least_share(),
+        ms_per_window: start_cpu_seconds
+            .zip(cpu_seconds())
+            .map(|(began, now)| 1e3 * (now - began) / window_count.max(1) as f64),
+        grown_bytes: early_resident_bytes.zip(resident_bytes()).map(|(resident_before, now)| now - resident_before),
     })
 }
 
@@ -143,39 +149,39 @@ struct WaitMonitor {
     /// By task: current wait, life, time on a processor, and fair time.
     tasks: BTreeMap<TaskId, (u64, f64, f64, f64)>,
     longest_ns: u64,
-    min_share: Option<f64>,
+    min_fair_share_ratio: Option<f64>,
 }
 
 impl WaitMonitor {
-    fn observe(&mut self, observation: &cachemate_core::Observation, cpus: u32) {
-        let elapsed = observation.span.elapsed_ns;
-        let fair = (f64::from(cpus) / observation.tasks.len().max(1) as f64).min(1.0);
+    fn add_window(&mut self, observation: &cachemate_core::Observation, cpus: u32) {
+        let elapsed_ns = observation.span.elapsed_ns;
+        let fair_share = (f64::from(cpus) / observation.tasks.len().max(1) as f64).min(1.0);
         for task in &observation.tasks {
-            let entry = self.tasks.entry(task.task).or_default();
+            let task_times = self.tasks.entry(task.task).or_default();
             let run_ns = task.ran_ns();
-            entry.0 = if run_ns > 0 { 0 } else { entry.0 + elapsed };
-            entry.1 += elapsed as f64;
-            entry.2 += run_ns as f64;
-            entry.3 += fair * elapsed as f64;
-            self.longest_ns = self.longest_ns.max(entry.0);
+            task_times.0 = if run_ns > 0 { 0 } else { task_times.0 + elapsed_ns };
+            task_times.1 += elapsed_ns as f64;
+            task_times.2 += run_ns as f64;
+            task_times.3 += fair_share * elapsed_ns as f64;
+            self.longest_ns = self.longest_ns.max(task_times.0);
             if task.exited {
-                self.end(task.task);
+                self.end_task(task.task);
             }
         }
     }
 
-    fn end(&mut self, task: TaskId) {
-        if let Some((_, life, ran, fair)) = self.tasks.remove(&task)
-            && life >= 1e10
+    fn end_task(&mut self, task: TaskId) {
+        if let Some((_, life_ns, ran_ns, fair_ns)) = self.tasks.remove(&task)
+            && life_ns >= 1e10
         {
-            self.min_share = Some(self.min_share.unwrap_or(f64::INFINITY).min(ran / fair));
+            self.min_fair_share_ratio = Some(self.min_fair_share_ratio.unwrap_or(f64::INFINITY).min(ran_ns / fair_ns));
         }
     }
 
     fn least_share(mut self) -> f64 {
-        let remaining: Vec<TaskId> = self.tasks.keys().copied().collect();
-        remaining.into_iter().for_each(|task| self.end(task));
-        self.min_share.unwrap_or(f64::NAN)
+        let remaining_tasks: Vec<TaskId> = self.tasks.keys().copied().collect();
+        remaining_tasks.into_iter().for_each(|task| self.end_task(task));
+        self.min_fair_share_ratio.unwrap_or(f64::NAN)
     }
 }
 
@@ -189,34 +195,39 @@ fn resident_bytes() -> Option<f64> {
 /// Streams, and working sets that fit or do not fit, with phases of one to four minutes; three jobs end and start
 /// again.
 fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
-    let cache = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
-    let line = spec.last_level().map_or(64.0, |cache| f64::from(cache.line_bytes));
-    let mut draws = SplitMix64::new(seed);
+    let cache_lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
+    let line_bytes = spec.last_level().map_or(64.0, |cache| f64::from(cache.line_bytes));
+    let mut generator = SplitMix64::new(seed);
     let mut job = |index: usize| {
         let phases = (0..4).map(|_| {
-            let mut phase = match draws.draw_below(4) {
-                0 => closed_form::stream_phase(line, cache, 0.002 + 0.02 * draws.draw_unit()),
-                1 => closed_form::uniform_phase(line, cache, cache * (0.05 + 0.2 * draws.draw_unit()), 0.02),
+            let mut phase = match generator.draw_below(4) {
+                0 => closed_form::stream_phase(line_bytes, cache_lines, 0.002 + 0.02 * generator.draw_unit()),
+                1 => closed_form::uniform_phase(
+                    line_bytes,
+                    cache_lines,
+                    cache_lines * (0.05 + 0.2 * generator.draw_unit()),
+                    0.02,
+                ),
                 _ => closed_form::uniform_phase(
-                    line,
-                    cache,
-                    cache * (0.4 + draws.draw_unit()),
-                    0.01 + 0.01 * draws.draw_unit(),
+                    line_bytes,
+                    cache_lines,
+                    cache_lines * (0.4 + generator.draw_unit()),
+                    0.01 + 0.01 * generator.draw_unit(),
                 ),
             };
-            phase.instructions = Some(spec.hertz as f64 * (60.0 + 180.0 * draws.draw_unit()));
+            phase.instructions = Some(spec.hertz as f64 * (60.0 + 180.0 * generator.draw_unit()));
             phase
         });
         let phases = phases.collect();
         let program = PhasedProgram {
             phases,
             repeats_from: Some(0),
-            ..PhasedProgram::endless_program(format!("p{index}"), stream_phase(line, cache))
+            ..PhasedProgram::endless_program(format!("p{index}"), stream_phase(line_bytes, cache_lines))
         };
-        let ends = index % 3 == 2;
+        let job_ends = index % 3 == 2;
         IntervalJob {
-            instructions: ends.then(|| spec.hertz as f64 * (20.0 + 100.0 * draws.draw_unit())),
-            restart: ends,
+            instructions: job_ends.then(|| spec.hertz as f64 * (20.0 + 100.0 * generator.draw_unit())),
+            restarts: job_ends,
             ..IntervalJob::new(program)
         }
     };
@@ -224,8 +235,8 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
 }
 
 /// The phase that [`PhasedProgram::steady_program`] takes, if its phases are replaced at once.
-fn stream_phase(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
-    closed_form::stream_phase(line, cache, 0.01)
+fn stream_phase(line_bytes: f64, cache_lines: f64) -> cachemate_interval::ProgramPhase {
+    closed_form::stream_phase(line_bytes, cache_lines, 0.01)
 }
 
 #[cfg(test)]
@@ -246,7 +257,7 @@ mod tests {
         for _ in 0..40 {
             let mut observation = cachemate_core::Machine::observe(&mut machine).unwrap().unwrap();
             observation.tasks[0].on_cpu_ns.clear();
-            watch.observe(&observation, 4);
+            watch.add_window(&observation, 4);
         }
         assert!((39_000_000_000..=40_000_000_000).contains(&watch.longest_ns), "{}", watch.longest_ns);
         assert_eq!(watch.least_share(), 0.0);
@@ -257,7 +268,7 @@ mod tests {
     #[test]
     fn a_run_is_counted_and_nobody_starves() {
         for policy in ["default", "round-robin"] {
-            let conduct = compare_behavior(policy, 3, 1, &|| true).unwrap();
+            let conduct = measure_behavior(policy, 3, 1, &|| true).unwrap();
             assert_eq!(conduct.windows, 3, "{policy}");
             assert!(conduct.longest_wait_seconds < 10.0, "{conduct:?}");
         }

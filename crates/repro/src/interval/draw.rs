@@ -59,34 +59,34 @@ pub const POOL: [&str; 16] = [
 /// because these programs cannot fill its whole cache within a feasible length of simulation.
 pub fn setups(quick: bool) -> Vec<MachineSetup> {
     let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (15_000_000, 15_000_000) };
-    let pick = |full_count: usize, quick_count: usize| if quick { quick_count } else { full_count };
-    let common = MachineSetup {
+    let pick_count = |full_count: usize, quick_count: usize| if quick { quick_count } else { full_count };
+    let common_setup = MachineSetup {
         machine: "opteron-2350",
-        programs: pick(9, 5),
-        pairs: pick(14, 4),
-        fours: pick(8, 2),
+        programs: pick_count(9, 5),
+        pairs: pick_count(14, 4),
+        fours: pick_count(8, 2),
         pairings: 0,
         partitions: 0,
         warm_up_cycles,
         measured_cycles,
     };
     vec![
-        common,
-        MachineSetup { machine: "xeon-x5365-4", fours: 0, pairings: pick(5, 1), ..common },
+        common_setup,
+        MachineSetup { machine: "xeon-x5365-4", fours: 0, pairings: pick_count(5, 1), ..common_setup },
         MachineSetup {
             machine: "epyc-7742?caches.l3.size_bytes=4194304",
-            fours: pick(5, 1),
-            pairs: pick(10, 2),
-            partitions: pick(4, 1),
-            ..common
+            fours: pick_count(5, 1),
+            pairs: pick_count(10, 2),
+            partitions: pick_count(4, 1),
+            ..common_setup
         },
         MachineSetup {
             machine: "pairs-04",
-            programs: pick(8, 4),
+            programs: pick_count(8, 4),
             fours: 0,
-            pairs: pick(8, 2),
-            pairings: pick(3, 1),
-            ..common
+            pairs: pick_count(8, 2),
+            pairings: pick_count(3, 1),
+            ..common_setup
         },
     ]
 }
@@ -171,16 +171,16 @@ pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64)
         names.iter().enumerate().map(|(index, name)| WorkloadJob::new(name, seed * 1_000 + index as u64)).collect();
     context.report_progress(&format!("{}: {} programs alone", setup.machine, jobs.len()));
     let programs = context.run_all(&jobs, |job| profile_job(job, &machine, setup))?;
-    let measure_co_runs = |requested: &[CoRun]| {
+    let measure_requested = |requested: &[CoRun]| {
         context.report_progress(&format!("{}: {} co-runs", setup.machine, requested.len()));
         context.run_all(requested, |run| measure_together(run, &jobs, &programs, &machine, setup))
     };
     let mut runs =
-        select_half_losing(draw_pairs(&mut generator, setup, &machine), setup.pairs, measure_co_runs, |run| {
-            has_loser(run, &programs)
+        select_half_losing(draw_pairs(&mut generator, setup, &machine), setup.pairs, measure_requested, |run| {
+            loses_speed(run, &programs)
         })?;
-    let losing = runs.iter().filter(|run| has_loser(run, &programs)).map(|run| run.jobs.clone()).collect();
-    runs.extend(measure_co_runs(&larger_runs(&mut generator, setup, &machine, losing))?);
+    let losing_jobs = runs.iter().filter(|run| loses_speed(run, &programs)).map(|run| run.jobs.clone()).collect();
+    runs.extend(measure_requested(&draw_larger_runs(&mut generator, setup, &machine, losing_jobs))?);
     Ok(MachineTruth { machine: setup.machine.to_string(), programs, runs })
 }
 
@@ -190,32 +190,32 @@ fn select_half_losing(
     candidates: Vec<CoRun>,
     count: usize,
     mut measure_runs: impl FnMut(&[CoRun]) -> Result<Vec<CoRun>, ReproError>,
-    loses: impl Fn(&CoRun) -> bool,
+    is_losing: impl Fn(&CoRun) -> bool,
 ) -> Result<Vec<CoRun>, ReproError> {
-    let (mut losing, mut unaffected_runs) = (Vec::new(), Vec::new());
+    let (mut kept_losing_runs, mut unaffected_runs) = (Vec::new(), Vec::new());
     for chunk in candidates.chunks(count.max(1)) {
-        if losing.len() + unaffected_runs.len().min(count / 2) >= count {
+        if kept_losing_runs.len() + unaffected_runs.len().min(count / 2) >= count {
             break;
         }
         let (losing_runs, unaffected): (Vec<CoRun>, Vec<CoRun>) =
-            measure_runs(chunk)?.into_iter().partition(|run| loses(run));
-        losing.extend(losing_runs);
+            measure_runs(chunk)?.into_iter().partition(|run| is_losing(run));
+        kept_losing_runs.extend(losing_runs);
         unaffected_runs.extend(unaffected);
     }
-    unaffected_runs.truncate(losing.len().max(1).min(count / 2));
-    losing.truncate(count - unaffected_runs.len());
-    losing.extend(unaffected_runs);
-    Ok(losing)
+    unaffected_runs.truncate(kept_losing_runs.len().max(1).min(count / 2));
+    kept_losing_runs.truncate(count - unaffected_runs.len());
+    kept_losing_runs.extend(unaffected_runs);
+    Ok(kept_losing_runs)
 }
 
 /// Minimum slowdown, as a share, for a run to count as losing speed.
 const LOSS: f64 = 0.1;
 
-fn has_loser(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
-    let slower = |(&(program, _), rate): (&(usize, u32), &ProgramRate)| {
+fn loses_speed(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
+    let is_slower = |(&(program, _), rate): (&(usize, u32), &ProgramRate)| {
         programs[program].alone.instr_per_cycle >= (1.0 + LOSS) * rate.instr_per_cycle
     };
-    run.jobs.iter().zip(&run.rates).any(slower)
+    run.jobs.iter().zip(&run.rates).any(is_slower)
 }
 
 fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> Result<ProfiledProgram, ReproError> {
@@ -229,7 +229,7 @@ fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -
     workload.options.seed = job.seed;
     let (work, rates) = run_request::solo_run(&workload)?;
     let joint_run = run_request::joint_run(&workload, &[work], None)?;
-    let alone = ProgramRate {
+    let solo_rate = ProgramRate {
         instr_per_cycle: rates.instr_per_cycle,
         ..program_rate(&joint_run.rates[0], &joint_run.results.tasks[0])
     };
@@ -239,44 +239,44 @@ fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: 100_000 };
     let profile = phased_profile::measure_profile(job, machine, &workload.options, lengths)?;
     let (name, seed) = (job.name.clone(), job.seed);
-    Ok(ProfiledProgram { name, seed, profile, work, alone })
+    Ok(ProfiledProgram { name, seed, profile, work, alone: solo_rate })
 }
 
-fn program_rate(over_work: &ProgramRates, results: &TaskResults) -> ProgramRate {
+fn program_rate(work_rates: &ProgramRates, results: &TaskResults) -> ProgramRate {
     ProgramRate {
-        instr_per_cycle: over_work.instr_per_cycle,
-        misses_per_instr: over_work.misses_per_kilo_instr / 1000.0,
+        instr_per_cycle: work_rates.instr_per_cycle,
+        misses_per_instr: work_rates.misses_per_kilo_instr / 1000.0,
         queue_cycles_per_instr: results.stall_cycles.queue / results.instructions.max(1) as f64,
     }
 }
 
-fn build_co_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways: Vec<u32>) -> CoRun {
-    CoRun { kind, jobs, ways, busy_share: 0.0, rates: Vec::new(), finished: false }
+fn build_co_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways_by_job: Vec<u32>) -> CoRun {
+    CoRun { kind, jobs, ways: ways_by_job, busy_share: 0.0, rates: Vec::new(), finished: false }
 }
 
 /// Programs on the first cores of one cache.
-fn programs_beside(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32)> {
+fn place_on_one_cache(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32)> {
     programs.iter().enumerate().map(|(index, &program)| (program, index as u32 * machine.contexts_per_core)).collect()
 }
 
 /// All pairs, in the order of the draw.
 fn draw_pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec) -> Vec<CoRun> {
-    let pairs_of = |a: usize| (a + 1..setup.programs).map(move |b| [a, b]);
-    let mut all_pairs: Vec<[usize; 2]> = (0..setup.programs).flat_map(pairs_of).collect();
+    let pairs_with = |first_program: usize| (first_program + 1..setup.programs).map(move |b| [first_program, b]);
+    let mut all_pairs: Vec<[usize; 2]> = (0..setup.programs).flat_map(pairs_with).collect();
     generator.shuffle(&mut all_pairs);
     all_pairs.iter_mut().for_each(|pair| generator.shuffle(pair));
-    all_pairs.iter().map(|pair| build_co_run(CoRunKind::Pair, programs_beside(pair, machine), Vec::new())).collect()
+    all_pairs.iter().map(|pair| build_co_run(CoRunKind::Pair, place_on_one_cache(pair, machine), Vec::new())).collect()
 }
 
 /// Groups, pairings and partitions. Partitions are of pairs that lose by sharing, if there are enough.
-fn larger_runs(
+fn draw_larger_runs(
     generator: &mut SplitMix64,
     setup: &MachineSetup,
     machine: &MachineSpec,
-    losing: Vec<Vec<(usize, u32)>>,
+    losing_pairs: Vec<Vec<(usize, u32)>>,
 ) -> Vec<CoRun> {
     let mut runs = Vec::new();
-    let per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
+    let cores_per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
     let contexts = machine.contexts_per_core;
     let ways = machine.last_level().map_or(1, |cache| cache.ways);
     let mut draw_programs = |count: usize| {
@@ -286,24 +286,24 @@ fn larger_runs(
         order
     };
     for _ in 0..setup.fours {
-        runs.push(build_co_run(CoRunKind::Four, programs_beside(&draw_programs(4), machine), Vec::new()));
+        runs.push(build_co_run(CoRunKind::Four, place_on_one_cache(&draw_programs(4), machine), Vec::new()));
     }
     for mix in 0..setup.pairings {
-        let four = draw_programs(4);
-        let second = per_cache * contexts;
-        for pairing in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]] {
-            let cpus = [0, contexts, second, second + contexts];
-            let jobs = pairing.iter().zip(cpus).map(|(&at, cpu)| (four[at], cpu)).collect();
+        let mix_programs = draw_programs(4);
+        let second_cache_cpu = cores_per_cache * contexts;
+        for program_order in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]] {
+            let cpus = [0, contexts, second_cache_cpu, second_cache_cpu + contexts];
+            let jobs = program_order.iter().zip(cpus).map(|(&position, cpu)| (mix_programs[position], cpu)).collect();
             runs.push(build_co_run(CoRunKind::Plan(mix as u32), jobs, Vec::new()));
         }
     }
-    let mut losing = losing.into_iter();
+    let mut remaining_pairs = losing_pairs.into_iter();
     for mix in 0..setup.partitions {
-        let jobs = losing.next().unwrap_or_else(|| programs_beside(&draw_programs(2), machine));
-        let number = (setup.pairings + mix) as u32;
-        runs.push(build_co_run(CoRunKind::Plan(number), jobs.clone(), Vec::new()));
-        for first in [ways / 8, ways / 2, ways - ways / 8] {
-            runs.push(build_co_run(CoRunKind::Plan(number), jobs.clone(), vec![first, ways - first]));
+        let jobs = remaining_pairs.next().unwrap_or_else(|| place_on_one_cache(&draw_programs(2), machine));
+        let mix_number = (setup.pairings + mix) as u32;
+        runs.push(build_co_run(CoRunKind::Plan(mix_number), jobs.clone(), Vec::new()));
+        for first_ways in [ways / 8, ways / 2, ways - ways / 8] {
+            runs.push(build_co_run(CoRunKind::Plan(mix_number), jobs.clone(), vec![first_ways, ways - first_ways]));
         }
     }
     runs
@@ -313,16 +313,16 @@ fn larger_runs(
 fn ways_plan(machine: &MachineSpec, run: &CoRun) -> Plan {
     let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
-    let mut first = 0;
+    let mut first_way = 0;
     for (index, (&count, &(_, cpu))) in run.ways.iter().zip(&run.jobs).enumerate() {
         plan.affinity.insert(TaskId(index as u32), [cpu].into_iter().collect());
         plan.shares.push(CacheShare {
             group: GroupId(index as u32),
             members: vec![ShareMember::Task(TaskId(index as u32))],
             cache,
-            units: Units::Ways { mask: (first..first + count).collect() },
+            units: Units::Ways { mask: (first_way..first_way + count).collect() },
         });
-        first += count;
+        first_way += count;
     }
     plan
 }
@@ -334,11 +334,11 @@ fn measure_together(
     machine: &MachineSpec,
     setup: &MachineSetup,
 ) -> Result<CoRun, ReproError> {
-    let divides = !run.ways.is_empty();
+    let has_way_split = !run.ways.is_empty();
     // A program pinned to a CPU cannot be given a share, so the plan itself places it on its CPU.
     let job = |&(program, cpu): &(usize, u32)| {
-        let pinned = (!divides).then(|| [cpu].into_iter().collect());
-        WorkloadJob { pinned, ..jobs[program].clone() }
+        let pinned_cpus = (!has_way_split).then(|| [cpu].into_iter().collect());
+        WorkloadJob { pinned: pinned_cpus, ..jobs[program].clone() }
     };
     let workload = Workload {
         machine: machine.clone(),
@@ -348,14 +348,14 @@ fn measure_together(
         measured_cycles: setup.measured_cycles,
     };
     let work: Vec<InstructionRange> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
-    let plan = divides
+    let way_plan = has_way_split
         .then(|| FixedPlan { plan: ways_plan(machine, run), first_window: WindowLength::Cycles { cycles: 10_000 } });
-    let joint_run = run_request::joint_run(&workload, &work, plan.as_ref())?;
-    let narrowest = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
+    let joint_run = run_request::joint_run(&workload, &work, way_plan.as_ref())?;
+    let narrowest_bandwidth = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
         Some(bus) => (bus * f64::from(machine.packages) / f64::from(machine.memory.nodes)).min(node),
         None => node,
     };
-    let max_bytes = narrowest(machine.memory.bytes_per_cycle);
+    let max_bytes = narrowest_bandwidth(machine.memory.bytes_per_cycle);
     let max_busy_share =
         joint_run.results.memory.iter().map(|node| node.bytes_per_cycle / max_bytes).fold(0.0, f64::max);
     Ok(CoRun {

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use cachemate_core::{CpuId, Estimate, MachineSpec};
 use cachemate_interval::PhasedProgram;
-use cachemate_interval::engine::{ALONE_CYCLES, DEMAND, IntervalEngine, REFERENCES, TaskTotals};
+use cachemate_interval::engine::{DEMAND, IntervalEngine, REFERENCES, SOLO_CYCLES, TaskTotals};
 use cachemate_policy::forecast_placement::place_by_forecast;
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::Placement;
@@ -52,25 +52,25 @@ impl TimingBasis {
 #[derive(Clone, PartialEq, Debug)]
 pub struct TimedProgram {
     /// The program, once for each draw of its timing; a measured timing has one draw.
-    draws: Vec<PhasedProgram>,
+    timed_draws: Vec<PhasedProgram>,
     /// The source of the timing.
     pub basis: TimingBasis,
 }
 
 /// Number of draws from a prior.
-const DRAWS: usize = 15;
+const PRIOR_DRAW_COUNT: usize = 15;
 /// Standard deviation of the model's error: a constant number of points, and a share of the slowdown. The mean error
 /// over pairs is 2.9 points at a mean slowdown of 9.3.
-const ERROR_POINTS: f64 = 0.01;
-const ERROR_SHARE: f64 = 0.38;
+const ERROR_DEVIATION_POINTS: f64 = 0.01;
+const ERROR_DEVIATION_SHARE: f64 = 0.38;
 /// Half width of a 90 % interval in standard deviations.
-const NINETY_PERCENT: f64 = 1.645;
+const NINETY_PERCENT_HALF_WIDTH: f64 = 1.645;
 /// Minimum cycles of a forecast: the start, in which caches fill, and the rest, over which speeds are measured. Both also
 /// last a number of rounds of the longest program, because a part of a round is no mean of it.
-const START_CYCLES: f64 = 40e6;
-const START_ROUNDS: f64 = 1.0;
-const READ_CYCLES: f64 = 100e6;
-const READ_ROUNDS: f64 = 4.0;
+const MIN_START_CYCLES: f64 = 40e6;
+const MIN_START_ROUNDS: f64 = 1.0;
+const MIN_MEASURED_CYCLES: f64 = 100e6;
+const MIN_MEASURED_ROUNDS: f64 = 4.0;
 /// Maximum number of a recording's records that are timed. A longer recording is timed in a part of this length.
 pub const MAX_TIMED_RECORDS: u64 = 4_000_000;
 /// Minimum number of timed instructions, which several readings of the counts cover. A shorter recording is timed in several
@@ -92,19 +92,19 @@ impl TimedProgram {
     ) -> Result<Self, ReproError> {
         let job = WorkloadJob::from_recording(name, recording.to_path_buf(), seed);
         let digest = [recordings::file_digest(recording)];
-        let sources = sources_of(module_path!(), &digest);
+        let source_digest = sources_of(module_path!(), &digest);
         let label = format!("timing of {name} on {}", machine.name);
         let inputs = format!("{job:?} {machine:?} {max_records} {digest:?}");
-        let program = store::find_or_make(RunName { kind: "timing", label, sources, inputs }, || {
-            let round = RecordedRound::read(name, recording)?;
-            let share = (max_records as f64 / round.records as f64).min(1.0);
-            let rounds = libm::ceil(MIN_TIMED_INSTR / round.instructions.max(1) as f64);
-            let instructions = round.instructions as f64 * share * rounds;
+        let program = store::find_or_make(RunName { kind: "timing", label, sources: source_digest, inputs }, || {
+            let recorded_round = RecordedRound::read(name, recording)?;
+            let timed_share = (max_records as f64 / recorded_round.records as f64).min(1.0);
+            let rounds = libm::ceil(MIN_TIMED_INSTR / recorded_round.instructions.max(1) as f64);
+            let instructions = recorded_round.instructions as f64 * timed_share * rounds;
             let mut program = nominal::measure_instructions(&job, machine, (instructions * 4.0 / 3.0) as u64)?;
             conflict_free::correct_sizes(&mut program, &job, machine)?;
             Ok(program)
         })?;
-        Ok(TimedProgram { draws: vec![program], basis: TimingBasis::SoloRun })
+        Ok(TimedProgram { timed_draws: vec![program], basis: TimingBasis::SoloRun })
     }
 
     /// Instructions and solo cycles of one round through the program's phases; `None` if a phase is endless.
@@ -113,8 +113,8 @@ impl TimedProgram {
         phases.map(|phase| Some((phase.instructions?, phase.points.last()?.cycles_per_instr))).try_fold(
             (0.0, 0.0),
             |(instructions, cycles), phase| {
-                let (length, cycles_per_instr) = phase?;
-                Some((instructions + length, cycles + length * cycles_per_instr))
+                let (round_instr, cycles_per_instr) = phase?;
+                Some((instructions + round_instr, cycles + round_instr * cycles_per_instr))
             },
         )
     }
@@ -134,17 +134,21 @@ impl TimedProgram {
     /// # Errors
     /// The profile has no miss curve, or no references per instruction.
     pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
-        let draw = |index: usize| nominal::from_file_with(file, machine, &TimingPrior::draw(index, DRAWS));
-        Ok(TimedProgram { draws: (0..DRAWS).map(draw).collect::<Result<_, _>>()?, basis: TimingBasis::Prior })
+        let program_of_draw =
+            |index: usize| nominal::from_file_with(file, machine, &TimingPrior::draw(index, PRIOR_DRAW_COUNT));
+        Ok(TimedProgram {
+            timed_draws: (0..PRIOR_DRAW_COUNT).map(program_of_draw).collect::<Result<_, _>>()?,
+            basis: TimingBasis::Prior,
+        })
     }
 
     /// The program with the median timing.
     pub fn middle_program(&self) -> &PhasedProgram {
-        &self.draws[self.draws.len() / 2]
+        &self.timed_draws[self.timed_draws.len() / 2]
     }
 
     fn draw(&self, index: usize) -> &PhasedProgram {
-        &self.draws[index % self.draws.len()]
+        &self.timed_draws[index % self.timed_draws.len()]
     }
 }
 
@@ -176,7 +180,7 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
 /// # Errors
 /// The machine has no data cache.
 pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<MemberForecast>, ReproError> {
-    let machine = with_cores(machine, programs.len() as u32);
+    let machine = machine_with_cores(machine, programs.len() as u32);
     let cpus: Vec<u32> = (0..programs.len() as u32).map(|core| core * machine.contexts_per_core).collect();
     forecast_placed(&machine, programs, &cpus)
 }
@@ -186,8 +190,8 @@ pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> R
 /// # Errors
 /// The machine has no data cache.
 pub fn solo_mpki(machine: &MachineSpec, program: &TimedProgram) -> Result<f64, ReproError> {
-    let runs: Vec<f64> = (0..program.draws.len())
-        .map(|draw| Ok(1000.0 * solve(machine, &[program], &[0], draw, 1.0)?[0][1]))
+    let runs: Vec<f64> = (0..program.timed_draws.len())
+        .map(|draw| Ok(1000.0 * solve_draw(machine, &[program], &[0], draw, 1.0)?[0][1]))
         .collect::<Result<_, ReproError>>()?;
     let mut sorted = runs;
     sorted.sort_by(f64::total_cmp);
@@ -204,20 +208,20 @@ pub fn forecast_placed(
     programs: &[&TimedProgram],
     cpus: &[u32],
 ) -> Result<Vec<MemberForecast>, ReproError> {
-    let draws = programs.iter().map(|program| program.draws.len()).max().unwrap_or(1);
-    let runs: Vec<Vec<[f64; 4]>> =
-        (0..draws).map(|draw| solve(machine, programs, cpus, draw, 1.0)).collect::<Result<_, _>>()?;
-    let spread = space_spread(machine);
-    let crowded = solve(machine, programs, cpus, draws / 2, 1.0 + spread)?;
-    let spacious = solve(machine, programs, cpus, draws / 2, 1.0 / (1.0 + spread))?;
+    let draw_count = programs.iter().map(|program| program.timed_draws.len()).max().unwrap_or(1);
+    let runs_by_draw: Vec<Vec<[f64; 4]>> =
+        (0..draw_count).map(|draw| solve_draw(machine, programs, cpus, draw, 1.0)).collect::<Result<_, _>>()?;
+    let space_deviation = space_deviation(machine);
+    let crowded_run = solve_draw(machine, programs, cpus, draw_count / 2, 1.0 + space_deviation)?;
+    let spacious_run = solve_draw(machine, programs, cpus, draw_count / 2, 1.0 / (1.0 + space_deviation))?;
     // Alone, the program has the speed of its profile, however much space it needs.
-    let change = |index: usize, run: &[[f64; 4]]| {
-        let middle = &runs[draws / 2][index];
-        (1.0 + middle[0]) * (middle[3] / run[index][3] - 1.0)
+    let slowdown_change = |index: usize, run: &[[f64; 4]]| {
+        let median_member = &runs_by_draw[draw_count / 2][index];
+        (1.0 + median_member[0]) * (median_member[3] / run[index][3] - 1.0)
     };
     let forecast_member = |index: usize| {
         let metric_column = |metric: usize| {
-            let mut values: Vec<f64> = runs.iter().map(|run| run[index][metric]).collect();
+            let mut values: Vec<f64> = runs_by_draw.iter().map(|run| run[index][metric]).collect();
             values.sort_by(f64::total_cmp);
             values
         };
@@ -225,7 +229,10 @@ pub fn forecast_placed(
         let references = median(&metric_column(2));
         let mpki = 1000.0 * median(&metric_column(1));
         MemberForecast {
-            slowdown: with_model_error(&slowdowns, [&spacious, &crowded].map(|run| change(index, run))),
+            slowdown: with_model_error(
+                &slowdowns,
+                [&spacious_run, &crowded_run].map(|run| slowdown_change(index, run)),
+            ),
             mpki,
             miss_ratio: (references > 0.0).then(|| mpki / 1000.0 / references),
             instr_per_cycle: median(&metric_column(3)),
@@ -255,14 +262,14 @@ pub fn place_programs(
 
 /// Forecasts each program beside each other program and, on the diagonal, beside a copy of itself.
 pub fn forecast_pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Vec<Estimate>>, ReproError> {
-    let count = programs.len();
-    let mut rows = vec![vec![Estimate::exact(0.0); count]; count];
-    for i in 0..count {
-        for j in i..count {
-            let pair = forecast_together(machine, &[programs[i], programs[j]])?;
-            rows[i][j] = pair[0].slowdown;
+    let program_count = programs.len();
+    let mut rows = vec![vec![Estimate::exact(0.0); program_count]; program_count];
+    for i in 0..program_count {
+        for j in i..program_count {
+            let pair_forecasts = forecast_together(machine, &[programs[i], programs[j]])?;
+            rows[i][j] = pair_forecasts[0].slowdown;
             if i != j {
-                rows[j][i] = pair[1].slowdown;
+                rows[j][i] = pair_forecasts[1].slowdown;
             }
         }
     }
@@ -280,40 +287,45 @@ fn median(sorted: &[f64]) -> f64 {
 }
 
 /// Adds the model's own error to a slowdown from the interval machine.
-pub fn with_error(slowdown: f64) -> Estimate {
+pub fn slowdown_with_error(slowdown: f64) -> Estimate {
     with_model_error(&[slowdown], [0.0; 2])
 }
 
 /// One standard deviation of the space that a program needs, as a share. Lines that fall into sets at random leave the
 /// number in a set of `w` ways with a deviation of `1 / sqrt(w)`; consecutive pages leave none. In between, all are equally
 /// likely.
-fn space_spread(machine: &MachineSpec) -> f64 {
+fn space_deviation(machine: &MachineSpec) -> f64 {
     machine.last_level().map_or(0.0, |cache| 1.0 / libm::sqrt(3.0 * f64::from(cache.ways)))
 }
 
 /// The median of the draws, and the bounds of their middle 90 %, widened by the model's error and by the changes of the
 /// slowdown with one deviation more and less space.
-fn with_model_error(sorted: &[f64], changes: [f64; 2]) -> Estimate {
+fn with_model_error(sorted: &[f64], space_changes: [f64; 2]) -> Estimate {
     let value = median(sorted);
-    let error = NINETY_PERCENT * libm::hypot(ERROR_POINTS, ERROR_SHARE * value.max(0.0));
+    let error = NINETY_PERCENT_HALF_WIDTH * libm::hypot(ERROR_DEVIATION_POINTS, ERROR_DEVIATION_SHARE * value.max(0.0));
     let tail_count = sorted.len() / 20;
-    let (first, last) = (sorted[tail_count], sorted[sorted.len() - 1 - tail_count]);
-    let (fall, rise) =
-        changes.iter().fold((0.0f64, 0.0f64), |(fall, rise), &change| (fall.max(-change), rise.max(change)));
+    let (lower_draw, upper_draw) = (sorted[tail_count], sorted[sorted.len() - 1 - tail_count]);
+    let (space_fall, space_rise) =
+        space_changes.iter().fold((0.0f64, 0.0f64), |(fall, rise), &change| (fall.max(-change), rise.max(change)));
     // Independent errors add in squares.
-    let widen = |draws: f64, space: f64| libm::hypot(libm::hypot(draws, NINETY_PERCENT * space), error);
-    let low = value - widen(value - first, fall);
-    Estimate { value, low: low.max(-0.02).min(value), high: value + widen(last - value, rise) }
+    let total_half_width =
+        |draws: f64, space: f64| libm::hypot(libm::hypot(draws, NINETY_PERCENT_HALF_WIDTH * space), error);
+    let low_end = value - total_half_width(value - lower_draw, space_fall);
+    Estimate {
+        value,
+        low: low_end.max(-0.02).min(value),
+        high: value + total_half_width(upper_draw - value, space_rise),
+    }
 }
 
 /// The machine with at least `cores` cores on its first contended cache.
-fn with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
+fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     let mut machine = machine.clone();
     let level = machine.last_level().map(|cache| cache.level);
-    let shared_by = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
-    if cores > shared_by {
-        let caches = (machine.cores_per_package / shared_by.max(1)).max(1);
-        machine.cores_per_package = caches * cores;
+    let cores_per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
+    if cores > cores_per_cache {
+        let caches_per_package = (machine.cores_per_package / cores_per_cache.max(1)).max(1);
+        machine.cores_per_package = caches_per_package * cores;
         machine
             .caches
             .iter_mut()
@@ -325,30 +337,35 @@ fn with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
 
 /// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program, for one draw, if
 /// each needs `space` times the room for the same misses.
-fn solve(
+fn solve_draw(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
     cpus: &[u32],
-    draw: usize,
-    space: f64,
+    draw_index: usize,
+    space_factor: f64,
 ) -> Result<Vec<[f64; 4]>, ReproError> {
     let no_cache_error = || failed(&machine.name)("no data cache to share");
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(no_cache_error)?;
     let mut slots = Vec::new();
     for (index, program) in programs.iter().enumerate() {
         // Each program takes a different draw, so that the combinations vary.
-        let mut drawn_program = program.draw(draw + index * (draw + 1)).clone();
+        let mut drawn_program = program.draw(draw_index + index * (draw_index + 1)).clone();
         for phase in &mut drawn_program.phases {
-            phase.points.iter_mut().for_each(|point| point.size_bytes *= space);
-            phase.footprint_bytes = phase.footprint_bytes.map(|bytes| bytes * space);
+            phase.points.iter_mut().for_each(|point| point.size_bytes *= space_factor);
+            phase.footprint_bytes = phase.footprint_bytes.map(|bytes| bytes * space_factor);
         }
-        let number = engine.add_program(drawn_program);
-        slots.push(engine.start(number, [cpus[index]].into_iter().collect()));
+        let program_number = engine.add_program(drawn_program);
+        slots.push(engine.start_task(program_number, [cpus[index]].into_iter().collect()));
     }
     let rounds = programs.iter().filter_map(|program| Some(program.solo_round()?.1));
-    let longest = rounds.fold(0.0, f64::max);
-    let start_cycles = START_CYCLES.max(START_ROUNDS * longest);
-    Ok(window_rates(&mut engine, &slots, start_cycles, READ_CYCLES.max(READ_ROUNDS * longest)))
+    let longest_round_cycles = rounds.fold(0.0, f64::max);
+    let start_cycles = MIN_START_CYCLES.max(MIN_START_ROUNDS * longest_round_cycles);
+    Ok(window_rates(
+        &mut engine,
+        &slots,
+        start_cycles,
+        MIN_MEASURED_CYCLES.max(MIN_MEASURED_ROUNDS * longest_round_cycles),
+    ))
 }
 
 /// Runs an engine until `start_cycles`, and then for `read_cycles`. Returns for each task in the latter: slowdown minus one,
@@ -363,11 +380,11 @@ pub(super) fn window_rates(
     let earlier_totals: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
     engine.run(start_cycles + read_cycles);
     let rates = |(&slot, earlier): (&u32, &TaskTotals)| {
-        let now = engine.task_totals(slot);
-        let count_since = |counter: usize| now.counts[counter] - earlier.counts[counter];
-        let instructions = (now.instructions - earlier.instructions).max(1.0);
-        let cycles = (now.cycles - earlier.cycles).max(1.0);
-        let slowdown = cycles / count_since(ALONE_CYCLES).max(1.0) - 1.0;
+        let current_totals = engine.task_totals(slot);
+        let count_since = |counter: usize| current_totals.counts[counter] - earlier.counts[counter];
+        let instructions = (current_totals.instructions - earlier.instructions).max(1.0);
+        let cycles = (current_totals.cycles - earlier.cycles).max(1.0);
+        let slowdown = cycles / count_since(SOLO_CYCLES).max(1.0) - 1.0;
         [slowdown, count_since(DEMAND) / instructions, count_since(REFERENCES) / instructions, instructions / cycles]
     };
     slots.iter().zip(&earlier_totals).map(rates).collect()
@@ -379,7 +396,7 @@ mod tests {
     use cachemate_interval::closed_form;
 
     fn steady_program(name: &str, phase: cachemate_interval::ProgramPhase) -> TimedProgram {
-        TimedProgram { draws: vec![PhasedProgram::endless_program(name, phase)], basis: TimingBasis::SoloRun }
+        TimedProgram { timed_draws: vec![PhasedProgram::endless_program(name, phase)], basis: TimingBasis::SoloRun }
     }
 
     /// Do programs that fit together not slow each other down, does a stream slow a program that reuses data, and does
@@ -416,7 +433,7 @@ mod tests {
     /// Does the interval of a forecast span the draws of an uncertain timing?
     #[test]
     fn uncertain_timing_widens_the_interval() {
-        let certain = with_error(0.2);
+        let certain = slowdown_with_error(0.2);
         let draws: Vec<f64> = (0..15).map(|index| 0.05 + 0.04 * f64::from(index)).collect();
         let uncertain = with_model_error(&draws, [0.0; 2]);
         assert!((uncertain.value - 0.33).abs() < 1e-9 && uncertain.low < 0.1 && uncertain.high > 0.6, "{uncertain:?}");

@@ -12,8 +12,8 @@ use crate::setup::{WorkloadJob, failed};
 /// Cycles of a program's run at full size for hours of nominal time.
 pub const HOUR_PROFILE_CYCLES: u64 = 16_000_000;
 /// Number of phases that are kept.
-const PHASES: u64 = 6;
-const READING_CYCLES: u64 = 100_000;
+const PHASE_COUNT: u64 = 6;
+const COUNTER_READING_CYCLES: u64 = 100_000;
 
 /// A job measured alone on the cycle-level machine for `cycles`; its phases last `stretch` times longer, and repeat. The
 /// first quarter is start-up, which is not repeated.
@@ -23,7 +23,7 @@ pub fn measure(
     cycles: u64,
     stretch: f64,
 ) -> Result<PhasedProgram, ReproError> {
-    let until_instr = phased_profile::instructions_in(job, machine, &solo_options(job), cycles)?;
+    let until_instr = phased_profile::count_instructions_in(job, machine, &solo_options(job), cycles)?;
     let mut program = measure_instructions(job, machine, until_instr)?;
     for phase in &mut program.phases {
         phase.instructions = phase.instructions.map(|length| length * stretch);
@@ -43,11 +43,11 @@ pub fn measure_instructions(
     machine: &MachineSpec,
     until_instr: u64,
 ) -> Result<PhasedProgram, ReproError> {
-    let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
-    let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
+    let phase_instr = (until_instr * 3 / 4 / PHASE_COUNT).max(1);
+    let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: COUNTER_READING_CYCLES };
     let mut program = phased_profile::measure_profile(job, machine, &solo_options(job), lengths)?;
-    let start_up = program.phases.len().saturating_sub(PHASES as usize);
-    program.phases.drain(..start_up);
+    let start_up_phases = program.phases.len().saturating_sub(PHASE_COUNT as usize);
+    program.phases.drain(..start_up_phases);
     program.repeats_from = Some(0);
     program.from_empty_cache = false;
     Ok(program)
@@ -66,7 +66,7 @@ pub struct TimingPrior {
 const OVERLAPPING_MISSES: (f64, f64) = (1.0, 4.0);
 const OTHER_CYCLES_PER_INSTR: (f64, f64) = (0.1, 1.0);
 /// Assumed share of evicted lines that are dirty, if no write-backs were recorded.
-const WRITTEN_BACK_SHARE: f64 = 0.3;
+const DIRTY_EVICTION_SHARE: f64 = 0.3;
 
 impl TimingPrior {
     /// The geometric middle of both ranges.
@@ -75,16 +75,19 @@ impl TimingPrior {
     }
 
     /// Draw number `number` of `draws`, which cover both ranges evenly.
-    pub fn draw(number: usize, draws: usize) -> Self {
+    pub fn draw(draw_index: usize, draw_count: usize) -> Self {
         // The second coordinate of a lattice whose points never align with the first.
-        let golden = (number as f64 + 0.5) * 0.618_033_988_749_895;
-        TimingPrior::new((number as f64 + 0.5) / draws as f64, golden - libm::floor(golden))
+        let golden_ratio_multiple = (draw_index as f64 + 0.5) * 0.618_033_988_749_895;
+        TimingPrior::new(
+            (draw_index as f64 + 0.5) / draw_count as f64,
+            golden_ratio_multiple - libm::floor(golden_ratio_multiple),
+        )
     }
 
-    fn new(overlap: f64, other_share: f64) -> Self {
+    fn new(overlap_share: f64, other_share: f64) -> Self {
         let interpolate = |(low, high): (f64, f64), share: f64| low * libm::pow(high / low, share);
         TimingPrior {
-            overlapping_misses: interpolate(OVERLAPPING_MISSES, overlap),
+            overlapping_misses: interpolate(OVERLAPPING_MISSES, overlap_share),
             other_cycles_per_instr: interpolate(OTHER_CYCLES_PER_INSTR, other_share),
         }
     }
@@ -103,9 +106,9 @@ pub fn from_file_with(
     machine: &MachineSpec,
     prior: &TimingPrior,
 ) -> Result<PhasedProgram, ReproError> {
-    let fail = failed(&file.program);
+    let profile_error = failed(&file.program);
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
-    let curve = curve.ok_or_else(|| fail("no LRU curve of all threads in its profile"))?;
+    let curve = curve.ok_or_else(|| profile_error("no LRU curve of all threads in its profile"))?;
     let cache = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let known_points = curve.points.iter().filter_map(|point| {
         let misses = point.misses_per_kilo_instr?.value / 1000.0;
@@ -113,31 +116,33 @@ pub fn from_file_with(
     });
     let known_points: Vec<(f64, f64)> = known_points.collect();
     if known_points.is_empty() {
-        return Err(fail("no instruction counts in its profile (cachemate record has them)"));
+        return Err(profile_error("no instruction counts in its profile (cachemate record has them)"));
     }
-    let of_profile = file.profile.rates.llc_refs_per_mega_instr.as_ref().map(|refs| refs.value / 1e6);
-    let of_file = file.records.zip(file.instructions).map(|(records, instr)| records as f64 / instr.max(1) as f64);
-    let references = of_profile.or(of_file).ok_or_else(|| fail("no references in its profile"))?;
-    let (width, overlap) = match machine.pipeline {
+    let profile_references = file.profile.rates.llc_refs_per_mega_instr.as_ref().map(|refs| refs.value / 1e6);
+    let file_references =
+        file.records.zip(file.instructions).map(|(records, instr)| records as f64 / instr.max(1) as f64);
+    let references =
+        profile_references.or(file_references).ok_or_else(|| profile_error("no references in its profile"))?;
+    let (issue_width, overlapping_misses) = match machine.pipeline {
         CoreModel::InOrder { issue_width } => (issue_width, 1.0),
         CoreModel::OutOfOrder { issue_width, .. } => (issue_width, prior.overlapping_misses),
     };
-    let (hit, latency) = (f64::from(cache.latency_cycles), f64::from(machine.memory.local_latency_cycles));
+    let (hit_cycles, miss_cycles) = (f64::from(cache.latency_cycles), f64::from(machine.memory.local_latency_cycles));
     let cycles_per_instr = |misses: f64| {
         let hits = (references - misses).max(0.0);
-        1.0 / f64::from(width) + (hits * hit + misses * latency) / overlap
+        1.0 / f64::from(issue_width) + (hits * hit_cycles + misses * miss_cycles) / overlapping_misses
     };
-    let at_full_size = known_points.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
-    let modeled = cycles_per_instr(at_full_size.map_or(0.0, |(_, misses)| *misses));
-    let alone = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
-    let other_cycles = alone.map_or(prior.other_cycles_per_instr, |alone| (alone - modeled).max(0.0));
+    let full_size_point = known_points.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
+    let modeled_cycles = cycles_per_instr(full_size_point.map_or(0.0, |(_, misses)| *misses));
+    let solo_cycles = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
+    let other_cycles = solo_cycles.map_or(prior.other_cycles_per_instr, |alone| (alone - modeled_cycles).max(0.0));
     let point = |&(size_bytes, misses): &(f64, f64)| SizePoint {
         size_bytes,
         cycles_per_instr: cycles_per_instr(misses) + other_cycles,
         demand_fills_per_instr: misses,
         prefetch_fills_per_instr: 0.0,
-        writebacks_per_instr: WRITTEN_BACK_SHARE * misses,
-        memory_stall_cycles_per_instr: misses * latency / overlap,
+        writebacks_per_instr: DIRTY_EVICTION_SHARE * misses,
+        memory_stall_cycles_per_instr: misses * miss_cycles / overlapping_misses,
         without_prefetch: None,
     };
     let phase = ProgramPhase {

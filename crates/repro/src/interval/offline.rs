@@ -12,7 +12,7 @@ use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
 use super::forecast::{MAX_TIMED_RECORDS, TimedProgram, forecast_together, solo_mpki};
-use super::score::{kendall_tau, percentile};
+use super::score::{kendall_tau, percentile_value};
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::run_request;
 use crate::setup::{WorkloadJob, failed};
@@ -84,21 +84,21 @@ pub struct OfflineScore {
 }
 
 /// Runs on one machine, each as the positions of two or four recordings.
-fn draw_groups(
+fn draw_run_members(
     generator: &mut SplitMix64,
-    programs: usize,
-    pairs: usize,
-    groups: usize,
-    cores: usize,
+    program_count: usize,
+    pair_count: usize,
+    group_count: usize,
+    core_count: usize,
 ) -> Vec<Vec<usize>> {
     let mut all_groups: Vec<Vec<usize>> =
-        (0..programs).flat_map(|a| (a + 1..programs).map(move |b| vec![a, b])).collect();
+        (0..program_count).flat_map(|a| (a + 1..program_count).map(move |b| vec![a, b])).collect();
     generator.shuffle(&mut all_groups);
-    all_groups.truncate(pairs);
-    for _ in 0..groups {
-        let mut order: Vec<usize> = (0..programs).collect();
+    all_groups.truncate(pair_count);
+    for _ in 0..group_count {
+        let mut order: Vec<usize> = (0..program_count).collect();
         generator.shuffle(&mut order);
-        order.truncate(cores);
+        order.truncate(core_count);
         if order.len() > 2 {
             all_groups.push(order);
         }
@@ -115,51 +115,61 @@ pub fn score_offline(
         return Err(failed("recordings")(format!("found {}, expected two or more", recordings.len())));
     }
     let seed = context.seeds.first().copied().unwrap_or(1);
-    let (pairs, groups) = context.pick((4, 1), (14, 5));
-    let (mut tasks, mut runs) = (Vec::new(), 0);
+    let (pair_count, group_count) = context.pick((4, 1), (14, 5));
+    let (mut tasks, mut run_count) = (Vec::new(), 0);
     for name in MACHINES {
         let bench = CoRunBench::load(name, seed, 0, 0)?;
         let cpus = cpus_by_cache(&bench.machine.topology())?;
         let cpus = cpus.into_iter().find(|cpus| cpus.len() > 1).ok_or_else(|| failed(name)("no shared cache"))?;
         let mut generator = SplitMix64::new(seed ^ 0x0ff1);
-        let sets =
-            draw_groups(&mut generator, recordings.len(), pairs, if cpus.len() > 2 { groups } else { 0 }, cpus.len());
-        let mut used_recordings: Vec<usize> = sets.iter().flatten().copied().collect();
+        let program_sets = draw_run_members(
+            &mut generator,
+            recordings.len(),
+            pair_count,
+            if cpus.len() > 2 { group_count } else { 0 },
+            cpus.len(),
+        );
+        let mut used_recordings: Vec<usize> = program_sets.iter().flatten().copied().collect();
         used_recordings.sort_unstable();
         used_recordings.dedup();
         let recorded_job = |index: usize| {
             WorkloadJob::from_recording(&recordings[index].0, recordings[index].1.clone(), seed + index as u64)
         };
-        let timed = context.run_here(&used_recordings, |&index| {
+        let timed_programs = context.run_all_in_process(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
             let (program, path) = &recordings[index];
             TimedProgram::measure(program, path, seed + index as u64, &bench.machine, MAX_TIMED_RECORDS)
         })?;
         let solo_mpkis: Vec<f64> =
-            timed.iter().map(|program| solo_mpki(&bench.machine, program)).collect::<Result<_, _>>()?;
+            timed_programs.iter().map(|program| solo_mpki(&bench.machine, program)).collect::<Result<_, _>>()?;
         let timed_position = |index: usize| used_recordings.iter().position(|&used| used == index).unwrap_or(0);
-        let timed_of = |index: usize| &timed[timed_position(index)];
-        let truth = context.run_all(&sets, |set| {
+        let timed_program_of = |index: usize| &timed_programs[timed_position(index)];
+        let measured_rates = context.run_all(&program_sets, |set| {
             let names: Vec<&str> = set.iter().map(|&index| recordings[index].0.as_str()).collect();
             context.report_progress(&format!("{name}: {} together", names.join(", ")));
             let jobs: Vec<(WorkloadJob, CpuId)> =
                 set.iter().map(|&index| recorded_job(index)).zip(cpus.iter().copied()).collect();
-            let timed: Vec<&TimedProgram> = set.iter().map(|&index| timed_of(index)).collect();
+            let timed: Vec<&TimedProgram> = set.iter().map(|&index| timed_program_of(index)).collect();
             measure_truth(&bench, &jobs, &timed)
         })?;
-        for (set, (alone, beside)) in sets.iter().zip(truth) {
-            runs += 1;
-            let programs: Vec<&TimedProgram> = set.iter().map(|&index| timed_of(index)).collect();
+        for (set, (solo_rates, co_run_rates)) in program_sets.iter().zip(measured_rates) {
+            run_count += 1;
+            let programs: Vec<&TimedProgram> = set.iter().map(|&index| timed_program_of(index)).collect();
             let forecasts = forecast_together(&bench.machine, &programs)?;
             for (index, forecast) in forecasts.iter().enumerate() {
                 let co_runners = set.iter().enumerate().filter(|(position, _)| *position != index);
-                let measured_slowdown = alone[index].instr_per_cycle / beside[index].instr_per_cycle - 1.0;
-                let error = 100.0 * (forecast.slowdown.value - measured_slowdown);
-                let more_measured = beside[index].misses_per_kilo_instr - alone[index].misses_per_kilo_instr;
-                let more_predicted = forecast.mpki - solo_mpkis[timed_position(set[index])];
+                let measured_slowdown = solo_rates[index].instr_per_cycle / co_run_rates[index].instr_per_cycle - 1.0;
+                let error_points = 100.0 * (forecast.slowdown.value - measured_slowdown);
+                let measured_added_mpki =
+                    co_run_rates[index].misses_per_kilo_instr - solo_rates[index].misses_per_kilo_instr;
+                let predicted_added_mpki = forecast.mpki - solo_mpkis[timed_position(set[index])];
                 // Slowdown for each additional miss, as measured.
-                let price = if more_measured > MIN_MORE_MPKI { 100.0 * measured_slowdown / more_measured } else { 0.0 };
-                let composition = (more_predicted - more_measured) * price;
+                let points_per_mpki = if measured_added_mpki > MIN_PRICED_MPKI {
+                    100.0 * measured_slowdown / measured_added_mpki
+                } else {
+                    0.0
+                };
+                let composition_error = (predicted_added_mpki - measured_added_mpki) * points_per_mpki;
                 tasks.push(OfflineTask {
                     machine: name.to_string(),
                     task: recordings[set[index]].0.clone(),
@@ -168,13 +178,13 @@ pub fn score_offline(
                     predicted_slowdown_percent: 100.0 * forecast.slowdown.value,
                     low_percent: 100.0 * forecast.slowdown.low,
                     high_percent: 100.0 * forecast.slowdown.high,
-                    causes: OfflineCauses { composition, cost: error - composition },
+                    causes: OfflineCauses { composition: composition_error, cost: error_points - composition_error },
                 });
             }
         }
     }
     let programs = recordings.iter().map(|(name, _)| name.clone()).collect();
-    Ok(score(seed, context.quick, programs, runs, tasks))
+    Ok(summarize_score(seed, context.quick, programs, run_count, tasks))
 }
 
 /// Rates of each job alone and with the others, over whole rounds through its recording. All begin to be measured after a
@@ -184,46 +194,55 @@ fn measure_truth(
     jobs: &[(WorkloadJob, CpuId)],
     programs: &[&TimedProgram],
 ) -> Result<(Vec<ProgramRates>, Vec<ProgramRates>), ReproError> {
-    let no_round = || failed("recordings")("a program without rounds");
+    let no_round_error = || failed("recordings")("a program without rounds");
     let rounds: Vec<(f64, f64)> =
-        programs.iter().map(|program| program.solo_round().ok_or_else(no_round)).collect::<Result<_, _>>()?;
-    let longest = rounds.iter().fold(0.0f64, |longest, (_, cycles)| longest.max(*cycles));
-    let work_over = |rounds_before: f64, rounds: f64, instructions: f64| InstructionRange {
+        programs.iter().map(|program| program.solo_round().ok_or_else(no_round_error)).collect::<Result<_, _>>()?;
+    let longest_round_cycles = rounds.iter().fold(0.0f64, |longest, (_, cycles)| longest.max(*cycles));
+    let work_in_rounds = |rounds_before: f64, rounds: f64, instructions: f64| InstructionRange {
         from_instr: rounds_before * instructions,
         to_instr: (rounds_before + rounds) * instructions,
     };
-    let workload = |jobs: Vec<WorkloadJob>| {
+    let workload_of = |jobs: Vec<WorkloadJob>| {
         let mut workload = bench.build_workload(bench.options.clone(), jobs);
-        workload.measured_cycles = (2.0 * longest) as u64;
+        workload.measured_cycles = (2.0 * longest_round_cycles) as u64;
         workload
     };
-    let pinned = |(job, cpu): &(WorkloadJob, CpuId)| job.clone().with_cpus([cpu.0].into_iter().collect());
-    let alone = jobs.iter().zip(&rounds).map(|(job, (instructions, cycles))| {
-        let mut workload = workload(vec![pinned(&(job.0.clone(), jobs[0].1))]);
+    let pin_job = |(job, cpu): &(WorkloadJob, CpuId)| job.clone().with_cpus([cpu.0].into_iter().collect());
+    let solo_runs = jobs.iter().zip(&rounds).map(|(job, (instructions, cycles))| {
+        let mut workload = workload_of(vec![pin_job(&(job.0.clone(), jobs[0].1))]);
         workload.measured_cycles = (2.0 * cycles) as u64;
-        let run = run_request::joint_run(&workload, &[work_over(1.0 / 3.0, 1.0, *instructions)], None)?;
+        let run = run_request::joint_run(&workload, &[work_in_rounds(1.0 / 3.0, 1.0, *instructions)], None)?;
         Ok(run.rates[0])
     });
-    let alone = alone.collect::<Result<_, ReproError>>()?;
-    let work = rounds.iter().map(|(instructions, cycles)| {
-        let times = longest / cycles;
-        work_over(times / 3.0, libm::floor(times), *instructions)
+    let solo_rates = solo_runs.collect::<Result<_, ReproError>>()?;
+    let work_ranges = rounds.iter().map(|(instructions, cycles)| {
+        let rounds_in_longest = longest_round_cycles / cycles;
+        work_in_rounds(rounds_in_longest / 3.0, libm::floor(rounds_in_longest), *instructions)
     });
-    let together =
-        run_request::joint_run(&workload(jobs.iter().map(pinned).collect()), &work.collect::<Vec<_>>(), None)?;
-    match jobs.iter().zip(&together.rates).find(|(_, rates)| !rates.finished) {
-        None => Ok((alone, together.rates)),
+    let co_run = run_request::joint_run(
+        &workload_of(jobs.iter().map(pin_job).collect()),
+        &work_ranges.collect::<Vec<_>>(),
+        None,
+    )?;
+    match jobs.iter().zip(&co_run.rates).find(|(_, rates)| !rates.finished) {
+        None => Ok((solo_rates, co_run.rates)),
         Some(((job, _), _)) => Err(failed(&job.name)("it did not finish its work")),
     }
 }
 
 /// Minimum number of additional misses per thousand instructions from which the cost of one is computed.
-const MIN_MORE_MPKI: f64 = 0.05;
+const MIN_PRICED_MPKI: f64 = 0.05;
 
-fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<OfflineTask>) -> OfflineScore {
+fn summarize_score(
+    seed: u64,
+    quick: bool,
+    programs: Vec<String>,
+    runs: usize,
+    tasks: Vec<OfflineTask>,
+) -> OfflineScore {
     let task_values = |value: &dyn Fn(&OfflineTask) -> f64| tasks.iter().map(value).collect::<Vec<f64>>();
-    let signed = task_values(&|task| task.predicted_slowdown_percent - task.measured_slowdown_percent);
-    let absolute: Vec<f64> = signed.iter().map(|error| error.abs()).collect();
+    let signed_errors = task_values(&|task| task.predicted_slowdown_percent - task.measured_slowdown_percent);
+    let absolute_errors: Vec<f64> = signed_errors.iter().map(|error| error.abs()).collect();
     let slowdown_pairs: Vec<(f64, f64)> =
         tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
     let is_within_bounds =
@@ -234,9 +253,9 @@ fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<
         programs,
         machines: MACHINES.iter().map(|name| name.to_string()).collect(),
         runs,
-        mean_absolute_error_points: mean(&absolute),
-        p90_error_points: percentile(&absolute, 0.9),
-        mean_signed_error_points: mean(&signed),
+        mean_absolute_error_points: mean(&absolute_errors),
+        p90_error_points: percentile_value(&absolute_errors, 0.9),
+        mean_signed_error_points: mean(&signed_errors),
         error_of_predicting_nothing_points: mean(&task_values(&|task| task.measured_slowdown_percent.abs())),
         kendall_tau: kendall_tau(&slowdown_pairs, 0.0),
         coverage_percent: 100.0 * tasks.iter().filter(is_within_bounds).count() as f64 / tasks.len().max(1) as f64,
@@ -274,7 +293,7 @@ mod tests {
             sample_task(40.0, 38.0, 2.0),
             sample_task(0.0, -2.0, 1.0),
         ];
-        let score = score(1, true, Vec::new(), 2, tasks);
+        let score = summarize_score(1, true, Vec::new(), 2, tasks);
         assert_eq!((score.mean_absolute_error_points, score.p90_error_points), (4.0, 10.0));
         assert_eq!((score.mean_signed_error_points, score.coverage_percent), (2.0, 50.0));
         assert_eq!((score.kendall_tau, score.error_of_predicting_nothing_points), (Some(1.0), 17.5));
@@ -283,7 +302,7 @@ mod tests {
     /// Are pairs different from one another, and groups made of different programs?
     #[test]
     fn runs_are_drawn_without_repetition() {
-        let sets = draw_groups(&mut SplitMix64::new(3), 5, 7, 2, 4);
+        let sets = draw_run_members(&mut SplitMix64::new(3), 5, 7, 2, 4);
         assert_eq!(sets.iter().filter(|set| set.len() == 2).count(), 7);
         assert_eq!(sets.iter().filter(|set| set.len() == 4).count(), 2);
         for (index, set) in sets.iter().enumerate() {

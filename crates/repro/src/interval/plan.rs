@@ -11,7 +11,7 @@ use cachemate_core::{
 use cachemate_interval::IntervalMachine;
 use serde::Serialize;
 
-use super::whatif::{WhatIfQuery, describe_reason, has_other_effect, start_query};
+use super::whatif::{WhatIfQuery, describe_reason, plans_differ, start_query};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
 
@@ -42,38 +42,38 @@ pub struct PlannedRun {
 }
 
 /// Runs the query under one policy of the registry and returns its decisions.
-pub fn plan_query(
+pub fn plan_under_policy(
     context: &ExperimentContext<'_>,
-    question: &WhatIfQuery,
+    query: &WhatIfQuery,
     name: &str,
 ) -> Result<PlannedRun, ReproError> {
-    let (machine, pipeline) = start_query(question, name)?;
-    let mut log = Log::default();
+    let (machine, pipeline) = start_query(query, name)?;
+    let mut decision_log = DecisionLog::default();
     let machine = pipeline
         .run(machine, |machine, record| {
-            log.add(machine, record);
+            decision_log.add_record(machine, record);
             !context.stop.load(Ordering::Relaxed)
         })
         .map_err(failed(name))?;
     context.check_not_stopped()?;
-    Ok(log.into_planned_run(name, &machine))
+    Ok(decision_log.into_planned_run(name, &machine))
 }
 
 #[derive(Default)]
-struct Log {
+struct DecisionLog {
     names: BTreeMap<TaskId, String>,
     last_window: Option<(Observation, Plan)>,
     decisions: Vec<PlanReport>,
 }
 
-impl Log {
-    fn add(&mut self, machine: &IntervalMachine, record: WindowRecord) {
+impl DecisionLog {
+    fn add_record(&mut self, machine: &IntervalMachine, record: WindowRecord) {
         for seen in &record.observation.tasks {
             self.names.entry(seen.task).or_insert_with(|| seen.name.clone());
         }
         let plan = record.decision.plan;
-        let plan_changed =
-            self.last_window.as_ref().is_some_and(|(_, previous_plan)| has_other_effect(previous_plan, &plan));
+        let is_plan_changed =
+            self.last_window.as_ref().is_some_and(|(_, previous_plan)| plans_differ(previous_plan, &plan));
         let reasons: Vec<String> = record
             .decision
             .reasons
@@ -81,22 +81,26 @@ impl Log {
             .map(|reason| describe_reason(reason, |task| self.names.get(task).cloned()))
             .collect();
         // Reasons that are the same in every window are not repeated.
-        if plan_changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
-            self.decisions.push(PlanReport { seconds: machine.now_ns() as f64 / 1e9, changed: plan_changed, reasons });
+        if is_plan_changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
+            self.decisions.push(PlanReport {
+                seconds: machine.now_ns() as f64 / 1e9,
+                changed: is_plan_changed,
+                reasons,
+            });
         }
         self.last_window = Some((record.observation, plan));
     }
 
     fn into_planned_run(self, policy: &str, machine: &IntervalMachine) -> PlannedRun {
-        let decision = self.last_window.as_ref().map(|(observation, plan)| {
+        let changes_and_refusals = self.last_window.as_ref().map(|(observation, plan)| {
             derive_changes(plan, &[], &initial_state(observation, machine), machine.topology(), machine.capabilities())
         });
-        let decision = decision.unwrap_or_default();
+        let decision = changes_and_refusals.unwrap_or_default();
         PlannedRun {
             policy: policy.to_string(),
             seconds: machine.now_ns() as f64 / 1e9,
             changes: decision.changes.iter().map(ToString::to_string).collect(),
-            refused: decision.refused.iter().map(|refused| refused.message.clone()).collect(),
+            refused: decision.refused_items.iter().map(|refused| refused.message.clone()).collect(),
             decisions: self.decisions,
         }
     }
@@ -104,7 +108,7 @@ impl Log {
 
 /// The machine with these tasks, before any change.
 fn initial_state(observation: &Observation, machine: &IntervalMachine) -> MachineState {
-    let online = machine.topology().online();
+    let online_cpus = machine.topology().online();
     let live_tasks = || observation.tasks.iter().filter(|task| !task.exited);
     let task_state = |task: &cachemate_core::TaskSample| TaskState {
         task: task.task,
@@ -112,22 +116,22 @@ fn initial_state(observation: &Observation, machine: &IntervalMachine) -> Machin
         name: task.name.clone(),
         movable: !task.unmovable,
         group: None,
-        affinity: Some(TrackedObject::untouched(online.clone())),
-        weight: Some(TrackedObject::untouched(1.0)),
+        affinity: Some(TrackedObject::new(online_cpus.clone())),
+        weight: Some(TrackedObject::new(1.0)),
         class: None,
         class_owner: None,
         no_idle_turns: None,
     };
     let capabilities = machine.capabilities();
-    let colored = capabilities.can(Ability::Colors);
-    let colors = live_tasks().filter(|_| colored).map(|task| (task.process, TrackedObject::untouched(None)));
+    let has_colors = capabilities.can(Ability::Colors);
+    let colors_by_process = live_tasks().filter(|_| has_colors).map(|task| (task.process, TrackedObject::new(None)));
     let groups = capabilities.partitions.iter().filter_map(|(_, partition)| match partition {
         PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
         PartitionSupport::Colors { .. } => None,
     });
     MachineState {
         tasks: live_tasks().map(task_state).collect(),
-        colors: colors.collect(),
+        colors: colors_by_process.collect(),
         limits: ActuationLimits {
             max_classes: groups.min().map(|groups| groups.max(1) - 1),
             ..ActuationLimits::default()
@@ -155,16 +159,17 @@ mod tests {
             steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
             steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.4 * lines, 0.02)),
         ];
-        let question = WhatIfQuery { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
+        let question =
+            WhatIfQuery { machine, jobs, length_ns: 60_000_000_000, seed: 1, is_explicit: false, has_guard: false };
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
-        let plan = plan_query(&context, &question, "round-robin").unwrap();
+        let plan = plan_under_policy(&context, &question, "round-robin").unwrap();
         assert!(plan.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{plan:?}");
         let was_reason_given = |reason: &str| {
             plan.decisions.iter().flat_map(|decision| &decision.reasons).any(|text| text.starts_with(reason))
         };
         assert!(was_reason_given("stream goes to CPUs") && was_reason_given("reuser goes to CPUs"), "{plan:?}");
-        let idle_run = plan_query(&context, &question, "default").unwrap();
+        let idle_run = plan_under_policy(&context, &question, "default").unwrap();
         assert!(idle_run.changes.is_empty() && idle_run.decisions.is_empty(), "{idle_run:?}");
     }
 }

@@ -16,13 +16,13 @@ use crate::setup::failed;
 use crate::{ReproError, mean};
 
 /// Plans tried from each start, and number of starts.
-const TRIED: u32 = 80;
-const STARTS: u64 = 3;
+const PLANS_PER_START: u32 = 80;
+const START_COUNT: u64 = 3;
 /// Cycles in which running jobs touch their memory before a plan moves them.
-const TOUCHED_CYCLES: f64 = 1e6;
+const MEMORY_TOUCH_CYCLES: f64 = 1e6;
 /// Cycles after which a plan's speeds are steady, and cycles over which they are then measured.
-const SETTLED_CYCLES: f64 = 6e8;
-const READ_CYCLES: f64 = 2e8;
+const SETTLING_CYCLES: f64 = 6e8;
+const MEASURED_CYCLES: f64 = 2e8;
 
 /// The promised maximum slowdown of a job; `None` without a promise.
 pub fn max_slowdown(job: &IntervalJob) -> Option<f64> {
@@ -33,9 +33,9 @@ pub fn max_slowdown(job: &IntervalJob) -> Option<f64> {
 #[derive(Clone, PartialEq, Debug)]
 pub struct StaticPlan {
     /// The CPU of each job.
-    pub cpu_of: Vec<u32>,
+    pub cpu_by_job: Vec<u32>,
     /// Exclusive units of each job; 0 if the job uses the shared rest.
-    pub units: Vec<u32>,
+    pub units_by_job: Vec<u32>,
 }
 
 /// A plan with its forecast.
@@ -46,11 +46,11 @@ pub struct SearchedPlan {
     /// Run time divided by solo run time, minus one, of each job.
     pub slowdowns: Vec<f64>,
     /// Sum of the shortfalls from all promises.
-    pub missing: f64,
+    pub total_shortfall: f64,
     /// Mean over jobs of speed divided by solo speed.
     pub mean_speed: f64,
     /// Whether the plan keeps all promises.
-    pub keeps_all: bool,
+    pub keeps_all_promises: bool,
 }
 
 /// Solver that determines the truth about static plans on one machine.
@@ -58,17 +58,17 @@ pub struct PlanTruth<'a> {
     spec: &'a MachineSpec,
     jobs: &'a [IntervalJob],
     /// Number of units of a cache; 1 if it cannot be partitioned.
-    pub parts: u32,
+    pub units_per_cache: u32,
     cpus: Vec<u32>,
-    cpus_each: u32,
+    cpus_per_cache: u32,
     are_jobs_running: bool,
 }
 
 impl<'a> PlanTruth<'a> {
     /// The truth for these jobs on this machine.
     pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self, ReproError> {
-        let last = spec.last_level().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
-        let parts = last.way_partitions.map(|_| last.ways).or(spec.pages.colors).unwrap_or(1);
+        let last_level = spec.last_level().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
+        let units_per_cache = last_level.way_partitions.map(|_| last_level.ways).or(spec.pages.colors).unwrap_or(1);
         let contexts = spec.contexts_per_core;
         let cores = spec.cores();
         if jobs.is_empty() || jobs.len() > cores as usize {
@@ -80,9 +80,9 @@ impl<'a> PlanTruth<'a> {
         Ok(PlanTruth {
             spec,
             jobs,
-            parts,
+            units_per_cache,
             cpus: (0..cores).map(|core| core * contexts).collect(),
-            cpus_each: last.shared_by_cores * contexts,
+            cpus_per_cache: last_level.shared_by_cores * contexts,
             are_jobs_running: false,
         })
     }
@@ -95,141 +95,145 @@ impl<'a> PlanTruth<'a> {
     }
 
     /// Forecasts a plan.
-    pub fn solve(&self, plan: StaticPlan) -> Result<SearchedPlan, ReproError> {
+    pub fn forecast_plan(&self, plan: StaticPlan) -> Result<SearchedPlan, ReproError> {
         let slowdowns = self.solve_slowdowns(&plan)?;
         let shortfall = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
-        let missing = self.jobs.iter().zip(&slowdowns).filter_map(shortfall).sum::<f64>();
+        let total_shortfall = self.jobs.iter().zip(&slowdowns).filter_map(shortfall).sum::<f64>();
         let mean_speed = mean(&slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)).collect::<Vec<f64>>());
-        Ok(SearchedPlan { plan, slowdowns, missing, mean_speed, keeps_all: missing <= 0.0 })
+        Ok(SearchedPlan { plan, slowdowns, total_shortfall, mean_speed, keeps_all_promises: total_shortfall <= 0.0 })
     }
 
     /// Searches for the best plan: the fastest that keeps all promises, or otherwise the one with the smallest
     /// shortfall.
-    pub fn search(&self, seed: u64) -> Result<SearchedPlan, ReproError> {
+    pub fn search_best_plan(&self, seed: u64) -> Result<SearchedPlan, ReproError> {
         let mut generator = SplitMix64::new(seed ^ 0xbe57);
-        let mut best = self.climb(&self.cpus, &mut generator)?;
-        for _ in 1..STARTS {
-            let mut cpus = self.cpus.clone();
-            generator.shuffle(&mut cpus);
-            let climbed = self.climb(&cpus, &mut generator)?;
-            if is_better(&climbed, &best) {
-                best = climbed;
+        let mut best_plan = self.climb_from(&self.cpus, &mut generator)?;
+        for _ in 1..START_COUNT {
+            let mut cpu_order = self.cpus.clone();
+            generator.shuffle(&mut cpu_order);
+            let climbed_plan = self.climb_from(&cpu_order, &mut generator)?;
+            if is_better(&climbed_plan, &best_plan) {
+                best_plan = climbed_plan;
             }
         }
-        Ok(best)
+        Ok(best_plan)
     }
 
     /// Climbs from one start to the best plan in reach.
-    fn climb(&self, cpus: &[u32], generator: &mut SplitMix64) -> Result<SearchedPlan, ReproError> {
-        let mut current = self.solve(self.undivided_plan(cpus.iter().copied()))?;
-        for _ in 0..TRIED {
-            let next = self.solve(self.draw_neighbor(&current.plan, generator))?;
-            if is_better(&next, &current) {
-                current = next;
+    fn climb_from(&self, cpus: &[u32], generator: &mut SplitMix64) -> Result<SearchedPlan, ReproError> {
+        let mut current_plan = self.forecast_plan(self.unpartitioned_plan(cpus.iter().copied()))?;
+        for _ in 0..PLANS_PER_START {
+            let neighbor_plan = self.forecast_plan(self.draw_neighbor(&current_plan.plan, generator))?;
+            if is_better(&neighbor_plan, &current_plan) {
+                current_plan = neighbor_plan;
             }
         }
-        Ok(current)
+        Ok(current_plan)
     }
 
     /// The cache of a CPU.
     pub fn cache_of(&self, cpu: u32) -> u32 {
-        cpu / self.cpus_each
+        cpu / self.cpus_per_cache
     }
 
     /// A plan without partitions on as few caches as possible.
     pub fn packed_plan(&self) -> StaticPlan {
-        self.undivided_plan(self.cpus.iter().copied())
+        self.unpartitioned_plan(self.cpus.iter().copied())
     }
 
     /// The plan without partitions in which the jobs take these CPUs in turn.
-    fn undivided_plan(&self, cpus: impl Iterator<Item = u32>) -> StaticPlan {
-        StaticPlan { cpu_of: cpus.take(self.jobs.len()).collect(), units: vec![0; self.jobs.len()] }
+    fn unpartitioned_plan(&self, cpus: impl Iterator<Item = u32>) -> StaticPlan {
+        StaticPlan { cpu_by_job: cpus.take(self.jobs.len()).collect(), units_by_job: vec![0; self.jobs.len()] }
     }
 
     /// A plan without partitions that gives the caches turns, so that as many as possible are in use.
     pub fn spread_plan(&self) -> StaticPlan {
-        let mut cpus: Vec<(usize, u32)> = Vec::new();
+        let mut ranked_cpus: Vec<(usize, u32)> = Vec::new();
         for &cpu in &self.cpus {
-            let earlier_on_cache = cpus.iter().filter(|(_, other)| self.cache_of(*other) == self.cache_of(cpu)).count();
-            cpus.push((earlier_on_cache, cpu));
+            let earlier_on_cache =
+                ranked_cpus.iter().filter(|(_, other)| self.cache_of(*other) == self.cache_of(cpu)).count();
+            ranked_cpus.push((earlier_on_cache, cpu));
         }
-        cpus.sort_unstable();
-        self.undivided_plan(cpus.into_iter().map(|(_, cpu)| cpu))
+        ranked_cpus.sort_unstable();
+        self.unpartitioned_plan(ranked_cpus.into_iter().map(|(_, cpu)| cpu))
     }
 
     /// Draws a changed plan: two CPUs exchanged, or another partition for one job.
     pub fn draw_neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
-        let mut next = plan.clone();
-        let job = generator.draw_below(plan.cpu_of.len() as u64) as usize;
-        if self.parts > 1 && generator.draw_below(2) == 0 {
-            let cache_of = |index: usize| self.cache_of(next.cpu_of[index]);
-            let used_parts: u32 = (0..plan.units.len())
+        let mut changed_plan = plan.clone();
+        let job = generator.draw_below(plan.cpu_by_job.len() as u64) as usize;
+        if self.units_per_cache > 1 && generator.draw_below(2) == 0 {
+            let cache_of = |index: usize| self.cache_of(changed_plan.cpu_by_job[index]);
+            let used_units: u32 = (0..plan.units_by_job.len())
                 .filter(|&index| index != job && cache_of(index) == cache_of(job))
-                .map(|index| plan.units[index])
+                .map(|index| plan.units_by_job[index])
                 .sum();
             // At least one unit remains shared.
-            let remaining = self.parts.saturating_sub(used_parts + 1);
-            next.units[job] = generator.draw_below(u64::from(remaining) + 1) as u32;
-            return next;
+            let free_units = self.units_per_cache.saturating_sub(used_units + 1);
+            changed_plan.units_by_job[job] = generator.draw_below(u64::from(free_units) + 1) as u32;
+            return changed_plan;
         }
         let cpu = self.cpus[generator.draw_below(self.cpus.len() as u64) as usize];
-        if let Some(occupant) = plan.cpu_of.iter().position(|&occupied_cpu| occupied_cpu == cpu) {
-            next.cpu_of[occupant] = plan.cpu_of[job];
+        if let Some(occupant) = plan.cpu_by_job.iter().position(|&occupied_cpu| occupied_cpu == cpu) {
+            changed_plan.cpu_by_job[occupant] = plan.cpu_by_job[job];
         }
-        next.cpu_of[job] = cpu;
+        changed_plan.cpu_by_job[job] = cpu;
         // Partitions are reset, because they belong to the previous placement.
-        next.units.iter_mut().for_each(|units| *units = 0);
-        next
+        changed_plan.units_by_job.iter_mut().for_each(|units| *units = 0);
+        changed_plan
     }
 
     /// Run time relative to running alone, minus one, of each job, once caches have filled.
     fn solve_slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>, ReproError> {
-        let (spec, parts) = (self.spec, self.parts);
-        let placed_jobs: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_of.iter().copied()).collect();
+        let (spec, units_per_cache) = (self.spec, self.units_per_cache);
+        let placed_jobs: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_by_job.iter().copied()).collect();
         let mut engine =
             IntervalEngine::new(spec, false).ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
         let mut slots = Vec::new();
         for &(job, cpu) in &placed_jobs {
             let program = engine.add_program((*job.program).clone());
-            let first_cpus =
+            let first_touch_cpus =
                 if self.are_jobs_running { self.cpus.iter().copied().collect() } else { CpuSet::from_iter([cpu]) };
-            slots.push(engine.start(program, first_cpus));
+            slots.push(engine.start_task(program, first_touch_cpus));
         }
         if self.are_jobs_running {
-            engine.run(TOUCHED_CYCLES);
+            engine.run(MEMORY_TOUCH_CYCLES);
             for (&slot, &(_, cpu)) in slots.iter().zip(&placed_jobs) {
-                engine.allow(slot, CpuSet::from_iter([cpu]));
+                engine.set_allowed_cpus(slot, CpuSet::from_iter([cpu]));
             }
         }
-        let caches = spec.cpus() / self.cpus_each.max(1);
-        for cache in 0..caches {
-            let on_it: Vec<usize> =
+        let cache_count = spec.cpus() / self.cpus_per_cache.max(1);
+        for cache in 0..cache_count {
+            let jobs_on_cache: Vec<usize> =
                 (0..placed_jobs.len()).filter(|&index| self.cache_of(placed_jobs[index].1) == cache).collect();
-            let own_units = |index: usize| plan.units.get(index).copied().unwrap_or(0);
-            let used_parts: u32 = on_it.iter().map(|&index| own_units(index)).sum();
-            if used_parts == 0 {
+            let own_units = |index: usize| plan.units_by_job.get(index).copied().unwrap_or(0);
+            let used_units: u32 = jobs_on_cache.iter().map(|&index| own_units(index)).sum();
+            if used_units == 0 {
                 continue;
             }
-            let lines_of_units = |units: u32| engine.capacity_lines() * units as f32 / parts as f32;
-            let mut sizes = vec![lines_of_units(parts - used_parts)];
-            let mut members_of = Vec::new();
-            for &index in &on_it {
-                let group = if own_units(index) > 0 { sizes.len() } else { 0 };
+            let lines_of_units = |units: u32| engine.capacity_lines() * units as f32 / units_per_cache as f32;
+            let mut domain_lines = vec![lines_of_units(units_per_cache - used_units)];
+            let mut domain_of_slot = Vec::new();
+            for &index in &jobs_on_cache {
+                let domain_index = if own_units(index) > 0 { domain_lines.len() } else { 0 };
                 if own_units(index) > 0 {
-                    sizes.push(lines_of_units(own_units(index)));
+                    domain_lines.push(lines_of_units(own_units(index)));
                 }
-                members_of.push((slots[index], group as u8));
+                domain_of_slot.push((slots[index], domain_index as u8));
             }
-            let domains: Vec<(f32, u8)> = sizes.iter().enumerate().map(|(index, &size)| (size, index as u8)).collect();
-            engine.divide(cache as usize, &domains, &sizes, members_of);
+            let domains: Vec<(f32, u8)> =
+                domain_lines.iter().enumerate().map(|(index, &size)| (size, index as u8)).collect();
+            engine.divide(cache as usize, &domains, &domain_lines, domain_of_slot);
         }
-        let rates = window_rates(&mut engine, &slots, SETTLED_CYCLES, READ_CYCLES);
+        let rates = window_rates(&mut engine, &slots, SETTLING_CYCLES, MEASURED_CYCLES);
         Ok(rates.iter().map(|[slowdown, ..]| *slowdown).collect())
     }
 }
 
-fn is_better(a: &SearchedPlan, b: &SearchedPlan) -> bool {
-    a.missing < b.missing - 1e-9 || a.missing <= b.missing + 1e-9 && a.mean_speed > b.mean_speed
+fn is_better(candidate_plan: &SearchedPlan, other_plan: &SearchedPlan) -> bool {
+    candidate_plan.total_shortfall < other_plan.total_shortfall - 1e-9
+        || candidate_plan.total_shortfall <= other_plan.total_shortfall + 1e-9
+            && candidate_plan.mean_speed > other_plan.mean_speed
 }
 
 #[cfg(test)]
@@ -251,10 +255,16 @@ mod tests {
         let jobs = [reuser, stream];
         let truth = PlanTruth::new(&spec, &jobs).unwrap();
         let solved_slowdown = |cpus: [u32; 2], units: u32| {
-            truth.solve(StaticPlan { cpu_of: cpus.to_vec(), units: vec![units, 0] }).unwrap().slowdowns[0]
+            truth
+                .forecast_plan(StaticPlan { cpu_by_job: cpus.to_vec(), units_by_job: vec![units, 0] })
+                .unwrap()
+                .slowdowns[0]
         };
-        let (apart, shared, divided) =
-            (solved_slowdown([0, 4], 0), solved_slowdown([0, 1], 0), solved_slowdown([0, 1], truth.parts - 1));
+        let (apart, shared, divided) = (
+            solved_slowdown([0, 4], 0),
+            solved_slowdown([0, 1], 0),
+            solved_slowdown([0, 1], truth.units_per_cache - 1),
+        );
         assert!(apart < 0.02 && shared > 0.1 && divided < shared / 3.0, "{apart} {shared} {divided}");
     }
 
@@ -278,10 +288,10 @@ mod tests {
                 promised_job("stream", 0.0, None),
                 promised_job("small", 0.02, None),
             ];
-            PlanTruth::new(&spec, &jobs).unwrap().search(1).unwrap()
+            PlanTruth::new(&spec, &jobs).unwrap().search_best_plan(1).unwrap()
         };
         let loose = search_with_floor(0.6);
-        assert!(loose.keeps_all && loose.plan.cpu_of[0] / 2 != loose.plan.cpu_of[1] / 2, "{loose:?}");
-        assert!(!search_with_floor(0.0).keeps_all);
+        assert!(loose.keeps_all_promises && loose.plan.cpu_by_job[0] / 2 != loose.plan.cpu_by_job[1] / 2, "{loose:?}");
+        assert!(!search_with_floor(0.0).keeps_all_promises);
     }
 }

@@ -39,35 +39,36 @@ pub fn length_ns(length: RunLength, spec: &MachineSpec) -> Option<u64> {
 }
 
 fn engine_options(scenario: &Scenario, spec: &MachineSpec) -> Options {
-    let default = IntervalSpec::default();
-    let table = scenario.interval.as_ref().unwrap_or(&default);
-    let counters = table.counters;
-    let warm_up = scenario.warm_up.and_then(|length| length_ns(length, spec)).unwrap_or(0);
+    let default_table = IntervalSpec::default();
+    let interval_table = scenario.interval.as_ref().unwrap_or(&default_table);
+    let counters = interval_table.counters;
+    let warm_up_ns = scenario.warm_up.and_then(|length| length_ns(length, spec)).unwrap_or(0);
     Options {
         seed: scenario.seed,
-        explicit: table.time_sharing == TimeSharingModel::Explicit,
-        defects: CounterNoise {
+        has_explicit_turns: interval_table.time_sharing == TimeSharingModel::Explicit,
+        counter_noise: CounterNoise {
             noise: counters.noise,
             autocorrelation: counters.autocorrelation,
             turn_noise: counters.multiplexing_noise,
             skew: counters.skew,
         },
-        length_ns: length_ns(scenario.length, spec).map(|length| length + warm_up),
-        events: table.events.iter().filter_map(machine_event).collect(),
+        length_ns: length_ns(scenario.length, spec).map(|length| length + warm_up_ns),
+        events: interval_table.events.iter().filter_map(machine_event).collect(),
     }
 }
 
 /// Converts an event; `None` for one without a kind, which no checked scenario has.
 fn machine_event(event: &EventSpec) -> Option<(u64, MachineEvent)> {
-    let outside = event
-        .external_traffic
-        .map(|outside| MachineEvent::Outside { cache: outside.cache, lines_per_second: outside.lines_per_second });
-    let shrink =
-        event.resize_cache.map(|shrink| MachineEvent::Shrink { cache: shrink.cache, to_share: shrink.size_share });
-    let separate = event.split_cpus.clone().map(|cpus| MachineEvent::Separate { cpus });
-    let offline = event.offline.map(|cpu| MachineEvent::Offline { cpu });
-    let online = event.online.map(|cpu| MachineEvent::Online { cpu });
-    Some((event.at_ns, outside.or(shrink).or(separate).or(offline).or(online)?))
+    let external_traffic = event.external_traffic.map(|outside| MachineEvent::ExternalTraffic {
+        cache: outside.cache,
+        lines_per_second: outside.lines_per_second,
+    });
+    let cache_resizing =
+        event.resize_cache.map(|shrink| MachineEvent::ShrinkCache { cache: shrink.cache, to_share: shrink.size_share });
+    let cpu_split = event.split_cpus.clone().map(|cpus| MachineEvent::SeparateCpus { cpus });
+    let cpu_offline = event.offline.map(|cpu| MachineEvent::Offline { cpu });
+    let cpu_online = event.online.map(|cpu| MachineEvent::Online { cpu });
+    Some((event.at_ns, external_traffic.or(cache_resizing).or(cpu_split).or(cpu_offline).or(cpu_online)?))
 }
 
 /// All jobs, in order of mention. Every entry draws from its own generator, so that changing one entry does not change
@@ -76,17 +77,17 @@ pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<Inter
     let mut jobs = Vec::new();
     let entry_generator = |index: usize| SplitMix64::new(scenario.seed.wrapping_add((index as u64 + 1) << 32));
     for (index, (given, program)) in scenario.programs.iter().zip(&programs.entry_programs).enumerate() {
-        let mut draws = entry_generator(index);
+        let mut entry_random = entry_generator(index);
         let mut start_ns = given.start_ns;
-        for copy in 0..given.count {
-            if copy > 0 {
-                start_ns = start_ns.saturating_add(gap_ns(given.interarrival_ns, &mut draws));
+        for copy_index in 0..given.count {
+            if copy_index > 0 {
+                start_ns = start_ns.saturating_add(draw_gap_ns(given.interarrival_ns, &mut entry_random));
             }
             jobs.push(IntervalJob {
                 threads: given.threads.unwrap_or(1),
-                instructions: given.instructions.map(|length| draw_sample(length, &mut draws).max(1.0)),
+                instructions: given.instructions.map(|length| draw_sample(length, &mut entry_random).max(1.0)),
                 start_ns,
-                restart: given.restart,
+                restarts: given.restart,
                 pinned: given.cpus.clone(),
                 goal: given.goal,
                 ..IntervalJob::new(Arc::clone(program))
@@ -95,16 +96,16 @@ pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<Inter
     }
     let mixes = scenario.interval.iter().flat_map(|table| &table.mixes);
     for (index, (mix, programs)) in mixes.zip(&programs.mix_programs).enumerate() {
-        let mut draws = entry_generator(scenario.programs.len() + index);
+        let mut mix_random = entry_generator(scenario.programs.len() + index);
         let mut start_ns = mix.start_ns;
         let weights: Vec<f64> = mix.programs.iter().map(|entry| entry.weight).collect();
-        for copy in 0..mix.count {
-            if copy > 0 {
-                start_ns = start_ns.saturating_add(gap_ns(mix.interarrival_ns, &mut draws));
+        for copy_index in 0..mix.count {
+            if copy_index > 0 {
+                start_ns = start_ns.saturating_add(draw_gap_ns(mix.interarrival_ns, &mut mix_random));
             }
-            let program = &programs[draw_by_weight(&weights, &mut draws)];
+            let program = &programs[draw_by_weight(&weights, &mut mix_random)];
             jobs.push(IntervalJob {
-                instructions: mix.instructions.map(|length| draw_sample(length, &mut draws).max(1.0)),
+                instructions: mix.instructions.map(|length| draw_sample(length, &mut mix_random).max(1.0)),
                 start_ns,
                 ..IntervalJob::new(Arc::clone(program))
             });
@@ -113,33 +114,33 @@ pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<Inter
     jobs
 }
 
-fn gap_ns(gap: Option<Distribution>, draws: &mut SplitMix64) -> u64 {
-    gap.map_or(0, |gap| draw_sample(gap, draws) as u64)
+fn draw_gap_ns(gap_distribution: Option<Distribution>, draws: &mut SplitMix64) -> u64 {
+    gap_distribution.map_or(0, |gap| draw_sample(gap, draws) as u64)
 }
 
 /// A uniform random number above 0 and at most 1.
-fn draw_positive_unit(draws: &mut SplitMix64) -> f64 {
-    1.0 - draws.draw_unit()
+fn draw_positive_unit(generator: &mut SplitMix64) -> f64 {
+    1.0 - generator.draw_unit()
 }
 
-fn draw_sample(distribution: Distribution, draws: &mut SplitMix64) -> f64 {
+fn draw_sample(distribution: Distribution, generator: &mut SplitMix64) -> f64 {
     match distribution {
         Distribution::Fixed(value) => value,
-        Distribution::Exponential(mean) => -mean * libm::log(draw_positive_unit(draws)),
-        Distribution::Uniform(from, to) => from + (to - from) * draw_positive_unit(draws),
+        Distribution::Exponential(mean) => -mean * libm::log(draw_positive_unit(generator)),
+        Distribution::Uniform(from, to) => from + (to - from) * draw_positive_unit(generator),
         Distribution::LogNormal(median, sigma) => {
             // Box and Muller.
-            let radius = libm::sqrt(-2.0 * libm::log(draw_positive_unit(draws)));
-            median * libm::exp(sigma * radius * libm::cos(std::f64::consts::TAU * draw_positive_unit(draws)))
+            let radius = libm::sqrt(-2.0 * libm::log(draw_positive_unit(generator)));
+            median * libm::exp(sigma * radius * libm::cos(std::f64::consts::TAU * draw_positive_unit(generator)))
         }
     }
 }
 
-fn draw_by_weight(weights: &[f64], draws: &mut SplitMix64) -> usize {
-    let mut remaining = draw_positive_unit(draws) * weights.iter().sum::<f64>();
+fn draw_by_weight(weights: &[f64], generator: &mut SplitMix64) -> usize {
+    let mut remaining_weight = draw_positive_unit(generator) * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {
-        remaining -= weight;
-        if remaining <= 0.0 {
+        remaining_weight -= weight;
+        if remaining_weight <= 0.0 {
             return index;
         }
     }

@@ -13,9 +13,9 @@ use crate::ReproError;
 use crate::setup::failed;
 
 /// Minimum share of the bandwidth in use for a run to count as bandwidth-bound.
-pub const BANDWIDTH_BOUND: f64 = 0.7;
+pub const BANDWIDTH_BOUND_SHARE: f64 = 0.7;
 /// Plans of a mix whose slowdowns differ by less than this are not ranked.
-const RANKED_POINTS: f64 = 2.0;
+const MIN_RANKED_DIFFERENCE_POINTS: f64 = 2.0;
 
 /// One task of one run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -95,40 +95,43 @@ pub const SETS: [&str; 4] = ["pairs", "groups", "bandwidth-bound", "plans"];
 /// # Errors
 /// The machine is unknown, or a prediction fails.
 pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
-    let mut tasks: BTreeMap<String, Vec<Vec<TaskComparison>>> =
+    let mut comparisons_by_set: BTreeMap<String, Vec<Vec<TaskComparison>>> =
         SETS.iter().map(|name| (name.to_string(), Vec::new())).collect();
-    let mut mixes: Vec<Vec<(f64, f64)>> = Vec::new();
+    let mut mix_slowdowns: Vec<Vec<(f64, f64)>> = Vec::new();
     for bench in &truth.benches {
         let machine = cachemate_spec::load_machine(&bench.machine).map_err(failed(&bench.machine))?;
-        let alone = measure_solo_rates(&machine, bench)?;
-        let mut plans: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
+        let predicted_solo_rates = measure_solo_rates(&machine, bench)?;
+        let mut slowdowns_by_mix: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
         for run in bench.runs.iter().filter(|run| run.finished) {
             let rates = predict::predict_rates(&machine, &bench.programs, run)?;
-            let comparison = compare(bench, run, &rates, &alone);
+            let comparison = compare_run(bench, run, &rates, &predicted_solo_rates);
             if let CoRunKind::Plan(mix) = run.kind {
-                let mean = |value: fn(&TaskComparison) -> f64| {
+                let mean_over_tasks = |value: fn(&TaskComparison) -> f64| {
                     comparison.iter().map(value).sum::<f64>() / comparison.len() as f64
                 };
-                let mean_pair =
-                    (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
-                plans.entry(mix).or_default().push(mean_pair);
+                let mean_slowdown_pair = (
+                    mean_over_tasks(|task| task.measured_slowdown_percent),
+                    mean_over_tasks(|task| task.predicted_slowdown_percent),
+                );
+                slowdowns_by_mix.entry(mix).or_default().push(mean_slowdown_pair);
             }
-            tasks.entry(set_name(run).to_string()).or_default().push(comparison);
+            comparisons_by_set.entry(set_name(run).to_string()).or_default().push(comparison);
         }
-        mixes.extend(plans.into_values());
+        mix_slowdowns.extend(slowdowns_by_mix.into_values());
     }
-    let mut sets: BTreeMap<String, ErrorSummary> =
-        tasks.iter().map(|(name, runs)| (name.clone(), summarize_runs(runs))).collect();
-    if let Some(plans) = sets.get_mut("plans") {
-        plans.kendall_tau = tau_within(&mixes);
+    let mut summaries: BTreeMap<String, ErrorSummary> =
+        comparisons_by_set.iter().map(|(name, runs)| (name.clone(), summarize_runs(runs))).collect();
+    if let Some(plans) = summaries.get_mut("plans") {
+        plans.kendall_tau = tau_within_mixes(&mix_slowdowns);
     }
-    let tasks = tasks.into_iter().map(|(name, runs)| (name, runs.into_iter().flatten().collect())).collect();
-    Ok(ValidationScore { seed: truth.seed, sets, tasks })
+    let tasks_by_set =
+        comparisons_by_set.into_iter().map(|(name, runs)| (name, runs.into_iter().flatten().collect())).collect();
+    Ok(ValidationScore { seed: truth.seed, sets: summaries, tasks: tasks_by_set })
 }
 
 /// The interval machine's forecast of each program alone over its work.
 fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>, ReproError> {
-    let pair_run = |program: usize| CoRun {
+    let run_alone = |program: usize| CoRun {
         kind: CoRunKind::Pair,
         jobs: vec![(program, 0)],
         ways: Vec::new(),
@@ -136,7 +139,7 @@ fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec
         rates: Vec::new(),
         finished: true,
     };
-    let solo_rate = |program: usize| Ok(predict::predict_rates(machine, &bench.programs, &pair_run(program))?[0]);
+    let solo_rate = |program: usize| Ok(predict::predict_rates(machine, &bench.programs, &run_alone(program))?[0]);
     (0..bench.programs.len()).map(solo_rate).collect()
 }
 
@@ -145,67 +148,75 @@ fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec
 fn set_name(run: &CoRun) -> &'static str {
     match run.kind {
         CoRunKind::Plan(_) => "plans",
-        _ if run.busy_share >= BANDWIDTH_BOUND => "bandwidth-bound",
+        _ if run.busy_share >= BANDWIDTH_BOUND_SHARE => "bandwidth-bound",
         CoRunKind::Pair => "pairs",
         CoRunKind::Four => "groups",
     }
 }
 
-fn compare(bench: &MachineTruth, run: &CoRun, predicted: &[ProgramRate], alone: &[ProgramRate]) -> Vec<TaskComparison> {
+fn compare_run(
+    bench: &MachineTruth,
+    run: &CoRun,
+    predicted_rates: &[ProgramRate],
+    predicted_solo_rates: &[ProgramRate],
+) -> Vec<TaskComparison> {
     let program_name = |&(program, _): &(usize, u32)| bench.programs[program].name.clone();
-    let task = |index: usize| {
+    let compare_task = |index: usize| {
         let program = run.jobs[index].0;
-        let (measured, predicted) = (&run.rates[index], &predicted[index]);
-        let profiled = &bench.programs[program];
+        let (measured_rate, predicted_rate) = (&run.rates[index], &predicted_rates[index]);
+        let profiled_program = &bench.programs[program];
         let slowdown_percent =
-            |rate: &ProgramRate| 100.0 * (profiled.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
+            |rate: &ProgramRate| 100.0 * (profiled_program.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
         let co_runners = run.jobs.iter().enumerate().filter(|(position, _)| *position != index);
         TaskComparison {
             machine: bench.machine.clone(),
             task: program_name(&run.jobs[index]),
             beside: co_runners.map(|(_, job)| program_name(job)).collect(),
-            measured_slowdown_percent: slowdown_percent(measured),
-            predicted_slowdown_percent: slowdown_percent(predicted),
-            cycles_per_instr_error_percent: 100.0 * (measured.instr_per_cycle / predicted.instr_per_cycle - 1.0),
+            measured_slowdown_percent: slowdown_percent(measured_rate),
+            predicted_slowdown_percent: slowdown_percent(predicted_rate),
+            cycles_per_instr_error_percent: 100.0
+                * (measured_rate.instr_per_cycle / predicted_rate.instr_per_cycle - 1.0),
             busy_share: run.busy_share,
-            causes: error_causes(profiled, &alone[program], measured, predicted),
+            causes: attribute_error(profiled_program, &predicted_solo_rates[program], measured_rate, predicted_rate),
         }
     };
-    (0..run.jobs.len()).map(task).collect()
+    (0..run.jobs.len()).map(compare_task).collect()
 }
 
 /// The parts of one error, computed in cycles per instruction and divided by the solo cycles per instruction.
-fn error_causes(
+fn attribute_error(
     profiled: &ProfiledProgram,
-    alone: &ProgramRate,
-    measured: &ProgramRate,
-    predicted: &ProgramRate,
+    predicted_solo: &ProgramRate,
+    measured_rate: &ProgramRate,
+    predicted_rate: &ProgramRate,
 ) -> ErrorCauses {
     let cycles_per_instr = |rate: &ProgramRate| 1.0 / rate.instr_per_cycle;
-    let profile = cycles_per_instr(alone) - cycles_per_instr(&profiled.alone);
-    let composition = (predicted.misses_per_instr - measured.misses_per_instr) * miss_price(profiled);
-    let measured_queue = measured.queue_cycles_per_instr - profiled.alone.queue_cycles_per_instr;
-    let bandwidth = predicted.queue_cycles_per_instr - alone.queue_cycles_per_instr - measured_queue;
-    let total_error = cycles_per_instr(predicted) - cycles_per_instr(measured);
-    let points = 100.0 * profiled.alone.instr_per_cycle;
+    let profile_error = cycles_per_instr(predicted_solo) - cycles_per_instr(&profiled.alone);
+    let composition_error =
+        (predicted_rate.misses_per_instr - measured_rate.misses_per_instr) * cycles_per_added_miss(profiled);
+    let measured_added_queueing = measured_rate.queue_cycles_per_instr - profiled.alone.queue_cycles_per_instr;
+    let bandwidth_error =
+        predicted_rate.queue_cycles_per_instr - predicted_solo.queue_cycles_per_instr - measured_added_queueing;
+    let total_error = cycles_per_instr(predicted_rate) - cycles_per_instr(measured_rate);
+    let points_per_cycle = 100.0 * profiled.alone.instr_per_cycle;
     ErrorCauses {
-        profile: points * profile,
-        composition: points * composition,
-        bandwidth: points * bandwidth,
-        overlap: points * (total_error - profile - composition - bandwidth),
+        profile: points_per_cycle * profile_error,
+        composition: points_per_cycle * composition_error,
+        bandwidth: points_per_cycle * bandwidth_error,
+        overlap: points_per_cycle * (total_error - profile_error - composition_error - bandwidth_error),
     }
 }
 
 /// Cost of an additional miss in cycles, between the smallest and the largest size of the profile's phases.
-fn miss_price(profiled: &ProfiledProgram) -> f64 {
-    let (mut cycles, mut misses) = (0.0, 0.0);
+fn cycles_per_added_miss(profiled: &ProfiledProgram) -> f64 {
+    let (mut added_cycles, mut added_misses) = (0.0, 0.0);
     for phase in &profiled.profile.phases {
-        if let (Some(small), Some(large)) = (phase.points.first(), phase.points.last()) {
-            cycles += small.cycles_per_instr - large.cycles_per_instr;
-            misses += small.demand_fills_per_instr - large.demand_fills_per_instr;
+        if let (Some(smallest_point), Some(largest_point)) = (phase.points.first(), phase.points.last()) {
+            added_cycles += smallest_point.cycles_per_instr - largest_point.cycles_per_instr;
+            added_misses += smallest_point.demand_fills_per_instr - largest_point.demand_fills_per_instr;
         }
     }
-    if misses > 1e-9 { (cycles / misses).max(0.0) } else { 0.0 }
+    if added_misses > 1e-9 { (added_cycles / added_misses).max(0.0) } else { 0.0 }
 }
 
 fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
@@ -214,29 +225,29 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
         return ErrorSummary::default();
     }
     let signed_error = |task: &&TaskComparison| task.predicted_slowdown_percent - task.measured_slowdown_percent;
-    let errors: Vec<f64> = tasks.iter().map(|task| signed_error(task).abs()).collect();
-    let relative: Vec<f64> = tasks.iter().map(|task| task.cycles_per_instr_error_percent.abs()).collect();
+    let absolute_errors: Vec<f64> = tasks.iter().map(|task| signed_error(task).abs()).collect();
+    let relative_errors: Vec<f64> = tasks.iter().map(|task| task.cycles_per_instr_error_percent.abs()).collect();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let mean_of =
+    let mean_over_tasks =
         |value: &dyn Fn(&TaskComparison) -> f64| tasks.iter().map(|task| value(task)).sum::<f64>() / tasks.len() as f64;
-    let pairs: Vec<(f64, f64)> =
+    let slowdown_pairs: Vec<(f64, f64)> =
         tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
-    let losing = runs.iter().filter(|run| run.iter().any(|task| task.measured_slowdown_percent >= 10.0));
+    let losing_runs = runs.iter().filter(|run| run.iter().any(|task| task.measured_slowdown_percent >= 10.0));
     ErrorSummary {
         count: runs.len(),
-        mean_absolute_error_points: Some(mean(&errors)),
-        p90_error_points: Some(percentile(&errors, 0.9)),
-        kendall_tau: kendall_tau(&pairs, 0.0),
-        error_of_predicting_nothing_points: Some(mean_of(&|task| task.measured_slowdown_percent.abs())),
-        mean_error_percent: Some(mean(&relative)),
-        p90_error_percent: Some(percentile(&relative, 0.9)),
+        mean_absolute_error_points: Some(mean(&absolute_errors)),
+        p90_error_points: Some(percentile_value(&absolute_errors, 0.9)),
+        kendall_tau: kendall_tau(&slowdown_pairs, 0.0),
+        error_of_predicting_nothing_points: Some(mean_over_tasks(&|task| task.measured_slowdown_percent.abs())),
+        mean_error_percent: Some(mean(&relative_errors)),
+        p90_error_percent: Some(percentile_value(&relative_errors, 0.9)),
         mean_signed_error_points: Some(mean(&tasks.iter().map(signed_error).collect::<Vec<f64>>())),
-        runs_losing_10_percent: Some(losing.count() as f64 / runs.len() as f64),
+        runs_losing_10_percent: Some(losing_runs.count() as f64 / runs.len() as f64),
         error_by_cause_points: Some(ErrorCauses {
-            profile: mean_of(&|task| task.causes.profile.abs()),
-            composition: mean_of(&|task| task.causes.composition.abs()),
-            bandwidth: mean_of(&|task| task.causes.bandwidth.abs()),
-            overlap: mean_of(&|task| task.causes.overlap.abs()),
+            profile: mean_over_tasks(&|task| task.causes.profile.abs()),
+            composition: mean_over_tasks(&|task| task.causes.composition.abs()),
+            bandwidth: mean_over_tasks(&|task| task.causes.bandwidth.abs()),
+            overlap: mean_over_tasks(&|task| task.causes.overlap.abs()),
         }),
     }
 }
@@ -244,16 +255,21 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
 /// Chart of predicted against measured slowdowns, with a color per set and the line of zero error.
 pub fn score_chart(score: &ValidationScore) -> Chart {
     let compared_tasks = || score.tasks.values().flatten();
-    let ends = compared_tasks().flat_map(|task| [task.measured_slowdown_percent, task.predicted_slowdown_percent]);
-    let (low, high) = ends.fold((0.0f64, 1.0f64), |(low, high), value| (low.min(value), high.max(value)));
+    let slowdown_values =
+        compared_tasks().flat_map(|task| [task.measured_slowdown_percent, task.predicted_slowdown_percent]);
+    let (lowest_percent, highest_percent) =
+        slowdown_values.fold((0.0f64, 1.0f64), |(low, high), value| (low.min(value), high.max(value)));
     let point = |task: &TaskComparison| ChartPoint {
         title: Some(format!("{} beside {} on {}", task.task, task.beside.join(", "), task.machine)),
         ..ChartPoint::new(task.measured_slowdown_percent, task.predicted_slowdown_percent)
     };
     let mut series = vec![Series {
         name: "no error".to_string(),
-        points: vec![ChartPoint::new(low, low), ChartPoint::new(high, high)],
-        dashed: true,
+        points: vec![
+            ChartPoint::new(lowest_percent, lowest_percent),
+            ChartPoint::new(highest_percent, highest_percent),
+        ],
+        is_dashed: true,
         ..Series::default()
     }];
     for (name, tasks) in &score.tasks {
@@ -262,8 +278,8 @@ pub fn score_chart(score: &ValidationScore) -> Chart {
     }
     Chart {
         title: format!("Slowdown of each task, seed {}", score.seed),
-        x: Axis::linear("measured on the cycle-level machine, %").with_range(low, high),
-        y: Axis::linear("predicted by the interval machine, %").with_range(low, high),
+        x: Axis::linear("measured on the cycle-level machine, %").with_range(lowest_percent, highest_percent),
+        y: Axis::linear("predicted by the interval machine, %").with_range(lowest_percent, highest_percent),
         series,
         size: Some((720.0, 560.0)),
         ..Chart::default()
@@ -271,40 +287,40 @@ pub fn score_chart(score: &ValidationScore) -> Chart {
 }
 
 /// The smallest value that this share of the values does not exceed.
-pub(super) fn percentile(values: &[f64], share: f64) -> f64 {
+pub(super) fn percentile_value(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let at = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(at.max(1) - 1).copied().unwrap_or(0.0)
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.max(1) - 1).copied().unwrap_or(0.0)
 }
 
 /// Kendall's rank correlation over pairs whose first values differ by at least `differ_by`; `None` without such pairs.
-pub(super) fn kendall_tau(value_pairs: &[(f64, f64)], differ_by: f64) -> Option<f64> {
-    let (agree, pair_count) = agreeing_pairs(value_pairs, differ_by);
-    (pair_count > 0).then(|| (2 * agree - pair_count) as f64 / pair_count as f64)
+pub(super) fn kendall_tau(value_pairs: &[(f64, f64)], min_difference: f64) -> Option<f64> {
+    let (agreeing_count, pair_count) = count_agreeing_pairs(value_pairs, min_difference);
+    (pair_count > 0).then(|| (2 * agreeing_count - pair_count) as f64 / pair_count as f64)
 }
 
-fn agreeing_pairs(value_pairs: &[(f64, f64)], differ_by: f64) -> (i64, i64) {
-    let (mut agree, mut pair_count) = (0, 0);
-    for (index, a) in value_pairs.iter().enumerate() {
-        for b in &value_pairs[index + 1..] {
-            if (a.0 - b.0).abs() > differ_by {
+fn count_agreeing_pairs(value_pairs: &[(f64, f64)], min_difference: f64) -> (i64, i64) {
+    let (mut agreeing_count, mut pair_count) = (0, 0);
+    for (index, first_pair) in value_pairs.iter().enumerate() {
+        for second_pair in &value_pairs[index + 1..] {
+            if (first_pair.0 - second_pair.0).abs() > min_difference {
                 pair_count += 1;
-                agree += i64::from((a.0 - b.0) * (a.1 - b.1) > 0.0);
+                agreeing_count += i64::from((first_pair.0 - second_pair.0) * (first_pair.1 - second_pair.1) > 0.0);
             }
         }
     }
-    (agree, pair_count)
+    (agreeing_count, pair_count)
 }
 
 /// Kendall's rank correlation over pairs of plans of one mix only.
-fn tau_within(mixes: &[Vec<(f64, f64)>]) -> Option<f64> {
-    let (mut agree, mut pair_count) = (0, 0);
+fn tau_within_mixes(mixes: &[Vec<(f64, f64)>]) -> Option<f64> {
+    let (mut agreeing_count, mut pair_count) = (0, 0);
     for mix in mixes {
-        let measures = agreeing_pairs(mix, RANKED_POINTS);
-        (agree, pair_count) = (agree + measures.0, pair_count + measures.1);
+        let mix_counts = count_agreeing_pairs(mix, MIN_RANKED_DIFFERENCE_POINTS);
+        (agreeing_count, pair_count) = (agreeing_count + mix_counts.0, pair_count + mix_counts.1);
     }
-    (pair_count > 0).then(|| (2 * agree - pair_count) as f64 / pair_count as f64)
+    (pair_count > 0).then(|| (2 * agreeing_count - pair_count) as f64 / pair_count as f64)
 }
 
 #[cfg(test)]
@@ -316,15 +332,15 @@ mod tests {
     fn ranks_count_pairs_that_differ() {
         assert_eq!(kendall_tau(&[(1.0, 10.0), (2.0, 20.0), (3.0, 21.0)], 0.0), Some(1.0));
         assert_eq!(kendall_tau(&[(1.0, 3.0), (2.0, 2.0)], 0.0), Some(-1.0));
-        assert_eq!(tau_within(&[vec![(1.0, 3.0), (2.0, 2.0)]]), None);
-        assert_eq!(tau_within(&[vec![(1.0, 3.0), (9.0, 4.0)], vec![(1.0, 3.0), (9.0, 2.0)]]), Some(0.0));
+        assert_eq!(tau_within_mixes(&[vec![(1.0, 3.0), (2.0, 2.0)]]), None);
+        assert_eq!(tau_within_mixes(&[vec![(1.0, 3.0), (9.0, 4.0)], vec![(1.0, 3.0), (9.0, 2.0)]]), Some(0.0));
     }
 
     /// Is the 90th percentile the value that nine of ten do not exceed?
     #[test]
     fn percentiles_are_values_that_occur() {
         let values: Vec<f64> = (1..=10).map(f64::from).collect();
-        assert_eq!(percentile(&values, 0.9), 9.0);
-        assert_eq!(percentile(&[5.0], 0.9), 5.0);
+        assert_eq!(percentile_value(&values, 0.9), 9.0);
+        assert_eq!(percentile_value(&[5.0], 0.9), 5.0);
     }
 }

@@ -10,18 +10,18 @@ use crate::ReproError;
 use crate::setup::failed;
 
 /// Number of tasks.
-pub const TASKS: u32 = 200;
+pub const TASK_COUNT: u32 = 200;
 
 /// Nominal seconds per second of one core of this host, for `nominal_seconds` after a short start, with a new phase for
 /// each task about every `phase_seconds`.
-pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64, ReproError> {
-    let mut engine = start_host(explicit, phase_seconds)?;
+pub fn times_real_time(is_explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64, ReproError> {
+    let mut engine = start_host(is_explicit, phase_seconds)?;
     let hertz = engine.hertz;
     engine.run(2.0 * hertz);
-    let start_times = (cpu_seconds(), Instant::now());
+    let start_clocks = (cpu_seconds(), Instant::now());
     engine.run((2.0 + nominal_seconds) * hertz);
-    let wall = start_times.1.elapsed().as_secs_f64();
-    let used_seconds = start_times.0.zip(cpu_seconds()).map_or(wall, |(start, now)| now - start);
+    let wall_seconds = start_clocks.1.elapsed().as_secs_f64();
+    let used_seconds = start_clocks.0.zip(cpu_seconds()).map_or(wall_seconds, |(start, now)| now - start);
     Ok(nominal_seconds / used_seconds)
 }
 
@@ -33,17 +33,17 @@ pub fn cpu_seconds() -> Option<f64> {
 }
 
 /// The host at its start.
-pub fn start_host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
+pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;
     machine.packages = 1;
     let mut engine =
-        IntervalEngine::new(&machine, explicit).ok_or_else(|| failed("epyc-7763")("no data cache to share"))?;
-    let lines = f64::from(engine.capacity_lines());
+        IntervalEngine::new(&machine, is_explicit).ok_or_else(|| failed("epyc-7763")("no data cache to share"))?;
+    let cache_lines = f64::from(engine.capacity_lines());
     let mut generator = SplitMix64::new(1);
-    let mut uniform = || generator.draw_below(1 << 20) as f64 / f64::from(1u32 << 20);
-    for task in 0..TASKS {
-        let phases = (0..4).map(|_| draw_phase(lines, engine.hertz, phase_seconds, &mut uniform)).collect();
+    let mut draw_unit = || generator.draw_below(1 << 20) as f64 / f64::from(1u32 << 20);
+    for task in 0..TASK_COUNT {
+        let phases = (0..4).map(|_| draw_phase(cache_lines, engine.hertz, phase_seconds, &mut draw_unit)).collect();
         let program = PhasedProgram {
             name: format!("task-{task}"),
             phases,
@@ -53,19 +53,19 @@ pub fn start_host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, 
             from_empty_cache: false,
         };
         let program = engine.add_program(program);
-        engine.start(program, (0..64).collect());
+        engine.start_task(program, (0..64).collect());
     }
     Ok(engine)
 }
 
 /// A phase whose fills fall to a floor at the size of its working set.
-fn draw_phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -> f64) -> ProgramPhase {
-    let (working_set, max_fills, floor) =
-        (lines * (0.02 + 0.6 * uniform()), 0.001 + 0.01 * uniform(), 0.0002 * uniform());
+fn draw_phase(cache_lines: f64, hertz: f64, mean_seconds: f64, draw_unit: &mut impl FnMut() -> f64) -> ProgramPhase {
+    let (working_set, max_fills, min_fills) =
+        (cache_lines * (0.02 + 0.6 * draw_unit()), 0.001 + 0.01 * draw_unit(), 0.0002 * draw_unit());
     let point = |share: f64| {
-        let fills = floor + max_fills * (1.0 - share * lines / working_set).max(0.0);
+        let fills = min_fills + max_fills * (1.0 - share * cache_lines / working_set).max(0.0);
         SizePoint {
-            size_bytes: share * lines * 64.0,
+            size_bytes: share * cache_lines * 64.0,
             cycles_per_instr: 0.7 + 90.0 * fills,
             demand_fills_per_instr: 0.7 * fills,
             prefetch_fills_per_instr: 0.3 * fills,
@@ -75,7 +75,7 @@ fn draw_phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -
         }
     };
     // About a third of a CPU, the share of each of 200 tasks on 64 CPUs.
-    let instructions = hertz * seconds * (0.5 + uniform()) / 3.0;
+    let instructions = hertz * mean_seconds * (0.5 + draw_unit()) / 3.0;
     ProgramPhase {
         instructions: Some(instructions),
         references_per_instr: 0.02,

@@ -1,11 +1,11 @@
 //! Pareto front of plans: no plan on it is at least as good as another one in every objective.
 //!
-//! Problem: the plan with the best mean may sacrifice one program, and a plan on fewer caches lets the others sleep; which
-//! of them is right is the user's choice. Method: Pareto local search (Paquete, Chiarandini and Stützle, 2004) over the
-//! neighbors of [`PlanTruth`], with an archive in which plans differ by at least [`RESOLUTION`] in one objective (Laumanns
-//! et al., 2002). Among plans that break promises, the one with the smaller shortfall dominates (Deb et al., 2002).
-//! Properties: the front contains the best plan for the mean speed that [`PlanTruth::search`] finds; the same seed gives
-//! the same front.
+//! Problem: the plan with the best mean may sacrifice one program, and a plan on fewer caches lets the others sleep;
+//! which of them is right is the user's choice. Method: Pareto local search (Paquete, Chiarandini and Stützle, 2004)
+//! over the neighbors of [`PlanTruth`], with an archive in which plans differ by at least [`MIN_SLOWDOWN_DIFFERENCE`]
+//! in one objective (Laumanns et al., 2002). Among plans that break promises, the one with the smaller shortfall
+//! dominates (Deb et al., 2002). Properties: the front contains the best plan for the mean speed that
+//! [`PlanTruth::search_best_plan`] finds; the same seed gives the same front.
 
 use cachemate_core::SplitMix64;
 
@@ -13,9 +13,9 @@ use super::plan_search::{PlanTruth, SearchedPlan};
 use crate::ReproError;
 
 /// Plans tried in the neighborhood of the front.
-const TRIED: u32 = 240;
+const TRIED_PLANS: u32 = 240;
 /// Smallest difference of slowdowns at which two plans count as different.
-pub const RESOLUTION: f64 = 0.005;
+pub const MIN_SLOWDOWN_DIFFERENCE: f64 = 0.005;
 
 /// The objectives of a plan; all are to be small.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -30,9 +30,9 @@ pub struct PlanObjectives {
 
 impl PlanObjectives {
     /// Is this plan at most `slack` worse in the slowdowns, and no worse in the number of caches?
-    fn covers(self, other: PlanObjectives, slack: f64) -> bool {
-        self.mean_slowdown <= other.mean_slowdown + slack
-            && self.worst_slowdown <= other.worst_slowdown + slack
+    fn is_no_worse_than(self, other: PlanObjectives, tolerance: f64) -> bool {
+        self.mean_slowdown <= other.mean_slowdown + tolerance
+            && self.worst_slowdown <= other.worst_slowdown + tolerance
             && self.caches_in_use <= other.caches_in_use
     }
 }
@@ -52,39 +52,43 @@ pub struct TradeOff {
 /// Returns an error if the machine has no data cache.
 pub fn pareto_front(truth: &PlanTruth<'_>, seed: u64) -> Result<Vec<TradeOff>, ReproError> {
     let mut generator = SplitMix64::new(seed ^ 0x9a2e70);
-    let trade_off = |plan: SearchedPlan| TradeOff { objectives: objectives_of(truth, &plan), plan };
-    let mut front = vec![trade_off(truth.search(seed)?)];
-    for start in [truth.packed_plan(), truth.spread_plan()] {
-        insert(&mut front, trade_off(truth.solve(start)?));
+    let trade_off = |plan: SearchedPlan| TradeOff { objectives: evaluate_objectives(truth, &plan), plan };
+    let mut front = vec![trade_off(truth.search_best_plan(seed)?)];
+    for start_plan in [truth.packed_plan(), truth.spread_plan()] {
+        insert_into_front(&mut front, trade_off(truth.forecast_plan(start_plan)?));
     }
-    for _ in 0..TRIED {
-        let base = &front[generator.draw_below(front.len() as u64) as usize].plan.plan;
-        let neighbor = truth.draw_neighbor(base, &mut generator);
-        insert(&mut front, trade_off(truth.solve(neighbor)?));
+    for _ in 0..TRIED_PLANS {
+        let base_plan = &front[generator.draw_below(front.len() as u64) as usize].plan.plan;
+        let neighbor = truth.draw_neighbor(base_plan, &mut generator);
+        insert_into_front(&mut front, trade_off(truth.forecast_plan(neighbor)?));
     }
     front.sort_by(|a, b| a.objectives.mean_slowdown.total_cmp(&b.objectives.mean_slowdown));
     Ok(front)
 }
 
-fn objectives_of(truth: &PlanTruth<'_>, plan: &SearchedPlan) -> PlanObjectives {
-    let mut caches: Vec<u32> = plan.plan.cpu_of.iter().map(|&cpu| truth.cache_of(cpu)).collect();
-    caches.sort_unstable();
-    caches.dedup();
+fn evaluate_objectives(truth: &PlanTruth<'_>, plan: &SearchedPlan) -> PlanObjectives {
+    let mut used_caches: Vec<u32> = plan.plan.cpu_by_job.iter().map(|&cpu| truth.cache_of(cpu)).collect();
+    used_caches.sort_unstable();
+    used_caches.dedup();
     PlanObjectives {
         mean_slowdown: crate::mean(&plan.slowdowns),
         worst_slowdown: plan.slowdowns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        caches_in_use: caches.len(),
+        caches_in_use: used_caches.len(),
     }
 }
 
 /// Adds a plan unless a plan of the front covers it, and removes the plans that it dominates.
-fn insert(front: &mut Vec<TradeOff>, candidate: TradeOff) {
-    let dominates = |a: &TradeOff, b: &TradeOff, slack: f64| match a.plan.missing.total_cmp(&b.plan.missing) {
+fn insert_into_front(front: &mut Vec<TradeOff>, candidate: TradeOff) {
+    let dominates = |candidate_plan: &TradeOff, other_plan: &TradeOff, slack: f64| match candidate_plan
+        .plan
+        .total_shortfall
+        .total_cmp(&other_plan.plan.total_shortfall)
+    {
         std::cmp::Ordering::Less => true,
-        std::cmp::Ordering::Equal => a.objectives.covers(b.objectives, slack),
+        std::cmp::Ordering::Equal => candidate_plan.objectives.is_no_worse_than(other_plan.objectives, slack),
         std::cmp::Ordering::Greater => false,
     };
-    if front.iter().any(|stored| dominates(stored, &candidate, RESOLUTION)) {
+    if front.iter().any(|stored| dominates(stored, &candidate, MIN_SLOWDOWN_DIFFERENCE)) {
         return;
     }
     front.retain(|stored| !dominates(&candidate, stored, 0.0));
@@ -104,9 +108,15 @@ mod tests {
             worst_slowdown: slowdowns[0].max(slowdowns[1]),
             caches_in_use,
         };
-        let plan = super::super::plan_search::StaticPlan { cpu_of: cpus.to_vec(), units: vec![0, 0] };
+        let plan = super::super::plan_search::StaticPlan { cpu_by_job: cpus.to_vec(), units_by_job: vec![0, 0] };
         let keeps_all = missing <= 0.0;
-        let plan = SearchedPlan { plan, slowdowns: slowdowns.to_vec(), missing, mean_speed: 1.0, keeps_all };
+        let plan = SearchedPlan {
+            plan,
+            slowdowns: slowdowns.to_vec(),
+            total_shortfall: missing,
+            mean_speed: 1.0,
+            keeps_all_promises: keeps_all,
+        };
         TradeOff { plan, objectives }
     }
 
@@ -119,12 +129,12 @@ mod tests {
         for order in [[0, 1, 2, 3, 4], [2, 3, 0, 1, 4], [3, 2, 1, 0, 4]] {
             let all = [&balanced, &best_mean, &dominated, &packed, &equal];
             let mut front = Vec::new();
-            order.iter().for_each(|&index| insert(&mut front, all[index].clone()));
+            order.iter().for_each(|&index| insert_into_front(&mut front, all[index].clone()));
             front.sort_by(|a, b| a.objectives.mean_slowdown.total_cmp(&b.objectives.mean_slowdown));
             assert_eq!(front, [best_mean.clone(), balanced.clone(), packed.clone()], "{order:?}");
         }
         let mut front = vec![packed];
-        insert(&mut front, plan(0.01, [0.0, 0.0], [0, 4]));
+        insert_into_front(&mut front, plan(0.01, [0.0, 0.0], [0, 4]));
         assert_eq!(front.len(), 1, "a broken promise is no trade-off");
     }
 

@@ -23,13 +23,13 @@ pub struct WhatIfQuery {
     /// Seed of the machine and the policy.
     pub seed: u64,
     /// Whether each turn is simulated instead of averages.
-    pub explicit: bool,
+    pub is_explicit: bool,
     /// Whether a guard rolls back decisions that reduce performance.
-    pub guard: bool,
+    pub has_guard: bool,
 }
 
 /// Maximum number of stretches of a time line.
-const STRETCHES: u64 = 240;
+const MAX_STRETCH_COUNT: u64 = 240;
 
 /// The standard pipeline around a policy on the interval machine.
 ///
@@ -39,10 +39,10 @@ pub fn interval_pipeline(
     machine: &IntervalMachine,
     spec: &MachineSpec,
     policy: PolicyConfig,
-    guard: bool,
+    has_guard: bool,
 ) -> Result<Pipeline, ReproError> {
-    let standard = StandardPipeline::for_simulation(policy, guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
-    crate::setup::build_pipeline(standard.for_machine(machine.topology(), machine.capabilities()))
+    let standard_pipeline = StandardPipeline::for_simulation(policy, has_guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
+    crate::setup::build_pipeline(standard_pipeline.for_machine(machine.topology(), machine.capabilities()))
 }
 
 /// The name and the TOML of `dio` or `dio:TOML`.
@@ -63,18 +63,17 @@ pub fn check_policy(policy: &str) -> Result<(), PolicyError> {
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
-pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
-    let (policy, parameters) = name_and_parameters(name);
-    let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: question.seed };
+pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
+    let (policy, parameters) = name_and_parameters(policy_text);
+    let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: query.seed };
     let options = Options {
-        seed: question.seed,
-        explicit: question.explicit,
-        length_ns: Some(question.length_ns),
+        seed: query.seed,
+        has_explicit_turns: query.is_explicit,
+        length_ns: Some(query.length_ns),
         ..Options::default()
     };
-    let mut machine =
-        IntervalMachine::new(&question.machine, options, question.jobs.clone()).map_err(failed("machine"))?;
-    let policy_pipeline = interval_pipeline(&machine, &question.machine, config, question.guard)?;
+    let mut machine = IntervalMachine::new(&query.machine, options, query.jobs.clone()).map_err(failed("machine"))?;
+    let policy_pipeline = interval_pipeline(&machine, &query.machine, config, query.has_guard)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     Ok((machine, policy_pipeline))
 }
@@ -85,148 +84,149 @@ pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachin
 /// The machine, a program or the policy is invalid.
 pub fn run_query(
     context: &ExperimentContext<'_>,
-    question: &WhatIfQuery,
-    name: &str,
+    query: &WhatIfQuery,
+    policy_text: &str,
 ) -> Result<PolicyOutcome, ReproError> {
-    let (machine, pipeline) = start_query(question, name)?;
-    let mut lines = TimeSeriesRecorder::new(question);
-    let mut complete = true;
+    let (machine, pipeline) = start_query(query, policy_text)?;
+    let mut time_series = TimeSeriesRecorder::new(query);
+    let mut is_complete = true;
     let machine = pipeline
         .run(machine, |machine, record| {
-            lines.add(machine, &record);
-            complete = !context.stop.load(Ordering::Relaxed);
-            complete
+            time_series.add_window(machine, &record);
+            is_complete = !context.stop.load(Ordering::Relaxed);
+            is_complete
         })
-        .map_err(failed(name))?;
-    Ok(lines.into_outcome(name, &machine, complete))
+        .map_err(failed(policy_text))?;
+    Ok(time_series.into_outcome(policy_text, &machine, is_complete))
 }
 
 /// Sums within one stretch of time, by job.
 #[derive(Clone, Copy, Default)]
 struct StretchSums {
     /// Solo time of the work done in `ns`.
-    alone_ns: f64,
-    ns: f64,
-    held_bytes: f64,
-    samples: u32,
+    solo_ns: f64,
+    work_ns: f64,
+    sum_of_occupancy_bytes: f64,
+    sample_count: u32,
 }
 
 struct TimeSeriesRecorder {
     stretch_ns: u64,
-    ends_ns: u64,
-    max_line_bytes: Vec<f64>,
-    now: Vec<StretchSums>,
+    stretch_end_ns: u64,
+    bandwidth_bytes_per_s: Vec<f64>,
+    stretch_sums: Vec<StretchSums>,
     /// By job and cache: the job's time there.
-    caches_ns: Vec<Vec<f64>>,
-    memory_bytes: Vec<f64>,
-    from_ns: u64,
+    ns_by_cache: Vec<Vec<f64>>,
+    bytes_by_node: Vec<f64>,
+    stretch_start_ns: u64,
     series: TimeSeries,
     decisions: Vec<ReportedDecision>,
     previous_plan: Option<Plan>,
-    windows: u64,
+    window_count: u64,
     /// Programs' time that page moves have taken so far, and that of probes.
-    moves_ns: u64,
-    probes_ns: u64,
+    migration_ns: u64,
+    probe_ns: u64,
     names: Vec<String>,
 }
 
 impl TimeSeriesRecorder {
-    fn new(question: &WhatIfQuery) -> Self {
-        let jobs = question.jobs.len();
-        let spec = &question.machine;
-        let caches = spec.last_level().map_or(0, |cache| spec.instance_count(cache)) as usize;
-        let nodes = spec.memory.nodes as usize;
-        let stretch_ns = (question.length_ns / STRETCHES).max(1);
-        let per_second = spec.memory.bytes_per_cycle * spec.hertz as f64;
+    fn new(query: &WhatIfQuery) -> Self {
+        let jobs = query.jobs.len();
+        let spec = &query.machine;
+        let cache_count = spec.last_level().map_or(0, |cache| spec.instance_count(cache)) as usize;
+        let node_count = spec.memory.nodes as usize;
+        let stretch_ns = (query.length_ns / MAX_STRETCH_COUNT).max(1);
+        let bytes_per_second = spec.memory.bytes_per_cycle * spec.hertz as f64;
         TimeSeriesRecorder {
             stretch_ns,
-            ends_ns: stretch_ns,
-            max_line_bytes: vec![per_second; nodes],
-            now: vec![StretchSums::default(); jobs],
-            caches_ns: vec![vec![0.0; caches]; jobs],
-            memory_bytes: vec![0.0; nodes],
-            from_ns: 0,
+            stretch_end_ns: stretch_ns,
+            bandwidth_bytes_per_s: vec![bytes_per_second; node_count],
+            stretch_sums: vec![StretchSums::default(); jobs],
+            ns_by_cache: vec![vec![0.0; cache_count]; jobs],
+            bytes_by_node: vec![0.0; node_count],
+            stretch_start_ns: 0,
             series: TimeSeries {
                 seconds: Vec::new(),
                 slowdown: vec![Vec::new(); jobs],
                 occupancy_bytes: vec![Vec::new(); jobs],
                 cache: vec![Vec::new(); jobs],
-                memory_busy_share: vec![Vec::new(); nodes],
+                memory_busy_share: vec![Vec::new(); node_count],
             },
             decisions: Vec::new(),
             previous_plan: None,
-            windows: 0,
-            moves_ns: 0,
-            probes_ns: 0,
-            names: make_names_unique(question.jobs.iter().map(|job| job.name.clone()).collect()),
+            window_count: 0,
+            migration_ns: 0,
+            probe_ns: 0,
+            names: make_names_unique(query.jobs.iter().map(|job| job.name.clone()).collect()),
         }
     }
 
-    fn add(&mut self, machine: &IntervalMachine, record: &WindowRecord) {
-        self.windows += 1;
-        self.moves_ns = record.applied.cost_ns;
-        let answers = record.observation.probe_results.iter();
-        self.probes_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
-        let elapsed = record.observation.span.elapsed_ns as f64;
+    fn add_window(&mut self, machine: &IntervalMachine, record: &WindowRecord) {
+        self.window_count += 1;
+        self.migration_ns = record.applied.cost_ns;
+        let probe_results = record.observation.probe_results.iter();
+        self.probe_ns += probe_results.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
+        let elapsed_ns = record.observation.span.elapsed_ns as f64;
         for task in &record.observation.tasks {
             let Some(job) = machine.job_of(task.task) else { continue };
-            let sums = &mut self.now[job];
+            let sums = &mut self.stretch_sums[job];
             if let Some((slowdown, _)) = machine.task_slowdown(task.task) {
-                sums.alone_ns += elapsed / slowdown;
-                sums.ns += elapsed;
+                sums.solo_ns += elapsed_ns / slowdown;
+                sums.work_ns += elapsed_ns;
             }
-            sums.held_bytes += machine.occupied_bytes(task.task).iter().sum::<f64>();
-            sums.samples += 1;
+            sums.sum_of_occupancy_bytes += machine.occupied_bytes(task.task).iter().sum::<f64>();
+            sums.sample_count += 1;
             let slot = machine.slot_of(task.task);
             if let Some(cache) = slot.and_then(|slot| machine.engine().cache_of(slot)) {
-                self.caches_ns[job][cache] += elapsed;
+                self.ns_by_cache[job][cache] += elapsed_ns;
             }
         }
-        for (sum, bytes) in self.memory_bytes.iter_mut().zip(node_bytes(record)) {
+        for (sum, bytes) in self.bytes_by_node.iter_mut().zip(node_bytes(record)) {
             *sum += bytes;
         }
         let plan_changed =
-            self.previous_plan.as_ref().is_some_and(|previous| has_other_effect(previous, &record.decision.plan));
+            self.previous_plan.as_ref().is_some_and(|previous| plans_differ(previous, &record.decision.plan));
         if plan_changed {
             let seconds = machine.now_ns() as f64 / 1e9;
             self.decisions.push(ReportedDecision { seconds, reason: describe_reasons(record, &self.names, machine) });
         }
         self.previous_plan = Some(record.decision.plan.clone());
-        if machine.now_ns() >= self.ends_ns {
-            self.close(machine.now_ns());
+        if machine.now_ns() >= self.stretch_end_ns {
+            self.close_stretch(machine.now_ns());
         }
     }
 
-    fn close(&mut self, now_ns: u64) {
-        let seconds = (now_ns - self.from_ns) as f64 / 1e9;
+    fn close_stretch(&mut self, now_ns: u64) {
+        let seconds = (now_ns - self.stretch_start_ns) as f64 / 1e9;
         self.series.seconds.push(now_ns as f64 / 1e9);
-        for (job, sums) in self.now.iter_mut().enumerate() {
+        for (job, sums) in self.stretch_sums.iter_mut().enumerate() {
             let sums = std::mem::take(sums);
-            self.series.slowdown[job].push((sums.alone_ns > 0.0).then(|| sums.ns / sums.alone_ns));
-            let windows = f64::from(sums.samples);
-            self.series.occupancy_bytes[job].push((sums.samples > 0).then(|| sums.held_bytes / windows));
-            let longest = (0..self.caches_ns[job].len())
-                .max_by(|&a, &b| self.caches_ns[job][a].total_cmp(&self.caches_ns[job][b]).then(b.cmp(&a)));
-            let longest_cache = longest.filter(|&at| self.caches_ns[job][at] > 0.0);
+            self.series.slowdown[job].push((sums.solo_ns > 0.0).then(|| sums.work_ns / sums.solo_ns));
+            let window_count = f64::from(sums.sample_count);
+            self.series.occupancy_bytes[job]
+                .push((sums.sample_count > 0).then(|| sums.sum_of_occupancy_bytes / window_count));
+            let cache_with_longest_time = (0..self.ns_by_cache[job].len())
+                .max_by(|&a, &b| self.ns_by_cache[job][a].total_cmp(&self.ns_by_cache[job][b]).then(b.cmp(&a)));
+            let longest_cache = cache_with_longest_time.filter(|&at| self.ns_by_cache[job][at] > 0.0);
             self.series.cache[job].push(longest_cache.map(|at| at as u32));
-            self.caches_ns[job].iter_mut().for_each(|ns| *ns = 0.0);
+            self.ns_by_cache[job].iter_mut().for_each(|ns| *ns = 0.0);
         }
-        for (node, bytes) in self.memory_bytes.iter_mut().enumerate() {
-            let share = std::mem::take(bytes) / seconds.max(1e-9) / self.max_line_bytes[node];
-            self.series.memory_busy_share[node].push(share);
+        for (node, bytes) in self.bytes_by_node.iter_mut().enumerate() {
+            let bandwidth_share = std::mem::take(bytes) / seconds.max(1e-9) / self.bandwidth_bytes_per_s[node];
+            self.series.memory_busy_share[node].push(bandwidth_share);
         }
-        self.from_ns = now_ns;
-        self.ends_ns = (now_ns / self.stretch_ns + 1) * self.stretch_ns;
+        self.stretch_start_ns = now_ns;
+        self.stretch_end_ns = (now_ns / self.stretch_ns + 1) * self.stretch_ns;
     }
 
-    fn into_outcome(mut self, name: &str, machine: &IntervalMachine, complete: bool) -> PolicyOutcome {
-        if machine.now_ns() > self.from_ns {
-            self.close(machine.now_ns());
+    fn into_outcome(mut self, name: &str, machine: &IntervalMachine, is_complete: bool) -> PolicyOutcome {
+        if machine.now_ns() > self.stretch_start_ns {
+            self.close_stretch(machine.now_ns());
         }
         let results = machine.results();
         let slowdowns: Vec<f64> = results.jobs.iter().filter_map(|job| job.slowdown).collect();
-        let if_measured = |value: f64| (!slowdowns.is_empty()).then_some(value);
-        let program = |(job, name): (&cachemate_interval::JobResults, &String)| ProgramOutcome {
+        let some_if_measured = |value: f64| (!slowdowns.is_empty()).then_some(value);
+        let program_outcome = |(job, name): (&cachemate_interval::JobResults, &String)| ProgramOutcome {
             name: name.clone(),
             slowdown: job.slowdown,
             slowdown_on_cpu: job.slowdown_on_cpu,
@@ -236,16 +236,16 @@ impl TimeSeriesRecorder {
         let seconds = results.seconds.max(1e-9);
         PolicyOutcome {
             policy: name.to_string(),
-            complete,
-            windows: self.windows,
-            mean_slowdown: if_measured(slowdowns.iter().sum::<f64>() / slowdowns.len().max(1) as f64),
-            worst_slowdown: if_measured(slowdowns.iter().copied().fold(0.0, f64::max)),
-            weighted_speedup: if_measured(slowdowns.iter().map(|slowdown| 1.0 / slowdown).sum()),
+            complete: is_complete,
+            windows: self.window_count,
+            mean_slowdown: some_if_measured(slowdowns.iter().sum::<f64>() / slowdowns.len().max(1) as f64),
+            worst_slowdown: some_if_measured(slowdowns.iter().copied().fold(0.0, f64::max)),
+            weighted_speedup: some_if_measured(slowdowns.iter().map(|slowdown| 1.0 / slowdown).sum()),
             instructions_per_second: results.jobs.iter().map(|job| job.instructions).sum::<f64>() / seconds,
             memory_bytes_per_second: results.memory_bytes_per_second.iter().sum(),
             changes_per_hour: self.decisions.len() as f64 * 3600.0 / seconds,
-            overhead_seconds: (self.moves_ns + self.probes_ns) as f64 / 1e9,
-            programs: results.jobs.iter().zip(&self.names).map(program).collect(),
+            overhead_seconds: (self.migration_ns + self.probe_ns) as f64 / 1e9,
+            programs: results.jobs.iter().zip(&self.names).map(program_outcome).collect(),
             series: self.series,
             decisions: self.decisions,
         }
@@ -278,8 +278,11 @@ fn node_bytes(record: &WindowRecord) -> impl Iterator<Item = f64> {
 
 /// Returns whether the plans differ in placement, partitions or times. Windows and probes are ignored, because they affect a
 /// program only briefly.
-pub fn has_other_effect(a: &Plan, b: &Plan) -> bool {
-    a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
+pub fn plans_differ(first_plan: &Plan, second_plan: &Plan) -> bool {
+    first_plan.affinity != second_plan.affinity
+        || first_plan.weights != second_plan.weights
+        || first_plan.gangs != second_plan.gangs
+        || first_plan.shares != second_plan.shares
 }
 
 /// The first reasons, with the programs to which they apply.
@@ -291,25 +294,25 @@ fn describe_reasons(record: &WindowRecord, names: &[String], machine: &IntervalM
 }
 
 /// Maximum number of programs named with a reason.
-const NAMED: usize = 4;
+const MAX_NAMED_PROGRAMS: usize = 4;
 
 /// A reason with its programs, in their places in the text or after it.
 pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
     let job_name_or_ended = |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
     let text = reason.render(|task| job_name_or_ended(&task));
-    let mut names_listed: Vec<String> = Vec::new();
+    let mut distinct_names: Vec<String> = Vec::new();
     for name in reason.tasks.iter().map(job_name_or_ended) {
-        if !names_listed.contains(&name) {
-            names_listed.push(name);
+        if !distinct_names.contains(&name) {
+            distinct_names.push(name);
         }
     }
-    if text != reason.text || names_listed.is_empty() {
+    if text != reason.text || distinct_names.is_empty() {
         return text;
     }
-    let hidden_count = names_listed.len().saturating_sub(NAMED);
-    names_listed.truncate(NAMED);
+    let hidden_count = distinct_names.len().saturating_sub(MAX_NAMED_PROGRAMS);
+    distinct_names.truncate(MAX_NAMED_PROGRAMS);
     let suffix = if hidden_count > 0 { format!(" and {hidden_count} more") } else { String::new() };
-    format!("{text} ({}{suffix})", names_listed.join(", "))
+    format!("{text} ({}{suffix})", distinct_names.join(", "))
 }
 
 #[cfg(test)]
@@ -329,7 +332,7 @@ mod tests {
             steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
             steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.8 * lines, 0.02)),
         ];
-        WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, explicit: false, guard: true }
+        WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, is_explicit: false, has_guard: true }
     }
 
     fn policy_outcome(policy: &str) -> PolicyOutcome {

@@ -3,7 +3,7 @@
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
-use super::{NiagaraPolicy, NiagaraResult, NiagaraSetting, SCALE, ThreadMix, measure};
+use super::{NiagaraPolicy, NiagaraResult, NiagaraSetting, TIME_SCALE, ThreadMix, measure};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, ResultVerdict, mean};
 
 /// One setting's outcome under one policy.
@@ -34,10 +34,10 @@ pub fn run_cells(
 }
 
 /// A figure that is read from a comparison.
-pub type Metric = fn(&NiagaraResult) -> f64;
+pub type ResultMetric = fn(&NiagaraResult) -> f64;
 
 /// The figures that every comparison reports.
-pub const METRICS: [(&str, Metric); 21] = [
+pub const METRICS: [(&str, ResultMetric); 21] = [
     ("throughput gain %", |m| 100.0 * m.gain.throughput_gain),
     ("of which mix %", |m| 100.0 * m.gain.mix_gain),
     ("of which contention %", |m| 100.0 * m.gain.contention_gain),
@@ -64,11 +64,11 @@ pub const METRICS: [(&str, Metric); 21] = [
 /// Mean, minimum and maximum over seeds of every metric at every size.
 pub fn metric_points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
     let mut points = Vec::new();
-    for (metric, value) in METRICS {
+    for (metric, value_of) in METRICS {
         for &size in sizes {
             let values: Vec<f64> =
-                cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| value(&cell.measured)).collect();
-            points.push(DataPoint::over_values(format!("{name}: {metric}"), format!("{size} KB"), &values));
+                cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| value_of(&cell.measured)).collect();
+            points.push(DataPoint::from_values(format!("{name}: {metric}"), format!("{size} KB"), &values));
         }
     }
     points
@@ -79,7 +79,7 @@ pub fn metric_points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint
 pub const BANDWIDTHS: [f64; 3] = [6.4, 3.2, 1.3];
 
 /// One policy at 192 KB for several memory bandwidths (the papers limit it but do not state it): points and a figure.
-pub fn values_over_bandwidth(
+pub fn measure_bandwidth_sweep(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
     policy: &NiagaraPolicy,
@@ -88,26 +88,26 @@ pub fn values_over_bandwidth(
 ) -> Result<(Vec<DataPoint>, ResultFigure), ReproError> {
     let settings: Vec<(f64, u64)> =
         BANDWIDTHS.iter().flat_map(|&bytes| context.seeds.iter().map(move |&seed| (bytes, seed))).collect();
-    let results = context.run_all(&settings, |&(bytes, seed)| {
-        context.report_progress(&format!("{name}, memory {bytes} bytes a cycle, seed {seed}"));
+    let results = context.run_all(&settings, |&(bytes_per_cycle, seed)| {
+        context.report_progress(&format!("{name}, memory {bytes_per_cycle} bytes a cycle, seed {seed}"));
         measure(
-            &NiagaraSetting { mix, bytes_per_cycle: Some(bytes), ..NiagaraSetting::new(192, seed, context) },
+            &NiagaraSetting { mix, bytes_per_cycle: Some(bytes_per_cycle), ..NiagaraSetting::new(192, seed, context) },
             policy,
         )
     })?;
     let mut points = Vec::new();
-    for (metric, value) in METRICS {
-        for bytes in BANDWIDTHS {
-            let at = settings.iter().zip(&results).filter(|((at, _), _)| *at == bytes);
-            let values: Vec<f64> = at.map(|(_, result)| value(result)).collect();
-            points.push(DataPoint::over_values(
+    for (metric, value_of) in METRICS {
+        for bytes_per_cycle in BANDWIDTHS {
+            let results_at_bandwidth = settings.iter().zip(&results).filter(|((at, _), _)| *at == bytes_per_cycle);
+            let values: Vec<f64> = results_at_bandwidth.map(|(_, result)| value_of(result)).collect();
+            points.push(DataPoint::from_values(
                 format!("{name} over bandwidth: {metric}"),
-                format!("{bytes}"),
+                format!("{bytes_per_cycle}"),
                 &values,
             ));
         }
     }
-    let line = |metric: &str| {
+    let series_line = |metric: &str| {
         let series = format!("{name} over bandwidth: {metric}");
         let own_points = points.iter().filter(|point| point.series == series);
         let chart_point = |point: &DataPoint| {
@@ -122,14 +122,14 @@ pub fn values_over_bandwidth(
         title: format!("{name} at 192 KB over the bandwidth of memory"),
         x: Axis::log("bytes a cycle"),
         y: Axis::linear("%"),
-        series: ["throughput gain %", "of which contention %", "L2 miss ratio change %"].map(line).into(),
+        series: ["throughput gain %", "of which contention %", "L2 miss ratio change %"].map(series_line).into(),
         ..Chart::default()
     };
     Ok((points, ResultFigure::chart(figure, &chart)))
 }
 
 /// One value per seed: the worst over all sizes.
-fn worst_by_seed(cells: &[Cell], metric: Metric, worse: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
+fn worst_by_seed(cells: &[Cell], metric: ResultMetric, combine_worst: fn(f64, f64) -> f64) -> Vec<(u64, f64)> {
     let mut seeds: Vec<u64> = cells.iter().map(|cell| cell.seed).collect();
     seeds.sort_unstable();
     seeds.dedup();
@@ -138,7 +138,7 @@ fn worst_by_seed(cells: &[Cell], metric: Metric, worse: fn(f64, f64) -> f64) -> 
             cells.iter().filter(|cell| cell.seed == seed).map(|cell| metric(&cell.measured)).collect();
         // If a value is missing at one size, there is no worst value.
         let is_complete = values.iter().all(|value| value.is_finite());
-        values.into_iter().reduce(worse).filter(|_| is_complete).unwrap_or(f64::NAN)
+        values.into_iter().reduce(combine_worst).filter(|_| is_complete).unwrap_or(f64::NAN)
     };
     seeds.into_iter().map(|seed| (seed, mean_of_seed(seed))).collect()
 }
@@ -154,18 +154,25 @@ pub struct SizeSweep<'a> {
 impl SizeSweep<'_> {
     /// The finding of a metric at the size where it is worst, which every seed must meet. The note names the sizes that
     /// miss the target.
-    pub fn worst_size(&self, id: &str, title: &str, paper: &str, metric: Metric, target: ResultTarget) -> Finding {
+    pub fn worst_size_finding(
+        &self,
+        id: &str,
+        title: &str,
+        paper: &str,
+        metric: ResultMetric,
+        target: ResultTarget,
+    ) -> Finding {
         let is_met = |value: f64| target.judge_value(Some(value)) != Some(ResultVerdict::Missed);
-        let worse = if matches!(target, ResultTarget::AtMost { .. }) { f64::max } else { f64::min };
-        Finding::new(id, title, paper, "%", target, &worst_by_seed(self.cells, metric, worse))
+        let combine_worst = if matches!(target, ResultTarget::AtMost { .. }) { f64::max } else { f64::min };
+        Finding::new(id, title, paper, "%", target, &worst_by_seed(self.cells, metric, combine_worst))
             .require_every_seed()
             .with_note(describe_shortfall(means_by_size(self.cells, self.sizes, metric).into_iter(), is_met))
             .with_points(self.points.to_vec())
-            .time_scale(SCALE as f64)
+            .with_time_scale(TIME_SCALE as f64)
     }
 
     /// Adds the parts of the throughput gain to the note of its finding.
-    pub fn with_splits(&self, finding: Finding) -> Finding {
+    pub fn with_gain_parts(&self, finding: Finding) -> Finding {
         let note = format!("{} {}.", finding.note, describe_gain_parts(self.cells, self.sizes));
         finding.with_note(note)
     }
@@ -173,7 +180,7 @@ impl SizeSweep<'_> {
 
 /// A chart over L2 sizes, one line per series.
 pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series: &[&str]) -> ResultFigure {
-    let line = |name: &&str| {
+    let series_line = |name: &&str| {
         let own_points = points.iter().filter(|point| point.series == **name);
         let chart_point = |point: &DataPoint| {
             let size = point.at.trim_end_matches(" KB").parse().ok()?;
@@ -185,16 +192,18 @@ pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series
         title: title.to_string(),
         x: Axis::log("L2, KB"),
         y: Axis::linear(y),
-        series: series.iter().map(line).collect(),
+        series: series.iter().map(series_line).collect(),
         ..Chart::default()
     };
     ResultFigure::chart(name, &chart)
 }
 
 /// A sentence with the sizes at which a target is missed.
-pub fn describe_shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool) -> String {
-    let short_sizes: Vec<String> =
-        at.filter(|&(_, value)| !met(value)).map(|(size, value)| format!("{size} KB ({value:.1} %)")).collect();
+pub fn describe_shortfall(values_by_size: impl Iterator<Item = (u64, f64)>, is_met: impl Fn(f64) -> bool) -> String {
+    let short_sizes: Vec<String> = values_by_size
+        .filter(|&(_, value)| !is_met(value))
+        .map(|(size, value)| format!("{size} KB ({value:.1} %)"))
+        .collect();
     if short_sizes.is_empty() {
         "Every size meets it.".to_string()
     } else {
@@ -203,7 +212,7 @@ pub fn describe_shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64
 }
 
 /// Means over seeds, by size.
-fn means_by_size(cells: &[Cell], sizes: &[u64], metric: Metric) -> Vec<(u64, f64)> {
+fn means_by_size(cells: &[Cell], sizes: &[u64], metric: ResultMetric) -> Vec<(u64, f64)> {
     let mean_at_size = |size: u64| {
         let values: Vec<f64> =
             cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| metric(&cell.measured)).collect();
@@ -214,11 +223,11 @@ fn means_by_size(cells: &[Cell], sizes: &[u64], metric: Metric) -> Vec<(u64, f64
 
 /// The parts of a throughput gain as text, by size.
 fn describe_gain_parts(cells: &[Cell], sizes: &[u64]) -> String {
-    let split = |&size: &u64| {
+    let describe_size = |&size: &u64| {
         let mean_gain = |metric: usize| means_by_size(cells, &[size], METRICS[metric].1)[0].1;
         format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", mean_gain(1), mean_gain(2), mean_gain(4))
     };
-    let mut size_texts: Vec<String> = sizes.iter().map(split).collect();
+    let mut size_texts: Vec<String> = sizes.iter().map(describe_size).collect();
     let incomplete_cells = cells.iter().filter(|cell| !cell.measured.never_ran.is_empty());
     let cell_text = |cell: &Cell| {
         format!("{} KB, seed {}: never ran: {}", cell.l2_kb, cell.seed, cell.measured.never_ran.join(", "))

@@ -8,12 +8,12 @@ use cachemate_core::{
 };
 use cachemate_pipeline::Pipeline;
 
-use super::{CONTEXTS, shared_l2};
+use super::{CONTEXT_COUNT, shared_l2};
 use crate::ReproError;
 use crate::setup::{Workload, failed, run_under};
 
 /// The probe that co-schedules the groups.
-pub const GROUPS: ProbeId = ProbeId(1_000);
+pub const GROUPS_PROBE_ID: ProbeId = ProbeId(1_000);
 
 /// A request for measurements; times are nominal.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub struct GroupRequest {
     pub rows_ns: Option<u64>,
     /// Number of watched locations of each thread for reuse times, which come first; `None` if there are none.
     pub locations: Option<u32>,
-    pub groups: u64,
+    pub group_count: u64,
     pub group_ns: u64,
 }
 
@@ -35,8 +35,8 @@ pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<V
         request,
         cache,
         seed: workload.options.seed,
-        first: Vec::new(),
-        open: Vec::new(),
+        first_probes: Vec::new(),
+        unanswered_probes: Vec::new(),
         group_probe: None,
     };
     let config = workload.pipeline("first-then-groups", "", Vec::new(), WindowLength::Time { ns: 100_000_000 });
@@ -44,7 +44,7 @@ pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<V
     let mut records = Vec::new();
     let on_window = |_: &mut _, record: WindowRecord| {
         let is_complete =
-            record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS && answer.complete);
+            record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS_PROBE_ID && answer.complete);
         records.push(record);
         !is_complete
     };
@@ -56,9 +56,9 @@ struct GroupProbePolicy {
     request: GroupRequest,
     cache: cachemate_core::CacheId,
     seed: u64,
-    first: Vec<ProbeRequest>,
+    first_probes: Vec<ProbeRequest>,
     /// The first probes that have no result yet.
-    open: Vec<ProbeId>,
+    unanswered_probes: Vec<ProbeId>,
     group_probe: Option<ProbeRequest>,
 }
 
@@ -66,16 +66,16 @@ impl Policy for GroupProbePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 10_000_000 });
         let tasks: Vec<TaskId> = view.observation.tasks.iter().map(|task| task.task).collect();
-        if self.first.is_empty() {
+        if self.first_probes.is_empty() {
             self.request_first_probes(&tasks);
         }
         let is_answered =
             |id: &ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == *id && answer.complete);
-        self.open.retain(|id| !is_answered(id));
-        if self.open.is_empty() && self.group_probe.is_none() {
+        self.unanswered_probes.retain(|id| !is_answered(id));
+        if self.unanswered_probes.is_empty() && self.group_probe.is_none() {
             self.group_probe = Some(self.request_groups(&tasks));
         }
-        plan.probes = self.group_probe.clone().map_or_else(|| self.first.clone(), |probe| vec![probe]);
+        plan.probes = self.group_probe.clone().map_or_else(|| self.first_probes.clone(), |probe| vec![probe]);
         Decision::new(plan, Vec::new())
     }
 }
@@ -84,8 +84,9 @@ impl GroupProbePolicy {
     fn request_first_probes(&mut self, tasks: &[TaskId]) {
         let mut probes = Vec::new();
         if let Some(rows_ns) = self.request.rows_ns {
-            for block in tasks.chunks(CONTEXTS + 1) {
-                let without_task = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect();
+            for block in tasks.chunks(CONTEXT_COUNT + 1) {
+                let without_task =
+                    |omitted_task: &TaskId| block.iter().copied().filter(|task| task != omitted_task).collect();
                 probes.push(self.rows_probe(block.iter().map(without_task).collect(), rows_ns));
             }
         }
@@ -97,8 +98,8 @@ impl GroupProbePolicy {
             kind: probe_kind,
             budget_ns: u64::MAX / 1_000_000_000,
         };
-        self.first = probes.into_iter().enumerate().map(probe_request).collect();
-        self.open = self.first.iter().map(|probe| probe.id).collect();
+        self.first_probes = probes.into_iter().enumerate().map(probe_request).collect();
+        self.unanswered_probes = self.first_probes.iter().map(|probe| probe.id).collect();
     }
 
     fn request_groups(&self, tasks: &[TaskId]) -> ProbeRequest {
@@ -106,12 +107,12 @@ impl GroupProbePolicy {
         let mut draw_group = || {
             let mut shuffled = tasks.to_vec();
             generator.shuffle(&mut shuffled);
-            shuffled.truncate(CONTEXTS);
+            shuffled.truncate(CONTEXT_COUNT);
             shuffled
         };
-        let groups = (0..self.request.groups).map(|_| draw_group()).collect();
+        let groups = (0..self.request.group_count).map(|_| draw_group()).collect();
         ProbeRequest {
-            id: GROUPS,
+            id: GROUPS_PROBE_ID,
             kind: self.rows_probe(groups, self.request.group_ns),
             budget_ns: u64::MAX / 1_000_000_000,
         }
@@ -128,50 +129,55 @@ pub struct MissSums {
     pub misses: f64,
     pub references: f64,
     /// Misses of the L1 instruction cache, which are also references.
-    pub code: f64,
+    pub code_misses: f64,
     pub ns: f64,
 }
 
 impl MissSums {
-    fn add(&mut self, counts: &EventCounts, ns: u64) {
+    fn add_counts(&mut self, counts: &EventCounts, ns: u64) {
         self.misses += counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap_or(f64::NAN);
         self.references += counts.get(CounterEvent::References(CacheLevel::L2)).unwrap_or(f64::NAN);
-        self.code += counts.get(CounterEvent::Misses(CacheLevel::L1Instruction)).unwrap_or(0.0);
+        self.code_misses += counts.get(CounterEvent::Misses(CacheLevel::L1Instruction)).unwrap_or(0.0);
         self.ns += ns as f64;
     }
     /// Misses per 100 references.
-    pub fn rate(&self) -> f64 {
+    pub fn misses_per_100_references(&self) -> f64 {
         100.0 * self.misses / self.references
     }
 }
 
 /// Intervals of the groups, or of the rows before them, without cold starts.
-fn measured_intervals(records: &[WindowRecord], groups: bool) -> impl Iterator<Item = &RowInterval> {
+fn measured_intervals(records: &[WindowRecord], of_groups: bool) -> impl Iterator<Item = &RowInterval> {
     let answers = records.iter().flat_map(|record| &record.observation.probe_results);
-    let rows =
-        answers.filter(move |answer| (answer.probe == GROUPS) == groups).filter_map(|answer| match &answer.evidence {
+    let row_intervals =
+        answers.filter(move |answer| (answer.probe == GROUPS_PROBE_ID) == of_groups).filter_map(|answer| match &answer
+            .evidence
+        {
             ProbeEvidence::Rows(rows) => Some(rows),
             _ => None,
         });
-    rows.flatten().filter(|interval| interval.span.elapsed_ns >= 200_000)
+    row_intervals.flatten().filter(|interval| interval.span.elapsed_ns >= 200_000)
 }
 
 /// Cache references and misses of every group.
 pub fn sums_by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
-    let mut groups: BTreeMap<Vec<TaskId>, MissSums> = BTreeMap::new();
+    let mut sums_by_members: BTreeMap<Vec<TaskId>, MissSums> = BTreeMap::new();
     for interval in measured_intervals(records, true) {
-        groups.entry(interval.tasks.clone()).or_default().add(&interval.cache_counts, interval.span.elapsed_ns);
+        sums_by_members
+            .entry(interval.tasks.clone())
+            .or_default()
+            .add_counts(&interval.cache_counts, interval.span.elapsed_ns);
     }
-    groups
+    sums_by_members
 }
 
 /// Counts of every thread, in the groups or in the rows.
-pub fn sums_by_task(records: &[WindowRecord], groups: bool) -> BTreeMap<TaskId, MissSums> {
-    let mut tasks: BTreeMap<TaskId, MissSums> = BTreeMap::new();
-    for interval in measured_intervals(records, groups) {
+pub fn sums_by_task(records: &[WindowRecord], of_groups: bool) -> BTreeMap<TaskId, MissSums> {
+    let mut sums_by_task: BTreeMap<TaskId, MissSums> = BTreeMap::new();
+    for interval in measured_intervals(records, of_groups) {
         for (task, counts) in interval.tasks.iter().zip(&interval.task_counts) {
-            tasks.entry(*task).or_default().add(counts, interval.span.elapsed_ns);
+            sums_by_task.entry(*task).or_default().add_counts(counts, interval.span.elapsed_ns);
         }
     }
-    tasks
+    sums_by_task
 }

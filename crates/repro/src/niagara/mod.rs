@@ -19,13 +19,13 @@ use cachemate_core::{
     ProfilerConfig, ReplacementModel, SplitMix64, TaskId, View, WindowLength,
 };
 use cachemate_pipeline::Pipeline;
-use cachemate_policy::solvers::balance::{GroupModel, RotationRule, best_groups, rotation};
+use cachemate_policy::solvers::balance::{GroupModel, RotationRule, build_rotation, find_best_groups};
 use cachemate_sim::metrics;
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use self::stalls::{ContentionBreakdown, contention_at};
+use self::stalls::{ContentionBreakdown, break_down_contention};
 use crate::run_request::workload_label;
 use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, build_pipeline, failed, score_results};
 use crate::sources::digest_of;
@@ -35,36 +35,41 @@ use crate::{ExperimentContext, ReproError, mean};
 /// The papers' L2 sizes, in KB.
 pub const SIZES_KB: [u64; 5] = [48, 96, 192, 384, 768];
 /// Factor by which slices, windows and measurements are shorter than published.
-pub const SCALE: u64 = 5;
+pub const TIME_SCALE: u64 = 5;
 /// The same factor under Solaris's time sharing.
-pub const SOLARIS_SCALE: u64 = 50;
+pub const SOLARIS_TIME_SCALE: u64 = 50;
 /// Nominal window: the papers' clock tick, and the default scheduler's slice on this machine.
-const WINDOW_NS: u64 = 10_000_000;
-const GREEDY: &str = "art";
+const NOMINAL_WINDOW_NS: u64 = 10_000_000;
+const GREEDY_PROGRAM: &str = "art";
 pub const KERNELS: [&str; 3] = ["twolf", "art", "berkeleydb"];
-pub const COPIES: u64 = 6;
-pub const CONTEXTS: usize = 8;
+pub const COPIES_PER_PROGRAM: u64 = 6;
+pub const CONTEXT_COUNT: usize = 8;
 
 /// Maximum progress of a program when a run begins. It exceeds art's longest period (the relaxation and the scans of a
 /// window), so that the six copies are in different phases. If all copies started together, they would scan while rates
 /// are measured and relax afterwards.
-const MAX_UNDER_WAY_INSTR: u64 = 8_000_000;
+const MAX_START_PROGRESS_INSTR: u64 = 8_000_000;
 
-fn start_job_under_way(job: WorkloadJob) -> WorkloadJob {
-    let under_way_instructions = SplitMix64::new(job.seed).draw_below(MAX_UNDER_WAY_INSTR);
-    WorkloadJob { under_way_instructions, ..job }
+fn with_start_progress(job: WorkloadJob) -> WorkloadJob {
+    let start_progress_instr = SplitMix64::new(job.seed).draw_below(MAX_START_PROGRESS_INSTR);
+    WorkloadJob { under_way_instructions: start_progress_instr, ..job }
 }
 
 /// CASC's 18 threads, in the order in which copies were started: one of each program after another.
 pub fn casc_jobs(seed: u64) -> Vec<WorkloadJob> {
-    let copies = KERNELS.map(|kernel| {
-        WorkloadJob::copies(kernel, COPIES, seed).into_iter().map(start_job_under_way).collect::<Vec<WorkloadJob>>()
+    let copies_by_kernel = KERNELS.map(|kernel| {
+        WorkloadJob::copies(kernel, COPIES_PER_PROGRAM, seed)
+            .into_iter()
+            .map(with_start_progress)
+            .collect::<Vec<WorkloadJob>>()
     });
-    (0..COPIES as usize).flat_map(|copy| copies.iter().map(move |jobs| jobs[copy].clone())).collect()
+    (0..COPIES_PER_PROGRAM as usize)
+        .flat_map(|copy| copies_by_kernel.iter().map(move |jobs| jobs[copy].clone()))
+        .collect()
 }
 
 /// Every SPEC CPU2000 program of the table, once; the balance-sets paper does not specify its workload further.
-pub const SPEC_2000: [&str; 19] = [
+pub const SPEC_2000_PROGRAMS: [&str; 19] = [
     "ammp", "applu", "apsi", "art", "bzip2", "crafty", "equake", "gap", "gcc", "gzip", "mcf", "mesa", "mgrid",
     "parser", "perl", "swim", "twolf", "vortex", "vpr",
 ];
@@ -81,7 +86,7 @@ impl ThreadMix {
         match self {
             ThreadMix::Casc => casc_jobs(seed),
             ThreadMix::Spec2000 => {
-                SPEC_2000.iter().map(|kernel| start_job_under_way(WorkloadJob::new(kernel, seed))).collect()
+                SPEC_2000_PROGRAMS.iter().map(|kernel| with_start_progress(WorkloadJob::new(kernel, seed))).collect()
             }
         }
     }
@@ -93,12 +98,12 @@ pub struct NiagaraSetting {
     pub mix: ThreadMix,
     pub l2_kb: u64,
     pub seed: u64,
-    pub memory_cycles: Option<u32>,
+    pub memory_latency_cycles: Option<u32>,
     pub bytes_per_cycle: Option<f64>,
     pub scheduler: SchedulerKind,
     pub scale: u64,
-    pub quick: bool,
-    pub sample: bool,
+    pub is_quick: bool,
+    pub is_sample: bool,
 }
 
 impl NiagaraSetting {
@@ -107,12 +112,12 @@ impl NiagaraSetting {
             mix: ThreadMix::Casc,
             l2_kb,
             seed,
-            memory_cycles: None,
+            memory_latency_cycles: None,
             bytes_per_cycle: None,
             scheduler: SchedulerKind::Linux,
-            scale: SCALE,
-            quick: context.quick,
-            sample: context.sample,
+            scale: TIME_SCALE,
+            is_quick: context.quick,
+            is_sample: context.sample,
         }
     }
 
@@ -120,25 +125,25 @@ impl NiagaraSetting {
     /// fit into a run at the scale of the others; the effect of a time slice on the caches is over long before either
     /// ends.
     pub fn with_solaris(self) -> Self {
-        NiagaraSetting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_SCALE, ..self }
+        NiagaraSetting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_TIME_SCALE, ..self }
     }
 
     pub fn build_workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
-        let (warm_up, measured) = match (self.quick, self.mix) {
-            (true, _) if self.sample => (8_000_000, 8_000_000),
+        let (warm_up_cycles, measured_cycles) = match (self.is_quick, self.mix) {
+            (true, _) if self.is_sample => (8_000_000, 8_000_000),
             (true, _) => (36_000_000, 36_000_000),
             (false, ThreadMix::Casc) => (60_000_000, 72_000_000),
             // Every qualifying group gets a turn: 76 turns of 10 ms each are 151 M cycles at this scale.
             (false, ThreadMix::Spec2000) => (60_000_000, 160_000_000),
         };
         let mut workload =
-            Workload::from_machine_name("niagara-2core", jobs, self.seed)?.with_length(warm_up, measured);
+            Workload::from_machine_name("niagara-2core", jobs, self.seed)?.with_length(warm_up_cycles, measured_cycles);
         workload.options.scale = self.scale;
         workload.options.scheduler = self.scheduler;
-        let last = workload.machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
-        last.size_bytes = self.l2_kb << 10;
+        let last_cache = workload.machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
+        last_cache.size_bytes = self.l2_kb << 10;
         let memory = &mut workload.machine.memory;
-        if let Some(cycles) = self.memory_cycles {
+        if let Some(cycles) = self.memory_latency_cycles {
             (memory.local_latency_cycles, memory.remote_latency_cycles) = (cycles, cycles);
         }
         memory.bytes_per_cycle = self.bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
@@ -150,7 +155,7 @@ impl NiagaraSetting {
 pub const LONGEST_ROW_NS: u64 = 5_000_000;
 
 /// The thesis's detector with ten times its threshold, because these programs miss ten times as often as the thesis's.
-const PHASES: PhaseParameters = PhaseParameters { history: 3, threshold: 30.0, edge_share: 0.5 };
+const PHASE_PARAMETERS: PhaseParameters = PhaseParameters { history: 3, threshold: 30.0, edge_share: 0.5 };
 const PHASE_INTERVAL_INSTR: f64 = 200_000.0;
 
 /// The policy of a run.
@@ -164,29 +169,29 @@ pub enum NiagaraPolicy {
     Casc {
         parameters: String,
         /// Whether PCMRs come from the members' own counts instead of the linear solver.
-        own_counts: bool,
+        uses_own_counts: bool,
         /// Are threads measured again when their miss rate indicates a change of phase?
-        phases: bool,
+        follows_phases: bool,
     },
     BalanceSet(String),
 }
 
 impl NiagaraPolicy {
-    pub fn literal(extra_parameters: &str) -> Self {
+    pub fn literal_policy(extra_parameters: &str) -> Self {
         NiagaraPolicy::Casc {
             parameters: format!("form = \"literal\"\n{extra_parameters}"),
-            own_counts: false,
-            phases: false,
+            uses_own_counts: false,
+            follows_phases: false,
         }
     }
     pub fn better_policy(extra_parameters: &str) -> Self {
         let parameters = format!("form = \"better\"\nmax_row_ns = {LONGEST_ROW_NS}\n{extra_parameters}");
-        NiagaraPolicy::Casc { parameters, own_counts: true, phases: false }
+        NiagaraPolicy::Casc { parameters, uses_own_counts: true, follows_phases: false }
     }
-    pub fn following_phases() -> Self {
+    pub fn phase_following_policy() -> Self {
         match NiagaraPolicy::better_policy("") {
-            NiagaraPolicy::Casc { parameters, own_counts, .. } => {
-                NiagaraPolicy::Casc { parameters, own_counts, phases: true }
+            NiagaraPolicy::Casc { parameters, uses_own_counts: own_counts, .. } => {
+                NiagaraPolicy::Casc { parameters, uses_own_counts: own_counts, follows_phases: true }
             }
             other => other,
         }
@@ -197,34 +202,42 @@ impl NiagaraPolicy {
         let counters = ProfilerConfig::Counters { level, min_instructions: 100_000.0 };
         match self {
             NiagaraPolicy::Default | NiagaraPolicy::OneGreedy => Vec::new(),
-            NiagaraPolicy::Casc { own_counts, phases, .. } => {
+            NiagaraPolicy::Casc { uses_own_counts: own_counts, follows_phases: phases, .. } => {
                 let parameters = CoRunRowParameters { uses_task_counts: *own_counts, ..CoRunRowParameters::default() };
-                let rows = ProfilerConfig::CoRunRows { level, parameters };
-                let detector =
-                    ProfilerConfig::Phases { level, parameters: PHASES, interval_instructions: PHASE_INTERVAL_INSTR };
-                phases.then_some(detector).into_iter().chain([counters, rows]).collect()
+                let row_profiler = ProfilerConfig::CoRunRows { level, parameters };
+                let phase_profiler = ProfilerConfig::Phases {
+                    level,
+                    parameters: PHASE_PARAMETERS,
+                    interval_instructions: PHASE_INTERVAL_INSTR,
+                };
+                phases.then_some(phase_profiler).into_iter().chain([counters, row_profiler]).collect()
             }
             NiagaraPolicy::BalanceSet(_) => {
-                let reuse = ProfilerConfig::Reuse {
+                let reuse_profiler = ProfilerConfig::Reuse {
                     level,
                     replacement: ReplacementModel::Lru,
                     line_bytes: 64,
-                    sizes_bytes: vec![(l2_kb << 10) / CONTEXTS as u64, l2_kb << 10],
+                    sizes_bytes: vec![(l2_kb << 10) / CONTEXT_COUNT as u64, l2_kb << 10],
                     includes_code: true,
                 };
-                vec![counters, reuse]
+                vec![counters, reuse_profiler]
             }
         }
     }
 
     fn pipeline_for(&self, workload: &Workload, l2_kb: u64) -> Result<Pipeline, ReproError> {
         let policy_config = |name: &str, parameters: &str| {
-            workload.pipeline(name, parameters, self.profiler_configs(l2_kb), WindowLength::Time { ns: WINDOW_NS })
+            workload.pipeline(
+                name,
+                parameters,
+                self.profiler_configs(l2_kb),
+                WindowLength::Time { ns: NOMINAL_WINDOW_NS },
+            )
         };
         match self {
             NiagaraPolicy::Default => build_pipeline(policy_config("default", "")),
             NiagaraPolicy::OneGreedy => {
-                let policy = Box::new(OneArtPerGang { gangs: Vec::new() });
+                let policy = Box::new(OneArtPerGang { gangs_in_order: Vec::new() });
                 Ok(Pipeline::with_policy(policy_config("one-greedy", ""), policy))
             }
             NiagaraPolicy::Casc { parameters, .. } => build_pipeline(policy_config("casc", parameters)),
@@ -258,27 +271,28 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
         return workload.unmanaged_run();
     }
     let label = format!("{} under {policy:?}", workload_label(workload));
-    let sources = digest_of(module_path!()).to_string();
-    let name = RunName { kind: "steered", label, sources, inputs: format!("{workload:?} {policy:?} {l2_kb}") };
+    let source_digest = digest_of(module_path!()).to_string();
+    let name =
+        RunName { kind: "steered", label, sources: source_digest, inputs: format!("{workload:?} {policy:?} {l2_kb}") };
     store::find_or_make(name, || Ok(workload.run_managed(policy.pipeline_for(workload, l2_kb)?)?.results))
 }
 
 /// Instructions per cycle of each thread alone on the machine, from one copy of each program, because copies differ
 /// only in input.
-pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
+pub fn measure_solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let jobs = setting.mix.jobs(setting.seed);
-    let mut of_kernel: BTreeMap<&str, f64> = BTreeMap::new();
+    let mut speed_by_kernel: BTreeMap<&str, f64> = BTreeMap::new();
     for job in &jobs {
-        if !of_kernel.contains_key(job.kernel.as_str()) {
-            let alone = run_jobs(
-                &NiagaraSetting { quick: true, ..*setting },
+        if !speed_by_kernel.contains_key(job.kernel.as_str()) {
+            let solo_run = run_jobs(
+                &NiagaraSetting { is_quick: true, ..*setting },
                 &NiagaraPolicy::Default,
                 std::slice::from_ref(job),
             )?;
-            of_kernel.insert(&job.kernel, alone.instructions_per_cycle());
+            speed_by_kernel.insert(&job.kernel, solo_run.instructions_per_cycle());
         }
     }
-    Ok(jobs.iter().map(|job| of_kernel[job.kernel.as_str()]).collect())
+    Ok(jobs.iter().map(|job| speed_by_kernel[job.kernel.as_str()]).collect())
 }
 
 /// Comparison of one policy with the default scheduler.
@@ -316,60 +330,68 @@ pub fn measure_against(
     policy: &NiagaraPolicy,
     baseline: &NiagaraSetting,
 ) -> Result<NiagaraResult, ReproError> {
-    let (run, default) = (run(setting, policy)?, run(baseline, &NiagaraPolicy::Default)?);
-    let solo = solo_speeds(setting)?;
-    let (new, old): (&RunResults, &RunResults) = (&run, &default);
+    let (policy_run, default_run) = (run(setting, policy)?, run(baseline, &NiagaraPolicy::Default)?);
+    let solo_speed_list = measure_solo_speeds(setting)?;
+    let (new_results, old_results): (&RunResults, &RunResults) = (&policy_run, &default_run);
     let no_references_error = || failed("comparison")("the cache had no references");
-    let idle_tasks = [new, old].into_iter().flat_map(|results| &results.tasks).filter(|task| task.instructions == 0);
-    let mut never_ran: Vec<String> = idle_tasks.map(|task| task.name.clone()).collect();
-    never_ran.sort();
-    never_ran.dedup();
+    let idle_tasks =
+        [new_results, old_results].into_iter().flat_map(|results| &results.tasks).filter(|task| task.instructions == 0);
+    let mut idle_threads: Vec<String> = idle_tasks.map(|task| task.name.clone()).collect();
+    idle_threads.sort();
+    idle_threads.dedup();
     // A thread that never ran has no speed, so the mix is reported as not measured.
-    let not_measured = f64::NAN;
-    let no_gain = Comparison {
-        throughput_gain: new.instructions_per_cycle() / old.instructions_per_cycle() - 1.0,
-        mix_gain: not_measured,
-        contention_gain: not_measured,
-        busy_gain: new.busy_share / old.busy_share - 1.0,
+    let missing_value = f64::NAN;
+    let missing_gain = Comparison {
+        throughput_gain: new_results.instructions_per_cycle() / old_results.instructions_per_cycle() - 1.0,
+        mix_gain: missing_value,
+        contention_gain: missing_value,
+        busy_gain: new_results.busy_share / old_results.busy_share - 1.0,
     };
-    let no_scores = SpeedupScores {
-        weighted_speedup: not_measured,
-        harmonic_mean: not_measured,
-        worst_slowdown: not_measured,
-        mean_degradation: not_measured,
+    let missing_scores = SpeedupScores {
+        weighted_speedup: missing_value,
+        harmonic_mean: missing_value,
+        worst_slowdown: missing_value,
+        mean_degradation: missing_value,
     };
-    let nowhere =
-        ContentionBreakdown { issue: not_measured, misses: not_measured, queues: not_measured, system: not_measured };
+    let missing_breakdown = ContentionBreakdown {
+        issue: missing_value,
+        misses: missing_value,
+        queues: missing_value,
+        system: missing_value,
+    };
     let run_time_shares =
         |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
-    let times = run_time_shares(new);
-    let total_time: f64 = times.iter().sum();
+    let time_shares = run_time_shares(new_results);
+    let total_time: f64 = time_shares.iter().sum();
     let min_share = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min) / mean(times);
-    let art = new.tasks.iter().filter(|task| task.name.starts_with(GREEDY));
-    let (miss_ratio, default_miss_ratio) =
-        (l2_miss_ratio(new).ok_or_else(no_references_error)?, l2_miss_ratio(old).ok_or_else(no_references_error)?);
+    let art_tasks = new_results.tasks.iter().filter(|task| task.name.starts_with(GREEDY_PROGRAM));
+    let (miss_ratio, default_miss_ratio) = (
+        l2_miss_ratio(new_results).ok_or_else(no_references_error)?,
+        l2_miss_ratio(old_results).ok_or_else(no_references_error)?,
+    );
     Ok(NiagaraResult {
-        gain: Comparison::compare(new, old).unwrap_or(no_gain),
-        scores: score_results(new, &solo).unwrap_or(no_scores),
-        default_scores: score_results(old, &solo).unwrap_or(no_scores),
-        never_ran,
+        gain: Comparison::compare(new_results, old_results).unwrap_or(missing_gain),
+        scores: score_results(new_results, &solo_speed_list).unwrap_or(missing_scores),
+        default_scores: score_results(old_results, &solo_speed_list).unwrap_or(missing_scores),
+        never_ran: idle_threads,
         misses_change: miss_ratio / default_miss_ratio - 1.0,
         miss_ratio,
         default_miss_ratio,
-        variation: metrics::coefficient_of_variation(&times).ok_or_else(no_references_error)?,
-        default_variation: metrics::coefficient_of_variation(&run_time_shares(old)).ok_or_else(no_references_error)?,
-        least_share: min_share(&times),
-        default_least_share: min_share(&run_time_shares(old)),
-        busy_share: new.busy_share,
-        art_share: art.map(|task| task.run_time_share).sum::<f64>() / total_time,
-        contention_at: contention_at(new, old).unwrap_or(nowhere),
+        variation: metrics::coefficient_of_variation(&time_shares).ok_or_else(no_references_error)?,
+        default_variation: metrics::coefficient_of_variation(&run_time_shares(old_results))
+            .ok_or_else(no_references_error)?,
+        least_share: min_share(&time_shares),
+        default_least_share: min_share(&run_time_shares(old_results)),
+        busy_share: new_results.busy_share,
+        art_share: art_tasks.map(|task| task.run_time_share).sum::<f64>() / total_time,
+        contention_at: break_down_contention(new_results, old_results).unwrap_or(missing_breakdown),
     })
 }
 
 /// Gain over the default of a schedule that never runs the greedy program.
-pub fn gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
+pub fn measure_gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
     let other_jobs: Vec<WorkloadJob> =
-        setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();
+        setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY_PROGRAM).collect();
     let without_greedy = run_jobs(setting, &NiagaraPolicy::Default, &other_jobs)?;
     Ok(without_greedy.instructions_per_cycle() / run(setting, &NiagaraPolicy::Default)?.instructions_per_cycle() - 1.0)
 }
@@ -381,23 +403,25 @@ pub fn l2_miss_ratio(results: &RunResults) -> Option<f64> {
 
 /// A policy whose gangs have one copy of art each, with turns as even as that allows.
 struct OneArtPerGang {
-    gangs: Vec<Gang>,
+    gangs_in_order: Vec<Gang>,
 }
 
 impl Policy for OneArtPerGang {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
-        if self.gangs.is_empty() {
+        let mut plan = Plan::idle(WindowLength::Time { ns: NOMINAL_WINDOW_NS });
+        if self.gangs_in_order.is_empty() {
             let tasks: Vec<TaskId> = view.observation.tasks.iter().map(|task| task.task).collect();
-            let greedy = view.observation.tasks.iter().map(|task| f64::from(u8::from(task.name.starts_with(GREEDY))));
-            let model = GroupModel::Average(greedy.collect());
-            let groups = rotation(&model, &best_groups(&model, CONTEXTS), RotationRule::Fair);
-            let gang =
+            let is_greedy_by_task =
+                view.observation.tasks.iter().map(|task| f64::from(u8::from(task.name.starts_with(GREEDY_PROGRAM))));
+            let group_model = GroupModel::Average(is_greedy_by_task.collect());
+            let groups =
+                build_rotation(&group_model, &find_best_groups(&group_model, CONTEXT_COUNT), RotationRule::Fair);
+            let gang_of_group =
                 |group: &Vec<usize>| Gang { members: group.iter().map(|&at| (tasks[at], None)).collect(), slices: 1 };
-            self.gangs = groups.iter().map(gang).collect();
+            self.gangs_in_order = groups.iter().map(gang_of_group).collect();
         }
-        let cpus: CpuSet = (0..CONTEXTS as u32).collect();
-        plan.gangs.push(GangSchedule { cpus, slice_ns: WINDOW_NS, gangs: self.gangs.clone() });
+        let cpus: CpuSet = (0..CONTEXT_COUNT as u32).collect();
+        plan.gangs.push(GangSchedule { cpus, slice_ns: NOMINAL_WINDOW_NS, gangs: self.gangs_in_order.clone() });
         Decision::new(plan, Vec::new())
     }
 }

@@ -2,7 +2,8 @@
 
 use super::cells::METRICS;
 use super::{
-    NiagaraPolicy, NiagaraSetting, SCALE, SOLARIS_SCALE, ThreadMix, gain_without_greedy, measure, measure_against,
+    NiagaraPolicy, NiagaraSetting, SOLARIS_TIME_SCALE, TIME_SCALE, ThreadMix, measure, measure_against,
+    measure_gain_without_greedy,
 };
 use crate::{DataPoint, ExperimentContext, ReproError, mean};
 
@@ -18,16 +19,18 @@ pub fn gain_bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec
         .collect();
     let gains = context.run_all(&settings, |setting| {
         context.report_progress(&format!("without the greedy program at {} KB, seed {}", setting.l2_kb, setting.seed));
-        Ok(100.0 * gain_without_greedy(setting)?)
+        Ok(100.0 * measure_gain_without_greedy(setting)?)
     })?;
-    let gains_of = |kb: u64| -> Vec<f64> {
+    let gains_at_size = |kb: u64| -> Vec<f64> {
         settings.iter().zip(&gains).filter(|(setting, _)| setting.l2_kb == kb).map(|(_, gain)| *gain).collect()
     };
-    let point =
-        |&kb: &u64| DataPoint::over_values("throughput gain of never running art %", format!("{kb} KB"), &gains_of(kb));
-    let gain_texts: Vec<String> = sizes.iter().map(|&kb| format!("{:+.1} % at {kb} KB", mean(&gains_of(kb)))).collect();
-    let words = format!("A schedule that never ran art would gain {}", gain_texts.join(", "));
-    Ok((sizes.iter().map(point).collect(), words))
+    let gain_point = |&kb: &u64| {
+        DataPoint::from_values("throughput gain of never running art %", format!("{kb} KB"), &gains_at_size(kb))
+    };
+    let gain_texts: Vec<String> =
+        sizes.iter().map(|&kb| format!("{:+.1} % at {kb} KB", mean(&gains_at_size(kb)))).collect();
+    let bound_text = format!("A schedule that never ran art would gain {}", gain_texts.join(", "));
+    Ok((sizes.iter().map(gain_point).collect(), bound_text))
 }
 
 /// One variation of the comparison: its name, the policy and setting, and the setting of the default.
@@ -48,23 +51,31 @@ pub fn compare_variations(
 ) -> Result<Vec<DataPoint>, ReproError> {
     let mut variations = Vec::new();
     for &seed in &context.seeds {
-        let base = NiagaraSetting { mix, ..NiagaraSetting::new(SIZE_KB, seed, context) };
-        let against_itself = |name: String, policy: &NiagaraPolicy, setting: NiagaraSetting| Variation {
+        let base_setting = NiagaraSetting { mix, ..NiagaraSetting::new(SIZE_KB, seed, context) };
+        let variation_against_own_default = |name: String, policy: &NiagaraPolicy, setting: NiagaraSetting| Variation {
             name,
             policy: policy.clone(),
             setting,
             baseline: setting,
         };
-        variations.push(against_itself(format!("scale {SCALE}"), policy, base));
-        variations.push(against_itself(
-            format!("scale {}", 2 * SCALE),
+        variations.push(variation_against_own_default(format!("scale {TIME_SCALE}"), policy, base_setting));
+        variations.push(variation_against_own_default(
+            format!("scale {}", 2 * TIME_SCALE),
             policy,
-            NiagaraSetting { scale: 2 * SCALE, ..base },
+            NiagaraSetting { scale: 2 * TIME_SCALE, ..base_setting },
         ));
-        let name = format!("against Solaris' time sharing, scale {SOLARIS_SCALE}");
-        variations.push(Variation { name, policy: policy.clone(), setting: base, baseline: base.with_solaris() });
-        variations
-            .extend(extra_policies.iter().map(|(name, policy)| against_itself((*name).to_string(), policy, base)));
+        let name = format!("against Solaris' time sharing, scale {SOLARIS_TIME_SCALE}");
+        variations.push(Variation {
+            name,
+            policy: policy.clone(),
+            setting: base_setting,
+            baseline: base_setting.with_solaris(),
+        });
+        variations.extend(
+            extra_policies
+                .iter()
+                .map(|(name, policy)| variation_against_own_default((*name).to_string(), policy, base_setting)),
+        );
     }
     let results = context.run_all(&variations, |variation| {
         context.report_progress(&format!("{}, seed {}", variation.name, variation.setting.seed));
@@ -81,11 +92,11 @@ pub fn compare_variations(
         }
     }
     let mut points = Vec::new();
-    for (metric, value) in METRICS {
+    for (metric, value_of) in METRICS {
         for &name in &names {
             let named_runs = variations.iter().zip(&results).filter(|(variation, _)| variation.name == name);
-            let values: Vec<f64> = named_runs.map(|(_, result)| value(result)).collect();
-            points.push(DataPoint::over_values(format!("varied at {SIZE_KB} KB: {metric}"), name, &values));
+            let values: Vec<f64> = named_runs.map(|(_, result)| value_of(result)).collect();
+            points.push(DataPoint::from_values(format!("varied at {SIZE_KB} KB: {metric}"), name, &values));
         }
     }
     Ok(points)

@@ -21,18 +21,18 @@ pub struct ContentionBreakdown {
 }
 
 /// The breakdown; `None` if a thread never ran in the old run. One that never ran in the new run adds nothing.
-pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionBreakdown> {
-    let (mut parts, mut at_old_speeds) = ([0.0; 4], 0.0);
-    for (new_task, old_task) in new.tasks.iter().zip(&old.tasks) {
-        let (was_speed, waited) = per_instruction(old_task)?;
-        let Some((speed, waits)) = per_instruction(new_task) else { continue };
-        at_old_speeds += new_task.run_time_share * was_speed;
-        for ((part, wait), was) in parts.iter_mut().zip(waits).zip(waited) {
+pub fn break_down_contention(new_results: &RunResults, old_results: &RunResults) -> Option<ContentionBreakdown> {
+    let (mut part_cycles, mut cycles_at_old_speeds) = ([0.0; 4], 0.0);
+    for (new_task, old_task) in new_results.tasks.iter().zip(&old_results.tasks) {
+        let (old_speed, old_waits) = per_instruction(old_task)?;
+        let Some((new_speed, new_waits)) = per_instruction(new_task) else { continue };
+        cycles_at_old_speeds += new_task.run_time_share * old_speed;
+        for ((part, new_wait), old_wait) in part_cycles.iter_mut().zip(new_waits).zip(old_waits) {
             // 1/a - 1/b = (b - a) / ab, in cycles per instruction.
-            *part += new_task.run_time_share * speed * was_speed * (was - wait);
+            *part += new_task.run_time_share * new_speed * old_speed * (old_wait - new_wait);
         }
     }
-    let [issue, misses, queues, system] = parts.map(|cycles| cycles / at_old_speeds);
+    let [issue, misses, queues, system] = part_cycles.map(|cycles| cycles / cycles_at_old_speeds);
     Some(ContentionBreakdown { issue, misses, queues, system })
 }
 
@@ -42,10 +42,10 @@ fn per_instruction(task: &TaskResults) -> Option<(f64, [f64; 4])> {
     let cycles = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum::<u64>() as f64;
     let instructions = task.instructions as f64;
     let stalls = &task.stall_cycles;
-    let hits: f64 = stalls.hit.iter().map(|(_, cycles)| cycles).sum();
-    let misses = hits + stalls.remote_cache + stalls.local_memory + stalls.remote_memory;
-    let waits = [stalls.issue, misses, stalls.queue, stalls.system].map(|cycles| cycles / instructions);
-    (cycles > 0.0 && instructions > 0.0).then_some((instructions / cycles, waits))
+    let hit_cycles: f64 = stalls.hit.iter().map(|(_, cycles)| cycles).sum();
+    let miss_cycles = hit_cycles + stalls.remote_cache + stalls.local_memory + stalls.remote_memory;
+    let waits_per_instr = [stalls.issue, miss_cycles, stalls.queue, stalls.system].map(|cycles| cycles / instructions);
+    (cycles > 0.0 && instructions > 0.0).then_some((instructions / cycles, waits_per_instr))
 }
 
 #[cfg(test)]
@@ -68,15 +68,15 @@ mod tests {
         let old = run_kernels(1, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
         let new = run_kernels(2, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
         let (breakdown, contention_gain) =
-            (contention_at(&new, &old).unwrap(), Comparison::compare(&new, &old).unwrap().contention_gain);
+            (break_down_contention(&new, &old).unwrap(), Comparison::compare(&new, &old).unwrap().contention_gain);
         let sum = breakdown.issue + breakdown.misses + breakdown.queues + breakdown.system;
         assert!((sum - contention_gain).abs() < 0.002, "{breakdown:?} {contention_gain}");
-        assert_eq!(contention_at(&old, &old), Some(ContentionBreakdown::default()));
+        assert_eq!(break_down_contention(&old, &old), Some(ContentionBreakdown::default()));
         // A thread that never ran in the new run does not count; one that never ran in the old run makes the comparison
         // impossible.
         let mut starved = old.clone();
         (starved.tasks[5].instructions, starved.tasks[5].run_time_share) = (0, 0.0);
-        assert_eq!(contention_at(&starved, &old), Some(ContentionBreakdown::default()));
-        assert_eq!(contention_at(&old, &starved), None);
+        assert_eq!(break_down_contention(&starved, &old), Some(ContentionBreakdown::default()));
+        assert_eq!(break_down_contention(&old, &starved), None);
     }
 }

@@ -19,18 +19,18 @@ use crate::split_runs::{self, Name};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Maximum length of the log (thesis Table 5.4).
-pub const LOG_ENTRIES: f64 = 163_840.0;
+pub const MAX_LOG_ENTRIES: f64 = 163_840.0;
 /// Colors while the log is taken, as in the thesis.
-pub const LOGGED_AT: u32 = 8;
+pub const LOGGING_COLORS: u32 = 8;
 /// Length of the short log as a fraction, to test how few entries suffice.
-const SHORT: f64 = 0.25;
+const SHORT_LOG_SHARE: f64 = 0.25;
 const WINDOW_CYCLES: u64 = 100_000;
 
 /// Lengths of all runs, in instructions of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct LogLengths {
-    pub warm_up: f64,
-    pub logged: f64,
+    pub warm_up_instr: f64,
+    pub logged_instr: f64,
 }
 
 /// One program with one seed.
@@ -47,8 +47,9 @@ pub struct CurveStudy {
 /// The programs, which are all single-threaded.
 pub fn studied_programs(quick: bool) -> Vec<&'static str> {
     let quick_names = ["twolf", "libquantum", "omnetpp", "art"];
-    let single = kernels::programs().filter(|program| program.threads == (1, 1)).map(|program| program.name.as_str());
-    single.filter(|name| !quick || quick_names.contains(name)).collect()
+    let single_threaded_names =
+        kernels::programs().filter(|program| program.threads == (1, 1)).map(|program| program.name.as_str());
+    single_threaded_names.filter(|name| !quick || quick_names.contains(name)).collect()
 }
 
 pub fn traced_cache() -> TracedCache {
@@ -67,24 +68,28 @@ pub fn build_workload(program: &str, seed: u64) -> Result<Workload, ReproError> 
 }
 
 /// Logs this many entries after the warm-up.
-pub fn capture_log(workload: &Workload, warm_up: f64, entries: u32) -> Result<TraceCapture, ReproError> {
-    let mut program = SoloMachine::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
-    program.run_to(warm_up)?;
-    program.trace_misses(entries)
+pub fn capture_log(workload: &Workload, warm_up_instr: f64, entry_count: u32) -> Result<TraceCapture, ReproError> {
+    let mut program = SoloMachine::start(workload, LOGGING_COLORS, WINDOW_CYCLES)?;
+    program.run_to_instruction(warm_up_instr)?;
+    program.trace_misses(entry_count)
 }
 
 /// Logs this many instructions of the program, or `LOG_ENTRIES`: a first short log determines the number of entries.
-pub fn log_program(workload: &Workload, lengths: LogLengths, share: f64) -> Result<TraceCapture, ReproError> {
-    let mut program = SoloMachine::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
-    program.run_to(lengths.warm_up)?;
-    let misses = program.timeline.end().first_level_misses / program.timeline.end().instructions;
-    let first = program.trace_misses((misses * lengths.logged * 0.05).clamp(200.0, 4_000.0) as u32)?;
-    let entries = share * first.entries_per_instr() * lengths.logged;
-    program.trace_misses(entries.clamp(500.0, LOG_ENTRIES * share) as u32)
+pub fn capture_program_log(
+    workload: &Workload,
+    lengths: LogLengths,
+    log_share: f64,
+) -> Result<TraceCapture, ReproError> {
+    let mut program = SoloMachine::start(workload, LOGGING_COLORS, WINDOW_CYCLES)?;
+    program.run_to_instruction(lengths.warm_up_instr)?;
+    let misses = program.timeline.last_totals().first_level_misses / program.timeline.last_totals().instructions;
+    let short_log = program.trace_misses((misses * lengths.logged_instr * 0.05).clamp(200.0, 4_000.0) as u32)?;
+    let entries = log_share * short_log.entries_per_instr() * lengths.logged_instr;
+    program.trace_misses(entries.clamp(500.0, MAX_LOG_ENTRIES * log_share) as u32)
 }
 
 /// The real curve of a stretch, from running the program at each of these colors.
-pub fn real_curve(
+pub fn measure_real_curve(
     workload: &Workload,
     start_instr: f64,
     end_instr: f64,
@@ -93,17 +98,19 @@ pub fn real_curve(
     let mut points = Vec::new();
     for &colors in colors {
         let mut program = SoloMachine::start(workload, colors, WINDOW_CYCLES)?;
-        program.run_to(end_instr)?;
-        let rate = program.timeline.misses_per_kilo_instr(start_instr, end_instr).unwrap_or(f64::NAN);
-        points.push((size_bytes(colors), rate));
+        program.run_to_instruction(end_instr)?;
+        let misses_per_kilo_instr = program.timeline.misses_per_kilo_instr(start_instr, end_instr).unwrap_or(f64::NAN);
+        points.push((size_bytes(colors), misses_per_kilo_instr));
     }
     MissRateCurve::new(points).map_err(crate::setup::failed("real curve"))
 }
 
 /// The curve that a profiler computes from a log, for all numbers of colors.
-pub fn profile_capture(as_in_the_thesis: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
-    let mut profiler =
-        OfflineProfiler::new(&[ProfilerConfig::MissTrace { cache: traced_cache(), follows_thesis: as_in_the_thesis }]);
+pub fn curve_from_capture(uses_thesis_method: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
+    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::MissTrace {
+        cache: traced_cache(),
+        follows_thesis: uses_thesis_method,
+    }]);
     MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
 }
 
@@ -114,10 +121,10 @@ fn study_program(
     colors: &[u32],
 ) -> Result<CurveStudy, ReproError> {
     let workload = build_workload(program, seed)?;
-    let traced = log_program(&workload, lengths, 1.0)?;
-    let short_log = log_program(&workload, lengths, SHORT)?;
-    let real = real_curve(&workload, traced.from, traced.to, colors)?;
-    Ok(CurveStudy { program: Name(program), seed, real, traced, short: short_log })
+    let full_capture = capture_program_log(&workload, lengths, 1.0)?;
+    let short_log = capture_program_log(&workload, lengths, SHORT_LOG_SHARE)?;
+    let measured_curve = measure_real_curve(&workload, full_capture.from, full_capture.to, colors)?;
+    Ok(CurveStudy { program: Name(program), seed, real: measured_curve, traced: full_capture, short: short_log })
 }
 
 /// The compared forms, each a separate profiler over the same kind of evidence.
@@ -126,9 +133,9 @@ const FORMS: [&str; 3] = ["survival", "survival, a quarter of the log", "thesis"
 impl CurveStudy {
     fn curve_of_form(&self, form: &str) -> Option<MissRateCurve> {
         match form {
-            "survival" => profile_capture(false, &self.traced),
-            "thesis" => profile_capture(true, &self.traced),
-            _ => profile_capture(false, &self.short),
+            "survival" => curve_from_capture(false, &self.traced),
+            "thesis" => curve_from_capture(true, &self.traced),
+            _ => curve_from_capture(false, &self.short),
         }
     }
 
@@ -136,41 +143,44 @@ impl CurveStudy {
         self.curve_of_form(form).and_then(|curve| self.real.mean_distance(&curve)).unwrap_or(f64::NAN)
     }
 
-    fn top(&self) -> f64 {
+    fn max_miss_rate(&self) -> f64 {
         self.real.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max)
     }
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let lengths = context.pick(LogLengths { warm_up: 5e5, logged: 5e5 }, LogLengths { warm_up: 2e6, logged: 2e6 });
+    let lengths = context.pick(
+        LogLengths { warm_up_instr: 5e5, logged_instr: 5e5 },
+        LogLengths { warm_up_instr: 2e6, logged_instr: 2e6 },
+    );
     let colors: Vec<u32> = context.pick((1..=4).map(|index| 4 * index).collect(), (1..=COLORS).collect());
-    let items: Vec<(&'static str, u64)> = context
+    let program_seeds: Vec<(&'static str, u64)> = context
         .seeds
         .iter()
         .flat_map(|&seed| studied_programs(context.quick).into_iter().map(move |program| (program, seed)))
         .collect();
     let studies = context.run_all_stored(
         module_path!(),
-        &items,
+        &program_seeds,
         |item| format!("{item:?} {lengths:?} {colors:?}"),
         |&(program, seed)| {
             context.report_progress(&format!("RM-1: {program}, seed {seed}"));
             study_program(program, seed, lengths, &colors)
         },
     )?;
-    let over_seeds = |measure: &dyn Fn(&[&CurveStudy]) -> f64| -> Vec<(u64, f64)> {
+    let values_by_seed = |measure: &dyn Fn(&[&CurveStudy]) -> f64| -> Vec<(u64, f64)> {
         let studies_of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
-        context.per_seed(|seed| measure(&studies_of(seed)))
+        context.values_by_seed(|seed| measure(&studies_of(seed)))
     };
     let mean_distance = |form: &'static str| {
-        over_seeds(&|own_studies| {
+        values_by_seed(&|own_studies| {
             mean(&own_studies.iter().map(|study| study.distance_of_form(form)).collect::<Vec<_>>())
         })
     };
-    let worst_ratio = over_seeds(&|own_studies| {
+    let worst_ratio = values_by_seed(&|own_studies| {
         own_studies
             .iter()
-            .map(|study| study.distance_of_form("survival") / (0.05 * study.top()).max(2.0))
+            .map(|study| study.distance_of_form("survival") / (0.05 * study.max_miss_rate()).max(2.0))
             .fold(0.0, f64::max)
     });
     let distance_title = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
@@ -186,7 +196,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )
     };
     let target = ResultTarget::AtMost { target: 0.5, paper_best: Some(0.87) };
-    let first = Finding::new(
+    let distance_finding = Finding::new(
         "RM-1",
         &distance_title("survival"),
         "1.02",
@@ -195,10 +205,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &mean_distance("survival"),
     )
     .with_points(distance_points(&studies))
-    .with_note(note(&studies, lengths));
-    let first = figures(&studies, context.seeds[0]).into_iter().fold(first, Finding::with_figure);
-    let worst = Finding::declared("rm-1-farthest-program", &worst_ratio);
-    Ok(vec![first, worst, shown_finding("survival, a quarter of the log"), shown_finding("thesis")])
+    .with_note(describe_studies(&studies, lengths));
+    let first = curve_figures(&studies, context.seeds[0]).into_iter().fold(distance_finding, Finding::with_figure);
+    let worst_ratio_finding = Finding::declared("rm-1-farthest-program", &worst_ratio);
+    Ok(vec![first, worst_ratio_finding, shown_finding("survival, a quarter of the log"), shown_finding("thesis")])
 }
 
 fn distance_points(studies: &[CurveStudy]) -> Vec<DataPoint> {
@@ -208,35 +218,35 @@ fn distance_points(studies: &[CurveStudy]) -> Vec<DataPoint> {
             distances.entry((form, study.program.0)).or_default().push(study.distance_of_form(form));
         }
     }
-    distances.into_iter().map(|((form, program), values)| DataPoint::over_values(form, program, &values)).collect()
+    distances.into_iter().map(|((form, program), values)| DataPoint::from_values(form, program, &values)).collect()
 }
 
-fn note(studies: &[CurveStudy], lengths: LogLengths) -> String {
-    let mut farthest: Vec<&CurveStudy> = studies.iter().collect();
-    farthest.sort_by(|a, b| b.distance_of_form("survival").total_cmp(&a.distance_of_form("survival")));
+fn describe_studies(studies: &[CurveStudy], lengths: LogLengths) -> String {
+    let mut studies_by_distance: Vec<&CurveStudy> = studies.iter().collect();
+    studies_by_distance.sort_by(|a, b| b.distance_of_form("survival").total_cmp(&a.distance_of_form("survival")));
     let name = |study: &&CurveStudy| format!("{} {:.2}", study.program, study.distance_of_form("survival"));
-    let entries: Vec<f64> = studies.iter().map(|study| study.traced.entries() as f64).collect();
+    let entries: Vec<f64> = studies.iter().map(|study| study.traced.entry_count() as f64).collect();
     format!(
         "All programs with one thread. Warm-up {:.1} M instructions, log and real curve over the {:.1} M after it or \
          163 840 entries (mean {:.0} entries); 8 of 16 colors while logging, curve through the rate counted there. \
          Farthest: {}.",
-        lengths.warm_up / 1e6,
-        lengths.logged / 1e6,
+        lengths.warm_up_instr / 1e6,
+        lengths.logged_instr / 1e6,
         mean(&entries),
-        farthest.iter().take(4).map(name).collect::<Vec<_>>().join(", "),
+        studies_by_distance.iter().take(4).map(name).collect::<Vec<_>>().join(", "),
     )
 }
 
 /// One figure per program, as in the thesis's Figure 5.8.
-fn figures(studies: &[CurveStudy], seed: u64) -> Vec<ResultFigure> {
-    studies.iter().filter(|study| study.seed == seed).map(draw_curves).collect()
+fn curve_figures(studies: &[CurveStudy], seed: u64) -> Vec<ResultFigure> {
+    studies.iter().filter(|study| study.seed == seed).map(curve_figure).collect()
 }
 
-fn draw_curves(study: &CurveStudy) -> ResultFigure {
-    let curve_series = |name: &str, curve: &MissRateCurve, dashed| Series {
+fn curve_figure(study: &CurveStudy) -> ResultFigure {
+    let curve_series = |name: &str, curve: &MissRateCurve, is_dashed| Series {
         name: name.to_string(),
         points: curve.points().iter().map(|&(size, rate)| ChartPoint::new(color_count(size), rate)).collect(),
-        dashed,
+        is_dashed,
         ..Series::default()
     };
     let mut series = vec![curve_series("real", &study.real, false)];

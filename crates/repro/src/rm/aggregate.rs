@@ -10,8 +10,10 @@ use cachemate_locality::curve::MissRateCurve;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LogLengths, build_workload, log_program, profile_capture, real_curve, size_bytes};
-use crate::cp::{COLORS, RunScale, chip_setup, fixed_plan, split};
+use super::accuracy::{
+    LogLengths, build_workload, capture_program_log, curve_from_capture, measure_real_curve, size_bytes,
+};
+use crate::cp::{COLORS, RunScale, chip_workload, fixed_plan_policy, split_shares};
 use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::FixedPlan;
@@ -21,7 +23,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 /// gains in aggregate IPC by curves from logs and by real curves, in percent.
 type PublishedRow = (&'static str, &'static str, u64, bool, f64, f64);
 
-const ROWS: [PublishedRow; 3] = [
+const PUBLISHED_ROWS: [PublishedRow; 3] = [
     ("twolf", "equake", 1, false, 9.0, 17.0),
     ("vpr", "applu", 1, false, 4.0, 10.0),
     ("ammp", "applu", 3, true, 6.0, 6.0),
@@ -36,41 +38,48 @@ struct RowGains {
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let lengths = context.pick(LogLengths { warm_up: 5e5, logged: 5e5 }, LogLengths { warm_up: 2e6, logged: 2e6 });
+    let lengths = context.pick(
+        LogLengths { warm_up_instr: 5e5, logged_instr: 5e5 },
+        LogLengths { warm_up_instr: 2e6, logged_instr: 2e6 },
+    );
     let scale = context.pick(
         RunScale { scale: 30_000, warm_up_cycles: 6_000_000 },
         RunScale { scale: 2_500, warm_up_cycles: 50_000_000 },
     );
-    let rows = context.pick_of_three(&ROWS[..1], &ROWS[..2], &ROWS);
-    let gains = context.run_cases(
+    let rows = context.pick_by_length(&PUBLISHED_ROWS[..1], &PUBLISHED_ROWS[..2], &PUBLISHED_ROWS);
+    let row_gains = context.run_cases(
         module_path!(),
         rows,
         |row, seed| format!("{seed} {row:?} {lengths:?} {scale:?}"),
         |row, seed| {
             context.report_progress(&format!("RM-4: {} beside {} x {}, seed {seed}", row.0, row.2, row.1));
-            measure(row, seed, lengths, scale)
+            measure_row(row, seed, lengths, scale)
         },
     )?;
-    let per_seed = gains.per_seed(|rows| {
+    let per_seed = row_gains.per_seed(|rows| {
         let [online, offline] = [0, 1].map(|kind| rows.iter().map(|row| row.gains_percent[kind]).sum::<f64>());
         // Where the real curves lose, a share of their gain means nothing: no less is all of it.
         if offline > 0.0 { 100.0 * online / offline } else { 100.0 * f64::from(u8::from(online >= offline)) }
     });
-    let published =
+    let published_gain_sums =
         [|row: &PublishedRow| row.4, |row: &PublishedRow| row.5].map(|column| rows.iter().map(column).sum::<f64>());
     let mut points = Vec::new();
     for &row in rows {
-        let Some(first) = gains.of_case(row).next().map(|gains| gains.colors_of_first) else { continue };
+        let Some(first_colors_by_curve) = row_gains.of_case(row).next().map(|gains| gains.colors_of_first) else {
+            continue;
+        };
         let series: [(&str, usize, f64); 2] = [("curves from logs", 0, row.4), ("real curves", 1, row.5)];
         for (series, kind, paper) in series {
-            let at = format!("{}+{} {}:{}", row.0, row.1, first[kind], COLORS - first[kind]);
+            let point_label =
+                format!("{}+{} {}:{}", row.0, row.1, first_colors_by_curve[kind], COLORS - first_colors_by_curve[kind]);
             points
-                .push(gains.point(row, format!("aggregate IPC, %: {series}"), &at, |gains| gains.gains_percent[kind]));
-            points
-                .push(gains.point(row, format!("IPC of the first, %: {series}"), &at, |gains| {
-                    gains.first_gains_percent[kind]
+                .push(row_gains.point(row, format!("aggregate IPC, %: {series}"), &point_label, |gains| {
+                    gains.gains_percent[kind]
                 }));
-            points.push(DataPoint::over_values(format!("aggregate IPC, %, paper: {series}"), &at, &[paper]));
+            points.push(row_gains.point(row, format!("IPC of the first, %: {series}"), &point_label, |gains| {
+                gains.first_gains_percent[kind]
+            }));
+            points.push(DataPoint::from_values(format!("aggregate IPC, %, paper: {series}"), &point_label, &[paper]));
         }
     }
     let finding = Finding::new(
@@ -78,11 +87,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "as in the thesis: gain in aggregate IPC by curves from logs, of that by real curves, sum over rows of Figure 5.16",
         "9 of 17 %, 4 of 10 %, 6 of 6 %",
         "%",
-        ResultTarget::AtLeast { target: (100.0 * published[0] / published[1]).floor(), paper_best: None },
+        ResultTarget::AtLeast { target: (100.0 * published_gain_sums[0] / published_gain_sums[1]).floor(), paper_best: None },
         &per_seed,
     )
     .with_points(points)
-    .time_scale(scale.scale as f64)
+    .with_time_scale(scale.scale as f64)
     .with_note(
         "Curves of each program alone, the split with the least sum of misses, the sum of IPC against uncontrolled sharing, \
          and the published rows: a row beside the project's own target of 90 %, which asks for the sum of speeds over those \
@@ -91,57 +100,63 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(vec![finding])
 }
 
-fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, scale: RunScale) -> Result<RowGains, ReproError> {
-    let (first, second, instances, l3, ..) = row;
-    let curves = [(first, seed), (second, seed + 1_000)].map(|(program, input)| curves_of(program, input, lengths));
-    let [first_curves, second_curves] = curves;
+fn measure_row(row: PublishedRow, seed: u64, lengths: LogLengths, scale: RunScale) -> Result<RowGains, ReproError> {
+    let (first_program, second_program, instance_count, with_l3, ..) = row;
+    let curve_results = [(first_program, seed), (second_program, seed + 1_000)]
+        .map(|(program, input)| curves_of(program, input, lengths));
+    let [first_curves, second_curves] = curve_results;
     let (first_curves, second_curves) = (first_curves?, second_curves?);
-    let colors_of_first = [0, 1].map(|kind| {
+    let first_colors_by_curve = [0, 1].map(|kind| {
         let claims =
             [&first_curves, &second_curves].map(|curves| UnitClaim { costs: curves[kind].clone(), min_units: 1 });
         allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
     });
-    let copies = (0..instances).map(|copy| WorkloadJob::new(second, seed + 1_000 + copy));
-    let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first, seed)).chain(copies).collect();
+    let copies = (0..instance_count).map(|copy| WorkloadJob::new(second_program, seed + 1_000 + copy));
+    let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first_program, seed)).chain(copies).collect();
     let cores = jobs.len() as u32;
-    let chip_workload = |jobs: Vec<WorkloadJob>| chip_setup(jobs, cores, l3, scale, seed);
-    let work = jobs.iter().map(|job| Ok(run_request::solo_run(&chip_workload(vec![job.clone()])?)?.0));
-    let work = work.collect::<Result<Vec<_>, ReproError>>()?;
+    let chip_workload = |jobs: Vec<WorkloadJob>| chip_workload(jobs, cores, with_l3, scale, seed);
+    let work_results = jobs.iter().map(|job| Ok(run_request::solo_run(&chip_workload(vec![job.clone()])?)?.0));
+    let work_ranges = work_results.collect::<Result<Vec<_>, ReproError>>()?;
     let workload = chip_workload(jobs)?;
     let measure_speeds = |plan: Option<&FixedPlan>| -> Result<[f64; 2], ReproError> {
-        let rates = run_request::joint_run(&workload, &work, plan)?.rates;
+        let rates = run_request::joint_run(&workload, &work_ranges, plan)?.rates;
         Ok([rates.iter().map(|rates| rates.instr_per_cycle).sum(), rates[0].instr_per_cycle])
     };
     let shared_speeds = measure_speeds(None)?;
-    let mut gains = [[0.0; 2]; 2];
-    for (gains, colors) in gains.iter_mut().zip(colors_of_first) {
-        let divided = measure_speeds(Some(&colors_plan(&workload, colors)?))?;
-        *gains = [0, 1].map(|metric| 100.0 * (divided[metric] / shared_speeds[metric] - 1.0));
+    let mut gains_by_curve = [[0.0; 2]; 2];
+    for (gains, colors) in gains_by_curve.iter_mut().zip(first_colors_by_curve) {
+        let divided_speeds = measure_speeds(Some(&colors_plan(&workload, colors)?))?;
+        *gains = [0, 1].map(|metric| 100.0 * (divided_speeds[metric] / shared_speeds[metric] - 1.0));
     }
-    let values_of_metric = |index: usize| gains.map(|gains| gains[index]);
-    Ok(RowGains { colors_of_first, gains_percent: values_of_metric(0), first_gains_percent: values_of_metric(1) })
+    let values_of_metric = |index: usize| gains_by_curve.map(|gains| gains[index]);
+    Ok(RowGains {
+        colors_of_first: first_colors_by_curve,
+        gains_percent: values_of_metric(0),
+        first_gains_percent: values_of_metric(1),
+    })
 }
 
 /// Misses per thousand instructions with 1 to 16 colors: from a log, and from running the program with each.
 fn curves_of(program: &str, seed: u64, lengths: LogLengths) -> Result<[Vec<f64>; 2], ReproError> {
     let workload = build_workload(program, seed)?;
-    let traced = log_program(&workload, lengths, 1.0)?;
+    let log_capture = capture_program_log(&workload, lengths, 1.0)?;
     let colors: Vec<u32> = (1..=COLORS).collect();
-    let calculated = profile_capture(true, &traced).ok_or_else(|| failed(program)("its log gives no curve"))?;
-    let real = real_curve(&workload, traced.from, traced.to, &colors)?;
+    let computed_curve =
+        curve_from_capture(true, &log_capture).ok_or_else(|| failed(program)("its log gives no curve"))?;
+    let measured_curve = measure_real_curve(&workload, log_capture.from, log_capture.to, &colors)?;
     let miss_rates = |curve: &MissRateCurve| {
-        let rates = colors.iter().map(|&colors| curve.ratio_at(size_bytes(colors))).collect::<Option<Vec<f64>>>();
+        let rates = colors.iter().map(|&colors| curve.rate_at(size_bytes(colors))).collect::<Option<Vec<f64>>>();
         rates.ok_or_else(|| failed(program)("its curve does not reach all sizes"))
     };
-    Ok([miss_rates(&calculated)?, miss_rates(&real)?])
+    Ok([miss_rates(&computed_curve)?, miss_rates(&measured_curve)?])
 }
 
 /// A plan with this number of colors for the first program, and the remaining colors for all others together.
-fn colors_plan(workload: &Workload, first: u32) -> Result<FixedPlan, ReproError> {
-    let mut fixed = fixed_plan(workload, &split(first))?;
+fn colors_plan(workload: &Workload, first_colors: u32) -> Result<FixedPlan, ReproError> {
+    let mut fixed_policy = fixed_plan_policy(workload, &split_shares(first_colors))?;
     let other_members = (1..workload.jobs.len() as u32).map(|process| ShareMember::Process(ProcessId(process)));
-    fixed.plan.shares[1].members = other_members.collect();
-    Ok(fixed)
+    fixed_policy.plan.shares[1].members = other_members.collect();
+    Ok(fixed_policy)
 }
 
 #[cfg(test)]
@@ -154,7 +169,7 @@ mod tests {
     fn the_rest_is_of_all_others_together() {
         let jobs = ["ammp", "applu", "applu", "applu"].map(|name| WorkloadJob::new(name, 1)).to_vec();
         let scale = RunScale { scale: 60_000, warm_up_cycles: 0 };
-        let fixed = colors_plan(&chip_setup(jobs, 4, true, scale, 1).unwrap(), 13).unwrap();
+        let fixed = colors_plan(&chip_workload(jobs, 4, true, scale, 1).unwrap(), 13).unwrap();
         let shares: Vec<(usize, IndexSet)> = fixed
             .plan
             .shares

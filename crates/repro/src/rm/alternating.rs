@@ -10,39 +10,39 @@ use crate::ReproError;
 use crate::setup::failed;
 
 /// The thesis's interval of 10^9 instructions at this scale.
-pub(super) const SCALE: f64 = 4_000.0;
-pub(super) const INTERVAL_INSTRUCTIONS: f64 = 1e9 / SCALE;
-pub(super) const INTERVALS_A_PHASE: usize = 8;
+pub(super) const INSTRUCTION_SCALE: f64 = 4_000.0;
+pub(super) const INTERVAL_INSTRUCTIONS: f64 = 1e9 / INSTRUCTION_SCALE;
+pub(super) const INTERVALS_PER_PHASE: usize = 8;
 
 /// Distance between the address ranges of the programs, far larger than any of them.
-const APART: u64 = 1 << 46;
+const PROGRAM_ADDRESS_DISTANCE: u64 = 1 << 46;
 
 /// Alternates between single-threaded programs, each of which continues where it stopped.
-struct Alternating {
+struct AlternatingSource {
     programs: Vec<(Box<dyn AccessSource>, VecDeque<Access>)>,
     phase_instructions: u64,
-    present: usize,
-    instr_left: u64,
+    active_program: usize,
+    remaining_instr: u64,
 }
 
-impl AccessSource for Alternating {
+impl AccessSource for AlternatingSource {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        let offset = APART * self.present as u64;
-        let (source, pending) = &mut self.programs[self.present];
+        let offset = PROGRAM_ADDRESS_DISTANCE * self.active_program as u64;
+        let (source, pending) = &mut self.programs[self.active_program];
         if pending.is_empty() {
-            let mut fresh = Vec::new();
-            let turn = source.next_batch(&mut fresh);
-            pending.extend(fresh);
+            let mut source_batch = Vec::new();
+            let batch_end = source.next_batch(&mut source_batch);
+            pending.extend(source_batch);
             if pending.is_empty() {
-                return turn;
+                return batch_end;
             }
         }
         while let Some(access) = pending.pop_front() {
-            batch.push(move_access(access, offset));
-            self.instr_left = self.instr_left.saturating_sub(access.instructions());
-            if self.instr_left == 0 {
-                self.present = (self.present + 1) % self.programs.len();
-                self.instr_left = self.phase_instructions;
+            batch.push(offset_access(access, offset));
+            self.remaining_instr = self.remaining_instr.saturating_sub(access.instructions());
+            if self.remaining_instr == 0 {
+                self.active_program = (self.active_program + 1) % self.programs.len();
+                self.remaining_instr = self.phase_instructions;
                 break;
             }
         }
@@ -50,7 +50,7 @@ impl AccessSource for Alternating {
     }
 }
 
-fn move_access(access: Access, offset: u64) -> Access {
+fn offset_access(access: Access, offset: u64) -> Access {
     match access.kind() {
         AccessKind::Compute => access,
         kind => Access::new(kind, access.address() + offset, access.gap(), access.is_dependent()),
@@ -71,7 +71,12 @@ pub fn alternating_program(
             kernels::build_threads(name, seed, &kernels::Options::default()).expect("built with these options before")
         });
         let programs = threads.map(|thread| (thread, VecDeque::new())).collect();
-        vec![Box::new(Alternating { programs, phase_instructions, present: 0, instr_left: phase_instructions })]
+        vec![Box::new(AlternatingSource {
+            programs,
+            phase_instructions,
+            active_program: 0,
+            remaining_instr: phase_instructions,
+        })]
     };
     Ok(SimProgram::new(names.join("+"), Box::new(make_threads)))
 }
@@ -84,14 +89,14 @@ mod tests {
     #[test]
     fn phases_last_as_long_as_told() {
         let mut program = alternating_program(["mcf", "gzip"], 1, 50_000).unwrap();
-        let mut source = (program.maker)(0).remove(0);
+        let mut source = (program.build_threads)(0).remove(0);
         let (mut accesses, mut sums) = (Vec::new(), [0, 0, 0]);
         while accesses.len() < 40_000 {
             source.next_batch(&mut accesses);
         }
         let mut phase = 0;
         for access in accesses.iter().filter(|access| access.kind() != AccessKind::Compute) {
-            let now = (access.address() / APART) as usize;
+            let now = (access.address() / PROGRAM_ADDRESS_DISTANCE) as usize;
             assert!(now < 2);
             phase += usize::from(now != phase % 2);
             if phase < 3 {

@@ -6,14 +6,15 @@
 use serde::{Deserialize, Serialize};
 
 use super::accuracy::{
-    LOG_ENTRIES, LOGGED_AT, LogLengths, build_workload, capture_log, log_program, profile_capture, real_curve,
+    LOGGING_COLORS, LogLengths, MAX_LOG_ENTRIES, build_workload, capture_log, capture_program_log, curve_from_capture,
+    measure_real_curve,
 };
 use super::solo::COLORS;
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Average phase lengths that the thesis measured (Table 5.5 d), in 10^9 cycles, of the programs in our table.
-const PHASES: [(&str, f64); 19] = [
+const THESIS_PHASE_LENGTHS: [(&str, f64); 19] = [
     ("ammp", 65.0),
     ("applu", 483.0),
     ("apsi", 6.0),
@@ -35,10 +36,10 @@ const PHASES: [(&str, f64); 19] = [
     ("omnetpp", 1704.0),
 ];
 /// Maximum share of a phase for tracing and computing.
-const MAX_SHARE: f64 = 0.02;
+const MAX_OVERHEAD_SHARE: f64 = 0.02;
 /// Cycles per entry to compute a curve on one core at the machine's 1.5 GHz: bench group `curve` promises 5 ms for a
 /// full log.
-const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / LOG_ENTRIES;
+const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / MAX_LOG_ENTRIES;
 
 /// Cost of tracing one program.
 #[derive(Serialize, Deserialize)]
@@ -50,57 +51,69 @@ struct TracingCost {
 }
 
 impl TracingCost {
-    fn overhead_percent(&self, entries: f64) -> f64 {
-        100.0 * entries * self.cycles_per_entry / self.phase_cycles
+    fn overhead_percent(&self, entry_count: f64) -> f64 {
+        100.0 * entry_count * self.cycles_per_entry / self.phase_cycles
     }
     /// Number of entries that fit into the maximum share.
-    fn entries(&self) -> f64 {
-        LOG_ENTRIES.min((MAX_SHARE * self.phase_cycles / self.cycles_per_entry).floor())
+    fn affordable_entries(&self) -> f64 {
+        MAX_LOG_ENTRIES.min((MAX_OVERHEAD_SHARE * self.phase_cycles / self.cycles_per_entry).floor())
     }
-    fn is_cut(&self) -> bool {
-        self.entries() < LOG_ENTRIES
+    fn is_log_cut(&self) -> bool {
+        self.affordable_entries() < MAX_LOG_ENTRIES
     }
 }
 
 fn measure_tracing_cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<TracingCost, ReproError> {
     let workload = build_workload(program, seed)?;
-    let traced = log_program(&workload, LogLengths { warm_up: 3e5, logged: 1e5 }, 1.0)?;
-    let tracing = traced.cost_ns * 1e-9 * workload.machine.hertz as f64 / traced.entries() as f64;
-    let cycles_per_entry = tracing + COMPUTING_CYCLES_PER_ENTRY;
+    let log_capture = capture_program_log(&workload, LogLengths { warm_up_instr: 3e5, logged_instr: 1e5 }, 1.0)?;
+    let tracing_cycles_per_entry =
+        log_capture.cost_ns * 1e-9 * workload.machine.hertz as f64 / log_capture.entry_count() as f64;
+    let cycles_per_entry = tracing_cycles_per_entry + COMPUTING_CYCLES_PER_ENTRY;
     Ok(TracingCost { program: Name(program), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
 }
 
 /// Distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its maximum).
-fn cut_log_distance(cost: &TracingCost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2], ReproError> {
+fn measure_cut_log_distance(
+    cost: &TracingCost,
+    seed: u64,
+    warm_up: f64,
+    colors: &[u32],
+) -> Result<[f64; 2], ReproError> {
     let workload = build_workload(cost.program.0, seed)?;
-    let traced = capture_log(&workload, warm_up, cost.entries() as u32)?;
-    let real = real_curve(&workload, traced.from, traced.to, colors)?;
-    let curve = profile_capture(false, &traced);
-    let distance = curve.and_then(|curve| real.mean_distance(&curve)).unwrap_or(f64::NAN);
-    let top = real.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
-    Ok([distance, distance / (0.05 * top).max(2.0)])
+    let log_capture = capture_log(&workload, warm_up, cost.affordable_entries() as u32)?;
+    let measured_curve = measure_real_curve(&workload, log_capture.from, log_capture.to, colors)?;
+    let curve = curve_from_capture(false, &log_capture);
+    let mean_distance = curve.and_then(|curve| measured_curve.mean_distance(&curve)).unwrap_or(f64::NAN);
+    let max_miss_rate = measured_curve.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
+    Ok([mean_distance, mean_distance / (0.05 * max_miss_rate).max(2.0)])
 }
 
 pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let programs: &[(&'static str, f64)] = context.pick(&PHASES[2..3], &PHASES);
+    let programs_and_phases: &[(&'static str, f64)] = context.pick(&THESIS_PHASE_LENGTHS[2..3], &THESIS_PHASE_LENGTHS);
     let seed = context.seeds[0];
     let costs = context.run_all_stored(
         module_path!(),
-        programs,
+        programs_and_phases,
         |item| format!("{item:?} {seed}"),
         |&(program, phase)| measure_tracing_cost(program, phase, seed),
     )?;
-    let cut_costs: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_cut()).collect();
+    let cut_costs: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_log_cut()).collect();
     let (warm_up, colors) = context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
     let indices: Vec<usize> = (0..cut_costs.len()).collect();
     let distances = context.run_cases(
         module_path!(),
         &indices,
-        |at, seed| format!("{} {} {seed} {warm_up} {colors:?}", cut_costs[at].program, cut_costs[at].entries()),
+        |at, seed| {
+            format!("{} {} {seed} {warm_up} {colors:?}", cut_costs[at].program, cut_costs[at].affordable_entries())
+        },
         |at, seed| {
             let cost = cut_costs[at];
-            context.report_progress(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
-            cut_log_distance(cost, seed, warm_up, &colors)
+            context.report_progress(&format!(
+                "RM-5: {} from {:.0} entries, seed {seed}",
+                cost.program,
+                cost.affordable_entries()
+            ));
+            measure_cut_log_distance(cost, seed, warm_up, &colors)
         },
     )?;
     let point = |(at, cost): (usize, &&TracingCost)| {
@@ -113,40 +126,40 @@ pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<F
 }
 
 fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
-    let worst = costs.iter().map(|cost| cost.overhead_percent(cost.entries())).fold(0.0, f64::max);
+    let worst_overhead = costs.iter().map(|cost| cost.overhead_percent(cost.affordable_entries())).fold(0.0, f64::max);
     let mut points = Vec::new();
     for cost in costs {
-        points.push(DataPoint::over_values("full log, %", cost.program.0, &[cost.overhead_percent(LOG_ENTRIES)]));
-        points.push(DataPoint::over_values(
+        points.push(DataPoint::from_values("full log, %", cost.program.0, &[cost.overhead_percent(MAX_LOG_ENTRIES)]));
+        points.push(DataPoint::from_values(
             "log that the phase allows, %",
             cost.program.0,
-            &[cost.overhead_percent(cost.entries())],
+            &[cost.overhead_percent(cost.affordable_entries())],
         ));
     }
-    let over_budget = costs.iter().filter(|cost| cost.is_cut());
-    let over_budget: Vec<String> = over_budget
+    let cut_costs = costs.iter().filter(|cost| cost.is_log_cut());
+    let cut_texts: Vec<String> = cut_costs
         .map(|cost| {
             format!(
                 "{} {:.1} % (cut to {:.0} entries)",
                 cost.program,
-                cost.overhead_percent(LOG_ENTRIES),
-                cost.entries()
+                cost.overhead_percent(MAX_LOG_ENTRIES),
+                cost.affordable_entries()
             )
         })
         .collect();
-    let over_text = if over_budget.is_empty() { "none".to_string() } else { over_budget.join(", ") };
+    let cut_list = if cut_texts.is_empty() { "none".to_string() } else { cut_texts.join(", ") };
     Finding::new(
         "RM-5",
         "tracing and computing, of the time of a phase, worst program; logs as long as 2 % of the phase allow",
         "full logs: under 2 % for all but apsi (8.7) and mcf (3.1)",
         "%",
-        ResultTarget::AtMost { target: 100.0 * MAX_SHARE, paper_best: None },
-        &[(seed, worst)],
+        ResultTarget::AtMost { target: 100.0 * MAX_OVERHEAD_SHARE, paper_best: None },
+        &[(seed, worst_overhead)],
     )
     .with_points(points)
     .with_note(format!(
-        "Interrupt cost of the machine's description, {LOGGED_AT} colors; phase lengths are the thesis's (Table 5.5 d), \
+        "Interrupt cost of the machine's description, {LOGGING_COLORS} colors; phase lengths are the thesis's (Table 5.5 d), \
          since the simulated programs' phases are scaled. A full log has 163 840 entries; of the phase it would take more \
-         than 2 % for: {over_text}. What the shorter logs are worth is the next result."
+         than 2 % for: {cut_list}. What the shorter logs are worth is the next result."
     ))
 }

@@ -8,18 +8,18 @@ use cachemate_core::{PhaseParameters, ProfilerConfig};
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions};
 use serde::{Deserialize, Serialize};
 
-use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating_program};
-use crate::cp::{RunScale, chip_setup, sizing_policy, thesis_job};
+use super::alternating::{INSTRUCTION_SCALE, INTERVAL_INSTRUCTIONS, INTERVALS_PER_PHASE, alternating_program};
+use crate::cp::{RunScale, chip_workload, sizing_policy, thesis_job};
 use crate::setup::{build_pipeline, failed, run_under};
 use crate::{ExperimentContext, Finding, ReproError, mean};
 
 /// The program that changes, and its co-runner.
-const RUNS: [([&str; 2], &str); 3] =
+const MEASURED_MIXES: [([&str; 2], &str); 3] =
     [(["twolf", "milc"], "gzip"), (["mcf", "gzip"], "twolf"), (["gap", "art"], "vortex")];
 /// Intervals after a boundary in which a new trace counts as its detection.
-const IN_TIME: f64 = 2.0;
+const MAX_INTERVALS_LATE: f64 = 2.0;
 /// Entries of a trace: about the number of lines of the L2.
-const ENTRIES: u64 = 16_000;
+const TRACE_ENTRIES: u64 = 16_000;
 /// Cycles between decisions: well below an interval, because windows are not split.
 const DECISION_CYCLES: u64 = 50_000;
 
@@ -33,81 +33,91 @@ struct BoundaryCounts {
 }
 
 /// The first program's instruction counts at which its traces were requested.
-fn trace_requests(records: &[WindowRecord]) -> Vec<f64> {
-    let (mut instructions, mut last, mut requests) = (0.0, None, Vec::new());
+fn collect_trace_requests(records: &[WindowRecord]) -> Vec<f64> {
+    let (mut instructions, mut last_probe, mut request_instructions) = (0.0, None, Vec::new());
     for record in records {
         let task = record.observation.tasks.iter().find(|task| task.task == TaskId(0));
         instructions += task.and_then(|task| task.counts.get(CounterEvent::Instructions)).unwrap_or(0.0);
         for probe in &record.decision.plan.probes {
-            let of_it = matches!(probe.kind, ProbeKind::MissTrace { task: TaskId(0), .. });
-            if of_it && last != Some(probe.id) {
-                requests.push(instructions);
-                last = Some(probe.id);
+            let is_of_first_task = matches!(probe.kind, ProbeKind::MissTrace { task: TaskId(0), .. });
+            if is_of_first_task && last_probe != Some(probe.id) {
+                request_instructions.push(instructions);
+                last_probe = Some(probe.id);
             }
         }
     }
-    requests
+    request_instructions
 }
 
-fn count_noticed(requests: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
-    let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
-    let intervals_after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
+fn count_boundaries(requests: &[f64], share_changes: usize, phase_count: usize) -> BoundaryCounts {
+    let phase_instr = INTERVAL_INSTRUCTIONS * INTERVALS_PER_PHASE as f64;
+    let intervals_after =
+        |request_instr: f64, boundary: usize| (request_instr - boundary as f64 * phase_instr) / INTERVAL_INSTRUCTIONS;
     // An interval that began before the boundary may end after it, so one interval before counts too.
-    let is_in_time = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&intervals_after(at, boundary));
-    let detected = (1..phases).filter(|&boundary| requests.iter().any(|&at| is_in_time(at, boundary))).count();
+    let is_in_time = |request_instr: f64, boundary: usize| {
+        (-1.0..=MAX_INTERVALS_LATE).contains(&intervals_after(request_instr, boundary))
+    };
+    let noticed_boundaries =
+        (1..phase_count).filter(|&boundary| requests.iter().any(|&at| is_in_time(at, boundary))).count();
     // The first trace is no detection.
-    let without_boundary =
-        requests.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| is_in_time(at, boundary))).count();
-    BoundaryCounts { noticed: detected, boundaries: phases - 1, without_boundary, resized }
+    let superfluous_requests =
+        requests.iter().skip(1).filter(|&&at| !(1..phase_count).any(|boundary| is_in_time(at, boundary))).count();
+    BoundaryCounts {
+        noticed: noticed_boundaries,
+        boundaries: phase_count - 1,
+        without_boundary: superfluous_requests,
+        resized: share_changes,
+    }
 }
 
 fn run_managed(
     programs: ([&'static str; 2], &'static str),
     seed: u64,
-    phases: usize,
+    phase_count: usize,
 ) -> Result<BoundaryCounts, ReproError> {
-    let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
-    let workload = chip_setup(
+    let phase_instr = INTERVAL_INSTRUCTIONS * INTERVALS_PER_PHASE as f64;
+    let workload = chip_workload(
         vec![thesis_job(programs.1, seed)],
         2,
         true,
-        RunScale { scale: SCALE as u64, warm_up_cycles: 0 },
+        RunScale { scale: INSTRUCTION_SCALE as u64, warm_up_cycles: 0 },
         seed,
     )?;
-    let changing = alternating_program(programs.0, seed, phase as u64)?;
+    let changing_program = alternating_program(programs.0, seed, phase_instr as u64)?;
     let options = SimOptions { ends: Some(RunLimit::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
     let co_runner = workload.jobs[0].program()?;
-    let machine = SimMachine::new(&workload.machine, &options, vec![changing, co_runner]).map_err(failed("machine"))?;
-    let mut pipeline = sizing_policy(&workload, ENTRIES, 0, DECISION_CYCLES, "measure_windows = 0");
+    let machine =
+        SimMachine::new(&workload.machine, &options, vec![changing_program, co_runner]).map_err(failed("machine"))?;
+    let mut pipeline = sizing_policy(&workload, TRACE_ENTRIES, 0, DECISION_CYCLES, "measure_windows = 0");
     let parameters = PhaseParameters::default();
-    let detector =
+    let phase_profiler =
         ProfilerConfig::Phases { level: CacheLevel::L2, parameters, interval_instructions: INTERVAL_INSTRUCTIONS };
-    pipeline.profilers.insert(0, detector);
-    let (mut records, mut instr_done): (Vec<WindowRecord>, f64) = (Vec::new(), 0.0);
+    pipeline.profilers.insert(0, phase_profiler);
+    let (mut records, mut executed_instr): (Vec<WindowRecord>, f64) = (Vec::new(), 0.0);
     run_under(machine, build_pipeline(pipeline)?, |_, record| {
         let task = record.observation.tasks.iter().find(|task| task.task == TaskId(0));
-        instr_done += task.and_then(|task| task.counts.get(CounterEvent::Instructions)).unwrap_or(0.0);
+        executed_instr += task.and_then(|task| task.counts.get(CounterEvent::Instructions)).unwrap_or(0.0);
         records.push(record);
-        instr_done < phase * phases as f64
+        executed_instr < phase_instr * phase_count as f64
     })
     .map_err(failed("cache-sizing"))?;
     let shares_in_plan = |record: &WindowRecord| record.decision.plan.shares.clone();
-    let resized = records.windows(2).filter(|pair| shares_in_plan(&pair[0]) != shares_in_plan(&pair[1])).count();
-    Ok(count_noticed(&trace_requests(&records), resized, phases))
+    let share_changes = records.windows(2).filter(|pair| shares_in_plan(&pair[0]) != shares_in_plan(&pair[1])).count();
+    Ok(count_boundaries(&collect_trace_requests(&records), share_changes, phase_count))
 }
 
-pub(super) fn remeasure_finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproError> {
-    let phases = context.pick(3, 6);
-    let runs = context.pick(&RUNS[..1], &RUNS);
+pub(super) fn measure_noticed_boundaries(context: &ExperimentContext<'_>) -> Result<Finding, ReproError> {
+    let phase_count = context.pick(3, 6);
+    let runs = context.pick(&MEASURED_MIXES[..1], &MEASURED_MIXES);
     let indices: Vec<usize> = (0..runs.len()).collect();
     let counted = context.run_cases(
         module_path!(),
         &indices,
-        |at, seed| format!("{:?} {seed} {phases}", runs[at]),
+        |at, seed| format!("{:?} {seed} {phase_count}", runs[at]),
         |at, seed| {
             let ([first, second], beside) = runs[at];
             context.report_progress(&format!("RM-5: {first} then {second} beside {beside}, managed, seed {seed}"));
-            run_managed(runs[at], seed, phases)
+            run_managed(runs[at], seed, phase_count)
         },
     )?;
     let per_seed = counted.per_seed(|seed_counts| {
@@ -117,22 +127,22 @@ pub(super) fn remeasure_finding(context: &ExperimentContext<'_>) -> Result<Findi
     });
     let lonely_share = |counts: &BoundaryCounts| counts.without_boundary as f64 / counts.boundaries as f64;
     let mut points = Vec::new();
-    for (at, (changing, beside)) in runs.iter().enumerate() {
-        let label = format!("{} then {}, beside {beside}", changing[0], changing[1]);
-        points.push(counted.point(at, "boundaries noticed, %", &label, |counts| {
+    for (run_index, (changing_programs, co_runner)) in runs.iter().enumerate() {
+        let label = format!("{} then {}, beside {co_runner}", changing_programs[0], changing_programs[1]);
+        points.push(counted.point(run_index, "boundaries noticed, %", &label, |counts| {
             100.0 * counts.noticed as f64 / counts.boundaries as f64
         }));
-        points.push(counted.point(at, "traces without a boundary, per boundary", &label, lonely_share));
-        points.push(counted.point(at, "changes of the shares", label, |counts| counts.resized as f64));
+        points.push(counted.point(run_index, "traces without a boundary, per boundary", &label, lonely_share));
+        points.push(counted.point(run_index, "changes of the shares", label, |counts| counts.resized as f64));
     }
-    let lonely: Vec<f64> = counted.all().map(lonely_share).collect();
+    let superfluous_per_boundary: Vec<f64> = counted.all().map(lonely_share).collect();
     Ok(Finding::declared("rm-5-measured-anew", &per_seed)
     .with_points(points)
-    .time_scale(SCALE)
+    .with_time_scale(INSTRUCTION_SCALE)
     .with_note(format!(
         "Sizing policy behind the phase detector (miss rate, and what comes from the first level), beside another program. \
          Traces asked for without a boundary: {:.2} per boundary; the programs' own phases are among them.",
-        mean(&lonely),
+        mean(&superfluous_per_boundary),
     )))
 }
 
@@ -143,9 +153,9 @@ mod tests {
     /// Are boundaries detected only by traces near them, and is the first trace not counted?
     #[test]
     fn a_boundary_is_noticed_by_a_trace_in_time() {
-        let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
+        let phase = INTERVAL_INSTRUCTIONS * INTERVALS_PER_PHASE as f64;
         let requests = [0.0, phase + INTERVAL_INSTRUCTIONS, 2.5 * phase];
         let expected = BoundaryCounts { noticed: 1, boundaries: 2, without_boundary: 1, resized: 4 };
-        assert_eq!(count_noticed(&requests, 4, 3), expected);
+        assert_eq!(count_boundaries(&requests, 4, 3), expected);
     }
 }

@@ -11,13 +11,13 @@ use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LogLengths, build_workload, color_count, log_program, real_curve, size_bytes};
+use super::accuracy::{LogLengths, build_workload, capture_program_log, color_count, measure_real_curve, size_bytes};
 use super::solo::{COLORS, TraceCapture};
 use crate::setup::{Workload, failed};
 use crate::split_runs::{self, Name};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
-const WAYS: u32 = 10;
+const WAY_COUNT: u32 = 10;
 const LINE_BYTES: u64 = 128;
 
 /// A curve and the variation that produced it.
@@ -41,135 +41,144 @@ fn all_sizes() -> Vec<u64> {
 }
 
 /// The log as the forms take it: lines, and the number of instructions covered.
-fn log_parts(traced: &TraceCapture) -> Option<(&[u64], f64)> {
+fn log_lines_and_instr(traced: &TraceCapture) -> Option<(&[u64], f64)> {
     let Some(ProbeEvidence::Trace { lines, counts, .. }) = traced.evidence() else { return None };
     Some((lines, counts.get(CounterEvent::Instructions)?))
 }
 
-fn thesis_curve(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
+fn thesis_curve(lines: &[u64], instructions: f64, warmup: Warmup, corrects_prefetches: bool) -> Option<MissRateCurve> {
     trace_curve(
-        &MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None },
+        &MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost_accesses: None },
         &all_sizes(),
         warmup,
-        correct,
+        corrects_prefetches,
     )
 }
 
 fn log_survival_curve(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
-    let trace = MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None };
+    let trace = MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost_accesses: None };
     survival_curve(&trace, &LogCounts::default(), &all_sizes())
 }
 
 /// The curve of a 10-way cache filled at random (Hill and Smith 1989), from the whole log without warm-up.
-fn curve_in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissRateCurve> {
+fn curve_of_set_mapping(lines: &[u64], instructions: f64, is_folded: bool) -> Option<MissRateCurve> {
     let mut stack = StackDistances::new();
     stack.push(&correct_repeats(lines).0).ok()?;
     let histogram: DistanceHistogram = stack.finish().ok()?;
-    let rate = |size: &u64| {
-        let in_lines = size / LINE_BYTES;
-        let misses = if folded {
-            *fold_to_ways(&histogram, in_lines / u64::from(WAYS), WAYS, SetMapping::Hashed)?.last()?
+    let miss_rate_at = |size: &u64| {
+        let size_lines = size / LINE_BYTES;
+        let miss_count = if is_folded {
+            *fold_to_ways(&histogram, size_lines / u64::from(WAY_COUNT), WAY_COUNT, SetMapping::Hashed)?.last()?
         } else {
-            histogram.misses_at(in_lines) as f64
+            histogram.misses_at(size_lines) as f64
         };
-        Some((*size, 1000.0 * misses / instructions))
+        Some((*size, 1000.0 * miss_count / instructions))
     };
-    MissRateCurve::new(all_sizes().iter().map(rate).collect::<Option<Vec<_>>>()?).ok()
+    MissRateCurve::new(all_sizes().iter().map(miss_rate_at).collect::<Option<Vec<_>>>()?).ok()
 }
 
-fn replay_studies(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'static str, Vec<NamedCurve>)>> {
-    let (lines, instructions) = log_parts(traced)?;
+fn curves_from_log(
+    measured_curve: &MissRateCurve,
+    traced: &TraceCapture,
+) -> Option<Vec<(&'static str, Vec<NamedCurve>)>> {
+    let (lines, instructions) = log_lines_and_instr(traced)?;
     let name_curve = |name: String, curve: Option<MissRateCurve>| Some(NamedCurve { name, curve: curve? });
     let with_real = |other_curves: Vec<Option<NamedCurve>>| {
-        let real = NamedCurve { name: "real".to_string(), curve: real.clone() };
-        std::iter::once(Some(real)).chain(other_curves).collect::<Option<Vec<_>>>()
+        let real_named_curve = NamedCurve { name: "real".to_string(), curve: measured_curve.clone() };
+        std::iter::once(Some(real_named_curve)).chain(other_curves).collect::<Option<Vec<_>>>()
     };
     let log_part = |divisor: usize| (&lines[..lines.len() / divisor], instructions / divisor as f64);
-    let mut log_size = Vec::new();
+    let mut log_size_curves = Vec::new();
     for divisor in [16, 4, 1] {
         let (lines, instructions) = log_part(divisor);
         let form_name = |form: &str| format!("{form}, {} entries", lines.len());
-        log_size.push(name_curve(form_name("thesis"), thesis_curve(lines, instructions, Warmup::Automatic, true)));
-        log_size.push(name_curve(form_name("survival"), log_survival_curve(lines, instructions)));
+        log_size_curves
+            .push(name_curve(form_name("thesis"), thesis_curve(lines, instructions, Warmup::Automatic, true)));
+        log_size_curves.push(name_curve(form_name("survival"), log_survival_curve(lines, instructions)));
     }
     let warmup_curve =
         |name: &str, warmup| name_curve(name.to_string(), thesis_curve(lines, instructions, warmup, true));
-    let warmups = vec![
+    let warm_up_curves = vec![
         warmup_curve("until full", Warmup::Automatic),
         warmup_curve("half", Warmup::Half),
         warmup_curve("none", Warmup::Nothing),
     ];
-    let dropped = [1, 2, 4, 10].map(|nth| {
+    let sampled_curves = [1, 2, 4, 10].map(|nth| {
         let sampled_lines: Vec<u64> = lines.iter().copied().step_by(nth).collect();
         name_curve(format!("every {nth}. entry"), thesis_curve(&sampled_lines, instructions, Warmup::Automatic, true))
     });
-    let ways = [false, true].map(|folded| {
-        let name = if folded { format!("{WAYS} ways") } else { "fully associative".to_string() };
-        name_curve(name, curve_in_sets(lines, instructions, folded))
+    let way_curves = [false, true].map(|folded| {
+        let name = if folded { format!("{WAY_COUNT} ways") } else { "fully associative".to_string() };
+        name_curve(name, curve_of_set_mapping(lines, instructions, folded))
     });
     Some(vec![
-        ("log size", with_real(log_size)?),
-        ("warm-up", with_real(warmups)?),
-        ("lost events", with_real(dropped.into())?),
-        ("associativity", with_real(ways.into())?),
+        ("log size", with_real(log_size_curves)?),
+        ("warm-up", with_real(warm_up_curves)?),
+        ("lost events", with_real(sampled_curves.into())?),
+        ("associativity", with_real(way_curves.into())?),
     ])
 }
 
 /// Runs the program again on another machine or with other options.
-fn rerun_curves(
+fn run_and_measure_curves(
     workload: &Workload,
     name: &str,
     lengths: LogLengths,
     colors: &[u32],
 ) -> Result<[NamedCurve; 2], ReproError> {
-    let traced = log_program(workload, lengths, 1.0)?;
-    let real = real_curve(workload, traced.from, traced.to, colors)?;
-    let calculated = log_parts(&traced).and_then(|(lines, instr)| thesis_curve(lines, instr, Warmup::Automatic, true));
-    let calculated = calculated.ok_or_else(|| ReproError::Failed(name.to_string(), "an empty log".to_string()))?;
+    let log_capture = capture_program_log(workload, lengths, 1.0)?;
+    let measured_curve = measure_real_curve(workload, log_capture.from, log_capture.to, colors)?;
+    let computed_curve = log_lines_and_instr(&log_capture)
+        .and_then(|(lines, instr)| thesis_curve(lines, instr, Warmup::Automatic, true));
+    let calculated = computed_curve.ok_or_else(|| ReproError::Failed(name.to_string(), "an empty log".to_string()))?;
     Ok([
-        NamedCurve { name: format!("real, {name}"), curve: real },
+        NamedCurve { name: format!("real, {name}"), curve: measured_curve },
         NamedCurve { name: format!("calculated, {name}"), curve: calculated },
     ])
 }
 
-fn calculate_curves(
+fn measure_curves(
     program: &'static str,
     seed: u64,
     lengths: LogLengths,
     colors: &[u32],
 ) -> Result<SensitivityCurves, ReproError> {
-    let usual = build_workload(program, seed)?;
-    let traced = log_program(&usual, lengths, 1.0)?;
-    let real = real_curve(&usual, traced.from, traced.to, colors)?;
-    let empty = || failed(program)("an empty log");
-    let mut studies = replay_studies(&real, &traced).ok_or_else(empty)?;
-    let mut calm = usual.clone();
-    calm.options.prefetch = false;
-    let mut in_order = usual.clone();
-    in_order.machine.pipeline = CoreModel::InOrder { issue_width: 1 };
-    let with_prefetch = rerun_curves(&usual, "as it is", lengths, colors)?;
-    let without_prefetch = rerun_curves(&calm, "without prefetching", lengths, colors)?;
-    let out_of_order = rerun_curves(&usual, "out of order", lengths, colors)?;
-    let one_at_a_time = rerun_curves(&in_order, "one instruction at a time", lengths, colors)?;
-    studies.push(("prefetching", with_prefetch.into_iter().chain(without_prefetch).collect()));
-    studies.push(("issue order", out_of_order.into_iter().chain(one_at_a_time).collect()));
+    let base_workload = build_workload(program, seed)?;
+    let log_capture = capture_program_log(&base_workload, lengths, 1.0)?;
+    let measured_curve = measure_real_curve(&base_workload, log_capture.from, log_capture.to, colors)?;
+    let empty_log_error = || failed(program)("an empty log");
+    let mut studies = curves_from_log(&measured_curve, &log_capture).ok_or_else(empty_log_error)?;
+    let mut workload_without_prefetch = base_workload.clone();
+    workload_without_prefetch.options.prefetch = false;
+    let mut in_order_workload = base_workload.clone();
+    in_order_workload.machine.pipeline = CoreModel::InOrder { issue_width: 1 };
+    let prefetch_curves = run_and_measure_curves(&base_workload, "as it is", lengths, colors)?;
+    let no_prefetch_curves =
+        run_and_measure_curves(&workload_without_prefetch, "without prefetching", lengths, colors)?;
+    let out_of_order_curves = run_and_measure_curves(&base_workload, "out of order", lengths, colors)?;
+    let in_order_curves = run_and_measure_curves(&in_order_workload, "one instruction at a time", lengths, colors)?;
+    studies.push(("prefetching", prefetch_curves.into_iter().chain(no_prefetch_curves).collect()));
+    studies.push(("issue order", out_of_order_curves.into_iter().chain(in_order_curves).collect()));
     let studies = studies.into_iter().map(|(study, curves)| (Name(study), curves)).collect();
     Ok(SensitivityCurves { program: Name(program), seed, studies })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let lengths = context.pick(LogLengths { warm_up: 3e5, logged: 3e5 }, LogLengths { warm_up: 2e6, logged: 2e6 });
-    let colors: Vec<u32> = context.pick_of_three(vec![16], vec![1, 8, 16], (1..=COLORS).collect());
+    let lengths = context.pick(
+        LogLengths { warm_up_instr: 3e5, logged_instr: 3e5 },
+        LogLengths { warm_up_instr: 2e6, logged_instr: 2e6 },
+    );
+    let colors: Vec<u32> = context.pick_by_length(vec![16], vec![1, 8, 16], (1..=COLORS).collect());
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
-    let items: Vec<(&'static str, u64)> =
+    let program_seeds: Vec<(&'static str, u64)> =
         context.seeds.iter().flat_map(|&seed| programs.iter().map(move |&program| (program, seed))).collect();
     let sensitivity_curves = context.run_all_stored(
         module_path!(),
-        &items,
+        &program_seeds,
         |item| format!("{item:?} {lengths:?} {colors:?}"),
         |&(program, seed)| {
             context.report_progress(&format!("RM-2, RM-3: {program}, seed {seed}"));
-            calculate_curves(program, seed, lengths, &colors)
+            measure_curves(program, seed, lengths, &colors)
         },
     )?;
     let studies = ["log size", "warm-up", "lost events", "associativity", "prefetching", "issue order"];
@@ -192,13 +201,14 @@ fn sensitivity_finding(
     };
     let shift_of = |curves: &&SensitivityCurves| -> Option<f64> {
         let named_curves = &curves.studies.iter().find(|(name, _)| name.0 == study)?.1;
-        let calculated: Vec<&NamedCurve> =
+        let calculated_curves: Vec<&NamedCurve> =
             named_curves.iter().filter(|named_curve| !named_curve.name.starts_with("real")).collect();
-        let max_distance =
-            |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.mean_distance(&b.curve)).fold(0.0, f64::max);
-        Some(calculated.iter().map(max_distance).fold(0.0, f64::max))
+        let max_distance = |a: &&NamedCurve| {
+            calculated_curves.iter().filter_map(|b| a.curve.mean_distance(&b.curve)).fold(0.0, f64::max)
+        };
+        Some(calculated_curves.iter().map(max_distance).fold(0.0, f64::max))
     };
-    let per_seed = context.per_seed(|seed| {
+    let per_seed = context.values_by_seed(|seed| {
         let own_curves = sensitivity_curves.iter().filter(|curves| curves.seed == seed);
         mean(&own_curves.filter_map(|curves| shift_of(&curves)).collect::<Vec<_>>())
     });
@@ -209,7 +219,7 @@ fn sensitivity_finding(
             "Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.",
         );
     let first_seed_curves = sensitivity_curves.iter().filter(|curves| curves.seed == context.seeds[0]);
-    first_seed_curves.filter_map(|curves| draw_study(curves, study, id)).fold(finding, Finding::with_figure)
+    first_seed_curves.filter_map(|curves| study_figure(curves, study, id)).fold(finding, Finding::with_figure)
 }
 
 fn sensitivity_points(sensitivity_curves: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
@@ -219,7 +229,7 @@ fn sensitivity_points(sensitivity_curves: &[SensitivityCurves], study: &str) -> 
             for named_curve in named_curves {
                 let series = format!("{}, seed {}: {}", curves.program, curves.seed, named_curve.name);
                 points.extend(named_curve.curve.points().iter().map(|&(size, rate)| {
-                    DataPoint::over_values(series.clone(), format!("{:.0} colors", color_count(size)), &[rate])
+                    DataPoint::from_values(series.clone(), format!("{:.0} colors", color_count(size)), &[rate])
                 }));
             }
         }
@@ -227,7 +237,7 @@ fn sensitivity_points(sensitivity_curves: &[SensitivityCurves], study: &str) -> 
     points
 }
 
-fn draw_study(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFigure> {
+fn study_figure(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFigure> {
     let (_, named_curves) = curves.studies.iter().find(|(name, _)| name.0 == study)?;
     let series = named_curves.iter().map(|named_curve| Series {
         name: named_curve.name.clone(),
@@ -237,7 +247,7 @@ fn draw_study(curves: &SensitivityCurves, study: &str, id: &str) -> Option<Resul
             .iter()
             .map(|&(size, rate)| ChartPoint::new(color_count(size), rate))
             .collect(),
-        dashed: !named_curve.name.starts_with("real"),
+        is_dashed: !named_curve.name.starts_with("real"),
         ..Series::default()
     });
     let chart = Chart {

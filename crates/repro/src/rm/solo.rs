@@ -36,30 +36,33 @@ pub struct MissTimeline(pub Vec<MissTotals>);
 
 impl MissTimeline {
     /// A total after this many instructions, interpolated linearly between windows; `None` beyond the end.
-    fn work_until(&self, instructions: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
-        let next = self.0.partition_point(|sums| sums.instructions < instructions);
-        let high = self.0.get(next)?;
-        let Some(low) = next.checked_sub(1).map(|at| self.0[at]) else { return Some(value(high)) };
-        let along = (instructions - low.instructions) / (high.instructions - low.instructions);
-        Some(value(&low) + along * (value(high) - value(&low)))
+    fn interpolate_total(&self, instructions: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
+        let next_index = self.0.partition_point(|sums| sums.instructions < instructions);
+        let later_totals = self.0.get(next_index)?;
+        let Some(earlier_totals) = next_index.checked_sub(1).map(|at| self.0[at]) else {
+            return Some(value(later_totals));
+        };
+        let interpolated_share =
+            (instructions - earlier_totals.instructions) / (later_totals.instructions - earlier_totals.instructions);
+        Some(value(&earlier_totals) + interpolated_share * (value(later_totals) - value(&earlier_totals)))
     }
 
-    fn per_kilo_instr(&self, from_instr: f64, to_instr: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
+    fn rate_per_kilo_instr(&self, from_instr: f64, to_instr: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
         Some(
-            1000.0 * (self.work_until(to_instr, value)? - self.work_until(from_instr, value)?)
+            1000.0 * (self.interpolate_total(to_instr, value)? - self.interpolate_total(from_instr, value)?)
                 / (to_instr - from_instr),
         )
     }
 
     /// Misses per thousand instructions in a stretch of the run; `None` if the run ended earlier.
     pub fn misses_per_kilo_instr(&self, from_instr: f64, to_instr: f64) -> Option<f64> {
-        self.per_kilo_instr(from_instr, to_instr, |sums| sums.misses)
+        self.rate_per_kilo_instr(from_instr, to_instr, |sums| sums.misses)
     }
 
     /// Rates per thousand instructions that no allocation of the L2 changes: misses of the first-level caches,
     /// references of the L2.
     pub fn first_level_per_kilo_instr(&self, from_instr: f64, to_instr: f64) -> Option<[f64; 3]> {
-        let mean_rate = |value| self.per_kilo_instr(from_instr, to_instr, value);
+        let mean_rate = |value| self.rate_per_kilo_instr(from_instr, to_instr, value);
         Some([
             mean_rate(|sums| sums.first_level_misses)?,
             mean_rate(|sums| sums.instruction_misses)?,
@@ -67,7 +70,7 @@ impl MissTimeline {
         ])
     }
 
-    pub fn end(&self) -> MissTotals {
+    pub fn last_totals(&self) -> MissTotals {
         self.0.last().copied().unwrap_or_default()
     }
 }
@@ -82,11 +85,11 @@ pub struct SoloMachine {
 impl SoloMachine {
     /// The program of the workload at its start, on the first CPU, with the first `colors` colors.
     pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
-        Self::measure(workload.build_machine()?, colors, window_cycles)
+        Self::from_machine(workload.build_machine()?, colors, window_cycles)
     }
 
     /// Starts a machine with one task.
-    pub fn measure(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
+    pub fn from_machine(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: window_cycles });
         plan.affinity.insert(TaskId(0), [0].into_iter().collect());
         plan.shares = vec![color_share(&machine, colors)];
@@ -97,10 +100,10 @@ impl SoloMachine {
     }
 
     /// Runs one window.
-    pub fn step(&mut self) -> Result<Observation, ReproError> {
+    pub fn run_window(&mut self) -> Result<Observation, ReproError> {
         let observation = self.machine.observe().map_err(failed("window"))?;
         let observation = observation.ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
-        let mut sums = self.timeline.end();
+        let mut sums = self.timeline.last_totals();
         for (place, counts) in &observation.shared_counts {
             match place {
                 CounterScope::Cpu(_) => sums.instructions += counts.get(CounterEvent::Instructions).unwrap_or(0.0),
@@ -119,21 +122,21 @@ impl SoloMachine {
     }
 
     /// Runs until the program has executed at least this many instructions since its start.
-    pub fn run_to(&mut self, instructions: f64) -> Result<(), ReproError> {
-        while self.timeline.end().instructions < instructions {
-            self.step()?;
+    pub fn run_to_instruction(&mut self, instructions: f64) -> Result<(), ReproError> {
+        while self.timeline.last_totals().instructions < instructions {
+            self.run_window()?;
         }
         Ok(())
     }
 
     /// Logs this many first-level misses from now on; returns the log with the positions of its start and end.
     pub fn trace_misses(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
-        let from_instr = self.timeline.end().instructions;
+        let from_instr = self.timeline.last_totals().instructions;
         let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };
         self.plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: probe_kind, budget_ns: u64::MAX }];
         self.machine.apply(&self.plan).map_err(failed("trace"))?;
         loop {
-            let mut observation = self.step()?;
+            let mut observation = self.run_window()?;
             if let Some(answer) = observation.probe_results.pop() {
                 self.plan.probes.clear();
                 self.machine.apply(&self.plan).map_err(failed("end of trace"))?;
@@ -142,7 +145,7 @@ impl SoloMachine {
                 return Ok(TraceCapture {
                     seen: observation,
                     from: from_instr,
-                    to: self.timeline.end().instructions,
+                    to: self.timeline.last_totals().instructions,
                     cost_ns,
                 });
             }
@@ -166,22 +169,22 @@ impl TraceCapture {
         self.seen.probe_results.first().map(|answer| &answer.evidence)
     }
 
-    pub fn entries(&self) -> usize {
+    pub fn entry_count(&self) -> usize {
         if let Some(ProbeEvidence::Trace { lines, .. }) = self.evidence() { lines.len() } else { 0 }
     }
 
     /// Number of entries per instruction of the program.
     pub fn entries_per_instr(&self) -> f64 {
-        self.entries() as f64 / (self.to - self.from).max(1.0)
+        self.entry_count() as f64 / (self.to - self.from).max(1.0)
     }
 }
 
 fn color_share(machine: &SimMachine, colors: u32) -> CacheShare {
-    let last = machine.topology().last_level_caches().next().map_or(CacheId(0), |cache| cache.id);
+    let last_level_cache = machine.topology().last_level_caches().next().map_or(CacheId(0), |cache| cache.id);
     CacheShare {
         group: GroupId(0),
         members: vec![ShareMember::Process(ProcessId(0))],
-        cache: last,
+        cache: last_level_cache,
         units: Units::Colors { allowed: (0..colors).collect(), migration: PageMigration::All },
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::entry::StoredEntry;
 use super::run_dir::{RunDir, StoredLookup};
 
-const KIND: &str = "account";
+const ENTRY_KIND: &str = "account";
 
 /// The last measured cost of an experiment from an empty store.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -28,13 +28,13 @@ impl RunDir {
     pub fn write_cost(&self, ids: &[&str], form: &str, cost: ExperimentCost) -> std::io::Result<()> {
         let (sources, inputs) = (String::new(), cost_key(ids, form));
         let answer = rmp_serde::to_vec_named(&cost).map_err(std::io::Error::other)?;
-        let (kind, label, cpu_seconds) = (KIND.to_string(), inputs.clone(), 0.0);
-        self.write(&StoredEntry { kind, label, sources, inputs, cpu_seconds, answer })
+        let (kind, label, cpu_seconds) = (ENTRY_KIND.to_string(), inputs.clone(), 0.0);
+        self.store_entry(&StoredEntry { kind, label, sources, inputs, cpu_seconds, answer })
     }
 
     /// The most recently stored cost.
     pub fn latest_cost(&self, ids: &[&str], form: &str) -> Option<ExperimentCost> {
-        match self.read(KIND, "", &cost_key(ids, form)) {
+        match self.find_entry(ENTRY_KIND, "", &cost_key(ids, form)) {
             StoredLookup::Hit(entry) => rmp_serde::from_slice(&entry.answer).ok(),
             StoredLookup::Miss | StoredLookup::Unusable(_) => None,
         }

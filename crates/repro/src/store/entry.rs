@@ -5,7 +5,7 @@ use std::io::Read as _;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-const MAGIC: &[u8] = b"cachemate run 1\n";
+const FORMAT_LINE: &[u8] = b"cachemate run 1\n";
 const CHECKSUM_BYTES: usize = 32;
 /// Maximum size of a stored value; larger ones are not stored.
 pub(super) const MAX_ENTRY_BYTES: u64 = 64 << 20;
@@ -62,28 +62,28 @@ impl StoredEntry {
     }
 
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, EntryError> {
-        let record_error = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
-        let head = rmp_serde::to_vec_named(self).map_err(|error| record_error(&error))?;
-        let mut record = (head.len() as u64).to_le_bytes().to_vec();
-        record.extend_from_slice(&head);
+        let encoding_error = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
+        let encoded_head = rmp_serde::to_vec_named(self).map_err(|error| encoding_error(&error))?;
+        let mut record = (encoded_head.len() as u64).to_le_bytes().to_vec();
+        record.extend_from_slice(&encoded_head);
         record.extend_from_slice(&self.answer);
-        let packed = zstd::bulk::compress(&record, 1).map_err(|error| record_error(&error))?;
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&Sha256::digest(&packed));
-        bytes.extend_from_slice(&packed);
+        let compressed_record = zstd::bulk::compress(&record, 1).map_err(|error| encoding_error(&error))?;
+        let mut bytes = FORMAT_LINE.to_vec();
+        bytes.extend_from_slice(&Sha256::digest(&compressed_record));
+        bytes.extend_from_slice(&compressed_record);
         Ok(bytes)
     }
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, EntryError> {
-        let body = bytes.strip_prefix(MAGIC).ok_or(EntryError::Magic)?;
-        let (checksum, packed) = body.split_at_checked(CHECKSUM_BYTES).ok_or(EntryError::Checksum)?;
-        if Sha256::digest(packed).as_slice() != checksum {
+        let body = bytes.strip_prefix(FORMAT_LINE).ok_or(EntryError::Magic)?;
+        let (checksum, compressed_record) = body.split_at_checked(CHECKSUM_BYTES).ok_or(EntryError::Checksum)?;
+        if Sha256::digest(compressed_record).as_slice() != checksum {
             return Err(EntryError::Checksum);
         }
         let record_error = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
         let mut record = Vec::new();
-        let unpacked = zstd::Decoder::new(packed).map_err(|error| record_error(&error))?;
-        unpacked.take(8 * MAX_ENTRY_BYTES).read_to_end(&mut record).map_err(|error| record_error(&error))?;
+        let decoder = zstd::Decoder::new(compressed_record).map_err(|error| record_error(&error))?;
+        decoder.take(8 * MAX_ENTRY_BYTES).read_to_end(&mut record).map_err(|error| record_error(&error))?;
         let (length, tail) = record.split_first_chunk::<8>().ok_or_else(|| record_error(&"no length"))?;
         let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|error| record_error(&error))?;
         let (head, answer) = tail.split_at_checked(length).ok_or_else(|| record_error(&"a length beyond its end"))?;

@@ -2,9 +2,9 @@
 //!
 //! Problem: most of an experiment's time is spent on runs that other experiments, seeds and edits need again. Method: a
 //! value's name is a hash of everything that it depends on: machine, programs, options, lengths, seed, and the sources
-//! that can change it ([`crate::sources`]). Within a process, values are in memory; with a directory ([`open`]), they are
-//! on disk as well. Properties: the same bits with and without a store; an unusable file is reported and its run made
-//! again ([`RunDir`]).
+//! that can change it ([`crate::sources`]). Within a process, values are in memory; with a directory
+//! ([`use_directory`]), they are on disk as well. Properties: the same bits with and without a store; an unusable file
+//! is reported and its run made again ([`RunDir`]).
 
 mod account;
 mod entry;
@@ -64,30 +64,30 @@ pub enum StoreMode {
 }
 
 /// Kind, sources and inputs.
-type ValueKey = (&'static str, String, String);
+type StoredValueKey = (&'static str, String, String);
 
 #[derive(Default)]
 struct StoreState {
     dir: Option<(Arc<RunDir>, fn(&str))>,
     mode: StoreMode,
     counts: StoreCounts,
-    values: BTreeMap<ValueKey, Arc<[u8]>>,
+    bytes_by_key: BTreeMap<StoredValueKey, Arc<[u8]>>,
     /// Keys of the values, oldest first.
-    order: VecDeque<ValueKey>,
-    bytes: usize,
+    keys_by_age: VecDeque<StoredValueKey>,
+    total_bytes: usize,
 }
 
 static STATE: LazyLock<Mutex<StoreState>> = LazyLock::new(Mutex::default);
 
 impl StoreState {
-    fn insert_value(&mut self, key: ValueKey, value: Arc<[u8]>) {
-        self.bytes += value.len();
-        if self.values.insert(key.clone(), value).is_none() {
-            self.order.push_back(key);
+    fn insert_value(&mut self, key: StoredValueKey, value: Arc<[u8]>) {
+        self.total_bytes += value.len();
+        if self.bytes_by_key.insert(key.clone(), value).is_none() {
+            self.keys_by_age.push_back(key);
         }
-        while self.bytes > MAX_MEMORY_BYTES {
-            let Some(oldest) = self.order.pop_front() else { break };
-            self.bytes -= self.values.remove(&oldest).map_or(0, |value| value.len());
+        while self.total_bytes > MAX_MEMORY_BYTES {
+            let Some(oldest) = self.keys_by_age.pop_front() else { break };
+            self.total_bytes -= self.bytes_by_key.remove(&oldest).map_or(0, |value| value.len());
         }
     }
 }
@@ -98,8 +98,8 @@ fn lock_state() -> MutexGuard<'static, StoreState> {
 
 /// From now on, stores values in this directory and reads them from it. `note` receives a message for each file that
 /// cannot be used or written.
-pub fn open(dir: Arc<RunDir>, note: fn(&str)) {
-    lock_state().dir = Some((dir, note));
+pub fn use_directory(dir: Arc<RunDir>, report_problem: fn(&str)) {
+    lock_state().dir = Some((dir, report_problem));
 }
 
 /// Sets the treatment of runs that are not stored, and returns the previous one.
@@ -108,7 +108,7 @@ pub fn set_mode(mode: StoreMode) -> StoreMode {
 }
 
 /// Counts of this process up to now.
-pub fn counts() -> StoreCounts {
+pub fn store_counts() -> StoreCounts {
     lock_state().counts
 }
 
@@ -123,22 +123,22 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
     let key = (name.kind, name.sources.clone(), name.inputs.clone());
     let (stored_bytes, dir, mode) = {
         let state = lock_state();
-        (state.values.get(&key).cloned(), state.dir.clone(), state.mode)
+        (state.bytes_by_key.get(&key).cloned(), state.dir.clone(), state.mode)
     };
     if let Some(bytes) = stored_bytes {
-        return split_runs::read(&name.label, &bytes);
+        return split_runs::decode_answer(&name.label, &bytes);
     }
-    if let Some((dir, note)) = &dir {
-        match dir.read(name.kind, &name.sources, &name.inputs) {
+    if let Some((dir, report_problem)) = &dir {
+        match dir.find_entry(name.kind, &name.sources, &name.inputs) {
             StoredLookup::Hit(entry) => {
                 let mut state = lock_state();
                 state.counts.reused += 1;
                 state.counts.reused_cpu_seconds += entry.cpu_seconds;
-                let value = split_runs::read(&name.label, &entry.answer);
+                let value = split_runs::decode_answer(&name.label, &entry.answer);
                 state.insert_value(key, entry.answer.into());
                 return value;
             }
-            StoredLookup::Unusable(why) => note(&format!("{why}; the run is made again")),
+            StoredLookup::Unusable(why) => report_problem(&format!("{why}; the run is made again")),
             StoredLookup::Miss => {}
         }
     }
@@ -146,17 +146,17 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
         lock_state().counts.missing += 1;
         return Err(ReproError::Elsewhere);
     }
-    let begin = cpu_seconds();
+    let start_cpu_seconds = cpu_seconds();
     let value = make()?;
-    let cpu_seconds = cpu_seconds() - begin;
+    let cpu_seconds = cpu_seconds() - start_cpu_seconds;
     let answer = split_runs::encode_answer(&name.label, &value)?;
-    if let Some((dir, note)) = &dir {
+    if let Some((dir, report_problem)) = &dir {
         let RunName { kind, label, sources, inputs } = name;
         let kind = kind.to_string();
         let entry = StoredEntry { kind, label, sources, inputs, cpu_seconds, answer: answer.clone() };
-        if let Err(error) = dir.write(&entry) {
+        if let Err(error) = dir.store_entry(&entry) {
             let path = dir.path().display();
-            note(&format!("{path}: a run cannot be stored ({error}); it is made again the next time"));
+            report_problem(&format!("{path}: a run cannot be stored ({error}); it is made again the next time"));
         }
     }
     let mut state = lock_state();
@@ -168,8 +168,8 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
 
 /// Processor time of this thread.
 fn cpu_seconds() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+    let thread_time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    thread_time.tv_sec as f64 + thread_time.tv_nsec as f64 * 1e-9
 }
 
 /// The directory in use.

@@ -14,11 +14,11 @@ use super::entry::{EntryError, MAX_ENTRY_BYTES, StoredEntry, entry_name};
 
 /// Default size of a directory beyond which files are removed.
 pub const MAX_DIR_BYTES: u64 = 2 << 30;
-const EXTENSION: &str = "run";
+const ENTRY_EXTENSION: &str = "run";
 /// Minimum time between two marks that a value was used.
-const MARK_AFTER: Duration = Duration::from_secs(24 * 3600);
+const MIN_MARK_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 /// Files of writers that were killed are removed after this time.
-const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+const ABANDONED_FILE_AGE: Duration = Duration::from_secs(3600);
 
 /// A directory of stored values.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub struct RunDir {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StoredFile {
     /// Time of its last use, to the day, or of its writing.
-    pub used: SystemTime,
+    pub last_used: SystemTime,
     /// Path of the file.
     pub path: PathBuf,
     /// Length of the file.
@@ -65,11 +65,11 @@ impl RunDir {
 
     fn entry_path(&self, name: &str) -> PathBuf {
         let (dir, file) = name.split_at(2);
-        self.path.join(dir).join(file).with_extension(EXTENSION)
+        self.path.join(dir).join(file).with_extension(ENTRY_EXTENSION)
     }
 
     /// Looks up the value that was made from exactly these inputs by these sources.
-    pub fn read(&self, kind: &str, sources: &str, inputs: &str) -> StoredLookup {
+    pub fn find_entry(&self, kind: &str, sources: &str, inputs: &str) -> StoredLookup {
         let path = self.entry_path(&entry_name(kind, sources, inputs));
         let unusable_entry =
             |reason: &dyn std::fmt::Display| StoredLookup::Unusable(format!("{}: {reason}", path.display()));
@@ -88,7 +88,7 @@ impl RunDir {
     }
 
     /// Stores a value, unless it exceeds the maximum size.
-    pub fn write(&self, entry: &StoredEntry) -> io::Result<()> {
+    pub fn store_entry(&self, entry: &StoredEntry) -> io::Result<()> {
         let bytes = entry.to_bytes().map_err(io::Error::other)?;
         let length = bytes.len() as u64;
         if length > MAX_ENTRY_BYTES {
@@ -107,7 +107,7 @@ impl RunDir {
     /// Every stored file, the least recently used first. A directory that does not exist has none.
     pub fn files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = self.all_files()?;
-        files.retain(|file| file.path.extension().is_some_and(|extension| extension == EXTENSION));
+        files.retain(|file| file.path.extension().is_some_and(|extension| extension == ENTRY_EXTENSION));
         files.sort();
         Ok(files)
     }
@@ -116,13 +116,13 @@ impl RunDir {
     fn all_files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = Vec::new();
         for dir in directory_entries(&self.path)? {
-            let is_ours = dir.file_name().is_some_and(|name| name.len() == 2);
-            for path in if is_ours { directory_entries(&dir)? } else { Vec::new() } {
+            let is_entry_directory = dir.file_name().is_some_and(|name| name.len() == 2);
+            for path in if is_entry_directory { directory_entries(&dir)? } else { Vec::new() } {
                 // Another process may have removed it.
                 let Ok(metadata) = path.symlink_metadata() else { continue };
                 if metadata.is_file() {
-                    let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                    files.push(StoredFile { used, path, bytes: metadata.len() });
+                    let last_used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                    files.push(StoredFile { last_used, path, bytes: metadata.len() });
                 }
             }
         }
@@ -134,20 +134,20 @@ impl RunDir {
     pub fn prune(&self, max_bytes: u64) -> io::Result<(u64, u64)> {
         let mut files = self.all_files()?;
         files.sort();
-        let total: u64 = files.iter().map(|file| file.bytes).sum();
+        let total_bytes: u64 = files.iter().map(|file| file.bytes).sum();
         // Leaves some room, so that the next write does not prune again.
-        let mut excess = if total > max_bytes { total - max_bytes / 10 * 9 } else { 0 };
-        let (mut removed, mut removed_bytes) = (0, 0);
+        let mut excess_bytes = if total_bytes > max_bytes { total_bytes - max_bytes / 10 * 9 } else { 0 };
+        let (mut removed_files, mut removed_bytes) = (0, 0);
         for file in files {
-            let is_entry = file.path.extension().is_some_and(|extension| extension == EXTENSION);
-            let is_abandoned = !is_entry && file.used.elapsed().is_ok_and(|age| age > ABANDONED_AFTER);
-            if is_abandoned || (is_entry && excess > 0) {
+            let is_entry = file.path.extension().is_some_and(|extension| extension == ENTRY_EXTENSION);
+            let is_abandoned = !is_entry && file.last_used.elapsed().is_ok_and(|age| age > ABANDONED_FILE_AGE);
+            if is_abandoned || (is_entry && excess_bytes > 0) {
                 remove(&file.path)?;
-                (removed, removed_bytes) = (removed + 1, removed_bytes + file.bytes);
-                excess = excess.saturating_sub(file.bytes);
+                (removed_files, removed_bytes) = (removed_files + 1, removed_bytes + file.bytes);
+                excess_bytes = excess_bytes.saturating_sub(file.bytes);
             }
         }
-        Ok((removed, removed_bytes))
+        Ok((removed_files, removed_bytes))
     }
 }
 
@@ -175,7 +175,7 @@ fn directory_entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// Marks a file as used. A directory that is not writable keeps its order.
 fn mark_used(path: &Path) {
     let try_mark_used = || -> io::Result<()> {
-        if path.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MARK_AFTER) {
+        if path.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MIN_MARK_INTERVAL) {
             cachemate_files::open_plain(path)?.set_modified(SystemTime::now())?;
         }
         Ok(())
@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn read(dir: &RunDir, number: u64) -> StoredLookup {
-        dir.read("test", "s", &number.to_string())
+        dir.find_entry("test", "s", &number.to_string())
     }
 
     /// Is a value found only under its own inputs, and is a truncated, damaged or misplaced file rejected by name and
@@ -207,8 +207,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dir = RunDir::new(&dir.path().join("runs"), MAX_DIR_BYTES);
         assert!(matches!(read(&dir, 1), StoredLookup::Miss));
-        (1..=8).for_each(|number| dir.write(&sample_entry(number, 2_000)).unwrap());
-        assert!(matches!(dir.read("test", "other", "1"), StoredLookup::Miss));
+        (1..=8).for_each(|number| dir.store_entry(&sample_entry(number, 2_000)).unwrap());
+        assert!(matches!(dir.find_entry("test", "other", "1"), StoredLookup::Miss));
         let files = dir.files().unwrap();
         assert_eq!(files.len(), 8);
         for (nth, file) in files.iter().enumerate() {
@@ -226,7 +226,7 @@ mod tests {
                 StoredLookup::Unusable(why) => assert!(why.contains("found") && why.contains("expected"), "{why}"),
                 other => panic!("{number}: {other:?}"),
             }
-            dir.write(&sample_entry(number, 2_000)).unwrap();
+            dir.store_entry(&sample_entry(number, 2_000)).unwrap();
             assert!(matches!(read(&dir, number), StoredLookup::Hit(found) if found == sample_entry(number, 2_000)));
         }
     }
@@ -242,7 +242,7 @@ mod tests {
             file.set_modified(long_ago + Duration::from_secs(3600 * hours)).unwrap();
         };
         for number in 0..6 {
-            dir.write(&sample_entry(number, 5_000)).unwrap();
+            dir.store_entry(&sample_entry(number, 5_000)).unwrap();
             set_age(&dir.entry_path(&sample_entry(number, 0).name()), number);
         }
         assert!(matches!(read(&dir, 0), StoredLookup::Hit(_)), "a use is marked");
@@ -255,7 +255,7 @@ mod tests {
         assert!(removed == 3 && bytes > 15_000, "{removed} files of {bytes} bytes");
         let is_stored = |number: u64| matches!(read(&dir, number), StoredLookup::Hit(_));
         assert_eq!((0..6).map(is_stored).collect::<Vec<bool>>(), [true, false, false, false, true, true]);
-        (10..40).for_each(|number| dir.write(&sample_entry(number, 5_000)).unwrap());
+        (10..40).for_each(|number| dir.store_entry(&sample_entry(number, 5_000)).unwrap());
         assert!(dir.files().unwrap().iter().map(|file| file.bytes).sum::<u64>() <= 46_000);
     }
 }

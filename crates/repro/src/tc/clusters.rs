@@ -2,21 +2,21 @@
 
 use cachemate_locality::shmap::SharingCriteria;
 use cachemate_policy::clustering::{
-    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold,
+    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
 };
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
-use super::figures::draw_sharing_maps as shmap_figures;
+use super::figures::sharing_map_figures as shmap_figures;
 use super::insight::{RoundAccuracy, round_accuracies};
 use super::setup::{
-    ClusterCase, ClusterSetting, PlacementRound, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, paper_programs,
-    placement_rounds,
+    ClusterCase, ClusterSetting, PlacementRound, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
+    paper_programs, placement_rounds,
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError};
 
 /// A threshold below every program's share of remote stalls, so that all four are examined.
-const LOW: &str = "activation_share = 0.02";
+const LOW_ACTIVATION: &str = "activation_share = 0.02";
 
 /// The clusters found in one run.
 #[derive(Serialize, Deserialize)]
@@ -33,33 +33,38 @@ struct ClusterRun {
 
 fn run_case(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun, ReproError> {
     // A change of phase needs the same time again: the clusters before it, then those after it.
-    let changes = case.options.regroup_after.is_some();
-    let short_setting = ClusterSetting::new(context, SMALL, case, seed);
-    let warm_up_windows = short_setting.warm_up_windows * if changes { 2 } else { 1 };
+    let has_phase_change = case.options.regroup_after.is_some();
+    let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
+    let warm_up_windows = short_setting.warm_up_windows * if has_phase_change { 2 } else { 1 };
     let setting = ClusterSetting { warm_up_windows, measured_windows: 1, ..short_setting };
-    let truth = case.true_groups_later(seed)?;
-    let run = setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?;
-    let mut placement_rounds = placement_rounds(&run.records, truth.len(), setting.entries);
-    let insight = round_accuracies(&run.records, &case.true_groups(seed)?, setting.entries).into_iter().next();
-    let workers = truth.iter().flatten().count();
-    let count = placement_rounds.len();
-    let last = placement_rounds.pop();
+    let true_groups = case.true_groups_at_end(seed)?;
+    let run = setting.run(&ThreadPlacement::Automatic(LOW_ACTIVATION.to_string()))?;
+    let mut placement_rounds = placement_rounds(&run.records, true_groups.len(), setting.entries);
+    let first_round_accuracy =
+        round_accuracies(&run.records, &case.true_groups(seed)?, setting.entries).into_iter().next();
+    let worker_count = true_groups.iter().flatten().count();
+    let round_count = placement_rounds.len();
+    let last_round = placement_rounds.pop();
     Ok(ClusterRun {
-        agreement: last.as_ref().map_or(0.0, |round| round.agreement(&truth)),
-        unclustered: last.as_ref().map_or(workers, |round| round.unclustered_workers(&truth)),
-        clusters: last.as_ref().map_or(0, |round| round.clusters),
-        rounds: count,
+        agreement: last_round.as_ref().map_or(0.0, |round| round.agreement(&true_groups)),
+        unclustered: last_round.as_ref().map_or(worker_count, |round| round.count_unclustered_workers(&true_groups)),
+        clusters: last_round.as_ref().map_or(0, |round| round.clusters),
+        rounds: round_count,
         first: (!placement_rounds.is_empty()).then(|| placement_rounds.swap_remove(0)),
-        last,
-        insight,
+        last: last_round,
+        insight: first_round_accuracy,
     })
 }
 
 /// Points of the first round of sampling, with the distance between the program's own groups in its shMaps.
-fn insight_points<'a>(case: &ClusterCase, runs: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
-    let insights: Vec<&RoundAccuracy> = runs.filter_map(|run| run.insight.as_ref()).collect();
-    let accuracy_point = |label: &str, value: &dyn Fn(&RoundAccuracy) -> f64| {
-        DataPoint::over_values(label, case.name, &insights.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
+fn accuracy_points<'a>(case: &ClusterCase, runs: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
+    let accuracies: Vec<&RoundAccuracy> = runs.filter_map(|run| run.insight.as_ref()).collect();
+    let accuracy_point = |label: &str, value_of: &dyn Fn(&RoundAccuracy) -> f64| {
+        DataPoint::from_values(
+            label,
+            case.name,
+            &accuracies.iter().map(|insight| value_of(insight)).collect::<Vec<f64>>(),
+        )
     };
     vec![
         accuracy_point("first round: samples", &|insight| insight.samples as f64),
@@ -76,9 +81,9 @@ fn insight_points<'a>(case: &ClusterCase, runs: impl Iterator<Item = &'a Cluster
 
 /// The chapter's programs under harder conditions: background threads, uneven clusters, a change midway.
 fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
-    let case_with = |name, kernel, change: fn(&mut Options)| {
+    let case_with = |name, kernel, set_option: fn(&mut Options)| {
         let mut options = Options::default();
-        change(&mut options);
+        set_option(&mut options);
         ClusterCase::new(name, kernel, options)
     };
     // The change comes after about half of each thread's operations.
@@ -111,7 +116,7 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
     cases
 }
 
-pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn paper_program_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let finding = agreement_finding(context, &paper_programs(), "tc-2-four-programs")?;
     Ok(vec![finding.with_note(format!(
         "Activation at 2 % so that all four are sampled; {SAMPLES_PER_THREAD} samples a thread and round. \"One pass\" is the thesis's scan on the \
@@ -148,7 +153,7 @@ fn agreement_finding(
         points.push(runs.point(index, "clusters", case.name, |run| run.clusters as f64));
         points.push(runs.point(index, "unclustered workers", case.name, |run| run.unclustered as f64));
         points.push(runs.point(index, "rounds that found clusters", case.name, |run| run.rounds as f64));
-        points.extend(insight_points(case, runs.of_case(index)));
+        points.extend(accuracy_points(case, runs.of_case(index)));
         points.push(runs.point(index, "adjusted Rand index, one pass", case.name, |run| {
             one_pass_agreement(run, &case.true_groups(1).unwrap_or_default())
         }));
@@ -156,29 +161,43 @@ fn agreement_finding(
             figures.extend(shmap_figures(case.name, round));
         }
         if case.options.regroup_after.is_some()
-            && let Some(later) = runs.of_case(index).find_map(|run| run.first.as_ref().and(run.last.as_ref()))
+            && let Some(later_round) = runs.of_case(index).find_map(|run| run.first.as_ref().and(run.last.as_ref()))
         {
-            figures.extend(shmap_figures(&format!("{}, at the end", case.name), later));
+            figures.extend(shmap_figures(&format!("{}, at the end", case.name), later_round));
         }
     }
     let per_seed = runs.least_per_seed(|run| run.agreement);
-    let mut finding = Finding::declared(name, &per_seed).with_points(points).time_scale(SCALE as f64);
+    let mut finding = Finding::declared(name, &per_seed).with_points(points).with_time_scale(TIME_SCALE as f64);
     finding.figures = figures;
     Ok(finding)
 }
 
 /// Agreement of the thesis's scan on the same maps, at the threshold that the policy's default gives for these samples.
-fn one_pass_agreement(run: &ClusterRun, truth: &[Option<u32>]) -> f64 {
+fn one_pass_agreement(run: &ClusterRun, true_groups: &[Option<u32>]) -> f64 {
     let Some(round) = run.first.as_ref().or(run.last.as_ref()) else { return 0.0 };
     let threads: Vec<ThreadMap<'_>> =
         round.maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
-    let share = SAMPLES_PER_THREAD as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+    let sampled_share = SAMPLES_PER_THREAD as f64 / THRESHOLD_SAMPLES_PER_THREAD;
     let sharing = SharingCriteria::default();
-    let clusters =
-        find(ClusteringMethod::OnePass, &threads, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor));
-    let own_cluster = |index: usize| clusters.count + index;
-    let cluster_of =
-        clusters.cluster_of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(own_cluster(index))).collect();
-    let clustered = clusters.cluster_of.iter().map(Option::is_some).collect();
-    PlacementRound { cluster_of, clusters: clusters.count, clustered, maps: Vec::new() }.agreement(truth)
+    let clusters = find_clusters(
+        ClusteringMethod::OnePass,
+        &threads,
+        &sharing,
+        scaled_threshold(THRESHOLD, sampled_share, sharing.floor),
+    );
+    let singleton_cluster = |index: usize| clusters.cluster_count + index;
+    let cluster_by_thread = clusters
+        .cluster_by_thread
+        .iter()
+        .enumerate()
+        .map(|(index, cluster)| cluster.unwrap_or(singleton_cluster(index)))
+        .collect();
+    let is_clustered = clusters.cluster_by_thread.iter().map(Option::is_some).collect();
+    PlacementRound {
+        cluster_of: cluster_by_thread,
+        clusters: clusters.cluster_count,
+        clustered: is_clustered,
+        maps: Vec::new(),
+    }
+    .agreement(true_groups)
 }

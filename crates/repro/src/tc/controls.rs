@@ -3,7 +3,9 @@
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
-use super::setup::{ClusterCase, ClusterSetting, SCALE, SMALL, ThreadPlacement, remote_share, work_rate};
+use super::setup::{
+    ClusterCase, ClusterSetting, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, remote_stall_share, work_rate,
+};
 use crate::{ExperimentContext, Finding, ReproError};
 
 #[derive(Serialize, Deserialize)]
@@ -14,14 +16,18 @@ struct ControlOutcome {
 }
 
 fn run_control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ControlOutcome, ReproError> {
-    let short_setting = ClusterSetting::new(context, SMALL, case, seed);
+    let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
     let setting = ClusterSetting { warm_up_windows: context.pick(3, 12), ..short_setting };
-    let truth = case.true_groups(seed)?;
-    let alone = setting.run(&ThreadPlacement::Default)?.results;
+    let true_groups = case.true_groups(seed)?;
+    let default_results = setting.run(&ThreadPlacement::Default)?.results;
     let placed_run = setting.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
     let placed_threads = placed_run.records.iter().map(|record| record.decision.plan.affinity.len()).max().unwrap_or(0);
-    let loss = 1.0 - work_rate(&placed_run.results, &truth) / work_rate(&alone, &truth);
-    Ok(ControlOutcome { moved: placed_threads as f64, loss: 100.0 * loss, remote: 100.0 * remote_share(&alone) })
+    let work_loss = 1.0 - work_rate(&placed_run.results, &true_groups) / work_rate(&default_results, &true_groups);
+    Ok(ControlOutcome {
+        moved: placed_threads as f64,
+        loss: 100.0 * work_loss,
+        remote: 100.0 * remote_stall_share(&default_results),
+    })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -42,11 +48,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         points.push(runs.point(index, "loss against the default, %", case.name, |outcome| outcome.loss));
         points.push(runs.point(index, "cycles stalled on remote caches, %", case.name, |outcome| outcome.remote));
     }
-    let time_scale = SCALE as f64;
+    let time_scale = TIME_SCALE as f64;
     Ok(vec![
         Finding::declared("tc-controls-placed", &runs.greatest_per_seed(|outcome| outcome.moved))
             .with_points(points)
-            .time_scale(time_scale),
-        Finding::declared("tc-controls-loss", &runs.greatest_per_seed(|outcome| outcome.loss)).time_scale(time_scale),
+            .with_time_scale(time_scale),
+        Finding::declared("tc-controls-loss", &runs.greatest_per_seed(|outcome| outcome.loss))
+            .with_time_scale(time_scale),
     ])
 }

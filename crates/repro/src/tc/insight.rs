@@ -27,61 +27,70 @@ pub(super) struct RoundAccuracy {
 }
 
 /// All rounds of a run, in order.
-pub(super) fn round_accuracies(records: &[WindowRecord], truth: &[Option<u32>], entries: usize) -> Vec<RoundAccuracy> {
-    let mut rounds: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
+pub(super) fn round_accuracies(
+    records: &[WindowRecord],
+    true_groups: &[Option<u32>],
+    entries: usize,
+) -> Vec<RoundAccuracy> {
+    let mut samples_by_round: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
     for record in records {
         for answer in &record.observation.probe_results {
             let ProbeEvidence::Samples { samples, events, line_bytes, .. } = &answer.evidence else { continue };
-            let round = rounds.entry(answer.probe).or_insert((0, 0, Vec::new()));
+            let round = samples_by_round.entry(answer.probe).or_insert((0, 0, Vec::new()));
             round.0 = record.observation.window;
             round.1 += events;
             round.2.extend(samples.iter().map(|s| (s.task, s.virtual_line * u64::from(*line_bytes))));
         }
     }
-    rounds
+    samples_by_round
         .into_values()
-        .map(|(window, events, samples)| round_accuracy(window, events, &samples, truth, entries))
+        .map(|(window, events, samples)| measure_accuracy(window, events, &samples, true_groups, entries))
         .collect()
 }
 
-fn round_accuracy(
+fn measure_accuracy(
     window: u64,
-    events: u64,
+    remote_accesses: u64,
     samples: &[(TaskId, u64)],
-    truth: &[Option<u32>],
+    true_groups: &[Option<u32>],
     entries: usize,
 ) -> RoundAccuracy {
     let mut maps = ShMaps::new(ShMapParameters { entries, ..ShMapParameters::default() });
-    let passed = samples.iter().filter(|&&(task, address)| maps.touch(task, address, truth.len())).count();
-    let none = vec![0u8; entries];
-    let rows: Vec<&[u8]> = (0..truth.len()).map(|index| maps.map_of(TaskId(index as u32)).unwrap_or(&none)).collect();
+    let passed_samples =
+        samples.iter().filter(|&&(task, address)| maps.touch(task, address, true_groups.len())).count();
+    let empty_map = vec![0u8; entries];
+    let map_rows: Vec<&[u8]> =
+        (0..true_groups.len()).map(|index| maps.map_of(TaskId(index as u32)).unwrap_or(&empty_map)).collect();
     let sharing = SharingCriteria::default();
-    let global = global_entries(&rows, &sharing);
-    let by_entry = |min_count: u8, threads: usize| {
+    let is_global_entry = global_entries(&map_rows, &sharing);
+    let count_entries_touched = |min_count: u8, threads: usize| {
         let is_touched_by_enough =
-            |entry: &usize| rows.iter().filter(|row| row[*entry] >= min_count).count() >= threads;
+            |entry: &usize| map_rows.iter().filter(|row| row[*entry] >= min_count).count() >= threads;
         (0..entries).filter(is_touched_by_enough).count()
     };
-    let mean_similarity = |same_group: bool| {
-        let (mut sum, mut pairs) = (0u64, 0u64);
-        for a in 0..truth.len() {
-            for b in a + 1..truth.len() {
-                if truth[a].is_some() && truth[b].is_some() && (truth[a] == truth[b]) == same_group {
-                    sum += similarity(rows[a], rows[b], &global, sharing.floor);
-                    pairs += 1;
+    let mean_similarity = |is_same_group: bool| {
+        let (mut sum, mut pair_count) = (0u64, 0u64);
+        for a in 0..true_groups.len() {
+            for b in a + 1..true_groups.len() {
+                if true_groups[a].is_some()
+                    && true_groups[b].is_some()
+                    && (true_groups[a] == true_groups[b]) == is_same_group
+                {
+                    sum += similarity(map_rows[a], map_rows[b], &is_global_entry, sharing.floor);
+                    pair_count += 1;
                 }
             }
         }
-        sum as f64 / pairs.max(1) as f64
+        sum as f64 / pair_count.max(1) as f64
     };
     RoundAccuracy {
         window,
         samples: samples.len(),
-        events,
-        passed,
-        claimed: by_entry(1, 1),
-        shared: by_entry(sharing.floor, 2),
-        global: global.iter().filter(|&&global| global).count(),
+        events: remote_accesses,
+        passed: passed_samples,
+        claimed: count_entries_touched(1, 1),
+        shared: count_entries_touched(sharing.floor, 2),
+        global: is_global_entry.iter().filter(|&&global| global).count(),
         inside: mean_similarity(true),
         across: mean_similarity(false),
     }

@@ -22,9 +22,9 @@ use crate::ExperimentRun;
 /// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
 pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
     ("TC-1 TC-3 TC-4", placements::run),
-    ("TC-4 TC-EIGHT", more_placements::eight_chips),
-    ("TC-4 TC-UNEVEN", more_placements::uneven_clusters),
-    ("TC-2 TC-PROGRAMS", clusters::four_programs),
+    ("TC-4 TC-EIGHT", more_placements::eight_chip_findings),
+    ("TC-4 TC-UNEVEN", more_placements::uneven_cluster_findings),
+    ("TC-2 TC-PROGRAMS", clusters::paper_program_findings),
     ("TC-2 TC-HARDER", clusters::harder_findings),
     ("TC-2 TC-VARIANTS", variants::run),
     ("TC-2 TC-SERVER", recorded::run),

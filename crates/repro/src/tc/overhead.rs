@@ -10,11 +10,12 @@ use cachemate_core::{
     Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, ProcessId, View, WindowLength, WindowRecord,
 };
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
-use cachemate_sim::machine::{COUNTER_TURN_NS, NominalClock};
+use cachemate_sim::machine::{COUNTER_ROTATION_NS, NominalClock};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, paper_programs, work_rate,
+    COUNTER_TURN_CYCLES, ClusterCase, ClusterSetting, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, paper_programs,
+    work_rate,
 };
 use crate::seeded_runs::SeededRuns;
 use crate::setup::failed;
@@ -42,25 +43,25 @@ impl Policy for SamplingPolicy {
 }
 
 /// The share of processor time that sampling took in windows with a probe, and the number of samples per second.
-fn charged_time(records: &[WindowRecord]) -> (f64, f64) {
-    let (mut cost_ns, mut busy_ns, mut samples, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
+fn sampling_share_and_rate(records: &[WindowRecord]) -> (f64, f64) {
+    let (mut cost_ns, mut busy_ns, mut sample_count, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
     for record in records.iter().filter(|record| !record.observation.probe_results.is_empty()) {
         busy_ns += record.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
         elapsed_ns += record.observation.span.elapsed_ns;
         for answer in &record.observation.probe_results {
             cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-            if let cachemate_core::ProbeEvidence::Samples { samples: taken, .. } = &answer.evidence {
-                samples += taken.len();
+            if let cachemate_core::ProbeEvidence::Samples { samples: probe_samples, .. } = &answer.evidence {
+                sample_count += probe_samples.len();
             }
         }
     }
     // Elapsed time is nominal; the machine's own time is shorter by the scale.
-    let seconds = elapsed_ns as f64 / 1e9 / SCALE as f64;
-    (cost_ns as f64 / busy_ns.max(1) as f64, samples as f64 / seconds.max(1e-12))
+    let seconds = elapsed_ns as f64 / 1e9 / TIME_SCALE as f64;
+    (cost_ns as f64 / busy_ns.max(1) as f64, sample_count as f64 / seconds.max(1e-12))
 }
 
 fn sampling_setting(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> ClusterSetting {
-    let machine = format!("{SMALL}?counters.interrupt_cycles={}", INTERRUPT_CYCLES * SCALE);
+    let machine = format!("{SMALL_MACHINE}?counters.interrupt_cycles={}", INTERRUPT_CYCLES * TIME_SCALE);
     ClusterSetting {
         warm_up_windows: context.pick(2, 12),
         measured_windows: context.pick(1, 2),
@@ -80,66 +81,82 @@ struct SamplingCost {
     per_second: f64,
 }
 
-fn cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost, ReproError> {
+fn measure_cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost, ReproError> {
     let (case, setting) = (warehouse_case(), sampling_setting(context, &warehouse_case(), seed));
-    let truth = case.true_groups(seed)?;
-    let unsampled = setting.run_by(Box::new(SamplingPolicy(0)))?;
-    let sampled = setting.run_by(Box::new(SamplingPolicy(one_in)))?;
-    let (charged, per_second) = charged_time(&sampled.records);
-    let slowdown = 1.0 - work_rate(&sampled.results, &truth) / work_rate(&unsampled.results, &truth);
-    Ok(SamplingCost { slowdown, charged, per_second })
+    let true_groups = case.true_groups(seed)?;
+    let unsampled_run = setting.run_under_policy(Box::new(SamplingPolicy(0)))?;
+    let sampled_run = setting.run_under_policy(Box::new(SamplingPolicy(one_in)))?;
+    let (charged_share, samples_per_second) = sampling_share_and_rate(&sampled_run.records);
+    let work_loss =
+        1.0 - work_rate(&sampled_run.results, &true_groups) / work_rate(&unsampled_run.results, &true_groups);
+    Ok(SamplingCost { slowdown: work_loss, charged: charged_share, per_second: samples_per_second })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let rates: &[u32] = context.pick(&[100], &[1, 2, 5, 10, 20, 50, 100]);
-    let measured = context.run_cases(
+    let measured_costs = context.run_cases(
         module_path!(),
         rates,
         |rate, seed| format!("{rate} {seed}"),
         |rate, seed| {
             context.report_progress(&format!("TC-5 one in {rate} seed {seed}"));
-            cost_at_rate(context, seed, rate)
+            measure_cost_at_rate(context, seed, rate)
         },
     )?;
     let mut points = Vec::new();
     for &rate in rates {
-        let at = format!("1 in {rate}");
-        points.push(measured.point(rate, "slowdown, %", &at, |cost| 100.0 * cost.slowdown));
-        points.push(measured.point(rate, "charged, %", &at, |cost| 100.0 * cost.charged));
-        points.push(measured.point(rate, "seconds for 10^6 samples", &at, |cost| 1e6 / cost.per_second.max(1e-9)));
+        let rate_label = format!("1 in {rate}");
+        points.push(measured_costs.point(rate, "slowdown, %", &rate_label, |cost| 100.0 * cost.slowdown));
+        points.push(measured_costs.point(rate, "charged, %", &rate_label, |cost| 100.0 * cost.charged));
+        points.push(
+            measured_costs.point(rate, "seconds for 10^6 samples", &rate_label, |cost| 1e6 / cost.per_second.max(1e-9)),
+        );
     }
-    let turns = 100.0 * breakdown_share()?;
-    points.push(DataPoint::over_values("stall breakdown's own cost, % (one interrupt a turn)", "always", &[turns]));
-    let own_costs = context.run_all_stored(
+    let breakdown_percent = 100.0 * breakdown_share()?;
+    points.push(DataPoint::from_values(
+        "stall breakdown's own cost, % (one interrupt a turn)",
+        "always",
+        &[breakdown_percent],
+    ));
+    let chosen_rate_costs = context.run_all_stored(
         module_path!(),
         &context.seeds,
         |seed| format!("own rate {seed}"),
-        |&seed| own_rate_cost(context, seed),
+        |&seed| measure_chosen_rate_cost(context, seed),
     )?;
-    let own_points = |series: &str, value: fn(&ChosenRateCost) -> f64| {
-        DataPoint::over_values(series, "the policy's own rate", &own_costs.iter().map(value).collect::<Vec<f64>>())
+    let chosen_rate_points = |series: &str, value: fn(&ChosenRateCost) -> f64| {
+        DataPoint::from_values(
+            series,
+            "the policy's own rate",
+            &chosen_rate_costs.iter().map(value).collect::<Vec<f64>>(),
+        )
     };
-    points.push(own_points("charged while detecting, first window of sampling, %", |own| 100.0 * own.first));
-    points.push(own_points("charged while detecting, costliest window, %", |own| 100.0 * own.most));
-    points.push(own_points("windows of sampling", |own| own.windows));
+    points.push(chosen_rate_points("charged while detecting, first window of sampling, %", |own| 100.0 * own.first));
+    points.push(chosen_rate_points("charged while detecting, costliest window, %", |own| 100.0 * own.most));
+    points.push(chosen_rate_points("windows of sampling", |own| own.windows));
     let per_seed = |value: fn(&ChosenRateCost) -> f64| -> Vec<(u64, f64)> {
-        context.seeds.iter().zip(&own_costs).map(|(&seed, own)| (seed, 100.0 * value(own) + turns)).collect()
+        context
+            .seeds
+            .iter()
+            .zip(&chosen_rate_costs)
+            .map(|(&seed, own)| (seed, 100.0 * value(own) + breakdown_percent))
+            .collect()
     };
     let mut findings = vec![
         Finding::declared("tc-5-detecting", &per_seed(|own| own.detecting))
         .with_points(points)
-        .time_scale(SCALE as f64)
+        .with_time_scale(TIME_SCALE as f64)
         .with_note(format!(
-            "Costs of samples unscaled. The breakdown's own cost, {turns:.2} %, is one interrupt per counter turn and busy \
+            "Costs of samples unscaled. The breakdown's own cost, {breakdown_percent:.2} %, is one interrupt per counter turn and busy \
              CPU, charged in the same runs and added here. The policy's limit of 4 % is for both: sampling is aimed at 90 % of \
              what the breakdown leaves, and compensates in later windows for excess that a rising rate of remote accesses caused."
         )),
         Finding::declared("tc-5-whole-run", &per_seed(|own| own.over_run))
-        .time_scale(SCALE as f64),
+        .with_time_scale(TIME_SCALE as f64),
     ];
     // A single rate gives no curve.
     if rates.len() > 1 {
-        findings[0].figures.push(draw_cost_chart(rates, &measured));
+        findings[0].figures.push(draw_cost_chart(rates, &measured_costs));
     }
     Ok(findings)
 }
@@ -157,30 +174,31 @@ struct ChosenRateCost {
 
 /// The share of a busy CPU that multiplexing the counters takes.
 fn breakdown_share() -> Result<f64, ReproError> {
-    let spec = cachemate_spec::load_machine(SMALL).map_err(failed(SMALL))?;
-    let clock = NominalClock::new(&spec, SCALE);
-    Ok(clock.scale(TURN_CYCLES) as f64 / clock.to_cycles(COUNTER_TURN_NS) as f64)
+    let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
+    let clock = NominalClock::new(&spec, TIME_SCALE);
+    Ok(clock.scale(COUNTER_TURN_CYCLES) as f64 / clock.to_cycles(COUNTER_ROTATION_NS) as f64)
 }
 
-fn own_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
-    let unscaled = sampling_setting(context, &warehouse_case(), seed);
+fn measure_chosen_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
+    let unscaled_setting = sampling_setting(context, &warehouse_case(), seed);
     // In nominal nanoseconds, a sample takes its cycles on a clock that is slower by the scale.
-    let cost = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * SCALE);
-    let sampled = unscaled.run(&ThreadPlacement::Automatic(cost))?.records;
-    let by_window = |record: &WindowRecord| charged_time(std::slice::from_ref(record)).0;
-    let windows: Vec<f64> = sampled.iter().filter(|r| !r.observation.probe_results.is_empty()).map(by_window).collect();
-    let scaled = ClusterSetting::new(context, SMALL, &warehouse_case(), seed);
-    let run = scaled.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
+    let cost_parameters = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * TIME_SCALE);
+    let sampled_records = unscaled_setting.run(&ThreadPlacement::Automatic(cost_parameters))?.records;
+    let share_of_window = |record: &WindowRecord| sampling_share_and_rate(std::slice::from_ref(record)).0;
+    let window_shares: Vec<f64> =
+        sampled_records.iter().filter(|r| !r.observation.probe_results.is_empty()).map(share_of_window).collect();
+    let scaled_setting = ClusterSetting::new(context, SMALL_MACHINE, &warehouse_case(), seed);
+    let run = scaled_setting.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
     let sum_windows = |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
-    let cost =
+    let cost_ns =
         sum_windows(|r| r.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
-    let busy = sum_windows(|r| r.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
+    let busy_ns = sum_windows(|r| r.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
     Ok(ChosenRateCost {
-        detecting: charged_time(&sampled).0,
-        first: windows.first().copied().unwrap_or(0.0),
-        most: windows.iter().copied().fold(0.0, f64::max),
-        windows: windows.len() as f64,
-        over_run: cost / busy.max(1.0),
+        detecting: sampling_share_and_rate(&sampled_records).0,
+        first: window_shares.first().copied().unwrap_or(0.0),
+        most: window_shares.iter().copied().fold(0.0, f64::max),
+        windows: window_shares.len() as f64,
+        over_run: cost_ns / busy_ns.max(1.0),
     })
 }
 

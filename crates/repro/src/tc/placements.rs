@@ -7,8 +7,8 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, paper_programs, remote_per_instr,
-    remote_share, work_rate,
+    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, paper_programs,
+    remote_stall_share, remote_stalls_per_instr, work_rate,
 };
 use crate::setup::ManagedRun;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
@@ -27,9 +27,9 @@ pub(super) fn compared_placements(context: &ExperimentContext<'_>) -> Vec<Thread
     }
     placements
 }
-const SHOWN: [&str; 5] = ["default", "hand", "automatic at 2 %", "automatic at 20 %", "round robin"];
-pub(super) const HAND: usize = 1;
-pub(super) const AUTOMATIC: usize = 2;
+const SHOWN_PLACEMENTS: [&str; 5] = ["default", "hand", "automatic at 2 %", "automatic at 20 %", "round robin"];
+pub(super) const HAND_INDEX: usize = 1;
+pub(super) const AUTOMATIC_INDEX: usize = 2;
 
 #[derive(Serialize, Deserialize)]
 struct PlacementResult {
@@ -49,18 +49,18 @@ fn measure(
     seed: u64,
     placement: &ThreadPlacement,
     scale: u64,
-    windows_before: u64,
+    default_windows: u64,
 ) -> Result<PlacementResult, ReproError> {
     let setting = ClusterSetting { scale, ..ClusterSetting::new(context, machine, case, seed) };
-    let ManagedRun { results, records } = setting.run_after(windows_before, placement)?;
-    let truth = case.true_groups(seed)?;
-    let has_clusters =
+    let ManagedRun { results, records } = setting.run_after_windows(default_windows, placement)?;
+    let true_groups = case.true_groups(seed)?;
+    let places_clusters =
         |record: &&WindowRecord| record.decision.reasons.iter().any(|reason| reason.kind == ReasonKind::ClusterFound);
     Ok(PlacementResult {
-        windows_to_placement: records.iter().find(has_clusters).map_or(0, |record| record.observation.window + 1),
-        remote_per_instr: remote_per_instr(&results),
-        remote_share: remote_share(&results),
-        work_rate: work_rate(&results, &truth),
+        windows_to_placement: records.iter().find(places_clusters).map_or(0, |record| record.observation.window + 1),
+        remote_per_instr: remote_stalls_per_instr(&results),
+        remote_share: remote_stall_share(&results),
+        work_rate: work_rate(&results, &true_groups),
         breakdown: cycle_breakdown(&results),
     })
 }
@@ -71,17 +71,17 @@ fn cycle_breakdown(results: &RunResults) -> Vec<(String, f64)> {
     let cycle_share = |value: fn(&cachemate_sim::results::StallCycles) -> f64| {
         results.tasks.iter().map(|task| value(&task.stall_cycles)).sum::<f64>() / cycles.max(1) as f64
     };
-    let hits = cycle_share(|stalls| stalls.hit.iter().map(|(_, cycles)| cycles).sum());
+    let hit_share = cycle_share(|stalls| stalls.hit.iter().map(|(_, cycles)| cycles).sum());
     let mut parts = vec![
         ("issue".to_string(), cycle_share(|stalls| stalls.issue)),
-        ("own caches".to_string(), hits),
+        ("own caches".to_string(), hit_share),
         ("remote caches".to_string(), cycle_share(|stalls| stalls.remote_cache)),
         ("memory".to_string(), cycle_share(|stalls| stalls.local_memory + stalls.remote_memory)),
         ("queues".to_string(), cycle_share(|stalls| stalls.queue)),
         ("system".to_string(), cycle_share(|stalls| stalls.system)),
     ];
-    let stalled: f64 = parts.iter().map(|(_, share)| share).sum();
-    parts.insert(0, ("execution".to_string(), 1.0 - stalled));
+    let stalled_share: f64 = parts.iter().map(|(_, share)| share).sum();
+    parts.insert(0, ("execution".to_string(), 1.0 - stalled_share));
     parts
 }
 
@@ -90,24 +90,25 @@ pub(super) struct PlacementRuns {
     pub cases: Vec<ClusterCase>,
     machine: &'static str,
     /// `[case][placement][seed]`.
-    measured: Vec<Vec<Vec<PlacementResult>>>,
+    results_by_case: Vec<Vec<Vec<PlacementResult>>>,
 }
 
 impl PlacementRuns {
-    pub fn make(
+    pub fn run_placements(
         context: &ExperimentContext<'_>,
         machine: &'static str,
         cases: Vec<ClusterCase>,
         placements: Vec<ThreadPlacement>,
         scale: u64,
     ) -> Result<Self, ReproError> {
-        let seeds = context.seeds.len();
+        let seed_count = context.seeds.len();
         let run_placement = |placement: &ThreadPlacement, windows_before: &[u64]| {
-            let cases_and_seeds = cases.iter().flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed)));
-            let items: Vec<((&ClusterCase, u64), u64)> = cases_and_seeds.zip(windows_before.iter().copied()).collect();
+            let seeded_cases = cases.iter().flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed)));
+            let run_inputs: Vec<((&ClusterCase, u64), u64)> =
+                seeded_cases.zip(windows_before.iter().copied()).collect();
             context.run_all_stored(
                 module_path!(),
-                &items,
+                &run_inputs,
                 |item| format!("{item:?} {placement:?} {machine} {scale}"),
                 |&((case, seed), windows)| {
                     context.report_progress(&format!("{machine} {} {} seed {seed}", case.name, placement.name()));
@@ -115,60 +116,66 @@ impl PlacementRuns {
                 },
             )
         };
-        let from_start = vec![0; cases.len() * seeds];
-        let automatic = run_placement(&placements[AUTOMATIC], &from_start)?;
+        let no_delays = vec![0; cases.len() * seed_count];
+        let automatic_results = run_placement(&placements[AUTOMATIC_INDEX], &no_delays)?;
         // The hand placement comes into force in the window in which the policy places, so that caches are as old under
         // both.
-        let windows_before: Vec<u64> = automatic.iter().map(|result| result.windows_to_placement).collect();
-        let mut automatic = Some(automatic);
-        let mut measured: Vec<Vec<Vec<PlacementResult>>> = cases.iter().map(|_| Vec::new()).collect();
+        let windows_before: Vec<u64> = automatic_results.iter().map(|result| result.windows_to_placement).collect();
+        let mut automatic_results = Some(automatic_results);
+        let mut results_by_case: Vec<Vec<Vec<PlacementResult>>> = cases.iter().map(|_| Vec::new()).collect();
         for (index, placement) in placements.iter().enumerate() {
             let results = match index {
-                AUTOMATIC => automatic.take().unwrap_or_default(),
-                HAND => run_placement(placement, &windows_before)?,
-                _ => run_placement(placement, &from_start)?,
+                AUTOMATIC_INDEX => automatic_results.take().unwrap_or_default(),
+                HAND_INDEX => run_placement(placement, &windows_before)?,
+                _ => run_placement(placement, &no_delays)?,
             };
             let mut results = results.into_iter();
-            measured.iter_mut().for_each(|of_case| of_case.push(results.by_ref().take(seeds).collect()));
+            results_by_case.iter_mut().for_each(|of_case| of_case.push(results.by_ref().take(seed_count).collect()));
         }
-        Ok(PlacementRuns { cases, machine, measured })
+        Ok(PlacementRuns { cases, machine, results_by_case })
     }
 
     /// Reduction by a placement of remote stalls per instruction, relative to the default.
     pub fn stall_reduction(&self, case: usize, placement: usize, seed: usize) -> f64 {
-        let remote_rate = |placement: usize| self.measured[case][placement][seed].remote_per_instr;
+        let remote_rate = |placement: usize| self.results_by_case[case][placement][seed].remote_per_instr;
         1.0 - remote_rate(placement) / remote_rate(0)
     }
 
     pub fn work_gain(&self, case: usize, placement: usize, seed: usize) -> f64 {
-        let work_rate = |placement: usize| self.measured[case][placement][seed].work_rate;
+        let work_rate = |placement: usize| self.results_by_case[case][placement][seed].work_rate;
         work_rate(placement) / work_rate(0) - 1.0
     }
 
     /// Worst gain, over the programs and seeds where manual placement gains at least 2 %.
     pub fn worst_hand_gain(&self, seed: usize) -> f64 {
-        let hand_placement_gains =
-            |case: usize| mean(&self.values_over(|seed| self.work_gain(case, HAND, seed))) >= 0.02;
-        let ratio = |case| 100.0 * self.work_gain(case, AUTOMATIC, seed) / self.work_gain(case, HAND, seed);
-        (0..self.cases.len()).filter(|&case| hand_placement_gains(case)).map(ratio).fold(f64::INFINITY, f64::min)
+        let gains_by_hand =
+            |case: usize| mean(&self.values_over_seeds(|seed| self.work_gain(case, HAND_INDEX, seed))) >= 0.02;
+        let percent_of_hand_gain =
+            |case| 100.0 * self.work_gain(case, AUTOMATIC_INDEX, seed) / self.work_gain(case, HAND_INDEX, seed);
+        (0..self.cases.len())
+            .filter(|&case| gains_by_hand(case))
+            .map(percent_of_hand_gain)
+            .fold(f64::INFINITY, f64::min)
     }
 
-    fn seeds(&self) -> usize {
-        self.measured[0][0].len()
+    fn seed_count(&self) -> usize {
+        self.results_by_case[0][0].len()
     }
 
-    fn values_over(&self, value: impl Fn(usize) -> f64) -> Vec<f64> {
-        (0..self.seeds()).map(value).collect()
+    fn values_over_seeds(&self, value: impl Fn(usize) -> f64) -> Vec<f64> {
+        (0..self.seed_count()).map(value).collect()
     }
 
     /// A point for every case and placement.
     pub fn placement_points(&self, series: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Vec<DataPoint> {
         let mut points = Vec::new();
         for (case, case_data) in self.cases.iter().enumerate() {
-            for (placement, shown) in SHOWN.iter().take(self.measured[case].len()).enumerate() {
-                let values = self.values_over(|seed| value(self, case, placement, seed));
-                points.push(DataPoint::over_values(
-                    format!("{series}, {shown}"),
+            for (placement, placement_name) in
+                SHOWN_PLACEMENTS.iter().take(self.results_by_case[case].len()).enumerate()
+            {
+                let values = self.values_over_seeds(|seed| value(self, case, placement, seed));
+                points.push(DataPoint::from_values(
+                    format!("{series}, {placement_name}"),
                     format!("{} ({})", case_data.name, self.machine),
                     &values,
                 ));
@@ -177,7 +184,7 @@ impl PlacementRuns {
         points
     }
 
-    pub fn draw_bars(
+    pub fn placement_figure(
         &self,
         name: &str,
         title: &str,
@@ -186,14 +193,14 @@ impl PlacementRuns {
     ) -> ResultFigure {
         let group = |case: usize| BarGroup {
             name: self.cases[case].name.to_string(),
-            bars: (1..self.measured[case].len())
-                .map(|placement| mean(&self.values_over(|seed| value(self, case, placement, seed))).into())
+            bars: (1..self.results_by_case[case].len())
+                .map(|placement| mean(&self.values_over_seeds(|seed| value(self, case, placement, seed))).into())
                 .collect(),
         };
         let bars = BarChart {
             title: title.to_string(),
             y: Axis::linear(label),
-            series: SHOWN[1..self.measured[0].len()].iter().map(|name| name.to_string()).collect(),
+            series: SHOWN_PLACEMENTS[1..self.results_by_case[0].len()].iter().map(|name| name.to_string()).collect(),
             groups: (0..self.cases.len()).map(group).collect(),
             ..BarChart::default()
         };
@@ -206,7 +213,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     if context.quick {
         cases.truncate(2);
     }
-    let runs = PlacementRuns::make(context, SMALL, cases, compared_placements(context), SCALE)?;
+    let runs = PlacementRuns::run_placements(context, SMALL_MACHINE, cases, compared_placements(context), TIME_SCALE)?;
     let mut findings = vec![stall_finding(context, &runs)];
     findings.extend(remote_stall_findings(context, &runs));
     findings.push(performance_finding(context, &runs));
@@ -225,51 +232,58 @@ pub(super) fn stall_reduction_percent(runs: &PlacementRuns, case: usize, placeme
     100.0 * runs.stall_reduction(case, placement, seed)
 }
 
-pub(super) fn per_seed(context: &ExperimentContext<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
+pub(super) fn values_by_seed(context: &ExperimentContext<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
     context.seeds.iter().enumerate().map(|(index, &seed)| (seed, value(index))).collect()
 }
 
 fn stall_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     let case_indices = || 0..runs.cases.len();
-    let parts: Vec<String> = runs.measured[0][0][0].breakdown.iter().map(|(part, _)| part.clone()).collect();
-    let mean_share = |case: usize, part: usize| runs.values_over(|seed| runs.measured[case][0][seed].breakdown[part].1);
+    let part_names: Vec<String> =
+        runs.results_by_case[0][0][0].breakdown.iter().map(|(part, _)| part.clone()).collect();
+    let mean_share =
+        |case: usize, part: usize| runs.values_over_seeds(|seed| runs.results_by_case[case][0][seed].breakdown[part].1);
     let points = case_indices().flat_map(|case| {
-        let at = runs.cases[case].name;
-        parts.iter().enumerate().map(move |(part, name)| DataPoint::over_values(name, at, &mean_share(case, part)))
+        let case_name = runs.cases[case].name;
+        part_names
+            .iter()
+            .enumerate()
+            .map(move |(part, name)| DataPoint::from_values(name, case_name, &mean_share(case, part)))
     });
     let group = |case: usize| BarGroup {
         name: runs.cases[case].name.to_string(),
-        bars: (0..parts.len()).map(|part| (100.0 * mean(&mean_share(case, part))).into()).collect(),
+        bars: (0..part_names.len()).map(|part| (100.0 * mean(&mean_share(case, part))).into()).collect(),
     };
     let bars = BarChart {
         title: "Where cycles go under the default scheduler".to_string(),
         y: Axis::linear("% of cycles"),
-        series: parts.clone(),
+        series: part_names.clone(),
         groups: case_indices().map(group).collect(),
-        stacked: true,
+        is_stacked: true,
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("tc-1-stall-breakdown", &bars);
-    let max_share =
-        |seed: usize| case_indices().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
-    Finding::declared("tc-1-breakdown", &per_seed(context, max_share))
+    let max_share = |seed: usize| {
+        case_indices().map(|case| 100.0 * runs.results_by_case[case][0][seed].remote_share).fold(0.0, f64::max)
+    };
+    Finding::declared("tc-1-breakdown", &values_by_seed(context, max_share))
         .with_points(points.collect())
-        .time_scale(SCALE as f64)
+        .with_time_scale(TIME_SCALE as f64)
         .with_figure(figure)
 }
 
 fn remote_stall_findings(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding> {
     let case_indices = || 0..runs.cases.len();
     let percent_of_hand = |case: usize, seed: usize| {
-        stall_reduction_percent(runs, case, AUTOMATIC, seed) / runs.stall_reduction(case, HAND, seed)
+        stall_reduction_percent(runs, case, AUTOMATIC_INDEX, seed) / runs.stall_reduction(case, HAND_INDEX, seed)
     };
-    let worst = |seed: usize| case_indices().map(|case| percent_of_hand(case, seed)).fold(f64::INFINITY, f64::min);
-    let best = |seed: usize| {
+    let worst_percent =
+        |seed: usize| case_indices().map(|case| percent_of_hand(case, seed)).fold(f64::INFINITY, f64::min);
+    let best_percent = |seed: usize| {
         case_indices()
-            .map(|case| stall_reduction_percent(runs, case, AUTOMATIC, seed))
+            .map(|case| stall_reduction_percent(runs, case, AUTOMATIC_INDEX, seed))
             .fold(f64::NEG_INFINITY, f64::max)
     };
-    let figure = runs.draw_bars(
+    let figure = runs.placement_figure(
         "tc-3-remote-stalls",
         "Remote-cache stalls taken away",
         "% of the default's",
@@ -283,23 +297,24 @@ fn remote_stall_findings(context: &ExperimentContext<'_>, runs: &PlacementRuns) 
     );
     let mut points = runs.placement_points("remote stalls taken away, %", stall_reduction_percent);
     points.extend(runs.placement_points("cycles stalled on remote caches, %", |runs, case, by, seed| {
-        100.0 * runs.measured[case][by][seed].remote_share
+        100.0 * runs.results_by_case[case][by][seed].remote_share
     }));
     vec![
-        Finding::declared("tc-3-worst-program", &per_seed(context, worst))
+        Finding::declared("tc-3-worst-program", &values_by_seed(context, worst_percent))
             .with_points(points)
-            .time_scale(SCALE as f64)
+            .with_time_scale(TIME_SCALE as f64)
             .with_figure(figure)
             .with_note(note),
-        Finding::declared("tc-3-best-program", &per_seed(context, best)).time_scale(SCALE as f64),
+        Finding::declared("tc-3-best-program", &values_by_seed(context, best_percent))
+            .with_time_scale(TIME_SCALE as f64),
     ]
 }
 
 fn performance_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
-    Finding::declared("tc-4-two-chips", &per_seed(context, |seed| runs.worst_hand_gain(seed)))
+    Finding::declared("tc-4-two-chips", &values_by_seed(context, |seed| runs.worst_hand_gain(seed)))
         .with_points(runs.placement_points("gain, %", gain_percent))
-        .time_scale(SCALE as f64)
-        .with_figure(runs.draw_bars(
+        .with_time_scale(TIME_SCALE as f64)
+        .with_figure(runs.placement_figure(
             "tc-4-performance",
             "Performance over the default scheduler",
             GAIN_LABEL,

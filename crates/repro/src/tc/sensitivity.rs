@@ -5,20 +5,20 @@ use cachemate_core::{Observation, ProbeEvidence, ProbeResult, ShMapParameters, T
 use cachemate_locality::shmap::SharingCriteria;
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_policy::clustering::{
-    ClusteringMethod, Clusters, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold,
+    ClusteringMethod, Clusters, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
 };
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, adjusted_rand_index,
+    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, adjusted_rand_index,
     paper_programs, sharing_profiler,
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure};
 
-const SIZES: [usize; 3] = [128, 256, 512];
-const RATES: [usize; 5] = [1, 2, 10, 50, 100];
-const LOW: &str = "activation_share = 0.02\none_in = 1";
+const ENTRY_COUNTS: [usize; 3] = [128, 256, 512];
+const SAMPLING_INTERVALS: [usize; 5] = [1, 2, 10, 50, 100];
+const FULL_SAMPLING_PARAMETERS: &str = "activation_share = 0.02\none_in = 1";
 
 /// The observations of a run's first round of sampling.
 fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
@@ -38,19 +38,19 @@ fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
 }
 
 /// The same observations with only every `one_in`th sample of each window.
-fn thin_samples(round: &[Observation], one_in: usize) -> Vec<Observation> {
-    let thin = |answer: &ProbeResult| {
+fn keep_every_nth_sample(round: &[Observation], one_in: usize) -> Vec<Observation> {
+    let thin_result = |answer: &ProbeResult| {
         let mut answer = answer.clone();
         if let ProbeEvidence::Samples { samples, .. } = &mut answer.evidence {
             *samples = samples.iter().step_by(one_in).copied().collect();
         }
         answer
     };
-    let thinned = |observation: &Observation| Observation {
-        probe_results: observation.probe_results.iter().map(thin).collect(),
+    let thinned_observation = |observation: &Observation| Observation {
+        probe_results: observation.probe_results.iter().map(thin_result).collect(),
         ..observation.clone()
     };
-    round.iter().map(thinned).collect()
+    round.iter().map(thinned_observation).collect()
 }
 
 fn cluster_round(round: &[Observation], threads: usize, entries: usize, method: ClusteringMethod) -> Clusters {
@@ -69,18 +69,23 @@ fn cluster_round(round: &[Observation], threads: usize, entries: usize, method: 
         _ => 0,
     };
     let sample_count: usize = round.iter().flat_map(|observation| &observation.probe_results).map(count_samples).sum();
-    let share = sample_count as f64 / threads.max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+    let sampled_share = sample_count as f64 / threads.max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
     let sharing = SharingCriteria::default();
-    find(method, &maps, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor))
+    find_clusters(method, &maps, &sharing, scaled_threshold(THRESHOLD, sampled_share, sharing.floor))
 }
 
 /// Cluster labels; each unclustered thread has its own label.
 fn label_clusters(clusters: &Clusters) -> Vec<usize> {
-    clusters.cluster_of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(clusters.count + index)).collect()
+    clusters
+        .cluster_by_thread
+        .iter()
+        .enumerate()
+        .map(|(index, cluster)| cluster.unwrap_or(clusters.cluster_count + index))
+        .collect()
 }
 
 #[derive(Serialize, Deserialize)]
-struct Sensitivity {
+struct AgreementSensitivity {
     /// Agreement of 128 and 512 entries with 256.
     by_size: Vec<f64>,
     /// Agreement with the program's own partition.
@@ -93,42 +98,53 @@ fn measure_sensitivity(
     context: &ExperimentContext<'_>,
     case: &ClusterCase,
     seed: u64,
-) -> Result<Sensitivity, ReproError> {
+) -> Result<AgreementSensitivity, ReproError> {
     // Twice the samples, so that half the entries have as many; a first round that is not over within six windows has
     // fewer.
-    let short_setting = ClusterSetting::new(context, SMALL, case, seed);
+    let short_setting = ClusterSetting::new(context, SMALL_MACHINE, case, seed);
     let setting = ClusterSetting {
         samples_per_thread: 2 * SAMPLES_PER_THREAD,
         warm_up_windows: 6,
         measured_windows: 1,
         ..short_setting
     };
-    let round = first_round(&setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?.records);
-    let truth: Vec<usize> =
+    let first_round =
+        first_round(&setting.run(&ThreadPlacement::Automatic(FULL_SAMPLING_PARAMETERS.to_string()))?.records);
+    let true_labels: Vec<usize> =
         case.true_groups(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
-    let cluster_labels =
-        |entries| label_clusters(&cluster_round(&round, truth.len(), entries, ClusteringMethod::CoClusters));
-    let of_rate = |one_in| {
+    let cluster_labels = |entries| {
+        label_clusters(&cluster_round(&first_round, true_labels.len(), entries, ClusteringMethod::CoClusters))
+    };
+    let labels_at_rate = |one_in| {
         label_clusters(&cluster_round(
-            &thin_samples(&round, one_in),
-            truth.len(),
+            &keep_every_nth_sample(&first_round, one_in),
+            true_labels.len(),
             ShMapParameters::default().entries,
             ClusteringMethod::CoClusters,
         ))
     };
-    let reference = cluster_labels(ShMapParameters::default().entries);
-    Ok(Sensitivity {
-        by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&cluster_labels(entries), &reference)).collect(),
-        own_by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&cluster_labels(entries), &truth)).collect(),
-        own_by_rate: RATES.iter().map(|&rate| adjusted_rand_index(&of_rate(rate), &truth)).collect(),
+    let reference_labels = cluster_labels(ShMapParameters::default().entries);
+    Ok(AgreementSensitivity {
+        by_size: ENTRY_COUNTS
+            .iter()
+            .map(|&entries| adjusted_rand_index(&cluster_labels(entries), &reference_labels))
+            .collect(),
+        own_by_size: ENTRY_COUNTS
+            .iter()
+            .map(|&entries| adjusted_rand_index(&cluster_labels(entries), &true_labels))
+            .collect(),
+        own_by_rate: SAMPLING_INTERVALS
+            .iter()
+            .map(|&rate| adjusted_rand_index(&labels_at_rate(rate), &true_labels))
+            .collect(),
         own_one_pass: adjusted_rand_index(
             &label_clusters(&cluster_round(
-                &round,
-                truth.len(),
+                &first_round,
+                true_labels.len(),
                 ShMapParameters::default().entries,
                 ClusteringMethod::OnePass,
             )),
-            &truth,
+            &true_labels,
         ),
     })
 }
@@ -150,15 +166,17 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
     )?;
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        let mut add = |label: String, value: &dyn Fn(&Sensitivity) -> f64| {
+        let mut add = |label: String, value: &dyn Fn(&AgreementSensitivity) -> f64| {
             points.push(runs.point(index, label, case.name, value));
         };
-        for (size, entries) in SIZES.iter().enumerate() {
-            add(format!("{entries} entries, against 256"), &|result| result.by_size[size]);
-            add(format!("{entries} entries, against the program's partition"), &|result| result.own_by_size[size]);
+        for (size_index, entries) in ENTRY_COUNTS.iter().enumerate() {
+            add(format!("{entries} entries, against 256"), &|result| result.by_size[size_index]);
+            add(format!("{entries} entries, against the program's partition"), &|result| {
+                result.own_by_size[size_index]
+            });
         }
-        for (rate, one_in) in RATES.iter().enumerate() {
-            add(format!("1 in {one_in}, against the program's partition"), &|result| result.own_by_rate[rate]);
+        for (rate_index, one_in) in SAMPLING_INTERVALS.iter().enumerate() {
+            add(format!("1 in {one_in}, against the program's partition"), &|result| result.own_by_rate[rate_index]);
         }
         add("one pass, 256 entries".to_string(), &|result| result.own_one_pass);
     }
@@ -166,7 +184,7 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
     Ok(vec![
         Finding::declared("tc-6-sizes", &per_seed)
         .with_points(points)
-        .time_scale(SCALE as f64)
+        .with_time_scale(TIME_SCALE as f64)
         .with_note(
             format!(
                 "One recorded round of {} samples a thread, or as many as six windows bring, per program and seed, its raw samples fed to shMaps of each size: twice \
@@ -184,23 +202,27 @@ const QUIET_WINDOWS: u64 = 2;
 
 /// Cumulative work of all threads by nominal second, from the end of the quiet windows on.
 fn cumulative_work(records: &[WindowRecord]) -> Vec<(f64, f64)> {
-    let (mut work, mut curve) = (0.0, vec![(0.0, 0.0)]);
+    let (mut work, mut work_by_second) = (0.0, vec![(0.0, 0.0)]);
     let quiet =
         records.iter().find(|record| record.observation.window >= QUIET_WINDOWS).map(|r| r.observation.span.start_ns);
-    let Some(start) = quiet else { return curve };
-    for record in records.iter().filter(|record| record.observation.span.start_ns >= start) {
+    let Some(decision_start_ns) = quiet else { return work_by_second };
+    for record in records.iter().filter(|record| record.observation.span.start_ns >= decision_start_ns) {
         work += record.observation.tasks.iter().filter_map(|task| task.progress).sum::<f64>();
         let span = record.observation.span;
-        curve.push(((span.start_ns + span.elapsed_ns - start) as f64 / 1e9, work));
+        work_by_second.push(((span.start_ns + span.elapsed_ns - decision_start_ns) as f64 / 1e9, work));
     }
-    curve
+    work_by_second
 }
 
-fn value_at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
+fn work_at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
     let pair = curve.windows(2).find(|pair| pair[0].0 <= time && time <= pair[1].0)?;
-    let (before, after) = (pair[0], pair[1]);
-    let share = if after.0 > before.0 { (time - before.0) / (after.0 - before.0) } else { 0.0 };
-    Some(before.1 + share * (after.1 - before.1))
+    let (earlier_point, later_point) = (pair[0], pair[1]);
+    let share = if later_point.0 > earlier_point.0 {
+        (time - earlier_point.0) / (later_point.0 - earlier_point.0)
+    } else {
+        0.0
+    };
+    Some(earlier_point.1 + share * (later_point.1 - earlier_point.1))
 }
 
 /// Work under the automatic placement minus that of the default, in seconds of the default's work, by time since the
@@ -213,21 +235,22 @@ fn measure_advantage(
     let setting = ClusterSetting {
         warm_up_windows: QUIET_WINDOWS,
         measured_windows: context.pick(4, 16),
-        ..ClusterSetting::new(context, SMALL, case, seed)
+        ..ClusterSetting::new(context, SMALL_MACHINE, case, seed)
     };
-    let automatic = ThreadPlacement::Automatic("activation_share = 0.02".to_string());
-    let automatic_work = cumulative_work(&setting.run_after(QUIET_WINDOWS, &automatic)?.records);
-    let default_work = cumulative_work(&setting.run_after(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
-    let Some(&(end, work)) = default_work.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
-    let lead =
-        |&(time, work_done): &(f64, f64)| Some((time, (work_done - value_at(&default_work, time)?) / work * end));
-    Ok(automatic_work.iter().filter_map(lead).collect())
+    let automatic_placement = ThreadPlacement::Automatic("activation_share = 0.02".to_string());
+    let automatic_work = cumulative_work(&setting.run_after_windows(QUIET_WINDOWS, &automatic_placement)?.records);
+    let default_work = cumulative_work(&setting.run_after_windows(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
+    let Some(&(end_seconds, work)) = default_work.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
+    let lead_by_second = |&(time, work_done): &(f64, f64)| {
+        Some((time, (work_done - work_at(&default_work, time)?) / work * end_seconds))
+    };
+    Ok(automatic_work.iter().filter_map(lead_by_second).collect())
 }
 
 /// Time from which on the lead stays positive; `None` if it does not within the run.
-fn break_even(lead: &[(f64, f64)]) -> Option<f64> {
-    let last_behind = lead.iter().rposition(|&(_, lead)| lead <= 0.0)?;
-    lead.get(last_behind + 1).map(|&(time, _)| time)
+fn break_even_seconds(lead: &[(f64, f64)]) -> Option<f64> {
+    let last_non_positive = lead.iter().rposition(|&(_, lead)| lead <= 0.0)?;
+    lead.get(last_non_positive + 1).map(|&(time, _)| time)
 }
 
 pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -248,9 +271,9 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
     let mut points = Vec::new();
     let mut series = Vec::new();
     for (number, case) in cases.iter().enumerate() {
-        let seconds: Vec<f64> = leads.of_case(number).filter_map(|lead| break_even(lead)).collect();
-        points.push(DataPoint::over_values("break-even, nominal seconds", case.name, &seconds));
-        points.push(DataPoint::over_values("runs that broke even", case.name, &[seconds.len() as f64]));
+        let seconds: Vec<f64> = leads.of_case(number).filter_map(|lead| break_even_seconds(lead)).collect();
+        points.push(DataPoint::from_values("break-even, nominal seconds", case.name, &seconds));
+        points.push(DataPoint::from_values("runs that broke even", case.name, &[seconds.len() as f64]));
         if let Some(lead) = leads.of_case(number).next() {
             let points = lead.iter().map(|&(time, lead)| ChartPoint::new(time, lead)).collect();
             series.push(Series { name: case.name.to_string(), points, ..Series::default() });
@@ -264,11 +287,11 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
         ..Chart::default()
     };
     let figure = ResultFigure::chart("tc-7-break-even", &chart);
-    let per_seed = leads.least_per_seed(|lead| break_even(lead).unwrap_or(f64::INFINITY));
+    let per_seed = leads.least_per_seed(|lead| break_even_seconds(lead).unwrap_or(f64::INFINITY));
     Ok(vec![
         Finding::declared("tc-7-break-even", &per_seed)
             .with_points(points)
-            .time_scale(SCALE as f64)
+            .with_time_scale(TIME_SCALE as f64)
             .with_figure(figure),
     ])
 }

@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 use crate::setup::{ManagedRun, Workload, WorkloadJob, failed};
 use crate::{ExperimentContext, ReproError};
 
-pub(super) const SMALL: &str = "power5-2x2x2";
-pub(super) const LARGE: &str = "power5-8x2x2";
+pub(super) const SMALL_MACHINE: &str = "power5-2x2x2";
+pub(super) const LARGE_MACHINE: &str = "power5-8x2x2";
 
 /// The paper's lengths of a window and a round of detection, before scaling.
 pub(super) const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// Factor by which all windows, slices and costs are shorter than the paper's.
-pub(super) const SCALE: u64 = 500;
+pub(super) const TIME_SCALE: u64 = 500;
 /// Samples of one round for each thread, a twentieth of the paper's (10^6 for 16 threads). Their number does not scale
 /// with time, because they have to fill 256 counters per thread up to a floor of 3, and only one in twenty of the
 /// servers' samples passes the filter. Each sample has the scaled cost, so that a round takes the same share of the
@@ -31,9 +31,9 @@ pub(super) const SCALE: u64 = 500;
 pub(super) const SAMPLES_PER_THREAD: u64 = 3_125;
 /// Cycles of a turn of the counters: one interrupt on each busy CPU. Runs of the policy always pay this cost, others
 /// never do.
-pub(super) const TURN_CYCLES: u64 = 3_000;
+pub(super) const COUNTER_TURN_CYCLES: u64 = 3_000;
 /// Imbalance between chips that the paper tolerates.
-const BALANCE_LIMIT: f64 = 0.25;
+const MAX_CHIP_IMBALANCE: f64 = 0.25;
 
 /// A program of the chapter with the partition of its threads.
 #[derive(Clone, Debug)]
@@ -50,12 +50,12 @@ impl ClusterCase {
 
     /// Group of each thread; `None` for a background thread.
     pub fn true_groups(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
-        Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
+        Ok(kernels::build_program(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
     }
 
     /// The partition at the end of the run, if a change of phase alters it midway.
-    pub fn true_groups_later(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
-        Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups_later)
+    pub fn true_groups_at_end(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
+        Ok(kernels::build_program(self.kernel, seed, &self.options).map_err(failed(self.name))?.later_groups)
     }
 }
 
@@ -116,10 +116,10 @@ impl ClusterSetting {
             machine: machine.to_string(),
             case: case.clone(),
             seed,
-            scale: SCALE,
+            scale: TIME_SCALE,
             entries: ShMapParameters::default().entries,
             samples_per_thread: SAMPLES_PER_THREAD,
-            warm_up_windows: context.pick_of_three(2, 5, 12),
+            warm_up_windows: context.pick_by_length(2, 5, 12),
             measured_windows: context.pick(1, 3),
             counter_turn_cycles: 0,
         }
@@ -145,13 +145,13 @@ impl ClusterSetting {
     }
 
     pub fn run(&self, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
-        self.with_counter_cost(placement).run_by(self.build_policy_for(placement)?)
+        self.with_counter_cost(placement).run_under_policy(self.build_policy_for(placement)?)
     }
 
     /// The setting with the cost of counters, if the placement decides by them.
     fn with_counter_cost(&self, placement: &ThreadPlacement) -> Self {
-        let reads = matches!(placement, ThreadPlacement::Automatic(_));
-        ClusterSetting { counter_turn_cycles: if reads { TURN_CYCLES } else { 0 }, ..self.clone() }
+        let is_automatic = matches!(placement, ThreadPlacement::Automatic(_));
+        ClusterSetting { counter_turn_cycles: if is_automatic { COUNTER_TURN_CYCLES } else { 0 }, ..self.clone() }
     }
 
     pub fn build_policy_for(&self, placement: &ThreadPlacement) -> Result<Box<dyn Policy>, ReproError> {
@@ -166,32 +166,34 @@ impl ClusterSetting {
     }
 
     /// Runs without a policy in the first windows.
-    pub fn run_after(&self, windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
+    pub fn run_after_windows(&self, idle_windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
         self.with_counter_cost(placement)
-            .run_by(Box::new(DelayedPolicy { windows, policy: self.build_policy_for(placement)? }))
+            .run_under_policy(Box::new(DelayedPolicy { idle_windows, policy: self.build_policy_for(placement)? }))
     }
 
-    pub fn run_by(&self, policy: Box<dyn Policy>) -> Result<ManagedRun, ReproError> {
+    pub fn run_under_policy(&self, policy: Box<dyn Policy>) -> Result<ManagedRun, ReproError> {
         let workload = self.workload()?;
         let profilers = vec![sharing_profiler(self.entries)];
-        let first = WindowLength::Cycles { cycles: WINDOW_CYCLES };
-        let config = workload.pipeline("thread placement", "", profilers, first);
+        let first_window = WindowLength::Cycles { cycles: WINDOW_CYCLES };
+        let config = workload.pipeline("thread placement", "", profilers, first_window);
         workload.run_managed(Pipeline::with_policy(config, policy))
     }
 
     /// Places the program's own groups onto chips, as the policy would if it had found exactly these.
     fn place_by_hand(&self, workload: &Workload) -> Result<HandPlacement, ReproError> {
-        let truth = self.case.true_groups(self.seed)?;
+        let true_groups = self.case.true_groups(self.seed)?;
         let machine = workload.build_machine()?;
         let domains = machine.topology().last_level_domains();
-        let groups = truth.iter().flatten().max().map_or(0, |last| last + 1);
-        let members = |group| (0..truth.len()).filter(|&thread| truth[thread] == Some(group)).collect();
-        let clusters: Vec<Vec<usize>> = (0..groups).map(members).collect();
-        let chips: Vec<Chip> = domains.iter().map(|cpus| Chip { cpus: cpus.count(), fixed: 0 }).collect();
-        let placed = assign(&vec![ThreadToPlace::default(); truth.len()], &clusters, &[], &chips, BALANCE_LIMIT);
-        let cpus = placed.chip_of.iter().enumerate();
-        let allowed = cpus.filter_map(|(thread, chip)| Some((TaskId(thread as u32), domains[(*chip)?].clone())));
-        Ok(HandPlacement(allowed.collect()))
+        let group_count = true_groups.iter().flatten().max().map_or(0, |last| last + 1);
+        let members_of = |group| (0..true_groups.len()).filter(|&thread| true_groups[thread] == Some(group)).collect();
+        let clusters: Vec<Vec<usize>> = (0..group_count).map(members_of).collect();
+        let chips: Vec<Chip> = domains.iter().map(|cpus| Chip { cpu_count: cpus.count(), fixed_threads: 0 }).collect();
+        let placed_clusters =
+            assign(&vec![ThreadToPlace::default(); true_groups.len()], &clusters, &[], &chips, MAX_CHIP_IMBALANCE);
+        let chips_by_thread = placed_clusters.chip_by_thread.iter().enumerate();
+        let allowed_cpus =
+            chips_by_thread.filter_map(|(thread, chip)| Some((TaskId(thread as u32), domains[(*chip)?].clone())));
+        Ok(HandPlacement(allowed_cpus.collect()))
     }
 }
 
@@ -213,13 +215,13 @@ impl Policy for HandPlacement {
 
 /// A policy that makes no decision at first and then follows the given one.
 struct DelayedPolicy {
-    windows: u64,
+    idle_windows: u64,
     policy: Box<dyn Policy>,
 }
 
 impl Policy for DelayedPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        if view.observation.window + 1 < self.windows {
+        if view.observation.window + 1 < self.idle_windows {
             return Decision::new(Plan::idle(WindowLength::Cycles { cycles: WINDOW_CYCLES }), Vec::new());
         }
         self.policy.decide(view)
@@ -227,39 +229,41 @@ impl Policy for DelayedPolicy {
 }
 
 /// Share of all threads' cycles that stall on remote caches.
-pub(super) fn remote_share(results: &RunResults) -> f64 {
+pub(super) fn remote_stall_share(results: &RunResults) -> f64 {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
     results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / cycles.max(1) as f64
 }
 
 /// Remote-cache stalls per instruction: the measure by which placements are compared, because they run at different
 /// speeds.
-pub(super) fn remote_per_instr(results: &RunResults) -> f64 {
+pub(super) fn remote_stalls_per_instr(results: &RunResults) -> f64 {
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / instructions.max(1) as f64
 }
 
 /// The workers' own work per cycle (the paper's operations and messages per second).
-pub(super) fn work_rate(results: &RunResults, truth: &[Option<u32>]) -> f64 {
-    let workers = results.tasks.iter().zip(truth).filter(|(_, group)| group.is_some());
+pub(super) fn work_rate(results: &RunResults, true_groups: &[Option<u32>]) -> f64 {
+    let workers = results.tasks.iter().zip(true_groups).filter(|(_, group)| group.is_some());
     let work: f64 = workers.filter_map(|(task, _)| task.progress).sum();
     work / results.elapsed_cycles.max(1) as f64
 }
 
 /// Adjusted Rand index of two partitions of the same things (Hubert and Arabie, 1985): 1 = the same, about 0 = chance.
-pub(super) fn adjusted_rand_index(a: &[usize], b: &[usize]) -> f64 {
+pub(super) fn adjusted_rand_index(first_labels: &[usize], second_labels: &[usize]) -> f64 {
     let pair_count = |n: u64| (n * n.saturating_sub(1) / 2) as f64;
     let pairs_within_keys = |keys: &mut dyn Iterator<Item = (usize, usize)>| {
         let mut counts: BTreeMap<(usize, usize), u64> = BTreeMap::new();
         keys.for_each(|key| *counts.entry(key).or_insert(0) += 1);
         counts.into_values().map(pair_count).sum::<f64>()
     };
-    let joint_pairs = pairs_within_keys(&mut a.iter().copied().zip(b.iter().copied()));
-    let (of_a, of_b) =
-        (pairs_within_keys(&mut a.iter().map(|&k| (k, 0))), pairs_within_keys(&mut b.iter().map(|&k| (k, 0))));
-    let expected = of_a * of_b / pair_count(a.len() as u64).max(1.0);
-    let max_pairs = (of_a + of_b) / 2.0;
-    if max_pairs == expected { 1.0 } else { (joint_pairs - expected) / (max_pairs - expected) }
+    let joint_pairs = pairs_within_keys(&mut first_labels.iter().copied().zip(second_labels.iter().copied()));
+    let (first_pairs, second_pairs) = (
+        pairs_within_keys(&mut first_labels.iter().map(|&k| (k, 0))),
+        pairs_within_keys(&mut second_labels.iter().map(|&k| (k, 0))),
+    );
+    let expected_pairs = first_pairs * second_pairs / pair_count(first_labels.len() as u64).max(1.0);
+    let max_pairs = (first_pairs + second_pairs) / 2.0;
+    if max_pairs == expected_pairs { 1.0 } else { (joint_pairs - expected_pairs) / (max_pairs - expected_pairs) }
 }
 
 /// One round that placed threads: the clusters in its reasons, and the shMaps from which they came.
@@ -274,15 +278,16 @@ pub(super) struct PlacementRound {
 
 impl PlacementRound {
     /// Adjusted Rand index against the program's own partition, over the program's workers.
-    pub fn agreement(&self, truth: &[Option<u32>]) -> f64 {
-        let workers =
-            || truth.iter().zip(&self.cluster_of).filter_map(|(group, &cluster)| Some(((*group)? as usize, cluster)));
+    pub fn agreement(&self, true_groups: &[Option<u32>]) -> f64 {
+        let workers = || {
+            true_groups.iter().zip(&self.cluster_of).filter_map(|(group, &cluster)| Some(((*group)? as usize, cluster)))
+        };
         let (own_groups, found_groups): (Vec<usize>, Vec<usize>) = workers().unzip();
         adjusted_rand_index(&own_groups, &found_groups)
     }
 
-    pub fn unclustered_workers(&self, truth: &[Option<u32>]) -> usize {
-        truth.iter().zip(&self.clustered).filter(|(group, clustered)| group.is_some() && !**clustered).count()
+    pub fn count_unclustered_workers(&self, true_groups: &[Option<u32>]) -> usize {
+        true_groups.iter().zip(&self.clustered).filter(|(group, clustered)| group.is_some() && !**clustered).count()
     }
 }
 
@@ -298,16 +303,16 @@ pub(super) fn placement_rounds(records: &[WindowRecord], threads: usize, entries
         if clusters.is_empty() {
             continue;
         }
-        let mut cluster_of: Vec<usize> = (0..threads).map(|thread| clusters.len() + thread).collect();
-        for (number, cluster) in clusters.iter().enumerate() {
-            cluster.tasks.iter().for_each(|task| cluster_of[task.0 as usize] = number);
+        let mut cluster_by_thread: Vec<usize> = (0..threads).map(|thread| clusters.len() + thread).collect();
+        for (cluster_number, cluster) in clusters.iter().enumerate() {
+            cluster.tasks.iter().for_each(|task| cluster_by_thread[task.0 as usize] = cluster_number);
         }
         let sharing_map_of =
             |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
         rounds.push(PlacementRound {
             clusters: clusters.len(),
-            clustered: cluster_of.iter().map(|&label| label < clusters.len()).collect(),
-            cluster_of,
+            clustered: cluster_by_thread.iter().map(|&label| label < clusters.len()).collect(),
+            cluster_of: cluster_by_thread,
             maps: (0..threads)
                 .map(|thread| sharing_map_of(thread).map_or_else(Vec::new, |map| map.counters.clone()))
                 .collect(),

@@ -1,15 +1,15 @@
 //! One run of a context: a fast path through accesses that no other context observes, then the event that ended it.
 //!
-//! `quick` is the loop through which nearly all accesses pass: L1 hits, and fetches of code that is present. It ends
-//! with a `SlowPathCause`, which is handled at its tick; then the loop is entered again, until the run has a
+//! `run_fast_path` is the loop through which nearly all accesses pass: L1 hits, and fetches of code that is present. It
+//! ends with a `SlowPathCause`, which is handled at its tick. The loop is then entered again, until the run has a
 //! `BurstOutcome`.
 
 use cachemate_core::{Access, AccessKind, BatchEnd, CacheLevel};
 
 use super::caches::Caches;
 use super::context::{HwContext, OutstandingMiss, StallSource, UnattributedTicks};
-use super::core_kind::{ANY, AnyCore, CoreKind, WatchedCore};
-use super::fast_path::quick_fetch;
+use super::core_kind::{ANY_SHAPE, AnyCore, CoreKind, WatchedCore};
+use super::fast_path::try_fetch_present_line;
 use super::pipeline::{ContextRun, CoreEnvironment, CoreFrontEnd};
 use super::thread::HwThread;
 
@@ -18,7 +18,7 @@ pub(crate) enum BurstOutcome {
     /// The end of the context's time or of its turn.
     Yield,
     /// An access that other cores can observe is due, and must wait for the cores that lag behind.
-    Held,
+    AheadOfCores,
     Blocked,
     Turn(BatchEnd),
     Interrupt,
@@ -35,12 +35,12 @@ pub(crate) enum SlowPathCause {
     Fetch,
     Jump,
     Compute,
-    Depends,
-    Translate,
+    PendingAddress,
+    TranslationMiss,
     /// The access needs the value of the previous load.
-    Waits,
+    PendingValue,
     /// The access affects more than the L1, and cores that lag behind come first.
-    Early,
+    ObservableAccess,
     /// The access must take the slow path.
     Memory,
 }
@@ -52,111 +52,113 @@ pub(crate) struct Burst {
     /// `None` if there is no run.
     pub thread: Option<Box<HwThread>>,
     /// Whether the thread's probes observe every single access.
-    pub watched: bool,
+    pub is_watched: bool,
     /// Whether the thread has probes.
-    pub probed: bool,
+    pub has_probes: bool,
     /// The tick that the run has reached.
-    pub now: u64,
+    pub tick: u64,
     /// Tick up to which time and window allow instructions to issue.
-    pub stop: u64,
+    pub stop_tick: u64,
     /// Number of instructions of the next record that have been issued.
-    pub skip: u64,
+    pub issued_in_record: u64,
     /// This context's share of the window.
     window: u64,
     /// Number of misses that may be outstanding.
-    pub room: usize,
+    pub max_outstanding: usize,
     /// Whether the current access was held at its tick, because it is not a plain hit.
-    pub was_early: bool,
+    pub was_held: bool,
     pub page: u64,
     pub frame: u64,
     /// L1 hits of data and of code that have not been added to the counters yet.
     pub hits: u64,
     pub fetches: u64,
-    pub spent: UnattributedTicks,
+    pub unattributed: UnattributedTicks,
 }
 
 impl Burst {
     #[inline]
-    pub fn start_burst(&mut self, run: ContextRun, thread: Box<HwThread>, window: u64, room: usize) {
-        (self.run, self.now, self.window, self.room) = (run, run.start, window, room);
-        (self.skip, self.probed) = (thread.skip, !thread.probes.is_empty());
-        self.watched = self.probed && thread.probes.is_watching_all();
-        (self.page, self.hits, self.fetches, self.was_early) = (u64::MAX, 0, 0, false);
-        self.spent = UnattributedTicks::default();
+    pub fn start_burst(&mut self, run: ContextRun, thread: Box<HwThread>, window: u64, max_outstanding: usize) {
+        (self.run, self.tick, self.window, self.max_outstanding) = (run, run.start, window, max_outstanding);
+        (self.issued_in_record, self.has_probes) = (thread.issued_in_record, !thread.probes.is_empty());
+        self.is_watched = self.has_probes && thread.probes.must_observe_all();
+        (self.page, self.hits, self.fetches, self.was_held) = (u64::MAX, 0, 0, false);
+        self.unattributed = UnattributedTicks::default();
         self.thread = Some(thread);
     }
 
-    /// Must every stop check for overflow interrupts?
+    /// Returns whether a probe of the thread counts events until an overflow interrupts it.
     #[inline]
     pub fn has_overflow_count(&self) -> bool {
-        self.probed && self.thread.as_ref().is_some_and(|thread| !thread.probes.overflows.is_empty())
+        self.has_probes && self.thread.as_ref().is_some_and(|thread| !thread.probes.overflows.is_empty())
     }
 
     /// Issues `count` instructions of the next record.
     #[inline]
-    pub fn issue(&mut self, count: u64, thread: &mut HwThread, context: &mut HwContext) {
-        self.now += count;
-        self.skip += count;
-        context.issued += count;
-        thread.fetch_left -= if thread.fetch_left == u64::MAX { 0 } else { count };
+    pub fn issue_instructions(&mut self, count: u64, thread: &mut HwThread, context: &mut HwContext) {
+        self.tick += count;
+        self.issued_in_record += count;
+        context.issued_count += count;
+        thread.instructions_until_fetch -= if thread.instructions_until_fetch == u64::MAX { 0 } else { count };
     }
 
     /// Issues the access itself, and advances to the next record.
     #[inline]
-    pub fn skip_one(&mut self, thread: &mut HwThread, context: &mut HwContext) {
+    pub fn issue_access(&mut self, thread: &mut HwThread, context: &mut HwContext) {
         thread.position += 1;
-        self.issue(1, thread, context);
-        self.skip = 0;
+        self.issue_instructions(1, thread, context);
+        self.issued_in_record = 0;
     }
 
     /// Returns the tick up to which time and window allow instructions to issue.
     #[inline]
-    pub fn issue_limit(&self, in_order: bool, now: u64, context: &mut HwContext) -> u64 {
-        if in_order {
-            return self.run.limit;
+    pub fn find_issue_limit(&self, is_in_order: bool, now: u64, context: &mut HwContext) -> u64 {
+        if is_in_order {
+            return self.run.end_tick;
         }
-        let issue = now.saturating_add(context.remaining_window(self.window, now));
-        self.run.limit.min(issue).min(context.next_parked.max(now))
+        let window_end = now.saturating_add(context.update_remaining_window(self.window, now));
+        self.run.end_tick.min(window_end).min(context.next_deferred_tick.max(now))
     }
 
     /// Counts the wait until a tick if no other context could use the time. Returns false, and counts nothing, if one
     /// could.
     #[inline]
-    pub fn wait_in_place(&mut self, now: u64, until: u64, wait: StallSource, thread: &mut HwThread) -> bool {
-        if until >= self.run.other || until > self.run.limit {
+    pub fn wait_in_place(&mut self, now: u64, until_tick: u64, wait: StallSource, thread: &mut HwThread) -> bool {
+        if until_tick >= self.run.other_ready_tick || until_tick > self.run.end_tick {
             return false;
         }
-        HwContext::count_stall(&mut thread.counters, until - now, wait);
-        self.spent.in_place += until - now;
+        HwContext::count_stall(&mut thread.counters, until_tick - now, wait);
+        self.unattributed.in_place += until_tick - now;
         true
     }
 
-    /// Must an access that is due at this tick wait for cores that are behind?
+    /// Sets the context's `ready` tick, and returns whether an access that is due then must wait for cores that lag
+    /// behind.
     #[inline]
-    pub fn must_wait(&self, context: &mut HwContext) -> bool {
-        context.ready = self.now;
-        self.now > self.run.shared
+    pub fn should_hold_access(&self, context: &mut HwContext) -> bool {
+        context.ready_at = self.tick;
+        self.tick > self.run.shared_bound
     }
 
-    /// Returns the outcome if the time is over or the window is full (the context then waits for the oldest load);
-    /// `None` if neither.
-    fn exceeds_budget(&self, context: &mut HwContext) -> Option<BurstOutcome> {
-        context.ready = self.now;
-        if self.now >= self.run.limit {
+    /// Sets the context's `ready` tick and wait. Returns the outcome if the time is over or the window is full; `None`
+    /// if the context can issue.
+    fn outcome_of_spent_budget(&self, context: &mut HwContext) -> Option<BurstOutcome> {
+        context.ready_at = self.tick;
+        if self.tick >= self.run.end_tick {
             return Some(BurstOutcome::Yield);
         }
         // The bound was that of a load that has returned in the meantime.
-        if context.remaining_window(self.window, self.now) > 0 && context.next_parked > self.now {
+        if context.update_remaining_window(self.window, self.tick) > 0 && context.next_deferred_tick > self.tick {
             return None;
         }
-        let oldest = context.outstanding.iter().find(|miss| miss.instruction.is_some() && miss.returns_at > self.now);
+        let oldest_load =
+            context.outstanding_misses.iter().find(|miss| miss.instruction.is_some() && miss.returns_at > self.tick);
         let (arrival, wait) =
-            oldest.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.returns_at, oldest.wait));
-        let wake_tick = arrival.min(context.next_parked);
+            oldest_load.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.returns_at, oldest.wait));
+        let wake_tick = arrival.min(context.next_deferred_tick);
         if wake_tick == u64::MAX {
             return None;
         }
-        (context.ready, context.wait) = (wake_tick, Some(wait));
+        (context.ready_at, context.stall_source) = (wake_tick, Some(wait));
         Some(BurstOutcome::Blocked)
     }
 }
@@ -174,18 +176,18 @@ impl CoreFrontEnd {
         let Some(mut thread) = burst.thread.take() else { return BurstOutcome::Yield };
         let outcome = loop {
             let event = self.run_fast_path::<K>(burst, &mut thread, environment);
-            if event == SlowPathCause::Waits {
+            if event == SlowPathCause::PendingValue {
                 break BurstOutcome::Blocked;
             }
-            if event == SlowPathCause::Early {
-                self.contexts[burst.run.nth].ready = burst.now;
-                break BurstOutcome::Held;
+            if event == SlowPathCause::ObservableAccess {
+                self.contexts[burst.run.context_index].ready_at = burst.tick;
+                break BurstOutcome::AheadOfCores;
             }
             if let Some(outcome) = self.run_slow_path(event, burst, &mut thread, environment) {
                 break outcome;
             }
         };
-        if matches!(outcome, BurstOutcome::Held) {
+        if matches!(outcome, BurstOutcome::AheadOfCores) {
             // Translations are looked up again.
             burst.page = u64::MAX;
         }
@@ -195,8 +197,8 @@ impl CoreFrontEnd {
 
     /// Adds the counts of a run to the counters, and returns its thread.
     #[inline]
-    pub fn close(&mut self, burst: &Burst, mut thread: Box<HwThread>, caches: &mut Caches) -> Box<HwThread> {
-        thread.skip = burst.skip;
+    pub fn close_run(&mut self, burst: &Burst, mut thread: Box<HwThread>, caches: &mut Caches) -> Box<HwThread> {
+        thread.issued_in_record = burst.issued_in_record;
         thread.counters.levels[CacheLevel::L1Data as usize].references += burst.hits;
         caches.units[self.l1d].counters.demand.references += burst.hits;
         if let Some(l1i) = self.l1i.filter(|_| burst.fetches > 0) {
@@ -204,11 +206,16 @@ impl CoreFrontEnd {
             caches.units[l1i].counters.demand.references += burst.fetches;
         }
         let start = burst.run.start;
-        self.contexts[burst.run.nth].account_run(&mut thread.counters, burst.now - start, burst.now, burst.spent);
+        self.contexts[burst.run.context_index].attribute_run(
+            &mut thread.counters,
+            burst.tick - start,
+            burst.tick,
+            burst.unattributed,
+        );
         thread
     }
 
-    /// Handles the event that ended the fast path. `Some` if the run ends too.
+    /// Handles the event that ended the fast path. Returns `Some` if the run ends too.
     #[inline(never)]
     fn run_slow_path(
         &mut self,
@@ -217,7 +224,7 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let context = &mut self.contexts[burst.run.nth];
+        let context = &mut self.contexts[burst.run.context_index];
         let access = thread.batch.get(thread.position).copied();
         let (event, access) = match access {
             Some(access) => (event, access),
@@ -225,33 +232,33 @@ impl CoreFrontEnd {
         };
         match event {
             SlowPathCause::Memory => self.access_beyond_l1(access, burst, thread, environment),
-            SlowPathCause::Waits => Some(BurstOutcome::Blocked),
-            SlowPathCause::Early => Some(BurstOutcome::Held),
+            SlowPathCause::PendingValue => Some(BurstOutcome::Blocked),
+            SlowPathCause::ObservableAccess => Some(BurstOutcome::AheadOfCores),
             SlowPathCause::Budget => self.wait_or_unpark(burst, thread, environment),
-            SlowPathCause::Fetch => self.fetch(burst, thread, environment),
+            SlowPathCause::Fetch => self.fetch_line(burst, thread, environment),
             SlowPathCause::Jump => self.handle_jump(access, burst, thread, environment),
-            SlowPathCause::Compute => self.compute(access, burst, thread, environment),
-            SlowPathCause::BatchEnd if thread.turn != BatchEnd::More && !context.parked.is_empty() => {
-                self.drain(burst, thread, environment)
+            SlowPathCause::Compute => self.run_compute(access, burst, thread, environment),
+            SlowPathCause::BatchEnd if thread.batch_end != BatchEnd::More && !context.deferred_accesses.is_empty() => {
+                self.issue_all_deferred(burst, thread, environment)
             }
-            SlowPathCause::BatchEnd => batch_end(burst, thread, context),
-            SlowPathCause::Depends => self.defer_access(access, burst, thread, environment),
-            SlowPathCause::Translate => {
-                if burst.must_wait(context) {
-                    return Some(BurstOutcome::Held);
+            SlowPathCause::BatchEnd => handle_batch_end(burst, thread, context),
+            SlowPathCause::PendingAddress => self.defer_access(access, burst, thread, environment),
+            SlowPathCause::TranslationMiss => {
+                if burst.should_hold_access(context) {
+                    return Some(BurstOutcome::AheadOfCores);
                 }
-                let store = access.kind() == AccessKind::Store;
+                let is_store = access.kind() == AccessKind::Store;
                 let cost = translate(
                     thread,
                     access.address() >> environment.page_shift,
                     context,
-                    store,
+                    is_store,
                     environment,
                     self.l1d,
-                    burst.now,
+                    burst.tick,
                 );
-                burst.spent.faults += cost;
-                context.ready = burst.now + cost;
+                burst.unattributed.faults += cost;
+                context.ready_at = burst.tick + cost;
                 (cost > 0).then_some(BurstOutcome::Blocked)
             }
         }
@@ -264,19 +271,19 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let context = &mut self.contexts[burst.run.nth];
-        let remaining = access.instructions() - burst.skip;
-        let issued = remaining.min(burst.stop - burst.now).min(thread.fetch_left);
-        burst.issue(issued, thread, context);
-        if issued == remaining {
-            burst.skip = 0;
+        let context = &mut self.contexts[burst.run.context_index];
+        let remaining_count = access.instructions() - burst.issued_in_record;
+        let issued_count = remaining_count.min(burst.stop_tick - burst.tick).min(thread.instructions_until_fetch);
+        burst.issue_instructions(issued_count, thread, context);
+        if issued_count == remaining_count {
+            burst.issued_in_record = 0;
             thread.position += 1;
             if let Some(l1i) = self.l1i {
                 thread.jump_to(access.address(), 1 << environment.caches.units[l1i].line_shift);
             }
             None
-        } else if thread.fetch_left == 0 {
-            self.fetch(burst, thread, environment)
+        } else if thread.instructions_until_fetch == 0 {
+            self.fetch_line(burst, thread, environment)
         } else {
             self.wait_or_unpark(burst, thread, environment)
         }
@@ -289,91 +296,93 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let context = &mut self.contexts[burst.run.nth];
-        if context.next_parked <= burst.now && burst.now < burst.run.limit {
-            return self.unpark(burst, thread, environment);
+        let context = &mut self.contexts[burst.run.context_index];
+        if context.next_deferred_tick <= burst.tick && burst.tick < burst.run.end_tick {
+            return self.issue_due_access(burst, thread, environment);
         }
-        burst.exceeds_budget(context)
+        burst.outcome_of_spent_budget(context)
     }
 
-    fn compute(
+    fn run_compute(
         &mut self,
         access: Access,
         burst: &mut Burst,
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let context = &mut self.contexts[burst.run.nth];
-        let room = burst.issue_limit(self.in_order, burst.now, context) - burst.now;
-        let remaining = access.instructions() - burst.skip;
-        let issued = remaining.min(room);
-        burst.now += issued;
-        context.issued += issued;
-        burst.skip += issued;
-        if issued < remaining {
+        let context = &mut self.contexts[burst.run.context_index];
+        let issue_slots = burst.find_issue_limit(self.is_in_order, burst.tick, context) - burst.tick;
+        let remaining_count = access.instructions() - burst.issued_in_record;
+        let issued_count = remaining_count.min(issue_slots);
+        burst.tick += issued_count;
+        context.issued_count += issued_count;
+        burst.issued_in_record += issued_count;
+        if issued_count < remaining_count {
             return self.wait_or_unpark(burst, thread, environment);
         }
-        burst.skip = 0;
+        burst.issued_in_record = 0;
         thread.position += 1;
         None
     }
 
     /// Fetches the next line of code. `Some` if the context cannot continue at once.
-    fn fetch(
+    fn fetch_line(
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let context = &mut self.contexts[burst.run.nth];
+        let context = &mut self.contexts[burst.run.context_index];
         let l1i = self.l1i?;
-        let address = thread.next_code;
-        let (page_shift, tick) = (environment.page_shift, burst.now);
+        let address = thread.next_code_address;
+        let (page_shift, tick) = (environment.page_shift, burst.tick);
         let unit = &mut environment.caches.units[l1i];
-        if quick_fetch(unit, thread, page_shift, tick, ANY, burst.watched) {
+        if try_fetch_present_line(unit, thread, page_shift, tick, ANY_SHAPE, burst.is_watched) {
             burst.fetches += 1;
-            if burst.watched {
+            if burst.is_watched {
                 thread.report_code_line(unit.line_shift, tick, environment.sampling);
             }
             return None;
         }
-        if burst.must_wait(context) {
-            return Some(BurstOutcome::Held);
+        if burst.should_hold_access(context) {
+            return Some(BurstOutcome::AheadOfCores);
         }
         let Some(frame) = thread.tlb.find(address >> page_shift) else {
             // The same fetch follows again, with the translation present.
-            burst.spent.faults += translate(thread, address >> page_shift, context, false, environment, self.l1d, tick);
-            context.ready = tick + burst.spent.faults;
+            burst.unattributed.faults +=
+                translate(thread, address >> page_shift, context, false, environment, self.l1d, tick);
+            context.ready_at = tick + burst.unattributed.faults;
             return Some(BurstOutcome::Blocked);
         };
         let request = self.build_request(frame << page_shift | address & ((1 << page_shift) - 1), tick, false, thread);
-        let context = &mut self.contexts[burst.run.nth];
-        let (late, line_bytes) = (tick + unit.latency, 1 << unit.line_shift);
-        let place = unit.store.find(request.address >> unit.line_shift);
-        let probed = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());
-        let prior_counts = probed.then_some(thread.counters.levels);
-        let response = environment.caches.first_level::<AnyCore>(l1i, place, &request, &mut thread.counters);
-        let mut traced = super::sampling::SampleEffect { ticks: 0, full: false };
+        let context = &mut self.contexts[burst.run.context_index];
+        let (hit_tick, line_bytes) = (tick + unit.latency, 1 << unit.line_shift);
+        let tag_index = unit.store.find(request.address >> unit.line_shift);
+        let observes_path = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());
+        let prior_counts = observes_path.then_some(thread.counters.levels);
+        let response = environment.caches.access_first_level::<AnyCore>(l1i, tag_index, &request, &mut thread.counters);
+        let mut sample_effect = super::sampling::SampleEffect { ticks: 0, is_full: false };
         if let Some(prior_counts) = &prior_counts {
             thread.probes.observe_path(l1i, request.address, prior_counts, &thread.counters.levels, environment.caches);
             if thread.counters.levels[0].all_misses() > prior_counts[0].all_misses() {
                 let address = environment.caches.dram.physical_address(request.address);
                 let line = address >> environment.caches.units[self.l1d].line_shift;
-                traced = thread.probes.observe_code_miss(line, environment.sampling);
+                sample_effect = thread.probes.observe_code_miss(line, environment.sampling);
             }
         }
-        thread.charge_fetch(line_bytes);
-        if burst.watched {
+        thread.advance_past_fetched_line(line_bytes);
+        if burst.is_watched {
             thread.report_code_line(line_bytes.ilog2(), tick, environment.sampling);
         }
-        if response.ready_tick <= late {
+        if response.ready_tick <= hit_tick {
             return None;
         }
-        thread.probes.cost_ticks += traced.ticks;
-        burst.spent.interrupts += traced.ticks;
-        context.ready = response.ready_tick + traced.ticks;
-        context.wait = Some(StallSource { served: response.served, queue: response.queue, joined: false });
-        Some(if traced.full { BurstOutcome::Interrupt } else { BurstOutcome::Blocked })
+        thread.probes.cost_ticks += sample_effect.ticks;
+        burst.unattributed.interrupts += sample_effect.ticks;
+        context.ready_at = response.ready_tick + sample_effect.ticks;
+        context.stall_source =
+            Some(StallSource { origin: response.origin, queue_ticks: response.queue_ticks, is_joined: false });
+        Some(if sample_effect.is_full { BurstOutcome::Interrupt } else { BurstOutcome::Blocked })
     }
 }
 
@@ -385,46 +394,46 @@ impl HwContext {
         &mut self,
         arrival: u64,
         wait: StallSource,
-        nearest: u64,
+        hit_tick: u64,
         tick: u64,
-        store: bool,
-        in_order: bool,
+        is_store: bool,
+        is_in_order: bool,
     ) -> bool {
-        let is_late = arrival > nearest;
-        (self.ready, self.wait) = (tick, None);
-        let mut blocked = false;
-        if !store {
-            (self.value_at, self.value_from) = (arrival, wait.served);
-            if is_late && in_order && arrival > tick {
-                (self.wait, self.ready, blocked) = (Some(wait), arrival, true);
+        let is_late = arrival > hit_tick;
+        (self.ready_at, self.stall_source) = (tick, None);
+        let mut is_blocked = false;
+        if !is_store {
+            (self.value_tick, self.value_origin) = (arrival, wait.origin);
+            if is_late && is_in_order && arrival > tick {
+                (self.stall_source, self.ready_at, is_blocked) = (Some(wait), arrival, true);
             }
         }
-        if is_late && !blocked {
-            let instruction = (!store).then_some(self.issued - 1);
-            self.send(OutstandingMiss { returns_at: arrival, instruction, wait });
+        if is_late && !is_blocked {
+            let instruction = (!is_store).then_some(self.issued_count - 1);
+            self.add_outstanding(OutstandingMiss { returns_at: arrival, instruction, wait });
         }
-        blocked
+        is_blocked
     }
 }
 
-/// Handles the end of a batch: a further batch, or the request with which the thread ended it.
-fn batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) -> Option<BurstOutcome> {
-    burst.skip = 0;
-    context.ready = burst.now;
-    if thread.turn != BatchEnd::More {
-        if burst.now > burst.run.shared {
-            return Some(BurstOutcome::Held);
+/// Handles the end of a batch: requests the next batch, or returns the request with which the thread ended its turn.
+fn handle_batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) -> Option<BurstOutcome> {
+    burst.issued_in_record = 0;
+    context.ready_at = burst.tick;
+    if thread.batch_end != BatchEnd::More {
+        if burst.tick > burst.run.shared_bound {
+            return Some(BurstOutcome::AheadOfCores);
         }
-        return Some(BurstOutcome::Turn(std::mem::replace(&mut thread.turn, BatchEnd::More)));
+        return Some(BurstOutcome::Turn(std::mem::replace(&mut thread.batch_end, BatchEnd::More)));
     }
-    if burst.now >= burst.run.limit {
+    if burst.tick >= burst.run.end_tick {
         return Some(BurstOutcome::Yield);
     }
-    thread.refill();
-    if thread.batch.is_empty() && thread.turn == BatchEnd::More {
+    thread.fetch_next_batch();
+    if thread.batch.is_empty() && thread.batch_end == BatchEnd::More {
         // A source that returns "more" without any access must not stop time.
         HwContext::count_stall(&mut thread.counters, 1, context.value_wait());
-        (burst.spent.in_place, burst.now) = (burst.spent.in_place + 1, burst.now + 1);
+        (burst.unattributed.in_place, burst.tick) = (burst.unattributed.in_place + 1, burst.tick + 1);
     }
     None
 }
@@ -435,13 +444,13 @@ pub(super) fn wait_for_value(
     thread: &mut HwThread,
     context: &mut HwContext,
 ) -> Option<BurstOutcome> {
-    let arrival = context.value_at;
-    if burst.wait_in_place(burst.now, arrival, context.value_wait(), thread) {
-        burst.now = arrival;
+    let arrival = context.value_tick;
+    if burst.wait_in_place(burst.tick, arrival, context.value_wait(), thread) {
+        burst.tick = arrival;
         return None;
     }
-    context.wait = Some(context.value_wait());
-    context.ready = arrival;
+    context.stall_source = Some(context.value_wait());
+    context.ready_at = arrival;
     Some(BurstOutcome::Blocked)
 }
 
@@ -450,22 +459,22 @@ pub(super) fn translate(
     thread: &mut HwThread,
     page: u64,
     context: &HwContext,
-    store: bool,
+    is_store: bool,
     environment: &mut CoreEnvironment<'_>,
     l1d: usize,
     now: u64,
 ) -> u64 {
-    let framed = environment.frames.find_frame(thread.process, page, context.cpu, store);
-    let frame_name = environment.caches.pages.name_frame(framed.frame, page);
-    thread.tlb.insert(page, frame_name);
-    if framed.copied {
+    let frame_result = environment.frames.find_frame(thread.process, page, context.cpu, is_store);
+    let named_frame = environment.caches.pages.name_frame(frame_result.frame, page);
+    thread.tlb.insert(page, named_frame);
+    if frame_result.is_copied {
         environment.caches.insert_copied(
             l1d,
-            frame_name << environment.page_shift,
+            named_frame << environment.page_shift,
             1 << environment.page_shift,
-            thread.slot(),
+            thread.slot_number(),
             now,
         );
     }
-    framed.cost_cycles * environment.ticks_per_cycle
+    frame_result.cost_cycles * environment.ticks_per_cycle
 }

@@ -25,31 +25,31 @@ pub(crate) enum DataOrigin {
 #[derive(Default)]
 pub(crate) struct PendingFills {
     fills: Vec<(u64, u64, DataOrigin)>,
-    /// Number of entries at which fills that have arrived are dropped.
-    sweep_at: usize,
+    /// Number of entries above which the next insertion first drops the fills that have arrived.
+    sweep_threshold: usize,
     /// Bit `line % 64` of every line in `fills`, because most lines that are looked up are not in it.
-    bits: u64,
+    line_bits: u64,
 }
 
 const MAX_PENDING: usize = 64;
-const MIN_SWEEP: usize = 12;
+const MIN_SWEEP_THRESHOLD: usize = 12;
 
 impl PendingFills {
     /// Records that the line is being filled; an earlier fill of the line is replaced.
     #[inline]
-    pub fn add(&mut self, line: u64, arrival: u64, served: DataOrigin, now: u64) {
+    pub fn add(&mut self, line: u64, arrival: u64, origin: DataOrigin, now: u64) {
         let bit = 1 << (line % 64);
-        if self.bits & bit != 0
+        if self.line_bits & bit != 0
             && let Some(earlier) = self.fills.iter_mut().rev().find(|entry| entry.0 == line)
         {
-            *earlier = (line, arrival, served);
+            *earlier = (line, arrival, origin);
             return;
         }
-        if self.fills.len() >= self.sweep_at {
+        if self.fills.len() >= self.sweep_threshold {
             self.drop_arrived_fills(now);
         }
-        self.bits |= bit;
-        self.fills.push((line, arrival, served));
+        self.line_bits |= bit;
+        self.fills.push((line, arrival, origin));
     }
     #[inline(never)]
     fn drop_arrived_fills(&mut self, now: u64) {
@@ -57,27 +57,27 @@ impl PendingFills {
         if self.fills.len() >= MAX_PENDING {
             self.fills.remove(0);
         }
-        self.bits = self.fills.iter().fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
-        self.sweep_at = (2 * self.fills.len()).clamp(MIN_SWEEP, MAX_PENDING);
+        self.line_bits = self.fills.iter().fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
+        self.sweep_threshold = (2 * self.fills.len()).clamp(MIN_SWEEP_THRESHOLD, MAX_PENDING);
     }
-    /// Has the line's data arrived by `tick`?
+    /// Returns whether the line's data has arrived by `tick`.
     #[inline]
     pub fn has_arrived(&self, line: u64, tick: u64) -> bool {
         self.pending_fill(line).is_none_or(|(arrival, _)| arrival <= tick)
     }
     #[inline]
     pub fn pending_fill(&self, line: u64) -> Option<(u64, DataOrigin)> {
-        if self.bits & 1 << (line % 64) == 0 {
+        if self.line_bits & 1 << (line % 64) == 0 {
             return None;
         }
-        self.fills.iter().rev().find(|entry| entry.0 == line).map(|&(_, arrival, served)| (arrival, served))
+        self.fills.iter().rev().find(|entry| entry.0 == line).map(|&(_, arrival, origin)| (arrival, origin))
     }
 }
 
 /// Numbers of evicted lines by (evictor, owner); it grows with the task numbers.
 #[derive(Default)]
 pub(crate) struct EvictionMatrix {
-    side: usize,
+    side_length: usize,
     counts: Vec<u64>,
 }
 
@@ -85,22 +85,22 @@ impl EvictionMatrix {
     #[inline]
     pub fn add(&mut self, evictor: u16, owner: u16) {
         let (row, column) = (usize::from(evictor), usize::from(owner));
-        if row.max(column) >= self.side {
+        if row.max(column) >= self.side_length {
             self.grow((row.max(column) + 1).next_power_of_two());
         }
-        self.counts[row * self.side + column] += 1;
+        self.counts[row * self.side_length + column] += 1;
     }
-    fn grow(&mut self, side: usize) {
-        let mut counts = vec![0; side * side];
-        for row in 0..self.side {
-            let source_row = &self.counts[row * self.side..(row + 1) * self.side];
-            counts[row * side..row * side + self.side].copy_from_slice(source_row);
+    fn grow(&mut self, side_length: usize) {
+        let mut counts = vec![0; side_length * side_length];
+        for row in 0..self.side_length {
+            let source_row = &self.counts[row * self.side_length..(row + 1) * self.side_length];
+            counts[row * side_length..row * side_length + self.side_length].copy_from_slice(source_row);
         }
-        (self.side, self.counts) = (side, counts);
+        (self.side_length, self.counts) = (side_length, counts);
     }
     pub fn nonzero_counts(&self) -> impl Iterator<Item = (u16, u16, u64)> + '_ {
         let entries = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
-        entries.map(|(at, &count)| ((at / self.side) as u16, (at % self.side) as u16, count))
+        entries.map(|(index, &count)| ((index / self.side_length) as u16, (index % self.side_length) as u16, count))
     }
 }
 
@@ -112,32 +112,32 @@ pub(crate) struct CacheUnit {
     pub level: CacheLevel,
     pub line_shift: u32,
     pub latency: u64,
-    pub write: WritePolicy,
+    pub write_policy: WritePolicy,
     pub inclusion: Inclusion,
     /// Index of the cache behind this one, or [`ROOT`].
     pub parent: usize,
     /// This cache's bit in its parent's sharer masks.
-    pub bit: u32,
+    pub sharer_bit: u32,
     pub children: Vec<usize>,
     /// False if all children write through: none of them can own a line.
-    pub children_own: bool,
+    pub can_children_own: bool,
     pub package: u32,
     /// Number of cores that share the cache.
-    pub cores: u32,
+    pub core_count: u32,
     /// Whether the next level serves all requests of this L1 without affecting other caches.
-    pub owns_next: bool,
+    pub is_next_level_private: bool,
     pub store: TagStore,
-    pub pending: PendingFills,
-    pub out: Option<BandwidthServer>,
+    pub pending_fills: PendingFills,
+    pub output_server: Option<BandwidthServer>,
     pub prefetcher: Option<Prefetcher>,
     /// Way masks by class of service; `None` allows all ways.
-    pub masks: Vec<Option<u64>>,
+    pub way_masks_by_class: Vec<Option<u64>>,
     pub counters: CacheCounters,
     /// Number of lines by owner.
-    pub occupancy: Vec<u32>,
-    pub matrix: EvictionMatrix,
+    pub lines_by_owner: Vec<u32>,
+    pub eviction_matrix: EvictionMatrix,
     /// The cause of the first miss on a line.
-    pub first_miss: MissCause,
+    pub first_miss_cause: MissCause,
     history: LineTable,
 }
 
@@ -145,7 +145,7 @@ impl CacheUnit {
     pub fn new(machine: &MachineSpec, spec: &CacheSpec, instance: u32, ticks_per_cycle: u64, seed: u64) -> Self {
         let line_shift = spec.line_bytes.trailing_zeros();
         let page_shift = machine.pages.page_bytes.trailing_zeros();
-        let fetchers = machine.prefetchers.iter().copied().filter(|fetcher| match fetcher {
+        let prefetcher_specs = machine.prefetchers.iter().copied().filter(|fetcher| match fetcher {
             PrefetcherSpec::Stride { level, .. }
             | PrefetcherSpec::Streamer { level, .. }
             | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
@@ -154,24 +154,24 @@ impl CacheUnit {
             level: spec.level,
             line_shift,
             latency: u64::from(spec.latency_cycles) * ticks_per_cycle,
-            write: spec.write,
+            write_policy: spec.write,
             inclusion: spec.inclusion,
             parent: ROOT,
-            bit: 1,
+            sharer_bit: 1,
             children: Vec::new(),
-            children_own: false,
+            can_children_own: false,
             package: instance * spec.shared_by_cores / machine.cores_per_package,
-            cores: spec.shared_by_cores,
-            owns_next: false,
+            core_count: spec.shared_by_cores,
+            is_next_level_private: false,
             store: TagStore::new(spec, SetBits::new(machine, spec), seed),
-            pending: PendingFills::default(),
-            out: spec.bandwidth_bytes_per_cycle.map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle)),
-            prefetcher: Prefetcher::new(fetchers, page_shift.saturating_sub(line_shift)),
-            masks: Vec::new(),
+            pending_fills: PendingFills::default(),
+            output_server: spec.bandwidth_bytes_per_cycle.map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle)),
+            prefetcher: Prefetcher::new(prefetcher_specs, page_shift.saturating_sub(line_shift)),
+            way_masks_by_class: Vec::new(),
             counters: CacheCounters::default(),
-            occupancy: Vec::new(),
-            matrix: EvictionMatrix::default(),
-            first_miss: MissCause::Cold,
+            lines_by_owner: Vec::new(),
+            eviction_matrix: EvictionMatrix::default(),
+            first_miss_cause: MissCause::Cold,
             history: LineTable::new(page_shift.saturating_sub(line_shift)),
         }
     }
@@ -182,12 +182,12 @@ impl CacheUnit {
 
     /// Returns the bits of `address` (a line of a cache with shorter lines) within this cache's line, which select its
     /// sector.
-    pub fn sector_mask(&self, address: u64, below_shift: u32) -> u32 {
-        1 << ((address >> below_shift & ((1 << (self.line_shift - below_shift)) - 1)) as u32 % SHARER_BITS)
+    pub fn sector_mask(&self, address: u64, child_line_shift: u32) -> u32 {
+        1 << ((address >> child_line_shift & ((1 << (self.line_shift - child_line_shift)) - 1)) as u32 % SHARER_BITS)
     }
 
-    /// Was the line in this cache before? If not, none of the caches above has a part of it either, because their lines
-    /// came through this cache (this does not hold for a victim cache).
+    /// Returns whether the line was in this cache before. If not, none of the caches above has a part of it either,
+    /// because their lines came through this cache. For a victim cache, the result is always true.
     pub fn was_cached(&self, line: u64) -> bool {
         self.is_victim() || self.history.get(line) != 0
     }
@@ -196,72 +196,72 @@ impl CacheUnit {
     /// here before.
     #[inline(always)]
     pub fn count_miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) -> bool {
-        let last = self.history.get(line);
-        let cause = match last {
-            0 => self.first_miss,
+        let last_loss = self.history.get(line);
+        let cause = match last_loss {
+            0 => self.first_miss_cause,
             LOST_TO_STORE => MissCause::Coherence,
             evictor if evictor - 2 == task => MissCause::Own,
             _ => MissCause::InterTask,
         } as usize;
         counters.levels[self.level as usize].misses[cause] += 1;
         self.counters.demand.misses[cause] += 1;
-        last != 0
+        last_loss != 0
     }
 
     /// Records that the line has just left. If `evictor` is `None`, a store elsewhere took it.
     #[inline(always)]
     pub fn record_eviction(&mut self, line: u64, meta: LineMeta, evictor: Option<u16>) {
-        self.occupancy[usize::from(meta.owner())] -= 1;
-        *self.history.count_mut(line) = evictor.map_or(LOST_TO_STORE, |task| task + 2);
+        self.lines_by_owner[usize::from(meta.owner())] -= 1;
+        *self.history.word_mut(line) = evictor.map_or(LOST_TO_STORE, |task| task + 2);
         match evictor {
             Some(task) => {
                 self.counters.evictions += 1;
-                self.matrix.add(task, meta.owner());
+                self.eviction_matrix.add(task, meta.owner());
             }
             None => self.counters.invalidations += 1,
         }
     }
 
     /// Records that the line leaves without an eviction (a victim cache returned it, or its frame was reused).
-    /// `remember` states whether the next miss on the line still counts as the task's own.
-    pub fn record_removal(&mut self, line: u64, meta: LineMeta, remember: Option<u16>) {
-        self.occupancy[usize::from(meta.owner())] -= 1;
-        *self.history.count_mut(line) = remember.map_or(0, |task| task + 2);
+    /// If `next_evictor` is set, the next miss on the line counts as if that task had evicted it.
+    pub fn record_removal(&mut self, line: u64, meta: LineMeta, next_evictor: Option<u16>) {
+        self.lines_by_owner[usize::from(meta.owner())] -= 1;
+        *self.history.word_mut(line) = next_evictor.map_or(0, |task| task + 2);
     }
 
     /// Hints to the host that the line's history, and its set if requested, will be read.
     #[inline(always)]
-    pub fn prefetch_host_line(&self, line: u64, set: bool) {
+    pub fn prefetch_host_line(&self, line: u64, prefetches_set: bool) {
         self.history.prefetch_host_entry(line);
-        if set {
+        if prefetches_set {
             self.store.prefetch_host_set(line);
         }
     }
 
-    pub fn forget(&mut self, line: u64) {
-        *self.history.count_mut(line) = 0;
+    pub fn clear_history(&mut self, line: u64) {
+        *self.history.word_mut(line) = 0;
     }
 
     #[inline]
     pub fn record_arrival(&mut self, owner: u16) {
         let column = usize::from(owner);
-        if self.occupancy.len() <= column {
-            self.occupancy.resize(column + 1, 0);
+        if self.lines_by_owner.len() <= column {
+            self.lines_by_owner.resize(column + 1, 0);
         }
-        self.occupancy[column] += 1;
+        self.lines_by_owner[column] += 1;
     }
 
     #[inline]
     pub fn mask_of(&self, class: u8) -> Option<u64> {
-        self.masks.get(usize::from(class)).copied().flatten()
+        self.way_masks_by_class.get(usize::from(class)).copied().flatten()
     }
 
     /// Returns the ticks that `bytes` queue on their way toward the core.
     #[inline]
     pub fn transfer_out(&mut self, tick: u64, bytes: u64) -> u64 {
         self.counters.bytes_out += bytes;
-        let queue = self.out.as_mut().map_or(0, |server| server.transfer(tick, bytes));
-        self.counters.queue_ticks += queue;
-        queue
+        let queue_ticks = self.output_server.as_mut().map_or(0, |server| server.transfer(tick, bytes));
+        self.counters.queue_ticks += queue_ticks;
+        queue_ticks
     }
 }

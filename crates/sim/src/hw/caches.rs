@@ -10,7 +10,7 @@ use cachemate_core::{CacheLevel, MachineSpec, MachineSpecError, SplitMix64, Writ
 
 use super::HwOptions;
 use super::cache_unit::{CacheUnit, DataOrigin, ROOT};
-use super::core_kind::ANY;
+use super::core_kind::ANY_SHAPE;
 use super::counters::{MissCause, TaskCounters};
 use super::dram::Dram;
 use super::line_table::LineTable;
@@ -23,10 +23,10 @@ pub(crate) struct CacheRequest {
     pub address: u64,
     pub tick: u64,
     /// Whether ownership is requested.
-    pub store: bool,
+    pub is_store: bool,
     /// Whether the request carries the data of a store and the requesting cache keeps no line for it (write-through).
-    pub through: bool,
-    pub prefetch: bool,
+    pub is_write_through: bool,
+    pub is_prefetch: bool,
     pub task: u16,
     pub class: u8,
     pub package: u32,
@@ -37,21 +37,21 @@ pub(crate) struct CacheRequest {
 pub(crate) struct CacheResponse {
     /// Tick at which the data arrives.
     pub ready_tick: u64,
-    /// The part of the time until then that is spent in queues.
-    pub queue: u64,
-    pub served: DataOrigin,
+    /// The part of the time until `ready_tick` that is spent in queues.
+    pub queue_ticks: u64,
+    pub origin: DataOrigin,
     /// Whether no other cache off the path holds the line.
-    pub exclusive: bool,
+    pub is_exclusive: bool,
     /// Whether the data differs from memory, and the requester becomes responsible for it.
-    pub dirty: bool,
+    pub is_dirty: bool,
 }
 
 /// The result of a snoop of other caches.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct SnoopResult {
     pub is_present: bool,
-    pub exclusive: bool,
-    pub dirty: bool,
+    pub is_exclusive: bool,
+    pub is_dirty: bool,
     /// Package of a holder; the requester's own if possible.
     pub package: Option<u32>,
 }
@@ -70,28 +70,28 @@ pub(crate) struct Caches {
     pub units: Vec<CacheUnit>,
     pub pages: PageIndex,
     pub dram: Dram,
-    pub same_package: Option<u64>,
-    pub other_package: Option<u64>,
+    pub same_package_ticks: Option<u64>,
+    pub other_package_ticks: Option<u64>,
     /// The caches whose next level is memory.
     pub roots: Vec<usize>,
     /// For each unit that is a root, its position in `roots`.
-    root_number: Vec<usize>,
+    root_position: Vec<usize>,
     pub directory: Option<LineTable>,
     /// Line size of the directory, as a shift.
     pub directory_shift: u32,
     /// Prefetches that the current request caused, as cache and line. They start when the request is complete.
-    pub due: Vec<(usize, u64)>,
+    pub due_prefetches: Vec<(usize, u64)>,
     /// Number of L1 prefetches of the last request, for a sampler that misreads them.
     pub first_level_prefetches: u32,
     /// If true, all requests take the slow path, so that a test can compare both paths.
     #[cfg(test)]
-    pub long_way_only: bool,
+    pub uses_slow_path_only: bool,
     /// If true, no core runs ahead with hits in its own second level.
     #[cfg(test)]
-    pub in_order_only: bool,
+    pub forbids_running_ahead: bool,
     /// If true, no core takes the fast path.
     #[cfg(test)]
-    pub step_by_step: bool,
+    pub skips_fast_path: bool,
 }
 
 /// Number of bits in a directory word; if there are more roots, they share bits.
@@ -100,32 +100,33 @@ const DIRECTORY_BITS: usize = 16;
 impl Caches {
     pub fn new(spec: &MachineSpec, options: HwOptions, ticks_per_cycle: u64) -> Result<Self, MachineSpecError> {
         let mut machine = spec.clone();
-        if !options.prefetch {
+        if !options.is_prefetch_enabled {
             machine.prefetchers.clear();
         }
-        check(&machine)?;
+        check_machine(&machine)?;
         let mut units = Vec::new();
-        let mut first = Vec::new();
-        for (at, cache) in machine.caches.iter().enumerate() {
-            first.push(units.len());
+        let mut first_unit_by_cache = Vec::new();
+        for (cache_index, cache) in machine.caches.iter().enumerate() {
+            first_unit_by_cache.push(units.len());
             for instance in 0..machine.instance_count(cache) {
-                let seed = SplitMix64::scatter(options.seed ^ (at as u64) << 32 ^ u64::from(instance));
+                let seed = SplitMix64::scatter(options.seed ^ (cache_index as u64) << 32 ^ u64::from(instance));
                 let mut unit = CacheUnit::new(&machine, cache, instance, ticks_per_cycle, seed);
-                unit.first_miss = if options.is_resident { MissCause::Own } else { MissCause::Cold };
+                unit.first_miss_cause = if options.is_resident { MissCause::Own } else { MissCause::Cold };
                 units.push(unit);
             }
         }
-        for (at, cache) in machine.caches.iter().enumerate() {
-            let outer = (at + 1..machine.caches.len()).find(|&outer| machine.caches[outer].level > CacheLevel::L1Data);
-            let Some(outer) = outer else { continue };
+        for (cache_index, cache) in machine.caches.iter().enumerate() {
+            let outer_index =
+                (cache_index + 1..machine.caches.len()).find(|&outer| machine.caches[outer].level > CacheLevel::L1Data);
+            let Some(outer_index) = outer_index else { continue };
             for instance in 0..machine.instance_count(cache) {
-                let child = first[at] + instance as usize;
-                let ratio = machine.caches[outer].shared_by_cores / cache.shared_by_cores;
-                let parent = first[outer] + (instance / ratio) as usize;
+                let child = first_unit_by_cache[cache_index] + instance as usize;
+                let children_per_parent = machine.caches[outer_index].shared_by_cores / cache.shared_by_cores;
+                let parent = first_unit_by_cache[outer_index] + (instance / children_per_parent) as usize;
                 units[child].parent = parent;
-                units[child].bit = 1 << (units[parent].children.len() as u32 % SHARER_BITS);
-                let owns = cache.level != CacheLevel::L1Instruction && cache.write == WritePolicy::Back;
-                units[parent].children_own |= owns || units[child].children_own;
+                units[child].sharer_bit = 1 << (units[parent].children.len() as u32 % SHARER_BITS);
+                let can_own_lines = cache.level != CacheLevel::L1Instruction && cache.write == WritePolicy::Back;
+                units[parent].can_children_own |= can_own_lines || units[child].can_children_own;
                 units[parent].children.push(child);
             }
         }
@@ -133,156 +134,166 @@ impl Caches {
         for index in 0..units.len() {
             let Some(second_level) = units.get(units[index].parent) else { continue };
             let is_private = second_level.level == CacheLevel::L2
-                && second_level.cores == 1
-                && second_level.write == WritePolicy::Back;
+                && second_level.core_count == 1
+                && second_level.write_policy == WritePolicy::Back;
             let is_plain_pair = !second_level.is_victim()
                 && units[index].prefetcher.is_none()
-                && units[index].write == WritePolicy::Back;
-            units[index].owns_next =
+                && units[index].write_policy == WritePolicy::Back;
+            units[index].is_next_level_private =
                 units[index].level == CacheLevel::L1Data && is_private && is_plain_pair && units[index].store.is_lru();
         }
         let roots: Vec<usize> = (0..units.len()).filter(|&index| units[index].parent == ROOT).collect();
         let mut root_number = vec![0; units.len()];
-        roots.iter().enumerate().for_each(|(number, &root)| root_number[root] = number);
-        let data = machine.caches.iter().filter(|cache| cache.inclusion != cachemate_core::Inclusion::Victim);
-        let directory_shift = data.map(|cache| cache.line_bytes.trailing_zeros()).max().unwrap_or(6);
+        roots.iter().enumerate().for_each(|(position, &root)| root_number[root] = position);
+        let inclusive_caches =
+            machine.caches.iter().filter(|cache| cache.inclusion != cachemate_core::Inclusion::Victim);
+        let directory_shift = inclusive_caches.map(|cache| cache.line_bytes.trailing_zeros()).max().unwrap_or(6);
         let page_shift = machine.pages.page_bytes.trailing_zeros();
-        let table = || LineTable::new(page_shift.saturating_sub(directory_shift));
+        let new_table = || LineTable::new(page_shift.saturating_sub(directory_shift));
         let to_ticks = |cycles: Option<u32>| cycles.map(|cycles| u64::from(cycles) * ticks_per_cycle);
         Ok(Caches {
             dram: Dram::new(&machine, ticks_per_cycle),
             pages: PageIndex::new(&machine),
-            same_package: to_ticks(machine.coherence.same_package_cycles),
-            other_package: to_ticks(machine.coherence.other_package_cycles),
-            directory: (roots.len() > 1).then(table),
+            same_package_ticks: to_ticks(machine.coherence.same_package_cycles),
+            other_package_ticks: to_ticks(machine.coherence.other_package_cycles),
+            directory: (roots.len() > 1).then(new_table),
             units,
             roots,
-            root_number,
+            root_position: root_number,
             directory_shift,
-            due: Vec::new(),
+            due_prefetches: Vec::new(),
             first_level_prefetches: 0,
             #[cfg(test)]
-            long_way_only: false,
+            uses_slow_path_only: false,
             #[cfg(test)]
-            in_order_only: false,
+            forbids_running_ahead: false,
             #[cfg(test)]
-            step_by_step: false,
+            skips_fast_path: false,
         })
     }
 
     /// Returns the ticks to a copy of the line in another cache.
-    pub fn remote_latency(&self, request: &CacheRequest, copies: SnoopResult) -> u64 {
+    pub fn remote_latency_ticks(&self, request: &CacheRequest, copies: SnoopResult) -> u64 {
         let transfer_ticks =
-            if copies.package == Some(request.package) { self.same_package } else { self.other_package };
+            if copies.package == Some(request.package) { self.same_package_ticks } else { self.other_package_ticks };
         transfer_ticks.unwrap_or_else(|| self.dram.latency_ticks(request.address, request.package))
     }
 
-    /// Looks for copies of the bytes `address` .. + 2^span in a cache and all caches above it, and acts on them.
-    pub fn snoop(&mut self, index: usize, address: u64, requester: u32, action: SnoopAction) -> SnoopResult {
+    /// Looks for copies of the bytes `address` .. + 2^`requester_shift` in a cache and all caches above it, and applies
+    /// the action to them.
+    pub fn snoop(&mut self, index: usize, address: u64, requester_shift: u32, action: SnoopAction) -> SnoopResult {
         let mut copies = SnoopResult::default();
         let mut sharers = 0;
         let unit = &mut self.units[index];
-        let span = requester.max(unit.line_shift);
-        let first = address >> span << (span - unit.line_shift);
-        let victim = unit.is_victim();
+        let span_shift = requester_shift.max(unit.line_shift);
+        let first_line = address >> span_shift << (span_shift - unit.line_shift);
+        let is_victim = unit.is_victim();
         // Only the overlapping sectors of a victim cache's line are affected.
-        let wanted_sectors = if victim { self.overlapping_sectors(index, address, requester) } else { 0 };
+        let requested_sectors = if is_victim { self.overlapping_sectors(index, address, requester_shift) } else { 0 };
         let unit = &mut self.units[index];
-        for line in first..first + (1 << (span - unit.line_shift)) {
-            let Some(place) = unit.store.find(line) else { continue };
-            let meta = unit.store.line_meta(place);
-            if victim && meta.sharers() & wanted_sectors == 0 {
+        for line in first_line..first_line + (1 << (span_shift - unit.line_shift)) {
+            let Some(tag_index) = unit.store.find(line) else { continue };
+            let meta = unit.store.line_meta(tag_index);
+            if is_victim && meta.sharers() & requested_sectors == 0 {
                 continue;
             }
             copies.is_present = true;
             copies.package = Some(unit.package);
-            copies.exclusive |= meta.state() >= EXCLUSIVE;
-            copies.dirty |= meta.state() == MODIFIED;
+            copies.is_exclusive |= meta.state() >= EXCLUSIVE;
+            copies.is_dirty |= meta.state() == MODIFIED;
             sharers |= meta.sharers();
             match action {
-                SnoopAction::Share if meta.state() > SHARED => unit.store.set_meta(place, meta.with_state(SHARED)),
+                SnoopAction::Share if meta.state() > SHARED => unit.store.set_meta(tag_index, meta.with_state(SHARED)),
                 SnoopAction::Share => {}
-                SnoopAction::Invalidate | SnoopAction::Drop(_) if victim && meta.sharers() & !wanted_sectors != 0 => {
-                    unit.store.set_meta(place, meta.with_sharers(meta.sharers() & !wanted_sectors));
+                SnoopAction::Invalidate | SnoopAction::Drop(_)
+                    if is_victim && meta.sharers() & !requested_sectors != 0 =>
+                {
+                    unit.store.set_meta(tag_index, meta.with_sharers(meta.sharers() & !requested_sectors));
                 }
                 SnoopAction::Invalidate | SnoopAction::Drop(_) => {
-                    unit.store.remove(place);
+                    unit.store.remove(tag_index);
                     let evictor = if let SnoopAction::Drop(task) = action { Some(task) } else { None };
                     unit.record_eviction(line, meta, evictor);
                 }
             }
         }
-        let inclusive = unit.inclusion == cachemate_core::Inclusion::Inclusive;
-        if unit.children.is_empty() || (inclusive && !copies.is_present) {
+        let is_inclusive = unit.inclusion == cachemate_core::Inclusion::Inclusive;
+        if unit.children.is_empty() || (is_inclusive && !copies.is_present) {
             return copies;
         }
-        if victim || !copies.is_present {
+        if is_victim || !copies.is_present {
             sharers = !0;
         }
         for nth in 0..self.units[index].children.len() {
             let child = self.units[index].children[nth];
-            if sharers & self.units[child].bit != 0 {
-                copies = copies.merge_with(self.snoop(child, address, requester, action), None);
+            if sharers & self.units[child].sharer_bit != 0 {
+                copies = copies.merge_with(self.snoop(child, address, requester_shift, action), None);
             }
         }
         copies
     }
 
     /// Returns the sectors of a victim cache's line that overlap the bytes `address` .. + 2^span.
-    fn overlapping_sectors(&self, index: usize, address: u64, span: u32) -> u32 {
-        let (unit, child_shift) = (&self.units[index], self.below_shift(index));
-        let start = address >> span << span;
-        let sectors = 1u64 << span.clamp(child_shift, unit.line_shift) >> child_shift;
+    fn overlapping_sectors(&self, index: usize, address: u64, span_shift: u32) -> u32 {
+        let (unit, child_shift) = (&self.units[index], self.child_line_shift(index));
+        let start = address >> span_shift << span_shift;
+        let sectors = 1u64 << span_shift.clamp(child_shift, unit.line_shift) >> child_shift;
         (0..sectors).fold(0, |mask, nth| mask | unit.sector_mask(start + (nth << child_shift), child_shift))
     }
 
-    /// Snoops the children of `at` other than `asking` that have a bit in `sharers`.
+    /// Snoops the children of `parent_index` other than `requesting_child` that have a bit in `sharers`.
     pub fn snoop_siblings(
         &mut self,
-        at: usize,
-        asking: usize,
+        parent_index: usize,
+        requesting_child: usize,
         sharers: u32,
         request: &CacheRequest,
-        span: u32,
+        span_shift: u32,
         action: SnoopAction,
     ) -> SnoopResult {
         let mut copies = SnoopResult::default();
-        for nth in 0..self.units[at].children.len() {
-            let child = self.units[at].children[nth];
-            if child != asking && sharers & self.units[child].bit != 0 {
-                copies = copies.merge_with(self.snoop(child, request.address, span, action), Some(request.package));
+        for nth in 0..self.units[parent_index].children.len() {
+            let child = self.units[parent_index].children[nth];
+            if child != requesting_child && sharers & self.units[child].sharer_bit != 0 {
+                copies =
+                    copies.merge_with(self.snoop(child, request.address, span_shift, action), Some(request.package));
             }
         }
         copies
     }
 
-    /// Snoops the other roots that may hold the line, and records `asking` as a holder.
-    pub fn snoop_other_roots(&mut self, asking: usize, request: &CacheRequest, action: SnoopAction) -> SnoopResult {
+    /// Snoops the other roots that may hold the line, and records `requesting_root` as a holder.
+    pub fn snoop_other_roots(
+        &mut self,
+        requesting_root: usize,
+        request: &CacheRequest,
+        action: SnoopAction,
+    ) -> SnoopResult {
         let mut copies = SnoopResult::default();
         let Some(directory) = &mut self.directory else { return copies };
-        let number = self.root_number[asking];
-        let own_bit = 1u16 << (number % DIRECTORY_BITS);
+        let root_position = self.root_position[requesting_root];
+        let own_bit = 1u16 << (root_position % DIRECTORY_BITS);
         let line = request.address >> self.directory_shift;
-        let word = directory.count_mut(line);
-        let mut may = *word;
+        let word = directory.word_mut(line);
+        let mut candidate_bits = *word;
         *word |= own_bit;
         if self.roots.len() <= DIRECTORY_BITS {
-            may &= !own_bit;
+            candidate_bits &= !own_bit;
         }
-        let mut keep = own_bit;
-        while may != 0 {
-            let bit = may.trailing_zeros() as usize;
-            may &= may - 1;
-            for nth in (bit..self.roots.len()).step_by(DIRECTORY_BITS).filter(|&nth| nth != number) {
-                let snoop = self.snoop(self.roots[nth], request.address, self.directory_shift, action);
-                copies = copies.merge_with(snoop, Some(request.package));
-                if snoop.is_present && action == SnoopAction::Share {
-                    keep |= 1 << bit;
+        let mut holder_bits = own_bit;
+        while candidate_bits != 0 {
+            let bit = candidate_bits.trailing_zeros() as usize;
+            candidate_bits &= candidate_bits - 1;
+            for nth in (bit..self.roots.len()).step_by(DIRECTORY_BITS).filter(|&nth| nth != root_position) {
+                let snoop_result = self.snoop(self.roots[nth], request.address, self.directory_shift, action);
+                copies = copies.merge_with(snoop_result, Some(request.package));
+                if snoop_result.is_present && action == SnoopAction::Share {
+                    holder_bits |= 1 << bit;
                 }
             }
         }
         if let Some(directory) = &mut self.directory {
-            *directory.count_mut(line) = keep;
+            *directory.word_mut(line) = holder_bits;
         }
         copies
     }
@@ -290,31 +301,42 @@ impl Caches {
     /// Removes all copies off the path of `from`, which has the line shared and wants to write it. Returns the ticks
     /// that this takes.
     pub fn invalidate_other_copies(&mut self, from: usize, request: &CacheRequest) -> u64 {
-        let (mut latency, mut at) = (self.units[from].latency, from);
+        let (mut latency, mut current_index) = (self.units[from].latency, from);
         loop {
-            let parent = self.units[at].parent;
+            let parent = self.units[current_index].parent;
             if parent == ROOT {
-                let copies = self.snoop_other_roots(at, request, SnoopAction::Invalidate);
-                return if copies.is_present { latency.max(self.remote_latency(request, copies)) } else { latency };
+                let copies = self.snoop_other_roots(current_index, request, SnoopAction::Invalidate);
+                return if copies.is_present {
+                    latency.max(self.remote_latency_ticks(request, copies))
+                } else {
+                    latency
+                };
             }
-            let (span, bit) = (self.units[at].line_shift, self.units[at].bit);
+            let (span_shift, bit) = (self.units[current_index].line_shift, self.units[current_index].sharer_bit);
             let unit = &mut self.units[parent];
             latency = unit.latency;
-            let place = unit.store.find(request.address >> unit.line_shift).filter(|_| !unit.is_victim());
-            if let Some(place) = place {
-                let meta = unit.store.line_meta(place);
+            let tag_index = unit.store.find(request.address >> unit.line_shift).filter(|_| !unit.is_victim());
+            if let Some(tag_index) = tag_index {
+                let meta = unit.store.line_meta(tag_index);
                 let is_exclusive = meta.state() >= EXCLUSIVE;
-                self.snoop_siblings(parent, at, meta.sharers(), request, span, SnoopAction::Invalidate);
+                self.snoop_siblings(
+                    parent,
+                    current_index,
+                    meta.sharers(),
+                    request,
+                    span_shift,
+                    SnoopAction::Invalidate,
+                );
                 let unit = &mut self.units[parent];
-                let sharers = if span == unit.line_shift { bit } else { meta.sharers() };
-                unit.store.set_meta(place, meta.with_sharers(sharers).with_state(meta.state().max(EXCLUSIVE)));
+                let sharers = if span_shift == unit.line_shift { bit } else { meta.sharers() };
+                unit.store.set_meta(tag_index, meta.with_sharers(sharers).with_state(meta.state().max(EXCLUSIVE)));
                 if is_exclusive {
                     return latency;
                 }
             } else if self.units[parent].inclusion != cachemate_core::Inclusion::Inclusive {
-                self.snoop_siblings(parent, at, !0, request, span, SnoopAction::Invalidate);
+                self.snoop_siblings(parent, current_index, !0, request, span_shift, SnoopAction::Invalidate);
             }
-            at = parent;
+            current_index = parent;
         }
     }
 
@@ -322,48 +344,54 @@ impl Caches {
     pub fn fill(&mut self, index: usize, meta: LineMeta, request: &CacheRequest, counters: &mut TaskCounters) {
         let unit = &mut self.units[index];
         let mask = unit.mask_of(request.class);
-        let evicted = unit.store.insert(request.address >> unit.line_shift, meta, mask, ANY);
+        let evicted_line = unit.store.insert(request.address >> unit.line_shift, meta, mask, ANY_SHAPE);
         unit.record_arrival(meta.owner());
-        if let Some(evicted) = evicted {
+        if let Some(evicted) = evicted_line {
             self.evict(index, evicted, request, counters);
         }
     }
 
-    pub fn evict(&mut self, index: usize, evicted: EvictedLine, request: &CacheRequest, counters: &mut TaskCounters) {
+    pub fn evict(
+        &mut self,
+        index: usize,
+        evicted_line: EvictedLine,
+        request: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) {
         let unit = &mut self.units[index];
-        unit.record_eviction(evicted.line, evicted.meta, Some(request.task));
-        let (address, span, parent) = (evicted.line << unit.line_shift, unit.line_shift, unit.parent);
-        let mut state = evicted.meta.state();
-        if unit.inclusion == cachemate_core::Inclusion::Inclusive && evicted.meta.sharers() != 0 {
+        unit.record_eviction(evicted_line.line, evicted_line.meta, Some(request.task));
+        let (address, span_shift, parent) = (evicted_line.line << unit.line_shift, unit.line_shift, unit.parent);
+        let mut state = evicted_line.meta.state();
+        if unit.inclusion == cachemate_core::Inclusion::Inclusive && evicted_line.meta.sharers() != 0 {
             let evicted_request = CacheRequest { address, ..*request };
             let copies = self.snoop_siblings(
                 index,
                 ROOT,
-                evicted.meta.sharers(),
+                evicted_line.meta.sharers(),
                 &evicted_request,
-                span,
+                span_shift,
                 SnoopAction::Drop(request.task),
             );
-            state = if copies.dirty { MODIFIED } else { state };
+            state = if copies.is_dirty { MODIFIED } else { state };
         }
-        let leaving = CacheRequest { address, ..*request };
+        let writeback_request = CacheRequest { address, ..*request };
         if parent != ROOT && self.units[parent].is_victim() {
-            let meta = LineMeta::new(state, 0, evicted.meta.owner());
-            self.insert_victim(parent, span, meta, &leaving, counters);
+            let meta = LineMeta::new(state, 0, evicted_line.meta.owner());
+            self.insert_victim(parent, span_shift, meta, &writeback_request, counters);
         } else if state == MODIFIED {
             self.units[index].counters.writebacks += 1;
             let bytes = if self.units[index].is_victim() {
                 // Only the sectors that are present.
-                u64::from(evicted.meta.sharers().count_ones()) << self.below_shift(index)
+                u64::from(evicted_line.meta.sharers().count_ones()) << self.child_line_shift(index)
             } else {
-                1 << span
+                1 << span_shift
             };
-            self.write_back(parent, bytes, &leaving, counters);
+            self.write_back(parent, bytes, &writeback_request, counters);
         }
     }
 
     /// Returns the line length of the caches above, as a shift; for a victim cache, that of its sectors.
-    pub fn below_shift(&self, index: usize) -> u32 {
+    pub fn child_line_shift(&self, index: usize) -> u32 {
         self.units[index].children.first().map_or(self.units[index].line_shift, |&child| self.units[child].line_shift)
     }
 
@@ -372,10 +400,11 @@ impl Caches {
         while index != ROOT {
             let unit = &mut self.units[index];
             let line = request.address >> unit.line_shift;
-            let place = unit.store.find(line).filter(|_| !unit.is_victim() && unit.write == WritePolicy::Back);
-            if let Some(place) = place {
-                let meta = unit.store.line_meta(place);
-                unit.store.set_meta(place, meta.with_state(MODIFIED));
+            let tag_index =
+                unit.store.find(line).filter(|_| !unit.is_victim() && unit.write_policy == WritePolicy::Back);
+            if let Some(tag_index) = tag_index {
+                let meta = unit.store.line_meta(tag_index);
+                unit.store.set_meta(tag_index, meta.with_state(MODIFIED));
                 return;
             }
             index = unit.parent;
@@ -388,23 +417,23 @@ impl Caches {
     /// level, as a power of two.
     fn insert_victim(
         &mut self,
-        at: usize,
+        index: usize,
         child_shift: u32,
         meta: LineMeta,
         request: &CacheRequest,
         counters: &mut TaskCounters,
     ) {
-        let unit = &mut self.units[at];
+        let unit = &mut self.units[index];
         let line = request.address >> unit.line_shift;
         let sector = unit.sector_mask(request.address, child_shift);
-        let Some(place) = unit.store.find(line) else {
-            return self.fill(at, meta.with_sharers(sector), request, counters);
+        let Some(tag_index) = unit.store.find(line) else {
+            return self.fill(index, meta.with_sharers(sector), request, counters);
         };
-        let old_meta = unit.store.line_meta(place);
+        let old_meta = unit.store.line_meta(tag_index);
         let state =
             if old_meta.state().min(meta.state()) == SHARED { SHARED } else { old_meta.state().max(meta.state()) };
-        unit.store.set_meta(place, old_meta.with_sharers(old_meta.sharers() | sector).with_state(state));
-        unit.store.touch(line, place);
+        unit.store.set_meta(tag_index, old_meta.with_sharers(old_meta.sharers() | sector).with_state(state));
+        unit.store.touch(line, tag_index);
         // Sectors share one state, so a dirty one is written back if it joins a shared one.
         if state == SHARED && old_meta.state().max(meta.state()) == MODIFIED {
             let parent = unit.parent;
@@ -412,71 +441,70 @@ impl Caches {
         }
     }
 
-    /// Records that a page has just been copied to these bytes on the core of this L1: all of its lines are in the last
-    /// cache on the core's way to memory. They are held clean, because the machine's stated cost of a copied page
-    /// includes the traffic of copying. Without this the cost would be charged twice: its measurement (CP 4.6.5) left
-    /// the lines cached.
+    /// Inserts the lines of a page that was just copied on the core of this L1 into the last cache on the core's way to
+    /// memory. The lines are clean, because the machine's stated cost of a copied page (CP 4.6.5) includes the traffic
+    /// of copying.
     pub fn insert_copied(&mut self, l1: usize, first_address: u64, bytes: u64, task: u16, now: u64) {
-        let parent_of = |at: usize| Some(self.units[at].parent).filter(|&parent| parent != ROOT);
-        let path: Vec<usize> = std::iter::successors(parent_of(l1), |&index| parent_of(index)).collect();
-        let Some(&into) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else { return };
+        let find_parent = |unit_index: usize| Some(self.units[unit_index].parent).filter(|&parent| parent != ROOT);
+        let path: Vec<usize> = std::iter::successors(find_parent(l1), |&index| find_parent(index)).collect();
+        let Some(&target) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else { return };
         let root = path[path.len() - 1];
-        let (shift, package) = (self.units[into].line_shift, self.units[into].package);
+        let (shift, package) = (self.units[target].line_shift, self.units[target].package);
         // The counts belong to no task, because the operating system copies the page.
         let mut counters = TaskCounters::default();
         for line in first_address >> shift..(first_address + bytes) >> shift {
-            if self.units[into].store.find(line).is_some() {
+            if self.units[target].store.find(line).is_some() {
                 continue;
             }
             let address = line << shift;
             let request = CacheRequest {
                 address,
                 tick: now,
-                store: true,
-                through: false,
-                prefetch: true,
+                is_store: true,
+                is_write_through: false,
+                is_prefetch: true,
                 task,
                 class: 0,
                 package,
             };
             self.snoop_other_roots(root, &request, SnoopAction::Invalidate);
-            self.fill(into, LineMeta::new(EXCLUSIVE, 0, task), &request, &mut counters);
+            self.fill(target, LineMeta::new(EXCLUSIVE, 0, task), &request, &mut counters);
         }
     }
 
     /// Removes a frame's lines from all caches, and deletes their history.
-    pub fn flush(&mut self, first_address: u64, bytes: u64) {
+    pub fn drop_frame_lines(&mut self, first_address: u64, bytes: u64) {
         for unit in &mut self.units {
             let lines = first_address >> unit.line_shift..(first_address + bytes).div_ceil(1 << unit.line_shift);
             for line in lines {
-                if let Some(place) = unit.store.find(line) {
-                    let meta = unit.store.line_meta(place);
-                    unit.store.remove(place);
+                if let Some(tag_index) = unit.store.find(line) {
+                    let meta = unit.store.line_meta(tag_index);
+                    unit.store.remove(tag_index);
                     unit.record_removal(line, meta, None);
                 }
-                unit.forget(line);
+                unit.clear_history(line);
             }
         }
     }
 }
 
 impl SnoopResult {
-    fn merge_with(self, other: SnoopResult, prefer: Option<u32>) -> SnoopResult {
+    fn merge_with(self, other: SnoopResult, preferred_package: Option<u32>) -> SnoopResult {
         let package = match (self.package, other.package) {
-            (Some(mine), Some(others)) => Some(if prefer == Some(others) { others } else { mine }),
+            (Some(mine), Some(others)) => Some(if preferred_package == Some(others) { others } else { mine }),
             (mine, others) => mine.or(others),
         };
         SnoopResult {
             is_present: self.is_present | other.is_present,
-            exclusive: self.exclusive | other.exclusive,
-            dirty: self.dirty | other.dirty,
+            is_exclusive: self.is_exclusive | other.is_exclusive,
+            is_dirty: self.is_dirty | other.is_dirty,
             package,
         }
     }
 }
 
 /// Checks that a machine meets the requirements of this engine.
-fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
+fn check_machine(machine: &MachineSpec) -> Result<(), MachineSpecError> {
     let spec_error = |field: String, found: String, expected: &str| {
         Err(MachineSpecError { machine: machine.name.clone(), field, found, expected: expected.to_string() })
     };
@@ -486,8 +514,8 @@ fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
     if data.shared_by_cores != 1 {
         return spec_error("caches.shared_by_cores".to_string(), data.shared_by_cores.to_string(), "1 for L1 caches");
     }
-    for (at, cache) in machine.caches.iter().enumerate() {
-        let cache_field = |name: &str| format!("caches[{at}].{name}");
+    for (cache_index, cache) in machine.caches.iter().enumerate() {
+        let cache_field = |name: &str| format!("caches[{cache_index}].{name}");
         if PageIndex::page_bits(machine) > PageIndex::MAX_PAGE_BITS {
             return spec_error(
                 cache_field("index"),
@@ -516,7 +544,8 @@ fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
             );
         }
         if cache.inclusion == cachemate_core::Inclusion::Victim {
-            let previous_level = machine.caches[..at].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
+            let previous_level =
+                machine.caches[..cache_index].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
             let sectors = previous_level.map_or(1, |previous| cache.line_bytes / previous.line_bytes);
             if sectors > SHARER_BITS {
                 return spec_error(

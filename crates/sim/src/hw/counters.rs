@@ -7,10 +7,10 @@
 use cachemate_core::{CacheLevel, CounterEvent, EventCounts, StallCause};
 
 /// Number of [`CacheLevel`]s; arrays by level are indexed with `level as usize`.
-pub const LEVELS: usize = 5;
+pub const LEVEL_COUNT: usize = 5;
 
 /// All levels, in the order of the arrays.
-pub const ALL_LEVELS: [CacheLevel; LEVELS] =
+pub const ALL_LEVELS: [CacheLevel; LEVEL_COUNT] =
     [CacheLevel::L1Instruction, CacheLevel::L1Data, CacheLevel::L2, CacheLevel::L3, CacheLevel::L4];
 
 /// The reason why a requested line was not in the cache.
@@ -61,7 +61,7 @@ pub struct Stalls {
     /// Ready, but another context used the issue slot.
     pub issue: u64,
     /// Waiting for a hit, by level.
-    pub hit: [u64; LEVELS],
+    pub hit: [u64; LEVEL_COUNT],
     /// Waiting for a line from another cache.
     pub remote_cache: u64,
     /// Waiting for memory of the local node.
@@ -106,7 +106,7 @@ pub struct TaskCounters {
     /// Ticks on a processor that no instruction used.
     pub stalls: Stalls,
     /// Counts, indexed by `level as usize`.
-    pub levels: [LevelCounts; LEVELS],
+    pub levels: [LevelCounts; LEVEL_COUNT],
     /// Demand accesses that another cache answered.
     pub remote_cache_hits: u64,
     /// Bytes that the task's requests read from memory, including prefetches.
@@ -128,10 +128,9 @@ impl TaskCounters {
         self.ticks / self.ticks_per_cycle.max(1)
     }
 
-    /// Returns one event's raw count; `None` if the event is not counted per task (the node of a memory access is not
-    /// distinguished).
+    /// Returns one event's raw count; `None` if the event is not counted per task.
     pub fn event_count(&self, event: CounterEvent) -> Option<u64> {
-        let to_cycles = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
+        let cycles_of = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
         Some(match event {
             CounterEvent::Instructions => self.instructions,
             CounterEvent::Cycles => self.cycles(),
@@ -141,12 +140,12 @@ impl TaskCounters {
             CounterEvent::RemoteCacheHits => self.remote_cache_hits,
             CounterEvent::MemoryReadBytes => self.memory_read_bytes,
             CounterEvent::MemoryWriteBytes => self.memory_write_bytes,
-            CounterEvent::StallCycles(StallCause::Issue) => to_cycles(self.stalls.issue),
-            CounterEvent::StallCycles(StallCause::Hit(level)) => to_cycles(self.stalls.hit[level as usize]),
-            CounterEvent::StallCycles(StallCause::RemoteCache) => to_cycles(self.stalls.remote_cache),
-            CounterEvent::StallCycles(StallCause::LocalMemory) => to_cycles(self.stalls.local_memory),
-            CounterEvent::StallCycles(StallCause::RemoteMemory) => to_cycles(self.stalls.remote_memory),
-            CounterEvent::StallCycles(StallCause::BusQueue) => to_cycles(self.stalls.queue),
+            CounterEvent::StallCycles(StallCause::Issue) => cycles_of(self.stalls.issue),
+            CounterEvent::StallCycles(StallCause::Hit(level)) => cycles_of(self.stalls.hit[level as usize]),
+            CounterEvent::StallCycles(StallCause::RemoteCache) => cycles_of(self.stalls.remote_cache),
+            CounterEvent::StallCycles(StallCause::LocalMemory) => cycles_of(self.stalls.local_memory),
+            CounterEvent::StallCycles(StallCause::RemoteMemory) => cycles_of(self.stalls.remote_memory),
+            CounterEvent::StallCycles(StallCause::BusQueue) => cycles_of(self.stalls.queue),
             CounterEvent::ContextSwitches => self.context_switches,
             CounterEvent::PageFaults => self.page_faults,
             CounterEvent::SystemCalls => self.system_calls,
@@ -162,15 +161,15 @@ impl TaskCounters {
         EventCounts::exact(events.into_iter().filter_map(|event| Some((event, self.event_count(event)?))))
     }
 
-    /// Returns the counts since `earlier`, an older copy of these counters.
-    pub fn subtract_earlier(&self, earlier: &Self) -> Self {
+    /// Returns the counts since `earlier_counters`, an older copy of these counters.
+    pub fn since(&self, earlier_counters: &Self) -> Self {
         let mut levels = self.levels;
-        levels.iter_mut().zip(&earlier.levels).for_each(|(now, earlier_level)| now.add(earlier_level, -1));
-        let (now, earlier_stalls) = (&self.stalls, &earlier.stalls);
+        levels.iter_mut().zip(&earlier_counters.levels).for_each(|(now, earlier_level)| now.add(earlier_level, -1));
+        let (now, earlier_stalls) = (&self.stalls, &earlier_counters.stalls);
         TaskCounters {
             ticks_per_cycle: self.ticks_per_cycle,
-            instructions: self.instructions - earlier.instructions,
-            ticks: self.ticks - earlier.ticks,
+            instructions: self.instructions - earlier_counters.instructions,
+            ticks: self.ticks - earlier_counters.ticks,
             stalls: Stalls {
                 issue: now.issue - earlier_stalls.issue,
                 hit: std::array::from_fn(|level| now.hit[level] - earlier_stalls.hit[level]),
@@ -181,12 +180,12 @@ impl TaskCounters {
                 system: now.system - earlier_stalls.system,
             },
             levels,
-            remote_cache_hits: self.remote_cache_hits - earlier.remote_cache_hits,
-            memory_read_bytes: self.memory_read_bytes - earlier.memory_read_bytes,
-            memory_write_bytes: self.memory_write_bytes - earlier.memory_write_bytes,
-            context_switches: self.context_switches - earlier.context_switches,
-            page_faults: self.page_faults - earlier.page_faults,
-            system_calls: self.system_calls - earlier.system_calls,
+            remote_cache_hits: self.remote_cache_hits - earlier_counters.remote_cache_hits,
+            memory_read_bytes: self.memory_read_bytes - earlier_counters.memory_read_bytes,
+            memory_write_bytes: self.memory_write_bytes - earlier_counters.memory_write_bytes,
+            context_switches: self.context_switches - earlier_counters.context_switches,
+            page_faults: self.page_faults - earlier_counters.page_faults,
+            system_calls: self.system_calls - earlier_counters.system_calls,
         }
     }
 }

@@ -17,69 +17,75 @@ use super::thread::HwThread;
 
 /// Largest number of accesses that a context defers; the size of a reservation station (Core microarchitecture: 32
 /// entries).
-const MAX_PARKED: usize = 32;
+const MAX_DEFERRED: usize = 32;
 
 #[derive(Clone, Copy)]
 pub(crate) struct DeferredAccess {
     access: Access,
     pub instruction: u64,
     /// Tick at which the address is known; `u64::MAX` if it depends on another deferred access.
-    ready: u64,
+    ready_at: u64,
     /// Instruction of the access on which this one depends.
-    depends_on: u64,
+    dependency_instruction: u64,
 }
 
 impl HwContext {
-    /// Can the access that depends on the last load be deferred?
-    fn can_park(&self) -> bool {
-        let is_l1_hit = self.value_at < u64::MAX && self.value_from == DataOrigin::Hit(CacheLevel::L1Data);
-        !is_l1_hit && self.parked.len() < MAX_PARKED
+    /// Returns whether the access that depends on the last load can be deferred.
+    fn can_defer(&self) -> bool {
+        let is_l1_hit = self.value_tick < u64::MAX && self.value_origin == DataOrigin::Hit(CacheLevel::L1Data);
+        !is_l1_hit && self.deferred_accesses.len() < MAX_DEFERRED
     }
 
     /// Defers the access that was just given an issue slot.
-    fn park(&mut self, access: Access) {
-        let instruction = self.issued - 1;
-        self.parked.push(DeferredAccess { access, instruction, ready: self.value_at, depends_on: self.parked_value });
-        self.next_parked = self.next_parked.min(self.value_at);
+    fn defer(&mut self, access: Access) {
+        let instruction = self.issued_count - 1;
+        self.deferred_accesses.push(DeferredAccess {
+            access,
+            instruction,
+            ready_at: self.value_tick,
+            dependency_instruction: self.value_instruction,
+        });
+        self.next_deferred_tick = self.next_deferred_tick.min(self.value_tick);
         if access.kind() == AccessKind::Load {
-            (self.value_at, self.parked_value) = (u64::MAX, instruction);
+            (self.value_tick, self.value_instruction) = (u64::MAX, instruction);
         }
     }
 
-    fn renew_next(&mut self) {
-        self.next_parked = self.parked.iter().map(|parked| parked.ready).min().unwrap_or(u64::MAX);
+    fn update_next_deferred(&mut self) {
+        self.next_deferred_tick = self.deferred_accesses.iter().map(|parked| parked.ready_at).min().unwrap_or(u64::MAX);
     }
 
     /// Waits for the next deferred access, because nothing can proceed before it.
-    fn wait_for_parked(&mut self) -> Option<BurstOutcome> {
-        (self.ready, self.wait) = (self.next_parked, Some(self.value_wait()));
+    fn wait_for_deferred(&mut self) -> Option<BurstOutcome> {
+        (self.ready_at, self.stall_source) = (self.next_deferred_tick, Some(self.value_wait()));
         Some(BurstOutcome::Blocked)
     }
 
-    /// Returns the first deferred access that is due.
-    fn first_due(&self, now: u64) -> Option<usize> {
-        self.parked.iter().position(|parked| parked.ready <= now)
+    /// Returns the index of the first deferred access that is due.
+    fn first_due_index(&self, now: u64) -> Option<usize> {
+        self.deferred_accesses.iter().position(|parked| parked.ready_at <= now)
     }
 
     /// Informs the accesses that depend on an issued one of the tick at which its value arrives.
-    fn wake_dependents(&mut self, parked: DeferredAccess, arrival: u64, is_late: bool, wait: StallSource) {
-        let store = parked.access.kind() == AccessKind::Store;
+    fn wake_dependents(&mut self, issued_access: DeferredAccess, arrival: u64, is_late: bool, wait: StallSource) {
+        let is_store = issued_access.access.kind() == AccessKind::Store;
         if is_late {
-            self.send_in_order(OutstandingMiss {
+            self.add_outstanding_in_order(OutstandingMiss {
                 returns_at: arrival,
-                instruction: (!store).then_some(parked.instruction),
+                instruction: (!is_store).then_some(issued_access.instruction),
                 wait,
             });
         }
-        if !store {
-            let is_dependent =
-                |access: &&mut DeferredAccess| access.ready == u64::MAX && access.depends_on == parked.instruction;
-            self.parked.iter_mut().filter(is_dependent).for_each(|access| access.ready = arrival);
-            if self.value_at == u64::MAX && self.parked_value == parked.instruction {
-                (self.value_at, self.value_from) = (arrival, wait.served);
+        if !is_store {
+            let is_dependent = |access: &&mut DeferredAccess| {
+                access.ready_at == u64::MAX && access.dependency_instruction == issued_access.instruction
+            };
+            self.deferred_accesses.iter_mut().filter(is_dependent).for_each(|access| access.ready_at = arrival);
+            if self.value_tick == u64::MAX && self.value_instruction == issued_access.instruction {
+                (self.value_tick, self.value_origin) = (arrival, wait.origin);
             }
         }
-        self.renew_next();
+        self.update_next_deferred();
     }
 }
 
@@ -92,84 +98,89 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let context = &mut self.contexts[burst.run.nth];
-        if !self.loads_pass {
+        let context = &mut self.contexts[burst.run.context_index];
+        if !self.can_overtake_loads {
             return wait_for_value(burst, thread, context);
         }
-        if context.can_park() {
-            burst.skip_one(thread, context);
-            context.park(access);
+        if context.can_defer() {
+            burst.issue_access(thread, context);
+            context.defer(access);
             return None;
         }
-        if context.value_at < u64::MAX && context.next_parked >= context.value_at {
+        if context.value_tick < u64::MAX && context.next_deferred_tick >= context.value_tick {
             return wait_for_value(burst, thread, context);
         }
-        if context.next_parked <= burst.now {
-            return self.unpark(burst, thread, environment);
+        if context.next_deferred_tick <= burst.tick {
+            return self.issue_due_access(burst, thread, environment);
         }
-        context.wait_for_parked()
+        context.wait_for_deferred()
     }
 
-    /// Issues all deferred accesses before the operating system is called.
-    pub fn drain(
+    /// Issues the next deferred access, or waits for it; called until none is left, before the operating system is
+    /// called.
+    pub fn issue_all_deferred(
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let context = &mut self.contexts[burst.run.nth];
-        if context.next_parked <= burst.now {
-            return self.unpark(burst, thread, environment);
+        let context = &mut self.contexts[burst.run.context_index];
+        if context.next_deferred_tick <= burst.tick {
+            return self.issue_due_access(burst, thread, environment);
         }
-        context.wait_for_parked()
+        context.wait_for_deferred()
     }
 
-    /// Issues deferred accesses that are due. `Some` if the run ends.
-    pub fn unpark(
+    /// Issues the first deferred access that is due. Returns `Some` if the run ends.
+    pub fn issue_due_access(
         &mut self,
         burst: &mut Burst,
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let (nth, t) = (burst.run.nth, burst.now);
-        let due = self.contexts[nth].first_due(t)?;
-        if burst.must_wait(&mut self.contexts[nth]) {
-            return Some(BurstOutcome::Held);
+        let (nth, tick) = (burst.run.context_index, burst.tick);
+        let due_index = self.contexts[nth].first_due_index(tick)?;
+        if burst.should_hold_access(&mut self.contexts[nth]) {
+            return Some(BurstOutcome::AheadOfCores);
         }
-        let parked = self.contexts[nth].parked[due];
-        let page = parked.access.address() >> environment.page_shift;
+        let due_access = self.contexts[nth].deferred_accesses[due_index];
+        let page = due_access.access.address() >> environment.page_shift;
         let Some(frame) = thread.tlb.find(page) else {
-            let store = parked.access.kind() == AccessKind::Store;
+            let is_store = due_access.access.kind() == AccessKind::Store;
             let context = &mut self.contexts[nth];
-            let cost = translate(thread, page, context, store, environment, self.l1d, t);
-            burst.spent.faults += cost;
-            context.ready = t + cost;
+            let cost = translate(thread, page, context, is_store, environment, self.l1d, tick);
+            burst.unattributed.faults += cost;
+            context.ready_at = tick + cost;
             return (cost > 0).then_some(BurstOutcome::Blocked);
         };
-        let frame = frame << environment.page_shift;
-        let physical = frame | parked.access.address() & ((1 << environment.page_shift) - 1);
-        let joined = self.can_join_miss(nth, physical, t, environment.caches);
-        if !joined
-            && self.contexts[nth].mshrs_in_use >= burst.room
-            && let Some(first) = self.first_blocking_miss(nth, t)
+        let frame_address = frame << environment.page_shift;
+        let physical_address = frame_address | due_access.access.address() & ((1 << environment.page_shift) - 1);
+        let is_joined = self.can_join_miss(nth, physical_address, tick, environment.caches);
+        if !is_joined
+            && self.contexts[nth].mshrs_in_use >= burst.max_outstanding
+            && let Some(first_return) = self.find_blocking_miss(nth, tick)
         {
             let context = &mut self.contexts[nth];
-            context.parked[due].ready = first.returns_at;
-            context.renew_next();
+            context.deferred_accesses[due_index].ready_at = first_return.returns_at;
+            context.update_next_deferred();
             return None;
         }
-        burst.room = self.free_mshrs(nth);
-        self.contexts[nth].parked.remove(due);
-        let nearest = t + environment.caches.units[self.l1d].latency;
-        let prior_counts = burst.probed.then_some(thread.counters.levels);
-        let slow_access = self.access_caches(parked.access, frame, burst, thread, environment);
-        let wait = StallSource { served: slow_access.response.served, queue: slow_access.response.queue, joined };
+        burst.max_outstanding = self.max_outstanding(nth);
+        self.contexts[nth].deferred_accesses.remove(due_index);
+        let hit_tick = tick + environment.caches.units[self.l1d].latency;
+        let prior_counts = burst.has_probes.then_some(thread.counters.levels);
+        let slow_access = self.access_caches(due_access.access, frame_address, burst, thread, environment);
+        let wait = StallSource {
+            origin: slow_access.response.origin,
+            queue_ticks: slow_access.response.queue_ticks,
+            is_joined,
+        };
         self.contexts[nth].wake_dependents(
-            parked,
+            due_access,
             slow_access.response.ready_tick,
-            slow_access.response.ready_tick > nearest,
+            slow_access.response.ready_tick > hit_tick,
             wait,
         );
-        self.report_access(parked.access, &slow_access, &prior_counts, false, burst, thread, environment)
+        self.report_access(due_access.access, &slow_access, &prior_counts, false, burst, thread, environment)
     }
 }

@@ -12,49 +12,50 @@ const WRITE_BATCH: u64 = 16;
 
 /// The purpose of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum TransferPurpose {
     Demand,
     Prefetch,
     Write,
 }
 
-/// Requests in flight: the tick at which each one returns. A new request takes the place of the one that returns first.
+/// Slots for requests in flight, each with the tick at which its request returns. A new request takes the slot that
+/// becomes free first.
 #[derive(Clone)]
-struct InFlightWindow {
-    back_at: Vec<u64>,
+struct RequestSlots {
+    return_ticks: Vec<u64>,
 }
 
-impl InFlightWindow {
-    /// Returns the place to take, and the ticks until it is free.
-    fn first_free(&self, tick: u64) -> (usize, u64) {
-        let first = self.back_at.iter().enumerate().min_by_key(|&(_, &free_tick)| free_tick);
-        first.map_or((0, 0), |(place, &free_tick)| (place, free_tick.saturating_sub(tick)))
+impl RequestSlots {
+    /// Returns the slot that is free first, and the ticks until it is free.
+    fn first_free_slot(&self, tick: u64) -> (usize, u64) {
+        let first_return = self.return_ticks.iter().enumerate().min_by_key(|&(_, &free_tick)| free_tick);
+        first_return.map_or((0, 0), |(slot, &free_tick)| (slot, free_tick.saturating_sub(tick)))
     }
 
-    /// Returns the share of places that are taken, in thousandths.
-    fn taken_slots(&self, tick: u64) -> u64 {
-        let used_slots = self.back_at.iter().filter(|&&free_tick| free_tick > tick).count() as u64;
-        used_slots * 1000 / self.back_at.len().max(1) as u64
+    /// Returns the share of slots that are taken, in thousandths.
+    fn taken_slots_permille(&self, tick: u64) -> u64 {
+        let used_slots = self.return_ticks.iter().filter(|&&free_tick| free_tick > tick).count() as u64;
+        used_slots * 1000 / self.return_ticks.len().max(1) as u64
     }
 }
 
 pub(crate) struct Dram {
-    local: u64,
-    remote: u64,
+    local_latency_ticks: u64,
+    remote_latency_ticks: u64,
     /// Number of addresses of one node; the frames of a node are consecutive.
     node_bytes: u64,
     /// Mask of the physical address bits.
-    physical: u64,
+    physical_mask: u64,
     packages_per_node: u32,
     controllers: Vec<(BandwidthServer, MemoryCounters)>,
     /// Bus of each package; empty if packages have no bus.
     buses: Vec<(BandwidthServer, BusCounters)>,
-    scheduling: MemorySchedulingSpec,
+    scheduling_spec: MemorySchedulingSpec,
     /// Ticks for turning from reads to writes or back.
-    turnaround: u64,
+    turnaround_ticks: u64,
     /// Windows by package, or by node if packages have no bus; empty means any number.
-    windows: Vec<InFlightWindow>,
-    /// Lines of each node that were written since the last turn.
+    request_slots: Vec<RequestSlots>,
+    /// Number of lines of each node that were written since the start.
     written_lines: Vec<u64>,
 }
 
@@ -65,17 +66,17 @@ impl Dram {
         let bus = memory.package_bus_bytes_per_cycle.map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle));
         let buses = bus.map_or(Vec::new(), |bus| vec![(bus, BusCounters::default()); spec.packages as usize]);
         let window =
-            memory.scheduling.requests_in_flight.map(|depth| InFlightWindow { back_at: vec![0; depth as usize] });
-        let places = if buses.is_empty() { memory.nodes } else { spec.packages };
+            memory.scheduling.requests_in_flight.map(|depth| RequestSlots { return_ticks: vec![0; depth as usize] });
+        let window_count = if buses.is_empty() { memory.nodes } else { spec.packages };
         Dram {
-            windows: window.map_or(Vec::new(), |window| vec![window; places as usize]),
-            scheduling: memory.scheduling,
-            turnaround: u64::from(memory.scheduling.turnaround_cycles) * ticks_per_cycle,
+            request_slots: window.map_or(Vec::new(), |window| vec![window; window_count as usize]),
+            scheduling_spec: memory.scheduling,
+            turnaround_ticks: u64::from(memory.scheduling.turnaround_cycles) * ticks_per_cycle,
             written_lines: vec![0; memory.nodes as usize],
-            local: u64::from(memory.local_latency_cycles) * ticks_per_cycle,
-            remote: u64::from(memory.remote_latency_cycles) * ticks_per_cycle,
+            local_latency_ticks: u64::from(memory.local_latency_cycles) * ticks_per_cycle,
+            remote_latency_ticks: u64::from(memory.remote_latency_cycles) * ticks_per_cycle,
             node_bytes: memory.size_bytes.div_ceil(u64::from(memory.nodes)),
-            physical: match PageIndex::page_bits(spec) {
+            physical_mask: match PageIndex::page_bits(spec) {
                 0 => u64::MAX,
                 _ => memory.size_bytes.next_power_of_two() - 1,
             },
@@ -87,7 +88,7 @@ impl Dram {
 
     /// Returns the address without the bits that `PageIndex` added above it.
     pub fn physical_address(&self, address: u64) -> u64 {
-        address & self.physical
+        address & self.physical_mask
     }
 
     pub fn node_of(&self, address: u64) -> usize {
@@ -100,43 +101,43 @@ impl Dram {
 
     /// Passes `bytes` between a package and the address's node. Returns the ticks queued at the bus and at the
     /// controller.
-    fn transfer_to_node(&mut self, address: u64, package: u32, bytes: u64, tick: u64, purpose: Purpose) -> u64 {
-        let first_come = !self.scheduling.demand_priority;
-        // Reads that occupy a place are in order. Demand requests already have priority, because prefetches take no
-        // place if none is free.
-        let in_order = !self.windows.is_empty();
-        let ticks_queued = |server: &mut BandwidthServer, at| match purpose {
-            _ if first_come => server.transfer(at, bytes),
-            Purpose::Prefetch if in_order => server.transfer_priority(at, bytes),
-            Purpose::Demand => server.transfer_priority(at, bytes),
-            Purpose::Prefetch | Purpose::Write => server.transfer_background(at, bytes),
+    fn transfer_to_node(&mut self, address: u64, package: u32, bytes: u64, tick: u64, purpose: TransferPurpose) -> u64 {
+        let is_first_come = !self.scheduling_spec.demand_priority;
+        // Reads that occupy a slot are in order. Demand requests already have priority, because prefetches do not start
+        // if no slot is free.
+        let is_in_order = !self.request_slots.is_empty();
+        let queue = |server: &mut BandwidthServer, at| match purpose {
+            _ if is_first_come => server.transfer(at, bytes),
+            TransferPurpose::Prefetch if is_in_order => server.transfer_priority(at, bytes),
+            TransferPurpose::Demand => server.transfer_priority(at, bytes),
+            TransferPurpose::Prefetch | TransferPurpose::Write => server.transfer_background(at, bytes),
         };
-        let mut queued = 0;
+        let mut queued_ticks = 0;
         if let Some((bus, counters)) = self.buses.get_mut(package as usize) {
-            queued = ticks_queued(bus, tick);
+            queued_ticks = queue(bus, tick);
             counters.bytes += bytes;
             counters.busy_ticks += bus.busy_ticks(bytes);
-            counters.queue_ticks += queued;
+            counters.queue_ticks += queued_ticks;
         }
         let node = self.node_of(address);
         let (controller, counters) = &mut self.controllers[node];
-        let waited = ticks_queued(controller, tick + queued);
+        let waited_ticks = queue(controller, tick + queued_ticks);
         counters.busy_ticks += controller.busy_ticks(bytes);
-        counters.queue_ticks += waited;
-        if purpose == Purpose::Write {
+        counters.queue_ticks += waited_ticks;
+        if purpose == TransferPurpose::Write {
             counters.write_bytes += bytes;
             self.written_lines[node] += 1;
-            if self.turnaround > 0 && self.written_lines[node].is_multiple_of(WRITE_BATCH) {
-                controller.pause(self.turnaround, !first_come);
-                counters.busy_ticks += self.turnaround;
+            if self.turnaround_ticks > 0 && self.written_lines[node].is_multiple_of(WRITE_BATCH) {
+                controller.pause(self.turnaround_ticks, !is_first_come);
+                counters.busy_ticks += self.turnaround_ticks;
             }
         } else {
             counters.read_bytes += bytes;
         }
-        queued + waited
+        queued_ticks + waited_ticks
     }
 
-    fn window_of(&self, address: u64, package: u32) -> usize {
+    fn window_index(&self, address: u64, package: u32) -> usize {
         if self.buses.is_empty() { self.node_of(address) } else { package as usize }
     }
 
@@ -147,29 +148,30 @@ impl Dram {
         package: u32,
         bytes: u64,
         tick: u64,
-        prefetch: bool,
+        is_prefetch: bool,
     ) -> (u64, u64, DataOrigin) {
-        let window = self.window_of(address, package);
-        let (place, slot_wait) = self.windows.get(window).map_or((0, 0), |window| window.first_free(tick));
-        let purpose = if prefetch { Purpose::Prefetch } else { Purpose::Demand };
-        let queued = slot_wait + self.transfer_to_node(address, package, bytes, tick + slot_wait, purpose);
-        let (latency, served) = match self.is_local(address, package) {
-            true => (self.local, DataOrigin::LocalMemory),
-            false => (self.remote, DataOrigin::RemoteMemory),
+        let window_index = self.window_index(address, package);
+        let (slot, slot_wait) =
+            self.request_slots.get(window_index).map_or((0, 0), |window| window.first_free_slot(tick));
+        let purpose = if is_prefetch { TransferPurpose::Prefetch } else { TransferPurpose::Demand };
+        let queued_ticks = slot_wait + self.transfer_to_node(address, package, bytes, tick + slot_wait, purpose);
+        let (latency, origin) = match self.is_local(address, package) {
+            true => (self.local_latency_ticks, DataOrigin::LocalMemory),
+            false => (self.remote_latency_ticks, DataOrigin::RemoteMemory),
         };
-        if let Some(window) = self.windows.get_mut(window) {
-            window.back_at[place] = tick + queued + latency;
+        if let Some(window) = self.request_slots.get_mut(window_index) {
+            window.return_ticks[slot] = tick + queued_ticks + latency;
         }
         if slot_wait > 0
             && let Some((_, counters)) = self.buses.get_mut(package as usize)
         {
             counters.queue_ticks += slot_wait;
         }
-        (latency, queued, served)
+        (latency, queued_ticks, origin)
     }
 
     pub fn write(&mut self, address: u64, package: u32, bytes: u64, tick: u64) {
-        self.transfer_to_node(address, package, bytes, tick, Purpose::Write);
+        self.transfer_to_node(address, package, bytes, tick, TransferPurpose::Write);
     }
 
     pub fn is_local(&self, address: u64, package: u32) -> bool {
@@ -177,7 +179,7 @@ impl Dram {
     }
 
     pub fn latency_ticks(&self, address: u64, package: u32) -> u64 {
-        if self.is_local(address, package) { self.local } else { self.remote }
+        if self.is_local(address, package) { self.local_latency_ticks } else { self.remote_latency_ticks }
     }
 
     /// Returns the share of the path that is free for prefetches, in thousandths: 1000 if no request is waiting or in
@@ -185,24 +187,26 @@ impl Dram {
     /// served, it is either 0 or 1000.
     pub fn free_room_permille(&self, address: u64, package: u32, tick: u64) -> u64 {
         let backlog = self.backlog_ticks(address, package, tick);
-        if !self.scheduling.demand_priority {
-            return if backlog > self.local { 0 } else { 1000 };
+        if !self.scheduling_spec.demand_priority {
+            return if backlog > self.local_latency_ticks { 0 } else { 1000 };
         }
-        let waiting = (backlog * 1000 / self.local.max(1)).min(1000);
-        let used_slots =
-            self.windows.get(self.window_of(address, package)).map_or(0, |window| window.taken_slots(tick));
-        1000 - waiting.max(used_slots)
+        let waiting_permille = (backlog * 1000 / self.local_latency_ticks.max(1)).min(1000);
+        let used_slots = self
+            .request_slots
+            .get(self.window_index(address, package))
+            .map_or(0, |window| window.taken_slots_permille(tick));
+        1000 - waiting_permille.max(used_slots)
     }
 
-    /// Is [`Dram::free_room_permille`] above 0?
+    /// Returns whether [`Dram::free_room_permille`] is above 0.
     pub fn has_free_room(&self, address: u64, package: u32, tick: u64) -> bool {
         let backlog = self.backlog_ticks(address, package, tick);
-        if !self.scheduling.demand_priority {
-            return backlog <= self.local;
+        if !self.scheduling_spec.demand_priority {
+            return backlog <= self.local_latency_ticks;
         }
-        let window = self.windows.get(self.window_of(address, package));
-        backlog < self.local.max(1)
-            && window.is_none_or(|window| window.back_at.iter().any(|&free_tick| free_tick <= tick))
+        let window = self.request_slots.get(self.window_index(address, package));
+        backlog < self.local_latency_ticks.max(1)
+            && window.is_none_or(|window| window.return_ticks.iter().any(|&free_tick| free_tick <= tick))
     }
 
     /// Returns the ticks that a request would wait after all others, at the bus or the controller.

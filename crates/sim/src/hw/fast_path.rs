@@ -2,58 +2,60 @@
 //!
 //! Problem: an L1 hit takes a handful of host instructions, whereas the bookkeeping around it takes many times as many.
 //! Method: one loop per kind of core (`core_kind`), whose state stays in registers from the first access of a run to
-//! the last. `run_plain_hits` compares every access with one bound for time, window and code; `handle_slow_hit` handles
+//! the last. `run_plain_hits` compares every access with one bound for time, window and code; `handle_non_plain_access`
+//! handles
 //! a single access that is not a plain hit, and leaves accesses that wait for others or that probes observe to the slow
-//! path (`burst`). Properties: the bound may be outdated (a load has returned): the slow path checks again, at the same
-//! tick.
+//! path (`burst`). Properties: the bound may be outdated, because a load has returned; the slow path checks it again at
+//! the same tick.
 
 use cachemate_core::{Access, AccessKind, CacheLevel, WritePolicy};
 
 use super::burst::{Burst, SlowPathCause};
 use super::cache_unit::{CacheUnit, DataOrigin};
 use super::context::{OutstandingMiss, StallSource};
-use super::core_kind::{ANY, CoreKind, PLAIN_PAGE_SHIFT};
+use super::core_kind::{ANY_SHAPE, CoreKind, SPECIALIZED_PAGE_SHIFT};
 use super::pipeline::{CoreEnvironment, CoreFrontEnd};
-use super::store::{LineMeta, PENDING, PREFETCHED, SHARED, SPECIAL};
+use super::store::{LineMeta, PENDING, PREFETCHED, SHARED, SLOW_PATH_BITS};
 use super::thread::HwThread;
 
-/// Tick of a load that has not been issued yet.
-const NEVER: u64 = u64::MAX;
+/// Value of `last_load_tick` if the last load was not a plain hit, or if there was none.
+const NO_TICK: u64 = u64::MAX;
 
 /// The state of a run on the fast path, in registers.
-struct FastCursor {
-    now: u64,
+struct FastPathState {
+    tick: u64,
     position: usize,
-    /// The tick at which the present code is used up, and the one at which the current record would have begun.
+    /// Tick at which the instructions of the fetched line are used up, and tick at which the first instruction of the
+    /// current record was issued.
     code_end: u64,
-    began: u64,
+    record_start: u64,
     page: u64,
     frame: u64,
     /// Tick up to which time and window allow instructions to issue.
-    stop: u64,
-    /// Tick of the last load, if it hit.
-    last_load: u64,
+    stop_tick: u64,
+    /// Tick of the last load if it was a plain hit; `NO_TICK` otherwise.
+    last_load_tick: u64,
     /// Tick up to which the context has counted its instructions.
-    counted: u64,
+    counted_until: u64,
     /// Number of accesses that were not L1 hits.
     slow_accesses: u64,
 }
 
 /// An access that is not a plain hit: its line, and the line's position in the L1.
-struct SlowHit {
+struct NonPlainAccess {
     access: Access,
     line: u64,
-    place: Option<usize>,
+    tag_index: Option<usize>,
 }
 
 /// The outcome of an access that is not a plain hit.
-enum BeyondOutcome {
-    /// The access has become a plain hit, or is looked at again after a wait.
-    Again,
+enum NonPlainOutcome {
+    /// The access must be tried again: it has become a plain hit, or the wait for a register has ended.
+    Retry,
     /// The access is issued: the tick at which its data is present, and the source.
     Issued(u64, StallSource),
     /// The fast path ends before the access.
-    Leaves(SlowPathCause),
+    FastPathEnd(SlowPathCause),
 }
 
 impl CoreFrontEnd {
@@ -67,26 +69,26 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> SlowPathCause {
         #[cfg(test)]
-        if environment.caches.step_by_step {
+        if environment.caches.skips_fast_path {
             return self.step(burst, thread, environment);
         }
-        let (nth, in_order) = (burst.run.nth, K::IN_ORDER.unwrap_or(self.in_order));
-        let mut cursor = FastCursor {
-            now: burst.now,
+        let (nth, is_in_order) = (burst.run.context_index, K::IS_IN_ORDER.unwrap_or(self.is_in_order));
+        let mut cursor = FastPathState {
+            tick: burst.tick,
             position: thread.position,
-            code_end: burst.now.saturating_add(thread.fetch_left),
-            began: burst.now.wrapping_sub(burst.skip),
+            code_end: burst.tick.saturating_add(thread.instructions_until_fetch),
+            record_start: burst.tick.wrapping_sub(burst.issued_in_record),
             page: burst.page,
             frame: burst.frame,
-            stop: burst.issue_limit(in_order, burst.now, &mut self.contexts[nth]),
-            last_load: NEVER,
-            counted: burst.now,
+            stop_tick: burst.find_issue_limit(is_in_order, burst.tick, &mut self.contexts[nth]),
+            last_load_tick: NO_TICK,
+            counted_until: burst.tick,
             slow_accesses: 0,
         };
-        let mut resumed = std::mem::take(&mut burst.was_early);
+        let mut is_resumed = std::mem::take(&mut burst.was_held);
         let event = loop {
-            let slow = if resumed {
-                resumed = false;
+            let non_plain_access = if is_resumed {
+                is_resumed = false;
                 self.resumed_access::<K>(&cursor, thread, environment)
             } else {
                 match self.run_plain_hits::<K>(&mut cursor, burst, thread, environment) {
@@ -94,26 +96,32 @@ impl CoreFrontEnd {
                     Err(event) => break event,
                 }
             };
-            let store = slow.access.is_store();
-            let nearest = cursor.now + environment.caches.units[self.l1d].latency;
-            let (arrival, wait) =
-                match self.handle_slow_hit::<K>(&slow, nearest, &mut cursor, burst, thread, environment) {
-                    BeyondOutcome::Again => continue,
-                    BeyondOutcome::Issued(arrival, wait) => (arrival, wait),
-                    BeyondOutcome::Leaves(event) => break event,
-                };
+            let is_store = non_plain_access.access.is_store();
+            let hit_tick = cursor.tick + environment.caches.units[self.l1d].latency;
+            let (arrival, wait) = match self.handle_non_plain_access::<K>(
+                &non_plain_access,
+                hit_tick,
+                &mut cursor,
+                burst,
+                thread,
+                environment,
+            ) {
+                NonPlainOutcome::Retry => continue,
+                NonPlainOutcome::Issued(arrival, wait) => (arrival, wait),
+                NonPlainOutcome::FastPathEnd(event) => break event,
+            };
             cursor.position += 1;
-            cursor.now += 1;
-            cursor.began = cursor.now;
+            cursor.tick += 1;
+            cursor.record_start = cursor.tick;
             let context = &mut self.contexts[nth];
-            context.issued += cursor.now - cursor.counted;
-            cursor.counted = cursor.now;
-            cursor.last_load = if store { cursor.last_load } else { NEVER };
-            if context.complete_access(arrival, wait, nearest, cursor.now, store, in_order) {
-                break SlowPathCause::Waits;
+            context.issued_count += cursor.tick - cursor.counted_until;
+            cursor.counted_until = cursor.tick;
+            cursor.last_load_tick = if is_store { cursor.last_load_tick } else { NO_TICK };
+            if context.complete_access(arrival, wait, hit_tick, cursor.tick, is_store, is_in_order) {
+                break SlowPathCause::PendingValue;
             }
-            if !in_order {
-                cursor.stop = burst.issue_limit(false, cursor.now, context);
+            if !is_in_order {
+                cursor.stop_tick = burst.find_issue_limit(false, cursor.tick, context);
             }
         };
         self.leave_fast_path(cursor, burst, thread, environment);
@@ -124,73 +132,74 @@ impl CoreFrontEnd {
     #[inline(always)]
     fn leave_fast_path(
         &mut self,
-        cursor: FastCursor,
+        cursor: FastPathState,
         burst: &mut Burst,
         thread: &mut HwThread,
         environment: &CoreEnvironment<'_>,
     ) {
-        let FastCursor { now: t, position, code_end, .. } = cursor;
+        let FastPathState { tick, position, code_end, .. } = cursor;
         burst.hits += (position - thread.position) as u64 - cursor.slow_accesses;
         thread.position = position;
-        thread.fetch_left = if code_end == u64::MAX { u64::MAX } else { code_end - t };
-        let context = &mut self.contexts[burst.run.nth];
-        context.issued += t - cursor.counted;
-        if cursor.last_load != NEVER {
+        thread.instructions_until_fetch = if code_end == u64::MAX { u64::MAX } else { code_end - tick };
+        let context = &mut self.contexts[burst.run.context_index];
+        context.issued_count += tick - cursor.counted_until;
+        if cursor.last_load_tick != NO_TICK {
             let latency = environment.caches.units[self.l1d].latency;
-            (context.value_at, context.value_from) = (cursor.last_load + latency, DataOrigin::Hit(CacheLevel::L1Data));
+            (context.value_tick, context.value_origin) =
+                (cursor.last_load_tick + latency, DataOrigin::Hit(CacheLevel::L1Data));
         }
-        (burst.page, burst.frame, burst.stop) = (cursor.page, cursor.frame, cursor.stop);
-        (burst.now, burst.skip) = (t, t.wrapping_sub(cursor.began));
+        (burst.page, burst.frame, burst.stop_tick) = (cursor.page, cursor.frame, cursor.stop_tick);
+        (burst.tick, burst.issued_in_record) = (tick, tick.wrapping_sub(cursor.record_start));
     }
 
     /// Returns the access that was held. Its line may have been taken away in the meantime.
     #[inline(always)]
     fn resumed_access<K: CoreKind>(
         &self,
-        cursor: &FastCursor,
+        cursor: &FastPathState,
         thread: &HwThread,
         environment: &CoreEnvironment<'_>,
-    ) -> SlowHit {
-        let page_shift = if K::DATA == ANY { environment.page_shift } else { PLAIN_PAGE_SHIFT };
+    ) -> NonPlainAccess {
+        let page_shift = if K::DATA_SHAPE == ANY_SHAPE { environment.page_shift } else { SPECIALIZED_PAGE_SHIFT };
         let data = &environment.caches.units[self.l1d];
         let access = thread.batch[cursor.position];
         let line = (cursor.frame | access.address() & ((1 << page_shift) - 1)) >> data.line_shift;
-        SlowHit { access, line, place: data.store.find(line) }
+        NonPlainAccess { access, line, tag_index: data.store.find(line) }
     }
 
     /// Handles plain hits of data and code, up to the first access of another kind.
     #[inline(always)]
     fn run_plain_hits<K: CoreKind>(
         &mut self,
-        cursor: &mut FastCursor,
+        cursor: &mut FastPathState,
         burst: &mut Burst,
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
-    ) -> Result<SlowHit, SlowPathCause> {
-        let page_shift = if K::DATA == ANY { environment.page_shift } else { PLAIN_PAGE_SHIFT };
+    ) -> Result<NonPlainAccess, SlowPathCause> {
+        let page_shift = if K::DATA_SHAPE == ANY_SHAPE { environment.page_shift } else { SPECIALIZED_PAGE_SHIFT };
         loop {
-            let bound = cursor.stop.min(cursor.code_end);
+            let issue_bound = cursor.stop_tick.min(cursor.code_end);
             let data = &mut environment.caches.units[self.l1d];
-            let writes_through = K::WRITE.unwrap_or(data.write) == WritePolicy::Through;
-            let context = &self.contexts[burst.run.nth];
-            let (ended, at) = loop {
+            let writes_through = K::WRITE_POLICY.unwrap_or(data.write_policy) == WritePolicy::Through;
+            let context = &self.contexts[burst.run.context_index];
+            let (cause, tick) = loop {
                 let Some(&access) = thread.batch.get(cursor.position) else {
-                    break (SlowPathCause::BatchEnd, cursor.now.max(cursor.began));
+                    break (SlowPathCause::BatchEnd, cursor.tick.max(cursor.record_start));
                 };
                 if !access.is_data() {
-                    let jump = access.kind() == AccessKind::Jump;
-                    let event = if jump { SlowPathCause::Jump } else { SlowPathCause::Compute };
-                    break (event, cursor.now.max(cursor.began));
+                    let is_jump = access.kind() == AccessKind::Jump;
+                    let event = if is_jump { SlowPathCause::Jump } else { SlowPathCause::Compute };
+                    break (event, cursor.tick.max(cursor.record_start));
                 }
-                let issue = cursor.began.wrapping_add(u64::from(access.gap()));
-                if issue >= bound {
-                    break (SlowPathCause::Budget, bound);
+                let issue_tick = cursor.record_start.wrapping_add(u64::from(access.gap()));
+                if issue_tick >= issue_bound {
+                    break (SlowPathCause::Budget, issue_bound);
                 }
                 if access.is_dependent() {
-                    let hit = cursor.last_load != NEVER;
-                    let value_at = if hit { cursor.last_load + data.latency } else { context.value_at };
-                    if value_at > issue {
-                        break (SlowPathCause::Depends, issue);
+                    let has_hit = cursor.last_load_tick != NO_TICK;
+                    let value_tick = if has_hit { cursor.last_load_tick + data.latency } else { context.value_tick };
+                    if value_tick > issue_tick {
+                        break (SlowPathCause::PendingAddress, issue_tick);
                     }
                 }
                 // The next page cannot be predicted, so both entries are looked up.
@@ -198,108 +207,117 @@ impl CoreFrontEnd {
                 let page = address >> page_shift;
                 let (is_mapped, frame) = thread.tlb.probe_entry(page);
                 if page != cursor.page && !is_mapped {
-                    break (SlowPathCause::Translate, issue);
+                    break (SlowPathCause::TranslationMiss, issue_tick);
                 }
                 cursor.frame = if page == cursor.page { cursor.frame } else { frame << page_shift };
                 cursor.page = page;
                 let line = (cursor.frame | address & ((1 << page_shift) - 1)) >> data.line_shift;
-                if let Err(place) = data.store.record_hit(line, store, writes_through, K::DATA) {
-                    let is_filled = |place| data.is_filled_line_hit(line, place, store, issue);
-                    if K::WATCHED || store & writes_through || !place.is_some_and(is_filled) {
-                        cursor.now = issue;
-                        return Ok(SlowHit { access, line, place });
+                if let Err(tag_index) = data.store.record_hit(line, store, writes_through, K::DATA_SHAPE) {
+                    let has_arrived = |tag_index| data.try_arrived_hit(line, tag_index, store, issue_tick);
+                    if K::IS_WATCHED || store & writes_through || !tag_index.is_some_and(has_arrived) {
+                        cursor.tick = issue_tick;
+                        return Ok(NonPlainAccess { access, line, tag_index });
                     }
                 }
-                cursor.last_load = if store { cursor.last_load } else { issue };
-                if K::WATCHED {
-                    let (set, sets) = (data.store.set_of(line), data.store.all_sets());
-                    thread.probes.observe_access(address >> data.line_shift, issue, set, sets, environment.sampling);
+                cursor.last_load_tick = if store { cursor.last_load_tick } else { issue_tick };
+                if K::IS_WATCHED {
+                    let (set, set_count) = (data.store.set_of(line), data.store.total_sets());
+                    thread.probes.observe_access(
+                        address >> data.line_shift,
+                        issue_tick,
+                        set,
+                        set_count,
+                        environment.sampling,
+                    );
                 }
-                cursor.began = issue + 1;
+                cursor.record_start = issue_tick + 1;
                 cursor.position += 1;
             };
-            cursor.now = at;
-            if ended != SlowPathCause::Budget || cursor.code_end > at {
-                return Err(ended);
+            cursor.tick = tick;
+            if cause != SlowPathCause::Budget || cursor.code_end > tick {
+                return Err(cause);
             }
             let Some(l1i) = self.l1i else { return Err(SlowPathCause::Fetch) };
-            let code = &mut environment.caches.units[l1i];
-            if !quick_fetch(code, thread, page_shift, at, K::CODE, K::WATCHED) {
+            let l1i_unit = &mut environment.caches.units[l1i];
+            if !try_fetch_present_line(l1i_unit, thread, page_shift, tick, K::CODE_SHAPE, K::IS_WATCHED) {
                 return Err(SlowPathCause::Fetch);
             }
             burst.fetches += 1;
-            if K::WATCHED {
-                thread.report_code_line(code.line_shift, at, environment.sampling);
+            if K::IS_WATCHED {
+                thread.report_code_line(l1i_unit.line_shift, tick, environment.sampling);
             }
-            cursor.code_end = at + thread.fetch_left;
+            cursor.code_end = tick + thread.instructions_until_fetch;
         }
     }
 
     /// Handles an access that is not a plain hit, at its tick.
     #[inline(always)]
-    fn handle_slow_hit<K: CoreKind>(
+    fn handle_non_plain_access<K: CoreKind>(
         &mut self,
-        slow: &SlowHit,
-        nearest: u64,
-        cursor: &mut FastCursor,
+        non_plain_access: &NonPlainAccess,
+        hit_tick: u64,
+        cursor: &mut FastPathState,
         burst: &mut Burst,
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
-    ) -> BeyondOutcome {
-        let (nth, in_order) = (burst.run.nth, K::IN_ORDER.unwrap_or(self.in_order));
-        let page_shift = if K::DATA == ANY { environment.page_shift } else { PLAIN_PAGE_SHIFT };
-        let (place, store) = (slow.place, slow.access.is_store());
+    ) -> NonPlainOutcome {
+        let (nth, is_in_order) = (burst.run.context_index, K::IS_IN_ORDER.unwrap_or(self.is_in_order));
+        let page_shift = if K::DATA_SHAPE == ANY_SHAPE { environment.page_shift } else { SPECIALIZED_PAGE_SHIFT };
+        let (tag_index, store) = (non_plain_access.tag_index, non_plain_access.access.is_store());
         let data = &mut environment.caches.units[self.l1d];
-        let writes_through = K::WRITE.unwrap_or(data.write) == WritePolicy::Through;
-        if let Some(place) = place
-            && !K::WATCHED
+        let writes_through = K::WRITE_POLICY.unwrap_or(data.write_policy) == WritePolicy::Through;
+        if let Some(tag_index) = tag_index
+            && !K::IS_WATCHED
         {
-            let meta = data.store.line_meta(place);
-            let asks_others = store & (writes_through | (meta.state() == SHARED));
-            if !asks_others & (meta.0 & SPECIAL == PENDING) {
+            let meta = data.store.line_meta(tag_index);
+            let needs_other_caches = store & (writes_through | (meta.state() == SHARED));
+            if !needs_other_caches & (meta.0 & SLOW_PATH_BITS == PENDING) {
                 let Some((arrival, served)) =
-                    data.pending.pending_fill(slow.line).filter(|&(arrival, _)| arrival > nearest)
+                    data.pending_fills.pending_fill(non_plain_access.line).filter(|&(arrival, _)| arrival > hit_tick)
                 else {
-                    data.store.set_meta(place, LineMeta(meta.0 & !PENDING));
-                    return BeyondOutcome::Again;
+                    data.store.set_meta(tag_index, LineMeta(meta.0 & !PENDING));
+                    return NonPlainOutcome::Retry;
                 };
                 // The access needs a miss register unless an earlier miss of the context brings its line.
-                let joined = !in_order && self.contexts[nth].has_miss_for(arrival);
-                if !joined && self.contexts[nth].mshrs_in_use >= burst.room {
-                    return BeyondOutcome::Leaves(SlowPathCause::Memory);
+                let is_joined = !is_in_order && self.contexts[nth].has_miss_for(arrival);
+                if !is_joined && self.contexts[nth].mshrs_in_use >= burst.max_outstanding {
+                    return NonPlainOutcome::FastPathEnd(SlowPathCause::Memory);
                 }
-                data.store.touch(slow.line, place);
-                data.store.set_meta(place, meta.as_store(store));
-                return BeyondOutcome::Issued(arrival, StallSource { served, queue: 0, joined });
+                data.store.touch(non_plain_access.line, tag_index);
+                data.store.set_meta(tag_index, meta.as_store(store));
+                return NonPlainOutcome::Issued(arrival, StallSource { origin: served, queue_ticks: 0, is_joined });
             }
         }
-        let address = cursor.frame | slow.access.address() & ((1 << page_shift) - 1);
-        if cursor.now > burst.run.shared
-            && !(self.owns_next && environment.caches.is_own(self.l1d, place, address, store))
+        let address = cursor.frame | non_plain_access.access.address() & ((1 << page_shift) - 1);
+        if cursor.tick > burst.run.shared_bound
+            && !(self.is_next_level_private
+                && environment.caches.can_next_level_serve(self.l1d, tag_index, address, store))
         {
-            if self.hints {
+            if self.uses_host_hints {
                 environment.caches.prefetch_host_path(self.l1d, address);
             }
-            burst.was_early = true;
-            return BeyondOutcome::Leaves(SlowPathCause::Early);
+            burst.was_held = true;
+            return NonPlainOutcome::FastPathEnd(SlowPathCause::ObservableAccess);
         }
         // Probes observe accesses beyond the L1, which only the slow path handles.
-        if burst.probed {
-            return BeyondOutcome::Leaves(SlowPathCause::Memory);
+        if burst.has_probes {
+            return NonPlainOutcome::FastPathEnd(SlowPathCause::Memory);
         }
-        let mut joined = false;
-        if self.contexts[nth].mshrs_in_use >= burst.room {
-            joined = !in_order && place.is_some() && self.can_join_miss(nth, address, cursor.now, environment.caches);
-            if !joined && let Some(first) = self.first_blocking_miss(nth, cursor.now) {
-                return self.wait_for_register(&first, in_order, cursor, burst, thread);
+        let mut is_joined = false;
+        if self.contexts[nth].mshrs_in_use >= burst.max_outstanding {
+            is_joined = !is_in_order
+                && tag_index.is_some()
+                && self.can_join_miss(nth, address, cursor.tick, environment.caches);
+            if !is_joined && let Some(first) = self.find_blocking_miss(nth, cursor.tick) {
+                return self.wait_for_register(&first, is_in_order, cursor, burst, thread);
             }
-            burst.room = self.free_mshrs(nth);
+            burst.max_outstanding = self.max_outstanding(nth);
         }
-        let request = self.build_request(address, cursor.now, store, thread);
-        let response = environment.caches.first_level::<K>(self.l1d, place, &request, &mut thread.counters);
+        let request = self.build_request(address, cursor.tick, store, thread);
+        let response = environment.caches.access_first_level::<K>(self.l1d, tag_index, &request, &mut thread.counters);
         cursor.slow_accesses += 1;
-        let wait = StallSource { served: response.served, queue: response.queue, joined };
-        BeyondOutcome::Issued(response.ready_tick, wait)
+        let wait = StallSource { origin: response.origin, queue_ticks: response.queue_ticks, is_joined };
+        NonPlainOutcome::Issued(response.ready_tick, wait)
     }
 
     /// Waits for the return of the miss whose register (or entry of the store buffer) the access needs: in place, if no
@@ -307,74 +325,74 @@ impl CoreFrontEnd {
     #[inline(always)]
     fn wait_for_register(
         &mut self,
-        first: &OutstandingMiss,
-        in_order: bool,
-        cursor: &mut FastCursor,
+        first_return: &OutstandingMiss,
+        is_in_order: bool,
+        cursor: &mut FastPathState,
         burst: &mut Burst,
         thread: &mut HwThread,
-    ) -> BeyondOutcome {
-        let context = &mut self.contexts[burst.run.nth];
-        if !burst.wait_in_place(cursor.now, first.returns_at, first.wait, thread) {
-            (context.ready, context.wait) = (first.returns_at, Some(first.wait));
-            return BeyondOutcome::Leaves(SlowPathCause::Waits);
+    ) -> NonPlainOutcome {
+        let context = &mut self.contexts[burst.run.context_index];
+        if !burst.wait_in_place(cursor.tick, first_return.returns_at, first_return.wait, thread) {
+            (context.ready_at, context.stall_source) = (first_return.returns_at, Some(first_return.wait));
+            return NonPlainOutcome::FastPathEnd(SlowPathCause::PendingValue);
         }
-        let waited = first.returns_at - cursor.now;
-        context.issued += cursor.now - cursor.counted;
-        (cursor.now, cursor.counted, cursor.began) =
-            (first.returns_at, first.returns_at, cursor.began.wrapping_add(waited));
-        cursor.code_end = if cursor.code_end == u64::MAX { u64::MAX } else { cursor.code_end + waited };
-        cursor.stop = burst.issue_limit(in_order, cursor.now, context);
-        BeyondOutcome::Again
+        let waited_ticks = first_return.returns_at - cursor.tick;
+        context.issued_count += cursor.tick - cursor.counted_until;
+        (cursor.tick, cursor.counted_until, cursor.record_start) =
+            (first_return.returns_at, first_return.returns_at, cursor.record_start.wrapping_add(waited_ticks));
+        cursor.code_end = if cursor.code_end == u64::MAX { u64::MAX } else { cursor.code_end + waited_ticks };
+        cursor.stop_tick = burst.find_issue_limit(is_in_order, cursor.tick, context);
+        NonPlainOutcome::Retry
     }
 }
 
 impl CacheUnit {
-    /// The line at `place` was being filled when it was last checked: has it arrived, so that the access is a plain
-    /// hit?
+    /// Handles the access as a plain hit if the data of its line has arrived. Returns whether it did; otherwise,
+    /// nothing has changed.
     #[inline(never)]
-    fn is_filled_line_hit(&mut self, line: u64, place: usize, store: bool, tick: u64) -> bool {
-        let meta = self.store.line_meta(place);
+    fn try_arrived_hit(&mut self, line: u64, tag_index: usize, is_store: bool, tick: u64) -> bool {
+        let meta = self.store.line_meta(tag_index);
         let filled_meta = LineMeta(meta.0 & !PENDING);
-        if filled_meta.needs_slow_path(store, self.write == WritePolicy::Through)
-            || !self.pending.has_arrived(line, tick + self.latency)
+        if filled_meta.needs_slow_path(is_store, self.write_policy == WritePolicy::Through)
+            || !self.pending_fills.has_arrived(line, tick + self.latency)
         {
             return false;
         }
-        self.store.set_meta(place, filled_meta.as_store(store));
-        self.store.touch(line, place);
+        self.store.set_meta(tag_index, filled_meta.as_store(is_store));
+        self.store.touch(line, tag_index);
         true
     }
 }
 
-/// Fetches the next line of code if page and line are present.
+/// Fetches the next line of code if page and line are present. Returns whether it did.
 #[inline(always)]
-pub(super) fn quick_fetch(
-    code: &mut CacheUnit,
+pub(super) fn try_fetch_present_line(
+    l1i_unit: &mut CacheUnit,
     thread: &mut HwThread,
     page_shift: u32,
     now: u64,
     shape: usize,
-    watched: bool,
+    is_watched: bool,
 ) -> bool {
-    let page_shift = if shape == ANY { page_shift } else { PLAIN_PAGE_SHIFT };
-    let address = thread.next_code;
+    let page_shift = if shape == ANY_SHAPE { page_shift } else { SPECIALIZED_PAGE_SHIFT };
+    let address = thread.next_code_address;
     let (is_mapped, frame) = thread.tlb.probe_entry(address >> page_shift);
     if !is_mapped {
         return false;
     }
-    let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> code.line_shift;
-    if let Err(place) = code.store.record_hit(line, false, false, shape) {
-        let Some(place) = place else { return false };
-        let meta = code.store.line_meta(place);
-        if meta.0 & PREFETCHED != 0 || !code.pending.has_arrived(line, now + code.latency) {
+    let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> l1i_unit.line_shift;
+    if let Err(tag_index) = l1i_unit.store.record_hit(line, false, false, shape) {
+        let Some(tag_index) = tag_index else { return false };
+        let meta = l1i_unit.store.line_meta(tag_index);
+        if meta.0 & PREFETCHED != 0 || !l1i_unit.pending_fills.has_arrived(line, now + l1i_unit.latency) {
             return false;
         }
-        code.store.set_meta(place, LineMeta(meta.0 & !PENDING));
-        code.store.touch(line, place);
+        l1i_unit.store.set_meta(tag_index, LineMeta(meta.0 & !PENDING));
+        l1i_unit.store.touch(line, tag_index);
     }
-    if watched {
-        thread.probes.observe_fetch(code.store.set_of(line), code.store.all_sets());
+    if is_watched {
+        thread.probes.observe_fetch(l1i_unit.store.set_of(line), l1i_unit.store.total_sets());
     }
-    thread.charge_fetch(1 << code.line_shift);
+    thread.advance_past_fetched_line(1 << l1i_unit.line_shift);
     true
 }

@@ -13,8 +13,12 @@ pub struct FirstTouchFrames {
 }
 
 impl FrameProvider for FirstTouchFrames {
-    fn find_frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        let next = self.frames.len() as u64;
-        FrameLookup { frame: *self.frames.entry((process, page)).or_insert(next), cost_cycles: 0, copied: false }
+    fn find_frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _is_store: bool) -> FrameLookup {
+        let next_frame = self.frames.len() as u64;
+        FrameLookup {
+            frame: *self.frames.entry((process, page)).or_insert(next_frame),
+            cost_cycles: 0,
+            is_copied: false,
+        }
     }
 }

@@ -7,24 +7,24 @@
 use super::host_prefetch::prefetch;
 
 /// Number of slots in a line of the host's caches.
-const BLOCK: u64 = 8;
+const SLOTS_PER_BLOCK: u64 = 8;
 
 #[derive(Clone, Copy, Default)]
 struct PageSlot {
     /// Frame + 1; 0 if the slot is free.
     key: u32,
     /// Position of the page's words.
-    page: u32,
+    page_number: u32,
 }
 
 pub(crate) struct LineTable {
     lines_per_page_shift: u32,
     /// Slots; a power of two, of which at most a quarter is in use, so that most pages are found at the first slot.
     slots: Vec<PageSlot>,
-    /// A hash shifted right by this is the number of a block.
+    /// Number of bits by which a hash is shifted right to get the number of a block.
     slot_shift: u32,
     words: Vec<u16>,
-    used: u32,
+    page_count: u32,
 }
 
 impl LineTable {
@@ -33,66 +33,66 @@ impl LineTable {
         LineTable {
             lines_per_page_shift,
             slots: vec![PageSlot::default(); 64],
-            slot_shift: 64 - 6 + BLOCK.trailing_zeros(),
+            slot_shift: 64 - 6 + SLOTS_PER_BLOCK.trailing_zeros(),
             words: Vec::new(),
-            used: 0,
+            page_count: 0,
         }
     }
 
     #[inline(always)]
-    fn split(&self, line: u64) -> (u32, usize) {
-        let in_page = line & ((1 << self.lines_per_page_shift) - 1);
-        ((line >> self.lines_per_page_shift) as u32 + 1, in_page as usize)
+    fn key_and_offset(&self, line: u64) -> (u32, usize) {
+        let line_in_page = line & ((1 << self.lines_per_page_shift) - 1);
+        ((line >> self.lines_per_page_shift) as u32 + 1, line_in_page as usize)
     }
 
     /// Returns the page's slot, or the free one where it would be inserted. Neighboring pages have neighboring slots,
     /// eight to a line of the host's caches, because programs go from page to page. Blocks of eight are scattered.
     #[inline(always)]
     fn find_slot(&self, key: u32) -> usize {
-        let block = (u64::from(key) / BLOCK).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.slot_shift;
+        let block = (u64::from(key) / SLOTS_PER_BLOCK).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.slot_shift;
         // Page colors leave only frames of equal low bits, so each block has its own order.
-        let mut index = (block * BLOCK + (u64::from(key) ^ block) % BLOCK) as usize;
+        let mut index = (block * SLOTS_PER_BLOCK + (u64::from(key) ^ block) % SLOTS_PER_BLOCK) as usize;
         loop {
-            let occupant = self.slots[index].key;
-            if occupant == key || occupant == 0 {
+            let occupant_key = self.slots[index].key;
+            if occupant_key == key || occupant_key == 0 {
                 return index;
             }
             // An odd step, so that every slot is visited.
-            index = (index + BLOCK as usize + 1) & (self.slots.len() - 1);
+            index = (index + SLOTS_PER_BLOCK as usize + 1) & (self.slots.len() - 1);
         }
     }
 
     /// Hints to the host that the line's word will be read.
     #[inline(always)]
     pub fn prefetch_host_entry(&self, line: u64) {
-        let (key, in_page) = self.split(line);
-        let PageSlot { key: found, page } = self.slots[self.find_slot(key)];
+        let (key, in_page) = self.key_and_offset(line);
+        let PageSlot { key: slot_key, page_number: page } = self.slots[self.find_slot(key)];
         let index = ((page as usize) << self.lines_per_page_shift) + in_page;
-        if found != 0 {
+        if slot_key != 0 {
             prefetch(&self.words[index..=index]);
         }
     }
 
     #[inline(always)]
     pub fn get(&self, line: u64) -> u16 {
-        let (key, in_page) = self.split(line);
-        let PageSlot { key: found, page } = self.slots[self.find_slot(key)];
-        if found == 0 { 0 } else { self.words[((page as usize) << self.lines_per_page_shift) + in_page] }
+        let (key, in_page) = self.key_and_offset(line);
+        let PageSlot { key: slot_key, page_number: page } = self.slots[self.find_slot(key)];
+        if slot_key == 0 { 0 } else { self.words[((page as usize) << self.lines_per_page_shift) + in_page] }
     }
 
     #[inline(always)]
-    pub fn count_mut(&mut self, line: u64) -> &mut u16 {
-        let (key, in_page) = self.split(line);
+    pub fn word_mut(&mut self, line: u64) -> &mut u16 {
+        let (key, in_page) = self.key_and_offset(line);
         let mut slot = self.find_slot(key);
         if self.slots[slot].key == 0 {
-            slot = self.add(key);
+            slot = self.add_page(key);
         }
-        &mut self.words[((self.slots[slot].page as usize) << self.lines_per_page_shift) + in_page]
+        &mut self.words[((self.slots[slot].page_number as usize) << self.lines_per_page_shift) + in_page]
     }
 
     #[cold]
-    fn add(&mut self, key: u32) -> usize {
-        if 4 * (self.used as usize + 1) > self.slots.len() {
+    fn add_page(&mut self, key: u32) -> usize {
+        if 4 * (self.page_count as usize + 1) > self.slots.len() {
             let larger = vec![PageSlot::default(); 2 * self.slots.len()];
             let old_slots = std::mem::replace(&mut self.slots, larger);
             self.slot_shift -= 1;
@@ -102,9 +102,9 @@ impl LineTable {
             }
         }
         let index = self.find_slot(key);
-        self.slots[index] = PageSlot { key, page: self.used };
-        self.used += 1;
-        self.words.resize((self.used as usize) << self.lines_per_page_shift, 0);
+        self.slots[index] = PageSlot { key, page_number: self.page_count };
+        self.page_count += 1;
+        self.words.resize((self.page_count as usize) << self.lines_per_page_shift, 0);
         index
     }
 }
@@ -133,7 +133,7 @@ mod tests {
                 );
                 table.prefetch_host_entry(line);
                 let word = dice.draw_below(1 << 16) as u16;
-                *table.count_mut(line) = word;
+                *table.word_mut(line) = word;
                 map.insert(line, word);
             }
         }

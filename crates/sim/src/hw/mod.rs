@@ -53,14 +53,14 @@ pub struct HwOptions {
     /// Seed of random replacement.
     pub seed: u64,
     /// Whether prefetchers are enabled.
-    pub prefetch: bool,
+    pub is_prefetch_enabled: bool,
     /// Whether programs begin with resident memory, so that the first miss on a line does not count as cold.
     pub is_resident: bool,
 }
 
 impl Default for HwOptions {
     fn default() -> Self {
-        HwOptions { seed: 1, prefetch: true, is_resident: false }
+        HwOptions { seed: 1, is_prefetch_enabled: true, is_resident: false }
     }
 }
 
@@ -72,13 +72,13 @@ pub struct FrameLookup {
     /// CPU time that the lookup took, in cycles; 0 if the translation was known.
     pub cost_cycles: u64,
     /// Whether the page has just been copied to the frame.
-    pub copied: bool,
+    pub is_copied: bool,
 }
 
 /// Provides missing translations; the operating system allocates frames, colors them and charges the time.
 pub trait FrameProvider {
     /// Returns the frame of `page`, a virtual page number. Code pages are requested like data pages, as loads.
-    fn find_frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, store: bool) -> FrameLookup;
+    fn find_frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, is_store: bool) -> FrameLookup;
 }
 
 /// The reason why [`Hardware::run`] returned.
@@ -94,7 +94,7 @@ pub enum StopReason {
         /// The request at the end of the batch.
         turn: BatchEnd,
         /// Cycle at which the batch ended.
-        at_cycle: u64,
+        end_cycle: u64,
     },
     /// A probe of the task on `cpu` is full or has overflowed.
     Interrupt {
@@ -103,7 +103,7 @@ pub enum StopReason {
         /// The thread's task.
         task: TaskId,
         /// Cycle at which the probe raised the interrupt.
-        at_cycle: u64,
+        interrupt_cycle: u64,
     },
 }
 
@@ -140,24 +140,25 @@ pub struct Hardware {
     spec: MachineSpec,
     cores: Vec<Core>,
     /// Tick of the next event of each core.
-    next: CoreQueue,
+    core_queue: CoreQueue,
     caches: Caches,
     sampling: SamplingUnit,
     ticks_per_cycle: u64,
     page_shift: u32,
-    now: u64,
+    now_tick: u64,
 }
 
 /// Bytes of state for each line of a simulated cache: tag, age, state.
 const LINE_STATE_BYTES: u64 = 12;
 
 /// Returns an error, rather than ending the process, if this host lacks the memory for the machine's caches.
-fn check_room(spec: &MachineSpec) -> Result<(), MachineSpecError> {
+fn check_host_memory(spec: &MachineSpec) -> Result<(), MachineSpecError> {
     let mut state_bytes = 0u64;
     for (index, cache) in spec.caches.iter().enumerate() {
         let lines = cache.size_bytes / u64::from(cache.line_bytes);
-        let state = lines.saturating_mul(LINE_STATE_BYTES).saturating_mul(u64::from(spec.instance_count(cache)));
-        state_bytes = state_bytes.saturating_add(state);
+        let cache_state_bytes =
+            lines.saturating_mul(LINE_STATE_BYTES).saturating_mul(u64::from(spec.instance_count(cache)));
+        state_bytes = state_bytes.saturating_add(cache_state_bytes);
         if !cachemate_core::can_allocate(state_bytes) {
             return Err(MachineSpecError {
                 machine: spec.name.clone(),
@@ -177,34 +178,35 @@ impl Hardware {
     /// The first field that makes the machine impossible, or that exceeds the model.
     pub fn new(spec: &MachineSpec, options: HwOptions) -> Result<Self, MachineSpecError> {
         spec.check()?;
-        check_room(spec)?;
+        check_host_memory(spec)?;
         let issue_width = match spec.pipeline {
             CoreModel::InOrder { issue_width } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
         };
         let ticks_per_cycle = u64::from(issue_width);
         let caches = Caches::new(spec, options, ticks_per_cycle)?;
-        let first_cache_index = |level| {
+        let first_unit_index = |level| {
             let earlier_caches = spec.caches.iter().take_while(|cache| cache.level != level);
             let has_level = spec.caches.iter().any(|cache| cache.level == level);
             has_level.then(|| earlier_caches.map(|cache| spec.instance_count(cache) as usize).sum::<usize>())
         };
         // The caches were checked, so there is one.
-        let l1d = first_cache_index(CacheLevel::L1Data).unwrap_or_default();
-        let l1i = first_cache_index(CacheLevel::L1Instruction);
-        let build_core = |at: u32| {
-            let mut core = Core::new(spec, at, l1d + at as usize, l1i.map(|l1i| l1i + at as usize));
-            core.front.owns_next = caches.units[core.front.l1d].owns_next;
+        let l1d = first_unit_index(CacheLevel::L1Data).unwrap_or_default();
+        let l1i = first_unit_index(CacheLevel::L1Instruction);
+        let build_core = |core_number: u32| {
+            let mut core =
+                Core::new(spec, core_number, l1d + core_number as usize, l1i.map(|l1i| l1i + core_number as usize));
+            core.front.is_next_level_private = caches.units[core.front.l1d].is_next_level_private;
             core
         };
         let cores: Vec<Core> = (0..spec.cores()).map(build_core).collect();
         Ok(Hardware {
-            next: CoreQueue::new(cores.len()),
+            core_queue: CoreQueue::new(cores.len()),
             cores,
             caches,
             sampling: SamplingUnit::new(&spec.counters, spec.pipeline, spec.hertz, ticks_per_cycle),
             ticks_per_cycle,
             page_shift: spec.pages.page_bytes.trailing_zeros(),
-            now: 0,
+            now_tick: 0,
             spec: spec.clone(),
         })
     }
@@ -221,60 +223,60 @@ impl Hardware {
 
     /// Returns the cycle that every CPU has reached.
     pub fn now_cycles(&self) -> u64 {
-        self.now / self.ticks_per_cycle
+        self.now_tick / self.ticks_per_cycle
     }
 
     fn context_index(&self, cpu: CpuId) -> (usize, usize) {
-        let per_core = self.spec.contexts_per_core as usize;
-        (cpu.0 as usize / per_core, cpu.0 as usize % per_core)
+        let contexts_per_core = self.spec.contexts_per_core as usize;
+        (cpu.0 as usize / contexts_per_core, cpu.0 as usize % contexts_per_core)
     }
 
     fn context_mut(&mut self, cpu: CpuId) -> &mut HwContext {
-        let (core, at) = self.context_index(cpu);
-        &mut self.cores[core].front.contexts[at]
+        let (core, context_at) = self.context_index(cpu);
+        &mut self.cores[core].front.contexts[context_at]
     }
 
-    fn renew_key(&mut self, cpu: CpuId) {
+    fn update_core_key(&mut self, cpu: CpuId) {
         let (core, _) = self.context_index(cpu);
-        self.cores[core].renew();
-        self.next.set(core, self.cores[core].next_tick());
+        self.cores[core].update_contexts();
+        self.core_queue.set(core, self.cores[core].next_tick());
     }
 
     /// Loads a thread onto an idle context from `at_cycle` on. If the context already has a thread, the new one is
     /// returned.
-    pub fn load(&mut self, cpu: CpuId, mut thread: HwThread, at_cycle: u64) -> Option<HwThread> {
+    pub fn load(&mut self, cpu: CpuId, mut thread: HwThread, start_cycle: u64) -> Option<HwThread> {
         let previous_thread = self.unload(cpu);
         thread.counters.ticks_per_cycle = self.ticks_per_cycle;
-        let tick = at_cycle * self.ticks_per_cycle;
+        let tick = start_cycle * self.ticks_per_cycle;
         let context = self.context_mut(cpu);
-        context.ready = context.ready.max(tick);
-        context.accounted = context.ready;
+        context.ready_at = context.ready_at.max(tick);
+        context.accounted_until = context.ready_at;
         context.thread = Some(Box::new(thread));
-        self.renew_key(cpu);
+        self.update_core_key(cpu);
         previous_thread
     }
 
     /// Removes and returns the thread on a context, even in the middle of an access.
     pub fn unload(&mut self, cpu: CpuId) -> Option<HwThread> {
-        let now = self.now;
+        let now = self.now_tick;
         let context = self.context_mut(cpu);
-        context.account(now);
+        context.attribute_ticks(now);
         let thread = context.thread.take();
         if thread.is_some() {
-            context.ready = context.accounted.max(now);
-            context.wait = None;
-            context.value_at = 0;
-            context.forget();
+            context.ready_at = context.accounted_until.max(now);
+            context.stall_source = None;
+            context.value_tick = 0;
+            context.clear_in_flight();
         }
-        self.renew_key(cpu);
+        self.update_core_key(cpu);
         thread.map(|thread| *thread)
     }
 
     /// Returns the thread on a CPU. Its counters are complete up to the last stop of [`Hardware::run`] for time, or for
     /// this CPU.
     pub fn thread(&self, cpu: CpuId) -> Option<&HwThread> {
-        let (core, at) = self.context_index(cpu);
-        self.cores[core].front.contexts[at].thread.as_deref()
+        let (core, context_at) = self.context_index(cpu);
+        self.cores[core].front.contexts[context_at].thread.as_deref()
     }
 
     /// Returns the thread on a CPU; `None` if there is none.
@@ -285,9 +287,9 @@ impl Hardware {
     /// Charges this CPU with work of the operating system. A thread on it waits, and the time counts as its `system`
     /// time. Other contexts of the core are not slowed by it.
     pub fn charge_cycles(&mut self, cpu: CpuId, cycles: u64, charge: Charge) {
-        let (now, ticks) = (self.now, cycles * self.ticks_per_cycle);
+        let (now, ticks) = (self.now_tick, cycles * self.ticks_per_cycle);
         self.context_mut(cpu).charge_ticks(now, ticks, charge);
-        self.renew_key(cpu);
+        self.update_core_key(cpu);
     }
 
     /// Runs until every CPU has reached `until_cycle` or a thread needs the operating system. Idle CPUs just wait.
@@ -296,15 +298,15 @@ impl Hardware {
         let stop = self.run_cores(end, frames);
         self.cores.iter_mut().for_each(|core| core.end_run(&mut self.caches));
         if stop == StopReason::Time {
-            self.now = self.now.max(end);
+            self.now_tick = self.now_tick.max(end);
             let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front.contexts);
-            contexts.for_each(|context| context.account(end));
+            contexts.for_each(|context| context.attribute_ticks(end));
         }
         stop
     }
 
     fn run_cores(&mut self, end: u64, frames: &mut dyn FrameProvider) -> StopReason {
-        let max_ahead = RUN_AHEAD_CYCLES * self.ticks_per_cycle;
+        let max_ahead_ticks = RUN_AHEAD_CYCLES * self.ticks_per_cycle;
         let mut environment = CoreEnvironment {
             caches: &mut self.caches,
             frames,
@@ -313,17 +315,19 @@ impl Hardware {
             sampling: self.sampling,
         };
         loop {
-            let ((key, at), next) = self.next.two_earliest();
-            if key >= end {
+            let ((tick, core_number), second_earliest) = self.core_queue.find_two_earliest();
+            if tick >= end {
                 return StopReason::Time;
             }
-            self.now = self.now.max(key);
+            self.now_tick = self.now_tick.max(tick);
             // At equal ticks, the core with the lower number comes first.
-            let shared = next.0.saturating_sub(u64::from(at > next.1));
-            let core = &mut self.cores[at];
-            let stop =
-                core.advance(RunBounds { shared, end: end.min(next.0.saturating_add(max_ahead)) }, &mut environment);
-            self.next.set(at, core.next);
+            let shared_bound = second_earliest.0.saturating_sub(u64::from(core_number > second_earliest.1));
+            let core = &mut self.cores[core_number];
+            let stop = core.advance(
+                RunBounds { shared_bound, end: end.min(second_earliest.0.saturating_add(max_ahead_ticks)) },
+                &mut environment,
+            );
+            self.core_queue.set(core_number, core.next_advance_tick);
             if let Some(stop) = stop {
                 return stop;
             }
@@ -344,8 +348,8 @@ impl Hardware {
     /// Drops all lines of a frame from every cache, without writing them back, and clears its history: the frame gets
     /// another owner, whose first misses on it are cold.
     pub fn flush_frame(&mut self, frame: u64) {
-        let frame_name = self.caches.pages.forget(frame);
-        self.caches.flush(frame_name << self.page_shift, 1 << self.page_shift);
+        let frame_name = self.caches.pages.take_name(frame);
+        self.caches.drop_frame_lines(frame_name << self.page_shift, 1 << self.page_shift);
     }
 
     /// Records that this CPU has just copied a virtual page to a frame, in a task's time: see
@@ -354,15 +358,15 @@ impl Hardware {
         let core = (cpu.0 / self.spec.contexts_per_core) as usize;
         let (l1d, address) = (self.cores[core].front.l1d, self.caches.pages.name_frame(frame, page) << self.page_shift);
         let task = task.0.min(u32::from(u16::MAX) - 2) as u16;
-        self.caches.insert_copied(l1d, address, 1 << self.page_shift, task, self.now);
+        self.caches.insert_copied(l1d, address, 1 << self.page_shift, task, self.now_tick);
     }
 
     fn find_cache_unit(&self, cache: CacheId) -> Result<&CacheUnit, RequestError> {
-        let caches = self.caches.units.len();
+        let cache_count = self.caches.units.len();
         self.caches.units.get(cache.0 as usize).ok_or_else(|| RequestError {
             what: "cache".to_string(),
             found: cache.0.to_string(),
-            expected: format!("below {caches}"),
+            expected: format!("below {cache_count}"),
         })
     }
 
@@ -378,30 +382,34 @@ impl Hardware {
         };
         let level = self.find_cache_unit(cache)?.level;
         let spec = self.spec.caches.iter().find(|spec| spec.level == level);
-        let Some((ways, parts)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {
+        let Some((ways, partition_spec)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {
             return Err(request_error("cache", format!("{level:?}"), "a cache with way_partitions".to_string()));
         };
-        if u32::from(class) >= parts.groups {
-            return Err(request_error("class of service", class.to_string(), format!("below {}", parts.groups)));
+        if u32::from(class) >= partition_spec.groups {
+            return Err(request_error(
+                "class of service",
+                class.to_string(),
+                format!("below {}", partition_spec.groups),
+            ));
         }
-        let (low, high) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
-        if mask.count() < parts.min_ways || high >= ways {
-            let expected = format!("{} ways or more, below {ways}", parts.min_ways);
+        let (lowest_way, highest_way) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
+        if mask.count() < partition_spec.min_ways || highest_way >= ways {
+            let expected = format!("{} ways or more, below {ways}", partition_spec.min_ways);
             return Err(request_error("way mask", mask.to_string(), expected));
         }
-        if parts.contiguous && high - low + 1 != mask.count() {
+        if partition_spec.contiguous && highest_way - lowest_way + 1 != mask.count() {
             return Err(request_error("way mask", mask.to_string(), "contiguous ways".to_string()));
         }
-        let masks = &mut self.caches.units[cache.0 as usize].masks;
-        masks.resize(masks.len().max(usize::from(class) + 1), None);
-        masks[usize::from(class)] = Some(mask.iter().fold(0, |word, way| word | 1 << way));
+        let way_masks = &mut self.caches.units[cache.0 as usize].way_masks_by_class;
+        way_masks.resize(way_masks.len().max(usize::from(class) + 1), None);
+        way_masks[usize::from(class)] = Some(mask.iter().fold(0, |word, way| word | 1 << way));
         Ok(())
     }
 
     /// Returns the counters of one hardware context since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
-        let (core, at) = self.context_index(cpu);
-        self.cores[core].front.contexts[at].counters
+        let (core, context_at) = self.context_index(cpu);
+        self.cores[core].front.contexts[context_at].counters
     }
     /// Returns the counters of a cache of this machine; zeros for an unknown id.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {
@@ -420,13 +428,13 @@ impl Hardware {
     /// task, without zeros.
     pub fn occupancy_bytes(&self, cache: CacheId) -> Vec<(TaskId, u64)> {
         let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
-        let lines = unit.occupancy.iter().enumerate().filter(|(_, lines)| **lines > 0);
+        let lines = unit.lines_by_owner.iter().enumerate().filter(|(_, lines)| **lines > 0);
         lines.map(|(task, &lines)| (TaskId(task as u32), u64::from(lines) << unit.line_shift)).collect()
     }
 
     /// Returns the set of every line in a cache, and the task that brought it.
     #[cfg(test)]
-    pub(crate) fn sets_in_use(&self, cache: CacheId) -> Vec<(u64, TaskId)> {
+    pub(crate) fn lines_by_set(&self, cache: CacheId) -> Vec<(u64, TaskId)> {
         let store = &self.caches.units[cache.0 as usize].store;
         store.lines().map(|(line, meta)| (store.set_of(line), TaskId(u32::from(meta.owner())))).collect()
     }
@@ -436,7 +444,7 @@ impl Hardware {
     pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
         let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
         let task_of_slot = |slot: u16| TaskId(u32::from(slot));
-        unit.matrix
+        unit.eviction_matrix
             .nonzero_counts()
             .map(|(evictor, owner, lines)| (task_of_slot(evictor), task_of_slot(owner), lines))
             .collect()

@@ -18,8 +18,8 @@ pub(crate) struct PageIndex {
     frame_bits: u32,
     /// Number of bits of the virtual page that are in some L1's index.
     page_bits: u32,
-    /// These bits + 1 for each frame; 0 if no access has reached it.
-    index_bits: Vec<u8>,
+    /// The index bits of the virtual page, plus 1, for each frame; 0 if no access has reached it.
+    index_bits_by_frame: Vec<u8>,
 }
 
 /// Returns the number of bits of a frame.
@@ -31,35 +31,39 @@ fn frame_bits(machine: &MachineSpec) -> u32 {
 #[derive(Clone, Copy)]
 pub(crate) struct SetBits {
     /// Number of bits of the line number within a page.
-    pub within_page: u32,
+    pub line_bits_within_page: u32,
     /// Shift of the line number for the bits above.
-    pub shift: u32,
+    pub page_bits_shift: u32,
 }
 
 impl SetBits {
-    /// `None` if the set lies within a page, or is derived from physical addresses.
+    /// Returns `None` if the bits that select the set lie within a page, or are those of the physical address.
     pub fn new(machine: &MachineSpec, cache: &CacheSpec) -> Option<Self> {
         let within_page = (machine.pages.page_bytes / u64::from(cache.line_bytes)).max(1).trailing_zeros();
-        let wider = cache.index == SetIndexing::Virtual && cache.sets_per_slice() > 1 << within_page;
-        wider.then(|| SetBits { within_page, shift: frame_bits(machine) })
+        let exceeds_page = cache.index == SetIndexing::Virtual && cache.sets_per_slice() > 1 << within_page;
+        exceeds_page.then(|| SetBits { line_bits_within_page: within_page, page_bits_shift: frame_bits(machine) })
     }
 }
 
 impl PageIndex {
-    /// Largest number of bits that a byte of `given` can hold.
+    /// Largest number of bits that a byte of `index_bits_by_frame` can hold.
     pub const MAX_PAGE_BITS: u32 = 7;
 
     /// Returns the number of bits by which names are longer than frames.
     pub fn page_bits(machine: &MachineSpec) -> u32 {
         let bits = machine.caches.iter().filter_map(|cache| {
-            let within_page = SetBits::new(machine, cache)?.within_page;
+            let within_page = SetBits::new(machine, cache)?.line_bits_within_page;
             Some(cache.sets_per_slice().trailing_zeros() - within_page)
         });
         bits.max().unwrap_or(0)
     }
 
     pub fn new(machine: &MachineSpec) -> Self {
-        PageIndex { frame_bits: frame_bits(machine), page_bits: Self::page_bits(machine), index_bits: Vec::new() }
+        PageIndex {
+            frame_bits: frame_bits(machine),
+            page_bits: Self::page_bits(machine),
+            index_bits_by_frame: Vec::new(),
+        }
     }
 
     /// Returns the name of a frame to which a virtual page is (about to be) mapped.
@@ -68,18 +72,18 @@ impl PageIndex {
             return frame;
         }
         let index = frame as usize;
-        if index >= self.index_bits.len() {
-            self.index_bits.resize(index + 1, 0);
+        if index >= self.index_bits_by_frame.len() {
+            self.index_bits_by_frame.resize(index + 1, 0);
         }
-        if self.index_bits[index] == 0 {
-            self.index_bits[index] = (page & ((1 << self.page_bits) - 1)) as u8 + 1;
+        if self.index_bits_by_frame[index] == 0 {
+            self.index_bits_by_frame[index] = (page & ((1 << self.page_bits) - 1)) as u8 + 1;
         }
-        u64::from(self.index_bits[index] - 1) << self.frame_bits | frame
+        u64::from(self.index_bits_by_frame[index] - 1) << self.frame_bits | frame
     }
 
     /// Drops a frame's name, and returns it.
-    pub fn forget(&mut self, frame: u64) -> u64 {
-        let name = self.index_bits.get_mut(frame as usize).map_or(0, std::mem::take);
+    pub fn take_name(&mut self, frame: u64) -> u64 {
+        let name = self.index_bits_by_frame.get_mut(frame as usize).map_or(0, std::mem::take);
         u64::from(name.saturating_sub(1)) << self.frame_bits | frame
     }
 }

@@ -13,7 +13,8 @@ use super::cache_unit::DataOrigin;
 use super::caches::{CacheRequest, Caches};
 use super::context::{HwContext, OutstandingMiss};
 use super::core_kind::{
-    AnyCore, BackCore, CoreKind, CoreKindName, InOrderThroughCore, LRU_2, LRU_4, LRU_8, WindowThroughCore,
+    AnyCore, CoreKind, CoreKindName, InOrderWriteThroughCore, LRU_2, LRU_4, LRU_8, OutOfOrderWriteThroughCore,
+    WriteBackCore,
 };
 use super::sampling::SamplingUnit;
 use super::thread::HwThread;
@@ -24,11 +25,12 @@ use super::{Charge, FrameProvider, StopReason};
 pub(crate) const RUN_AHEAD_CYCLES: u64 = 400;
 /// Length of a context's turn while others are ready.
 const TURN_CYCLES: u64 = 32;
-/// Number of bits below a tick that order equal ticks, and the tick of a context that is never ready.
+/// Number of bits below the tick in a key, which order equal ticks. `NEVER_READY` is the tick of a context that is
+/// never ready.
 const ORDER_BITS: u32 = 8;
 const NEVER_READY: u64 = u64::MAX >> ORDER_BITS;
 /// Number of cores whose cache state mostly fits the host's second cache.
-const CORES_WITHOUT_HINTS: u32 = 8;
+const MAX_CORES_WITHOUT_HINTS: u32 = 8;
 
 /// The environment of a core: state that it shares with others.
 pub(crate) struct CoreEnvironment<'a> {
@@ -43,20 +45,20 @@ pub(crate) struct CoreEnvironment<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct RunBounds {
     /// Last tick at which the core may do something that others see.
-    pub shared: u64,
+    pub shared_bound: u64,
     /// First tick into which the core must not run.
     pub end: u64,
 }
 
-/// The bounds of one run of a context: from `start` to `limit` at most.
+/// The bounds of one run of a context: from `start` to `end_tick` at most.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ContextRun {
-    pub nth: usize,
+    pub context_index: usize,
     pub start: u64,
-    pub limit: u64,
+    pub end_tick: u64,
     /// Tick at which another context of the core is ready.
-    pub other: u64,
-    pub shared: u64,
+    pub other_ready_tick: u64,
+    pub shared_bound: u64,
 }
 
 /// The state on which a core's runs operate.
@@ -65,126 +67,140 @@ pub(crate) struct CoreFrontEnd {
     pub l1d: usize,
     pub l1i: Option<usize>,
     pub package: u32,
-    pub in_order: bool,
+    pub is_in_order: bool,
     /// Whether instructions that do not need the value of a load may overtake it.
-    pub loads_pass: bool,
+    pub can_overtake_loads: bool,
     pub kind: CoreKindName,
     /// Whether the core's second level may serve accesses that others do not notice.
-    pub owns_next: bool,
+    pub is_next_level_private: bool,
     /// Whether there are so many caches that the host's caches do not hold their state.
-    pub hints: bool,
+    pub uses_host_hints: bool,
     window: u64,
-    /// Each loaded context's share of the window, as computed by [`Core::renew`].
+    /// Each loaded context's share of the window, as computed by [`Core::update_contexts`].
     window_share: u64,
-    mshrs: usize,
+    mshr_count: usize,
 }
 
 pub(crate) struct Core {
     pub front: CoreFrontEnd,
     /// [`HwContext::ready_tick`] of each context in one array, because every turn begins by reading all of them.
     /// Meaningless for the context whose run is in progress.
-    ready: Vec<u64>,
+    ready_ticks: Vec<u64>,
     /// Tick up to which the issue slots are used.
-    now: u64,
-    /// The context with the last turn, and the end of that turn.
-    turn: (usize, u64),
+    used_until: u64,
+    /// The context that has the turn or had it last, and the end of that turn.
+    current_turn: (usize, u64),
     /// The run in progress, or suspended in the middle of an access that must wait for cores that are behind.
     burst: Burst,
     /// The result of [`Core::next_tick`] after [`Core::advance`] reached its bounds.
-    pub next: u64,
+    pub next_advance_tick: u64,
 }
 
-/// The two smallest keys of tick and order: in turn after the last context, with the last one itself at the end. The
-/// next context is unpredictable, so the loop has no branches.
+/// Returns the two smallest keys. A key orders contexts by tick, then in turn after the last context, with the last one
+/// itself at the end. The next context is unpredictable, so the loop has no branches.
 #[inline(always)]
-fn two_least_keys(ready: &[u64], last: usize) -> (u64, u64) {
-    let (mut first, mut second) = (u64::MAX, u64::MAX);
-    for (at, &tick) in ready.iter().enumerate() {
-        let order = at + if at > last { 0 } else { ready.len() } - last - 1;
+fn two_smallest_keys(ready_ticks: &[u64], last_context: usize) -> (u64, u64) {
+    let (mut first_key, mut second_key) = (u64::MAX, u64::MAX);
+    for (context_index, &tick) in ready_ticks.iter().enumerate() {
+        let order = context_index + if context_index > last_context { 0 } else { ready_ticks.len() } - last_context - 1;
         let key = tick.min(NEVER_READY) << ORDER_BITS | order as u64;
-        second = second.min(first.max(key));
-        first = first.min(key);
+        second_key = second_key.min(first_key.max(key));
+        first_key = first_key.min(key);
     }
-    (first, second)
+    (first_key, second_key)
 }
 
 impl Core {
     pub fn new(machine: &MachineSpec, number: u32, l1d: usize, l1i: Option<usize>) -> Self {
-        let first = number * machine.contexts_per_core;
-        let cpus = first..first + machine.contexts_per_core;
-        let (in_order, window, loads_pass) = match machine.pipeline {
+        let first_cpu = number * machine.contexts_per_core;
+        let cpus = first_cpu..first_cpu + machine.contexts_per_core;
+        let (is_in_order, window, loads_pass) = match machine.pipeline {
             CoreModel::InOrder { .. } => (true, u64::MAX, false),
             CoreModel::OutOfOrder { window, loads_pass, .. } => (false, u64::from(window), loads_pass),
         };
-        let nearest = DataOrigin::Hit(CacheLevel::L1Data);
-        let contexts: Vec<HwContext> = cpus.map(|cpu| HwContext::new(CpuId(cpu), nearest)).collect();
-        let ready = vec![u64::MAX; contexts.len()];
+        let l1d_origin = DataOrigin::Hit(CacheLevel::L1Data);
+        let contexts: Vec<HwContext> = cpus.map(|cpu| HwContext::new(CpuId(cpu), l1d_origin)).collect();
+        let ready_ticks = vec![u64::MAX; contexts.len()];
         let package = number / machine.cores_per_package;
         let front = CoreFrontEnd {
             contexts,
             l1d,
             l1i,
             package,
-            in_order,
-            loads_pass,
+            is_in_order,
+            can_overtake_loads: loads_pass,
             kind: CoreKindName::from_machine(machine),
-            owns_next: false,
-            hints: machine.cores() > CORES_WITHOUT_HINTS,
+            is_next_level_private: false,
+            uses_host_hints: machine.cores() > MAX_CORES_WITHOUT_HINTS,
             window,
             window_share: window,
-            mshrs: machine.pipeline.max_misses_in_flight() as usize,
+            mshr_count: machine.pipeline.max_misses_in_flight() as usize,
         };
-        Core { front, ready, now: 0, turn: (0, 0), burst: Burst::default(), next: u64::MAX }
+        Core {
+            front,
+            ready_ticks,
+            used_until: 0,
+            current_turn: (0, 0),
+            burst: Burst::default(),
+            next_advance_tick: u64::MAX,
+        }
     }
 
     /// Returns the tick of the core's next possible action; `u64::MAX` if there is none.
     #[inline]
     pub fn next_tick(&self) -> u64 {
         if self.burst.thread.is_some() {
-            return self.now;
+            return self.used_until;
         }
-        let ready = self.ready.iter().fold(u64::MAX, |least, &ready| ready.min(least));
-        if ready == u64::MAX { ready } else { ready.max(self.now) }
+        let min_ready_tick = self.ready_ticks.iter().fold(u64::MAX, |least, &ready| ready.min(least));
+        if min_ready_tick == u64::MAX { min_ready_tick } else { min_ready_tick.max(self.used_until) }
     }
 
     /// Updates the core after a thread was loaded or removed, or its time moved.
-    pub fn renew(&mut self) {
-        self.ready.iter_mut().zip(&self.front.contexts).for_each(|(ready, context)| *ready = context.ready_tick());
-        if !self.front.in_order {
-            let loaded = self.front.contexts.iter().filter(|context| context.thread.is_some()).count() as u64;
-            self.front.window_share = self.front.window / loaded.max(1);
+    pub fn update_contexts(&mut self) {
+        self.ready_ticks
+            .iter_mut()
+            .zip(&self.front.contexts)
+            .for_each(|(ready, context)| *ready = context.ready_tick());
+        if !self.front.is_in_order {
+            let loaded_count = self.front.contexts.iter().filter(|context| context.thread.is_some()).count() as u64;
+            self.front.window_share = self.front.window / loaded_count.max(1);
         }
     }
 
     /// Returns the context whose turn it is, the tick at which it is ready, and the tick at which the next other one
     /// is. `u64::MAX` means never.
     #[inline]
-    fn pick(&self) -> (usize, u64, u64) {
-        let ((last, ends), count) = (self.turn, self.ready.len());
-        let (first, second) = match <&[u64; 4]>::try_from(self.ready.as_slice()) {
-            Ok(ready) => two_least_keys(ready, last),
-            Err(_) => two_least_keys(&self.ready, last),
+    fn pick_context(&self) -> (usize, u64, u64) {
+        let ((last_context, turn_end), count) = (self.current_turn, self.ready_ticks.len());
+        let (first_key, second_key) = match <&[u64; 4]>::try_from(self.ready_ticks.as_slice()) {
+            Ok(ready) => two_smallest_keys(ready, last_context),
+            Err(_) => two_smallest_keys(&self.ready_ticks, last_context),
         };
         let tick_of_key = |key: u64| if key >> ORDER_BITS == NEVER_READY { u64::MAX } else { key >> ORDER_BITS };
-        let order = (first & ((1 << ORDER_BITS) - 1)) as usize;
-        let of_last = self.ready[last];
-        if of_last <= self.now && self.now < ends {
-            return (last, of_last, tick_of_key(if order + 1 == count { second } else { first }));
+        let distance = (first_key & ((1 << ORDER_BITS) - 1)) as usize;
+        let last_ready_tick = self.ready_ticks[last_context];
+        if last_ready_tick <= self.used_until && self.used_until < turn_end {
+            return (
+                last_context,
+                last_ready_tick,
+                tick_of_key(if distance + 1 == count { second_key } else { first_key }),
+            );
         }
-        let at = last + 1 + order;
-        (if at < count { at } else { at - count }, tick_of_key(first), tick_of_key(second))
+        let index = last_context + 1 + distance;
+        (if index < count { index } else { index - count }, tick_of_key(first_key), tick_of_key(second_key))
     }
 
-    /// Runs until the bounds. `Some` if a thread needs the operating system.
+    /// Runs until the bounds. Returns `Some` if a thread needs the operating system.
     #[inline]
     pub fn advance(&mut self, bounds: RunBounds, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         match self.front.kind {
             CoreKindName::Any => self.advance_as::<AnyCore>(bounds, environment),
-            CoreKindName::InOrderThrough => self.advance_as::<InOrderThroughCore>(bounds, environment),
-            CoreKindName::WindowThrough => self.advance_as::<WindowThroughCore>(bounds, environment),
-            CoreKindName::Back2 => self.advance_as::<BackCore<LRU_2>>(bounds, environment),
-            CoreKindName::Back4 => self.advance_as::<BackCore<LRU_4>>(bounds, environment),
-            CoreKindName::Back8 => self.advance_as::<BackCore<LRU_8>>(bounds, environment),
+            CoreKindName::InOrderThrough => self.advance_as::<InOrderWriteThroughCore>(bounds, environment),
+            CoreKindName::WindowThrough => self.advance_as::<OutOfOrderWriteThroughCore>(bounds, environment),
+            CoreKindName::Back2 => self.advance_as::<WriteBackCore<LRU_2>>(bounds, environment),
+            CoreKindName::Back4 => self.advance_as::<WriteBackCore<LRU_4>>(bounds, environment),
+            CoreKindName::Back8 => self.advance_as::<WriteBackCore<LRU_8>>(bounds, environment),
         }
     }
 
@@ -196,36 +212,38 @@ impl Core {
     ) -> Option<StopReason> {
         loop {
             // The turn may be over while another context is ready.
-            if self.burst.thread.is_some() && self.burst.now >= self.turn.1.max(self.burst.run.other) {
+            if self.burst.thread.is_some()
+                && self.burst.tick >= self.current_turn.1.max(self.burst.run.other_ready_tick)
+            {
                 self.end_run(environment.caches);
             }
             if self.burst.thread.is_some() {
-                if self.burst.now >= bounds.end {
-                    self.next = self.now;
+                if self.burst.tick >= bounds.end {
+                    self.next_advance_tick = self.used_until;
                     return None;
                 }
             } else if !self.start_run(bounds, environment.ticks_per_cycle) {
                 return None;
             }
-            self.burst.run.limit = bounds.end.min(self.turn.1.max(self.burst.run.other));
-            self.burst.run.shared = bounds.shared;
-            let outcome = match self.burst.watched {
+            self.burst.run.end_tick = bounds.end.min(self.current_turn.1.max(self.burst.run.other_ready_tick));
+            self.burst.run.shared_bound = bounds.shared_bound;
+            let outcome = match self.burst.is_watched {
                 true => self.front.execute_watched(&mut self.burst, environment),
                 false => self.front.execute::<K>(&mut self.burst, environment),
             };
-            self.now = self.burst.now;
-            if !self.burst.probed && matches!(outcome, BurstOutcome::Yield | BurstOutcome::Blocked) {
+            self.used_until = self.burst.tick;
+            if !self.burst.has_probes && matches!(outcome, BurstOutcome::Yield | BurstOutcome::Blocked) {
                 self.end_run(environment.caches);
                 continue;
             }
-            let is_held = matches!(outcome, BurstOutcome::Held);
+            let is_held = matches!(outcome, BurstOutcome::AheadOfCores);
             if is_held && !self.burst.has_overflow_count() {
-                self.next = self.now;
+                self.next_advance_tick = self.used_until;
                 return None;
             }
-            let stop = self.end(outcome, environment);
+            let stop = self.finish_run(outcome, environment);
             if stop.is_some() || is_held {
-                self.next = self.next_tick();
+                self.next_advance_tick = self.next_tick();
                 return stop;
             }
         }
@@ -235,46 +253,53 @@ impl Core {
     #[inline]
     fn start_run(&mut self, bounds: RunBounds, ticks_per_cycle: u64) -> bool {
         debug_assert!(
-            self.ready.iter().zip(&self.front.contexts).all(|(&ready, context)| ready == context.ready_tick())
+            self.ready_ticks.iter().zip(&self.front.contexts).all(|(&ready, context)| ready == context.ready_tick())
         );
-        let (nth, ready, other) = self.pick();
-        let start = self.now.max(ready);
+        let (context_index, ready_tick, other_ready_tick) = self.pick_context();
+        let start = self.used_until.max(ready_tick);
         if start >= bounds.end {
-            self.next = if ready == u64::MAX { ready } else { start };
+            self.next_advance_tick = if ready_tick == u64::MAX { ready_tick } else { start };
             return false;
         }
         // A turn begins only with a change of contexts: a context that is alone after its turn yields as soon as
         // another is ready, wherever the bounds cut its run.
-        if nth != self.turn.0 || self.turn.1 == 0 {
-            self.turn = (nth, start + TURN_CYCLES * ticks_per_cycle);
+        if context_index != self.current_turn.0 || self.current_turn.1 == 0 {
+            self.current_turn = (context_index, start + TURN_CYCLES * ticks_per_cycle);
         }
         let front = &mut self.front;
-        let room = front.free_mshrs(nth);
+        let max_outstanding = front.max_outstanding(context_index);
         let window = front.window_share;
-        let context = &mut front.contexts[nth];
-        context.account(start);
+        let context = &mut front.contexts[context_index];
+        context.attribute_ticks(start);
         let Some(thread) = context.thread.take() else { return false };
-        self.burst.start_burst(ContextRun { nth, start, limit: start, other, shared: 0 }, thread, window, room);
+        self.burst.start_burst(
+            ContextRun { context_index, start, end_tick: start, other_ready_tick, shared_bound: 0 },
+            thread,
+            window,
+            max_outstanding,
+        );
         true
     }
 
-    /// Ends the run with this outcome. `Some` if the operating system is needed.
+    /// Ends the run with this outcome. Returns `Some` if the operating system is needed.
     #[inline]
-    fn end(&mut self, outcome: BurstOutcome, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
-        let (nth, now) = (self.burst.run.nth, self.burst.now);
-        let overflows = self.burst.has_overflow_count();
+    fn finish_run(&mut self, outcome: BurstOutcome, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
+        let (nth, now) = (self.burst.run.context_index, self.burst.tick);
+        let has_overflow_count = self.burst.has_overflow_count();
         self.end_run(environment.caches);
         let context = &mut self.front.contexts[nth];
         let (cpu, at_cycle) = (context.cpu, || now / environment.ticks_per_cycle);
-        let overflowed =
-            overflows && context.thread.as_mut().is_some_and(|thread| thread.probes.has_overflowed(&thread.counters));
+        let has_overflowed = has_overflow_count
+            && context.thread.as_mut().is_some_and(|thread| thread.probes.advance_overflows(&thread.counters));
         match outcome {
-            BurstOutcome::Turn(turn) => Some(StopReason::Turn { cpu, turn, at_cycle: at_cycle() }),
-            BurstOutcome::Interrupt => Some(StopReason::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() }),
-            _ if overflowed => {
+            BurstOutcome::Turn(turn) => Some(StopReason::Turn { cpu, turn, end_cycle: at_cycle() }),
+            BurstOutcome::Interrupt => {
+                Some(StopReason::Interrupt { cpu, task: context.task()?, interrupt_cycle: at_cycle() })
+            }
+            _ if has_overflowed => {
                 context.charge_ticks(now, environment.sampling.interrupt_ticks, Charge::Interrupt);
-                self.ready[nth] = context.ready_tick();
-                Some(StopReason::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() })
+                self.ready_ticks[nth] = context.ready_tick();
+                Some(StopReason::Interrupt { cpu, task: context.task()?, interrupt_cycle: at_cycle() })
             }
             _ => None,
         }
@@ -284,11 +309,11 @@ impl Core {
     #[inline]
     pub fn end_run(&mut self, caches: &mut Caches) {
         if let Some(thread) = self.burst.thread.take() {
-            let nth = self.burst.run.nth;
-            let thread = self.front.close(&self.burst, thread, caches);
+            let nth = self.burst.run.context_index;
+            let thread = self.front.close_run(&self.burst, thread, caches);
             let context = &mut self.front.contexts[nth];
             context.thread = Some(thread);
-            self.ready[nth] = context.ready;
+            self.ready_ticks[nth] = context.ready_at;
         }
     }
 }
@@ -296,37 +321,41 @@ impl Core {
 impl CoreFrontEnd {
     /// Returns the request of a thread of this core for a physical address.
     #[inline(always)]
-    pub fn build_request(&self, address: u64, tick: u64, store: bool, thread: &HwThread) -> CacheRequest {
-        let (task, class, package) = (thread.slot(), thread.class, self.package);
-        CacheRequest { address, tick, store, through: false, prefetch: false, task, class, package }
+    pub fn build_request(&self, address: u64, tick: u64, is_store: bool, thread: &HwThread) -> CacheRequest {
+        let (task, class, package) = (thread.slot_number(), thread.class, self.package);
+        CacheRequest { address, tick, is_store, is_write_through: false, is_prefetch: false, task, class, package }
     }
 
     /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another
     /// miss.
     #[inline(never)]
-    pub fn first_blocking_miss(&mut self, nth: usize, now: u64) -> Option<OutstandingMiss> {
-        if self.reclaim_mshrs(nth, now) {
+    pub fn find_blocking_miss(&mut self, nth: usize, now: u64) -> Option<OutstandingMiss> {
+        if self.try_reclaim_mshrs(nth, now) {
             return None;
         }
-        let contexts = if self.in_order { &self.contexts[nth..nth + 1] } else { &self.contexts[..] };
-        let soonest = contexts.iter().min_by_key(|context| context.soonest)?;
-        soonest.outstanding.iter().find(|miss| miss.returns_at == soonest.soonest).copied()
+        let contexts = if self.is_in_order { &self.contexts[nth..nth + 1] } else { &self.contexts[..] };
+        let context_with_first_return = contexts.iter().min_by_key(|context| context.first_return_tick)?;
+        context_with_first_return
+            .outstanding_misses
+            .iter()
+            .find(|miss| miss.returns_at == context_with_first_return.first_return_tick)
+            .copied()
     }
 
     /// Frees the registers of misses that have returned; this is checked only when it matters. Returns whether there is
     /// room now.
     #[inline(never)]
-    pub fn reclaim_mshrs(&mut self, nth: usize, now: u64) -> bool {
-        self.contexts.iter_mut().for_each(|context| context.retire(now));
-        self.contexts[nth].mshrs_in_use < self.free_mshrs(nth)
+    pub fn try_reclaim_mshrs(&mut self, nth: usize, now: u64) -> bool {
+        self.contexts.iter_mut().for_each(|context| context.drop_returned_misses(now));
+        self.contexts[nth].mshrs_in_use < self.max_outstanding(nth)
     }
 
     /// Returns the number of misses that the context may have outstanding: out of order it shares the registers, in
     /// order it has a store buffer.
     #[inline(always)]
-    pub fn free_mshrs(&self, nth: usize) -> usize {
-        let contexts = if self.in_order { &[] } else { &self.contexts[..] };
-        let other_contexts = contexts.iter().zip(0..).filter(|&(_, at)| at != nth);
-        self.mshrs.saturating_sub(other_contexts.map(|(context, _)| context.mshrs_in_use).sum())
+    pub fn max_outstanding(&self, nth: usize) -> usize {
+        let contexts = if self.is_in_order { &[] } else { &self.contexts[..] };
+        let other_contexts = contexts.iter().zip(0..).filter(|&(_, index)| index != nth);
+        self.mshr_count.saturating_sub(other_contexts.map(|(context, _)| context.mshrs_in_use).sum())
     }
 }

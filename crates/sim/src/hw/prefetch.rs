@@ -19,8 +19,8 @@ struct StrideStream {
     page: u64,
     last_line: u64,
     stride: i64,
-    confirmed: bool,
-    used_at: u64,
+    is_confirmed: bool,
+    last_use: u64,
 }
 
 /// A page that is accessed in one direction.
@@ -32,40 +32,46 @@ struct PageStream {
     /// The furthest line requested.
     furthest_line: u64,
     /// Whether a second access confirmed the stream.
-    confirmed: bool,
-    used_at: u64,
+    is_confirmed: bool,
+    last_use: u64,
 }
 
 /// Number of lines requested after one access.
-const LINES_AT_ONCE: u64 = 2;
+const MAX_LINES_PER_ACCESS: u64 = 2;
 
 #[derive(Default)]
 struct Streamer {
-    up: Vec<PageStream>,
-    down: Vec<PageStream>,
+    ascending: Vec<PageStream>,
+    descending: Vec<PageStream>,
     ahead_lines: u64,
 }
 
 pub(crate) struct Prefetcher {
     lines_per_page_shift: u32,
-    adjacent: bool,
+    fetches_pair_line: bool,
     streams: Vec<StrideStream>,
     degree: u32,
     streamer: Option<Streamer>,
-    clock: u64,
+    access_count: u64,
 }
 
 impl Prefetcher {
-    /// `None` if this cache has no prefetcher.
+    /// Builds the prefetchers of a cache; returns `None` if the cache has none.
     pub fn new(specs: impl Iterator<Item = PrefetcherSpec>, lines_per_page_shift: u32) -> Option<Self> {
         let (streams, streamer) = (Vec::new(), None);
-        let mut prefetcher =
-            Prefetcher { lines_per_page_shift, adjacent: false, streams, degree: 0, streamer, clock: 0 };
+        let mut prefetcher = Prefetcher {
+            lines_per_page_shift,
+            fetches_pair_line: false,
+            streams,
+            degree: 0,
+            streamer,
+            access_count: 0,
+        };
         let mut has_any = false;
         for spec in specs {
             has_any = true;
             match spec {
-                PrefetcherSpec::AdjacentLine { .. } => prefetcher.adjacent = true,
+                PrefetcherSpec::AdjacentLine { .. } => prefetcher.fetches_pair_line = true,
                 PrefetcherSpec::Stride { streams, degree, .. } => {
                     prefetcher.streams = vec![StrideStream::default(); streams as usize];
                     prefetcher.degree = degree;
@@ -73,50 +79,63 @@ impl Prefetcher {
                 PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } => {
                     let new_streams = |count: u32| vec![PageStream::default(); count as usize];
                     let (up, down) = (new_streams(up_streams), new_streams(down_streams));
-                    prefetcher.streamer = Some(Streamer { up, down, ahead_lines: u64::from(ahead_lines) });
+                    prefetcher.streamer =
+                        Some(Streamer { ascending: up, descending: down, ahead_lines: u64::from(ahead_lines) });
                 }
             }
         }
         has_any.then_some(prefetcher)
     }
 
-    /// Observes a demand miss, or the first hit on a prefetched line. Calls `request` with each line to request, and
-    /// `room` if the requests depend on the room on bus and memory, in thousandths.
-    pub fn observe_demand(&mut self, line: u64, room: impl FnOnce() -> u64, mut request: impl FnMut(u64)) {
-        if self.adjacent {
+    /// Observes a demand miss, or the first hit on a prefetched line. Calls `request` with each line to request.
+    /// `free_room_permille` returns the free share of bus and memory, on which the number of requests may depend.
+    pub fn observe_demand(
+        &mut self,
+        line: u64,
+        free_room_permille: impl FnOnce() -> u64,
+        mut request: impl FnMut(u64),
+    ) {
+        if self.fetches_pair_line {
             request(line ^ 1);
         }
-        self.clock += 1;
+        self.access_count += 1;
         if let Some(streamer) = &mut self.streamer {
-            streamer.observe_demand(line, self.lines_per_page_shift, self.clock, room, &mut request);
+            streamer.observe_demand(
+                line,
+                self.lines_per_page_shift,
+                self.access_count,
+                free_room_permille,
+                &mut request,
+            );
         }
         let page = (line >> self.lines_per_page_shift) + 1;
-        let Some(at) = self.streams.iter().position(|stream| stream.page == page) else {
-            let oldest_stream = self.streams.iter_mut().min_by_key(|stream| stream.used_at);
+        let Some(index) = self.streams.iter().position(|stream| stream.page == page) else {
+            let oldest_stream = self.streams.iter_mut().min_by_key(|stream| stream.last_use);
             if let Some(oldest_stream) = oldest_stream {
                 *oldest_stream =
-                    StrideStream { page, last_line: line, stride: 0, confirmed: false, used_at: self.clock };
+                    StrideStream { page, last_line: line, stride: 0, is_confirmed: false, last_use: self.access_count };
             }
             return;
         };
-        let stream = &mut self.streams[at];
+        let stream = &mut self.streams[index];
         let step = line as i64 - stream.last_line as i64;
         if step == 0 {
             return;
         }
-        stream.confirmed = step == stream.stride;
-        (stream.stride, stream.last_line, stream.used_at) = (step, line, self.clock);
-        if stream.confirmed {
+        stream.is_confirmed = step == stream.stride;
+        (stream.stride, stream.last_line, stream.last_use) = (step, line, self.access_count);
+        if stream.is_confirmed {
             let next_lines = (1..=i64::from(self.degree)).map(|nth| line.wrapping_add_signed(nth * step));
             next_lines.filter(|next| (next >> self.lines_per_page_shift) + 1 == page).for_each(request);
         }
     }
 }
 
-/// Starts a stream at a page's first access, or at the second one if that reversed its direction.
-fn start_stream(walks: &mut [PageStream], walk: PageStream) {
-    if let Some(oldest_walk) = walks.iter_mut().min_by_key(|walk| walk.used_at) {
-        *oldest_walk = walk;
+/// Replaces the stream that was idle longest. A stream starts at a page's first access, or at the second one if that
+/// reverses the direction.
+fn start_stream(streams: &mut [PageStream], new_stream: PageStream) {
+    if let Some(oldest_stream) = streams.iter_mut().min_by_key(|walk| walk.last_use) {
+        *oldest_stream = new_stream;
     }
 }
 
@@ -126,52 +145,53 @@ impl Streamer {
         line: u64,
         page_shift: u32,
         clock: u64,
-        room: impl FnOnce() -> u64,
+        free_room_permille: impl FnOnce() -> u64,
         request: &mut impl FnMut(u64),
     ) {
         let page = (line >> page_shift) + 1;
-        // If all entries are free, the distance is the full one; if none is free, no line is prefetched.
+        // If bus and memory are free, the distance is `ahead_lines`; if they have no room, it is 0 and no line is
+        // prefetched.
         let ahead_lines = self.ahead_lines;
-        let distance = || (ahead_lines * room()).div_ceil(1000);
-        if let Some(walk) = self.down.iter_mut().find(|walk| walk.page == page) {
-            walk.used_at = clock;
-            return walk.descend(line, page_shift, distance, request);
+        let ahead_distance = || (ahead_lines * free_room_permille()).div_ceil(1000);
+        if let Some(stream) = self.descending.iter_mut().find(|walk| walk.page == page) {
+            stream.last_use = clock;
+            return stream.descend(line, page_shift, ahead_distance, request);
         }
-        let Some(at) = self.up.iter().position(|walk| walk.page == page) else {
+        let Some(index) = self.ascending.iter().position(|walk| walk.page == page) else {
             return start_stream(
-                &mut self.up,
-                PageStream { page, last_line: line, furthest_line: line, confirmed: false, used_at: clock },
+                &mut self.ascending,
+                PageStream { page, last_line: line, furthest_line: line, is_confirmed: false, last_use: clock },
             );
         };
-        let walk = &mut self.up[at];
-        if line < walk.last_line && !walk.confirmed {
-            let mut turned = PageStream { confirmed: true, used_at: clock, ..std::mem::take(walk) };
-            turned.descend(line, page_shift, distance, request);
-            return start_stream(&mut self.down, turned);
+        let stream = &mut self.ascending[index];
+        if line < stream.last_line && !stream.is_confirmed {
+            let mut descending_stream = PageStream { is_confirmed: true, last_use: clock, ..std::mem::take(stream) };
+            descending_stream.descend(line, page_shift, ahead_distance, request);
+            return start_stream(&mut self.descending, descending_stream);
         }
-        walk.used_at = clock;
-        walk.climb(line, page_shift, distance, request);
+        stream.last_use = clock;
+        stream.ascend(line, page_shift, ahead_distance, request);
     }
 }
 
 impl PageStream {
-    fn climb(&mut self, line: u64, page_shift: u32, distance: impl FnOnce() -> u64, request: &mut impl FnMut(u64)) {
+    fn ascend(&mut self, line: u64, page_shift: u32, distance: impl FnOnce() -> u64, request: &mut impl FnMut(u64)) {
         if line > self.last_line {
-            (self.last_line, self.furthest_line, self.confirmed) = (line, self.furthest_line.max(line), true);
-            let last_line = (line + distance()).min((self.page << page_shift) - 1);
-            let lines = last_line.saturating_sub(self.furthest_line).min(LINES_AT_ONCE);
-            (1..=lines).for_each(|nth| request(self.furthest_line + nth));
-            self.furthest_line += lines;
+            (self.last_line, self.furthest_line, self.is_confirmed) = (line, self.furthest_line.max(line), true);
+            let limit_line = (line + distance()).min((self.page << page_shift) - 1);
+            let line_count = limit_line.saturating_sub(self.furthest_line).min(MAX_LINES_PER_ACCESS);
+            (1..=line_count).for_each(|nth| request(self.furthest_line + nth));
+            self.furthest_line += line_count;
         }
     }
 
     fn descend(&mut self, line: u64, page_shift: u32, distance: impl FnOnce() -> u64, request: &mut impl FnMut(u64)) {
         if line < self.last_line {
             (self.last_line, self.furthest_line) = (line, self.furthest_line.min(line));
-            let last_line = line.saturating_sub(distance()).max((self.page - 1) << page_shift);
-            let lines = self.furthest_line.saturating_sub(last_line).min(LINES_AT_ONCE);
-            (1..=lines).for_each(|nth| request(self.furthest_line - nth));
-            self.furthest_line -= lines;
+            let limit_line = line.saturating_sub(distance()).max((self.page - 1) << page_shift);
+            let line_count = self.furthest_line.saturating_sub(limit_line).min(MAX_LINES_PER_ACCESS);
+            (1..=line_count).for_each(|nth| request(self.furthest_line - nth));
+            self.furthest_line -= line_count;
         }
     }
 }

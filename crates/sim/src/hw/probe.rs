@@ -36,21 +36,21 @@ pub struct TraceProbe {
     pub max_entries: u32,
     /// Whether code fetches are logged too: the interrupt's own address register provides them, whatever the data
     /// sampler.
-    pub code_too: bool,
+    pub logs_code: bool,
     /// Physical lines, in the size of the L1 data cache's lines.
     pub lines: Vec<u64>,
     /// Positions of the code fetches in the log.
-    pub code: Vec<u32>,
+    pub code_positions: Vec<u32>,
     /// Number of L1 data misses that are not in the log. Known to the simulator only; a real register does not reveal
     /// it.
     pub lost_misses: u64,
-    /// Number of entries by the number of misses lost right after them: none, one, two, more.
-    pub lost_after: [u32; 4],
-    /// Number of entries that repeat the register because a prefetch counted as a miss.
-    pub stale: u64,
+    /// Number of entries by the number of misses lost right after them: 0, 1, 2, or more.
+    pub entries_by_lost_count: [u32; 4],
+    /// Number of entries that repeat the last address because a prefetch counted as a miss.
+    pub stale_entries: u64,
     pub(crate) last_instruction: u64,
-    pub(crate) lost_since: usize,
-    pub(crate) register: Option<u64>,
+    pub(crate) lost_since_last_entry: usize,
+    pub(crate) last_address: Option<u64>,
 }
 
 /// Samples L1 data misses, one in `one_in` on average, with jitter. Each sample costs an interrupt.
@@ -58,31 +58,31 @@ pub struct TraceProbe {
 pub struct SampleProbe {
     pub one_in: u32,
     /// Whether only hits in remote caches count.
-    pub remote_only: bool,
-    pub at_most: u32,
+    pub counts_remote_only: bool,
+    pub max_samples: u32,
     pub samples: Vec<AccessSample>,
     /// Number of events that passed, sampled or not.
-    pub events: u64,
+    pub event_count: u64,
     pub(crate) countdown: u64,
-    pub(crate) armed_at: Option<u64>,
+    pub(crate) armed_instruction: Option<u64>,
 }
 
 /// Watches single locations (virtual lines of data or code) until they are touched again (BS, StatCache). There is one
-/// watch point per location, up to `locations`, and one is set in `one_in` accesses on average. A fetch of a line of
-/// code counts as an access, because a cache that holds both code and data is shared by both.
+/// watch point per location, up to `max_locations`, and one is set in `one_in` accesses on average. A fetch of a line
+/// of code counts as an access, because a cache that holds both code and data is shared by both.
 #[derive(Clone, Debug, Default)]
 pub struct WatchProbe {
-    pub locations: u32,
+    pub max_locations: u32,
     pub one_in: u32,
     /// Number of doublings by which watched lines are larger than those of the L1 data and instruction caches.
-    pub coarser: u32,
-    pub coarser_code: u32,
+    pub data_line_doublings: u32,
+    pub code_line_doublings: u32,
     pub samples: Vec<ReuseSample>,
     /// Line, number of accesses of the task when the watch was set, and tick at which it was set.
-    pub(crate) open: Vec<(u64, u64, u64)>,
+    pub(crate) open_watches: Vec<(u64, u64, u64)>,
     pub(crate) accesses: u64,
-    pub(crate) next_at: u64,
-    pub(crate) begun: u32,
+    pub(crate) next_watch_access: u64,
+    pub(crate) watch_count: u32,
 }
 
 /// Accesses and misses of groups of cache sets (AV 2.1) by this thread.
@@ -90,22 +90,23 @@ pub struct WatchProbe {
 pub struct ActivityProbe {
     pub level: CacheLevel,
     /// Whether super sets are contiguous ranges of sets; otherwise they are selected by low set bits.
-    pub contiguous: bool,
+    pub is_contiguous: bool,
     pub super_sets: Vec<SuperSetCount>,
 }
 
 impl WatchProbe {
     /// Records a touch of a line; `elapsed_ns` converts the ticks since a watch was set into time.
     pub(crate) fn touch(&mut self, line: u64, tick: u64, elapsed_ns: impl Fn(u64) -> u64) {
-        if let Some(index) = self.open.iter().position(|open| open.0 == line) {
-            let (_, accesses, begun) = self.open.swap_remove(index);
+        if let Some(index) = self.open_watches.iter().position(|open| open.0 == line) {
+            let (_, accesses, start_tick) = self.open_watches.swap_remove(index);
             let accesses = Some(self.accesses - accesses - 1);
-            self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(tick - begun), reused: true });
+            self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(tick - start_tick), reused: true });
         }
-        if self.accesses >= self.next_at && self.begun < self.locations {
-            self.open.push((line, self.accesses, tick));
-            self.begun += 1;
-            self.next_at = self.accesses + draw_jitter(self.one_in, u64::from(self.begun) ^ self.accesses << 20);
+        if self.accesses >= self.next_watch_access && self.watch_count < self.max_locations {
+            self.open_watches.push((line, self.accesses, tick));
+            self.watch_count += 1;
+            self.next_watch_access =
+                self.accesses + draw_jitter(self.one_in, u64::from(self.watch_count) ^ self.accesses << 20);
         }
         self.accesses += 1;
     }
@@ -113,39 +114,39 @@ impl WatchProbe {
 
 impl SampleProbe {
     pub(crate) fn is_full(&self) -> bool {
-        self.samples.len() >= self.at_most as usize
+        self.samples.len() >= self.max_samples as usize
     }
 }
 
 impl ActivityProbe {
-    fn super_set(&mut self, set: u64, sets: u64) -> Option<&mut SuperSetCount> {
+    fn super_set_mut(&mut self, set: u64, sets: u64) -> Option<&mut SuperSetCount> {
         let count = self.super_sets.len() as u64;
-        let super_set = if self.contiguous { set * count / sets } else { set % count.max(1) };
+        let super_set = if self.is_contiguous { set * count / sets } else { set % count.max(1) };
         self.super_sets.get_mut(super_set as usize)
     }
-    pub(crate) fn count_access(&mut self, set: u64, sets: u64, missed: bool) {
-        if let Some(counts) = self.super_set(set, sets) {
+    pub(crate) fn count_access(&mut self, set: u64, sets: u64, is_miss: bool) {
+        if let Some(counts) = self.super_set_mut(set, sets) {
             counts.accesses += 1;
-            counts.misses += u64::from(missed);
+            counts.misses += u64::from(is_miss);
         }
     }
     /// Records that an access that was already counted is a miss.
     pub(crate) fn record_miss(&mut self, set: u64, sets: u64) {
-        if let Some(counts) = self.super_set(set, sets) {
+        if let Some(counts) = self.super_set_mut(set, sets) {
             counts.misses += 1;
         }
     }
 }
 
-/// Raises [`super::StopReason::Interrupt`] each time the task's count passes another `period`, at most one burst late
-/// (skid).
+/// Raises [`super::StopReason::Interrupt`] each time the task's count passes another `threshold_step`, at most one
+/// burst late (skid).
 #[derive(Clone, Debug)]
 pub struct Overflow {
     pub event: CounterEvent,
-    pub period: u64,
-    pub next_at: u64,
+    pub threshold_step: u64,
+    pub next_threshold: u64,
     /// Number of interrupts so far.
-    pub raised: u64,
+    pub interrupt_count: u64,
 }
 
 /// Returns a uniform number in 1 ..= 2 `one_in` - 1: `one_in` on average, and never in step with a loop.

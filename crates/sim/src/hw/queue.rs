@@ -6,20 +6,20 @@ pub(crate) struct CoreQueue {
     winners: Vec<u128>,
 }
 
-/// The tick above the core: one number, which the host compares without a branch.
-fn key(tick: u64, core: usize) -> u128 {
+/// Packs the tick above the core into one number, which the host compares without a branch.
+fn join_key(tick: u64, core: usize) -> u128 {
     u128::from(tick) << 64 | core as u128
 }
 
-fn tick_and_core(key: u128) -> (u64, usize) {
+fn split_key(key: u128) -> (u64, usize) {
     ((key >> 64) as u64, key as u64 as usize)
 }
 
 impl CoreQueue {
     pub fn new(cores: usize) -> Self {
-        let leaves = cores.next_power_of_two();
-        let leaf = |node: usize| key(u64::MAX, node.saturating_sub(leaves));
-        let mut queue = CoreQueue { winners: (0..2 * leaves).map(leaf).collect() };
+        let leaf_count = cores.next_power_of_two();
+        let leaf = |node: usize| join_key(u64::MAX, node.saturating_sub(leaf_count));
+        let mut queue = CoreQueue { winners: (0..2 * leaf_count).map(leaf).collect() };
         (0..cores).for_each(|core| queue.set(core, u64::MAX));
         queue
     }
@@ -28,7 +28,7 @@ impl CoreQueue {
     #[inline]
     pub fn set(&mut self, core: usize, tick: u64) {
         let mut node = self.winners.len() / 2 + core;
-        let mut winner = key(tick, core);
+        let mut winner = join_key(tick, core);
         self.winners[node] = winner;
         while node > 1 {
             winner = winner.min(self.winners[node ^ 1]);
@@ -39,14 +39,14 @@ impl CoreQueue {
 
     /// Returns the first core, and the first of the others (`u64::MAX` if there are none).
     #[inline]
-    pub fn two_earliest(&self) -> ((u64, usize), (u64, usize)) {
-        let first = self.winners[1];
-        let mut second = u128::MAX;
-        let mut node = self.winners.len() / 2 + tick_and_core(first).1;
+    pub fn find_two_earliest(&self) -> ((u64, usize), (u64, usize)) {
+        let first_key = self.winners[1];
+        let mut second_key = u128::MAX;
+        let mut node = self.winners.len() / 2 + split_key(first_key).1;
         while node > 1 {
-            second = second.min(self.winners[node ^ 1]);
+            second_key = second_key.min(self.winners[node ^ 1]);
             node /= 2;
         }
-        (tick_and_core(first), tick_and_core(second))
+        (split_key(first_key), split_key(second_key))
     }
 }

@@ -5,85 +5,86 @@
 //! fills the gaps of the first: its backlog shrinks while the first is idle, and no work is lost or done twice. A line
 //! in service is not interrupted.
 
-/// Fixed point: ticks in 1/65536.
-const POINT: u32 = 16;
+/// Number of fraction bits of fixed-point ticks: the unit is 1/65536 tick.
+const FRACTION_BITS: u32 = 16;
 
-/// Number of requests of the second class that may be delayed; beyond it, the first class waits for them (write queues
-/// are that long, and are drained when full).
-const STANDING_BACK: u64 = 32;
+/// Number of requests of the second class that the first class may overtake. The first class waits for all further
+/// ones, because write queues of this length are drained when they are full.
+const MAX_DELAYED_REQUESTS: u64 = 32;
 
 #[derive(Clone, Debug)]
 pub(crate) struct BandwidthServer {
     /// Tick from which the server is free except for the second class, in fixed point.
     free_at: u64,
-    /// Remaining work of the second class as of `settled`; both in fixed point.
+    /// Remaining work of the second class as of `settled_until`; both in fixed point.
     backlog: u64,
-    settled: u64,
+    settled_until: u64,
     /// Ticks per byte, as a fixed-point number.
     ticks_per_byte: u64,
 }
 
 impl BandwidthServer {
     pub fn new(bytes_per_cycle: f64, ticks_per_cycle: u64) -> Self {
-        let ticks_per_byte = ticks_per_cycle as f64 / bytes_per_cycle * f64::from(1u32 << POINT);
-        BandwidthServer { free_at: 0, backlog: 0, settled: 0, ticks_per_byte: (ticks_per_byte + 0.5) as u64 }
+        let ticks_per_byte = ticks_per_cycle as f64 / bytes_per_cycle * f64::from(1u32 << FRACTION_BITS);
+        BandwidthServer { free_at: 0, backlog: 0, settled_until: 0, ticks_per_byte: (ticks_per_byte + 0.5) as u64 }
     }
 
     /// Passes `bytes` that arrive at `tick`. Returns the ticks that they wait for service.
     #[inline]
     pub fn transfer(&mut self, tick: u64, bytes: u64) -> u64 {
-        let arrives = tick << POINT;
-        let starts = self.free_at.max(arrives);
-        self.free_at = starts + bytes * self.ticks_per_byte;
-        (starts - arrives) >> POINT
+        let arrival = tick << FRACTION_BITS;
+        let service_start = self.free_at.max(arrival);
+        self.free_at = service_start + bytes * self.ticks_per_byte;
+        (service_start - arrival) >> FRACTION_BITS
     }
 
-    /// Gives the second class the time that the first has left idle until now.
-    fn advance_to(&mut self, now: u64) {
-        let idle_ticks = now.saturating_sub(self.free_at.max(self.settled));
+    /// Reduces the backlog of the second class by the time that the first class has left idle until a tick.
+    fn advance_to(&mut self, until: u64) {
+        let idle_ticks = until.saturating_sub(self.free_at.max(self.settled_until));
         self.backlog -= self.backlog.min(idle_ticks);
-        self.settled = self.settled.max(now);
+        self.settled_until = self.settled_until.max(until);
     }
 
-    /// The same as [`BandwidthServer::transfer`], before all work of the second class that is not in service.
+    /// Does the same as [`BandwidthServer::transfer`], before all work of the second class that is not in service or
+    /// can no longer be delayed.
     pub fn transfer_priority(&mut self, tick: u64, bytes: u64) -> u64 {
-        let (arrives, work) = (tick << POINT, bytes * self.ticks_per_byte);
-        self.advance_to(arrives);
-        let is_idle = self.free_at <= arrives;
+        let (arrival, work) = (tick << FRACTION_BITS, bytes * self.ticks_per_byte);
+        self.advance_to(arrival);
+        let is_idle = self.free_at <= arrival;
         // The request in service, and the ones that can no longer be delayed.
-        let in_service = if is_idle && work > 0 { self.backlog % work } else { 0 };
-        let pressing = in_service.max(self.backlog.saturating_sub(STANDING_BACK * work));
-        self.backlog -= pressing;
-        let starts = self.free_at.max(arrives) + pressing;
-        self.free_at = starts + work;
-        (starts - arrives) >> POINT
+        let in_service_work = if is_idle && work > 0 { self.backlog % work } else { 0 };
+        let preceding_work = in_service_work.max(self.backlog.saturating_sub(MAX_DELAYED_REQUESTS * work));
+        self.backlog -= preceding_work;
+        let service_start = self.free_at.max(arrival) + preceding_work;
+        self.free_at = service_start + work;
+        (service_start - arrival) >> FRACTION_BITS
     }
 
-    /// The same as [`BandwidthServer::transfer`], after all other requests. Later arrivals of the first class still
-    /// overtake it; the returned ticks do not include them.
+    /// Does the same as [`BandwidthServer::transfer`], after all other requests. Later arrivals of the first class
+    /// still overtake it; the returned ticks do not include them.
     pub fn transfer_background(&mut self, tick: u64, bytes: u64) -> u64 {
-        let arrives = tick << POINT;
-        self.advance_to(arrives);
-        let starts = self.free_at.max(arrives) + self.backlog;
+        let arrival = tick << FRACTION_BITS;
+        self.advance_to(arrival);
+        let service_start = self.free_at.max(arrival) + self.backlog;
         self.backlog += bytes * self.ticks_per_byte;
-        (starts - arrives) >> POINT
+        (service_start - arrival) >> FRACTION_BITS
     }
 
-    /// Keeps the server busy for `ticks` without passing anything.
-    pub fn pause(&mut self, ticks: u64, last: bool) {
-        *(if last { &mut self.backlog } else { &mut self.free_at }) += ticks << POINT;
+    /// Keeps the server busy for `ticks` without passing anything: with work of the second class, or else of the first.
+    pub fn pause(&mut self, ticks: u64, is_second_class: bool) {
+        *(if is_second_class { &mut self.backlog } else { &mut self.free_at }) += ticks << FRACTION_BITS;
     }
 
     /// Returns the ticks that a request at `tick` would wait after all others.
     pub fn backlog_ticks(&self, tick: u64) -> u64 {
-        let arrives = tick << POINT;
-        let idle_ticks = arrives.saturating_sub(self.free_at.max(self.settled));
-        (self.free_at.saturating_sub(arrives) + self.backlog.saturating_sub(idle_ticks)) >> POINT
+        let arrival = tick << FRACTION_BITS;
+        let idle_ticks = arrival.saturating_sub(self.free_at.max(self.settled_until));
+        (self.free_at.saturating_sub(arrival) + self.backlog.saturating_sub(idle_ticks)) >> FRACTION_BITS
     }
 
     /// Returns the ticks for which `bytes` keep the server busy (rounded).
     pub fn busy_ticks(&self, bytes: u64) -> u64 {
-        (bytes * self.ticks_per_byte + (1 << (POINT - 1))) >> POINT
+        (bytes * self.ticks_per_byte + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS
     }
 }
 
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn what_stands_back_is_served_in_the_end() {
         let mut server = BandwidthServer::new(1.0, 1);
-        for _ in 0..STANDING_BACK + 5 {
+        for _ in 0..MAX_DELAYED_REQUESTS + 5 {
             server.transfer_background(0, 10);
         }
         assert_eq!(server.transfer_priority(0, 10), 50, "five too many go first");

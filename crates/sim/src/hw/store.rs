@@ -19,13 +19,13 @@ use super::scan::{MinAgeScan, equal_4, equal_mask, find_tag};
 pub(crate) const SHARED: u32 = 1;
 pub(crate) const EXCLUSIVE: u32 = 2;
 pub(crate) const MODIFIED: u32 = 3;
-const STATE: u32 = 3;
+const STATE_MASK: u32 = 3;
 /// The line's data is still on its way; the pending table has the tick of its arrival.
 pub(crate) const PENDING: u32 = 4;
 /// A prefetcher brought the line, and no demand access has used it yet.
 pub(crate) const PREFETCHED: u32 = 8;
 /// A hit on a line with one of these bits takes the slow path.
-pub(crate) const SPECIAL: u32 = PENDING | PREFETCHED;
+pub(crate) const SLOW_PATH_BITS: u32 = PENDING | PREFETCHED;
 const SHARERS_SHIFT: u32 = 4;
 /// Number of bits for children that may hold the line (or for sectors, in a victim cache). If there are more children,
 /// they share bits.
@@ -43,21 +43,22 @@ impl LineMeta {
     }
     #[inline]
     pub fn state(self) -> u32 {
-        self.0 & STATE
+        self.0 & STATE_MASK
     }
     pub fn with_state(self, state: u32) -> Self {
-        LineMeta(self.0 & !STATE | state)
+        LineMeta(self.0 & !STATE_MASK | state)
     }
-    /// Returns the state after a hit by a store or a load, without a branch: modified is all bits of the state.
+    /// Returns the metadata after a hit by a store or a load. There is no branch, because `MODIFIED` has all bits of
+    /// the state.
     #[inline]
-    pub fn as_store(self, store: bool) -> Self {
-        LineMeta(self.0 | (MODIFIED * u32::from(store)))
+    pub fn as_store(self, is_store: bool) -> Self {
+        LineMeta(self.0 | (MODIFIED * u32::from(is_store)))
     }
-    /// Does an access affect more than this cache: a fill to wait for, a prefetch's first use, or a store to a line
-    /// that others may have?
+    /// Returns whether an access affects more than this cache: a fill to wait for, a prefetch's first use, or a store
+    /// to a line that others may have.
     #[inline]
-    pub fn needs_slow_path(self, store: bool, writes_through: bool) -> bool {
-        (self.0 & SPECIAL != 0) | (store & (writes_through | (self.state() == SHARED)))
+    pub fn needs_slow_path(self, is_store: bool, writes_through: bool) -> bool {
+        (self.0 & SLOW_PATH_BITS != 0) | (is_store & (writes_through | (self.state() == SHARED)))
     }
     pub fn sharers(self) -> u32 {
         self.0 >> SHARERS_SHIFT & ALL_SHARERS
@@ -83,17 +84,17 @@ pub(crate) struct TagLayout {
     ways: usize,
     words_per_set: usize,
     /// Index at which a line of the host's caches begins, so that sets straddle fewer of them.
-    first: usize,
+    first_word: usize,
     /// Number of bits of the line number that the set determines: none if the number of sets is not a power of two.
     tag_shift: u32,
-    /// Masks of the set's bits: those that are low bits of the line, and those that lie `shift` further up (of the
+    /// Masks of the set's bits: those that are low bits of the line, and those that lie `high_shift` further up (of the
     /// virtual page).
-    low: u64,
-    high: u64,
-    shift: u32,
+    low_mask: u64,
+    high_mask: u64,
+    high_shift: u32,
     /// Whether bits alone do not determine the set: the number of sets is not a power of two, or a hash selects the
     /// slice.
-    odd: bool,
+    needs_division_or_hash: bool,
     sets: u64,
     slices: u64,
 }
@@ -102,16 +103,16 @@ impl TagLayout {
     fn new(spec: &CacheSpec, set_bits: Option<SetBits>) -> Self {
         let (sets, slices, ways) = (spec.sets_per_slice(), u64::from(spec.slices), spec.ways as usize);
         let mask = if sets.is_power_of_two() { sets - 1 } else { 0 };
-        let page_mask = set_bits.map_or(mask, |bits| (1 << bits.within_page) - 1);
+        let page_mask = set_bits.map_or(mask, |bits| (1 << bits.line_bits_within_page) - 1);
         TagLayout {
             ways,
             words_per_set: if spec.replacement == ReplacementPolicy::Random { 2 * ways } else { 3 * ways },
-            first: 0,
+            first_word: 0,
             tag_shift: TagStore::tag_shift(spec, set_bits),
-            low: page_mask,
-            high: mask & !page_mask,
-            shift: set_bits.map_or(0, |bits| bits.shift),
-            odd: set_bits.is_none() && (slices > 1 || !sets.is_power_of_two()),
+            low_mask: page_mask,
+            high_mask: mask & !page_mask,
+            high_shift: set_bits.map_or(0, |bits| bits.page_bits_shift),
+            needs_division_or_hash: set_bits.is_none() && (slices > 1 || !sets.is_power_of_two()),
             sets,
             slices,
         }
@@ -126,10 +127,14 @@ impl TagLayout {
     /// bits.
     #[inline(always)]
     fn set_of(&self, line: u64) -> u64 {
-        if self.odd { self.odd_set_of(line) } else { line & self.low | line >> self.shift & self.high }
+        if self.needs_division_or_hash {
+            self.set_by_division_and_hash(line)
+        } else {
+            line & self.low_mask | line >> self.high_shift & self.high_mask
+        }
     }
 
-    fn odd_set_of(&self, line: u64) -> u64 {
+    fn set_by_division_and_hash(&self, line: u64) -> u64 {
         let set = if self.sets.is_power_of_two() { line & (self.sets - 1) } else { line % self.sets };
         let hash = (line / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         ((hash * self.slices) >> 32) * self.sets + set
@@ -137,11 +142,11 @@ impl TagLayout {
 
     #[inline(always)]
     fn set_start(&self, line: u64) -> usize {
-        self.first + self.set_of(line) as usize * self.words_per_set
+        self.first_word + self.set_of(line) as usize * self.words_per_set
     }
 
     #[inline(always)]
-    fn way_of(&self, words: &[u32], base: usize, tag: u32) -> Option<usize> {
+    fn find_way(&self, words: &[u32], base: usize, tag: u32) -> Option<usize> {
         let words = &words[base..base + self.ways];
         if let Ok(four) = words.try_into() {
             let mask = equal_4(four, tag);
@@ -157,14 +162,14 @@ impl TagLayout {
     #[inline(always)]
     fn find(&self, words: &[u32], line: u64) -> Option<usize> {
         let base = self.set_start(line);
-        self.way_of(words, base, self.tag_of(line)).map(|way| base + way)
+        self.find_way(words, base, self.tag_of(line)).map(|way| base + way)
     }
 
     /// Points the tree away from a way. Tree bits are stored in place of the ages: node 1 is the root, the children of
     /// n are 2n and 2n+1; a bit shows which half was *not* used last.
-    fn point_tree_away(&self, words: &mut [u32], line: u64, place: usize) {
+    fn record_tree_use(&self, words: &mut [u32], line: u64, tag_index: usize) {
         let base = self.set_start(line);
-        let mut node = place - base + self.ways;
+        let mut node = tag_index - base + self.ways;
         while node > 1 {
             words[base + 2 * self.ways + node / 2] = u32::from(node & 1 == 0);
             node /= 2;
@@ -175,8 +180,8 @@ impl TagLayout {
 pub(crate) struct TagStore {
     layout: TagLayout,
     replacement: ReplacementPolicy,
-    /// From the layout's `first` on, `words_per_set` words for each set: tags, metas, ages (or tree bits), with `ways`
-    /// of each.
+    /// From the layout's `first_word` on, `words_per_set` words for each set: tags, metas, ages (or tree bits), with
+    /// `ways` of each.
     words: Vec<u32>,
     min_age_scan: MinAgeScan,
     clock: u32,
@@ -188,9 +193,9 @@ impl TagStore {
         let layout = TagLayout::new(spec, set_bits);
         let set_count = (layout.sets * layout.slices) as usize;
         let words = vec![0; set_count * layout.words_per_set + HOST_LINE_WORDS];
-        let first = words.as_ptr().align_offset(4 * HOST_LINE_WORDS).min(HOST_LINE_WORDS);
+        let first_word = words.as_ptr().align_offset(4 * HOST_LINE_WORDS).min(HOST_LINE_WORDS);
         TagStore {
-            layout: TagLayout { first, ..layout },
+            layout: TagLayout { first_word, ..layout },
             replacement: spec.replacement,
             words,
             min_age_scan: MinAgeScan::for_ways(layout.ways),
@@ -202,7 +207,7 @@ impl TagStore {
     /// Returns the number of line bits that tags omit.
     pub fn tag_shift(spec: &CacheSpec, set_bits: Option<SetBits>) -> u32 {
         if let Some(bits) = set_bits {
-            return bits.within_page;
+            return bits.line_bits_within_page;
         }
         let sets = spec.sets_per_slice();
         if sets.is_power_of_two() { sets.trailing_zeros() } else { 0 }
@@ -215,18 +220,18 @@ impl TagStore {
     pub fn record_hit(
         &mut self,
         line: u64,
-        store: bool,
+        is_store: bool,
         writes_through: bool,
         shape: usize,
     ) -> Result<(), Option<usize>> {
-        let lru = !core_kind::is_random(shape);
-        if shape == core_kind::ANY || (lru && self.clock == u32::MAX) {
-            return self.try_hit(line, store, writes_through);
+        let is_lru = !core_kind::is_random(shape);
+        if shape == core_kind::ANY_SHAPE || (is_lru && self.clock == u32::MAX) {
+            return self.record_general_hit(line, is_store, writes_through);
         }
         let (layout, ways) = (&self.layout, core_kind::ways_of_shape(shape));
-        let words_per_set = if lru { 3 * ways } else { 2 * ways };
-        let set = (line & layout.low | line >> layout.shift & layout.high) as usize;
-        let base = layout.first + set * words_per_set;
+        let words_per_set = if is_lru { 3 * ways } else { 2 * ways };
+        let set = (line & layout.low_mask | line >> layout.high_shift & layout.high_mask) as usize;
+        let base = layout.first_word + set * words_per_set;
         let words = &mut self.words[base..base + words_per_set];
         let mask = equal_mask(&words[..ways], layout.tag_of(line));
         if mask == 0 {
@@ -234,11 +239,11 @@ impl TagStore {
         }
         let way = mask.trailing_zeros() as usize % ways;
         let meta = LineMeta(words[ways + way]);
-        if meta.needs_slow_path(store, writes_through) {
+        if meta.needs_slow_path(is_store, writes_through) {
             return Err(Some(base + way));
         }
-        words[ways + way] = meta.as_store(store).0;
-        if lru {
+        words[ways + way] = meta.as_store(is_store).0;
+        if is_lru {
             self.clock += 1;
             words[2 * ways + way] = self.clock;
         }
@@ -246,25 +251,26 @@ impl TagStore {
     }
 
     #[inline(never)]
-    fn try_hit(&mut self, line: u64, store: bool, writes_through: bool) -> Result<(), Option<usize>> {
-        let place = self.find(line);
-        let Some(hit_place) = place.filter(|&place| !self.line_meta(place).needs_slow_path(store, writes_through))
+    fn record_general_hit(&mut self, line: u64, is_store: bool, writes_through: bool) -> Result<(), Option<usize>> {
+        let tag_index = self.find(line);
+        let Some(hit_tag_index) =
+            tag_index.filter(|&place| !self.line_meta(place).needs_slow_path(is_store, writes_through))
         else {
-            return Err(place);
+            return Err(tag_index);
         };
-        self.set_meta(hit_place, self.line_meta(hit_place).as_store(store));
-        self.touch(line, hit_place);
+        self.set_meta(hit_tag_index, self.line_meta(hit_tag_index).as_store(is_store));
+        self.touch(line, hit_tag_index);
         Ok(())
     }
 
-    /// Returns the line with this tag in the set of another line.
+    /// Returns the line with this tag in the set of another line, which may also be given by its set.
     #[inline(always)]
-    fn line_of(&self, tag: u32, set_of: u64) -> u64 {
-        (u64::from(tag) - 1) << self.layout.tag_shift | set_of & ((1 << self.layout.tag_shift) - 1)
+    fn line_of(&self, tag: u32, set_line: u64) -> u64 {
+        (u64::from(tag) - 1) << self.layout.tag_shift | set_line & ((1 << self.layout.tag_shift) - 1)
     }
 
     /// Returns the number of sets in all slices.
-    pub fn all_sets(&self) -> u64 {
+    pub fn total_sets(&self) -> u64 {
         self.layout.sets * self.layout.slices
     }
 
@@ -274,7 +280,7 @@ impl TagStore {
         self.layout.set_of(line)
     }
 
-    /// Returns the position of the line, for the functions below; its replacement state does not change.
+    /// Returns the index of the line's tag word, which the functions below take. The replacement state does not change.
     #[inline(always)]
     pub fn find(&self, line: u64) -> Option<usize> {
         self.layout.find(&self.words, line)
@@ -288,99 +294,99 @@ impl TagStore {
     }
 
     #[inline(always)]
-    pub fn line_meta(&self, place: usize) -> LineMeta {
-        LineMeta(self.words[place + self.layout.ways])
+    pub fn line_meta(&self, tag_index: usize) -> LineMeta {
+        LineMeta(self.words[tag_index + self.layout.ways])
     }
 
     #[inline(always)]
-    pub fn set_meta(&mut self, place: usize, meta: LineMeta) {
-        self.words[place + self.layout.ways] = meta.0;
+    pub fn set_meta(&mut self, tag_index: usize, meta: LineMeta) {
+        self.words[tag_index + self.layout.ways] = meta.0;
     }
 
-    /// Makes the line at `place` the most recent of its set.
+    /// Makes the line at `tag_index` the most recent of its set.
     #[inline(always)]
-    pub fn touch(&mut self, line: u64, place: usize) {
+    pub fn touch(&mut self, line: u64, tag_index: usize) {
         match self.replacement {
             ReplacementPolicy::Lru => {
                 if self.clock == u32::MAX {
-                    self.renumber();
+                    self.renumber_ages();
                 }
                 self.clock += 1;
-                self.words[place + 2 * self.layout.ways] = self.clock;
+                self.words[tag_index + 2 * self.layout.ways] = self.clock;
             }
-            ReplacementPolicy::TreePlru => self.layout.point_tree_away(&mut self.words, line, place),
+            ReplacementPolicy::TreePlru => self.layout.record_tree_use(&mut self.words, line, tag_index),
             ReplacementPolicy::Random => {}
         }
     }
 
     /// Gives the lines of every set the ages 1, 2, ... in their present order, so that the clock can start again.
     #[cold]
-    fn renumber(&mut self) {
-        for set in self.words[self.layout.first..].chunks_exact_mut(self.layout.words_per_set) {
-            let (tags, rest) = set.split_at_mut(self.layout.ways);
-            let ages = &mut rest[self.layout.ways..];
-            let mut order: Vec<usize> = (0..self.layout.ways).filter(|&way| tags[way] != 0).collect();
-            order.sort_by_key(|&way| ages[way]);
-            order.iter().zip(1..).for_each(|(&way, age)| ages[way] = age);
+    fn renumber_ages(&mut self) {
+        for set in self.words[self.layout.first_word..].chunks_exact_mut(self.layout.words_per_set) {
+            let (tags, metas_and_ages) = set.split_at_mut(self.layout.ways);
+            let ages = &mut metas_and_ages[self.layout.ways..];
+            let mut ways_by_age: Vec<usize> = (0..self.layout.ways).filter(|&way| tags[way] != 0).collect();
+            ways_by_age.sort_by_key(|&way| ages[way]);
+            ways_by_age.iter().zip(1..).for_each(|(&way, age)| ages[way] = age);
         }
         self.clock = self.layout.ways as u32 + 1;
     }
 
-    fn tree_victim(&self, base: usize, allowed: impl Fn(usize) -> bool) -> usize {
-        let any_in_range = |mut low: usize, mut high: usize| {
-            while low < self.layout.ways {
-                (low, high) = (2 * low, 2 * high + 1);
+    fn choose_tree_victim(&self, base: usize, is_allowed: impl Fn(usize) -> bool) -> usize {
+        let has_allowed_leaf = |mut low_node: usize, mut high_node: usize| {
+            while low_node < self.layout.ways {
+                (low_node, high_node) = (2 * low_node, 2 * high_node + 1);
             }
-            (low - self.layout.ways..=high - self.layout.ways).any(&allowed)
+            (low_node - self.layout.ways..=high_node - self.layout.ways).any(&is_allowed)
         };
         let mut node = 1;
         while node < self.layout.ways {
             let child = 2 * node + self.words[base + 2 * self.layout.ways + node] as usize;
-            node = if any_in_range(child, child) { child } else { child ^ 1 };
+            node = if has_allowed_leaf(child, child) { child } else { child ^ 1 };
         }
         node - self.layout.ways
     }
 
-    /// Under LRU, returns the way of an absent line, otherwise that of the oldest.
+    /// Returns the way with the smallest age under LRU. An absent line has age 0, so its way comes first.
     #[inline(always)]
     fn oldest_way(&self, base: usize) -> usize {
-        self.min_age_scan.first_oldest_way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
+        self.min_age_scan.oldest_way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
     }
 
     /// Returns the way to fill: an empty allowed one, otherwise by policy. `mask` of `None` allows all ways.
     #[inline]
     fn choose_victim(&mut self, base: usize, mask: Option<u64>) -> usize {
         if let Some(mask) = mask {
-            return self.masked_victim(base, mask);
+            return self.choose_masked_victim(base, mask);
         }
         if self.replacement == ReplacementPolicy::Lru {
             // Absent lines have age 0, so they go first.
             return self.oldest_way(base);
         }
-        if let Some(empty) = self.layout.way_of(&self.words, base, 0) {
-            return empty;
+        if let Some(empty_way) = self.layout.find_way(&self.words, base, 0) {
+            return empty_way;
         }
         match self.replacement {
-            ReplacementPolicy::Random => self.draw_below(self.layout.ways as u64),
-            _ => self.tree_victim(base, |_| true),
+            ReplacementPolicy::Random => self.draw_way(self.layout.ways as u64),
+            _ => self.choose_tree_victim(base, |_| true),
         }
     }
 
     /// Does the same as [`TagStore::choose_victim`] for a known shape.
     #[inline(always)]
-    fn known_victim(&mut self, base: usize, mask: Option<u64>, shape: usize) -> usize {
+    fn choose_victim_of_shape(&mut self, base: usize, mask: Option<u64>, shape: usize) -> usize {
         let ways = core_kind::ways_of_shape(shape);
         if let Some(mask) = mask {
-            return self.masked_victim(base, mask);
+            return self.choose_masked_victim(base, mask);
         }
         if core_kind::is_random(shape) {
-            let empty = equal_mask(&self.words[base..base + ways], 0);
-            return if empty != 0 { empty.trailing_zeros() as usize } else { self.draw_below(ways as u64) };
+            let empty_ways = equal_mask(&self.words[base..base + ways], 0);
+            return if empty_ways != 0 { empty_ways.trailing_zeros() as usize } else { self.draw_way(ways as u64) };
         }
         self.oldest_way(base)
     }
 
-    fn masked_victim(&mut self, base: usize, mask: u64) -> usize {
+    fn choose_masked_victim(&mut self, base: usize, mask: u64) -> usize {
         let is_allowed = |way: &usize| mask >> way & 1 == 1;
         let words = &self.words[base..base + self.layout.words_per_set];
         if self.replacement == ReplacementPolicy::Lru {
@@ -389,20 +395,20 @@ impl TagStore {
                 .min_by_key(|way| words[2 * self.layout.ways + way])
                 .unwrap_or(0);
         }
-        if let Some(empty) = (0..self.layout.ways).filter(is_allowed).find(|&way| words[way] == 0) {
-            return empty;
+        if let Some(empty_way) = (0..self.layout.ways).filter(is_allowed).find(|&way| words[way] == 0) {
+            return empty_way;
         }
         match self.replacement {
             ReplacementPolicy::Random => {
-                let nth = self.draw_below((0..self.layout.ways).filter(is_allowed).count() as u64);
-                (0..self.layout.ways).filter(is_allowed).nth(nth).unwrap_or(0)
+                let allowed_index = self.draw_way((0..self.layout.ways).filter(is_allowed).count() as u64);
+                (0..self.layout.ways).filter(is_allowed).nth(allowed_index).unwrap_or(0)
             }
-            _ => self.tree_victim(base, |way| is_allowed(&way)),
+            _ => self.choose_tree_victim(base, |way| is_allowed(&way)),
         }
     }
 
     /// Returns a uniform number below `count`.
-    fn draw_below(&mut self, count: u64) -> usize {
+    fn draw_way(&mut self, count: u64) -> usize {
         self.random.draw_below(count) as usize
     }
 
@@ -410,21 +416,24 @@ impl TagStore {
     #[inline(always)]
     pub fn insert(&mut self, line: u64, meta: LineMeta, mask: Option<u64>, shape: usize) -> Option<EvictedLine> {
         let base = self.layout.set_start(line);
-        let way =
-            if shape == core_kind::ANY { self.choose_victim(base, mask) } else { self.known_victim(base, mask, shape) };
-        let place = base + way;
-        let old_tag = self.words[place];
+        let way = if shape == core_kind::ANY_SHAPE {
+            self.choose_victim(base, mask)
+        } else {
+            self.choose_victim_of_shape(base, mask, shape)
+        };
+        let tag_index = base + way;
+        let old_tag = self.words[tag_index];
         let evicted =
-            (old_tag != 0).then(|| EvictedLine { line: self.line_of(old_tag, line), meta: self.line_meta(place) });
-        self.words[place] = self.layout.tag_of(line);
-        self.set_meta(place, meta);
+            (old_tag != 0).then(|| EvictedLine { line: self.line_of(old_tag, line), meta: self.line_meta(tag_index) });
+        self.words[tag_index] = self.layout.tag_of(line);
+        self.set_meta(tag_index, meta);
         if !core_kind::is_random(shape) {
-            self.touch(line, place);
+            self.touch(line, tag_index);
         }
         evicted
     }
 
-    /// Are the oldest lines replaced first?
+    /// Returns whether the cache replaces the least recently used line.
     pub fn is_lru(&self) -> bool {
         self.replacement == ReplacementPolicy::Lru
     }
@@ -432,28 +441,29 @@ impl TagStore {
     /// Returns the line that this one would displace, under LRU and without masks. `None` if there is none.
     pub fn next_victim(&self, line: u64) -> Option<EvictedLine> {
         let base = self.layout.set_start(line);
-        let place = base + self.oldest_way(base);
-        let tag = self.words[place];
-        (tag != 0).then(|| EvictedLine { line: self.line_of(tag, line), meta: self.line_meta(place) })
+        let tag_index = base + self.oldest_way(base);
+        let tag = self.words[tag_index];
+        (tag != 0).then(|| EvictedLine { line: self.line_of(tag, line), meta: self.line_meta(tag_index) })
     }
 
-    /// Removes the line at `place`.
-    pub fn remove(&mut self, place: usize) {
-        self.words[place] = 0;
-        self.set_meta(place, LineMeta(0));
+    /// Removes the line at `tag_index`.
+    pub fn remove(&mut self, tag_index: usize) {
+        self.words[tag_index] = 0;
+        self.set_meta(tag_index, LineMeta(0));
         if self.replacement == ReplacementPolicy::Lru {
-            self.words[place + 2 * self.layout.ways] = 0;
+            self.words[tag_index + 2 * self.layout.ways] = 0;
         }
     }
 
     /// Returns all lines that are present, set by set.
     #[cfg(test)]
     pub fn lines(&self) -> impl Iterator<Item = (u64, LineMeta)> + '_ {
-        let set_count = self.all_sets() as usize;
-        let sets = self.words[self.layout.first..].chunks_exact(self.layout.words_per_set).take(set_count).enumerate();
+        let set_count = self.total_sets() as usize;
+        let sets =
+            self.words[self.layout.first_word..].chunks_exact(self.layout.words_per_set).take(set_count).enumerate();
         sets.flat_map(move |(index, set)| {
-            let present = (0..self.layout.ways).filter(move |&way| set[way] != 0);
-            present.map(move |way| {
+            let present_ways = (0..self.layout.ways).filter(move |&way| set[way] != 0);
+            present_ways.map(move |way| {
                 (self.line_of(set[way], index as u64 % self.layout.sets), LineMeta(set[way + self.layout.ways]))
             })
         })

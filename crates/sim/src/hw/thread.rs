@@ -25,14 +25,14 @@ pub struct HwThread {
     pub(crate) batch: Vec<Access>,
     pub(crate) position: usize,
     /// Number of instructions of `batch[position]` that have already been issued.
-    pub(crate) skip: u64,
+    pub(crate) issued_in_record: u64,
     /// The source's request at the end of the batch.
-    pub(crate) turn: BatchEnd,
-    pub(crate) tlb: Tlb,
-    /// Virtual address of the code that is fetched when `fetch_left` is used up.
-    pub(crate) next_code: u64,
-    /// Number of instructions until then; unlimited for a source that has named no code address yet.
-    pub(crate) fetch_left: u64,
+    pub(crate) batch_end: BatchEnd,
+    pub(crate) tlb: TranslationTable,
+    /// Virtual address of the code that is fetched when `instructions_until_fetch` is used up.
+    pub(crate) next_code_address: u64,
+    /// Number of instructions until the next fetch; `u64::MAX` for a source that has named no code address yet.
+    pub(crate) instructions_until_fetch: u64,
 }
 
 impl HwThread {
@@ -47,11 +47,11 @@ impl HwThread {
             source,
             batch: Vec::new(),
             position: 0,
-            skip: 0,
-            turn: BatchEnd::More,
-            tlb: Tlb::default(),
-            next_code: 0,
-            fetch_left: u64::MAX,
+            issued_in_record: 0,
+            batch_end: BatchEnd::More,
+            tlb: TranslationTable::default(),
+            next_code_address: 0,
+            instructions_until_fetch: u64::MAX,
         }
     }
 
@@ -61,36 +61,36 @@ impl HwThread {
     }
 
     /// Fetches the next batch when the last one is used up.
-    pub(crate) fn refill(&mut self) {
+    pub(crate) fn fetch_next_batch(&mut self) {
         self.batch.clear();
         self.position = 0;
-        self.turn = self.source.next_batch(&mut self.batch);
+        self.batch_end = self.source.next_batch(&mut self.batch);
     }
 
     /// Transfers control to `target`. Within the line that is being fetched, no new fetch is needed (a loop buffer).
     pub(crate) fn jump_to(&mut self, target: u64, line_bytes: u64) {
-        let start = target & !(line_bytes - 1);
-        if self.fetch_left != u64::MAX && start + line_bytes == self.next_code {
-            self.fetch_left = (self.next_code - target).div_ceil(INSTRUCTION_BYTES);
+        let line_start = target & !(line_bytes - 1);
+        if self.instructions_until_fetch != u64::MAX && line_start + line_bytes == self.next_code_address {
+            self.instructions_until_fetch = (self.next_code_address - target).div_ceil(INSTRUCTION_BYTES);
         } else {
-            (self.next_code, self.fetch_left) = (target, 0);
+            (self.next_code_address, self.instructions_until_fetch) = (target, 0);
         }
     }
 
-    /// Accounts for the line at `next_code`, which is present now.
-    pub(crate) fn charge_fetch(&mut self, line_bytes: u64) {
-        let end = (self.next_code & !(line_bytes - 1)) + line_bytes;
-        self.fetch_left = (end - self.next_code).div_ceil(INSTRUCTION_BYTES);
-        self.next_code = end;
+    /// Advances past the line at `next_code_address`, which is present now.
+    pub(crate) fn advance_past_fetched_line(&mut self, line_bytes: u64) {
+        let line_end = (self.next_code_address & !(line_bytes - 1)) + line_bytes;
+        self.instructions_until_fetch = (line_end - self.next_code_address).div_ceil(INSTRUCTION_BYTES);
+        self.next_code_address = line_end;
     }
 
     /// Reports the line that was fetched last to the probes that watch locations.
     pub(crate) fn report_code_line(&mut self, line_shift: u32, tick: u64, sampling: SamplingUnit) {
-        self.probes.observe_code((self.next_code - 1) >> line_shift, tick, sampling);
+        self.probes.observe_code((self.next_code_address - 1) >> line_shift, tick, sampling);
     }
 
-    /// Returns the number in the caches' records. Tasks from 65 533 on share one number.
-    pub(crate) fn slot(&self) -> u16 {
+    /// Returns the task's number in the caches' records. Tasks from 65 533 on share one number.
+    pub(crate) fn slot_number(&self) -> u16 {
         self.task.0.min(u32::from(u16::MAX) - 2) as u16
     }
 
@@ -102,20 +102,20 @@ impl HwThread {
 
 /// Direct-mapped translations, so that the operating system is rarely called. This does not model a TLB: it costs no
 /// time.
-pub(crate) struct Tlb {
+pub(crate) struct TranslationTable {
     /// By low bits of the virtual page: the other bits + 1 (0 if empty) above the frame, which is below 2^32.
     entries: Box<[u64; TLB_ENTRIES]>,
 }
 
 const TLB_ENTRIES: usize = 1024;
 
-impl Default for Tlb {
+impl Default for TranslationTable {
     fn default() -> Self {
-        Tlb { entries: Box::new([0; TLB_ENTRIES]) }
+        TranslationTable { entries: Box::new([0; TLB_ENTRIES]) }
     }
 }
 
-impl Tlb {
+impl TranslationTable {
     /// Pages are below 2^41: 48 bits of address, at least 128 bytes per page.
     #[inline]
     fn page_tag(page: u64) -> u64 {

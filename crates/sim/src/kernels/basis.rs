@@ -19,10 +19,10 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) const ARTIFICIAL: u64 = u64::MAX;
 
 /// Cost of a vehicle (mcf's BIGM), and of leaving the depot or returning to it.
-const VEHICLE: i64 = 10_000_000;
-const DEPOT: i64 = 15;
+const VEHICLE_COST: i64 = 10_000_000;
+const DEPOT_ARC_COST: i64 = 15;
 /// Cost of a dead-head trip that the program generates, as in its source.
-const GENERATED: i64 = 30;
+const GENERATED_ARC_COST: i64 = 30;
 const ARTIFICIAL_COST: i64 = 100_000_000;
 /// Number of given dead-head trips for each trip.
 ///
@@ -38,14 +38,14 @@ const DAY_MINUTES: u64 = 18 * 60;
 pub(super) struct BasisNode {
     pub parent: u32,
     pub child: u32,
-    pub next: u32,
-    pub previous: u32,
+    pub next_sibling: u32,
+    pub previous_sibling: u32,
     /// Number of nodes in the subtree.
     pub size: u32,
     /// Whether the basic arc leads from this node to its parent.
-    pub up: bool,
+    pub points_up: bool,
     /// Flow of the basic arc.
-    pub flow: bool,
+    pub has_flow: bool,
     pub arc: u64,
     pub potential: i64,
 }
@@ -53,23 +53,24 @@ pub(super) struct BasisNode {
 /// An arc that is about to enter the basis, with the arc that leaves for it.
 #[derive(Clone, Copy)]
 pub(super) struct Pivot {
-    pub entering: u64,
-    /// Node from which flow is pushed over the arc to `to`, and back through the tree.
-    from: u32,
-    to: u32,
+    pub entering_arc: u64,
+    /// Node from which flow is pushed over the arc to `to_node`, and back through the tree.
+    from_node: u32,
+    to_node: u32,
     apex: u32,
-    /// Node whose basic arc leaves; `NONE` if the entering arc's own capacity binds.
-    pub cut: u32,
-    /// Whether `cut` lies on the path from `from` to the apex.
-    cut_is_from: bool,
-    push: bool,
+    /// Node whose basic arc leaves; `NONE` if the capacity of the entering arc limits the flow before any other arc
+    /// does.
+    pub cut_node: u32,
+    /// Whether `cut_node` lies on the path from `from_node` to the apex.
+    is_cut_on_from_path: bool,
+    can_push: bool,
     reduced_cost: i64,
 }
 
 impl Pivot {
     /// Returns the two ends of the entering arc: first the one within the subtree to be cut off.
     pub fn entering_arc_ends(&self) -> (u32, u32) {
-        if self.cut_is_from { (self.from, self.to) } else { (self.to, self.from) }
+        if self.is_cut_on_from_path { (self.from_node, self.to_node) } else { (self.to_node, self.from_node) }
     }
 }
 
@@ -83,7 +84,7 @@ pub(super) struct Basis {
     /// Salt of the costs. It changes when the optimum is reached, which gives the next problem on the same network.
     costs_salt: u64,
     /// Bit set of the nonbasic arcs that have a flow of one.
-    upper: Vec<u64>,
+    arcs_at_upper_bound: Vec<u64>,
 }
 
 impl Basis {
@@ -95,7 +96,7 @@ impl Basis {
         trips.min(arcs / (2 * (TRIP_ARCS + GIVEN_ARCS))).max(8)
     }
 
-    pub fn nodes_of(arcs: u64) -> u64 {
+    pub fn node_count(arcs: u64) -> u64 {
         2 * Self::trip_count(arcs) + 2
     }
 
@@ -103,36 +104,36 @@ impl Basis {
     /// still free.
     pub fn new(arcs: u64, salt: u64) -> Self {
         let trips = Self::trip_count(arcs);
-        let blank = BasisNode {
+        let unlinked_node = BasisNode {
             parent: NONE,
             child: NONE,
-            next: NONE,
-            previous: NONE,
+            next_sibling: NONE,
+            previous_sibling: NONE,
             size: 1,
-            up: false,
-            flow: false,
+            points_up: false,
+            has_flow: false,
             arc: ARTIFICIAL,
             potential: 0,
         };
-        let nodes = vec![blank; 2 * trips as usize + 2];
-        let upper = vec![0; arcs.div_ceil(64) as usize];
-        let mut basis = Basis { nodes, trips, arcs, salt, costs_salt: salt, upper };
-        basis.nodes[1].up = true;
+        let nodes = vec![unlinked_node; 2 * trips as usize + 2];
+        let arcs_at_upper_bound = vec![0; arcs.div_ceil(64) as usize];
+        let mut basis = Basis { nodes, trips, arcs, salt, costs_salt: salt, arcs_at_upper_bound };
+        basis.nodes[1].points_up = true;
         basis.link(1, 0);
         for trip in 0..trips {
-            basis.flip_upper(TRIP_ARCS * trip + 2);
+            basis.flip_upper_bound(TRIP_ARCS * trip + 2);
         }
-        basis.first_chains();
-        basis.first_sizes();
-        let mut at = 0;
-        while let Some(next) = basis.sibling_after(at, 0) {
-            basis.set_potential(next);
-            at = next;
+        basis.build_first_chains();
+        basis.compute_first_sizes();
+        let mut current_node = 0;
+        while let Some(next_node) = basis.next_in_depth_first_order(current_node, 0) {
+            basis.set_potential(next_node);
+            current_node = next_node;
         }
         basis
     }
 
-    fn first_chains(&mut self) {
+    fn build_first_chains(&mut self) {
         let trips = self.trips;
         for trip in 0..trips {
             let (start, end) = (2 + trip as u32, (2 + trips + trip) as u32);
@@ -140,34 +141,34 @@ impl Basis {
                 self.attach_node(start, 1, TRIP_ARCS * trip, false, true);
             }
             let given_arcs = (0..GIVEN_ARCS).map(|k| TRIP_ARCS * trips + trip * GIVEN_ARCS + k);
-            let free = given_arcs.into_iter().find(|&arc| {
+            let free_arc = given_arcs.into_iter().find(|&arc| {
                 let (tail, head, _) = self.arc_ends_and_cost(arc);
                 tail == end && head > start && self.nodes[head as usize].parent == NONE
             });
-            self.attach_node(end, 1, TRIP_ARCS * trip + 1, true, free.is_none());
-            if let Some(arc) = free {
+            self.attach_node(end, 1, TRIP_ARCS * trip + 1, true, free_arc.is_none());
+            if let Some(arc) = free_arc {
                 let (_, head, _) = self.arc_ends_and_cost(arc);
                 self.attach_node(head, end, arc, false, true);
             }
         }
     }
 
-    fn first_sizes(&mut self) {
-        let mut order = vec![0];
-        let mut at = 0;
-        while let Some(next) = self.sibling_after(at, 0) {
-            order.push(next);
-            at = next;
+    fn compute_first_sizes(&mut self) {
+        let mut depth_first_order = vec![0];
+        let mut current_node = 0;
+        while let Some(next_node) = self.next_in_depth_first_order(current_node, 0) {
+            depth_first_order.push(next_node);
+            current_node = next_node;
         }
-        for &node in order[1..].iter().rev() {
+        for &node in depth_first_order[1..].iter().rev() {
             let parent = self.nodes[node as usize].parent;
             self.nodes[parent as usize].size += self.nodes[node as usize].size;
         }
     }
 
-    fn attach_node(&mut self, node: u32, parent: u32, arc: u64, up: bool, flow: bool) {
+    fn attach_node(&mut self, node: u32, parent: u32, arc: u64, points_up: bool, has_flow: bool) {
         let record = &mut self.nodes[node as usize];
-        (record.arc, record.up, record.flow) = (arc, up, flow);
+        (record.arc, record.points_up, record.has_flow) = (arc, points_up, has_flow);
         self.link(node, parent);
     }
 
@@ -182,42 +183,46 @@ impl Basis {
         if arc < TRIP_ARCS * trips {
             let trip = arc / TRIP_ARCS;
             return match arc % TRIP_ARCS {
-                0 => (1, start(trip), VEHICLE + DEPOT),
-                1 => (end(trip), 1, DEPOT),
-                _ => (start(trip), end(trip), -2 * VEHICLE),
+                0 => (1, start(trip), VEHICLE_COST + DEPOT_ARC_COST),
+                1 => (end(trip), 1, DEPOT_ARC_COST),
+                _ => (start(trip), end(trip), -2 * VEHICLE_COST),
             };
         }
         let hash = mix(arc ^ self.salt);
         let index = arc - TRIP_ARCS * trips;
         let is_given = index < GIVEN_ARCS * trips;
         let mut trip = if is_given { index / GIVEN_ARCS } else { scale(hash, trips) };
-        let mut later = self.first_after(trip);
+        let mut first_later_trip = self.first_trip_after(trip);
         // No trip follows the last ones of a day, so their arcs belong to trips in the middle of the day.
-        while later + 1 >= trips {
+        while first_later_trip + 1 >= trips {
             trip /= 2;
-            later = self.first_after(trip);
+            first_later_trip = self.first_trip_after(trip);
         }
         // Given dead-head trips lead to a trip that starts within a quarter of an hour, the others to any later trip.
-        let span = if is_given { (trips * 15 / DAY_MINUTES).max(1).min(trips - later) } else { trips - later };
-        let head = later + scale(hash << 32, span);
-        let cost = if is_given { 1 + (mix(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED };
-        (end(trip), start(head), cost)
+        let later_trips = if is_given {
+            (trips * 15 / DAY_MINUTES).max(1).min(trips - first_later_trip)
+        } else {
+            trips - first_later_trip
+        };
+        let head_trip = first_later_trip + scale(hash << 32, later_trips);
+        let cost = if is_given { 1 + (mix(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED_ARC_COST };
+        (end(trip), start(head_trip), cost)
     }
 
     /// Returns the first trip that starts after this one has ended.
     #[inline]
-    fn first_after(&self, trip: u64) -> u64 {
+    fn first_trip_after(&self, trip: u64) -> u64 {
         let minutes = 10 + mix(trip ^ self.salt) % 55;
         trip + 1 + minutes * self.trips / DAY_MINUTES
     }
 
     #[inline]
-    pub fn is_upper(&self, arc: u64) -> bool {
-        self.upper[(arc / 64) as usize] >> (arc % 64) & 1 == 1
+    pub fn is_at_upper_bound(&self, arc: u64) -> bool {
+        self.arcs_at_upper_bound[(arc / 64) as usize] >> (arc % 64) & 1 == 1
     }
 
-    fn flip_upper(&mut self, arc: u64) {
-        self.upper[(arc / 64) as usize] ^= 1 << (arc % 64);
+    fn flip_upper_bound(&mut self, arc: u64) {
+        self.arcs_at_upper_bound[(arc / 64) as usize] ^= 1 << (arc % 64);
     }
 
     pub fn is_basic(&self, arc: u64, tail: u32, head: u32) -> bool {
@@ -228,51 +233,61 @@ impl Basis {
         cost - self.nodes[tail as usize].potential + self.nodes[head as usize].potential
     }
 
-    /// Returns whether pushing flow over a nonbasic arc of this reduced cost would improve the solution.
+    /// Returns whether a change of the flow over a nonbasic arc of this reduced cost would improve the solution.
     pub fn is_violating(&self, arc: u64, reduced_cost: i64) -> bool {
-        if reduced_cost < 0 { !self.is_upper(arc) } else { reduced_cost > 0 && self.is_upper(arc) }
+        if reduced_cost < 0 { !self.is_at_upper_bound(arc) } else { reduced_cost > 0 && self.is_at_upper_bound(arc) }
     }
 
     /// Starts the next problem on the same network, in which the given arcs have other costs. Flows stay feasible;
     /// potentials are stale until they are refreshed.
-    pub fn next_problem(&mut self) {
+    pub fn start_next_problem(&mut self) {
         self.costs_salt = mix(self.costs_salt);
     }
 
-    /// Returns the cycle that an arc closes, with the first arc on it that blocks. `climbed` is called for every step
+    /// Returns the cycle that an arc closes, with the first arc on it that blocks. `on_climb` is called for every step
     /// up the tree.
-    pub fn find_pivot(&self, entering: u64, mut climbed: impl FnMut(u32)) -> Pivot {
-        let (tail, head, cost) = self.arc_ends_and_cost(entering);
+    pub fn find_pivot(&self, entering_arc: u64, mut on_climb: impl FnMut(u32)) -> Pivot {
+        let (tail, head, cost) = self.arc_ends_and_cost(entering_arc);
         let reduced_cost = self.reduced_cost(tail, head, cost);
-        let (from, to) = if reduced_cost < 0 { (tail, head) } else { (head, tail) };
-        let (mut first, mut two) = (from, to);
-        let (mut cut, mut cut_is_from, mut push) = (NONE, false, true);
-        while first != two {
-            let (left, right) = (&self.nodes[first as usize], &self.nodes[two as usize]);
-            // Flow would come down from the apex to `from`, and go up from `to`. An arc that blocks on `to`'s side
+        let (from_node, to_node) = if reduced_cost < 0 { (tail, head) } else { (head, tail) };
+        let (mut from_climber, mut to_climber) = (from_node, to_node);
+        let (mut cut_node, mut is_cut_on_from_path, mut can_push) = (NONE, false, true);
+        while from_climber != to_climber {
+            let (from_record, to_record) = (&self.nodes[from_climber as usize], &self.nodes[to_climber as usize]);
+            // Flow would come down from the apex to `from_node`, and go up from `to_node`. An arc that blocks on
+            // `to_node`'s side
             // leaves even if another could, to prevent cycling.
-            if left.size < right.size {
-                if push && left.flow != left.up {
-                    (cut, cut_is_from, push) = (first, true, false);
+            if from_record.size < to_record.size {
+                if can_push && from_record.has_flow != from_record.points_up {
+                    (cut_node, is_cut_on_from_path, can_push) = (from_climber, true, false);
                 }
-                climbed(first);
-                first = left.parent;
+                on_climb(from_climber);
+                from_climber = from_record.parent;
             } else {
-                let room = right.flow != right.up;
-                if !room || push {
-                    (cut, cut_is_from, push) = (two, false, room);
+                let has_room = to_record.has_flow != to_record.points_up;
+                if !has_room || can_push {
+                    (cut_node, is_cut_on_from_path, can_push) = (to_climber, false, has_room);
                 }
-                climbed(two);
-                two = right.parent;
+                on_climb(to_climber);
+                to_climber = to_record.parent;
             }
         }
-        Pivot { entering, from, to, apex: first, cut, cut_is_from, push, reduced_cost }
+        Pivot {
+            entering_arc,
+            from_node,
+            to_node,
+            apex: from_climber,
+            cut_node,
+            is_cut_on_from_path,
+            can_push,
+            reduced_cost,
+        }
     }
 
     /// Returns the amount by which the potentials of the cut-off subtree change.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
         let inner_end = pivot.entering_arc_ends().0;
-        if inner_end == self.arc_ends_and_cost(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
+        if inner_end == self.arc_ends_and_cost(pivot.entering_arc).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
     }
 
     /// Pushes the flow and exchanges the arcs.
@@ -280,35 +295,35 @@ impl Basis {
     /// `visit_node` is called for every node whose record changes. Its second argument is true for nodes between the
     /// entering arc and the cut, whose arcs are reversed.
     pub fn exchange(&mut self, pivot: &Pivot, mut visit_node: impl FnMut(u32, bool)) {
-        if pivot.push {
+        if pivot.can_push {
             self.push_flow(pivot);
         }
-        if pivot.cut == NONE {
-            self.flip_upper(pivot.entering);
-            [pivot.from, pivot.to]
+        if pivot.cut_node == NONE {
+            self.flip_upper_bound(pivot.entering_arc);
+            [pivot.from_node, pivot.to_node]
                 .into_iter()
                 .for_each(|end| self.update_path(end, pivot.apex, |_, at| visit_node(at, false)));
             return;
         }
-        let leaving = self.nodes[pivot.cut as usize];
-        if leaving.flow {
-            self.flip_upper(leaving.arc);
+        let leaving_node = self.nodes[pivot.cut_node as usize];
+        if leaving_node.has_flow {
+            self.flip_upper_bound(leaving_node.arc);
         }
-        let was_upper = self.is_upper(pivot.entering);
-        if was_upper {
-            self.flip_upper(pivot.entering);
+        let was_at_upper_bound = self.is_at_upper_bound(pivot.entering_arc);
+        if was_at_upper_bound {
+            self.flip_upper_bound(pivot.entering_arc);
         }
         let (inner_end, outer_end) = pivot.entering_arc_ends();
-        let points_up = inner_end == self.arc_ends_and_cost(pivot.entering).0;
-        let cut_size = leaving.size;
+        let points_up = inner_end == self.arc_ends_and_cost(pivot.entering_arc).0;
+        let cut_size = leaving_node.size;
         self.reverse_path(
             inner_end,
             outer_end,
-            pivot.cut,
-            (pivot.entering, points_up, was_upper != pivot.push),
+            pivot.cut_node,
+            (pivot.entering_arc, points_up, was_at_upper_bound != pivot.can_push),
             &mut visit_node,
         );
-        self.update_path(leaving.parent, pivot.apex, |record, at| {
+        self.update_path(leaving_node.parent, pivot.apex, |record, at| {
             record.size -= cut_size;
             visit_node(at, false);
         });
@@ -318,93 +333,94 @@ impl Basis {
         });
     }
 
-    fn update_path(&mut self, mut at: u32, apex: u32, mut change: impl FnMut(&mut BasisNode, u32)) {
-        while at != apex {
-            let record = &mut self.nodes[at as usize];
-            change(record, at);
-            at = record.parent;
+    fn update_path(&mut self, mut node: u32, apex: u32, mut change: impl FnMut(&mut BasisNode, u32)) {
+        while node != apex {
+            let record = &mut self.nodes[node as usize];
+            change(record, node);
+            node = record.parent;
         }
     }
 
     fn push_flow(&mut self, pivot: &Pivot) {
-        self.update_path(pivot.from, pivot.apex, |record, _| record.flow = !record.up);
-        self.update_path(pivot.to, pivot.apex, |record, _| record.flow = record.up);
+        self.update_path(pivot.from_node, pivot.apex, |record, _| record.has_flow = !record.points_up);
+        self.update_path(pivot.to_node, pivot.apex, |record, _| record.has_flow = record.points_up);
     }
 
-    /// Reverses the path from `node` up to `cut`, and attaches `node` to `above` by the given arc.
+    /// Reverses the path from `node` up to `cut`, and attaches `node` to `new_parent` by the given arc.
     fn reverse_path(
         &mut self,
         mut node: u32,
-        mut above: u32,
+        mut new_parent: u32,
         cut: u32,
-        mut basic: (u64, bool, bool),
-        seen: &mut impl FnMut(u32, bool),
+        mut basic_arc: (u64, bool, bool),
+        on_reversed: &mut impl FnMut(u32, bool),
     ) {
-        let total = self.nodes[cut as usize].size;
-        let mut size = total;
+        let subtree_size = self.nodes[cut as usize].size;
+        let mut size = subtree_size;
         loop {
             let old_node = self.nodes[node as usize];
             self.unlink(node);
-            self.attach_node(node, above, basic.0, basic.1, basic.2);
+            self.attach_node(node, new_parent, basic_arc.0, basic_arc.1, basic_arc.2);
             self.nodes[node as usize].size = size;
-            seen(node, true);
+            on_reversed(node, true);
             if node == cut {
                 return;
             }
-            size = total - old_node.size;
-            basic = (old_node.arc, !old_node.up, old_node.flow);
-            (above, node) = (node, old_node.parent);
+            size = subtree_size - old_node.size;
+            basic_arc = (old_node.arc, !old_node.points_up, old_node.has_flow);
+            (new_parent, node) = (node, old_node.parent);
         }
     }
 
     fn unlink(&mut self, node: u32) {
-        let BasisNode { parent, next, previous, .. } = self.nodes[node as usize];
-        if previous != NONE {
-            self.nodes[previous as usize].next = next;
+        let BasisNode { parent, next_sibling, previous_sibling, .. } = self.nodes[node as usize];
+        if previous_sibling != NONE {
+            self.nodes[previous_sibling as usize].next_sibling = next_sibling;
         } else {
-            self.nodes[parent as usize].child = next;
+            self.nodes[parent as usize].child = next_sibling;
         }
-        if next != NONE {
-            self.nodes[next as usize].previous = previous;
+        if next_sibling != NONE {
+            self.nodes[next_sibling as usize].previous_sibling = previous_sibling;
         }
     }
 
     fn link(&mut self, node: u32, parent: u32) {
-        let first = self.nodes[parent as usize].child;
-        if first != NONE {
-            self.nodes[first as usize].previous = node;
+        let first_child = self.nodes[parent as usize].child;
+        if first_child != NONE {
+            self.nodes[first_child as usize].previous_sibling = node;
         }
         self.nodes[parent as usize].child = node;
         let record = &mut self.nodes[node as usize];
-        (record.parent, record.next, record.previous) = (parent, first, NONE);
+        (record.parent, record.next_sibling, record.previous_sibling) = (parent, first_child, NONE);
     }
 
     /// Computes a node's potential from its parent's.
     pub fn set_potential(&mut self, node: u32) {
-        let BasisNode { parent, arc, up, .. } = self.nodes[node as usize];
+        let BasisNode { parent, arc, points_up: up, .. } = self.nodes[node as usize];
         let cost = if arc == ARTIFICIAL { ARTIFICIAL_COST } else { self.arc_ends_and_cost(arc).2 };
         let parent_potential = self.nodes[parent as usize].potential;
         self.nodes[node as usize].potential = if up { parent_potential + cost } else { parent_potential - cost };
     }
 
-    /// Returns the node after `node` in depth-first order, within the subtree of `root`; `None` after the last.
-    pub fn sibling_after(&self, node: u32, root: u32) -> Option<u32> {
+    /// Returns the node that follows `node` in the depth-first order of the subtree of `root`; `None` after the last
+    /// one.
+    pub fn next_in_depth_first_order(&self, node: u32, root: u32) -> Option<u32> {
         self.next_in_subtree(node, root, |_, _| ())
     }
 
-    /// Like [`Basis::sibling_after`], but also calls `read` for every node whose links are read, with whether the node is
-    /// on the way up.
-    pub fn next_in_subtree(&self, mut node: u32, root: u32, mut read: impl FnMut(u32, bool)) -> Option<u32> {
-        read(node, false);
+    /// Like [`Basis::next_in_depth_first_order`], but also calls `read` for every node whose links are read, with
+    /// whether the node is on the way up.
+    pub fn next_in_subtree(&self, mut node: u32, root: u32, mut on_read: impl FnMut(u32, bool)) -> Option<u32> {
+        on_read(node, false);
         let record = &self.nodes[node as usize];
         if record.child != NONE {
             return Some(record.child);
         }
         while node != root {
             let record = &self.nodes[node as usize];
-            read(node, true);
-            if record.next != NONE {
-                return Some(record.next);
+            on_read(node, true);
+            if record.next_sibling != NONE {
+                return Some(record.next_sibling);
             }
             node = record.parent;
         }
@@ -429,12 +445,12 @@ mod tests {
             .max();
         let Some((_, arc)) = best else { return false };
         let pivot = basis.find_pivot(arc, |_| ());
-        if pivot.cut != NONE {
+        if pivot.cut_node != NONE {
             let change = basis.potential_change(&pivot);
-            let mut at = Some(pivot.cut);
+            let mut at = Some(pivot.cut_node);
             while let Some(node) = at {
                 basis.nodes[node as usize].potential += change;
-                at = basis.sibling_after(node, pivot.cut);
+                at = basis.next_in_depth_first_order(node, pivot.cut_node);
             }
         }
         basis.exchange(&pivot, |_, _| ());
@@ -449,7 +465,7 @@ mod tests {
             let (tail, head, _) = basis.arc_ends_and_cost(arc);
             let is_basic_arc = |node: u32| basis.nodes[node as usize].arc == arc;
             let basic = if is_basic_arc(tail) { Some(tail) } else { is_basic_arc(head).then_some(head) };
-            let flow = basic.map_or(basis.is_upper(arc), |node| basis.nodes[node as usize].flow);
+            let flow = basic.map_or(basis.is_at_upper_bound(arc), |node| basis.nodes[node as usize].has_flow);
             excess[tail as usize] -= i32::from(flow);
             excess[head as usize] += i32::from(flow);
             vehicles += u64::from(flow && tail == 1);
@@ -483,7 +499,7 @@ mod tests {
         assert!(excess.iter().all(|&node| node == 0));
         let mut sizes = vec![1; basis.nodes.len()];
         let mut order = vec![0];
-        while let Some(next) = basis.sibling_after(*order.last().expect("not empty"), 0) {
+        while let Some(next) = basis.next_in_depth_first_order(*order.last().expect("not empty"), 0) {
             order.push(next);
             assert!(order.len() <= basis.nodes.len(), "no tree");
         }

@@ -22,86 +22,94 @@ const FANOUT: u64 = 256;
 #[derive(Clone, Copy)]
 pub(super) struct BTree {
     pages: Region,
-    leaves: u64,
+    leaf_count: u64,
 }
 
 impl BTree {
     pub fn new(pages: Region) -> Self {
-        let total = pages.bytes / PAGE_BYTES;
+        let page_count = pages.bytes / PAGE_BYTES;
         // Internal pages number leaves / FANOUT, and so on up to one root.
-        let mut leaves = (total * FANOUT).div_ceil(FANOUT + 1).max(1);
-        while Self::internal_pages(leaves) + leaves > total && leaves > 1 {
-            leaves -= 1;
+        let mut leaf_count = (page_count * FANOUT).div_ceil(FANOUT + 1).max(1);
+        while Self::count_internal_pages(leaf_count) + leaf_count > page_count && leaf_count > 1 {
+            leaf_count -= 1;
         }
-        BTree { pages, leaves }
+        BTree { pages, leaf_count }
     }
 
-    fn internal_pages(leaves: u64) -> u64 {
-        let (mut level, mut sum) = (leaves, 0);
-        while level > 1 {
-            level = level.div_ceil(FANOUT);
-            sum += level;
+    fn count_internal_pages(leaves: u64) -> u64 {
+        let (mut level_pages, mut sum) = (leaves, 0);
+        while level_pages > 1 {
+            level_pages = level_pages.div_ceil(FANOUT);
+            sum += level_pages;
         }
         sum
     }
 
-    pub fn leaves(&self) -> u64 {
-        self.leaves
+    pub fn leaf_count(&self) -> u64 {
+        self.leaf_count
     }
 
     /// Returns the address of leaf `index`.
     pub fn leaf_address(&self, index: u64) -> u64 {
-        self.pages.element_address(Self::internal_pages(self.leaves) + index, PAGE_BYTES)
+        self.pages.element_address(Self::count_internal_pages(self.leaf_count) + index, PAGE_BYTES)
     }
 
-    /// Emits a binary search among a page's slots: the slot array follows the header, and keys are where they were
-    /// inserted.
-    fn search_page(page: u64, slots: u64, key: u64, out: &mut AccessEmitter) {
+    /// Emits a binary search among a page's slots. The slot array follows the header, and each key is stored at the
+    /// place of its insertion.
+    fn emit_page_search(page: u64, slot_count: u64, key: u64, out: &mut AccessEmitter) {
         out.load(page);
         out.load(page + 16);
-        let (mut low, mut high) = (0, slots);
-        while high - low > 1 {
-            let middle = (low + high) / 2;
+        let (mut low_slot, mut high_slot) = (0, slot_count);
+        while high_slot - low_slot > 1 {
+            let middle = (low_slot + high_slot) / 2;
             out.load(page + 32 + middle * 2);
-            out.chase(page + PAGE_BYTES - (1 + mix(middle ^ page) % slots) * (PAGE_BYTES - 1024) / slots / 8 * 8 - 8);
-            if middle <= key { low = middle } else { high = middle }
+            out.load_dependent(
+                page + PAGE_BYTES
+                    - (1 + mix(middle ^ page) % slot_count) * (PAGE_BYTES - 1024) / slot_count / 8 * 8
+                    - 8,
+            );
+            if middle <= key { low_slot = middle } else { high_slot = middle }
         }
     }
 
     /// Descends from the root to the leaf that contains record `slot` of leaf `index`, and returns the record's
     /// address.
     pub fn descend(&self, index: u64, slot: u64, out: &mut AccessEmitter) -> u64 {
-        let mut levels = [0; 8];
-        let (mut width, mut depth) = (self.leaves, 0);
-        while width > 1 {
-            width = width.div_ceil(FANOUT);
-            levels[depth] = width;
+        let mut pages_by_level = [0; 8];
+        let (mut level_pages, mut depth) = (self.leaf_count, 0);
+        while level_pages > 1 {
+            level_pages = level_pages.div_ceil(FANOUT);
+            pages_by_level[depth] = level_pages;
             depth += 1;
         }
-        let (mut first, mut span) = (0, FANOUT.pow(depth as u32));
+        let (mut first_page, mut leaves_per_page) = (0, FANOUT.pow(depth as u32));
         for level in (0..depth).rev() {
-            let page = self.pages.element_address(first + index / span, PAGE_BYTES);
-            Self::search_page(page, FANOUT, index % span * FANOUT / span, out);
-            first += levels[level];
-            span /= FANOUT;
+            let page = self.pages.element_address(first_page + index / leaves_per_page, PAGE_BYTES);
+            Self::emit_page_search(page, FANOUT, index % leaves_per_page * FANOUT / leaves_per_page, out);
+            first_page += pages_by_level[level];
+            leaves_per_page /= FANOUT;
         }
         let leaf = self.leaf_address(index);
-        Self::search_page(leaf, RECORDS, slot % RECORDS, out);
+        Self::emit_page_search(leaf, RECORDS, slot % RECORDS, out);
         leaf + 192 + slot % (RECORDS - 1) * RECORD_BYTES
     }
 }
 
-/// Emits the accesses that read or write a whole record.
-pub(super) fn copy_record(record: u64, write: bool, out: &mut AccessEmitter) {
+/// Emits the accesses that read a whole record, or write it.
+pub(super) fn emit_record_access(record: u64, is_write: bool, out: &mut AccessEmitter) {
     for word in 0..RECORD_BYTES / 8 {
-        if write { out.store(record + word * 8) } else { out.load(record + word * 8) }
+        if is_write { out.store(record + word * 8) } else { out.load(record + word * 8) }
     }
 }
 
-/// Draws from `0..limit` such that 80 % of the draws fall on 30 % of the values, which are scattered.
-pub(super) fn draw_hot(rng: &mut Rng, limit: u64) -> u64 {
-    let hot = (limit * 3 / 10).max(1);
-    if rng.draw_below(10) < 8 || hot == limit { rng.draw_below(hot) } else { hot + rng.draw_below(limit - hot) }
+/// Draws from `0..limit` such that 80 % of the draws fall on the lowest 30 % of the values.
+pub(super) fn draw_hot_set(rng: &mut Rng, count: u64) -> u64 {
+    let hot_count = (count * 3 / 10).max(1);
+    if rng.draw_below(10) < 8 || hot_count == count {
+        rng.draw_below(hot_count)
+    } else {
+        hot_count + rng.draw_below(count - hot_count)
+    }
 }
 
 struct Database {
@@ -109,7 +117,7 @@ struct Database {
     /// Lock table, buffer headers and cursors, which every operation touches.
     environment: Region,
     log: Region,
-    logged: u64,
+    log_offset: u64,
     operations: u64,
     rng: Rng,
 }
@@ -122,17 +130,17 @@ impl Database {
         let pages = (bytes - environment.bytes - log.bytes) / PAGE_BYTES;
         let tree = BTree::new(setup.add_region("database", pages.max(1) * PAGE_BYTES, RegionUsers::All));
         let rng = setup.rng.clone();
-        Database { tree, environment, log, logged: 0, operations: 0, rng }
+        Database { tree, environment, log, log_offset: 0, operations: 0, rng }
     }
 
     /// Emits the accesses that find and pin a page: hash bucket of the buffer, header, lock.
-    fn pin(&mut self, page: u64, out: &mut AccessEmitter) {
-        let lines = self.environment.bytes / 64;
-        let header = self.environment.element_address(mix(page) % lines, 64);
+    fn emit_pin(&mut self, page: u64, out: &mut AccessEmitter) {
+        let line_count = self.environment.bytes / 64;
+        let header = self.environment.element_address(mix(page) % line_count, 64);
         out.load(header);
         out.load(header + 16);
         out.store(header + 24);
-        let lock = self.environment.element_address(self.rng.draw_skewed(lines), 64);
+        let lock = self.environment.element_address(self.rng.draw_skewed(line_count), 64);
         out.load(lock);
         out.store(lock + 8);
     }
@@ -140,22 +148,22 @@ impl Database {
 
 impl WorkloadKernel for Database {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let functions = u64::from(out.functions());
-        let leaf = draw_hot(&mut self.rng, self.tree.leaves());
-        let slot = self.rng.bits();
+        let functions = u64::from(out.function_count());
+        let leaf = draw_hot_set(&mut self.rng, self.tree.leaf_count());
+        let slot = self.rng.next_bits();
         for part in 0..6 {
             out.enter_function(self.rng.draw_function(functions));
-            self.pin(leaf * 8 + part, out);
+            self.emit_pin(leaf * 8 + part, out);
         }
         out.enter_function(self.rng.draw_function(functions));
         let record = self.tree.descend(leaf, slot, out);
         out.enter_function(self.rng.draw_function(functions));
-        let write = self.rng.draw_below(5) == 0;
-        copy_record(record, write, out);
-        if write {
+        let is_write = self.rng.draw_below(5) == 0;
+        emit_record_access(record, is_write, out);
+        if is_write {
             for _ in 0..RECORD_BYTES / 8 {
-                out.store(self.log.base + self.logged);
-                self.logged = (self.logged + 8) % self.log.bytes;
+                out.store(self.log.base + self.log_offset);
+                self.log_offset = (self.log_offset + 8) % self.log.bytes;
             }
         }
         self.operations += 1;

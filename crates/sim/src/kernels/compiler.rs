@@ -27,16 +27,16 @@ pub(super) const PROGRAMS: &[KernelMaker] = &[
 /// bytes.
 const NODE_BYTES: u64 = 32;
 const NODES_PER_CODE_BYTE: f64 = 5.0 / 4.1;
-/// Maximum number of nodes of functions that are kept for inlining. The limit of gcc 2.7 is 8 * (8 + parameters)
+/// Maximum number of nodes of a function that is kept for inlining. The limit of gcc 2.7 is 8 * (8 + parameters)
 /// instructions, here for two parameters and 5 nodes per instruction.
-const INLINE_NODES: u64 = 8 * (8 + 2) * 5;
+const MAX_INLINE_NODES: u64 = 8 * (8 + 2) * 5;
 const PASSES: u32 = 24;
 /// Pass before which the lives of registers are analyzed.
 ///
 /// A set of all registers is kept at the start and at the end of each basic block (gcc 2.7's flow.c), in three rounds
 /// over the blocks (estimate: one, one for loops, one without a change).
-const LIFE_PASS: u32 = 8;
-const LIFE_ROUNDS: u64 = 3;
+const LIVENESS_PASS: u32 = 8;
+const LIVENESS_ROUNDS: u64 = 3;
 /// Number of nodes per register and per basic block (measured like [`NODE_BYTES`]: 0.47 registers and 0.18 blocks per
 /// instruction).
 const NODES_PER_REGISTER: f64 = 5.0 / 0.47;
@@ -67,29 +67,29 @@ const CODE_BYTES: [(f64, f64); 18] = [
     (1.0, 311460.0),
 ];
 
-/// Returns the size of a function that is larger than the fraction `share` of all, by geometric interpolation between
-/// the quantiles.
+/// Returns the size of the function at the quantile `share`, by geometric interpolation between the quantiles of the
+/// table.
 fn code_bytes(share: f64) -> f64 {
     let index = CODE_BYTES.iter().position(|&(quantile, _)| quantile > share).unwrap_or(CODE_BYTES.len() - 1);
-    let ((low, small), (high, large)) = (CODE_BYTES[index - 1], CODE_BYTES[index]);
-    small * libm::pow(large / small, (share - low) / (high - low))
+    let ((low_quantile, small_bytes), (high_quantile, large_bytes)) = (CODE_BYTES[index - 1], CODE_BYTES[index]);
+    small_bytes * libm::pow(large_bytes / small_bytes, (share - low_quantile) / (high_quantile - low_quantile))
 }
 
 struct Compiler {
     /// Copies of functions that can be inlined, one after the other, which are never freed.
-    retained: Region,
+    inline_copies: Region,
     /// The obstack of the current function.
     obstack: Region,
     symbols: Region,
     rng: Rng,
-    nodes: u64,
-    pass: u32,
-    next: u64,
+    node_count: u64,
+    pass_number: u32,
+    next_node: u64,
     /// Basic blocks whose register sets are still to be computed.
     blocks_left: u64,
-    kept_bytes: u64,
+    kept_offset: u64,
     salt: u64,
-    functions: u64,
+    function_count: u64,
 }
 
 impl Compiler {
@@ -101,20 +101,20 @@ impl Compiler {
         let retained_region =
             setup.add_region("kept for inlining", bytes - symbols.bytes - obstack.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
-        let salt = rng.bits();
+        let salt = rng.next_bits();
         let (nodes, pass, next, blocks_left, kept_bytes, functions) = (0, 0, 0, 0, 0, 0);
         let mut compiler = Compiler {
-            retained: retained_region,
+            inline_copies: retained_region,
             obstack,
             symbols,
             rng,
-            nodes,
-            pass,
-            next,
+            node_count: nodes,
+            pass_number: pass,
+            next_node: next,
             blocks_left,
-            kept_bytes,
+            kept_offset: kept_bytes,
             salt,
-            functions,
+            function_count: functions,
         };
         compiler.read_function();
         compiler
@@ -122,60 +122,60 @@ impl Compiler {
 
     fn read_function(&mut self) {
         const STEPS: u64 = 1 << 24;
-        let drawn = self.rng.draw_below(STEPS) as f64 / STEPS as f64;
+        let draw = self.rng.draw_below(STEPS) as f64 / STEPS as f64;
         let capacity = self.obstack.bytes / NODE_BYTES;
-        self.nodes = ((code_bytes(drawn) * NODES_PER_CODE_BYTE) as u64).clamp(8, capacity);
+        self.node_count = ((code_bytes(draw) * NODES_PER_CODE_BYTE) as u64).clamp(8, capacity);
     }
 
     /// Returns the bytes of a set of the function's registers, and the number of its basic blocks, limited to what fits
     /// the obstack.
-    fn register_sets(&self) -> (u64, u64) {
-        let bytes = ((self.nodes as f64 / NODES_PER_REGISTER) as u64 + 64).div_ceil(64) * 8;
-        let room = (self.obstack.bytes - self.nodes * NODE_BYTES) / (2 * bytes);
-        (bytes, ((self.nodes as f64 / NODES_PER_BLOCK) as u64).min(room))
+    fn set_bytes_and_blocks(&self) -> (u64, u64) {
+        let bytes = ((self.node_count as f64 / NODES_PER_REGISTER) as u64 + 64).div_ceil(64) * 8;
+        let max_blocks = (self.obstack.bytes - self.node_count * NODE_BYTES) / (2 * bytes);
+        (bytes, ((self.node_count as f64 / NODES_PER_BLOCK) as u64).min(max_blocks))
     }
 
     /// Emits the analysis of one block: the registers live at its end are those at the start of its successors, and
     /// those at its own start differ in a few.
     fn emit_liveness(&mut self, out: &mut AccessEmitter) {
-        let (bytes, blocks) = self.register_sets();
-        let sets = self.obstack.base + self.nodes * NODE_BYTES;
+        let (bytes, blocks) = self.set_bytes_and_blocks();
+        let set_base = self.obstack.base + self.node_count * NODE_BYTES;
         let block = (self.blocks_left - 1) % blocks;
         let branch = scale(mix(block ^ self.salt), blocks);
         for word in (0..bytes).step_by(8) {
-            out.load(sets + (block + 1) % blocks * bytes + word);
-            out.load(sets + branch * bytes + word);
-            out.store(sets + (blocks + block) * bytes + word);
-            out.load(sets + block * bytes + word);
-            out.store(sets + block * bytes + word);
+            out.load(set_base + (block + 1) % blocks * bytes + word);
+            out.load(set_base + branch * bytes + word);
+            out.store(set_base + (blocks + block) * bytes + word);
+            out.load(set_base + block * bytes + word);
+            out.store(set_base + block * bytes + word);
         }
         self.blocks_left -= 1;
     }
 
     fn end_pass(&mut self, out: &mut AccessEmitter) {
-        self.next = 0;
-        self.pass += 1;
-        if self.pass == LIFE_PASS {
-            self.blocks_left = LIFE_ROUNDS * self.register_sets().1;
-        } else if self.pass == PASSES {
-            self.pass = 0;
+        self.next_node = 0;
+        self.pass_number += 1;
+        if self.pass_number == LIVENESS_PASS {
+            self.blocks_left = LIVENESS_ROUNDS * self.set_bytes_and_blocks().1;
+        } else if self.pass_number == PASSES {
+            self.pass_number = 0;
             self.end_function(out);
         }
     }
 
     /// Ends a function, of which a copy goes into permanent memory if it is short.
     fn end_function(&mut self, out: &mut AccessEmitter) {
-        if self.nodes <= INLINE_NODES {
-            for offset in (0..self.nodes * NODE_BYTES).step_by(8) {
-                if self.kept_bytes + 8 > self.retained.bytes {
-                    self.kept_bytes = 0;
+        if self.node_count <= MAX_INLINE_NODES {
+            for offset in (0..self.node_count * NODE_BYTES).step_by(8) {
+                if self.kept_offset + 8 > self.inline_copies.bytes {
+                    self.kept_offset = 0;
                 }
                 out.load(self.obstack.base + offset);
-                out.store(self.retained.base + self.kept_bytes);
-                self.kept_bytes += 8;
+                out.store(self.inline_copies.base + self.kept_offset);
+                self.kept_offset += 8;
             }
         }
-        self.functions += 1;
+        self.function_count += 1;
         self.read_function();
     }
 
@@ -183,8 +183,8 @@ impl Compiler {
         self.obstack.element_address(index, NODE_BYTES)
     }
 
-    /// Emits the reading of a node, which is allocated and filled, and whose name is looked up.
-    fn build(&mut self, index: u64, out: &mut AccessEmitter) {
+    /// Emits the construction of a node, which is allocated and filled. The name of every fourth node is looked up.
+    fn emit_node_build(&mut self, index: u64, out: &mut AccessEmitter) {
         let node = self.node_address(index);
         for word in 0..NODE_BYTES / 8 {
             out.store(node + word * 8);
@@ -194,18 +194,18 @@ impl Compiler {
             let symbol = self.symbols.element_address(self.rng.draw_skewed(buckets), 64);
             out.load(symbol);
             out.load(symbol + 24);
-            out.chase(symbol + 40);
+            out.load_dependent(symbol + 40);
         }
     }
 
-    fn visit(&self, index: u64, out: &mut AccessEmitter) {
+    fn emit_node_visit(&self, index: u64, out: &mut AccessEmitter) {
         let node = self.node_address(index);
         out.load(node + 8);
-        let hash = mix(index ^ self.salt ^ u64::from(self.pass) << 40);
+        let hash = mix(index ^ self.salt ^ u64::from(self.pass_number) << 40);
         // Most operands are just before the node; one in eight is anywhere in the function.
         let distance = if hash & 7 == 0 { scale(hash, index + 1) } else { scale(hash, 24.min(index + 1)) };
         out.load(node + 16);
-        out.chase(self.node_address(index - distance));
+        out.load_dependent(self.node_address(index - distance));
         out.load(self.node_address(index - distance) + 8);
         if hash & 0x30 == 0 {
             out.store(node + 24);
@@ -216,29 +216,31 @@ impl Compiler {
 
 impl WorkloadKernel for Compiler {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let pass_functions = out.functions() / PASSES;
+        let pass_functions = out.function_count() / PASSES;
         if self.blocks_left > 0 {
-            out.enter_function(self.pass * pass_functions);
+            out.enter_function(self.pass_number * pass_functions);
             self.emit_liveness(out);
             return BatchEnd::More;
         }
-        let end = (self.next + 32).min(self.nodes);
-        for index in self.next..end {
+        let end_node = (self.next_node + 32).min(self.node_count);
+        for index in self.next_node..end_node {
             if index.is_multiple_of(4) {
                 // Each pass has its own functions, chosen by the node's kind; a few kinds are frequent.
-                out.enter_function(self.pass * pass_functions + self.rng.draw_function(u64::from(pass_functions)));
+                out.enter_function(
+                    self.pass_number * pass_functions + self.rng.draw_function(u64::from(pass_functions)),
+                );
             }
-            if self.pass == 0 { self.build(index, out) } else { self.visit(index, out) }
+            if self.pass_number == 0 { self.emit_node_build(index, out) } else { self.emit_node_visit(index, out) }
         }
-        self.next = end;
-        if end == self.nodes {
+        self.next_node = end_node;
+        if end_node == self.node_count {
             self.end_pass(out);
         }
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.functions as f64
+        self.function_count as f64
     }
 }
 
@@ -250,13 +252,13 @@ struct LinkParser {
     dictionary: Region,
     expressions: Region,
     table: Region,
-    words: u64,
+    word_count: u64,
     rng: Rng,
-    length: u64,
-    looked_up: u64,
-    spans: u64,
-    pool: u64,
-    sentences: u64,
+    sentence_words: u64,
+    words_to_look_up: u64,
+    spans_left: u64,
+    pool_offset: u64,
+    sentence_count: u64,
 }
 
 impl LinkParser {
@@ -266,37 +268,37 @@ impl LinkParser {
         let dictionary = setup.add_region("word trees", bytes / 8, RegionUsers::All);
         let table = setup.add_region("memo table", (1 << 20).min(bytes / 8), RegionUsers::All);
         let expressions = setup.add_region("expressions", bytes - dictionary.bytes - table.bytes, RegionUsers::All);
-        let words = dictionary.bytes / WORD_BYTES;
+        let word_count = dictionary.bytes / WORD_BYTES;
         let rng = setup.rng.clone();
         LinkParser {
             dictionary,
             expressions,
             table,
-            words,
+            word_count,
             rng,
-            length: 0,
-            looked_up: 0,
-            spans: 0,
-            pool: 0,
-            sentences: 0,
+            sentence_words: 0,
+            words_to_look_up: 0,
+            spans_left: 0,
+            pool_offset: 0,
+            sentence_count: 0,
         }
     }
 
     /// Emits a search for a word in the balanced tree, and the copy of its expression into the sentence's pool.
-    fn look_up(&mut self, out: &mut AccessEmitter) {
+    fn emit_word_search(&mut self, out: &mut AccessEmitter) {
         // A few words make up most of a text, and one in sixteen is drawn from all words.
         let rank = if self.rng.draw_below(16) == 0 {
-            self.rng.draw_below(self.words)
+            self.rng.draw_below(self.word_count)
         } else {
-            self.rng.draw_skewed(self.words)
+            self.rng.draw_skewed(self.word_count)
         };
-        let word = scatter(rank, self.words);
-        let (mut low, mut high) = (0, self.words);
+        let word = scatter(rank, self.word_count);
+        let (mut low, mut high) = (0, self.word_count);
         while low < high {
             let middle = (low + high) / 2;
             // Tree nodes lie in the order in which the dictionary was read, scattered relative to the alphabet.
-            let node = self.dictionary.element_address(scatter(middle, self.words), WORD_BYTES);
-            out.chase(node);
+            let node = self.dictionary.element_address(scatter(middle, self.word_count), WORD_BYTES);
+            out.load_dependent(node);
             out.load(node + 16);
             if middle == word {
                 break;
@@ -304,32 +306,36 @@ impl LinkParser {
             if middle < word { low = middle + 1 } else { high = middle }
         }
         let blocks = self.expressions.bytes / 256;
-        let expression =
-            self.expressions.element_address((word * blocks + self.rng.draw_below(self.words)) / self.words, 256);
+        let expression = self
+            .expressions
+            .element_address((word * blocks + self.rng.draw_below(self.word_count)) / self.word_count, 256);
         for offset in (0..256).step_by(16) {
             out.load(expression + offset);
-            self.pool = (self.pool + 16) % (self.expressions.bytes.min(64 << 10));
-            out.store(self.expressions.base + self.pool);
+            self.pool_offset = (self.pool_offset + 16) % (self.expressions.bytes.min(64 << 10));
+            out.store(self.expressions.base + self.pool_offset);
         }
     }
 
     /// Emits the matching of one span's pieces: probes the memo table and follows the chain.
-    fn parse_span(&mut self, out: &mut AccessEmitter) {
+    fn emit_span_matching(&mut self, out: &mut AccessEmitter) {
         // A sentence uses a part of the table in proportion to its length. The recursion over a span's words requests
         // the spans that it has just entered again; one in 32 is drawn from all, as in the recorded parser of the same
         // grammar.
-        let used_spans = ((self.table.bytes / 32) * self.length / 40).max(1);
-        let recent = used_spans.min(RECENT_SPANS);
+        let used_spans = ((self.table.bytes / 32) * self.sentence_words / 40).max(1);
+        let recent_spans = used_spans.min(RECENT_SPANS);
         let slot = match self.rng.draw_below(32) {
             0 => self.rng.draw_below(used_spans),
-            _ => self.sentences * RECENT_SPANS % (used_spans - recent + 1) + self.rng.draw_skewed(recent),
+            _ => {
+                self.sentence_count * RECENT_SPANS % (used_spans - recent_spans + 1)
+                    + self.rng.draw_skewed(recent_spans)
+            }
         };
         for link in 0..1 + self.rng.draw_below(3) {
             let entry = self.table.element_address((slot + link * 97) % (self.table.bytes / 32), 32);
             if link == 0 {
                 out.load(entry)
             } else {
-                out.chase(entry)
+                out.load_dependent(entry)
             }
             out.load(entry + 8);
             out.load(entry + 16);
@@ -342,30 +348,30 @@ impl LinkParser {
 
 impl WorkloadKernel for LinkParser {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        if self.spans == 0 {
-            self.length = 4 + self.rng.draw_below(37);
-            self.looked_up = self.length;
+        if self.spans_left == 0 {
+            self.sentence_words = 4 + self.rng.draw_below(37);
+            self.words_to_look_up = self.sentence_words;
             // The number of spans per word is pruned such that the fraction of look-ups is that of the recorded
             // program.
-            self.spans = self.length * self.length * self.length / 5;
-            self.sentences += 1;
+            self.spans_left = self.sentence_words * self.sentence_words * self.sentence_words / 5;
+            self.sentence_count += 1;
         }
-        if self.looked_up > 0 {
-            out.enter_function(self.looked_up as u32 % 16);
-            self.look_up(out);
-            self.looked_up -= 1;
+        if self.words_to_look_up > 0 {
+            out.enter_function(self.words_to_look_up as u32 % 16);
+            self.emit_word_search(out);
+            self.words_to_look_up -= 1;
             return BatchEnd::More;
         }
-        for _ in 0..self.spans.min(8) {
+        for _ in 0..self.spans_left.min(8) {
             out.enter_function(16 + self.rng.draw_function(48));
-            self.parse_span(out);
+            self.emit_span_matching(out);
         }
-        self.spans -= self.spans.min(8);
+        self.spans_left -= self.spans_left.min(8);
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.sentences as f64
+        self.sentence_count as f64
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) const PROGRAMS: &[KernelMaker] = &[
 ];
 
 const WINDOW_BYTES: u64 = 64 << 10;
-const HASHES: u64 = 32 << 10;
+const HASH_COUNT: u64 = 32 << 10;
 
 struct Deflate {
     input: Region,
@@ -28,10 +28,10 @@ struct Deflate {
     chain: Region,
     /// Position in the endless input, and the start position of this copy, whose window is full from the beginning.
     position: u64,
-    first: u64,
-    written: u64,
+    first_position: u64,
+    written_bytes: u64,
     salt: u64,
-    hashes: u64,
+    hash_count: u64,
     window_bytes: u64,
 }
 
@@ -41,19 +41,31 @@ impl Deflate {
         // The format fixes the sizes of the tables; a footprint that is too small for them shrinks them, as memory
         // level 1 does.
         let window_bytes = WINDOW_BYTES.min((bytes / 16).next_power_of_two() / 2);
-        let hashes = HASHES.min(window_bytes / 2);
+        let hash_count = HASH_COUNT.min(window_bytes / 2);
         let window = setup.add_region("window", window_bytes, RegionUsers::All);
-        let head = setup.add_region("hash heads", hashes * 2, RegionUsers::All);
+        let head = setup.add_region("hash heads", hash_count * 2, RegionUsers::All);
         let chain = setup.add_region("hash chains", window_bytes, RegionUsers::All);
-        let buffer_bytes = bytes - 2 * window_bytes - hashes * 2;
+        let buffer_bytes = bytes - 2 * window_bytes - hash_count * 2;
         let input = setup.add_region("input", buffer_bytes * 2 / 3, RegionUsers::All);
         let output = setup.add_region("output", buffer_bytes - buffer_bytes * 2 / 3, RegionUsers::All);
-        let salt = setup.rng.bits();
-        let first = window_bytes + setup.rng.draw_below(1 << 24);
-        Deflate { input, output, window, head, chain, position: first, first, written: 0, salt, hashes, window_bytes }
+        let salt = setup.rng.next_bits();
+        let first_position = window_bytes + setup.rng.draw_below(1 << 24);
+        Deflate {
+            input,
+            output,
+            window,
+            head,
+            chain,
+            position: first_position,
+            first_position,
+            written_bytes: 0,
+            salt,
+            hash_count,
+            window_bytes,
+        }
     }
 
-    fn window_at(&self, position: u64) -> u64 {
+    fn window_address(&self, position: u64) -> u64 {
         self.window.base + position % self.window_bytes
     }
 }
@@ -62,43 +74,43 @@ impl WorkloadKernel for Deflate {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let start = self.position;
         let hash = mix(start ^ self.salt);
-        out.enter_function(scale(hash, u64::from(out.functions())) as u32);
+        out.enter_function(scale(hash, u64::from(out.function_count())) as u32);
         // Text repeats, so two in three positions find a match, of 3 to 34 bytes.
         let length = if hash % 3 < 2 { 3 + (hash >> 8) % 32 } else { 1 };
         for byte in 0..length {
             let position = start + byte;
             if position.is_multiple_of(8) {
                 out.load(self.input.base + position % self.input.bytes);
-                out.store(self.window_at(position));
+                out.store(self.window_address(position));
             }
-            let bucket = scale(mix((position / 3) ^ self.salt << 1), self.hashes);
-            out.load(self.window_at(position + 2));
+            let bucket = scale(mix((position / 3) ^ self.salt << 1), self.hash_count);
+            out.load(self.window_address(position + 2));
             out.load(self.head.element_address(bucket, 2));
             out.store(self.chain.base + position * 2 % self.chain.bytes);
             out.store(self.head.element_address(bucket, 2));
         }
         // The chain has up to eight candidates, of which later ones are further back.
-        let links = 1 + (hash >> 16) % 8;
+        let link_count = 1 + (hash >> 16) % 8;
         let mut distance = 0;
-        for link in 0..links {
+        for link in 0..link_count {
             distance += 1 + scale(mix(hash ^ link), self.window_bytes / 8);
             let candidate = start.wrapping_sub(distance);
-            out.chase(self.window_at(candidate));
-            out.load(self.window_at(candidate + length));
-            out.load(self.window_at(start + length));
+            out.load_dependent(self.window_address(candidate));
+            out.load(self.window_address(candidate + length));
+            out.load(self.window_address(start + length));
             out.load(self.chain.base + candidate.wrapping_mul(2) % self.chain.bytes);
         }
         // A match or literal costs about two bytes of output, written a word at a time.
-        self.written += 2;
-        if self.written.is_multiple_of(8) {
-            out.store(self.output.base + self.written % self.output.bytes / 8 * 8);
+        self.written_bytes += 2;
+        if self.written_bytes.is_multiple_of(8) {
+            out.store(self.output.base + self.written_bytes % self.output.bytes / 8 * 8);
         }
         self.position += length;
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        (self.position - self.first) as f64
+        (self.position - self.first_position) as f64
     }
 }
 
@@ -120,11 +132,11 @@ struct BlockSort {
     buckets: Region,
     stage: BlockSortStage,
     /// Position within the stage, and position of the block in the input.
-    at: u64,
-    start: u64,
-    written: u64,
+    stage_position: u64,
+    block_start: u64,
+    written_words: u64,
     rng: Rng,
-    done: u64,
+    coded_bytes: u64,
 }
 
 impl BlockSort {
@@ -134,7 +146,7 @@ impl BlockSort {
         let block = setup.add_region("block", block_bytes, RegionUsers::All);
         let pointers = setup.add_region("pointers", block_bytes * 4, RegionUsers::All);
         let quadrants = setup.add_region("quadrants", block_bytes * 2, RegionUsers::All);
-        // There are 65 537 counters of two-byte buckets.
+        // There are 65 536 counters of four bytes, one for each pair of bytes.
         let buckets = setup.add_region("buckets", (256 << 10).min(bytes / 16), RegionUsers::All);
         let buffer_bytes = bytes - 7 * block.bytes - buckets.bytes;
         let input = setup.add_region("input", buffer_bytes * 3 / 4, RegionUsers::All);
@@ -148,42 +160,42 @@ impl BlockSort {
             quadrants,
             buckets,
             stage: BlockSortStage::Read,
-            at: 0,
-            start: 0,
-            written: 0,
+            stage_position: 0,
+            block_start: 0,
+            written_words: 0,
             rng,
-            done: 0,
+            coded_bytes: 0,
         }
     }
 
-    /// Returns the bucket of the bytes at a position; text uses a few pairs often.
-    fn bucket(&mut self) -> u64 {
+    /// Returns the address of a random bucket. The draw is skewed, because a few pairs of bytes are frequent in text.
+    fn draw_bucket_address(&mut self) -> u64 {
         let count = self.buckets.bytes / 4;
         self.buckets.element_address(self.rng.draw_skewed(count), 4)
     }
 
-    fn read(&mut self, out: &mut AccessEmitter) {
-        for byte in self.at..self.at + 32 {
+    fn emit_block_read(&mut self, out: &mut AccessEmitter) {
+        for byte in self.stage_position..self.stage_position + 32 {
             if byte.is_multiple_of(8) {
-                out.load(self.input.base + (self.start + byte) % self.input.bytes);
+                out.load(self.input.base + (self.block_start + byte) % self.input.bytes);
             }
             out.store(self.block.base + byte);
-            let bucket = self.bucket();
+            let bucket = self.draw_bucket_address();
             out.load(bucket);
             out.store(bucket);
         }
     }
 
     /// Emits one partition step of the pointer sort within a bucket, which compares suffixes at random places of the
-    /// block. A stretch of pointers has the same suffixes in every pass, in another order.
+    /// block. All passes over a run of pointers access the same suffixes, in different orders.
     fn emit_sort_step(&mut self, run_length: u64, pass: u64, out: &mut AccessEmitter) {
-        let shift = scale(mix(pass ^ self.start), run_length);
-        for pointer in self.at..self.at + 32 {
+        let shift = scale(mix(pass ^ self.block_start), run_length);
+        for pointer in self.stage_position..self.stage_position + 32 {
             let word = self.pointers.element_address(pointer, 4);
             out.load(word);
             let entry = pointer / run_length * run_length + (pointer + shift) % run_length;
-            let suffix = scale(mix(entry ^ self.start << 24), self.block.bytes - 16);
-            out.chase(self.block.base + suffix);
+            let suffix = scale(mix(entry ^ self.block_start << 24), self.block.bytes - 16);
+            out.load_dependent(self.block.base + suffix);
             // Bytes that are equal up to the bucket's depth are skipped; then a few are compared with those of the
             // pivot.
             for byte in 1..1 + self.rng.draw_below(6) {
@@ -199,17 +211,17 @@ impl BlockSort {
     }
 
     fn emit_coding_step(&mut self, out: &mut AccessEmitter) {
-        for pointer in self.at..self.at + 32 {
+        for pointer in self.stage_position..self.stage_position + 32 {
             out.load(self.pointers.element_address(pointer, 4));
             let suffix = self.rng.draw_below(self.block.bytes);
-            out.chase(self.block.base + suffix);
+            out.load_dependent(self.block.base + suffix);
             // The move-to-front list consists of 256 bytes at the start of the buckets, with most hits near its head.
             let depth = self.rng.draw_skewed(256);
             out.load(self.buckets.base + depth);
             out.store(self.buckets.base);
-            self.written += u64::from(pointer.is_multiple_of(4));
+            self.written_words += u64::from(pointer.is_multiple_of(4));
             if pointer.is_multiple_of(32) {
-                out.store(self.output.base + self.written % self.output.bytes / 8 * 8);
+                out.store(self.output.base + self.written_words % self.output.bytes / 8 * 8);
             }
         }
     }
@@ -226,40 +238,41 @@ impl WorkloadKernel for BlockSort {
             BlockSortStage::Sort => block * SORT_PASSES,
             BlockSortStage::Code => block,
         };
-        let at = self.at;
+        let stage_position = self.stage_position;
         match self.stage {
-            BlockSortStage::Read => self.read(out),
+            BlockSortStage::Read => self.emit_block_read(out),
             BlockSortStage::Sort => {
                 // Quicksort works bucket by bucket, so all passes over one stretch precede the next stretch.
                 let run_length = 1024.min(block);
-                let (part, within) = (at / (run_length * SORT_PASSES), at % run_length);
-                self.at = (part * run_length + within).min(block - 32);
-                self.emit_sort_step(run_length, at / run_length % SORT_PASSES, out);
-                self.at = at;
+                let (part, position_in_run) =
+                    (stage_position / (run_length * SORT_PASSES), stage_position % run_length);
+                self.stage_position = (part * run_length + position_in_run).min(block - 32);
+                self.emit_sort_step(run_length, stage_position / run_length % SORT_PASSES, out);
+                self.stage_position = stage_position;
             }
             BlockSortStage::Code => self.emit_coding_step(out),
         }
-        self.at += 32;
-        if self.at >= end {
-            self.at = 0;
+        self.stage_position += 32;
+        if self.stage_position >= end {
+            self.stage_position = 0;
             self.stage = match self.stage {
                 BlockSortStage::Read => BlockSortStage::Sort,
                 BlockSortStage::Sort => BlockSortStage::Code,
                 BlockSortStage::Code => {
-                    self.start += block;
-                    self.done += block;
+                    self.block_start += block;
+                    self.coded_bytes += block;
                     BlockSortStage::Read
                 }
             };
         }
-        if self.at.is_multiple_of(512) {
+        if self.stage_position.is_multiple_of(512) {
             let base = [0, 4, 8][self.stage as usize];
-            out.enter_function(base + (self.at / 512) as u32 % 4);
+            out.enter_function(base + (self.stage_position / 512) as u32 % 4);
         }
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        (self.done + if matches!(self.stage, BlockSortStage::Code) { self.at } else { 0 }) as f64
+        (self.coded_bytes + if matches!(self.stage, BlockSortStage::Code) { self.stage_position } else { 0 }) as f64
     }
 }

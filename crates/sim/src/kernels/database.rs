@@ -9,7 +9,7 @@
 
 use cachemate_core::BatchEnd;
 
-use super::btree::{BTree, PAGE_BYTES, copy_record, draw_hot};
+use super::btree::{BTree, PAGE_BYTES, draw_hot_set, emit_record_access};
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
 use super::servers::{Membership, add_collectors, group_members, group_users};
@@ -21,32 +21,32 @@ pub(super) const PROGRAMS: &[KernelMaker] =
 /// The parameters in which the two servers differ.
 struct ServerShape {
     tree: &'static str,
-    /// Part of the footprint that is private to threads; by default, `private_bytes` of the footprint each.
-    private_part: fn(threads: u64, groups: u64) -> (u64, u64),
+    /// Part of the footprint that is private to threads, as a numerator and a denominator.
+    private_share: fn(threads: u64, groups: u64) -> (u64, u64),
     /// Number of touches of the group's counters, and of the whole process's, per operation.
-    group_touches: u64,
+    touches_of_group: u64,
     process_touches: u64,
     /// Number of descents per operation, and number of those that write.
-    descents: u64,
-    writes: u64,
+    descents_per_operation: u64,
+    writes_per_operation: u64,
 }
 
 const WAREHOUSE: ServerShape = ServerShape {
     tree: "warehouse",
-    private_part: |threads, groups| (threads * 300_000, threads * 300_000 + groups * 25_000_000),
-    group_touches: 12,
+    private_share: |threads, groups| (threads * 300_000, threads * 300_000 + groups * 25_000_000),
+    touches_of_group: 12,
     process_touches: 1,
-    descents: 10,
-    writes: 5,
+    descents_per_operation: 10,
+    writes_per_operation: 5,
 };
 
 const RUBIS: ServerShape = ServerShape {
     tree: "database",
-    private_part: |threads, groups| (threads * 100_000, threads * 100_000 + groups * 32_000_000),
-    group_touches: 24,
+    private_share: |threads, groups| (threads * 100_000, threads * 100_000 + groups * 32_000_000),
+    touches_of_group: 24,
     process_touches: 8,
-    descents: 8,
-    writes: 2,
+    descents_per_operation: 8,
+    writes_per_operation: 2,
 };
 
 /// The data that the threads of one group share.
@@ -54,17 +54,17 @@ const RUBIS: ServerShape = ServerShape {
 struct ServerGroup {
     tree: BTree,
     /// Counters, page headers, latches and log tail, which every operation of the group changes.
-    hot: Region,
+    shared_counters: Region,
 }
 
 struct ServerConnection {
     groups: Vec<ServerGroup>,
     membership: Membership,
     process: Region,
-    private: Region,
-    allocated: u64,
+    private_buffer: Region,
+    allocation_offset: u64,
     shape: &'static ServerShape,
-    operations: u64,
+    operation_count: u64,
     rng: Rng,
 }
 
@@ -73,38 +73,46 @@ const HOT_BYTES: u64 = 64 << 10;
 fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     let members = group_members(setup);
     let groups = setup.sizes.len() as u64;
-    let (numerator, denominator) = (shape.private_part)(members.len() as u64, groups);
+    let (numerator, denominator) = (shape.private_share)(members.len() as u64, groups);
     let data = setup.data_bytes();
     let process_bytes = (64 << 10).min(data / 64);
     let private_bytes =
         ((data as u128 * u128::from(numerator) / u128::from(denominator)) as u64 / members.len() as u64).max(4096);
     let hot_bytes = HOT_BYTES.min(data / 16 / groups);
-    let remaining_bytes = data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
-    let pages = (remaining_bytes / groups / PAGE_BYTES).max(1);
+    let tree_bytes = data - process_bytes - private_bytes * members.len() as u64 - hot_bytes * groups;
+    let pages = (tree_bytes / groups / PAGE_BYTES).max(1);
     let mut shared_regions = Vec::new();
     let mut heap = Vec::new();
     for group in 0..groups as u32 {
         let users = group_users(setup, group);
         let tree = setup.add_region(shape.tree, pages * PAGE_BYTES, users);
-        let hot = setup.add_region("counters and headers", hot_bytes, users);
+        let shared_counters = setup.add_region("counters and headers", hot_bytes, users);
         heap.push(tree);
-        shared_regions.push(ServerGroup { tree: BTree::new(tree), hot });
+        shared_regions.push(ServerGroup { tree: BTree::new(tree), shared_counters });
     }
     let process = setup.add_region("process-wide", process_bytes, RegionUsers::All);
     for (thread, &(group, place)) in members.iter().enumerate() {
-        let private = setup.add_region("allocation buffer", private_bytes, RegionUsers::Thread(thread as u32));
+        let private_buffer = setup.add_region("allocation buffer", private_bytes, RegionUsers::Thread(thread as u32));
         let membership = Membership::new(group, place, setup);
-        let rng = Rng::new(setup.rng.bits());
+        let rng = Rng::new(setup.rng.next_bits());
         let groups = shared_regions.clone();
-        let connection =
-            ServerConnection { groups, membership, process, private, allocated: 0, shape, operations: 0, rng };
+        let connection = ServerConnection {
+            groups,
+            membership,
+            process,
+            private_buffer,
+            allocation_offset: 0,
+            shape,
+            operation_count: 0,
+            rng,
+        };
         setup.add_member(group, place, connection);
     }
     add_collectors(setup, &heap, process);
 }
 
-/// Emits a read of a word of shared bookkeeping, which two times in three is also changed.
-fn touch(region: Region, rng: &mut Rng, out: &mut AccessEmitter) {
+/// Emits a read of a word of shared bookkeeping and, two times in three, also a write.
+fn emit_bookkeeping_access(region: Region, rng: &mut Rng, out: &mut AccessEmitter) {
     let word = region.element_address(rng.draw_skewed(region.bytes / 8), 8);
     out.load(word);
     if rng.draw_below(3) > 0 {
@@ -114,35 +122,35 @@ fn touch(region: Region, rng: &mut Rng, out: &mut AccessEmitter) {
 
 impl WorkloadKernel for ServerConnection {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let functions = u64::from(out.functions());
-        let group = self.groups[self.membership.phase_at(self.operations)];
-        for descent in 0..self.shape.descents {
+        let functions = u64::from(out.function_count());
+        let group = self.groups[self.membership.current_group(self.operation_count)];
+        for descent in 0..self.shape.descents_per_operation {
             out.enter_function(self.rng.draw_function(functions));
-            let leaf = draw_hot(&mut self.rng, group.tree.leaves());
-            let header = group.hot.element_address(mix(leaf) % (group.hot.bytes / 64), 64);
+            let leaf = draw_hot_set(&mut self.rng, group.tree.leaf_count());
+            let header = group.shared_counters.element_address(mix(leaf) % (group.shared_counters.bytes / 64), 64);
             out.load(header);
             out.store(header + 8);
             out.enter_function(self.rng.draw_function(functions));
-            let record = group.tree.descend(leaf, self.rng.bits(), out);
+            let record = group.tree.descend(leaf, self.rng.next_bits(), out);
             out.enter_function(self.rng.draw_function(functions));
-            copy_record(record, descent < self.shape.writes, out);
+            emit_record_access(record, descent < self.shape.writes_per_operation, out);
             // The data that was read is copied to an object, a row buffer or a reply.
             for _ in 0..24 {
-                out.store(self.private.base + self.allocated);
-                self.allocated = (self.allocated + 8) % self.private.bytes;
+                out.store(self.private_buffer.base + self.allocation_offset);
+                self.allocation_offset = (self.allocation_offset + 8) % self.private_buffer.bytes;
             }
         }
-        for _ in 0..self.shape.group_touches {
-            touch(group.hot, &mut self.rng, out);
+        for _ in 0..self.shape.touches_of_group {
+            emit_bookkeeping_access(group.shared_counters, &mut self.rng, out);
         }
         for _ in 0..self.shape.process_touches {
-            touch(self.process, &mut self.rng, out);
+            emit_bookkeeping_access(self.process, &mut self.rng, out);
         }
-        self.operations += 1;
+        self.operation_count += 1;
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.operations as f64
+        self.operation_count as f64
     }
 }

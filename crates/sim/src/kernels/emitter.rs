@@ -22,7 +22,7 @@ pub const CODE_BASE: u64 = 0x40_0000;
 /// Size of a thread's window of stack, in bytes.
 pub const STACK_BYTES: u64 = 4096;
 
-const ONE: u32 = 1 << 16;
+const FIXED_POINT_ONE: u32 = 1 << 16;
 
 /// Number of bytes at the top of the stack within which every second access stays.
 const STACK_TOP_BYTES: u64 = 32;
@@ -33,10 +33,10 @@ const STACK_TOP_BYTES: u64 = 32;
 /// programs, 59 to 92 % of stack accesses return within 64 bytes of stack distance, and 92 to 99 % within 512
 /// (docs/programs.md).
 #[inline]
-fn stack_offset(turn: u64) -> u64 {
-    let window = (STACK_TOP_BYTES << turn.trailing_zeros().min(7)).min(STACK_BYTES);
+fn stack_offset(access_number: u64) -> u64 {
+    let window = (STACK_TOP_BYTES << access_number.trailing_zeros().min(7)).min(STACK_BYTES);
     // Knuth's multiplicative hash selects any word of the window without the state of a generator.
-    ((turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % window) & !7
+    ((access_number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % window) & !7
 }
 
 /// The ratios that an algorithm does not determine by itself.
@@ -67,30 +67,30 @@ impl CodeLayout {
 /// The target to which a kernel emits its accesses.
 pub(crate) struct AccessEmitter {
     pub(super) batch: Vec<Access>,
-    gap_step: u32,
-    gap_debt: u32,
-    stack_step: u32,
-    stack_debt: u32,
+    gap_per_access: u32,
+    pending_gap: u32,
+    stack_per_access: u32,
+    pending_stack: u32,
     stack_base: u64,
-    stack_turn: u64,
+    stack_access_count: u64,
     code: CodeLayout,
     block_start: u64,
-    left_instr: i32,
+    instructions_left: i32,
 }
 
 impl AccessEmitter {
     pub(super) fn new(pace: AccessPace, code: CodeLayout, stack_base: u64) -> Self {
         let mut out = AccessEmitter {
             batch: Vec::new(),
-            gap_step: 0,
-            gap_debt: 0,
-            stack_step: (pace.stack_per_access * f64::from(ONE)) as u32,
-            stack_debt: 0,
+            gap_per_access: 0,
+            pending_gap: 0,
+            stack_per_access: (pace.stack_per_access * f64::from(FIXED_POINT_ONE)) as u32,
+            pending_stack: 0,
             stack_base,
-            stack_turn: 0,
+            stack_access_count: 0,
             code,
             block_start: CODE_BASE,
-            left_instr: 0,
+            instructions_left: 0,
         };
         out.set_pace(pace.instructions_per_access);
         out
@@ -98,60 +98,60 @@ impl AccessEmitter {
 
     /// Sets the number of instructions per access from here on, for programs whose phases have different ratios.
     pub fn set_pace(&mut self, instructions_per_access: f64) {
-        self.gap_step = ((instructions_per_access - 1.0) * f64::from(ONE)) as u32;
+        self.gap_per_access = ((instructions_per_access - 1.0) * f64::from(FIXED_POINT_ONE)) as u32;
     }
 
     #[inline]
-    fn push(&mut self, kind: AccessKind, address: u64, dependent: bool) {
-        self.gap_debt += self.gap_step;
-        let gap = self.gap_debt >> 16;
-        self.gap_debt &= ONE - 1;
-        self.left_instr -= gap as i32 + 1;
-        if self.left_instr < 0 {
+    fn push_access(&mut self, kind: AccessKind, address: u64, is_dependent: bool) {
+        self.pending_gap += self.gap_per_access;
+        let gap = self.pending_gap >> 16;
+        self.pending_gap &= FIXED_POINT_ONE - 1;
+        self.instructions_left -= gap as i32 + 1;
+        if self.instructions_left < 0 {
             self.emit_loop_back(gap);
         }
-        self.batch.push(Access::new(kind, address, gap, dependent));
+        self.batch.push(Access::new(kind, address, gap, is_dependent));
     }
 
-    /// Emits the jump to the start of the running function that falls into the gap before an access.
+    /// Emits the jump back to the start of the current function, which falls into the gap before an access.
     fn emit_loop_back(&mut self, gap: u32) {
         self.batch.push(Access::jump(self.block_start, 0));
-        self.left_instr = self.code.function_instr as i32 - gap as i32 - 1;
-        debug_assert!(self.left_instr >= 0, "a function is shorter than one gap");
+        self.instructions_left = self.code.function_instr as i32 - gap as i32 - 1;
+        debug_assert!(self.instructions_left >= 0, "a function is shorter than one gap");
     }
 
-    /// Emits the stack accesses that are due. It is never called between a load and the load that depends on it.
+    /// Emits the stack accesses that are due. Callers must not call it between a load and the load that depends on it.
     #[inline]
-    fn pay_stack(&mut self) {
-        while self.stack_debt >= ONE {
-            self.stack_debt -= ONE;
-            self.stack_turn += 1;
-            let address = self.stack_base + stack_offset(self.stack_turn);
+    fn emit_due_stack_accesses(&mut self) {
+        while self.pending_stack >= FIXED_POINT_ONE {
+            self.pending_stack -= FIXED_POINT_ONE;
+            self.stack_access_count += 1;
+            let address = self.stack_base + stack_offset(self.stack_access_count);
             // A third of the stack accesses are stores (spills).
-            let kind = if self.stack_turn.is_multiple_of(3) { AccessKind::Store } else { AccessKind::Load };
-            self.push(kind, address, false);
+            let kind = if self.stack_access_count.is_multiple_of(3) { AccessKind::Store } else { AccessKind::Load };
+            self.push_access(kind, address, false);
         }
     }
 
     #[inline]
     pub fn load(&mut self, address: u64) {
-        self.pay_stack();
-        self.stack_debt += self.stack_step;
-        self.push(AccessKind::Load, address, false);
+        self.emit_due_stack_accesses();
+        self.pending_stack += self.stack_per_access;
+        self.push_access(AccessKind::Load, address, false);
     }
 
     /// Emits a load whose address came from the preceding load.
     #[inline]
-    pub fn chase(&mut self, address: u64) {
-        self.stack_debt += self.stack_step;
-        self.push(AccessKind::Load, address, true);
+    pub fn load_dependent(&mut self, address: u64) {
+        self.pending_stack += self.stack_per_access;
+        self.push_access(AccessKind::Load, address, true);
     }
 
     #[inline]
     pub fn store(&mut self, address: u64) {
-        self.pay_stack();
-        self.stack_debt += self.stack_step;
-        self.push(AccessKind::Store, address, false);
+        self.emit_due_stack_accesses();
+        self.pending_stack += self.stack_per_access;
+        self.push_access(AccessKind::Store, address, false);
     }
 
     /// Calls function `index`, modulo the number of functions; code is fetched from it in a loop until the next call.
@@ -160,13 +160,13 @@ impl AccessEmitter {
         let index = if index < self.code.functions { index } else { index % self.code.functions };
         let size = u64::from(self.code.function_instr) * INSTRUCTION_BYTES;
         self.block_start = CODE_BASE + u64::from(index) * size;
-        self.left_instr = self.code.function_instr as i32;
+        self.instructions_left = self.code.function_instr as i32;
         self.batch.push(Access::jump(self.block_start, 0));
     }
 
     /// Returns the number of functions.
     #[inline]
-    pub fn functions(&self) -> u32 {
+    pub fn function_count(&self) -> u32 {
         self.code.functions
     }
 

@@ -22,9 +22,9 @@ struct Network {
     module_count: u64,
     /// Binary heap of (time, message) pairs.
     queue: Vec<(u64, u32)>,
-    free: Vec<u32>,
+    free_messages: Vec<u32>,
     /// Module to which each message goes.
-    target: Vec<u32>,
+    target_modules: Vec<u32>,
     rng: Rng,
     events: u64,
 }
@@ -35,88 +35,88 @@ impl Network {
         let message_count = (bytes / 4 / MESSAGE_BYTES).max(8);
         let messages = setup.add_region("messages", message_count * MESSAGE_BYTES, RegionUsers::All);
         // A quarter of the messages is scheduled at any time; the others are in the free list.
-        let scheduled = message_count / 4;
-        let heap = setup.add_region("event heap", (scheduled + 1) * 8, RegionUsers::All);
+        let scheduled_count = message_count / 4;
+        let heap = setup.add_region("event heap", (scheduled_count + 1) * 8, RegionUsers::All);
         let modules = setup.add_region("modules", bytes - messages.bytes - heap.bytes, RegionUsers::All);
         let module_count = modules.bytes / MODULE_BYTES;
         let mut rng = setup.rng.clone();
         let mut queue: Vec<(u64, u32)> =
-            (0..scheduled as u32).map(|message| (rng.draw_below(1 << 20), message)).collect();
+            (0..scheduled_count as u32).map(|message| (rng.draw_below(1 << 20), message)).collect();
         // A sorted list satisfies the heap order.
         queue.sort_unstable();
-        let target = (0..message_count).map(|_| rng.draw_below(module_count) as u32).collect();
-        let free = (scheduled as u32..message_count as u32).collect();
-        Network { modules, messages, heap, module_count, queue, free, target, rng, events: 0 }
+        let target_modules = (0..message_count).map(|_| rng.draw_below(module_count) as u32).collect();
+        let free_messages = (scheduled_count as u32..message_count as u32).collect();
+        Network { modules, messages, heap, module_count, queue, free_messages, target_modules, rng, events: 0 }
     }
 
     fn message_address(&self, message: u32) -> u64 {
         self.messages.element_address(u64::from(message), MESSAGE_BYTES)
     }
 
-    fn read_entry(&self, place: usize, out: &mut AccessEmitter) {
-        out.load(self.heap.element_address(place as u64, 8));
-        out.chase(self.message_address(self.queue[place].1) + 24);
+    fn emit_entry_read(&self, heap_index: usize, out: &mut AccessEmitter) {
+        out.load(self.heap.element_address(heap_index as u64, 8));
+        out.load_dependent(self.message_address(self.queue[heap_index].1) + 24);
     }
 
-    /// Removes the earliest event from the heap, and moves `last` to its place.
+    /// Removes the earliest event from the heap, and moves `last_event` to its place.
     fn pop_event(&mut self, out: &mut AccessEmitter) -> (u64, u32) {
-        self.read_entry(0, out);
+        self.emit_entry_read(0, out);
         let first_event = self.queue[0];
-        let last = self.queue.pop().expect("as many events are scheduled as taken, and one is always there");
+        let last_event = self.queue.pop().expect("as many events are scheduled as taken, and one is always there");
         if self.queue.is_empty() {
-            return last;
+            return last_event;
         }
-        let mut place = 0;
+        let mut heap_index = 0;
         loop {
-            let mut child = 2 * place + 1;
+            let mut child = 2 * heap_index + 1;
             if child >= self.queue.len() {
                 break;
             }
-            self.read_entry(child, out);
+            self.emit_entry_read(child, out);
             if child + 1 < self.queue.len() {
-                self.read_entry(child + 1, out);
+                self.emit_entry_read(child + 1, out);
                 if self.queue[child + 1] < self.queue[child] {
                     child += 1;
                 }
             }
-            if self.queue[child] >= last {
+            if self.queue[child] >= last_event {
                 break;
             }
-            self.queue[place] = self.queue[child];
-            out.store(self.heap.element_address(place as u64, 8));
-            place = child;
+            self.queue[heap_index] = self.queue[child];
+            out.store(self.heap.element_address(heap_index as u64, 8));
+            heap_index = child;
         }
-        self.queue[place] = last;
-        out.store(self.heap.element_address(place as u64, 8));
+        self.queue[heap_index] = last_event;
+        out.store(self.heap.element_address(heap_index as u64, 8));
         first_event
     }
 
-    fn push(&mut self, event: (u64, u32), out: &mut AccessEmitter) {
+    fn push_event(&mut self, event: (u64, u32), out: &mut AccessEmitter) {
         self.queue.push(event);
-        let mut place = self.queue.len() - 1;
-        while place > 0 {
-            let parent = (place - 1) / 2;
-            self.read_entry(parent, out);
+        let mut heap_index = self.queue.len() - 1;
+        while heap_index > 0 {
+            let parent = (heap_index - 1) / 2;
+            self.emit_entry_read(parent, out);
             if self.queue[parent] <= event {
                 break;
             }
-            self.queue[place] = self.queue[parent];
-            out.store(self.heap.element_address(place as u64, 8));
-            place = parent;
+            self.queue[heap_index] = self.queue[parent];
+            out.store(self.heap.element_address(heap_index as u64, 8));
+            heap_index = parent;
         }
-        self.queue[place] = event;
-        out.store(self.heap.element_address(place as u64, 8));
+        self.queue[heap_index] = event;
+        out.store(self.heap.element_address(heap_index as u64, 8));
     }
 
     /// Emits the accesses of a module that handles a message: its state, one of its gates, and a queue or statistic
     /// further on in its object.
-    fn handle(&mut self, module: u64, out: &mut AccessEmitter) {
+    fn emit_module_accesses(&mut self, module: u64, out: &mut AccessEmitter) {
         let base = self.modules.element_address(module, MODULE_BYTES);
-        out.chase(base);
+        out.load_dependent(base);
         out.load(base + 16);
         out.load(base + 64);
         let offset = 128 + self.rng.draw_below(14) * 64;
-        out.chase(base + offset);
+        out.load_dependent(base + offset);
         out.load(base + offset + 8);
         out.store(base + offset + 16);
         out.store(base + 72);
@@ -125,29 +125,29 @@ impl Network {
 
 impl WorkloadKernel for Network {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let functions = u64::from(out.functions());
+        let functions = u64::from(out.function_count());
         out.enter_function(0);
         let (time, message) = self.pop_event(out);
-        let module = u64::from(self.target[message as usize]);
+        let module = u64::from(self.target_modules[message as usize]);
         out.enter_function(1 + self.rng.draw_function(functions - 1));
-        self.handle(module, out);
+        self.emit_module_accesses(module, out);
         // Half of the events stay in the module (timers), the others go to a neighbor, a few far away.
-        let target = match self.rng.draw_below(8) {
+        let target_module = match self.rng.draw_below(8) {
             0..4 => module,
             4..7 => (module + 1 + self.rng.draw_below(8)) % self.module_count,
             _ => self.rng.draw_below(self.module_count),
         };
-        // The message is deleted, and a new one is allocated from the other end of the free list.
-        let swap = self.rng.draw_below(self.free.len() as u64) as usize;
-        let fresh = std::mem::replace(&mut self.free[swap], message);
-        let object = self.message_address(fresh);
+        // The message is deleted, and a new one is allocated from a random position of the free list.
+        let free_index = self.rng.draw_below(self.free_messages.len() as u64) as usize;
+        let new_message = std::mem::replace(&mut self.free_messages[free_index], message);
+        let new_address = self.message_address(new_message);
         for offset in [0, 8, 24, 64, 72, 128, 192] {
-            out.store(object + offset);
+            out.store(new_address + offset);
         }
-        self.target[fresh as usize] = target as u32;
+        self.target_modules[new_message as usize] = target_module as u32;
         out.enter_function(1 + self.rng.draw_function(functions - 1));
-        let later = time + 1 + self.rng.draw_skewed(1 << 20);
-        self.push((later, fresh), out);
+        let event_time = time + 1 + self.rng.draw_skewed(1 << 20);
+        self.push_event((event_time, new_message), out);
         self.events += 1;
         BatchEnd::More
     }

@@ -26,9 +26,9 @@ struct Interpreter {
     buckets: Region,
     entries: Region,
     strings: Region,
-    op: u64,
-    appended: u64,
-    done: u64,
+    op_index: u64,
+    string_offset: u64,
+    op_count: u64,
     rng: Rng,
 }
 
@@ -42,35 +42,38 @@ impl Interpreter {
         let entries = setup.add_region("hash entries and values", table_bytes / 2, RegionUsers::All);
         let strings = setup.add_region("strings", table_bytes - buckets.bytes - entries.bytes, RegionUsers::All);
         let rng = setup.rng.clone();
-        Interpreter { ops, pads, buckets, entries, strings, op: 0, appended: 0, done: 0, rng }
+        Interpreter { ops, pads, buckets, entries, strings, op_index: 0, string_offset: 0, op_count: 0, rng }
     }
 
     /// Emits the fetch of a value by its key: bucket, chain, key comparison, value.
-    fn hash(&mut self, out: &mut AccessEmitter) {
+    fn emit_hash_lookup(&mut self, out: &mut AccessEmitter) {
         let records = self.entries.bytes / 128;
         // Keys repeat in programs, so most are drawn from a distribution that is skewed twice, and one in eight from
         // all keys.
-        let popular = self.rng.draw_skewed(records);
-        let key =
-            if self.rng.draw_below(8) == 0 { self.rng.draw_below(records) } else { self.rng.draw_skewed(popular + 1) };
+        let skew_limit = self.rng.draw_skewed(records);
+        let key = if self.rng.draw_below(8) == 0 {
+            self.rng.draw_below(records)
+        } else {
+            self.rng.draw_skewed(skew_limit + 1)
+        };
         let key = scatter(key, records);
         out.load(self.buckets.element_address(key * (self.buckets.bytes / 8) / records, 8));
         for link in 0..1 + self.rng.draw_below(2) {
             let entry = self.entries.element_address((key + link) % records, 128);
-            out.chase(entry);
+            out.load_dependent(entry);
             out.load(entry + 8);
             out.load(entry + 16);
         }
-        out.chase(self.entries.element_address(key, 128) + 64);
+        out.load_dependent(self.entries.element_address(key, 128) + 64);
         if self.rng.draw_below(3) == 0 {
             out.store(self.entries.element_address(key, 128) + 72);
         }
     }
 
-    fn append(&mut self, out: &mut AccessEmitter) {
+    fn emit_string_append(&mut self, out: &mut AccessEmitter) {
         for _ in 0..4 {
-            out.store(self.strings.base + self.appended);
-            self.appended = (self.appended + 8) % self.strings.bytes;
+            out.store(self.strings.base + self.string_offset);
+            self.string_offset = (self.string_offset + 8) % self.strings.bytes;
         }
     }
 }
@@ -80,17 +83,18 @@ impl WorkloadKernel for Interpreter {
         let ops = self.ops.bytes / 64;
         for _ in 0..8 {
             // Straight runs of ops alternate with loops back to hot ones.
-            self.op = if self.rng.draw_below(12) == 0 { self.rng.draw_skewed(ops) } else { (self.op + 1) % ops };
-            let op = self.ops.element_address(self.op, 64);
-            out.chase(op);
+            self.op_index =
+                if self.rng.draw_below(12) == 0 { self.rng.draw_skewed(ops) } else { (self.op_index + 1) % ops };
+            let op = self.ops.element_address(self.op_index, 64);
+            out.load_dependent(op);
             out.load(op + 16);
-            let functions = u64::from(out.functions());
+            let functions = u64::from(out.function_count());
             // A few op bodies serve most ops; the others call string, hash and matching routines.
-            let calls = mix(self.op ^ 7).is_multiple_of(8);
-            out.enter_function(if calls {
+            let is_call = mix(self.op_index ^ 7).is_multiple_of(8);
+            out.enter_function(if is_call {
                 self.rng.draw_function(functions)
             } else {
-                (mix(self.op) % (functions / 8)) as u32
+                (mix(self.op_index) % (functions / 8)) as u32
             });
             for _ in 0..4 {
                 let slot = self.rng.draw_skewed(self.pads.bytes / 8);
@@ -99,17 +103,17 @@ impl WorkloadKernel for Interpreter {
             let slot = self.rng.draw_skewed(self.pads.bytes / 8);
             out.store(self.pads.element_address(slot, 8));
             match self.rng.draw_below(64) {
-                0 => self.hash(out),
-                1 => self.append(out),
+                0 => self.emit_hash_lookup(out),
+                1 => self.emit_string_append(out),
                 _ => {}
             }
         }
-        self.done += 8;
+        self.op_count += 8;
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.done as f64
+        self.op_count as f64
     }
 }
 
@@ -117,9 +121,9 @@ struct GapWorkspace {
     masters: Region,
     workspace: Region,
     /// Address offset of each live bag, and its length in words.
-    live: Vec<(u64, u32)>,
-    used: u64,
-    collecting: Option<usize>,
+    live_bags: Vec<(u64, u32)>,
+    used_bytes: u64,
+    next_bag_to_move: Option<usize>,
     operations: u64,
     rng: Rng,
 }
@@ -131,76 +135,77 @@ impl GapWorkspace {
         let masters = setup.add_region("master pointers", count * 8, RegionUsers::All);
         let workspace = setup.add_region("workspace", bytes - masters.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
-        let mut used = 0;
-        let live = (0..count)
+        let mut used_bytes = 0;
+        let live_bags = (0..count)
             .map(|_| {
                 let words = 2 + rng.draw_skewed(24) as u32;
-                let bag = (used, words);
-                used += u64::from(words) * 8 + 8;
+                let bag = (used_bytes, words);
+                used_bytes += u64::from(words) * 8 + 8;
                 bag
             })
             .collect();
-        GapWorkspace { masters, workspace, live, used, collecting: None, operations: 0, rng }
+        GapWorkspace { masters, workspace, live_bags, used_bytes, next_bag_to_move: None, operations: 0, rng }
     }
 
     /// Emits reads of the words of a live bag, and returns their number; usage of bags is skewed.
-    fn read_operand(&mut self, out: &mut AccessEmitter) -> u32 {
-        let popular = self.rng.draw_skewed(self.live.len() as u64);
-        let bag = self.rng.draw_skewed(popular + 1);
-        let (offset, words) = self.live[bag as usize];
+    fn emit_operand_read(&mut self, out: &mut AccessEmitter) -> u32 {
+        let skew_limit = self.rng.draw_skewed(self.live_bags.len() as u64);
+        let bag = self.rng.draw_skewed(skew_limit + 1);
+        let (offset, words) = self.live_bags[bag as usize];
         out.load(self.masters.element_address(bag, 8));
-        out.chase(self.workspace.base + offset);
+        out.load_dependent(self.workspace.base + offset);
         for word in 1..u64::from(words) {
             out.load(self.workspace.base + offset + word * 8);
         }
         words
     }
 
-    fn run_operation(&mut self, out: &mut AccessEmitter) {
-        let functions = u64::from(out.functions());
+    fn emit_operation(&mut self, out: &mut AccessEmitter) {
+        let functions = u64::from(out.function_count());
         out.enter_function(self.rng.draw_function(functions));
-        let words = self.read_operand(out) + if self.rng.draw_below(2) == 0 { self.read_operand(out) } else { 1 };
+        let words =
+            self.emit_operand_read(out) + if self.rng.draw_below(2) == 0 { self.emit_operand_read(out) } else { 1 };
         let words = words.min(96);
         let bytes = u64::from(words) * 8 + 8;
-        if self.used + bytes > self.workspace.bytes {
-            self.collecting = Some(0);
-            self.used = 0;
+        if self.used_bytes + bytes > self.workspace.bytes {
+            self.next_bag_to_move = Some(0);
+            self.used_bytes = 0;
             return;
         }
         out.enter_function(self.rng.draw_function(functions));
         for word in 0..u64::from(words) {
-            out.store(self.workspace.base + self.used + word * 8);
+            out.store(self.workspace.base + self.used_bytes + word * 8);
         }
         // One result in eight outlives its statement: it replaces an older value.
         if self.rng.draw_below(8) == 0 {
-            let bag = self.rng.draw_below(self.live.len() as u64);
-            self.live[bag as usize] = (self.used, words);
+            let bag = self.rng.draw_below(self.live_bags.len() as u64);
+            self.live_bags[bag as usize] = (self.used_bytes, words);
             out.store(self.masters.element_address(bag, 8));
         }
-        self.used += bytes;
+        self.used_bytes += bytes;
         self.operations += 1;
     }
 
     /// Emits the move of one live bag to a lower address; after the collection, bags are in the order of their masters.
-    fn collect(&mut self, bag: usize, out: &mut AccessEmitter) {
-        let (offset, words) = self.live[bag];
+    fn emit_bag_move(&mut self, bag: usize, out: &mut AccessEmitter) {
+        let (offset, words) = self.live_bags[bag];
         out.load(self.masters.element_address(bag as u64, 8));
         for word in 0..u64::from(words) {
             out.load(self.workspace.base + offset + word * 8);
-            out.store(self.workspace.base + self.used + word * 8);
+            out.store(self.workspace.base + self.used_bytes + word * 8);
         }
-        self.live[bag].0 = self.used;
-        self.used += u64::from(words) * 8 + 8;
+        self.live_bags[bag].0 = self.used_bytes;
+        self.used_bytes += u64::from(words) * 8 + 8;
         out.store(self.masters.element_address(bag as u64, 8));
-        self.collecting = (bag + 1 < self.live.len()).then_some(bag + 1);
+        self.next_bag_to_move = (bag + 1 < self.live_bags.len()).then_some(bag + 1);
     }
 }
 
 impl WorkloadKernel for GapWorkspace {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        match self.collecting {
-            Some(bag) => self.collect(bag, out),
-            None => self.run_operation(out),
+        match self.next_bag_to_move {
+            Some(bag) => self.emit_bag_move(bag, out),
+            None => self.emit_operation(out),
         }
         BatchEnd::More
     }
@@ -217,9 +222,9 @@ struct ObjectStore {
     objects: Region,
     chunks: Region,
     index: Region,
-    count: u64,
+    object_count: u64,
     transactions: u64,
-    kind: u64,
+    transaction_kind: u64,
     rng: Rng,
 }
 
@@ -229,81 +234,86 @@ impl ObjectStore {
         let index = setup.add_region("index", bytes / 8, RegionUsers::All);
         let chunks = setup.add_region("chunk tables", bytes / 32, RegionUsers::All);
         let objects = setup.add_region("objects", bytes - index.bytes - chunks.bytes, RegionUsers::All);
-        let count = objects.bytes / OBJECT_BYTES;
+        let object_count = objects.bytes / OBJECT_BYTES;
         let rng = setup.rng.clone();
-        ObjectStore { objects, chunks, index, count, transactions: 0, kind: 0, rng }
+        ObjectStore { objects, chunks, index, object_count, transactions: 0, transaction_kind: 0, rng }
     }
 
-    /// Emits a descent of the index, whose first levels are small and stay cached.
-    fn find(&mut self, object: u64, out: &mut AccessEmitter) {
+    /// Emits a search in the index, whose first levels are small and stay cached.
+    fn emit_index_search(&mut self, object: u64, out: &mut AccessEmitter) {
         let nodes = self.index.bytes / 128;
         let mut level = 1;
         while level < nodes {
-            let node = (level + object * level / self.count).min(nodes - 1);
+            let node = (level + object * level / self.object_count).min(nodes - 1);
             let record = self.index.element_address(node, 128);
-            out.chase(record);
+            out.load_dependent(record);
             out.load(record + 32);
             out.load(record + 8 * (object % INDEX_FANOUT));
             level *= INDEX_FANOUT;
         }
-        let leaf = self.index.element_address(object * nodes / self.count, 128);
-        out.chase(leaf);
+        let leaf = self.index.element_address(object * nodes / self.object_count, 128);
+        out.load_dependent(leaf);
         out.load(leaf + 8 * (object % INDEX_FANOUT));
     }
 
-    fn fetch(&mut self, object: u64, out: &mut AccessEmitter) -> u64 {
-        let entries = self.chunks.bytes / 8;
-        out.chase(self.chunks.element_address(object * entries / self.count, 8));
+    fn emit_object_fetch(&mut self, object: u64, out: &mut AccessEmitter) -> u64 {
+        let entry_count = self.chunks.bytes / 8;
+        out.load_dependent(self.chunks.element_address(object * entry_count / self.object_count, 8));
         let record = self.objects.element_address(object, OBJECT_BYTES);
-        out.chase(record);
+        out.load_dependent(record);
         record
     }
 
-    fn run_transaction(&mut self, out: &mut AccessEmitter) {
-        let functions = u64::from(out.functions());
+    fn emit_transaction(&mut self, out: &mut AccessEmitter) {
+        let functions = u64::from(out.function_count());
         // Most transactions use recently created and often used objects.
-        let recent = self.transactions / 4 % self.count;
+        let newest_object = self.transactions / 4 % self.object_count;
         let object = match self.rng.draw_below(64) {
-            0 => self.rng.draw_below(self.count),
-            1..4 => self.rng.draw_skewed(self.count),
-            _ => (recent + self.count - 1 - self.rng.draw_skewed((self.count / 256).max(2)) % self.count) % self.count,
+            0 => self.rng.draw_below(self.object_count),
+            1..4 => self.rng.draw_skewed(self.object_count),
+            _ => {
+                (newest_object + self.object_count
+                    - 1
+                    - self.rng.draw_skewed((self.object_count / 256).max(2)) % self.object_count)
+                    % self.object_count
+            }
         };
         for part in 0..6 {
             out.enter_function(self.rng.draw_function(functions));
             match part {
-                0 => self.find(object, out),
+                0 => self.emit_index_search(object, out),
                 1 | 3 => {
-                    self.fetch(object, out);
+                    self.emit_object_fetch(object, out);
                 }
                 _ => {
-                    let record = self.fetch(object, out);
+                    let record = self.emit_object_fetch(object, out);
                     for word in 0..8 {
                         out.load(record + (part * 4 + word * 24) % OBJECT_BYTES / 8 * 8);
                     }
-                    if self.kind != 0 {
+                    if self.transaction_kind != 0 {
                         out.store(record + 8 * (object % 32));
                         out.store(record + 64);
                     }
                 }
             }
         }
-        if self.kind == 2 {
+        if self.transaction_kind == 2 {
             // An insert fills a new object and its index entry.
-            let record = self.objects.element_address(recent, OBJECT_BYTES);
+            let record = self.objects.element_address(newest_object, OBJECT_BYTES);
             for word in 0..OBJECT_BYTES / 8 {
                 out.store(record + word * 8);
             }
-            out.store(self.index.element_address(recent * (self.index.bytes / 8) / self.count, 8));
+            out.store(self.index.element_address(newest_object * (self.index.bytes / 8) / self.object_count, 8));
         }
     }
 }
 
 impl WorkloadKernel for ObjectStore {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        self.run_transaction(out);
+        self.emit_transaction(out);
         self.transactions += 1;
         if self.transactions.is_multiple_of(4096) {
-            self.kind = (self.kind + 1) % 3;
+            self.transaction_kind = (self.transaction_kind + 1) % 3;
         }
         BatchEnd::More
     }

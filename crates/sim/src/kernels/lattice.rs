@@ -44,9 +44,9 @@ const DIRECTIONS: [[i64; 3]; 19] = [
 struct Boltzmann {
     grids: [Region; 2],
     cells: u64,
-    row: u64,
-    cell: u64,
-    steps: u64,
+    row_cells: u64,
+    next_cell: u64,
+    step_count: u64,
 }
 
 impl Boltzmann {
@@ -55,46 +55,53 @@ impl Boltzmann {
         let grids = ["grid", "other grid"].map(|name| setup.add_region(name, cells * CELL_BYTES, RegionUsers::All));
         let cells = grids[0].bytes / CELL_BYTES;
         // The reference input has 100 x 100 x 130 cells, in rows of a hundred.
-        Boltzmann { grids, cells, row: 100.min(cells / 64).max(1), cell: setup.rng.draw_below(cells), steps: 0 }
+        Boltzmann {
+            grids,
+            cells,
+            row_cells: 100.min(cells / 64).max(1),
+            next_cell: setup.rng.draw_below(cells),
+            step_count: 0,
+        }
     }
 }
 
 impl WorkloadKernel for Boltzmann {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let (source, target) = (self.grids[(self.steps & 1) as usize], self.grids[(self.steps & 1) as usize ^ 1]);
-        let plane = (self.row * self.row).min(self.cells / 4);
-        let end = (self.cell + 8).min(self.cells);
-        for cell in self.cell..end {
+        let (source, target) =
+            (self.grids[(self.step_count & 1) as usize], self.grids[(self.step_count & 1) as usize ^ 1]);
+        let plane_cells = (self.row_cells * self.row_cells).min(self.cells / 4);
+        let end = (self.next_cell + 8).min(self.cells);
+        for cell in self.next_cell..end {
             let cell_address = source.element_address(cell, CELL_BYTES);
             for word in 0..20 {
                 out.load(cell_address + word * 8);
             }
             // Each distribution goes to the cell in its direction; the grid is periodic here.
             for (word, [dx, dy, dz]) in (0..).zip(DIRECTIONS) {
-                let offset = dx + dy * self.row as i64 + dz * plane as i64;
-                let shifted = (cell as i64 + offset).rem_euclid(self.cells as i64) as u64;
-                out.store(target.element_address(shifted, CELL_BYTES) + word * 8);
+                let offset = dx + dy * self.row_cells as i64 + dz * plane_cells as i64;
+                let target_cell = (cell as i64 + offset).rem_euclid(self.cells as i64) as u64;
+                out.store(target.element_address(target_cell, CELL_BYTES) + word * 8);
             }
         }
-        self.cell = end;
+        self.next_cell = end;
         if end == self.cells {
-            self.cell = 0;
-            self.steps += 1;
+            self.next_cell = 0;
+            self.step_count += 1;
         }
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.steps as f64
+        self.step_count as f64
     }
 }
 
 struct Register {
     states: Region,
-    count: u64,
-    next: u64,
-    kind: u32,
-    gates: u64,
+    state_count: u64,
+    next_state: u64,
+    gate_kind: u32,
+    gate_count: u64,
     salt: u64,
     rng: Rng,
 }
@@ -103,7 +110,15 @@ impl Register {
     fn new(setup: &mut KernelSetup) -> Self {
         let states = setup.add_region("register", setup.data_bytes(), RegionUsers::All);
         let mut rng = setup.rng.clone();
-        Register { states, count: states.bytes / 16, next: 0, kind: 0, gates: 0, salt: rng.bits(), rng }
+        Register {
+            states,
+            state_count: states.bytes / 16,
+            next_state: 0,
+            gate_kind: 0,
+            gate_count: 0,
+            salt: rng.next_bits(),
+            rng,
+        }
     }
 }
 
@@ -111,28 +126,28 @@ impl WorkloadKernel for Register {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         // These bits must be set for the gate to act: two controls of a Toffoli gate, one of a CNOT, none of a NOT.
         let bit = 1 << (self.salt % 16);
-        let mask = [bit | bit << (1 + self.salt / 16 % 5), bit, 0][self.kind as usize];
-        let end = (self.next + 128).min(self.count);
-        for state in self.next..end {
+        let mask = [bit | bit << (1 + self.salt / 16 % 5), bit, 0][self.gate_kind as usize];
+        let end = (self.next_state + 128).min(self.state_count);
+        for state in self.next_state..end {
             let address = self.states.element_address(state, 16) + 8;
             out.load(address);
             if state & mask == mask {
                 out.store(address);
             }
         }
-        self.next = end;
-        if end == self.count {
-            self.next = 0;
-            self.gates += 1;
-            self.salt = self.rng.bits();
+        self.next_state = end;
+        if end == self.state_count {
+            self.next_state = 0;
+            self.gate_count += 1;
+            self.salt = self.rng.next_bits();
             // Shor's modular exponentiation is mostly Toffoli gates.
-            self.kind = [0, 0, 0, 0, 1, 1, 1, 2][self.rng.draw_below(8) as usize];
-            out.enter_function(self.kind);
+            self.gate_kind = [0, 0, 0, 0, 1, 1, 1, 2][self.rng.draw_below(8) as usize];
+            out.enter_function(self.gate_kind);
         }
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.gates as f64
+        self.gate_count as f64
     }
 }

@@ -24,13 +24,13 @@ const REFERENCES: u64 = 5;
 
 struct MotionSearch {
     references: Vec<Region>,
-    current: Region,
-    coded: Region,
+    current_picture: Region,
+    coded_data: Region,
     /// Luma size in pixels; references store four samples per pixel in both directions.
     width: u64,
     height: u64,
-    at: u64,
-    written: u64,
+    macroblock_index: u64,
+    coded_offset: u64,
     macroblocks: u64,
     rng: Rng,
 }
@@ -45,41 +45,56 @@ impl MotionSearch {
         let picture = width * height;
         let references =
             (0..REFERENCES).map(|_| setup.add_region("reference", picture * 16, RegionUsers::All)).collect();
-        let current = setup.add_region("picture", picture, RegionUsers::All);
+        let current_picture = setup.add_region("picture", picture, RegionUsers::All);
         let coded_bytes = setup.data_bytes() - picture * (REFERENCES * 16 + 1);
-        let coded = setup.add_region("coded data", coded_bytes, RegionUsers::All);
+        let coded_data = setup.add_region("coded data", coded_bytes, RegionUsers::All);
         let rng = setup.rng.clone();
-        MotionSearch { references, current, coded, width, height, at: 0, written: 0, macroblocks: 0, rng }
+        MotionSearch {
+            references,
+            current_picture,
+            coded_data,
+            width,
+            height,
+            macroblock_index: 0,
+            coded_offset: 0,
+            macroblocks: 0,
+            rng,
+        }
     }
 
-    /// Emits the sum of absolute differences at one candidate, row by row until it is worse than the best (on average
-    /// half of the rows).
-    fn compare(&mut self, reference: usize, x: u64, y: u64, out: &mut AccessEmitter) {
+    /// Emits the sum of absolute differences at one candidate, row by row until it is worse than the best, on average
+    /// after 10 of 16 rows.
+    fn emit_candidate_comparison(&mut self, reference: usize, x: u64, y: u64, out: &mut AccessEmitter) {
         let (columns, picture) = (self.width / 16, self.references[reference]);
-        let (left, top) = (self.at % columns * 16, self.at / columns * 16);
+        let (left_pixel, top_pixel) = (self.macroblock_index % columns * 16, self.macroblock_index / columns * 16);
         let rows = 4 + self.rng.draw_below(13);
         for row in 0..rows.min(16) {
-            let pixels = self.current.base + (top + row) * self.width + left;
-            let sample = (y + row * 4) * self.width * 4 + x;
+            let pixel_address = self.current_picture.base + (top_pixel + row) * self.width + left_pixel;
+            let sample_offset = (y + row * 4) * self.width * 4 + x;
             for word in 0..2 {
-                out.load(pixels + word * 8);
-                out.load(picture.base + sample + word * 32);
-                out.load(picture.base + sample + word * 32 + 16);
+                out.load(pixel_address + word * 8);
+                out.load(picture.base + sample_offset + word * 32);
+                out.load(picture.base + sample_offset + word * 32 + 16);
             }
         }
     }
 
-    fn search_motion(&mut self, reference: usize, out: &mut AccessEmitter) {
+    fn emit_motion_search(&mut self, reference: usize, out: &mut AccessEmitter) {
         let columns = self.width / 16;
-        let (left, top) = (self.at % columns * 64, self.at / columns * 64);
-        let (right_most, lowest) = ((self.width - 16) * 4, (self.height - 16) * 4);
+        let (left_sample, top_sample) = (self.macroblock_index % columns * 64, self.macroblock_index / columns * 64);
+        let (max_left, max_top) = ((self.width - 16) * 4, (self.height - 16) * 4);
         for candidate in 0..64 {
-            // Candidates are whole pixels in a spiral first, then quarter pixels around the best one.
-            let (span, align) = if candidate < 48 { (64, 4) } else { (4, 1) };
-            let x = (left + self.rng.draw_below(2 * span)).saturating_sub(span).min(right_most) / align * align;
-            let y = (top + self.rng.draw_below(2 * span)).saturating_sub(span).min(lowest) / align * align;
+            // The first 48 candidates are random whole pixels around the macroblock, the others random quarter pixels
+            // next to it.
+            let (search_radius, alignment) = if candidate < 48 { (64, 4) } else { (4, 1) };
+            let x = (left_sample + self.rng.draw_below(2 * search_radius)).saturating_sub(search_radius).min(max_left)
+                / alignment
+                * alignment;
+            let y = (top_sample + self.rng.draw_below(2 * search_radius)).saturating_sub(search_radius).min(max_top)
+                / alignment
+                * alignment;
             out.enter_function(candidate % 24);
-            self.compare(reference, x, y, out);
+            self.emit_candidate_comparison(reference, x, y, out);
         }
     }
 
@@ -87,16 +102,16 @@ impl MotionSearch {
     fn emit_coding(&mut self, out: &mut AccessEmitter) {
         let columns = self.width / 16;
         let target = self.references[(self.macroblocks / (columns * (self.height / 16)) % REFERENCES) as usize];
-        let (left, top) = (self.at % columns * 64, self.at / columns * 64);
+        let (left_sample, top_sample) = (self.macroblock_index % columns * 64, self.macroblock_index / columns * 64);
         for row in 0..64u64 {
             if row.is_multiple_of(4) {
                 out.enter_function(24 + (row / 4 + self.macroblocks * 16) as u32 % 72);
             }
             for word in 0..8 {
-                out.store(target.base + (top + row) * self.width * 4 + left + word * 8);
+                out.store(target.base + (top_sample + row) * self.width * 4 + left_sample + word * 8);
             }
-            out.store(self.coded.base + self.written);
-            self.written = (self.written + 8) % (self.coded.bytes / 8 * 8);
+            out.store(self.coded_data.base + self.coded_offset);
+            self.coded_offset = (self.coded_offset + 8) % (self.coded_data.bytes / 8 * 8);
         }
     }
 }
@@ -104,10 +119,10 @@ impl MotionSearch {
 impl WorkloadKernel for MotionSearch {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         for reference in 0..REFERENCES as usize {
-            self.search_motion(reference, out);
+            self.emit_motion_search(reference, out);
         }
         self.emit_coding(out);
-        self.at = (self.at + 1) % (self.width / 16 * (self.height / 16));
+        self.macroblock_index = (self.macroblock_index + 1) % (self.width / 16 * (self.height / 16));
         self.macroblocks += 1;
         BatchEnd::More
     }
@@ -122,42 +137,42 @@ struct Rasterizer {
     depth: Region,
     texture: Region,
     vertices: Region,
-    side: u64,
-    texels: u64,
-    triangles: u64,
+    side_pixels: u64,
+    side_texels: u64,
+    triangle_count: u64,
     rng: Rng,
 }
 
 impl Rasterizer {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let side = libm::sqrt((bytes * 3 / 4 / 8) as f64) as u64;
-        let color = setup.add_region("color buffer", side * side * 4, RegionUsers::All);
-        let depth = setup.add_region("depth buffer", side * side * 4, RegionUsers::All);
+        let side_pixels = libm::sqrt((bytes * 3 / 4 / 8) as f64) as u64;
+        let color = setup.add_region("color buffer", side_pixels * side_pixels * 4, RegionUsers::All);
+        let depth = setup.add_region("depth buffer", side_pixels * side_pixels * 4, RegionUsers::All);
         let texture_bytes = (1 << 20).min(bytes / 8);
         let texture = setup.add_region("texture", texture_bytes, RegionUsers::All);
         let vertices =
             setup.add_region("vertices", bytes - color.bytes - depth.bytes - texture.bytes, RegionUsers::All);
-        let texels = libm::sqrt((texture.bytes / 4) as f64) as u64;
+        let side_texels = libm::sqrt((texture.bytes / 4) as f64) as u64;
         let rng = setup.rng.clone();
-        Rasterizer { color, depth, texture, vertices, side, texels, triangles: 0, rng }
+        Rasterizer { color, depth, texture, vertices, side_pixels, side_texels, triangle_count: 0, rng }
     }
 
-    fn draw_span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut AccessEmitter) {
-        for pixel in (0..width).filter(|pixel| x + pixel < self.side) {
-            let offset = (y * self.side + x + pixel) * 4;
+    fn emit_span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut AccessEmitter) {
+        for pixel in (0..width).filter(|pixel| x + pixel < self.side_pixels) {
+            let offset = (y * self.side_pixels + x + pixel) * 4;
             out.load(self.depth.base + offset);
             // The new point is nearer than the present one in three of four cases.
-            if mix(offset ^ self.triangles) & 3 == 0 {
+            if mix(offset ^ self.triangle_count) & 3 == 0 {
                 continue;
             }
             out.store(self.depth.base + offset);
-            let (u, v) = ((texel + pixel) % (self.texels - 1), (texel / 7 + y) % (self.texels - 1));
-            let corner = self.texture.base + (v * self.texels + u) * 4;
+            let (u, v) = ((texel + pixel) % (self.side_texels - 1), (texel / 7 + y) % (self.side_texels - 1));
+            let corner = self.texture.base + (v * self.side_texels + u) * 4;
             out.load(corner);
             out.load(corner + 4);
-            out.load(corner + self.texels * 4);
-            out.load(corner + self.texels * 4 + 4);
+            out.load(corner + self.side_texels * 4);
+            out.load(corner + self.side_texels * 4 + 4);
             out.store(self.color.base + offset);
         }
     }
@@ -166,28 +181,29 @@ impl Rasterizer {
 impl WorkloadKernel for Rasterizer {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         // The mesh covers the screen strip by strip; vertices are streamed and transformed by their own code.
-        let vertex = self.vertices.element_address(self.triangles % (self.vertices.bytes / 64), 64);
-        out.enter_function(self.triangles as u32 % 48);
+        let vertex = self.vertices.element_address(self.triangle_count % (self.vertices.bytes / 64), 64);
+        out.enter_function(self.triangle_count as u32 % 48);
         for word in 0..8 {
             out.load(vertex + word * 8);
         }
         out.store(vertex + 48);
         let size = 4 + self.rng.draw_below(8);
-        let per_row = (self.side / 6).max(1);
-        let (column, row) = (self.triangles % per_row, self.triangles / per_row * 6 % self.side);
+        let triangles_per_row = (self.side_pixels / 6).max(1);
+        let (column, row) =
+            (self.triangle_count % triangles_per_row, self.triangle_count / triangles_per_row * 6 % self.side_pixels);
         out.enter_function(48 + self.rng.draw_function(48));
         for line in 0..size {
             let y = row + line;
-            if y < self.side {
-                self.draw_span(column * 6, y, size - line / 2, self.triangles * 5, out);
+            if y < self.side_pixels {
+                self.emit_span(column * 6, y, size - line / 2, self.triangle_count * 5, out);
             }
         }
-        self.triangles += 1;
+        self.triangle_count += 1;
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.triangles as f64
+        self.triangle_count as f64
     }
 }
 
@@ -199,9 +215,9 @@ struct Recognizer {
     senones: Region,
     tree: Region,
     senone_count: u64,
-    next: u64,
+    next_senone: u64,
     states_left: u64,
-    at: u64,
+    state_position: u64,
     frames: u64,
     salt: u64,
     rng: Rng,
@@ -215,11 +231,11 @@ impl Recognizer {
         let senones = setup.add_region("senones", senone_count * SENONE_BYTES, RegionUsers::All);
         let tree = setup.add_region("lexical tree", bytes - senones.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
-        let (at, salt) = (rng.bits(), rng.bits());
-        Recognizer { senones, tree, senone_count, next: 0, states_left: 0, at, frames: 0, salt, rng }
+        let (state_position, salt) = (rng.next_bits(), rng.next_bits());
+        Recognizer { senones, tree, senone_count, next_senone: 0, states_left: 0, state_position, frames: 0, salt, rng }
     }
 
-    fn score(&self, senone: u64, out: &mut AccessEmitter) {
+    fn emit_senone_score(&self, senone: u64, out: &mut AccessEmitter) {
         let base = self.senones.element_address(senone, SENONE_BYTES);
         for offset in (0..SENONE_BYTES).step_by(8) {
             out.load(base + offset);
@@ -227,15 +243,16 @@ impl Recognizer {
         }
     }
 
-    /// Emits the accesses that follow successors of one active state.
-    fn search_states(&mut self, out: &mut AccessEmitter) {
+    /// Emits the accesses of the search from one active state to a successor.
+    fn emit_state_search(&mut self, out: &mut AccessEmitter) {
         let states = self.tree.bytes / STATE_BYTES;
         // Paths move to nearby states; occasionally a word ends and another begins.
-        let jump = if self.at & 15 == 0 { self.rng.draw_below(states) } else { self.rng.draw_below(64) };
-        let state = (self.at + jump) % states;
-        self.at = self.at.wrapping_add(jump + 1);
+        let state_offset =
+            if self.state_position & 15 == 0 { self.rng.draw_below(states) } else { self.rng.draw_below(64) };
+        let state = (self.state_position + state_offset) % states;
+        self.state_position = self.state_position.wrapping_add(state_offset + 1);
         let record = self.tree.element_address(state, STATE_BYTES);
-        out.chase(record);
+        out.load_dependent(record);
         out.load(record + 8);
         out.load(record + 16);
         out.store(record + 24);
@@ -247,24 +264,24 @@ impl WorkloadKernel for Recognizer {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.states_left > 0 {
             out.enter_function(16 + (self.states_left / 16) as u32 % 16);
-            let batch = self.states_left.min(16);
-            for _ in 0..batch {
-                self.search_states(out);
+            let state_count = self.states_left.min(16);
+            for _ in 0..state_count {
+                self.emit_state_search(out);
             }
-            self.states_left -= batch;
+            self.states_left -= state_count;
             return BatchEnd::More;
         }
         // Two of five senones are active in a frame; the set changes slowly, every sixteenth frame.
         let epoch = self.frames / 16;
-        if mix(self.next ^ epoch << 32 ^ self.salt) % 5 < 2 {
-            out.enter_function(self.next as u32 % 16);
-            self.score(self.next, out);
+        if mix(self.next_senone ^ epoch << 32 ^ self.salt) % 5 < 2 {
+            out.enter_function(self.next_senone as u32 % 16);
+            self.emit_senone_score(self.next_senone, out);
         } else {
-            out.load(self.senones.element_address(self.next, SENONE_BYTES));
+            out.load(self.senones.element_address(self.next_senone, SENONE_BYTES));
         }
-        self.next += 1;
-        if self.next == self.senone_count {
-            self.next = 0;
+        self.next_senone += 1;
+        if self.next_senone == self.senone_count {
+            self.next_senone = 0;
             self.frames += 1;
             self.states_left = (self.tree.bytes / STATE_BYTES / 16).next_multiple_of(16);
             out.enter_function(self.frames as u32 % 16);

@@ -41,5 +41,5 @@ mod stencil;
 
 pub use emitter::{AccessPace, CODE_BASE, CodeLayout, INSTRUCTION_BYTES, STACK_BYTES};
 pub use page::programs_page;
-pub use registry::{ProgramError, build, build_threads, programs};
+pub use registry::{ProgramError, build_program, build_threads, programs};
 pub use setup::{KernelProgram, KernelSpec, Options, Region, RegionUsers};

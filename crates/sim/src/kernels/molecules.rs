@@ -22,32 +22,43 @@ struct Molecules {
     atoms: Region,
     lists: Region,
     atom_bytes: u64,
-    neighbors: u64,
-    count: u64,
-    next: u64,
-    steps: u64,
-    rebuilding: bool,
+    neighbors_per_atom: u64,
+    atom_count: u64,
+    next_atom: u64,
+    step_count: u64,
+    is_rebuilding: bool,
     salt: u64,
     rng: Rng,
 }
 
 impl Molecules {
-    fn new(setup: &mut KernelSetup, atom_bytes: u64, neighbors: u64) -> Self {
-        let count = setup.data_bytes() / (atom_bytes + neighbors * 4);
-        let atoms = setup.add_region("atoms", count * atom_bytes, RegionUsers::All);
-        let lists = setup.add_region("neighbor lists", count * neighbors * 4, RegionUsers::All);
+    fn new(setup: &mut KernelSetup, atom_bytes: u64, neighbors_per_atom: u64) -> Self {
+        let atom_count = setup.data_bytes() / (atom_bytes + neighbors_per_atom * 4);
+        let atoms = setup.add_region("atoms", atom_count * atom_bytes, RegionUsers::All);
+        let lists = setup.add_region("neighbor lists", atom_count * neighbors_per_atom * 4, RegionUsers::All);
         let mut rng = setup.rng.clone();
-        let salt = rng.bits();
-        Molecules { atoms, lists, atom_bytes, neighbors, count, next: 0, steps: 0, rebuilding: false, salt, rng }
+        let salt = rng.next_bits();
+        Molecules {
+            atoms,
+            lists,
+            atom_bytes,
+            neighbors_per_atom,
+            atom_count,
+            next_atom: 0,
+            step_count: 0,
+            is_rebuilding: false,
+            salt,
+            rng,
+        }
     }
 
     /// Returns neighbor `slot` of `atom`, within its own row of cells, or in the adjacent rows and planes.
     fn neighbor(&self, atom: u64, slot: u64) -> u64 {
-        let plane = (self.count / 24).max(1);
-        let row = (plane / 24).max(1);
-        let hash = mix((atom * self.neighbors + slot) ^ self.salt);
-        let shift = [0, 0, row, plane][(hash & 3) as usize];
-        (atom + shift + scale(hash, 2 * row + 1)) % self.count
+        let plane_atoms = (self.atom_count / 24).max(1);
+        let row_atoms = (plane_atoms / 24).max(1);
+        let hash = mix((atom * self.neighbors_per_atom + slot) ^ self.salt);
+        let cell_shift = [0, 0, row_atoms, plane_atoms][(hash & 3) as usize];
+        (atom + cell_shift + scale(hash, 2 * row_atoms + 1)) % self.atom_count
     }
 
     fn emit_forces(&self, atom: u64, out: &mut AccessEmitter) {
@@ -55,12 +66,12 @@ impl Molecules {
         for word in 0..4 {
             out.load(own_atom + word * 8);
         }
-        for slot in 0..self.neighbors {
+        for slot in 0..self.neighbors_per_atom {
             if slot.is_multiple_of(2) {
-                out.load(self.lists.element_address(atom * self.neighbors + slot, 4));
+                out.load(self.lists.element_address(atom * self.neighbors_per_atom + slot, 4));
             }
             let neighbor = self.atoms.element_address(self.neighbor(atom, slot), self.atom_bytes);
-            out.chase(neighbor);
+            out.load_dependent(neighbor);
             out.load(neighbor + 8);
             out.load(neighbor + 16);
             out.load(neighbor + 24);
@@ -75,43 +86,43 @@ impl Molecules {
         out.store(own_atom + 72);
     }
 
-    fn rebuild(&self, atom: u64, out: &mut AccessEmitter) {
+    fn emit_list_rebuild(&self, atom: u64, out: &mut AccessEmitter) {
         // Multipoles, bonds and old coordinates, further on in the record, are used only here.
         for offset in (0..self.atom_bytes).step_by(64) {
             out.load(self.atoms.element_address(atom, self.atom_bytes) + offset);
         }
-        for slot in 0..self.neighbors {
+        for slot in 0..self.neighbors_per_atom {
             out.load(self.atoms.element_address(self.neighbor(atom, slot), self.atom_bytes));
-            out.store(self.lists.element_address(atom * self.neighbors + slot, 4));
+            out.store(self.lists.element_address(atom * self.neighbors_per_atom + slot, 4));
         }
     }
 }
 
 impl WorkloadKernel for Molecules {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        if self.next.is_multiple_of(16) {
-            out.enter_function((self.next / 16) as u32);
+        if self.next_atom.is_multiple_of(16) {
+            out.enter_function((self.next_atom / 16) as u32);
         }
-        if self.rebuilding {
-            self.rebuild(self.next, out)
+        if self.is_rebuilding {
+            self.emit_list_rebuild(self.next_atom, out)
         } else {
-            self.emit_forces(self.next, out)
+            self.emit_forces(self.next_atom, out)
         }
-        self.next += 1;
-        if self.next == self.count {
-            self.next = 0;
-            if self.rebuilding {
-                self.rebuilding = false;
-                self.salt = self.rng.bits();
+        self.next_atom += 1;
+        if self.next_atom == self.atom_count {
+            self.next_atom = 0;
+            if self.is_rebuilding {
+                self.is_rebuilding = false;
+                self.salt = self.rng.next_bits();
             } else {
-                self.steps += 1;
-                self.rebuilding = self.steps.is_multiple_of(STEPS_PER_REBUILD);
+                self.step_count += 1;
+                self.is_rebuilding = self.step_count.is_multiple_of(STEPS_PER_REBUILD);
             }
         }
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.steps as f64
+        self.step_count as f64
     }
 }

@@ -33,12 +33,12 @@ const BASKET_ENTRY_BYTES: u64 = 24;
 /// The record layout of a version of the program, in bytes from the record's start (64-bit), with its constants.
 struct McfVersion {
     node_bytes: u64,
-    potential: u64,
+    potential_offset: u64,
     orientation: u64,
     child: u64,
     parent: u64,
     sibling: u64,
-    sibling_before: u64,
+    previous_sibling: u64,
     basic_arc: u64,
     flow: u64,
     size: u64,
@@ -48,18 +48,18 @@ struct McfVersion {
     tail: u64,
     head: u64,
     ident: u64,
-    basket: usize,
+    basket_arcs: usize,
     pivots_per_refresh: u64,
 }
 
 const MCF_2000: McfVersion = McfVersion {
     node_bytes: 120,
-    potential: 88,
+    potential_offset: 88,
     orientation: 56,
     child: 24,
     parent: 16,
     sibling: 32,
-    sibling_before: 40,
+    previous_sibling: 40,
     basic_arc: 64,
     flow: 96,
     size: 48,
@@ -68,18 +68,18 @@ const MCF_2000: McfVersion = McfVersion {
     tail: 0,
     head: 8,
     ident: 56,
-    basket: 100,
+    basket_arcs: 100,
     pivots_per_refresh: 20,
 };
 
 const MCF_2006: McfVersion = McfVersion {
     node_bytes: 104,
-    potential: 0,
+    potential_offset: 0,
     orientation: 8,
     child: 16,
     parent: 24,
     sibling: 32,
-    sibling_before: 40,
+    previous_sibling: 40,
     basic_arc: 48,
     flow: 80,
     size: 88,
@@ -88,7 +88,7 @@ const MCF_2006: McfVersion = McfVersion {
     tail: 8,
     head: 16,
     ident: 24,
-    basket: 50,
+    basket_arcs: 50,
     pivots_per_refresh: 200,
 };
 
@@ -118,27 +118,39 @@ struct Simplex {
     basis: Basis,
     basket: Vec<BasketArc>,
     stage: SimplexStage,
-    group: u64,
+    next_group: u64,
     first_group: u64,
-    pivots: u64,
+    pivot_count: u64,
 }
 
 impl Simplex {
     fn new(setup: &mut KernelSetup, version: &'static McfVersion) -> Self {
-        let slots = version.basket as u64 + GROUP_ARCS;
-        let pointers = setup.add_region("basket order", slots * 8, RegionUsers::All);
-        let entries = setup.add_region("basket", slots * BASKET_ENTRY_BYTES, RegionUsers::All);
+        let slot_count = version.basket_arcs as u64 + GROUP_ARCS;
+        let pointers = setup.add_region("basket order", slot_count * 8, RegionUsers::All);
+        let entries = setup.add_region("basket", slot_count * BASKET_ENTRY_BYTES, RegionUsers::All);
         let bytes = setup.data_bytes() - pointers.bytes - entries.bytes;
-        let max_nodes = Basis::nodes_of(bytes / ARC_BYTES);
+        let max_nodes = Basis::node_count(bytes / ARC_BYTES);
         let arc_count = (bytes - max_nodes * version.node_bytes) / ARC_BYTES;
-        let nodes = setup.add_region("nodes", Basis::nodes_of(arc_count) * version.node_bytes, RegionUsers::All);
+        let nodes = setup.add_region("nodes", Basis::node_count(arc_count) * version.node_bytes, RegionUsers::All);
         let arcs = setup.add_region("arcs", arc_count * ARC_BYTES, RegionUsers::All);
-        let basis = Basis::new(arc_count, setup.rng.clone().bits());
+        let basis = Basis::new(arc_count, setup.rng.clone().next_bits());
         let (basket, stage) = (Vec::new(), SimplexStage::Price { arc: 0 });
-        Simplex { version, nodes, arcs, pointers, entries, basis, basket, stage, group: 0, first_group: 0, pivots: 0 }
+        Simplex {
+            version,
+            nodes,
+            arcs,
+            pointers,
+            entries,
+            basis,
+            basket,
+            stage,
+            next_group: 0,
+            first_group: 0,
+            pivot_count: 0,
+        }
     }
 
-    fn groups(&self) -> u64 {
+    fn group_count(&self) -> u64 {
         self.basis.arcs.div_ceil(GROUP_ARCS)
     }
 
@@ -167,18 +179,18 @@ impl Simplex {
         }
         out.load(record + version.cost);
         out.load(record + version.tail);
-        out.chase(self.node_address(tail) + version.potential);
+        out.load_dependent(self.node_address(tail) + version.potential_offset);
         out.load(record + version.head);
-        out.chase(self.node_address(head) + version.potential);
+        out.load_dependent(self.node_address(head) + version.potential_offset);
         let reduced_cost = self.basis.reduced_cost(tail, head, cost);
         self.basis.is_violating(arc, reduced_cost).then_some(reduced_cost)
     }
 
     /// Emits storing a candidate in the next entry of the basket.
     fn add_candidate(&mut self, arc: u64, reduced_cost: i64, out: &mut AccessEmitter) {
-        let at = self.basket.len();
-        let slot = at as u64;
-        out.load(self.pointer_address(at));
+        let index = self.basket.len();
+        let slot = index as u64;
+        out.load(self.pointer_address(index));
         [0, 8, 16].into_iter().for_each(|field| out.store(self.entry_address(slot) + field));
         self.basket.push(BasketArc { arc, reduced_cost, slot });
     }
@@ -186,20 +198,20 @@ impl Simplex {
     /// Prices the best arcs of the last basket again, except the one that entered; the next group follows.
     fn start_pricing(&mut self, out: &mut AccessEmitter) {
         out.enter_function(0);
-        let last = std::mem::take(&mut self.basket);
-        for (index, candidate) in last.iter().enumerate().take(self.version.basket).skip(1) {
+        let last_basket = std::mem::take(&mut self.basket);
+        for (index, candidate) in last_basket.iter().enumerate().take(self.version.basket_arcs).skip(1) {
             out.load(self.pointer_address(index));
-            out.chase(self.entry_address(candidate.slot));
+            out.load_dependent(self.entry_address(candidate.slot));
             if let Some(reduced_cost) = self.price_arc(candidate.arc, out) {
                 self.add_candidate(candidate.arc, reduced_cost, out);
             }
         }
-        self.first_group = self.group;
-        self.stage = SimplexStage::Price { arc: self.group };
+        self.first_group = self.next_group;
+        self.stage = SimplexStage::Price { arc: self.next_group };
     }
 
-    fn price_block(&mut self, mut arc: u64, out: &mut AccessEmitter) {
-        let groups = self.groups();
+    fn price_arcs(&mut self, mut arc: u64, out: &mut AccessEmitter) {
+        let groups = self.group_count();
         for _ in 0..64 {
             if arc >= self.basis.arcs {
                 return self.end_group(out);
@@ -213,11 +225,11 @@ impl Simplex {
     }
 
     fn end_group(&mut self, out: &mut AccessEmitter) {
-        self.group = (self.group + 1) % self.groups();
-        self.stage = if self.basket.len() < self.version.basket && self.group != self.first_group {
-            SimplexStage::Price { arc: self.group }
+        self.next_group = (self.next_group + 1) % self.group_count();
+        self.stage = if self.basket.len() < self.version.basket_arcs && self.next_group != self.first_group {
+            SimplexStage::Price { arc: self.next_group }
         } else if self.basket.is_empty() {
-            self.basis.next_problem();
+            self.basis.start_next_problem();
             self.start_refresh(out)
         } else {
             out.enter_function(3);
@@ -225,68 +237,69 @@ impl Simplex {
         };
     }
 
-    /// Sorts the basket by the size of the reduced costs, by a quicksort that leaves out the entries behind those that
+    /// Sorts the basket by the absolute reduced costs, largest first. The quicksort omits the entries behind those that
     /// are kept.
     fn sort_candidates(&mut self, low: isize, high: isize, out: &mut AccessEmitter) {
-        let candidate_cost = |simplex: &Self, at: isize, out: &mut AccessEmitter| {
-            out.load(simplex.pointer_address(at as usize));
-            let candidate = simplex.basket[at as usize];
-            out.chase(simplex.entry_address(candidate.slot) + 16);
+        let candidate_cost = |simplex: &Self, index: isize, out: &mut AccessEmitter| {
+            out.load(simplex.pointer_address(index as usize));
+            let candidate = simplex.basket[index as usize];
+            out.load_dependent(simplex.entry_address(candidate.slot) + 16);
             candidate.reduced_cost.abs()
         };
-        let middle = candidate_cost(self, (low + high) / 2, out);
-        let (mut left, mut right) = (low, high);
-        while left <= right {
-            while candidate_cost(self, left, out) > middle {
-                left += 1;
+        let pivot_cost = candidate_cost(self, (low + high) / 2, out);
+        let (mut left_index, mut right_index) = (low, high);
+        while left_index <= right_index {
+            while candidate_cost(self, left_index, out) > pivot_cost {
+                left_index += 1;
             }
-            while candidate_cost(self, right, out) < middle {
-                right -= 1;
+            while candidate_cost(self, right_index, out) < pivot_cost {
+                right_index -= 1;
             }
-            if left < right {
-                self.basket.swap(left as usize, right as usize);
-                out.store(self.pointer_address(left as usize));
-                out.store(self.pointer_address(right as usize));
+            if left_index < right_index {
+                self.basket.swap(left_index as usize, right_index as usize);
+                out.store(self.pointer_address(left_index as usize));
+                out.store(self.pointer_address(right_index as usize));
             }
-            if left <= right {
-                left += 1;
-                right -= 1;
+            if left_index <= right_index {
+                left_index += 1;
+                right_index -= 1;
             }
         }
-        if low < right {
-            self.sort_candidates(low, right, out);
+        if low < right_index {
+            self.sort_candidates(low, right_index, out);
         }
-        if left < high && left < self.version.basket as isize {
-            self.sort_candidates(left, high, out);
+        if left_index < high && left_index < self.version.basket_arcs as isize {
+            self.sort_candidates(left_index, high, out);
         }
     }
 
-    /// Lets the first arc of the basket enter: emits the cycle that it closes, and the subtree that is cut off.
-    fn pivot(&mut self, out: &mut AccessEmitter) {
+    /// Sorts the basket and lets its first arc enter: emits the climb along the cycle that the arc closes, and starts
+    /// the update of the subtree that is cut off.
+    fn start_pivot(&mut self, out: &mut AccessEmitter) {
         self.sort_candidates(0, self.basket.len() as isize - 1, out);
         out.enter_function(1);
         let version = self.version;
         let pivot = self.basis.find_pivot(self.basket[0].arc, |node| {
             let record = self.node_address(node);
-            out.chase(record + version.size);
+            out.load_dependent(record + version.size);
             out.load(record + version.orientation);
             out.load(record + version.flow);
             out.load(record + version.parent);
         });
-        if pivot.cut == NONE {
+        if pivot.cut_node == NONE {
             return self.exchange(&pivot, out);
         }
         let change = self.basis.potential_change(&pivot);
-        self.stage = SimplexStage::Update { pivot, at: pivot.cut, change };
+        self.stage = SimplexStage::Update { pivot, at: pivot.cut_node, change };
     }
 
     /// Emits following the tree's links from one node to the next in depth-first order.
     #[inline]
     fn next_in_subtree(&self, node: u32, root: u32, out: &mut AccessEmitter) -> Option<u32> {
         let version = self.version;
-        self.basis.next_in_subtree(node, root, |node, upwards| {
+        self.basis.next_in_subtree(node, root, |node, is_upward| {
             let record = self.node_address(node);
-            if upwards {
+            if is_upward {
                 out.load(record + version.sibling);
                 out.load(record + version.parent);
             } else {
@@ -295,40 +308,41 @@ impl Simplex {
         })
     }
 
-    fn update(&mut self, pivot: Pivot, mut at: u32, change: i64, out: &mut AccessEmitter) {
+    fn update_potentials(&mut self, pivot: Pivot, mut current_node: u32, change: i64, out: &mut AccessEmitter) {
         for _ in 0..64 {
-            let record = self.node_address(at);
-            out.chase(record + self.version.potential);
-            out.store(record + self.version.potential);
-            self.basis.nodes[at as usize].potential += change;
-            match self.next_in_subtree(at, pivot.cut, out) {
-                Some(next) => at = next,
+            let record = self.node_address(current_node);
+            out.load_dependent(record + self.version.potential_offset);
+            out.store(record + self.version.potential_offset);
+            self.basis.nodes[current_node as usize].potential += change;
+            match self.next_in_subtree(current_node, pivot.cut_node, out) {
+                Some(next) => current_node = next,
                 None => return self.exchange(&pivot, out),
             }
         }
-        self.stage = SimplexStage::Update { pivot, at, change };
+        self.stage = SimplexStage::Update { pivot, at: current_node, change };
     }
 
     fn exchange(&mut self, pivot: &Pivot, out: &mut AccessEmitter) {
-        let McfVersion { node_bytes, sibling, sibling_before, parent, flow, size, .. } = *self.version;
+        let McfVersion { node_bytes, sibling, previous_sibling: sibling_before, parent, flow, size, .. } =
+            *self.version;
         let McfVersion { child, orientation, basic_arc, .. } = *self.version;
         let nodes = self.nodes;
-        self.basis.exchange(pivot, |node, turned| {
+        self.basis.exchange(pivot, |node, is_reversed| {
             let record = nodes.element_address(u64::from(node), node_bytes);
-            if turned {
+            if is_reversed {
                 [parent, sibling, sibling_before, child].into_iter().for_each(|field| out.load(record + field));
                 [parent, sibling, sibling_before, orientation, flow, basic_arc, size]
                     .into_iter()
                     .for_each(|field| out.store(record + field));
             } else {
-                out.chase(record + size);
+                out.load_dependent(record + size);
                 out.store(record + size);
                 out.load(record + parent);
             }
         });
-        out.store(self.arcs.element_address(pivot.entering, ARC_BYTES) + self.version.ident);
-        self.pivots += 1;
-        if self.pivots % self.version.pivots_per_refresh == 1 {
+        out.store(self.arcs.element_address(pivot.entering_arc, ARC_BYTES) + self.version.ident);
+        self.pivot_count += 1;
+        if self.pivot_count % self.version.pivots_per_refresh == 1 {
             self.stage = self.start_refresh(out);
         } else {
             self.start_pricing(out);
@@ -340,46 +354,46 @@ impl Simplex {
         if self.version.mark.is_some() { SimplexStage::ClearMarks { at: 0 } } else { SimplexStage::Refresh { at: 0 } }
     }
 
-    fn clear_marks(&mut self, first: u64, mark: u64, out: &mut AccessEmitter) {
+    fn clear_marks(&mut self, first_node: u64, mark: u64, out: &mut AccessEmitter) {
         let nodes = self.basis.nodes.len() as u64;
-        let end = (first + 256).min(nodes);
-        (first..end).for_each(|node| out.store(self.nodes.element_address(node, self.version.node_bytes) + mark));
+        let end = (first_node + 256).min(nodes);
+        (first_node..end).for_each(|node| out.store(self.nodes.element_address(node, self.version.node_bytes) + mark));
         self.stage = if end == nodes { SimplexStage::Refresh { at: 0 } } else { SimplexStage::ClearMarks { at: end } };
     }
 
-    fn refresh(&mut self, mut at: u32, out: &mut AccessEmitter) {
+    fn refresh_potentials(&mut self, mut current_node: u32, out: &mut AccessEmitter) {
         let version = self.version;
         for _ in 0..64 {
-            let Some(next) = self.next_in_subtree(at, 0, out) else { return self.start_pricing(out) };
+            let Some(next) = self.next_in_subtree(current_node, 0, out) else { return self.start_pricing(out) };
             self.basis.set_potential(next);
             let (record, node) = (self.node_address(next), self.basis.nodes[next as usize]);
-            out.chase(record + version.orientation);
+            out.load_dependent(record + version.orientation);
             out.load(record + version.basic_arc);
             if node.arc != ARTIFICIAL {
-                out.chase(self.arcs.element_address(node.arc, ARC_BYTES) + version.cost);
+                out.load_dependent(self.arcs.element_address(node.arc, ARC_BYTES) + version.cost);
             }
             out.load(record + version.parent);
-            out.chase(self.node_address(node.parent) + version.potential);
-            out.store(record + version.potential);
-            at = next;
+            out.load_dependent(self.node_address(node.parent) + version.potential_offset);
+            out.store(record + version.potential_offset);
+            current_node = next;
         }
-        self.stage = SimplexStage::Refresh { at };
+        self.stage = SimplexStage::Refresh { at: current_node };
     }
 }
 
 impl WorkloadKernel for Simplex {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         match self.stage {
-            SimplexStage::Price { arc } => self.price_block(arc, out),
-            SimplexStage::Sort => self.pivot(out),
-            SimplexStage::Update { pivot, at, change } => self.update(pivot, at, change, out),
+            SimplexStage::Price { arc } => self.price_arcs(arc, out),
+            SimplexStage::Sort => self.start_pivot(out),
+            SimplexStage::Update { pivot, at, change } => self.update_potentials(pivot, at, change, out),
             SimplexStage::ClearMarks { at } => self.clear_marks(at, self.version.mark.unwrap_or(0), out),
-            SimplexStage::Refresh { at } => self.refresh(at, out),
+            SimplexStage::Refresh { at } => self.refresh_potentials(at, out),
         }
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.pivots as f64
+        self.pivot_count as f64
     }
 }

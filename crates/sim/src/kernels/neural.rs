@@ -23,19 +23,19 @@ const LOOPS: u32 = 7;
 /// Bytes of the scanned images and training data per neuron.
 const IMAGE_BYTES: u64 = 128;
 /// Number of rows or neurons handled by one step.
-const CHUNK: u64 = 64;
+const ROWS_PER_STEP: u64 = 64;
 
 struct Art {
     f1: Region,
     bottom_up: Region,
     top_down: Region,
     images: Region,
-    neurons: u64,
+    neuron_count: u64,
     rng: Rng,
     stage: ArtStage,
-    next: u64,
+    next_row: u64,
     winner: u64,
-    windows: u64,
+    window_count: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -48,21 +48,21 @@ enum ArtStage {
 
 impl Art {
     fn new(setup: &mut KernelSetup) -> Self {
-        let neurons = setup.data_bytes() / (NEURON_BYTES + 2 * ROW_BYTES + IMAGE_BYTES);
-        let f1 = setup.add_region("f1 layer", neurons * NEURON_BYTES, RegionUsers::All);
-        let bottom_up = setup.add_region("bottom-up weights", neurons * ROW_BYTES, RegionUsers::All);
-        let top_down = setup.add_region("top-down weights", neurons * ROW_BYTES, RegionUsers::All);
-        let images = setup.add_region("images", neurons * IMAGE_BYTES, RegionUsers::All);
+        let neuron_count = setup.data_bytes() / (NEURON_BYTES + 2 * ROW_BYTES + IMAGE_BYTES);
+        let f1 = setup.add_region("f1 layer", neuron_count * NEURON_BYTES, RegionUsers::All);
+        let bottom_up = setup.add_region("bottom-up weights", neuron_count * ROW_BYTES, RegionUsers::All);
+        let top_down = setup.add_region("top-down weights", neuron_count * ROW_BYTES, RegionUsers::All);
+        let images = setup.add_region("images", neuron_count * IMAGE_BYTES, RegionUsers::All);
         let mut rng = setup.rng.clone();
         // Copies scan different windows, so each starts at another column.
         let stage = ArtStage::Column { j: rng.draw_below(F2_NEURONS) };
-        Art { f1, bottom_up, top_down, images, neurons, rng, stage, next: 0, winner: 0, windows: 0 }
+        Art { f1, bottom_up, top_down, images, neuron_count, rng, stage, next_row: 0, winner: 0, window_count: 0 }
     }
 
-    /// Emits the update of one neuron in one of the loops of a pass, with the fields that this loop reads and writes.
-    fn relax(&self, i: u64, pass: u32, out: &mut AccessEmitter) {
+    /// Emits the accesses of one loop of a pass to one neuron: the fields that this loop reads and writes.
+    fn emit_neuron_update(&self, i: u64, pass: u32, out: &mut AccessEmitter) {
         let neuron = self.f1.element_address(i, NEURON_BYTES);
-        let (read, also, written) = match pass % LOOPS {
+        let (first_read, second_read, written_field) = match pass % LOOPS {
             0 => (0, 32, 8),
             1 => (8, 8, 56),
             2 => (8, 56, 16),
@@ -71,22 +71,22 @@ impl Art {
             5 => (32, 32, 40),
             _ => (40, 40, 48),
         };
-        out.load(neuron + read);
-        out.load(neuron + also);
+        out.load(neuron + first_read);
+        out.load(neuron + second_read);
         if pass % LOOPS == 5 {
             out.load(self.top_down.element_address(i, ROW_BYTES) + self.winner * 8);
         }
-        out.store(neuron + written);
+        out.store(neuron + written_field);
     }
 
-    fn process_row(&self, i: u64, out: &mut AccessEmitter) {
+    fn emit_row_accesses(&self, i: u64, out: &mut AccessEmitter) {
         match self.stage {
             ArtStage::Read => {
                 let words = self.images.bytes / 8;
-                out.load(self.images.element_address((i + self.windows * 617) % words, 8));
+                out.load(self.images.element_address((i + self.window_count * 617) % words, 8));
                 out.store(self.f1.element_address(i, NEURON_BYTES));
             }
-            ArtStage::Relax { pass } => self.relax(i, pass, out),
+            ArtStage::Relax { pass } => self.emit_neuron_update(i, pass, out),
             ArtStage::Column { j } => {
                 // The row's pointer is part of the row here; the sum is kept in memory, on the stack's lines.
                 out.load(self.f1.element_address(i, NEURON_BYTES) + 40);
@@ -100,8 +100,8 @@ impl Art {
         }
     }
 
-    fn advance(&mut self, out: &mut AccessEmitter) {
-        self.next = 0;
+    fn start_next_stage(&mut self, out: &mut AccessEmitter) {
+        self.next_row = 0;
         self.stage = match self.stage {
             ArtStage::Read => ArtStage::Relax { pass: 0 },
             ArtStage::Relax { pass } if pass + 1 < PASSES * LOOPS => ArtStage::Relax { pass: pass + 1 },
@@ -110,7 +110,7 @@ impl Art {
             ArtStage::Column { .. } => ArtStage::Learn,
             ArtStage::Learn => {
                 self.winner = self.rng.draw_below(F2_NEURONS);
-                self.windows += 1;
+                self.window_count += 1;
                 ArtStage::Read
             }
         };
@@ -125,18 +125,18 @@ impl Art {
 
 impl WorkloadKernel for Art {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let end = (self.next + CHUNK).min(self.neurons);
-        for i in self.next..end {
-            self.process_row(i, out);
+        let end = (self.next_row + ROWS_PER_STEP).min(self.neuron_count);
+        for i in self.next_row..end {
+            self.emit_row_accesses(i, out);
         }
-        self.next = end;
-        if end == self.neurons {
-            self.advance(out);
+        self.next_row = end;
+        if end == self.neuron_count {
+            self.start_next_stage(out);
         }
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.windows as f64
+        self.window_count as f64
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::registry::programs;
 use super::setup::KernelSpec;
 
-const HEAD: &str = "\
+const PAGE_INTRODUCTION: &str = "\
 # Simulated programs
 
 The programs of the simulated machines are real algorithms over simulated memory, endless and seeded. The seed changes
@@ -67,7 +67,7 @@ is the share of stack accesses within a stack distance:
 
 /// Returns the page in Markdown: options, figures, algorithms and sources of every program.
 pub fn programs_page() -> String {
-    let mut page = String::from(HEAD);
+    let mut page = String::from(PAGE_INTRODUCTION);
     page.push_str(
         "| program | stands for | threads | footprint | instructions per access | stack accesses per access | code |\n",
     );
@@ -91,7 +91,7 @@ pub fn programs_page() -> String {
 fn write_program_row(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
     let threads = match spec.threads {
         (1, 1) => "1".to_string(),
-        (each, 1) => each.to_string(),
+        (threads_per_group, 1) => threads_per_group.to_string(),
         (each, groups) => format!("{groups} x {each}"),
     };
     writeln!(

@@ -31,7 +31,7 @@ impl Rng {
     }
 
     #[inline]
-    pub fn bits(&mut self) -> u64 {
+    pub fn next_bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
@@ -47,7 +47,7 @@ impl Rng {
     /// hundredth 5.6 %.
     #[inline]
     pub fn draw_skewed(&mut self, limit: u64) -> u64 {
-        let bits = self.bits();
+        let bits = self.next_bits();
         scale((bits >> 32) * (bits & 0xffff_ffff), limit)
     }
 
@@ -55,7 +55,7 @@ impl Rng {
     /// function.
     #[inline]
     pub fn draw_function(&mut self, count: u64) -> u32 {
-        let first = self.draw_skewed(count);
-        if first & 31 == 31 { self.draw_below(count) as u32 } else { self.draw_skewed(first + 1) as u32 }
+        let skew_limit = self.draw_skewed(count);
+        if skew_limit & 31 == 31 { self.draw_below(count) as u32 } else { self.draw_skewed(skew_limit + 1) as u32 }
     }
 }

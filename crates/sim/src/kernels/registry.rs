@@ -75,18 +75,18 @@ pub fn programs() -> impl Iterator<Item = &'static KernelSpec> {
 /// Returns an error if the name is unknown (with the most similar known one), or if the program does not accept an
 /// option.
 pub fn build_threads(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn AccessSource>>, ProgramError> {
-    build(name, seed, options).map(|program| program.threads)
+    build_program(name, seed, options).map(|program| program.threads)
 }
 
 /// Like [`build_threads`], but also returns groups and regions.
-pub fn build(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, ProgramError> {
+pub fn build_program(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
         let names: Vec<&str> = programs().map(|spec| spec.name.as_str()).collect();
         let meant = nearest_name(name, names.iter().copied())
             .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
         return Err(ProgramError::Unknown { name: name.into(), known: names.join(", "), meant });
     };
-    check(spec, options)?;
+    check_options(spec, options)?;
     let mut setup = KernelSetup::new(spec, seed, options);
     let (_, make) =
         FAMILIES.iter().copied().flatten().find(|(name, _)| *name == spec.name).expect("programs have kernels");
@@ -94,7 +94,7 @@ pub fn build(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, 
     Ok(setup.finish())
 }
 
-fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramError> {
+fn check_options(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramError> {
     let refuse_option = |option, found: String, expected: String| {
         Err(ProgramError::Refused { program: &spec.name, option, found, expected })
     };
@@ -120,8 +120,8 @@ fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramErro
         );
     }
     let sizes = group_sizes(spec, options);
-    let threads: u64 = sizes.iter().map(|&n| u64::from(n)).sum();
-    if sizes.is_empty() || sizes.contains(&0) || threads > 4096 {
+    let thread_count: u64 = sizes.iter().map(|&n| u64::from(n)).sum();
+    if sizes.is_empty() || sizes.contains(&0) || thread_count > 4096 {
         return refuse_option("threads", format!("{sizes:?}"), "1 to 4096 threads, none of the groups empty".into());
     }
     if options.background_threads.is_some_and(|n| n > 256) {
@@ -130,10 +130,10 @@ fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramErro
     if options.regroup_after == Some(0) {
         return refuse_option("regroup_after", "0".into(), "at least 1 operation".into());
     }
-    let minimum = (64 << 10) * (threads + u64::from(options.background_threads.unwrap_or(0)));
+    let min_bytes = (64 << 10) * (thread_count + u64::from(options.background_threads.unwrap_or(0)));
     match options.footprint_bytes {
-        Some(bytes) if bytes < minimum || bytes > 1 << 40 => {
-            refuse_option("footprint_bytes", bytes.to_string(), format!("{minimum} (64 KiB a thread) to 2^40"))
+        Some(bytes) if bytes < min_bytes || bytes > 1 << 40 => {
+            refuse_option("footprint_bytes", bytes.to_string(), format!("{min_bytes} (64 KiB a thread) to 2^40"))
         }
         _ => Ok(()),
     }

@@ -32,57 +32,57 @@ const PRIVATE_TOUCHES: u64 = 48;
 struct Worker {
     boards: Vec<Region>,
     membership: Membership,
-    private: Region,
-    rounds: u64,
+    private_region: Region,
+    round_count: u64,
     rng: Rng,
 }
 
 fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
     let members = group_members(setup);
     let count = if sharing == SharingMode::Groups { setup.sizes.len() } else { 1 };
-    let board_users = |setup: &KernelSetup, group| {
+    let users_of_board = |setup: &KernelSetup, group| {
         if sharing == SharingMode::Everything { RegionUsers::All } else { group_users(setup, group) }
     };
     let mut shared_boards = Vec::new();
     if sharing != SharingMode::Nothing {
         for group in 0..count as u32 {
-            let users = board_users(setup, group);
+            let users = users_of_board(setup, group);
             shared_boards.push(setup.add_region("scoreboard", BOARD_BYTES, users));
         }
     }
-    let private_bytes = |setup: &KernelSetup| {
+    let private_bytes_per_thread = |setup: &KernelSetup| {
         let boards = if sharing == SharingMode::Nothing { members.len() } else { count } as u64;
-        let marks = if setup.options.background_threads.unwrap_or(0) > 0 { 4096 } else { 0 };
-        (setup.data_bytes() - boards * BOARD_BYTES - marks) / members.len() as u64
+        let mark_bytes = if setup.options.background_threads.unwrap_or(0) > 0 { 4096 } else { 0 };
+        (setup.data_bytes() - boards * BOARD_BYTES - mark_bytes) / members.len() as u64
     };
-    let bytes = private_bytes(setup);
+    let bytes = private_bytes_per_thread(setup);
     let mut heap = shared_boards.clone();
     for (thread, &(group, place)) in members.iter().enumerate() {
-        let private = setup.add_region("private data", bytes, RegionUsers::Thread(thread as u32));
+        let private_region = setup.add_region("private data", bytes, RegionUsers::Thread(thread as u32));
         let mut boards = shared_boards.clone();
         if sharing == SharingMode::Nothing {
             boards.push(setup.add_region("scoreboard", BOARD_BYTES, RegionUsers::Thread(thread as u32)));
         }
         let mut membership = Membership::new(group, place, setup);
         if boards.len() == 1 {
-            membership = Membership::single_member();
+            membership = Membership::fixed_member();
         }
-        let rng = Rng::new(setup.rng.bits());
-        setup.add_member(group, place, Worker { boards, membership, private, rounds: 0, rng });
+        let rng = Rng::new(setup.rng.next_bits());
+        setup.add_member(group, place, Worker { boards, membership, private_region, round_count: 0, rng });
     }
     if setup.options.background_threads.unwrap_or(0) > 0 {
-        let marks = setup.add_region("marks", 4096, RegionUsers::All);
+        let mark_region = setup.add_region("marks", 4096, RegionUsers::All);
         heap.truncate(shared_boards.len());
         if heap.is_empty() {
-            heap.push(marks);
+            heap.push(mark_region);
         }
-        add_collectors(setup, &heap, marks);
+        add_collectors(setup, &heap, mark_region);
     }
 }
 
 impl WorkloadKernel for Worker {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let board = self.boards[self.membership.phase_at(self.rounds)];
+        let board = self.boards[self.membership.current_group(self.round_count)];
         out.enter_function(0);
         for touch in 0..BOARD_TOUCHES {
             let cell = board.element_address(self.rng.draw_below(BOARD_BYTES / 8), 8);
@@ -93,17 +93,17 @@ impl WorkloadKernel for Worker {
         }
         out.enter_function(1);
         for touch in 0..PRIVATE_TOUCHES {
-            let word = self.private.element_address(self.rng.draw_below(self.private.bytes / 8), 8);
+            let word = self.private_region.element_address(self.rng.draw_below(self.private_region.bytes / 8), 8);
             out.load(word);
             if touch.is_multiple_of(4) {
                 out.store(word);
             }
         }
-        self.rounds += 1;
+        self.round_count += 1;
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.rounds as f64
+        self.round_count as f64
     }
 }

@@ -12,31 +12,31 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel, group_later};
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel, later_group};
 
 /// The group on whose data a thread currently works.
 #[derive(Clone, Copy)]
 pub(super) struct Membership {
     group: u32,
-    later: u32,
+    later_group: u32,
     regroup_after: Option<u64>,
 }
 
 impl Membership {
     pub fn new(group: u32, place: u32, setup: &KernelSetup) -> Self {
-        let later = group_later(group, place, setup.sizes.len() as u32);
-        Membership { group, later, regroup_after: setup.options.regroup_after }
+        let later_group = later_group(group, place, setup.sizes.len() as u32);
+        Membership { group, later_group, regroup_after: setup.options.regroup_after }
     }
 
     /// Returns the membership of a thread that works on the same data throughout, whatever its group.
-    pub fn single_member() -> Self {
-        Membership { group: 0, later: 0, regroup_after: None }
+    pub fn fixed_member() -> Self {
+        Membership { group: 0, later_group: 0, regroup_after: None }
     }
 
     /// Returns the group on whose data the thread works after this many operations of its own.
-    pub fn phase_at(&self, operations: u64) -> usize {
-        let has_moved = self.regroup_after.is_some_and(|after| operations >= after);
-        (if has_moved { self.later } else { self.group }) as usize
+    pub fn current_group(&self, operations: u64) -> usize {
+        let has_moved = self.regroup_after.is_some_and(|group_operations| operations >= group_operations);
+        (if has_moved { self.later_group } else { self.group }) as usize
     }
 }
 
@@ -55,15 +55,15 @@ pub(super) fn group_members(setup: &KernelSetup) -> Vec<(u32, u32)> {
 struct Collector {
     heap: Vec<Region>,
     marks: Region,
-    left: u64,
-    at: u64,
-    rounds: u64,
+    lines_left: u64,
+    position: u64,
+    round_count: u64,
     rng: Rng,
 }
 
 /// Number of lines walked between two sleeps.
 const WALK_LINES: u64 = 4096;
-/// Time that a collector sleeps, which no scale shortens.
+/// Time that a collector sleeps; the time scale of a run does not change it.
 ///
 /// The papers found that collectors run too rarely to show sharing (TC, section 3.6.1). The time is long relative to a
 /// thread's turn, and short enough that runs of several milliseconds contain collections.
@@ -72,33 +72,33 @@ const SLEEP_NS: u64 = 1_500_000;
 /// Adds the background threads that the options request, which walk through `heap`.
 pub(super) fn add_collectors(setup: &mut KernelSetup, heap: &[Region], marks: Region) {
     for _ in 0..setup.options.background_threads.unwrap_or(0) {
-        let rng = Rng::new(setup.rng.bits());
-        setup.add_background(Collector { heap: heap.to_vec(), marks, left: 0, at: 0, rounds: 0, rng });
+        let rng = Rng::new(setup.rng.next_bits());
+        setup.add_background(Collector { heap: heap.to_vec(), marks, lines_left: 0, position: 0, round_count: 0, rng });
     }
 }
 
 impl WorkloadKernel for Collector {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        if self.left == 0 {
-            self.left = WALK_LINES;
-            self.at = self.rng.bits();
-            self.rounds += 1;
+        if self.lines_left == 0 {
+            self.lines_left = WALK_LINES;
+            self.position = self.rng.next_bits();
+            self.round_count += 1;
             return BatchEnd::Sleep { ns: SLEEP_NS };
         }
-        out.enter_function(out.functions() - 1);
+        out.enter_function(out.function_count() - 1);
         for _ in 0..64 {
-            let region = self.heap[(self.at % self.heap.len() as u64) as usize];
-            let object = self.at / 64 % (region.bytes / 64);
-            out.chase(region.element_address(object, 64));
+            let region = self.heap[(self.position % self.heap.len() as u64) as usize];
+            let object = self.position / 64 % (region.bytes / 64);
+            out.load_dependent(region.element_address(object, 64));
             out.load(region.element_address(object, 64) + 8);
             out.store(self.marks.element_address(object % (self.marks.bytes / 8), 8));
-            self.at = self.at.wrapping_add(1);
+            self.position = self.position.wrapping_add(1);
         }
-        self.left -= 64;
+        self.lines_left -= 64;
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.rounds as f64
+        self.round_count as f64
     }
 }

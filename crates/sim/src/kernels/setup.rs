@@ -21,7 +21,7 @@ pub struct Options {
     pub group_sizes: Vec<u32>,
     /// Number of collector-like threads that occasionally walk through all data.
     pub background_threads: Option<u32>,
-    /// Number of its own operations after which every other thread of a group moves on to the next group's data. This
+    /// Number of its own operations after which every other thread of a group moves to the data of the next group. This
     /// is a change of phase, after which the groups are different.
     pub regroup_after: Option<u64>,
 }
@@ -66,7 +66,7 @@ pub struct KernelProgram {
     /// Group of each thread; `None` for background threads.
     pub groups: Vec<Option<u32>>,
     /// Groups after `regroup_after`; unchanged if that is not set.
-    pub groups_later: Vec<Option<u32>>,
+    pub later_groups: Vec<Option<u32>>,
     /// All memory that the threads may touch besides code.
     pub regions: Vec<Region>,
 }
@@ -82,7 +82,7 @@ pub(super) fn group_sizes(spec: &KernelSpec, options: &Options) -> Vec<u32> {
 
 /// Returns the group of a member after a change of phase. Every other member moves on, so that the groups differ; if
 /// all moved, the groups would only change their data.
-pub(super) fn group_later(group: u32, place: u32, groups: u32) -> u32 {
+pub(super) fn later_group(group: u32, place: u32, groups: u32) -> u32 {
     (group + place % 2) % groups
 }
 
@@ -116,7 +116,7 @@ impl Region {
         address >= self.base && address - self.base < self.bytes
     }
 
-    /// Returns the address of element `index`, for elements of `size` bytes.
+    /// Returns the address of element `index` of the region, for elements of `size` bytes.
     #[inline]
     pub(crate) fn element_address(&self, index: u64, size: u64) -> u64 {
         debug_assert!((index + 1) * size <= self.bytes, "{self:?}: element {index} of {size} bytes lies outside");
@@ -144,14 +144,14 @@ const BATCH_ACCESSES: usize = 1024;
 impl<K: WorkloadKernel> AccessSource for EndlessSource<K> {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         std::mem::swap(batch, &mut self.out.batch);
-        let full = self.out.len() + BATCH_ACCESSES;
+        let full_length = self.out.len() + BATCH_ACCESSES;
         self.out.batch.reserve(2 * BATCH_ACCESSES);
-        let mut turn = BatchEnd::More;
-        while turn == BatchEnd::More && self.out.len() < full {
-            turn = self.kernel.step(&mut self.out);
+        let mut batch_end = BatchEnd::More;
+        while batch_end == BatchEnd::More && self.out.len() < full_length {
+            batch_end = self.kernel.step(&mut self.out);
         }
         std::mem::swap(batch, &mut self.out.batch);
-        turn
+        batch_end
     }
 
     fn progress(&self) -> Option<f64> {
@@ -167,7 +167,7 @@ pub(crate) struct KernelSetup<'a> {
     /// Number of threads of each group.
     pub sizes: Vec<u32>,
     footprint_bytes: u64,
-    next_base: u64,
+    next_region_base: u64,
     program: KernelProgram,
 }
 
@@ -179,12 +179,12 @@ impl<'a> KernelSetup<'a> {
     pub(super) fn new(spec: &'static KernelSpec, seed: u64, options: &'a Options) -> Self {
         let salt = spec.name.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
         let mut rng = Rng::new(seed ^ salt);
-        let next_base = DATA_BASE + rng.draw_below(1 << 24) * PAGE_BYTES;
+        let next_region_base = DATA_BASE + rng.draw_below(1 << 24) * PAGE_BYTES;
         let footprint_bytes = options.footprint_bytes.unwrap_or(spec.footprint_bytes);
         let sizes = group_sizes(spec, options);
         let program =
-            KernelProgram { threads: Vec::new(), groups: Vec::new(), groups_later: Vec::new(), regions: Vec::new() };
-        KernelSetup { spec, options, rng, sizes, footprint_bytes, next_base, program }
+            KernelProgram { threads: Vec::new(), groups: Vec::new(), later_groups: Vec::new(), regions: Vec::new() };
+        KernelSetup { spec, options, rng, sizes, footprint_bytes, next_region_base, program }
     }
 
     pub(super) fn finish(self) -> KernelProgram {
@@ -192,22 +192,22 @@ impl<'a> KernelSetup<'a> {
     }
 
     /// Returns the number of threads that there will be, including background threads.
-    pub fn threads_total(&self) -> u64 {
-        let grouped: u64 = self.sizes.iter().map(|&n| u64::from(n)).sum();
-        grouped + u64::from(self.options.background_threads.unwrap_or(0))
+    pub fn total_threads(&self) -> u64 {
+        let grouped_threads: u64 = self.sizes.iter().map(|&n| u64::from(n)).sum();
+        grouped_threads + u64::from(self.options.background_threads.unwrap_or(0))
     }
 
     /// Returns the number of bytes for the program's data after every thread has its stack window.
     pub fn data_bytes(&self) -> u64 {
-        self.footprint_bytes - self.threads_total() * STACK_BYTES
+        self.footprint_bytes - self.total_threads() * STACK_BYTES
     }
 
     /// Declares a region of whole lines on its own pages, several unused pages after the preceding region.
     pub fn add_region(&mut self, name: &'static str, bytes: u64, users: RegionUsers) -> Region {
         let bytes = bytes.max(64).next_multiple_of(64);
-        let base = self.next_base;
+        let base = self.next_region_base;
         let gap_pages = 1 + self.rng.draw_below(61);
-        self.next_base = (base + bytes).next_multiple_of(PAGE_BYTES) + gap_pages * PAGE_BYTES;
+        self.next_region_base = (base + bytes).next_multiple_of(PAGE_BYTES) + gap_pages * PAGE_BYTES;
         let region = Region { name, base, bytes, users };
         self.program.regions.push(region);
         region
@@ -219,18 +219,18 @@ impl<'a> KernelSetup<'a> {
     }
 
     /// Adds a program of one thread.
-    pub fn add_single_kernel<K: WorkloadKernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
-        let kernel = new(self);
+    pub fn add_single_kernel<K: WorkloadKernel + 'static>(&mut self, build_kernel: fn(&mut Self) -> K) {
+        let kernel = build_kernel(self);
         self.add_member(0, 0, kernel);
     }
 
     /// Adds a thread of a group, at this index within the group.
     pub fn add_member(&mut self, group: u32, place: u32, kernel: impl WorkloadKernel + 'static) {
-        let later = match self.options.regroup_after {
-            Some(_) => group_later(group, place, self.sizes.len() as u32),
+        let later_group = match self.options.regroup_after {
+            Some(_) => later_group(group, place, self.sizes.len() as u32),
             None => group,
         };
-        self.add_thread((Some(group), Some(later)), kernel);
+        self.add_thread((Some(group), Some(later_group)), kernel);
     }
 
     /// Adds a thread that belongs to no group.
@@ -244,6 +244,6 @@ impl<'a> KernelSetup<'a> {
         let out = AccessEmitter::new(self.spec.pace, self.spec.code, stack.base);
         self.program.threads.push(Box::new(EndlessSource { kernel, out }));
         self.program.groups.push(group);
-        self.program.groups_later.push(later);
+        self.program.later_groups.push(later);
     }
 }

@@ -25,25 +25,25 @@ struct Earthquake {
     columns: Region,
     /// Displacements of three time levels, velocities and masses, with three doubles per node each.
     vectors: Vec<Region>,
-    nodes: u64,
+    node_count: u64,
     row: u64,
-    integrating: bool,
+    is_integrating: bool,
     salt: u64,
-    steps: u64,
+    step_count: u64,
 }
 
 impl Earthquake {
     fn new(setup: &mut KernelSetup) -> Self {
-        let nodes = setup.data_bytes() / (ROW_BLOCKS * (BLOCK_BYTES + 4) + 6 * 24);
-        let matrix = setup.add_region("matrix", nodes * ROW_BLOCKS * BLOCK_BYTES, RegionUsers::All);
-        let columns = setup.add_region("column indices", nodes * ROW_BLOCKS * 4, RegionUsers::All);
-        let vectors = (0..6).map(|_| setup.add_region("vector", nodes * 24, RegionUsers::All)).collect();
-        let (salt, row) = (setup.rng.bits(), setup.rng.draw_below(nodes));
-        Earthquake { matrix, columns, vectors, nodes, row, integrating: false, salt, steps: 0 }
+        let node_count = setup.data_bytes() / (ROW_BLOCKS * (BLOCK_BYTES + 4) + 6 * 24);
+        let matrix = setup.add_region("matrix", node_count * ROW_BLOCKS * BLOCK_BYTES, RegionUsers::All);
+        let columns = setup.add_region("column indices", node_count * ROW_BLOCKS * 4, RegionUsers::All);
+        let vectors = (0..6).map(|_| setup.add_region("vector", node_count * 24, RegionUsers::All)).collect();
+        let (salt, row) = (setup.rng.next_bits(), setup.rng.draw_below(node_count));
+        Earthquake { matrix, columns, vectors, node_count, row, is_integrating: false, salt, step_count: 0 }
     }
 
     /// Emits the multiplication with one row, which also scatters the row's transpose.
-    fn multiply_row(&self, row: u64, out: &mut AccessEmitter) {
+    fn emit_row_product(&self, row: u64, out: &mut AccessEmitter) {
         let (source, target) = (self.vectors[0], self.vectors[1]);
         for word in 0..3 {
             out.load(source.element_address(row, 24) + word * 8);
@@ -52,10 +52,10 @@ impl Earthquake {
             out.load(self.columns.element_address(nonzero, 4));
             // A mesh is numbered by regions, so most neighbors are close and some are far.
             let hash = mix(nonzero ^ self.salt);
-            let span = if hash & 7 == 0 { self.nodes / 8 } else { 512 };
-            let column = (row + 1 + scale(hash, span.max(1))) % self.nodes;
+            let column_distance = if hash & 7 == 0 { self.node_count / 8 } else { 512 };
+            let column = (row + 1 + scale(hash, column_distance.max(1))) % self.node_count;
             for word in 0..3 {
-                out.chase(source.element_address(column, 24) + word * 8);
+                out.load_dependent(source.element_address(column, 24) + word * 8);
             }
             let block = self.matrix.element_address(nonzero, BLOCK_BYTES);
             for word in 0..9 {
@@ -71,7 +71,7 @@ impl Earthquake {
         }
     }
 
-    fn integrate(&self, row: u64, out: &mut AccessEmitter) {
+    fn emit_integration(&self, row: u64, out: &mut AccessEmitter) {
         for vector in &self.vectors[..5] {
             for word in 0..3 {
                 out.load(vector.element_address(row, 24) + word * 8);
@@ -86,23 +86,23 @@ impl Earthquake {
 
 impl WorkloadKernel for Earthquake {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        let rows = if self.integrating { 24 } else { 4 };
-        let end = (self.row + rows).min(self.nodes);
+        let rows_per_step = if self.is_integrating { 24 } else { 4 };
+        let end = (self.row + rows_per_step).min(self.node_count);
         for row in self.row..end {
-            if self.integrating { self.integrate(row, out) } else { self.multiply_row(row, out) }
+            if self.is_integrating { self.emit_integration(row, out) } else { self.emit_row_product(row, out) }
         }
         self.row = end;
-        if end == self.nodes {
+        if end == self.node_count {
             self.row = 0;
-            self.steps += u64::from(self.integrating);
-            self.integrating = !self.integrating;
-            out.enter_function(u32::from(self.integrating));
+            self.step_count += u64::from(self.is_integrating);
+            self.is_integrating = !self.is_integrating;
+            out.enter_function(u32::from(self.is_integrating));
         }
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.steps as f64
+        self.step_count as f64
     }
 }
 
@@ -115,13 +115,13 @@ struct LinearProgram {
     headers: Region,
     dual: Region,
     factors: Region,
-    count: u64,
-    rows: u64,
-    next: u64,
-    solve_left: u64,
+    column_count: u64,
+    row_count: u64,
+    next_column: u64,
+    vectors_left: u64,
     rng: Rng,
     salt: u64,
-    iterations: u64,
+    iteration_count: u64,
 }
 
 impl LinearProgram {
@@ -129,74 +129,87 @@ impl LinearProgram {
         let bytes = setup.data_bytes();
         // pds-50 has 83 060 rows and 275 814 columns: about three columns per row; factors take a tenth.
         let factors = setup.add_region("basis factors", bytes / 10, RegionUsers::All);
-        let count = (bytes - bytes / 10) / (COLUMN_BYTES + 32 + 3);
-        let rows = (count * 3 / 8).max(8);
-        let columns = setup.add_region("columns", count * COLUMN_BYTES, RegionUsers::All);
-        let headers = setup.add_region("column headers", count * 32, RegionUsers::All);
+        let column_count = (bytes - bytes / 10) / (COLUMN_BYTES + 32 + 3);
+        let rows = (column_count * 3 / 8).max(8);
+        let columns = setup.add_region("columns", column_count * COLUMN_BYTES, RegionUsers::All);
+        let headers = setup.add_region("column headers", column_count * 32, RegionUsers::All);
         let dual = setup.add_region("dual vector", rows * 8, RegionUsers::All);
         let mut rng = setup.rng.clone();
-        let (next, salt) = (rng.draw_below(count), rng.bits());
-        let rows = dual.bytes / 8;
-        LinearProgram { columns, headers, dual, factors, count, rows, next, solve_left: 0, rng, salt, iterations: 0 }
+        let (next_column, salt) = (rng.draw_below(column_count), rng.next_bits());
+        let row_count = dual.bytes / 8;
+        LinearProgram {
+            columns,
+            headers,
+            dual,
+            factors,
+            column_count,
+            row_count,
+            next_column,
+            vectors_left: 0,
+            rng,
+            salt,
+            iteration_count: 0,
+        }
     }
 
-    fn price_column(&self, column: u64, out: &mut AccessEmitter) {
+    fn emit_column_pricing(&self, column: u64, out: &mut AccessEmitter) {
         let header = self.headers.element_address(column, 32);
         out.load(header);
         out.load(header + 8);
         // Columns are ordered by commodity, as are their rows.
-        let base = (scale(self.salt, self.rows) + column * self.rows / self.count) % self.rows;
+        let base_row =
+            (scale(self.salt, self.row_count) + column * self.row_count / self.column_count) % self.row_count;
         for nonzero in 0..COLUMN_NONZEROS {
             let entry = self.columns.element_address(column, COLUMN_BYTES) + nonzero * 16;
             out.load(entry);
             // Network rows of one commodity lie together.
-            let row = (base + scale(mix(column * 8 + nonzero), 2048.min(self.rows))) % self.rows;
-            out.chase(self.dual.element_address(row, 8));
+            let row = (base_row + scale(mix(column * 8 + nonzero), 2048.min(self.row_count))) % self.row_count;
+            out.load_dependent(self.dual.element_address(row, 8));
             out.load(entry + 8);
         }
         out.store(header + 16);
     }
 
-    fn solve(&mut self, out: &mut AccessEmitter) {
-        let vectors = self.factors.bytes / 64 - 2;
-        let at = self.factors.element_address(self.rng.draw_below(vectors), 64);
-        out.chase(at);
+    fn emit_solve_step(&mut self, out: &mut AccessEmitter) {
+        let vector_count = self.factors.bytes / 64 - 2;
+        let vector_address = self.factors.element_address(self.rng.draw_below(vector_count), 64);
+        out.load_dependent(vector_address);
         for word in 1..24 {
-            out.load(at + word * 8);
+            out.load(vector_address + word * 8);
         }
-        let row = (self.next * self.rows / self.count + self.rng.draw_below(2048)) % self.rows;
-        out.chase(self.dual.element_address(row, 8));
+        let row = (self.next_column * self.row_count / self.column_count + self.rng.draw_below(2048)) % self.row_count;
+        out.load_dependent(self.dual.element_address(row, 8));
         out.store(self.dual.element_address(row, 8));
     }
 }
 
-/// Number of columns priced and of factor vectors read per simplex iteration.
-const PRICED: u64 = 4096;
-const SOLVED: u64 = 1024;
+/// Numbers of columns priced and of factor vectors read per simplex iteration.
+const COLUMNS_PER_ITERATION: u64 = 4096;
+const VECTORS_PER_ITERATION: u64 = 1024;
 
 impl WorkloadKernel for LinearProgram {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        if self.solve_left > 0 {
-            out.enter_function(12 + (self.solve_left / 16) as u32 % 12);
+        if self.vectors_left > 0 {
+            out.enter_function(12 + (self.vectors_left / 16) as u32 % 12);
             for _ in 0..16 {
-                self.solve(out);
+                self.emit_solve_step(out);
             }
-            self.solve_left -= 16;
+            self.vectors_left -= 16;
             return BatchEnd::More;
         }
-        out.enter_function((self.next / 8) as u32 % 12);
+        out.enter_function((self.next_column / 8) as u32 % 12);
         for _ in 0..8 {
-            self.price_column(self.next, out);
-            self.next = (self.next + 1) % self.count;
+            self.emit_column_pricing(self.next_column, out);
+            self.next_column = (self.next_column + 1) % self.column_count;
         }
-        if self.next % PRICED < 8 {
-            self.solve_left = SOLVED;
-            self.iterations += 1;
+        if self.next_column % COLUMNS_PER_ITERATION < 8 {
+            self.vectors_left = VECTORS_PER_ITERATION;
+            self.iteration_count += 1;
         }
         BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        self.iterations as f64
+        self.iteration_count as f64
     }
 }

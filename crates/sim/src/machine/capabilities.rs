@@ -7,22 +7,22 @@ use cachemate_core::{Ability, Cache, Capabilities, MachineSpec, PartitionSupport
 use super::setup::NominalClock;
 
 /// Minimum length of windows and slices, in cycles; shorter ones would consist of overhead only.
-const SHORTEST_WINDOW_CYCLES: u64 = 10_000;
-const SHORTEST_SLICE_CYCLES: u64 = 1_000;
+const MIN_WINDOW_CYCLES: u64 = 10_000;
+const MIN_SLICE_CYCLES: u64 = 1_000;
 
-fn supported(note: impl Into<String>) -> Support {
+fn support_with_note(note: impl Into<String>) -> Support {
     let note: String = note.into();
     Support::Yes { note: (!note.is_empty()).then_some(note) }
 }
-fn unsupported(reason: &str) -> Support {
+fn no_support(reason: &str) -> Support {
     Support::No { reason: reason.to_string(), remedy: None }
 }
 
 /// Returns the capabilities that a machine really has.
 pub fn true_capabilities(spec: &MachineSpec, topology: &Topology, clock: NominalClock) -> Capabilities {
     let sampler = spec.counters.sampler;
-    let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
-    let (sampling, tracing) = match sampler {
+    let has_way_partitions = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
+    let (sampling_note, tracing_note) = match sampler {
         SamplerModel::Ideal => ("every event, exactly", "every miss, exactly"),
         SamplerModel::LastAddress => {
             ("the last address only; stale after prefetches", "events between two traps are lost")
@@ -30,66 +30,76 @@ pub fn true_capabilities(spec: &MachineSpec, topology: &Topology, clock: Nominal
         SamplerModel::Tagged => ("tagged accesses with source and latency", "accesses in flight together are lost"),
     };
     let abilities = BTreeMap::from([
-        (Ability::CountPerTask, supported(format!("{} at once", spec.counters.count))),
-        (Ability::CountPerCache, supported("")),
+        (Ability::CountPerTask, support_with_note(format!("{} at once", spec.counters.count))),
+        (Ability::CountPerCache, support_with_note("")),
         (
             Ability::CacheOccupancy,
-            if ways { supported("") } else { unsupported("no cache of this machine has monitoring") },
+            if has_way_partitions {
+                support_with_note("")
+            } else {
+                no_support("no cache of this machine has monitoring")
+            },
         ),
-        (Ability::TraceAddresses, supported(tracing)),
-        (Ability::SampleAccesses, supported(sampling)),
-        (Ability::SampleReuses, supported("")),
+        (Ability::TraceAddresses, support_with_note(tracing_note)),
+        (Ability::SampleAccesses, support_with_note(sampling_note)),
+        (Ability::SampleReuses, support_with_note("")),
         (
             Ability::CountSuperSets,
             if sampler == SamplerModel::Ideal {
-                supported("")
+                support_with_note("")
             } else {
-                unsupported("this machine's counters do not count super sets")
+                no_support("this machine's counters do not count super sets")
             },
         ),
-        (Ability::ProbeFromOutside, supported("")),
-        (Ability::Affinity, supported("")),
-        (Ability::Weights, supported("")),
-        (Ability::Gangs, supported("")),
-        (Ability::Penalties, supported("")),
+        (Ability::ProbeFromOutside, support_with_note("")),
+        (Ability::Affinity, support_with_note("")),
+        (Ability::Weights, support_with_note("")),
+        (Ability::Gangs, support_with_note("")),
+        (Ability::Penalties, support_with_note("")),
         (
             Ability::Colors,
             if spec.pages.colors.is_some() {
-                supported("")
+                support_with_note("")
             } else {
-                unsupported("this machine's kernel does not color pages")
+                no_support("this machine's kernel does not color pages")
             },
         ),
         (
             Ability::Ways,
-            if ways { supported("") } else { unsupported("no cache of this machine can be divided by ways") },
+            if has_way_partitions {
+                support_with_note("")
+            } else {
+                no_support("no cache of this machine can be divided by ways")
+            },
         ),
     ]);
     let partitions = topology.caches.iter().flat_map(|cache| partitions_of(spec, cache)).collect();
     Capabilities {
         abilities,
         partitions,
-        min_window_ns: clock.nominal_ns(SHORTEST_WINDOW_CYCLES),
-        min_slice_ns: Some(clock.nominal_ns(SHORTEST_SLICE_CYCLES)),
+        min_window_ns: clock.nominal_ns(MIN_WINDOW_CYCLES),
+        min_slice_ns: Some(clock.nominal_ns(MIN_SLICE_CYCLES)),
     }
 }
 
 fn partitions_of(spec: &MachineSpec, cache: &Cache) -> Vec<(cachemate_core::CacheId, PartitionSupport)> {
     let mut partitions = Vec::new();
     if let Some(colors) = spec.pages.colors.filter(|_| cache.last_level) {
-        let move_page_ns = spec.pages.migration_cycles as f64 * 1e9 / spec.hertz as f64;
+        let page_migration_ns = spec.pages.migration_cycles as f64 * 1e9 / spec.hertz as f64;
         partitions.push((
             cache.id,
-            PartitionSupport::Colors { colors, page_bytes: spec.pages.page_bytes, page_migration_ns: move_page_ns },
+            PartitionSupport::Colors { colors, page_bytes: spec.pages.page_bytes, page_migration_ns },
         ));
     }
-    let of_level = spec.caches.iter().find(|described| described.level == cache.level);
-    if let Some((described, ways)) = of_level.and_then(|described| Some((described, described.way_partitions?))) {
+    let level_spec = spec.caches.iter().find(|described| described.level == cache.level);
+    if let Some((described, way_partitions)) =
+        level_spec.and_then(|described| Some((described, described.way_partitions?)))
+    {
         let partition = PartitionSupport::Ways {
             ways: described.ways,
-            min_ways: ways.min_ways,
-            contiguous: ways.contiguous,
-            max_groups: ways.groups,
+            min_ways: way_partitions.min_ways,
+            contiguous: way_partitions.contiguous,
+            max_groups: way_partitions.groups,
         };
         partitions.push((cache.id, partition));
     }

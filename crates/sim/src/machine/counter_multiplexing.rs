@@ -14,26 +14,26 @@ use crate::os::queues::Slot;
 
 /// The rotation of the counted events for all tasks.
 pub struct CounterMultiplexer {
-    always: Vec<CounterEvent>,
-    groups: Vec<Vec<CounterEvent>>,
-    tasks: Vec<Meter>,
+    fixed_events: Vec<CounterEvent>,
+    event_groups: Vec<Vec<CounterEvent>>,
+    meters: Vec<TaskMeter>,
 }
 
 #[derive(Clone, Default)]
-struct Meter {
+struct TaskMeter {
     last_counters: TaskCounters,
     /// Index of the active group, and whether the task ran during its turn.
-    active: usize,
-    ran: bool,
+    active_group: usize,
+    has_run: bool,
     /// Counts in this window by group and event, and cycles for which each group was active.
     counts: Vec<Vec<u64>>,
-    on_cycles: Vec<u64>,
-    always: Vec<u64>,
-    cycles: u64,
+    active_cycles: Vec<u64>,
+    fixed_counts: Vec<u64>,
+    window_cycles: u64,
 }
 
 /// Only events of [`counted_events`] are requested.
-const COUNTED: &str = "every event of the unit is one that tasks count";
+const EVENT_IS_COUNTED: &str = "every event of the unit is one that tasks count";
 
 fn is_software_event(event: &CounterEvent) -> bool {
     matches!(event, CounterEvent::ContextSwitches | CounterEvent::PageFaults | CounterEvent::SystemCalls)
@@ -48,10 +48,10 @@ impl CounterMultiplexer {
         let is_fixed = |event: &CounterEvent| {
             is_software_event(event) || matches!(event, CounterEvent::Instructions | CounterEvent::Cycles)
         };
-        let (always, mut turns): (Vec<CounterEvent>, Vec<CounterEvent>) =
+        let (fixed_events, mut rotated_events): (Vec<CounterEvent>, Vec<CounterEvent>) =
             countable_events.into_iter().partition(is_fixed);
         // References and misses of one level belong together, because their ratio is needed.
-        turns.sort_by_key(|event| match event {
+        rotated_events.sort_by_key(|event| match event {
             CounterEvent::References(level) => (0, *level as usize, 0),
             CounterEvent::Misses(level) => (0, *level as usize, 1),
             CounterEvent::InterTaskMisses(level) => (1, *level as usize, 0),
@@ -60,73 +60,82 @@ impl CounterMultiplexer {
             _ => (1, 0, 0),
         });
         let group_size = (count.saturating_sub(2)).max(1) as usize;
-        let groups = turns.chunks(group_size).map(<[CounterEvent]>::to_vec).collect();
-        CounterMultiplexer { always, groups, tasks: Vec::new() }
+        let event_groups = rotated_events.chunks(group_size).map(<[CounterEvent]>::to_vec).collect();
+        CounterMultiplexer { fixed_events, event_groups, meters: Vec::new() }
     }
 
     /// Returns whether groups take turns.
     pub fn is_multiplexed(&self) -> bool {
-        self.groups.len() > 1
+        self.event_groups.len() > 1
     }
 
-    fn meter_of(&mut self, slot: Slot) -> &mut Meter {
-        if self.tasks.len() <= slot {
-            self.tasks.resize(slot + 1, Meter::default());
+    fn meter_mut(&mut self, slot: Slot) -> &mut TaskMeter {
+        if self.meters.len() <= slot {
+            self.meters.resize(slot + 1, TaskMeter::default());
         }
-        &mut self.tasks[slot]
+        &mut self.meters[slot]
     }
 
     /// Adds the task's counts since the last call to the active group.
-    pub fn read(&mut self, slot: Slot, now: TaskCounters) {
-        let (always, groups, active) = (self.always.clone(), self.groups.len(), self.meter_of(slot).active);
-        let active_events: Vec<CounterEvent> = self.groups.get(active).cloned().unwrap_or_default();
-        let meter = self.meter_of(slot);
-        let since = now.subtract_earlier(&meter.last_counters);
-        meter.ran |= since.ticks > 0;
+    pub fn add_counts(&mut self, slot: Slot, counters: TaskCounters) {
+        let (fixed_events, groups, active_group) =
+            (self.fixed_events.clone(), self.event_groups.len(), self.meter_mut(slot).active_group);
+        let active_events: Vec<CounterEvent> = self.event_groups.get(active_group).cloned().unwrap_or_default();
+        let meter = self.meter_mut(slot);
+        let new_counts = counters.since(&meter.last_counters);
+        meter.has_run |= new_counts.ticks > 0;
         meter.counts.resize(groups, Vec::new());
-        meter.on_cycles.resize(groups, 0);
-        meter.always.resize(always.len(), 0);
-        for (count, event) in meter.always.iter_mut().zip(&always) {
-            *count += since.event_count(*event).expect(COUNTED);
+        meter.active_cycles.resize(groups, 0);
+        meter.fixed_counts.resize(fixed_events.len(), 0);
+        for (count, event) in meter.fixed_counts.iter_mut().zip(&fixed_events) {
+            *count += new_counts.event_count(*event).expect(EVENT_IS_COUNTED);
         }
         if groups > 0 {
-            meter.counts[active].resize(active_events.len(), 0);
-            for (count, event) in meter.counts[active].iter_mut().zip(&active_events) {
-                *count += since.event_count(*event).expect(COUNTED);
+            meter.counts[active_group].resize(active_events.len(), 0);
+            for (count, event) in meter.counts[active_group].iter_mut().zip(&active_events) {
+                *count += new_counts.event_count(*event).expect(EVENT_IS_COUNTED);
             }
-            meter.on_cycles[active] += since.cycles();
+            meter.active_cycles[active_group] += new_counts.cycles();
         }
-        meter.cycles += since.cycles();
-        meter.last_counters = now;
+        meter.window_cycles += new_counts.cycles();
+        meter.last_counters = counters;
     }
 
     /// Activates the next group of every task that has run since the last call.
     pub fn rotate_group(&mut self) {
-        let groups = self.groups.len().max(1);
-        for meter in self.tasks.iter_mut().filter(|meter| meter.ran) {
-            (meter.active, meter.ran) = ((meter.active + 1) % groups, false);
+        let groups = self.event_groups.len().max(1);
+        for meter in self.meters.iter_mut().filter(|meter| meter.has_run) {
+            (meter.active_group, meter.has_run) = ((meter.active_group + 1) % groups, false);
         }
     }
 
     /// Returns the task's readings of the window that ends now. Events whose group was never active are left out.
     pub fn take_counts(&mut self, slot: Slot) -> EventCounts {
-        let (always, groups) = (self.always.clone(), self.groups.clone());
-        let meter = self.meter_of(slot);
-        let mut readings: Vec<EventCount> = always
+        let (fixed_events, groups) = (self.fixed_events.clone(), self.event_groups.clone());
+        let meter = self.meter_mut(slot);
+        let mut readings: Vec<EventCount> = fixed_events
             .iter()
-            .zip(&meter.always)
+            .zip(&meter.fixed_counts)
             .map(|(&event, &count)| EventCount { event, count, enabled_share: 1.0 })
             .collect();
-        let total_cycles = meter.cycles.max(1) as f64;
-        for ((events, counts), &on) in groups.iter().zip(&meter.counts).zip(&meter.on_cycles) {
-            let counted_share = if meter.cycles == 0 { 1.0 } else { on as f64 / total_cycles };
-            let counted = events.iter().zip(counts).filter(|_| counted_share > 0.0);
-            readings.extend(counted.map(|(&event, &count)| EventCount { event, count, enabled_share: counted_share }));
+        let total_cycles = meter.window_cycles.max(1) as f64;
+        for ((events, counts), &active_cycles) in groups.iter().zip(&meter.counts).zip(&meter.active_cycles) {
+            let counted_share = if meter.window_cycles == 0 { 1.0 } else { active_cycles as f64 / total_cycles };
+            let counted_events = events.iter().zip(counts).filter(|_| counted_share > 0.0);
+            readings.extend(counted_events.map(|(&event, &count)| EventCount {
+                event,
+                count,
+                enabled_share: counted_share,
+            }));
         }
         readings.sort_by_key(|reading| reading.event);
-        let (active, running) = (meter.active, meter.ran);
-        *meter =
-            Meter { last_counters: std::mem::take(&mut meter.last_counters), active, ran: running, ..Meter::default() };
+        let (active_group, has_run) = (meter.active_group, meter.has_run);
+        *meter = TaskMeter {
+            last_counters: std::mem::take(&mut meter.last_counters),
+            active_group,
+            has_run,
+            ..TaskMeter::default()
+        };
         EventCounts(readings)
     }
 }
@@ -150,7 +159,7 @@ mod tests {
         for at_once in [3, 6, 64] {
             let mut counting = CounterMultiplexer::new(&levels, at_once, SamplerModel::Ideal);
             for step in 1..=1000 {
-                counting.read(0, task_counters(step * 1000, step * 7));
+                counting.add_counts(0, task_counters(step * 1000, step * 7));
                 counting.rotate_group();
             }
             let counts = counting.take_counts(0);
@@ -175,10 +184,10 @@ mod tests {
         let mut counting = CounterMultiplexer::new(&levels, 4, SamplerModel::Tagged);
         for step in 0..1000u64 {
             let run_time = step.div_ceil(2);
-            counting.read(0, task_counters(run_time * 1000, run_time * 7));
+            counting.add_counts(0, task_counters(run_time * 1000, run_time * 7));
             counting.rotate_group();
         }
-        let events = counting.always.len() + counting.groups.iter().map(Vec::len).sum::<usize>();
+        let events = counting.fixed_events.len() + counting.event_groups.iter().map(Vec::len).sum::<usize>();
         let counts = counting.take_counts(0);
         assert_eq!(counts.0.len(), events);
         assert!((counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap() / 3500.0 - 1.0).abs() < 0.02);
@@ -188,7 +197,7 @@ mod tests {
     #[test]
     fn what_was_not_counted_is_absent() {
         let mut counting = CounterMultiplexer::new(&[CacheLevel::L2], 3, SamplerModel::Tagged);
-        counting.read(0, task_counters(1000, 7));
+        counting.add_counts(0, task_counters(1000, 7));
         let counts = counting.take_counts(0);
         assert_eq!(counts.0.iter().filter(|reading| !is_software_event(&reading.event)).count(), 3);
         assert_eq!(counts.get(CounterEvent::InterTaskMisses(CacheLevel::L2)), None);

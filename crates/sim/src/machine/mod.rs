@@ -31,7 +31,7 @@ use cachemate_core::{
 
 use counter_multiplexing::CounterMultiplexer;
 pub use progress_log::{ProgressSample, TaskProgress};
-pub use setup::{Maker, NominalClock, RunLimit, SharedMemory, SimOptions, SimProgram};
+pub use setup::{NominalClock, RunLimit, SharedMemory, SimOptions, SimProgram, ThreadBuilder};
 
 use crate::baseline::Baseline;
 use crate::hw::{CacheCounters, Charge, Hardware, HwOptions};
@@ -44,7 +44,7 @@ use crate::os::schedulers::{SchedulerTimes, build_scheduler};
 use crate::os::system::{OsCosts, System, SystemEvent};
 
 /// Nominal interval at which multiplexed counters are switched, as by a kernel's timer.
-pub const COUNTER_TURN_NS: u64 = 4_000_000;
+pub const COUNTER_ROTATION_NS: u64 = 4_000_000;
 const PAGE_MOVE_BURST_NS: u64 = 100_000;
 const TOUCH_WATCH_NS: u64 = 10_000_000;
 /// Index of the process of the machine's own probe threads; programs follow it.
@@ -56,24 +56,25 @@ pub(crate) struct SimTask {
     pub program: usize,
     pub name: String,
     pub goal: Option<Goal>,
-    pub fixed: bool,
-    /// Cycles on each CPU at the last observation, followed by waiting time and progress.
-    pub seen_on_cpu_cycles: Vec<u64>,
-    pub seen_wait_cycles: u64,
-    pub seen_progress: f64,
+    pub is_pinned: bool,
+    /// Cycles on each CPU at the last observation. The two fields below hold the waiting time and the progress at that
+    /// time.
+    pub reported_on_cpu_cycles: Vec<u64>,
+    pub reported_wait_cycles: u64,
+    pub reported_progress: f64,
     /// Whether the task's exit has been reported.
-    pub reported_exit: bool,
+    pub is_exit_reported: bool,
 }
 
 pub(crate) struct RunningProgram {
     pub program: SimProgram,
-    pub arrives_cycle: Option<u64>,
-    pub runs: u32,
+    pub arrival_cycle: Option<u64>,
+    pub run_count: u32,
     /// Number of threads of the present run that have not exited.
-    pub alive: u32,
+    pub live_threads: u32,
     pub completions: u32,
     /// Number of completions during the warm-up.
-    pub completions_before: u32,
+    pub warm_up_completions: u32,
 }
 
 /// A simulated machine with programs on it.
@@ -84,32 +85,32 @@ pub struct SimMachine {
     pub(crate) capabilities: Capabilities,
     pub(crate) levels: Vec<CacheLevel>,
     pub(crate) system: System,
-    pub(crate) counting: CounterMultiplexer,
+    pub(crate) counter_multiplexer: CounterMultiplexer,
     /// Tasks by their id.
     pub(crate) tasks: Vec<SimTask>,
     pub(crate) task_of_slot: BTreeMap<Slot, TaskId>,
     pub(crate) programs: Vec<RunningProgram>,
-    segments: BTreeMap<u32, usize>,
+    segment_by_number: BTreeMap<u32, usize>,
     pub(crate) plan: Plan,
     pub(crate) penalties: Vec<CoRunPenalty>,
     /// Gang schedules in force, in ascending order of their CPUs.
     pub(crate) gangs: Vec<GangSchedule>,
     /// Way masks of the classes of service; tasks without one are in the hardware's class 0, which has all ways.
     pub(crate) classes: BTreeMap<ServiceClassId, WayMasks>,
-    ends: Option<RunLimit>,
+    measured_length: Option<RunLimit>,
     /// Length of the warm-up; `None` once it is over.
-    warms_up: Option<RunLimit>,
+    warm_up_length: Option<RunLimit>,
     pub(crate) baseline: Baseline,
-    finished: bool,
-    next_counter_turn: u64,
+    is_finished: bool,
+    next_rotation_cycle: u64,
     /// Interval at which multiplexed counters are switched, in scaled cycles.
-    counter_turn_cycles: u64,
-    windows: u64,
+    rotation_cost_cycles: u64,
+    window_count: u64,
     pub(crate) last_shared: observe::LastSharedCounts,
     probes: Vec<probes::ActiveProbe>,
     /// Probe that has exclusive use of CPUs, if any.
-    holder: Option<ProbeId>,
-    stop: Arc<AtomicBool>,
+    cpu_holder: Option<ProbeId>,
+    stop_flag: Arc<AtomicBool>,
     progress_log: Option<progress_log::ProgressLog>,
 }
 
@@ -122,10 +123,10 @@ impl SimMachine {
         spec.check()?;
         let clock = NominalClock::new(spec, options.scale);
         let topology = spec.topology();
-        let mut scaled = spec.clone();
-        scaled.counters.interrupt_cycles = clock.scale(spec.counters.interrupt_cycles);
+        let mut scaled_spec = spec.clone();
+        scaled_spec.counters.interrupt_cycles = clock.scale(spec.counters.interrupt_cycles);
         let &SimOptions { seed, prefetch, is_resident, .. } = options;
-        let hw = Hardware::new(&scaled, HwOptions { seed, prefetch, is_resident })?;
+        let hw = Hardware::new(&scaled_spec, HwOptions { seed, is_prefetch_enabled: prefetch, is_resident })?;
         let times = SchedulerTimes {
             slice_cycles: clock.to_cycles(spec.os.time_slice_ns),
             millisecond_cycles: clock.to_cycles(1_000_000),
@@ -153,17 +154,17 @@ impl SimMachine {
         let probe_process = system.add_process();
         debug_assert_eq!(probe_process, PROBE_PROCESS);
         let levels: Vec<CacheLevel> = spec.caches.iter().map(|cache| cache.level).collect();
-        let running_program = |program: SimProgram| RunningProgram {
-            arrives_cycle: Some(clock.unscaled_cycles(program.start_ns)),
+        let to_running_program = |program: SimProgram| RunningProgram {
+            arrival_cycle: Some(clock.unscaled_cycles(program.start_ns)),
             program,
-            runs: 0,
-            alive: 0,
+            run_count: 0,
+            live_threads: 0,
             completions: 0,
-            completions_before: 0,
+            warm_up_completions: 0,
         };
         let mut machine = SimMachine {
             capabilities: capabilities::true_capabilities(spec, &topology, clock),
-            counting: CounterMultiplexer::new(&levels, spec.counters.count, spec.counters.sampler),
+            counter_multiplexer: CounterMultiplexer::new(&levels, spec.counters.count, spec.counters.sampler),
             last_shared: observe::LastSharedCounts::default(),
             spec: spec.clone(),
             clock,
@@ -172,22 +173,22 @@ impl SimMachine {
             system,
             tasks: Vec::new(),
             task_of_slot: BTreeMap::new(),
-            programs: programs.into_iter().map(running_program).collect(),
-            segments: BTreeMap::new(),
+            programs: programs.into_iter().map(to_running_program).collect(),
+            segment_by_number: BTreeMap::new(),
             plan: Plan::idle(WindowLength::Time { ns: 1_000_000_000 }),
             penalties: Vec::new(),
             gangs: Vec::new(),
             classes: BTreeMap::new(),
-            ends: options.ends,
-            warms_up: options.warm_up,
+            measured_length: options.ends,
+            warm_up_length: options.warm_up,
             baseline: Baseline::default(),
-            finished: false,
-            next_counter_turn: clock.to_cycles(COUNTER_TURN_NS),
-            counter_turn_cycles: clock.scale(options.counter_turn_cycles),
-            windows: 0,
+            is_finished: false,
+            next_rotation_cycle: clock.to_cycles(COUNTER_ROTATION_NS),
+            rotation_cost_cycles: clock.scale(options.counter_turn_cycles),
+            window_count: 0,
             probes: Vec::new(),
-            holder: None,
-            stop: Arc::new(AtomicBool::new(false)),
+            cpu_holder: None,
+            stop_flag: Arc::new(AtomicBool::new(false)),
             progress_log: None,
         };
         machine.admit_arrivals();
@@ -197,7 +198,7 @@ impl SimMachine {
     /// Returns a flag that other threads may set to true, after which the run ends with the current window, with the
     /// results so far.
     pub fn stop_flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.stop)
+        Arc::clone(&self.stop_flag)
     }
     /// Returns the number of simulated cycles so far.
     pub fn now_cycles(&self) -> u64 {
@@ -216,41 +217,43 @@ impl SimMachine {
     /// Starts the programs that are due, and returns whether any started.
     fn admit_arrivals(&mut self) -> bool {
         let now = self.system.now();
-        let due: Vec<usize> = (0..self.programs.len())
-            .filter(|&index| self.programs[index].arrives_cycle.is_some_and(|cycle| cycle <= now))
+        let due_programs: Vec<usize> = (0..self.programs.len())
+            .filter(|&index| self.programs[index].arrival_cycle.is_some_and(|cycle| cycle <= now))
             .collect();
-        due.iter().for_each(|&index| self.start_program(index));
-        !due.is_empty()
+        due_programs.iter().for_each(|&index| self.start_program(index));
+        !due_programs.is_empty()
     }
 
     fn start_program(&mut self, index: usize) {
         let process = self.system.add_process();
         let page_bytes = self.spec.pages.page_bytes;
         let running_program = &mut self.programs[index];
-        running_program.arrives_cycle = None;
-        let sources = (running_program.program.maker)(running_program.runs);
-        running_program.runs += 1;
-        running_program.alive = sources.len() as u32;
+        running_program.arrival_cycle = None;
+        let sources = (running_program.program.build_threads)(running_program.run_count);
+        running_program.run_count += 1;
+        running_program.live_threads = sources.len() as u32;
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let pinned = running_program
             .program
-            .pinned
+            .pinned_cpus
             .clone()
             .map(|cpus| cpus.intersection(&all_cpus))
             .filter(|cpus| !cpus.is_empty());
-        let shared = running_program.program.shared.clone();
+        let shared = running_program.program.shared_memory.clone();
         let (name, goal) = (running_program.program.name.clone(), running_program.program.goal);
         for memory in shared {
-            let (first, end) =
+            let (first_page, end_page) =
                 (memory.first_byte / page_bytes, (memory.first_byte + memory.bytes).div_ceil(page_bytes));
             let system = &mut self.system;
-            let segment =
-                *self.segments.entry(memory.number).or_insert_with(|| system.memory.add_segment(first, end - first));
+            let segment = *self
+                .segment_by_number
+                .entry(memory.number)
+                .or_insert_with(|| system.memory.add_segment(first_page, end_page - first_page));
             self.system.memory.map_segment(process, segment);
         }
         for source in sources {
-            let allowed = pinned.clone().unwrap_or_else(|| all_cpus.clone());
-            let slot = self.system.add_task(process, source, allowed, 1.0, false);
+            let allowed_cpus = pinned.clone().unwrap_or_else(|| all_cpus.clone());
+            let slot = self.system.add_task(process, source, allowed_cpus, 1.0, false);
             let task = TaskId(self.tasks.len() as u32);
             self.task_of_slot.insert(slot, task);
             self.tasks.push(SimTask {
@@ -258,11 +261,11 @@ impl SimMachine {
                 program: index,
                 name: name.clone(),
                 goal,
-                fixed: pinned.is_some(),
-                seen_on_cpu_cycles: vec![0; self.spec.cpus() as usize],
-                seen_wait_cycles: 0,
-                seen_progress: 0.0,
-                reported_exit: false,
+                is_pinned: pinned.is_some(),
+                reported_on_cpu_cycles: vec![0; self.spec.cpus() as usize],
+                reported_wait_cycles: 0,
+                reported_progress: 0.0,
+                is_exit_reported: false,
             });
         }
     }
@@ -271,11 +274,11 @@ impl SimMachine {
     fn record_exit(&mut self, slot: Slot) {
         let Some(task) = self.task_of_slot.get(&slot) else { return };
         let running_program = &mut self.programs[self.tasks[task.0 as usize].program];
-        running_program.alive -= 1;
-        if running_program.alive == 0 {
+        running_program.live_threads -= 1;
+        if running_program.live_threads == 0 {
             running_program.completions += 1;
-            if running_program.program.restart {
-                running_program.arrives_cycle = Some(self.system.now());
+            if running_program.program.restarts {
+                running_program.arrival_cycle = Some(self.system.now());
             }
         }
     }
@@ -289,24 +292,29 @@ impl SimMachine {
 
     /// Returns whether the run has reached its length, or no program is left to run.
     fn is_over(&self) -> bool {
-        let reached = self.warms_up.is_none() && self.ends.is_some_and(|length| self.has_reached(length));
-        let nothing_left = self.programs.iter().all(|program| program.alive == 0 && program.arrives_cycle.is_none());
-        reached || nothing_left || self.is_work_done() || self.stop.load(Ordering::Relaxed)
+        let has_reached_length =
+            self.warm_up_length.is_none() && self.measured_length.is_some_and(|length| self.has_reached(length));
+        let has_no_program =
+            self.programs.iter().all(|program| program.live_threads == 0 && program.arrival_cycle.is_none());
+        has_reached_length
+            || has_no_program
+            || self.has_reached_instruction_limits()
+            || self.stop_flag.load(Ordering::Relaxed)
     }
 
     /// Returns whether the length has passed since the start of the measured part, or of the run during the warm-up.
     fn has_reached(&self, length: RunLimit) -> bool {
         match length {
-            RunLimit::Cycles(_) | RunLimit::Ns(_) => self.system.now() >= self.cycle_of(length),
-            RunLimit::Instructions(count) => self.instructions() - self.baseline.instructions() >= count,
+            RunLimit::Cycles(_) | RunLimit::Ns(_) => self.system.now() >= self.cycle_of_limit(length),
+            RunLimit::Instructions(count) => self.total_instructions() - self.baseline.instructions() >= count,
             RunLimit::Completions(count) => {
-                self.programs.iter().all(|program| program.completions - program.completions_before >= count)
+                self.programs.iter().all(|program| program.completions - program.warm_up_completions >= count)
             }
         }
     }
 
     /// Returns the cycle by which a limit is certainly reached; `u64::MAX` if the limit is not a time.
-    fn cycle_of(&self, length: RunLimit) -> u64 {
+    fn cycle_of_limit(&self, length: RunLimit) -> u64 {
         match length {
             RunLimit::Cycles(cycles) => self.baseline.cycle + cycles,
             RunLimit::Ns(ns) => self.baseline.cycle + self.clock.unscaled_cycles(ns),
@@ -314,7 +322,7 @@ impl SimMachine {
         }
     }
 
-    fn instructions(&self) -> u64 {
+    fn total_instructions(&self) -> u64 {
         self.tasks
             .iter()
             .map(|sim_task| self.system.thread(sim_task.slot).map_or(0, |thread| thread.counters.instructions))
@@ -323,74 +331,75 @@ impl SimMachine {
 
     /// Returns the cycle by which the warm-up or the run is certainly over.
     fn end_cycle(&self) -> u64 {
-        self.warms_up.or(self.ends).map_or(u64::MAX, |length| self.cycle_of(length))
+        self.warm_up_length.or(self.measured_length).map_or(u64::MAX, |length| self.cycle_of_limit(length))
     }
 
     /// Runs one window, and returns the reason for its end.
     fn run_window(&mut self) -> Result<WindowEnd, MachineError> {
         let window_end = self.system.now().saturating_add(self.window_cycles());
         loop {
-            if self.warms_up.is_some_and(|length| self.has_reached(length)) {
-                self.warms_up = None;
+            if self.warm_up_length.is_some_and(|length| self.has_reached(length)) {
+                self.warm_up_length = None;
                 self.begin_measuring();
             }
-            let end = window_end.min(if self.warms_up.is_some() { u64::MAX } else { self.end_cycle() });
-            let arrival = self.programs.iter().filter_map(|program| program.arrives_cycle).min().unwrap_or(u64::MAX);
-            let due = end
+            let end_cycle = window_end.min(if self.warm_up_length.is_some() { u64::MAX } else { self.end_cycle() });
+            let next_arrival =
+                self.programs.iter().filter_map(|program| program.arrival_cycle).min().unwrap_or(u64::MAX);
+            let next_stop = end_cycle
                 .min(self.end_cycle())
-                .min(arrival)
-                .min(self.next_counter_turn)
-                .min(self.next_step())
-                .min(self.probes_due())
+                .min(next_arrival)
+                .min(self.next_rotation_cycle)
+                .min(self.next_sample_cycle())
+                .min(self.next_probe_check())
                 .max(self.system.now());
-            let mut tasks_changed = false;
-            match self.system.run(due, self.must_watch_switches()) {
-                None => return Err(self.out_of_memory()),
+            let mut have_tasks_changed = false;
+            match self.system.run(next_stop, self.must_watch_switches()) {
+                None => return Err(self.out_of_memory_error()),
                 Some(SystemEvent::Exited(slot)) => {
                     self.record_exit(slot);
-                    tasks_changed = true;
+                    have_tasks_changed = true;
                 }
                 Some(SystemEvent::Time | SystemEvent::Switched(_) | SystemEvent::Interrupt(_)) => {}
             }
             let now = self.system.now();
-            if now >= self.next_counter_turn {
-                self.next_counter_turn = now + self.clock.to_cycles(COUNTER_TURN_NS);
-                self.turn_counters();
+            if now >= self.next_rotation_cycle {
+                self.next_rotation_cycle = now + self.clock.to_cycles(COUNTER_ROTATION_NS);
+                self.rotate_counters();
             }
-            if now >= self.next_step() {
-                self.take_step();
+            if now >= self.next_sample_cycle() {
+                self.record_sample();
             }
-            tasks_changed |= self.admit_arrivals();
-            let answered = self.poll_probes();
+            have_tasks_changed |= self.admit_arrivals();
+            let has_answer = self.poll_probes();
             let is_over = self.is_over();
-            if now >= end {
+            if now >= end_cycle {
                 return Ok(WindowEnd::Elapsed);
-            } else if answered {
+            } else if has_answer {
                 return Ok(WindowEnd::ProbeAnswered);
-            } else if tasks_changed {
+            } else if have_tasks_changed {
                 return Ok(WindowEnd::TasksChanged);
             } else if is_over {
-                let stopped = self.stop.load(Ordering::Relaxed);
-                return Ok(if stopped { WindowEnd::Interrupted } else { WindowEnd::Elapsed });
+                let is_stopped = self.stop_flag.load(Ordering::Relaxed);
+                return Ok(if is_stopped { WindowEnd::Interrupted } else { WindowEnd::Elapsed });
             }
         }
     }
 
-    fn turn_counters(&mut self) {
-        if self.counting.is_multiplexed() {
+    fn rotate_counters(&mut self) {
+        if self.counter_multiplexer.is_multiplexed() {
             self.read_counters();
-            self.counting.rotate_group();
+            self.counter_multiplexer.rotate_group();
             for cpu in (0..self.spec.cpus()).map(CpuId) {
-                if self.counter_turn_cycles > 0 && self.system.hw.thread(cpu).is_some() {
-                    self.system.hw.charge_cycles(cpu, self.counter_turn_cycles, Charge::Interrupt);
+                if self.rotation_cost_cycles > 0 && self.system.hw.thread(cpu).is_some() {
+                    self.system.hw.charge_cycles(cpu, self.rotation_cost_cycles, Charge::Interrupt);
                 }
             }
         }
     }
 
     pub(crate) fn read_counters(&mut self) {
-        for sim_task in self.tasks.iter().filter(|sim_task| !sim_task.reported_exit) {
-            self.counting.read(sim_task.slot, self.system.task_counters(sim_task.slot));
+        for sim_task in self.tasks.iter().filter(|sim_task| !sim_task.is_exit_reported) {
+            self.counter_multiplexer.add_counts(sim_task.slot, self.system.task_counters(sim_task.slot));
         }
     }
 
@@ -402,7 +411,7 @@ impl SimMachine {
         self.system.hw.cache_counters(cache)
     }
 
-    fn out_of_memory(&self) -> MachineError {
+    fn out_of_memory_error(&self) -> MachineError {
         let bytes = self.spec.memory.size_bytes;
         let machine = &self.spec.name;
         MachineError(format!("machine '{machine}': the programs need more than its memory.size_bytes = {bytes}"))
@@ -419,7 +428,7 @@ impl SimMachine {
     pub(crate) fn slot_of(&self, task: TaskId) -> Option<Slot> {
         self.tasks.get(task.0 as usize).map(|sim_task| sim_task.slot)
     }
-    pub(crate) fn is_gone(&self, task: TaskId) -> bool {
+    pub(crate) fn has_exited(&self, task: TaskId) -> bool {
         self.slot_of(task).is_none_or(|slot| self.system.task(slot).exited_cycle.is_some())
     }
 }
@@ -434,14 +443,14 @@ impl Machine for SimMachine {
     }
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        if self.finished {
+        if self.is_finished {
             return Ok(None);
         }
         let start = self.system.now();
-        let ended = self.run_window()?;
-        self.finished = self.is_over();
-        self.windows += 1;
-        Ok(Some(self.build_observation(start, ended, self.windows - 1)))
+        let end_reason = self.run_window()?;
+        self.is_finished = self.is_over();
+        self.window_count += 1;
+        Ok(Some(self.build_observation(start, end_reason, self.window_count - 1)))
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {

@@ -6,14 +6,14 @@ use cachemate_core::{
     ReuseSample, RowInterval, SamplerModel, TaskId, WindowEnd,
 };
 
-use super::tests::{FootprintSweep, MS, idle_plan, sample_machine, sample_spec, sweep_program};
+use super::tests::{FootprintSweep, NS_PER_MS, idle_plan, sample_machine, sample_spec, sweep_program};
 use super::{SimMachine, SimOptions, SimProgram};
 
 const L2: CacheId = CacheId(4);
 
 fn probe_plan(probe_kind: ProbeKind) -> Plan {
     let mut plan = idle_plan(20);
-    plan.probes = vec![ProbeRequest { id: ProbeId(7), kind: probe_kind, budget_ns: 10_000 * MS }];
+    plan.probes = vec![ProbeRequest { id: ProbeId(7), kind: probe_kind, budget_ns: 10_000 * NS_PER_MS }];
     plan
 }
 
@@ -51,7 +51,7 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
     let mut machine = sample_machine((0..5).map(|index| sweep_program("sweep", 4096 << (3 * index))).collect());
     machine.apply(&idle_plan(20)).unwrap();
     machine.observe().unwrap();
-    let (total_ns, settle_ns) = (3 * MS, MS / 2);
+    let (total_ns, settle_ns) = (3 * NS_PER_MS, NS_PER_MS / 2);
     let requested_rows = vec![vec![TaskId(0), TaskId(1)], vec![TaskId(0), TaskId(2)], vec![TaskId(1)]];
     let probe_kind = ProbeKind::CoRunRows { cache: L2, rows: requested_rows.clone(), total_ns, settle_ns, boost: true };
     let (answers, windows) = run_until_answered(&mut machine, &probe_plan(probe_kind), 10);
@@ -60,7 +60,7 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
         let of_row: Vec<RowInterval> =
             row_intervals(&answers).into_iter().filter(|interval| interval.tasks == row).collect();
         let ns: u64 = of_row.iter().map(|interval| interval.span.elapsed_ns).sum();
-        assert!((total_ns..total_ns + MS / 10).contains(&ns), "{row:?}: {ns}");
+        assert!((total_ns..total_ns + NS_PER_MS / 10).contains(&ns), "{row:?}: {ns}");
         for interval in of_row {
             let misses =
                 |counts: &cachemate_core::EventCounts| counts.get(CounterEvent::References(CacheLevel::L2)).unwrap();
@@ -80,8 +80,13 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     machine.apply(&idle_plan(20)).unwrap();
     machine.observe().unwrap();
     let row = vec![TaskId(0), TaskId(1)];
-    let probe_kind =
-        ProbeKind::CoRunRows { cache: L2, rows: vec![row.clone()], total_ns: 3 * MS, settle_ns: MS / 2, boost: true };
+    let probe_kind = ProbeKind::CoRunRows {
+        cache: L2,
+        rows: vec![row.clone()],
+        total_ns: 3 * NS_PER_MS,
+        settle_ns: NS_PER_MS / 2,
+        boost: true,
+    };
     let mut plan_kept = probe_plan(probe_kind);
     plan_kept.affinity = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
     let (answers, _) = run_until_answered(&mut machine, &plan_kept, 10);
@@ -97,23 +102,23 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
 #[test]
 fn rows_that_come_about_are_seen_with_who_ended_them() {
     let new_sleeper = || {
-        Box::new(FootprintSweep { sleep_after: Some((5000, MS)), ..FootprintSweep::endless(4096) })
+        Box::new(FootprintSweep { sleep_cycle: Some((5000, NS_PER_MS)), ..FootprintSweep::endless(4096) })
             as Box<dyn AccessSource>
     };
     let mut programs =
         vec![SimProgram::new("sleeper", Box::new(move |_| vec![new_sleeper()])), sweep_program("sweep", 4096)];
-    programs[0].pinned = Some([0].into_iter().collect());
-    programs[1].pinned = Some([1].into_iter().collect());
+    programs[0].pinned_cpus = Some([0].into_iter().collect());
+    programs[1].pinned_cpus = Some([1].into_iter().collect());
     let mut machine = sample_machine(programs);
     let (a, b) = (TaskId(0), TaskId(1));
-    let paired_probe = ProbeKind::PairedRows { cache: L2, task: b, peers: vec![a], total_ns: 5 * MS };
+    let paired_probe = ProbeKind::PairedRows { cache: L2, task: b, peers: vec![a], total_ns: 5 * NS_PER_MS };
     let solo_probe =
-        ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
+        ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * NS_PER_MS, settle_ns: 0, boost: false };
     for (kind, ended_by) in [(paired_probe, Some(a)), (solo_probe, None)] {
         let (answers, _) = run_until_answered(&mut machine, &probe_plan(kind), 20);
         let rows = row_intervals(&answers);
         let ns: u64 = rows.iter().map(|interval| interval.span.elapsed_ns).sum();
-        assert!((5 * MS..6 * MS).contains(&ns), "{ns}");
+        assert!((5 * NS_PER_MS..6 * NS_PER_MS).contains(&ns), "{ns}");
         assert!(rows.len() >= 5, "{}", rows.len());
         let ended = rows.iter().filter(|interval| interval.ended_by_task == ended_by).count();
         assert!(ended + 3 > rows.len(), "{ended} of {} ended by {ended_by:?}", rows.len());
@@ -173,7 +178,7 @@ fn a_trace_holds_code_where_asked() {
 fn a_probe_is_stopped_at_its_budget() {
     let mut machine = sample_machine(vec![sweep_program("sweep", 64 << 10)]);
     let mut plan = probe_plan(ProbeKind::MissTrace { task: TaskId(0), entries: 1_000_000, includes_code: false });
-    plan.probes[0].budget_ns = 3 * MS;
+    plan.probes[0].budget_ns = 3 * NS_PER_MS;
     let (answers, windows) = run_until_answered(&mut machine, &plan, 50);
     let ProbeEvidence::Trace { lines, .. } = &answers[0].evidence else { panic!() };
     assert!((90..2000).contains(&lines.len()), "{}", lines.len());

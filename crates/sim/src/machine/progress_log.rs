@@ -30,44 +30,49 @@ pub struct ProgressSample {
 }
 
 pub(crate) struct ProgressLog {
-    every_cycles: u64,
+    interval_cycles: u64,
     next_cycle: u64,
-    steps: Vec<ProgressSample>,
+    samples: Vec<ProgressSample>,
     /// Number of instructions of each task at which the run ends.
-    until_instructions: Vec<u64>,
+    instruction_limits: Vec<u64>,
     is_done: bool,
 }
 
 impl SimMachine {
-    /// Records the progress of every task every `every_cycles` (1 or more) from now on.
+    /// Records the progress of every task every `interval_cycles` (1 or more) from now on.
     ///
     /// The run ends once each of the first `until_instructions.len()` tasks has executed its number of instructions; if
     /// the list is empty, only the run's length ends it.
-    pub fn log_progress(&mut self, every_cycles: u64, until_instructions: Vec<u64>) {
-        let (every_cycles, next_cycle) = (every_cycles.max(1), self.now_cycles());
-        self.progress_log =
-            Some(ProgressLog { every_cycles, next_cycle, steps: Vec::new(), until_instructions, is_done: false });
-        self.take_step();
+    pub fn log_progress(&mut self, interval_cycles: u64, instruction_limits: Vec<u64>) {
+        let (every_cycles, next_cycle) = (interval_cycles.max(1), self.now_cycles());
+        self.progress_log = Some(ProgressLog {
+            interval_cycles: every_cycles,
+            next_cycle,
+            samples: Vec::new(),
+            instruction_limits,
+            is_done: false,
+        });
+        self.record_sample();
     }
 
     /// Returns the recorded samples in order of time; empty without [`SimMachine::log_progress`].
     pub fn progress_samples(&self) -> &[ProgressSample] {
-        self.progress_log.as_ref().map_or(&[], |trail| &trail.steps)
+        self.progress_log.as_ref().map_or(&[], |log| &log.samples)
     }
 
-    pub(crate) fn next_step(&self) -> u64 {
+    pub(crate) fn next_sample_cycle(&self) -> u64 {
         self.progress_log.as_ref().map_or(u64::MAX, |trail| trail.next_cycle)
     }
 
-    pub(crate) fn is_work_done(&self) -> bool {
+    pub(crate) fn has_reached_instruction_limits(&self) -> bool {
         self.progress_log.as_ref().is_some_and(|trail| trail.is_done)
     }
 
-    pub(crate) fn take_step(&mut self) {
+    pub(crate) fn record_sample(&mut self) {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
         let last_level = self.spec.last_level().map(|cache| cache.level);
-        let sample_progress = |sim_task: &super::SimTask| {
+        let progress_of = |sim_task: &super::SimTask| {
             let counters = self.system.task_counters(sim_task.slot);
             TaskProgress {
                 instructions: counters.instructions,
@@ -76,14 +81,14 @@ impl SimMachine {
                 data_stall_cycles: counters.stalls.data_stalls() as f64 / counters.ticks_per_cycle.max(1) as f64,
             }
         };
-        let tasks: Vec<TaskProgress> = self.tasks.iter().map(sample_progress).collect();
-        let Some(trail) = &mut self.progress_log else { return };
-        let limits = &trail.until_instructions;
-        trail.is_done = !limits.is_empty()
+        let tasks: Vec<TaskProgress> = self.tasks.iter().map(progress_of).collect();
+        let Some(log) = &mut self.progress_log else { return };
+        let limits = &log.instruction_limits;
+        log.is_done = !limits.is_empty()
             && limits.len() <= tasks.len()
             && limits.iter().zip(&tasks).all(|(limit, task)| task.instructions >= *limit);
-        trail.next_cycle = now + trail.every_cycles;
-        trail.steps.push(ProgressSample { cycle: now, tasks });
+        log.next_cycle = now + log.interval_cycles;
+        log.samples.push(ProgressSample { cycle: now, tasks });
     }
 }
 

@@ -5,14 +5,14 @@ use cachemate_core::{
     ShareMember, TaskId, Units, WindowLength,
 };
 
-use super::tests::{MS, idle_plan, sample_cache, sample_machine, sample_spec, sweep_program};
+use super::tests::{NS_PER_MS, idle_plan, sample_cache, sample_machine, sample_spec, sweep_program};
 use super::{RunLimit, SimMachine, SimOptions};
 use crate::os::schedulers::SchedulerKind;
 use crate::results::RunResults;
 use crate::run::{run_alone, run_in_parallel};
 
 fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResults {
-    let options = SimOptions { seed, scheduler, ends: Some(RunLimit::Ns(ms * MS)), ..SimOptions::default() };
+    let options = SimOptions { seed, scheduler, ends: Some(RunLimit::Ns(ms * NS_PER_MS)), ..SimOptions::default() };
     let programs = (0..tasks).map(|index| sweep_program("sweep", 20_000 + 60_000 * index)).collect();
     run_alone(&mut SimMachine::new(&sample_spec(), &options, programs).unwrap()).unwrap()
 }
@@ -23,7 +23,8 @@ fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResul
 fn counters_add_up_under_every_scheduler() {
     for scheduler in [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin] {
         // Slices of Solaris last up to 200 ms, so the scale keeps the run short.
-        let options = SimOptions { scheduler, scale: 20, ends: Some(RunLimit::Ns(60 * MS)), ..SimOptions::default() };
+        let options =
+            SimOptions { scheduler, scale: 20, ends: Some(RunLimit::Ns(60 * NS_PER_MS)), ..SimOptions::default() };
         let programs = (0..7).map(|index| sweep_program("sweep", 20_000 + 60_000 * index)).collect();
         let results = run_alone(&mut SimMachine::new(&sample_spec(), &options, programs).unwrap()).unwrap();
         for task in &results.tasks {
@@ -92,7 +93,7 @@ fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
         let mut machine = SimMachine::new(&sample_spec(), &SimOptions::default(), programs).unwrap();
         machine.apply(&colored_plan(&machine, colors)).unwrap();
         machine.observe().unwrap();
-        let results = machine.results();
+        let results = machine.collect_results();
         let level = results.tasks[0].levels.iter().find(|level| level.level == CacheLevel::L2).unwrap();
         (level.misses, level.inter_task)
     };
@@ -118,7 +119,7 @@ fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
     let last = machine.topology().last_level_caches().next().unwrap().id;
     // The cache has 256 sets in four colors, and pages of 64 lines.
     let mut sets = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
-    for (set, task) in machine.system.hw.sets_in_use(last) {
+    for (set, task) in machine.system.hw.lines_by_set(last) {
         sets[task.0 as usize].insert(set);
     }
     assert_eq!(sets[0], (0..64).collect(), "larger than its color's part, it fills all of that");
@@ -147,7 +148,7 @@ fn exclusive_ways_keep_the_neighbor_out() {
         if let Some(share) = observation.applied.shares.get(1) {
             assert!(share.occupancy_bytes.unwrap() <= 128 << 10);
         }
-        machine.results().tasks[0].levels.last().unwrap().inter_task
+        machine.collect_results().tasks[0].levels.last().unwrap().inter_task
     };
     assert_eq!(inter_task(100 << 10, Some([(0..8).collect(), (8..16).collect()])), 0);
     assert!(inter_task(248 << 10, None) > 100, "without masks it is pushed out");
@@ -172,12 +173,12 @@ fn applying_a_plan_again_changes_nothing() {
 #[test]
 fn a_warm_up_is_not_measured() {
     let options = SimOptions {
-        warm_up: Some(RunLimit::Ns(10 * MS)),
+        warm_up: Some(RunLimit::Ns(10 * NS_PER_MS)),
         ends: Some(RunLimit::Instructions(500_000)),
         ..SimOptions::default()
     };
     let mut machine = SimMachine::new(&sample_spec(), &options, vec![sweep_program("sweep", 4096)]).unwrap();
-    machine.set_first_window(WindowLength::Time { ns: 5 * MS });
+    machine.set_first_window(WindowLength::Time { ns: 5 * NS_PER_MS });
     let results = run_alone(&mut machine).unwrap();
     let level = results.level_breakdown(CacheLevel::L2).unwrap();
     assert_eq!(level.misses, 0, "its 64 lines were in the cache before");
@@ -206,10 +207,10 @@ fn resident_memory_takes_no_faults_and_no_cold_misses() {
 #[test]
 fn turns_of_the_counters_are_charged_to_who_is_on_the_cpu() {
     let build_system = |counter_turn_cycles| {
-        let ends = Some(RunLimit::Ns(98 * MS));
+        let ends = Some(RunLimit::Ns(98 * NS_PER_MS));
         let options = SimOptions { counter_turn_cycles, ends, ..SimOptions::default() };
         let mut machine = SimMachine::new(&sample_spec(), &options, vec![sweep_program("sweep", 4096)]).unwrap();
-        machine.set_first_window(WindowLength::Time { ns: 10 * MS });
+        machine.set_first_window(WindowLength::Time { ns: 10 * NS_PER_MS });
         run_alone(&mut machine).unwrap().tasks[0].stall_cycles.system
     };
     // The counters are switched every 4 ms.

@@ -67,7 +67,7 @@ pub enum RunLimit {
 }
 
 /// A function that builds the threads of a program's `n`th run, from 0.
-pub type Maker = Box<dyn FnMut(u32) -> Vec<Box<dyn AccessSource>> + Send>;
+pub type ThreadBuilder = Box<dyn FnMut(u32) -> Vec<Box<dyn AccessSource>> + Send>;
 
 /// Memory that several programs map at the same virtual address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,24 +85,32 @@ pub struct SimProgram {
     /// Name of the program's tasks; several programs may have the same name.
     pub name: String,
     /// Function that builds the program's threads, called for every run of the program.
-    pub maker: Maker,
+    pub build_threads: ThreadBuilder,
     /// Simulated time at which the program starts, in unscaled nanoseconds.
     pub start_ns: u64,
     /// Whether the program starts again when all its threads have ended.
-    pub restart: bool,
+    pub restarts: bool,
     /// CPUs to which the owner has pinned the program, so that no policy may move it.
-    pub pinned: Option<CpuSet>,
+    pub pinned_cpus: Option<CpuSet>,
     /// The owner's goal; `None` if there is none.
     pub goal: Option<Goal>,
     /// Segments of the address space that the program shares with others.
-    pub shared: Vec<SharedMemory>,
+    pub shared_memory: Vec<SharedMemory>,
 }
 
 impl SimProgram {
     /// Builds a program that starts at once and may run on any CPU.
-    pub fn new(name: impl Into<String>, maker: Maker) -> Self {
+    pub fn new(name: impl Into<String>, build_threads: ThreadBuilder) -> Self {
         let name = name.into();
-        SimProgram { name, maker, start_ns: 0, restart: false, pinned: None, goal: None, shared: Vec::new() }
+        SimProgram {
+            name,
+            build_threads,
+            start_ns: 0,
+            restarts: false,
+            pinned_cpus: None,
+            goal: None,
+            shared_memory: Vec::new(),
+        }
     }
 }
 
@@ -133,7 +141,7 @@ impl NominalClock {
     pub fn unscaled_cycles(&self, ns: u64) -> u64 {
         (u128::from(ns) * u128::from(self.hertz) / 1_000_000_000) as u64
     }
-    /// Returns a cost or count from the specification or a plan at the run's scale; the result is at least one, unless
+    /// Divides a cost or count from the specification or a plan by the run's scale. The result is at least one, unless
     /// the amount was zero.
     pub fn scale(&self, amount: u64) -> u64 {
         amount.div_ceil(self.scale)

@@ -3,9 +3,9 @@
 //! Problem: default scheduling, gangs, and measurements that need certain tasks together all choose tasks for CPUs. The
 //! hardware needs one choice per CPU, and no task may be lost between them.
 //!
-//! Method: a CPU is *open* (the default scheduler fills it from the queues) or *held* (it is assigned to one task, or
-//! to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged ones, held before open, and
-//! passes the difference to the hardware. Runnable tasks of a gang schedule wait *parked* for their assigned CPU.
+//! Method: a CPU is *open* (the default scheduler fills it from the queues) or *reserved* (it is assigned to one task,
+//! or to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged ones, held before open,
+//! and passes the difference to the hardware. Runnable tasks of a gang schedule wait *parked* for their assigned CPU.
 //!
 //! Properties: a task is on at most one CPU and, except for assignments, only on allowed ones. An open CPU idles only
 //! if no runnable task may use it. A runnable task is on a CPU, in exactly one queue, or parked. The dispatcher is
@@ -17,29 +17,30 @@ use super::domains::{Domains, SHARED_CACHE};
 use super::queues::{CpuState, DispatchTask, RunState, SchedulerView, Seat, Slot};
 use super::schedulers::{CpuScheduler, EnqueueReason};
 
-/// A switch of tasks on one CPU, for the hardware. All `out`s come before all `into`s, because tasks may swap CPUs.
+/// A switch of tasks on one CPU, for the hardware. All outgoing tasks come before all incoming ones, because tasks may
+/// swap CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ContextSwitch {
     pub cpu: u32,
-    pub out: Option<Slot>,
-    pub into: Option<Slot>,
+    pub outgoing: Option<Slot>,
+    pub incoming: Option<Slot>,
     /// Whether the incoming task was on another CPU before.
-    pub migrated: bool,
+    pub is_migrated: bool,
 }
 
 /// The number of times that the dispatcher picked a task, and that it had a choice (AV-9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Picks {
-    pub total: u64,
-    pub contested: u64,
+    pub total_picks: u64,
+    pub contested_picks: u64,
     /// Number of picks that penalties changed.
-    pub overridden_by_penalty: u64,
+    pub penalized_picks: u64,
 }
 
-/// Maximum number of candidates for better co-runners, and number of times in a row that the first of them may be
-/// passed over.
-const MAX_CHOICES: usize = 8;
-const MAX_PASSED_OVER: u8 = 4;
+/// Maximum number of candidates whose penalties are compared, and number of times in a row that the first of them may
+/// be passed over.
+const MAX_CANDIDATES: usize = 8;
+const MAX_TIMES_PASSED_OVER: u8 = 4;
 
 /// The state of all CPUs and of all tasks.
 pub struct Dispatcher {
@@ -50,12 +51,12 @@ pub struct Dispatcher {
     /// Penalties of pairs of slots, in both orders.
     penalties: Vec<(Slot, Slot, f64)>,
     now: u64,
-    arrivals: u64,
+    enqueue_count: u64,
     pub picks: Picks,
 }
 
 /// Builds a [`SchedulerView`] that borrows only what the scheduler does not.
-macro_rules! sight {
+macro_rules! scheduler_view {
     ($self:ident) => {
         SchedulerView { now: $self.now, cpus: &$self.cpus, tasks: &$self.tasks, domains: &$self.domains }
     };
@@ -65,7 +66,7 @@ impl Dispatcher {
     pub fn new(scheduler: Box<dyn CpuScheduler>, domains: Domains) -> Self {
         let cpus = vec![CpuState::default(); domains.cpu_count() as usize];
         let (tasks, penalties) = (Vec::new(), Vec::new());
-        Dispatcher { scheduler, domains, cpus, tasks, penalties, now: 0, arrivals: 0, picks: Picks::default() }
+        Dispatcher { scheduler, domains, cpus, tasks, penalties, now: 0, enqueue_count: 0, picks: Picks::default() }
     }
 
     pub fn cpu_count(&self) -> u32 {
@@ -74,8 +75,8 @@ impl Dispatcher {
     pub fn task(&self, slot: Slot) -> &DispatchTask {
         &self.tasks[slot]
     }
-    pub fn running(&self, cpu: u32) -> Option<Slot> {
-        self.cpus[cpu as usize].running
+    pub fn running_task(&self, cpu: u32) -> Option<Slot> {
+        self.cpus[cpu as usize].running_task
     }
     #[cfg(test)]
     pub(crate) fn seat_of_cpu(&self, cpu: u32) -> Seat {
@@ -89,27 +90,27 @@ impl Dispatcher {
     pub fn account_to(&mut self, now: u64) {
         self.now = self.now.max(now);
         for slot in 0..self.tasks.len() {
-            self.account(slot);
+            self.account_time(slot);
         }
     }
 
     /// Adds a task, which is runnable at once, and returns its slot. A seated task runs only on CPUs that are assigned
     /// to it.
-    pub fn add_task(&mut self, now: u64, allowed: CpuSet, weight: f64, seated: bool) -> Slot {
+    pub fn add_task(&mut self, now: u64, allowed_cpus: CpuSet, weight: f64, is_seated: bool) -> Slot {
         self.now = self.now.max(now);
         let slot = self.tasks.len();
         self.tasks.push(DispatchTask {
             state: RunState::Blocked,
-            allowed,
+            allowed_cpus,
             weight,
-            seated,
+            is_seated,
             last_cpu: None,
             on_cpu_cycles: vec![0; self.cpus.len()],
             wait_cycles: 0,
             switches: 0,
             migrations: 0,
-            since: self.now,
-            queued_at: 0,
+            accounted_until: self.now,
+            enqueue_number: 0,
             times_passed_over: 0,
         });
         self.make_runnable(slot, EnqueueReason::New);
@@ -119,7 +120,7 @@ impl Dispatcher {
     pub fn wake(&mut self, now: u64, slot: Slot) {
         self.now = self.now.max(now);
         if self.tasks[slot].state == RunState::Blocked {
-            self.tasks[slot].since = self.now;
+            self.tasks[slot].accounted_until = self.now;
             self.make_runnable(slot, EnqueueReason::Woken);
         }
     }
@@ -138,44 +139,44 @@ impl Dispatcher {
     }
 
     /// Changes the CPUs on which a task may run; the empty set means every CPU.
-    pub fn set_allowed(&mut self, now: u64, slot: Slot, allowed: CpuSet) {
+    pub fn set_allowed(&mut self, now: u64, slot: Slot, allowed_cpus: CpuSet) {
         self.now = self.now.max(now);
-        let allowed = if allowed.is_empty() { (0..self.cpu_count()).collect() } else { allowed };
-        if self.tasks[slot].allowed == allowed {
+        let allowed_cpus = if allowed_cpus.is_empty() { (0..self.cpu_count()).collect() } else { allowed_cpus };
+        if self.tasks[slot].allowed_cpus == allowed_cpus {
             return;
         }
-        self.tasks[slot].allowed = allowed;
-        self.requeue(slot);
+        self.tasks[slot].allowed_cpus = allowed_cpus;
+        self.requeue_task(slot);
     }
 
     pub fn set_weight(&mut self, now: u64, slot: Slot, weight: f64) {
         self.now = self.now.max(now);
-        self.account(slot);
+        self.account_time(slot);
         self.tasks[slot].weight = weight;
     }
 
-    /// Sets whether the task runs only on CPUs that are assigned to it.
-    pub fn set_seated(&mut self, now: u64, slot: Slot, seated: bool) {
+    /// Sets whether a task runs only on CPUs that are assigned to it, and moves the task accordingly.
+    pub fn set_seated(&mut self, now: u64, slot: Slot, is_seated: bool) {
         self.now = self.now.max(now);
-        if self.tasks[slot].seated != seated {
-            self.tasks[slot].seated = seated;
-            self.requeue(slot);
+        if self.tasks[slot].is_seated != is_seated {
+            self.tasks[slot].is_seated = is_seated;
+            self.requeue_task(slot);
         }
     }
 
-    /// Requeues a task after its allowed CPUs changed: removes it from a queue or CPU that it may not use, and moves it
-    /// to one that it may.
-    fn requeue(&mut self, slot: Slot) {
+    /// Moves a task after its allowed CPUs have changed. A queued task goes to a new queue; the CPU of a running task,
+    /// and all idle CPUs, are flagged.
+    fn requeue_task(&mut self, slot: Slot) {
         match self.tasks[slot].state {
-            RunState::Running(cpu) => self.mark_changed(cpu),
+            RunState::Running(cpu) => self.flag_cpu(cpu),
             RunState::Queued(_) | RunState::Parked => {
                 self.deschedule(slot);
                 self.make_runnable(slot, EnqueueReason::Displaced);
             }
             RunState::Blocked | RunState::Exited => {}
         }
-        let idle_cpus = (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].running.is_none());
-        idle_cpus.collect::<Vec<_>>().into_iter().for_each(|cpu| self.mark_changed(cpu));
+        let idle_cpus = (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].running_task.is_none());
+        idle_cpus.collect::<Vec<_>>().into_iter().for_each(|cpu| self.flag_cpu(cpu));
     }
 
     /// Sets the assigned tasks of all CPUs at once. Assignments override affinity, because rows are measured regardless
@@ -185,17 +186,17 @@ impl Dispatcher {
         for (cpu, &seat) in seats.iter().enumerate() {
             if self.cpus[cpu].seat != seat {
                 self.cpus[cpu].seat = seat;
-                self.mark_changed(cpu as u32);
+                self.flag_cpu(cpu as u32);
             }
         }
         // Tasks that wait for held CPUs, or for an assignment that has ended, may find an open CPU now.
         let is_misplaced = |slot: &Slot| match self.tasks[*slot].state {
             RunState::Queued(cpu) => self.cpus[cpu as usize].seat != Seat::Open,
-            RunState::Parked => !self.tasks[*slot].seated,
+            RunState::Parked => !self.tasks[*slot].is_seated,
             _ => false,
         };
         let misplaced_tasks: Vec<Slot> = (0..self.tasks.len()).filter(is_misplaced).collect();
-        misplaced_tasks.into_iter().for_each(|slot| self.requeue(slot));
+        misplaced_tasks.into_iter().for_each(|slot| self.requeue_task(slot));
     }
 
     pub fn set_penalties(
@@ -203,17 +204,17 @@ impl Dispatcher {
         penalties: &[CoRunPenalty],
         slot_of: impl Fn(cachemate_core::TaskId) -> Option<Slot>,
     ) {
-        let pair =
+        let slot_pair =
             |penalty: &CoRunPenalty| Some((slot_of(penalty.tasks.0)?, slot_of(penalty.tasks.1)?, penalty.penalty));
-        let pairs: Vec<_> = penalties.iter().filter_map(pair).collect();
+        let pairs: Vec<_> = penalties.iter().filter_map(slot_pair).collect();
         self.penalties = pairs.iter().flat_map(|&(a, b, penalty)| [(a, b, penalty), (b, a, penalty)]).collect();
     }
 
     /// Returns the cycle at which the next slice ends or queues must be balanced.
     pub fn next_event_cycle(&self) -> u64 {
-        let slices = self.cpus.iter().filter(|cpu| cpu.seat == Seat::Open && cpu.running.is_some());
-        let slices = slices.map(|cpu| cpu.slice_end).min().unwrap_or(u64::MAX);
-        slices.min(self.scheduler.next_balance_cycle())
+        let open_cpus = self.cpus.iter().filter(|cpu| cpu.seat == Seat::Open && cpu.running_task.is_some());
+        let next_slice_end = open_cpus.map(|cpu| cpu.slice_end).min().unwrap_or(u64::MAX);
+        next_slice_end.min(self.scheduler.next_balance_cycle())
     }
 
     /// Advances the time to `now`: ends slices, and balances queues.
@@ -221,15 +222,15 @@ impl Dispatcher {
         self.now = self.now.max(now);
         for cpu in 0..self.cpus.len() {
             let state = &mut self.cpus[cpu];
-            if state.seat == Seat::Open && state.running.is_some() && state.slice_end <= self.now {
-                state.expired = true;
-                self.mark_changed(cpu as u32);
+            if state.seat == Seat::Open && state.running_task.is_some() && state.slice_end <= self.now {
+                state.is_slice_expired = true;
+                self.flag_cpu(cpu as u32);
             }
         }
         if self.scheduler.next_balance_cycle() <= self.now {
-            for (slot, target) in self.scheduler.balance(&sight!(self)) {
+            for (slot, target) in self.scheduler.plan_moves(&scheduler_view!(self)) {
                 if let RunState::Queued(source) = self.tasks[slot].state {
-                    self.cpus[source as usize].queue.retain(|&queued| queued != slot);
+                    self.cpus[source as usize].queue.retain(|&queued_slot| queued_slot != slot);
                     self.enqueue(slot, target, EnqueueReason::Balanced);
                 }
             }
@@ -240,23 +241,24 @@ impl Dispatcher {
     pub fn settle_switches(&mut self, now: u64) -> Vec<ContextSwitch> {
         self.now = self.now.max(now);
         loop {
-            let flagged: Vec<u32> = (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].flagged).collect();
-            flagged.iter().for_each(|&cpu| self.vacate_if_unassigned(cpu));
-            flagged.iter().for_each(|&cpu| self.seat_task(cpu));
+            let flagged_cpus: Vec<u32> =
+                (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].is_flagged).collect();
+            flagged_cpus.iter().for_each(|&cpu| self.vacate_if_unassigned(cpu));
+            flagged_cpus.iter().for_each(|&cpu| self.start_assigned_task(cpu));
             // CPUs that have been flagged in the meantime are handled below.
-            flagged.iter().for_each(|&cpu| self.cpus[cpu as usize].flagged = false);
-            for &cpu in &flagged {
+            flagged_cpus.iter().for_each(|&cpu| self.cpus[cpu as usize].is_flagged = false);
+            for &cpu in &flagged_cpus {
                 if self.is_vacant(cpu) && !self.cpus[cpu as usize].queue.is_empty() {
-                    self.pick(cpu);
+                    self.pick_task(cpu);
                 }
             }
-            let anyone_waits = self.cpus.iter().any(|cpu| !cpu.queue.is_empty());
+            let has_waiting_task = self.cpus.iter().any(|cpu| !cpu.queue.is_empty());
             for cpu in 0..self.cpu_count() {
-                if anyone_waits && self.is_vacant(cpu) {
-                    self.pick(cpu);
+                if has_waiting_task && self.is_vacant(cpu) {
+                    self.pick_task(cpu);
                 }
             }
-            if !self.cpus.iter().any(|cpu| cpu.flagged) {
+            if !self.cpus.iter().any(|cpu| cpu.is_flagged) {
                 break;
             }
         }
@@ -265,21 +267,22 @@ impl Dispatcher {
 
     fn is_vacant(&self, cpu: u32) -> bool {
         let state = &self.cpus[cpu as usize];
-        state.seat == Seat::Open && state.running.is_none()
+        state.seat == Seat::Open && state.running_task.is_none()
     }
 
     fn take_switches(&mut self) -> Vec<ContextSwitch> {
         let mut switches = Vec::new();
         for (cpu, state) in self.cpus.iter_mut().enumerate() {
-            if state.loaded != state.running {
-                let (cpu, into) = (cpu as u32, state.running);
-                let migrated = into.is_some_and(|slot| self.tasks[slot].last_cpu.is_some_and(|last| last != cpu));
-                switches.push(ContextSwitch { cpu, out: state.loaded, into, migrated });
-                state.loaded = into;
-                if let Some(slot) = into {
+            if state.loaded_task != state.running_task {
+                let (cpu, incoming) = (cpu as u32, state.running_task);
+                let is_migrated =
+                    incoming.is_some_and(|slot| self.tasks[slot].last_cpu.is_some_and(|last_cpu| last_cpu != cpu));
+                switches.push(ContextSwitch { cpu, outgoing: state.loaded_task, incoming, is_migrated });
+                state.loaded_task = incoming;
+                if let Some(slot) = incoming {
                     let task = &mut self.tasks[slot];
                     task.switches += 1;
-                    task.migrations += u64::from(migrated);
+                    task.migrations += u64::from(is_migrated);
                     task.last_cpu = Some(cpu);
                 }
             }
@@ -287,64 +290,65 @@ impl Dispatcher {
         switches
     }
 
-    fn mark_changed(&mut self, cpu: u32) {
-        self.cpus[cpu as usize].flagged = true;
+    fn flag_cpu(&mut self, cpu: u32) {
+        self.cpus[cpu as usize].is_flagged = true;
     }
 
-    fn account(&mut self, slot: Slot) {
+    fn account_time(&mut self, slot: Slot) {
         let now = self.now;
         let task = &mut self.tasks[slot];
-        let passed = now.saturating_sub(task.since);
+        let elapsed_cycles = now.saturating_sub(task.accounted_until);
         match task.state {
             RunState::Running(cpu) => {
-                task.on_cpu_cycles[cpu as usize] += passed;
-                self.scheduler.charge_cycles(slot, passed, task.weight);
+                task.on_cpu_cycles[cpu as usize] += elapsed_cycles;
+                self.scheduler.charge_cycles(slot, elapsed_cycles, task.weight);
             }
-            RunState::Queued(_) | RunState::Parked => task.wait_cycles += passed,
+            RunState::Queued(_) | RunState::Parked => task.wait_cycles += elapsed_cycles,
             RunState::Blocked | RunState::Exited => {}
         }
-        task.since = task.since.max(now);
+        task.accounted_until = task.accounted_until.max(now);
     }
 
     /// Removes a task from its CPU or queue and accounts its time; the caller sets the new state.
     fn deschedule(&mut self, slot: Slot) {
-        self.account(slot);
+        self.account_time(slot);
         match self.tasks[slot].state {
             RunState::Running(cpu) => {
-                self.cpus[cpu as usize].running = None;
-                self.cpus[cpu as usize].expired = false;
-                self.mark_changed(cpu);
+                self.cpus[cpu as usize].running_task = None;
+                self.cpus[cpu as usize].is_slice_expired = false;
+                self.flag_cpu(cpu);
             }
-            RunState::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&queued| queued != slot),
+            RunState::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&queued_slot| queued_slot != slot),
             RunState::Parked | RunState::Blocked | RunState::Exited => {}
         }
     }
 
     fn make_runnable(&mut self, slot: Slot, reason: EnqueueReason) {
-        let seat = (0..self.cpu_count()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Reserved(Some(slot)));
-        if self.tasks[slot].seated || seat.is_some() {
+        let assigned_cpu =
+            (0..self.cpu_count()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Reserved(Some(slot)));
+        if self.tasks[slot].is_seated || assigned_cpu.is_some() {
             self.tasks[slot].state = RunState::Parked;
-            seat.into_iter().for_each(|cpu| self.mark_changed(cpu));
+            assigned_cpu.into_iter().for_each(|cpu| self.flag_cpu(cpu));
             return;
         }
-        let cpu = self.scheduler.choose_queue(slot, reason, &sight!(self));
+        let cpu = self.scheduler.choose_queue(slot, reason, &scheduler_view!(self));
         self.enqueue(slot, cpu, reason);
     }
 
     fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason) {
-        self.account(slot);
+        self.account_time(slot);
         self.tasks[slot].state = RunState::Queued(cpu);
-        self.tasks[slot].queued_at = self.arrivals;
-        self.arrivals += 1;
-        self.scheduler.enqueue(slot, cpu, reason, &sight!(self));
+        self.tasks[slot].enqueue_number = self.enqueue_count;
+        self.enqueue_count += 1;
+        self.scheduler.enqueue(slot, cpu, reason, &scheduler_view!(self));
         self.cpus[cpu as usize].queue.push(slot);
-        match self.cpus[cpu as usize].running {
+        match self.cpus[cpu as usize].running_task {
             _ if self.cpus[cpu as usize].seat != Seat::Open => {}
-            None => self.mark_changed(cpu),
+            None => self.flag_cpu(cpu),
             Some(running_slot) => {
-                self.account(running_slot);
+                self.account_time(running_slot);
                 if self.scheduler.should_preempt(slot, running_slot) {
-                    self.mark_changed(cpu);
+                    self.flag_cpu(cpu);
                 }
             }
         }
@@ -353,82 +357,88 @@ impl Dispatcher {
     /// Removes the task from a flagged CPU unless the CPU is still assigned to it.
     fn vacate_if_unassigned(&mut self, cpu: u32) {
         let state = &mut self.cpus[cpu as usize];
-        let Some(slot) = state.running else { return };
+        let Some(slot) = state.running_task else { return };
         if state.seat == Seat::Reserved(Some(slot)) {
             return;
         }
-        let reason = if std::mem::take(&mut state.expired) { EnqueueReason::Expired } else { EnqueueReason::Displaced };
+        let reason =
+            if std::mem::take(&mut state.is_slice_expired) { EnqueueReason::Expired } else { EnqueueReason::Displaced };
         self.deschedule(slot);
-        let stays = self.cpus[cpu as usize].seat == Seat::Open && self.tasks[slot].allowed.contains(cpu);
-        if stays && reason == EnqueueReason::Displaced && !self.tasks[slot].seated {
+        let is_allowed_here = self.cpus[cpu as usize].seat == Seat::Open && self.tasks[slot].allowed_cpus.contains(cpu);
+        if is_allowed_here && reason == EnqueueReason::Displaced && !self.tasks[slot].is_seated {
             self.enqueue(slot, cpu, reason);
         } else {
             self.make_runnable(slot, reason);
         }
     }
 
-    fn seat_task(&mut self, cpu: u32) {
+    fn start_assigned_task(&mut self, cpu: u32) {
         let Seat::Reserved(Some(slot)) = self.cpus[cpu as usize].seat else { return };
         if !self.is_runnable(slot) || self.tasks[slot].state == RunState::Running(cpu) {
             return;
         }
         self.deschedule(slot);
-        self.start(slot, cpu, u64::MAX);
+        self.start_task(slot, cpu, u64::MAX);
     }
 
-    fn start(&mut self, slot: Slot, cpu: u32, slice_end: u64) {
+    fn start_task(&mut self, slot: Slot, cpu: u32, slice_end: u64) {
         self.tasks[slot].state = RunState::Running(cpu);
         self.tasks[slot].times_passed_over = 0;
         let state = &mut self.cpus[cpu as usize];
-        (state.running, state.slice_end, state.expired) = (Some(slot), slice_end, false);
+        (state.running_task, state.slice_end, state.is_slice_expired) = (Some(slot), slice_end, false);
     }
 
-    fn pick(&mut self, cpu: u32) {
-        let mut choices: Vec<Slot> = if self.scheduler.has_single_queue() {
+    fn pick_task(&mut self, cpu: u32) {
+        let mut candidates: Vec<Slot> = if self.scheduler.has_single_queue() {
             self.cpus.iter().flat_map(|state| state.queue.iter().copied()).collect()
         } else {
             self.cpus[cpu as usize].queue.clone()
         };
-        choices.retain(|&slot| self.tasks[slot].allowed.contains(cpu));
-        choices.sort_by_key(|&slot| (self.scheduler.queue_key(slot), self.tasks[slot].queued_at));
-        let choice = match choices.first() {
-            None => self.scheduler.steal(cpu, &sight!(self)),
-            Some(&first) => Some(self.least_penalized(first, &choices, cpu)),
+        candidates.retain(|&slot| self.tasks[slot].allowed_cpus.contains(cpu));
+        candidates.sort_by_key(|&slot| (self.scheduler.queue_key(slot), self.tasks[slot].enqueue_number));
+        let chosen_task = match candidates.first() {
+            None => self.scheduler.steal(cpu, &scheduler_view!(self)),
+            Some(&first) => Some(self.choose_least_penalized(first, &candidates, cpu)),
         };
-        let Some(slot) = choice else { return };
-        self.picks.total += 1;
-        self.picks.contested += u64::from(choices.len() > 1);
-        let RunState::Queued(from) = self.tasks[slot].state else { return };
+        let Some(slot) = chosen_task else { return };
+        self.picks.total_picks += 1;
+        self.picks.contested_picks += u64::from(candidates.len() > 1);
+        let RunState::Queued(source_cpu) = self.tasks[slot].state else { return };
         self.deschedule(slot);
-        if from != cpu {
+        if source_cpu != cpu {
             // The task changes queues, so its virtual time is adjusted to the new one.
-            self.scheduler.enqueue(slot, cpu, EnqueueReason::Balanced, &sight!(self));
+            self.scheduler.enqueue(slot, cpu, EnqueueReason::Balanced, &scheduler_view!(self));
         }
-        let slice = self.scheduler.slice_cycles(slot, cpu, &sight!(self));
-        self.start(slot, cpu, self.now.saturating_add(slice));
+        let slice_cycles = self.scheduler.slice_cycles(slot, cpu, &scheduler_view!(self));
+        self.start_task(slot, cpu, self.now.saturating_add(slice_cycles));
     }
 
-    /// Returns the task to run in AV's Linux form.
+    /// Chooses the task to run as in AV's Linux version.
     ///
     /// This is the scheduler's choice, unless another waiting task has a lower penalty with those that run below the
     /// same cache. That task must be allowed to overtake, and the first must not have been passed over too often.
-    fn least_penalized(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
-        if self.penalties.is_empty() || self.tasks[first].times_passed_over >= MAX_PASSED_OVER {
-            return first;
+    fn choose_least_penalized(&mut self, first_choice: Slot, choices: &[Slot], cpu: u32) -> Slot {
+        if self.penalties.is_empty() || self.tasks[first_choice].times_passed_over >= MAX_TIMES_PASSED_OVER {
+            return first_choice;
         }
         let co_runners: Vec<Slot> =
-            self.domains.group_members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
+            self.domains.group_members(SHARED_CACHE, cpu).filter_map(|cpu| self.running_task(cpu)).collect();
         let penalty_of = |slot: Slot| -> f64 {
             let own_penalties = self.penalties.iter().filter(|(a, b, _)| *a == slot && co_runners.contains(b));
             own_penalties.map(|(_, _, penalty)| penalty).sum()
         };
-        let overtaking =
-            choices.iter().take(MAX_CHOICES).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
-        let minimum = overtaking.min_by(|&a, &b| penalty_of(a).total_cmp(&penalty_of(b)));
-        let choice = minimum.filter(|&slot| penalty_of(slot) < penalty_of(first)).unwrap_or(first);
-        if choice != first {
-            self.picks.overridden_by_penalty += 1;
-            self.tasks[first].times_passed_over += 1;
+        let overtaking_candidates = choices
+            .iter()
+            .take(MAX_CANDIDATES)
+            .copied()
+            .filter(|&slot| self.scheduler.may_overtake(slot, first_choice));
+        let least_penalized_candidate = overtaking_candidates.min_by(|&a, &b| penalty_of(a).total_cmp(&penalty_of(b)));
+        let choice = least_penalized_candidate
+            .filter(|&slot| penalty_of(slot) < penalty_of(first_choice))
+            .unwrap_or(first_choice);
+        if choice != first_choice {
+            self.picks.penalized_picks += 1;
+            self.tasks[first_choice].times_passed_over += 1;
         }
         choice
     }

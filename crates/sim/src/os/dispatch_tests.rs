@@ -43,7 +43,7 @@ fn all_cpus(cpus: u32) -> CpuSet {
 /// use it.
 fn check(dispatcher: &Dispatcher, slots: usize) {
     let cpus = dispatcher.cpu_count();
-    let mut running_slots: Vec<Slot> = (0..cpus).filter_map(|cpu| dispatcher.running(cpu)).collect();
+    let mut running_slots: Vec<Slot> = (0..cpus).filter_map(|cpu| dispatcher.running_task(cpu)).collect();
     running_slots.sort_unstable();
     let running_count = running_slots.len();
     running_slots.dedup();
@@ -52,17 +52,17 @@ fn check(dispatcher: &Dispatcher, slots: usize) {
         let task = dispatcher.task(slot);
         match task.state {
             RunState::Running(cpu) => {
-                assert_eq!(dispatcher.running(cpu), Some(slot));
-                assert!(task.allowed.contains(cpu), "{slot} on {cpu}, allowed {}", task.allowed);
+                assert_eq!(dispatcher.running_task(cpu), Some(slot));
+                assert!(task.allowed_cpus.contains(cpu), "{slot} on {cpu}, allowed {}", task.allowed_cpus);
             }
             RunState::Queued(_) => {
                 let idle_cpus = (0..cpus).filter(|&cpu| dispatcher.seat_of_cpu(cpu) == Seat::Open);
                 let idle_cpus =
-                    idle_cpus.filter(|&cpu| dispatcher.running(cpu).is_none() && task.allowed.contains(cpu));
+                    idle_cpus.filter(|&cpu| dispatcher.running_task(cpu).is_none() && task.allowed_cpus.contains(cpu));
                 assert_eq!(idle_cpus.count(), 0, "an allowed CPU idles while {slot} waits");
             }
             RunState::Parked => {
-                assert!(task.seated || (0..cpus).any(|c| dispatcher.seat_of_cpu(c) == Seat::Reserved(Some(slot))))
+                assert!(task.is_seated || (0..cpus).any(|c| dispatcher.seat_of_cpu(c) == Seat::Reserved(Some(slot))))
             }
             RunState::Blocked | RunState::Exited => {}
         }
@@ -212,20 +212,20 @@ fn held_cpus_run_their_task_or_nobody() {
         run(&mut dispatcher, 6, 150 * MS);
         let ran_before = total_cpu_cycles(&dispatcher, 5);
         run(&mut dispatcher, 6, 250 * MS);
-        assert_eq!((dispatcher.running(0), dispatcher.running(1)), (Some(5), None));
+        assert_eq!((dispatcher.running_task(0), dispatcher.running_task(1)), (Some(5), None));
         assert_eq!(total_cpu_cycles(&dispatcher, 5) - ran_before, 100 * MS);
         dispatcher.block(250 * MS, 5);
         run(&mut dispatcher, 6, 260 * MS);
-        assert_eq!(dispatcher.running(0), None, "the seat stays its task's while that sleeps");
+        assert_eq!(dispatcher.running_task(0), None, "the seat stays its task's while that sleeps");
         dispatcher.wake(260 * MS, 5);
         dispatcher.settle_switches(260 * MS);
-        assert_eq!(dispatcher.running(0), Some(5));
+        assert_eq!(dispatcher.running_task(0), Some(5));
         dispatcher.block(260 * MS, 5);
         dispatcher.settle_switches(260 * MS);
         dispatcher.wake(261 * MS, 5);
         dispatcher.set_seats(261 * MS, &[Seat::Open; 4]);
         run(&mut dispatcher, 6, 400 * MS);
-        assert!((0..4).all(|cpu| dispatcher.running(cpu).is_some()));
+        assert!((0..4).all(|cpu| dispatcher.running_task(cpu).is_some()));
     }
 }
 
@@ -240,7 +240,8 @@ fn affinity_holds_from_the_moment_it_is_set() {
             dispatcher.set_allowed(30 * MS, slot, [slot as u32 / 2].into_iter().collect());
         }
         run(&mut dispatcher, 4, 30 * MS);
-        let running_count = |dispatcher: &Dispatcher| (0..4).filter(|&cpu| dispatcher.running(cpu).is_some()).count();
+        let running_count =
+            |dispatcher: &Dispatcher| (0..4).filter(|&cpu| dispatcher.running_task(cpu).is_some()).count();
         assert_eq!(running_count(&dispatcher), 2);
         run(&mut dispatcher, 4, 1000 * MS);
         (0..4).for_each(|slot| dispatcher.set_allowed(1000 * MS, slot, CpuSet::default()));
@@ -279,7 +280,7 @@ fn penalties_steer_the_choice_and_starve_nobody() {
         let (kept_apart, swayed) = time_together(true);
         assert!(kept_apart <= free / 2.0 || free < 0.01, "{kind:?}: {kept_apart} against {free}");
         assert!(
-            picks.overridden_by_penalty == 0 && picks.contested > 0 && swayed.total >= swayed.overridden_by_penalty
+            picks.penalized_picks == 0 && picks.contested_picks > 0 && swayed.total_picks >= swayed.penalized_picks
         );
     }
 }
@@ -304,7 +305,7 @@ proptest! {
                 4 if slot < slots => dispatcher.set_allowed(now, slot, [cpu, (cpu + 1) % 4].into_iter().collect()),
                 5 => {
                     let mut seats = [Seat::Open; 4];
-                    if slot < slots && dispatcher.task(slot).allowed.contains(cpu) {
+                    if slot < slots && dispatcher.task(slot).allowed_cpus.contains(cpu) {
                         seats[cpu as usize] = Seat::Reserved(Some(slot));
                     }
                     dispatcher.set_seats(now, &seats);

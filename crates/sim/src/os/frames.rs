@@ -20,7 +20,7 @@ use cachemate_core::{IndexSet, SplitMix64};
 const BLOCK_FRAMES: u32 = 1 << BLOCK_ORDER;
 const BLOCK_ORDER: u32 = 10;
 /// Number of blocks whose pieces are shuffled together.
-const BLOCKS_AT_ONCE: usize = 8;
+const BLOCKS_PER_SHUFFLE: usize = 8;
 /// Number of frames that a CPU draws from the buddy lists at once (the default batch of Linux).
 const BATCH_FRAMES: usize = 31;
 
@@ -50,9 +50,9 @@ struct NodeFrames {
 #[derive(Default)]
 struct CpuLists {
     /// Frames drawn for requests without colors, of which the last one is used first.
-    batch: Vec<u32>,
+    uncolored_frames: Vec<u32>,
     /// Frames drawn or freed, by node and color; the last one of each list is used first.
-    by_color: Vec<Vec<u32>>,
+    frames_by_node_and_color: Vec<Vec<u32>>,
 }
 
 /// The allocator of all frames of the machine.
@@ -63,44 +63,47 @@ pub struct FrameAllocator {
     cpus: Vec<CpuLists>,
     node_of_cpu: Vec<u32>,
     max_order: u32,
-    random: SplitMix64,
+    generator: SplitMix64,
     free_count: u64,
 }
 
 impl FrameAllocator {
     pub fn new(spec: FrameAllocatorSpec<'_>) -> Self {
-        let mut random = SplitMix64::new(spec.seed ^ 0x6672_616d_6573);
-        let per_node = (spec.frames / u64::from(spec.nodes)) as u32;
+        let mut generator = SplitMix64::new(spec.seed ^ 0x6672_616d_6573);
+        let frames_per_node = (spec.frames / u64::from(spec.nodes)) as u32;
         let nodes = (0..spec.nodes)
             .map(|node| {
-                let first = node * per_node;
-                let mut blocks: Vec<u32> =
-                    (0..per_node.div_ceil(BLOCK_FRAMES)).map(|index| first + index * BLOCK_FRAMES).collect();
-                random.shuffle(&mut blocks);
+                let first_frame = node * frames_per_node;
+                let mut blocks: Vec<u32> = (0..frames_per_node.div_ceil(BLOCK_FRAMES))
+                    .map(|index| first_frame + index * BLOCK_FRAMES)
+                    .collect();
+                generator.shuffle(&mut blocks);
                 NodeFrames { blocks, pieces: Vec::new() }
             })
             .collect();
-        let new_lists =
-            || CpuLists { batch: Vec::new(), by_color: vec![Vec::new(); (spec.colors * spec.nodes) as usize] };
+        let new_lists = || CpuLists {
+            uncolored_frames: Vec::new(),
+            frames_by_node_and_color: vec![Vec::new(); (spec.colors * spec.nodes) as usize],
+        };
         FrameAllocator {
             colors: spec.colors,
-            frames_per_node: per_node,
+            frames_per_node,
             nodes,
             cpus: spec.node_of_cpu.iter().map(|_| new_lists()).collect(),
             node_of_cpu: spec.node_of_cpu.to_vec(),
             max_order: spec.max_piece_order.min(BLOCK_ORDER),
-            random,
-            free_count: u64::from(per_node) * u64::from(spec.nodes),
+            generator,
+            free_count: u64::from(frames_per_node) * u64::from(spec.nodes),
         }
     }
 
-    pub fn colors(&self) -> u32 {
+    pub fn color_count(&self) -> u32 {
         self.colors
     }
     pub fn color_of(&self, frame: u32) -> u32 {
         frame % self.colors
     }
-    pub fn nodes(&self) -> usize {
+    pub fn node_count(&self) -> usize {
         self.nodes.len()
     }
     pub fn node_of(&self, frame: u32) -> u32 {
@@ -114,30 +117,31 @@ impl FrameAllocator {
     /// Allocates any frame, from local memory first; `None` if memory is full.
     pub fn take_any(&mut self, cpu: u32) -> Option<u32> {
         let home = self.node_of_cpu[cpu as usize];
-        if self.cpus[cpu as usize].batch.is_empty() {
-            let drawn = self.nodes_from(home).find_map(|node| {
+        if self.cpus[cpu as usize].uncolored_frames.is_empty() {
+            let drawn_frames = self.nodes_from(home).find_map(|node| {
                 let batch = self.draw_frames(node, BATCH_FRAMES);
                 (!batch.is_empty()).then_some(batch)
             });
-            self.cpus[cpu as usize].batch = drawn.unwrap_or_default();
-            self.cpus[cpu as usize].batch.reverse();
+            self.cpus[cpu as usize].uncolored_frames = drawn_frames.unwrap_or_default();
+            self.cpus[cpu as usize].uncolored_frames.reverse();
         }
-        let frame = self.cpus[cpu as usize].batch.pop().or_else(|| self.take_listed(home));
+        let frame = self.cpus[cpu as usize].uncolored_frames.pop().or_else(|| self.take_from_any_list(home));
         self.free_count -= u64::from(frame.is_some());
         frame
     }
 
     /// Allocates a frame of an allowed color. Colors are tried in order, starting at `first_color`, on the local node
-    /// and then on the others. `None` if no such frame is free anywhere.
-    pub fn take_colored(&mut self, cpu: u32, allowed: &IndexSet, first_color: u32) -> Option<u32> {
+    /// and then on the others. Returns `None` if no such frame is free.
+    pub fn take_colored(&mut self, cpu: u32, allowed_colors: &IndexSet, first_color: u32) -> Option<u32> {
         let home = self.node_of_cpu[cpu as usize];
-        let in_turn: Vec<u32> = allowed
+        let ordered_colors: Vec<u32> = allowed_colors
             .iter()
             .filter(|&color| color >= first_color)
-            .chain(allowed.iter().filter(|&color| color < first_color))
+            .chain(allowed_colors.iter().filter(|&color| color < first_color))
             .collect();
-        let frame =
-            self.nodes_from(home).find_map(|node| in_turn.iter().find_map(|&color| self.take_of(cpu, node, color)));
+        let frame = self
+            .nodes_from(home)
+            .find_map(|node| ordered_colors.iter().find_map(|&color| self.take_of_color(cpu, node, color)));
         self.free_count -= u64::from(frame.is_some());
         frame
     }
@@ -146,18 +150,18 @@ impl FrameAllocator {
     ///
     /// `pages` is a power of two, at most 1024. All frames have allowed colors, which are therefore adjacent (CP
     /// 4.4.1). `None` if free memory has no such run.
-    pub fn take_run(&mut self, cpu: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
+    pub fn take_run(&mut self, cpu: u32, pages: u32, allowed_colors: Option<&IndexSet>) -> Option<u32> {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
         let home = self.node_of_cpu[cpu as usize];
-        let run = self.nodes_from(home).find_map(|node| self.allocate_run(node, pages, allowed));
-        self.free_count -= u64::from(if run.is_some() { pages } else { 0 });
-        run
+        let first_frame = self.nodes_from(home).find_map(|node| self.allocate_run(node, pages, allowed_colors));
+        self.free_count -= u64::from(if first_frame.is_some() { pages } else { 0 });
+        first_frame
     }
 
     /// Frees a frame, which goes to the lists of the CPU that frees it.
     pub fn release_frame(&mut self, cpu: u32, frame: u32) {
-        let list = self.list_of(self.node_of(frame), self.color_of(frame));
-        self.cpus[cpu as usize].by_color[list].push(frame);
+        let list = self.list_index(self.node_of(frame), self.color_of(frame));
+        self.cpus[cpu as usize].frames_by_node_and_color[list].push(frame);
         self.free_count += 1;
     }
 
@@ -165,125 +169,127 @@ impl FrameAllocator {
         let nodes = self.nodes.len() as u32;
         (0..nodes).map(move |step| (home + step) % nodes)
     }
-    fn list_of(&self, node: u32, color: u32) -> usize {
+    fn list_index(&self, node: u32, color: u32) -> usize {
         (node * self.colors + color) as usize
     }
 
-    /// Cuts more blocks if no piece is left. Returns `false` if the node's buddy lists are empty.
-    fn refill(&mut self, node: u32) -> bool {
+    /// Cuts more blocks if no piece is left. Returns whether the node has a piece.
+    fn refill_pieces(&mut self, node: u32) -> bool {
         if !self.nodes[node as usize].pieces.is_empty() {
             return true;
         }
         let end = (node + 1) * self.frames_per_node;
-        let first_block = self.nodes[node as usize].blocks.len().saturating_sub(BLOCKS_AT_ONCE);
+        let first_block = self.nodes[node as usize].blocks.len().saturating_sub(BLOCKS_PER_SHUFFLE);
         let blocks = self.nodes[node as usize].blocks.split_off(first_block);
         let mut pieces = Vec::new();
         for block in blocks {
             self.split_block(block, BLOCK_ORDER, end, &mut pieces);
         }
-        self.random.shuffle(&mut pieces);
+        self.generator.shuffle(&mut pieces);
         self.nodes[node as usize].pieces = pieces;
         !self.nodes[node as usize].pieces.is_empty()
     }
 
-    fn split_block(&mut self, first: u32, order: u32, end: u32, pieces: &mut Vec<(u32, u32)>) {
-        if first >= end {
+    fn split_block(&mut self, first_frame: u32, order: u32, end: u32, pieces: &mut Vec<(u32, u32)>) {
+        if first_frame >= end {
             return;
         }
-        let is_whole = first + (1 << order) <= end && order <= self.max_order;
-        if is_whole && (order == 0 || self.random.draw_below(2) == 0) {
-            pieces.push((first, 1 << order));
+        let may_stay_whole = first_frame + (1 << order) <= end && order <= self.max_order;
+        if may_stay_whole && (order == 0 || self.generator.draw_below(2) == 0) {
+            pieces.push((first_frame, 1 << order));
         } else {
-            self.split_block(first, order - 1, end, pieces);
-            self.split_block(first + (1 << (order - 1)), order - 1, end, pieces);
+            self.split_block(first_frame, order - 1, end, pieces);
+            self.split_block(first_frame + (1 << (order - 1)), order - 1, end, pieces);
         }
     }
 
     /// Draws up to `max_frames` frames from a node's buddy lists, in ascending order within a piece.
     fn draw_frames(&mut self, node: u32, max_frames: usize) -> Vec<u32> {
-        let mut drawn = Vec::new();
-        while drawn.len() < max_frames && self.refill(node) {
+        let mut drawn_frames = Vec::new();
+        while drawn_frames.len() < max_frames && self.refill_pieces(node) {
             let pieces = &mut self.nodes[node as usize].pieces;
-            if let Some((first, frames)) = pieces.pop() {
-                let take = frames.min((max_frames - drawn.len()) as u32);
-                drawn.extend(first..first + take);
-                if take < frames {
-                    pieces.push((first + take, frames - take));
+            if let Some((first_frame, frames)) = pieces.pop() {
+                let taken_count = frames.min((max_frames - drawn_frames.len()) as u32);
+                drawn_frames.extend(first_frame..first_frame + taken_count);
+                if taken_count < frames {
+                    pieces.push((first_frame + taken_count, frames - taken_count));
                 }
             }
         }
-        drawn
+        drawn_frames
     }
 
-    fn take_of(&mut self, cpu: u32, node: u32, color: u32) -> Option<u32> {
-        let at = self.list_of(node, color);
+    fn take_of_color(&mut self, cpu: u32, node: u32, color: u32) -> Option<u32> {
+        let list_index = self.list_index(node, color);
         loop {
-            if let Some(frame) = self.cpus[cpu as usize].by_color[at].pop() {
+            if let Some(frame) = self.cpus[cpu as usize].frames_by_node_and_color[list_index].pop() {
                 return Some(frame);
             }
-            let drawn = self.draw_frames(node, BATCH_FRAMES);
-            if drawn.is_empty() {
+            let drawn_frames = self.draw_frames(node, BATCH_FRAMES);
+            if drawn_frames.is_empty() {
                 break;
             }
-            for frame in drawn.into_iter().rev() {
-                let list = self.list_of(node, self.color_of(frame));
-                self.cpus[cpu as usize].by_color[list].push(frame);
+            for frame in drawn_frames.into_iter().rev() {
+                let list = self.list_index(node, self.color_of(frame));
+                self.cpus[cpu as usize].frames_by_node_and_color[list].push(frame);
             }
         }
-        let in_batch = |frame: &u32| *frame / self.frames_per_node == node && *frame % self.colors == color;
-        let frame = self
-            .cpus
-            .iter()
-            .enumerate()
-            .find_map(|(at_cpu, lists)| lists.batch.iter().position(in_batch).map(|index| (at_cpu, index)));
+        let is_wanted_frame = |frame: &u32| *frame / self.frames_per_node == node && *frame % self.colors == color;
+        let frame = self.cpus.iter().enumerate().find_map(|(holder_cpu, lists)| {
+            lists.uncolored_frames.iter().position(is_wanted_frame).map(|index| (holder_cpu, index))
+        });
         match frame {
-            Some((at_cpu, index)) => Some(self.cpus[at_cpu].batch.remove(index)),
-            None => self.cpus.iter_mut().find_map(|lists| lists.by_color[at].pop()),
+            Some((at_cpu, index)) => Some(self.cpus[at_cpu].uncolored_frames.remove(index)),
+            None => self.cpus.iter_mut().find_map(|lists| lists.frames_by_node_and_color[list_index].pop()),
         }
     }
 
     /// Allocates a frame from any list of any CPU, which is the last resort once the buddy lists are empty.
-    fn take_listed(&mut self, home: u32) -> Option<u32> {
+    fn take_from_any_list(&mut self, home: u32) -> Option<u32> {
         let colors = self.colors;
         self.nodes_from(home).find_map(|node| {
             let lists = (node * colors) as usize..((node + 1) * colors) as usize;
             self.cpus.iter_mut().find_map(|cpu| {
-                let longest = lists.clone().rev().max_by_key(|&index| cpu.by_color[index].len())?;
-                cpu.by_color[longest].pop().or_else(|| cpu.batch.pop())
+                let longest_list =
+                    lists.clone().rev().max_by_key(|&index| cpu.frames_by_node_and_color[index].len())?;
+                cpu.frames_by_node_and_color[longest_list].pop().or_else(|| cpu.uncolored_frames.pop())
             })
         })
     }
 
-    fn allocate_run(&mut self, node: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
+    fn allocate_run(&mut self, node: u32, pages: u32, allowed_colors: Option<&IndexSet>) -> Option<u32> {
         let colors = self.colors;
-        let is_allowed_run = |first: u32| {
-            first.is_multiple_of(pages)
-                && allowed.is_none_or(|allowed| (first..first + pages).all(|frame| allowed.contains(frame % colors)))
+        let is_allowed_run = |first_frame: u32| {
+            first_frame.is_multiple_of(pages)
+                && allowed_colors.is_none_or(|allowed| {
+                    (first_frame..first_frame + pages).all(|frame| allowed.contains(frame % colors))
+                })
         };
-        let mut looked_at = 0;
-        while self.refill(node) {
+        let mut refill_count = 0;
+        while self.refill_pieces(node) {
             let pieces = &self.nodes[node as usize].pieces;
-            let whole_page_runs = |&(first, frames): &(u32, u32)| {
-                let start = first.next_multiple_of(pages);
-                (start..first + frames)
+            let find_run_in_piece = |&(first_frame, frames): &(u32, u32)| {
+                let start = first_frame.next_multiple_of(pages);
+                (start..first_frame + frames)
                     .step_by(pages as usize)
-                    .find(|&run| run + pages <= first + frames && is_allowed_run(run))
+                    .find(|&run| run + pages <= first_frame + frames && is_allowed_run(run))
             };
             if let Some((index, run)) =
-                pieces.iter().enumerate().rev().find_map(|(index, piece)| Some((index, whole_page_runs(piece)?)))
+                pieces.iter().enumerate().rev().find_map(|(index, piece)| Some((index, find_run_in_piece(piece)?)))
             {
-                let (first, frames) = self.nodes[node as usize].pieces.remove(index);
-                let remaining_runs = [(run + pages, first + frames - run - pages), (first, run - first)];
-                let at_end = remaining_runs.into_iter().filter(|&(_, frames)| frames > 0);
-                self.nodes[node as usize].pieces.extend(at_end);
+                let (first_frame, frames) = self.nodes[node as usize].pieces.remove(index);
+                let remaining_pieces =
+                    [(run + pages, first_frame + frames - run - pages), (first_frame, run - first_frame)];
+                let nonempty_pieces = remaining_pieces.into_iter().filter(|&(_, frames)| frames > 0);
+                self.nodes[node as usize].pieces.extend(nonempty_pieces);
                 return Some(run);
             }
             // Further blocks are cut; the pieces that were examined are kept for other requests.
-            looked_at += 1;
+            refill_count += 1;
             let scanned_pieces = std::mem::take(&mut self.nodes[node as usize].pieces);
-            let refilled = self.refill(node);
+            let has_pieces = self.refill_pieces(node);
             self.nodes[node as usize].pieces.extend(scanned_pieces);
-            if !refilled || looked_at > 64 {
+            if !has_pieces || refill_count > 64 {
                 return None;
             }
         }

@@ -24,24 +24,24 @@ const SEGMENT_RUN_PAGES: u32 = 8;
 /// The colors that a process may use, with the progress of moving its pages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Coloring {
-    pub allowed: IndexSet,
+    pub allowed_colors: IndexSet,
     pub migration: PageMigration,
-    /// Number of pages allocated in a color that was not allowed, since the coloring began.
+    /// Number of pages that were allocated, or had to stay, in a color that was not allowed; continued when the colors
+    /// of the process change.
     pub fallback_pages: u64,
     pub moved_pages: u64,
-    /// Pages still to be moved, the next one last in the list; used by [`PageMigration::All`] and
-    /// [`PageMigration::HotFirst`].
-    to_move: Vec<u64>,
+    /// Pages still to be moved, the next one last; used by [`PageMigration::All`] and [`PageMigration::HotFirst`].
+    pending_moves: Vec<u64>,
     /// Number of pages that had to be moved at the start.
     pub total_pages: u64,
     /// Whether touched marks are being collected to determine the order (hottest first).
-    pub sampling: bool,
+    pub is_sampling: bool,
 }
 
 impl Coloring {
     /// Returns the number of pages still to be moved.
     pub fn pending_pages(&self) -> u64 {
-        self.to_move.len() as u64
+        self.pending_moves.len() as u64
     }
 }
 
@@ -79,15 +79,22 @@ pub struct VirtualMemory {
     pub frames: FrameAllocator,
     spaces: Vec<AddressSpace>,
     segments: Vec<SharedSegment>,
-    /// Migrated pages with their old frames, which become free once no translation refers to them.
-    moved_pages: Vec<MovedPage>,
+    /// Migrated pages with their old frames, which become free with the next call of
+    /// [`VirtualMemory::take_moved_pages`].
+    pages_to_flush: Vec<MovedPage>,
     /// Whether a page was needed when no frame was free.
-    pub exhausted: bool,
+    pub is_exhausted: bool,
 }
 
 impl VirtualMemory {
     pub fn new(frames: FrameAllocator) -> Self {
-        VirtualMemory { frames, spaces: Vec::new(), segments: Vec::new(), moved_pages: Vec::new(), exhausted: false }
+        VirtualMemory {
+            frames,
+            spaces: Vec::new(),
+            segments: Vec::new(),
+            pages_to_flush: Vec::new(),
+            is_exhausted: false,
+        }
     }
 
     /// Adds an empty address space, and returns its index.
@@ -98,8 +105,8 @@ impl VirtualMemory {
 
     fn empty_space(&self) -> AddressSpace {
         AddressSpace {
-            pages_per_color: vec![0; self.frames.colors() as usize],
-            pages_per_node: vec![0; self.frames.nodes()],
+            pages_per_color: vec![0; self.frames.color_count() as usize],
+            pages_per_node: vec![0; self.frames.node_count()],
             ..AddressSpace::default()
         }
     }
@@ -115,14 +122,14 @@ impl VirtualMemory {
     }
 
     fn segment_of(&self, process: usize, page: u64) -> Option<usize> {
-        let holds_page =
+        let contains_page =
             |segment: &SharedSegment| (segment.first_page..segment.first_page + segment.pages).contains(&page);
-        self.spaces[process].segments.iter().copied().find(|&segment| holds_page(&self.segments[segment]))
+        self.spaces[process].segments.iter().copied().find(|&segment| contains_page(&self.segments[segment]))
     }
 
     /// Returns the frame of a page that is touched on `cpu`, and allocates or moves the page if needed.
     ///
-    /// If memory is exhausted, returns a frame that is in use and sets [`VirtualMemory::exhausted`]; the run must then
+    /// If memory is exhausted, returns a frame that is in use and sets [`VirtualMemory::is_exhausted`]; the run must then
     /// end.
     pub fn look_up(&mut self, process: usize, page: u64, cpu: u32) -> PageLookup {
         if let Some(segment) = self.segment_of(process, page) {
@@ -130,7 +137,7 @@ impl VirtualMemory {
         }
         if let Some(frame) = self.spaces[process].table.touch(page) {
             return match self.move_page_lazily(process, page, frame, cpu) {
-                Some(fresh) => PageLookup::Moved(fresh, frame),
+                Some(new_frame) => PageLookup::Moved(new_frame, frame),
                 None => PageLookup::Resident(frame),
             };
         }
@@ -147,15 +154,16 @@ impl VirtualMemory {
         }
         // A group of pages is allocated at once in adjacent frames, as with bulk requests for shared memory.
         let run_pages = u64::from(SEGMENT_RUN_PAGES);
-        let (first, end) = (self.segments[segment].first_page, self.segments[segment].pages);
-        let start = first + (page - first) / run_pages * run_pages;
-        let fits = start + run_pages <= first + end;
-        let is_unmapped = (start..start + run_pages).all(|page| self.segments[segment].table.frame(page).is_none());
-        if fits && is_unmapped {
-            let allowed = self.spaces[process].coloring.as_ref().map(|coloring| coloring.allowed.clone());
-            if let Some(run) = self.frames.take_run(cpu, SEGMENT_RUN_PAGES, allowed.as_ref()) {
+        let (first_page, page_count) = (self.segments[segment].first_page, self.segments[segment].pages);
+        let run_start = first_page + (page - first_page) / run_pages * run_pages;
+        let fits_segment = run_start + run_pages <= first_page + page_count;
+        let is_unmapped =
+            (run_start..run_start + run_pages).all(|page| self.segments[segment].table.frame(page).is_none());
+        if fits_segment && is_unmapped {
+            let allowed_colors = self.spaces[process].coloring.as_ref().map(|coloring| coloring.allowed_colors.clone());
+            if let Some(run) = self.frames.take_run(cpu, SEGMENT_RUN_PAGES, allowed_colors.as_ref()) {
                 for step in 0..SEGMENT_RUN_PAGES {
-                    self.segments[segment].table.map(start + u64::from(step), run + step);
+                    self.segments[segment].table.map(run_start + u64::from(step), run + step);
                 }
             }
         }
@@ -171,7 +179,7 @@ impl VirtualMemory {
         let frame = match &mut space.coloring {
             None => self.frames.take_any(cpu),
             Some(coloring) => {
-                let colored_frame = self.frames.take_colored(cpu, &coloring.allowed, space.next_color);
+                let colored_frame = self.frames.take_colored(cpu, &coloring.allowed_colors, space.next_color);
                 colored_frame.inspect(|&frame| space.next_color = self.frames.color_of(frame) + 1).or_else(|| {
                     coloring.fallback_pages += 1;
                     self.frames.take_any(cpu)
@@ -179,28 +187,28 @@ impl VirtualMemory {
             }
         };
         frame.unwrap_or_else(|| {
-            self.exhausted = true;
+            self.is_exhausted = true;
             0
         })
     }
 
     fn move_page_lazily(&mut self, process: usize, page: u64, frame: u32, cpu: u32) -> Option<u32> {
         let coloring = self.spaces[process].coloring.as_ref()?;
-        let wrong = !coloring.allowed.contains(self.frames.color_of(frame));
-        if coloring.migration != PageMigration::Lazy || !wrong {
+        let is_wrong_color = !coloring.allowed_colors.contains(self.frames.color_of(frame));
+        if coloring.migration != PageMigration::Lazy || !is_wrong_color {
             return None;
         }
-        let fresh = self.take_allowed(process, cpu)?;
-        self.remap(process, page, frame, fresh);
-        Some(fresh)
+        let new_frame = self.take_frame_of_allowed_color(process, cpu)?;
+        self.remap(process, page, frame, new_frame);
+        Some(new_frame)
     }
 
-    fn take_allowed(&mut self, process: usize, cpu: u32) -> Option<u32> {
+    fn take_frame_of_allowed_color(&mut self, process: usize, cpu: u32) -> Option<u32> {
         let space = &mut self.spaces[process];
-        let allowed = &space.coloring.as_ref()?.allowed;
-        let fresh = self.frames.take_colored(cpu, allowed, space.next_color)?;
-        space.next_color = self.frames.color_of(fresh) + 1;
-        Some(fresh)
+        let allowed_colors = &space.coloring.as_ref()?.allowed_colors;
+        let new_frame = self.frames.take_colored(cpu, allowed_colors, space.next_color)?;
+        space.next_color = self.frames.color_of(new_frame) + 1;
+        Some(new_frame)
     }
 
     fn count_page(&mut self, process: usize, frame: u32) {
@@ -218,13 +226,13 @@ impl VirtualMemory {
             coloring.moved_pages += 1;
         }
         self.count_page(process, new_frame);
-        self.moved_pages.push(MovedPage { process, page, old_frame, frame: new_frame });
+        self.pages_to_flush.push(MovedPage { process, page, old_frame, frame: new_frame });
     }
 
     /// Returns the pages that migrated since the last call. Their old frames are free from now on, so translations must
     /// be dropped and lines flushed before a task runs again.
-    pub fn take_moved(&mut self, cpu: u32) -> Vec<MovedPage> {
-        let moved_pages = std::mem::take(&mut self.moved_pages);
+    pub fn take_moved_pages(&mut self, cpu: u32) -> Vec<MovedPage> {
+        let moved_pages = std::mem::take(&mut self.pages_to_flush);
         moved_pages.iter().for_each(|page| self.frames.release_frame(cpu, page.old_frame));
         moved_pages
     }
@@ -233,35 +241,35 @@ impl VirtualMemory {
     ///
     /// If the result is `true`, translations of all pages of the process must be dropped, so that touches are observed
     /// (lazy migration, hottest first).
-    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, migration: PageMigration) -> bool {
-        let earlier = self.spaces[process].coloring.take();
-        if let Some(unchanged) =
-            earlier.as_ref().filter(|unchanged| unchanged.allowed == *allowed && unchanged.migration == migration)
-        {
+    pub fn set_colors(&mut self, process: usize, allowed_colors: &IndexSet, migration: PageMigration) -> bool {
+        let previous_coloring = self.spaces[process].coloring.take();
+        if let Some(unchanged) = previous_coloring.as_ref().filter(|same_coloring| {
+            same_coloring.allowed_colors == *allowed_colors && same_coloring.migration == migration
+        }) {
             self.spaces[process].coloring = Some(unchanged.clone());
             return false;
         }
         let mut coloring = Coloring {
-            allowed: allowed.clone(),
+            allowed_colors: allowed_colors.clone(),
             migration,
-            fallback_pages: earlier.map_or(0, |earlier| earlier.fallback_pages),
+            fallback_pages: previous_coloring.map_or(0, |earlier| earlier.fallback_pages),
             moved_pages: 0,
-            to_move: Vec::new(),
+            pending_moves: Vec::new(),
             total_pages: 0,
-            sampling: false,
+            is_sampling: false,
         };
         if matches!(migration, PageMigration::All | PageMigration::HotFirst) {
-            coloring.to_move = self.misplaced_pages(process, allowed);
-            coloring.to_move.reverse();
-            coloring.total_pages = coloring.to_move.len() as u64;
-            coloring.sampling = migration == PageMigration::HotFirst && !coloring.to_move.is_empty();
+            coloring.pending_moves = self.misplaced_pages(process, allowed_colors);
+            coloring.pending_moves.reverse();
+            coloring.total_pages = coloring.pending_moves.len() as u64;
+            coloring.is_sampling = migration == PageMigration::HotFirst && !coloring.pending_moves.is_empty();
         }
-        let drop_translations = migration == PageMigration::Lazy || coloring.sampling;
-        if coloring.sampling {
+        let must_drop_translations = migration == PageMigration::Lazy || coloring.is_sampling;
+        if coloring.is_sampling {
             self.spaces[process].table.clear_touched();
         }
         self.spaces[process].coloring = Some(coloring);
-        drop_translations
+        must_drop_translations
     }
 
     /// Allows all colors again; pages stay where they are.
@@ -275,16 +283,18 @@ impl VirtualMemory {
     /// Growing a partition moves a part of its pages; shrinking moves all pages in revoked colors. The pages that stay
     /// are spread evenly among the pages of their color, because neighbors are used together and should not all remain
     /// in the old colors.
-    fn misplaced_pages(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
+    fn misplaced_pages(&self, process: usize, allowed_colors: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
-        let max_each = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
-        let mut passed = vec![0; self.frames.colors() as usize];
+        let max_pages_per_color = space.table.resident_pages().div_ceil(u64::from(allowed_colors.count().max(1)));
+        let mut seen_pages_by_color = vec![0; self.frames.color_count() as usize];
         let is_misplaced = |&(_, frame, _): &(u64, u32, bool)| {
             let color = self.frames.color_of(frame);
             let color_pages = space.pages_per_color[color as usize].max(1);
-            let (stay, at) = (max_each.min(color_pages), passed[color as usize]);
-            passed[color as usize] += 1;
-            !allowed.contains(color) || (at + 1) * stay / color_pages == at * stay / color_pages
+            let (staying_pages, page_index) =
+                (max_pages_per_color.min(color_pages), seen_pages_by_color[color as usize]);
+            seen_pages_by_color[color as usize] += 1;
+            !allowed_colors.contains(color)
+                || (page_index + 1) * staying_pages / color_pages == page_index * staying_pages / color_pages
         };
         space.table.iter().filter(is_misplaced).map(|(page, _, _)| page).collect()
     }
@@ -292,30 +302,30 @@ impl VirtualMemory {
     /// Ends the collection of touches since the colors were set, so that touched pages move first.
     pub fn end_sampling(&mut self, process: usize) {
         let space = &mut self.spaces[process];
-        let Some(coloring) = space.coloring.as_mut().filter(|coloring| coloring.sampling) else { return };
-        coloring.sampling = false;
-        let touched: std::collections::BTreeSet<u64> =
-            space.table.iter().filter(|&(_, _, touched)| touched).map(|(page, _, _)| page).collect();
-        // The next page is at the back: cold pages come first in the list, and both parts are in descending order of
-        // pages.
-        coloring.to_move.sort_by_key(|&page| (touched.contains(&page), std::cmp::Reverse(page)));
+        let Some(coloring) = space.coloring.as_mut().filter(|coloring| coloring.is_sampling) else { return };
+        coloring.is_sampling = false;
+        let touched_pages: std::collections::BTreeSet<u64> =
+            space.table.iter().filter(|&(_, _, is_touched)| is_touched).map(|(page, _, _)| page).collect();
+        // The last page in the list moves first: cold pages precede touched ones, and both parts are in descending
+        // order of pages.
+        coloring.pending_moves.sort_by_key(|&page| (touched_pages.contains(&page), std::cmp::Reverse(page)));
     }
 
     /// Moves the next page; `None` if no page is left or can be moved. If no frame of an allowed color is free for a
     /// page, the page stays and counts as a fallback.
-    pub fn move_next(&mut self, process: usize, cpu: u32) -> Option<MovedPage> {
+    pub fn move_next_page(&mut self, process: usize, cpu: u32) -> Option<MovedPage> {
         loop {
             let space = &mut self.spaces[process];
-            let page = space.coloring.as_mut().filter(|coloring| !coloring.sampling)?.to_move.pop()?;
+            let page = space.coloring.as_mut().filter(|coloring| !coloring.is_sampling)?.pending_moves.pop()?;
             let Some(old_frame) = space.table.frame(page) else { continue };
-            match self.take_emptiest(process, cpu) {
-                Some(fresh) => {
-                    self.remap(process, page, old_frame, fresh);
-                    return Some(MovedPage { process, page, old_frame, frame: fresh });
+            match self.take_frame_of_emptiest_color(process, cpu) {
+                Some(new_frame) => {
+                    self.remap(process, page, old_frame, new_frame);
+                    return Some(MovedPage { process, page, old_frame, frame: new_frame });
                 }
                 None => {
-                    let wrong = !self.is_allowed_frame(process, old_frame);
-                    if let Some(coloring) = self.spaces[process].coloring.as_mut().filter(|_| wrong) {
+                    let is_wrong_color = !self.is_allowed_frame(process, old_frame);
+                    if let Some(coloring) = self.spaces[process].coloring.as_mut().filter(|_| is_wrong_color) {
                         coloring.fallback_pages += 1;
                     }
                 }
@@ -325,17 +335,17 @@ impl VirtualMemory {
 
     fn is_allowed_frame(&self, process: usize, frame: u32) -> bool {
         let color = self.frames.color_of(frame);
-        self.spaces[process].coloring.as_ref().is_none_or(|coloring| coloring.allowed.contains(color))
+        self.spaces[process].coloring.as_ref().is_none_or(|coloring| coloring.allowed_colors.contains(color))
     }
 
     /// Allocates a frame of the allowed color in which the process has the fewest pages, so that moved pages are spread
     /// evenly.
-    fn take_emptiest(&mut self, process: usize, cpu: u32) -> Option<u32> {
+    fn take_frame_of_emptiest_color(&mut self, process: usize, cpu: u32) -> Option<u32> {
         let space = &self.spaces[process];
-        let allowed = &space.coloring.as_ref()?.allowed;
-        let emptiest = allowed.iter().min_by_key(|&color| space.pages_per_color[color as usize])?;
-        let emptiest_color: IndexSet = std::iter::once(emptiest).collect();
-        self.frames.take_colored(cpu, &emptiest_color, 0).or_else(|| self.take_allowed(process, cpu))
+        let allowed_colors = &space.coloring.as_ref()?.allowed_colors;
+        let emptiest = allowed_colors.iter().min_by_key(|&color| space.pages_per_color[color as usize])?;
+        let color_set: IndexSet = std::iter::once(emptiest).collect();
+        self.frames.take_colored(cpu, &color_set, 0).or_else(|| self.take_frame_of_allowed_color(process, cpu))
     }
 
     pub fn coloring(&self, process: usize) -> Option<&Coloring> {
@@ -356,7 +366,7 @@ impl VirtualMemory {
     pub fn count_allowed_pages(&self, process: usize) -> (u64, u64) {
         let space = &self.spaces[process];
         let allowed_pages = space.coloring.as_ref().map_or(space.table.resident_pages(), |coloring| {
-            coloring.allowed.iter().map(|color| space.pages_per_color.get(color as usize).unwrap_or(&0)).sum()
+            coloring.allowed_colors.iter().map(|color| space.pages_per_color.get(color as usize).unwrap_or(&0)).sum()
         });
         (space.table.resident_pages(), allowed_pages)
     }
@@ -367,14 +377,14 @@ impl VirtualMemory {
     }
 
     /// Releases the memory of an exited process, and returns its own frames, which are now free.
-    pub fn release(&mut self, process: usize, cpu: u32) -> Vec<u32> {
-        let empty = self.empty_space();
-        let exited_space = std::mem::replace(&mut self.spaces[process], empty);
-        let freed: Vec<u32> = exited_space.table.iter().map(|(_, frame, _)| frame).collect();
-        for &frame in &freed {
+    pub fn release_process(&mut self, process: usize, cpu: u32) -> Vec<u32> {
+        let empty_space = self.empty_space();
+        let exited_space = std::mem::replace(&mut self.spaces[process], empty_space);
+        let freed_frames: Vec<u32> = exited_space.table.iter().map(|(_, frame, _)| frame).collect();
+        for &frame in &freed_frames {
             self.frames.release_frame(cpu, frame);
         }
-        freed
+        freed_frames
     }
 }
 
@@ -400,7 +410,7 @@ mod tests {
         colors.iter().copied().collect()
     }
     fn drain(memory: &mut VirtualMemory, process: usize) -> u64 {
-        std::iter::from_fn(|| memory.move_next(process, 0)).count() as u64
+        std::iter::from_fn(|| memory.move_next_page(process, 0)).count() as u64
     }
 
     /// Do shrinking and growing move the pages that CP states: all pages of revoked colors, and an even part to new
@@ -453,9 +463,9 @@ mod tests {
         (0..40).for_each(|page| _ = memory.look_up(process, page, 0));
         assert_eq!(memory.pages_per_color(process)[5], 16);
         assert_eq!(memory.coloring(process).unwrap().fallback_pages, 24);
-        assert!(!memory.exhausted);
+        assert!(!memory.is_exhausted);
         (40..300).for_each(|page| _ = memory.look_up(process, page, 0));
-        assert!(memory.exhausted);
+        assert!(memory.is_exhausted);
     }
 
     /// Do the four kinds of migration differ as documented?
@@ -474,9 +484,10 @@ mod tests {
         assert!(memory.set_colors(process, &set(&[1]), PageMigration::HotFirst));
         let hot = [wrong[9], wrong[30]];
         hot.iter().for_each(|&page| _ = memory.look_up(process, page, 0));
-        assert_eq!(memory.move_next(process, 0), None, "moving waits for the touches");
+        assert_eq!(memory.move_next_page(process, 0), None, "moving waits for the touches");
         memory.end_sampling(process);
-        let order: Vec<u64> = std::iter::from_fn(|| memory.move_next(process, 0)).map(|moved| moved.page).collect();
+        let order: Vec<u64> =
+            std::iter::from_fn(|| memory.move_next_page(process, 0)).map(|moved| moved.page).collect();
         assert_eq!(order[..2], hot);
         assert_eq!(order.len(), wrong.len() - 1);
     }
@@ -522,9 +533,9 @@ mod tests {
                         memory.set_colors(process, &set(&[color, (color + 2) % 8]), moving);
                     }
                     4 => memory.end_sampling(process),
-                    _ => (0..page).for_each(|_| _ = memory.move_next(process, 0)),
+                    _ => (0..page).for_each(|_| _ = memory.move_next_page(process, 0)),
                 }
-                memory.take_moved(0);
+                memory.take_moved_pages(0);
                 let mut frames = BTreeSet::new();
                 for (process, mapped) in processes.iter().zip(&mapped) {
                     let pages: Vec<(u64, u32)> = memory.pages(*process).collect();

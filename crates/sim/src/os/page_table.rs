@@ -11,12 +11,12 @@ const TOUCHED: u32 = 1 << 31;
 pub struct PageTable {
     /// Entries by chunk: frame + 1 and the touched flag, or 0 if the page is not mapped.
     chunks: BTreeMap<u64, Vec<u32>>,
-    resident: u64,
+    resident_count: u64,
 }
 
 impl PageTable {
     pub fn resident_pages(&self) -> u64 {
-        self.resident
+        self.resident_count
     }
 
     /// Returns the page's frame and marks the page as touched; `None` if it is not mapped.
@@ -36,20 +36,18 @@ impl PageTable {
     pub fn map(&mut self, page: u64, frame: u32) -> Option<u32> {
         let chunk = self.chunks.entry(page / CHUNK_PAGES).or_insert_with(|| vec![0; CHUNK_PAGES as usize]);
         let entry = &mut chunk[(page % CHUNK_PAGES) as usize];
-        let earlier = (*entry & !TOUCHED).checked_sub(1);
+        let previous_frame = (*entry & !TOUCHED).checked_sub(1);
         *entry = (frame + 1) | (*entry & TOUCHED);
-        self.resident += u64::from(earlier.is_none());
-        earlier
+        self.resident_count += u64::from(previous_frame.is_none());
+        previous_frame
     }
 
     /// Returns page, frame and touched flag of every mapped page, in ascending order of pages.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u32, bool)> + '_ {
         self.chunks.iter().flat_map(|(chunk, entries)| {
-            entries
-                .iter()
-                .enumerate()
-                .filter(|(_, entry)| **entry & !TOUCHED != 0)
-                .map(move |(at, entry)| (chunk * CHUNK_PAGES + at as u64, (entry & !TOUCHED) - 1, entry & TOUCHED != 0))
+            entries.iter().enumerate().filter(|(_, entry)| **entry & !TOUCHED != 0).map(move |(offset, entry)| {
+                (chunk * CHUNK_PAGES + offset as u64, (entry & !TOUCHED) - 1, entry & TOUCHED != 0)
+            })
         })
     }
 

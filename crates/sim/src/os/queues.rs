@@ -31,30 +31,30 @@ pub enum RunState {
 #[derive(Clone, Debug)]
 pub struct DispatchTask {
     pub state: RunState,
-    pub allowed: CpuSet,
+    pub allowed_cpus: CpuSet,
     pub weight: f64,
     /// Whether the task runs only on CPUs that are assigned to it.
-    pub seated: bool,
+    pub is_seated: bool,
     pub last_cpu: Option<u32>,
     pub on_cpu_cycles: Vec<u64>,
     pub wait_cycles: u64,
     pub switches: u64,
     pub migrations: u64,
-    pub(super) since: u64,
-    pub(super) queued_at: u64,
+    pub(super) accounted_until: u64,
+    pub(super) enqueue_number: u64,
     pub(super) times_passed_over: u8,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct CpuState {
     pub(super) seat: Seat,
-    pub(super) running: Option<Slot>,
+    pub(super) running_task: Option<Slot>,
     /// Task that was last loaded into the hardware.
-    pub(super) loaded: Option<Slot>,
+    pub(super) loaded_task: Option<Slot>,
     pub(super) queue: Vec<Slot>,
     pub(super) slice_end: u64,
-    pub(super) flagged: bool,
-    pub(super) expired: bool,
+    pub(super) is_flagged: bool,
+    pub(super) is_slice_expired: bool,
 }
 
 /// The state that schedulers may read.
@@ -72,20 +72,20 @@ impl SchedulerView<'_> {
     pub fn domains(&self) -> &Domains {
         self.domains
     }
-    pub fn running(&self, cpu: u32) -> Option<Slot> {
-        self.cpus[cpu as usize].running
+    pub fn running_task(&self, cpu: u32) -> Option<Slot> {
+        self.cpus[cpu as usize].running_task
     }
-    pub fn queue(&self, cpu: u32) -> &[Slot] {
+    pub fn waiting_tasks(&self, cpu: u32) -> &[Slot] {
         &self.cpus[cpu as usize].queue
     }
     pub fn count_waiting(&self, cpu: u32) -> usize {
-        self.queue(cpu).len()
+        self.waiting_tasks(cpu).len()
     }
     /// Returns the number of tasks that wait on `queue_cpu` and are allowed on `cpu`.
     pub fn count_waiting_for(&self, queue_cpu: u32, cpu: u32) -> usize {
-        self.queue(queue_cpu).iter().filter(|&&slot| self.may_run(slot, cpu)).count()
+        self.waiting_tasks(queue_cpu).iter().filter(|&&slot| self.is_allowed_on(slot, cpu)).count()
     }
-    pub fn all_queued(&self) -> impl Iterator<Item = Slot> + '_ {
+    pub fn queued_tasks(&self) -> impl Iterator<Item = Slot> + '_ {
         self.cpus.iter().flat_map(|cpu| cpu.queue.iter().copied())
     }
     pub fn is_open(&self, cpu: u32) -> bool {
@@ -93,11 +93,11 @@ impl SchedulerView<'_> {
     }
     pub fn is_idle(&self, cpu: u32) -> bool {
         let cpu = &self.cpus[cpu as usize];
-        cpu.seat == Seat::Open && cpu.running.is_none() && cpu.queue.is_empty()
+        cpu.seat == Seat::Open && cpu.running_task.is_none() && cpu.queue.is_empty()
     }
     /// Returns whether the task is allowed on the CPU, open or not.
-    pub fn may_run(&self, slot: Slot, cpu: u32) -> bool {
-        self.tasks[slot].allowed.contains(cpu)
+    pub fn is_allowed_on(&self, slot: Slot, cpu: u32) -> bool {
+        self.tasks[slot].allowed_cpus.contains(cpu)
     }
     pub fn last_cpu(&self, slot: Slot) -> Option<u32> {
         self.tasks[slot].last_cpu
@@ -105,21 +105,21 @@ impl SchedulerView<'_> {
     pub fn weight(&self, slot: Slot) -> f64 {
         self.tasks[slot].weight
     }
-    pub fn runnable_on(&self, slot: Slot) -> u64 {
-        self.tasks[slot].queued_at
+    pub fn enqueue_number(&self, slot: Slot) -> u64 {
+        self.tasks[slot].enqueue_number
     }
     /// Returns the weight of all tasks that run or wait on the CPU.
     pub fn load(&self, cpu: u32) -> f64 {
         let state = &self.cpus[cpu as usize];
-        state.queue.iter().chain(&state.running).map(|&slot| self.tasks[slot].weight).sum()
+        state.queue.iter().chain(&state.running_task).map(|&slot| self.tasks[slot].weight).sum()
     }
     pub fn load_milli(&self, cpu: u32) -> u64 {
         (self.load(cpu) * 1000.0) as u64
     }
-    /// Returns the allowed CPU with the smallest key, open ones first. Without an allowed CPU, returns the first one;
-    /// checked plans never lead to this.
+    /// Returns the allowed CPU with the smallest key, open ones first; CPU 0 if none is allowed, to which checked plans
+    /// never lead.
     pub fn best_cpu<K: Ord>(&self, slot: Slot, key: impl Fn(u32) -> K) -> u32 {
-        let allowed = (0..self.cpus.len() as u32).filter(|&cpu| self.may_run(slot, cpu));
-        allowed.min_by_key(|&cpu| (!self.is_open(cpu), key(cpu))).unwrap_or(0)
+        let allowed_cpus = (0..self.cpus.len() as u32).filter(|&cpu| self.is_allowed_on(slot, cpu));
+        allowed_cpus.min_by_key(|&cpu| (!self.is_open(cpu), key(cpu))).unwrap_or(0)
     }
 }

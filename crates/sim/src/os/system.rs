@@ -38,8 +38,8 @@ pub struct OsTask {
     pub process: usize,
     pub arrived_cycle: u64,
     pub exited_cycle: Option<u64>,
-    /// Hardware thread while it is on no CPU.
-    parked_thread: Option<HwThread>,
+    /// Hardware thread of the task while it is on no CPU; `None` while it is loaded.
+    unloaded_thread: Option<HwThread>,
     page_faults: u64,
     system_calls: u64,
 }
@@ -48,8 +48,8 @@ pub struct OsTask {
 struct OsProcess {
     tasks: Vec<Slot>,
     /// Number of posts for which no thread has waited yet, by channel.
-    posted: BTreeMap<u32, u64>,
-    waiters: BTreeMap<u32, VecDeque<Slot>>,
+    pending_posts: BTreeMap<u32, u64>,
+    waiters_by_channel: BTreeMap<u32, VecDeque<Slot>>,
     is_migrating: bool,
 }
 
@@ -88,11 +88,11 @@ pub struct System {
     costs: OsCosts,
     tasks: Vec<OsTask>,
     processes: Vec<OsProcess>,
-    rotations: Vec<SlotRotation>,
-    hold: Option<SeatHold>,
-    seats_changed: bool,
+    gang_rotations: Vec<SlotRotation>,
+    seat_hold: Option<SeatHold>,
+    have_seats_changed: bool,
     timers: BinaryHeap<Reverse<(u64, u64, Timer)>>,
-    timers_set: u64,
+    timer_count: u64,
     now: u64,
     /// Number of cycles spent on copying pages.
     pub page_copy_cycles: u64,
@@ -102,20 +102,20 @@ pub struct System {
 struct PageFaultHandler<'a> {
     memory: &'a mut VirtualMemory,
     costs: &'a OsCosts,
-    faults: Vec<u32>,
+    fault_cpus: Vec<u32>,
 }
 
 impl FrameProvider for PageFaultHandler<'_> {
-    fn find_frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, _store: bool) -> FrameLookup {
-        let (frame, cost_cycles, copied) = match self.memory.look_up(process.0 as usize, page, cpu.0) {
+    fn find_frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, _is_store: bool) -> FrameLookup {
+        let (frame, cost_cycles, is_copied) = match self.memory.look_up(process.0 as usize, page, cpu.0) {
             PageLookup::Resident(frame) => (frame, 0, false),
             PageLookup::Fault(frame) => {
-                self.faults.extend(self.costs.fault_cycles.map(|_| cpu.0));
+                self.fault_cpus.extend(self.costs.fault_cycles.map(|_| cpu.0));
                 (frame, self.costs.fault_cycles.unwrap_or(0), false)
             }
             PageLookup::Moved(frame, _) => (frame, self.costs.move_page_cycles, true),
         };
-        FrameLookup { frame: u64::from(frame), cost_cycles, copied }
+        FrameLookup { frame: u64::from(frame), cost_cycles, is_copied }
     }
 }
 
@@ -128,11 +128,11 @@ impl System {
             costs,
             tasks: Vec::new(),
             processes: Vec::new(),
-            rotations: Vec::new(),
-            hold: None,
-            seats_changed: false,
+            gang_rotations: Vec::new(),
+            seat_hold: None,
+            have_seats_changed: false,
             timers: BinaryHeap::new(),
-            timers_set: 0,
+            timer_count: 0,
             now: 0,
             page_copy_cycles: 0,
         }
@@ -156,9 +156,9 @@ impl System {
         &mut self,
         process: usize,
         source: Box<dyn AccessSource>,
-        allowed: CpuSet,
+        allowed_cpus: CpuSet,
         weight: f64,
-        seated: bool,
+        is_seated: bool,
     ) -> Slot {
         let slot = self.tasks.len();
         let thread = HwThread::new(TaskId(slot as u32), ProcessId(process as u32), 0, source);
@@ -166,28 +166,28 @@ impl System {
             process,
             arrived_cycle: self.now,
             exited_cycle: None,
-            parked_thread: Some(thread),
+            unloaded_thread: Some(thread),
             page_faults: 0,
             system_calls: 0,
         });
         self.processes[process].tasks.push(slot);
-        let dispatcher_slot = self.dispatcher.add_task(self.now, allowed, weight, seated);
+        let dispatcher_slot = self.dispatcher.add_task(self.now, allowed_cpus, weight, is_seated);
         debug_assert_eq!(dispatcher_slot, slot);
         slot
     }
 
     /// Returns the hardware thread of a task, on a CPU or not; `None` once it has exited.
     pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
-        let aside = self.tasks[slot].parked_thread.as_ref();
-        aside.or_else(|| self.load_of(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
+        let unloaded_thread = self.tasks[slot].unloaded_thread.as_ref();
+        unloaded_thread.or_else(|| self.loaded_cpu(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
     }
     pub fn thread_mut(&mut self, slot: Slot) -> Option<&mut HwThread> {
-        match self.load_of(slot) {
+        match self.loaded_cpu(slot) {
             Some(cpu) => self.hw.thread_mut(CpuId(cpu)),
-            None => self.tasks[slot].parked_thread.as_mut(),
+            None => self.tasks[slot].unloaded_thread.as_mut(),
         }
     }
-    fn load_of(&self, slot: Slot) -> Option<u32> {
+    fn loaded_cpu(&self, slot: Slot) -> Option<u32> {
         let runs_slot = |cpu: &u32| self.hw.thread(CpuId(*cpu)).is_some_and(|thread| thread.task.0 as usize == slot);
         (0..self.dispatcher.cpu_count()).find(runs_slot)
     }
@@ -204,51 +204,53 @@ impl System {
 
     /// Replaces the gang schedules; a schedule that is also in the new list keeps its turn.
     pub fn set_rotations(&mut self, mut rotations: Vec<SlotRotation>) {
-        for fresh in &mut rotations {
-            if let Some(current) = self.rotations.iter().find(|old_rotation| old_rotation.is_same_schedule(fresh)) {
-                *fresh = current.clone();
+        for new_rotation in &mut rotations {
+            if let Some(current) =
+                self.gang_rotations.iter().find(|old_rotation| old_rotation.is_same_schedule(new_rotation))
+            {
+                *new_rotation = current.clone();
             }
         }
-        self.rotations = rotations;
-        let members = |slot: Slot| {
-            let gangs = self.rotations.iter().flat_map(|rotation| &rotation.gangs);
+        self.gang_rotations = rotations;
+        let is_gang_member = |slot: Slot| {
+            let gangs = self.gang_rotations.iter().flat_map(|rotation| &rotation.gangs);
             gangs.flat_map(|gang| &gang.members).any(|&(member, _)| member == slot)
         };
-        let seated: Vec<bool> = (0..self.tasks.len()).map(members).collect();
-        for (slot, seated) in seated.into_iter().enumerate() {
+        let seated_by_slot: Vec<bool> = (0..self.tasks.len()).map(is_gang_member).collect();
+        for (slot, seated) in seated_by_slot.into_iter().enumerate() {
             self.dispatcher.set_seated(self.now, slot, seated);
         }
-        self.seats_changed = true;
+        self.have_seats_changed = true;
     }
 
     /// Sets a measurement's CPU assignments, which override all others; `None` releases the CPUs.
-    pub fn set_hold(&mut self, hold: Option<SeatHold>) {
-        self.seats_changed |= self.hold != hold;
-        self.hold = hold;
+    pub fn set_hold(&mut self, seat_hold: Option<SeatHold>) {
+        self.have_seats_changed |= self.seat_hold != seat_hold;
+        self.seat_hold = seat_hold;
     }
 
     /// Stops or resumes a task that never blocks by itself, such as a measurement's own thread.
-    pub fn set_asleep(&mut self, slot: Slot, asleep: bool) {
-        if asleep {
+    pub fn set_asleep(&mut self, slot: Slot, is_asleep: bool) {
+        if is_asleep {
             self.dispatcher.block(self.now, slot);
         } else {
             self.dispatcher.wake(self.now, slot);
         }
     }
 
-    /// Ends a task that belongs to the operating system.
-    pub fn kill(&mut self, slot: Slot) {
+    /// Ends a thread of the machine itself, such as one of a measurement.
+    pub fn end_own_task(&mut self, slot: Slot) {
         self.end_task(slot, self.now);
     }
 
     /// Sets the colors of a process, and starts to move its pages.
-    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, migration: PageMigration) {
-        if self.memory.set_colors(process, allowed, migration) {
+    pub fn set_colors(&mut self, process: usize, allowed_colors: &IndexSet, migration: PageMigration) {
+        if self.memory.set_colors(process, allowed_colors, migration) {
             let pages: Vec<u64> = self.memory.pages(process).map(|(page, _)| page).collect();
             pages.into_iter().for_each(|page| self.drop_translation(process, page));
         }
         let Some(coloring) = self.memory.coloring(process) else { return };
-        if coloring.sampling {
+        if coloring.is_sampling {
             self.set_timer(self.now + self.costs.touch_watch_cycles, Timer::EndSampling(process));
         } else if coloring.pending_pages() > 0 {
             self.start_moving(process);
@@ -263,32 +265,33 @@ impl System {
 
     /// Runs until `end` or until an event that the caller may want to handle; with `watch_switches`, these include
     /// switches. Returns `None` if memory is exhausted.
-    pub fn run(&mut self, end: u64, watch_switches: bool) -> Option<SystemEvent> {
+    pub fn run(&mut self, end: u64, watches_switches: bool) -> Option<SystemEvent> {
         loop {
             let switches = self.settle_switches();
-            if watch_switches && !switches.is_empty() {
+            if watches_switches && !switches.is_empty() {
                 return Some(SystemEvent::Switched(switches));
             }
-            let due = self.next_due().min(end);
-            if due > self.now {
-                let mut paging = PageFaultHandler { memory: &mut self.memory, costs: &self.costs, faults: Vec::new() };
-                let stop = self.hw.run(due, &mut paging);
-                let faults = paging.faults;
-                self.count_faults(&faults);
+            let next_stop = self.next_event_cycle().min(end);
+            if next_stop > self.now {
+                let mut fault_handler =
+                    PageFaultHandler { memory: &mut self.memory, costs: &self.costs, fault_cpus: Vec::new() };
+                let stop_reason = self.hw.run(next_stop, &mut fault_handler);
+                let fault_cpus = fault_handler.fault_cpus;
+                self.count_faults(&fault_cpus);
                 self.flush_moved_pages();
-                if self.memory.exhausted {
+                if self.memory.is_exhausted {
                     return None;
                 }
-                match stop {
-                    StopReason::Time => self.now = due,
-                    StopReason::Turn { cpu, turn, at_cycle } => {
+                match stop_reason {
+                    StopReason::Time => self.now = next_stop,
+                    StopReason::Turn { cpu, turn, end_cycle: at_cycle } => {
                         if let Some(slot) = self.handle_batch_end(cpu, turn, at_cycle) {
                             return Some(SystemEvent::Exited(slot));
                         }
                         continue;
                     }
-                    StopReason::Interrupt { task, at_cycle, .. } => {
-                        self.now = self.now.max(at_cycle.min(due));
+                    StopReason::Interrupt { task, interrupt_cycle: at_cycle, .. } => {
+                        self.now = self.now.max(at_cycle.min(next_stop));
                         return Some(SystemEvent::Interrupt(task.0 as usize));
                     }
                 }
@@ -297,7 +300,7 @@ impl System {
             self.dispatcher.advance(self.now);
             if self.now >= end {
                 let switches = self.settle_switches();
-                if watch_switches && !switches.is_empty() {
+                if watches_switches && !switches.is_empty() {
                     return Some(SystemEvent::Switched(switches));
                 }
                 self.dispatcher.account_to(self.now);
@@ -306,15 +309,15 @@ impl System {
         }
     }
 
-    fn next_due(&self) -> u64 {
-        let timer = self.timers.peek().map_or(u64::MAX, |Reverse((cycle, _, _))| *cycle);
-        let turns = self.rotations.iter().map(SlotRotation::turn_end_cycle).min().unwrap_or(u64::MAX);
-        timer.min(turns).min(self.dispatcher.next_event_cycle())
+    fn next_event_cycle(&self) -> u64 {
+        let next_timer = self.timers.peek().map_or(u64::MAX, |Reverse((cycle, _, _))| *cycle);
+        let next_turn_end = self.gang_rotations.iter().map(SlotRotation::turn_end_cycle).min().unwrap_or(u64::MAX);
+        next_timer.min(next_turn_end).min(self.dispatcher.next_event_cycle())
     }
 
     fn set_timer(&mut self, cycle: u64, timer: Timer) {
-        self.timers_set += 1;
-        self.timers.push(Reverse((cycle, self.timers_set, timer)));
+        self.timer_count += 1;
+        self.timers.push(Reverse((cycle, self.timer_count, timer)));
     }
 
     fn fire_timers(&mut self) {
@@ -337,59 +340,60 @@ impl System {
     /// Updates the turns of gangs, then the CPU assignments, then the dispatcher, and finally the hardware. Returns the
     /// switches.
     fn settle_switches(&mut self) -> Vec<ContextSwitch> {
-        for rotation in &mut self.rotations {
-            let previous_gang = rotation.active_gang();
+        for rotation in &mut self.gang_rotations {
+            let previous_gang = rotation.active_gang_index();
             rotation.advance(self.now, &self.dispatcher);
-            self.seats_changed |= rotation.active_gang() != previous_gang;
+            self.have_seats_changed |= rotation.active_gang_index() != previous_gang;
         }
-        if std::mem::take(&mut self.seats_changed) {
-            let seats = self.dispatcher_seats();
+        if std::mem::take(&mut self.have_seats_changed) {
+            let seats = self.build_seats();
             self.dispatcher.set_seats(self.now, &seats);
         }
         let switches = self.dispatcher.settle_switches(self.now);
         for switch in &switches {
             if let Some(thread) = self.hw.unload(CpuId(switch.cpu)) {
                 let slot = thread.task.0 as usize;
-                self.tasks[slot].parked_thread = Some(thread);
+                self.tasks[slot].unloaded_thread = Some(thread);
             }
         }
         for switch in &switches {
-            let Some(thread) = switch.into.and_then(|slot| self.tasks[slot].parked_thread.take()) else { continue };
+            let Some(thread) = switch.incoming.and_then(|slot| self.tasks[slot].unloaded_thread.take()) else {
+                continue;
+            };
             let cpu = CpuId(switch.cpu);
             self.hw.load(cpu, thread, self.now);
             self.hw.charge_cycles(cpu, self.costs.context_switch_cycles, Charge::Switch);
-            if switch.migrated {
+            if switch.is_migrated {
                 self.hw.charge_cycles(cpu, self.costs.migration_cycles, Charge::Migration);
             }
         }
         switches
     }
 
-    fn dispatcher_seats(&self) -> Vec<Seat> {
+    fn build_seats(&self) -> Vec<Seat> {
         let mut seats = vec![Seat::Open; self.dispatcher.cpu_count() as usize];
-        for rotation in &self.rotations {
+        for rotation in &self.gang_rotations {
             rotation.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Reserved(None));
-            for (cpu, slot) in rotation.active_seats(&self.dispatcher) {
+            for (cpu, slot) in rotation.active_assignments(&self.dispatcher) {
                 seats[cpu as usize] = Seat::Reserved(Some(slot));
             }
         }
-        if let Some(hold) = &self.hold {
-            let is_held_seat =
-                |seat: &Seat| matches!(seat, Seat::Reserved(Some(slot)) if hold.seats.iter().any(|(_, s)| s == slot));
+        if let Some(seat_hold) = &self.seat_hold {
+            let is_held_seat = |seat: &Seat| matches!(seat, Seat::Reserved(Some(slot)) if seat_hold.seats.iter().any(|(_, s)| s == slot));
             seats.iter_mut().filter(|seat| is_held_seat(seat)).for_each(|seat| *seat = Seat::Reserved(None));
-            hold.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Reserved(None));
-            hold.seats.iter().for_each(|&(cpu, slot)| seats[cpu as usize] = Seat::Reserved(Some(slot)));
+            seat_hold.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Reserved(None));
+            seat_hold.seats.iter().for_each(|&(cpu, slot)| seats[cpu as usize] = Seat::Reserved(Some(slot)));
         }
         seats
     }
 
     /// Handles a thread's request at the end of a batch; if the thread exits, returns its slot.
-    fn handle_batch_end(&mut self, cpu: CpuId, turn: BatchEnd, at_cycle: u64) -> Option<Slot> {
-        self.now = self.now.max(at_cycle);
+    fn handle_batch_end(&mut self, cpu: CpuId, batch_end: BatchEnd, end_cycle: u64) -> Option<Slot> {
+        self.now = self.now.max(end_cycle);
         let slot = self.hw.thread(cpu)?.task.0 as usize;
         let process = self.tasks[slot].process;
-        self.tasks[slot].system_calls += u64::from(turn != BatchEnd::More);
-        match turn {
+        self.tasks[slot].system_calls += u64::from(batch_end != BatchEnd::More);
+        match batch_end {
             BatchEnd::More => {}
             BatchEnd::Sleep { ns } => {
                 let cycles = self.sleep_cycles(ns);
@@ -397,19 +401,20 @@ impl System {
                 self.set_timer(self.now + cycles, Timer::Wake(slot));
             }
             BatchEnd::Wait { channel } => {
-                let posted = self.processes[process].posted.entry(channel).or_default();
-                if *posted > 0 {
-                    *posted -= 1;
+                let post_count = self.processes[process].pending_posts.entry(channel).or_default();
+                if *post_count > 0 {
+                    *post_count -= 1;
                 } else {
-                    self.processes[process].waiters.entry(channel).or_default().push_back(slot);
+                    self.processes[process].waiters_by_channel.entry(channel).or_default().push_back(slot);
                     self.dispatcher.block(self.now, slot);
                 }
             }
             BatchEnd::Post { channel } => {
-                let first = self.processes[process].waiters.get_mut(&channel).and_then(VecDeque::pop_front);
-                match first {
-                    Some(woken) => self.dispatcher.wake(self.now, woken),
-                    None => *self.processes[process].posted.entry(channel).or_default() += 1,
+                let first_waiter =
+                    self.processes[process].waiters_by_channel.get_mut(&channel).and_then(VecDeque::pop_front);
+                match first_waiter {
+                    Some(waiter) => self.dispatcher.wake(self.now, waiter),
+                    None => *self.processes[process].pending_posts.entry(channel).or_default() += 1,
                 }
             }
             BatchEnd::Exit => {
@@ -425,11 +430,11 @@ impl System {
         self.tasks[slot].exited_cycle = Some(now);
         self.settle_switches();
         let process = self.tasks[slot].process;
-        let all_gone = self.processes[process].tasks.iter().all(|&slot| self.tasks[slot].exited_cycle.is_some());
-        if all_gone {
+        let have_all_exited = self.processes[process].tasks.iter().all(|&slot| self.tasks[slot].exited_cycle.is_some());
+        if have_all_exited {
             self.flush_moved_pages();
-            let freed = self.memory.release(process, 0);
-            freed.into_iter().for_each(|frame| self.hw.flush_frame(u64::from(frame)));
+            let freed_frames = self.memory.release_process(process, 0);
+            freed_frames.into_iter().for_each(|frame| self.hw.flush_frame(u64::from(frame)));
         }
     }
 
@@ -450,7 +455,7 @@ impl System {
     fn drop_translation(&mut self, process: usize, page: u64) {
         self.hw.shoot_down(ProcessId(process as u32), page);
         for &slot in &self.processes[process].tasks {
-            if let Some(thread) = &mut self.tasks[slot].parked_thread {
+            if let Some(thread) = &mut self.tasks[slot].unloaded_thread {
                 thread.shoot_down(page);
             }
         }
@@ -458,7 +463,7 @@ impl System {
 
     /// Drops all references to frames that pages have left.
     fn flush_moved_pages(&mut self) {
-        for page in self.memory.take_moved(0) {
+        for page in self.memory.take_moved_pages(0) {
             self.drop_translation(page.process, page.page);
             self.hw.flush_frame(u64::from(page.old_frame));
         }
@@ -468,21 +473,21 @@ impl System {
     /// idle CPU, and otherwise to the first CPU.
     fn move_pages(&mut self, process: usize) {
         let cpus = self.dispatcher.cpu_count();
-        let running_cpu =
-            (0..cpus).find(|&cpu| self.dispatcher.running(cpu).is_some_and(|slot| self.tasks[slot].process == process));
-        let idle_cpu = || (0..cpus).find(|&cpu| self.dispatcher.running(cpu).is_none());
+        let running_cpu = (0..cpus)
+            .find(|&cpu| self.dispatcher.running_task(cpu).is_some_and(|slot| self.tasks[slot].process == process));
+        let idle_cpu = || (0..cpus).find(|&cpu| self.dispatcher.running_task(cpu).is_none());
         let cpu = running_cpu.or_else(idle_cpu).unwrap_or(0);
         let page_cycles = self.costs.move_page_cycles.max(1);
-        let burst = (self.costs.move_burst_cycles / page_cycles).max(1);
-        let pages: Vec<(u64, u32)> = (0..burst)
-            .map_while(|_| self.memory.move_next(process, cpu))
+        let moves_per_burst = (self.costs.move_burst_cycles / page_cycles).max(1);
+        let moved_pages: Vec<(u64, u32)> = (0..moves_per_burst)
+            .map_while(|_| self.memory.move_next_page(process, cpu))
             .map(|moved_page| (moved_page.page, moved_page.frame))
             .collect();
-        let page_count = pages.len() as u64;
+        let page_count = moved_pages.len() as u64;
         self.flush_moved_pages();
-        if let Some(slot) = self.dispatcher.running(cpu) {
+        if let Some(slot) = self.dispatcher.running_task(cpu) {
             let task = TaskId(slot as u32);
-            for (page, frame) in pages {
+            for (page, frame) in moved_pages {
                 self.hw.insert_copied(CpuId(cpu), page, u64::from(frame), task);
             }
         }

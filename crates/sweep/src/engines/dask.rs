@@ -18,11 +18,11 @@ use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 use crate::manifest::SweepTask;
 
 const NAME: &str = "dask";
-const CLIENT: &str = include_str!("../../client/dask_client.py");
+const CLIENT_SCRIPT: &str = include_str!("../../client/dask_client.py");
 /// Maximum time to reach the scheduler, or to start a local cluster.
-const DEADLINE: Duration = Duration::from_secs(30);
+const START_DEADLINE: Duration = Duration::from_secs(30);
 /// Time without output after which a client is treated as hung.
-const SILENCE: Duration = Duration::from_secs(60);
+const MAX_SILENCE: Duration = Duration::from_secs(60);
 
 /// Options for the Dask engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -56,7 +56,7 @@ struct DaskReport {
     /// Number of tasks that were submitted and have not ended.
     open_tasks: usize,
     workers: Option<u64>,
-    broken: Option<(String, bool)>,
+    failure: Option<(String, bool)>,
 }
 
 impl Dask {
@@ -65,36 +65,41 @@ impl Dask {
         Dask { command, options, client: None, rounds: 0 }
     }
 
-    fn start(&mut self, tasks: &[SweepTask]) -> Result<DaskClient, String> {
+    fn start_client(&mut self, tasks: &[SweepTask]) -> Result<DaskClient, String> {
         let dir = self.command.dir.join("engine/dask");
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
-        let ids = write_ids(&dir, &name, tasks).map_err(|error| error.to_string())?;
+        let ids_path = write_ids(&dir, &name, tasks).map_err(|error| error.to_string())?;
         let script = dir.join("client.py");
-        cachemate_files::replace(&script, CLIENT.as_bytes())
+        cachemate_files::replace(&script, CLIENT_SCRIPT.as_bytes())
             .map_err(|error| format!("{}: {error}", script.display()))?;
         let log = dir.join(format!("{name}.log"));
         let log = cachemate_files::create(&log, true).map_err(|error| format!("{}: {error}", log.display()))?;
         let options = &self.options;
         let mut command = Command::new(&options.python);
         command.arg(&script).args(["--batch-size", &options.batch_size.max(1).to_string()]);
-        command.args(["--workers", &options.workers.max(1).to_string(), "--deadline", &DEADLINE.as_secs().to_string()]);
+        command.args([
+            "--workers",
+            &options.workers.max(1).to_string(),
+            "--deadline",
+            &START_DEADLINE.as_secs().to_string(),
+        ]);
         if let Some(scheduler) = &options.scheduler {
             command.args(["--scheduler", scheduler]);
         }
-        command.arg("--ids").arg(ids).arg("--").arg(&self.command.program).args(self.command.args());
+        command.arg("--ids").arg(ids_path).arg("--").arg(&self.command.program).args(self.command.args());
         // The working directory is the sweep's, because a local cluster writes spill files there.
         command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
         let mut child = command
             .spawn()
             .map_err(|error| format!("{}: {error}; --python names a Python that has Dask", options.python.display()))?;
         let report =
-            DaskReport { last_message_at: Instant::now(), open_tasks: tasks.len(), workers: None, broken: None };
+            DaskReport { last_message_at: Instant::now(), open_tasks: tasks.len(), workers: None, failure: None };
         let report = Arc::new(Mutex::new(report));
-        if let Some(out) = child.stdout.take() {
+        if let Some(stdout) = child.stdout.take() {
             let report = Arc::clone(&report);
             std::thread::spawn(move || {
-                for line in BufReader::new(out).lines().map_while(Result::ok) {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                     let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
                     report.last_message_at = Instant::now();
                     report.handle_message(&line);
@@ -116,8 +121,8 @@ impl DaskReport {
                 self.open_tasks = self.open_tasks.saturating_sub(ids);
             }
             Some("broken") => {
-                let for_ever = message.get("for_ever").and_then(Value::as_bool) == Some(true);
-                self.broken = Some((text_field("why"), for_ever));
+                let is_permanent = message.get("for_ever").and_then(Value::as_bool) == Some(true);
+                self.failure = Some((text_field("why"), is_permanent));
             }
             _ => {}
         }
@@ -131,7 +136,7 @@ impl TaskEngine for Dask {
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         self.stop();
-        let client = self.start(tasks);
+        let client = self.start_client(tasks);
         let python = self.options.python.clone();
         // A missing Python interpreter is a permanent failure.
         let client = client.map_err(|problem| EngineError {
@@ -145,17 +150,17 @@ impl TaskEngine for Dask {
 
     fn poll(&mut self) -> EngineStatus {
         let Some(client) = &mut self.client else { return EngineStatus::Done };
-        let ended = client.child.try_wait();
+        let exit_status = client.child.try_wait();
         let report = client.report.lock().unwrap_or_else(PoisonError::into_inner);
-        match ended {
-            Ok(None) if report.last_message_at.elapsed() > SILENCE => {}
+        match exit_status {
+            Ok(None) if report.last_message_at.elapsed() > MAX_SILENCE => {}
             Ok(None) if report.workers == Some(0) => {
                 return EngineStatus::Stuck("dask has no worker, so tasks wait".to_string());
             }
             Ok(None) => return EngineStatus::Working { waiting: None, running: Some(report.open_tasks) },
             Ok(Some(_)) | Err(_) => {
-                if let Some((why, true)) = &report.broken {
-                    return EngineStatus::Broken(why.clone());
+                if let Some((reason, true)) = &report.failure {
+                    return EngineStatus::Broken(reason.clone());
                 }
             }
         }

@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{job_ids_text, write_ids};
-use crate::client::{CallError, call_ok, kill_group};
+use crate::client::{CallError, call_checked, kill_group};
 use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 use crate::manifest::{SweepTask, SweepTaskId};
 
 const NAME: &str = "hq";
 const DEADLINE: Duration = Duration::from_secs(10);
-const FLUSH: &str = "200ms";
+const FLUSH_PERIOD: &str = "200ms";
 /// Number of worker deaths after which the server abandons a task; the store has its own count.
-const CRASHES: &str = "5";
+const CRASH_LIMIT: &str = "5";
 
 /// Options for the HyperQueue engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,7 +70,7 @@ impl Hq {
     }
 
     fn query(&self, args: &[&str]) -> Result<Value, CallError> {
-        let output = call_ok(self.client().args(args), DEADLINE)?;
+        let output = call_checked(self.client().args(args), DEADLINE)?;
         let json_error = |error: serde_json::Error| CallError::Failed(NAME.to_string(), format!("{error} in its JSON"));
         if output.trim().is_empty() { Ok(Value::Null) } else { serde_json::from_str(&output).map_err(json_error) }
     }
@@ -81,14 +81,14 @@ impl Hq {
         if self.children.len() == 2 && !self.children.iter_mut().any(has_exited) {
             return Ok(());
         }
-        self.end_server();
+        self.kill_children();
         let transient_error = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         let dir = self.dir();
         std::fs::create_dir_all(self.server_dir()).map_err(|error| transient_error(error.to_string()))?;
         self.rounds += 1;
         let journal = dir.join(format!("journal-{}-{}", std::process::id(), self.rounds));
         let mut server = self.client();
-        server.args(["server", "start", "--host", "127.0.0.1", "--journal-flush-period", FLUSH]);
+        server.args(["server", "start", "--host", "127.0.0.1", "--journal-flush-period", FLUSH_PERIOD]);
         server.arg("--journal").arg(journal);
         self.spawn(server, "server")?;
         let start = Instant::now();
@@ -114,33 +114,33 @@ impl Hq {
             what: format!("{}: {error}; --hq names HyperQueue's command", self.options.program.display()),
         };
         let log = cachemate_files::create(&self.dir().join(format!("{subject}.log")), true).map_err(spawn_error)?;
-        let log_too = log.try_clone().map_err(spawn_error)?;
-        command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
+        let stderr_log = log.try_clone().map_err(spawn_error)?;
+        command.stdin(Stdio::null()).stdout(log).stderr(stderr_log).process_group(0);
         let child = command.spawn().map_err(spawn_error)?;
         self.children.push(child);
         Ok(())
     }
 
-    fn end_server(&mut self) {
+    fn kill_children(&mut self) {
         self.children.iter_mut().rev().for_each(kill_group);
         self.children.clear();
     }
 
     /// Numbers of waiting and running tasks of this sweep's jobs.
-    fn queue(&self) -> Result<(usize, usize), CallError> {
+    fn query_queue(&self) -> Result<(usize, usize), CallError> {
         let jobs = self.query(&["job", "list", "--all"])?;
         let own_jobs = jobs.as_array().into_iter().flatten();
         let own_jobs = own_jobs.filter(|job| job.get("name").and_then(Value::as_str) == Some(&self.name));
-        let (mut waiting, mut running) = (0, 0);
+        let (mut waiting_count, mut running_count) = (0, 0);
         for job in own_jobs {
             let count_at = |pointer: &str| job.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
-            let ended =
+            let ended_count =
                 count_at("/task_stats/finished") + count_at("/task_stats/failed") + count_at("/task_stats/canceled");
-            let now = count_at("/task_stats/running");
-            running += now as usize;
-            waiting += count_at("/task_count").saturating_sub(ended + now) as usize;
+            let running_now = count_at("/task_stats/running");
+            running_count += running_now as usize;
+            waiting_count += count_at("/task_count").saturating_sub(ended_count + running_now) as usize;
         }
-        Ok((waiting, running))
+        Ok((waiting_count, running_count))
     }
 }
 
@@ -157,20 +157,20 @@ impl TaskEngine for Hq {
         }
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
-        let ids = write_ids(&self.dir(), &name, tasks).map_err(|error| transient_error(error.to_string()))?;
-        let line =
-            format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&job_ids_text(&ids, self.batch_size())));
-        let last = tasks.len().div_ceil(self.batch_size()) - 1;
-        let array = format!("0-{last}");
+        let ids_path = write_ids(&self.dir(), &name, tasks).map_err(|error| transient_error(error.to_string()))?;
+        let script =
+            format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&job_ids_text(&ids_path, self.batch_size())));
+        let last_index = tasks.len().div_ceil(self.batch_size()) - 1;
+        let array_range = format!("0-{last_index}");
         let mut command = self.client();
-        command.args(["submit", "--name", &self.name, "--array", &array, "--crash-limit", CRASHES]);
+        command.args(["submit", "--name", &self.name, "--array", &array_range, "--crash-limit", CRASH_LIMIT]);
         command.args(["--stdout", "none", "--stderr", "none", "--cwd"]).arg(self.dir());
-        command.args(["--", "sh", "-c", &line]);
-        call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
+        command.args(["--", "sh", "-c", &script]);
+        call_checked(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
     }
 
     fn poll(&mut self) -> EngineStatus {
-        match self.queue() {
+        match self.query_queue() {
             Ok((0, 0)) => EngineStatus::Done,
             Ok((waiting, running)) => EngineStatus::Working { waiting: Some(waiting), running: Some(running) },
             // If the server started here died, its workers died as well; its tasks are submitted again.
@@ -185,11 +185,11 @@ impl TaskEngine for Hq {
             for job in all_jobs.as_array().into_iter().flatten() {
                 let is_own = job.get("name").and_then(Value::as_str) == Some(&self.name);
                 if let Some(id) = job.get("id").and_then(Value::as_u64).filter(|_| is_own) {
-                    let _ = call_ok(self.client().args(["job", "cancel", &id.to_string()]), DEADLINE);
+                    let _ = call_checked(self.client().args(["job", "cancel", &id.to_string()]), DEADLINE);
                 }
             }
         }
-        self.end_server();
+        self.kill_children();
     }
 }
 
@@ -205,6 +205,6 @@ impl Hq {
 
 impl Drop for Hq {
     fn drop(&mut self) {
-        self.end_server();
+        self.kill_children();
     }
 }

@@ -14,14 +14,14 @@ use crate::worker::attempt;
 /// State that workers share.
 struct WorkerState {
     store: Arc<Store>,
-    work: Arc<dyn JobRunner>,
+    job_runner: Arc<dyn JobRunner>,
     inputs: Arc<Inputs>,
     retries: u32,
     stop: AtomicBool,
     /// Set if no further task can run, with the reason.
-    broken: Mutex<Option<String>>,
-    live: Mutex<usize>,
-    ended: Condvar,
+    failure: Mutex<Option<String>>,
+    live_count: Mutex<usize>,
+    worker_ended: Condvar,
 }
 
 /// The local engine, with its threads.
@@ -35,29 +35,37 @@ impl LocalEngine {
     /// An engine that will start `workers` threads, at least one.
     pub fn new(store: Arc<Store>, work: Arc<dyn JobRunner>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
         let (broken, live, ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
-        let worker_state =
-            WorkerState { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };
+        let worker_state = WorkerState {
+            store,
+            job_runner: work,
+            inputs,
+            retries,
+            stop: AtomicBool::new(false),
+            failure: broken,
+            live_count: live,
+            worker_ended: ended,
+        };
         LocalEngine { workers: workers.max(1), worker_state: Arc::new(worker_state), threads: Vec::new() }
     }
 }
 
 impl WorkerState {
-    fn run_tasks(&self, tasks: &[SweepTask], next: &AtomicUsize) {
-        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+    fn run_tasks(&self, tasks: &[SweepTask], next_index: &AtomicUsize) {
+        while let Some(task) = tasks.get(next_index.fetch_add(1, Ordering::Relaxed)) {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
-            if let Err(error) = attempt(&self.store, &*self.work, &self.inputs, task, self.retries, &self.stop) {
-                *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+            if let Err(error) = attempt(&self.store, &*self.job_runner, &self.inputs, task, self.retries, &self.stop) {
+                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
                 self.stop.store(true, Ordering::Relaxed);
             }
         }
-        *self.live.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.ended.notify_all();
+        *self.live_count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.worker_ended.notify_all();
     }
 
     fn live_workers(&self) -> usize {
-        *self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.live_count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -67,18 +75,19 @@ impl TaskEngine for LocalEngine {
     }
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
-        let (tasks, next) = (Arc::new(tasks.to_vec()), Arc::new(AtomicUsize::new(0)));
+        let (tasks, next_index) = (Arc::new(tasks.to_vec()), Arc::new(AtomicUsize::new(0)));
         for _ in 0..self.workers.min(tasks.len()) {
-            let (worker_state, tasks, next) = (Arc::clone(&self.worker_state), Arc::clone(&tasks), Arc::clone(&next));
-            *self.worker_state.live.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            let (worker_state, tasks, next) =
+                (Arc::clone(&self.worker_state), Arc::clone(&tasks), Arc::clone(&next_index));
+            *self.worker_state.live_count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
             self.threads.push(std::thread::spawn(move || worker_state.run_tasks(&tasks, &next)));
         }
         Ok(())
     }
 
     fn poll(&mut self) -> EngineStatus {
-        let broken = self.worker_state.broken.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(message) = broken {
+        let failure = self.worker_state.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(message) = failure {
             return EngineStatus::Broken(message);
         }
         match self.worker_state.live_workers() {
@@ -88,12 +97,13 @@ impl TaskEngine for LocalEngine {
     }
 
     fn wait(&mut self, at_most: Duration) -> bool {
-        let live = self.worker_state.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = self.worker_state.live_count.lock().unwrap_or_else(PoisonError::into_inner);
         if *live == 0 {
             return true;
         }
-        let waited = self.worker_state.ended.wait_timeout(live, at_most).unwrap_or_else(PoisonError::into_inner);
-        *waited.0 == 0
+        let wait_result =
+            self.worker_state.worker_ended.wait_timeout(live, at_most).unwrap_or_else(PoisonError::into_inner);
+        *wait_result.0 == 0
     }
 
     fn stop(&mut self) {

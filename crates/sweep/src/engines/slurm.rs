@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{job_ids_text, write_ids};
-use crate::client::{call, call_ok};
+use crate::client::{call, call_checked};
 use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 use crate::manifest::{SweepTask, SweepTaskId};
 
@@ -19,7 +19,7 @@ const NAME: &str = "slurm";
 /// Deadline of a client program; without it, `squeue` hangs if the controller is dead.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Slurm's default limit on the size of an array, used if the controller does not report its own.
-const MAX_ARRAY: usize = 1000;
+const DEFAULT_ARRAY_SIZE: usize = 1000;
 
 /// The Slurm engine.
 pub struct Slurm {
@@ -54,11 +54,11 @@ impl Slurm {
         self.command.dir.join("engine/slurm")
     }
 
-    fn max_array(&self) -> Result<usize, EngineError> {
-        let output = call_ok(self.client_command("scontrol").args(["show", "config"]), DEADLINE);
-        let message = output.map_err(|error| EngineError::from_call(NAME, error))?;
-        let line = message.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
-        Ok(line.and_then(|value| value.split('=').nth(1)?.trim().parse().ok()).unwrap_or(MAX_ARRAY).max(2))
+    fn query_max_array_size(&self) -> Result<usize, EngineError> {
+        let output = call_checked(self.client_command("scontrol").args(["show", "config"]), DEADLINE);
+        let config_text = output.map_err(|error| EngineError::from_call(NAME, error))?;
+        let line = config_text.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
+        Ok(line.and_then(|value| value.split('=').nth(1)?.trim().parse().ok()).unwrap_or(DEFAULT_ARRAY_SIZE).max(2))
     }
 
     /// The script of one array, in which job number `$SLURM_ARRAY_TASK_ID` runs its part of the ids.
@@ -73,45 +73,45 @@ impl Slurm {
     fn submit_chunk(&self, index: usize, tasks: &[SweepTask]) -> Result<(), EngineError> {
         let transient_error = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         let dir = self.dir();
-        let chunk = format!("{}-{}-{index}", std::process::id(), self.rounds);
-        let ids = write_ids(&dir, &chunk, tasks).map_err(|error| transient_error(error.to_string()))?;
-        let script = dir.join(format!("{chunk}.sh"));
-        cachemate_files::replace(&script, self.array_script(&ids).as_bytes())
+        let chunk_name = format!("{}-{}-{index}", std::process::id(), self.rounds);
+        let ids_path = write_ids(&dir, &chunk_name, tasks).map_err(|error| transient_error(error.to_string()))?;
+        let script = dir.join(format!("{chunk_name}.sh"));
+        cachemate_files::replace(&script, self.array_script(&ids_path).as_bytes())
             .map_err(|error| transient_error(error.to_string()))?;
-        let jobs = tasks.len().div_ceil(self.batch_size);
+        let job_count = tasks.len().div_ceil(self.batch_size);
         let mut command = self.client_command("sbatch");
-        command.args(["--parsable", "--no-requeue", "--job-name", &self.name, &format!("--array=0-{}", jobs - 1)]);
-        let log = dir.join("logs/%A-%a.log");
-        command.arg(format!("--output={}", log.display())).arg(format!("--chdir={}", dir.display()));
+        command.args(["--parsable", "--no-requeue", "--job-name", &self.name, &format!("--array=0-{}", job_count - 1)]);
+        let log_pattern = dir.join("logs/%A-%a.log");
+        command.arg(format!("--output={}", log_pattern.display())).arg(format!("--chdir={}", dir.display()));
         command.args(&self.submit_args).arg(&script);
-        call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
+        call_checked(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
     }
 
     /// State and reason of each unfinished job of this sweep.
-    fn queue(&self) -> Result<Vec<(String, String)>, String> {
+    fn query_queue(&self) -> Result<Vec<(String, String)>, String> {
         let mut command = self.client_command("squeue");
         command.args(["-h", "-r", "-a", "-o", "%T %r", "--name", &self.name]);
-        let called = call(&mut command, DEADLINE).map_err(|error| error.to_string())?;
-        if called.code != Some(0) {
-            return Err(called.err.lines().next().unwrap_or("squeue printed no message").to_string());
+        let output = call(&mut command, DEADLINE).map_err(|error| error.to_string())?;
+        if output.code != Some(0) {
+            return Err(output.stderr.lines().next().unwrap_or("squeue printed no message").to_string());
         }
-        let split =
+        let parse_line =
             |line: &str| line.split_once(' ').map(|(state, reason)| (state.to_string(), reason.trim().to_string()));
-        Ok(called.stdout.lines().filter_map(split).collect())
+        Ok(output.stdout.lines().filter_map(parse_line).collect())
     }
 
     /// The reason why no node can take a job, if there is one.
     fn unavailable_reason(&self) -> Option<String> {
-        let output = call_ok(self.client_command("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
+        let output = call_checked(self.client_command("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
         let states: Vec<&str> = output.split_whitespace().collect();
         let is_unavailable =
             |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|prefix| state.starts_with(prefix));
-        let none_available = !states.is_empty() && states.iter().all(is_unavailable);
-        none_available.then(|| {
-            let mut distinct: Vec<&str> = states.clone();
-            distinct.sort_unstable();
-            distinct.dedup();
-            format!("all {} nodes are {}: jobs wait for ever", states.len(), distinct.join(" or "))
+        let has_no_usable_node = !states.is_empty() && states.iter().all(is_unavailable);
+        has_no_usable_node.then(|| {
+            let mut distinct_states: Vec<&str> = states.clone();
+            distinct_states.sort_unstable();
+            distinct_states.dedup();
+            format!("all {} nodes are {}: jobs wait for ever", states.len(), distinct_states.join(" or "))
         })
     }
 }
@@ -123,13 +123,13 @@ impl TaskEngine for Slurm {
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         // Jobs that an earlier run of this sweep left in the queue are awaited, not duplicated.
-        match self.queue() {
+        match self.query_queue() {
             Ok(remaining_jobs) if !remaining_jobs.is_empty() => return Ok(()),
             Ok(_) => {}
-            Err(what) => {
-                let missing = call(self.client_command("squeue").arg("--version"), DEADLINE);
-                let for_ever = matches!(missing, Err(crate::CallError::Missing(_)));
-                return Err(EngineError { engine: NAME, what, is_permanent: for_ever });
+            Err(problem) => {
+                let version_result = call(self.client_command("squeue").arg("--version"), DEADLINE);
+                let is_permanent = matches!(version_result, Err(crate::CallError::Missing(_)));
+                return Err(EngineError { engine: NAME, what: problem, is_permanent });
             }
         }
         self.rounds += 1;
@@ -139,12 +139,12 @@ impl TaskEngine for Slurm {
             what: format!("{}: {error}", logs.display()),
             is_permanent: false,
         })?;
-        let at_most = self.max_array()? * self.batch_size;
-        tasks.chunks(at_most).enumerate().try_for_each(|(index, chunk)| self.submit_chunk(index, chunk))
+        let max_tasks = self.query_max_array_size()? * self.batch_size;
+        tasks.chunks(max_tasks).enumerate().try_for_each(|(index, chunk)| self.submit_chunk(index, chunk))
     }
 
     fn poll(&mut self) -> EngineStatus {
-        let queue = match self.queue() {
+        let queue = match self.query_queue() {
             Ok(queue) => queue,
             Err(what) => {
                 return EngineStatus::Unresponsive(format!("slurm does not answer ({what}); running tasks go on"));
@@ -153,13 +153,13 @@ impl TaskEngine for Slurm {
         if queue.is_empty() {
             return EngineStatus::Done;
         }
-        let waiting = queue.iter().filter(|(state, _)| state == "PENDING").count();
-        if waiting == queue.len()
+        let waiting_count = queue.iter().filter(|(state, _)| state == "PENDING").count();
+        if waiting_count == queue.len()
             && let Some(reason) = self.unavailable_reason()
         {
             return EngineStatus::Stuck(reason);
         }
-        EngineStatus::Working { waiting: Some(waiting), running: Some(queue.len() - waiting) }
+        EngineStatus::Working { waiting: Some(waiting_count), running: Some(queue.len() - waiting_count) }
     }
 
     fn stop(&mut self) {
@@ -182,7 +182,7 @@ mod tests {
         let script = Slurm::new(command, 2, Vec::new()).array_script(&ids);
         let job_output = |job: &str| {
             let mut shell = Command::new("sh");
-            call_ok(shell.args(["-c", &script]).env("SLURM_ARRAY_TASK_ID", job), DEADLINE).unwrap()
+            call_checked(shell.args(["-c", &script]).env("SLURM_ARRAY_TASK_ID", job), DEADLINE).unwrap()
         };
         assert!(job_output("0").trim().ends_with("--task 0000000000000001 0000000000000002"), "{}", job_output("0"));
         assert!(job_output("2").trim().ends_with("--task 0000000000000005"), "{}", job_output("2"));

@@ -11,13 +11,13 @@ use crate::AccessRecord;
 
 const COUNTS_BYTES: usize = 20;
 /// Marks a size that does not fit the low seven bits, and is in the wide column.
-const WIDE: u8 = 127;
+const WIDE_SIZE: u8 = 127;
 const STORE_BIT: u8 = 0x80;
 /// Number of zero bytes after the columns in memory, because decoding reads eight bytes at a time.
 pub(super) const PADDING_BYTES: usize = 8;
 
 /// Maximum uncompressed size of a block with the full number of records.
-pub(super) const RAW_LIMIT: usize = COUNTS_BYTES + BLOCK_RECORDS * (4 + 8 + 1 + 1 + 2 + 8 + 8);
+pub(super) const MAX_RAW_BYTES: usize = COUNTS_BYTES + BLOCK_RECORDS * (4 + 8 + 1 + 1 + 2 + 8 + 8);
 
 fn zigzag(difference: u64) -> u64 {
     (difference << 1) ^ ((difference as i64 >> 63) as u64)
@@ -28,7 +28,7 @@ fn unzigzag(coded: u64) -> u64 {
 fn byte_length(value: u64) -> usize {
     8 - value.leading_zeros() as usize / 8
 }
-fn low_bytes(length: usize) -> u64 {
+fn low_bytes_mask(length: usize) -> u64 {
     if length == 8 { u64::MAX } else { (1 << (8 * length)) - 1 }
 }
 
@@ -54,7 +54,7 @@ impl Columns {
         self.control.len()
     }
 
-    fn index_of(&mut self, thread: u32) -> usize {
+    fn ensure_run(&mut self, thread: u32) -> usize {
         if let Some(&(index, _)) = self.runs.last()
             && self.threads[index as usize].0 == thread
         {
@@ -70,7 +70,7 @@ impl Columns {
     }
 
     pub(super) fn push(&mut self, record: &AccessRecord) {
-        let index = self.index_of(record.thread);
+        let index = self.ensure_run(record.thread);
         if let Some(run) = self.runs.last_mut() {
             run.1 += 1;
         }
@@ -80,11 +80,11 @@ impl Columns {
         self.control.push((address_bytes | gap_bytes << 4) as u8);
         self.addresses.extend_from_slice(&difference.to_le_bytes()[..address_bytes]);
         self.gaps.extend_from_slice(&record.gap.to_le_bytes()[..gap_bytes]);
-        let store = if record.store { STORE_BIT } else { 0 };
-        if record.size < u16::from(WIDE) {
-            self.sizes.push(record.size as u8 | store);
+        let store_flag = if record.store { STORE_BIT } else { 0 };
+        if record.size < u16::from(WIDE_SIZE) {
+            self.sizes.push(record.size as u8 | store_flag);
         } else {
-            self.sizes.push(WIDE | store);
+            self.sizes.push(WIDE_SIZE | store_flag);
             self.wide_sizes.extend_from_slice(&record.size.to_le_bytes());
         }
     }
@@ -157,16 +157,16 @@ impl<'a> Block<'a> {
     }
 
     fn check_columns(&self) -> Result<(), (String, String)> {
-        let (mut address_bytes, mut gap_bytes, mut too_long) = (0usize, 0usize, false);
+        let (mut address_bytes, mut gap_bytes, mut has_long_length) = (0usize, 0usize, false);
         for &control in self.control {
             let (address, gap) = (control & 15, control >> 4);
             address_bytes += usize::from(address);
             gap_bytes += usize::from(gap);
-            too_long |= address > 8 || gap > 8;
+            has_long_length |= address > 8 || gap > 8;
         }
-        let wide_count = self.sizes.iter().filter(|&&size| size & !STORE_BIT == WIDE).count();
+        let wide_count = self.sizes.iter().filter(|&&size| size & !STORE_BIT == WIDE_SIZE).count();
         let lengths = (address_bytes + PADDING_BYTES, gap_bytes + PADDING_BYTES, 2 * wide_count);
-        if too_long || lengths != (self.addresses.len(), self.gaps.len(), self.wide_sizes.len()) {
+        if has_long_length || lengths != (self.addresses.len(), self.gaps.len(), self.wide_sizes.len()) {
             return Err(("lengths that disagree with their columns".into(), "control bytes that add up".into()));
         }
         let threads = self.threads.len() / 4;
@@ -197,47 +197,47 @@ impl<'a> Block<'a> {
 
     /// Appends the block's records.
     pub(super) fn decode(&self, batch: &mut Vec<AccessRecord>) {
-        let mut previous = vec![0u64; self.threads.len() / 4];
-        let (mut position, mut address_at, mut gap_at, mut wide_at) = (0, 0, 0, 0);
+        let mut previous_addresses = vec![0u64; self.threads.len() / 4];
+        let (mut position, mut address_offset, mut gap_offset, mut wide_offset) = (0, 0, 0, 0);
         batch.reserve(self.records);
         for (thread, index, records) in self.runs() {
-            let mut address = previous[index];
+            let mut address = previous_addresses[index];
             let control = &self.control[position..position + records];
             let sizes = &self.sizes[position..position + records];
             batch.extend(control.iter().zip(sizes).map(|(&control, &size)| {
                 let (address_bytes, gap_bytes) = (usize::from(control & 15), usize::from(control >> 4));
-                let coded = u64_at(self.addresses, address_at) & low_bytes(address_bytes);
+                let coded = u64_at(self.addresses, address_offset) & low_bytes_mask(address_bytes);
                 address = address.wrapping_add(unzigzag(coded));
-                address_at += address_bytes;
-                let gap = u64_at(self.gaps, gap_at) & low_bytes(gap_bytes);
-                gap_at += gap_bytes;
-                let mut bytes = u16::from(size & !STORE_BIT);
-                if bytes == u16::from(WIDE) {
-                    bytes = u16::from_le_bytes([self.wide_sizes[wide_at], self.wide_sizes[wide_at + 1]]);
-                    wide_at += 2;
+                address_offset += address_bytes;
+                let gap = u64_at(self.gaps, gap_offset) & low_bytes_mask(gap_bytes);
+                gap_offset += gap_bytes;
+                let mut size_bytes = u16::from(size & !STORE_BIT);
+                if size_bytes == u16::from(WIDE_SIZE) {
+                    size_bytes = u16::from_le_bytes([self.wide_sizes[wide_offset], self.wide_sizes[wide_offset + 1]]);
+                    wide_offset += 2;
                 }
-                AccessRecord { address, gap, thread, size: bytes, store: size & STORE_BIT != 0 }
+                AccessRecord { address, gap, thread, size: size_bytes, store: size & STORE_BIT != 0 }
             }));
-            previous[index] = address;
+            previous_addresses[index] = address;
             position += records;
         }
     }
 
     /// Appends only the block's addresses.
     pub(super) fn decode_addresses(&self, batch: &mut Vec<u64>) {
-        let mut previous = vec![0u64; self.threads.len() / 4];
-        let (mut position, mut address_at) = (0, 0);
+        let mut previous_addresses = vec![0u64; self.threads.len() / 4];
+        let (mut position, mut address_offset) = (0, 0);
         batch.reserve(self.records);
         for (_, index, records) in self.runs() {
-            let mut address = previous[index];
+            let mut address = previous_addresses[index];
             batch.extend(self.control[position..position + records].iter().map(|&control| {
                 let address_bytes = usize::from(control & 15);
-                let coded = u64_at(self.addresses, address_at) & low_bytes(address_bytes);
+                let coded = u64_at(self.addresses, address_offset) & low_bytes_mask(address_bytes);
                 address = address.wrapping_add(unzigzag(coded));
-                address_at += address_bytes;
+                address_offset += address_bytes;
                 address
             }));
-            previous[index] = address;
+            previous_addresses[index] = address;
             position += records;
         }
     }

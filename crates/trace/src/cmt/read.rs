@@ -6,7 +6,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::block::{Block, PADDING_BYTES, RAW_LIMIT};
+use super::block::{Block, MAX_RAW_BYTES, PADDING_BYTES};
 use super::{
     BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC, FOOTER_HEADER_BYTES,
     FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT, IndexEntry, TRAILER_BYTES, u32_at, u64_at,
@@ -16,7 +16,7 @@ use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, Tr
 /// Reads a `.cmt` block by block.
 ///
 /// A damaged or truncated file gives its intact blocks first, and then one [`TraceError::Bad`] that gives the block.
-/// After [`CmtReader::salvage`], the data simply ends there, and [`CmtReader::first_damage`] returns the error.
+/// After [`CmtReader::is_salvaging`], the data simply ends there, and [`CmtReader::first_damage`] returns the error.
 pub struct CmtReader<R> {
     input: R,
     file: String,
@@ -25,12 +25,12 @@ pub struct CmtReader<R> {
     offset: u64,
     block: u64,
     next_record: u64,
-    packed: Vec<u8>,
-    raw: Vec<u8>,
+    packed_block: Vec<u8>,
+    raw_block: Vec<u8>,
     decompressor: zstd::bulk::Decompressor<'static>,
     totals: Option<TraceTotals>,
     index: Vec<IndexEntry>,
-    salvage: bool,
+    is_salvaging: bool,
     damage: Option<TraceError>,
     is_ended: bool,
 }
@@ -65,7 +65,7 @@ impl<R: Read> CmtReader<R> {
     pub fn new(mut input: R, file: impl Into<String>) -> Result<Self, TraceError> {
         let file = file.into();
         let mut bytes = vec![0; 16];
-        read_whole(&mut input, &mut bytes, &file, FilePosition::Byte(0), "the 16 bytes a .cmt file begins with")?;
+        read_exactly(&mut input, &mut bytes, &file, FilePosition::Byte(0), "the 16 bytes a .cmt file begins with")?;
         if bytes[..8] != FILE_MAGIC {
             let found = format!("'{}'", bytes[..8].escape_ascii());
             return Err(TraceError::format_error(
@@ -87,10 +87,10 @@ impl<R: Read> CmtReader<R> {
             return Err(TraceError::format_error(&file, FilePosition::Byte(12), found, expected));
         }
         bytes.resize(16 + json_bytes + 8, 0);
-        read_whole(&mut input, &mut bytes[16..], &file, FilePosition::Byte(16), "the header")?;
+        read_exactly(&mut input, &mut bytes[16..], &file, FilePosition::Byte(16), "the header")?;
         let checksum_at = 16 + json_bytes;
         let place = FilePosition::Byte(checksum_at as u64);
-        check_sum(&file, place, u64_at(&bytes, checksum_at), xxhash_rust::xxh3::xxh3_64(&bytes[..checksum_at]))?;
+        verify_checksum(&file, place, u64_at(&bytes, checksum_at), xxhash_rust::xxh3::xxh3_64(&bytes[..checksum_at]))?;
         let header: TraceHeader = serde_json::from_slice(&bytes[16..checksum_at]).map_err(|error| {
             TraceError::format_error(&file, FilePosition::Byte(16), error.to_string(), "a trace header in JSON")
         })?;
@@ -106,12 +106,12 @@ impl<R: Read> CmtReader<R> {
             offset: bytes.len() as u64,
             block: 0,
             next_record: 0,
-            packed: Vec::new(),
-            raw: Vec::new(),
+            packed_block: Vec::new(),
+            raw_block: Vec::new(),
             decompressor,
             totals: None,
             index: Vec::new(),
-            salvage: false,
+            is_salvaging: false,
             damage: None,
             is_ended: false,
         })
@@ -119,9 +119,9 @@ impl<R: Read> CmtReader<R> {
 
     /// From now on, damage ends the data without an error.
     pub fn salvage(&mut self) {
-        self.salvage = true;
+        self.is_salvaging = true;
     }
-    /// The damage that ended the data early, after [`CmtReader::salvage`].
+    /// The damage that ended the data early, after [`CmtReader::is_salvaging`].
     pub fn first_damage(&self) -> Option<&TraceError> {
         self.damage.as_ref()
     }
@@ -139,21 +139,21 @@ impl<R: Read> CmtReader<R> {
         Err(TraceError::format_error(&self.file, place, found, expected))
     }
 
-    /// Reads the first four bytes of the next part and the rest of its header, and checks everything possible before
-    /// allocating.
-    fn read_part(&mut self) -> Result<(SectionKind, FilePosition), TraceError> {
+    /// Reads the next section, header first, verifies its checksum and decompresses it. Lengths are checked before
+    /// memory is allocated.
+    fn read_section(&mut self) -> Result<(SectionKind, FilePosition), TraceError> {
         let block_place = FilePosition::Block { block: self.block, offset: self.offset };
         let mut head = [0u8; BLOCK_HEADER_BYTES];
         let expected = "a further block or the footer (is the file truncated?)";
-        read_whole(&mut self.input, &mut head[..FOOTER_HEADER_BYTES], &self.file, block_place, expected)?;
+        read_exactly(&mut self.input, &mut head[..FOOTER_HEADER_BYTES], &self.file, block_place, expected)?;
         let (packed_bytes, raw_bytes) = (u32_at(&head, 8) as usize, u32_at(&head, 12) as usize);
         let is_block = head[..4] == BLOCK_MAGIC;
         if !is_block && head[..4] != FOOTER_MAGIC {
             return self.format_error(block_place, format!("'{}'", head[..4].escape_ascii()), "'CMTB' or 'CMTE'");
         }
-        let (place, limit, head_bytes, summed) = if is_block {
-            read_whole(&mut self.input, &mut head[24..], &self.file, block_place, "the rest of its header")?;
-            (block_place, RAW_LIMIT, BLOCK_HEADER_BYTES, 24)
+        let (place, limit, head_bytes, hashed_bytes) = if is_block {
+            read_exactly(&mut self.input, &mut head[24..], &self.file, block_place, "the rest of its header")?;
+            (block_place, MAX_RAW_BYTES, BLOCK_HEADER_BYTES, 24)
         } else {
             (FilePosition::Footer { offset: self.offset }, FOOTER_LIMIT, FOOTER_HEADER_BYTES, 16)
         };
@@ -162,26 +162,26 @@ impl<R: Read> CmtReader<R> {
             let expected = format!("at most {limit} unpacked");
             return self.format_error(place, found, expected);
         }
-        self.packed.clear();
-        let read = self.input.by_ref().take(packed_bytes as u64).read_to_end(&mut self.packed);
-        read.map_err(TraceError::io_error(&self.file, "read"))?;
-        if self.packed.len() != packed_bytes {
-            let found = format!("the end of the file after {} of its {packed_bytes} bytes", self.packed.len());
+        self.packed_block.clear();
+        let read_result = self.input.by_ref().take(packed_bytes as u64).read_to_end(&mut self.packed_block);
+        read_result.map_err(TraceError::io_error(&self.file, "read"))?;
+        if self.packed_block.len() != packed_bytes {
+            let found = format!("the end of the file after {} of its {packed_bytes} bytes", self.packed_block.len());
             let expected = "the whole of it";
             return self.format_error(place, found, expected);
         }
         let mut hash = Xxh3::new();
-        hash.update(&head[..summed]);
-        hash.update(&self.packed);
-        check_sum(&self.file, place, u64_at(&head, summed), hash.digest())?;
+        hash.update(&head[..hashed_bytes]);
+        hash.update(&self.packed_block);
+        verify_checksum(&self.file, place, u64_at(&head, hashed_bytes), hash.digest())?;
         self.decompress_block(raw_bytes, place)?;
         self.offset += (head_bytes + packed_bytes) as u64;
         if !is_block {
             return Ok((SectionKind::Footer, place));
         }
-        let (records, first) = (u32_at(&head, 4) as usize, u64_at(&head, 16));
-        if !(1..=BLOCK_RECORDS).contains(&records) || first != self.next_record {
-            let found = format!("{records} records from number {first}");
+        let (records, first_record) = (u32_at(&head, 4) as usize, u64_at(&head, 16));
+        if !(1..=BLOCK_RECORDS).contains(&records) || first_record != self.next_record {
+            let found = format!("{records} records from number {first_record}");
             let expected = format!("1-{BLOCK_RECORDS} from number {}", self.next_record);
             return self.format_error(place, found, expected);
         }
@@ -190,11 +190,11 @@ impl<R: Read> CmtReader<R> {
 
     /// Decompresses `packed` into `raw`, followed by zeros.
     fn decompress_block(&mut self, raw_bytes: usize, place: FilePosition) -> Result<(), TraceError> {
-        self.raw.resize(raw_bytes, 0);
-        let unpacked = self.decompressor.decompress_to_buffer(&self.packed, &mut self.raw[..]);
-        match unpacked {
+        self.raw_block.resize(raw_bytes, 0);
+        let unpack_result = self.decompressor.decompress_to_buffer(&self.packed_block, &mut self.raw_block[..]);
+        match unpack_result {
             Ok(length) if length == raw_bytes => {
-                self.raw.resize(raw_bytes + PADDING_BYTES, 0);
+                self.raw_block.resize(raw_bytes + PADDING_BYTES, 0);
                 Ok(())
             }
             Ok(length) => self.format_error(place, format!("{length} unpacked bytes"), format!("{raw_bytes}")),
@@ -202,8 +202,8 @@ impl<R: Read> CmtReader<R> {
         }
     }
 
-    fn take_footer(&mut self, place: FilePosition) -> Result<(), TraceError> {
-        let raw = &self.raw[..self.raw.len() - PADDING_BYTES];
+    fn parse_footer(&mut self, place: FilePosition) -> Result<(), TraceError> {
+        let raw = &self.raw_block[..self.raw_block.len() - PADDING_BYTES];
         let json_bytes = if raw.len() >= 4 { u32_at(raw, 0) as usize } else { usize::MAX };
         let Some((json, index)) = raw.get(4..).and_then(|rest| rest.split_at_checked(json_bytes)) else {
             return self.format_error(place, "totals longer than the footer", "totals and index");
@@ -231,7 +231,7 @@ impl<R: Read> CmtReader<R> {
 
     /// Loads the next block into `raw`, and returns its number of records, or `None` at the proper end.
     fn next_block(&mut self) -> Result<Option<usize>, TraceError> {
-        let (section, place) = self.read_part()?;
+        let (section, place) = self.read_section()?;
         match section {
             SectionKind::Block { records } => {
                 self.block += 1;
@@ -239,7 +239,7 @@ impl<R: Read> CmtReader<R> {
                 Ok(Some(records))
             }
             SectionKind::Footer => {
-                self.take_footer(place)?;
+                self.parse_footer(place)?;
                 let records = self.totals.as_ref().map(|totals| totals.records);
                 if records != Some(self.next_record) {
                     let found = format!("totals of {} records", records.unwrap_or(0));
@@ -247,7 +247,7 @@ impl<R: Read> CmtReader<R> {
                     return self.format_error(place, found, expected);
                 }
                 let mut trailer = [0u8; TRAILER_BYTES];
-                read_whole(&mut self.input, &mut trailer, &self.file, place, "the trailer behind it")?;
+                read_exactly(&mut self.input, &mut trailer, &self.file, place, "the trailer behind it")?;
                 if trailer[8..] != END_MAGIC {
                     let found = format!("'{}' behind it", trailer[8..].escape_ascii());
                     let expected = "'CMTREND\\x00'";
@@ -268,7 +268,7 @@ impl<R: Read> CmtReader<R> {
                 self.is_ended = true;
                 return Ok(false);
             }
-            Ok(Some(records)) => Block::check(&self.raw, records)
+            Ok(Some(records)) => Block::check(&self.raw_block, records)
                 .map(|block| decode(&block))
                 .map_err(|(found, expected)| TraceError::format_error(&self.file, place, found, expected)),
             Err(error) => Err(error),
@@ -276,7 +276,7 @@ impl<R: Read> CmtReader<R> {
         let Err(error) = result else { return Ok(true) };
         // After an error nothing more is read, because later data cannot be trusted.
         self.is_ended = true;
-        if !self.salvage {
+        if !self.is_salvaging {
             return Err(error);
         }
         self.damage = Some(error);
@@ -288,18 +288,18 @@ impl<R: Read + Seek> CmtReader<R> {
     fn read_trailer(&mut self) -> Result<(), TraceError> {
         let file = self.file.clone();
         let seek_error = || TraceError::io_error(&file, "seek in");
-        let end = self.input.seek(SeekFrom::End(-(TRAILER_BYTES as i64))).map_err(seek_error())?;
+        let trailer_offset = self.input.seek(SeekFrom::End(-(TRAILER_BYTES as i64))).map_err(seek_error())?;
         let mut trailer = [0u8; TRAILER_BYTES];
-        let place = FilePosition::Byte(end);
-        read_whole(&mut self.input, &mut trailer, &file, place, "the trailer")?;
+        let place = FilePosition::Byte(trailer_offset);
+        read_exactly(&mut self.input, &mut trailer, &file, place, "the trailer")?;
         let offset = u64_at(&trailer, 0);
-        if trailer[8..] != END_MAGIC || offset < self.data_start || offset >= end {
+        if trailer[8..] != END_MAGIC || offset < self.data_start || offset >= trailer_offset {
             return self.format_error(place, "no trailer", "the footer's offset and 'CMTREND\\x00'");
         }
         self.input.seek(SeekFrom::Start(offset)).map_err(seek_error())?;
         self.offset = offset;
-        match self.read_part()? {
-            (SectionKind::Footer, place) => self.take_footer(place),
+        match self.read_section()? {
+            (SectionKind::Footer, place) => self.parse_footer(place),
             (SectionKind::Block { .. }, place) => self.format_error(place, "a block", "the footer"),
         }
     }
@@ -350,22 +350,22 @@ impl<R: Read + Send> TraceReader for CmtReader<R> {
     }
 }
 
-fn read_whole(
+fn read_exactly(
     input: &mut impl Read,
     buffer: &mut [u8],
     file: &str,
     place: FilePosition,
     expected: &str,
 ) -> Result<(), TraceError> {
-    let wanted_bytes = buffer.len();
+    let expected_bytes = buffer.len();
     let mut read_bytes = 0;
-    while read_bytes < wanted_bytes {
+    while read_bytes < expected_bytes {
         match input.read(&mut buffer[read_bytes..]) {
             Ok(0) => {
                 let found = format!("the end of the file after {read_bytes} bytes");
                 return Err(TraceError::format_error(file, place, found, expected));
             }
-            Ok(read) => read_bytes += read,
+            Ok(count) => read_bytes += count,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => return Err(TraceError::io_error(file, "read")(error)),
         }
@@ -373,7 +373,7 @@ fn read_whole(
     Ok(())
 }
 
-fn check_sum(file: &str, place: FilePosition, stored: u64, computed: u64) -> Result<(), TraceError> {
+fn verify_checksum(file: &str, place: FilePosition, stored: u64, computed: u64) -> Result<(), TraceError> {
     if stored == computed {
         return Ok(());
     }

@@ -23,11 +23,11 @@ pub struct CmtWriter<W: Write> {
     packed: Vec<u8>,
     compressor: zstd::bulk::Compressor<'static>,
     offset: u64,
-    records: u64,
-    blocks: u64,
+    record_count: u64,
+    block_count: u64,
     index: Vec<IndexEntry>,
     index_stride: u64,
-    per_thread_records: std::collections::BTreeMap<u32, u64>,
+    records_by_thread: std::collections::BTreeMap<u32, u64>,
 }
 
 impl<W: Write> CmtWriter<W> {
@@ -62,17 +62,17 @@ impl<W: Write> CmtWriter<W> {
             packed: Vec::new(),
             compressor,
             offset: bytes.len() as u64,
-            records: 0,
-            blocks: 0,
+            record_count: 0,
+            block_count: 0,
             index: Vec::new(),
             index_stride: 1,
-            per_thread_records: Default::default(),
+            records_by_thread: Default::default(),
         })
     }
 
     /// Records written so far.
     pub fn records(&self) -> u64 {
-        self.records
+        self.record_count
     }
     /// Bytes written so far (complete blocks).
     pub fn bytes(&self) -> u64 {
@@ -86,7 +86,7 @@ impl<W: Write> CmtWriter<W> {
     #[inline]
     pub fn push(&mut self, record: &AccessRecord) -> Result<(), TraceError> {
         self.columns.push(record);
-        self.records += 1;
+        self.record_count += 1;
         if self.columns.len() == BLOCK_RECORDS { self.flush_block() } else { Ok(()) }
     }
 
@@ -105,49 +105,49 @@ impl<W: Write> CmtWriter<W> {
             return Ok(());
         }
         for (thread, count) in self.columns.records_per_thread() {
-            *self.per_thread_records.entry(thread).or_default() += count;
+            *self.records_by_thread.entry(thread).or_default() += count;
         }
         self.columns.take_columns(&mut self.raw);
-        self.pack()?;
+        self.compress()?;
         let mut head = [0u8; BLOCK_HEADER_BYTES];
         head[..4].copy_from_slice(&BLOCK_MAGIC);
         head[4..8].copy_from_slice(&(records as u32).to_le_bytes());
         head[8..12].copy_from_slice(&(self.packed.len() as u32).to_le_bytes());
         head[12..16].copy_from_slice(&(self.raw.len() as u32).to_le_bytes());
-        let first_record = self.records - records as u64;
+        let first_record = self.record_count - records as u64;
         head[16..24].copy_from_slice(&first_record.to_le_bytes());
         let mut hash = Xxh3::new();
         hash.update(&head[..24]);
         hash.update(&self.packed);
         head[24..].copy_from_slice(&hash.digest().to_le_bytes());
         self.push_index_entry(first_record);
-        self.blocks += 1;
-        self.write_out(&head)
+        self.block_count += 1;
+        self.write_section(&head)
     }
 
     fn push_index_entry(&mut self, first_record: u64) {
-        if !self.blocks.is_multiple_of(self.index_stride) {
+        if !self.block_count.is_multiple_of(self.index_stride) {
             return;
         }
         if self.index.len() == INDEX_ENTRIES_LIMIT {
-            let mut retained = 0u64;
+            let mut visited_count = 0u64;
             self.index.retain(|_| {
-                retained += 1;
-                retained % 2 == 1
+                visited_count += 1;
+                visited_count % 2 == 1
             });
             self.index_stride *= 2;
         }
-        self.index.push(IndexEntry { offset: self.offset, first_record, block: self.blocks });
+        self.index.push(IndexEntry { offset: self.offset, first_record, block: self.block_count });
     }
 
-    fn pack(&mut self) -> Result<(), TraceError> {
+    fn compress(&mut self) -> Result<(), TraceError> {
         self.packed.clear();
         self.packed.reserve(zstd::zstd_safe::compress_bound(self.raw.len()));
-        let packed = self.compressor.compress_to_buffer(&self.raw, &mut self.packed);
-        packed.map(|_| ()).map_err(TraceError::io_error(&self.file, "compress a block of"))
+        let pack_result = self.compressor.compress_to_buffer(&self.raw, &mut self.packed);
+        pack_result.map(|_| ()).map_err(TraceError::io_error(&self.file, "compress a block of"))
     }
 
-    fn write_out(&mut self, head: &[u8]) -> Result<(), TraceError> {
+    fn write_section(&mut self, head: &[u8]) -> Result<(), TraceError> {
         let outcome = self.out.write_all(head).and_then(|()| self.out.write_all(&self.packed));
         outcome.map_err(TraceError::io_error(&self.file, "write"))?;
         self.offset += (head.len() + self.packed.len()) as u64;
@@ -161,10 +161,10 @@ impl<W: Write> CmtWriter<W> {
     /// [`TraceError::Io`] if it cannot be written.
     pub fn finish(mut self, mut totals: TraceTotals) -> Result<(W, TraceTotals), TraceError> {
         self.flush_block()?;
-        totals.records = self.records;
-        for (&thread, &records) in &self.per_thread_records {
+        totals.records = self.record_count;
+        for (&thread, &records) in &self.records_by_thread {
             match totals.threads.iter_mut().find(|totals| totals.thread == thread) {
-                Some(found) => found.records = records,
+                Some(thread_totals) => thread_totals.records = records,
                 None => totals.threads.push(ThreadTotals { thread, records, ..Default::default() }),
             }
         }
@@ -185,7 +185,7 @@ impl<W: Write> CmtWriter<W> {
             let expected = format!("at most {FOOTER_LIMIT}");
             return Err(TraceError::format_error(&self.file, FilePosition::File, found, expected));
         }
-        self.pack()?;
+        self.compress()?;
         let footer_offset = self.offset;
         let mut head = [0u8; FOOTER_HEADER_BYTES];
         head[..4].copy_from_slice(&FOOTER_MAGIC);
@@ -195,7 +195,7 @@ impl<W: Write> CmtWriter<W> {
         hash.update(&head[..16]);
         hash.update(&self.packed);
         head[16..].copy_from_slice(&hash.digest().to_le_bytes());
-        self.write_out(&head)?;
+        self.write_section(&head)?;
         let mut trailer = footer_offset.to_le_bytes().to_vec();
         trailer.extend_from_slice(&END_MAGIC);
         let outcome = self.out.write_all(&trailer).and_then(|()| self.out.flush());

@@ -20,12 +20,12 @@ impl<R: Read, const N: usize> Entries<R, N> {
     }
 
     /// The next entries; none at the end.
-    fn advance(&mut self) -> Result<&[[u8; N]], TraceError> {
+    fn read_entries(&mut self) -> Result<&[[u8; N]], TraceError> {
         self.buffer.clear();
         if !self.is_ended {
             let wanted_bytes = (N * BATCH_RECORDS) as u64;
-            let read = self.input.by_ref().take(wanted_bytes).read_to_end(&mut self.buffer);
-            self.is_ended = read.map_err(TraceError::io_error(&self.file, "read"))? < N * BATCH_RECORDS;
+            let read_result = self.input.by_ref().take(wanted_bytes).read_to_end(&mut self.buffer);
+            self.is_ended = read_result.map_err(TraceError::io_error(&self.file, "read"))? < N * BATCH_RECORDS;
         }
         let (entries, partial_entry) = self.buffer.as_chunks();
         if !partial_entry.is_empty() {
@@ -129,7 +129,7 @@ impl<R: Read + Send> TraceReader for RawU64Reader<R> {
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         batch.clear();
-        let entries = self.entries.advance()?;
+        let entries = self.entries.read_entries()?;
         batch.extend(
             entries.iter().map(|&bytes| AccessRecord { address: u64::from_le_bytes(bytes), ..AccessRecord::default() }),
         );
@@ -141,7 +141,7 @@ impl<R: Read + Send> TraceReader for RawU64Reader<R> {
     }
     fn read_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
         batch.clear();
-        batch.extend(self.entries.advance()?.iter().map(|&bytes| u64::from_le_bytes(bytes)));
+        batch.extend(self.entries.read_entries()?.iter().map(|&bytes| u64::from_le_bytes(bytes)));
         self.records += batch.len() as u64;
         if batch.is_empty() {
             self.end_run();
@@ -161,7 +161,7 @@ impl<R: Read + Send> TraceReader for ChampSimReader<R> {
         batch.clear();
         // A batch of instructions without any access is skipped, because an empty batch would mean the end.
         while batch.is_empty() {
-            let entries = self.entries.advance()?;
+            let entries = self.entries.read_entries()?;
             if entries.is_empty() {
                 self.end_run();
                 return Ok(false);
@@ -194,14 +194,14 @@ impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         batch.clear();
         let start = self.entries.offset;
-        let entries = self.entries.advance()?;
+        let entries = self.entries.read_entries()?;
         if self.requires_one_size {
             for (index, entry) in entries.iter().enumerate() {
                 let bytes = u64_of(&entry[12..16]) as u32;
-                let first = *self.object_bytes.get_or_insert(bytes);
-                if bytes != first {
+                let first_bytes = *self.object_bytes.get_or_insert(bytes);
+                if bytes != first_bytes {
                     let place = FilePosition::Byte(start + (24 * index) as u64);
-                    let found = format!("an object of {bytes} bytes after one of {first}");
+                    let found = format!("an object of {bytes} bytes after one of {first_bytes}");
                     let expected = "objects of one size, because each counts as one line; the format \
                                     'oracle-general-unit' ignores sizes";
                     return Err(TraceError::format_error(&self.file, place, found, expected));

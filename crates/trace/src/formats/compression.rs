@@ -1,7 +1,7 @@
 //! Compressed inputs, recognized by their first bytes and decompressed while they are read.
 //!
-//! Memory is bounded whatever the input declares: a zstd window by [`ZSTD_WINDOW_LOG_MAX`], an xz dictionary by
-//! [`XZ_MEMORY_MAX`]; gzip needs 32 KiB.
+//! Memory is bounded whatever the input declares: a zstd window by [`MAX_ZSTD_WINDOW_LOG`], an xz dictionary by
+//! [`MAX_XZ_MEMORY_BYTES`]; gzip needs 32 KiB.
 
 use std::io::{self, Read};
 
@@ -9,9 +9,9 @@ use flate2::read::MultiGzDecoder;
 use liblzma::read::XzDecoder;
 use liblzma::stream::{CONCATENATED, Stream};
 
-const ZSTD_WINDOW_LOG_MAX: u32 = 27;
+const MAX_ZSTD_WINDOW_LOG: u32 = 27;
 /// `xz -9` needs 65 MiB.
-const XZ_MEMORY_MAX: u64 = 128 << 20;
+const MAX_XZ_MEMORY_BYTES: u64 = 128 << 20;
 
 /// File name extensions of compressed inputs.
 const EXTENSIONS: [&str; 3] = [".zst", ".gz", ".xz"];
@@ -34,14 +34,14 @@ pub(super) fn is_compressed(start: &[u8]) -> bool {
 pub(super) fn unpack(start: &[u8], input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     if start.starts_with(ZSTD_MAGIC) {
         let mut decoder = zstd::stream::read::Decoder::new(input)?;
-        decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
+        decoder.window_log_max(MAX_ZSTD_WINDOW_LOG)?;
         return Ok(Box::new(decoder));
     }
     if start.starts_with(GZIP_MAGIC) {
         return Ok(Box::new(MultiGzDecoder::new(input)));
     }
     if start.starts_with(XZ_MAGIC) {
-        let stream = Stream::new_stream_decoder(XZ_MEMORY_MAX, CONCATENATED)?;
+        let stream = Stream::new_stream_decoder(MAX_XZ_MEMORY_BYTES, CONCATENATED)?;
         return Ok(Box::new(XzDecoder::new_stream(input, stream)));
     }
     Ok(Box::new(input))

@@ -5,33 +5,33 @@ use std::io::{BufRead, BufReader, Read};
 use crate::{FilePosition, TraceError};
 
 /// Longer lines are rejected, so that a malformed file cannot request unbounded memory.
-pub(super) const LINE_BYTES_LIMIT: usize = 4096;
+pub(super) const MAX_LINE_BYTES: usize = 4096;
 
 pub(super) struct LineReader<R> {
     input: BufReader<R>,
     pub(super) file: String,
     line: Vec<u8>,
-    number: u64,
+    line_number: u64,
 }
 
 impl<R: Read> LineReader<R> {
     pub(super) fn new(input: R, file: String) -> Self {
-        LineReader { input: BufReader::with_capacity(1 << 16, input), file, line: Vec::new(), number: 0 }
+        LineReader { input: BufReader::with_capacity(1 << 16, input), file, line: Vec::new(), line_number: 0 }
     }
 
     /// Reads the next line, without its end; `false` at the end of the input.
-    pub(super) fn advance(&mut self) -> Result<bool, TraceError> {
+    pub(super) fn read_line(&mut self) -> Result<bool, TraceError> {
         self.line.clear();
-        let limit = LINE_BYTES_LIMIT as u64 + 1;
-        let read = self.input.by_ref().take(limit).read_until(b'\n', &mut self.line);
-        if read.map_err(TraceError::io_error(&self.file, "read"))? == 0 {
+        let limit = MAX_LINE_BYTES as u64 + 1;
+        let read_result = self.input.by_ref().take(limit).read_until(b'\n', &mut self.line);
+        if read_result.map_err(TraceError::io_error(&self.file, "read"))? == 0 {
             return Ok(false);
         }
-        self.number += 1;
+        self.line_number += 1;
         if self.line.last() == Some(&b'\n') {
             self.line.pop();
-        } else if self.line.len() > LINE_BYTES_LIMIT {
-            return Err(self.line_error(format!("a line of at most {LINE_BYTES_LIMIT} bytes")));
+        } else if self.line.len() > MAX_LINE_BYTES {
+            return Err(self.line_error(format!("a line of at most {MAX_LINE_BYTES} bytes")));
         }
         if self.line.last() == Some(&b'\r') {
             self.line.pop();
@@ -49,7 +49,7 @@ impl<R: Read> LineReader<R> {
         let dots = if self.line.len() > shown_bytes.len() { "..." } else { "" };
         TraceError::format_error(
             &self.file,
-            FilePosition::Line(self.number),
+            FilePosition::Line(self.line_number),
             format!("'{}{dots}'", shown_bytes.escape_ascii()),
             expected,
         )

@@ -134,8 +134,8 @@ pub fn open_input(
 ) -> Result<Box<dyn TraceReader>, TraceError> {
     let mut start = read_start(&mut input, file)?;
     if is_compressed(&start) {
-        let chained = std::io::Cursor::new(start.clone()).chain(input);
-        input = unpack(&start, chained).map_err(TraceError::io_error(file, "unpack"))?;
+        let whole_input = std::io::Cursor::new(start.clone()).chain(input);
+        input = unpack(&start, whole_input).map_err(TraceError::io_error(file, "unpack"))?;
         start = read_start(&mut input, file)?;
     }
     let chosen_format =

@@ -21,7 +21,7 @@ struct TextCounts {
     gap: u64,
     instructions: u64,
     records: u64,
-    ended: bool,
+    has_ended: bool,
 }
 
 impl TextCounts {
@@ -58,15 +58,15 @@ fn fill<R: Read>(
     parse: impl Fn(&[u8]) -> Result<LineOutcome, &'static str>,
 ) -> Result<bool, TraceError> {
     batch.clear();
-    while !counts.ended && batch.len() < BATCH_RECORDS {
-        if !lines.advance()? {
-            counts.ended = true;
+    while !counts.has_ended && batch.len() < BATCH_RECORDS {
+        if !lines.read_line()? {
+            counts.has_ended = true;
             break;
         }
         match parse(lines.line()) {
             Ok(outcome) => counts.record_outcome(outcome, batch),
             Err(expected) => {
-                counts.ended = true;
+                counts.has_ended = true;
                 return Err(lines.line_error(expected));
             }
         }
@@ -117,14 +117,14 @@ text_reader!(
     /// Valgrind's own messages (`==1234== ...`) are skipped.
     LackeyReader,
     "lackey",
-    lackey_line
+    parse_lackey_line
 );
 text_reader!(
     /// Dinero's lines: a label (0 or r for a load, 1 or w for a store, 2 or i for an instruction), a hexadecimal
     /// address, and optionally a hexadecimal size as in Dinero IV's extended form; the rest of the line is skipped.
     DinReader,
     "din",
-    din_line
+    parse_din_line
 );
 
 text_reader!(
@@ -132,14 +132,14 @@ text_reader!(
     /// `i`, or the word. A line that begins with `address` is a header.
     CsvReader,
     "csv",
-    csv_line
+    parse_csv_line
 );
 text_reader!(
     /// The output of DynamoRIO's `drmemtrace -tool view`: `1 1: 7 read 8 byte(s) @ 0x1000 by PC 0x400000`. Lines
     /// without a memory reference or a fetch, such as markers, are skipped.
     DrMemTraceReader,
     "drmemtrace",
-    drmemtrace_line
+    parse_drmemtrace_line
 );
 
 impl<R> LackeyReader<R> {
@@ -151,7 +151,7 @@ impl<R> LackeyReader<R> {
 
 const LACKEY_EXPECTED: &str = "I, L, S or M, a hexadecimal address, a comma and a size";
 
-fn lackey_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
+fn parse_lackey_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     let text = line.trim_ascii();
     if text.is_empty() || text.starts_with(b"==") || text.starts_with(b"--") || text.starts_with(b"**") {
         return Ok(LineOutcome::Nothing);
@@ -170,21 +170,22 @@ fn lackey_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
 
 const CSV_EXPECTED: &str = "an address, and optionally a size and r, w or i, separated by commas";
 
-fn csv_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
+fn parse_csv_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     let mut fields = line.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
-    let first = fields.next().unwrap_or_default();
-    if first.is_empty() || first.starts_with(b"#") || first.eq_ignore_ascii_case(b"address") {
+    let address_field = fields.next().unwrap_or_default();
+    if address_field.is_empty() || address_field.starts_with(b"#") || address_field.eq_ignore_ascii_case(b"address") {
         return Ok(LineOutcome::Nothing);
     }
-    let parse_decimal = || std::str::from_utf8(first).ok()?.parse().ok();
-    let address = if first.starts_with(b"0x") { parse_hex(first) } else { parse_decimal() }.ok_or(CSV_EXPECTED)?;
-    let bytes = match fields.next().filter(|field| !field.is_empty()) {
+    let parse_decimal = || std::str::from_utf8(address_field).ok()?.parse().ok();
+    let address = if address_field.starts_with(b"0x") { parse_hex(address_field) } else { parse_decimal() }
+        .ok_or(CSV_EXPECTED)?;
+    let size = match fields.next().filter(|field| !field.is_empty()) {
         Some(field) => parse_size(field).ok_or(CSV_EXPECTED)?,
         None => 0,
     };
     match fields.next().unwrap_or_default() {
-        b"" | b"r" | b"R" | b"read" | b"load" => Ok(LineOutcome::Access { address, size: bytes, store: false }),
-        b"w" | b"W" | b"write" | b"store" => Ok(LineOutcome::Access { address, size: bytes, store: true }),
+        b"" | b"r" | b"R" | b"read" | b"load" => Ok(LineOutcome::Access { address, size, store: false }),
+        b"w" | b"W" | b"write" | b"store" => Ok(LineOutcome::Access { address, size, store: true }),
         b"i" | b"I" | b"fetch" => Ok(LineOutcome::Instruction),
         _ => Err(CSV_EXPECTED),
     }
@@ -192,18 +193,18 @@ fn csv_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
 
 const DRMEMTRACE_EXPECTED: &str = "a size before 'byte(s) @' and a hexadecimal address after it";
 
-fn drmemtrace_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
+fn parse_drmemtrace_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     let words: Vec<&[u8]> =
         line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty()).take(12).collect();
-    let Some(unit) = words.iter().position(|word| *word == b"byte(s)").filter(|&unit| unit >= 2) else {
+    let Some(unit_index) = words.iter().position(|word| *word == b"byte(s)").filter(|&unit| unit >= 2) else {
         return Ok(LineOutcome::Nothing);
     };
-    let bytes = parse_size(words[unit - 1]).ok_or(DRMEMTRACE_EXPECTED)?;
-    let address = words.get(unit + 2).and_then(|word| parse_hex(word)).ok_or(DRMEMTRACE_EXPECTED)?;
-    match words[unit - 2] {
+    let size = parse_size(words[unit_index - 1]).ok_or(DRMEMTRACE_EXPECTED)?;
+    let address = words.get(unit_index + 2).and_then(|word| parse_hex(word)).ok_or(DRMEMTRACE_EXPECTED)?;
+    match words[unit_index - 2] {
         b"ifetch" => Ok(LineOutcome::Instruction),
-        b"read" => Ok(LineOutcome::Access { address, size: bytes, store: false }),
-        b"write" => Ok(LineOutcome::Access { address, size: bytes, store: true }),
+        b"read" => Ok(LineOutcome::Access { address, size, store: false }),
+        b"write" => Ok(LineOutcome::Access { address, size, store: true }),
         // Prefetches and flushes.
         _ => Ok(LineOutcome::Nothing),
     }
@@ -211,7 +212,7 @@ fn drmemtrace_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
 
 const DIN_EXPECTED: &str = "a label (0, 1, 2, r, w or i) and a hexadecimal address";
 
-fn din_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
+fn parse_din_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
     let Some(label) = words.next() else { return Ok(LineOutcome::Nothing) };
     if label.starts_with(b"#") {

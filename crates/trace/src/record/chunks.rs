@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use crate::{AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceTotals};
 
-const MAGIC: u32 = 0x314b_4d43;
-pub(super) const HEAD_BYTES: usize = 48;
-const PAYLOAD_LIMIT: usize = 4096 - HEAD_BYTES;
+const CHUNK_MAGIC: u32 = 0x314b_4d43;
+pub(super) const HEADER_BYTES: usize = 48;
+const MAX_PAYLOAD_BYTES: usize = 4096 - HEADER_BYTES;
 const FLAG_START: u32 = 1;
 const FLAG_END: u32 = 2;
 const FLAG_MAX: u32 = 4;
@@ -16,27 +16,27 @@ const FLAG_BURST: u32 = 8;
 const NO_THREAD: u32 = u32::MAX;
 /// The address bits from here on contain the process.
 pub(super) const PROCESS_SHIFT: u32 = 48;
-const PROCESSES_LIMIT: usize = 1 << 16;
-const THREADS_LIMIT: usize = 1 << 20;
-const BURSTS_LIMIT: usize = 1 << 20;
+const MAX_PROCESSES: usize = 1 << 16;
+const MAX_THREADS: usize = 1 << 20;
+const MAX_BURSTS: usize = 1 << 20;
 
 /// Turns chunks into records with dense threads and processes, and computes totals.
 #[derive(Default)]
 pub(super) struct ChunkDecoder {
     /// Bytes of a chunk that has not arrived completely.
-    pending: Vec<u8>,
+    pending_bytes: Vec<u8>,
     offset: u64,
     process_of_pid: BTreeMap<u32, u32>,
-    thread_of: BTreeMap<(u32, u32), u32>,
+    thread_numbers: BTreeMap<(u32, u32), u32>,
     pub(super) processes: Vec<ProcessTotals>,
     threads: Vec<ThreadTotals>,
-    records: u64,
+    record_count: u64,
     /// Number of the first record of each burst.
     bursts: Vec<u64>,
-    pub(super) max_reached: bool,
+    pub(super) is_max_reached: bool,
     /// Has a process reported its end? A process that replaced itself by another program does not.
-    pub(super) end_seen: bool,
-    has_several: bool,
+    pub(super) has_reported_end: bool,
+    follows_children: bool,
 }
 
 struct ChunkHeader {
@@ -58,9 +58,9 @@ fn u64_of(bytes: &[u8], index: usize) -> u64 {
 }
 
 impl ChunkDecoder {
-    /// With `has_several`, children are followed: addresses contain their process.
-    pub(super) fn new(has_several: bool) -> Self {
-        ChunkDecoder { has_several, ..Default::default() }
+    /// With `follows_children`, children are followed: addresses contain their process.
+    pub(super) fn new(follows_children: bool) -> Self {
+        ChunkDecoder { follows_children, ..Default::default() }
     }
 
     fn chunk_error<T>(&self, found: String, expected: &str) -> Result<T, TraceError> {
@@ -68,25 +68,25 @@ impl ChunkDecoder {
     }
 
     /// Appends the records of every complete chunk in the earlier remainder and `bytes`.
-    pub(super) fn feed(&mut self, bytes: &[u8], records: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
-        self.pending.extend_from_slice(bytes);
-        let pending = std::mem::take(&mut self.pending);
+    pub(super) fn decode(&mut self, bytes: &[u8], records: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+        self.pending_bytes.extend_from_slice(bytes);
+        let pending = std::mem::take(&mut self.pending_bytes);
         let mut position = 0;
-        while pending.len() - position >= HEAD_BYTES {
-            let head = self.parse_header(&pending[position..position + HEAD_BYTES])?;
-            let end = position + HEAD_BYTES + head.payload_bytes;
-            let Some(payload) = pending.get(position + HEAD_BYTES..end) else { break };
-            self.read_chunk(&head, payload, records)?;
+        while pending.len() - position >= HEADER_BYTES {
+            let head = self.parse_header(&pending[position..position + HEADER_BYTES])?;
+            let end = position + HEADER_BYTES + head.payload_bytes;
+            let Some(payload) = pending.get(position + HEADER_BYTES..end) else { break };
+            self.decode_chunk(&head, payload, records)?;
             self.offset += (end - position) as u64;
             position = end;
         }
-        self.pending = pending;
-        self.pending.drain(..position);
+        self.pending_bytes = pending;
+        self.pending_bytes.drain(..position);
         Ok(())
     }
 
     fn parse_header(&self, bytes: &[u8]) -> Result<ChunkHeader, TraceError> {
-        if u32_of(bytes, 0) != MAGIC {
+        if u32_of(bytes, 0) != CHUNK_MAGIC {
             return self.chunk_error(format!("'{}'", bytes[..4].escape_ascii()), "'CMK1', a chunk");
         }
         let head = ChunkHeader {
@@ -99,7 +99,7 @@ impl ChunkDecoder {
             flags: u32_of(bytes, 36),
             os_thread: u32_of(bytes, 40),
         };
-        if head.payload_bytes > PAYLOAD_LIMIT || head.records as usize * 2 > head.payload_bytes {
+        if head.payload_bytes > MAX_PAYLOAD_BYTES || head.records as usize * 2 > head.payload_bytes {
             let found = format!("{} records in {} bytes", head.records, head.payload_bytes);
             let expected = "at most 4048 bytes, two or more a record";
             return self.chunk_error(found, expected);
@@ -107,26 +107,26 @@ impl ChunkDecoder {
         Ok(head)
     }
 
-    fn read_chunk(
+    fn decode_chunk(
         &mut self,
         head: &ChunkHeader,
         payload: &[u8],
         records: &mut Vec<AccessRecord>,
     ) -> Result<(), TraceError> {
         if head.flags & FLAG_START != 0 {
-            return self.start(head.pid, payload);
+            return self.add_process(head.pid, payload);
         }
-        self.max_reached |= head.flags & FLAG_MAX != 0;
-        self.end_seen |= head.flags & FLAG_END != 0;
+        self.is_max_reached |= head.flags & FLAG_MAX != 0;
+        self.has_reported_end |= head.flags & FLAG_END != 0;
         let Some(&process) = self.process_of_pid.get(&head.pid) else {
             return self.chunk_error(format!("a chunk of process {}", head.pid), "a process that has started");
         };
         if head.flags & FLAG_BURST != 0 {
-            if self.bursts.len() == BURSTS_LIMIT {
+            if self.bursts.len() == MAX_BURSTS {
                 return self
-                    .chunk_error("one burst more".into(), &format!("at most {BURSTS_LIMIT} bursts in one recording"));
+                    .chunk_error("one burst more".into(), &format!("at most {MAX_BURSTS} bursts in one recording"));
             }
-            self.bursts.push(self.records);
+            self.bursts.push(self.record_count);
         }
         if head.thread == NO_THREAD {
             return Ok(());
@@ -138,8 +138,8 @@ impl ChunkDecoder {
         self.decode_records(head.records, process, thread, payload, records)
     }
 
-    fn start(&mut self, pid: u32, payload: &[u8]) -> Result<(), TraceError> {
-        if self.processes.len() == PROCESSES_LIMIT {
+    fn add_process(&mut self, pid: u32, payload: &[u8]) -> Result<(), TraceError> {
+        if self.processes.len() == MAX_PROCESSES {
             return self.chunk_error("one process more".into(), "at most 65536 processes in one recording");
         }
         let process = self.processes.len() as u32;
@@ -152,13 +152,13 @@ impl ChunkDecoder {
 
     fn number_thread(&mut self, process: u32, thread: u32) -> Result<u32, TraceError> {
         let next_number = self.threads.len() as u32;
-        if let Some(&known_number) = self.thread_of.get(&(process, thread)) {
+        if let Some(&known_number) = self.thread_numbers.get(&(process, thread)) {
             return Ok(known_number);
         }
-        if next_number as usize == THREADS_LIMIT {
+        if next_number as usize == MAX_THREADS {
             return self.chunk_error("one thread more".into(), "at most 1048576 threads in one recording");
         }
-        self.thread_of.insert((process, thread), next_number);
+        self.thread_numbers.insert((process, thread), next_number);
         self.threads.push(ThreadTotals { thread: next_number, process, created: Some(thread), ..Default::default() });
         Ok(next_number)
     }
@@ -171,18 +171,18 @@ impl ChunkDecoder {
         payload: &[u8],
         records: &mut Vec<AccessRecord>,
     ) -> Result<(), TraceError> {
-        let mut remaining = payload;
+        let mut remaining_bytes = payload;
         let mut address = 0u64;
-        let process_bits = if self.has_several { u64::from(process) << PROCESS_SHIFT } else { 0 };
-        let mask = if self.has_several { (1 << PROCESS_SHIFT) - 1 } else { u64::MAX };
+        let process_bits = if self.follows_children { u64::from(process) << PROCESS_SHIFT } else { 0 };
+        let mask = if self.follows_children { (1 << PROCESS_SHIFT) - 1 } else { u64::MAX };
         for _ in 0..count {
             let record = (|| {
-                let head = read_varint(&mut remaining)?;
+                let head = read_varint(&mut remaining_bytes)?;
                 let size = match head >> 1 & 7 {
-                    7 => u16::try_from(read_varint(&mut remaining)?).ok()?,
+                    7 => u16::try_from(read_varint(&mut remaining_bytes)?).ok()?,
                     code => 1 << code,
                 };
-                let difference = read_varint(&mut remaining)?;
+                let difference = read_varint(&mut remaining_bytes)?;
                 address = address.wrapping_add(difference >> 1 ^ (difference & 1).wrapping_neg());
                 let store = head & 1 != 0;
                 Some(AccessRecord { address: address & mask | process_bits, gap: head >> 4, thread, size, store })
@@ -192,11 +192,11 @@ impl ChunkDecoder {
                 None => return self.chunk_error("a record that its chunk cuts off".into(), "whole records"),
             }
         }
-        self.records += u64::from(count);
-        if remaining.is_empty() {
+        self.record_count += u64::from(count);
+        if remaining_bytes.is_empty() {
             Ok(())
         } else {
-            self.chunk_error(format!("{} bytes behind the records", remaining.len()), "none")
+            self.chunk_error(format!("{} bytes behind the records", remaining_bytes.len()), "none")
         }
     }
 
@@ -244,7 +244,7 @@ mod tests {
 
     fn chunk_bytes(pid: u32, thread: u32, records: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        for word in [MAGIC, payload.len() as u32, pid, thread] {
+        for word in [CHUNK_MAGIC, payload.len() as u32, pid, thread] {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         for long in [100u64, 10] {
@@ -274,7 +274,7 @@ mod tests {
     fn a_stream_decodes_and_a_reused_pid_is_a_new_process() {
         let mut decoder = ChunkDecoder::new(true);
         let mut records = Vec::new();
-        decoder.feed(&sample_stream(), &mut records).unwrap();
+        decoder.decode(&sample_stream(), &mut records).unwrap();
         let second = 1 << PROCESS_SHIFT;
         assert_eq!(
             records,
@@ -287,7 +287,7 @@ mod tests {
         let totals = decoder.totals();
         assert_eq!((totals.instructions, totals.program_accesses), (Some(200), Some(20)));
         assert_eq!(totals.processes[0].command, ["/bin/a", "x"]);
-        assert!(decoder.max_reached);
+        assert!(decoder.is_max_reached);
         let thread_ids: Vec<_> = totals.threads.iter().map(|thread| (thread.created, thread.os_thread)).collect();
         assert_eq!(thread_ids, [(Some(0), Some(OS_THREAD)), (Some(3), Some(OS_THREAD))]);
     }
@@ -300,18 +300,18 @@ mod tests {
         ) {
             let mut bytes = sample_stream();
             let (mut whole, mut pieces) = (Vec::new(), Vec::new());
-            ChunkDecoder::new(true).feed(&bytes, &mut whole).unwrap();
+            ChunkDecoder::new(true).decode(&bytes, &mut whole).unwrap();
             let mut decoder = ChunkDecoder::new(true);
             let (mut rest, mut cut) = (&bytes[..], cuts.iter().cycle());
             while !rest.is_empty() {
                 let (piece, after) = rest.split_at(*cut.next().unwrap_or(&1).min(&rest.len()));
-                decoder.feed(piece, &mut pieces).unwrap();
+                decoder.decode(piece, &mut pieces).unwrap();
                 rest = after;
             }
             prop_assert_eq!(whole, pieces);
             let index = at.index(bytes.len());
             bytes[index] = value;
-            ChunkDecoder::new(false).feed(&bytes, &mut Vec::new()).ok();
+            ChunkDecoder::new(false).decode(&bytes, &mut Vec::new()).ok();
         }
     }
 }

@@ -14,9 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::TraceError;
 
 /// Time between SIGTERM and SIGKILL for a child that does not stop.
-const GRACE: Duration = Duration::from_secs(3);
+const TERM_GRACE: Duration = Duration::from_secs(3);
 /// Time for which surviving children may hold the FIFO open without writing after the program's end.
-const SILENCE: Duration = Duration::from_millis(500);
+const MAX_SILENCE: Duration = Duration::from_millis(500);
 
 /// Reads until the program and all processes that write for it have ended. An interrupt stops them, and their remaining
 /// output is read.
@@ -27,7 +27,7 @@ pub(super) struct FifoReader<'a> {
     /// Wait for processes that outlive the program?
     follows_children: bool,
     /// Should the program be stopped at the next read?
-    pub(super) stop_requested: bool,
+    pub(super) is_stop_requested: bool,
     /// Processes that write, besides the child.
     pub(super) writers: Vec<u32>,
     stop_time: Option<Instant>,
@@ -37,7 +37,7 @@ pub(super) struct FifoReader<'a> {
 
 impl<'a> FifoReader<'a> {
     /// Opens the reading end without blocking; it must exist before the child starts.
-    pub(super) fn make_fifo(path: &Path) -> Result<File, TraceError> {
+    pub(super) fn create_and_open(path: &Path) -> Result<File, TraceError> {
         let name = path.display().to_string();
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mkfifoat(rustix::fs::CWD, path, mode)
@@ -56,7 +56,7 @@ impl<'a> FifoReader<'a> {
             child,
             interrupt,
             follows_children,
-            stop_requested: false,
+            is_stop_requested: false,
             writers: Vec::new(),
             stop_time: None,
             was_killed: false,
@@ -75,8 +75,8 @@ impl<'a> FifoReader<'a> {
     }
 
     fn signal(&self, signal: Signal) {
-        let child = self.exit_time.is_none().then(|| self.child.id());
-        for pid in child.into_iter().chain(self.writers.iter().copied()) {
+        let child_pid = self.exit_time.is_none().then(|| self.child.id());
+        for pid in child_pid.into_iter().chain(self.writers.iter().copied()) {
             if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
                 // A process that has ended needs no signal.
                 kill_process(pid, signal).ok();
@@ -84,8 +84,8 @@ impl<'a> FifoReader<'a> {
         }
     }
 
-    fn stop_if_asked(&mut self) {
-        if !self.stop_requested && !self.interrupt.load(Ordering::Relaxed) {
+    fn stop_if_requested(&mut self) {
+        if !self.is_stop_requested && !self.interrupt.load(Ordering::Relaxed) {
             return;
         }
         match self.stop_time {
@@ -93,7 +93,7 @@ impl<'a> FifoReader<'a> {
                 self.stop_time = Some(Instant::now());
                 self.signal(Signal::TERM);
             }
-            Some(since) if !self.was_killed && since.elapsed() > GRACE => {
+            Some(since) if !self.was_killed && since.elapsed() > TERM_GRACE => {
                 self.was_killed = true;
                 self.signal(Signal::KILL);
             }
@@ -101,7 +101,7 @@ impl<'a> FifoReader<'a> {
         }
     }
 
-    fn note_exit(&mut self) -> std::io::Result<()> {
+    fn record_exit(&mut self) -> std::io::Result<()> {
         if self.exit_time.is_none() && self.child.try_wait()?.is_some() {
             self.exit_time = Some(Instant::now());
         }
@@ -111,24 +111,24 @@ impl<'a> FifoReader<'a> {
 
 impl Read for FifoReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let tick = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        let poll_timeout = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         let mut last_input = Instant::now();
         loop {
-            self.stop_if_asked();
+            self.stop_if_requested();
             // Checked before the read, because everything that a dead child wrote is in the pipe by then.
-            self.note_exit()?;
+            self.record_exit()?;
             let has_exited = self.exit_time.is_some();
             match self.input.read(buffer) {
                 Ok(0) if has_exited => return Ok(0),
                 // No process has opened it yet, or the program closed it and continues.
                 Ok(0) => std::thread::sleep(Duration::from_millis(5)),
-                Ok(read) => return Ok(read),
+                Ok(count) => return Ok(count),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if has_exited && (self.was_killed || !self.follows_children && last_input.elapsed() > SILENCE) {
+                    if has_exited && (self.was_killed || !self.follows_children && last_input.elapsed() > MAX_SILENCE) {
                         return Ok(0);
                     }
-                    let mut fds = [PollFd::new(&self.input, PollFlags::IN)];
-                    match poll(&mut fds, Some(&tick)) {
+                    let mut poll_fds = [PollFd::new(&self.input, PollFlags::IN)];
+                    match poll(&mut poll_fds, Some(&poll_timeout)) {
                         Ok(_) | Err(rustix::io::Errno::INTR) => {}
                         Err(error) => return Err(error.into()),
                     }

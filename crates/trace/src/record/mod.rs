@@ -24,7 +24,7 @@ use crate::{
 };
 use chunks::{ChunkDecoder, PROCESS_SHIFT};
 use fifo::FifoReader;
-pub use valgrind::{RecorderTool, find_recording};
+pub use valgrind::{RecorderTool, find_recorder_tool};
 
 /// The treatment of processes that the program starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -55,9 +55,9 @@ pub struct Recorder {
     /// Replace an existing output?
     pub force: bool,
     /// Data accesses of all threads to skip, counted before the filter; with `Follow`, of each process.
-    pub skip: u64,
+    pub skip_accesses: u64,
     /// Data accesses to record after those; the program then continues unrecorded, and faster.
-    pub max: Option<u64>,
+    pub max_accesses: Option<u64>,
     /// Time for which the program first runs without the recorder's code; counts begin afterward. The recorder checks
     /// the time whenever a thread gets a turn.
     pub skip_time: Duration,
@@ -67,7 +67,7 @@ pub struct Recorder {
     pub bursts: Option<BurstSampling>,
     /// Maximum size of the file in bytes, after which nothing more is written; the program continues to its end.
     pub max_bytes: u64,
-    /// Kill the program at `max`, `max_time` or `max_bytes`?
+    /// Kill the program at `max_accesses`, `max_time` or `max_bytes`?
     pub kill_at_max: bool,
     /// The L1 cache whose misses are recorded; `None` to record every access.
     pub filter: Option<L1Filter>,
@@ -76,7 +76,7 @@ pub struct Recorder {
     /// The zstd level; 3 keeps up with recording.
     pub level: i32,
     /// Discard the program's standard output and standard error, respectively?
-    pub silence: (bool, bool),
+    pub discards_output: (bool, bool),
 }
 
 /// The progress of a recording.
@@ -136,8 +136,8 @@ impl Recorder {
             command,
             output: output.into(),
             force: false,
-            skip: 0,
-            max: None,
+            skip_accesses: 0,
+            max_accesses: None,
             skip_time: Duration::ZERO,
             max_time: None,
             bursts: None,
@@ -146,7 +146,7 @@ impl Recorder {
             filter: Some(L1Filter::default()),
             children: ChildProcesses::Ignore,
             level: 3,
-            silence: (false, false),
+            discards_output: (false, false),
         }
     }
 
@@ -160,55 +160,58 @@ impl Recorder {
         interrupt: &AtomicBool,
         progress: impl FnMut(RecordingProgress),
     ) -> Result<RecordingSummary, TraceError> {
-        self.run_with(&find_recording()?, interrupt, progress)
+        self.run_with(&find_recorder_tool()?, interrupt, progress)
     }
 
-    /// The same as [`Recorder::run`], with the result of [`find_recording`].
+    /// The same as [`Recorder::run`], with the result of [`find_recorder_tool`].
     pub fn run_with(
         &self,
-        recording: &RecorderTool,
+        recorder_tool: &RecorderTool,
         interrupt: &AtomicBool,
         mut progress: impl FnMut(RecordingProgress),
     ) -> Result<RecordingSummary, TraceError> {
         if let Some(filter) = &self.filter {
-            filter.check().map_err(|why| TraceError::Recorder { why: format!("L1 filter: {why}"), remedy: None })?;
+            filter
+                .check()
+                .map_err(|reason| TraceError::Recorder { why: format!("L1 filter: {reason}"), remedy: None })?;
         }
-        if let (RecorderTool::Lackey { because, .. }, true) = (recording, self.needs_own_tool()) {
-            let why = format!("parts of a run by time and bursts need cachemate's own tool; {because}");
-            return Err(TraceError::Recorder { why, remedy: None });
+        if let (RecorderTool::Lackey { reason: because, .. }, true) = (recorder_tool, self.needs_own_tool()) {
+            let reason = format!("parts of a run by time and bursts need cachemate's own tool; {because}");
+            return Err(TraceError::Recorder { why: reason, remedy: None });
         }
         check_program(self.command.first().map(String::as_str).unwrap_or(""))?;
         let output = RecordingFile::create(&self.output, self.force)?;
-        let work = tempfile::Builder::new().prefix("cachemate-record-").tempdir();
-        let work = work.map_err(TraceError::io_error("the temporary directory", "write in"))?;
+        let work_dir = tempfile::Builder::new().prefix("cachemate-record-").tempdir();
+        let work = work_dir.map_err(TraceError::io_error("the temporary directory", "write in"))?;
         let fifo_path = work.path().join("accesses");
         let log_path = work.path().join("valgrind.log");
-        let input = FifoReader::make_fifo(&fifo_path)?;
-        let child = self.command_line(recording, &fifo_path, &log_path).spawn();
+        let input = FifoReader::create_and_open(&fifo_path)?;
+        let child = self.command_line(recorder_tool, &fifo_path, &log_path).spawn();
         let child = child.map_err(TraceError::io_error("valgrind", "start"))?;
         let mut fifo = FifoReader::new(input, child, interrupt, self.children == ChildProcesses::Follow);
-        let header = self.build_header(recording);
+        let header = self.build_header(recorder_tool);
         let mut writer = CmtWriter::new(
             BufWriter::new(output.clone_file()?),
             self.output.display().to_string(),
             &header,
             self.level,
         )?;
-        let outcome = match recording {
-            RecorderTool::Tool { .. } => self.take_chunks(&mut fifo, &mut writer, &mut progress),
-            RecorderTool::Lackey { .. } => self.take_lackey(&mut fifo, &mut writer, &mut progress),
+        let capture_result = match recorder_tool {
+            RecorderTool::Tool { .. } => self.capture_chunks(&mut fifo, &mut writer, &mut progress),
+            RecorderTool::Lackey { .. } => self.capture_lackey(&mut fifo, &mut writer, &mut progress),
         };
         let was_stopped = fifo.is_stopped();
         let status = fifo.wait().map_err(TraceError::io_error("valgrind", "wait for"))?;
-        let recording_end = match (was_stopped, fifo.stop_requested, status.code()) {
+        let recording_end = match (was_stopped, fifo.is_stop_requested, status.code()) {
             (true, true, _) => RecordingEnd::AtMax,
             (true, false, _) => RecordingEnd::Interrupted,
             (false, _, Some(code)) => RecordingEnd::Exit(code),
             (false, _, None) => RecordingEnd::Signal(status.signal().unwrap_or(0)),
         };
-        let CaptureSummary { mut totals, is_started, max_reached, is_full, end_seen } = outcome?;
+        let CaptureSummary { mut totals, is_started, is_max_reached: max_reached, is_full, has_reached_end: end_seen } =
+            capture_result?;
         if !is_started && !was_stopped {
-            return Err(valgrind_failed(&self.command[0], &log_path));
+            return Err(valgrind_error(&self.command[0], &log_path));
         }
         let recording_end = if self.kill_at_max && max_reached { RecordingEnd::AtMax } else { recording_end };
         totals.ended = Some(recording_end.to_string());
@@ -216,8 +219,8 @@ impl Recorder {
             && !end_seen
             && !max_reached
             && matches!(recording_end, RecordingEnd::Exit(_));
-        let note = match recording {
-            RecorderTool::Lackey { because, .. } => Some(lackey_note(because, self.filter.is_some())),
+        let note = match recorder_tool {
+            RecorderTool::Lackey { reason: because, .. } => Some(lackey_note(because, self.filter.is_some())),
             RecorderTool::Tool { .. } if totals.bursts.is_empty() && self.bursts.is_some() => {
                 Some(NO_BURST_NOTE.to_string())
             }
@@ -238,70 +241,70 @@ impl Recorder {
         !self.skip_time.is_zero() || self.max_time.is_some() || self.bursts.is_some()
     }
 
-    fn build_header(&self, recording: &RecorderTool) -> TraceHeader {
-        let (source, is_ours) = match recording {
+    fn build_header(&self, recorder_tool: &RecorderTool) -> TraceHeader {
+        let (source, is_own_tool) = match recorder_tool {
             RecorderTool::Tool { valgrind, .. } => (valgrind.clone(), true),
             RecorderTool::Lackey { valgrind, .. } => (format!("lackey of {valgrind}"), false),
         };
         TraceHeader {
             command: self.command.clone(),
-            filter: self.filter.filter(|_| is_ours),
+            filter: self.filter.filter(|_| is_own_tool),
             line_bytes: self.filter.map_or(64, |filter| filter.line_bytes),
             page_bytes: rustix::param::page_size() as u32,
-            skip_accesses: self.skip,
-            max_accesses: self.max,
-            process_shift: (is_ours && self.children == ChildProcesses::Follow).then_some(PROCESS_SHIFT),
+            skip_accesses: self.skip_accesses,
+            max_accesses: self.max_accesses,
+            process_shift: (is_own_tool && self.children == ChildProcesses::Follow).then_some(PROCESS_SHIFT),
             ..TraceHeader::for_import(&source, true)
         }
     }
 
-    fn command_line(&self, recording: &RecorderTool, fifo: &Path, log: &Path) -> Command {
-        let follow = if self.children == ChildProcesses::Follow { "yes" } else { "no" };
-        let mut line = Command::new("valgrind");
-        line.args(["-q", "--vgdb=no", &format!("--trace-children={follow}")]);
-        match recording {
+    fn command_line(&self, recorder_tool: &RecorderTool, fifo: &Path, log: &Path) -> Command {
+        let follow_value = if self.children == ChildProcesses::Follow { "yes" } else { "no" };
+        let mut command = Command::new("valgrind");
+        command.args(["-q", "--vgdb=no", &format!("--trace-children={follow_value}")]);
+        match recorder_tool {
             RecorderTool::Tool { library, .. } => {
-                line.env("VALGRIND_LIB", library);
-                line.arg("--tool=cachemate").arg(format!("--log-file={}", log.display()));
-                line.arg(format!("--cm-fifo={}", fifo.display())).arg(format!("--cm-follow={follow}"));
-                line.arg(format!("--cm-skip={}", self.skip.min(i64::MAX as u64)));
-                if let Some(max) = self.max {
-                    line.arg(format!("--cm-max={}", max.min(i64::MAX as u64)));
+                command.env("VALGRIND_LIB", library);
+                command.arg("--tool=cachemate").arg(format!("--log-file={}", log.display()));
+                command.arg(format!("--cm-fifo={}", fifo.display())).arg(format!("--cm-follow={follow_value}"));
+                command.arg(format!("--cm-skip={}", self.skip_accesses.min(i64::MAX as u64)));
+                if let Some(max) = self.max_accesses {
+                    command.arg(format!("--cm-max={}", max.min(i64::MAX as u64)));
                 }
-                line.arg(format!("--cm-skip-ms={}", self.skip_time.as_millis()));
+                command.arg(format!("--cm-skip-ms={}", self.skip_time.as_millis()));
                 if let Some(time) = self.max_time {
-                    line.arg(format!("--cm-max-ms={}", time.as_millis().max(1)));
+                    command.arg(format!("--cm-max-ms={}", time.as_millis().max(1)));
                 }
                 if let Some(BurstSampling { accesses, percent }) = self.bursts {
-                    line.arg(format!("--cm-burst={}", accesses.min(i64::MAX as u64)));
-                    line.arg(format!("--cm-burst-percent={percent}"));
+                    command.arg(format!("--cm-burst={}", accesses.min(i64::MAX as u64)));
+                    command.arg(format!("--cm-burst-percent={percent}"));
                 }
                 if self.kill_at_max {
-                    line.arg("--cm-stop-at-max=yes");
+                    command.arg("--cm-stop-at-max=yes");
                 }
                 if let Some(filter) = self.filter {
-                    line.arg(format!("--cm-l1-bytes={}", filter.size_bytes));
-                    line.arg(format!("--cm-l1-ways={}", filter.ways));
-                    line.arg(format!("--cm-l1-line={}", filter.line_bytes));
+                    command.arg(format!("--cm-l1-bytes={}", filter.size_bytes));
+                    command.arg(format!("--cm-l1-ways={}", filter.ways));
+                    command.arg(format!("--cm-l1-line={}", filter.line_bytes));
                 }
             }
             RecorderTool::Lackey { .. } => {
-                line.args(["--tool=lackey", "--trace-mem=yes", "--child-silent-after-fork=yes"]);
-                line.arg(format!("--log-file={}", fifo.display()));
+                command.args(["--tool=lackey", "--trace-mem=yes", "--child-silent-after-fork=yes"]);
+                command.arg(format!("--log-file={}", fifo.display()));
             }
         }
-        line.arg("--").args(&self.command);
-        if self.silence.0 {
-            line.stdout(Stdio::null());
+        command.arg("--").args(&self.command);
+        if self.discards_output.0 {
+            command.stdout(Stdio::null());
         }
-        if self.silence.1 {
-            line.stderr(Stdio::null());
+        if self.discards_output.1 {
+            command.stderr(Stdio::null());
         }
-        line
+        command
     }
 
     /// Reads chunks to the end.
-    fn take_chunks(
+    fn capture_chunks(
         &self,
         fifo: &mut FifoReader<'_>,
         writer: &mut CmtWriter<BufWriter<File>>,
@@ -312,8 +315,8 @@ impl Recorder {
         let mut records: Vec<AccessRecord> = Vec::new();
         let mut is_full = false;
         loop {
-            let read = fifo.read(&mut buffer).map_err(TraceError::io_error("the recorder's FIFO", "read"))?;
-            if read == 0 {
+            let read_bytes = fifo.read(&mut buffer).map_err(TraceError::io_error("the recorder's FIFO", "read"))?;
+            if read_bytes == 0 {
                 break;
             }
             // A pipe without a reader would end the program by a signal.
@@ -321,62 +324,62 @@ impl Recorder {
                 continue;
             }
             records.clear();
-            decoder.feed(&buffer[..read], &mut records)?;
+            decoder.decode(&buffer[..read_bytes], &mut records)?;
             writer.push_all(&records)?;
             fifo.writers = decoder.processes.iter().skip(1).filter_map(|process| process.pid).collect();
             let program_accesses = decoder.accesses();
             progress(RecordingProgress { program_accesses, records: writer.records(), bytes: writer.bytes() });
             if writer.bytes() >= self.max_bytes {
                 is_full = true;
-                fifo.stop_requested = self.kill_at_max;
+                fifo.is_stop_requested = self.kill_at_max;
             }
         }
         Ok(CaptureSummary {
             totals: decoder.totals(),
             is_started: !decoder.processes.is_empty(),
-            max_reached: decoder.max_reached || is_full,
+            is_max_reached: decoder.is_max_reached || is_full,
             is_full,
-            end_seen: decoder.end_seen,
+            has_reached_end: decoder.has_reported_end,
         })
     }
 
     /// Reads lackey's lines to the end, and applies the window; there is one thread and no filter.
-    fn take_lackey(
+    fn capture_lackey(
         &self,
         fifo: &mut FifoReader<'_>,
         writer: &mut CmtWriter<BufWriter<File>>,
         progress: &mut impl FnMut(RecordingProgress),
     ) -> Result<CaptureSummary, TraceError> {
         let mut reader = LackeyReader::new(fifo, "lackey's output");
-        let (mut seen_records, mut instructions) = (0u64, 0u64);
-        let end = self.skip.saturating_add(self.max.unwrap_or(u64::MAX));
+        let (mut access_count, mut instructions) = (0u64, 0u64);
+        let window_end = self.skip_accesses.saturating_add(self.max_accesses.unwrap_or(u64::MAX));
         let mut batch = Vec::new();
         while reader.read_batch(&mut batch)? {
             for record in &batch {
-                if (self.skip..end).contains(&seen_records) {
+                if (self.skip_accesses..window_end).contains(&access_count) {
                     instructions += record.gap;
                     writer.push(record)?;
                 }
-                seen_records += 1;
+                access_count += 1;
             }
             let (program_accesses, records) = (writer.records(), writer.records());
             progress(RecordingProgress { program_accesses, records, bytes: writer.bytes() });
-            if self.kill_at_max && seen_records >= end {
-                reader.input_mut().stop_requested = true;
+            if self.kill_at_max && access_count >= window_end {
+                reader.input_mut().is_stop_requested = true;
             }
         }
         // The instructions after the last access belong only to a window that was not truncated.
         let all_instructions = reader.totals().and_then(|totals| totals.instructions);
-        let read_all = seen_records <= end && self.skip == 0;
-        let instructions = if read_all { all_instructions } else { Some(instructions) };
+        let is_whole_run = access_count <= window_end && self.skip_accesses == 0;
+        let instructions = if is_whole_run { all_instructions } else { Some(instructions) };
         let records = writer.records();
         let totals = TraceTotals { program_accesses: Some(records), instructions, ..TraceTotals::default() };
         Ok(CaptureSummary {
             totals,
-            is_started: seen_records > 0,
-            max_reached: self.max.is_some() && seen_records >= end,
+            is_started: access_count > 0,
+            is_max_reached: self.max_accesses.is_some() && access_count >= window_end,
             is_full: false,
-            end_seen: true,
+            has_reached_end: true,
         })
     }
 }
@@ -396,24 +399,24 @@ struct CaptureSummary {
     totals: TraceTotals,
     /// Was the program started at all?
     is_started: bool,
-    max_reached: bool,
+    is_max_reached: bool,
     /// Has the file reached its maximum size?
     is_full: bool,
     /// Did the program reach its end without replacing itself?
-    end_seen: bool,
+    has_reached_end: bool,
 }
 
-fn lackey_note(because: &str, filtered: bool) -> String {
-    let filter = if filtered { "without the L1 filter, " } else { "" };
+fn lackey_note(reason: &str, is_filtered: bool) -> String {
+    let filter = if is_filtered { "without the L1 filter, " } else { "" };
     format!(
         "recorded with Valgrind's lackey: {filter}without telling threads apart, and some 150 times slower than \
-         cachemate's own tool (0.3 million accesses a second); {because}"
+         cachemate's own tool (0.3 million accesses a second); {reason}"
     )
 }
 
 /// Rejects programs that Valgrind would reject only after the output has been started.
 fn check_program(program: &str) -> Result<(), TraceError> {
-    let refuse_program = |why: String| Err(TraceError::Recorder { why, remedy: None });
+    let refuse_program = |reason: String| Err(TraceError::Recorder { why: reason, remedy: None });
     if program.is_empty() {
         return refuse_program("no program to record was named".into());
     }
@@ -425,12 +428,13 @@ fn check_program(program: &str) -> Result<(), TraceError> {
     };
     let Some(file) = program_path else { return refuse_program(format!("{program}: no such program in PATH")) };
     if !is_executable(&file) {
-        let why = if cachemate_files::path_exists(&file) { "it cannot be executed" } else { "there is no such file" };
-        return refuse_program(format!("{program}: {why}"));
+        let reason =
+            if cachemate_files::path_exists(&file) { "it cannot be executed" } else { "there is no such file" };
+        return refuse_program(format!("{program}: {reason}"));
     }
     let mut start = Vec::new();
-    let opened = cachemate_files::open_plain(&file).and_then(|input| input.take(5).read_to_end(&mut start));
-    if opened.is_ok() && start == *b"\x7fELF\x01" {
+    let read_result = cachemate_files::open_plain(&file).and_then(|input| input.take(5).read_to_end(&mut start));
+    if read_result.is_ok() && start == *b"\x7fELF\x01" {
         return refuse_program(format!("{program}: it is a 32-bit program, and the recorder takes 64-bit ones"));
     }
     Ok(())
@@ -443,7 +447,7 @@ fn is_executable(file: &Path) -> bool {
 /// Maximum size of a Valgrind log whose first lines are quoted.
 const MAX_LOG_BYTES: u64 = 16 << 20;
 
-fn valgrind_failed(program: &str, log: &Path) -> TraceError {
+fn valgrind_error(program: &str, log: &Path) -> TraceError {
     let log_text = cachemate_files::read_text_limited(log, MAX_LOG_BYTES).unwrap_or_default();
     let lines: Vec<&str> = log_text.lines().filter(|line| !line.trim().is_empty()).take(6).collect();
     let message = if lines.is_empty() { "it printed no message".to_string() } else { lines.join(" / ") };

@@ -5,7 +5,7 @@ use super::*;
 use crate::CmtReader;
 
 fn run(recorder: &Recorder) -> RecordingSummary {
-    let tool = find_recording().expect("these tests record real programs: install the package 'valgrind'");
+    let tool = find_recorder_tool().expect("these tests record real programs: install the package 'valgrind'");
     assert!(matches!(tool, RecorderTool::Tool { .. }), "the recorder must build here: {tool:?}");
     recorder.run_with(&tool, &AtomicBool::new(false), |_| {}).unwrap()
 }
@@ -15,7 +15,7 @@ fn split_words(text: &str) -> Vec<String> {
 }
 
 fn quiet_recorder(command: Vec<String>, output: &Path) -> Recorder {
-    Recorder { silence: (true, true), ..Recorder::new(command, output) }
+    Recorder { discards_output: (true, true), ..Recorder::new(command, output) }
 }
 
 fn read(path: &Path) -> (Vec<AccessRecord>, TraceTotals) {
@@ -81,7 +81,7 @@ fn a_window_is_a_slice_of_the_whole() {
     let (whole, window) = (dir.path().join("whole.cmt"), dir.path().join("part.cmt"));
     let unfiltered_run = Recorder { filter: None, ..quiet_recorder(split_words("true"), &whole) };
     run(&unfiltered_run);
-    let part = Recorder { output: window.clone(), skip: 5_000, max: Some(7_000), ..unfiltered_run };
+    let part = Recorder { output: window.clone(), skip_accesses: 5_000, max_accesses: Some(7_000), ..unfiltered_run };
     let recorded = run(&part);
     assert_eq!(recorded.recording_end, RecordingEnd::Exit(0));
     let ((whole, totals), (part, part_totals)) = (read(&whole), read(&window));
@@ -221,7 +221,7 @@ fn lackey_records_the_same_accesses() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, lackeys) = (dir.path().join("ours.cmt"), dir.path().join("lackeys.cmt"));
     run(&Recorder { filter: None, ..quiet_recorder(split_words("true"), &ours) });
-    let lackey = RecorderTool::Lackey { valgrind: "valgrind".into(), because: "a test".into() };
+    let lackey = RecorderTool::Lackey { valgrind: "valgrind".into(), reason: "a test".into() };
     let recorder = quiet_recorder(split_words("true"), &lackeys);
     let recorded = recorder.run_with(&lackey, &AtomicBool::new(false), |_| {}).unwrap();
     assert!(recorded.note.is_some_and(|note| note.contains("without the L1 filter")));

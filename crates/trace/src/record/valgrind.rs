@@ -21,18 +21,18 @@ pub enum RecorderTool {
         /// The directory with the built tool.
         library: PathBuf,
     },
-    /// Valgrind's lackey records: without threads or filter, and some hundred times slower. `because` gives the reason
-    /// for which cachemate's tool cannot be built.
+    /// Valgrind's lackey records: without threads or filter, and some hundred times slower. `reason` tells
+    /// why cachemate's tool cannot be built.
     Lackey {
         /// The output of `valgrind --version`, such as `valgrind-3.24.0`.
         valgrind: String,
         /// The reason why the tool cannot be built, as text.
-        because: String,
+        reason: String,
     },
 }
 
-fn recorder_error(why: impl Into<String>, remedy: &str) -> TraceError {
-    TraceError::Recorder { why: why.into(), remedy: Some(remedy.to_string()) }
+fn recorder_error(reason: impl Into<String>, remedy: &str) -> TraceError {
+    TraceError::Recorder { why: reason.into(), remedy: Some(remedy.to_string()) }
 }
 
 /// Finds the recorder of this host. The tool is built on first use into the user's cache directory
@@ -41,7 +41,7 @@ fn recorder_error(why: impl Into<String>, remedy: &str) -> TraceError {
 ///
 /// # Errors
 /// [`TraceError::Recorder`] with the package to install.
-pub fn find_recording() -> Result<RecorderTool, TraceError> {
+pub fn find_recorder_tool() -> Result<RecorderTool, TraceError> {
     if !cfg!(target_arch = "x86_64") {
         return Err(recorder_error("programs can be recorded on x86-64 only", "use the shipped recordings"));
     }
@@ -66,7 +66,7 @@ pub fn find_recording() -> Result<RecorderTool, TraceError> {
     }
     match build_tool(&valgrind) {
         Ok(library) => Ok(RecorderTool::Tool { valgrind, library }),
-        Err(because) => Ok(RecorderTool::Lackey { valgrind, because: because.to_string() }),
+        Err(because) => Ok(RecorderTool::Lackey { valgrind, reason: because.to_string() }),
     }
 }
 
@@ -81,8 +81,8 @@ fn cache_dir() -> Result<PathBuf, TraceError> {
 /// The directory with the tool for this source and this Valgrind.
 fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     let key = xxhash_rust::xxh3::xxh3_64([SOURCE, MAKEFILE, valgrind].join("\0").as_bytes());
-    let cache = cache_dir()?;
-    let library = cache.join(format!("recorder-{key:016x}"));
+    let cache_dir = cache_dir()?;
+    let library = cache_dir.join(format!("recorder-{key:016x}"));
     // If Valgrind was removed since, its links do not resolve, and the tool is built again.
     let is_complete =
         || path_exists(&library.join("cachemate-amd64-linux")) && path_exists(&library.join("default.supp"));
@@ -90,31 +90,33 @@ fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
         return Ok(library);
     }
     let io_error_at = |path: &Path, action| TraceError::io_error(&path.display().to_string(), action);
-    std::fs::create_dir_all(&cache).map_err(io_error_at(&cache, "create"))?;
+    std::fs::create_dir_all(&cache_dir).map_err(io_error_at(&cache_dir, "create"))?;
     // One process builds while the others wait, so that no tool is replaced while it is in use.
-    let lock_path = cache.join("recorder.lock");
+    let lock_path = cache_dir.join("recorder.lock");
     let lock = cachemate_files::create(&lock_path, true).map_err(io_error_at(&lock_path, "create"))?;
-    let locked = rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive);
-    locked.map_err(|error| io_error_at(&lock_path, "lock")(error.into()))?;
+    let lock_result = rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive);
+    lock_result.map_err(|error| io_error_at(&lock_path, "lock")(error.into()))?;
     if is_complete() {
         return Ok(library);
     }
-    let work =
-        tempfile::Builder::new().prefix("building-").tempdir_in(&cache).map_err(io_error_at(&cache, "write in"))?;
+    let work_dir = tempfile::Builder::new()
+        .prefix("building-")
+        .tempdir_in(&cache_dir)
+        .map_err(io_error_at(&cache_dir, "write in"))?;
     for (name, content) in [("cm_main.c", SOURCE), ("Makefile", MAKEFILE), ("LICENSE", LICENSE)] {
-        let path = work.path().join(name);
+        let path = work_dir.path().join(name);
         cachemate_files::replace(&path, content.as_bytes()).map_err(io_error_at(&path, "write"))?;
     }
-    let make = Command::new("make").arg("-C").arg(work.path()).stdin(Stdio::null()).output();
+    let make_result = Command::new("make").arg("-C").arg(work_dir.path()).stdin(Stdio::null()).output();
     let remedy = "install the packages 'valgrind', 'gcc', 'libc6-dev' and 'make'";
     let output =
-        make.map_err(|error| recorder_error(format!("the recorder cannot be built: make: {error}"), remedy))?;
+        make_result.map_err(|error| recorder_error(format!("the recorder cannot be built: make: {error}"), remedy))?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         let lines: Vec<&str> = stderr.lines().take(6).collect();
         return Err(recorder_error(format!("the recorder cannot be built: {}", lines.join(" / ")), remedy));
     }
-    let build_dir = work.path().join("build");
+    let build_dir = work_dir.path().join("build");
     if path_exists(&library) {
         std::fs::remove_dir_all(&library).map_err(io_error_at(&library, "remove the stale"))?;
     }

@@ -67,28 +67,28 @@ struct Levels<'a> {
 }
 
 fn find_levels(machine: &MachineSpec) -> anyhow::Result<Levels<'_>> {
-    let data: Vec<&CacheSpec> =
+    let data_caches: Vec<&CacheSpec> =
         machine.caches.iter().filter(|cache| cache.level != CacheLevel::L1Instruction).collect();
-    let (l1, l2, shared) = match data[..] {
+    let (l1, l2, shared) = match data_caches[..] {
         [l1, shared] => (l1, None, shared),
         [l1, l2, shared] => (l1, Some(l2), shared),
-        _ => bail!("{}, caches: found {} levels of data, expected 2 or 3", machine.name, data.len()),
+        _ => bail!("{}, caches: found {} levels of data, expected 2 or 3", machine.name, data_caches.len()),
     };
-    let private = [Some(l1), l2];
-    if let Some(cache) = private.into_iter().flatten().find(|cache| cache.shared_by_cores != 1) {
+    let private_caches = [Some(l1), l2];
+    if let Some(cache) = private_caches.into_iter().flatten().find(|cache| cache.shared_by_cores != 1) {
         let (name, level, cores) = (&machine.name, cache.level, cache.shared_by_cores);
         bail!("{name}, {level:?}.shared_by_cores: found {cores}, expected 1, as only the last level may be shared");
     }
     Ok(Levels { l1, l2, shared })
 }
 
-fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
+fn check_machine(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
     let name = &machine.name;
-    let l3s = machine.instance_count(levels.shared);
+    let l3_count = machine.instance_count(levels.shared);
     for (field, found, limit) in [
         ("contexts_per_core", machine.contexts_per_core, 1),
         ("cores", machine.cores(), MAX_CPUS),
-        ("last-level caches", l3s, MAX_L3S),
+        ("last-level caches", l3_count, MAX_L3S),
     ] {
         if found > limit {
             bail!("{name}, {field}: found {found}, expected at most {limit}, the limit of the lab's machine");
@@ -107,8 +107,8 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
             bail!("{name}, {level:?}: found {ways} ways of {line} bytes, expected up to {MAX_WAYS} of {LINE_BYTES}");
         }
         if cache.replacement != ReplacementPolicy::Lru || cache.inclusion != Inclusion::NonInclusive {
-            let (replaced, inclusion) = (cache.replacement, cache.inclusion);
-            bail!("{name}, {level:?}: found {replaced:?} and {inclusion:?}, expected Lru and Neither");
+            let (replacement, inclusion) = (cache.replacement, cache.inclusion);
+            bail!("{name}, {level:?}: found {replacement:?} and {inclusion:?}, expected Lru and NonInclusive");
         }
     }
     Ok(())
@@ -117,22 +117,23 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
 /// Returns the lab's configuration of a machine, with comments that name the parts that are not modeled.
 pub fn config_text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<String> {
     let levels = find_levels(machine)?;
-    check(machine, &levels)?;
+    check_machine(machine, &levels)?;
     let Levels { l1, l2, shared } = levels;
-    let beyond_l1 = |cycles: u32| u64::from(cycles.saturating_sub(l1.latency_cycles));
-    let memory = machine.memory.local_latency_cycles;
-    let streamer = machine.prefetchers.iter().find_map(|prefetcher| match prefetcher {
+    let cycles_beyond_l1 = |cycles: u32| u64::from(cycles.saturating_sub(l1.latency_cycles));
+    let memory_cycles = machine.memory.local_latency_cycles;
+    let streamer_limits = machine.prefetchers.iter().find_map(|prefetcher| match prefetcher {
         PrefetcherSpec::Stride { level, streams, degree } if Some(*level) == l2.map(|cache| cache.level) => {
             Some(((*streams).min(MAX_PREFETCHES), (*degree).min(MAX_PREFETCHES)))
         }
         _ => None,
     });
-    let (streams, degree) = streamer.unwrap_or((0, 0));
-    let classes = shared.way_partitions.filter(|_| !options.no_rdt).map_or(0, |parts| parts.groups.min(MAX_CLASSES));
-    let counters = if options.no_counters { 0 } else { machine.counters.count.min(MAX_COUNTERS) };
-    let same_package = machine.coherence.same_package_cycles.unwrap_or(memory);
-    let other_package = machine.coherence.other_package_cycles.unwrap_or(memory);
-    let per_line = (f64::from(LINE_BYTES) / machine.memory.bytes_per_cycle).round().max(1.0) as u64;
+    let (streams, degree) = streamer_limits.unwrap_or((0, 0));
+    let class_count =
+        shared.way_partitions.filter(|_| !options.no_rdt).map_or(0, |parts| parts.groups.min(MAX_CLASSES));
+    let counter_count = if options.no_counters { 0 } else { machine.counters.count.min(MAX_COUNTERS) };
+    let same_package_cycles = machine.coherence.same_package_cycles.unwrap_or(memory_cycles);
+    let other_package_cycles = machine.coherence.other_package_cycles.unwrap_or(memory_cycles);
+    let cycles_per_line = (f64::from(LINE_BYTES) / machine.memory.bytes_per_cycle).round().max(1.0) as u64;
     let mut settings: Vec<(&str, u64)> = vec![
         ("hertz", machine.hertz),
         ("cpus", machine.cpus().into()),
@@ -144,34 +145,35 @@ pub fn config_text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::
         ("l3_bytes", shared.size_bytes),
         ("l3_ways", shared.ways.into()),
         ("l3_slices", shared.slices.into()),
-        ("l2_cycles", beyond_l1(l2.map_or(l1.latency_cycles, |cache| cache.latency_cycles))),
-        ("l3_cycles", beyond_l1(shared.latency_cycles)),
-        ("memory_cycles", beyond_l1(memory)),
+        ("l2_cycles", cycles_beyond_l1(l2.map_or(l1.latency_cycles, |cache| cache.latency_cycles))),
+        ("l3_cycles", cycles_beyond_l1(shared.latency_cycles)),
+        ("memory_cycles", cycles_beyond_l1(memory_cycles)),
         ("prefetch_streams", streams.into()),
         ("prefetch_degree", degree.into()),
-        ("same_l3_cycles", beyond_l1(same_package)),
-        ("other_l3_cycles", beyond_l1(other_package)),
-        ("memory_cycles_per_line", per_line),
+        ("same_l3_cycles", cycles_beyond_l1(same_package_cycles)),
+        ("other_l3_cycles", cycles_beyond_l1(other_package_cycles)),
+        ("memory_cycles_per_line", cycles_per_line),
         ("memory_per_l3", has_own_memories(machine).into()),
-        ("classes", classes.into()),
-        ("monitors", 2 * u64::from(classes)),
-        ("counters", counters.into()),
+        ("classes", class_count.into()),
+        ("monitors", 2 * u64::from(class_count)),
+        ("counters", counter_count.into()),
         ("memory_bytes", machine.memory.size_bytes),
     ];
     if options.samples {
         settings.push(("sampling", 1));
-        let rates = [("sample_cycles", options.sample_cycles), ("load_tag_interval", options.load_tag_interval)];
-        settings.extend(rates.into_iter().filter_map(|(name, value)| Some((name, value?.into()))));
+        let sampling_settings =
+            [("sample_cycles", options.sample_cycles), ("load_tag_interval", options.load_tag_interval)];
+        settings.extend(sampling_settings.into_iter().filter_map(|(name, value)| Some((name, value?.into()))));
     }
     if has_own_memories(machine) {
-        settings.push(("remote_memory_cycles", beyond_l1(machine.memory.remote_latency_cycles)));
+        settings.push(("remote_memory_cycles", cycles_beyond_l1(machine.memory.remote_latency_cycles)));
     }
     let mut text = format!("# A modeled machine: {}\nname {}\n", machine.description, machine.name);
-    for feature in not_modeled(machine, streamer.is_some()) {
+    for feature in list_unmodeled_features(machine, streamer_limits.is_some()) {
         let _ = writeln!(text, "# not modeled: {feature}");
     }
     if has_own_memories(machine) {
-        let _ = writeln!(text, "# qemu {}", memory_nodes(machine));
+        let _ = writeln!(text, "# qemu {}", memory_node_options(machine));
     }
     if options.samples {
         let _ = writeln!(text, "# modeled: samples of accesses (PEBS)\n# cpu {SAMPLING_PROCESSOR}");
@@ -189,26 +191,27 @@ fn has_own_memories(machine: &MachineSpec) -> bool {
 
 /// The emulator's options for memory nodes, which divide the memory into equal parts as the model of the machine
 /// does.
-fn memory_nodes(machine: &MachineSpec) -> String {
-    let (nodes, cpus) = (machine.memory.nodes, machine.cpus() / machine.memory.nodes);
-    let size_mib = machine.memory.size_bytes / u64::from(nodes) / (1 << 20);
+fn memory_node_options(machine: &MachineSpec) -> String {
+    let (node_count, cpus_per_node) = (machine.memory.nodes, machine.cpus() / machine.memory.nodes);
+    let size_mib = machine.memory.size_bytes / u64::from(node_count) / (1 << 20);
     let node_arguments = |id: u32| {
-        let (first, last) = (id * cpus, (id + 1) * cpus - 1);
+        let (first_cpu, last_cpu) = (id * cpus_per_node, (id + 1) * cpus_per_node - 1);
         format!(
-            "-object memory-backend-ram,id=m{id},size={size_mib}M -numa node,nodeid={id},cpus={first}-{last},memdev=m{id}"
+            "-object memory-backend-ram,id=m{id},size={size_mib}M -numa node,nodeid={id},cpus={first_cpu}-{last_cpu},memdev=m{id}"
         )
     };
-    (0..nodes).map(node_arguments).collect::<Vec<String>>().join(" ")
+    (0..node_count).map(node_arguments).collect::<Vec<String>>().join(" ")
 }
 
-fn not_modeled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
+fn list_unmodeled_features(machine: &MachineSpec, has_streamer: bool) -> Vec<String> {
     let mut missing_features = vec!["instruction fetches and page walks".to_string()];
     if !matches!(machine.pipeline, cachemate_core::CoreModel::InOrder { issue_width: 1 }) {
         missing_features.push("the pipeline: one instruction per cycle, and every miss stalls".to_string());
     }
-    let prefetchers = machine.prefetchers.len() - usize::from(streamer);
-    if prefetchers > 0 {
-        missing_features.push(format!("{prefetchers} of its prefetchers: only a stride prefetcher at a private L2 is"));
+    let unmodeled_prefetchers = machine.prefetchers.len() - usize::from(has_streamer);
+    if unmodeled_prefetchers > 0 {
+        missing_features
+            .push(format!("{unmodeled_prefetchers} of its prefetchers: only a stride prefetcher at a private L2 is"));
     }
     if machine.memory.nodes > 1 && !has_own_memories(machine) {
         missing_features

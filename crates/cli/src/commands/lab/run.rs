@@ -23,12 +23,12 @@ use crate::session::Session;
 
 /// Maximum size of a guest's `results.tsv`.
 const MAX_RESULTS_BYTES: u64 = 16 << 20;
-const SCRIPT: &str = "programs.sh";
+const PROGRAMS_SCRIPT: &str = "programs.sh";
 /// Phases of the script, in order; the last one runs only with a policy.
-const PHASES: [&str; 3] = [ALONE, "together", "managed"];
-const ALONE: &str = "alone";
+const PHASES: [&str; 3] = [ALONE_PHASE, "together", "managed"];
+const ALONE_PHASE: &str = "alone";
 /// Exit codes of a shell whose program cannot be executed, or does not exist.
-const NOT_STARTED: [u8; 2] = [126, 127];
+const START_FAILURE_CODES: [u8; 2] = [126, 127];
 
 /// Run your own programs on a modeled machine: each alone, all together, and all together under a policy
 ///
@@ -102,34 +102,36 @@ struct LabRunJson {
 
 impl LabRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let script = find_script(SCRIPT)?;
+        let script = find_script(PROGRAMS_SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
         let config = super::config::config_text(&machine, super::config::ProcessorOptions::default())?;
-        let job = tempfile::tempdir().context("cannot create a temporary directory")?;
-        self.write_job(job.path(), &config)?;
+        let job_dir = tempfile::tempdir().context("cannot create a temporary directory")?;
+        self.write_job(job_dir.path(), &config)?;
         session.note("booting the modeled machine; each second of the guest takes several seconds of a host CPU");
-        let errors = job.path().join("errors");
-        run_script(&script, job.path(), &errors, session)?;
-        let results = job.path().join("results.tsv");
-        let Ok(text) = cachemate_files::read_text_limited(&results, MAX_RESULTS_BYTES) else {
-            let stderr = cachemate_files::read_text_limited(&errors, MAX_RESULTS_BYTES).unwrap_or_default();
-            let console_dir = job.keep(); // the guest's console is there
+        let errors_path = job_dir.path().join("errors");
+        run_script(&script, job_dir.path(), &errors_path, session)?;
+        let results_path = job_dir.path().join("results.tsv");
+        let Ok(text) = cachemate_files::read_text_limited(&results_path, MAX_RESULTS_BYTES) else {
+            let stderr = cachemate_files::read_text_limited(&errors_path, MAX_RESULTS_BYTES).unwrap_or_default();
+            let console_dir = job_dir.keep(); // the guest's console is there
             bail!("{}: {} ({} is kept)", script.display(), stderr.trim(), console_dir.display());
         };
         let phases = if self.policy.is_some() { &PHASES[..] } else { &PHASES[..2] };
-        let programs = read(&text, &self.programs, phases)?;
+        let programs = parse_phase_results(&text, &self.programs, phases)?;
         check_started(&programs)?;
         let result = LabRunJson { machine_is: "modeled", machine: machine.name, policy: self.policy.clone(), programs };
         session.print_result(self.json.json, &result, || render(&result))
     }
 
-    fn write_job(&self, job: &Path, config: &str) -> anyhow::Result<()> {
+    fn write_job(&self, job_dir: &Path, config: &str) -> anyhow::Result<()> {
         let write_job_file = |name: &str, text: &str| {
-            cachemate_files::replace(&job.join(name), text.as_bytes())
-                .with_context(|| format!("{}: cannot be written", job.display()))
+            cachemate_files::replace(&job_dir.join(name), text.as_bytes())
+                .with_context(|| format!("{}: cannot be written", job_dir.display()))
         };
-        if let Some(odd) = self.programs.iter().find(|line| line.contains(['\n', '\t']) || line.trim().is_empty()) {
-            bail!(crate::exit::UsageError(format!("PROGRAM: found {odd:?}, expected one command line")));
+        if let Some(invalid_line) =
+            self.programs.iter().find(|line| line.contains(['\n', '\t']) || line.trim().is_empty())
+        {
+            bail!(crate::exit::UsageError(format!("PROGRAM: found {invalid_line:?}, expected one command line")));
         }
         write_job_file("machine", config)?;
         let commands: Vec<String> =
@@ -138,14 +140,14 @@ impl LabRunArgs {
         write_job_file("seconds", &format!("{}\n", self.seconds))?;
         if let Some(policy) = &self.policy {
             let parameters = self.parameters.as_ref().map(|table| format!("parameters = {table}\n"));
-            let choice = format!("name = \"{policy}\"\n{}", parameters.unwrap_or_default());
-            let checked: PolicyChoice = parse_toml("--policy and --parameters", &choice)?;
-            policies::build(&checked.name, &checked.parameters.to_string(), 0)?;
-            write_job_file("policy.toml", &format!("[policy]\n{choice}"))?;
+            let policy_text = format!("name = \"{policy}\"\n{}", parameters.unwrap_or_default());
+            let policy_choice: PolicyChoice = parse_toml("--policy and --parameters", &policy_text)?;
+            policies::build(&policy_choice.name, &policy_choice.parameters.to_string(), 0)?;
+            write_job_file("policy.toml", &format!("[policy]\n{policy_text}"))?;
         }
         if let Some(dir) = &self.programs_dir {
-            let source = dir.canonicalize().with_context(|| format!("{}: cannot be read", dir.display()))?;
-            std::os::unix::fs::symlink(source, job.join("files"))?;
+            let source_dir = dir.canonicalize().with_context(|| format!("{}: cannot be read", dir.display()))?;
+            std::os::unix::fs::symlink(source_dir, job_dir.join("files"))?;
         }
         Ok(())
     }
@@ -157,8 +159,8 @@ impl LabRunArgs {
         if !program.contains('/') {
             return Ok(line.to_string()); // the guest's own
         }
-        let in_dir = program.strip_prefix("/programs/").or((!program.starts_with('/')).then_some(program));
-        let (file, command) = match (&self.programs_dir, in_dir) {
+        let relative_path = program.strip_prefix("/programs/").or((!program.starts_with('/')).then_some(program));
+        let (file, command) = match (&self.programs_dir, relative_path) {
             (Some(dir), Some(relative)) => (dir.join(relative), line.to_string()),
             _ => {
                 let file = std::path::absolute(program).with_context(|| format!("{program}: cannot be resolved"))?;
@@ -166,10 +168,10 @@ impl LabRunArgs {
                 (file, command)
             }
         };
-        let name = file.display().to_string();
-        if !file.is_file() || name.contains(char::is_whitespace) {
+        let path_text = file.display().to_string();
+        if !file.is_file() || path_text.contains(char::is_whitespace) {
             bail!(crate::exit::UsageError(format!(
-                "PROGRAM: found {name:?}, expected a file, in a path without spaces"
+                "PROGRAM: found {path_text:?}, expected a file, in a path without spaces"
             )));
         }
         Ok(command)
@@ -177,11 +179,11 @@ impl LabRunArgs {
 }
 
 /// Runs the script and reports each line of its output as progress; its errors go to a file.
-fn run_script(script: &Path, job: &Path, errors: &Path, session: &Session) -> anyhow::Result<()> {
+fn run_script(script: &Path, job_dir: &Path, errors_path: &Path, session: &Session) -> anyhow::Result<()> {
     let binary = std::env::current_exe().context("this command's own file")?;
-    let stderr =
-        cachemate_files::create(errors, true).with_context(|| format!("{}: cannot be written", errors.display()))?;
-    let child = Command::new(script).arg(job).arg(&binary).stdout(Stdio::piped()).stderr(stderr).spawn();
+    let stderr = cachemate_files::create(errors_path, true)
+        .with_context(|| format!("{}: cannot be written", errors_path.display()))?;
+    let child = Command::new(script).arg(job_dir).arg(&binary).stdout(Stdio::piped()).stderr(stderr).spawn();
     let mut child = child.with_context(|| format!("{}: cannot be started", script.display()))?;
     for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(Result::ok)
     {
@@ -194,7 +196,7 @@ fn run_script(script: &Path, job: &Path, errors: &Path, session: &Session) -> an
 /// Fails if the guest's shell could not start a program, because the counts of the failed start would look like a
 /// result.
 fn check_started(results: &[PhaseResult]) -> anyhow::Result<()> {
-    let has_failed = |result: &&PhaseResult| result.exit_code.is_some_and(|code| NOT_STARTED.contains(&code));
+    let has_failed = |result: &&PhaseResult| result.exit_code.is_some_and(|code| START_FAILURE_CODES.contains(&code));
     if let Some(result) = results.iter().find(has_failed) {
         let message = result.last_line.as_deref().unwrap_or("the guest gives no reason");
         bail!("{}: exit code {} in the guest: {message}", result.program, result.exit_code.unwrap_or_default());
@@ -203,8 +205,8 @@ fn check_started(results: &[PhaseResult]) -> anyhow::Result<()> {
 }
 
 /// Parses the script's table. Returns every program in every phase, in the order of the run.
-fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<PhaseResult>> {
-    let mut by_phase: BTreeMap<(usize, usize), PhaseResult> = BTreeMap::new();
+fn parse_phase_results(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<PhaseResult>> {
+    let mut results_by_phase: BTreeMap<(usize, usize), PhaseResult> = BTreeMap::new();
     for (index, line) in text.lines().enumerate() {
         let problem =
             || format!("results.tsv, line {}: found {line:?}, expected 14 fields of the lab's script", index + 1);
@@ -212,28 +214,28 @@ fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<
         let &[phase, number, _, seconds, ended, exit_code, last_line, ref counts @ ..] = &fields[..] else {
             bail!(problem())
         };
-        let order = phases.iter().position(|known| *known == phase).with_context(problem)?;
-        let number: usize = number.parse().with_context(problem)?;
+        let phase_index = phases.iter().position(|known| *known == phase).with_context(problem)?;
+        let program_index: usize = number.parse().with_context(problem)?;
         let exit_code: u8 = exit_code.parse().with_context(problem)?;
         let has_ended = ended == "yes";
         let phase_result = PhaseResult {
             phase: phase.to_string(),
-            program: programs.get(number).with_context(problem)?.clone(),
+            program: programs.get(program_index).with_context(problem)?.clone(),
             seconds: Some(seconds.parse().with_context(problem)?),
             ended: Some(has_ended),
             exit_code: Some(exit_code).filter(|_| has_ended),
             last_line: Some(last_line.to_string()).filter(|line| !line.is_empty()),
-            counts: read_counts(counts).with_context(problem)?,
+            counts: parse_counts(counts).with_context(problem)?,
             slowdown: None,
         };
-        by_phase.insert((order, number), phase_result);
+        results_by_phase.insert((phase_index, program_index), phase_result);
     }
     let mut phase_results = Vec::new();
-    for (order, phase) in phases.iter().enumerate() {
-        for (number, program) in programs.iter().enumerate() {
-            let phase_result = by_phase.get(&(order, number)).cloned();
+    for (phase_index, phase) in phases.iter().enumerate() {
+        for (program_index, program) in programs.iter().enumerate() {
+            let phase_result = results_by_phase.get(&(phase_index, program_index)).cloned();
             let mut phase_result = phase_result.unwrap_or_else(|| missing_result(phase, program));
-            let alone_result = by_phase.get(&(0, number)).filter(|_| *phase != ALONE);
+            let alone_result = results_by_phase.get(&(0, program_index)).filter(|_| *phase != ALONE_PHASE);
             phase_result.slowdown = alone_result.and_then(|alone_result| slowdown_of(alone_result, &phase_result));
             phase_results.push(phase_result);
         }
@@ -242,7 +244,7 @@ fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<
 }
 
 /// Parses the counts of one process; a dash stands for an unknown count.
-fn read_counts(fields: &[&str]) -> Option<PhaseCounts> {
+fn parse_counts(fields: &[&str]) -> Option<PhaseCounts> {
     let parse_field = |field: &&str| if *field == "-" { Some(None) } else { field.parse().ok().map(Some) };
     let counts: Vec<Option<u64>> = fields.iter().map(parse_field).collect::<Option<_>>()?;
     let &[instructions, user_instructions, cycles, l3_misses, displaced_by_others, memory_bytes, held_bytes] =
@@ -274,24 +276,24 @@ fn missing_result(phase: &str, program: &str) -> PhaseResult {
     }
 }
 
-fn slowdown_of(alone_result: &PhaseResult, now: &PhaseResult) -> Option<f64> {
+fn slowdown_of(alone_result: &PhaseResult, compared_result: &PhaseResult) -> Option<f64> {
     let instructions_per_second =
         |phase_result: &PhaseResult| Some(phase_result.counts.user_instructions? as f64 / phase_result.seconds?);
-    let ratio = instructions_per_second(alone_result)? / instructions_per_second(now)?;
+    let ratio = instructions_per_second(alone_result)? / instructions_per_second(compared_result)?;
     ratio.is_finite().then_some(ratio - 1.0)
 }
 
-const UNKNOWN: &str = "–";
+const UNKNOWN_CELL: &str = "–";
 
 fn render(result: &LabRunJson) -> String {
     let mut table = Table::with_columns(
         "phase | program",
         "seconds | slowdown | user instructions | L3 misses | evicted by others | memory | occupancy",
     );
-    let count_or_unknown = |count: Option<u64>| count.map_or(UNKNOWN.to_string(), count_text);
-    let size_or_unknown = |bytes: Option<u64>| bytes.map_or(UNKNOWN.to_string(), size_text);
+    let count_or_unknown = |count: Option<u64>| count.map_or(UNKNOWN_CELL.to_string(), count_text);
+    let size_or_unknown = |bytes: Option<u64>| bytes.map_or(UNKNOWN_CELL.to_string(), size_text);
     for program in &result.programs {
-        let end = match (program.ended, program.exit_code) {
+        let end_text = match (program.ended, program.exit_code) {
             (Some(false), _) => " (killed)".to_string(),
             (_, Some(code)) if code != 0 => format!(" (exit code {code})"),
             _ => String::new(),
@@ -299,10 +301,10 @@ fn render(result: &LabRunJson) -> String {
         table.add_row([
             program.phase.clone(),
             program.program.clone(),
-            program.seconds.map_or(UNKNOWN.to_string(), |seconds| format!("{seconds:.2}{end}")),
+            program.seconds.map_or(UNKNOWN_CELL.to_string(), |seconds| format!("{seconds:.2}{end_text}")),
             program
                 .slowdown
-                .map_or(UNKNOWN.to_string(), |slowdown| format!("{:.0} %", (100.0 * slowdown).round() + 0.0)),
+                .map_or(UNKNOWN_CELL.to_string(), |slowdown| format!("{:.0} %", (100.0 * slowdown).round() + 0.0)),
             count_or_unknown(program.counts.user_instructions),
             count_or_unknown(program.counts.l3_misses),
             count_or_unknown(program.counts.displaced_by_others),
@@ -319,7 +321,7 @@ mod tests {
     use super::*;
 
     fn parse_results(text: &str, programs: &[String]) -> Vec<PhaseResult> {
-        read(text, programs, &PHASES[..2]).unwrap()
+        parse_phase_results(text, programs, &PHASES[..2]).unwrap()
     }
 
     fn render_programs(programs: Vec<PhaseResult>) -> String {
@@ -366,7 +368,7 @@ mod tests {
         }
         assert_eq!(json["seconds"], 2.5);
         let table = render_programs(phase_results);
-        assert_eq!(table.lines().last().unwrap().matches(UNKNOWN).count(), 6, "{table}");
+        assert_eq!(table.lines().last().unwrap().matches(UNKNOWN_CELL).count(), 6, "{table}");
     }
 
     /// Is every program listed in every phase, even if the script has no line for it?
@@ -375,7 +377,7 @@ mod tests {
         let programs = ["./a".to_string(), "./b".to_string()];
         let text = "alone\t1\t./b\t2\tno\t137\t\t900\t800\t4000\t1\t0\t64\t64\n\
                     managed\t0\t./a\t2\tno\t137\t\t900\t800\t4000\t1\t0\t64\t64\n";
-        let phase_results = read(text, &programs, &PHASES).unwrap();
+        let phase_results = parse_phase_results(text, &programs, &PHASES).unwrap();
         let listed: Vec<(&str, &str, bool)> = phase_results
             .iter()
             .map(|result| (result.phase.as_str(), result.program.as_str(), result.seconds.is_some()))
@@ -427,7 +429,7 @@ mod tests {
     #[test]
     fn another_table_is_refused() {
         let programs = ["./a".to_string()];
-        let read_all_phases = |text: &str| read(text, &programs, &PHASES);
+        let read_all_phases = |text: &str| parse_phase_results(text, &programs, &PHASES);
         assert!(read_all_phases("alone\t0\t./a\n").unwrap_err().to_string().contains("line 1"));
         assert!(read_all_phases("alone\t7\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\t1\n").is_err());
         assert!(read_all_phases("alone\t0\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\tmany\n").is_err());

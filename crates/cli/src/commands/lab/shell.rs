@@ -9,7 +9,7 @@ use super::config::ProcessorOptions;
 use super::find_script;
 use crate::session::Session;
 
-const SCRIPT: &str = "shell.sh";
+const SHELL_SCRIPT: &str = "shell.sh";
 
 /// Open a shell in a guest on a modeled machine, with this command inside
 ///
@@ -26,16 +26,16 @@ pub struct LabShellArgs {
 
 impl LabShellArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let script = find_script(SCRIPT)?;
+        let script = find_script(SHELL_SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
         let config = super::config::config_text(&machine, self.processor)?;
-        let job = tempfile::tempdir().context("cannot create a temporary directory")?;
-        let file = job.path().join("machine");
-        cachemate_files::replace(&file, config.as_bytes())
-            .with_context(|| format!("{}: cannot be written", file.display()))?;
+        let job_dir = tempfile::tempdir().context("cannot create a temporary directory")?;
+        let machine_path = job_dir.path().join("machine");
+        cachemate_files::replace(&machine_path, config.as_bytes())
+            .with_context(|| format!("{}: cannot be written", machine_path.display()))?;
         session.note("booting the modeled machine; this takes about ten seconds");
         let binary = std::env::current_exe().context("this command's own file")?;
-        let status = Command::new(&script).arg(job.path()).arg(&binary).status();
+        let status = Command::new(&script).arg(job_dir.path()).arg(&binary).status();
         let status = status.with_context(|| format!("{}: cannot be started", script.display()))?;
         if !status.success() {
             bail!("{}: {status}", script.display());

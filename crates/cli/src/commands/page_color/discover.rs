@@ -69,12 +69,12 @@ pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: 
         LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
     // The last CPU is used, because most interrupts are handled on the first.
     let cpu = allowed_cpus.iter().last().map(CpuId).context("this process may run on no CPU")?;
-    let available = available_bytes().unwrap_or(u64::MAX);
-    if bytes > available / 2 {
+    let available_memory = available_bytes().unwrap_or(u64::MAX);
+    if bytes > available_memory / 2 {
         bail!(
             "--memory: found {}, expected at most half of the {} of memory that are available",
             size_text(bytes),
-            size_text(available)
+            size_text(available_memory)
         );
     }
     let bar = session.progress_bar("colors", Some(1));
@@ -84,7 +84,7 @@ pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: 
         bar.set_position(done);
         bar.set_message(stage);
     };
-    let mut wish = DiscoveryOptions {
+    let mut options = DiscoveryOptions {
         base: Path::new(BASE),
         pool_bytes: bytes,
         max_time,
@@ -92,7 +92,7 @@ pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: 
         progress: &mut progress,
         stop: &|| stop.load(Ordering::Relaxed),
     };
-    let discovery = discover(&topology, cpu, &mut wish);
+    let discovery = discover(&topology, cpu, &mut options);
     bar.finish_and_clear();
     if stop.load(Ordering::Relaxed) {
         bail!(crate::exit::InterruptedError("no colors were stored".into()));
@@ -147,9 +147,11 @@ fn describe_coverage(name: &str, coverage: &ColorCoverage) -> String {
         Some(false) => "NOT confined",
         None => "not determined: too few frames of one color (--memory), or too little of the cache is free now",
     };
-    let knee = coverage.knee_bytes.map_or("none found".to_string(), size_text);
-    let mut text =
-        format!("{name}: {verdict}; one color's share {}, knee of one color {knee}\n", size_text(coverage.share_bytes));
+    let knee_text = coverage.knee_bytes.map_or("none found".to_string(), size_text);
+    let mut text = format!(
+        "{name}: {verdict}; one color's share {}, knee of one color {knee_text}\n",
+        size_text(coverage.share_bytes)
+    );
     let mut table = Table::with_columns("", "chase over | one color ns | all colors ns");
     for point in &coverage.curve {
         table.add_row([

@@ -66,35 +66,35 @@ impl ColorRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let mask =
             color_mask(&self.colors).ok_or_else(|| UsageError("--colors: found no color, or one above 63".into()))?;
-        migration::page_ns_with_frames()
+        migration::measure_page_move_ns_with_frames()
             .map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.reason, unusable.remedy))?;
-        let colors = known_colors(session)?;
-        if self.colors.iter().any(|color| color >= colors) {
-            bail!(UsageError(format!("--colors {}: this host has colors 0-{}", self.colors, colors - 1)));
+        let color_count = ensure_color_count(session)?;
+        if self.colors.iter().any(|color| color >= color_count) {
+            bail!(UsageError(format!("--colors {}: this host has colors 0-{}", self.colors, color_count - 1)));
         }
-        let available = available_bytes().unwrap_or(1 << 30);
-        let hold_bytes = self.max_held.map_or(available / 8, |size| size.0);
+        let available_memory = available_bytes().unwrap_or(1 << 30);
+        let max_held_bytes = self.max_held.map_or(available_memory / 8, |size| size.0);
         let start = ColoredCommand {
             command: &self.command,
             mask,
-            hold_bytes,
+            hold_bytes: max_held_bytes,
             variables: &[],
             output: None,
-            ends_with_us: false,
+            ends_with_parent: false,
         };
-        let mut program = ColoredProgram::start(&start)?;
+        let mut program = ColoredProgram::colored_command(&start)?;
         if let Some(path) = &self.map {
             import_map(path, &program)?;
         }
-        let began = std::time::Instant::now();
+        let start_time = std::time::Instant::now();
         let stop = session.interrupt_flag();
         let status = program.wait(&stop, Duration::from_millis(500))?;
         let report = ColorRunReport {
             colors: self.colors.clone(),
             exit_code: status,
-            seconds: began.elapsed().as_secs_f64(),
-            max_held_bytes: hold_bytes,
-            resident: program.resident(),
+            seconds: start_time.elapsed().as_secs_f64(),
+            max_held_bytes,
+            resident: program.last_resident_pages(),
             processes: program.agent_reports().into_iter().map(|(pid, agent)| ProcessReport { pid, agent }).collect(),
         };
         if let Some(path) = &self.report {
@@ -107,9 +107,9 @@ impl ColorRunArgs {
 }
 
 /// Returns the number of colors of the reference set; if the set is not usable, discovers the colors first.
-fn known_colors(session: &Session) -> anyhow::Result<u32> {
+fn ensure_color_count(session: &Session) -> anyhow::Result<u32> {
     match reference_set::open(Path::new(reference_set::BASE)) {
-        Ok(open) => Ok(open.kit.colors()),
+        Ok(opened_set) => Ok(opened_set.frames.colors()),
         Err(error @ (ColorError::NoReferenceSet(_) | ColorError::BadReferenceSet(..))) => {
             session.note(&format!("{error}: discovering"));
             Ok(discover::discover_colors(session, 64 << 20, Duration::from_secs(60), 1)?.colors)
@@ -127,7 +127,7 @@ fn import_map(path: &Path, program: &ColoredProgram) -> anyhow::Result<()> {
             path.display()
         );
     }
-    if map.reference_set != program.kit_id() {
+    if map.reference_set != program.reference_set_id() {
         bail!(
             "{}: made by an earlier discovery, so its colors no longer match; run cachemate page-color discover -o",
             path.display()
@@ -141,22 +141,22 @@ fn import_map(path: &Path, program: &ColoredProgram) -> anyhow::Result<()> {
 
 fn print_report(session: &Session, report: &ColorRunReport) {
     for ProcessReport { pid, agent } in &report.processes {
-        let figure = |name: &str| agent.counter(name).unwrap_or(0);
-        let words = match &agent.account {
+        let counter = |name: &str| agent.counter(name).unwrap_or(0);
+        let message = match &agent.account {
             Err(reason) => format!("process {pid} was not confined: {reason}"),
             Ok(_) => format!(
                 "process {pid}: {} of {} pages in allowed colors; {} faults at {:.1} us, {} fallback frames of other colors, {} frames from the kernel; {} pages migrated; at most {} held",
-                count_text(figure("allowed_pages")),
-                count_text(figure("allowed_pages") + figure("other_pages") + figure("unknown_pages")),
-                count_text(figure("faults")),
-                figure("fault_ns") as f64 / 1e3 / (figure("faults") as f64).max(1.0),
-                count_text(figure("fallback_frames")),
-                count_text(figure("kernel_frames")),
-                count_text(figure("moved_pages")),
-                size_text(figure("max_held") * 4096),
+                count_text(counter("allowed_pages")),
+                count_text(counter("allowed_pages") + counter("other_pages") + counter("unknown_pages")),
+                count_text(counter("faults")),
+                counter("fault_ns") as f64 / 1e3 / (counter("faults") as f64).max(1.0),
+                count_text(counter("fallback_frames")),
+                count_text(counter("kernel_frames")),
+                count_text(counter("moved_pages")),
+                size_text(counter("max_held") * 4096),
             ),
         };
-        session.note(&words);
+        session.note(&message);
     }
     if report.processes.is_empty() {
         session.warn("no agent reported, so the program was not confined");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use cachemate_linux::act::colors::reference_set::{self, BASE};
-use cachemate_linux::act::colors::verification::{ColorVerification, watch};
+use cachemate_linux::act::colors::verification::{ColorVerification, observe_colors};
 use clap::Args;
 use serde::Serialize;
 
@@ -49,27 +49,30 @@ impl Verify {
             bail!(crate::exit::UsageError("--seconds must be from 0.1 to 86400".into()));
         }
         let (stop, start) = (session.interrupt_flag(), Instant::now());
-        let mut kit = reference_set::open_unverified(Path::new(BASE))?;
-        let at_most = Duration::from_secs_f64(self.seconds);
-        let colors = watch(&mut kit.kit, at_most, &|| stop.load(Ordering::Relaxed));
-        let sum = |value: fn(&ColorVerification) -> u64| colors.iter().map(value).sum::<u64>();
-        let calibration = kit.kit.calibrate();
+        let mut opened_set = reference_set::open_unverified(Path::new(BASE))?;
+        let test_time = Duration::from_secs_f64(self.seconds);
+        let colors = observe_colors(&mut opened_set.frames, test_time, &|| stop.load(Ordering::Relaxed));
+        let sum_over_colors = |value: fn(&ColorVerification) -> u64| colors.iter().map(value).sum::<u64>();
+        let calibration = opened_set.frames.calibrate();
         let result = VerifyJson {
             hit_cycles: calibration.hit_cycles,
             miss_cycles: calibration.miss_cycles,
             seconds: start.elapsed().as_secs_f64(),
-            frames: sum(|color| color.frames),
-            frames_hold: sum(|color| color.frames_hold),
-            frames_moved: sum(|color| color.frames_moved),
-            answers: sum(|color| color.answers),
-            answers_disturbed: sum(|color| color.answers_disturbed),
+            frames: sum_over_colors(|color| color.frames),
+            frames_hold: sum_over_colors(|color| color.frames_hold),
+            frames_moved: sum_over_colors(|color| color.frames_moved),
+            answers: sum_over_colors(|color| color.answers),
+            answers_disturbed: sum_over_colors(|color| color.answers_disturbed),
             colors,
         };
         session.print_result(self.json.json, &result, || render(&result))?;
         match result.colors.iter().filter(|color| !color.is_usable()).count() {
             0 => Ok(()),
-            lost => {
-                bail!("{lost} of {} colors can no longer be identified by their reference frames", result.colors.len())
+            lost_count => {
+                bail!(
+                    "{lost_count} of {} colors can no longer be identified by their reference frames",
+                    result.colors.len()
+                )
             }
         }
     }

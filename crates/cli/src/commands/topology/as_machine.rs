@@ -17,11 +17,11 @@ use cachemate_core::{
 };
 
 /// Assumed clock frequency if the kernel does not report one.
-const USUAL_HERTZ: u64 = 2_500_000_000;
-const USUAL_MEMORY_BYTES: u64 = 64 << 30;
+const ASSUMED_HERTZ: u64 = 2_500_000_000;
+const ASSUMED_MEMORY_BYTES: u64 = 64 << 30;
 /// Assumed latency from the core to data in memory.
-const MEMORY_NS: u64 = 110;
-const OTHER_PACKAGE_NS: u64 = 190;
+const ASSUMED_MEMORY_NS: u64 = 110;
+const ASSUMED_REMOTE_NS: u64 = 190;
 const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
 
 /// Facts about the host besides its topology; `None` if it does not report them.
@@ -45,11 +45,11 @@ impl HostFacts {
             let value = text.lines().find(|line| line.starts_with(name))?.split(':').nth(1)?;
             value.split_ascii_whitespace().next()?.parse::<f64>().ok()
         };
-        let info = "sys/fs/resctrl/info/L3";
-        let classes = read_number(&format!("{info}/num_closids")).map(|groups| WayPartitions {
+        let info_dir = "sys/fs/resctrl/info/L3";
+        let classes = read_number(&format!("{info_dir}/num_closids")).map(|groups| WayPartitions {
             groups,
-            min_ways: read_number(&format!("{info}/min_cbm_bits")).unwrap_or(1),
-            contiguous: read_number(&format!("{info}/sparse_masks")) != Some(1),
+            min_ways: read_number(&format!("{info_dir}/min_cbm_bits")).unwrap_or(1),
+            contiguous: read_number(&format!("{info_dir}/sparse_masks")) != Some(1),
         });
         let megahertz = read_file("proc/cpuinfo").and_then(|text| parse_line_value(&text, "cpu MHz"));
         let kibibytes = read_file("proc/meminfo").and_then(|text| parse_line_value(&text, "MemTotal"));
@@ -74,36 +74,36 @@ pub fn machine_text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow
 /// The host's description as a machine.
 pub fn build_machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
-    let contexts = uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
+    let contexts_per_core = uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
     let cores: BTreeSet<(u32, u32)> = cpus.iter().map(|cpu| (cpu.package, cpu.core)).collect();
     let packages: BTreeSet<u32> = cpus.iter().map(|cpu| cpu.package).collect();
-    let per_package = cores.len() / packages.len().max(1);
-    if per_package * packages.len() != cores.len() {
+    let cores_per_package = cores.len() / packages.len().max(1);
+    if cores_per_package * packages.len() != cores.len() {
         bail!("packages: found {} cores on {} packages, expected equally many on each", cores.len(), packages.len());
     }
     let hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(facts.hertz);
-    let clock = hertz.unwrap_or(USUAL_HERTZ);
-    let cycles_of = |ns: u64| u32::try_from(ns * clock / 1_000_000_000).unwrap_or(u32::MAX);
+    let clock_hertz = hertz.unwrap_or(ASSUMED_HERTZ);
+    let cycles_of = |ns: u64| u32::try_from(ns * clock_hertz / 1_000_000_000).unwrap_or(u32::MAX);
     let levels: BTreeSet<CacheLevel> = topology.caches.iter().map(|cache| cache.level).collect();
     let mut caches = Vec::new();
     for level in levels {
-        caches.push(cache_spec(topology, level, contexts, per_package as u32)?);
+        caches.push(cache_spec(topology, level, contexts_per_core, cores_per_package as u32)?);
     }
-    let last = caches.last_mut().filter(|cache: &&mut CacheSpec| cache.level == CacheLevel::L3);
-    let last = last.map(|cache| cache.way_partitions = facts.classes);
-    let nodes = cpus.iter().map(|cpu| cpu.memory_node).collect::<BTreeSet<u32>>().len().max(1);
-    let nodes = if packages.len().is_multiple_of(nodes) { nodes } else { 1 };
+    let l3_cache = caches.last_mut().filter(|cache: &&mut CacheSpec| cache.level == CacheLevel::L3);
+    let l3_assignment = l3_cache.map(|cache| cache.way_partitions = facts.classes);
+    let node_count = cpus.iter().map(|cpu| cpu.memory_node).collect::<BTreeSet<u32>>().len().max(1);
+    let usable_node_count = if packages.len().is_multiple_of(node_count) { node_count } else { 1 };
     let page_bytes = PageSpec::default().page_bytes;
-    let memory_bytes = facts.memory_bytes.unwrap_or(USUAL_MEMORY_BYTES) / page_bytes * page_bytes;
-    let mut guessed =
+    let memory_bytes = facts.memory_bytes.unwrap_or(ASSUMED_MEMORY_BYTES) / page_bytes * page_bytes;
+    let mut estimated_parts =
         vec!["latencies of caches, memory and coherence", "pipeline", "memory bandwidth", "prefetchers", "counters"];
     for (is_known, subject) in [
         (hertz.is_some(), "clock"),
         (facts.memory_bytes.is_some(), "memory size"),
-        (facts.classes.is_some() && last.is_some(), "classes of service (none)"),
+        (facts.classes.is_some() && l3_assignment.is_some(), "classes of service (none)"),
     ] {
         if !is_known {
-            guessed.push(subject);
+            estimated_parts.push(subject);
         }
     }
     Ok(MachineSpec {
@@ -112,25 +112,29 @@ pub fn build_machine(name: &str, topology: &Topology, facts: HostFacts) -> anyho
         sources: vec![
             "host: CPUs, cores, packages, memory nodes; caches with sizes, ways, lines and sharers, from sysfs"
                 .to_string(),
-            format!("estimate: {}; the figures of a server of today, measured nowhere here", guessed.join(", ")),
+            format!(
+                "estimate: {}; the figures of a server of today, measured nowhere here",
+                estimated_parts.join(", ")
+            ),
         ],
-        hertz: clock,
+        hertz: clock_hertz,
         packages: packages.len() as u32,
-        cores_per_package: per_package as u32,
-        contexts_per_core: contexts,
+        cores_per_package: cores_per_package as u32,
+        contexts_per_core,
         pipeline: CoreModel::OutOfOrder { issue_width: 6, window: 320, mshrs: 24, loads_pass: true },
         caches,
         coherence: CoherenceSpec {
-            same_package_cycles: Some(cycles_of(MEMORY_NS * 3 / 4)),
-            other_package_cycles: (packages.len() > 1).then(|| cycles_of(OTHER_PACKAGE_NS * 3 / 4)),
+            same_package_cycles: Some(cycles_of(ASSUMED_MEMORY_NS * 3 / 4)),
+            other_package_cycles: (packages.len() > 1).then(|| cycles_of(ASSUMED_REMOTE_NS * 3 / 4)),
         },
         prefetchers: vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 32, degree: 2 }],
         memory: MemorySpec {
             size_bytes: memory_bytes,
-            nodes: nodes as u32,
-            local_latency_cycles: cycles_of(MEMORY_NS),
-            remote_latency_cycles: cycles_of(if nodes > 1 { OTHER_PACKAGE_NS } else { MEMORY_NS }),
-            bytes_per_cycle: (cores.len() / nodes) as f64 * MEMORY_BYTES_PER_S_PER_CORE / clock as f64,
+            nodes: usable_node_count as u32,
+            local_latency_cycles: cycles_of(ASSUMED_MEMORY_NS),
+            remote_latency_cycles: cycles_of(if usable_node_count > 1 { ASSUMED_REMOTE_NS } else { ASSUMED_MEMORY_NS }),
+            bytes_per_cycle: (cores.len() / usable_node_count) as f64 * MEMORY_BYTES_PER_S_PER_CORE
+                / clock_hertz as f64,
             package_bus_bytes_per_cycle: None,
             scheduling: MemorySchedulingSpec { demand_priority: true, ..MemorySchedulingSpec::default() },
         },
@@ -146,13 +150,13 @@ fn uniform_group_size<K: Ord + std::fmt::Debug>(
     subject: &str,
     key: impl Fn(&Cpu) -> K,
 ) -> anyhow::Result<u32> {
-    let mut sizes = std::collections::BTreeMap::<K, u32>::new();
-    cpus.iter().for_each(|cpu| *sizes.entry(key(cpu)).or_default() += 1);
-    let counts: BTreeSet<u32> = sizes.into_values().collect();
-    match counts.iter().copied().collect::<Vec<u32>>()[..] {
+    let mut group_sizes = std::collections::BTreeMap::<K, u32>::new();
+    cpus.iter().for_each(|cpu| *group_sizes.entry(key(cpu)).or_default() += 1);
+    let distinct_sizes: BTreeSet<u32> = group_sizes.into_values().collect();
+    match distinct_sizes.iter().copied().collect::<Vec<u32>>()[..] {
         [count] => Ok(count),
         _ => bail!(
-            "{subject}: found {counts:?} on one host, expected the same everywhere: a description has one kind of core"
+            "{subject}: found {distinct_sizes:?} on one host, expected the same everywhere: a description has one kind of core"
         ),
     }
 }
@@ -166,9 +170,9 @@ fn cache_spec(
 ) -> anyhow::Result<CacheSpec> {
     let online = topology.online();
     let name = cachemate_report::level_text(level);
-    let of_level: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.level == level).collect();
+    let level_caches: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.level == level).collect();
     let common_size = |subject: &str, size_of: &dyn Fn(&Cache) -> Option<u64>| {
-        let found: BTreeSet<Option<u64>> = of_level.iter().map(|cache| size_of(cache)).collect();
+        let found: BTreeSet<Option<u64>> = level_caches.iter().map(|cache| size_of(cache)).collect();
         match found.iter().copied().collect::<Vec<_>>()[..] {
             [Some(value)] => Ok(value),
             [None] => bail!("{name}.{subject}: the kernel does not tell, expected a number"),

@@ -9,7 +9,7 @@ use crate::session::Session;
 use cachemate_daemon::host;
 
 /// Maximum number of measurements of a pair, because CPUs may be busy or the result unclear.
-const TRIES: u32 = 5;
+const MAX_TRIES: u32 = 5;
 /// Number of CPUs up to which every pair is measured; beyond it, each CPU is measured against one CPU of every group
 /// found so far.
 const MAX_ALL_PAIRS: usize = 24;
@@ -41,36 +41,36 @@ pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
     let online: Vec<u32> = topology.online().iter().collect();
     let mut groups: Vec<CpuSet> = Vec::new();
     let mut pairs = Vec::new();
-    let progress = session.progress_bar("ping-pong", Some(online.len() as u64));
+    let bar = session.progress_bar("ping-pong", Some(online.len() as u64));
     for (index, &cpu) in online.iter().enumerate() {
-        let mut home: Option<usize> = None;
+        let mut group_index: Option<usize> = None;
         let earlier_cpus: Vec<u32> = match online.len() <= MAX_ALL_PAIRS {
             true => online[..index].to_vec(),
             false => groups.iter().filter_map(CpuSet::first).collect(),
         };
         for other_cpu in earlier_cpus {
             let pair = measure_pair(other_cpu, cpu, &bounds);
-            if pair.says == "shared" && home.is_none() {
-                home = groups.iter().position(|group| group.contains(other_cpu));
+            if pair.says == "shared" && group_index.is_none() {
+                group_index = groups.iter().position(|group| group.contains(other_cpu));
             }
             pairs.push(pair);
         }
-        match home {
+        match group_index {
             Some(group) => groups[group].insert(cpu),
             None => groups.push([cpu].into_iter().collect()),
         }
-        progress.inc(1);
+        bar.inc(1);
     }
-    progress.finish_and_clear();
+    bar.finish_and_clear();
     let declared: Vec<CpuSet> = topology.last_level_caches().map(|cache| cache.cpus.clone()).collect();
-    let mut agree = (groups.clone(), declared.clone());
-    agree.0.sort();
-    agree.1.sort();
+    let mut sorted_groups = (groups.clone(), declared.clone());
+    sorted_groups.0.sort();
+    sorted_groups.1.sort();
     Ok(ProbedTopology {
         shared_below_ns: bounds.shared_below_ns,
         split_from_ns: bounds.split_from_ns,
         pairs,
-        agrees: agree.0 == agree.1,
+        agrees: sorted_groups.0 == sorted_groups.1,
         groups: groups.iter().map(CpuSet::to_string).collect(),
         declared: declared.iter().map(CpuSet::to_string).collect(),
     })
@@ -78,7 +78,7 @@ pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
 
 fn measure_pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
     let mut best_ns: Option<f64> = None;
-    for _ in 0..TRIES {
+    for _ in 0..MAX_TRIES {
         if let Ok(round_trip) = round_trip((CpuId(a), CpuId(b))) {
             best_ns =
                 Some(best_ns.map_or(round_trip.round_trip_ns, |best_ns: f64| best_ns.min(round_trip.round_trip_ns)));
@@ -96,17 +96,17 @@ fn measure_pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
     CpuPair { cpus: (a, b), round_trip_ns: best_ns, says: verdict }
 }
 
-pub fn render(measured: &ProbedTopology) -> String {
+pub fn render(topology: &ProbedTopology) -> String {
     let mut table = Table::new(&[("CPUs", Align::Left), ("round trip ns", Align::Right), ("", Align::Left)]);
-    for pair in &measured.pairs {
-        let time = pair.round_trip_ns.map_or("-".to_string(), |ns| format!("{ns:.0}"));
-        table.add_row([format!("{}-{}", pair.cpus.0, pair.cpus.1), time, pair.says.to_string()]);
+    for pair in &topology.pairs {
+        let time_text = pair.round_trip_ns.map_or("-".to_string(), |ns| format!("{ns:.0}"));
+        table.add_row([format!("{}-{}", pair.cpus.0, pair.cpus.1), time_text, pair.says.to_string()]);
     }
     format!(
         "{}shared according to the measurement: {}\nshared according to the kernel: {}{}\n",
         table.text(),
-        measured.groups.join(" | "),
-        measured.declared.join(" | "),
-        if measured.agrees { "" } else { "\nthey differ: virtual CPUs move, and the measurement counts" }
+        topology.groups.join(" | "),
+        topology.declared.join(" | "),
+        if topology.agrees { "" } else { "\nthey differ: virtual CPUs move, and the measurement counts" }
     )
 }

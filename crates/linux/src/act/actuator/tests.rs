@@ -44,10 +44,10 @@ fn a_plan_is_the_whole_state() {
     let dir = tempfile::tempdir().unwrap();
     let (host, tasks) = host_with(&[5, 6]);
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[])).calls, 0);
+    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[])).write_calls, 0);
     assert!(!dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing, not even a file");
-    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 2);
-    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 0);
+    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).write_calls, 2);
+    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).write_calls, 0);
     assert_eq!(thread_masks(&host), ["1", "2"]);
     step(&mut actuator, &host, &tasks, &plan_to(&[(1, "3")]));
     assert_eq!(thread_masks(&host), ["0-3", "3"]);
@@ -66,7 +66,7 @@ fn a_failing_change_is_reported_and_the_rest_is_done() {
             let mut actuator = Actuator::new(dir.path(), waiting_guardian());
             host.fault.set(Some((nth, errno)));
             let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-            assert_eq!((applied.refused.len(), applied.in_force.len()), (1, 1), "{applied:?}");
+            assert_eq!((applied.refused_items.len(), applied.read_back_states.len()), (1, 1), "{applied:?}");
             actuator.restore_all(&host).unwrap();
             assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
         }
@@ -81,11 +81,11 @@ fn no_guardian_or_no_journal_no_change() {
     let missing = GuardianCommand { program: "/no/such/program".into(), args: Vec::new() };
     let mut actuator = Actuator::new(dir.path(), missing);
     let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!((applied.refused.len(), host.changes.get()), (1, 0));
+    assert_eq!((applied.refused_items.len(), host.changes.get()), (1, 0));
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
     let mut actuator = Actuator::new(Path::new("/no/such/folder"), waiting_guardian());
     let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!((applied.refused.len(), host.changes.get()), (1, 0));
+    assert_eq!((applied.refused_items.len(), host.changes.get()), (1, 0));
 }
 
 /// If another process changes a mask that cachemate set: is it noticed?
@@ -97,7 +97,7 @@ fn others_changes_are_noticed() {
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "3".parse().unwrap();
     let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!(applied.overridden, [PlanItem::Affinity(TaskId(0))]);
+    assert_eq!(applied.overridden_items, [PlanItem::Affinity(TaskId(0))]);
     actuator.restore_all(&host).unwrap();
 }
 
@@ -110,7 +110,7 @@ fn heirs_get_their_ancestors_original() {
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     host.add_thread(8, 8, 5, "1");
     tasks.refresh(&host, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 1).unwrap();
-    actuator.restore_inherited(&host, &tasks.all(), &[]).unwrap();
+    actuator.restore_inherited(&host, &tasks.tasks(), &[]).unwrap();
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     assert_eq!(thread_masks(&host), ["1", "0-3"]);
     actuator.restore_all(&host).unwrap();
@@ -124,7 +124,7 @@ fn children_do_not_keep_what_is_not_theirs() {
     let (host, mut tasks) = host_with(&[5]);
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    let key = tasks.all()[0].thread;
+    let key = tasks.tasks()[0].thread;
     let idle = DesiredState {
         item: PlanItem::Gangs(0),
         object: JournalObject::Policy { pid: 5, thread: key },
@@ -139,7 +139,7 @@ fn children_do_not_keep_what_is_not_theirs() {
     tasks
         .refresh(&host, &[ManageRule { pid: Some(8), action: ManageAction::Manage(None), ..ManageRule::default() }], 1)
         .unwrap();
-    let new: Vec<&ManagedThread> = tasks.all().into_iter().filter(|task| task.pid == 8).collect();
+    let new: Vec<&ManagedThread> = tasks.tasks().into_iter().filter(|task| task.pid == 8).collect();
     assert_eq!((new.len(), tasks.unmanaged_children()), (1, &[(9, 5)][..]));
     actuator.restore_inherited(&host, &new, tasks.unmanaged_children()).unwrap();
     let seen: Vec<(u32, String)> = [8, 9]
@@ -169,7 +169,7 @@ fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     // The guardian has restored the host, and this process has made one change since then.
     std::fs::remove_file(dir.path().join(Journal::FILE_NAME)).unwrap();
     let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "2"), (1, "2")]));
-    assert_eq!((thread_masks(&host), applied.refused.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
+    assert_eq!((thread_masks(&host), applied.refused_items.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
     actuator.rejoin(&host).unwrap();
     assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
@@ -187,10 +187,10 @@ fn a_reused_number_is_not_touched() {
     host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-    assert_eq!((thread_masks(&host), applied.refused.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
-    assert_eq!(applied.refused[0].reason, RefusalReason::NotFound);
+    assert_eq!((thread_masks(&host), applied.refused_items.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
+    assert_eq!(applied.refused_items[0].reason, RefusalReason::NotFound);
     assert_eq!(actuator.originals().len(), 1);
-    let key = tasks.all()[0].thread;
+    let key = tasks.tasks()[0].thread;
     let object = JournalObject::Affinity { pid: 5, thread: key };
     let wanted = DesiredState { item: PlanItem::Plan, object, state: ObjectState::Cpus("1".parse().unwrap()) };
     actuator.journal_originals(&host, &[wanted]).unwrap();
@@ -206,7 +206,7 @@ fn what_the_plan_drops_follows_its_cpuset_again() {
     host.set_cpuset("0-3");
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert!(step(&mut actuator, &host, &tasks, &plan_to(&[])).refused.is_empty());
+    assert!(step(&mut actuator, &host, &tasks, &plan_to(&[])).refused_items.is_empty());
     host.set_cpuset("0-7");
     assert_eq!(thread_masks(&host), ["0-7"]);
     actuator.restore_all(&host).unwrap();
@@ -224,7 +224,7 @@ fn released_threads_are_put_back_alone() {
     let gone: Vec<ThreadKey> = tasks.reexamine(&host, &only_six).iter().map(|task| task.thread).collect();
     actuator.release(&host, &gone, &|_| false).unwrap();
     assert_eq!(thread_masks(&host), ["0-3", "2"]);
-    assert_eq!(tasks.all().len(), 1);
+    assert_eq!(tasks.tasks().len(), 1);
     actuator.restore_all(&host).unwrap();
     assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
 }

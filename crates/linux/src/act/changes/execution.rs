@@ -54,77 +54,78 @@ pub(crate) struct ApplyContext<'a, L> {
 /// A list of changes in execution.
 pub(crate) struct Execution<'a, L> {
     host: ApplyContext<'a, L>,
-    reading: &'a HostSnapshot,
-    list: &'a [Change],
-    /// Steps whose originals are in the journal, by change.
-    journalled: BTreeMap<ChangeId, Vec<ObjectChange>>,
+    snapshot: &'a HostSnapshot,
+    changes: &'a [Change],
+    /// Steps of each change whose originals are in the journal.
+    journaled_steps: BTreeMap<ChangeId, Vec<ObjectChange>>,
     report: ApplyReport,
 }
 
 impl<'a, L: KernelLender> Execution<'a, L> {
     /// Executes the list. Each refused line of the plan is reported; changes that do not depend on it are still made.
-    pub fn run(host: ApplyContext<'a, L>, reading: &'a HostSnapshot, list: &'a [Change]) -> ApplyReport {
+    pub fn run(host: ApplyContext<'a, L>, snapshot: &'a HostSnapshot, changes: &'a [Change]) -> ApplyReport {
         let current_states =
-            reading.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
-        let overridden = reading.overridden_items(host.actuator);
+            snapshot.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
+        let overridden = snapshot.overridden_items(host.actuator);
         let report = ApplyReport {
-            in_force: current_states,
-            overridden,
-            refused: reading.refused.clone(),
+            read_back_states: current_states,
+            overridden_items: overridden,
+            refused_items: snapshot.refused_items.clone(),
             ..ApplyReport::default()
         };
-        let mut execution = Execution { host, reading, list, journalled: BTreeMap::new(), report };
+        let mut execution = Execution { host, snapshot, changes, journaled_steps: BTreeMap::new(), report };
         let mut partial_refusals = Vec::new();
-        let outcomes = run(list, |change| {
+        let outcomes = run(changes, |change| {
             partial_refusals.extend(execution.apply(change)?);
             Ok(())
         });
         execution.commit_gangs();
         execution.record_refusals(&outcomes, partial_refusals);
         let Execution { host, report: made, .. } = execution;
-        host.actuator.set_last_states(made.in_force.clone());
+        host.actuator.set_last_states(made.read_back_states.clone());
         made
     }
 
     /// Refusals of every line that a change was for, each line once.
     fn record_refusals(&mut self, outcomes: &[Done<RefusedItem>], partial_refusals: Vec<(ChangeId, RefusedItem)>) {
-        let mut lines = refused_items(self.list, outcomes);
+        let mut line_refusals = refused_items(self.changes, outcomes);
         for (id, refused_item) in partial_refusals {
-            for item in &self.list[id.0 as usize].items {
-                if lines.iter().all(|line| line.item != *item) {
-                    lines.push(RefusedItem { item: item.clone(), ..refused_item.clone() });
+            for item in &self.changes[id.0 as usize].items {
+                if line_refusals.iter().all(|line| line.item != *item) {
+                    line_refusals.push(RefusedItem { item: item.clone(), ..refused_item.clone() });
                 }
             }
         }
-        self.report.refused.extend(lines);
+        self.report.refused_items.extend(line_refusals);
     }
 
     /// Applies the gangs of this list. If that fails, the lines of the plan that request gangs are refused.
     fn commit_gangs(&mut self) {
         let Err(error) = self.host.gangs.commit_gangs() else { return };
-        let gang_starts = self.list.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
+        let gang_starts = self.changes.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
         let items: Vec<PlanItem> = gang_starts.flat_map(|change| change.items.iter().cloned()).collect();
         let items = if items.is_empty() { vec![PlanItem::Plan] } else { items };
         let refuse = |item| RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() };
-        self.report.refused.extend(items.into_iter().map(refuse));
+        self.report.refused_items.extend(items.into_iter().map(refuse));
     }
 
-    /// Makes one change; returns a refusal if the kernel set a different state.
+    /// Applies one change; returns a refusal if the kernel set another state than requested.
     fn apply(&mut self, change: &Change) -> Result<Option<(ChangeId, RefusedItem)>, RefusedItem> {
         if let ChangeKind::StopGangs { schedule } = &change.kind {
             self.host.gangs.stop(schedule);
             return Ok(None);
         }
-        if !self.journalled.contains_key(&change.id) {
-            self.write_down(change)?;
+        if !self.journaled_steps.contains_key(&change.id) {
+            self.journal_ahead(change)?;
         }
-        let steps = self.journalled.get(&change.id).cloned().unwrap_or_default();
-        let mut otherwise = None;
-        for step in steps.into_iter().filter(|step| step.write) {
+        let steps = self.journaled_steps.get(&change.id).cloned().unwrap_or_default();
+        let mut mismatch = None;
+        for step in steps.into_iter().filter(|step| step.must_write) {
             let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
-            if let Some(now) = self.write(&item, &step)? {
-                let message = format!("{:?}: asked for {:?}, the kernel made it {now:?}", step.object, step.state);
-                otherwise = Some((change.id, RefusedItem { item, reason: RefusalReason::OwnedByOther, message }));
+            if let Some(actual_state) = self.write(&item, &step)? {
+                let message =
+                    format!("{:?}: asked for {:?}, the kernel made it {actual_state:?}", step.object, step.state);
+                mismatch = Some((change.id, RefusedItem { item, reason: RefusalReason::OwnedByOther, message }));
             }
         }
         match &change.kind {
@@ -135,44 +136,45 @@ impl<'a, L: KernelLender> Execution<'a, L> {
             }
             ChangeKind::RemoveClass { class, .. } => {
                 if let Some(ways) = &mut self.host.ways {
-                    let forgotten = ways.forget_removed(*class);
-                    self.report.in_force.retain(|object, _| !forgotten.contains(object));
-                    self.host.actuator.forget(&forgotten);
+                    let forgotten_objects = ways.forget_removed(*class);
+                    self.report.read_back_states.retain(|object, _| !forgotten_objects.contains(object));
+                    self.host.actuator.forget(&forgotten_objects);
                 }
             }
-            ChangeKind::StartGangs { schedule } => self.start(change, schedule)?,
+            ChangeKind::StartGangs { schedule } => self.start_gangs(change, schedule)?,
             _ => {}
         }
-        Ok(otherwise)
+        Ok(mismatch)
     }
 
     /// Journals the originals of this change together with those of all later ones that can already be read, so that
     /// the disk is synced once and not once for each change.
-    fn write_down(&mut self, change: &Change) -> Result<(), RefusedItem> {
+    fn journal_ahead(&mut self, change: &Change) -> Result<(), RefusedItem> {
         let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
-        let (reading, host) = (self.reading, &mut self.host);
+        let (snapshot, host) = (self.snapshot, &mut self.host);
         let mut batch = Vec::new();
-        for later in self.list.iter().skip(change.id.0 as usize) {
-            if self.journalled.contains_key(&later.id) {
+        for later_change in self.changes.iter().skip(change.id.0 as usize) {
+            if self.journaled_steps.contains_key(&later_change.id) {
                 continue;
             }
-            let prepared_change =
-                host.kernel.with_kernel(|kernel| entries(kernel, host.actuator, later, reading, host.ways.as_deref()));
+            let prepared_change = host.kernel.with_kernel(|kernel| {
+                prepare_steps(kernel, host.actuator, later_change, snapshot, host.ways.as_deref())
+            });
             match prepared_change {
                 Ok((steps, entries)) => {
                     batch.extend(entries);
-                    self.journalled.insert(later.id, steps);
+                    self.journaled_steps.insert(later_change.id, steps);
                 }
-                Err(error) if later.id == change.id => {
-                    let object = journal_object(change, reading);
+                Err(error) if later_change.id == change.id => {
+                    let object = journal_object(change, snapshot);
                     return Err(host.kernel.with_kernel(|kernel| refusal(kernel, &item, &object, &error)));
                 }
-                Err(_) => {} // its turn comes
+                Err(_) => {} // `apply` reports the error when it reaches this change
             }
         }
         let journal_result = host.kernel.with_kernel(|kernel| host.actuator.journal_changes(kernel, &batch));
         journal_result.map_err(|error| {
-            self.journalled.clear();
+            self.journaled_steps.clear();
             RefusedItem { item, reason: RefusalReason::NoCapacity, message: error.to_string() }
         })
     }
@@ -180,24 +182,24 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     /// Writes one object; returns its state if that differs from the requested one.
     fn write(&mut self, item: &PlanItem, step: &ObjectChange) -> Result<Option<ObjectState>, RefusedItem> {
         let actuator = &self.host.actuator;
-        let set = self.host.kernel.with_kernel(|kernel| actuator.set(kernel, item, &step.object, &step.state));
-        match set {
-            Ok((now, written)) => {
-                self.report.calls += u64::from(written);
-                self.report.in_force.insert(step.object.clone(), now.clone());
-                Ok((now != step.state).then_some(now))
+        let set_result = self.host.kernel.with_kernel(|kernel| actuator.set(kernel, item, &step.object, &step.state));
+        match set_result {
+            Ok((current_state, was_written)) => {
+                self.report.write_calls += u64::from(was_written);
+                self.report.read_back_states.insert(step.object.clone(), current_state.clone());
+                Ok((current_state != step.state).then_some(current_state))
             }
             Err(refusal) => {
-                self.report.calls += 1;
-                self.report.in_force.remove(&step.object);
+                self.report.write_calls += 1;
+                self.report.read_back_states.remove(&step.object);
                 Err(refusal)
             }
         }
     }
 
-    fn start(&mut self, change: &Change, schedule: &GangSchedule) -> Result<(), RefusedItem> {
+    fn start_gangs(&mut self, change: &Change, schedule: &GangSchedule) -> Result<(), RefusedItem> {
         let originals = self.host.actuator.originals();
-        let threads = self.reading.threads.iter().map(|(task, thread)| (*task, (thread.pid, thread.key))).collect();
+        let threads = self.snapshot.threads.iter().map(|(task, thread)| (*task, (thread.pid, thread.key))).collect();
         let rotation = build_rotation(schedule, &threads, &originals);
         self.host.gangs.start(schedule, rotation).map_err(|error| {
             let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
@@ -207,19 +209,19 @@ impl<'a, L: KernelLender> Execution<'a, L> {
 }
 
 /// The steps of a change, and their journal entries.
-fn entries(
+fn prepare_steps(
     kernel: &dyn Kernel,
     actuator: &Actuator,
     change: &Change,
-    reading: &HostSnapshot,
+    snapshot: &HostSnapshot,
     ways: Option<&WayController>,
 ) -> io::Result<(Vec<ObjectChange>, Vec<journal::IntendedChange>)> {
-    let steps = object_changes(kernel, change, reading, ways)?;
+    let steps = object_changes(kernel, change, snapshot, ways)?;
     let mut entries = Vec::new();
     for step in &steps {
-        match actuator.read_current(kernel, &step.object, &step.state) {
+        match actuator.build_intended_change(kernel, &step.object, &step.state) {
             // A thread or group that no longer exists cannot have been changed by another process.
-            Err(error) if !step.write && is_gone(&error) => {}
+            Err(error) if !step.must_write && is_gone(&error) => {}
             entry => entries.push(entry?),
         }
     }
@@ -227,35 +229,36 @@ fn entries(
 }
 
 /// The object to name in a refusal if a change failed before its steps were known.
-fn journal_object(change: &Change, reading: &HostSnapshot) -> JournalObject {
+fn journal_object(change: &Change, snapshot: &HostSnapshot) -> JournalObject {
     let thread = match &change.kind {
         ChangeKind::Affinity { task, .. } | ChangeKind::Member { task, .. } | ChangeKind::Weight { task, .. } => {
-            reading.threads.get(task).map(|thread| JournalObject::Affinity { pid: thread.pid, thread: thread.key })
+            snapshot.threads.get(task).map(|thread| JournalObject::Affinity { pid: thread.pid, thread: thread.key })
         }
         ChangeKind::Cpuset { group, .. } => {
-            reading.group_files.get(group).map(|path| JournalObject::File { path: path.clone() })
+            snapshot.group_files.get(group).map(|path| JournalObject::File { path: path.clone() })
         }
         ChangeKind::Colors { process, .. } => {
-            reading.color_files.get(process).map(|path| JournalObject::File { path: path.clone() })
+            snapshot.color_files.get(process).map(|path| JournalObject::File { path: path.clone() })
         }
         _ => None,
     };
     thread.unwrap_or_else(|| JournalObject::File { path: change.to_string().into() })
 }
 
-/// Members as threads with the classes that they had before; `threads` are processes and threads by task.
+/// The gangs' members as threads with their original scheduling; `threads` maps each task to its process and thread.
 pub(crate) fn build_rotation(
     schedule: &GangSchedule,
     threads: &BTreeMap<TaskId, (i32, ThreadKey)>,
     originals: &BTreeMap<JournalObject, ObjectState>,
 ) -> ThreadRotation {
     // A thread whose original is not in the journal may not be changed.
-    let member = |task: &TaskId| {
+    let resolve_member = |task: &TaskId| {
         let (pid, thread) = *threads.get(task)?;
         let original = originals.get(&JournalObject::Policy { pid, thread })?;
         Some((thread, original.scheduling()?))
     };
     let gangs = schedule.gangs.iter();
-    let gangs = gangs.map(|gang| (gang.members.iter().filter_map(|(task, _)| member(task)).collect(), gang.slices));
+    let gangs =
+        gangs.map(|gang| (gang.members.iter().filter_map(|(task, _)| resolve_member(task)).collect(), gang.slices));
     ThreadRotation { slice: Duration::from_nanos(schedule.slice_ns), gangs: gangs.collect() }
 }

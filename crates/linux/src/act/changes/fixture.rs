@@ -63,24 +63,24 @@ pub(crate) struct ApplyFixture<'a, L> {
 impl<L: KernelLender> ApplyFixture<'_, L> {
     pub fn apply(self, plan: &Plan) -> (ApplyReport, ChangeList) {
         let ApplyFixture { host, actuator, mut ways, tasks, capabilities, groups } = self;
-        let (mut plan, threads) = (plan.clone(), tasks.all());
+        let (mut plan, threads) = (plan.clone(), tasks.tasks());
         let (reading, _lock) = host.with_kernel(|kernel| {
             let groups = cpusets::read_groups(kernel, groups, &actuator.originals());
             let history =
-                AppliedHistory { actuator, weights: &Default::default(), gangs: Vec::new(), runs_by_scheduler: false };
+                AppliedHistory { actuator, weights: &Default::default(), gangs: Vec::new(), has_gang_scheduler: false };
             let mut reading = HostSnapshot::read(kernel, &plan, &threads, groups, &history);
             let lock = ways.as_mut().and_then(|ways| ways.read(kernel, &mut plan, &threads, &mut reading, true));
             (reading, lock)
         });
-        let derived = derive_changes(&plan, &reading.confined, &reading.state, &sample_topology(), capabilities);
-        let (mut gangs, mut refused) = (RecordedGangs::default(), derived.refused.clone());
+        let derived = derive_changes(&plan, &reading.confined_groups, &reading.state, &sample_topology(), capabilities);
+        let (mut gangs, mut refused) = (RecordedGangs::default(), derived.refused_items.clone());
         let host = ApplyContext { kernel: host, actuator, ways: ways.as_deref_mut(), gangs: &mut gangs };
         let mut report = Execution::run(host, &reading, &derived.changes);
         if let Some(ways) = ways {
-            ways.assign(&derived.classes);
+            ways.assign_classes(&derived.classes);
         }
-        refused.append(&mut report.refused);
-        report.refused = refused;
+        refused.append(&mut report.refused_items);
+        report.refused_items = refused;
         (report, derived)
     }
 }

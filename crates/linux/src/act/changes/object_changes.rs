@@ -16,12 +16,12 @@ use crate::safety::journal::{JournalObject, ObjectState};
 pub(super) struct ObjectChange {
     pub object: JournalObject,
     pub state: ObjectState,
-    /// If false, the object is only journaled; the kernel or the gangs' runner changes it.
-    pub write: bool,
+    /// False if the object is only journaled here, because the kernel or the gang runner changes it.
+    pub must_write: bool,
 }
 
-fn write(object: JournalObject, state: ObjectState) -> ObjectChange {
-    ObjectChange { object, state, write: true }
+fn object_write(object: JournalObject, state: ObjectState) -> ObjectChange {
+    ObjectChange { object, state, must_write: true }
 }
 
 fn invalid_input(subject: String) -> io::Error {
@@ -35,78 +35,94 @@ fn invalid_input(subject: String) -> io::Error {
 pub(super) fn object_changes(
     kernel: &dyn Kernel,
     change: &Change,
-    reading: &HostSnapshot,
+    snapshot: &HostSnapshot,
     ways: Option<&WayController>,
 ) -> io::Result<Vec<ObjectChange>> {
-    let thread = |task| {
-        let known_thread = reading.threads.get(&task).copied();
+    let find_thread = |task| {
+        let known_thread = snapshot.threads.get(&task).copied();
         known_thread.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
     };
-    let ways = || ways.ok_or_else(|| invalid_input("no resctrl on this host".to_string()));
+    let require_ways = || ways.ok_or_else(|| invalid_input("no resctrl on this host".to_string()));
     Ok(match &change.kind {
         ChangeKind::Affinity { task, to, .. } => {
-            let thread = thread(*task)?;
-            vec![write(JournalObject::Affinity { pid: thread.pid, thread: thread.key }, ObjectState::Cpus(to.clone()))]
+            let thread = find_thread(*task)?;
+            vec![object_write(
+                JournalObject::Affinity { pid: thread.pid, thread: thread.key },
+                ObjectState::Cpus(to.clone()),
+            )]
         }
         ChangeKind::Weight { task, to, .. } => {
-            let thread = thread(*task)?;
+            let thread = find_thread(*task)?;
             let nice = ObjectState::Nice(nice_value(*to, thread.original_nice));
-            vec![write(JournalObject::Nice { pid: thread.pid, thread: thread.key }, nice)]
+            vec![object_write(JournalObject::Nice { pid: thread.pid, thread: thread.key }, nice)]
         }
         ChangeKind::Cpuset { group, to, .. } => {
-            let path = reading.group_files.get(group).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            let states_to_come = reading.pending_states.get(group).into_iter().flatten();
-            let step = |desired_state: &crate::act::desired_state::DesiredState| ObjectChange {
+            let path = snapshot.group_files.get(group).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            let pending_states = snapshot.pending_states.get(group).into_iter().flatten();
+            let journal_only_step = |desired_state: &crate::act::desired_state::DesiredState| ObjectChange {
                 object: desired_state.object.clone(),
                 state: desired_state.state.clone(),
-                write: false,
+                must_write: false,
             };
-            let mut steps: Vec<ObjectChange> = states_to_come.map(step).collect();
-            steps.push(write(JournalObject::File { path: path.clone() }, ObjectState::Text(to.to_string())));
+            let mut steps: Vec<ObjectChange> = pending_states.map(journal_only_step).collect();
+            steps.push(object_write(JournalObject::File { path: path.clone() }, ObjectState::Text(to.to_string())));
             steps
         }
         ChangeKind::CreateClass { class, masks } => {
-            let ways = ways()?;
+            let ways = require_ways()?;
             let mut steps =
-                vec![write(JournalObject::Directory { path: ways.group_path(*class) }, ObjectState::Present)];
+                vec![object_write(JournalObject::Directory { path: ways.group_path(*class) }, ObjectState::Present)];
             if !masks.is_empty() {
-                steps.push(write(ways.schemata(*class), ways.masks_text(kernel, reading, *class, masks)?));
+                steps.push(object_write(
+                    ways.schemata_object(*class),
+                    ways.schemata_state(kernel, snapshot, *class, masks)?,
+                ));
             }
             steps
         }
         ChangeKind::Schemata { class, to, .. } => {
-            let ways = ways()?;
-            vec![write(ways.schemata(*class), ways.masks_text(kernel, reading, *class, to)?)]
+            let ways = require_ways()?;
+            vec![object_write(ways.schemata_object(*class), ways.schemata_state(kernel, snapshot, *class, to)?)]
         }
         ChangeKind::Member { task, to, .. } => {
-            let (ways, thread) = (ways()?, thread(*task)?);
-            let object = ways.membership(thread.pid, thread.key);
+            let (ways, thread) = (require_ways()?, find_thread(*task)?);
+            let object = ways.membership_object(thread.pid, thread.key);
             let state = match to {
-                Some(class) => ways.group(*class),
-                None => reading.originals.get(&object).cloned().unwrap_or_else(|| ObjectState::Group("/".into())),
+                Some(class) => ways.group_state(*class),
+                None => snapshot.originals.get(&object).cloned().unwrap_or_else(|| ObjectState::Group("/".into())),
             };
-            vec![write(object, state)]
+            vec![object_write(object, state)]
         }
         ChangeKind::RemoveClass { class, .. } => {
-            vec![write(JournalObject::Directory { path: ways()?.group_path(*class) }, ObjectState::Absent)]
+            vec![object_write(
+                JournalObject::Directory { path: require_ways()?.group_path(*class) },
+                ObjectState::Absent,
+            )]
         }
         ChangeKind::Colors { process, to, .. } => {
-            let path = reading.color_files.get(process).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            vec![write(JournalObject::File { path: path.clone() }, ObjectState::Text(target_file_text(to.as_ref())?))]
+            let path = snapshot.color_files.get(process).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            vec![object_write(
+                JournalObject::File { path: path.clone() },
+                ObjectState::Text(target_file_text(to.as_ref())?),
+            )]
         }
         ChangeKind::StopGangs { .. } => Vec::new(),
         ChangeKind::StartGangs { schedule } => {
             let members = schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task));
-            let member_threads = members.filter_map(|task| reading.threads.get(&task));
+            let member_threads = members.filter_map(|task| snapshot.threads.get(&task));
             let mut steps = Vec::new();
             for thread in member_threads {
                 // A thread that has exited gets no turn; the rest of its gang continues.
-                let Some(now) = none_if_missing(kernel.scheduling(thread.key.tid))? else { continue };
+                let Some(scheduling) = none_if_missing(kernel.scheduling(thread.key.tid))? else { continue };
                 let object = JournalObject::Policy { pid: thread.pid, thread: thread.key };
-                if reading.runs_by_scheduler {
-                    steps.push(ObjectChange { object: object.clone(), state: ObjectState::Policy(EXT), write: false });
+                if snapshot.has_gang_scheduler {
+                    steps.push(ObjectChange {
+                        object: object.clone(),
+                        state: ObjectState::Policy(EXT),
+                        must_write: false,
+                    });
                 }
-                steps.push(ObjectChange { object, state: now.to_waiting().into(), write: false });
+                steps.push(ObjectChange { object, state: scheduling.to_waiting().into(), must_write: false });
             }
             steps.sort_by(|a, b| a.object.cmp(&b.object));
             steps.dedup();

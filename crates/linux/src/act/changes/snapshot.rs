@@ -40,19 +40,19 @@ pub(crate) struct ThreadTarget {
 pub(crate) struct HostSnapshot {
     pub state: Known,
     /// The confined groups, under the names that the state uses.
-    pub confined: Vec<CpusetGroup>,
+    pub confined_groups: Vec<CpusetGroup>,
     /// State of each object as it was read, with the line of the plan that it concerns.
     pub objects: BTreeMap<JournalObject, (PlanItem, ObjectState)>,
     /// Lines of the plan whose objects could not be read.
-    pub refused: Vec<RefusedItem>,
+    pub refused_items: Vec<RefusedItem>,
     pub threads: BTreeMap<TaskId, ThreadTarget>,
     pub group_files: BTreeMap<String, PathBuf>,
     pub color_files: BTreeMap<ProcessId, PathBuf>,
     /// Affinities that the kernel may change along with a group's CPUs, and the possible results.
     pub pending_states: BTreeMap<String, Vec<DesiredState>>,
     pub originals: BTreeMap<JournalObject, ObjectState>,
-    /// Gangs may be kept by the gang scheduler, which gives threads its policy.
-    pub runs_by_scheduler: bool,
+    /// True if the gang scheduler runs; it may then give gang members its own scheduling policy.
+    pub has_gang_scheduler: bool,
 }
 
 /// The machine's memory of earlier lists.
@@ -62,7 +62,7 @@ pub(crate) struct AppliedHistory<'a> {
     pub weights: &'a BTreeMap<ThreadKey, (f64, i32)>,
     pub gangs: Vec<GangSchedule>,
     /// Does the gang scheduler run?
-    pub runs_by_scheduler: bool,
+    pub has_gang_scheduler: bool,
 }
 
 impl HostSnapshot {
@@ -74,37 +74,37 @@ impl HostSnapshot {
         groups: CpusetGroups,
         history: &AppliedHistory<'_>,
     ) -> Self {
-        let manner =
+        let limits =
             ActuationLimits { seats_are_affinities: true, no_lazy_moving: true, no_hot_first: true, max_classes: None };
-        let mut reading = HostSnapshot {
-            state: Known { groups: groups.cpus, limits: manner, ..Known::default() },
-            confined: groups.confined,
+        let mut snapshot = HostSnapshot {
+            state: Known { groups: groups.cpus, limits, ..Known::default() },
+            confined_groups: groups.confined_groups,
             group_files: groups.files,
-            pending_states: groups.states_to_come,
-            refused: groups.refused,
+            pending_states: groups.pending_states,
+            refused_items: groups.refused_items,
             originals: history.actuator.originals(),
-            runs_by_scheduler: history.runs_by_scheduler,
+            has_gang_scheduler: history.has_gang_scheduler,
             ..HostSnapshot::default()
         };
-        for (group, file) in reading.group_files.clone() {
+        for (group, file) in snapshot.group_files.clone() {
             let object = JournalObject::File { path: file };
             if let Ok(now) = read_state(kernel, &object) {
-                reading.objects.insert(object, (PlanItem::Plan, now));
+                snapshot.objects.insert(object, (PlanItem::Plan, now));
             } else {
-                reading.state.groups.remove(&group);
+                snapshot.state.groups.remove(&group);
             }
         }
-        let seated: BTreeSet<TaskId> = plan
+        let gang_members: BTreeSet<TaskId> = plan
             .gangs
             .iter()
             .flat_map(|schedule| schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task)))
             .collect();
         for task in tasks.iter().filter(|task| !task.has_exited) {
-            let is_placed = plan.affinity.contains_key(&task.task) || seated.contains(&task.task);
+            let is_placed = plan.affinity.contains_key(&task.task) || gang_members.contains(&task.task);
             let group = groups.threads.get(&task.thread.tid).cloned();
-            let affinity = reading.affinity(kernel, task, is_placed, history);
-            let weight = reading.weight(kernel, task, plan.weights.contains_key(&task.task), history);
-            reading.state.tasks.push(TaskState {
+            let affinity = snapshot.read_affinity(kernel, task, is_placed, history);
+            let weight = snapshot.read_weight(kernel, task, plan.weights.contains_key(&task.task), history);
+            snapshot.state.tasks.push(TaskState {
                 task: task.task,
                 process: task.process,
                 name: task.name.clone(),
@@ -114,14 +114,14 @@ impl HostSnapshot {
                 weight,
                 class: None,
                 class_owner: None,
-                no_idle_turns: seated.contains(&task.task).then(|| reading.wait_refusal(kernel, task)).flatten(),
+                no_idle_turns: gang_members.contains(&task.task).then(|| snapshot.wait_refusal(kernel, task)).flatten(),
             });
         }
         let mut gangs = history.gangs.clone();
         gangs.sort_by(|a, b| a.cpus.cmp(&b.cpus));
-        reading.state.gangs = gangs;
-        reading.read_colors(kernel, plan, tasks);
-        reading
+        snapshot.state.gangs = gangs;
+        snapshot.read_colors(kernel, plan, tasks);
+        snapshot
     }
 
     /// Records an object's state; if it cannot be read, `item` is refused.
@@ -130,22 +130,22 @@ impl HostSnapshot {
         kernel: &dyn Kernel,
         item: PlanItem,
         object: &JournalObject,
-        read: io::Result<ObjectState>,
+        read_result: io::Result<ObjectState>,
     ) -> Option<ObjectState> {
-        match read {
+        match read_result {
             Ok(now) => {
                 self.objects.insert(object.clone(), (item, now.clone()));
                 Some(now)
             }
             Err(error) => {
-                self.refused.push(refusal(kernel, &item, object, &error));
+                self.refused_items.push(refusal(kernel, &item, object, &error));
                 None
             }
         }
     }
 
     /// The affinity of a thread with its original; `None` if neither this plan nor an earlier one sets it.
-    fn affinity(
+    fn read_affinity(
         &mut self,
         kernel: &dyn Kernel,
         task: &ManagedThread,
@@ -153,7 +153,7 @@ impl HostSnapshot {
         history: &AppliedHistory<'_>,
     ) -> Option<TrackedObject<CpuSet>> {
         let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
-        let key = ThreadTarget { pid: task.pid, key: task.thread, original_nice: task.nice };
+        let key = ThreadTarget { pid: task.pid, key: task.thread, original_nice: task.initial_nice };
         self.threads.insert(task.task, key);
         let original = match self.originals.get(&object) {
             Some(ObjectState::Cpus(original)) => Some(original.clone()),
@@ -163,14 +163,14 @@ impl HostSnapshot {
             return None;
         }
         // The cheaper read, if the affinity is still as it was left.
-        let last = match history.actuator.last_state(&object) {
+        let last_cpus = match history.actuator.last_state(&object) {
             Some(ObjectState::Cpus(last)) if kernel.has_affinity(task.thread.tid, last).unwrap_or(false) => {
                 Some(last.clone())
             }
             _ => None,
         };
-        let read = last.map_or_else(|| read_state(kernel, &object), |last| Ok(ObjectState::Cpus(last)));
-        match self.record(kernel, PlanItem::Affinity(task.task), &object, read)? {
+        let read_result = last_cpus.map_or_else(|| read_state(kernel, &object), |last| Ok(ObjectState::Cpus(last)));
+        match self.record(kernel, PlanItem::Affinity(task.task), &object, read_result)? {
             ObjectState::Cpus(now) => {
                 Some(TrackedObject { original: original.unwrap_or_else(|| now.clone()), current: now })
             }
@@ -178,7 +178,7 @@ impl HostSnapshot {
         }
     }
 
-    fn weight(
+    fn read_weight(
         &mut self,
         kernel: &dyn Kernel,
         task: &ManagedThread,
@@ -193,8 +193,9 @@ impl HostSnapshot {
         if task.is_fixed || !(is_requested || original.is_some()) {
             return None;
         }
-        let read = read_state(kernel, &object);
-        let Some(ObjectState::Nice(nice)) = self.record(kernel, PlanItem::Weight(task.task), &object, read) else {
+        let read_result = read_state(kernel, &object);
+        let Some(ObjectState::Nice(nice)) = self.record(kernel, PlanItem::Weight(task.task), &object, read_result)
+        else {
             return None;
         };
         let original = original.unwrap_or(nice);
@@ -202,7 +203,7 @@ impl HostSnapshot {
             thread.original_nice = original;
         }
         let current_weight = match history.weights.get(&task.thread) {
-            Some((weight, of)) if *of == nice => *weight,
+            Some((weight, set_nice)) if *set_nice == nice => *weight,
             _ => 1.25f64.powi(original - nice),
         };
         Some(TrackedObject { current: current_weight, original: 1.0 })
@@ -211,24 +212,24 @@ impl HostSnapshot {
     /// Reads the colors of processes that have an agent: those that the plan mentions, and those that were recolored
     /// before.
     fn read_colors(&mut self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&ManagedThread]) {
-        let mut by_process: BTreeMap<ProcessId, PlanItem> = BTreeMap::new();
+        let mut items_by_process: BTreeMap<ProcessId, PlanItem> = BTreeMap::new();
         for share in plan.shares.iter().filter(|share| matches!(share.units, Units::Colors { .. })) {
             for member in &share.members {
                 if let ShareMember::Process(process) = member {
-                    by_process.entry(*process).or_insert(PlanItem::Share(share.group, share.cache));
+                    items_by_process.entry(*process).or_insert(PlanItem::Share(share.group, share.cache));
                 }
             }
         }
-        let mut looked = BTreeSet::new();
+        let mut examined_processes = BTreeSet::new();
         for task in tasks.iter().filter(|task| !task.has_exited) {
-            if !looked.insert(task.process) {
+            if !examined_processes.insert(task.process) {
                 continue;
             }
             let changed_file = self.originals.keys().find_map(|object| match object {
                 JournalObject::File { path } if pid_of_color_file(path) == Some(task.pid) => Some(path.clone()),
                 _ => None,
             });
-            let item = by_process.get(&task.process).cloned();
+            let item = items_by_process.get(&task.process).cloned();
             let file = match (changed_file, &item) {
                 (Some(path), _) => path,
                 (None, Some(_)) => match agent_dir(kernel, task.pid) {
@@ -260,7 +261,7 @@ impl HostSnapshot {
         (!now.can_wait()).then(|| format!("{subject}: {now}: it cannot wait for turns as an idle task"))
     }
 
-    /// Puts a class of our own into the state; `item` is a line of the plan that it is for.
+    /// Adds a service class that cachemate created to the state.
     pub fn add_class(&mut self, id: ServiceClassId, masks: cachemate_core::WayMasks) {
         self.state.classes.insert(id, masks);
     }
@@ -297,11 +298,11 @@ pub(crate) fn pid_of_color_file(path: &std::path::Path) -> Option<i32> {
 /// The colors that a `wanted` file requests.
 fn parse_colors(text: &ObjectState) -> Option<ColorAssignment> {
     let ObjectState::Text(text) = text else { return None };
-    let (mask, moves_all) = cachemate_agent::layout::parse_target(text.as_bytes())?;
+    let (mask, must_move_all) = cachemate_agent::layout::parse_target(text.as_bytes())?;
     let allowed_colors: IndexSet = (0..64).filter(|color| mask >> color & 1 == 1).collect();
     Some(ColorAssignment {
         allowed: allowed_colors,
-        migration: if moves_all { PageMigration::All } else { PageMigration::Never },
+        migration: if must_move_all { PageMigration::All } else { PageMigration::Never },
     })
 }
 

@@ -28,22 +28,22 @@ fn session_dir(base: &Path, launcher: u32, session: u32) -> PathBuf {
 ///
 /// # Errors
 /// The errors of the file system.
-pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) -> Result<PathBuf, ColorError> {
+pub fn create_session(base: &Path, launcher: u32, session: u32, library: &[u8]) -> Result<PathBuf, ColorError> {
     let dir = session_dir(base, launcher, session);
-    let make = || {
+    let create_files = || {
         // The library is preloaded by its path, so no other user may be able to change any part of the path.
-        let trusted = TrustedDir::open_anchored(base, DirAccess::ReadWrite)?;
+        let base_dir = TrustedDir::open_anchored(base, DirAccess::ReadWrite)?;
         if dir.symlink_metadata().is_ok() {
-            fs::remove_dir_all(&dir)?; // of a process that had this number before
+            fs::remove_dir_all(&dir)?; // left by an earlier process with this number
         }
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
-        let session = trusted.create_new_dir(&name)?;
+        let session = base_dir.create_new_dir(&name)?;
         for name in ["reference-set", "ledger"] {
-            trusted.link_into(name, &session, name)?;
+            base_dir.link_into(name, &session, name)?;
         }
         session.open_file(Path::new(LIBRARY), OFlags::RDWR | OFlags::CREATE)?.write_all(library)
     };
-    make().map_err(|source| ColorError::io_error(&dir, source))?;
+    create_files().map_err(|source| ColorError::io_error(&dir, source))?;
     Ok(dir)
 }
 
@@ -56,8 +56,8 @@ pub fn remove_dead_sessions(kernel: &dyn Kernel, base: &Path) {
         let launcher = name.strip_prefix('s').and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
         let Some(launcher) = launcher else { continue };
         let dir = base.join(&name);
-        let lives = |pid: i32| kernel.stat(pid).is_ok();
-        if !lives(launcher) && !list_processes(kernel, &dir).into_iter().any(lives) {
+        let is_alive = |pid: i32| kernel.stat(pid).is_ok();
+        if !is_alive(launcher) && !list_processes(kernel, &dir).into_iter().any(is_alive) {
             // A directory that cannot be removed does no harm.
             let _ = fs::remove_dir_all(&dir);
         }
@@ -93,8 +93,8 @@ pub fn color_mask(colors: &IndexSet) -> Option<u64> {
 }
 
 /// The content of a `wanted` file, without its newline.
-pub fn target_text(mask: u64, moves_all: bool) -> String {
-    String::from_utf8_lossy(&format_target(mask, moves_all)).trim_end().to_string()
+pub fn target_text(mask: u64, must_move_all: bool) -> String {
+    String::from_utf8_lossy(&format_target(mask, must_move_all)).trim_end().to_string()
 }
 
 /// An agent's report on its own work.
@@ -132,17 +132,19 @@ impl AgentReport {
             let (name, number) = line.split_once(' ')?;
             lines.push((name, number.parse().ok()?));
         }
-        let (last, figures) = lines.split_last().filter(|(_, figures)| !figures.is_empty())?;
-        let account: BTreeMap<String, u64> = figures.iter().map(|(name, number)| (name.to_string(), *number)).collect();
-        let is_whole = last.0 == "turn" && figures[0] == *last && account.len() == figures.len();
-        is_whole.then_some(AgentReport { account: Ok(account) })
+        let (last_line, figures) = lines.split_last().filter(|(_, figures)| !figures.is_empty())?;
+        let counters: BTreeMap<String, u64> =
+            figures.iter().map(|(name, number)| (name.to_string(), *number)).collect();
+        let is_whole = last_line.0 == "turn" && figures[0] == *last_line && counters.len() == figures.len();
+        is_whole.then_some(AgentReport { account: Ok(counters) })
     }
 
     /// Addresses of the agent's own memory, in whole pages. The program can write any number into the report.
     fn own_addresses(&self) -> Range<usize> {
-        let figure = |name: &str| self.counter(name).and_then(|figure| usize::try_from(figure).ok()).unwrap_or(0);
-        let start = figure("own_start") / PAGE_BYTES * PAGE_BYTES;
-        let bytes = figure("own_bytes").checked_next_multiple_of(PAGE_BYTES);
+        let counter_as_usize =
+            |name: &str| self.counter(name).and_then(|figure| usize::try_from(figure).ok()).unwrap_or(0);
+        let start = counter_as_usize("own_start") / PAGE_BYTES * PAGE_BYTES;
+        let bytes = counter_as_usize("own_bytes").checked_next_multiple_of(PAGE_BYTES);
         start..bytes.and_then(|bytes| start.checked_add(bytes)).unwrap_or(start)
     }
 
@@ -160,7 +162,7 @@ impl AgentReport {
     }
 }
 
-/// Resident frames of a process by the kernel's page map and the ledger, read from outside. The agent reports only
+/// Resident frames of a process, counted from outside by the kernel's page map and the ledger. The agent reports only
 /// the address of its own memory and the number of frames that it holds there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ResidentPages {
@@ -234,19 +236,19 @@ pub fn resident_pages(
     let program = cachemate_files::link_target(Path::new(&format!("/proc/{pid}/exe")))?;
     let pagemap = Ok(cachemate_files::open_plain(Path::new(&format!("/proc/{pid}/pagemap")))?);
     let own_addresses = agent.map_or(0..0, AgentReport::own_addresses);
-    let (mut resident_pages, mut picker) = (ResidentPages::default(), MappingFilter::default());
+    let (mut resident_pages, mut mapping_filter) = (ResidentPages::default(), MappingFilter::default());
     resident_pages.held_pages = agent.and_then(|agent| agent.counter("held_frames")).unwrap_or(0);
     for line in maps.lines() {
-        let is_colored = picker.pick_range(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
+        let is_colored = mapping_filter.pick_range(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
         let mut words = line.split_ascii_whitespace();
         let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else { continue };
         let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)) else { continue };
-        let anonymous = words.nth(3).is_some_and(|inode| inode == "0");
-        let kernels = words.next().is_some_and(|name| name.starts_with("[v"));
+        let is_anonymous = words.nth(3).is_some_and(|inode| inode == "0");
+        let is_kernel_mapping = words.next().is_some_and(|name| name.starts_with("[v"));
         let mut address = start;
-        while address < end && !kernels {
+        while address < end && !is_kernel_mapping {
             if own_addresses.contains(&address) {
-                address = own_addresses.end; // address space for gigabytes of frames, which costs much to go over
+                address = own_addresses.end; // the agent's address space spans gigabytes, which are slow to scan
                 continue;
             }
             let range_end = if address < own_addresses.start { end.min(own_addresses.start) } else { end };
@@ -254,7 +256,7 @@ pub fn resident_pages(
             for page in present_pages(&pagemap, address, pages).into_iter().flatten() {
                 let count = match ledger.color(page.frame) {
                     _ if page.is_file_page => &mut resident_pages.file_pages,
-                    _ if !anonymous => &mut resident_pages.copied_pages,
+                    _ if !is_anonymous => &mut resident_pages.copied_pages,
                     _ if !is_colored => &mut resident_pages.excluded_pages,
                     Some(color) if mask >> color & 1 == 1 => &mut resident_pages.allowed_pages,
                     Some(_) => &mut resident_pages.other_pages,

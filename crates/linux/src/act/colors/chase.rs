@@ -15,11 +15,11 @@ use super::pool::DiscoveryRng;
 const ROUNDS: usize = 5;
 const MIN_STEPS: usize = 20_000;
 
-/// Nanoseconds per load of a chase that visits every line of these pages once per round, in an order drawn by `draw`.
+/// Nanoseconds per load of a chase that visits every line of these pages once per round, in an order drawn by `rng`.
 ///
 /// # Safety
 /// The pages must be mapped, writable and used by the caller only.
-pub unsafe fn load_ns(pages: &[*mut u8], draw: &mut DiscoveryRng) -> f64 {
+pub unsafe fn load_ns(pages: &[*mut u8], rng: &mut DiscoveryRng) -> f64 {
     let mut lines: Vec<*mut u8> = Vec::with_capacity(pages.len() * PAGE_BYTES / LINE_BYTES);
     for &page in pages {
         // SAFETY: inside the page.
@@ -28,26 +28,26 @@ pub unsafe fn load_ns(pages: &[*mut u8], draw: &mut DiscoveryRng) -> f64 {
     if lines.is_empty() {
         return 0.0;
     }
-    draw.shuffle(&mut lines);
+    rng.shuffle(&mut lines);
     for (index, &line) in lines.iter().enumerate() {
         // SAFETY: lines begin at multiples of 64 bytes in pages that the caller owns.
         unsafe { line.cast::<*mut u8>().write(lines[(index + 1) % lines.len()]) };
     }
     let steps = lines.len().max(MIN_STEPS);
     // SAFETY: the cycle just written.
-    let mut pointer = unsafe { follow(lines[0], 2 * lines.len()) };
-    let mut rounds = [0.0; ROUNDS];
-    for round in &mut rounds {
+    let mut pointer = unsafe { chase_pointers(lines[0], 2 * lines.len()) };
+    let mut rounds_ns = [0.0; ROUNDS];
+    for round in &mut rounds_ns {
         let start = Instant::now();
         // SAFETY: the same cycle.
-        pointer = unsafe { follow(pointer, steps) };
+        pointer = unsafe { chase_pointers(pointer, steps) };
         *round = start.elapsed().as_nanos() as f64 / steps as f64;
     }
-    rounds.sort_by(f64::total_cmp);
-    rounds[ROUNDS / 2]
+    rounds_ns.sort_by(f64::total_cmp);
+    rounds_ns[ROUNDS / 2]
 }
 
-unsafe fn follow(start: *mut u8, steps: usize) -> *mut u8 {
+unsafe fn chase_pointers(start: *mut u8, steps: usize) -> *mut u8 {
     let mut pointer = start;
     for _ in 0..steps {
         // SAFETY: every line holds the address of another one.
@@ -81,9 +81,9 @@ pub fn knee_bytes(curve: &[ChaseComparison]) -> Option<u64> {
 
 /// Are frames for `share_bytes` of a cache as fast as ordinary ones below half of that share, and slower beyond it?
 pub fn is_share_confined(curve: &[ChaseComparison], share_bytes: u64) -> bool {
-    let fits = curve.iter().filter(|point| 2 * point.size_bytes <= share_bytes);
-    let fast = fits.clone().all(|point| point.colored_ns <= MIN_SLOWDOWN * point.ordinary_ns);
-    fast && knee_bytes(curve).is_some_and(|knee| knee <= 2 * share_bytes)
+    let fitting_points = curve.iter().filter(|point| 2 * point.size_bytes <= share_bytes);
+    let is_fast_within_half = fitting_points.clone().all(|point| point.colored_ns <= MIN_SLOWDOWN * point.ordinary_ns);
+    is_fast_within_half && knee_bytes(curve).is_some_and(|knee| knee <= 2 * share_bytes)
 }
 
 #[cfg(test)]

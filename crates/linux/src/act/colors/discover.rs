@@ -17,10 +17,10 @@ use cachemate_core::{Cache, CacheLevel, CpuId, Topology};
 
 use super::ColorError;
 use super::chase::{ChaseComparison, is_share_confined, knee_bytes, load_ns};
-use super::grouping::{EvictionOracle, GroupingParameters, group};
+use super::grouping::{EvictionOracle, GroupingParameters, group_items};
 use super::map::{ColorCoverage, ColorMap, PFN_BITS_ARE_REAL, PFN_BITS_ARE_SHAM, PFN_UNKNOWN};
-use super::pool::{DiscoveryRng, Pool, TimedOracle};
-use super::reference_set::{self, Classes, FrameLedger, LoadedReferenceSet, per_color};
+use super::pool::{DiscoveryRng, PagePool, TimedOracle};
+use super::reference_set::{self, ColorClasses, FrameLedger, LoadedReferenceSet, frames_per_color};
 use crate::sense::probes::PinnedThread;
 
 /// Pages in which the classes are searched: about 128 for each of 32 colors.
@@ -45,7 +45,7 @@ pub struct DiscoveryOptions<'a> {
     pub pool_bytes: u64,
     /// Time for all tries together.
     pub max_time: Duration,
-    /// Determines the order in which pages are tested.
+    /// Seed of the random order in which pages are tested.
     pub seed: u64,
     /// Receives the current step, the number of finished items, and their total.
     pub progress: &'a mut dyn FnMut(&'static str, u64, u64),
@@ -74,26 +74,26 @@ pub struct TargetCache {
 /// There is no such cache, or it has only one color, or more than a mask can hold.
 pub fn find_target_cache(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError> {
     let serves_cpu = |cache: &&Cache| cache.cpus.contains(cpu.0);
-    let second = topology.caches.iter().filter(serves_cpu).find(|cache| cache.level == CacheLevel::L2);
+    let second_level = topology.caches.iter().filter(serves_cpu).find(|cache| cache.level == CacheLevel::L2);
     let no_colors = |reason: &str| ColorError::NoColors(reason.to_string());
-    let cache = second.ok_or_else(|| no_colors("the kernel describes no second-level cache"))?;
+    let cache = second_level.ok_or_else(|| no_colors("the kernel describes no second-level cache"))?;
     let (Some(size_bytes), Some(ways)) = (cache.size_bytes, cache.ways.filter(|ways| *ways > 1)) else {
         return Err(no_colors("the kernel does not say how large the second-level cache is, or how many ways it has"));
     };
     let colors = u32::try_from(size_bytes / u64::from(ways) / PAGE_BYTES as u64).unwrap_or(u32::MAX);
     if !(2..=MAX_COLORS).contains(&colors) {
         return Err(no_colors(&format!(
-            "a second-level cache of {size_bytes} bytes and {ways} ways has {colors} colors of {PAGE_BYTES} bytes; 2 to {MAX_COLORS} can be told"
+            "a second-level cache of {size_bytes} bytes and {ways} ways has {colors} colors of {PAGE_BYTES} bytes; 2 to {MAX_COLORS} are supported"
         )));
     }
-    let last =
+    let last_level =
         topology.caches.iter().filter(serves_cpu).find(|cache| cache.last_level && cache.level != CacheLevel::L2);
     Ok(TargetCache {
         level: cache.level,
         size_bytes,
         ways,
         colors,
-        last_level_bytes: last.and_then(|cache| cache.size_bytes),
+        last_level_bytes: last_level.and_then(|cache| cache.size_bytes),
     })
 }
 
@@ -110,14 +110,14 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
     let _pinned = PinnedThread::new(cpu)
         .map_err(|source| ColorError::io_error(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
     let mut reasons: Vec<String> = Vec::new();
-    let mut draw = DiscoveryRng::new(options.seed);
+    let mut rng = DiscoveryRng::new(options.seed);
     while start.elapsed() < options.max_time && !(options.stop)() {
-        match discover_once(&target, options, &mut draw, start) {
+        match discover_once(&target, options, &mut rng, start) {
             Ok(mut map) => {
                 map.seconds = start.elapsed().as_secs_f64();
                 map.failed_attempts = reasons;
-                reference_set::accept_base(options.base)?;
-                reference_set::write_whole(options.base, ColorMap::FILE_NAME, map.to_text().as_bytes())?;
+                reference_set::accept_new(options.base)?;
+                reference_set::replace_file(options.base, ColorMap::FILE_NAME, map.to_text().as_bytes())?;
                 return Ok(map);
             }
             Err(ColorError::Noisy(why)) => {
@@ -134,8 +134,8 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
 fn describe_refusal(reasons: &[String], spent: Duration) -> String {
     const MAX_REASONS: usize = 3;
     let last = reasons.iter().rev().take(MAX_REASONS).rev().cloned().collect::<Vec<_>>().join("; ");
-    let which = if reasons.len() > MAX_REASONS { "the last of them: " } else { "" };
-    format!("{} tries in {:.0} s, all refused: {which}{last}", reasons.len(), spent.as_secs_f64())
+    let prefix = if reasons.len() > MAX_REASONS { "the last of them: " } else { "" };
+    format!("{} tries in {:.0} s, all refused: {prefix}{last}", reasons.len(), spent.as_secs_f64())
 }
 
 fn discover_once(
@@ -145,10 +145,10 @@ fn discover_once(
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
     let (colors, ways) = (target.colors as usize, target.ways as usize);
-    let memory = |source| ColorError::io_error(Path::new("memory for frames"), source);
+    let pool_error = |source| ColorError::io_error(Path::new("memory for frames"), source);
     (options.progress)("calibrating", 0, 1);
-    let seed = Pool::new(colors * SEED_PAGES_PER_COLOR).map_err(memory)?;
-    let calibration = calibrate(&seed, draw);
+    let seed_pool = PagePool::new(colors * SEED_PAGES_PER_COLOR).map_err(pool_error)?;
+    let calibration = calibrate(&seed_pool, draw);
     let Some(threshold_cycles) = calibration.threshold_cycles() else {
         return Err(ColorError::Noisy(format!(
             "a hit takes {} cycles and a miss {}: too close",
@@ -156,38 +156,44 @@ fn discover_once(
         )));
     };
     (options.progress)("grouping", 0, 1);
-    let mut items: Vec<usize> = (0..seed.pages()).collect();
+    let mut items: Vec<usize> = (0..seed_pool.pages()).collect();
     draw.shuffle(&mut items);
-    let page = |index: usize| seed.page(index).cast_const();
+    let page_at = |index: usize| seed_pool.page(index).cast_const();
     let deadline = start + options.max_time;
-    let mut timed = TimedOracle { page: &page, threshold_cycles, turn: 0, deadline };
-    let per_class = per_color(ways);
-    let groups = group(&mut timed, &items, &GroupingParameters { ways, max_classes: 2 * colors, per_class });
-    if timed.is_exhausted() {
+    let mut oracle = TimedOracle { page: &page_at, threshold_cycles, line_index: 0, deadline };
+    let per_class = frames_per_color(ways);
+    let groups = group_items(
+        &mut oracle,
+        &items,
+        &GroupingParameters { ways, max_classes: 2 * colors, representatives_per_class: per_class },
+    );
+    if oracle.is_exhausted() {
         let (found_classes, classes) = (groups.classes.len(), colors);
-        return Err(ColorError::Noisy(format!("the time was over at {found_classes} classes of {classes}")));
+        return Err(ColorError::Noisy(format!(
+            "the time limit was reached after {found_classes} of {classes} classes"
+        )));
     }
     if groups.classes.len() != colors {
         return Err(ColorError::Noisy(format!(
             "{} classes instead of {colors}, {} of {} pages in none, {} in the largest",
             groups.classes.len(),
-            groups.left_over.len(),
-            seed.pages(),
+            groups.unclassified_items.len(),
+            seed_pool.pages(),
             groups.classes.iter().map(Vec::len).max().unwrap_or(0)
         )));
     }
     (options.progress)("keeping frames of each color", 0, 1);
-    let id = draw.draw_below(usize::MAX) as u64;
-    let mut classes = Classes { page: &page, threshold_cycles, classes: &groups.classes, per_class, deadline };
-    reference_set::create(options.base, ways, id, &mut classes)?;
-    drop(seed);
-    let kit = reference_set::open_new(options.base)?;
-    classify_pages(target, options, draw, kit, start)
+    let set_id = draw.draw_below(usize::MAX) as u64;
+    let mut classes = ColorClasses { page: &page_at, threshold_cycles, classes: &groups.classes, per_class, deadline };
+    reference_set::create(options.base, ways, set_id, &mut classes)?;
+    drop(seed_pool);
+    let reference_set = reference_set::open_new(options.base)?;
+    classify_pages(target, options, draw, reference_set, start)
 }
 
 /// Measures loads after an eviction from the first level (by a few pages) and from the second (by all pages).
-fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
-    let middle = |pages: usize, draw: &mut DiscoveryRng| {
+fn calibrate(pool: &PagePool, draw: &mut DiscoveryRng) -> Calibration {
+    let median_cycles = |pages: usize, draw: &mut DiscoveryRng| {
         let mut targets: Vec<u64> = (0..CALIBRATIONS)
             .map(|line| {
                 let target = draw.draw_below(pool.pages());
@@ -203,7 +209,7 @@ fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
         targets.sort_unstable();
         targets[targets.len() / 2]
     };
-    Calibration { hit_cycles: middle(HIT_PAGES, draw), miss_cycles: middle(pool.pages(), draw) }
+    Calibration { hit_cycles: median_cycles(HIT_PAGES, draw), miss_cycles: median_cycles(pool.pages(), draw) }
 }
 
 /// The colors of a pool's pages, in the order of its pages.
@@ -211,16 +217,16 @@ fn classify_pages(
     target: &TargetCache,
     options: &mut DiscoveryOptions<'_>,
     draw: &mut DiscoveryRng,
-    mut kit: LoadedReferenceSet,
+    mut reference_set: LoadedReferenceSet,
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
     let memory = |source| ColorError::io_error(Path::new("memory for frames"), source);
-    let pool = Pool::new((options.pool_bytes / PAGE_BYTES as u64) as usize).map_err(memory)?;
+    let pool = PagePool::new((options.pool_bytes / PAGE_BYTES as u64) as usize).map_err(memory)?;
     let ledger = FrameLedger::open(options.base)?;
     let frames = pool.frames();
     let mut by_color: Vec<Vec<usize>> = vec![Vec::new(); target.colors as usize];
     let mut page_colors = Vec::with_capacity(pool.pages());
-    let begun = Instant::now();
+    let classify_start = Instant::now();
     for (chunk, frames) in frames.chunks(BATCH_FRAMES).enumerate() {
         let first = chunk * BATCH_FRAMES;
         (options.progress)("classifying frames", first as u64, pool.pages() as u64);
@@ -230,7 +236,7 @@ fn classify_pages(
         let pages: Vec<*const u8> = (first..first + frames.len()).map(|index| pool.page(index).cast_const()).collect();
         let mut colors = vec![None; pages.len()];
         // SAFETY: pages of the pool.
-        unsafe { kit.kit.classify_all(&pages, &mut colors) };
+        unsafe { reference_set.frames.classify_all(&pages, &mut colors) };
         for ((index, frame), color) in (first..).zip(frames).zip(&colors) {
             if let Some(frame) = frame {
                 ledger.record(*frame, *color);
@@ -242,52 +248,54 @@ fn classify_pages(
         page_colors.append(&mut colors);
     }
     let uncolored_pages = page_colors.iter().filter(|color| color.is_none()).count();
-    let classify_ns = begun.elapsed().as_nanos() as f64 / page_colors.len().max(1) as f64;
+    let classify_ns = classify_start.elapsed().as_nanos() as f64 / page_colors.len().max(1) as f64;
     if page_colors.is_empty() || uncolored_pages as f64 > MAX_UNCOLORED_SHARE * page_colors.len() as f64 {
         return Err(ColorError::Noisy(format!("{uncolored_pages} of {} pages fit no color", page_colors.len())));
     }
     (options.progress)("chasing over one color's frames", 0, 1);
     let share = target.size_bytes / u64::from(target.colors);
-    let private = compare(&pool, &by_color, draw, &[share / 2, share, 2 * share, 4 * share, 8 * share], None);
-    if !is_share_confined(&private, share) {
+    let private_curve =
+        compare_chases(&pool, &by_color, draw, &[share / 2, share, 2 * share, 4 * share, 8 * share], None);
+    if !is_share_confined(&private_curve, share) {
         return Err(ColorError::Noisy(format!(
-            "the classes color nothing: a chase over {share} bytes' worth of one class has its knee at {:?} (expected {share} to {})",
-            knee_bytes(&private),
+            "the classes do not confine a chase: its knee over frames of one class is at {:?} bytes (expected {share} to {})",
+            knee_bytes(&private_curve),
             2 * share
         )));
     }
-    let last = target.last_level_bytes.map(|bytes| last_level(target, bytes, &pool, &by_color, draw, &private));
+    let last_level =
+        target.last_level_bytes.map(|bytes| measure_last_level(target, bytes, &pool, &by_color, draw, &private_curve));
     Ok(ColorMap {
         format: ColorMap::FORMAT,
         boot_id: super::boot_id(),
-        reference_set: format!("{:016x}", kit.id),
+        reference_set: format!("{:016x}", reference_set.id),
         colors: target.colors,
         page_bytes: PAGE_BYTES as u32,
         level: target.level,
         cache_bytes: target.size_bytes,
         ways: target.ways,
-        hit_cycles: kit.calibration.hit_cycles,
-        miss_cycles: kit.calibration.miss_cycles,
+        hit_cycles: reference_set.calibration.hit_cycles,
+        miss_cycles: reference_set.calibration.miss_cycles,
         classify_ns,
         pages: page_colors.len() as u64,
         pages_unclassified: uncolored_pages as u64,
-        private: ColorCoverage::from_share(share, &private, true),
-        last_level: last,
-        frame_numbers: frame_numbers(&frames, &page_colors, target.colors).to_string(),
+        private: ColorCoverage::from_share(share, &private_curve, true),
+        last_level,
+        frame_numbers: judge_frame_numbers(&frames, &page_colors, target.colors).to_string(),
         seconds: 0.0,
         failed_attempts: Vec::new(),
         frames: ColorMap::frame_runs(&frames, &page_colors),
     })
 }
 
-/// Chases over frames of the first color and over as many of all colors, alternating. `behind` = cache size and load
-/// time to be subtracted from the ordinary chase, for comparing the level behind a cache.
-fn compare(
-    pool: &Pool,
+/// Chases over frames of the color with the most frames, and over as many frames of all colors. `behind` = cache size
+/// and load time to be subtracted from the ordinary chase, for comparing the level behind a cache.
+fn compare_chases(
+    pool: &PagePool,
     by_color: &[Vec<usize>],
     draw: &mut DiscoveryRng,
     sizes: &[u64],
-    behind: Option<(u64, f64)>,
+    subtracted_hits: Option<(u64, f64)>,
 ) -> Vec<ChaseComparison> {
     let largest_class = by_color.iter().max_by_key(|class| class.len());
     let mut points = Vec::new();
@@ -298,16 +306,16 @@ fn compare(
         // Equally many frames of each color: a random choice would fill some colors twice as much as others.
         let mut ordinary = Vec::with_capacity(count);
         for round in 0.. {
-            let of_round = by_color.iter().filter_map(|class| class.get(round));
+            let round_pages = by_color.iter().filter_map(|class| class.get(round));
             let previous_len = ordinary.len();
-            ordinary.extend(of_round.take(count - previous_len).map(|&index| pool.page(index)));
+            ordinary.extend(round_pages.take(count - previous_len).map(|&index| pool.page(index)));
             if ordinary.len() == count || ordinary.len() == previous_len {
                 break;
             }
         }
         // SAFETY: pages of the pool, which the two chases use one after the other.
         let (colored_ns, mut ordinary_ns) = unsafe { (load_ns(&colored, draw), load_ns(&ordinary, draw)) };
-        if let Some((cache_bytes, hit_ns)) = behind {
+        if let Some((cache_bytes, hit_ns)) = subtracted_hits {
             let hits = (cache_bytes as f64 / size_bytes as f64).min(0.9);
             ordinary_ns = (ordinary_ns - hits * hit_ns) / (1.0 - hits);
         }
@@ -316,12 +324,12 @@ fn compare(
     points
 }
 
-/// Does one color also confine a program in the last level? Only sizes that fit the last level now, beside its other
-/// users, can show it: there a program that is confined to one color's share is slow, and an unconfined one is not.
-fn last_level(
+/// Does one color also confine a program in the last level? Only sizes that fit into the last level beside its other
+/// users can show this: a chase that is confined to one color's share is then slow, and an unconfined one is fast.
+fn measure_last_level(
     target: &TargetCache,
     bytes: u64,
-    pool: &Pool,
+    pool: &PagePool,
     by_color: &[Vec<usize>],
     draw: &mut DiscoveryRng,
     private: &[ChaseComparison],
@@ -329,25 +337,25 @@ fn last_level(
     let share_bytes = bytes / u64::from(target.colors);
     let sizes: Vec<u64> = (1..=5).map(|power| target.size_bytes << power).collect();
     let hit_ns = private.first().map_or(0.0, |point| point.ordinary_ns);
-    let curve = compare(pool, by_color, draw, &sizes, Some((target.size_bytes, hit_ns)));
+    let curve = compare_chases(pool, by_color, draw, &sizes, Some((target.size_bytes, hit_ns)));
     // Load time from the last level, by the chase that was too large for its color of the private cache.
-    let found_ns = private.iter().map(|point| point.colored_ns).fold(0.0, f64::max);
-    let (confines, knee_bytes) = last_level_verdict(&curve, found_ns);
-    ColorCoverage { share_bytes, is_partitioned: confines, knee_bytes, curve }
+    let last_level_ns = private.iter().map(|point| point.colored_ns).fold(0.0, f64::max);
+    let (is_partitioned, knee_bytes) = last_level_verdict(&curve, last_level_ns);
+    ColorCoverage { share_bytes, is_partitioned, knee_bytes, curve }
 }
 
 /// Whether colors partition the last level as well, and the smallest size that shows it; `None` if the last level held
 /// the frames of no size.
 fn last_level_verdict(curve: &[ChaseComparison], found_ns: f64) -> (Option<bool>, Option<u64>) {
-    const MAX_FOUND_RATIO: f64 = 2.0;
-    let fast_points = curve.iter().filter(|point| point.ordinary_ns <= MAX_FOUND_RATIO * found_ns);
+    const MAX_LAST_LEVEL_RATIO: f64 = 2.0;
+    let fast_points = curve.iter().filter(|point| point.ordinary_ns <= MAX_LAST_LEVEL_RATIO * found_ns);
     let fast_points: Vec<ChaseComparison> = fast_points.copied().collect();
     let knee = knee_bytes(&fast_points);
     ((!fast_points.is_empty()).then_some(knee.is_some()), knee)
 }
 
 /// Do the low bits of the frame number give the color? On bare metal and on huge host pages they do.
-fn frame_numbers(frames: &[Option<u64>], classified: &[Option<u32>], colors: u32) -> &'static str {
+fn judge_frame_numbers(frames: &[Option<u64>], classified: &[Option<u32>], colors: u32) -> &'static str {
     let mut joint_counts = vec![vec![0u32; colors as usize]; colors as usize];
     let mut known_frames = 0;
     for (frame, color) in frames.iter().zip(classified) {
@@ -357,10 +365,10 @@ fn frame_numbers(frames: &[Option<u64>], classified: &[Option<u32>], colors: u32
         }
     }
     // If colors were random, the fullest cell of a row would hold little more than one color's share of the row.
-    let explained: u32 = joint_counts.iter().filter_map(|row| row.iter().max()).sum();
+    let explained_frames: u32 = joint_counts.iter().filter_map(|row| row.iter().max()).sum();
     match known_frames {
         0 => PFN_UNKNOWN,
-        _ if explained * 10 >= known_frames * 9 => PFN_BITS_ARE_REAL,
+        _ if explained_frames * 10 >= known_frames * 9 => PFN_BITS_ARE_REAL,
         _ => PFN_BITS_ARE_SHAM,
     }
 }
@@ -399,10 +407,10 @@ mod tests {
     fn frame_numbers_are_believed_only_where_they_tell() {
         let frames: Vec<Option<u64>> = (0..320).map(Some).collect();
         let real: Vec<Option<u32>> = (0..320).map(|frame| Some((frame * 5 + 3) % 32)).collect();
-        assert_eq!(frame_numbers(&frames, &real, 32), PFN_BITS_ARE_REAL);
+        assert_eq!(judge_frame_numbers(&frames, &real, 32), PFN_BITS_ARE_REAL);
         let mut draw = DiscoveryRng::new(1);
         let sham: Vec<Option<u32>> = (0..320).map(|_| Some(draw.draw_below(32) as u32)).collect();
-        assert_eq!(frame_numbers(&frames, &sham, 32), PFN_BITS_ARE_SHAM);
-        assert_eq!(frame_numbers(&vec![None; 320], &sham, 32), PFN_UNKNOWN);
+        assert_eq!(judge_frame_numbers(&frames, &sham, 32), PFN_BITS_ARE_SHAM);
+        assert_eq!(judge_frame_numbers(&vec![None; 320], &sham, 32), PFN_UNKNOWN);
     }
 }

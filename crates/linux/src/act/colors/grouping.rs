@@ -28,9 +28,9 @@ pub struct EvictionClasses {
     /// The members of each class, in order of their number.
     pub classes: Vec<Vec<usize>>,
     /// Items that fit no class, in order of their number.
-    pub left_over: Vec<usize>,
+    pub unclassified_items: Vec<usize>,
     /// Number of classes that were merged into others.
-    pub merged: usize,
+    pub merged_count: usize,
 }
 
 /// Parameters of the search.
@@ -41,28 +41,32 @@ pub struct GroupingParameters {
     /// The search ends at this number: more classes are a sign of noise, which the caller's check detects.
     pub max_classes: usize,
     /// Number of frames that represent a class once it is found.
-    pub per_class: usize,
+    pub representatives_per_class: usize,
 }
 
 /// After this many targets in a row without a class, the rest is noise.
-const MAX_FRUITLESS: u32 = 24;
+const MAX_FRUITLESS_TARGETS: u32 = 24;
 
 /// Groups `items`.
-pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingParameters) -> EvictionClasses {
-    let mut ungrouped: Vec<usize> = items.to_vec();
-    let mut grouped = EvictionClasses::default();
-    let mut fruitless = 0;
-    while grouped.classes.len() < search.max_classes
-        && fruitless < MAX_FRUITLESS
-        && ungrouped.len() > search.ways
-        && !test.is_exhausted()
+pub fn group_items(
+    oracle: &mut impl EvictionOracle,
+    items: &[usize],
+    parameters: &GroupingParameters,
+) -> EvictionClasses {
+    let mut ungrouped_items: Vec<usize> = items.to_vec();
+    let mut grouping = EvictionClasses::default();
+    let mut fruitless_targets = 0;
+    while grouping.classes.len() < parameters.max_classes
+        && fruitless_targets < MAX_FRUITLESS_TARGETS
+        && ungrouped_items.len() > parameters.ways
+        && !oracle.is_exhausted()
     {
-        let target = ungrouped.remove(0);
+        let target = ungrouped_items.remove(0);
         // The core is taken from all frames, not from the remaining ones: a rest of only a few colors would keep a
         // set's worth of each.
-        let Some(core) = reduce_to_minimal(test, target, items, search.ways) else {
-            grouped.left_over.push(target);
-            fruitless += 1;
+        let Some(core) = reduce_to_minimal(oracle, target, items, parameters.ways) else {
+            grouping.unclassified_items.push(target);
+            fruitless_targets += 1;
             continue;
         };
         // The core may also hold frames of other colors; the frames that it evicts are nearly all of one color and
@@ -70,96 +74,106 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
         // frames, so a member of the core is tested without itself.
         let mut class_seed = vec![target];
         let core_and_target: Vec<usize> = core.into_iter().chain([target]).collect();
-        class_seed.extend(evicted_items(test, &ungrouped, &core_and_target).into_iter().take(search.per_class));
-        let class = evicted_items(test, &ungrouped, &class_seed);
-        if class.len() > search.ways {
-            ungrouped.retain(|item| !class.contains(item));
-            grouped.classes.push(class.into_iter().chain([target]).collect());
-            fruitless = 0;
+        class_seed.extend(
+            evicted_items(oracle, &ungrouped_items, &core_and_target)
+                .into_iter()
+                .take(parameters.representatives_per_class),
+        );
+        let class = evicted_items(oracle, &ungrouped_items, &class_seed);
+        if class.len() > parameters.ways {
+            ungrouped_items.retain(|item| !class.contains(item));
+            grouping.classes.push(class.into_iter().chain([target]).collect());
+            fruitless_targets = 0;
         } else {
-            grouped.left_over.push(target);
-            fruitless += 1;
+            grouping.unclassified_items.push(target);
+            fruitless_targets += 1;
         }
     }
-    grouped.left_over.append(&mut ungrouped);
-    group_remaining(test, &mut grouped, search);
-    split_large(test, &mut grouped, search);
-    merge(test, &mut grouped, search);
-    grouped.classes.iter_mut().for_each(|class| class.sort_unstable());
-    grouped.left_over.sort_unstable();
-    grouped
+    grouping.unclassified_items.append(&mut ungrouped_items);
+    group_remaining(oracle, &mut grouping, parameters);
+    split_mixed_classes(oracle, &mut grouping, parameters);
+    merge_classes(oracle, &mut grouping, parameters);
+    grouping.classes.iter_mut().for_each(|class| class.sort_unstable());
+    grouping.unclassified_items.sort_unstable();
+    grouping
 }
 
 /// Groups the remaining pages into a class. If replacement is far from LRU, no small set evicts a class's lines
 /// reliably, so the last class is what remains after all others are grouped. If the remaining pages have one color,
-/// they evict each other; if they have several, [`split_large`] separates them.
-fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
-    let class = evicted_items(test, &grouped.left_over, &grouped.left_over);
-    if class.len() > search.ways + 1 && !test.is_exhausted() {
-        grouped.left_over.retain(|item| !class.contains(item));
-        grouped.classes.push(class);
+/// they evict each other; if they have several, [`split_mixed_classes`] separates them.
+fn group_remaining(oracle: &mut impl EvictionOracle, grouping: &mut EvictionClasses, parameters: &GroupingParameters) {
+    let class = evicted_items(oracle, &grouping.unclassified_items, &grouping.unclassified_items);
+    if class.len() > parameters.ways + 1 && !oracle.is_exhausted() {
+        grouping.unclassified_items.retain(|item| !class.contains(item));
+        grouping.classes.push(class);
     }
 }
 
 /// A subset of `start_set` with hardly more than `ways` items that evicts `target`; `None` if the whole set does not.
 fn reduce_to_minimal(
-    test: &mut impl EvictionOracle,
+    oracle: &mut impl EvictionOracle,
     target: usize,
     start_set: &[usize],
     ways: usize,
 ) -> Option<Vec<usize>> {
     let mut set: Vec<usize> = start_set.iter().copied().filter(|&item| item != target).collect();
-    if !test.evicts(target, &set) {
+    if !oracle.evicts(target, &set) {
         return None;
     }
     // With so few items, no second class can be complete among them.
     let target_len = 2 * ways - 1;
-    while set.len() > target_len && !test.is_exhausted() {
+    while set.len() > target_len && !oracle.is_exhausted() {
         // Rounded down: there must be more groups than the set needs members, or each group might hold a needed one.
-        let group = (set.len() / (ways + 1)).max(1);
-        let drop_group = |index: usize| {
-            let end = (index + group).min(set.len());
+        let group_len = (set.len() / (ways + 1)).max(1);
+        let set_without_group = |index: usize| {
+            let end = (index + group_len).min(set.len());
             set[..index].iter().chain(&set[end..]).copied().collect::<Vec<_>>()
         };
         // One wrong answer here would spoil the whole class.
-        let mut still_evicts = |reduced_set: &Vec<usize>| test.evicts_reliably(target, reduced_set);
-        let smaller = (0..set.len()).step_by(group).map(drop_group).find(|reduced_set| still_evicts(reduced_set));
-        match smaller {
+        let mut still_evicts = |reduced_set: &Vec<usize>| oracle.evicts_reliably(target, reduced_set);
+        let smaller_set =
+            (0..set.len()).step_by(group_len).map(set_without_group).find(|reduced_set| still_evicts(reduced_set));
+        match smaller_set {
             Some(reduced_set) => set = reduced_set,
-            None => break, // every group is needed: it is as small as it gets
+            None => break, // every group is needed, so the set cannot be reduced further
         }
     }
     (set.len() <= 8 * ways).then_some(set)
 }
 
 /// Members of `items` that the rest of `set` evicts.
-fn evicted_items(test: &mut impl EvictionOracle, items: &[usize], set: &[usize]) -> Vec<usize> {
+fn evicted_items(oracle: &mut impl EvictionOracle, items: &[usize], set: &[usize]) -> Vec<usize> {
     let mut other_items = Vec::with_capacity(set.len());
-    let mut belongs = |item: usize| {
+    let mut is_evicted = |item: usize| {
         other_items.clear();
         other_items.extend(set.iter().filter(|&&other| other != item));
         // A wrong yes would spoil the class, so each yes is tested again, which costs little; a wrong no is found
         // later.
-        test.evicts(item, &other_items) && test.evicts(item, &other_items)
+        oracle.evicts(item, &other_items) && oracle.evicts(item, &other_items)
     };
-    items.iter().copied().filter(|&item| belongs(item)).collect()
+    items.iter().copied().filter(|&item| is_evicted(item)).collect()
 }
 
-/// A class half as large again as most is probably a mixture of several colors. A part of it with enough frames of one
-/// color, and too few of the other, evicts frames of the first color only.
-fn split_large(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
-    let mut sizes: Vec<usize> = grouped.classes.iter().map(Vec::len).collect();
+/// Splits classes that are 1.5 times as large as the median, and so probably mix several colors. A part with enough
+/// frames of one color, and too few of the other, evicts frames of the first color only.
+fn split_mixed_classes(
+    oracle: &mut impl EvictionOracle,
+    grouping: &mut EvictionClasses,
+    parameters: &GroupingParameters,
+) {
+    let mut sizes: Vec<usize> = grouping.classes.iter().map(Vec::len).collect();
     sizes.sort_unstable();
-    let Some(&usual) = sizes.get(sizes.len() / 2) else { return };
+    let Some(&median_size) = sizes.get(sizes.len() / 2) else { return };
     let mut index = 0;
-    while index < grouped.classes.len() {
-        let is_large = 2 * grouped.classes[index].len() > 3 * usual && grouped.classes.len() < search.max_classes;
-        match is_large.then(|| split(test, &grouped.classes[index], search)).flatten() {
-            Some((one, other)) => {
-                let whole_class = std::mem::replace(&mut grouped.classes[index], one);
-                let is_classified = |item: &usize| grouped.classes[index].contains(item) || other.contains(item);
-                grouped.left_over.extend(whole_class.into_iter().filter(|item| !is_classified(item)));
-                grouped.classes.push(other); // looked at again: it may be of two kinds itself, as may be what is left here
+    while index < grouping.classes.len() {
+        let is_large =
+            2 * grouping.classes[index].len() > 3 * median_size && grouping.classes.len() < parameters.max_classes;
+        match is_large.then(|| split_class(oracle, &grouping.classes[index], parameters)).flatten() {
+            Some((first_part, second_part)) => {
+                let whole_class = std::mem::replace(&mut grouping.classes[index], first_part);
+                let is_classified = |item: &usize| grouping.classes[index].contains(item) || second_part.contains(item);
+                grouping.unclassified_items.extend(whole_class.into_iter().filter(|item| !is_classified(item)));
+                grouping.classes.push(second_part); // both parts are examined again, because each may still be a mixture
             }
             None => index += 1,
         }
@@ -167,37 +181,40 @@ fn split_large(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, se
 }
 
 /// Splits a class in two; `None` if no part of it distinguishes its members.
-fn split(
-    test: &mut impl EvictionOracle,
+fn split_class(
+    oracle: &mut impl EvictionOracle,
     class: &[usize],
-    search: &GroupingParameters,
+    parameters: &GroupingParameters,
 ) -> Option<(Vec<usize>, Vec<usize>)> {
     // Parts range from hardly a set's worth of one color to several colors' worth.
-    const SUBSETS: usize = 24;
-    for index in 0..SUBSETS {
-        if test.is_exhausted() {
+    const MAX_SUBSETS: usize = 24;
+    for index in 0..MAX_SUBSETS {
+        if oracle.is_exhausted() {
             return None;
         }
-        let size = search.ways + search.ways / 2 + index % 8 * search.ways / 2;
+        let size = parameters.ways + parameters.ways / 2 + index % 8 * parameters.ways / 2;
         let subset: Vec<usize> = class.iter().copied().cycle().skip(index * size).take(size.min(class.len())).collect();
-        let yes = evicted_items(test, class, &subset);
-        let no: Vec<usize> = class.iter().copied().filter(|item| !yes.contains(item)).collect();
-        if yes.len() <= search.ways + 1 || no.len() <= search.ways + 1 {
+        let evicted_members = evicted_items(oracle, class, &subset);
+        let unevicted_members: Vec<usize> =
+            class.iter().copied().filter(|item| !evicted_members.contains(item)).collect();
+        if evicted_members.len() <= parameters.ways + 1 || unevicted_members.len() <= parameters.ways + 1 {
             continue;
         }
-        let core = |items: &[usize]| items.iter().copied().take(2 * search.per_class).collect::<Vec<_>>();
-        let (yes_core, no_core) = (core(&yes), core(&no));
-        let mut mostly =
-            |items: &[usize], evictors: &[usize]| 4 * evicted_items(test, items, evictors).len() >= 3 * items.len();
+        let core =
+            |items: &[usize]| items.iter().copied().take(2 * parameters.representatives_per_class).collect::<Vec<_>>();
+        let (yes_core, no_core) = (core(&evicted_members), core(&unevicted_members));
+        let mut evicts_most =
+            |items: &[usize], evictors: &[usize]| 4 * evicted_items(oracle, items, evictors).len() >= 3 * items.len();
         let take_few = |items: &[usize]| items.iter().copied().take(12).collect::<Vec<_>>();
-        let (some_yes, some_no) = (take_few(&yes), take_few(&no));
-        let is_separate = mostly(&some_yes, &yes_core) && mostly(&some_no, &no_core);
-        let crossing = evicted_items(test, &some_no, &yes_core).len() + evicted_items(test, &some_yes, &no_core).len();
-        if is_separate && crossing <= 3 {
-            let own_items = evicted_items(test, class, &yes_core);
+        let (some_yes, some_no) = (take_few(&evicted_members), take_few(&unevicted_members));
+        let is_separate = evicts_most(&some_yes, &yes_core) && evicts_most(&some_no, &no_core);
+        let cross_evictions =
+            evicted_items(oracle, &some_no, &yes_core).len() + evicted_items(oracle, &some_yes, &no_core).len();
+        if is_separate && cross_evictions <= 3 {
+            let own_items = evicted_items(oracle, class, &yes_core);
             let remaining_items: Vec<usize> = class.iter().copied().filter(|item| !own_items.contains(item)).collect();
-            let other_items = evicted_items(test, &remaining_items, &no_core);
-            if own_items.len() > search.ways && other_items.len() > search.ways {
+            let other_items = evicted_items(oracle, &remaining_items, &no_core);
+            if own_items.len() > parameters.ways && other_items.len() > parameters.ways {
                 return Some((own_items, other_items));
             }
         }
@@ -206,24 +223,25 @@ fn split(
 }
 
 /// Merges classes that evict each other's members.
-fn merge(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
+fn merge_classes(oracle: &mut impl EvictionOracle, grouping: &mut EvictionClasses, parameters: &GroupingParameters) {
     let mut index = 0;
-    while index < grouped.classes.len() {
+    while index < grouping.classes.len() {
         let mut other_index = index + 1;
-        while other_index < grouped.classes.len() {
-            let sample_items = |class: &[usize]| class.iter().copied().take(search.per_class).collect::<Vec<_>>();
+        while other_index < grouping.classes.len() {
+            let sample_items =
+                |class: &[usize]| class.iter().copied().take(parameters.representatives_per_class).collect::<Vec<_>>();
             let (first_items, second_items) =
-                (sample_items(&grouped.classes[index]), sample_items(&grouped.classes[other_index]));
-            let mut crossing = 0;
-            for try_ in 0..3 {
-                let first_evicts = test.evicts(second_items[try_ % second_items.len()], &first_items);
-                let second_evicts = test.evicts(first_items[try_ % first_items.len()], &second_items);
-                crossing += usize::from(first_evicts && second_evicts);
+                (sample_items(&grouping.classes[index]), sample_items(&grouping.classes[other_index]));
+            let mut cross_evictions = 0;
+            for attempt in 0..3 {
+                let first_evicts = oracle.evicts(second_items[attempt % second_items.len()], &first_items);
+                let second_evicts = oracle.evicts(first_items[attempt % first_items.len()], &second_items);
+                cross_evictions += usize::from(first_evicts && second_evicts);
             }
-            if crossing >= 2 {
-                let merged_class = grouped.classes.remove(other_index);
-                grouped.classes[index].extend(merged_class);
-                grouped.merged += 1;
+            if cross_evictions >= 2 {
+                let merged_class = grouping.classes.remove(other_index);
+                grouping.classes[index].extend(merged_class);
+                grouping.merged_count += 1;
             } else {
                 other_index += 1;
             }
@@ -264,7 +282,7 @@ mod tests {
     }
 
     fn search(colors: usize, ways: usize) -> GroupingParameters {
-        GroupingParameters { ways, max_classes: 2 * colors, per_class: ways + ways / 2 }
+        GroupingParameters { ways, max_classes: 2 * colors, representatives_per_class: ways + ways / 2 }
     }
 
     proptest! {
@@ -275,13 +293,13 @@ mod tests {
             let colors = 1usize << power;
             let mut cache = made_up(colors, ways, colors * ways * 5, 0, seed);
             let items: Vec<usize> = (0..cache.color_of.len()).collect();
-            let grouping = group(&mut cache, &items, &search(colors, ways));
+            let grouping = group_items(&mut cache, &items, &search(colors, ways));
             for class in &grouping.classes {
                 prop_assert!(class.iter().all(|&item| cache.color_of[item] == cache.color_of[class[0]]));
             }
             let big = |color| cache.color_of.iter().filter(|&&of| of == color).count() > ways + 1;
             prop_assert_eq!(grouping.classes.len(), (0..colors).filter(|&color| big(color)).count());
-            let item_count: usize = grouping.classes.iter().map(Vec::len).sum::<usize>() + grouping.left_over.len();
+            let item_count: usize = grouping.classes.iter().map(Vec::len).sum::<usize>() + grouping.unclassified_items.len();
             prop_assert_eq!(item_count, items.len());
         }
     }
@@ -297,7 +315,7 @@ mod tests {
             let mut classes = vec![items_in(&[0, 1, 2], &cache), items_in(&[3, 4], &cache)];
             classes.extend((5..8).map(|color| items_in(&[color], &cache)));
             let mut grouped = EvictionClasses { classes, ..EvictionClasses::default() };
-            split_large(&mut cache, &mut grouped, &search(8, 16));
+            split_mixed_classes(&mut cache, &mut grouped, &search(8, 16));
             assert_eq!(grouped.classes.len(), 8, "seed {seed}");
             for class in &grouped.classes {
                 assert!(class.iter().all(|&item| cache.color_of[item] == cache.color_of[class[0]]));
@@ -311,7 +329,7 @@ mod tests {
         for seed in 0..5 {
             let mut cache = made_up(32, 16, 4096, 200, seed);
             let items: Vec<usize> = (0..4096).collect();
-            let grouping = group(&mut cache, &items, &search(32, 16));
+            let grouping = group_items(&mut cache, &items, &search(32, 16));
             assert_eq!(grouping.classes.len(), 32, "seed {seed}");
             let stray = |class: &Vec<usize>| {
                 let count_of_color = |color| class.iter().filter(|&&item| cache.color_of[item] == color).count();
@@ -326,7 +344,7 @@ mod tests {
     #[test]
     fn noise_is_no_color() {
         let mut cache = made_up(32, 16, 2048, 2, 3);
-        let grouping = group(&mut cache, &(0..2048).collect::<Vec<_>>(), &search(32, 16));
+        let grouping = group_items(&mut cache, &(0..2048).collect::<Vec<_>>(), &search(32, 16));
         assert!(grouping.classes.len() < 32 && cache.asked < 200_000, "{} classes", grouping.classes.len());
     }
 }

@@ -118,8 +118,8 @@ impl ColorMap {
                 runs.push(FrameRun { first_frame: frame, colors: String::new() });
             }
             next_frame = frame + 1;
-            let text = color.map_or("--".to_string(), |color| format!("{color:02x}"));
-            runs.last_mut().expect("pushed just now, or there before").colors.push_str(&text);
+            let digits = color.map_or("--".to_string(), |color| format!("{color:02x}"));
+            runs.last_mut().expect("pushed just now, or there before").colors.push_str(&digits);
         }
         runs
     }
@@ -146,7 +146,7 @@ impl ColorMap {
     ///
     /// # Errors
     /// The errors of [`ColorMap::read`], or the directory cannot be trusted.
-    pub fn open_of_host(base: &Path) -> Result<Self, ColorError> {
+    pub fn open_for_host(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(Self::FILE_NAME);
         let text = TrustedDir::open_anchored(base, DirAccess::ReadOnly)
             .and_then(|dir| dir.read_text(Path::new(Self::FILE_NAME), MAX_MAP_BYTES))

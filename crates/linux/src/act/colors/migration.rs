@@ -6,10 +6,10 @@ use std::time::Instant;
 use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::sys::{self, fault};
 
-use super::pool::{Pool, page_frames};
+use super::pool::{PagePool, page_frames};
 
 /// Pages that are moved for the measurement.
-const PAGES: usize = 256;
+const MEASURED_PAGES: usize = 256;
 
 /// The reason why pages cannot be moved on this host, and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,77 +24,78 @@ fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, Mig
     Err(MigrationUnavailable { reason: reason.into(), remedy: remedy.to_string() })
 }
 
-/// The same as [`page_ns`], for callers that color programs themselves and therefore must read the frames of pages too.
+/// The same as [`measure_page_move_ns`], for callers that color programs themselves and therefore must read the frames
+/// of pages too.
 ///
 /// # Errors
 /// The missing prerequisite, with its remedy.
-pub fn page_ns_with_frames() -> Result<f64, MigrationUnavailable> {
-    let memory =
+pub fn measure_page_move_ns_with_frames() -> Result<f64, MigrationUnavailable> {
+    let memory_error =
         |error: io::Error| MigrationUnavailable { reason: format!("memory: {error}"), remedy: "more memory".into() };
-    let page = Pool::new(1).map_err(memory)?;
+    let page = PagePool::new(1).map_err(memory_error)?;
     if page_frames(&cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")), page.page(0) as usize, 1)
         [0]
     .is_none()
     {
         return refuse_migration("frame numbers are hidden from this user", "root, or CAP_SYS_ADMIN");
     }
-    page_ns()
+    measure_page_move_ns()
 }
 
 /// Median time of giving one page another frame: out, copied, in. This exercises everything that a daemon needs to
-/// request other colors from programs' agents, except frame numbers, which only the agents see.
+/// request other colors from agents, except frame numbers, which only the agents read.
 ///
 /// # Errors
 /// The missing prerequisite, with its remedy.
-pub fn page_ns() -> Result<f64, MigrationUnavailable> {
+pub fn measure_page_move_ns() -> Result<f64, MigrationUnavailable> {
     if !cfg!(target_arch = "x86_64") {
         return refuse_migration("pages are colored on x86-64 only", "an x86-64 host");
     }
-    let memory =
+    let memory_error =
         |error: io::Error| MigrationUnavailable { reason: format!("memory: {error}"), remedy: "more memory".into() };
-    let program = Pool::new(PAGES).map_err(memory)?;
-    let fresh_pool = Pool::new(PAGES).map_err(memory)?;
-    let aside = Pool::new(1).map_err(memory)?;
+    let program_pool = PagePool::new(MEASURED_PAGES).map_err(memory_error)?;
+    let fresh_pool = PagePool::new(MEASURED_PAGES).map_err(memory_error)?;
+    let parking_pool = PagePool::new(1).map_err(memory_error)?;
     // SAFETY: no memory is passed. Close-on-exec, non-blocking; faults in kernel mode are handled as well, because a
     // program's read(2) into fresh memory would fail otherwise.
-    let file = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
-    if file < 0 {
-        let reason = format!("userfaultfd: {}", io::Error::from_raw_os_error(-file as i32));
+    let fault_fd = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
+    if fault_fd < 0 {
+        let reason = format!("userfaultfd: {}", io::Error::from_raw_os_error(-fault_fd as i32));
         return refuse_migration(reason, "root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1");
     }
     // SAFETY: a descriptor of our own, closed at the end of this function.
-    let _closer = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(file as i32) };
-    if fault::enable_features(file, fault::MOVE_PAGES) < 0 {
+    let _fd_owner = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fault_fd as i32) };
+    if fault::enable_features(fault_fd, fault::MOVE_PAGES) < 0 {
         return refuse_migration("this kernel cannot move pages between frames (UFFDIO_MOVE)", "Linux 6.8 or newer");
     }
-    let bytes = (PAGES * PAGE_BYTES) as u64;
-    let is_registered = fault::register_range(file, program.page(0) as u64, bytes) >= 0
-        && fault::register_range(file, aside.page(0) as u64, PAGE_BYTES as u64) >= 0;
+    let bytes = (MEASURED_PAGES * PAGE_BYTES) as u64;
+    let is_registered = fault::register_range(fault_fd, program_pool.page(0) as u64, bytes) >= 0
+        && fault::register_range(fault_fd, parking_pool.page(0) as u64, PAGE_BYTES as u64) >= 0;
     // SAFETY: the pool's page; the destination of a move must be absent, and it has no reader.
-    unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
+    unsafe { libc::madvise(parking_pool.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     if !is_registered {
         return refuse_migration("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
     }
-    let mut frames: Vec<u64> = Vec::with_capacity(PAGES);
-    for index in 0..PAGES {
-        let (page, fresh_page) = (program.page(index), fresh_pool.page(index));
+    let mut move_ns: Vec<u64> = Vec::with_capacity(MEASURED_PAGES);
+    for index in 0..MEASURED_PAGES {
+        let (page, fresh_page) = (program_pool.page(index), fresh_pool.page(index));
         let start = Instant::now();
-        if fault::move_page(file, page as u64, aside.page(0) as u64) < 0 {
+        if fault::move_page(fault_fd, page as u64, parking_pool.page(0) as u64) < 0 {
             continue;
         }
         // SAFETY: two pages that hold frames: the fresh one, and the one that was just taken out.
-        unsafe { sys::copy_page(aside.page(0), fresh_page) };
-        let move_result = fault::move_page(file, fresh_page as u64, page as u64);
-        frames.push(start.elapsed().as_nanos() as u64);
+        unsafe { sys::copy_page(parking_pool.page(0), fresh_page) };
+        let move_result = fault::move_page(fault_fd, fresh_page as u64, page as u64);
+        move_ns.push(start.elapsed().as_nanos() as u64);
         if move_result < 0 {
             return refuse_migration(format!("a page could not be moved in: error {move_result}"), "another kernel");
         }
         // SAFETY: as above. The frame that was taken out is returned to the kernel.
-        unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
+        unsafe { libc::madvise(parking_pool.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     }
-    frames.sort_unstable();
-    match frames.get(frames.len() / 2) {
-        Some(&middle) if frames.len() > PAGES / 2 => Ok(middle as f64),
+    move_ns.sort_unstable();
+    match move_ns.get(move_ns.len() / 2) {
+        Some(&median_ns) if move_ns.len() > MEASURED_PAGES / 2 => Ok(median_ns as f64),
         _ => refuse_migration("pages could not be taken out", "another kernel"),
     }
 }
@@ -106,7 +107,7 @@ mod tests {
     /// Are pages either movable at a known cost, or is the missing prerequisite named?
     #[test]
     fn moving_works_or_says_why_not() {
-        match page_ns() {
+        match measure_page_move_ns() {
             Ok(cost_ns) => assert!(cost_ns > 0.0),
             Err(unusable) => {
                 assert!(!unusable.reason.is_empty() && !unusable.remedy.is_empty());
@@ -123,7 +124,7 @@ mod tests {
         let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
         let names = line.split_ascii_whitespace().map(|name| format!(",+{}", name[4..].to_lowercase()));
         let bounds = format!("-all{}", names.collect::<String>());
-        if !rustix::process::geteuid().is_root() || page_ns().is_err() {
+        if !rustix::process::geteuid().is_root() || measure_page_move_ns().is_err() {
             crate::skip_test::report_unchecked(
                 "moving pages by the unit's rights",
                 "needs root and a kernel that moves pages",

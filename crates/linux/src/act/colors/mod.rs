@@ -65,52 +65,55 @@ pub fn boot_id() -> String {
         .to_string()
 }
 
-/// Caches that colors divide on this host, by a discovery since its boot; otherwise the reason why there is none.
+/// Caches that colors divide on this host, according to a discovery since its boot; otherwise, why there are none.
 /// `move_page_ns` is measured here.
 ///
 /// # Errors
 /// The reason, with its remedy.
-pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)>, migration::MigrationUnavailable> {
-    let unusable =
+pub fn survey_partitions(
+    topology: &Topology,
+) -> Result<Vec<(CacheId, PartitionSupport)>, migration::MigrationUnavailable> {
+    let migration_unavailable =
         |reason: String, remedy: &str| migration::MigrationUnavailable { reason, remedy: remedy.to_string() };
-    let discover = "cachemate page-color discover";
-    let map = match map::ColorMap::open_of_host(Path::new(reference_set::BASE)) {
+    let discover_command = "cachemate page-color discover";
+    let map = match map::ColorMap::open_for_host(Path::new(reference_set::BASE)) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Err(unusable("no colors are known on this host yet".into(), discover));
+            return Err(migration_unavailable("no colors are known on this host yet".into(), discover_command));
         }
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-            let remedy = format!("root; where {} is another user's: remove it, then {discover}", reference_set::BASE);
-            return Err(unusable(source.to_string(), &remedy));
+            let remedy =
+                format!("root; where {} is another user's: remove it, then {discover_command}", reference_set::BASE);
+            return Err(migration_unavailable(source.to_string(), &remedy));
         }
-        other => other.map_err(|error| unusable(error.to_string(), discover))?,
+        other => other.map_err(|error| migration_unavailable(error.to_string(), discover_command))?,
     };
     if map.boot_id != boot_id() {
-        return Err(unusable("colors were discovered before the last boot".into(), discover));
+        return Err(migration_unavailable("colors were discovered before the last boot".into(), discover_command));
     }
-    let move_page_ns = migration::page_ns()?;
-    let confines = |cache: &Cache| match &map.last_level {
+    let move_page_ns = migration::measure_page_move_ns()?;
+    let is_divided = |cache: &Cache| match &map.last_level {
         _ if cache.level == map.level => map.private.is_partitioned == Some(true),
-        Some(last) if cache.last_level => last.is_partitioned == Some(true),
+        Some(coverage) if cache.last_level => coverage.is_partitioned == Some(true),
         _ => false,
     };
     let (colors, page_bytes) = (map.colors, u64::from(map.page_bytes));
-    let divided = topology.caches.iter().filter(|cache| confines(cache));
-    Ok(divided
+    let divided_caches = topology.caches.iter().filter(|cache| is_divided(cache));
+    Ok(divided_caches
         .map(|cache| (cache.id, PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns }))
         .collect())
 }
 
-/// The result of [`partitions`] as a sentence.
+/// The result of [`survey_partitions`] as a sentence.
 pub fn describe_partitions(partitions: &[(CacheId, PartitionSupport)]) -> String {
-    let unit_text = |(_, partition): &(CacheId, PartitionSupport)| match partition {
+    let colors_and_move_ns = |(_, partition): &(CacheId, PartitionSupport)| match partition {
         PartitionSupport::Colors { colors, page_migration_ns: move_page_ns, .. } => Some((*colors, *move_page_ns)),
         _ => None,
     };
-    match partitions.iter().find_map(unit_text) {
-        Some((colors, ns)) => format!(
+    match partitions.iter().find_map(colors_and_move_ns) {
+        Some((colors, move_ns)) => format!(
             "{colors} colors divide {} caches, a page moves in {:.1} us; programs started by cachemate page-color run",
             partitions.len(),
-            ns / 1e3
+            move_ns / 1e3
         ),
         None => "known, but no cache of this host is divided by them".to_string(),
     }

@@ -13,12 +13,12 @@ use super::grouping::EvictionOracle;
 
 /// Pages of anonymous memory, each with its own frame, and none of them part of a huge page.
 #[derive(Debug)]
-pub struct Pool {
+pub struct PagePool {
     start: *mut u8,
     pages: usize,
 }
 
-impl Pool {
+impl PagePool {
     /// # Errors
     /// The kernel grants no memory.
     pub fn new(pages: usize) -> io::Result<Self> {
@@ -29,7 +29,7 @@ impl Pool {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let pool = Pool { start: start.cast(), pages };
+        let pool = PagePool { start: start.cast(), pages };
         // SAFETY: the mapping above; without the advice, one frame of 2 MiB would cover 512 pages of all colors. A
         // kernel without huge pages refuses it and has none.
         unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
@@ -49,7 +49,7 @@ impl Pool {
     /// Address of a page.
     ///
     /// # Panics
-    /// There is no page `at`.
+    /// There is no page `index`.
     pub fn page(&self, index: usize) -> *mut u8 {
         assert!(index < self.pages, "page {index} of {}", self.pages);
         // SAFETY: inside the mapping, as just asserted.
@@ -66,14 +66,15 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for PagePool {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `new`, and no reference to it remains.
         unsafe { libc::munmap(self.start.cast(), self.pages * PAGE_BYTES) };
     }
 }
 
-/// Frame numbers of `pages` pages from `address` on. Without CAP_SYS_ADMIN the kernel shows zeros: absent, not frame 0.
+/// Frame numbers of `pages` pages from `address` on. Without CAP_SYS_ADMIN, the kernel reports 0
+/// for every frame, which becomes `None`.
 pub fn page_frames(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<u64>> {
     present_pages(pagemap, address, pages).into_iter().map(|page| Some(page?.frame)).collect()
 }
@@ -90,15 +91,15 @@ pub struct PresentPage {
 /// The same as [`page_frames`], with the kind of each page.
 pub fn present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
     let mut bytes = vec![0u8; pages * 8];
-    let read =
+    let read_bytes =
         pagemap.as_ref().map_or(0, |file| file.read_at(&mut bytes, (address / PAGE_BYTES * 8) as u64).unwrap_or(0));
-    let entry = |index: usize| {
+    let present_page = |index: usize| {
         let word = u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?);
         // Bit 63 = present, 61 = of a file or shared, 0-54 = frame number (Documentation/admin-guide/mm/pagemap.rst).
         let (frame, is_file_page) = (word & ((1 << 55) - 1), word >> 61 & 1 == 1);
-        (index * 8 < read && word >> 63 == 1 && frame != 0).then_some(PresentPage { frame, is_file_page })
+        (index * 8 < read_bytes && word >> 63 == 1 && frame != 0).then_some(PresentPage { frame, is_file_page })
     };
-    (0..pages).map(entry).collect()
+    (0..pages).map(present_page).collect()
 }
 
 /// An oracle that times loads on the cache itself.
@@ -108,26 +109,26 @@ pub struct TimedOracle<'a> {
     /// A load that takes longer has left the private cache.
     pub threshold_cycles: u64,
     /// Advances with each test, so that the next test uses another line.
-    pub turn: usize,
+    pub line_index: usize,
     /// Time at which it gives up.
     pub deadline: Instant,
 }
 
 impl TimedOracle<'_> {
-    fn is_eviction_slow(&mut self, target: usize, set: &[usize]) -> bool {
-        self.turn += 13;
+    fn is_reload_slow(&mut self, target: usize, set: &[usize]) -> bool {
+        self.line_index += 13;
         let pages = set.iter().map(|&item| (self.page)(item));
         // SAFETY: `page` gives pages of a pool or of a mapped file, which outlive the borrow.
-        unsafe { reload_cycles((self.page)(target), pages, self.turn) > self.threshold_cycles }
+        unsafe { reload_cycles((self.page)(target), pages, self.line_index) > self.threshold_cycles }
     }
 }
 
 impl EvictionOracle for TimedOracle<'_> {
     fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
-        is_slow(|| self.is_eviction_slow(target, set))
+        is_slow(|| self.is_reload_slow(target, set))
     }
     fn evicts_reliably(&mut self, target: usize, set: &[usize]) -> bool {
-        (0..6).all(|_| self.is_eviction_slow(target, set))
+        (0..6).all(|_| self.is_reload_slow(target, set))
     }
     fn is_exhausted(&self) -> bool {
         Instant::now() > self.deadline

@@ -24,9 +24,9 @@ use super::{ColorError, verification};
 
 /// The directory's path: in memory, so that the reference set is a set of frames.
 pub const BASE: &str = "/dev/shm/cachemate-color";
-/// Reference frames of each color for a cache of that many ways. If replacement is not LRU, one frame more than ways
-/// evicts a line in 1 of 50 tries, half as many again in half of them, and twice as many almost always.
-pub fn per_color(ways: usize) -> usize {
+/// Reference frames of each color for a cache of that many ways. If replacement is not LRU, one frame more than
+/// the ways evicts a line in 1 of 50 tries, 1.5 times as many frames in half of them, and twice as many almost always.
+pub fn frames_per_color(ways: usize) -> usize {
     2 * ways
 }
 
@@ -72,12 +72,12 @@ impl Drop for MappedFile {
 #[derive(Debug)]
 pub struct LoadedReferenceSet {
     /// The frames, calibrated and completely mapped.
-    pub kit: ReferenceSet,
+    pub frames: ReferenceSet,
     /// The discovery that made it; labels of different discoveries cannot be compared.
     pub id: u64,
     /// Times of hits and misses when it was opened.
     pub calibration: Calibration,
-    _mapped: MappedFile,
+    _mapping: MappedFile,
 }
 
 /// Opens and verifies the reference set in `base`.
@@ -86,7 +86,7 @@ pub struct LoadedReferenceSet {
 /// There is none, it is of another version, hits and misses cannot be distinguished now, or its frames are no longer
 /// of one color each (the host moved them).
 pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
-    open_file(base, KIT)
+    open_file(base, REFERENCE_SET_FILE)
 }
 
 /// Opens the reference set that [`create`] has made, before it is accepted.
@@ -94,7 +94,7 @@ pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 /// # Errors
 /// The errors of [`open`], but an invalid reference set is reported as noise.
 pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
-    open_file(base, NEW_KIT).map_err(|error| match error {
+    open_file(base, NEW_REFERENCE_SET_FILE).map_err(|error| match error {
         ColorError::BadReferenceSet(_, reason) => ColorError::Noisy(reason),
         other => other,
     })
@@ -104,9 +104,9 @@ pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 ///
 /// # Errors
 /// The errors of the file system.
-pub fn accept_base(base: &Path) -> Result<(), ColorError> {
-    let renamed = open_base(base).and_then(|dir| dir.rename(NEW_KIT, KIT));
-    renamed.map_err(|source| ColorError::io_error(&base.join(NEW_KIT), source))
+pub fn accept_new(base: &Path) -> Result<(), ColorError> {
+    let rename_result = open_base(base).and_then(|dir| dir.rename(NEW_REFERENCE_SET_FILE, REFERENCE_SET_FILE));
+    rename_result.map_err(|source| ColorError::io_error(&base.join(NEW_REFERENCE_SET_FILE), source))
 }
 
 /// Opens for reading and writing, and creates a missing file; opening changes no content.
@@ -117,13 +117,13 @@ fn open_base(base: &Path) -> io::Result<TrustedDir> {
     TrustedDir::open_anchored(base, DirAccess::ReadWrite)
 }
 
-const KIT: &str = "reference-set";
-const NEW_KIT: &str = "reference-set.new";
+const REFERENCE_SET_FILE: &str = "reference-set";
+const NEW_REFERENCE_SET_FILE: &str = "reference-set.new";
 
 fn open_file(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
-    let mut open = load(base, name)?;
-    open.calibration = verification::verify_reference_set(&mut open.kit, &base.join(name))?;
-    Ok(open)
+    let mut loaded_set = load(base, name)?;
+    loaded_set.calibration = verification::verify_reference_set(&mut loaded_set.frames, &base.join(name))?;
+    Ok(loaded_set)
 }
 
 /// Opens the reference set in `base` for callers that verify its frames themselves.
@@ -131,30 +131,30 @@ fn open_file(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> 
 /// # Errors
 /// There is none, or it is of another version.
 pub fn open_unverified(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
-    load(base, KIT)
+    load(base, REFERENCE_SET_FILE)
 }
 
 fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
-    let (mapped, id) = map_reference_set(base, name)?;
+    let (mapping, id) = map_reference_set(base, name)?;
     // SAFETY: the result contains both the mapping and the reference set, so they are dropped together.
-    let kit = unsafe { ReferenceSet::new(mapped.start(), mapped.bytes()) };
-    let Some(mut kit) = kit else {
+    let reference_set = unsafe { ReferenceSet::new(mapping.start(), mapping.bytes()) };
+    let Some(mut reference_set) = reference_set else {
         return Err(ColorError::BadReferenceSet(
             base.join(name),
             "its table names pages that are not there".to_string(),
         ));
     };
-    kit.touch();
-    let calibration = kit.calibrate();
-    Ok(LoadedReferenceSet { kit, id, calibration, _mapped: mapped })
+    reference_set.map_frames();
+    let calibration = reference_set.calibrate();
+    Ok(LoadedReferenceSet { frames: reference_set, id, calibration, _mapping: mapping })
 }
 
 /// The discovery that made the reference set in `base`; the frames are not verified.
 ///
 /// # Errors
 /// There is none, or it is of another version.
-pub fn id(base: &Path) -> Result<u64, ColorError> {
-    Ok(map_reference_set(base, KIT)?.1)
+pub fn read_id(base: &Path) -> Result<u64, ColorError> {
+    Ok(map_reference_set(base, REFERENCE_SET_FILE)?.1)
 }
 
 fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
@@ -173,12 +173,12 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
             ReferenceSetHeader::PAGES
         )));
     }
-    let mapped = MappedFile::new(&file, bytes, false).map_err(io_error)?;
+    let mapping = MappedFile::new(&file, bytes, false).map_err(io_error)?;
     // SAFETY: the first bytes of a mapping that is longer than they are.
-    let content = unsafe { std::slice::from_raw_parts(mapped.start(), ReferenceSetHeader::BYTES) };
+    let content = unsafe { std::slice::from_raw_parts(mapping.start(), ReferenceSetHeader::BYTES) };
     let header = ReferenceSetHeader::from_bytes(content)
         .ok_or_else(|| set_error("no reference set of this version".to_string()))?;
-    Ok((mapped, header.id))
+    Ok((mapping, header.id))
 }
 
 /// Makes a reference set from classes of pages found elsewhere: fresh pages of a file in memory are tested against the
@@ -186,69 +186,75 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
 ///
 /// # Errors
 /// No room in memory, or too few pages of some class.
-pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
+pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>) -> Result<(), ColorError> {
     let dir = TrustedDir::create_anchored(base).map_err(|source| ColorError::io_error(base, source))?;
-    let path = base.join(NEW_KIT);
+    let path = base.join(NEW_REFERENCE_SET_FILE);
     let io_error = |source| ColorError::io_error(&path, source);
-    let (colors, per_color) = (classes.classes.len(), per_color(ways));
-    let file = dir.open_file(Path::new(NEW_KIT), READ_WRITE).map_err(io_error)?;
+    let (colors, per_color) = (classes.classes.len(), frames_per_color(ways));
+    let file = dir.open_file(Path::new(NEW_REFERENCE_SET_FILE), READ_WRITE).map_err(io_error)?;
     file.set_len(0).map_err(io_error)?;
     let pages = ReferenceSetHeader::PAGES + 3 * colors * per_color;
     file.set_len((pages * PAGE_BYTES) as u64).map_err(io_error)?;
-    let mapped = MappedFile::new(&file, pages * PAGE_BYTES, true).map_err(io_error)?;
-    let mut table = vec![Vec::new(); colors];
-    let mut unused = Vec::new();
+    let mapping = MappedFile::new(&file, pages * PAGE_BYTES, true).map_err(io_error)?;
+    let mut pages_by_color = vec![Vec::new(); colors];
+    let mut unused_pages = Vec::new();
     for index in ReferenceSetHeader::PAGES..pages {
         // SAFETY: inside the mapping. Written, so that the page has a frame.
-        let page = unsafe { mapped.start().add(index * PAGE_BYTES) };
+        let page = unsafe { mapping.start().add(index * PAGE_BYTES) };
         // SAFETY: as above.
         unsafe { page.write_volatile(1) };
         if Instant::now() > classes.deadline {
             return Err(ColorError::Noisy("the time was over before every color had its frames".to_string()));
         }
-        match classes.sole_class(page).filter(|&color| table[color].len() < per_color + SPARE_FRAMES) {
-            Some(color) => table[color].push(index as u32),
-            None => unused.push(index),
+        match classes.find_sole_class(page).filter(|&color| pages_by_color[color].len() < per_color + SPARE_FRAMES) {
+            Some(color) => pages_by_color[color].push(index as u32),
+            None => unused_pages.push(index),
         }
     }
-    let page = |at: usize| mapped.start().wrapping_add(at * PAGE_BYTES).cast_const();
-    let mut timed =
-        TimedOracle { page: &page, threshold_cycles: classes.threshold_cycles, turn: 3, deadline: classes.deadline };
-    unused.extend(keep_best(&mut timed, &mut table, per_color));
-    if let Some(short_class) = table.iter().find(|members| members.len() < per_color) {
+    let page_at = |at: usize| mapping.start().wrapping_add(at * PAGE_BYTES).cast_const();
+    let mut oracle = TimedOracle {
+        page: &page_at,
+        threshold_cycles: classes.threshold_cycles,
+        line_index: 3,
+        deadline: classes.deadline,
+    };
+    unused_pages.extend(keep_best(&mut oracle, &mut pages_by_color, per_color));
+    if let Some(short_class) = pages_by_color.iter().find(|members| members.len() < per_color) {
         return Err(ColorError::Noisy(format!(
             "{} frames of one color for the reference set, {per_color} needed",
             short_class.len()
         )));
     }
-    for index in unused {
+    for index in unused_pages {
         let (offset, length) = ((index * PAGE_BYTES) as libc::off_t, PAGE_BYTES as libc::off_t);
         // SAFETY: no memory is passed; a hole gives the frame back.
         unsafe {
             libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
         };
     }
-    let header = ReferenceSetHeader { colors: colors as u32, per_color: per_color as u32, id };
+    let header = ReferenceSetHeader { colors: colors as u32, frames_per_color: per_color as u32, id };
     let mut head = header.to_bytes().to_vec();
-    head.extend(table.iter().flatten().flat_map(|page| page.to_le_bytes()));
+    head.extend(pages_by_color.iter().flatten().flat_map(|page| page.to_le_bytes()));
     file.write_all_at(&head, 0).map_err(io_error)
 }
 
 /// Tests the reference frames against each other: each must be evicted by those of its color and not by those of the
 /// next. Keeps the `per_color` of each color that passed most often, and none that failed more than rarely; returns
 /// the removed frames.
-fn keep_best(test: &mut impl EvictionOracle, table: &mut [Vec<u32>], per_color: usize) -> Vec<usize> {
+fn keep_best(oracle: &mut impl EvictionOracle, pages_by_color: &mut [Vec<u32>], per_color: usize) -> Vec<usize> {
     const ROUNDS: usize = 4;
-    let sets: Vec<Vec<usize>> =
-        table.iter().map(|members| members.iter().take(per_color).map(|&member| member as usize).collect()).collect();
+    let sets: Vec<Vec<usize>> = pages_by_color
+        .iter()
+        .map(|members| members.iter().take(per_color).map(|&member| member as usize).collect())
+        .collect();
     let mut removed_indices = Vec::new();
-    for (color, members) in table.iter_mut().enumerate() {
+    for (color, members) in pages_by_color.iter_mut().enumerate() {
         let next_set = &sets[(color + 1) % sets.len()];
         let mut scored_members: Vec<(usize, u32)> = Vec::with_capacity(members.len());
         for &index in members.iter() {
             let own_set: Vec<usize> = sets[color].iter().copied().filter(|&other| other != index as usize).collect();
             let is_confirmed =
-                |_: &usize| test.evicts(index as usize, &own_set) && !test.evicts(index as usize, next_set);
+                |_: &usize| oracle.evicts(index as usize, &own_set) && !oracle.evicts(index as usize, next_set);
             scored_members.push(((0..ROUNDS).filter(is_confirmed).count(), index));
         }
         // A stable sort keeps the first among equals.
@@ -262,7 +268,7 @@ fn keep_best(test: &mut impl EvictionOracle, table: &mut [Vec<u32>], per_color: 
 }
 
 /// Classes of a pool's pages, and the parameters for testing against them.
-pub struct Classes<'a> {
+pub struct ColorClasses<'a> {
     /// Address of the page of an item.
     pub page: &'a dyn Fn(usize) -> *const u8,
     /// A load that takes longer has left the private cache.
@@ -275,22 +281,26 @@ pub struct Classes<'a> {
     pub deadline: Instant,
 }
 
-impl Classes<'_> {
+impl ColorClasses<'_> {
     /// The only class that evicts the page; `None` if no class or several evict it.
-    fn sole_class(&mut self, page: *const u8) -> Option<usize> {
+    fn find_sole_class(&mut self, page: *const u8) -> Option<usize> {
         let page_of = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
-        let mut timed =
-            TimedOracle { page: &page_of, threshold_cycles: self.threshold_cycles, turn: 5, deadline: self.deadline };
-        let mut frame = None;
+        let mut oracle = TimedOracle {
+            page: &page_of,
+            threshold_cycles: self.threshold_cycles,
+            line_index: 5,
+            deadline: self.deadline,
+        };
+        let mut class_index = None;
         for (index, class) in self.classes.iter().enumerate() {
-            if timed.evicts(usize::MAX, &class[..class.len().min(self.per_class)]) {
-                if frame.is_some() {
+            if oracle.evicts(usize::MAX, &class[..class.len().min(self.per_class)]) {
+                if class_index.is_some() {
                     return None;
                 }
-                frame = Some(index);
+                class_index = Some(index);
             }
         }
-        frame
+        class_index
     }
 }
 
@@ -299,7 +309,7 @@ const LEDGER: &str = "ledger";
 /// Known colors of the host's frames: one byte each.
 #[derive(Debug)]
 pub struct FrameLedger {
-    mapped: MappedFile,
+    mapping: MappedFile,
 }
 
 impl FrameLedger {
@@ -310,65 +320,66 @@ impl FrameLedger {
     pub fn open(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(LEDGER);
         let io_error = |source| ColorError::io_error(&path, source);
-        let frames =
-            read_highest_frame().map_err(|source| ColorError::io_error(Path::new("/proc/zoneinfo"), source))?;
+        let frames = read_end_frame().map_err(|source| ColorError::io_error(Path::new("/proc/zoneinfo"), source))?;
         let file = open_base(base).and_then(|dir| dir.open_file(Path::new(LEDGER), READ_WRITE)).map_err(io_error)?;
         if (file.metadata().map_err(io_error)?.len() as usize) < frames {
             file.set_len(frames as u64).map_err(io_error)?; // a hole: memory is taken only where frames are known
         }
-        Ok(FrameLedger { mapped: MappedFile::new(&file, frames, true).map_err(io_error)? })
+        Ok(FrameLedger { mapping: MappedFile::new(&file, frames, true).map_err(io_error)? })
     }
 
-    fn byte(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {
+    fn entry(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {
         // SAFETY: inside the mapping, which is shared between processes: only ever accessed atomically.
-        ((frame as usize) < self.mapped.bytes())
-            .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapped.start().add(frame as usize)) })
+        ((frame as usize) < self.mapping.bytes())
+            .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapping.start().add(frame as usize)) })
     }
 
     /// Color of a frame, if it was ever classified.
     pub fn color(&self, frame: u64) -> Option<u32> {
-        let byte = self.byte(frame)?.load(std::sync::atomic::Ordering::Relaxed);
+        let byte = self.entry(frame)?.load(std::sync::atomic::Ordering::Relaxed);
         byte.checked_sub(1).map(u32::from)
     }
 
     /// Records the color of a frame; `None` if it fits no color, and the earlier entry is erased.
     pub fn record(&self, frame: u64, color: Option<u32>) {
-        if let Some(byte) = self.byte(frame) {
+        if let Some(byte) = self.entry(frame) {
             byte.store(color.map_or(0, |color| color as u8 + 1), std::sync::atomic::Ordering::Relaxed);
         }
     }
 }
 
 /// Frame number at the end of the last zone of memory.
-fn read_highest_frame() -> io::Result<usize> {
+fn read_end_frame() -> io::Result<usize> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/zoneinfo"), 16 << 20)?;
-    let mut spanned = 0;
-    let mut end = 0;
+    let mut spanned_frames = 0;
+    let mut end_frame = 0;
     for line in text.lines() {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         match words[..] {
-            ["spanned", number] => spanned = number.parse().unwrap_or(0),
-            ["start_pfn:", number] if spanned > 0 => end = end.max(number.parse().unwrap_or(0) + spanned),
+            ["spanned", number] => spanned_frames = number.parse().unwrap_or(0),
+            ["start_pfn:", number] if spanned_frames > 0 => {
+                end_frame = end_frame.max(number.parse().unwrap_or(0) + spanned_frames)
+            }
             _ => {}
         }
     }
-    if end == 0 { Err(io::Error::new(io::ErrorKind::InvalidData, "no zone with frames")) } else { Ok(end) }
+    if end_frame == 0 { Err(io::Error::new(io::ErrorKind::InvalidData, "no zone with frames")) } else { Ok(end_frame) }
 }
 
 /// Replaces a file of the directory atomically, by a rename.
 ///
 /// # Errors
 /// The errors of the file system.
-pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorError> {
+pub fn replace_file(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorError> {
     let new_name = format!("{name}.new");
-    let write = || {
+    let write_and_rename = || {
         let dir = open_base(base)?;
         let mut file = dir.open_file(Path::new(&new_name), READ_WRITE)?;
         file.set_len(0)?;
         file.write_all(text)?;
         dir.rename(&new_name, name)
     };
-    write().map_err(|source| ColorError::io_error(&base.join(name), source))
+    write_and_rename().map_err(|source| ColorError::io_error(&base.join(name), source))
 }
 
 #[cfg(test)]

@@ -31,7 +31,11 @@ fn requested_colors(share: &CacheShare) -> Option<&IndexSet> {
     }
 }
 
-fn share_members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) -> Vec<(i32, Option<PathBuf>)> {
+fn find_member_agents(
+    kernel: &dyn Kernel,
+    share: &CacheShare,
+    tasks: &[&ManagedThread],
+) -> Vec<(i32, Option<PathBuf>)> {
     let pid_of = |member: &ShareMember| match member {
         ShareMember::Process(process) => tasks.iter().find(|task| task.process == *process).map(|task| task.pid),
         ShareMember::Task(_) => None, // refused by the check of every plan
@@ -47,45 +51,46 @@ impl ColorShares {
         shares: &[CacheShare],
         tasks: &[&ManagedThread],
     ) -> (Vec<ActiveShare>, Vec<PendingItem>) {
-        let (mut active_shares, mut pending) = (Vec::new(), Vec::new());
+        let (mut active_shares, mut pending_items) = (Vec::new(), Vec::new());
         for share in shares {
             let Some(mask) = requested_colors(share).and_then(color_mask) else { continue };
-            let (mut inside, mut counted_pages, mut fallen, mut done_pages, mut total) = (0, 0, 0, 0, 0);
-            let (mut agents, mut taken_up) = (0, true);
-            for dir in share_members(kernel, share, tasks).into_iter().filter_map(|(_, dir)| dir) {
+            let (mut allowed_pages, mut counted_pages, mut new_fallbacks, mut done_pages, mut total_pages) =
+                (0, 0, 0, 0, 0);
+            let (mut agent_count, mut is_mask_applied) = (0, true);
+            for dir in find_member_agents(kernel, share, tasks).into_iter().filter_map(|(_, dir)| dir) {
                 let Ok(agent) = AgentReport::read(kernel, &dir) else { continue };
-                let figure = |name: &str| agent.counter(name).unwrap_or(0);
-                agents += 1;
-                taken_up &= figure("mask") == mask;
-                inside += figure("inside_pages");
-                counted_pages += figure("inside_pages") + figure("outside_pages") + figure("unknown_pages");
-                done_pages += figure("recolor_done");
-                total += figure("recolor_total").max(figure("recolor_done"));
-                let fallback = figure("fallback_frames") + figure("kernel_frames");
-                let baseline = self.initial_fallbacks.entry(dir).or_insert((mask, fallback));
+                let counter = |name: &str| agent.counter(name).unwrap_or(0);
+                agent_count += 1;
+                is_mask_applied &= counter("mask") == mask;
+                allowed_pages += counter("inside_pages");
+                counted_pages += counter("inside_pages") + counter("outside_pages") + counter("unknown_pages");
+                done_pages += counter("recolor_done");
+                total_pages += counter("recolor_total").max(counter("recolor_done"));
+                let agent_fallbacks = counter("fallback_frames") + counter("kernel_frames");
+                let baseline = self.initial_fallbacks.entry(dir).or_insert((mask, agent_fallbacks));
                 if baseline.0 != mask {
-                    *baseline = (mask, fallback); // another share: counted anew
+                    *baseline = (mask, agent_fallbacks); // a new share begins, so its fallbacks are counted from zero
                 }
-                fallen += fallback - baseline.1.min(fallback);
+                new_fallbacks += agent_fallbacks - baseline.1.min(agent_fallbacks);
             }
-            if agents == 0 {
+            if agent_count == 0 {
                 continue;
             }
-            let pages_inside = (counted_pages > 0).then(|| inside as f64 / counted_pages as f64);
-            if !taken_up || pages_inside.is_some_and(|share| share < 1.0 - MAX_PENDING_SHARE) {
+            let allowed_share = (counted_pages > 0).then(|| allowed_pages as f64 / counted_pages as f64);
+            if !is_mask_applied || allowed_share.is_some_and(|share| share < 1.0 - MAX_PENDING_SHARE) {
                 let item = PlanItem::Share(share.group, share.cache);
-                let total = (taken_up && total > 0).then_some(total);
-                pending.push(PendingItem { item, done: if taken_up { done_pages } else { 0 }, total });
+                let total = (is_mask_applied && total_pages > 0).then_some(total_pages);
+                pending_items.push(PendingItem { item, done: if is_mask_applied { done_pages } else { 0 }, total });
             }
-            let (share, fallback_pages) = (share.clone(), Some(fallen));
+            let (share, fallback_pages) = (share.clone(), Some(new_fallbacks));
             active_shares.push(ActiveShare {
                 share,
-                pages_in_share: pages_inside,
+                pages_in_share: allowed_share,
                 fallback_pages,
                 occupancy_bytes: None,
             });
         }
-        (active_shares, pending)
+        (active_shares, pending_items)
     }
 }
 
@@ -157,7 +162,7 @@ mod tests {
             let (applied, derived) = bench.apply(plan);
             let wanted = std::fs::read_to_string(root.path().join(format!("{}/s1-0/5/wanted", &BASE[1..]))).unwrap();
             let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
-            (applied.calls, lines.join("\n"), wanted)
+            (applied.write_calls, lines.join("\n"), wanted)
         };
         let moves = "and moves all its pages";
         let line = format!("give process 0 colors 8-15 {moves} (was colors 0-7 {moves})");
@@ -176,7 +181,7 @@ mod tests {
     #[test]
     fn a_share_is_pending_until_its_pages_are_inside() {
         let (root, host, tasks) = host_with_agent(&status_text(0xff, 100, 0, 0));
-        let (all, plan) = (tasks.all(), color_plan("8-15", PageMigration::All));
+        let (all, plan) = (tasks.tasks(), color_plan("8-15", PageMigration::All));
         let mut colors = ColorShares::default();
         let mut look = |text: String| {
             std::fs::write(root.path().join(format!("{}/s1-0/5/status", &BASE[1..])), text).unwrap();

@@ -61,9 +61,9 @@ fn a_directory_that_others_have_a_hand_in_is_refused() {
             host.write(&wanted, "overwritten").unwrap_err().to_string(),
             host.read(&wanted).unwrap_err().to_string(),
             host.list(&path_inside("s1-0")).unwrap_err().to_string(),
-            agents::make_session(&base, 1, 1, b"library").unwrap_err().to_string(),
-            reference_set::write_whole(&base, "map.json", b"map").unwrap_err().to_string(),
-            reference_set::id(&base).unwrap_err().to_string(),
+            agents::create_session(&base, 1, 1, b"library").unwrap_err().to_string(),
+            reference_set::replace_file(&base, "map.json", b"map").unwrap_err().to_string(),
+            reference_set::read_id(&base).unwrap_err().to_string(),
         ] {
             assert!(message.contains(expected), "{name}: {message}");
         }
@@ -88,7 +88,7 @@ fn links_and_others_files_in_the_directory_are_refused() {
         assert!(host.read(&path_inside(path)).is_err(), "{path}");
         assert!(host.write(&path_inside(path), "overwritten").is_err(), "{path}");
     }
-    assert!(reference_set::write_whole(&base, "map.json", b"map").unwrap_err().to_string().contains("found a link"));
+    assert!(reference_set::replace_file(&base, "map.json", b"map").unwrap_err().to_string().contains("found a link"));
     assert!(reference_set::FrameLedger::open(&base).unwrap_err().to_string().contains("found a link"));
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
     std::fs::remove_file(base.join("s1-0/5/wanted")).unwrap();
@@ -122,12 +122,12 @@ fn a_directory_of_our_own_serves() {
         std::fs::write(base.join(file), file).unwrap();
     }
     for _ in 0..2 {
-        let session = agents::make_session(&base, 7, 0, b"library").unwrap();
+        let session = agents::create_session(&base, 7, 0, b"library").unwrap();
         assert_eq!(std::fs::read(session.join(agents::LIBRARY)).unwrap(), b"library");
         assert_eq!(std::fs::read(session.join("reference-set")).unwrap(), b"reference-set");
     }
-    reference_set::write_whole(&base, "map.json", b"long text").unwrap();
-    reference_set::write_whole(&base, "map.json", b"text").unwrap();
+    reference_set::replace_file(&base, "map.json", b"long text").unwrap();
+    reference_set::replace_file(&base, "map.json", b"text").unwrap();
     assert_eq!(host.read(&path_inside("map.json")).unwrap(), "text");
     host.write(&path_inside("map.json"), "TE").unwrap();
     assert_eq!(host.read(&path_inside("map.json")).unwrap(), "TExt");

@@ -15,13 +15,13 @@ use cachemate_agent::timing::{Calibration, ReferenceSet};
 use super::ColorError;
 
 /// Maximum time that a proof waits for quiet moments.
-const PATIENCE: Duration = Duration::from_secs(4);
+const MAX_PROOF_TIME: Duration = Duration::from_secs(4);
 const ROUND_PAUSE: Duration = Duration::from_millis(25);
-/// Frames of each color that are tested in one round; at least [`MIN_RIGHT`] of them must have their color.
+/// Frames of each color that are tested in one round; at least [`MIN_AGREEING_FRAMES`] of them must have their color.
 const TESTED_FRAMES: u32 = 8;
-const MIN_RIGHT: u32 = 5;
+const MIN_AGREEING_FRAMES: u32 = 5;
 /// Number of rounds in which a color's frames must behave like moved ones to count as moved.
-const MOVED_ROUNDS: u32 = 4;
+const MIN_MOVED_ROUNDS: u32 = 4;
 
 /// Result of one frame, or of a round of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,10 +38,11 @@ pub enum ProofResult {
 ///
 /// # Safety
 /// The page must belong to the reference set.
-unsafe fn verify_frame(kit: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
+unsafe fn verify_frame(reference_set: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
     // SAFETY: the caller's promise.
-    let (own_proof, next_proof) =
-        unsafe { (kit.has_color(page, color), kit.has_color(page, (color + 1) % kit.colors())) };
+    let (own_proof, next_proof) = unsafe {
+        (reference_set.has_color(page, color), reference_set.has_color(page, (color + 1) % reference_set.colors()))
+    };
     match (own_proof, next_proof) {
         (true, false) => ProofResult::Confirmed,
         (false, false) => ProofResult::Changed,
@@ -58,12 +59,12 @@ struct ColorProof {
 
 impl ColorProof {
     /// Adds a round: the numbers of frames, out of [`TESTED_FRAMES`], that held and that moved.
-    fn add(&mut self, held_frames: u32, moved_frames: u32) {
-        self.is_confirmed |= held_frames >= MIN_RIGHT;
-        self.moved_rounds += u32::from(moved_frames >= MIN_RIGHT);
+    fn add_round(&mut self, held_frames: u32, moved_frames: u32) {
+        self.is_confirmed |= held_frames >= MIN_AGREEING_FRAMES;
+        self.moved_rounds += u32::from(moved_frames >= MIN_AGREEING_FRAMES);
     }
     fn is_settled(&self) -> bool {
-        self.is_confirmed || self.moved_rounds >= MOVED_ROUNDS
+        self.is_confirmed || self.moved_rounds >= MIN_MOVED_ROUNDS
     }
 }
 
@@ -72,25 +73,25 @@ impl ColorProof {
 /// # Errors
 /// Hits and misses cannot be distinguished, or not every color could be verified in time because of noise; or frames
 /// have moved.
-pub(super) fn verify_reference_set(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, ColorError> {
+pub(super) fn verify_reference_set(reference_set: &mut ReferenceSet, path: &Path) -> Result<Calibration, ColorError> {
     let start = Instant::now();
-    let mut colors = vec![ColorProof::default(); kit.colors() as usize];
-    let mut calibration = kit.calibrate();
+    let mut color_proofs = vec![ColorProof::default(); reference_set.colors() as usize];
+    let mut calibration = reference_set.calibrate();
     for round in 0.. {
         if calibration.threshold_cycles().is_some() {
-            for (index, color) in colors.iter_mut().enumerate().filter(|(_, color)| !color.is_settled()) {
-                let (held_frames, moved_frames) = test_round(kit, index as u32, round);
-                color.add(held_frames, moved_frames);
+            for (index, color) in color_proofs.iter_mut().enumerate().filter(|(_, color)| !color.is_settled()) {
+                let (held_frames, moved_frames) = test_round(reference_set, index as u32, round);
+                color.add_round(held_frames, moved_frames);
             }
         }
-        if colors.iter().all(ColorProof::is_settled) || start.elapsed() > PATIENCE {
+        if color_proofs.iter().all(ColorProof::is_settled) || start.elapsed() > MAX_PROOF_TIME {
             break;
         }
         std::thread::sleep(ROUND_PAUSE);
-        calibration = kit.calibrate();
+        calibration = reference_set.calibrate();
     }
-    let unsettled_colors = colors.iter().filter(|color| !color.is_settled()).count();
-    let moved_colors = colors.iter().filter(|color| !color.is_confirmed && color.is_settled()).count();
+    let unsettled_colors = color_proofs.iter().filter(|color| !color.is_settled()).count();
+    let moved_colors = color_proofs.iter().filter(|color| !color.is_confirmed && color.is_settled()).count();
     if unsettled_colors == 0 && moved_colors == 0 {
         return Ok(calibration);
     }
@@ -103,25 +104,25 @@ pub(super) fn verify_reference_set(kit: &mut ReferenceSet, path: &Path) -> Resul
     if moved_colors == 0 {
         return Err(ColorError::Noisy(format!(
             "{unsettled_colors} of {} colors could not be verified in {:.0} s: another program fills this core's cache",
-            colors.len(),
-            PATIENCE.as_secs_f64()
+            color_proofs.len(),
+            MAX_PROOF_TIME.as_secs_f64()
         )));
     }
     let problem = format!(
-        "frames of {moved_colors} of {} colors are no longer of one color, in {MOVED_ROUNDS} rounds each: the host moved them",
-        colors.len()
+        "frames of {moved_colors} of {} colors are no longer of one color, in {MIN_MOVED_ROUNDS} rounds each: the host moved them",
+        color_proofs.len()
     );
     Err(ColorError::BadReferenceSet(path.to_path_buf(), problem))
 }
 
-/// Numbers of frames that hold and that have moved, among the frames that are tested in this round.
-fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
-    let members: Vec<*const u8> = kit.frames_of_color(color).collect();
+/// Tests some frames of a color; returns the numbers of frames that were confirmed and that have moved.
+fn test_round(reference_set: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
+    let members: Vec<*const u8> = reference_set.frames_of_color(color).collect();
     let (mut held_frames, mut moved_frames) = (0, 0);
     for index in 0..TESTED_FRAMES {
         let page = members[((round * TESTED_FRAMES + index) as usize) % members.len()];
         // SAFETY: a frame of the mapped reference set.
-        match unsafe { verify_frame(kit, page, color) } {
+        match unsafe { verify_frame(reference_set, page, color) } {
             ProofResult::Confirmed => held_frames += 1,
             ProofResult::Changed => moved_frames += 1,
             ProofResult::Disturbed => {}
@@ -148,40 +149,44 @@ pub struct ColorVerification {
 impl ColorVerification {
     /// Do enough of its frames hold for a proof?
     pub fn is_usable(&self) -> bool {
-        self.frames_hold * u64::from(TESTED_FRAMES) >= self.frames * u64::from(MIN_RIGHT)
+        self.frames_hold * u64::from(TESTED_FRAMES) >= self.frames * u64::from(MIN_AGREEING_FRAMES)
     }
 }
 
 /// Tests every frame of the reference set once per round, until `max_time` has passed or `stop` returns true; results by
 /// color.
-pub fn watch(kit: &mut ReferenceSet, max_time: Duration, stop: &dyn Fn() -> bool) -> Vec<ColorVerification> {
+pub fn observe_colors(
+    reference_set: &mut ReferenceSet,
+    max_time: Duration,
+    stop: &dyn Fn() -> bool,
+) -> Vec<ColorVerification> {
     let start = Instant::now();
-    let pages: Vec<(u32, *const u8)> = (0..kit.colors())
-        .flat_map(|color| kit.frames_of_color(color).map(move |page| (color, page)).collect::<Vec<_>>())
+    let pages: Vec<(u32, *const u8)> = (0..reference_set.colors())
+        .flat_map(|color| reference_set.frames_of_color(color).map(move |page| (color, page)).collect::<Vec<_>>())
         .collect();
     // Counts by frame: confirmed, moved, disturbed.
-    let mut shown = vec![[0u64; 3]; pages.len()];
+    let mut result_counts = vec![[0u64; 3]; pages.len()];
     loop {
-        kit.calibrate();
-        for ((color, page), counts) in pages.iter().zip(&mut shown) {
+        reference_set.calibrate();
+        for ((color, page), counts) in pages.iter().zip(&mut result_counts) {
             // SAFETY: frames of the mapped reference set.
-            counts[unsafe { verify_frame(kit, *page, *color) } as usize] += 1;
+            counts[unsafe { verify_frame(reference_set, *page, *color) } as usize] += 1;
         }
         if start.elapsed() >= max_time || stop() {
             break;
         }
         std::thread::sleep(ROUND_PAUSE);
     }
-    let mut colors = vec![ColorVerification::default(); kit.colors() as usize];
-    for ((color, _), [holds, moved, disturbed]) in pages.iter().zip(shown) {
-        let verification = &mut colors[*color as usize];
+    let mut verifications = vec![ColorVerification::default(); reference_set.colors() as usize];
+    for ((color, _), [confirmed_count, moved_count, disturbed_count]) in pages.iter().zip(result_counts) {
+        let verification = &mut verifications[*color as usize];
         verification.frames += 1;
-        verification.frames_hold += u64::from(holds > moved);
-        verification.frames_moved += u64::from(moved > holds);
-        verification.answers += holds + moved + disturbed;
-        verification.answers_disturbed += disturbed;
+        verification.frames_hold += u64::from(confirmed_count > moved_count);
+        verification.frames_moved += u64::from(moved_count > confirmed_count);
+        verification.answers += confirmed_count + moved_count + disturbed_count;
+        verification.answers_disturbed += disturbed_count;
     }
-    colors
+    verifications
 }
 
 #[cfg(test)]
@@ -192,14 +197,14 @@ mod tests {
     #[test]
     fn a_color_holds_by_one_round_and_has_moved_by_four() {
         let mut color = ColorProof::default();
-        (0..100).for_each(|_| color.add(2, 2)); // the rest was disturbed
+        (0..100).for_each(|_| color.add_round(2, 2)); // the rest was disturbed
         assert!(!color.is_settled());
-        (0..MOVED_ROUNDS - 1).for_each(|_| color.add(0, TESTED_FRAMES));
+        (0..MIN_MOVED_ROUNDS - 1).for_each(|_| color.add_round(0, TESTED_FRAMES));
         assert!(!color.is_settled());
         let mut actual_color = color;
-        actual_color.add(MIN_RIGHT, 0);
+        actual_color.add_round(MIN_AGREEING_FRAMES, 0);
         assert!(actual_color.is_settled() && actual_color.is_confirmed);
-        color.add(0, MIN_RIGHT);
+        color.add_round(0, MIN_AGREEING_FRAMES);
         assert!(color.is_settled() && !color.is_confirmed);
         let watched = |frames_hold| ColorVerification { frames: 32, frames_hold, ..ColorVerification::default() };
         assert!(watched(20).is_usable() && !watched(19).is_usable());

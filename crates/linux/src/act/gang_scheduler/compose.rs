@@ -12,9 +12,9 @@ use crate::kernel::scheduling::SchedParams;
 /// Maximum number of gangs per cache.
 pub const MAX_GANGS: usize = 30;
 /// Lengths of a turn that the scheduler accepts.
-const TURN_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
-/// A weight of 1.0.
-const USUAL_WEIGHT: f64 = 100.0;
+const ACCEPTED_TURN_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
+/// The scheduler's value for a weight of 1.0.
+const NOMINAL_WEIGHT: f64 = 100.0;
 /// A task's maximum wait beyond two rotations.
 const WAIT_BEYOND_ROTATIONS_MS: u64 = 100;
 
@@ -53,7 +53,7 @@ impl AdvisoryGangs {
 ///
 /// # Errors
 /// The reason why the scheduler cannot keep it.
-pub(crate) fn build_schedule_part(
+pub(crate) fn build_cache_schedule(
     schedule: &GangSchedule,
     rotation: &ThreadRotation,
     caches: &[NumberedCache],
@@ -70,16 +70,20 @@ pub(crate) fn build_schedule_part(
     let mut visited = BTreeSet::new();
     let mut gangs = Vec::new();
     for (members, slices) in &rotation.gangs {
-        if let Some((twice, _)) = members.iter().find(|(thread, _)| !visited.insert(*thread)) {
-            return Err(format!("thread {} is in several gangs", twice.tid));
+        if let Some((duplicate_member, _)) = members.iter().find(|(thread, _)| !visited.insert(*thread)) {
+            return Err(format!("thread {} is in several gangs", duplicate_member.tid));
         }
-        if let Some((flagged, _)) = members.iter().find(|(_, original)| original.flags != 0) {
+        if let Some((reset_on_fork_member, _)) = members.iter().find(|(_, original)| original.flags != 0) {
             let message = "resets its policy on fork, which the scheduler would not restore";
-            return Err(format!("thread {} {message}", flagged.tid));
+            return Err(format!("thread {} {message}", reset_on_fork_member.tid));
         }
         let turn_us = schedule.slice_ns / 1000 * u64::from(*slices);
-        if !TURN_US.contains(&turn_us) {
-            return Err(format!("found a turn of {turn_us} us, expected {} to {}", TURN_US.start(), TURN_US.end()));
+        if !ACCEPTED_TURN_US.contains(&turn_us) {
+            return Err(format!(
+                "found a turn of {turn_us} us, expected {} to {}",
+                ACCEPTED_TURN_US.start(),
+                ACCEPTED_TURN_US.end()
+            ));
         }
         gangs.push((turn_us, members.clone()));
     }
@@ -90,15 +94,15 @@ pub(crate) fn build_schedule_part(
 /// otherwise it is strict.
 pub(crate) fn plan_message(
     generation: u64,
-    parts: &[&CacheSchedule],
-    advised: Option<&AdvisoryGangs>,
+    cache_schedules: &[&CacheSchedule],
+    advisory_gangs: Option<&AdvisoryGangs>,
     weights: &BTreeMap<ThreadKey, f64>,
     clashes: &[(ThreadKey, ThreadKey)],
 ) -> SchedulerPlan {
     let mut plan =
         SchedulerPlan { version: VERSION, generation, longest_wait_ms: 0, turns: Vec::new(), tasks: Vec::new() };
-    let used_caches: Vec<u32> = parts.iter().map(|cache_schedule| cache_schedule.cache).collect();
-    for cache_schedule in parts {
+    let used_caches: Vec<u32> = cache_schedules.iter().map(|cache_schedule| cache_schedule.cache).collect();
+    for cache_schedule in cache_schedules {
         let gangs: Vec<&[GangMember]> = cache_schedule.gangs.iter().map(|(_, members)| members.as_slice()).collect();
         for (gang, (turn_us, members)) in cache_schedule.gangs.iter().enumerate() {
             let may_fill = find_fillers(gang, &gangs, clashes);
@@ -112,13 +116,14 @@ pub(crate) fn plan_message(
                 .extend(members.iter().map(|member| build_task(member, gang, vec![cache_schedule.cache], weights)));
         }
     }
-    if let Some(advised) = advised {
-        let gangs: Vec<&[GangMember]> = advised.gangs.iter().map(Vec::as_slice).collect();
-        let caches: Vec<u32> = advised.caches.iter().copied().filter(|cache| !used_caches.contains(cache)).collect();
+    if let Some(advisory_gangs) = advisory_gangs {
+        let gangs: Vec<&[GangMember]> = advisory_gangs.gangs.iter().map(Vec::as_slice).collect();
+        let caches: Vec<u32> =
+            advisory_gangs.caches.iter().copied().filter(|cache| !used_caches.contains(cache)).collect();
         for &cache in &caches {
             for gang in 0..gangs.len() {
                 let may_fill = find_fillers(gang, &gangs, clashes);
-                plan.turns.push(ScheduledTurn { cache, gang: gang as u32, turn_us: advised.turn_us, may_fill });
+                plan.turns.push(ScheduledTurn { cache, gang: gang as u32, turn_us: advisory_gangs.turn_us, may_fill });
             }
         }
         if !caches.is_empty() {
@@ -129,13 +134,13 @@ pub(crate) fn plan_message(
             plan.tasks.extend(placements.map(|(gang, member)| build_task(member, gang, caches.clone(), weights)));
         }
     }
-    plan.longest_wait_ms = longest_wait_ms(&plan.turns);
+    plan.longest_wait_ms = max_wait_ms(&plan.turns);
     plan
 }
 
 fn build_task(member: &GangMember, gang: usize, caches: Vec<u32>, weights: &BTreeMap<ThreadKey, f64>) -> ScheduledTask {
     let weight = weights.get(&member.0).copied().unwrap_or(1.0);
-    let weight = (weight * USUAL_WEIGHT).round().clamp(1.0, 10_000.0) as u32;
+    let weight = (weight * NOMINAL_WEIGHT).round().clamp(1.0, 10_000.0) as u32;
     ScheduledTask { thread: member.0.tid as u32, gang: gang as u32, caches, weight }
 }
 
@@ -143,19 +148,19 @@ fn find_fillers(gang: usize, gangs: &[&[GangMember]], clashes: &[(ThreadKey, Thr
     if clashes.is_empty() {
         return Vec::new();
     }
-    let clash = |other: &[GangMember]| {
-        let pair = |(a, b): &(ThreadKey, ThreadKey)| {
+    let is_clashing = |other: &[GangMember]| {
+        let is_between = |(a, b): &(ThreadKey, ThreadKey)| {
             let is_in = |thread: &ThreadKey, members: &[GangMember]| members.iter().any(|(member, _)| member == thread);
             (is_in(a, gangs[gang]) && is_in(b, other)) || (is_in(b, gangs[gang]) && is_in(a, other))
         };
-        clashes.iter().any(pair)
+        clashes.iter().any(is_between)
     };
-    (0..gangs.len()).filter(|other| *other != gang && !clash(gangs[*other])).map(|other| other as u32).collect()
+    (0..gangs.len()).filter(|other| *other != gang && !is_clashing(gangs[*other])).map(|other| other as u32).collect()
 }
 
-/// Maximum wait that the scheduler promises: two rotations of the longest turn, and 100 ms.
-fn longest_wait_ms(turns: &[ScheduledTurn]) -> u64 {
-    let mut rotations: BTreeMap<u32, u64> = BTreeMap::new();
-    turns.iter().for_each(|turn| *rotations.entry(turn.cache).or_default() += turn.turn_us);
-    (2 * rotations.into_values().max().unwrap_or(0)).div_ceil(1000) + WAIT_BEYOND_ROTATIONS_MS
+/// Maximum wait that the scheduler promises: two rotations of the cache whose rotation is longest, and 100 ms.
+fn max_wait_ms(turns: &[ScheduledTurn]) -> u64 {
+    let mut rotation_us_by_cache: BTreeMap<u32, u64> = BTreeMap::new();
+    turns.iter().for_each(|turn| *rotation_us_by_cache.entry(turn.cache).or_default() += turn.turn_us);
+    (2 * rotation_us_by_cache.into_values().max().unwrap_or(0)).div_ceil(1000) + WAIT_BEYOND_ROTATIONS_MS
 }

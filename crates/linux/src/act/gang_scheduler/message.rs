@@ -12,7 +12,7 @@ pub const VERSION: u32 = 1;
 pub enum SchedulerRequest {
     /// Puts this plan in force.
     Plan(SchedulerPlan),
-    /// Query of the state in force.
+    /// Queries the state in force.
     State {},
 }
 
@@ -46,16 +46,16 @@ impl SchedulerPlan {
 pub struct ScheduledTurn {
     /// Number of the cache, by [`SchedulerState`].
     pub cache: u32,
-    /// 0 to 29.
+    /// Number of the gang, 0 to 29.
     pub gang: u32,
-    /// 1000 to 1 000 000.
+    /// Length of the turn, 1 000 to 1 000 000.
     pub turn_us: u64,
     /// Gangs that may use CPUs which this turn leaves idle, ascending.
     #[serde(default)]
     pub may_fill: Vec<u32>,
 }
 
-/// One thread's place.
+/// A planned thread with its gang and its caches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduledTask {
@@ -65,7 +65,7 @@ pub struct ScheduledTask {
     pub gang: u32,
     /// Caches on whose CPUs it may run.
     pub caches: Vec<u32>,
-    /// 1 to 10 000; 100 is the usual one.
+    /// Share of CPU time relative to other tasks, 1 to 10 000; 100 is the default.
     pub weight: u32,
 }
 
@@ -78,9 +78,9 @@ pub enum SchedulerReply {
         /// The scheduler's message.
         error: String,
     },
-    /// A plan was taken in.
+    /// The scheduler has accepted a plan.
     Taken {
-        /// The plan's.
+        /// Generation of the plan.
         generation: u64,
         /// Whether the plan is in force; if false, it will be once the scheduler is attached again.
         attached: bool,
@@ -153,12 +153,12 @@ impl SchedulerState {
     /// # Errors
     /// The text of an invalid CPU list.
     pub fn caches(&self) -> Result<Vec<NumberedCache>, String> {
-        let cache = |(number, state): (usize, &CacheTurns)| {
+        let parse_cache = |(number, state): (usize, &CacheTurns)| {
             let cpus: Result<CpuSet, _> = state.cpus.parse();
             let cpus = cpus.map_err(|error| format!("caches[{number}].cpus: found '{}': {error}", state.cpus))?;
             Ok(NumberedCache { number: number as u32, cpus })
         };
-        self.caches.iter().enumerate().map(cache).collect()
+        self.caches.iter().enumerate().map(parse_cache).collect()
     }
 
     /// All turns in force, cache by cache.

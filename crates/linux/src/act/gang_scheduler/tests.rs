@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use cachemate_core::{Gang, GangSchedule, TaskId};
 
-use super::advisory_gangs::advised_gangs;
-use super::compose::{GangMember, build_schedule_part, plan_message};
+use super::advisory_gangs::build_advisory_gangs;
+use super::compose::{GangMember, build_cache_schedule, plan_message};
 use super::fake_tests::FakeScheduler;
 use super::message::{NumberedCache, ScheduledTurn, SchedulerReply};
 use super::{SchedulerClient, message};
@@ -200,9 +200,9 @@ fn what_cannot_be_kept_says_why() {
     let why = |cpus: &str, change: &dyn Fn(&mut GangSchedule, &mut ThreadRotation), used_caches: &[u32]| {
         let (mut schedule, mut rotation) = schedule(cpus, &[5, 6]);
         change(&mut schedule, &mut rotation);
-        build_schedule_part(&schedule, &rotation, &caches, used_caches).unwrap_err()
+        build_cache_schedule(&schedule, &rotation, &caches, used_caches).unwrap_err()
     };
-    assert_eq!(build_schedule_part(&fits.0, &fits.1, &caches, &[1]).unwrap().cache, 0);
+    assert_eq!(build_cache_schedule(&fits.0, &fits.1, &caches, &[1]).unwrap().cache, 0);
     assert_eq!(why("0-3", &|_, _| {}, &[]), "CPUs 0-3 are not within one last-level cache");
     assert_eq!(why("2", &|_, _| {}, &[1]), "cache 1 has turns of another schedule already");
     assert_eq!(why("0", &|_, rotation| rotation.gangs[1].0.push(member(5)), &[]), "thread 5 is in several gangs");
@@ -218,7 +218,7 @@ fn what_cannot_be_kept_says_why() {
 #[test]
 fn weights_and_clashes_reach_the_message() {
     let (schedule, rotation) = schedule("0-1", &[5, 6, 7]);
-    let part = build_schedule_part(&schedule, &rotation, &two_caches(), &[]).unwrap();
+    let part = build_cache_schedule(&schedule, &rotation, &two_caches(), &[]).unwrap();
     let weights = BTreeMap::from([(thread_key(5), 2.5), (thread_key(6), 1e-9), (thread_key(7), 1e9)]);
     let message = plan_message(4, &[&part], None, &weights, &[(thread_key(5), thread_key(6))]);
     assert_eq!(message.tasks.iter().map(|task| task.weight).collect::<Vec<_>>(), [250, 1, 10_000]);
@@ -236,17 +236,17 @@ fn advice_becomes_gangs() {
     let pair = |a, b| ((thread_key(a), thread_key(b)), 1.0);
     // Two times four streams that disturb four chases, in any order.
     let penalties: BTreeMap<_, _> = (0..4).flat_map(|a| (4..8).map(move |b| pair(a, b))).collect();
-    let advice = advised_gangs(&members, &penalties, &two_caches()).unwrap();
+    let advice = build_advisory_gangs(&members, &penalties, &two_caches()).unwrap();
     let gang_of =
         |tid| advice.gangs.iter().position(|gang| gang.iter().any(|(gang_member, _)| gang_member.tid == tid)).unwrap();
     assert_eq!(advice.gangs.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4]);
     assert!(penalties.keys().all(|(a, b)| gang_of(a.tid) != gang_of(b.tid)), "{advice:?}");
-    assert_eq!(advised_gangs(&members[..4], &penalties, &two_caches()), None);
-    assert_eq!(advised_gangs(&members, &BTreeMap::new(), &two_caches()), None);
+    assert_eq!(build_advisory_gangs(&members[..4], &penalties, &two_caches()), None);
+    assert_eq!(build_advisory_gangs(&members, &BTreeMap::new(), &two_caches()), None);
     // More clashes than gangs: the heavy one is kept apart.
     let mut all: BTreeMap<_, _> = (0..8).flat_map(|a| (a + 1..8).map(move |b| pair(a, b))).collect();
     all.insert((thread_key(2), thread_key(3)), 100.0);
-    let advice = advised_gangs(&members, &all, &two_caches()).unwrap();
+    let advice = build_advisory_gangs(&members, &all, &two_caches()).unwrap();
     assert!(advice.gangs.iter().all(|gang| !gang.contains(&member(2)) || !gang.contains(&member(3))));
 }
 

@@ -15,13 +15,13 @@ use crate::kernel::group_dirs::remove_group;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 
 /// Prefix of all our groups' names.
-pub const PREFIX: &str = "cachemate-";
+pub const GROUP_PREFIX: &str = "cachemate-";
 /// Directories of resctrl that are not groups.
-const NO_GROUPS: [&str; 3] = ["info", "mon_groups", "mon_data"];
+const NON_GROUP_DIRS: [&str; 3] = ["info", "mon_groups", "mon_data"];
 
 /// Prefix of the names of this process's groups.
 pub fn own_prefix(owner: ThreadKey) -> String {
-    format!("{PREFIX}{}-{}-", owner.tid, owner.start_ticks)
+    format!("{GROUP_PREFIX}{}-{}-", owner.tid, owner.start_ticks)
 }
 
 /// Names of the groups that have masks of their own, except the root group.
@@ -30,7 +30,9 @@ pub fn own_prefix(owner: ThreadKey) -> String {
 /// The mount cannot be listed.
 pub fn list_groups(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<String>> {
     let mut names = kernel.list(mount)?;
-    names.retain(|name| !NO_GROUPS.contains(&name.as_str()) && kernel.read(&mount.join(name).join("schemata")).is_ok());
+    names.retain(|name| {
+        !NON_GROUP_DIRS.contains(&name.as_str()) && kernel.read(&mount.join(name).join("schemata")).is_ok()
+    });
     Ok(names)
 }
 
@@ -57,13 +59,15 @@ pub fn group_from_proc(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Resul
     let text = match kernel.read(&PathBuf::from(format!("/proc/{tid}/cpu_resctrl_groups"))) {
         Ok(text) => text,
         Err(error) if is_gone(&error) => {
-            kernel.stat(tid)?; // gone, or an old kernel?
+            kernel.stat(tid)?; // distinguishes an exited thread from an old kernel
             return Ok(None);
         }
         Err(error) => return Err(error),
     };
-    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let (Some(control), monitor) = (field("res:"), field("mon:").unwrap_or_default()) else { return Ok(None) };
+    let field_value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let (Some(control), monitor) = (field_value("res:"), field_value("mon:").unwrap_or_default()) else {
+        return Ok(None);
+    };
     let control = Path::new("/").join(control.trim_start_matches('/'));
     Ok(Some(if monitor.is_empty() { control } else { control.join("mon_groups").join(monitor) }))
 }
@@ -75,7 +79,7 @@ pub fn last_status(kernel: &dyn Kernel, mount: &Path) -> Option<String> {
     (!message.is_empty() && message != "ok").then(|| message.to_string())
 }
 
-/// A group of ours whose owner has ended.
+/// A group of ours whose owner has exited.
 #[derive(Debug, PartialEq, Eq)]
 pub struct OrphanGroup {
     /// The group's directory.
@@ -95,55 +99,55 @@ impl std::fmt::Display for OrphanGroup {
 }
 
 /// Maximum wait for a lock on an orphan: the kernel releases the lock of an owner that has just exited.
-const ORPHAN_PATIENCE: Duration = Duration::from_millis(200);
+const MAX_ORPHAN_LOCK_WAIT: Duration = Duration::from_millis(200);
 
 /// The same as [`remove_orphans`], wherever resctrl is mounted, under its lock. If the lock is unavailable, no orphan
 /// is removed.
-pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<OrphanGroup> {
+pub fn remove_orphans_if_mounted(kernel: &dyn Kernel) -> Vec<OrphanGroup> {
     let Ok(mount) = mount_point(kernel) else { return Vec::new() };
     match kernel.lock_dir(&mount, Duration::from_secs(2)) {
-        Ok(_lock) => remove_orphans(kernel, &mount, NO_OWN),
+        Ok(_lock) => remove_orphans(kernel, &mount, NO_OWN_PREFIX),
         Err(error) => {
             let error = Some(format!("resctrl itself is locked: {error}"));
-            let orphans = find_orphans(kernel, &mount, NO_OWN).into_iter().filter(|(_, has_owner)| *has_owner);
+            let orphans = find_orphans(kernel, &mount, NO_OWN_PREFIX).into_iter().filter(|(_, has_owner)| *has_owner);
             orphans.map(|(path, _)| OrphanGroup { path, error: error.clone() }).collect()
         }
     }
 }
 
 /// A prefix that no group has, for a process without groups of its own.
-const NO_OWN: &str = "no group of this process";
+const NO_OWN_PREFIX: &str = "no group of this process";
 
 /// Removes our groups whose owner has exited; their threads go to the root group. Requires resctrl's lock. Returns each
 /// orphan.
 pub fn remove_orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<OrphanGroup> {
-    let mut swept = Vec::new();
+    let mut orphans = Vec::new();
     for (path, has_owner) in find_orphans(kernel, mount, own_prefix) {
-        let error = match kernel.lock_dir(&path, ORPHAN_PATIENCE) {
+        let error = match kernel.lock_dir(&path, MAX_ORPHAN_LOCK_WAIT) {
             Ok(_lock) => remove_group(kernel, &path).err().map(|error| error.to_string()),
             // The name has no owner, so the holder of the lock may be the owner.
             Err(_) if !has_owner => continue,
             Err(error) => Some(format!("its owner has ended, but {error}")),
         };
-        swept.push(OrphanGroup { path, error });
+        orphans.push(OrphanGroup { path, error });
     }
-    swept
+    orphans
 }
 
 /// Our groups except those of live owners, and whether their names contain an owner.
 fn find_orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<(PathBuf, bool)> {
     let names = list_groups(kernel, mount).unwrap_or_default().into_iter();
-    let candidates = names.filter(|name| name.starts_with(PREFIX) && !name.starts_with(own_prefix));
-    let orphan = |name: String| match parse_owner(&name) {
+    let candidates = names.filter(|name| name.starts_with(GROUP_PREFIX) && !name.starts_with(own_prefix));
+    let orphan_entry = |name: String| match parse_owner(&name) {
         Some(owner) if kernel.is_alive(owner).unwrap_or(true) => None,
         owner => Some((mount.join(name), owner.is_some())),
     };
-    candidates.filter_map(orphan).collect()
+    candidates.filter_map(orphan_entry).collect()
 }
 
-/// The process that made a group, by the group's name.
+/// The process that created a group, according to the group's name.
 fn parse_owner(name: &str) -> Option<ThreadKey> {
-    let mut numbers = name.strip_prefix(PREFIX)?.split('-');
+    let mut numbers = name.strip_prefix(GROUP_PREFIX)?.split('-');
     let (tid, start_ticks) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
     // A start time that could not be read is no evidence that the owner has exited.
     (start_ticks > 0).then_some(ThreadKey { tid, start_ticks })

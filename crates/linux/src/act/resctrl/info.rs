@@ -44,11 +44,11 @@ pub struct ResctrlCache {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MonitoredEvents {
     /// Bytes that the lines of a group occupy (CMT, `llc_occupancy`).
-    pub occupancy: bool,
+    pub has_occupancy: bool,
     /// Memory traffic (MBM, `mbm_total_bytes`).
-    pub total_bytes: bool,
+    pub has_total_bytes: bool,
     /// Memory traffic with the cache's own node (MBM, `mbm_local_bytes`).
-    pub local_bytes: bool,
+    pub has_local_bytes: bool,
 }
 
 /// A mounted resctrl.
@@ -57,15 +57,15 @@ pub struct Resctrl {
     /// The directory of the root group.
     pub mount: PathBuf,
     /// Caches that can be divided, in ascending order.
-    pub divided: Vec<ResctrlCache>,
+    pub caches: Vec<ResctrlCache>,
     /// Number of classes of service, including those of the root group and of other tools; 0 if nothing can be divided.
-    pub classes: u32,
+    pub class_count: u32,
     /// Number of classes that other tools used when this was read.
-    pub other_groups: u32,
+    pub other_group_count: u32,
     /// Counters that the monitors have.
     pub counted_events: MonitoredEvents,
     /// Caches of the topology by domain of the monitors.
-    pub monitored: BTreeMap<u32, CacheId>,
+    pub monitored_caches: BTreeMap<u32, CacheId>,
 }
 
 /// Finds and reads resctrl.
@@ -76,22 +76,23 @@ pub struct Resctrl {
 pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, ResctrlUnavailable> {
     let mount = mount_point(kernel)?;
     let mut caches = Vec::new();
-    let mut classes = None;
-    let root = read(kernel, &mount.join("schemata"))?;
-    let root = Schemata::parse(&root).map_err(|problem| unavailable(format!("{}/{problem}", mount.display()), None))?;
-    for (resource, domains) in &root.0 {
+    let mut min_class_count = None;
+    let root_text = read_file(kernel, &mount.join("schemata"))?;
+    let root_schemata =
+        Schemata::parse(&root_text).map_err(|problem| unavailable(format!("{}/{problem}", mount.display()), None))?;
+    for (resource, domains) in &root_schemata.0 {
         let dir = mount.join("info").join(resource);
         let Some(level) = resource_level(resource) else { continue };
-        let (limits, number) = read_constraints(kernel, &dir)?;
-        classes = Some(classes.map_or(number, |smallest: u32| smallest.min(number)));
-        let shared_with_io = mask_file(kernel, &dir.join("shareable_bits")).unwrap_or_default();
+        let (limits, class_count) = read_constraints(kernel, &dir)?;
+        min_class_count = Some(min_class_count.map_or(class_count, |smallest: u32| smallest.min(class_count)));
+        let shared_with_io = read_mask(kernel, &dir.join("shareable_bits")).unwrap_or_default();
         for &domain in domains.keys() {
             let Some(cache) = find_cache(host, level, domain) else { continue };
             if caches.iter().any(|other: &ResctrlCache| other.cache == cache) {
-                continue; // code and data apart: two resources, one cache
+                continue; // with separate masks for code and data, two resources belong to one cache
             }
             let size_bytes = host.topology.caches.iter().find(|c| c.id == cache).and_then(|c| c.size_bytes);
-            let MaskConstraints { ways, min_ways: at_least, contiguous, .. } = limits;
+            let MaskConstraints { ways, min_ways: at_least, must_be_contiguous: contiguous, .. } = limits;
             let shared_with_io = shared_with_io.clone();
             caches.push(ResctrlCache {
                 cache,
@@ -107,43 +108,51 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     }
     caches.sort_by_key(|divided| divided.cache);
     // Bandwidth limits use up the same classes.
-    let bandwidth = number_file(kernel, &mount.join("info/MB/num_closids"));
-    let classes = classes.map_or(0, |classes| bandwidth.map_or(classes, |number| number.min(classes)));
+    let bandwidth_class_count = read_number(kernel, &mount.join("info/MB/num_closids"));
+    let classes =
+        min_class_count.map_or(0, |classes| bandwidth_class_count.map_or(classes, |number| number.min(classes)));
     let names = groups::list_groups(kernel, &mount)
         .map_err(|error| unavailable(format!("{}: {error}", mount.display()), None))?;
-    let other_groups = names.iter().filter(|name| !name.starts_with(groups::PREFIX)).count() as u32;
+    let other_groups = names.iter().filter(|name| !name.starts_with(groups::GROUP_PREFIX)).count() as u32;
     let counted_events = monitored_events(kernel, &mount);
     let monitored = monitored_domains(kernel, &mount, host);
-    Ok(Resctrl { mount, divided: caches, classes, other_groups, counted_events, monitored })
+    Ok(Resctrl {
+        mount,
+        caches,
+        class_count: classes,
+        other_group_count: other_groups,
+        counted_events,
+        monitored_caches: monitored,
+    })
 }
 
 fn read_constraints(kernel: &dyn Kernel, dir: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
     let info_path = |name: &str| dir.join(name);
-    let mask = mask_file(kernel, &info_path("cbm_mask"));
+    let mask = read_mask(kernel, &info_path("cbm_mask"));
     let missing_file =
         |name: &str, expected: &str| unavailable(format!("{}: expected {expected}", info_path(name).display()), None);
     let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| missing_file("cbm_mask", "a hexadecimal mask"))?;
-    let read_number =
-        |name: &str| number_file(kernel, &info_path(name)).ok_or_else(|| missing_file(name, "a whole number"));
+    let require_number =
+        |name: &str| read_number(kernel, &info_path(name)).ok_or_else(|| missing_file(name, "a whole number"));
     let ways = mask.iter().last().map_or(0, |last| last + 1);
     // Before Linux 6.6, the kernel does not report whether it accepts gaps; contiguous masks are accepted everywhere.
-    let contiguous = number_file(kernel, &info_path("sparse_masks")) != Some(1);
+    let is_contiguous = read_number(kernel, &info_path("sparse_masks")) != Some(1);
     let limits = MaskConstraints {
         ways,
-        min_ways: read_number("min_cbm_bits")?,
-        contiguous,
+        min_ways: require_number("min_cbm_bits")?,
+        must_be_contiguous: is_contiguous,
         reserved_ways: IndexSet::default(),
     };
-    Ok((limits, read_number("num_closids")?))
+    Ok((limits, require_number("num_closids")?))
 }
 
 fn monitored_events(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
     let features = kernel.read(&mount.join("info/L3_MON/mon_features")).unwrap_or_default();
     let has_feature = |name: &str| features.lines().any(|line| line.trim() == name);
     MonitoredEvents {
-        occupancy: has_feature("llc_occupancy"),
-        total_bytes: has_feature("mbm_total_bytes"),
-        local_bytes: has_feature("mbm_local_bytes"),
+        has_occupancy: has_feature("llc_occupancy"),
+        has_total_bytes: has_feature("mbm_total_bytes"),
+        has_local_bytes: has_feature("mbm_local_bytes"),
     }
 }
 
@@ -162,32 +171,32 @@ fn find_cache(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<Cac
     host.topology.caches.iter().find(is_match).map(|cache| cache.id)
 }
 
-fn read(kernel: &dyn Kernel, path: &Path) -> Result<String, ResctrlUnavailable> {
+fn read_file(kernel: &dyn Kernel, path: &Path) -> Result<String, ResctrlUnavailable> {
     kernel.read(path).map_err(|error| unavailable(format!("{}: {error}", path.display()), None))
 }
 
-fn number_file(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
+fn read_number(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
     kernel.read(path).ok()?.trim().parse().ok()
 }
 
-fn mask_file(kernel: &dyn Kernel, path: &Path) -> Option<IndexSet> {
+fn read_mask(kernel: &dyn Kernel, path: &Path) -> Option<IndexSet> {
     parse_mask(&kernel.read(path).ok()?)
 }
 
 impl Resctrl {
     /// Caches that policies may partition: none if the root group's class is the only one.
     pub fn partitions(&self) -> Vec<(CacheId, PartitionSupport)> {
-        let max_groups = self.classes.saturating_sub(self.other_groups);
-        let ways = |divided: &ResctrlCache| {
+        let max_groups = self.class_count.saturating_sub(self.other_group_count);
+        let partition_entry = |divided: &ResctrlCache| {
             let ResctrlCache { cache, ways, min_ways, contiguous, .. } = *divided;
             (cache, PartitionSupport::Ways { ways, min_ways, contiguous, max_groups })
         };
-        if max_groups > 1 { self.divided.iter().map(ways).collect() } else { Vec::new() }
+        if max_groups > 1 { self.caches.iter().map(partition_entry).collect() } else { Vec::new() }
     }
 
     /// The entry of a cache that can be divided.
     pub fn cache(&self, cache: CacheId) -> Option<&ResctrlCache> {
-        self.divided.iter().find(|divided| divided.cache == cache)
+        self.caches.iter().find(|divided| divided.cache == cache)
     }
 
     /// The caches that can be partitioned, as a sentence.
@@ -195,21 +204,21 @@ impl Resctrl {
     /// # Errors
     /// No cache can be partitioned; the reason is included.
     pub fn describe_ways(&self) -> Result<String, ResctrlUnavailable> {
-        let Some(first) = self.divided.first() else {
+        let Some(first_cache) = self.caches.first() else {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
             return Err(unavailable(format!("{}: no cache can be divided", self.mount.display()), Some(remedy)));
         };
-        let ResctrlCache { ways, min_ways, contiguous, .. } = first;
-        let (caches, mount) = (self.divided.len(), self.mount.display());
+        let ResctrlCache { ways, min_ways, contiguous, .. } = first_cache;
+        let (cache_count, mount) = (self.caches.len(), self.mount.display());
         let contiguity = if *contiguous { " in one piece" } else { "" };
-        let (classes, other_groups) = (self.classes, self.other_groups);
+        let (classes, other_groups) = (self.class_count, self.other_group_count);
         if classes.saturating_sub(other_groups) < 2 {
             let reason =
                 format!("{mount}: {classes} classes of service, others hold {other_groups}, the root group has one");
             return Err(unavailable(reason, Some("remove others' groups, or a processor with more classes")));
         }
         Ok(format!(
-            "at {mount}: {caches} caches of {ways} ways, {min_ways} or more{contiguity} a group, {} groups",
+            "at {mount}: {cache_count} caches of {ways} ways, {min_ways} or more{contiguity} a group, {} groups",
             classes - other_groups - 1
         ))
     }

@@ -8,17 +8,17 @@ use std::fmt;
 use cachemate_core::{CacheLevel, IndexSet};
 
 /// Maximum number of bits in a mask, which is the width of the hardware's registers.
-const BITS: u32 = 64;
+const MAX_MASK_BITS: u32 = 64;
 
 /// A mask from the kernel's hexadecimal form.
 pub fn parse_mask(text: &str) -> Option<IndexSet> {
     let word = u64::from_str_radix(text.trim(), 16).ok()?;
-    Some((0..BITS).filter(|bit| word >> bit & 1 == 1).collect())
+    Some((0..MAX_MASK_BITS).filter(|bit| word >> bit & 1 == 1).collect())
 }
 
 /// A mask in the kernel's hexadecimal form, without leading zeros.
 pub fn mask_text(mask: &IndexSet) -> String {
-    let word = mask.iter().filter(|&bit| bit < BITS).fold(0u64, |word, bit| word | 1 << bit);
+    let word = mask.iter().filter(|&bit| bit < MAX_MASK_BITS).fold(0u64, |word, bit| word | 1 << bit);
     format!("{word:x}")
 }
 
@@ -38,11 +38,11 @@ impl Schemata {
             if resource_level(resource).is_none() {
                 continue;
             }
-            let domain = |domain_text: &str| {
+            let parse_domain = |domain_text: &str| {
                 let (id, mask) = domain_text.split_once('=')?;
                 Some((id.trim().parse().ok()?, parse_mask(mask)?))
             };
-            let domains: Option<BTreeMap<u32, IndexSet>> = domains.split(';').map(domain).collect();
+            let domains: Option<BTreeMap<u32, IndexSet>> = domains.split(';').map(parse_domain).collect();
             masks.insert(resource.to_string(), domains.ok_or_else(problem)?);
         }
         Ok(Schemata(masks))
@@ -50,20 +50,20 @@ impl Schemata {
 
     /// The mask of a cache; if it is divided separately for code and data, the ways that either may fill.
     pub fn mask_of(&self, level: CacheLevel, domain: u32) -> Option<IndexSet> {
-        let of_level = self.0.iter().filter(|(resource, _)| resource_level(resource) == Some(level));
-        of_level.filter_map(|(_, domains)| domains.get(&domain)).cloned().reduce(|a, b| a.union(&b))
+        let level_domains = self.0.iter().filter(|(resource, _)| resource_level(resource) == Some(level));
+        level_domains.filter_map(|(_, domains)| domains.get(&domain)).cloned().reduce(|a, b| a.union(&b))
     }
 
     /// Sets a cache's mask in all resources that partition it. Returns false if no resource does.
     pub fn set(&mut self, level: CacheLevel, domain: u32, mask: &IndexSet) -> bool {
-        let mut is_divided = false;
+        let mut is_set = false;
         for (_, domains) in self.0.iter_mut().filter(|(resource, _)| resource_level(resource) == Some(level)) {
             if let Some(entry) = domains.get_mut(&domain) {
                 entry.clone_from(mask);
-                is_divided = true;
+                is_set = true;
             }
         }
-        is_divided
+        is_set
     }
 }
 

@@ -36,9 +36,10 @@ fn parse_mount_line(line: &str) -> Option<(bool, PathBuf)> {
     if source_fields.next()? != "resctrl" || *mount_fields.get(3)? != "/" {
         return None;
     }
-    let read_only = |options: &str| options.split(',').any(|option| option == "ro");
-    let read_only = read_only(mount_fields.get(5)?) || source_fields.nth(1).is_some_and(read_only);
-    Some((read_only, PathBuf::from(unescape(mount_fields.get(4)?))))
+    let has_read_only_option = |options: &str| options.split(',').any(|option| option == "ro");
+    let is_read_only =
+        has_read_only_option(mount_fields.get(5)?) || source_fields.nth(1).is_some_and(has_read_only_option);
+    Some((is_read_only, PathBuf::from(unescape(mount_fields.get(4)?))))
 }
 
 /// Decodes a path, in which the kernel writes blanks, tabs, newlines and backslashes as `\ooo`.
@@ -47,8 +48,8 @@ fn unescape(path: &str) -> String {
     escapes.iter().fold(path.to_string(), |path, (escape, character)| path.replace(escape, character))
 }
 
-pub(super) fn unavailable(why: impl Into<String>, remedy: Option<&str>) -> ResctrlUnavailable {
-    ResctrlUnavailable { reason: why.into(), remedy: remedy.map(str::to_string) }
+pub(super) fn unavailable(reason: impl Into<String>, remedy: Option<&str>) -> ResctrlUnavailable {
+    ResctrlUnavailable { reason: reason.into(), remedy: remedy.map(str::to_string) }
 }
 
 /// The reason why resctrl is unavailable, and the remedy.

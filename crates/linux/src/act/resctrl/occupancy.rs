@@ -44,8 +44,8 @@ impl Traffic {
             if is_monitored { read_counter(kernel, &monitor_path(group, domain, name)) } else { None }
         };
         Traffic {
-            total_bytes: read_if_monitored(counted_events.total_bytes, "mbm_total_bytes"),
-            local_bytes: read_if_monitored(counted_events.local_bytes, "mbm_local_bytes"),
+            total_bytes: read_if_monitored(counted_events.has_total_bytes, "mbm_total_bytes"),
+            local_bytes: read_if_monitored(counted_events.has_local_bytes, "mbm_local_bytes"),
         }
     }
 
@@ -81,9 +81,9 @@ pub fn exclusive_ways(kernel: &dyn Kernel, mount: &Path, level: CacheLevel) -> B
     let resources = if level == CacheLevel::L2 { ["L2", "L2CODE", "L2DATA"] } else { ["L3", "L3CODE", "L3DATA"] };
     for resource in resources {
         let text = kernel.read(&mount.join("info").join(resource).join("bit_usage")).unwrap_or_default();
-        for (domain, letters) in text.trim().split(';').filter_map(|domain_text| domain_text.split_once('=')) {
+        for (domain, way_usage) in text.trim().split(';').filter_map(|domain_text| domain_text.split_once('=')) {
             let Ok(domain) = domain.trim().parse() else { continue };
-            let exclusive_letters = letters.chars().rev().zip(0..).filter(|(letter, _)| matches!(letter, 'E' | 'P'));
+            let exclusive_letters = way_usage.chars().rev().zip(0..).filter(|(letter, _)| matches!(letter, 'E' | 'P'));
             ways_by_domain.entry(domain).or_default().extend(exclusive_letters.map(|(_, way)| way));
         }
     }
@@ -94,7 +94,7 @@ pub fn exclusive_ways(kernel: &dyn Kernel, mount: &Path, level: CacheLevel) -> B
 pub type OtherGroupMasks = BTreeMap<String, IndexSet>;
 
 /// All reasons why the group's lines may differ from its mask, one sentence each.
-pub fn explain(
+pub fn explain_occupancy(
     share: &CacheShare,
     occupancy_bytes: Option<u64>,
     resctrl_cache: &ResctrlCache,
@@ -102,16 +102,16 @@ pub fn explain(
 ) -> Vec<String> {
     let Units::Ways { mask } = &share.units else { return Vec::new() };
     let mut reasons = Vec::new();
-    let room_bytes =
+    let mask_bytes =
         resctrl_cache.size_bytes.map(|size| size / u64::from(resctrl_cache.ways.max(1)) * u64::from(mask.count()));
-    if let Some((held_bytes, room)) = occupancy_bytes.zip(room_bytes).filter(|(held_bytes, room)| held_bytes > room) {
+    if let Some((held_bytes, room)) = occupancy_bytes.zip(mask_bytes).filter(|(held_bytes, room)| held_bytes > room) {
         reasons.push(format!(
             "holds {held_bytes} bytes where its ways have {room}: lines from before its mask stay until they are evicted"
         ));
     }
-    let io = mask.intersection(&resctrl_cache.shared_with_io);
-    if !io.is_empty() {
-        reasons.push(format!("ways {io} are filled by input and output too"));
+    let io_ways = mask.intersection(&resctrl_cache.shared_with_io);
+    if !io_ways.is_empty() {
+        reasons.push(format!("ways {io_ways} are filled by input and output too"));
     }
     for (name, other_mask) in other_masks {
         let shared_ways = mask.intersection(other_mask);
@@ -136,7 +136,7 @@ mod tests {
         host.set_file("/r/g/mon_data/mon_L3_01/mbm_total_bytes", "500\n");
         host.set_file("/r/g/mon_data/mon_L3_01/mbm_local_bytes", "Error\n");
         let group = Path::new("/r/g");
-        let all = MonitoredEvents { occupancy: true, total_bytes: true, local_bytes: true };
+        let all = MonitoredEvents { has_occupancy: true, has_total_bytes: true, has_local_bytes: true };
         assert_eq!(occupancy_bytes(&host, group, 1), None);
         let now = Traffic::read(&host, group, 1, all);
         assert_eq!(now, Traffic { total_bytes: Some(500), local_bytes: None });
@@ -178,15 +178,15 @@ mod tests {
             size_bytes: Some(16 << 20),
         };
         let others = BTreeMap::from([("/".to_string(), "4-15".parse().unwrap())]);
-        assert_eq!(explain(&share("0-3"), Some(4 << 20), &divided, &others), Vec::<String>::new());
+        assert_eq!(explain_occupancy(&share("0-3"), Some(4 << 20), &divided, &others), Vec::<String>::new());
         assert_eq!(
-            explain(&share("3-14"), Some(13 << 20), &divided, &others),
+            explain_occupancy(&share("3-14"), Some(13 << 20), &divided, &others),
             [
                 "holds 13631488 bytes where its ways have 12582912: lines from before its mask stay until they are evicted",
                 "ways 14 are filled by input and output too",
                 "ways 4-14 may also be filled by group /",
             ]
         );
-        assert_eq!(explain(&share("0-3"), None, &divided, &others), Vec::<String>::new());
+        assert_eq!(explain_occupancy(&share("0-3"), None, &divided, &others), Vec::<String>::new());
     }
 }

@@ -73,16 +73,16 @@ fn the_guests_trees_are_read() {
     let guest = find_resctrl(GUEST).unwrap();
     assert_eq!(guest.mount, Path::new("/mnt/rdt"));
     let ways = PartitionSupport::Ways { ways: 3, min_ways: 1, contiguous: true, max_groups: 8 };
-    let caches: Vec<_> = guest.divided.iter().map(|divided| (divided.cache, divided.domain)).collect();
+    let caches: Vec<_> = guest.caches.iter().map(|divided| (divided.cache, divided.domain)).collect();
     assert_eq!(guest.partitions(), [(caches[0].0, ways.clone()), (caches[1].0, ways)]);
     assert_eq!(caches.iter().map(|(_, domain)| *domain).collect::<Vec<_>>(), [0, 1]);
-    assert_eq!(guest.divided[0].shared_with_io.to_string(), "2");
+    assert_eq!(guest.caches[0].shared_with_io.to_string(), "2");
     let words = "at /mnt/rdt: 2 caches of 3 ways, 1 or more in one piece a group, 7 groups";
     assert_eq!(guest.describe_ways().unwrap(), words);
-    assert!(guest.monitored.is_empty());
+    assert!(guest.monitored_caches.is_empty());
 
     let owned = find_resctrl(GUEST_WITH_OWNER).unwrap();
-    assert_eq!((owned.other_groups, owned.classes), (1, 8));
+    assert_eq!((owned.other_group_count, owned.class_count), (1, 8));
     let (_dir, host) = unpack_tree(GUEST_WITH_OWNER);
     let exclusive = super::occupancy::exclusive_ways(&host, Path::new("/mnt/rdt"), cachemate_core::CacheLevel::L3);
     assert_eq!(exclusive[&1].to_string(), "0");
@@ -90,7 +90,7 @@ fn the_guests_trees_are_read() {
     assert_eq!(status.as_deref(), Some("No task 999\nError while processing task 999"));
 
     let survey = find_resctrl(GUEST_ONE_CLASS).unwrap();
-    assert_eq!(survey.divided.len(), 4);
+    assert_eq!(survey.caches.len(), 4);
     assert!(survey.partitions().is_empty());
     assert_eq!(
         survey.describe_ways().unwrap_err().reason,
@@ -123,8 +123,12 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
     let intel = find_resctrl(&tree).unwrap();
     let ways = PartitionSupport::Ways { ways: 11, min_ways: 2, contiguous: true, max_groups: 4 };
     assert_eq!(intel.partitions(), [(CacheId(0), ways.clone()), (CacheId(1), ways)]);
-    assert_eq!(intel.monitored, BTreeMap::from([(0, CacheId(0)), (1, CacheId(1))]));
-    assert!(intel.counted_events.occupancy && intel.counted_events.total_bytes && intel.counted_events.local_bytes);
+    assert_eq!(intel.monitored_caches, BTreeMap::from([(0, CacheId(0)), (1, CacheId(1))]));
+    assert!(
+        intel.counted_events.has_occupancy
+            && intel.counted_events.has_total_bytes
+            && intel.counted_events.has_local_bytes
+    );
 }
 
 /// Is an EPYC host read: gaps in masks allowed, sparse cache ids, and other tools' groups using classes?
@@ -225,7 +229,7 @@ impl ResctrlFixture {
         bench.apply(&plan).0
     }
     fn active_shares(&self, shares: &[CacheShare]) -> Vec<String> {
-        let held = self.ways.read_back(&self.cat, shares, &self.tasks.all());
+        let held = self.ways.read_back(&self.cat, shares, &self.tasks.tasks());
         let text = |held: &cachemate_core::ActiveShare| {
             let Units::Ways { mask } = &held.share.units else { panic!("not ways") };
             let share = &held.share;
@@ -236,8 +240,8 @@ impl ResctrlFixture {
     fn restore(&mut self) {
         self.actuator.restore_all(&self.cat).unwrap();
         self.ways.forget();
-        assert!(self.cat.groups.borrow().keys().all(|name| !name.starts_with(groups::PREFIX)));
-        assert!(self.cat.groups_by_thread().values().all(|name| !name.starts_with(groups::PREFIX)));
+        assert!(self.cat.groups.borrow().keys().all(|name| !name.starts_with(groups::GROUP_PREFIX)));
+        assert!(self.cat.groups_by_thread().values().all(|name| !name.starts_with(groups::GROUP_PREFIX)));
         assert!(!self.dir.path().join(Journal::FILE_NAME).exists());
     }
 }
@@ -253,17 +257,17 @@ pub(super) fn share(group: u32, process: u32, cache: u32, mask: &str) -> CacheSh
 #[test]
 fn a_plan_is_the_whole_state_of_the_groups() {
     let mut bench = ResctrlFixture::new();
-    assert_eq!(bench.apply(&[]).calls, 0);
+    assert_eq!(bench.apply(&[]).write_calls, 0);
     assert!(!bench.dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing");
     let first = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
     let applied = bench.apply(&first);
-    assert_eq!((applied.refused, applied.calls), (Vec::new(), 6), "two groups, two masks, two threads");
+    assert_eq!((applied.refused_items, applied.write_calls), (Vec::new(), 6), "two groups, two masks, two threads");
     assert_eq!(bench.cat.mask_texts(), ["5:0=f,8=ff", "6:0=f0,8=3"]);
     assert_eq!(bench.active_shares(&first), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"]);
-    assert_eq!(bench.apply(&first).calls, 0, "again is no change");
+    assert_eq!(bench.apply(&first).write_calls, 0, "again is no change");
     // Only a mask changes: one write, and no thread moves.
     let narrower = [share(1, 0, 0, "0-1"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
-    assert_eq!(bench.apply(&narrower).calls, 1);
+    assert_eq!(bench.apply(&narrower).write_calls, 1);
     assert_eq!(bench.cat.mask_texts(), ["5:0=3,8=ff", "6:0=f0,8=3"]);
     // Another process's share reuses the remaining group, whose second cache is unrestricted again.
     let other = [share(1, 0, 0, "0-1"), share(3, 2, 0, "2-7")];
@@ -284,10 +288,14 @@ fn out_of_classes_the_rest_of_the_plan_stands() {
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3"), share(3, 2, 0, "4-5"), share(3, 2, 1, "4-5")];
     let applied = bench.apply(&plan);
     assert_eq!(bench.active_shares(&plan), ["1@0=0-1x1", "2@0=2-3x1"]);
-    let items: Vec<&PlanItem> = applied.refused.iter().map(|refused| &refused.item).collect();
+    let items: Vec<&PlanItem> = applied.refused_items.iter().map(|refused| &refused.item).collect();
     assert_eq!(items, [&PlanItem::Share(GroupId(3), CacheId(0)), &PlanItem::Share(GroupId(3), CacheId(1))]);
-    assert!(applied.refused.iter().all(|refused| refused.reason == RefusalReason::NoCapacity));
-    assert!(applied.refused[0].message.ends_with("resctrl says: Out of CLOSIDs"), "{}", applied.refused[0].message);
+    assert!(applied.refused_items.iter().all(|refused| refused.reason == RefusalReason::NoCapacity));
+    assert!(
+        applied.refused_items[0].message.ends_with("resctrl says: Out of CLOSIDs"),
+        "{}",
+        applied.refused_items[0].message
+    );
     assert!(!bench.cat.groups_by_thread().contains_key(&7));
     bench.restore();
     assert!(bench.cat.groups.borrow().contains_key("db"), "others' groups stay");
@@ -301,7 +309,7 @@ fn masks_that_the_hardware_does_not_take_are_fitted_and_told() {
     let applied = bench.apply(&plan);
     assert_eq!(bench.active_shares(&plan), ["1@0=3-4x1", "2@0=5-6x1"]);
     let messages: Vec<&str> =
-        applied.refused.iter().map(|refused| refused.message.split(':').next().unwrap()).collect();
+        applied.refused_items.iter().map(|refused| refused.message.split(':').next().unwrap()).collect();
     assert_eq!(messages, ["ways 3 became 3-4", "ways 0,5-6 became 5-6", "ways 9"]);
     bench.restore();
 }
@@ -315,8 +323,8 @@ fn threads_in_others_groups_are_left_there() {
     let applied = bench.apply(&plan);
     assert_eq!(bench.cat.groups_by_thread()[&5], "db");
     assert_eq!(bench.active_shares(&plan), ["2@0=2-3x1"]);
-    assert_eq!(applied.refused[0].reason, RefusalReason::OwnedByOther);
-    assert_eq!(applied.refused[0].message, "thread 5 is in resctrl group /db, which belongs to another tool");
+    assert_eq!(applied.refused_items[0].reason, RefusalReason::OwnedByOther);
+    assert_eq!(applied.refused_items[0].message, "thread 5 is in resctrl group /db, which belongs to another tool");
     bench.restore();
     assert_eq!(bench.cat.groups_by_thread(), BTreeMap::from([(5, "db".to_string())]));
 }
@@ -328,7 +336,7 @@ fn children_born_into_a_group_do_not_stay_there() {
     bench.apply(&[share(1, 0, 0, "0-1")]);
     bench.cat.fork_child(5, 20);
     bench.refresh_tasks();
-    bench.actuator.restore_inherited(&bench.cat, &bench.tasks.all(), &[]).unwrap();
+    bench.actuator.restore_inherited(&bench.cat, &bench.tasks.tasks(), &[]).unwrap();
     bench.apply(&[share(1, 0, 0, "0-1")]);
     assert_eq!(bench.cat.groups_by_thread().keys().copied().collect::<Vec<_>>(), [5]);
     bench.cat.fork_child(5, 21);
@@ -356,9 +364,9 @@ fn what_others_change_is_told_and_set_anew() {
         bench.apply(&plan);
         change(&bench.cat);
         let applied = bench.apply(&plan);
-        assert!(applied.overridden.contains(&item), "{applied:?}");
+        assert!(applied.overridden_items.contains(&item), "{applied:?}");
         assert_eq!(bench.active_shares(&plan), ["1@0=0-1x1"]);
-        assert_eq!(bench.apply(&plan).overridden, []);
+        assert_eq!(bench.apply(&plan).overridden_items, []);
         bench.restore();
     }
 }
@@ -376,18 +384,18 @@ fn locks_are_respected_and_orphans_swept() {
     let living = Path::new(MOUNT).join("cachemate-4-40-0");
     bench.cat.locked.borrow_mut().extend([living, MOUNT.into()]);
     let applied = bench.apply(&[share(1, 0, 0, "0-1")]);
-    assert_eq!((applied.calls, applied.refused[0].reason.clone()), (0, RefusalReason::Busy));
+    assert_eq!((applied.write_calls, applied.refused_items[0].reason.clone()), (0, RefusalReason::Busy));
     bench.cat.locked.borrow_mut().remove(Path::new(MOUNT));
     bench.apply(&[share(1, 0, 0, "0-1")]);
     let names: Vec<String> = bench.cat.groups.borrow().keys().cloned().collect();
     assert_eq!(names, ["cachemate-4-40-0", "cachemate-77-5-0", "db"]);
     bench.actuator.restore_all(&bench.cat).unwrap();
-    let removed = groups::sweep_mounted(&bench.cat);
+    let removed = groups::remove_orphans_if_mounted(&bench.cat);
     assert_eq!(removed, [], "the living one stays");
     bench.cat.locked.borrow_mut().clear();
-    assert_eq!(groups::sweep_mounted(&bench.cat), [], "even if it does not hold its lock");
+    assert_eq!(groups::remove_orphans_if_mounted(&bench.cat), [], "even if it does not hold its lock");
     bench.cat.host.threads.borrow_mut().remove(&4);
-    assert_eq!(groups::sweep_mounted(&bench.cat).len(), 1);
+    assert_eq!(groups::remove_orphans_if_mounted(&bench.cat).len(), 1);
 }
 
 /// If a stranger holds the lock of an orphan, or of resctrl itself: is the orphan reported as not removed, and removed once
@@ -400,12 +408,12 @@ fn an_orphan_that_a_stranger_locks_is_reported() {
     bench.cat.groups.borrow_mut().insert("cachemate-3-9-0".into(), group);
     for locked in [orphan.clone(), MOUNT.into()] {
         bench.cat.locked.borrow_mut().insert(locked);
-        let swept = groups::sweep_mounted(&bench.cat);
+        let swept = groups::remove_orphans_if_mounted(&bench.cat);
         assert_eq!((swept.len(), &swept[0].path), (1, &orphan));
         assert!(swept[0].error.is_some() && swept[0].to_string().contains("not removed"), "{}", swept[0]);
         bench.cat.locked.borrow_mut().clear();
     }
-    let swept = groups::sweep_mounted(&bench.cat);
+    let swept = groups::remove_orphans_if_mounted(&bench.cat);
     assert_eq!(swept, [groups::OrphanGroup { path: orphan, error: None }]);
 }
 
@@ -459,7 +467,7 @@ fn occupancy_and_traffic_are_read() {
     let bytes =
         |place: CounterScope| places.iter().find(|(at, _)| *at == place).unwrap().1.get(CounterEvent::MemoryBytes);
     assert_eq!((bytes(group), bytes(CounterScope::Cache(CacheId(0)))), (Some(40.0), Some(140.0)));
-    let held = bench.ways.read_back(&bench.cat, &plan, &bench.tasks.all());
+    let held = bench.ways.read_back(&bench.cat, &plan, &bench.tasks.tasks());
     assert_eq!(held[0].occupancy_bytes, Some(5 << 20));
     let why = bench.ways.explain(&bench.cat, &held[0]);
     assert_eq!(
@@ -482,10 +490,10 @@ fn a_fault_at_any_step_leaves_a_true_account() {
             let mut bench = ResctrlFixture::new();
             bench.cat.host.fault.set(Some((nth, error)));
             let applied = bench.apply(&plan);
-            assert!(!applied.refused.is_empty(), "{error} at {nth}");
+            assert!(!applied.refused_items.is_empty(), "{error} at {nth}");
             let at_first = bench.active_shares(&plan);
             assert!(at_first.len() < plan.len(), "{error} at {nth}: {at_first:?}");
-            assert!(bench.apply(&plan).refused.is_empty());
+            assert!(bench.apply(&plan).refused_items.is_empty());
             assert_eq!(bench.active_shares(&plan), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"], "{error} at {nth}");
             // A fault during removal is reported, and the next try completes the removal.
             bench.cat.host.fault.set(Some((nth % 3, error)));
@@ -523,6 +531,6 @@ fn the_journal_alone_puts_everything_back() {
 fn a_share_of_nobody_is_no_group() {
     let mut bench = ResctrlFixture::new();
     let unknown_member = CacheShare { members: vec![ShareMember::Task(TaskId(99))], ..share(1, 0, 0, "0-1") };
-    assert_eq!(bench.apply(&[unknown_member]).calls, 0);
+    assert_eq!(bench.apply(&[unknown_member]).write_calls, 0);
     bench.restore();
 }

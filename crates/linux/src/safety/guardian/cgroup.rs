@@ -18,7 +18,7 @@ pub const PREFIX: &str = "cachemate-guardian-";
 #[derive(Debug)]
 pub struct GuardianCgroup {
     root: PathBuf,
-    came_from: PathBuf,
+    original_group: PathBuf,
     group: PathBuf,
 }
 
@@ -48,17 +48,17 @@ impl GuardianCgroup {
     /// # Errors
     /// There is no cgroup v2, or no right to change it; this process stays where it was.
     pub fn enter(kernel: &dyn Kernel) -> io::Result<Option<Self>> {
-        let (root, came_from) = locate_cgroup(kernel, "self")?;
-        if came_from.strip_prefix(&root).is_ok_and(|relative_path| relative_path.as_os_str().is_empty()) {
+        let (root, original_group) = locate_cgroup(kernel, "self")?;
+        if original_group.strip_prefix(&root).is_ok_and(|relative_path| relative_path.as_os_str().is_empty()) {
             return Ok(None);
         }
-        let sibling_parent = came_from.parent().unwrap_or(&root);
+        let sibling_parent = original_group.parent().unwrap_or(&root);
         // Groups left by killed guardians. A live guardian may not have moved in yet.
-        let dead = |name: &String| {
+        let is_dead = |name: &String| {
             let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
             pid.is_some_and(|pid| kernel.read(Path::new(&format!("/proc/{pid}/stat"))).is_err())
         };
-        let dead_groups = kernel.list(sibling_parent).unwrap_or_default().into_iter().filter(dead);
+        let dead_groups = kernel.list(sibling_parent).unwrap_or_default().into_iter().filter(is_dead);
         dead_groups.for_each(|name| drop(kernel.remove_dir(&sibling_parent.join(name))));
         let group = sibling_parent.join(format!("{PREFIX}{}", std::process::id()));
         kernel.make_dir(&group)?;
@@ -67,13 +67,13 @@ impl GuardianCgroup {
             let _ = kernel.remove_dir(&group);
             return Err(error);
         }
-        Ok(Some(GuardianCgroup { root, came_from, group }))
+        Ok(Some(GuardianCgroup { root, original_group, group }))
     }
 
     /// Moves the process to its former group and removes its own. Called at the very end: if the former group is
     /// killed then, the process has nothing left to do.
     pub fn leave(self, kernel: &dyn Kernel) {
-        for group in [&self.came_from, &self.root] {
+        for group in [&self.original_group, &self.root] {
             if kernel.write(&group.join("cgroup.procs"), "0").is_ok() {
                 break;
             }
@@ -83,9 +83,9 @@ impl GuardianCgroup {
     }
 }
 
-/// Do two processes end together when one's control group is ended? `None` if unknown.
-pub fn do_end_together(kernel: &dyn Kernel, pid: i32, other_pid: i32) -> Option<bool> {
-    let (root, of_one) = locate_cgroup(kernel, &pid.to_string()).ok()?;
-    let (_, of_other) = locate_cgroup(kernel, &other_pid.to_string()).ok()?;
-    Some(of_one != root && of_other.starts_with(&of_one))
+/// Does `other_pid` end as well if the control group of `pid` is killed? `None` if unknown.
+pub fn ends_with_group_of(kernel: &dyn Kernel, pid: i32, other_pid: i32) -> Option<bool> {
+    let (root, group) = locate_cgroup(kernel, &pid.to_string()).ok()?;
+    let (_, other_group) = locate_cgroup(kernel, &other_pid.to_string()).ok()?;
+    Some(group != root && other_group.starts_with(&group))
 }

@@ -43,10 +43,10 @@ fn damage_is_told_and_the_journal_put_aside() {
         std::fs::write(&path, &bytes).unwrap();
         let restored = restore_left_behind(&host, dir.path()).unwrap();
         let damage = restored.damage.unwrap();
-        assert_eq!((count_moved(&host), damage.lines.as_slice()), (2, &[3, 4][..]));
+        assert_eq!((count_moved(&host), damage.line_numbers.as_slice()), (2, &[3, 4][..]));
         assert!(damage.to_string().contains("line 3, 4"), "{damage}");
         assert!(restored.removal_error.is_none() && !path.exists());
-        assert_eq!(std::fs::read(&damage.journal).unwrap(), bytes, "as it was");
+        assert_eq!(std::fs::read(&damage.journal_path).unwrap(), bytes, "as it was");
         assert_eq!(journal::find_quarantined(dir.path()).unwrap().len(), round);
     }
 }
@@ -63,7 +63,7 @@ fn damage_does_not_end_what_is_still_to_do() {
     std::fs::write(&path, &bytes).unwrap();
     host.reads_fail.set(Some(libc::EMFILE));
     let restored = restore_left_behind(&host, dir.path()).unwrap();
-    assert!(path.exists() && restored.damage.is_some_and(|damage| damage.journal == path));
+    assert!(path.exists() && restored.damage.is_some_and(|damage| damage.journal_path == path));
     host.reads_fail.set(None);
     restore_left_behind(&host, dir.path()).unwrap();
     assert_eq!(count_moved(&host), 1);
@@ -76,14 +76,14 @@ fn damage_does_not_end_what_is_still_to_do() {
 fn a_read_only_state_directory_keeps_nobody_from_being_put_back() {
     let dir = tempfile::tempdir().unwrap();
     let host = left_behind(dir.path());
-    drop(Lock::acquire_daemon_lock(dir.path()).unwrap().unwrap());
+    drop(DaemonLock::acquire_daemon_lock(dir.path()).unwrap().unwrap());
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
         crate::skip_test::report_unchecked("a read-only state directory", "no right to mount");
         return;
     };
     assert!(std::fs::write(dir.path().join("x"), "x").is_err(), "read-only");
-    let lock = Lock::acquire_daemon_lock(dir.path()).unwrap();
-    assert!(lock.is_some() && Lock::acquire_daemon_lock(dir.path()).unwrap().is_none(), "one at a time");
+    let lock = DaemonLock::acquire_daemon_lock(dir.path()).unwrap();
+    assert!(lock.is_some() && DaemonLock::acquire_daemon_lock(dir.path()).unwrap().is_none(), "one at a time");
     let restored = restore_left_behind(&host, dir.path()).unwrap();
     assert_eq!(count_moved(&host), 0);
     assert!(restored.removal_error.is_some(), "{restored:?}");
@@ -97,8 +97,8 @@ fn without_a_lock_file_the_directory_is_locked() {
         crate::skip_test::report_unchecked("a read-only state directory", "no right to mount");
         return;
     };
-    let lock = Lock::acquire_daemon_lock(dir.path()).unwrap();
-    assert!(lock.is_some() && Lock::acquire_daemon_lock(dir.path()).unwrap().is_none());
+    let lock = DaemonLock::acquire_daemon_lock(dir.path()).unwrap();
+    assert!(lock.is_some() && DaemonLock::acquire_daemon_lock(dir.path()).unwrap().is_none());
 }
 
 /// A directory bound over itself, read-only.
@@ -191,7 +191,7 @@ fn only_ones_own_journal_is_obeyed() {
     std::fs::remove_file(&path).unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     assert!(
-        matches!(Lock::acquire_daemon_lock(dir.path()), Err(JournalError::NotOurs { .. })),
+        matches!(DaemonLock::acquire_daemon_lock(dir.path()), Err(JournalError::NotOurs { .. })),
         "others may write to the directory"
     );
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -245,7 +245,7 @@ fn a_journal_of_another_pid_namespace_is_kept() {
     let affinity_after = host.affinity(tid).unwrap();
     program.kill().unwrap();
     program.wait().unwrap();
-    assert_eq!((affinity_after, restored.account.len()), (affinity_before, 1));
+    assert_eq!((affinity_after, restored.restored_objects.len()), (affinity_before, 1));
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
 }
 
@@ -273,7 +273,7 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     host.set_file("/cg/batch/cpuset.cpus", "1");
     let object = JournalObject::File { path: path.into() };
     let (now, wanted) = (ObjectState::Text("0-3".into()), ObjectState::Text("1".into()));
-    let recovered = journal::recover(dir.path()).unwrap().unwrap();
+    let recovered = journal::read_left_behind(dir.path()).unwrap().unwrap();
     journal::remove_left_behind(dir.path()).unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 0).unwrap();
     journal
@@ -285,7 +285,7 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
         }])
         .unwrap();
     for (object, entry) in recovered.entries {
-        let (now, wanted) = (entry.original, entry.our_values[0].clone());
+        let (now, wanted) = (entry.original, entry.applied_states[0].clone());
         journal
             .journal_changes(&[IntendedChange { object, current: now, target: wanted, follows_cpuset: false }])
             .unwrap();
@@ -294,12 +294,12 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     for _ in 0..2 {
         let restored = restore_left_behind(&host, dir.path()).unwrap();
         assert_eq!(count_moved(&host), 0, "all threads are restored");
-        let failed = restored.account.iter().filter_map(|line| match &line.outcome {
+        let failed = restored.restored_objects.iter().filter_map(|line| match &line.outcome {
             RestoreOutcome::Failed(reason) => Some((line.object.clone(), reason.contains("its parent has CPUs '1'"))),
             _ => None,
         });
         assert_eq!(failed.collect::<Vec<_>>(), [(object.clone(), true)]);
-        let retained = journal::recover(dir.path()).unwrap().unwrap();
+        let retained = journal::read_left_behind(dir.path()).unwrap().unwrap();
         assert_eq!(retained.entries.keys().collect::<Vec<_>>(), [&object]);
         assert_eq!(retained.boot_id.as_deref(), Some("boot"));
     }

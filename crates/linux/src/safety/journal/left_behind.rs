@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Journal, JournalError, JournalFile, JournalObject, RecoveredJournal, open_own, remove, sync_dir};
+use super::{Journal, JournalError, JournalFile, JournalObject, RecoveredJournal, open_trusted, remove, sync_dir};
 
 /// Quarantines a journal with damaged lines beside its former path: everything readable has been restored, and the
 /// rest is for the operator to judge.
@@ -14,10 +14,11 @@ use super::{Journal, JournalError, JournalFile, JournalObject, RecoveredJournal,
 /// The file system fails; the journal keeps its path.
 pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
-    let name = |index: u32| state_dir.join(format!("{}.{index}", Journal::ASIDE));
-    let aside = (1..).map(name).find(|aside| !cachemate_files::path_exists(aside)).expect("numbers do not end");
-    match fs::rename(&path, &aside).and_then(|()| sync_dir(state_dir)) {
-        Ok(()) => Ok(aside),
+    let numbered_path = |index: u32| state_dir.join(format!("{}.{index}", Journal::QUARANTINE_PREFIX));
+    let quarantine_path =
+        (1..).map(numbered_path).find(|aside| !cachemate_files::path_exists(aside)).expect("numbers do not end");
+    match fs::rename(&path, &quarantine_path).and_then(|()| sync_dir(state_dir)) {
+        Ok(()) => Ok(quarantine_path),
         Err(source) => Err(JournalError::Io { path, source }),
     }
 }
@@ -27,9 +28,10 @@ pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
 /// # Errors
 /// The directory cannot be listed.
 pub fn find_quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let is_aside =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(Journal::ASIDE));
-    Ok(cachemate_files::list_dir(state_dir)?.into_iter().filter(is_aside).collect())
+    let is_quarantined = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(Journal::QUARANTINE_PREFIX))
+    };
+    Ok(cachemate_files::list_dir(state_dir)?.into_iter().filter(is_quarantined).collect())
 }
 
 /// Removes a journal that was left behind and has been restored.
@@ -47,25 +49,27 @@ pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
 /// The disk fails; the whole journal stays, and the next restore repeats its objects.
 pub fn retain_left_behind(
     state_dir: &Path,
-    recovered: RecoveredJournal,
+    recovered_journal: RecoveredJournal,
     is_kept: impl Fn(&JournalObject) -> bool,
 ) -> Result<(), JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
-    let RecoveredJournal { boot_id: Some(boot_id), pid_namespace, entries, .. } = recovered else { return Ok(()) };
-    let Some(file) = open_own(&path)? else { return Ok(()) };
+    let RecoveredJournal { boot_id: Some(boot_id), pid_namespace, entries, .. } = recovered_journal else {
+        return Ok(());
+    };
+    let Some(file) = open_trusted(&path)? else { return Ok(()) };
     let since_ticks = entries.values().map(|entry| entry.since_ticks).next().unwrap_or_default();
     let (disk, good_bytes, live_bytes_after_compaction) = (JournalFile::new(file), 0, 0);
     let is_torn = false;
     Journal {
         path,
-        disk,
-        good_bytes,
+        file: disk,
+        valid_bytes: good_bytes,
         is_torn,
-        live_bytes_after_compaction,
+        compacted_bytes: live_bytes_after_compaction,
         boot_id,
         pid_namespace,
         since_ticks,
         entries,
     }
-    .renew(is_kept)
+    .rewrite(is_kept)
 }

@@ -17,16 +17,21 @@ fn only_the_original_is_an_original() {
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
     journal.journal_changes(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
     journal.journal_changes(&[change(1, 1, 3)]).unwrap();
-    let recovered = recover(dir.path()).unwrap().unwrap();
+    let recovered = read_left_behind(dir.path()).unwrap().unwrap();
     assert_eq!(
         recovered.entries[&affinity(1)],
-        JournalEntry { original: cpus(0), our_values: vec![cpus(1), cpus(3)], since_ticks: 70, follows_cpuset: false }
+        JournalEntry {
+            original: cpus(0),
+            applied_states: vec![cpus(1), cpus(3)],
+            since_ticks: 70,
+            follows_cpuset: false
+        }
     );
     assert_eq!(&recovered.entries, journal.entries());
     assert_eq!((recovered.boot_id.as_deref(), recovered.is_torn), (Some("boot"), false));
     assert!(Journal::create(dir.path(), "boot", 70).is_err(), "a journal left behind must not be overwritten");
     journal.remove().unwrap();
-    assert_eq!(recover(dir.path()).unwrap(), None);
+    assert_eq!(read_left_behind(dir.path()).unwrap(), None);
 }
 
 /// Is a journal of the previous version, in use while the command is upgraded, read?
@@ -40,9 +45,13 @@ fn a_journal_of_the_version_before_is_read() {
     ];
     let sum = |line: &str| format!("{:016x} {line}\n", xxhash_rust::xxh3::xxh3_64(line.as_bytes()));
     fs::write(dir.path().join(Journal::FILE_NAME), lines.map(sum).concat()).unwrap();
-    let recovered = recover(dir.path()).unwrap().unwrap();
-    let entry =
-        JournalEntry { original: cpus(0), our_values: vec![cpus(1), cpus(3)], since_ticks: 70, follows_cpuset: false };
+    let recovered = read_left_behind(dir.path()).unwrap().unwrap();
+    let entry = JournalEntry {
+        original: cpus(0),
+        applied_states: vec![cpus(1), cpus(3)],
+        since_ticks: 70,
+        follows_cpuset: false,
+    };
     assert_eq!((recovered.entries, recovered.damaged_lines), (BTreeMap::from([(affinity(1), entry)]), Vec::new()));
 }
 
@@ -56,7 +65,7 @@ fn a_journal_cut_anywhere_keeps_all_whole_lines() {
     let bytes = fs::read(&path).unwrap();
     for cut in 0..bytes.len() {
         fs::write(&path, &bytes[..cut]).unwrap();
-        let recovered = recover(dir.path()).unwrap().unwrap();
+        let recovered = read_left_behind(dir.path()).unwrap().unwrap();
         // A line that lacks only its newline is complete.
         let complete_lines = (0..=cut).filter(|&index| bytes[index] == b'\n').count();
         assert_eq!(recovered.entries.len(), complete_lines.saturating_sub(1), "cut at {cut}");
@@ -75,7 +84,7 @@ fn a_damaged_line_is_named_and_the_others_are_read() {
     let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
     bytes[second] ^= 1;
     fs::write(&path, bytes).unwrap();
-    let recovered = recover(dir.path()).unwrap().unwrap();
+    let recovered = read_left_behind(dir.path()).unwrap().unwrap();
     assert_eq!((recovered.damaged_lines, recovered.entries.len()), (vec![2], 2));
 }
 
@@ -91,7 +100,7 @@ fn one_flipped_bit_costs_one_line_and_is_told() {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
         fs::write(&path, &bytes).unwrap();
-        let Ok(recovered) = recover(dir.path()) else { continue };
+        let Ok(recovered) = read_left_behind(dir.path()) else { continue };
         let recovered = recovered.unwrap();
         let is_complete = recovered.boot_id.is_some() && &recovered.entries == journal.entries();
         assert!(is_complete || !recovered.damaged_lines.is_empty(), "bit {bit}: {recovered:?}");
@@ -114,7 +123,7 @@ fn short_lived_threads_leave_no_trace() {
     assert!(fs::metadata(dir.path().join(Journal::FILE_NAME)).unwrap().len() < 2 * COMPACT_FROM_BYTES);
     journal.compact().unwrap();
     journal.journal_changes(&[change(1, 1, 2)]).unwrap();
-    let recovered = recover(dir.path()).unwrap().unwrap();
+    let recovered = read_left_behind(dir.path()).unwrap().unwrap();
     assert_eq!(recovered.entries.len(), 1);
     assert_eq!(recovered.entries[&affinity(1)].original, cpus(0));
 }
@@ -164,7 +173,7 @@ fn lines_after_a_compaction_are_found() {
         assert_eq!(journal.compact().is_err(), sync);
         NEXT.set(Fails::default());
         journal.journal_changes(&[change(2, 0, 1)]).unwrap();
-        assert_eq!(recover(dir.path()).unwrap().unwrap().entries.len(), 2);
+        assert_eq!(read_left_behind(dir.path()).unwrap().unwrap().entries.len(), 2);
     }
 }
 
@@ -175,7 +184,7 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
     let batch = [change(2, 0, 1), change(1, 1, 3), change(3, 0, 1)];
     let mut text = Vec::new();
     for IntendedChange { object, current: now, target: wanted, follows_cpuset: follows } in batch.clone() {
-        write_line(&mut text, &JournalRecord::Original { object, original: now, ours: vec![wanted], follows });
+        append_line(&mut text, &JournalRecord::Original { object, original: now, ours: vec![wanted], follows });
     }
     for room in (0..=text.len() + 1).step_by(3).chain([text.len()]) {
         for cut in [false, true] {
@@ -184,17 +193,19 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
             journal.journal_changes(&[change(1, 0, 1)]).unwrap();
             let entries_before = journal.entries().clone();
             let room_bytes = (room <= text.len()).then_some(room);
-            journal.disk.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
+            journal.file.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
             assert!(journal.journal_changes(&batch).is_err(), "{room} bytes taken");
             assert_eq!(journal.entries(), &entries_before, "{room} bytes taken, cut {cut}");
             // Another process changes the object that we could not change: its new state is now the original.
             journal.journal_changes(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
-            journal.disk.fails = Fails::default();
+            journal.file.fails = Fails::default();
             journal.journal_changes(&[change(1, 1, 2)]).unwrap();
-            let recovered = recover(dir.path()).unwrap().unwrap();
+            let recovered = read_left_behind(dir.path()).unwrap().unwrap();
             for (object, entry) in journal.entries() {
                 assert_eq!(recovered.entries[object].original, entry.original, "{room} bytes taken, cut fails: {cut}");
-                assert!(entry.our_values.iter().all(|state| recovered.entries[object].our_values.contains(state)));
+                assert!(
+                    entry.applied_states.iter().all(|state| recovered.entries[object].applied_states.contains(state))
+                );
             }
             // An object of the failed batch may be in it, in its original state: restoring that changes nothing.
             let extra = recovered.entries.keys().filter(|object| !journal.entries().contains_key(object));
@@ -210,12 +221,12 @@ fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
     journal.journal_changes(&[change(1, 0, 1)]).unwrap();
-    let good = std::mem::replace(&mut journal.disk.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let good = std::mem::replace(&mut journal.file.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
     for _ in 0..3 {
         assert!(journal.journal_changes(&[change(2, 0, 1)]).is_err());
         assert!(!journal.entries().contains_key(&affinity(2)));
     }
-    journal.disk.file = good;
+    journal.file.file = good;
     journal.journal_changes(&[change(3, 0, 1)]).unwrap();
-    assert_eq!(recover(dir.path()).unwrap().unwrap().entries.len(), 2);
+    assert_eq!(read_left_behind(dir.path()).unwrap().unwrap().entries.len(), 2);
 }

@@ -18,11 +18,11 @@ fn apply_change(
     let change = IntendedChange { current: now, object, target: wanted, follows_cpuset: follows };
     let entry = entries.entry(change.object.clone()).or_insert(JournalEntry {
         original: change.current,
-        our_values: Vec::new(),
+        applied_states: Vec::new(),
         since_ticks: 65,
         follows_cpuset: change.follows_cpuset,
     });
-    entry.our_values.push(change.target.clone());
+    entry.applied_states.push(change.target.clone());
     write_state(host, &change.object, &change.target).unwrap();
 }
 

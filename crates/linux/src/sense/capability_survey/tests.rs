@@ -10,7 +10,7 @@ fn what_the_gang_scheduler_lacks_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("gangs.sock");
     let host = FakeHost::default();
-    let query = |host: &FakeHost| scheduler_in_kernel(host, &socket);
+    let query = |host: &FakeHost| check_gang_scheduler(host, &socket);
     let says = |host: &FakeHost, word: &str, remedy: &str| {
         let capability = query(host);
         assert!(!capability.works && capability.detail.contains(word), "{capability:?}");

@@ -18,7 +18,7 @@ fn fault_tracer() -> MissTracer {
         misses: code(PERF_COUNT_SW_PAGE_FAULTS),
         instructions: code(PERF_COUNT_SW_TASK_CLOCK),
         last_level_misses: None,
-        precise: 0,
+        precise_ip: 0,
     }
 }
 
@@ -82,7 +82,7 @@ fn a_trace_has_every_access_of_its_thread_in_order() {
     let log = trace.finish().unwrap();
     assert_eq!(own.touches_in(&log), touched);
     assert!(others.touches_in(&log).is_empty());
-    assert_eq!(log.lost, Some(0));
+    assert_eq!(log.lost_misses, Some(0));
     assert!(log.counts.get(CounterEvent::Instructions).unwrap() > 0.0);
     let after = FreshPages::new(10);
     after.touch_all();
@@ -100,7 +100,7 @@ fn accesses_without_room_are_lost_by_number() {
     let recorded = pages.touches_in(&log);
     assert_eq!(recorded, touched[..recorded.len()], "the first ones");
     assert!(recorded.len() > 2_000 && recorded.len() < 2_731, "{}", recorded.len());
-    assert!(log.lost.unwrap() >= 4_000 - recorded.len() as u64, "{:?} of {}", log.lost, recorded.len());
+    assert!(log.lost_misses.unwrap() >= 4_000 - recorded.len() as u64, "{:?} of {}", log.lost_misses, recorded.len());
 }
 
 /// Does a log end at its number of entries, at the limit of time, and when its thread exits?
@@ -145,7 +145,7 @@ fn what_a_trace_lacks_is_named() {
         event,
         name: "",
         code: Some(EventCode { kind: 0, config: 1 }),
-        absent_because,
+        absence_reason: absent_because,
     };
     let misses = CounterEvent::Misses(CacheLevel::L3);
     let counting = [survey(CounterEvent::Instructions, None), survey(misses, None)];

@@ -4,8 +4,8 @@
 //! lines and a stream measures mostly itself. Method (prime, wait, reload): two sequential passes load a buffer that
 //! fills a good part of the cache. After a wait, which leaves the cache to the neighbor, single loads of random lines
 //! of the buffer are timed, and those served by memory are counted. The same is done with the neighbor kept away, in
-//! the order away-away / discard-beside-beside / away, so that slow drifts cancel (`crate::sense::probing`); the raw
-//! samples are interpreted by a profiler. Properties: a program that hits the shared cache without missing evicts
+//! the order away-away / discard-beside-beside / away, so that slow drifts cancel (`crate::sense::probe_runner`); the
+//! raw samples are interpreted by a profiler. Properties: a program that hits the shared cache without missing evicts
 //! nothing and is invisible, which is right, because it does no harm. Cost to the neighbor: the lines that priming
 //! takes from it.
 
@@ -19,9 +19,9 @@ pub struct PrimeProber {
     buffer: Vec<u64>,
     /// Line numbers in the order in which they are reloaded.
     order: Vec<u32>,
-    next: usize,
+    next_index: usize,
     /// Loads that take longer came from memory.
-    miss_from_cycles: u64,
+    min_miss_cycles: u64,
 }
 
 const LINE_BYTES: usize = 64;
@@ -32,16 +32,16 @@ const RELOADS: usize = 4096;
 const CALIBRATED_BYTES: usize = 8 << 20;
 
 /// Time limit for fitting; half a second is usual for the largest caches.
-const MAX_FITTED: Duration = Duration::from_secs(8);
+const MAX_FITTING_TIME: Duration = Duration::from_secs(8);
 
 /// Smallest buffer; smaller ones might fit into private caches.
-const SMALLEST_BYTES: usize = 4 << 20;
+const MIN_BUFFER_BYTES: usize = 4 << 20;
 /// Largest share of the lines just loaded that may already have been evicted.
 const MAX_EVICTED_SHARE: f64 = 0.25;
 
 /// Size of the buffer: half of the cache, within limits on time and memory.
-pub fn buffer_bytes(cache_bytes: Option<u64>) -> usize {
-    (cache_bytes.unwrap_or(32 << 20) / 2).clamp(SMALLEST_BYTES as u64, 128 << 20) as usize
+pub fn initial_buffer_bytes(cache_bytes: Option<u64>) -> usize {
+    (cache_bytes.unwrap_or(32 << 20) / 2).clamp(MIN_BUFFER_BYTES as u64, 128 << 20) as usize
 }
 
 /// The neighbor's time alone with the cache: 10 ms for 32 MiB, in which a stream of a few gigabytes per second passes
@@ -78,31 +78,31 @@ impl PrimeProber {
         let lines = buffer_bytes / LINE_BYTES;
         let mut buffer = vec![0u64; lines * WORDS_PER_LINE];
         advise_huge(&mut buffer);
-        buffer.iter_mut().step_by(512).for_each(|word| *word = 1); // touch every page: frames of its own
+        buffer.iter_mut().step_by(512).for_each(|word| *word = 1); // writes every page, so that each has its own frame
         let mut order: Vec<u32> = (0..lines as u32).collect();
         shuffle(&mut order, seed);
-        let mut prober = PrimeProber { buffer, order, next: 0, miss_from_cycles: u64::MAX };
-        prober.miss_from_cycles = prober.calibrate()?;
+        let mut prober = PrimeProber { buffer, order, next_index: 0, min_miss_cycles: u64::MAX };
+        prober.min_miss_cycles = prober.calibrate()?;
         Ok(prober)
     }
 
-    /// A prober whose buffer fits the actual cache: half of `cache_bytes`, halved again while much of the buffer is
-    /// evicted right after loading. Virtual machines see their host's whole cache, although they have only a share of
-    /// it.
+    /// A prober whose buffer fits the actual cache: half of `cache_bytes`, halved again as long as much of the buffer
+    /// is evicted right after it was loaded. Virtual machines report their host's whole cache, although they have only
+    /// a share of it.
     ///
     /// # Errors
     /// As [`PrimeProber::new`]; or it takes too long to be useful, as under emulation.
-    pub fn fitting(cache_bytes: Option<u64>, seed: u64) -> io::Result<Self> {
-        let (start, mut bytes) = (Instant::now(), buffer_bytes(cache_bytes));
+    pub fn fit_to_cache(cache_bytes: Option<u64>, seed: u64) -> io::Result<Self> {
+        let (start, mut bytes) = (Instant::now(), initial_buffer_bytes(cache_bytes));
         loop {
             let mut prober = PrimeProber::new(bytes, seed)?;
-            if start.elapsed() > MAX_FITTED {
+            if start.elapsed() > MAX_FITTING_TIME {
                 let (seconds, mib) = (start.elapsed().as_secs_f64(), bytes >> 20);
                 let message =
                     format!("calibrating took {seconds:.1} s and was at {mib} MiB: too slow a machine to probe on");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, message));
             }
-            if bytes / 2 < SMALLEST_BYTES || prober.is_buffer_retained() {
+            if bytes / 2 < MIN_BUFFER_BYTES || prober.is_buffer_retained() {
                 return Ok(prober);
             }
             bytes /= 2;
@@ -110,9 +110,9 @@ impl PrimeProber {
     }
 
     fn is_buffer_retained(&mut self) -> bool {
-        let mut missed: [u32; 5] = std::array::from_fn(|_| self.sample(Duration::ZERO).missed);
-        missed.sort_unstable();
-        f64::from(missed[2]) <= MAX_EVICTED_SHARE * RELOADS as f64
+        let mut missed_reloads: [u32; 5] = std::array::from_fn(|_| self.sample(Duration::ZERO).missed);
+        missed_reloads.sort_unstable();
+        f64::from(missed_reloads[2]) <= MAX_EVICTED_SHARE * RELOADS as f64
     }
 
     /// Size of the cache that this buffer fits.
@@ -129,17 +129,17 @@ impl PrimeProber {
         }
     }
 
-    fn reload(&mut self) -> usize {
+    fn count_missed_reloads(&mut self) -> usize {
         let mut missed = 0;
         for _ in 0..RELOADS {
-            let line = self.order[self.next] as usize;
-            self.next = (self.next + 1) % self.order.len();
-            missed += usize::from(self.timed_load(line) >= self.miss_from_cycles);
+            let line = self.order[self.next_index] as usize;
+            self.next_index = (self.next_index + 1) % self.order.len();
+            missed += usize::from(self.measure_load_cycles(line) >= self.min_miss_cycles);
         }
         missed
     }
 
-    fn timed_load(&self, line: usize) -> u64 {
+    fn measure_load_cycles(&self, line: usize) -> u64 {
         let start = cycles_now();
         std::hint::black_box(self.buffer[line * WORDS_PER_LINE]);
         cycles_now() - start
@@ -150,15 +150,15 @@ impl PrimeProber {
     pub fn sample(&mut self, wait: Duration) -> ReloadSample {
         let start = Instant::now();
         self.prime();
-        let primed = Instant::now();
-        while primed.elapsed() < wait {
+        let wait_start = Instant::now();
+        while wait_start.elapsed() < wait {
             std::hint::spin_loop();
         }
-        let missed = self.reload() as u32;
+        let missed = self.count_missed_reloads() as u32;
         ReloadSample { missed, reloads: RELOADS as u32, elapsed_ns: start.elapsed().as_nanos() as u64 }
     }
 
-    /// Size of the buffer.
+    /// Size of this prober's buffer.
     pub fn buffer_bytes(&self) -> u64 {
         size_of_val(self.buffer.as_slice()) as u64
     }
@@ -175,29 +175,30 @@ impl PrimeProber {
             .take(RELOADS)
             .collect();
         for line in (0..calibrated_lines).chain(0..calibrated_lines) {
-            self.timed_load(line);
+            self.measure_load_cycles(line);
         }
-        let hits: Vec<u64> = lines.iter().map(|&line| self.timed_load(line)).collect();
+        let hits: Vec<u64> = lines.iter().map(|&line| self.measure_load_cycles(line)).collect();
         let mut misses: Vec<u64> = Vec::with_capacity(lines.len());
         for &line in &lines {
             flush_line(&self.buffer[line * WORDS_PER_LINE]);
-            misses.push(self.timed_load(line));
+            misses.push(self.measure_load_cycles(line));
         }
-        let middle = |mut cycles: Vec<u64>| {
+        let median = |mut cycles: Vec<u64>| {
             cycles.sort_unstable();
             cycles.get(cycles.len() / 2).copied().unwrap_or(1).max(1)
         };
-        let (hit, miss) = (middle(hits), middle(misses));
-        if miss < hit + hit / 4 {
-            let message = format!("a hit takes {hit} cycles and a miss {miss}: they cannot be told apart here");
+        let (hit_cycles, miss_cycles) = (median(hits), median(misses));
+        if miss_cycles < hit_cycles + hit_cycles / 4 {
+            let message =
+                format!("a hit takes {hit_cycles} cycles and a miss {miss_cycles}: they cannot be told apart here");
             return Err(io::Error::other(message));
         }
-        Ok((hit as f64 * miss as f64).sqrt() as u64)
+        Ok((hit_cycles as f64 * miss_cycles as f64).sqrt() as u64)
     }
 
     /// Threshold of a miss, for `doctor` to show.
-    pub fn miss_from_cycles(&self) -> u64 {
-        self.miss_from_cycles
+    pub fn min_miss_cycles(&self) -> u64 {
+        self.min_miss_cycles
     }
 }
 
@@ -213,10 +214,10 @@ fn shuffle(order: &mut [u32], seed: u64) {
 fn advise_huge(buffer: &mut [u64]) {
     const PAGE: usize = 4096;
     let start = buffer.as_mut_ptr() as usize;
-    let first = start.next_multiple_of(PAGE);
-    let length = (start + size_of_val(buffer)).saturating_sub(first) / PAGE * PAGE;
+    let first_page = start.next_multiple_of(PAGE);
+    let length = (start + size_of_val(buffer)).saturating_sub(first_page) / PAGE * PAGE;
     // SAFETY: whole pages within a buffer that we own; the advice does not change its content.
-    unsafe { libc::madvise(first as *mut libc::c_void, length, libc::MADV_HUGEPAGE) };
+    unsafe { libc::madvise(first_page as *mut libc::c_void, length, libc::MADV_HUGEPAGE) };
 }
 
 #[cfg(test)]
@@ -228,7 +229,7 @@ mod tests {
     fn a_sample_is_a_share() {
         assert!(PrimeProber::new(1000, 1).is_err());
         // Whatever size the kernel reports, the buffer that fits is no larger than half of it.
-        if let Ok(prober) = PrimeProber::fitting(Some(16 << 20), 1) {
+        if let Ok(prober) = PrimeProber::fit_to_cache(Some(16 << 20), 1) {
             assert!((4 << 20..=8 << 20).contains(&prober.buffer_bytes()));
             assert_eq!(prober.cache_bytes(), 2 * prober.buffer_bytes());
         }

@@ -9,33 +9,33 @@ use cachemate_core::Neighbor;
 
 const WORDS_PER_LINE: usize = 8;
 /// Largest footprint; larger ones are a mistake, or take too long to allocate.
-const LARGEST_BYTES: u64 = 1 << 30;
+const MAX_FOOTPRINT_BYTES: u64 = 1 << 30;
 /// Lines between two reads of the clock.
-const LINES_AT_ONCE: usize = 4096;
+const LINES_PER_CLOCK_READ: usize = 4096;
 
 /// A neighbor with its memory.
 pub struct NeighborLoad {
     memory: Vec<u64>,
     position: usize,
-    chase: bool,
+    is_chase: bool,
 }
 
 impl NeighborLoad {
     /// Allocates and touches the footprint; a stream's is twice the cache, and 64 MiB at least.
     pub fn new(neighbor: Neighbor, cache_bytes: Option<u64>) -> Self {
-        let (bytes, chase) = match neighbor {
+        let (bytes, is_chase) = match neighbor {
             Neighbor::Chase { footprint_bytes } => (footprint_bytes, true),
             Neighbor::Pirate { footprint_bytes } => (footprint_bytes, false),
             Neighbor::Stream => (cache_bytes.unwrap_or(32 << 20).saturating_mul(2).max(64 << 20), false),
         };
-        let lines = (bytes.clamp(4096, LARGEST_BYTES) / 64) as usize;
+        let lines = (bytes.clamp(4096, MAX_FOOTPRINT_BYTES) / 64) as usize;
         let mut memory = vec![0u64; lines * WORDS_PER_LINE];
-        if chase {
+        if is_chase {
             link_random_cycle(&mut memory, lines);
         } else {
             memory.iter_mut().step_by(WORDS_PER_LINE).for_each(|word| *word = 1);
         }
-        NeighborLoad { memory, position: 0, chase }
+        NeighborLoad { memory, position: 0, is_chase }
     }
 
     /// Runs for about `duration`, and returns the number of touched lines.
@@ -43,14 +43,14 @@ impl NeighborLoad {
         let start = Instant::now();
         let mut lines = 0;
         while start.elapsed() < duration {
-            for _ in 0..LINES_AT_ONCE {
+            for _ in 0..LINES_PER_CLOCK_READ {
                 let word = std::hint::black_box(self.memory[self.position]);
-                self.position = if self.chase { word as usize } else { self.position + WORDS_PER_LINE };
+                self.position = if self.is_chase { word as usize } else { self.position + WORDS_PER_LINE };
                 if self.position >= self.memory.len() {
                     self.position = 0;
                 }
             }
-            lines += LINES_AT_ONCE as u64;
+            lines += LINES_PER_CLOCK_READ as u64;
         }
         lines
     }
@@ -94,7 +94,9 @@ mod tests {
     fn neighbors_run_and_count() {
         let footprint_bytes = 1 << 20;
         for neighbor in [Neighbor::Chase { footprint_bytes }, Neighbor::Pirate { footprint_bytes }, Neighbor::Stream] {
-            assert!(NeighborLoad::new(neighbor, Some(1 << 20)).run(Duration::from_millis(2)) >= LINES_AT_ONCE as u64);
+            assert!(
+                NeighborLoad::new(neighbor, Some(1 << 20)).run(Duration::from_millis(2)) >= LINES_PER_CLOCK_READ as u64
+            );
         }
     }
 }

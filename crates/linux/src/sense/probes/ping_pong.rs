@@ -16,9 +16,9 @@ use super::PinnedThread;
 
 /// Rounds, and round trips in each. The minimum over the rounds is reported.
 const ROUNDS: u32 = 8;
-const TRIPS: u32 = 60;
+const TRIPS_PER_ROUND: u32 = 60;
 /// Timeout, so that a partner that is never scheduled does not hang the probe.
-const PATIENCE: Duration = Duration::from_millis(200);
+const MAX_WAIT: Duration = Duration::from_millis(200);
 
 /// Meaning of a round-trip time within the host's bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,38 +81,38 @@ struct SharedLine(AtomicU32);
 /// A CPU cannot be used, or one of the threads did not get its CPU within the probe's patience (`TimedOut`).
 pub fn round_trip(cpus: (CpuId, CpuId)) -> io::Result<PingPong> {
     let line = SharedLine(AtomicU32::new(0));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + MAX_WAIT;
     std::thread::scope(|scope| {
-        let pong = scope.spawn(|| {
+        let pong_thread = scope.spawn(|| {
             let pinned = PinnedThread::new(cpus.1)?;
-            for turn in 0..ROUNDS * TRIPS {
-                wait_for(&line, 2 * turn + 1, deadline)?;
-                line.0.store(2 * turn + 2, Ordering::Release);
+            for trip in 0..ROUNDS * TRIPS_PER_ROUND {
+                wait_for_value(&line, 2 * trip + 1, deadline)?;
+                line.0.store(2 * trip + 2, Ordering::Release);
             }
             Ok::<u64, io::Error>(pinned.cost_ns())
         });
-        let ping = || {
+        let run_ping = || {
             let pinned = PinnedThread::new(cpus.0)?;
-            let mut fastest = Duration::MAX;
+            let mut fastest_round = Duration::MAX;
             for round in 0..ROUNDS {
                 let start = Instant::now();
-                for turn in round * TRIPS..(round + 1) * TRIPS {
-                    line.0.store(2 * turn + 1, Ordering::Release);
-                    wait_for(&line, 2 * turn + 2, deadline)?;
+                for trip in round * TRIPS_PER_ROUND..(round + 1) * TRIPS_PER_ROUND {
+                    line.0.store(2 * trip + 1, Ordering::Release);
+                    wait_for_value(&line, 2 * trip + 2, deadline)?;
                 }
-                fastest = fastest.min(start.elapsed());
+                fastest_round = fastest_round.min(start.elapsed());
             }
-            Ok::<_, io::Error>((fastest, pinned.cost_ns()))
+            Ok::<_, io::Error>((fastest_round, pinned.cost_ns()))
         };
-        let ping = ping();
-        let pong = pong.join().expect("the probe thread does not panic");
-        let ((fastest, ping_cost), pong_cost) = (ping?, pong?);
-        let round_trip_ns = fastest.as_nanos() as f64 / f64::from(TRIPS);
+        let ping_result = run_ping();
+        let pong_result = pong_thread.join().expect("the probe thread does not panic");
+        let ((fastest, ping_cost), pong_cost) = (ping_result?, pong_result?);
+        let round_trip_ns = fastest.as_nanos() as f64 / f64::from(TRIPS_PER_ROUND);
         Ok(PingPong { round_trip_ns, cost_ns: ping_cost + pong_cost })
     })
 }
 
-fn wait_for(line: &SharedLine, value: u32, deadline: Instant) -> io::Result<()> {
+fn wait_for_value(line: &SharedLine, value: u32, deadline: Instant) -> io::Result<()> {
     let mut spins = 0u32;
     while line.0.load(Ordering::Acquire) != value {
         std::hint::spin_loop();

@@ -3,7 +3,7 @@
 //! Problem: most of a program's address space is empty. Allocators and language runtimes reserve gigabytes, and page
 //! coloring's agent reserves address space for all frames; a word drawn from all of it is hardly ever touched. Method:
 //! each mapping is drawn with a weight of its words times its resident share, and within it a resident page is drawn
-//! (bit 63 of its entry in `/proc/PID/pagemap`). The weight of a mapping is lowered ([`IDLE_PART`]) if several of its
+//! (bit 63 of its entry in `/proc/PID/pagemap`). The weight of a mapping is lowered ([`IDLE_FACTOR`]) if several of its
 //! words were watched and none was touched. Properties: all words of resident memory are equally likely once the shares
 //! have settled; a draw reads a bounded number of entries; if they cannot be read, every word counts as resident.
 
@@ -20,13 +20,13 @@ use crate::kernel::Kernel;
 const WORD_BYTES: u64 = 8;
 const PAGE_BYTES: u64 = 4096;
 /// Number of non-resident pages after which a draw abandons a mapping.
-const DRAWS_OF_ONE: u32 = 64;
+const MAX_DRAWS_PER_MAPPING: u32 = 64;
 /// Maximum number of pages examined for one word.
-const DRAWS: u32 = 4_096;
+const MAX_DRAWS: u32 = 4_096;
 /// A mapping is idle if this many of its words were watched and none was touched.
-const IDLE_AFTER: u32 = 8;
+const MIN_IDLE_WATCHES: u32 = 8;
 /// Factor by which the weight of an idle mapping is lowered.
-const IDLE_PART: f64 = 1.0 / 16.0;
+const IDLE_FACTOR: f64 = 1.0 / 16.0;
 
 /// Writable private mappings of a process, with the results for each.
 #[derive(Debug, Default)]
@@ -40,17 +40,17 @@ pub struct WatchCandidates {
 #[derive(Clone, Copy, Debug, Default)]
 struct MappingStats {
     draws: u32,
-    in_memory: u32,
-    watched: u32,
-    touched: u32,
+    resident_draws: u32,
+    watched_words: u32,
+    touched_words: u32,
 }
 
 impl MappingStats {
     /// Share of a mapping's words that is worth drawing.
     fn weight(&self) -> f64 {
-        let in_memory = f64::from(self.in_memory + 1) / f64::from(self.draws + 2);
-        let is_idle = self.touched == 0 && self.watched >= IDLE_AFTER;
-        in_memory * if is_idle { IDLE_PART } else { 1.0 }
+        let resident_share = f64::from(self.resident_draws + 1) / f64::from(self.draws + 2);
+        let is_idle = self.touched_words == 0 && self.watched_words >= MIN_IDLE_WATCHES;
+        resident_share * if is_idle { IDLE_FACTOR } else { 1.0 }
     }
 }
 
@@ -59,7 +59,7 @@ pub struct PageMap(io::Result<File>);
 
 impl PageMap {
     /// The page map of this process. If it may not be read, no page is known to be resident.
-    pub fn read_maps(pid: i32) -> Self {
+    pub fn open_pagemap(pid: i32) -> Self {
         PageMap(cachemate_files::open_plain(std::path::Path::new(&format!("/proc/{pid}/pagemap"))))
     }
 
@@ -78,7 +78,7 @@ impl WatchCandidates {
     /// # Errors
     /// The process has exited, or has no writable memory of its own.
     pub fn refresh(&mut self, kernel: &dyn Kernel, pid: i32) -> io::Result<()> {
-        self.set(writable_mappings(&kernel.read(Path::new(&format!("/proc/{pid}/maps")))?));
+        self.replace_mappings(writable_mappings(&kernel.read(Path::new(&format!("/proc/{pid}/maps")))?));
         if self.mappings.is_empty() {
             let message = format!("process {pid} has no writable memory of its own");
             return Err(io::Error::new(io::ErrorKind::NotFound, message));
@@ -86,7 +86,7 @@ impl WatchCandidates {
         Ok(())
     }
 
-    fn set(&mut self, mappings: Vec<(u64, u64)>) {
+    fn replace_mappings(&mut self, mappings: Vec<(u64, u64)>) {
         self.mapping_stats.retain(|first, _| mappings.iter().any(|(other, _)| other == first));
         self.mappings = mappings;
     }
@@ -94,17 +94,17 @@ impl WatchCandidates {
     /// Draws the address of a resident word; `is_in_memory` returns whether the page of an address is in memory. `None` = no
     /// resident word was found.
     pub fn draw(&mut self, generator: &mut SplitMix64, is_in_memory: impl Fn(u64) -> Option<bool>) -> Option<u64> {
-        let mut remaining_draws = DRAWS;
+        let mut remaining_draws = MAX_DRAWS;
         while remaining_draws > 0 {
-            let (first, bytes) = self.mapping(generator)?;
-            let stats = self.mapping_stats.entry(first).or_default();
-            for _ in 0..DRAWS_OF_ONE {
-                let address = first + WORD_BYTES * generator.draw_below(bytes / WORD_BYTES);
-                let presence = is_in_memory(address);
+            let (start, bytes) = self.draw_mapping(generator)?;
+            let stats = self.mapping_stats.entry(start).or_default();
+            for _ in 0..MAX_DRAWS_PER_MAPPING {
+                let address = start + WORD_BYTES * generator.draw_below(bytes / WORD_BYTES);
+                let is_resident = is_in_memory(address);
                 stats.draws += 1;
-                stats.in_memory += u32::from(presence != Some(false));
+                stats.resident_draws += u32::from(is_resident != Some(false));
                 remaining_draws = remaining_draws.saturating_sub(1);
-                if presence != Some(false) {
+                if is_resident != Some(false) {
                     return Some(address);
                 }
             }
@@ -113,16 +113,16 @@ impl WatchCandidates {
     }
 
     /// Draws one of the mappings, by their weights.
-    fn mapping(&self, generator: &mut SplitMix64) -> Option<(u64, u64)> {
-        let worth = |&(first, bytes): &(u64, u64)| {
+    fn draw_mapping(&self, generator: &mut SplitMix64) -> Option<(u64, u64)> {
+        let mapping_weight = |&(first, bytes): &(u64, u64)| {
             bytes as f64 * self.mapping_stats.get(&first).copied().unwrap_or_default().weight()
         };
-        let mut remaining_weight = generator.draw_unit() * self.mappings.iter().map(worth).sum::<f64>();
-        let chosen = self.mappings.iter().find(|mapping| {
-            remaining_weight -= worth(mapping);
+        let mut remaining_weight = generator.draw_unit() * self.mappings.iter().map(mapping_weight).sum::<f64>();
+        let drawn_mapping = self.mappings.iter().find(|mapping| {
+            remaining_weight -= mapping_weight(mapping);
             remaining_weight < 0.0
         });
-        chosen.or(self.mappings.last()).copied()
+        drawn_mapping.or(self.mappings.last()).copied()
     }
 
     /// Records whether the thread touched a watched word.
@@ -130,21 +130,21 @@ impl WatchCandidates {
         let mapping = self.mappings.iter().find(|(first, bytes)| (*first..first + bytes).contains(&address));
         let Some((first, _)) = mapping else { return };
         let stats = self.mapping_stats.entry(*first).or_default();
-        stats.watched += 1;
-        stats.touched += u32::from(was_touched);
+        stats.watched_words += 1;
+        stats.touched_words += u32::from(was_touched);
     }
 }
 
 /// Writable private mappings from `/proc/PID/maps`: (first address, bytes).
 fn writable_mappings(text: &str) -> Vec<(u64, u64)> {
-    let mapping = |line: &str| {
+    let parse_mapping = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
-        let (first, last) = fields.next()?.split_once('-')?;
-        let (first, last) = (u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(last, 16).ok()?);
+        let (start, end) = fields.next()?.split_once('-')?;
+        let (first, last) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
         fields.next().filter(|rights| rights.starts_with("rw") && rights.ends_with('p'))?;
         (last > first).then_some((first, last - first))
     };
-    text.lines().filter_map(mapping).collect()
+    text.lines().filter_map(parse_mapping).collect()
 }
 
 #[cfg(test)]
@@ -172,7 +172,7 @@ mod tests {
 
     fn of(mappings: &[(u64, u64)]) -> WatchCandidates {
         let mut words = WatchCandidates::default();
-        words.set(mappings.to_vec());
+        words.replace_mappings(mappings.to_vec());
         words
     }
 
@@ -225,7 +225,7 @@ mod tests {
     /// Is a touched page of this process distinguished from an untouched one?
     #[test]
     fn a_touched_page_is_in_memory() {
-        let map = PageMap::read_maps(std::process::id() as i32);
+        let map = PageMap::open_pagemap(std::process::id() as i32);
         let here = 7u64;
         if map.is_resident(std::ptr::from_ref(&here) as u64) == Some(true) {
             let reserved: Vec<u8> = Vec::with_capacity(64 << 20);

@@ -23,11 +23,11 @@ use super::watch_candidates::{PageMap, WatchCandidates};
 use crate::kernel::Kernel;
 use crate::sense::events::open_event;
 
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 /// Touches per word: one that starts the clock, and one that ends it.
-const TOUCHES: i32 = 2;
+const TOUCHES_PER_WORD: i32 = 2;
 /// Bytes per record of a touch.
-const RECORD: usize = 24;
+const RECORD_BYTES: usize = 24;
 /// Number of debug registers.
 pub const DEBUG_REGISTERS: usize = 4;
 
@@ -38,7 +38,7 @@ struct Watchpoint {
 }
 
 impl Watchpoint {
-    fn set(tid: i32, address: u64) -> io::Result<Self> {
+    fn arm(tid: i32, address: u64) -> io::Result<Self> {
         let mut attr = perf::bindings::perf_event_attr::default();
         attr.type_ = perf::bindings::PERF_TYPE_BREAKPOINT;
         attr.bp_type = 3; // reads and writes: reads alone are refused by the hardware
@@ -54,23 +54,24 @@ impl Watchpoint {
         let file = open_event(attr, (tid, -1), None)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh shared mapping of the event's own buffer: one control page and one page of records.
-        let ring = unsafe { libc::mmap(ptr::null_mut(), 2 * PAGE, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let ring =
+            unsafe { libc::mmap(ptr::null_mut(), 2 * PAGE_BYTES, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if ring == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let watch = Watchpoint { file, ring: ring.cast() };
+        let watchpoint = Watchpoint { file, ring: ring.cast() };
         // SAFETY: the call takes an integer and touches no memory of ours.
-        if unsafe { perf::ioctls::REFRESH(watch.file.as_raw_fd(), TOUCHES) } < 0 {
+        if unsafe { perf::ioctls::REFRESH(watchpoint.file.as_raw_fd(), TOUCHES_PER_WORD) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(watch)
+        Ok(watchpoint)
     }
 
     /// Time that the thread has run since the watch began; `None` = the kernel did not report it.
     fn run_time_ns(&self) -> Option<u64> {
         let mut count_and_time = [0u8; 16];
-        let read = (&self.file).read(&mut count_and_time).ok()?;
-        (read == 16).then(|| u64::from_ne_bytes(count_and_time[8..].try_into().expect("eight bytes")))
+        let read_bytes = (&self.file).read(&mut count_and_time).ok()?;
+        (read_bytes == 16).then(|| u64::from_ne_bytes(count_and_time[8..].try_into().expect("eight bytes")))
     }
 
     /// Times of its touches so far, in running time of the thread.
@@ -82,28 +83,28 @@ impl Watchpoint {
             (*ptr::addr_of!((*page).data_head).cast::<AtomicU64>()).load(Ordering::Relaxed)
         };
         fence(Ordering::Acquire);
-        let mut touches = Vec::new();
-        let mut at = 0usize;
+        let mut touch_times_ns = Vec::new();
+        let mut offset = 0usize;
         // Two records of 24 bytes (header, count, time): the ring never wraps.
-        while at + RECORD <= (head as usize).min(PAGE) {
-            let mut record = [0u8; RECORD];
+        while offset + RECORD_BYTES <= (head as usize).min(PAGE_BYTES) {
+            let mut record = [0u8; RECORD_BYTES];
             // SAFETY: `at + RECORD` lies within the page of records that the kernel has finished up to `head`.
-            unsafe { ptr::copy_nonoverlapping(self.ring.add(PAGE + at), record.as_mut_ptr(), RECORD) };
+            unsafe { ptr::copy_nonoverlapping(self.ring.add(PAGE_BYTES + offset), record.as_mut_ptr(), RECORD_BYTES) };
             let record_type = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
             let size = usize::from(u16::from_ne_bytes([record[6], record[7]]));
             if record_type == perf::bindings::PERF_RECORD_SAMPLE {
-                touches.push(u64::from_ne_bytes(record[16..].try_into().expect("eight bytes")));
+                touch_times_ns.push(u64::from_ne_bytes(record[16..].try_into().expect("eight bytes")));
             }
-            at += size.max(8);
+            offset += size.max(8);
         }
-        touches
+        touch_times_ns
     }
 }
 
 impl Drop for Watchpoint {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `set` with this length and is not used after this.
-        unsafe { libc::munmap(self.ring.cast(), 2 * PAGE) };
+        unsafe { libc::munmap(self.ring.cast(), 2 * PAGE_BYTES) };
     }
 }
 
@@ -111,18 +112,18 @@ impl Drop for Watchpoint {
 ///
 /// # Errors
 /// No watchpoint can be set, or it does not fire.
-pub fn self_test() -> io::Result<String> {
+pub fn test_watchpoint() -> io::Result<String> {
     let word = Box::new(std::hint::black_box(1u64));
-    let watch = Watchpoint::set(0, ptr::from_ref(word.as_ref()) as u64)?;
+    let watch = Watchpoint::arm(0, ptr::from_ref(word.as_ref()) as u64)?;
     for _ in 0..3 {
         // SAFETY: a volatile read of a live value; the compiler may not leave it out.
         unsafe { ptr::read_volatile(word.as_ref()) };
     }
     match watch.touches_ns().len() {
         2 => Ok(format!("{DEBUG_REGISTERS} at once; reuses under some 15 us are not resolved")),
-        other => {
-            Err(io::Error::other(format!("a watched word was touched three times and {other} touches of two came")))
-        }
+        touch_count => Err(io::Error::other(format!(
+            "a watched word was touched three times and {touch_count} touches of two came"
+        ))),
     }
 }
 
@@ -133,51 +134,52 @@ pub struct WatchTarget<'a> {
     /// The thread.
     pub tid: i32,
     /// Candidate words of its process's memory.
-    pub words: &'a mut WatchCandidates,
-    /// Words to be watched.
-    pub locations: usize,
+    pub candidates: &'a mut WatchCandidates,
+    /// Maximum number of samples.
+    pub max_samples: usize,
     /// Maximum time for which one word is watched.
-    pub patience: Duration,
+    pub max_word_time: Duration,
     /// Time at which all watching ends.
     pub deadline: Instant,
     /// Seed for drawing the words.
     pub seed: u64,
 }
 
-/// Watches random words of one thread's process, [`DEBUG_REGISTERS`] at a time, until all locations were watched or the
-/// deadline has passed.
+/// Watches random words of one thread's process, [`DEBUG_REGISTERS`] at a time, until so many words were touched or
+/// the deadline has passed.
 ///
 /// # Errors
 /// The process has exited, has no writable memory, or may not be watched.
 pub fn sample_reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<ReuseSample>> {
-    let WatchTarget { pid, tid, words, locations, patience, deadline, seed } = subject;
+    let WatchTarget { pid, tid, candidates: words, max_samples: locations, max_word_time: patience, deadline, seed } =
+        subject;
     words.refresh(kernel, pid)?;
-    let pages = PageMap::read_maps(pid);
+    let pages = PageMap::open_pagemap(pid);
     let mut generator = SplitMix64::new(seed);
     let mut samples = Vec::new();
     while samples.len() < locations && Instant::now() < deadline {
-        let mut watches = Vec::new();
+        let mut watchpoints = Vec::new();
         for _ in 0..DEBUG_REGISTERS.min(locations - samples.len()) {
             let Some(address) = words.draw(&mut generator, |address| pages.is_resident(address)) else { break };
-            watches.push((address, Watchpoint::set(tid, address)?));
+            watchpoints.push((address, Watchpoint::arm(tid, address)?));
         }
-        if watches.is_empty() {
+        if watchpoints.is_empty() {
             break;
         }
         let wait_end = (Instant::now() + patience).min(deadline);
-        while Instant::now() < wait_end && watches.iter().any(|(_, watch)| watch.touches_ns().len() < 2) {
+        while Instant::now() < wait_end && watchpoints.iter().any(|(_, watch)| watch.touches_ns().len() < 2) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let mut any_touched = false;
-        for (address, watch) in &watches {
+        let mut has_touch = false;
+        for (address, watch) in &watchpoints {
             let touches_ns = watch.touches_ns();
             words.record_watch(*address, !touches_ns.is_empty());
-            any_touched |= !touches_ns.is_empty();
-            samples.extend(sample(&touches_ns, watch.run_time_ns()));
+            has_touch |= !touches_ns.is_empty();
+            samples.extend(reuse_sample(&touches_ns, watch.run_time_ns()));
         }
-        // Words that were not touched give no evidence about accesses, but count as tries, so that cold memory cannot
-        // use up the time.
-        if !any_touched && Instant::now() + patience > deadline {
+        // Words that were not touched give no sample. If no word of a round was touched, and the time does not suffice
+        // for another round, the search ends.
+        if !has_touch && Instant::now() + patience > deadline {
             break;
         }
     }
@@ -185,11 +187,11 @@ pub fn sample_reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Resul
 }
 
 /// The sample of a watch; `ran_ns` is the thread's running time at the end of the watch.
-fn sample(touches_ns: &[u64], ran_ns: Option<u64>) -> Option<ReuseSample> {
-    let first = *touches_ns.first()?;
-    let second = touches_ns.get(1).copied();
-    let elapsed_ns = second.or(ran_ns)?.saturating_sub(first);
-    Some(ReuseSample { accesses: None, elapsed_ns, reused: second.is_some() })
+fn reuse_sample(touches_ns: &[u64], ran_ns: Option<u64>) -> Option<ReuseSample> {
+    let first_touch_ns = *touches_ns.first()?;
+    let second_touch_ns = touches_ns.get(1).copied();
+    let elapsed_ns = second_touch_ns.or(ran_ns)?.saturating_sub(first_touch_ns);
+    Some(ReuseSample { accesses: None, elapsed_ns, reused: second_touch_ns.is_some() })
 }
 
 #[cfg(test)]
@@ -200,7 +202,7 @@ mod tests {
     /// Does a watched word report both touches, or the host the reason why it cannot be watched?
     #[test]
     fn a_watchpoint_works_or_says_why_not() {
-        match self_test() {
+        match test_watchpoint() {
             Ok(says) => assert!(says.contains("at once")),
             Err(error) => assert!(!error.to_string().is_empty()),
         }
@@ -209,14 +211,14 @@ mod tests {
     /// Does the clock stand still while the thread sleeps?
     #[test]
     fn what_a_thread_sleeps_is_no_reuse_time() {
-        if self_test().is_err() {
+        if test_watchpoint().is_err() {
             return;
         }
         let word = Box::new(std::hint::black_box(1u64));
         // Tests beside this one may hold the watch points for a moment.
         let give_up = Instant::now() + Duration::from_secs(20);
         let watch = loop {
-            match Watchpoint::set(0, ptr::from_ref(word.as_ref()) as u64) {
+            match Watchpoint::arm(0, ptr::from_ref(word.as_ref()) as u64) {
                 Ok(watch) => break watch,
                 Err(error) => assert!(Instant::now() < give_up, "{error}"),
             }
@@ -237,11 +239,11 @@ mod tests {
     /// Is a word touched once censored, and one never touched no sample?
     #[test]
     fn what_was_not_seen_again_is_censored() {
-        assert_eq!(sample(&[], Some(9)), None);
+        assert_eq!(reuse_sample(&[], Some(9)), None);
         let once = ReuseSample { accesses: None, elapsed_ns: 5, reused: false };
-        assert_eq!(sample(&[4], Some(9)), Some(once));
-        assert_eq!(sample(&[4], None), None);
-        assert_eq!(sample(&[4, 6], None), Some(ReuseSample { elapsed_ns: 2, reused: true, ..once }));
+        assert_eq!(reuse_sample(&[4], Some(9)), Some(once));
+        assert_eq!(reuse_sample(&[4], None), None);
+        assert_eq!(reuse_sample(&[4, 6], None), Some(ReuseSample { elapsed_ns: 2, reused: true, ..once }));
     }
 
     /// Is an exited process an error, and does sampling end by its deadline?
@@ -252,11 +254,22 @@ mod tests {
         let watch = |pid: i32, locations: usize| {
             let (patience, deadline) = (Duration::from_millis(2), soon());
             let words = &mut WatchCandidates::default();
-            sample_reuses(&host, WatchTarget { pid, tid: pid, words, locations, patience, deadline, seed: 1 })
+            sample_reuses(
+                &host,
+                WatchTarget {
+                    pid,
+                    tid: pid,
+                    candidates: words,
+                    max_samples: locations,
+                    max_word_time: patience,
+                    deadline,
+                    seed: 1,
+                },
+            )
         };
         assert!(watch(i32::MAX, 4).is_err());
         let pid = std::process::id() as i32;
-        if self_test().is_ok() {
+        if test_watchpoint().is_ok() {
             // A thread has four watch points, and tests beside this one may hold them for a moment.
             let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::ENOSPC);
             let give_up = Instant::now() + Duration::from_secs(20);

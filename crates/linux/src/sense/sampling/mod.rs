@@ -20,17 +20,17 @@ use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
 use crate::sense::events::open_event;
-use records::{FIELDS, RingContents, parse};
+use records::{FIELDS, RingContents, parse_samples};
 use ring::SampleRing;
 
-const DEVICES: &str = "/sys/bus/event_source/devices";
+const DEVICES_DIR: &str = "/sys/bus/event_source/devices";
 /// Size of a ring, which holds about two thousand samples of 56 bytes.
 const RING_BYTES: usize = 128 << 10;
 /// Minimum latency of a sampled load; faster loads hit the L1 and are of little interest.
 const MIN_LOAD_LATENCY_CYCLES: u64 = 3;
 /// IBS counts in steps of sixteen, and at least nine steps.
 const IBS_STEP: u64 = 16;
-const IBS_LEAST: u64 = 0x90;
+const MIN_IBS_PERIOD: u64 = 0x90;
 
 /// A facility of this host that samples accesses.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,10 +42,10 @@ pub struct Facility {
     /// Leader of the group: since Sapphire Rapids, the load-latency event works only together with an auxiliary event.
     leader: Option<Config>,
     /// Allowed skid: 0 = any, 2 = none, which makes an Intel event a PEBS event.
-    precise: u64,
+    precise_ip: u64,
     /// Whether the facility samples the kernel as well, because it cannot exclude it.
     samples_kernel: bool,
-    step: u64,
+    period_step: u64,
     min_period: u64,
 }
 
@@ -63,35 +63,36 @@ pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
         // Count operations instead of cycles, so that a sample stands for a number of operations. The first IBS lacks
         // this option.
         config.set_if_present(kernel, "ibs_op", "cnt_ctl", 1)?;
-        let (precise, kernel_too) = (0, true);
+        let (precise, samples_kernel) = (0, true);
         let name = "AMD IBS";
         return Ok(Facility {
             name,
             kind,
             config,
             leader: None,
-            precise,
-            samples_kernel: kernel_too,
-            step: IBS_STEP,
-            min_period: IBS_LEAST,
+            precise_ip: precise,
+            samples_kernel,
+            period_step: IBS_STEP,
+            min_period: MIN_IBS_PERIOD,
         });
     }
     for device in ["cpu", "cpu_core"] {
         let Some(kind) = device_type(kernel, device)? else { continue };
-        let event = |name: &str| kernel.read(&Path::new(DEVICES).join(device).join("events").join(name)).ok();
-        let Some(terms) = event("mem-loads") else { continue };
+        let read_event_terms =
+            |name: &str| kernel.read(&Path::new(DEVICES_DIR).join(device).join("events").join(name)).ok();
+        let Some(terms) = read_event_terms("mem-loads") else { continue };
         let mut config = encode(kernel, device, &terms)?;
         config.set_if_present(kernel, device, "ldlat", MIN_LOAD_LATENCY_CYCLES)?;
-        let leader = event("mem-loads-aux").map(|terms| encode(kernel, device, &terms)).transpose()?;
+        let leader = read_event_terms("mem-loads-aux").map(|terms| encode(kernel, device, &terms)).transpose()?;
         let name = "Intel PEBS load latency";
         return Ok(Facility {
             name,
             kind,
             config,
             leader,
-            precise: 2,
+            precise_ip: 2,
             samples_kernel: false,
-            step: 1,
+            period_step: 1,
             min_period: 1_000,
         });
     }
@@ -99,10 +100,10 @@ pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
 }
 
 fn device_type(kernel: &dyn Kernel, device: &str) -> Result<Option<u32>, String> {
-    let path = Path::new(DEVICES).join(device).join("type");
+    let path = Path::new(DEVICES_DIR).join(device).join("type");
     let Ok(text) = kernel.read(&path) else { return Ok(None) };
-    let parsed = text.trim().parse().map(Some);
-    parsed.map_err(|_| format!("{}: found '{}', expected a number", path.display(), text.trim()))
+    let parse_result = text.trim().parse().map(Some);
+    parse_result.map_err(|_| format!("{}: found '{}', expected a number", path.display(), text.trim()))
 }
 
 /// Encodes terms such as `event=0xcd,umask=0x1,ldlat=3` by the device's formats.
@@ -115,7 +116,7 @@ fn encode(kernel: &dyn Kernel, device: &str, terms: &str) -> Result<Config, Stri
         let value = value.map_err(|_| format!("{device}: found '{term}', expected a name and a number"))?;
         if !config.set_if_present(kernel, device, name, value)? {
             return Err(format!(
-                "{DEVICES}/{device}/format/{name}: not there, expected by the event '{}'",
+                "{DEVICES_DIR}/{device}/format/{name}: not there, expected by the event '{}'",
                 terms.trim()
             ));
         }
@@ -124,24 +125,26 @@ fn encode(kernel: &dyn Kernel, device: &str, terms: &str) -> Result<Config, Stri
 }
 
 impl Config {
-    /// Puts a value into the bits that `format/NAME` names (`config1:0-15`); false = the device has no such field.
+    /// Writes a value into the bits that `format/NAME` names (`config1:0-15`); returns false if the device has no such
+    /// field.
     fn set_if_present(&mut self, kernel: &dyn Kernel, device: &str, name: &str, value: u64) -> Result<bool, String> {
-        let path: PathBuf = Path::new(DEVICES).join(device).join("format").join(name);
+        let path: PathBuf = Path::new(DEVICES_DIR).join(device).join("format").join(name);
         let Ok(format) = kernel.read(&path) else { return Ok(false) };
         let format = format.trim();
-        let wrong = || format!("{}: found '{format}', expected a place such as config1:0-15", path.display());
-        let (word, places) = format.split_once(':').ok_or_else(wrong)?;
-        let word = ["config", "config1", "config2"].iter().position(|known| *known == word).ok_or_else(wrong)?;
+        let format_error = || format!("{}: found '{format}', expected a place such as config1:0-15", path.display());
+        let (word_name, bit_ranges) = format.split_once(':').ok_or_else(format_error)?;
+        let word_index =
+            ["config", "config1", "config2"].iter().position(|known| *known == word_name).ok_or_else(format_error)?;
         let mut remaining_bits = value;
-        for place in places.split(',') {
-            let (low, high) = place.split_once('-').unwrap_or((place, place));
-            let (low, high): (u32, u32) = low.parse().ok().zip(high.parse().ok()).ok_or_else(wrong)?;
+        for bit_range in bit_ranges.split(',') {
+            let (low, high) = bit_range.split_once('-').unwrap_or((bit_range, bit_range));
+            let (low, high): (u32, u32) = low.parse().ok().zip(high.parse().ok()).ok_or_else(format_error)?;
             if high < low || high > 63 {
-                return Err(wrong());
+                return Err(format_error());
             }
             let width = high - low + 1;
             let mask = if width == 64 { u64::MAX } else { (1 << width) - 1 };
-            self.0[word] = self.0[word] & !(mask << low) | (remaining_bits & mask) << low;
+            self.0[word_index] = self.0[word_index] & !(mask << low) | (remaining_bits & mask) << low;
             remaining_bits = if width == 64 { 0 } else { remaining_bits >> width };
         }
         Ok(true)
@@ -158,9 +161,9 @@ pub enum SamplingTarget {
 }
 
 impl Facility {
-    /// The period nearest to `one_in` that the hardware accepts.
-    pub fn period(&self, one_in: u64) -> u64 {
-        (one_in.max(self.min_period) / self.step).max(1) * self.step
+    /// The largest accepted period that is not above `requested_period`; at least the minimum period.
+    pub fn accepted_period(&self, requested_period: u64) -> u64 {
+        (requested_period.max(self.min_period) / self.period_step).max(1) * self.period_step
     }
 
     /// Tests the facility on this thread.
@@ -168,7 +171,7 @@ impl Facility {
     /// # Errors
     /// The kernel does not open the event, neither for a thread nor for a CPU.
     pub fn check_usable(&self) -> io::Result<()> {
-        let period = self.period(100_000);
+        let period = self.accepted_period(100_000);
         PerfSampler::open(self, SamplingTarget::Thread(0), period)
             .or_else(|_| PerfSampler::open(self, SamplingTarget::Cpu(CpuId(0)), period))?;
         Ok(())
@@ -189,16 +192,17 @@ impl PerfSampler {
     /// # Errors
     /// The kernel's error: `EINVAL` if the facility samples whole CPUs only, `EACCES` without the required right.
     pub fn open(facility: &Facility, target: SamplingTarget, period: u64) -> io::Result<Self> {
-        let leader = facility.leader.map(|config| sampling_event(facility, config, None, target, None)).transpose()?;
-        let group = leader.as_ref().map(AsRawFd::as_raw_fd);
-        let file = sampling_event(facility, facility.config, Some(period), target, group)?;
+        let leader =
+            facility.leader.map(|config| open_sampling_event(facility, config, None, target, None)).transpose()?;
+        let group_fd = leader.as_ref().map(AsRawFd::as_raw_fd);
+        let file = open_sampling_event(facility, facility.config, Some(period), target, group_fd)?;
         let ring = SampleRing::map(&file, RING_BYTES)?;
         Ok(PerfSampler { _leader: leader, file, ring })
     }
 
     /// Adds the records since the last call to `contents`.
     pub fn drain(&mut self, contents: &mut RingContents) {
-        parse(&self.ring.take_bytes(), contents);
+        parse_samples(&self.ring.take_bytes(), contents);
     }
 
     /// Stops sampling; samples in the ring remain.
@@ -210,12 +214,12 @@ impl PerfSampler {
 }
 
 /// Opens one event; without a `period` it only counts (a group's leader).
-fn sampling_event(
+fn open_sampling_event(
     facility: &Facility,
     config: Config,
     period: Option<u64>,
-    whose: SamplingTarget,
-    group: Option<i32>,
+    target: SamplingTarget,
+    group_fd: Option<i32>,
 ) -> io::Result<File> {
     let mut attr = perf::bindings::perf_event_attr::default();
     attr.type_ = facility.kind;
@@ -225,17 +229,17 @@ fn sampling_event(
     if let Some(period) = period {
         attr.__bindgen_anon_1.sample_period = period;
         attr.sample_type = FIELDS;
-        attr.set_precise_ip(facility.precise);
+        attr.set_precise_ip(facility.precise_ip);
     }
     attr.clockid = libc::CLOCK_MONOTONIC;
     attr.set_use_clockid(1);
     attr.set_exclude_kernel(u64::from(!facility.samples_kernel));
     attr.set_exclude_hv(u64::from(!facility.samples_kernel));
-    let (pid, cpu) = match whose {
+    let (pid, cpu) = match target {
         SamplingTarget::Thread(tid) => (tid, -1),
         SamplingTarget::Cpu(cpu) => (-1, cpu.0 as i32),
     };
-    open_event(attr, (pid, cpu), group)
+    open_event(attr, (pid, cpu), group_fd)
 }
 
 #[cfg(test)]
@@ -245,7 +249,7 @@ mod tests {
     use cachemate_core::DataSource;
 
     fn device(host: &FakeHost, name: &str, files: &[(&str, &str)]) {
-        files.iter().for_each(|(file, text)| host.set_file(&format!("{DEVICES}/{name}/{file}"), text));
+        files.iter().for_each(|(file, text)| host.set_file(&format!("{DEVICES_DIR}/{name}/{file}"), text));
     }
 
     const INTEL_FORMATS: &[(&str, &str)] = &[
@@ -266,13 +270,13 @@ mod tests {
         device(&host, "cpu", &[("events/mem-loads", "event=0xcd,umask=0x1,ldlat=3\n")]);
         let skylake = find_facility(&host).unwrap();
         assert_eq!((skylake.kind, skylake.config, skylake.leader), (4, Config([0x1cd, 3, 0]), None));
-        assert_eq!((skylake.precise, skylake.samples_kernel), (2, false));
+        assert_eq!((skylake.precise_ip, skylake.samples_kernel), (2, false));
         device(&host, "cpu", &[("events/mem-loads-aux", "event=0x03,umask=0x82\n")]);
         assert_eq!(find_facility(&host).unwrap().leader, Some(Config([0x8203, 0, 0])), "Sapphire Rapids");
         device(&host, "ibs_op", &[("type", "11\n"), ("format/cnt_ctl", "config:19\n")]);
         let zen = find_facility(&host).unwrap();
         assert_eq!((zen.name, zen.kind, zen.config.0[0]), ("AMD IBS", 11, 1 << 19));
-        assert_eq!((zen.period(1_000), zen.period(3)), (992, 0x90));
+        assert_eq!((zen.accepted_period(1_000), zen.accepted_period(3)), (992, 0x90));
     }
 
     /// Is a description that is not understood an error with its file, never a wrong event?
@@ -312,23 +316,23 @@ mod tests {
             kind: perf::bindings::PERF_TYPE_SOFTWARE,
             config: Config([u64::from(perf::bindings::PERF_COUNT_SW_CPU_CLOCK), 0, 0]),
             leader: None,
-            precise: 0,
+            precise_ip: 0,
             samples_kernel: false,
-            step: 1,
+            period_step: 1,
             min_period: 1,
         };
-        let period = clock.period(200_000);
+        let period = clock.accepted_period(200_000);
         let mut sampler = PerfSampler::open(&clock, SamplingTarget::Thread(0), period).unwrap();
         let (mut read, mut word) = (RingContents::default(), 1u64);
         // The clock counts this thread's own time, so samples arrive however busy the host is.
-        while read.unusable < 20 && read.samples.len() < 20 {
+        while read.unusable_count < 20 && read.samples.len() < 20 {
             (0..100_000).for_each(|_| word = std::hint::black_box(word.wrapping_mul(3)));
             sampler.drain(&mut read);
         }
         sampler.stop();
         // The clock's samples carry no address: all of them are counted, none is used.
         assert!(read.samples.is_empty(), "{read:?}");
-        assert!(read.events >= 20 * period, "{} events by {} samples", read.events, read.unusable);
+        assert!(read.events >= 20 * period, "{} events by {} samples", read.events, read.unusable_count);
         assert_eq!(records::decode_source(0x0508_0021), DataSource::Unknown);
         assert!(PerfSampler::open(&clock, SamplingTarget::Thread(i32::MAX), period).is_err());
     }

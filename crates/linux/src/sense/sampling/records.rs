@@ -47,9 +47,9 @@ pub struct RingContents {
     /// Accesses by programs, with their addresses.
     pub samples: Vec<RawSample>,
     /// Records that the kernel had no room for.
-    pub lost: u64,
+    pub lost_count: u64,
     /// Events without an address, or from within the kernel.
-    pub unusable: u64,
+    pub unusable_count: u64,
     /// Number of events that all samples stand for, usable or not.
     pub events: u64,
 }
@@ -61,20 +61,20 @@ pub fn unroll_ring(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
     }
     let count = head.saturating_sub(tail).min(ring.len() as u64) as usize;
     let start = (tail % ring.len() as u64) as usize;
-    let first = count.min(ring.len() - start);
-    let mut bytes = ring[start..start + first].to_vec();
-    bytes.extend_from_slice(&ring[..count - first]);
+    let first_len = count.min(ring.len() - start);
+    let mut bytes = ring[start..start + first_len].to_vec();
+    bytes.extend_from_slice(&ring[..count - first_len]);
     bytes
 }
 
 /// Reads records until the bytes end; a record that is cut or has an impossible size ends the reading.
-pub fn parse(bytes: &[u8], contents: &mut RingContents) {
+pub fn parse_samples(bytes: &[u8], contents: &mut RingContents) {
     let mut remaining_records = bytes;
     while let Some((kind, misc, record)) = next_record(remaining_records) {
         remaining_records = &remaining_records[record.len()..];
         match kind {
-            perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => sample(misc, record, contents),
-            _ => contents.lost = contents.lost.saturating_add(lost_records(kind, record)),
+            perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => record_sample(misc, record, contents),
+            _ => contents.lost_count = contents.lost_count.saturating_add(lost_records(kind, record)),
         }
     }
 }
@@ -85,9 +85,9 @@ pub struct TraceContents {
     /// Virtual addresses in the order of the accesses.
     pub addresses: Vec<u64>,
     /// Records that the kernel or the processor had no room for.
-    pub lost: u64,
+    pub lost_count: u64,
     /// Records without a usable address: from within the kernel, of another thread, or without an address.
-    pub unusable: u64,
+    pub unusable_count: u64,
     /// A record was cut or had an impossible size, and everything after it is missing.
     pub is_cut: bool,
 }
@@ -99,18 +99,18 @@ pub fn parse_trace(bytes: &[u8], tid: i32, contents: &mut TraceContents) {
     while let Some((kind, misc, record)) = next_record(remaining_records) {
         remaining_records = &remaining_records[record.len()..];
         if kind != perf::PERF_RECORD_SAMPLE {
-            contents.lost = contents.lost.saturating_add(lost_records(kind, record));
+            contents.lost_count = contents.lost_count.saturating_add(lost_records(kind, record));
             continue;
         }
         if record.len() < TRACE_RECORD_BYTES {
-            contents.unusable += 1;
+            contents.unusable_count += 1;
             continue;
         }
-        let address = word(record, 16);
-        if thread_of(word(record, 8)) == tid && is_program_access(misc, address) {
+        let address = u64_at(record, 16);
+        if thread_of(u64_at(record, 8)) == tid && is_program_access(misc, address) {
             contents.addresses.push(address);
         } else {
-            contents.unusable += 1;
+            contents.unusable_count += 1;
         }
     }
     contents.is_cut |= !remaining_records.is_empty();
@@ -120,9 +120,9 @@ pub fn parse_trace(bytes: &[u8], tid: i32, contents: &mut TraceContents) {
 fn lost_records(kind: u32, record: &[u8]) -> u64 {
     match kind {
         // An id and the number of records for which the ring had no room.
-        perf::PERF_RECORD_LOST if record.len() >= 24 => word(record, 16),
+        perf::PERF_RECORD_LOST if record.len() >= 24 => u64_at(record, 16),
         // The number of records that the processor's buffer could not attribute.
-        perf::PERF_RECORD_LOST_SAMPLES if record.len() >= 16 => word(record, 8),
+        perf::PERF_RECORD_LOST_SAMPLES if record.len() >= 16 => u64_at(record, 8),
         _ => 0,
     }
 }
@@ -146,12 +146,12 @@ fn next_record(bytes: &[u8]) -> Option<(u32, u16, &[u8])> {
     Some((record_type, misc, bytes.get(..size).filter(|_| size >= 8)?))
 }
 
-fn word(record: &[u8], index: usize) -> u64 {
+fn u64_at(record: &[u8], index: usize) -> u64 {
     u64::from_ne_bytes(record[index..index + 8].try_into().expect("checked: the record is that long"))
 }
 
-fn sample(misc: u16, record: &[u8], contents: &mut RingContents) {
-    let field = |index: usize| word(record, 8 + 8 * index);
+fn record_sample(misc: u16, record: &[u8], contents: &mut RingContents) {
+    let field = |index: usize| u64_at(record, 8 + 8 * index);
     let raw = RawSample {
         tid: thread_of(field(0)),
         time_ns: field(1),
@@ -164,7 +164,7 @@ fn sample(misc: u16, record: &[u8], contents: &mut RingContents) {
     if is_program_access(misc, raw.address) {
         contents.samples.push(raw);
     } else {
-        contents.unusable += 1;
+        contents.unusable_count += 1;
     }
 }
 
@@ -184,19 +184,20 @@ mod bits {
 /// Source of the data. A line that another core had modified comes from a remote cache, whatever level passed it on
 /// (shared writes appear like this, TC 4.2); fill buffers, and unreported sources, are unknown.
 pub fn decode_source(data_source: u64) -> DataSource {
-    let field = |shift: u32, width: u32| data_source >> shift & ((1 << width) - 1);
-    let (level, snoop, number, remote) = (field(5, 14), field(19, 5), field(33, 4), field(37, 1) == 1);
-    if snoop & bits::SNOOP_HITM != 0 || field(38, 2) & bits::SNOOP_PEER != 0 || level & bits::REMOTE_CACHE != 0 {
+    let bit_field = |shift: u32, width: u32| data_source >> shift & ((1 << width) - 1);
+    let (level, snoop, level_number, is_remote) =
+        (bit_field(5, 14), bit_field(19, 5), bit_field(33, 4), bit_field(37, 1) == 1);
+    if snoop & bits::SNOOP_HITM != 0 || bit_field(38, 2) & bits::SNOOP_PEER != 0 || level & bits::REMOTE_CACHE != 0 {
         return DataSource::RemoteCache;
     }
-    match number {
+    match level_number {
         // PERF_MEM_LVLNUM_*: newer kernels report the level by its number.
         1 => return DataSource::Cache(CacheLevel::L1Data),
         2 => return DataSource::Cache(CacheLevel::L2),
-        3 if remote => return DataSource::RemoteCache,
+        3 if is_remote => return DataSource::RemoteCache,
         3 => return DataSource::Cache(CacheLevel::L3),
         4 => return DataSource::Cache(CacheLevel::L4),
-        0x0b if remote => return DataSource::RemoteCache,
+        0x0b if is_remote => return DataSource::RemoteCache,
         0x0d | 0x0e => return DataSource::Memory,
         _ => {}
     }
@@ -252,7 +253,7 @@ mod tests {
     #[test]
     fn a_ring_becomes_samples() {
         let mut read = RingContents::default();
-        parse(&ring(), &mut read);
+        parse_samples(&ring(), &mut read);
         let expected = RawSample {
             tid: 41,
             time_ns: 1_000,
@@ -263,7 +264,7 @@ mod tests {
         };
         assert_eq!(read.samples[0], expected);
         assert_eq!((read.samples.len(), read.samples[1].tid), (2, 42));
-        assert_eq!((read.lost, read.unusable, read.events), (17, 2, 8_000));
+        assert_eq!((read.lost_count, read.unusable_count, read.events), (17, 2, 8_000));
     }
 
     /// Is a ring read the same wherever it wraps within a record, and do cut or invalid records cause no panic?
@@ -271,21 +272,21 @@ mod tests {
     fn wrapping_and_cutting_are_harmless() {
         let straight = ring();
         let mut whole = RingContents::default();
-        parse(&straight, &mut whole);
+        parse_samples(&straight, &mut whole);
         let size = 512usize;
         for turn in (0..size).step_by(8) {
             let mut ring = vec![0xAAu8; size];
             straight.iter().enumerate().for_each(|(index, byte)| ring[(turn + index) % size] = *byte);
             let tail = (3 * size + turn) as u64;
             let mut read = RingContents::default();
-            parse(&unroll_ring(&ring, tail, tail + straight.len() as u64), &mut read);
+            parse_samples(&unroll_ring(&ring, tail, tail + straight.len() as u64), &mut read);
             assert_eq!(read, whole, "{turn}");
         }
         for end in 0..straight.len() {
-            parse(&straight[..end], &mut RingContents::default());
+            parse_samples(&straight[..end], &mut RingContents::default());
         }
-        parse(&[0xFF; 64], &mut RingContents::default());
-        parse(&[0; 64], &mut RingContents::default());
+        parse_samples(&[0xFF; 64], &mut RingContents::default());
+        parse_samples(&[0; 64], &mut RingContents::default());
         assert!(unroll_ring(&[], 0, 8).is_empty());
         assert!(unroll_ring(&[1, 2], 5, 4).is_empty());
     }
@@ -311,7 +312,7 @@ mod tests {
         let mut contents = TraceContents::default();
         parse_trace(&whole_bytes, 41, &mut contents);
         let addresses = vec![0x7000, 0x3000, 0x7000];
-        assert_eq!(contents, TraceContents { addresses, lost: 21, unusable: 4, is_cut: false });
+        assert_eq!(contents, TraceContents { addresses, lost_count: 21, unusable_count: 4, is_cut: false });
         // Cut anywhere but between two records, the rest is missing, and the trace says so.
         let mut ends: Vec<usize> = Vec::new();
         parts.iter().for_each(|part| ends.push(ends.last().copied().unwrap_or(0) + part.len()));

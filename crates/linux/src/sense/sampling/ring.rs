@@ -10,7 +10,7 @@ use perf_event_open_sys as perf;
 
 use super::records::unroll_ring;
 
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 
 /// The mapped ring of one event; records are taken from it in the order in which the kernel wrote them.
 pub(crate) struct SampleRing {
@@ -23,13 +23,13 @@ pub(crate) struct SampleRing {
 unsafe impl Send for SampleRing {}
 
 impl SampleRing {
-    /// Maps a ring of at least so many bytes, rounded up to a power of two of pages.
+    /// Maps a ring of at least `bytes` bytes; the size is rounded up to a power of two.
     ///
     /// # Errors
     /// The kernel's error: `EPERM` if the user may not lock so much memory (`kernel.perf_event_mlock_kb`).
     pub(crate) fn map(event: &File, bytes: usize) -> io::Result<Self> {
-        let data_bytes = bytes.max(PAGE).next_power_of_two();
-        let (length, protection) = (PAGE + data_bytes, libc::PROT_READ | libc::PROT_WRITE);
+        let data_bytes = bytes.max(PAGE_BYTES).next_power_of_two();
+        let (length, protection) = (PAGE_BYTES + data_bytes, libc::PROT_READ | libc::PROT_WRITE);
         // SAFETY: a fresh shared mapping of the event's own buffer: one control page and a power of two of data pages.
         let start = unsafe { libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, event.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
@@ -51,7 +51,7 @@ impl SampleRing {
         };
         let (tail_position, head_position) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
         // SAFETY: the data pages follow the control page; between tail and head the kernel does not write.
-        let data = unsafe { std::slice::from_raw_parts(self.start.add(PAGE), self.data_bytes) };
+        let data = unsafe { std::slice::from_raw_parts(self.start.add(PAGE_BYTES), self.data_bytes) };
         let bytes = unroll_ring(data, tail_position, head_position);
         tail.store(head_position, Ordering::Release);
         bytes
@@ -61,6 +61,6 @@ impl SampleRing {
 impl Drop for SampleRing {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `map` with this length and is not used after this.
-        unsafe { libc::munmap(self.start.cast(), PAGE + self.data_bytes) };
+        unsafe { libc::munmap(self.start.cast(), PAGE_BYTES + self.data_bytes) };
     }
 }

@@ -7,7 +7,7 @@ fn everything() -> Vec<ManageRule> {
 }
 
 fn ids(tasks: &TaskTable) -> Vec<(u32, i32, bool)> {
-    tasks.all().iter().map(|task| (task.task.0, task.thread.tid, task.has_exited)).collect()
+    tasks.tasks().iter().map(|task| (task.task.0, task.thread.tid, task.has_exited)).collect()
 }
 
 /// Do threads get ids in order of arrival, keep them, and lose them for good at their exit, also if a pid is
@@ -26,7 +26,7 @@ fn ids_are_dense_and_never_reused() {
     assert_eq!(ids(&tasks), [(0, 5, true), (1, 6, true), (2, 5, false)]);
     tasks.drop_exited();
     assert_eq!(ids(&tasks), [(2, 5, false)]);
-    assert_ne!(tasks.all()[0].process, ProcessId(0));
+    assert_ne!(tasks.tasks()[0].process, ProcessId(0));
 }
 
 /// Is a process that has not run assumed to be the same, and examined again as soon as it has?
@@ -65,7 +65,7 @@ fn unmatched_programs_do_not_appear() {
     let rule =
         ManageRule { command: Some("other".into()), action: ManageAction::Manage(None), ..ManageRule::default() };
     tasks.refresh(&host, &[rule], 0).unwrap();
-    assert!(tasks.all().is_empty());
+    assert!(tasks.tasks().is_empty());
 }
 
 /// Is every thread reported with the real user of its process, and without one if the kernel does not report it?
@@ -78,7 +78,7 @@ fn threads_carry_their_process_user() {
     }
     let mut tasks = TaskTable::default();
     tasks.refresh(&host, &everything(), 0).unwrap();
-    let users: Vec<_> = tasks.all().iter().map(|task| (task.thread.tid, task.user)).collect();
+    let users: Vec<_> = tasks.tasks().iter().map(|task| (task.thread.tid, task.user)).collect();
     assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
 }
 
@@ -103,7 +103,7 @@ fn events_replace_listings() {
     let mut tasks = TaskTable::default();
     tasks.refresh(&host, &everything(), 0).unwrap();
     tasks.births.add_listed([], true);
-    let birth = |pid| ProcessEvent::Birth { parent: 5, pid };
+    let birth = |pid| ProcessEvent::ProcessStart { parent: 5, pid };
     let exit = |pid| ProcessEvent::Exit { pid, tid: pid };
     [birth(7), birth(8), exit(8)].into_iter().for_each(|event| tasks.births.record(event));
     host.add_thread(7, 7, 5, "0");
@@ -138,7 +138,7 @@ fn set_run_time(host: &FakeHost, tid: i32, ns: u64) {
 }
 
 fn live_tids(tasks: &TaskTable) -> Vec<i32> {
-    tasks.all().iter().filter(|task| !task.has_exited).map(|task| task.thread.tid).collect()
+    tasks.tasks().iter().filter(|task| !task.has_exited).map(|task| task.thread.tid).collect()
 }
 
 /// Are the idle threads of a large process counted but no tasks, does one that runs become a task with the time since it
@@ -150,20 +150,20 @@ fn the_thread_that_ran_is_found_among_many() {
         tasks.drop_exited();
         tasks.refresh(&host, &everything(), 0).unwrap();
     };
-    assert_eq!((live_tids(&tasks), tasks.idle_arrivals().len()), (vec![5], 99));
+    assert_eq!((live_tids(&tasks), tasks.new_idle_threads().len()), (vec![5], 99));
     assert_eq!(tasks.idle_counts(), BTreeMap::from([(ServiceIdentity::command("x"), 99)]));
     set_run_time(&host, 77, 20);
     refresh(&mut tasks);
-    assert_eq!((live_tids(&tasks), tasks.idle_arrivals().len()), (vec![5, 77], 0));
+    assert_eq!((live_tids(&tasks), tasks.new_idle_threads().len()), (vec![5, 77], 0));
     assert_eq!(tasks.woken_usage()[0].1.ran_ns, Some(10));
     let is_alive = |tasks: &TaskTable, tid: i32| tasks.is_alive(ThreadKey { tid, start_ticks: tid as u64 * 10 });
     assert!(is_alive(&tasks, 77) && is_alive(&tasks, 78) && !is_alive(&tasks, 200));
-    let first_task = tasks.all()[1].task;
+    let first_task = tasks.tasks()[1].task;
     (0..60).for_each(|_| refresh(&mut tasks));
     assert!(live_tids(&tasks) == [5] && is_alive(&tasks, 77));
     set_run_time(&host, 77, 30);
     refresh(&mut tasks);
-    assert!(live_tids(&tasks) == [5, 77] && tasks.all()[1].task > first_task, "a new task");
+    assert!(live_tids(&tasks) == [5, 77] && tasks.tasks()[1].task > first_task, "a new task");
 }
 
 /// Are births and exits in a large process read without its other threads?
@@ -177,7 +177,7 @@ fn births_and_exits_among_many_threads_are_read_alone() {
     host.add_thread(5, 200, 1, "0");
     set_run_time(&host, 200, 50);
     tasks.births.record(ProcessEvent::Exit { pid: 5, tid: 50 });
-    tasks.births.record(ProcessEvent::ThreadBirth { pid: 5, tid: 200 });
+    tasks.births.record(ProcessEvent::ThreadStart { pid: 5, tid: 200 });
     tasks.refresh(&host, &everything(), 0).unwrap();
     assert_eq!(live_tids(&tasks), [5, 200], "a thread that worked since its birth is a task");
     assert_eq!(tasks.idle_threads().count(), 98);
@@ -192,7 +192,7 @@ fn idle_threads_are_released() {
     assert_eq!(tasks.idle_threads().count(), 0);
     let (host, mut tasks) = crowd();
     host.set_file("/proc-comm/5", "other");
-    tasks.births.record(ProcessEvent::Change { pid: 5 });
+    tasks.births.record(ProcessEvent::ProgramChange { pid: 5 });
     set_run_time(&host, 5, 11);
     let rule = |command: &str, action| ManageRule { command: Some(command.into()), action, ..ManageRule::default() };
     let rules = [rule("other", ManageAction::Ignore), rule("*", ManageAction::Manage(None))];
@@ -233,7 +233,7 @@ fn an_exec_neither_escapes_a_rule_nor_misses_one() {
                 tasks.refresh(&host, rules, 0).unwrap();
             }
             let released = tasks.take_released().len();
-            let live = tasks.all().into_iter().filter(|task| task.pid == pid && !task.has_exited);
+            let live = tasks.tasks().into_iter().filter(|task| task.pid == pid && !task.has_exited);
             (live.map(|task| task.name.clone()).collect::<Vec<_>>(), released)
         };
         let before = refresh(refreshes_before);
@@ -281,7 +281,7 @@ fn a_process_that_joins_a_control_group_later_is_matched() {
         for _ in 0..refreshes {
             tasks.refresh(&host, &rules, 0).unwrap();
         }
-        let live = tasks.all().into_iter().filter(|task| !task.has_exited).map(|task| (task.pid, task.user));
+        let live = tasks.tasks().into_iter().filter(|task| !task.has_exited).map(|task| (task.pid, task.user));
         (live.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(), tasks.take_released().len())
     };
     assert_eq!(look(20), (vec![], 0));

@@ -17,7 +17,7 @@ use crate::sense::births::ThreadChanges;
 use crate::sense::thread_counts::{read_calls, read_schedstat};
 
 /// Number of refreshes over which every thread of a larger process is read once, whatever its account says.
-const THREAD_TURNS: u32 = 128;
+const THREAD_READ_PERIOD: u32 = 128;
 /// A thread that runs or waits to run for at least this part of the time is busy. It is half of what a measure of speed
 /// needs, so that its first total is known by then.
 const BUSY_DIVISOR: u64 = 4;
@@ -29,41 +29,42 @@ impl TaskTable {
     pub(super) fn read_threads(&mut self, kernel: &dyn Kernel, now_ns: u64) {
         let mut earlier_threads: BTreeMap<i32, Vec<ThreadKey>> = BTreeMap::new();
         let processes = self.processes.iter().filter(|(_, process)| process.id.is_some());
-        let managed: BTreeSet<i32> = processes.map(|(&pid, _)| pid).collect();
+        let managed_pids: BTreeSet<i32> = processes.map(|(&pid, _)| pid).collect();
         for task in self.by_thread.values_mut().filter(|task| !task.has_exited) {
-            if !managed.contains(&task.pid) {
+            if !managed_pids.contains(&task.pid) {
                 task.has_exited = true;
-            } else if !self.asleep.contains(&task.pid) {
+            } else if !self.sleeping_pids.contains(&task.pid) {
                 earlier_threads.entry(task.pid).or_default().push(task.thread);
             }
         }
         // A process with another first thread is another one, whose threads are read below.
-        self.idle.retain_processes(|pid, process| {
+        self.idle_threads.retain_processes(|pid, process| {
             self.processes.get(&pid).is_some_and(|current| current.id == Some(process))
         });
-        for pid in managed.into_iter().filter(|pid| !self.asleep.contains(pid)).collect::<Vec<_>>() {
+        for pid in managed_pids.into_iter().filter(|pid| !self.sleeping_pids.contains(pid)).collect::<Vec<_>>() {
             self.read_process(kernel, pid, &earlier_threads.remove(&pid).unwrap_or_default(), now_ns);
         }
-        self.set_idle_aside();
+        self.retire_idle_threads();
     }
 
-    fn read_process(&mut self, kernel: &dyn Kernel, pid: i32, earlier: &[ThreadKey], now_ns: u64) {
+    fn read_process(&mut self, kernel: &dyn Kernel, pid: i32, earlier_threads: &[ThreadKey], now_ns: u64) {
         let Some(process) = self.processes.get(&pid) else { return };
         let leader = process.leader;
-        let idle = self.idle.count(pid);
-        let is_large = earlier.len() + idle > MAX_LISTED_THREADS;
+        let idle_count = self.idle_threads.thread_count(pid);
+        let is_large = earlier_threads.len() + idle_count > MAX_LISTED_THREADS;
         if is_large
-            && earlier.contains(&leader)
-            && let Some(ended_ran_ns) = process.ended_ran_ns
+            && earlier_threads.contains(&leader)
+            && let Some(ended_ran_ns) = process.exited_threads_ns
             && let Some(changes) = self.births.thread_changes(pid)
         {
-            return self.read_active_threads(kernel, pid, earlier, &changes, ended_ran_ns, now_ns);
+            return self.read_active_threads(kernel, pid, earlier_threads, &changes, ended_ran_ns, now_ns);
         }
-        let is_unchanged = idle == 0 && earlier.contains(&leader) && !self.births.is_rethreaded(pid);
-        let is_single = self.leaders.get(&pid).is_some_and(|stat| stat.threads == 1);
+        let is_unchanged =
+            idle_count == 0 && earlier_threads.contains(&leader) && !self.births.may_have_new_threads(pid);
+        let is_single = self.leader_stats.get(&pid).is_some_and(|stat| stat.threads == 1);
         let tids = match () {
             () if is_single => vec![pid],
-            () if is_unchanged => earlier.iter().map(|thread| thread.tid).collect(),
+            () if is_unchanged => earlier_threads.iter().map(|thread| thread.tid).collect(),
             () => match kernel.threads(pid) {
                 Ok(tids) => tids,
                 Err(error) if is_gone(&error) => Vec::new(),
@@ -71,28 +72,29 @@ impl TaskTable {
                 Err(_) => return,
             },
         };
-        let mut ended: BTreeSet<ThreadKey> = earlier.iter().copied().collect();
+        let mut missing_threads: BTreeSet<ThreadKey> = earlier_threads.iter().copied().collect();
         let mut live_ran_ns = Some(0u64);
         for &tid in &tids {
             match self.read_thread(kernel, pid, tid, now_ns) {
                 ThreadReadOutcome::Live { thread, usage } => {
-                    ended.remove(&thread);
+                    missing_threads.remove(&thread);
                     live_ran_ns = live_ran_ns.zip(usage.ran_ns).and_then(|(sum, ran_ns)| sum.checked_add(ran_ns));
                 }
                 ThreadReadOutcome::Ended => {}
-                ThreadReadOutcome::Unknown => ended.retain(|thread| thread.tid != tid),
+                ThreadReadOutcome::Unknown => missing_threads.retain(|thread| thread.tid != tid),
             }
         }
-        self.mark_exited(ended);
-        for tid in self.idle.tids(pid).into_iter().filter(|tid| tids.binary_search(tid).is_err()) {
-            self.idle.remove(pid, tid);
+        self.mark_exited(missing_threads);
+        for tid in self.idle_threads.tids(pid).into_iter().filter(|tid| tids.binary_search(tid).is_err()) {
+            self.idle_threads.remove(pid, tid);
         }
         if tids.len() > MAX_LISTED_THREADS
             && let Some(process) = self.processes.get_mut(&pid)
         {
             // Read after the threads, so that it includes their time.
             let ran_ns = kernel.run_time_ns(pid).ok();
-            process.ended_ran_ns = ran_ns.zip(live_ran_ns).and_then(|(ran_ns, live_ns)| ran_ns.checked_sub(live_ns));
+            process.exited_threads_ns =
+                ran_ns.zip(live_ran_ns).and_then(|(ran_ns, live_ns)| ran_ns.checked_sub(live_ns));
         }
     }
 
@@ -107,58 +109,60 @@ impl TaskTable {
         now_ns: u64,
     ) {
         self.mark_exited(threads.iter().copied().filter(|thread| changes.ended.contains(&thread.tid)));
-        changes.ended.iter().for_each(|tid| _ = self.idle.remove(pid, *tid));
-        let turn = self.refreshes % THREAD_TURNS;
-        let has_turn = |tid: i32| tid as u32 % THREAD_TURNS == turn;
-        let mut due: BTreeSet<i32> = changes.born.clone();
-        let mut others = Vec::new();
+        changes.ended.iter().for_each(|tid| _ = self.idle_threads.remove(pid, *tid));
+        let read_phase = self.refresh_count % THREAD_READ_PERIOD;
+        let is_read_due = |tid: i32| tid as u32 % THREAD_READ_PERIOD == read_phase;
+        let mut due_tids: BTreeSet<i32> = changes.started.clone();
+        let mut other_tids = Vec::new();
         for thread in threads {
             let Some(task) = self.by_thread.get(thread).filter(|task| !task.has_exited) else { continue };
-            let ran_last = self.refreshes.wrapping_sub(task.ran_in_refresh) <= 1 || task.cpu.is_some();
-            if ran_last || has_turn(thread.tid) {
-                due.insert(thread.tid);
+            let has_run_recently = self.refresh_count.wrapping_sub(task.ran_in_refresh) <= 1 || task.cpu.is_some();
+            if has_run_recently || is_read_due(thread.tid) {
+                due_tids.insert(thread.tid);
             } else {
-                others.push(thread.tid);
+                other_tids.push(thread.tid);
             }
         }
-        let (idle_due, idle_others) = self.idle.tids(pid).into_iter().partition::<Vec<i32>, _>(|tid| has_turn(*tid));
-        due.extend(idle_due);
-        others.extend(idle_others);
-        let first = (self.refreshes as usize * MAX_SEARCHED_THREADS).checked_rem(others.len()).unwrap_or(0);
-        others.rotate_left(first);
-        let known: BTreeMap<i32, ThreadKey> = threads.iter().map(|thread| (thread.tid, *thread)).collect();
-        for tid in &due {
-            self.read_again(kernel, pid, *tid, known.get(tid).copied(), now_ns);
+        let (idle_due, idle_others) =
+            self.idle_threads.tids(pid).into_iter().partition::<Vec<i32>, _>(|tid| is_read_due(*tid));
+        due_tids.extend(idle_due);
+        other_tids.extend(idle_others);
+        let start_index =
+            (self.refresh_count as usize * MAX_SEARCHED_THREADS).checked_rem(other_tids.len()).unwrap_or(0);
+        other_tids.rotate_left(start_index);
+        let keys_by_tid: BTreeMap<i32, ThreadKey> = threads.iter().map(|thread| (thread.tid, *thread)).collect();
+        for tid in &due_tids {
+            self.reread_thread(kernel, pid, *tid, keys_by_tid.get(tid).copied(), now_ns);
         }
         let ran_ns = self.processes.get(&pid).and_then(|process| process.ran_ns).unwrap_or(0);
-        let listed = self.by_thread.values().filter(|task| task.pid == pid && !task.has_exited);
-        let live_ns: u64 = listed.filter_map(|task| task.usage.ran_ns).sum::<u64>() + self.idle.ran_ns(pid);
+        let live_tasks = self.by_thread.values().filter(|task| task.pid == pid && !task.has_exited);
+        let live_ns: u64 = live_tasks.filter_map(|task| task.usage.ran_ns).sum::<u64>() + self.idle_threads.ran_ns(pid);
         if !changes.ended.is_empty() {
-            // Nobody knows the last moments of the threads that ended, so whatever is missing counts as theirs.
+            // The final run time of exited threads cannot be read, so all missing time is attributed to them.
             if let Some(process) = self.processes.get_mut(&pid) {
-                process.ended_ran_ns = Some(ran_ns.saturating_sub(live_ns).max(ended_ran_ns));
+                process.exited_threads_ns = Some(ran_ns.saturating_sub(live_ns).max(ended_ran_ns));
             }
             return;
         }
         let mut missing_ns = ran_ns.saturating_sub(ended_ran_ns.saturating_add(live_ns));
-        for tid in others.into_iter().take(MAX_SEARCHED_THREADS) {
+        for tid in other_tids.into_iter().take(MAX_SEARCHED_THREADS) {
             if missing_ns == 0 {
                 break;
             }
-            let further_ns = self.read_again(kernel, pid, tid, known.get(&tid).copied(), now_ns);
-            missing_ns = missing_ns.saturating_sub(further_ns);
+            let added_ns = self.reread_thread(kernel, pid, tid, keys_by_tid.get(&tid).copied(), now_ns);
+            missing_ns = missing_ns.saturating_sub(added_ns);
         }
     }
 
     /// Reads one thread of a large process, and returns its processor time since it was read before. `task` is its key if
     /// it is a task.
-    fn read_again(&mut self, kernel: &dyn Kernel, pid: i32, tid: i32, task: Option<ThreadKey>, now_ns: u64) -> u64 {
+    fn reread_thread(&mut self, kernel: &dyn Kernel, pid: i32, tid: i32, task: Option<ThreadKey>, now_ns: u64) -> u64 {
         let usage = match task {
             Some(thread) => self.by_thread.get(&thread).map(|task| task.usage),
-            None => self.idle.find(pid, tid).map(|idle| idle.usage),
+            None => self.idle_threads.find(pid, tid).map(|idle| idle.usage),
         };
         let earlier_ns = usage.and_then(|usage| usage.ran_ns);
-        // Of an idle thread, the smaller file tells whether it has run.
+        // For an idle thread, the smaller file shows whether it has run.
         if task.is_none() && earlier_ns.is_some() && read_schedstat(kernel, pid, tid).0 == earlier_ns {
             return 0;
         }
@@ -170,44 +174,44 @@ impl TaskTable {
             ThreadReadOutcome::Unknown => {}
             ThreadReadOutcome::Ended => {
                 self.mark_exited(task);
-                self.idle.remove(pid, tid);
+                self.idle_threads.remove(pid, tid);
             }
         }
         0
     }
 
-    fn mark_exited(&mut self, ended: impl IntoIterator<Item = ThreadKey>) {
-        for thread in ended {
+    fn mark_exited(&mut self, exited_threads: impl IntoIterator<Item = ThreadKey>) {
+        for thread in exited_threads {
             self.by_thread.get_mut(&thread).into_iter().for_each(|task| task.has_exited = true);
         }
     }
 
     fn read_thread(&mut self, kernel: &dyn Kernel, pid: i32, tid: i32, now_ns: u64) -> ThreadReadOutcome {
-        let stat = match self.leaders.remove(&tid).map_or_else(|| kernel.stat(tid), Ok) {
+        let stat = match self.leader_stats.remove(&tid).map_or_else(|| kernel.stat(tid), Ok) {
             Ok(stat) => stat,
             Err(error) if is_gone(&error) => return ThreadReadOutcome::Ended,
             Err(_) => return ThreadReadOutcome::Unknown,
         };
         let is_task = !matches!(stat.state, 'Z' | 'X')
-            && self.processes.get(&pid).is_some_and(|process| !process.emulates(&stat));
-        let usage = if is_task { self.upsert(kernel, pid, &stat, now_ns) } else { None };
+            && self.processes.get(&pid).is_some_and(|process| !process.is_emulator_thread(&stat));
+        let usage = if is_task { self.record_thread(kernel, pid, &stat, now_ns) } else { None };
         usage.map_or(ThreadReadOutcome::Ended, |usage| ThreadReadOutcome::Live { thread: stat.key, usage })
     }
 
-    /// Whether a thread that is no task, and is `idle` if it was set aside, has hardly run.
-    fn has_rested(&self, stat: &ThreadStat, pid: i32, idle: Option<&ManagedThread>, ran_ns: Option<u64>) -> bool {
-        if let Some(idle) = idle {
+    /// Has a thread that is no task hardly run? `idle_thread` is its record if it was idle before.
+    fn is_idle(&self, stat: &ThreadStat, pid: i32, idle_thread: Option<&ManagedThread>, ran_ns: Option<u64>) -> bool {
+        if let Some(idle) = idle_thread {
             return ran_ns.is_some() && ran_ns == idle.usage.ran_ns;
         }
         // A thread that no event has announced may have used its time long ago.
-        let threads = self.births.thread_changes(pid);
-        let is_newborn = threads.is_some_and(|threads| threads.born.contains(&stat.key.tid));
-        let has_worked = is_newborn && ran_ns.is_some_and(|ran_ns| ran_ns > self.elapsed_ns / HARDLY_RUNS_DIVISOR);
-        stat.threads as usize > MAX_LISTED_THREADS && !has_worked
+        let changes = self.births.thread_changes(pid);
+        let is_new = changes.is_some_and(|threads| threads.started.contains(&stat.key.tid));
+        let has_run = is_new && ran_ns.is_some_and(|ran_ns| ran_ns > self.elapsed_ns / HARDLY_RUNS_DIVISOR);
+        stat.threads as usize > MAX_LISTED_THREADS && !has_run
     }
 
     /// Records a thread's state, and reads its usage.
-    fn upsert(&mut self, kernel: &dyn Kernel, pid: i32, stat: &ThreadStat, now_ns: u64) -> Option<ThreadUsage> {
+    fn record_thread(&mut self, kernel: &dyn Kernel, pid: i32, stat: &ThreadStat, now_ns: u64) -> Option<ThreadUsage> {
         let process = self.processes.get(&pid)?;
         let id = process.id?;
         let is_leader = stat.key == process.leader;
@@ -236,22 +240,22 @@ impl TaskTable {
                 usage: ThreadUsage::default(),
                 cpu: None,
                 last_cpu: None,
-                nice: stat.nice,
+                initial_nice: stat.nice,
                 has_exited: false,
-                ran_in_refresh: self.refreshes,
+                ran_in_refresh: self.refresh_count,
             };
-            let idle = self.idle.find(pid, stat.key.tid).filter(|idle| idle.thread == stat.key);
-            if stat.state != 'R' && !is_leader && self.has_rested(stat, pid, idle, ran_ns) {
+            let idle_thread = self.idle_threads.find(pid, stat.key.tid).filter(|idle| idle.thread == stat.key);
+            if stat.state != 'R' && !is_leader && self.is_idle(stat, pid, idle_thread, ran_ns) {
                 let usage = ThreadUsage { ran_ns, waited_ns, slices, faults, calls: None };
-                if idle.is_none() {
-                    self.idle.insert(ManagedThread { usage, ..new_thread }, true);
+                if idle_thread.is_none() {
+                    self.idle_threads.insert(ManagedThread { usage, ..new_thread }, true);
                 }
                 return Some(usage);
             }
             self.next_task += 1;
-            let nice = idle.map_or(new_thread.nice, |idle| idle.nice);
-            let usage = self.idle.wake(pid, stat.key).unwrap_or_default();
-            self.by_thread.insert(stat.key, ManagedThread { nice, usage, ..new_thread });
+            let nice = idle_thread.map_or(new_thread.initial_nice, |idle| idle.initial_nice);
+            let usage = self.idle_threads.wake(pid, stat.key).unwrap_or_default();
+            self.by_thread.insert(stat.key, ManagedThread { initial_nice: nice, usage, ..new_thread });
         }
         let task = self.by_thread.get_mut(&stat.key)?;
         if task.name != stat.name {
@@ -259,20 +263,22 @@ impl TaskTable {
         }
         task.last_cpu = Some(CpuId(stat.cpu));
         task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
-        let earlier = task.usage;
+        let previous_usage = task.usage;
         // A thread that has not run since the last refresh has made no calls either. Calls are a measure of speed only for
         // a thread that wants a processor most of the time.
-        let has_slept = ran_ns.is_some() && earlier.ran_ns == ran_ns;
-        let since = |now: Option<u64>, earlier: Option<u64>| now.unwrap_or(0).saturating_sub(earlier.unwrap_or(0));
-        let wanted_ns = since(ran_ns, earlier.ran_ns).saturating_add(since(waited_ns, earlier.waited_ns));
+        let has_slept = ran_ns.is_some() && previous_usage.ran_ns == ran_ns;
+        let count_since =
+            |now: Option<u64>, earlier: Option<u64>| now.unwrap_or(0).saturating_sub(earlier.unwrap_or(0));
+        let runnable_ns =
+            count_since(ran_ns, previous_usage.ran_ns).saturating_add(count_since(waited_ns, previous_usage.waited_ns));
         let calls = match () {
-            () if !self.counts_calls || has_slept => earlier.calls,
-            () if wanted_ns >= self.elapsed_ns / BUSY_DIVISOR => read_calls(kernel, pid, stat.key.tid),
+            () if !self.counts_calls || has_slept => previous_usage.calls,
+            () if runnable_ns >= self.elapsed_ns / BUSY_DIVISOR => read_calls(kernel, pid, stat.key.tid),
             () => None,
         };
         task.usage = ThreadUsage { ran_ns, waited_ns, slices, faults, calls };
         if !has_slept {
-            task.ran_in_refresh = self.refreshes;
+            task.ran_in_refresh = self.refresh_count;
         }
         Some(task.usage)
     }

@@ -21,7 +21,7 @@ pub const AVERAGED: u32 = u32::MAX;
 /// many to change the plan, and as many to profit from it.
 const MIN_FOLLOWED_WINDOWS: u64 = 12;
 /// Number of phases over which the mean length is computed.
-const PHASES: usize = 4;
+const AVERAGED_PHASES: usize = 4;
 /// Minimum number of curves for an average.
 const MIN_CURVES: usize = 3;
 /// Maximum number of curves for an average; older curves are dropped.
@@ -31,10 +31,10 @@ const MAX_CURVES: usize = 8;
 #[derive(Clone, Debug, Default)]
 struct PhaseHistory {
     /// The current phase, and the window in which it was first observed.
-    phase: (u32, u64),
-    lengths_windows: VecDeque<u64>,
+    phase_and_start: (u32, u64),
+    phase_lengths_windows: VecDeque<u64>,
     /// Number of the phase at which averaging began; `None` while phases are followed.
-    averaging_since: Option<u32>,
+    averaged_phase_number: Option<u32>,
     curves: VecDeque<LevelCurves>,
 }
 
@@ -46,12 +46,13 @@ pub struct FastPhaseAverages {
 
 impl FastPhaseAverages {
     /// Observes a window, and forgets exited tasks.
-    pub fn observe(&mut self, window: u64, measured: &Profiles) {
-        self.histories.retain(|task, _| measured.contains_key(task));
-        for (&task, profile) in measured {
-            let new_history = || PhaseHistory { phase: (profile.phase_number, window), ..PhaseHistory::default() };
+    pub fn observe(&mut self, window: u64, measured_profiles: &Profiles) {
+        self.histories.retain(|task, _| measured_profiles.contains_key(task));
+        for (&task, profile) in measured_profiles {
+            let new_history =
+                || PhaseHistory { phase_and_start: (profile.phase_number, window), ..PhaseHistory::default() };
             let history = self.histories.entry(task).or_insert_with(new_history);
-            history.enter_phase(profile.phase_number, window, profile.phase.kind.is_some());
+            history.observe_phase(profile.phase_number, window, profile.phase.kind.is_some());
             history.record_curves(&profile.locality.misses_per_kilo_instr);
         }
     }
@@ -60,44 +61,44 @@ impl FastPhaseAverages {
     /// followed.
     pub fn average_curves(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
         let history = self.histories.get(&task).filter(|history| history.is_averaged())?;
-        Some((history.averaging_since?, mean(&history.curves)?))
+        Some((history.averaged_phase_number?, mean_of_curves(&history.curves)?))
     }
 }
 
 impl PhaseHistory {
     fn is_averaged(&self) -> bool {
-        self.averaging_since.is_some() && self.curves.len() >= MIN_CURVES
+        self.averaged_phase_number.is_some() && self.curves.len() >= MIN_CURVES
     }
 
-    fn enter_phase(&mut self, number: u32, window: u64, is_settled: bool) {
-        let (phase, start_window) = self.phase;
+    fn observe_phase(&mut self, number: u32, window: u64, is_settled: bool) {
+        let (phase, start_window) = self.phase_and_start;
         let length = window.saturating_sub(start_window);
         if phase != number {
-            self.phase = (number, window);
-            self.lengths_windows.push_back(length);
-            if self.lengths_windows.len() > PHASES {
-                self.lengths_windows.pop_front();
+            self.phase_and_start = (number, window);
+            self.phase_lengths_windows.push_back(length);
+            if self.phase_lengths_windows.len() > AVERAGED_PHASES {
+                self.phase_lengths_windows.pop_front();
             }
         } else if length >= 2 * MIN_FOLLOWED_WINDOWS && is_settled {
-            self.lengths_windows.clear();
-            self.averaging_since = None;
+            self.phase_lengths_windows.clear();
+            self.averaged_phase_number = None;
         }
-        let sum: u64 = self.lengths_windows.iter().sum();
-        if self.lengths_windows.len() == PHASES && sum < MIN_FOLLOWED_WINDOWS * PHASES as u64 {
-            self.averaging_since.get_or_insert(number);
+        let sum: u64 = self.phase_lengths_windows.iter().sum();
+        if self.phase_lengths_windows.len() == AVERAGED_PHASES && sum < MIN_FOLLOWED_WINDOWS * AVERAGED_PHASES as u64 {
+            self.averaged_phase_number.get_or_insert(number);
         }
     }
 
-    fn record_curves(&mut self, measured: &LevelCurves) {
-        let Some(window) = newest_window(measured) else { return };
+    fn record_curves(&mut self, measured_curves: &LevelCurves) {
+        let Some(window) = newest_window(measured_curves) else { return };
         if self.curves.back().and_then(newest_window) == Some(window) {
             return;
         }
         // Curves at other sizes were measured on another cache, so the two have no common mean.
-        if self.curves.back().is_some_and(|last| !are_alike(last, measured)) {
+        if self.curves.back().is_some_and(|last| !have_equal_sizes(last, measured_curves)) {
             self.curves.clear();
         }
-        self.curves.push_back(measured.clone());
+        self.curves.push_back(measured_curves.clone());
         if self.curves.len() > MAX_CURVES {
             self.curves.pop_front();
         }
@@ -105,19 +106,19 @@ impl PhaseHistory {
 }
 
 /// Returns whether the curves cover the same levels at the same sizes.
-fn are_alike(first: &LevelCurves, second: &LevelCurves) -> bool {
+fn have_equal_sizes(first_curves: &LevelCurves, second_curves: &LevelCurves) -> bool {
     let sizes_by_level = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
         let level_sizes = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
             (*level, fact.value.iter().map(|(size, _)| *size).collect())
         };
         curves.iter().map(level_sizes).collect()
     };
-    sizes_by_level(first) == sizes_by_level(second)
+    sizes_by_level(first_curves) == sizes_by_level(second_curves)
 }
 
 /// Returns the pointwise mean of the curves; `None` if there are none.
-fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
-    let last = curves.back()?;
+fn mean_of_curves(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
+    let last_curves = curves.back()?;
     let mean_of_level = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
         let level_curves: Vec<&SizeCurve> =
             curves.iter().filter_map(|level_curves| level_curves.get(&level).map(|fact| &fact.value)).collect();
@@ -126,19 +127,19 @@ fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
         };
         (level, Fact { value: (0..fact.value.len()).map(point).collect(), ..fact.clone() })
     };
-    Some(last.iter().map(mean_of_level).collect())
+    Some(last_curves.iter().map(mean_of_level).collect())
 }
 
-/// Returns the mean of the measurements. Its interval is the mean of their intervals, or two standard errors of the
-/// values, whichever is wider.
+/// Returns the mean of the estimates. Each end of its interval is that of the mean interval or of two standard errors
+/// of the values, whichever is farther out.
 fn mean_estimate(estimates: &[Estimate]) -> Estimate {
     let count = estimates.len() as f64;
-    let mean = |metric: &dyn Fn(&Estimate) -> f64| estimates.iter().map(metric).sum::<f64>() / count;
-    let value = mean(&|fact| fact.value);
-    let spread =
+    let mean_of = |metric: &dyn Fn(&Estimate) -> f64| estimates.iter().map(metric).sum::<f64>() / count;
+    let value = mean_of(&|fact| fact.value);
+    let variance =
         estimates.iter().map(|fact| (fact.value - value) * (fact.value - value)).sum::<f64>() / (count - 1.0).max(1.0);
-    let error = 2.0 * libm::sqrt(spread / count);
-    let (low, high) = (mean(&|fact| fact.low).min(value - error), mean(&|fact| fact.high).max(value + error));
+    let error = 2.0 * libm::sqrt(variance / count);
+    let (low, high) = (mean_of(&|fact| fact.low).min(value - error), mean_of(&|fact| fact.high).max(value + error));
     Estimate { value, low: low.max(0.0), high }
 }
 

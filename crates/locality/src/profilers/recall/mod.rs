@@ -34,8 +34,12 @@ fn newest_window(curves: &LevelCurves) -> Option<u64> {
 
 /// Returns a mutable profile of a task, in a copy of all profiles that is made at the first change; `None` if the task
 /// has no profile.
-fn profile_mut<'a>(recalled: &'a mut Option<Profiles>, measured: &Profiles, task: TaskId) -> Option<&'a mut Profile> {
-    recalled.get_or_insert_with(|| measured.clone()).get_mut(&task)
+fn profile_mut<'a>(
+    recalled_profiles: &'a mut Option<Profiles>,
+    measured_profiles: &Profiles,
+    task: TaskId,
+) -> Option<&'a mut Profile> {
+    recalled_profiles.get_or_insert_with(|| measured_profiles.clone()).get_mut(&task)
 }
 
 impl PhaseCurveRecall {
@@ -46,16 +50,16 @@ impl PhaseCurveRecall {
 }
 
 impl ProfileRecall for PhaseCurveRecall {
-    fn recall(&mut self, observation: &Observation, measured: &Profiles) -> Option<Profiles> {
+    fn recall(&mut self, observation: &Observation, measured_profiles: &Profiles) -> Option<Profiles> {
         let live_tasks = observation.live_tasks();
         self.curves.retain(|(task, _), _| live_tasks.contains(task));
         if let Some(averages) = &mut self.averages {
-            averages.observe(observation.window, measured);
+            averages.observe(observation.window, measured_profiles);
         }
-        let mut recalled: Option<Profiles> = None;
-        for (&task, profile) in measured.iter().filter(|(task, _)| live_tasks.contains(task)) {
+        let mut recalled_profiles: Option<Profiles> = None;
+        for (&task, profile) in measured_profiles.iter().filter(|(task, _)| live_tasks.contains(task)) {
             if let Some((number, curves)) = self.averages.as_ref().and_then(|averages| averages.average_curves(task)) {
-                if let Some(profile) = profile_mut(&mut recalled, measured, task) {
+                if let Some(profile) = profile_mut(&mut recalled_profiles, measured_profiles, task) {
                     profile.phase_number = number;
                     profile.phase.kind = Some(Fact::new(AVERAGED, FactSource::PhaseDetector, observation.window));
                     profile.locality.misses_per_kilo_instr = curves;
@@ -70,12 +74,12 @@ impl ProfileRecall for PhaseCurveRecall {
                     self.curves.insert((task, kind), curves.clone());
                 }
             } else if let Some(stored_curves) = stored_curves
-                && let Some(profile) = profile_mut(&mut recalled, measured, task)
+                && let Some(profile) = profile_mut(&mut recalled_profiles, measured_profiles, task)
             {
                 profile.locality.misses_per_kilo_instr = stored_curves.clone();
             }
         }
-        recalled
+        recalled_profiles
     }
 }
 

@@ -1,51 +1,52 @@
 //! The decision between the plan in force and the best candidate: pure, by the gain and its probability.
 
 /// A plan is applied without a trial if its gain is at least this probable.
-const MOST_LIKELY: f64 = 0.95;
+const MIN_ADOPTION_PROBABILITY: f64 = 0.95;
 /// A plan is dropped if its gain is less probable than chance.
-const LIKELY: f64 = 0.5;
+const MIN_TRIAL_PROBABILITY: f64 = 0.5;
 /// Error that the forecast itself adds to a gain, as one standard deviation, before any verdict.
 const FORECAST_ERROR: f64 = 0.02;
 /// Error of a large gain, as a share of it.
-const ERROR_OF_GAIN: f64 = 0.25;
+const RELATIVE_GAIN_ERROR: f64 = 0.25;
 /// Number of forecasts that are compared with measurements.
 const MAX_VERDICTS: usize = 16;
 
-/// A gain over the plan in force: the forecast, the mean of the draws, and one standard deviation.
+/// A gain over the plan in force: the forecast, the mean of the draws, and the standard error.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Gain {
-    pub middle: f64,
+    pub forecast: f64,
     pub mean: f64,
-    pub error: f64,
+    pub standard_error: f64,
 }
 
 impl Gain {
-    /// Builds the gain from a forecast and from draws within the errors of curves and costs. `bias` is the variance of
+    /// Builds the gain from a forecast and from draws within the errors of curves and costs. `forecast_variance` is the
+    /// variance of
     /// earlier forecasts' errors.
-    pub fn from_draws(middle: f64, drawn: &[f64], bias: f64) -> Self {
-        let draws = drawn.len() as f64;
-        let mean = drawn.iter().sum::<f64>() / draws;
-        let spread = drawn.iter().map(|draw| (draw - mean) * (draw - mean)).sum::<f64>() / (draws - 1.0);
-        let of_gain = ERROR_OF_GAIN * ERROR_OF_GAIN * middle * middle;
-        Gain { middle, mean, error: libm::sqrt(spread + bias + of_gain).max(1e-6) }
+    pub fn from_draws(forecast: f64, drawn: &[f64], forecast_variance: f64) -> Self {
+        let draw_count = drawn.len() as f64;
+        let mean = drawn.iter().sum::<f64>() / draw_count;
+        let draw_variance = drawn.iter().map(|draw| (draw - mean) * (draw - mean)).sum::<f64>() / (draw_count - 1.0);
+        let gain_variance = RELATIVE_GAIN_ERROR * RELATIVE_GAIN_ERROR * forecast * forecast;
+        Gain { forecast, mean, standard_error: libm::sqrt(draw_variance + forecast_variance + gain_variance).max(1e-6) }
     }
 
     /// Returns the probability that the gain is at least `min_gain`.
-    pub fn gain_probability(&self, min_gain: f64) -> f64 {
-        let margin = (self.middle.min(self.mean) - min_gain) / self.error;
+    pub fn probability_of_gain(&self, min_gain: f64) -> f64 {
+        let margin = (self.forecast.min(self.mean) - min_gain) / self.standard_error;
         normal_probability(margin)
     }
 
-    /// Could the change gain this much, by its forecast and one standard error, and is it worth `measured` units of time
-    /// of measurement, if what it gains then lasts for `lasting` units? The expected gain is that of a change that is
-    /// kept only if it gains.
-    pub fn is_worth_measuring(&self, min_gain: f64, measured: f64, lasting: f64) -> bool {
-        let forecast = self.middle.min(self.mean);
-        let margin = forecast / self.error;
+    /// Returns whether the change can gain `min_gain`, by its forecast and one standard error, and is worth
+    /// `measured_time` of measurement, if its gain lasts for `remaining_time`. The expected gain assumes that the
+    /// change is kept only if it gains.
+    pub fn is_worth_measuring(&self, min_gain: f64, measured_time: f64, remaining_time: f64) -> bool {
+        let forecast = self.forecast.min(self.mean);
+        let margin = forecast / self.standard_error;
         let density = libm::exp(-0.5 * margin * margin) / libm::sqrt(2.0 * std::f64::consts::PI);
         let expected_gain = density + margin * normal_probability(margin);
         let expected_loss = expected_gain - margin;
-        forecast + self.error >= min_gain && expected_gain * lasting >= expected_loss * measured
+        forecast + self.standard_error >= min_gain && expected_gain * remaining_time >= expected_loss * measured_time
     }
 }
 
@@ -69,10 +70,10 @@ impl ForecastRecord {
 
     /// Returns the variance of the forecasts' errors, which includes two errors of [`FORECAST_ERROR`] before the first
     /// verdict.
-    pub fn bias(&self) -> f64 {
-        let missed = self.0.iter().map(|(forecast, measured)| (forecast - measured) * (forecast - measured));
+    pub fn forecast_variance(&self) -> f64 {
+        let squared_errors = self.0.iter().map(|(forecast, measured)| (forecast - measured) * (forecast - measured));
         let prior = 2.0 * FORECAST_ERROR * FORECAST_ERROR;
-        (prior + missed.sum::<f64>()) / (2.0 + self.0.len() as f64)
+        (prior + squared_errors.sum::<f64>()) / (2.0 + self.0.len() as f64)
     }
 }
 
@@ -82,7 +83,7 @@ pub struct CandidateComparison {
     /// Whether the candidate is the plan in force.
     pub is_in_force: bool,
     /// Whether the candidate meets a goal that is missed now.
-    pub mends_goal: bool,
+    pub meets_missed_goal: bool,
     /// Forecast gain, as a share.
     pub gain: f64,
     /// Probability that the gain pays off.
@@ -105,10 +106,13 @@ pub enum CandidateVerdict {
 /// Chooses between the plan in force and the best candidate. If every trial were canceled, trials would cost half of
 /// the gain and decide nothing, so without time for trials a likely plan is applied.
 pub fn decide(comparison: &CandidateComparison, min_gain: f64) -> CandidateVerdict {
-    let is_likely = comparison.probability >= LIKELY && comparison.gain >= min_gain;
-    if comparison.is_in_force || !(comparison.mends_goal || is_likely) {
+    let is_likely = comparison.probability >= MIN_TRIAL_PROBABILITY && comparison.gain >= min_gain;
+    if comparison.is_in_force || !(comparison.meets_missed_goal || is_likely) {
         CandidateVerdict::Keep
-    } else if comparison.mends_goal || comparison.probability >= MOST_LIKELY || !comparison.has_time_for_trial {
+    } else if comparison.meets_missed_goal
+        || comparison.probability >= MIN_ADOPTION_PROBABILITY
+        || !comparison.has_time_for_trial
+    {
         CandidateVerdict::Adopt
     } else {
         CandidateVerdict::Try
@@ -121,7 +125,7 @@ mod tests {
 
     const LIKELY_GAIN: CandidateComparison = CandidateComparison {
         is_in_force: false,
-        mends_goal: false,
+        meets_missed_goal: false,
         gain: 0.03,
         probability: 0.7,
         has_time_for_trial: true,
@@ -132,13 +136,13 @@ mod tests {
     fn every_condition_leads_to_its_choice() {
         let table = [
             (LIKELY_GAIN, CandidateVerdict::Try),
-            (CandidateComparison { is_in_force: true, mends_goal: true, ..LIKELY_GAIN }, CandidateVerdict::Keep),
+            (CandidateComparison { is_in_force: true, meets_missed_goal: true, ..LIKELY_GAIN }, CandidateVerdict::Keep),
             (CandidateComparison { probability: 0.49, ..LIKELY_GAIN }, CandidateVerdict::Keep),
             (CandidateComparison { gain: 0.009, ..LIKELY_GAIN }, CandidateVerdict::Keep),
             (CandidateComparison { probability: 0.95, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
             (CandidateComparison { has_time_for_trial: false, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
             (
-                CandidateComparison { mends_goal: true, gain: -0.1, probability: 0.0, ..LIKELY_GAIN },
+                CandidateComparison { meets_missed_goal: true, gain: -0.1, probability: 0.0, ..LIKELY_GAIN },
                 CandidateVerdict::Adopt,
             ),
         ];
@@ -150,20 +154,20 @@ mod tests {
     /// Does the probability follow a normal distribution around the smaller of forecast and mean?
     #[test]
     fn the_probability_is_that_of_a_normal_distribution() {
-        let gain = |middle: f64, mean: f64| Gain { middle, mean, error: 0.02 };
-        assert_eq!(gain(0.01, 0.05).gain_probability(0.01), 0.5);
-        assert!((gain(0.06, 0.05).gain_probability(0.01) - 0.977_249_868).abs() < 1e-8);
-        assert!((gain(0.05, 0.06).gain_probability(0.01) - 0.977_249_868).abs() < 1e-8);
+        let gain = |middle: f64, mean: f64| Gain { forecast: middle, mean, standard_error: 0.02 };
+        assert_eq!(gain(0.01, 0.05).probability_of_gain(0.01), 0.5);
+        assert!((gain(0.06, 0.05).probability_of_gain(0.01) - 0.977_249_868).abs() < 1e-8);
+        assert!((gain(0.05, 0.06).probability_of_gain(0.01) - 0.977_249_868).abs() < 1e-8);
     }
 
     /// Is a probable gain worth its measurement, and a probable loss only if it is uncertain and the gain would last?
     #[test]
     fn a_probable_loss_is_rarely_worth_a_measurement() {
-        let gain = |middle: f64| Gain { middle, mean: middle, error: 0.02 };
+        let gain = |middle: f64| Gain { forecast: middle, mean: middle, standard_error: 0.02 };
         let is_worth = |middle: f64, lasting: f64| gain(middle).is_worth_measuring(0.01, 20.0, lasting);
         assert!(is_worth(0.001, 20.0) && !is_worth(-0.001, 20.0));
         assert!(is_worth(-0.008, 60.0) && !is_worth(-0.01, 60.0));
-        let sure = Gain { error: 0.005, ..gain(0.004) };
+        let sure = Gain { standard_error: 0.005, ..gain(0.004) };
         assert!(!sure.is_worth_measuring(0.01, 20.0, 60.0), "it cannot gain enough");
     }
 
@@ -171,12 +175,12 @@ mod tests {
     #[test]
     fn wrong_forecasts_widen_the_error() {
         let mut record = ForecastRecord::default();
-        let fresh = Gain::from_draws(0.05, &[0.05, 0.05], record.bias()).error;
+        let fresh = Gain::from_draws(0.05, &[0.05, 0.05], record.forecast_variance()).standard_error;
         assert!((fresh - libm::sqrt(0.02 * 0.02 + 0.0125 * 0.0125)).abs() < 1e-12);
         (0..20).for_each(|_| record.record(0.05, libm::log1p(0.05)));
-        assert!(Gain::from_draws(0.05, &[0.05, 0.05], record.bias()).error < fresh);
+        assert!(Gain::from_draws(0.05, &[0.05, 0.05], record.forecast_variance()).standard_error < fresh);
         (0..20).for_each(|_| record.record(0.05, libm::log1p(-0.05)));
-        let wide = Gain::from_draws(0.05, &[0.05, 0.05], record.bias()).error;
+        let wide = Gain::from_draws(0.05, &[0.05, 0.05], record.forecast_variance()).standard_error;
         assert!(wide > 0.09, "the record holds the last {MAX_VERDICTS}: {wide}");
     }
 }

@@ -14,7 +14,7 @@ use super::model::score::{ForecastSpeed, forecast_speeds};
 pub struct SearchReport<'a> {
     pub problem: &'a PlanningProblem,
     pub candidates: &'a [CandidatePlan],
-    pub best: &'a CandidatePlan,
+    pub best_candidate: &'a CandidatePlan,
     pub current_layout: &'a SiteLayout,
     pub judge: PlanComparator,
     /// Gain over the plan in force, as a share, and the probability that it pays off.
@@ -30,34 +30,35 @@ pub struct MechanismGain {
     pub mechanism: Mechanism,
     /// Gain over the plan in force, as a share, with one standard deviation if it was drawn.
     pub gain: f64,
-    pub error: Option<f64>,
+    pub standard_error: Option<f64>,
 }
 
 /// The last reported forecasts. Only changes are reported, so that the log does not grow while nothing happens.
 #[derive(Default)]
 pub struct ReportedForecasts {
-    unchanged: Option<(String, Vec<TaskId>)>,
-    tasks: BTreeMap<TaskId, (f64, String)>,
+    last_unchanged: Option<(String, Vec<TaskId>)>,
+    reported_speeds: BTreeMap<TaskId, (f64, String)>,
 }
 
 /// Smallest change of a forecast that is reported again, as a share of the solo speed.
 const MIN_REPORTED_CHANGE: f64 = 0.05;
 
 impl ReportedForecasts {
-    /// Has a task's forecast changed enough to be reported?
-    fn has_changed(&mut self, task: TaskId, over_alone: f64, place: &str) -> bool {
-        let last_report = self.tasks.get(&task);
-        let is_unchanged = last_report
-            .is_some_and(|(speed, last_place)| last_place == place && (speed - over_alone).abs() < MIN_REPORTED_CHANGE);
+    /// Returns whether a task's forecast has changed enough to be reported, and records it if so.
+    fn record_if_changed(&mut self, task: TaskId, relative_speed: f64, place: &str) -> bool {
+        let last_report = self.reported_speeds.get(&task);
+        let is_unchanged = last_report.is_some_and(|(speed, last_place)| {
+            last_place == place && (speed - relative_speed).abs() < MIN_REPORTED_CHANGE
+        });
         if !is_unchanged {
-            self.tasks.insert(task, (over_alone, place.to_string()));
+            self.reported_speeds.insert(task, (relative_speed, place.to_string()));
         }
         !is_unchanged
     }
 
     fn retain(&mut self, problem: &PlanningProblem) {
         let problem_tasks: BTreeSet<TaskId> = problem.tasks.iter().map(|problem_task| problem_task.task).collect();
-        self.tasks.retain(|task, _| problem_tasks.contains(task));
+        self.reported_speeds.retain(|task, _| problem_tasks.contains(task));
     }
 }
 
@@ -74,7 +75,7 @@ impl SearchReport<'_> {
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(named_number("gain_percent", 100.0 * self.gain));
         numbers.push(named_number("likely_percent", 100.0 * self.probability));
-        for MechanismGain { mechanism, gain, error } in self.mechanism_gains {
+        for MechanismGain { mechanism, gain, standard_error: error } in self.mechanism_gains {
             numbers.push(named_number(format!("gain_of_{}_percent", mechanism.describe()), 100.0 * gain));
             numbers.extend(
                 error.map(|error| named_number(format!("error_of_{}_percent", mechanism.describe()), 100.0 * error)),
@@ -89,40 +90,42 @@ impl SearchReport<'_> {
     pub fn explain_unchanged(
         &self,
         probe_planner: &ProbePlanner,
-        reported: &mut ReportedForecasts,
+        reported_forecasts: &mut ReportedForecasts,
         reasons: &mut Vec<Reason>,
     ) {
         let text = format!(
             "the plan in force stays: of {} candidates, '{}' is best, {:+.1} % forecast, pays off with {:.0} % probability{}{}",
             self.candidates.len(),
-            self.best.label,
+            self.best_candidate.label,
             100.0 * self.gain,
             100.0 * self.probability,
             self.describe_mechanisms(),
             self.describe_newcomers()
         );
-        reported.retain(self.problem);
+        reported_forecasts.retain(self.problem);
         let reason = self.score_reason(probe_planner, text);
-        let unchanged = (reason.text.clone(), reason.tasks.clone());
-        let mut news = Vec::new();
+        let unchanged_report = (reason.text.clone(), reason.tasks.clone());
+        let mut new_reasons = Vec::new();
         let current_speeds = forecast_speeds(self.problem, &self.reported_layout());
         for index in self.problem.known_tasks() {
-            let Some(now) = current_speeds[index] else { continue };
+            let Some(current_speed) = current_speeds[index] else { continue };
             let (task, place) = (self.problem.tasks[index].task, self.describe_place(self.current_layout, index));
-            if !reported.has_changed(task, now.over_alone, &place) {
+            if !reported_forecasts.record_if_changed(task, current_speed.relative_speed, &place) {
                 continue;
             }
-            let text = format!("{{0}} stays: {:.0} % of its solo speed{place}", 100.0 * now.over_alone);
-            let mut numbers =
-                vec![named_number("speed_over_alone", now.over_alone), named_number("held_bytes", now.held_bytes)];
+            let text = format!("{{0}} stays: {:.0} % of its solo speed{place}", 100.0 * current_speed.relative_speed);
+            let mut numbers = vec![
+                named_number("speed_over_alone", current_speed.relative_speed),
+                named_number("held_bytes", current_speed.occupancy_bytes),
+            ];
             numbers.extend(self.forecast_inputs(index));
-            news.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
+            new_reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
         }
         // The search is reported before the forecasts that follow from it, even if it has not changed.
-        if !news.is_empty() || reported.unchanged.as_ref() != Some(&unchanged) {
-            reported.unchanged = Some(unchanged);
+        if !new_reasons.is_empty() || reported_forecasts.last_unchanged.as_ref() != Some(&unchanged_report) {
+            reported_forecasts.last_unchanged = Some(unchanged_report);
             reasons.push(reason);
-            reasons.append(&mut news);
+            reasons.append(&mut new_reasons);
         }
     }
 
@@ -131,8 +134,8 @@ impl SearchReport<'_> {
     fn reported_layout(&self) -> SiteLayout {
         let mut layout = self.current_layout.clone();
         if let Some(newcomers) = self.newcomers.filter(|_| self.problem.bus.is_none()) {
-            let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&index| layout.site_of[index]).collect();
-            layout.site_of.iter_mut().for_each(|home| *home = home.filter(|site| sites.contains(site)));
+            let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&index| layout.site_by_task[index]).collect();
+            layout.site_by_task.iter_mut().for_each(|home| *home = home.filter(|site| sites.contains(site)));
         }
         layout
     }
@@ -142,21 +145,23 @@ impl SearchReport<'_> {
         &self,
         action: &str,
         probe_planner: &ProbePlanner,
-        reported: &mut ReportedForecasts,
+        reported_forecasts: &mut ReportedForecasts,
         reasons: &mut Vec<Reason>,
     ) {
         let text = format!(
             "'{}' is {action}: it is the best of {} candidates, {:+.1} % forecast, pays off with {:.0} % probability{}",
-            self.best.label,
+            self.best_candidate.label,
             self.candidates.len(),
             100.0 * self.gain,
             100.0 * self.probability,
             self.describe_newcomers()
         );
-        *reported = ReportedForecasts::default();
+        *reported_forecasts = ReportedForecasts::default();
         reasons.push(self.score_reason(probe_planner, text));
-        let (speeds_before, speeds_after) =
-            (forecast_speeds(self.problem, self.current_layout), forecast_speeds(self.problem, &self.best.layout));
+        let (speeds_before, speeds_after) = (
+            forecast_speeds(self.problem, self.current_layout),
+            forecast_speeds(self.problem, &self.best_candidate.layout),
+        );
         for index in self.problem.known_tasks() {
             if let (Some(old_speed), Some(new_speed)) = (speeds_before[index], speeds_after[index]) {
                 reasons.push(self.task_reason(index, old_speed, new_speed));
@@ -167,15 +172,15 @@ impl SearchReport<'_> {
     fn task_reason(&self, index: usize, old_speed: ForecastSpeed, new_speed: ForecastSpeed) -> Reason {
         let mut text = format!(
             "{{0}}: {:.0} % of its solo speed, {:.0} % before",
-            100.0 * new_speed.over_alone,
-            100.0 * old_speed.over_alone
+            100.0 * new_speed.relative_speed,
+            100.0 * old_speed.relative_speed
         );
-        text += &self.describe_place(&self.best.layout, index);
+        text += &self.describe_place(&self.best_candidate.layout, index);
         let mut numbers = vec![
-            named_number("speed_over_alone", new_speed.over_alone),
-            named_number("speed_over_alone_before", old_speed.over_alone),
-            named_number("held_bytes", new_speed.held_bytes),
-            named_number("held_bytes_before", old_speed.held_bytes),
+            named_number("speed_over_alone", new_speed.relative_speed),
+            named_number("speed_over_alone_before", old_speed.relative_speed),
+            named_number("held_bytes", new_speed.occupancy_bytes),
+            named_number("held_bytes_before", old_speed.occupancy_bytes),
         ];
         numbers.extend(self.forecast_inputs(index));
         Reason { kind: ReasonKind::Explanation, tasks: vec![self.problem.tasks[index].task], text, numbers }
@@ -183,9 +188,10 @@ impl SearchReport<'_> {
 
     /// Describes the best plan of every single mechanism.
     fn describe_mechanisms(&self) -> String {
-        let describe_gain = |single: &MechanismGain| {
-            let error = single.error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
-            format!("; {} {:+.1}{error} %", single.mechanism.describe(), 100.0 * single.gain)
+        let describe_gain = |mechanism_gain: &MechanismGain| {
+            let error =
+                mechanism_gain.standard_error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
+            format!("; {} {:+.1}{error} %", mechanism_gain.mechanism.describe(), 100.0 * mechanism_gain.gain)
         };
         self.mechanism_gains.iter().map(describe_gain).collect()
     }
@@ -204,8 +210,8 @@ impl SearchReport<'_> {
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let mpki_at_share = |share: f64| 1000.0 * program.misses_at(share * bytes);
         let site = self.problem.tasks[index].last_site.map(|site| self.problem.sites[site].memory_node);
-        let farther = site.map_or(0.0, |node| program.far_cycles(node));
-        let farther = (farther > 0.0).then(|| named_number("cycles_per_miss_for_far_memory", farther));
+        let far_cycles = site.map_or(0.0, |node| program.far_cycles(node));
+        let farther = (far_cycles > 0.0).then(|| named_number("cycles_per_miss_for_far_memory", far_cycles));
         let mut numbers = vec![
             named_number("misses_per_kilo_instr_alone", mpki_at_share(1.0)),
             named_number("misses_per_kilo_instr_on_half", mpki_at_share(0.5)),
@@ -219,16 +225,16 @@ impl SearchReport<'_> {
     }
 
     fn describe_place(&self, layout: &SiteLayout, index: usize) -> String {
-        let Some(site) = layout.site_of[index] else { return String::new() };
+        let Some(site) = layout.site_by_task[index] else { return String::new() };
         let mut text = String::new();
-        if layout.pinned[index] {
+        if layout.is_pinned[index] {
             text += &format!(", on cache {}", self.problem.sites[site].cache.0);
         }
-        if let Some(group) = layout.partitions[site].iter().find(|group| group.members.contains(&index)) {
+        if let Some(partition) = layout.partitions[site].iter().find(|group| group.members.contains(&index)) {
             let units = self.problem.sites[site].partition_units.map_or(0, |partition_units| partition_units.units());
-            text += &format!(", with {} of its {units} units", group.units);
-            if group.members.len() > 1 {
-                text += &format!(" shared with {} more", group.members.len() - 1);
+            text += &format!(", with {} of its {units} units", partition.units);
+            if partition.members.len() > 1 {
+                text += &format!(" shared with {} more", partition.members.len() - 1);
             }
         }
         if let Some(rotation) = &layout.rotations[site]
@@ -267,14 +273,14 @@ mod tests {
             score: score(problem, &current_layout, &ScoreCache::default()),
         };
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        let singles = [MechanismGain { mechanism: Mechanism::Space, gain: 0.002, error: Some(0.021) }];
+        let singles = [MechanismGain { mechanism: Mechanism::Space, gain: 0.002, standard_error: Some(0.021) }];
         let candidates = [best.clone()];
         let (best, current_layout, newcomers) = (&best, &current_layout, None);
         let (gain, probability, singles) = (0.002, 0.3, &singles);
         let report = SearchReport {
             problem,
             candidates: &candidates,
-            best,
+            best_candidate: best,
             current_layout,
             judge,
             gain,

@@ -6,7 +6,7 @@
 
 use cachemate_core::{Forecast, VerificationOutcome};
 
-/// The stage of a decision in a window.
+/// The state of the lifecycle in a window.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum LifecycleState {
     /// Collects profiles and speeds, without searching.
@@ -32,11 +32,11 @@ pub enum LifecycleEvent {
     /// A task is in another phase than it was at the last search.
     PhaseChanged,
     /// Tasks, their speeds or their profiles are not known well enough for a search.
-    NotKnown,
+    EvidenceIncomplete,
     /// A search has to wait, because a plan has failed.
     Paused,
     /// Everything needed for a search is known.
-    Known,
+    EvidenceComplete,
     /// A search found no plan that is more likely than not to gain.
     NoBetterPlan,
     /// A search found a plan whose gain is more likely than not.
@@ -51,38 +51,38 @@ pub enum LifecycleEvent {
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Transition {
-    pub from: &'static [LifecycleState],
+    pub from_states: &'static [LifecycleState],
     pub event: LifecycleEvent,
-    pub to: LifecycleState,
+    pub to_state: LifecycleState,
     /// The reason as text, as in the diagram of the page.
     #[cfg_attr(not(test), expect(dead_code, reason = "a test compares the page with it"))]
     pub reason: &'static str,
 }
 
 const fn transition_row(
-    from: &'static [LifecycleState],
+    from_states: &'static [LifecycleState],
     event: LifecycleEvent,
-    to: LifecycleState,
+    to_state: LifecycleState,
     reason: &'static str,
 ) -> Transition {
-    Transition { from, event, to, reason }
+    Transition { from_states, event, to_state, reason }
 }
 
-const fn verdict_row(outcome: VerificationOutcome, to: LifecycleState, reason: &'static str) -> Transition {
-    transition_row(&[Proposed], LifecycleEvent::Verdict(outcome), to, reason)
+const fn verdict_row(outcome: VerificationOutcome, to_state: LifecycleState, reason: &'static str) -> Transition {
+    transition_row(&[Proposed], LifecycleEvent::Verdict(outcome), to_state, reason)
 }
 
 /// The states in which no change is being measured.
-const IDLE: &[LifecycleState] = &[Profiling, Holding, Cooldown];
-const ANY: &[LifecycleState] = &[Profiling, Holding, Proposed, Cooldown];
+const IDLE_STATES: &[LifecycleState] = &[Profiling, Holding, Cooldown];
+const ALL_STATES: &[LifecycleState] = &[Profiling, Holding, Proposed, Cooldown];
 
 /// All transitions: old state, event, new state, reason.
 #[rustfmt::skip]
 pub const TRANSITIONS: &[Transition] = &[
-    transition_row(IDLE, LifecycleEvent::NotKnown, Profiling, "tasks, speeds or profiles are unknown"),
-    transition_row(IDLE, LifecycleEvent::Known, Holding, "all is known"),
-    transition_row(IDLE, LifecycleEvent::Paused, Cooldown, "a pause after failures"),
-    transition_row(IDLE, LifecycleEvent::PhaseChanged, Profiling, "a phase has changed"),
+    transition_row(IDLE_STATES, LifecycleEvent::EvidenceIncomplete, Profiling, "tasks, speeds or profiles are unknown"),
+    transition_row(IDLE_STATES, LifecycleEvent::EvidenceComplete, Holding, "all is known"),
+    transition_row(IDLE_STATES, LifecycleEvent::Paused, Cooldown, "a pause after failures"),
+    transition_row(IDLE_STATES, LifecycleEvent::PhaseChanged, Profiling, "a phase has changed"),
     transition_row(&[Holding], LifecycleEvent::NoBetterPlan, Holding, "no plan is likely to gain"),
     transition_row(&[Holding], LifecycleEvent::LikelyGain, Proposed, "gain more likely than not - trial"),
     transition_row(&[Holding], LifecycleEvent::SureGain, Proposed, "gain at least 95 % likely - monitoring"),
@@ -93,13 +93,13 @@ pub const TRANSITIONS: &[Transition] = &[
     verdict_row(VerificationOutcome::NotMeasured, Holding, "no speeds to compare - new plan"),
     verdict_row(VerificationOutcome::NotFaster, Cooldown, "not faster - old plan"),
     verdict_row(VerificationOutcome::Interrupted, Profiling, "tasks or phases changed"),
-    transition_row(ANY, LifecycleEvent::Verdict(VerificationOutcome::Slower), Cooldown, "slower - old plan"),
-    transition_row(ANY, LifecycleEvent::Verdict(VerificationOutcome::Refused), Profiling, "refused - old plan"),
+    transition_row(ALL_STATES, LifecycleEvent::Verdict(VerificationOutcome::Slower), Cooldown, "slower - old plan"),
+    transition_row(ALL_STATES, LifecycleEvent::Verdict(VerificationOutcome::Refused), Profiling, "refused - old plan"),
 ];
 
 /// Returns the row of an event in a state; `None` if the event cannot occur there.
 pub fn find_transition(state: LifecycleState, event: LifecycleEvent) -> Option<&'static Transition> {
-    TRANSITIONS.iter().find(|row| row.event == event && row.from.contains(&state))
+    TRANSITIONS.iter().find(|row| row.event == event && row.from_states.contains(&state))
 }
 
 /// The present state of the lifecycle, and the forecast of the plan for the next window.
@@ -108,19 +108,19 @@ pub struct Lifecycle {
     pub state: LifecycleState,
     /// `None` if the last search was for other tasks or phases.
     pub forecast: Option<Forecast>,
-    pub measured: MeasuredWindows,
+    pub measured_windows: MeasuredWindows,
 }
 
 impl Lifecycle {
-    /// Is no change being measured?
+    /// Returns whether no change is being measured.
     pub fn is_idle(&self) -> bool {
-        IDLE.contains(&self.state)
+        IDLE_STATES.contains(&self.state)
     }
 
     /// Advances by the table. An event that cannot occur in the state changes nothing.
     pub fn advance(&mut self, event: LifecycleEvent) {
         if let Some(row) = find_transition(self.state, event) {
-            self.state = row.to;
+            self.state = row.to_state;
         }
     }
 }
@@ -129,30 +129,31 @@ impl Lifecycle {
 #[derive(Clone, Copy, Default)]
 pub struct MeasuredWindows {
     windows: u32,
-    settling: u32,
+    settling_windows: u32,
 }
 
 /// Smallest number of windows that determines speeds under the plan in force.
-const MIN_MEASURED: u32 = 4;
+const MIN_MEASURED_WINDOWS: u32 = 4;
 
 impl MeasuredWindows {
-    /// Starts again, because the plan, the tasks or a phase changes now. The first `settling` windows do not count.
+    /// Starts again, because the plan, the tasks or a phase changes now. The first `settling_windows` windows do not
+    /// count.
     pub fn restart(&mut self, settling: u32) {
-        *self = MeasuredWindows { windows: 0, settling };
+        *self = MeasuredWindows { windows: 0, settling_windows: settling };
     }
 
     /// Adds an undisturbed window.
     pub fn add(&mut self) {
-        if self.settling > 0 {
-            self.settling -= 1;
+        if self.settling_windows > 0 {
+            self.settling_windows -= 1;
         } else {
             self.windows = self.windows.saturating_add(1);
         }
     }
 
-    /// Are there enough windows?
+    /// Returns whether there are enough windows.
     pub fn is_enough(self) -> bool {
-        self.windows >= MIN_MEASURED
+        self.windows >= MIN_MEASURED_WINDOWS
     }
 }
 
@@ -161,7 +162,8 @@ mod tests {
     use super::*;
     use LifecycleEvent as Event;
 
-    const EVENTS_OF_IDLE: &[Event] = &[Event::NotKnown, Event::Known, Event::Paused, Event::PhaseChanged];
+    const EVENTS_OF_IDLE: &[Event] =
+        &[Event::EvidenceIncomplete, Event::EvidenceComplete, Event::Paused, Event::PhaseChanged];
     const EVENTS_OF_SEARCH: &[Event] = &[Event::NoBetterPlan, Event::LikelyGain, Event::SureGain, Event::PossibleStep];
     const EVENTS_OF_PROPOSED: &[Event] = &[
         Event::Undecided,
@@ -178,7 +180,7 @@ mod tests {
     /// Does every event that can occur in a state have exactly one row, and is there no other row?
     #[test]
     fn every_event_has_one_row() {
-        for &state in ANY {
+        for &state in ALL_STATES {
             let state_events: &[&[Event]] = match state {
                 Profiling | Cooldown => &[EVENTS_OF_IDLE],
                 Holding => &[EVENTS_OF_IDLE, EVENTS_OF_SEARCH],
@@ -187,7 +189,7 @@ mod tests {
             let mut expected = [state_events.concat().as_slice(), EVENTS_OF_ANY].concat();
             expected.sort_unstable();
             let mut rows: Vec<Event> =
-                TRANSITIONS.iter().filter(|row| row.from.contains(&state)).map(|row| row.event).collect();
+                TRANSITIONS.iter().filter(|row| row.from_states.contains(&state)).map(|row| row.event).collect();
             rows.sort_unstable();
             assert_eq!(rows, expected, "{state:?}");
         }
@@ -198,29 +200,28 @@ mod tests {
     fn every_state_is_reached_and_left() {
         let reach = |start: LifecycleState| {
             let mut reached = vec![start];
-            while let Some(row) = TRANSITIONS
-                .iter()
-                .find(|row| !reached.contains(&row.to) && row.from.iter().any(|from| reached.contains(from)))
-            {
-                reached.push(row.to);
+            while let Some(row) = TRANSITIONS.iter().find(|row| {
+                !reached.contains(&row.to_state) && row.from_states.iter().any(|from| reached.contains(from))
+            }) {
+                reached.push(row.to_state);
             }
             reached.sort_unstable();
             reached
         };
-        let mut all_states = ANY.to_vec();
+        let mut all_states = ALL_STATES.to_vec();
         all_states.sort_unstable();
-        ANY.iter().for_each(|&state| assert_eq!(reach(state), all_states, "{state:?}"));
+        ALL_STATES.iter().for_each(|&state| assert_eq!(reach(state), all_states, "{state:?}"));
     }
 
     /// Is every row followed, and does an event that cannot occur leave the state unchanged?
     #[test]
     fn rows_are_followed() {
         for row in TRANSITIONS {
-            for &state in row.from {
+            for &state in row.from_states {
                 let mut lifecycle = Lifecycle { state, ..Lifecycle::default() };
                 lifecycle.advance(row.event);
-                assert_eq!(lifecycle.state, row.to, "{state:?} {:?}", row.event);
-                assert_eq!(lifecycle.is_idle(), row.to != Proposed);
+                assert_eq!(lifecycle.state, row.to_state, "{state:?} {:?}", row.event);
+                assert_eq!(lifecycle.is_idle(), row.to_state != Proposed);
             }
         }
         let mut lifecycle = Lifecycle { state: Holding, ..Lifecycle::default() };
@@ -245,7 +246,9 @@ mod tests {
     /// Returns the table as a Mermaid diagram, without transitions from a state to itself.
     fn lifecycle_diagram() -> String {
         let mut edges: Vec<(LifecycleState, LifecycleState, Vec<&str>)> = Vec::new();
-        for Transition { from, to, reason, .. } in TRANSITIONS.iter().filter(|row| row.from != ANY) {
+        for Transition { from_states: from, to_state: to, reason, .. } in
+            TRANSITIONS.iter().filter(|row| row.from_states != ALL_STATES)
+        {
             for source in from.iter().filter(|source| *source != to) {
                 match edges.iter_mut().find(|(a, b, _)| (a, b) == (source, to)) {
                     Some((.., labels)) => labels.push(reason),

@@ -28,19 +28,19 @@ use serde::Deserialize;
 
 use self::candidates::{AllowedMechanisms, Mechanism};
 use self::decision::{CandidateVerdict, ForecastRecord};
-use self::evidence::probe_planner::{ProbeLimits, probes_leave_speeds_unchanged};
-use self::evidence::{KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
+use self::evidence::probe_planner::{ProbeLimits, are_probes_harmless};
+use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
 use self::lifecycle::{Lifecycle, LifecycleEvent};
 use self::model::decided_plan::DecidedPlan;
 use self::model::layout::SiteLayout;
 use self::model::problem::cache_sites;
-use self::model::problem_cache::{LOOK_AGAIN_AFTER, ProblemCache, ProblemOptions, SearchHistory, task_stamp};
+use self::model::problem_cache::{ProblemCache, ProblemOptions, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp};
 pub use self::model::score::PlanObjective;
 use self::proposal::{PlanFinder, Proposal, SearchResult};
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange};
-use crate::verifier::trial::shortest_trial;
+use crate::verifier::trial::min_trial_windows;
 
 /// A part of the policy, which an ablation leaves out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -111,20 +111,21 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parse_parameters(text)?;
+        let parsed_parameters: Parameters = super::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([
-            ("window_ns", parsed.window_ns as f64),
-            ("locations", parsed.locations.into()),
-            ("trace_entries", parsed.trace_entries.into()),
-            ("probe_budget_ns", parsed.probe_budget_ns as f64),
-            ("leg_windows", parsed.leg_windows.into()),
-            ("max_evaluations", parsed.max_evaluations.into()),
+            ("window_ns", parsed_parameters.window_ns as f64),
+            ("locations", parsed_parameters.locations.into()),
+            ("trace_entries", parsed_parameters.trace_entries.into()),
+            ("probe_budget_ns", parsed_parameters.probe_budget_ns as f64),
+            ("leg_windows", parsed_parameters.leg_windows.into()),
+            ("max_evaluations", parsed_parameters.max_evaluations.into()),
         ])?;
-        ParameterRange::PositiveShare.check([("min_gain", parsed.min_gain), ("probe_share", parsed.probe_share)])?;
-        Ok(parsed)
+        ParameterRange::PositiveShare
+            .check([("min_gain", parsed_parameters.min_gain), ("probe_share", parsed_parameters.probe_share)])?;
+        Ok(parsed_parameters)
     }
 
-    fn has(&self, part: PolicyPart) -> bool {
+    fn includes(&self, part: PolicyPart) -> bool {
         !self.ablate.contains(&part)
     }
 
@@ -142,7 +143,7 @@ impl Parameters {
 
     fn probe_limits(&self) -> ProbeLimits {
         ProbeLimits {
-            share: self.probe_share,
+            max_share: self.probe_share,
             min_gain: self.min_gain,
             locations: self.locations,
             trace_entries: self.trace_entries,
@@ -158,19 +159,19 @@ struct Auto {
     evidence: TaskEvidence,
     lifecycle: Lifecycle,
     searches: SearchHistory,
-    record: ForecastRecord,
-    reported: ReportedForecasts,
-    trials: u64,
-    climb: PartitionClimb,
+    forecast_record: ForecastRecord,
+    reported_forecasts: ReportedForecasts,
+    trial_count: u64,
+    partition_climb: PartitionClimb,
 }
 
 /// Single steps of the partitions in force, measured with the same tasks and phases.
 #[derive(Default)]
 struct PartitionClimb {
     /// Layouts that a step has improved.
-    beaten: Vec<SiteLayout>,
+    beaten_layouts: Vec<SiteLayout>,
     /// The layout before the step or exploration that is being measured.
-    open: Option<SiteLayout>,
+    layout_before_step: Option<SiteLayout>,
     explorations: Explorations,
 }
 
@@ -191,29 +192,36 @@ impl Explorations {
 
 impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let averaged = (!self.parameters.has(PolicyPart::Phases)).then(|| phases::merge_phases(view.profiles));
-        let view = &View { profiles: averaged.as_ref().unwrap_or(view.profiles), ..*view };
+        let merged_profiles =
+            (!self.parameters.includes(PolicyPart::Phases)).then(|| phases::merge_phases(view.profiles));
+        let view = &View { profiles: merged_profiles.as_ref().unwrap_or(view.profiles), ..*view };
         self.evidence.curves.observe(view);
-        self.take_verdict(view);
+        self.record_verdict(view);
         let mut reasons = Vec::new();
-        let mut next = DecidedPlan::from_previous(view.plan_to_keep(), view);
-        let mut proposed = None;
+        let mut next_plan = DecidedPlan::from_previous(view.plan_to_keep(), view);
+        let mut proposed_change = None;
         let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
         if is_counted {
-            proposed = self.continue_window(view, &mut next, &mut reasons);
+            proposed_change = self.continue_window(view, &mut next_plan, &mut reasons);
         }
-        let mut plan = next.0;
+        let mut plan = next_plan.0;
         plan.window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
         plan.penalties.clear();
         // No probe runs while a change is being measured.
-        if is_counted && self.lifecycle.is_idle() && self.parameters.has(PolicyPart::Probes) {
-            let (limits, shares) = (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
+        if is_counted && self.lifecycle.is_idle() && self.parameters.includes(PolicyPart::Probes) {
+            let (limits, allowed_mechanisms) =
+                (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
             let TaskEvidence { probe_planner, speeds, curves, .. } = &mut self.evidence;
-            plan.probes =
-                probe_planner.next(view, &cache_sites(view), (speeds, curves), &limits, shares.has(Mechanism::Sharing));
+            plan.probes = probe_planner.plan_probes(
+                view,
+                &cache_sites(view),
+                (speeds, curves),
+                &limits,
+                allowed_mechanisms.allows(Mechanism::Sharing),
+            );
         }
         let forecast = self.lifecycle.forecast.clone().filter(|_| is_counted);
-        let verification = match proposed {
+        let verification = match proposed_change {
             Some(change) => Verification::Proposed(change),
             None if self.lifecycle.is_idle() => Verification::BeforeAndAfter,
             None => Verification::Pending,
@@ -230,33 +238,33 @@ impl Auto {
             evidence: TaskEvidence::default(),
             lifecycle: Lifecycle::default(),
             searches: SearchHistory::default(),
-            record: ForecastRecord::default(),
-            reported: ReportedForecasts::default(),
-            trials: 0,
-            climb: PartitionClimb::default(),
+            forecast_record: ForecastRecord::default(),
+            reported_forecasts: ReportedForecasts::default(),
+            trial_count: 0,
+            partition_climb: PartitionClimb::default(),
         }
     }
 
     /// Learns from the verifier's verdict, if there is one.
-    fn take_verdict(&mut self, view: &View<'_>) {
+    fn record_verdict(&mut self, view: &View<'_>) {
         let Some(ChangeVerdict { outcome, forecast, forecast_gain, measured, .. }) = view.verdicts.latest() else {
             return;
         };
-        if let Some(before) = self.climb.open.take() {
+        if let Some(before) = self.partition_climb.layout_before_step.take() {
             // A step is too small to say anything about forecasts of plans, and an exploration too uncertain.
-            let explorations = &mut self.climb.explorations;
+            let explorations = &mut self.partition_climb.explorations;
             let is_exploration = std::mem::take(&mut explorations.is_open);
             explorations.failed += u32::from(is_exploration && *outcome == VerificationOutcome::Slower);
             if *outcome == VerificationOutcome::NotSlower {
                 explorations.kept += u32::from(is_exploration);
-                self.climb.beaten.push(before);
+                self.partition_climb.beaten_layouts.push(before);
             }
         } else if let Some((gain, measured)) = forecast_gain.zip(*measured) {
-            self.record.record(gain, measured.log_ratio);
+            self.forecast_record.record(gain, measured.log_ratio);
         }
         self.lifecycle.forecast.clone_from(forecast);
         if !matches!(outcome, VerificationOutcome::NotSlower | VerificationOutcome::NotMeasured) {
-            self.lifecycle.measured.restart(0);
+            self.lifecycle.measured_windows.restart(0);
         }
         self.lifecycle.advance(LifecycleEvent::Verdict(*outcome));
     }
@@ -266,48 +274,48 @@ impl Auto {
     fn continue_window(
         &mut self,
         view: &View<'_>,
-        next: &mut DecidedPlan,
+        next_plan: &mut DecidedPlan,
         reasons: &mut Vec<Reason>,
     ) -> Option<Box<ProposedChange>> {
         let level = view.topology.last_level()?;
         if self.evidence.observe(view, level) {
-            self.lifecycle.measured.restart(0);
+            self.lifecycle.measured_windows.restart(0);
             self.lifecycle.forecast = None;
-            self.climb.beaten.clear();
-            self.climb.explorations = Explorations::default();
+            self.partition_climb.beaten_layouts.clear();
+            self.partition_climb.explorations = Explorations::default();
         }
         // Counts with partitions are recorded in all phases, and before a verdict ends their plan.
         let is_for_live = |last: &&ProblemCache| view.live_tasks().map(|task| task.task).eq(last.problem.task_ids());
-        let last = self.searches.last.as_ref().filter(|_| !view.previous_plan.shares.is_empty());
+        let last = self.searches.last_results.as_ref().filter(|_| !view.previous_plan.shares.is_empty());
         if let Some(last) = last.filter(is_for_live) {
             let layout = SiteLayout::from_plan(view.previous_plan, &last.problem);
             self.evidence.record_counts(view, &last.problem, &layout);
         }
-        if view.observation.applied.pending.is_empty() && probes_leave_speeds_unchanged(view) {
-            self.lifecycle.measured.add();
+        if view.observation.applied.pending.is_empty() && are_probes_harmless(view) {
+            self.lifecycle.measured_windows.add();
         }
         let event = self.lifecycle_event(view);
         self.lifecycle.advance(event);
         if event == LifecycleEvent::PhaseChanged {
-            self.lifecycle.measured.restart(0);
+            self.lifecycle.measured_windows.restart(0);
             self.lifecycle.forecast = None;
             self.evidence.arrivals.record_change(view.observation.window);
-            self.climb.beaten.clear();
-            self.release_changed(view, next, reasons);
+            self.partition_climb.beaten_layouts.clear();
+            self.release_changed_tasks(view, next_plan, reasons);
         }
-        if event != LifecycleEvent::Known {
+        if event != LifecycleEvent::EvidenceComplete {
             return None;
         }
         let (stamp, window) = (task_stamp(view, &self.evidence.curves), view.observation.window);
         if !self.searches.is_outdated(&stamp, window) {
-            let step = self.next_step(view, next, reasons)?;
+            let step_proposal = self.propose_step(view, next_plan, reasons)?;
             self.lifecycle.advance(LifecycleEvent::PossibleStep);
-            return Some(step);
+            return Some(step_proposal);
         }
-        self.searches.begin(stamp, window);
-        let (event, proposed) = self.search(view, next, reasons);
+        self.searches.record_start(stamp, window);
+        let (event, proposed_plan) = self.search(view, next_plan, reasons);
         self.lifecycle.advance(event);
-        proposed
+        proposed_plan
     }
 
     /// Returns the event of a window, before any search.
@@ -317,33 +325,35 @@ impl Auto {
         } else if self.searches.has_phase_changed(view) {
             LifecycleEvent::PhaseChanged
         } else if !self.is_known(view) {
-            LifecycleEvent::NotKnown
+            LifecycleEvent::EvidenceIncomplete
         } else if view.verdicts.is_paused(view.observation.window) {
             LifecycleEvent::Paused
         } else {
-            LifecycleEvent::Known
+            LifecycleEvent::EvidenceComplete
         }
     }
 
-    /// Is enough known about tasks, speeds and profiles for a search?
+    /// Returns whether enough is known about tasks, speeds and profiles for a search.
     fn is_known(&self, view: &View<'_>) -> bool {
-        let steady = self.evidence.arrivals.steady_windows(view.observation.window);
-        steady >= KNOWN_WINDOWS
-            && (self.lifecycle.measured.is_enough() || self.searches.phase_changed && phases::are_kinds_known(view))
+        let unchanged_windows = self.evidence.arrivals.unchanged_windows(view.observation.window);
+        unchanged_windows >= MIN_KNOWN_WINDOWS
+            && (self.lifecycle.measured_windows.is_enough()
+                || self.searches.has_phase_change && phases::are_kinds_known(view))
             && (self.evidence.speeds.are_averages_current())
-            && (!self.parameters.has(PolicyPart::Probes)
-                || self.evidence.probe_planner.has_survey(view, &self.evidence.curves)
-                || steady >= PATIENCE_WINDOWS)
+            && (!self.parameters.includes(PolicyPart::Probes)
+                || self.evidence.probe_planner.is_survey_complete(view, &self.evidence.curves)
+                || unchanged_windows >= PATIENCE_WINDOWS)
     }
 
     /// Releases the partitions and turns of tasks whose phases have changed.
-    fn release_changed(&mut self, view: &View<'_>, plan: &mut DecidedPlan, reasons: &mut Vec<Reason>) {
+    fn release_changed_tasks(&mut self, view: &View<'_>, plan: &mut DecidedPlan, reasons: &mut Vec<Reason>) {
         let changed_tasks = self.searches.record_phases(view);
         let window = view.observation.window;
         self.evidence.phase_changed_at.extend(changed_tasks.iter().map(|(task, _)| (*task, window)));
-        let live: Vec<_> = changed_tasks.into_iter().filter_map(|(task, process)| Some((task, process?))).collect();
-        if phases::release(&mut plan.0, &live) {
-            let tasks = live.into_iter().map(|(task, _)| task).collect();
+        let live_tasks: Vec<_> =
+            changed_tasks.into_iter().filter_map(|(task, process)| Some((task, process?))).collect();
+        if phases::release_partitions(&mut plan.0, &live_tasks) {
+            let tasks = live_tasks.into_iter().map(|(task, _)| task).collect();
             let text = "a new phase begins, and the partition or turns chosen for the last one end".to_string();
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
         }
@@ -360,25 +370,25 @@ impl Auto {
         let no_better_plan = (LifecycleEvent::NoBetterPlan, None);
         let options = ProblemOptions {
             uses_nodes: !self.parameters.disable.contains(&Mechanism::MemoryNodes),
-            uses_counts: self.parameters.has(PolicyPart::Evidence),
+            uses_counts: self.parameters.includes(PolicyPart::Evidence),
         };
         let Some(input) = self.searches.prepare(view, &plan.0, &mut self.evidence, options) else {
             return no_better_plan;
         };
         let Parameters { warmup_windows, leg_windows, .. } = self.parameters;
-        let trial_windows = shortest_trial(warmup_windows, leg_windows);
-        let has_time_for_trial = self.parameters.has(PolicyPart::Trials)
+        let trial_windows = min_trial_windows(warmup_windows, leg_windows);
+        let has_time_for_trial = self.parameters.includes(PolicyPart::Trials)
             && self.evidence.arrivals.has_time_for(trial_windows, view.observation.window);
-        let mut reported = std::mem::take(&mut self.reported);
-        let finder = self.finder(view, plan, has_time_for_trial);
-        let SearchResult { current_forecast: of_old, proposal } = finder.find(&input, &mut reported, reasons);
+        let mut reported_forecasts = std::mem::take(&mut self.reported_forecasts);
+        let finder = self.build_finder(view, plan, has_time_for_trial);
+        let SearchResult { current_forecast: of_old, proposal } = finder.find(&input, &mut reported_forecasts, reasons);
         let can_explore = proposal.is_none()
-            && self.can_confirm(view)
-            && self.parameters.allowed_mechanisms(view).has(Mechanism::Space);
-        let credence = self.climb.explorations.credence();
+            && self.has_time_to_confirm(view)
+            && self.parameters.allowed_mechanisms(view).allows(Mechanism::Space);
+        let credence = self.partition_climb.explorations.credence();
         let exploration = can_explore.then(|| finder.find_exploration(&input, credence)).flatten();
-        self.reported = reported;
-        self.searches.finish(input);
+        self.reported_forecasts = reported_forecasts;
+        self.searches.store_results(input);
         self.lifecycle.forecast = Some(of_old.clone());
         if let Some((exploration, before)) = exploration {
             let text = format!(
@@ -386,27 +396,27 @@ impl Auto {
                 100.0 * exploration.gain
             );
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() });
-            self.climb.beaten.clear();
-            self.climb.open = Some(before);
-            self.climb.explorations.is_open = true;
+            self.partition_climb.beaten_layouts.clear();
+            self.partition_climb.layout_before_step = Some(before);
+            self.partition_climb.explorations.is_open = true;
             let proposed = self.propose(exploration, VerificationMethod::Confirmation, of_old, plan);
             return (LifecycleEvent::PossibleStep, Some(proposed));
         }
         let Some(proposal) = proposal else { return no_better_plan };
         let (event, method) = if proposal.verdict == CandidateVerdict::Try {
-            self.trials += 1;
-            let seed = self.seed ^ self.trials;
+            self.trial_count += 1;
+            let seed = self.seed ^ self.trial_count;
             (LifecycleEvent::LikelyGain, VerificationMethod::Trial { warmup_windows, leg_windows, seed })
         } else if self.is_repartition(&proposal, view) {
             (LifecycleEvent::SureGain, VerificationMethod::Confirmation)
         } else {
             (LifecycleEvent::SureGain, VerificationMethod::Monitoring)
         };
-        self.climb.beaten.clear();
+        self.partition_climb.beaten_layouts.clear();
         (event, Some(self.propose(proposal, method, of_old, plan)))
     }
 
-    fn finder<'a, 'v>(
+    fn build_finder<'a, 'v>(
         &'a self,
         view: &'a View<'v>,
         current_plan: &'a DecidedPlan,
@@ -418,41 +428,47 @@ impl Auto {
             view,
             current_plan,
             evidence: &self.evidence,
-            record: &self.record,
+            forecast_record: &self.forecast_record,
             has_time_for_trial,
         }
     }
 
-    /// Is there time to confirm changes of partitions by measurements before tasks or phases change?
-    fn can_confirm(&self, view: &View<'_>) -> bool {
-        self.evidence.arrivals.has_time_for(LOOK_AGAIN_AFTER as u32, view.observation.window)
+    /// Returns whether tasks will probably not change before measurements can confirm a change of partitions.
+    fn has_time_to_confirm(&self, view: &View<'_>) -> bool {
+        self.evidence.arrivals.has_time_for(SEARCH_INTERVAL_WINDOWS as u32, view.observation.window)
     }
 
-    /// Does the proposal only replace partitions whose speeds are known? Its forecast then has to be confirmed.
+    /// Returns whether the proposal only replaces partitions, without a goal, and can be confirmed by measurements.
     fn is_repartition(&self, proposal: &Proposal, view: &View<'_>) -> bool {
-        let (old, new) = (&proposal.old.0, &proposal.new.0);
-        let same_place = (&old.affinity, &old.gangs) == (&new.affinity, &new.gangs);
-        same_place && !old.shares.is_empty() && proposal.goal_processes.is_empty() && self.can_confirm(view)
+        let (old_plan, new_plan) = (&proposal.pinned_plan.0, &proposal.new_plan.0);
+        let has_same_placement = (&old_plan.affinity, &old_plan.gangs) == (&new_plan.affinity, &new_plan.gangs);
+        has_same_placement
+            && !old_plan.shares.is_empty()
+            && proposal.goal_processes.is_empty()
+            && self.has_time_to_confirm(view)
     }
 
     /// Proposes to move one unit between the partitions in force, if measuring that is worth its expected loss. Curves
     /// have errors, so the last step of a partition is found by measurement.
-    fn next_step(
+    fn propose_step(
         &mut self,
         view: &View<'_>,
         plan: &mut DecidedPlan,
         reasons: &mut Vec<Reason>,
     ) -> Option<Box<ProposedChange>> {
-        if plan.0.shares.is_empty() || !self.can_confirm(view) {
+        if plan.0.shares.is_empty() || !self.has_time_to_confirm(view) {
             return None;
         }
-        let last = self.searches.last.as_ref()?;
-        let (proposal, before, of_old) =
-            self.finder(view, plan, false).find_step(&last.problem, &last.memo, &self.climb.beaten)?;
+        let last_search = self.searches.last_results.as_ref()?;
+        let (proposal, layout_before, current_forecast) = self.build_finder(view, plan, false).find_step(
+            &last_search.problem,
+            &last_search.score_cache,
+            &self.partition_climb.beaten_layouts,
+        )?;
         let text = format!("one unit is moved between partitions: {:+.1} % forecast", 100.0 * proposal.gain);
         reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() });
-        self.climb.open = Some(before);
-        Some(self.propose(proposal, VerificationMethod::Confirmation, of_old, plan))
+        self.partition_climb.layout_before_step = Some(layout_before);
+        Some(self.propose(proposal, VerificationMethod::Confirmation, current_forecast, plan))
     }
 
     /// Replaces the plan by the proposed one, and returns the terms of its verification.
@@ -460,12 +476,12 @@ impl Auto {
         &mut self,
         proposal: Proposal,
         method: VerificationMethod,
-        of_old: Forecast,
+        current_forecast: Forecast,
         plan: &mut DecidedPlan,
     ) -> Box<ProposedChange> {
-        let Proposal { new: new_plan, old: old_plan, speeds, goal_processes, gain, forecast, .. } = proposal;
+        let Proposal { new_plan, pinned_plan: old_plan, speeds, goal_processes, gain, forecast, .. } = proposal;
         if !matches!(method, VerificationMethod::Trial { .. }) {
-            self.lifecycle.measured.restart(self.parameters.warmup_windows);
+            self.lifecycle.measured_windows.restart(self.parameters.warmup_windows);
         }
         self.lifecycle.forecast = Some(forecast.clone());
         *plan = new_plan;
@@ -476,7 +492,7 @@ impl Auto {
         Box::new(ProposedChange {
             method,
             old: old_plan.0,
-            forecasts: [of_old, forecast],
+            forecasts: [current_forecast, forecast],
             forecast_gain: gain,
             min_gain: self.parameters.min_gain,
             objective,
@@ -537,7 +553,7 @@ mod tests {
         let mut parts = Plan::idle(WindowLength::Time { ns: 1 });
         parts.shares = vec![share(0), share(1)];
         let mut policy = Auto::new(Parameters::default(), 1);
-        policy.searches.begin(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
+        policy.searches.record_start(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
         let decision = decide_window(&mut policy, 2, &parts);
         assert_eq!(decision.plan.shares, [share(1)]);
         assert!(decision.reasons.iter().any(|reason| reason.tasks == [TaskId(0)]), "{:?}", decision.reasons);

@@ -19,23 +19,24 @@ use super::model::unmet_goals;
 use super::{Parameters, PolicyPart};
 use crate::partition::units::{PartitionUnits, pages_to_move};
 
-/// Placing newcomers may compute one in this many of the site scores of a decision.
-const BRIEF_SHARE: u32 = 5;
+/// Divisor of the number of site scores that a decision may compute, if only newcomers are placed.
+const BRIEF_SEARCH_DIVISOR: u32 = 5;
 /// Longest confirmation of a step in windows: four times the guard's usual comparison.
-const CONFIRMED_WITHIN: u64 = 20;
+const MAX_CONFIRMATION_WINDOWS: u64 = 20;
 /// With more tasks than this, only the best plan's gain is drawn.
 const MAX_DRAWN_TASKS: usize = 64;
-/// Number of draws of a gain: this number over the number of sites, within bounds.
-const DRAWN_SITES: usize = 256;
+/// Product of the number of draws of a gain and the number of sites. The number of draws is clamped to the bounds
+/// below.
+const DRAWS_TIMES_SITES: usize = 256;
 const MIN_DRAWS: usize = 4;
 const MAX_DRAWS: usize = 8;
 
 /// A better plan, for a trial or for immediate use.
 pub struct Proposal {
     pub verdict: CandidateVerdict,
-    pub new: DecidedPlan,
+    pub new_plan: DecidedPlan,
     /// The plan in force with all known tasks pinned to their sites.
-    pub old: DecidedPlan,
+    pub pinned_plan: DecidedPlan,
     /// Processes in the objective, with their weighted speeds under the plan in force, as forecast.
     pub speeds: Vec<(ProcessId, f64)>,
     /// Processes whose goals are the reason for the change.
@@ -61,7 +62,7 @@ pub struct PlanFinder<'a, 'v> {
     pub view: &'a View<'v>,
     pub current_plan: &'a DecidedPlan,
     pub evidence: &'a TaskEvidence,
-    pub record: &'a ForecastRecord,
+    pub forecast_record: &'a ForecastRecord,
     pub has_time_for_trial: bool,
 }
 
@@ -70,12 +71,15 @@ impl PlanFinder<'_, '_> {
     pub fn find(
         &self,
         input: &SearchInput,
-        reported: &mut ReportedForecasts,
+        reported_forecasts: &mut ReportedForecasts,
         reasons: &mut Vec<Reason>,
     ) -> SearchResult {
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, &input.problem);
         let current_forecast = self.forecast(&input.problem, &current_layout);
-        SearchResult { current_forecast, proposal: self.propose(input, current_layout, reported, reasons) }
+        SearchResult {
+            current_forecast,
+            proposal: self.choose_proposal(input, current_layout, reported_forecasts, reasons),
+        }
     }
 
     fn forecast(&self, problem: &PlanningProblem, layout: &SiteLayout) -> Forecast {
@@ -83,33 +87,42 @@ impl PlanFinder<'_, '_> {
         forecast(problem, layout, references_of, self.seed)
     }
 
-    fn propose(
+    fn choose_proposal(
         &self,
         input: &SearchInput,
-        held: SiteLayout,
-        reported: &mut ReportedForecasts,
+        current_layout: SiteLayout,
+        reported_forecasts: &mut ReportedForecasts,
         reasons: &mut Vec<Reason>,
     ) -> Option<Proposal> {
-        let (problem, memo) = (&input.problem, &input.memo);
-        let (mut candidates, judge) = self.find_candidates(input, &held);
+        let (problem, memo) = (&input.problem, &input.score_cache);
+        let (mut candidates, judge) = self.find_candidates(input, &current_layout);
         let default = candidates[0].layout.clone();
         let is_searched = |candidate: &CandidatePlan| {
             let is_joint = candidate.mechanism.is_none() && candidate.layout != default;
-            self.is_allowed(&candidate.layout, problem) && (!is_joint || self.parameters.has(PolicyPart::JointSearch))
+            self.is_allowed(&candidate.layout, problem)
+                && (!is_joint || self.parameters.includes(PolicyPart::JointSearch))
         };
-        candidates.retain(|candidate| candidate.layout == held || is_searched(candidate));
-        let best = self.best_candidate(&candidates, &judge, problem)?.clone();
-        let current_score = score(problem, &held, memo);
-        let gain = self.estimate_gain(problem, memo, &judge, &held, &best.layout, self.record.bias());
-        let probability = gain.gain_probability(self.parameters.min_gain);
-        unmet_goals::explain_unmet(problem, &candidates[0].layout, &best.layout, reasons);
-        let new_plan = self.plan_of(problem, &best.layout);
-        let mends_goal = unmet_goals::is_improvement(current_score.unmet_goals, best.score.unmet_goals);
+        candidates.retain(|candidate| candidate.layout == current_layout || is_searched(candidate));
+        let best_candidate = self.best_candidate(&candidates, &judge, problem)?.clone();
+        let current_score = score(problem, &current_layout, memo);
+        let gain = self.estimate_gain(
+            problem,
+            memo,
+            &judge,
+            &current_layout,
+            &best_candidate.layout,
+            self.forecast_record.forecast_variance(),
+        );
+        let probability = gain.probability_of_gain(self.parameters.min_gain);
+        unmet_goals::explain_unmet(problem, &candidates[0].layout, &best_candidate.layout, reasons);
+        let new_plan = self.build_plan(problem, &best_candidate.layout);
+        let meets_missed_goal =
+            unmet_goals::is_improvement(current_score.unmet_goals, best_candidate.score.unmet_goals);
         let verdict = decide(
             &CandidateComparison {
-                is_in_force: best.layout == held || new_plan.is_same(&self.current_plan.0),
-                mends_goal,
-                gain: gain.middle,
+                is_in_force: best_candidate.layout == current_layout || new_plan.matches(&self.current_plan.0),
+                meets_missed_goal,
+                gain: gain.forecast,
                 probability,
                 has_time_for_trial: self.has_time_for_trial,
             },
@@ -118,39 +131,51 @@ impl PlanFinder<'_, '_> {
         let report = SearchReport {
             problem,
             candidates: &candidates,
-            best: &best,
-            current_layout: &held,
+            best_candidate: &best_candidate,
+            current_layout: &current_layout,
             judge,
-            gain: gain.middle,
+            gain: gain.forecast,
             probability,
             newcomers: input.newcomers.as_deref(),
-            mechanism_gains: &self.single_gains(input, &judge, &held, &candidates),
+            mechanism_gains: &self.mechanism_gains(input, &judge, &current_layout, &candidates),
         };
         let action = match verdict {
             CandidateVerdict::Keep => {
-                report.explain_unchanged(&self.evidence.probe_planner, reported, reasons);
+                report.explain_unchanged(&self.evidence.probe_planner, reported_forecasts, reasons);
                 return None;
             }
             CandidateVerdict::Try => "put to a trial",
             CandidateVerdict::Adopt => "applied",
         };
-        report.explain_change(action, &self.evidence.probe_planner, reported, reasons);
-        let goal_processes =
-            if mends_goal { unmet_goals::mended_processes(problem, &held, &best.layout) } else { Vec::new() };
-        let proposal = self.proposal(problem, &held, &best.layout, gain.middle);
+        report.explain_change(action, &self.evidence.probe_planner, reported_forecasts, reasons);
+        let goal_processes = if meets_missed_goal {
+            unmet_goals::improved_processes(problem, &current_layout, &best_candidate.layout)
+        } else {
+            Vec::new()
+        };
+        let proposal = self.build_proposal(problem, &current_layout, &best_candidate.layout, gain.forecast);
         Some(Proposal { verdict, goal_processes, ..proposal })
     }
 
-    /// Returns the terms on which a layout is proposed to be tried.
-    fn proposal(&self, problem: &PlanningProblem, held: &SiteLayout, layout: &SiteLayout, gain: f64) -> Proposal {
-        let mut pinned = held.clone();
-        pinned.pinned =
-            problem.tasks.iter().map(|problem_task| problem_task.movable && problem_task.program.is_some()).collect();
+    /// Builds the proposal of a trial of this layout.
+    fn build_proposal(
+        &self,
+        problem: &PlanningProblem,
+        current_layout: &SiteLayout,
+        layout: &SiteLayout,
+        gain: f64,
+    ) -> Proposal {
+        let mut pinned_layout = current_layout.clone();
+        pinned_layout.is_pinned = problem
+            .tasks
+            .iter()
+            .map(|problem_task| problem_task.is_movable && problem_task.program.is_some())
+            .collect();
         Proposal {
             verdict: CandidateVerdict::Try,
-            new: self.plan_of(problem, layout),
-            old: self.plan_of(problem, &pinned),
-            speeds: weighted_speeds(problem, held, self.parameters.objective),
+            new_plan: self.build_plan(problem, layout),
+            pinned_plan: self.build_plan(problem, &pinned_layout),
+            speeds: weighted_speeds(problem, current_layout, self.parameters.objective),
             goal_processes: Vec::new(),
             gain,
             forecast: self.forecast(problem, layout),
@@ -160,12 +185,13 @@ impl PlanFinder<'_, '_> {
     /// Returns the partitions that gain most if all curves lie as low as their errors allow, with the layout in force;
     /// `None` if they gain too little in the mean. `credence` is the probability of such curves.
     pub fn find_exploration(&self, input: &SearchInput, credence: f64) -> Option<(Proposal, SiteLayout)> {
-        let (problem, memo) = (&input.problem, &input.memo);
+        let (problem, memo) = (&input.problem, &input.score_cache);
         let optimistic = input.optimistic.as_deref()?;
         let held = SiteLayout::from_plan(&self.current_plan.0, problem);
         let lowest_memo = ScoreCache::default();
-        let mut search = self.plan_search(optimistic, &lowest_memo, self.parameters.max_evaluations / BRIEF_SHARE);
-        search.default(&self.evidence.default_site, Some(&held));
+        let mut search =
+            self.plan_search(optimistic, &lowest_memo, self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR);
+        search.build_default(&self.evidence.default_sites, Some(&held));
         let judge = search.judge;
         let layout = search.with_best_partitions(&held);
         let unmet_goals = |layout: &SiteLayout| score(problem, layout, memo).unmet_goals;
@@ -173,11 +199,11 @@ impl PlanFinder<'_, '_> {
             && self.is_allowed(&layout, problem)
             && unmet_goals(&layout) <= unmet_goals(&held);
         let gain_in = |problem: &PlanningProblem, memo: &ScoreCache| {
-            self.estimate_gain(problem, memo, &judge, &held, &layout, 0.0).middle
+            self.estimate_gain(problem, memo, &judge, &held, &layout, 0.0).forecast
         };
         let gain = is_possible
             .then(|| credence * gain_in(optimistic, &lowest_memo) + (1.0 - credence) * gain_in(problem, memo))?;
-        (gain >= self.parameters.min_gain).then(|| (self.proposal(problem, &held, &layout, gain), held.clone()))
+        (gain >= self.parameters.min_gain).then(|| (self.build_proposal(problem, &held, &layout, gain), held.clone()))
     }
 
     /// Returns the step of one unit between two partitions that is worth measuring most, with its layout and the
@@ -186,49 +212,60 @@ impl PlanFinder<'_, '_> {
         &self,
         problem: &PlanningProblem,
         memo: &ScoreCache,
-        beaten: &[SiteLayout],
+        beaten_layouts: &[SiteLayout],
     ) -> Option<(Proposal, SiteLayout, Forecast)> {
-        let held = SiteLayout::from_plan(&self.current_plan.0, problem);
+        let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
         let mut search = self.plan_search(problem, memo, self.parameters.max_evaluations);
-        search.default(&self.evidence.default_site, Some(&held));
+        search.build_default(&self.evidence.default_sites, Some(&current_layout));
         let judge = search.judge;
-        let unmet_goals = score(problem, &held, memo).unmet_goals;
+        let unmet_goals = score(problem, &current_layout, memo).unmet_goals;
         let keyed_step = |layout: SiteLayout| {
             let score = score(problem, &layout, memo);
             (score.unmet_goals <= unmet_goals).then(|| (judge.score_key(score), layout))
         };
-        let mut steps: Vec<(f64, SiteLayout)> = unit_steps(problem, &held)
+        let mut steps: Vec<(f64, SiteLayout)> = unit_steps(problem, &current_layout)
             .into_iter()
-            .filter(|layout| !beaten.iter().any(|worse| worse.partitions == layout.partitions))
+            .filter(|layout| !beaten_layouts.iter().any(|worse| worse.partitions == layout.partitions))
             .filter_map(keyed_step)
             .collect();
         steps.sort_by(|a, b| b.0.total_cmp(&a.0));
         let (_, layout) = steps.into_iter().find(|(_, layout)| self.is_allowed(layout, problem))?;
         // Earlier forecasts of plans erred by more than one unit can change.
-        let gain = self.estimate_gain(problem, memo, &judge, &held, &layout, 0.0);
-        let measured_ns = (CONFIRMED_WITHIN * self.parameters.window_ns) as f64;
-        gain.is_worth_measuring(self.parameters.min_gain, measured_ns, self.parameters.payback_ns as f64)
-            .then(|| (self.proposal(problem, &held, &layout, gain.middle), held.clone(), self.forecast(problem, &held)))
+        let gain = self.estimate_gain(problem, memo, &judge, &current_layout, &layout, 0.0);
+        let measured_ns = (MAX_CONFIRMATION_WINDOWS * self.parameters.window_ns) as f64;
+        gain.is_worth_measuring(self.parameters.min_gain, measured_ns, self.parameters.payback_ns as f64).then(|| {
+            (
+                self.build_proposal(problem, &current_layout, &layout, gain.forecast),
+                current_layout.clone(),
+                self.forecast(problem, &current_layout),
+            )
+        })
     }
 
     fn plan_search<'s>(&self, problem: &'s PlanningProblem, memo: &'s ScoreCache, effort: u32) -> PlanSearch<'s> {
         PlanSearch {
             problem,
-            memo,
-            allowed: self.parameters.allowed_mechanisms(self.view),
+            score_cache: memo,
+            allowed_mechanisms: self.parameters.allowed_mechanisms(self.view),
             judge: PlanComparator { objective: self.parameters.objective, min_speed: 0.0 },
-            effort: Cell::new(effort as usize),
+            remaining_scores: Cell::new(effort as usize),
             generator: SplitMix64::new(self.seed ^ 0xa070),
         }
     }
 
-    /// All candidates, and their comparator.
-    fn find_candidates(&self, input: &SearchInput, held: &SiteLayout) -> (Vec<CandidatePlan>, PlanComparator) {
-        let effort = self.parameters.max_evaluations / if input.newcomers.is_some() { BRIEF_SHARE } else { 1 };
-        let mut search = self.plan_search(&input.problem, &input.memo, effort);
+    /// Returns all candidates, and their comparator.
+    fn find_candidates(
+        &self,
+        input: &SearchInput,
+        current_layout: &SiteLayout,
+    ) -> (Vec<CandidatePlan>, PlanComparator) {
+        let effort = self.parameters.max_evaluations / if input.newcomers.is_some() { BRIEF_SEARCH_DIVISOR } else { 1 };
+        let mut search = self.plan_search(&input.problem, &input.score_cache, effort);
         let candidates = match &input.newcomers {
-            Some(newcomers) => search.newcomer_candidates(&self.evidence.default_site, held, newcomers),
-            None => search.find_candidates(&self.evidence.default_site, Some(held.clone())),
+            Some(newcomers) => {
+                search.build_newcomer_candidates(&self.evidence.default_sites, current_layout, newcomers)
+            }
+            None => search.find_candidates(&self.evidence.default_sites, Some(current_layout.clone())),
         };
         (candidates, search.judge)
     }
@@ -240,75 +277,88 @@ impl PlanFinder<'_, '_> {
         judge: &PlanComparator,
         problem: &PlanningProblem,
     ) -> Option<&'c CandidatePlan> {
-        let cost =
-            |candidate: &CandidatePlan| self.copying_ns(problem, &candidate.layout) / self.parameters.payback_ns as f64;
-        let keyed = candidates.iter().map(|candidate| (judge.score_key(candidate.score) - cost(candidate), candidate));
-        keyed.reduce(|a, b| if b.0 > a.0 { b } else { a }).map(|(_, best)| best)
+        let copying_cost = |candidate: &CandidatePlan| {
+            self.page_copying_ns(problem, &candidate.layout) / self.parameters.payback_ns as f64
+        };
+        let keyed_candidates =
+            candidates.iter().map(|candidate| (judge.score_key(candidate.score) - copying_cost(candidate), candidate));
+        keyed_candidates.reduce(|a, b| if b.0 > a.0 { b } else { a }).map(|(_, best)| best)
     }
 
-    /// Returns the gain over the plan in force, drawn within the errors of curves and costs. `bias` is the variance that
+    /// Returns the gain over the plan in force, drawn within the errors of curves and costs. `forecast_variance` is the
+    /// variance that
     /// earlier forecasts suggest.
     fn estimate_gain(
         &self,
         problem: &PlanningProblem,
         memo: &ScoreCache,
         judge: &PlanComparator,
-        held: &SiteLayout,
-        best: &SiteLayout,
-        bias: f64,
+        current_layout: &SiteLayout,
+        best_layout: &SiteLayout,
+        forecast_variance: f64,
     ) -> Gain {
         let relative_gain = |best: LayoutScore, current_score: LayoutScore| {
             best.objective_value(judge.objective) / current_score.objective_value(judge.objective).max(1e-9) - 1.0
         };
-        let (of_best, of_held) = (LayoutScorer::new(problem, best), LayoutScorer::new(problem, held));
-        let by_site = |draw: &ErrorDraw| {
-            let current_scores = of_held.scores_by_site(draw, memo);
+        let (best_scorer, current_scorer) =
+            (LayoutScorer::new(problem, best_layout), LayoutScorer::new(problem, current_layout));
+        let gain_by_site = |draw: &ErrorDraw| {
+            let current_scores = current_scorer.scores_by_site(draw, memo);
             relative_gain(
-                total_score(&of_best.scores_beside(&of_held, &current_scores, draw, memo)),
+                total_score(&best_scorer.scores_reusing(&current_scorer, &current_scores, draw, memo)),
                 total_score(&current_scores),
             )
         };
         // If sites wait for one another, scores of single sites are not stored.
         let rescored_gain = |problem: &PlanningProblem| {
             let memo = ScoreCache::default();
-            relative_gain(score(problem, best, &memo), score(problem, held, &memo))
+            relative_gain(score(problem, best_layout, &memo), score(problem, current_layout, &memo))
         };
-        let waits = problem.bus.is_some();
-        let middle = if waits { rescored_gain(problem) } else { by_site(&ErrorDraw::default()) };
+        let has_shared_bus = problem.bus.is_some();
+        let forecast_gain = if has_shared_bus { rescored_gain(problem) } else { gain_by_site(&ErrorDraw::default()) };
         let draw_gain = |draw: u64| {
             let draw = problem.draw(self.seed ^ draw);
-            if waits { rescored_gain(&problem.with_errors(&draw)) } else { by_site(&draw) }
+            if has_shared_bus { rescored_gain(&problem.with_errors(&draw)) } else { gain_by_site(&draw) }
         };
-        let draws = (DRAWN_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
-        Gain::from_draws(middle, &(0..draws).map(draw_gain).collect::<Vec<f64>>(), bias)
+        let draw_count = (DRAWS_TIMES_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
+        Gain::from_draws(forecast_gain, &(0..draw_count).map(draw_gain).collect::<Vec<f64>>(), forecast_variance)
     }
 
     /// Returns the best plan of every single mechanism. On large machines, their gains are not drawn.
-    fn single_gains(
+    fn mechanism_gains(
         &self,
         input: &SearchInput,
         judge: &PlanComparator,
-        held: &SiteLayout,
+        current_layout: &SiteLayout,
         candidates: &[CandidatePlan],
     ) -> Vec<MechanismGain> {
-        let current_value = score(&input.problem, held, &input.memo).objective_value(judge.objective).max(1e-9);
-        let best_of = |mechanism: Mechanism| {
-            let own_candidates = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
-            let best = own_candidates
+        let current_value =
+            score(&input.problem, current_layout, &input.score_cache).objective_value(judge.objective).max(1e-9);
+        let best_of_mechanism = |mechanism: Mechanism| {
+            let mechanism_candidates = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
+            let best = mechanism_candidates
                 .reduce(|a, b| if judge.score_key(b.score) > judge.score_key(a.score) { b } else { a })?;
             let gain = best.score.objective_value(judge.objective) / current_value - 1.0;
             let is_drawn = input.problem.tasks.len() <= MAX_DRAWN_TASKS;
             let error = is_drawn.then(|| {
-                self.estimate_gain(&input.problem, &input.memo, judge, held, &best.layout, self.record.bias()).error
+                self.estimate_gain(
+                    &input.problem,
+                    &input.score_cache,
+                    judge,
+                    current_layout,
+                    &best.layout,
+                    self.forecast_record.forecast_variance(),
+                )
+                .standard_error
             });
-            Some(MechanismGain { mechanism, gain, error })
+            Some(MechanismGain { mechanism, gain, standard_error: error })
         };
-        Mechanism::ALL.into_iter().filter_map(best_of).collect()
+        Mechanism::ALL.into_iter().filter_map(best_of_mechanism).collect()
     }
 
-    fn plan_of(&self, problem: &PlanningProblem, layout: &SiteLayout) -> DecidedPlan {
+    fn build_plan(&self, problem: &PlanningProblem, layout: &SiteLayout) -> DecidedPlan {
         let mut plan = Plan::idle(self.view.previous_plan.window);
-        layout.write_to(problem, self.view.previous_plan, self.parameters.page_migration.into(), &mut plan);
+        layout.write_into_plan(problem, self.view.previous_plan, self.parameters.page_migration.into(), &mut plan);
         DecidedPlan(plan)
     }
 
@@ -317,22 +367,24 @@ impl PlanFinder<'_, '_> {
         if layout.is_undivided() && !self.view.verdicts.has_failed_plans() {
             return true;
         }
-        let plan = self.plan_of(problem, layout);
+        let plan = self.build_plan(problem, layout);
         layout.is_expressed_by(&plan.0, problem)
             && !self.view.verdicts.excludes(&plan.0, &self.current_plan.0, self.view)
     }
 
     /// Returns the processor time of copying pages to other colors.
-    fn copying_ns(&self, problem: &PlanningProblem, layout: &SiteLayout) -> f64 {
+    fn page_copying_ns(&self, problem: &PlanningProblem, layout: &SiteLayout) -> f64 {
         if layout.partitions.iter().all(Vec::is_empty) {
             return 0.0;
         }
-        let plan = self.plan_of(problem, layout).0;
+        let plan = self.build_plan(problem, layout).0;
         let mut pages_ns = 0.0;
         for share in &plan.shares {
             let Units::Colors { allowed, .. } = &share.units else { continue };
             let site = problem.sites.iter().find(|site| site.cache == share.cache);
-            let Some(PartitionUnits::Colors { move_page_ns, .. }) = site.and_then(|site| site.partition_units) else {
+            let Some(PartitionUnits::Colors { page_migration_ns: move_page_ns, .. }) =
+                site.and_then(|site| site.partition_units)
+            else {
                 continue;
             };
             let members =
@@ -347,18 +399,18 @@ impl PlanFinder<'_, '_> {
 /// Returns the processes in the objective, with their speeds relative to solo under a layout, weighted as by the
 /// objective.
 fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: PlanObjective) -> Vec<(ProcessId, f64)> {
-    let mut weighted: Vec<(ProcessId, f64, f64)> = Vec::new();
+    let mut process_speeds: Vec<(ProcessId, f64, f64)> = Vec::new();
     for (problem_task, speed) in problem.tasks.iter().zip(forecast_speeds(problem, layout)) {
         let (Some(program), Some(speed)) = (&problem_task.program, speed) else { continue };
-        match weighted.iter_mut().find(|(process, ..)| *process == problem_task.process) {
+        match process_speeds.iter_mut().find(|(process, ..)| *process == problem_task.process) {
             // Each thread of a process counts.
-            Some((.., over_alone)) => *over_alone += speed.over_alone,
+            Some((.., over_alone)) => *over_alone += speed.relative_speed,
             None => {
                 let priority =
                     if objective == PlanObjective::WorstSlowdown { 1.0 } else { program.goal.priority.max(0.0) };
-                weighted.push((problem_task.process, priority, speed.over_alone));
+                process_speeds.push((problem_task.process, priority, speed.relative_speed));
             }
         }
     }
-    weighted.into_iter().map(|(process, priority, over_alone)| (process, priority * over_alone)).collect()
+    process_speeds.into_iter().map(|(process, priority, over_alone)| (process, priority * over_alone)).collect()
 }

@@ -1,7 +1,7 @@
 //! Tests of mirror images against an exhaustive search over exchanges of like places.
 
 use super::super::cooldown::{CooldownReason, PlanCooldown};
-use super::super::live_tasks::{LiveTasks, same_placement};
+use super::super::live_tasks::{LiveTasks, is_same_placement};
 use super::super::symmetry::is_mirror;
 use super::*;
 use cachemate_core::SplitMix64;
@@ -170,7 +170,7 @@ proptest! {
         let refused = |plan: &Plan| {
             matches!(keep_out.refusal_of(plan, &idle_plan(), &live_tasks, &topology, 110), Some(CooldownReason::Failed { until: 160 }))
         };
-        let says_nothing = same_placement(&failed, &idle_plan(), &live_tasks);
+        let says_nothing = is_same_placement(&failed, &idle_plan(), &live_tasks);
         for (caches, cpus) in &exchanges {
             prop_assert!(refused(&exchange_places(&failed, caches, cpus)) || says_nothing);
         }
@@ -184,7 +184,7 @@ proptest! {
             other_plan.affinity.insert(task, place.clone());
             let is_image = |(caches, cpus): &(Vec<usize>, Vec<u32>)| {
                 let image = colors_anywhere(&exchange_places(&failed, caches, cpus), &topology);
-                same_placement(&image, &colors_anywhere(&other_plan, &topology), &live_tasks)
+                is_same_placement(&image, &colors_anywhere(&other_plan, &topology), &live_tasks)
             };
             let expected = exchanges.iter().any(is_image);
             prop_assert_eq!(is_mirror(&failed, &other_plan, &live_tasks, &topology), expected, "{:?} {:?}", &failed, &other_plan);

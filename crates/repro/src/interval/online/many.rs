@@ -7,11 +7,11 @@ use cachemate_core::SplitMix64;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
 use super::*;
-use crate::cp::mixes::{PROGRAMS, draw};
+use crate::cp::mixes::{PROGRAMS, draw_programs};
 use crate::{DataPoint, Finding, ResultTarget};
 
 /// Length of a run that only evaluates a division: several repetitions of the programs' phases.
-const TRIAL_NS: u64 = 100_000_000_000;
+const DIVISION_RUN_NS: u64 = 100_000_000_000;
 
 /// Groups of programs and their numbers of colors.
 #[derive(Clone, PartialEq, Debug)]
@@ -20,36 +20,36 @@ struct ColorSplit(Vec<(Vec<usize>, u32)>);
 impl ColorSplit {
     /// The colors of each of `count` programs, in contiguous ranges.
     fn color_ranges(&self, count: usize) -> Vec<String> {
-        let mut lists = vec![String::new(); count];
-        let mut next = 0;
+        let mut colors_by_program = vec![String::new(); count];
+        let mut next_color = 0;
         for (members, colors) in &self.0 {
-            let list = format!("{next}-{}", next + colors - 1);
-            members.iter().for_each(|&member| lists[member].clone_from(&list));
-            next += colors;
+            let color_range = format!("{next_color}-{}", next_color + colors - 1);
+            members.iter().for_each(|&member| colors_by_program[member].clone_from(&color_range));
+            next_color += colors;
         }
-        lists
+        colors_by_program
     }
 
     /// All divisions that one step leads to.
-    fn steps(&self) -> Vec<ColorSplit> {
-        let groups = self.0.len();
-        let pairs = (0..groups)
-            .flat_map(|giver| (0..groups).map(move |taker| (giver, taker)))
+    fn neighbors(&self) -> Vec<ColorSplit> {
+        let group_count = self.0.len();
+        let transfers = (0..group_count)
+            .flat_map(|giver| (0..group_count).map(move |taker| (giver, taker)))
             .filter(|(giver, taker)| giver != taker);
         let mut next_splits = Vec::new();
-        for (giver, taker) in pairs {
-            if self.0[giver].1 > 1 {
-                let mut next = self.clone();
-                next.0[giver].1 -= 1;
-                next.0[taker].1 += 1;
-                next_splits.push(next);
+        for (giving_group, receiving_group) in transfers {
+            if self.0[giving_group].1 > 1 {
+                let mut moved_split = self.clone();
+                moved_split.0[giving_group].1 -= 1;
+                moved_split.0[receiving_group].1 += 1;
+                next_splits.push(moved_split);
             }
-            if giver < taker {
-                let mut next = self.clone();
-                let (members, colors) = next.0.remove(taker);
-                next.0[giver].0.extend(members);
-                next.0[giver].1 += colors;
-                next_splits.push(next);
+            if giving_group < receiving_group {
+                let mut merged_split = self.clone();
+                let (members, colors) = merged_split.0.remove(receiving_group);
+                merged_split.0[giving_group].0.extend(members);
+                merged_split.0[giving_group].1 += colors;
+                next_splits.push(merged_split);
             }
         }
         next_splits
@@ -57,21 +57,21 @@ impl ColorSplit {
 }
 
 /// Climbs from `start`, each time to the best neighbor, and returns the best division.
-fn climb(
-    start: ColorSplit,
+fn climb_to_best_split(
+    start_split: ColorSplit,
     mut worth: impl FnMut(&ColorSplit) -> Result<f64, ReproError>,
 ) -> Result<ColorSplit, ReproError> {
-    let (mut best, mut best_worth) = (start.clone(), worth(&start)?);
+    let (mut best_split, mut best_speedup) = (start_split.clone(), worth(&start_split)?);
     loop {
         let mut better_split = None;
-        for next in best.steps() {
-            let value = worth(&next)?;
-            if value > best_worth {
-                (best_worth, better_split) = (value, Some(next));
+        for neighbor in best_split.neighbors() {
+            let neighbor_speedup = worth(&neighbor)?;
+            if neighbor_speedup > best_speedup {
+                (best_speedup, better_split) = (neighbor_speedup, Some(neighbor));
             }
         }
-        let Some(next) = better_split else { return Ok(best) };
-        best = next;
+        let Some(better_neighbor) = better_split else { return Ok(best_split) };
+        best_split = better_neighbor;
     }
 }
 
@@ -83,19 +83,19 @@ struct OnlineMix {
     divided: f64,
     /// The division of the reference, as each program's colors.
     colors: Vec<String>,
-    /// Speedup under each of [`ONLINE`].
+    /// Speedup under each of [`ONLINE_POLICIES`].
     online: Vec<Speedup>,
 }
 
 impl OnlineMix {
-    fn best(&self) -> f64 {
+    fn best_speedup(&self) -> f64 {
         self.divided.max(self.shared)
     }
     fn gain_percent(&self, value: f64) -> f64 {
         100.0 * (value / self.shared - 1.0)
     }
-    fn short_percent(&self, policy: usize) -> f64 {
-        100.0 * (1.0 - self.online[policy].settled / self.best())
+    fn shortfall_percent(&self, policy_index: usize) -> f64 {
+        100.0 * (1.0 - self.online[policy_index].settled / self.best_speedup())
     }
     fn name(&self) -> String {
         self.programs.iter().map(|&at| PROGRAMS[at]).collect::<Vec<_>>().join("+")
@@ -103,92 +103,98 @@ impl OnlineMix {
 }
 
 /// Solo speeds with 1, 2, ... colors, as costs.
-fn measure_alone(
+fn measure_color_costs(
     context: &ExperimentContext<'_>,
     machine: &MachineSpec,
     job: &IntervalJob,
     seed: u64,
 ) -> Result<Vec<f64>, ReproError> {
-    let query = WhatIfQuery { length_ns: TRIAL_NS, ..build_query(context, machine, vec![job.clone()], seed) };
-    let cost = |colors: u32| {
-        Ok(-speedup_of(&run_query(context, &query, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
+    let query = WhatIfQuery { length_ns: DIVISION_RUN_NS, ..build_query(context, machine, vec![job.clone()], seed) };
+    let cost_with_colors = |colors: u32| {
+        Ok(-speedup_of_outcome(&run_query(context, &query, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
     };
-    (1..=COLORS).map(cost).collect()
+    (1..=COLOR_COUNT).map(cost_with_colors).collect()
 }
 
-fn run_mix(
+fn measure_mix(
     context: &ExperimentContext<'_>,
     measured_programs: &[(&'static str, Arc<PhasedProgram>)],
     costs: &[(&'static str, Vec<f64>)],
-    picked: &[usize],
+    program_indices: &[usize],
     seed: u64,
 ) -> Result<OnlineMix, ReproError> {
-    let machine = chip_with_cores(picked.len() as u32)?;
-    let names: Vec<&str> = picked.iter().map(|&at| PROGRAMS[at]).collect();
+    let machine = chip_with_cores(program_indices.len() as u32)?;
+    let names: Vec<&str> = program_indices.iter().map(|&at| PROGRAMS[at]).collect();
     let jobs = names.iter().map(|name| build_job(measured_programs, name, None)).collect::<Result<_, _>>()?;
     let query = build_query(context, &machine, jobs, seed);
-    let trial = WhatIfQuery { length_ns: TRIAL_NS, ..query.clone() };
-    let settled_speedup =
-        |query: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup_of(&run_query(context, query, by)?).settled);
-    let claim = |name: &&str| {
+    let trial_query = WhatIfQuery { length_ns: DIVISION_RUN_NS, ..query.clone() };
+    let settled_speedup = |query: &WhatIfQuery, by: &str| {
+        Ok::<_, ReproError>(speedup_of_outcome(&run_query(context, query, by)?).settled)
+    };
+    let claim_of_program = |name: &&str| {
         let entry =
             costs.iter().find(|(entry_name, _)| entry_name == name).ok_or_else(|| failed(name)("has no costs"))?;
         Ok(UnitClaim { costs: entry.1.clone(), min_units: 1 })
     };
-    let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
-    let sizes = allocate_exactly(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;
-    let start = ColorSplit(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
-    let best =
-        climb(start, |division| settled_speedup(&trial, &confining_policy(&division.color_ranges(names.len()))))?;
-    let colors = best.color_ranges(names.len());
-    let online = |policy: &&str| Ok(speedup_of(&run_query(context, &guard_query(&query), policy)?));
+    let claims: Vec<UnitClaim> = names.iter().map(claim_of_program).collect::<Result<_, ReproError>>()?;
+    let units_by_program = allocate_exactly(&claims, COLOR_COUNT, CostAggregate::Sum).map_err(failed("exact sizes"))?;
+    let start_split = ColorSplit(units_by_program.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
+    let best_split = climb_to_best_split(start_split, |division| {
+        settled_speedup(&trial_query, &confining_policy(&division.color_ranges(names.len())))
+    })?;
+    let colors = best_split.color_ranges(names.len());
+    let measure_online = |policy: &&str| Ok(speedup_of_outcome(&run_query(context, &guarded_query(&query), policy)?));
     Ok(OnlineMix {
-        programs: picked.to_vec(),
+        programs: program_indices.to_vec(),
         shared: settled_speedup(&query, "default")?,
         divided: settled_speedup(&query, &confining_policy(&colors))?,
         colors,
-        online: ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?,
+        online: ONLINE_POLICIES.iter().map(measure_online).collect::<Result<_, ReproError>>()?,
     })
 }
 
 /// MULTI at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
-    let counts: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);
-    let mixes: Vec<Vec<usize>> = counts
+    let mixes_by_size: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);
+    let mixes: Vec<Vec<usize>> = mixes_by_size
         .iter()
         .flat_map(|&(count, mixes)| (0..mixes).map(move |nth| (count, nth)))
         .map(|(count, nth)| {
-            draw(&mut SplitMix64::new(seed.wrapping_mul(1_000_003) + (count as u64) * 1_000 + nth), count)
+            draw_programs(&mut SplitMix64::new(seed.wrapping_mul(1_000_003) + (count as u64) * 1_000 + nth), count)
         })
         .collect();
-    let needed: Vec<&'static str> = mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
+    let needed_programs: Vec<&'static str> = mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
     let two_cores = chip_with_cores(2)?;
-    let measured_programs = measure_programs(context, &needed, &two_cores, seed)?;
-    let costs = context.run_here(&measured_programs, |(name, _)| {
-        Ok((*name, measure_alone(context, &two_cores, &build_job(&measured_programs, name, None)?, seed)?))
+    let measured_programs = measure_programs(context, &needed_programs, &two_cores, seed)?;
+    let color_costs = context.run_all_in_process(&measured_programs, |(name, _)| {
+        Ok((*name, measure_color_costs(context, &two_cores, &build_job(&measured_programs, name, None)?, seed)?))
     })?;
-    let online_mixes = context.run_all(&mixes, |picked| {
-        context.report_progress(&format!("INTERVAL-4: {} programs", picked.len()));
-        run_mix(context, &measured_programs, &costs, picked, seed)
+    let online_mixes = context.run_all(&mixes, |program_indices| {
+        context.report_progress(&format!("INTERVAL-4: {} programs", program_indices.len()));
+        measure_mix(context, &measured_programs, &color_costs, program_indices, seed)
     })?;
-    Ok((0..ONLINE.len()).flat_map(|policy| policy_findings(&online_mixes, policy, seed)).collect())
+    Ok((0..ONLINE_POLICIES.len()).flat_map(|policy| policy_findings(&online_mixes, policy, seed)).collect())
 }
 
-/// Findings for the policy at this position in [`ONLINE`].
-fn policy_findings(online_mixes: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
-    let online_speedup_of = |mix: &OnlineMix| mix.online[policy];
+/// Findings for the policy at this position in [`ONLINE_POLICIES`].
+fn policy_findings(online_mixes: &[OnlineMix], policy_index: usize, seed: u64) -> Vec<Finding> {
+    let online_speedup_of = |mix: &OnlineMix| mix.online[policy_index];
     let values_of = |metric: &dyn Fn(&OnlineMix) -> f64| online_mixes.iter().map(metric).collect::<Vec<f64>>();
     let points = online_mixes.iter().flat_map(|mix| {
         let label = format!("{} [{}]", mix.name(), mix.colors.join(" "));
         [
-            DataPoint::over_values("best division known, % over shared", label, &[mix.gain_percent(mix.best())]),
-            DataPoint::over_values(
+            DataPoint::from_values(
+                "best division known, % over shared",
+                label,
+                &[mix.gain_percent(mix.best_speedup())],
+            ),
+            DataPoint::from_values(
                 "online once settled, %",
                 mix.name(),
                 &[mix.gain_percent(online_speedup_of(mix).settled)],
             ),
-            DataPoint::over_values(
+            DataPoint::from_values(
                 "online over the whole run, %",
                 mix.name(),
                 &[mix.gain_percent(online_speedup_of(mix).whole)],
@@ -198,16 +204,16 @@ fn policy_findings(online_mixes: &[OnlineMix], policy: usize, seed: u64) -> Vec<
     let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-4",
-            &policy_title(ONLINE[policy], title),
+            &policy_title(ONLINE_POLICIES[policy_index], title),
             "MULTI at nominal time",
             unit,
             target,
             &[(seed, value)],
         )
     };
-    let worst =
+    let worst_gain =
         values_of(&|mix| mix.gain_percent(online_speedup_of(mix).settled)).into_iter().fold(f64::INFINITY, f64::min);
-    let price = mean(&values_of(&|mix| {
+    let mean_settling_cost = mean(&values_of(&|mix| {
         mix.gain_percent(online_speedup_of(mix).settled) - mix.gain_percent(online_speedup_of(mix).whole)
     }));
     vec![
@@ -215,7 +221,7 @@ fn policy_findings(online_mixes: &[OnlineMix], policy: usize, seed: u64) -> Vec<
             "short of the best division known once settled, mean over mixes",
             "%",
             ResultTarget::AtMost { target: 2.0, paper_best: None },
-            mean(&values_of(&|mix| mix.short_percent(policy))),
+            mean(&values_of(&|mix| mix.shortfall_percent(policy_index))),
         )
         .with_points(points.collect())
         .with_note(format!(
@@ -227,9 +233,9 @@ fn policy_findings(online_mixes: &[OnlineMix], policy: usize, seed: u64) -> Vec<
             "gain over the shared cache once settled, worst mix",
             "%",
             ResultTarget::AtLeast { target: -1.0, paper_best: None },
-            worst,
+            worst_gain,
         ),
-        nominal_finding("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
+        nominal_finding("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, mean_settling_cost),
     ]
 }
 
@@ -242,7 +248,7 @@ mod tests {
     fn the_climb_reaches_a_lone_summit() {
         let start = ColorSplit(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);
         let summit = ColorSplit(vec![(vec![0, 2], 14), (vec![1], 2)]);
-        let best = climb(start, |at| {
+        let best = climb_to_best_split(start, |at| {
             let is_shared = at.0.iter().any(|(members, _)| members.len() == 2 && !members.contains(&1));
             let second = at.0.iter().find(|(members, _)| members.contains(&1)).map_or(0, |(_, colors)| *colors);
             Ok(f64::from(u8::from(is_shared)) * 20.0 - f64::from(second.abs_diff(2)))

@@ -3,7 +3,7 @@
 //! On the cycle-level machine, windows are divided by up to 5000 but caches are not, so a trial waits for a turnover of
 //! the cache longer than a run lasts. Here nothing is divided. There are two figures for each policy: its result once
 //! it has settled (the last quarter of an hour's run), and the cost of its search (the difference from the whole run).
-//! Programs are profiles measured alone on the cycle-level machine; their phases last [`STRETCH`] times longer.
+//! Programs are profiles measured alone on the cycle-level machine; their phases last [`PHASE_STRETCH`] times longer.
 
 pub(super) mod goals;
 pub(super) mod many;
@@ -24,23 +24,23 @@ use super::whatif::{WhatIfQuery, run_query};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError, mean};
 
-const STRETCH: f64 = 1000.0;
+const PHASE_STRETCH: f64 = 1000.0;
 /// The thesis's chip without its L3, so that the divided cache is the last before memory.
-const CHIP: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
-const COLORS: u32 = 16;
+const CHIP_MACHINE: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
+const COLOR_COUNT: u32 = 16;
 
 /// Policies that partition the cache while the programs run: the specialized one, and the one that chooses among all
 /// mechanisms.
-const ONLINE: [&str; 2] = ["cache-sizing", "auto"];
+const ONLINE_POLICIES: [&str; 2] = ["cache-sizing", "auto"];
 
 /// The text of a finding for one of these policies.
 fn policy_title(policy: &str, title: &str) -> String {
-    if policy == ONLINE[0] { title.to_string() } else { format!("{policy}: {title}") }
+    if policy == ONLINE_POLICIES[0] { title.to_string() } else { format!("{policy}: {title}") }
 }
 
 /// The chip with `cores` cores on its one L2.
 fn chip_with_cores(cores: u32) -> Result<MachineSpec, ReproError> {
-    let mut machine = cachemate_spec::load_machine(CHIP).map_err(failed(CHIP))?;
+    let mut machine = cachemate_spec::load_machine(CHIP_MACHINE).map_err(failed(CHIP_MACHINE))?;
     machine.caches.retain(|cache| cache.level != CacheLevel::L3);
     machine.cores_per_package = cores;
     machine
@@ -53,8 +53,8 @@ fn chip_with_cores(cores: u32) -> Result<MachineSpec, ReproError> {
 
 /// The policy that confines each program, in order of arrival, to the colors of its list.
 fn confining_policy(lists: &[String]) -> String {
-    let lists: Vec<String> = lists.iter().map(|list| format!("'{list}'")).collect();
-    format!("static-partition:window_ns = 1_000_000_000\nsteps = [{{ shares = [{}] }}]", lists.join(", "))
+    let quoted_lists: Vec<String> = lists.iter().map(|list| format!("'{list}'")).collect();
+    format!("static-partition:window_ns = 1_000_000_000\nsteps = [{{ shares = [{}] }}]", quoted_lists.join(", "))
 }
 
 /// Sum of the programs' speeds relative to running alone, once settled and over the whole run.
@@ -69,16 +69,16 @@ fn mean_speed(slowdowns: &[f64]) -> f64 {
     mean(&slowdowns.iter().map(|slowdown| 1.0 / slowdown).collect::<Vec<f64>>())
 }
 
-fn speedup_of(outcome: &PolicyOutcome) -> Speedup {
-    let rows = &outcome.series.slowdown;
-    let sum_from = |start: usize| -> f64 {
-        let mean_of = |row: &Vec<Option<f64>>| {
+fn speedup_of_outcome(outcome: &PolicyOutcome) -> Speedup {
+    let slowdown_rows = &outcome.series.slowdown;
+    let speedup_from = |start: usize| -> f64 {
+        let mean_speed_of_row = |row: &Vec<Option<f64>>| {
             let values: Vec<f64> = row[start.min(row.len())..].iter().filter_map(|value| *value).collect();
             if values.is_empty() { 0.0 } else { mean_speed(&values) }
         };
-        rows.iter().map(mean_of).sum()
+        slowdown_rows.iter().map(mean_speed_of_row).sum()
     };
-    Speedup { settled: sum_from(outcome.series.seconds.len() * 3 / 4), whole: sum_from(0) }
+    Speedup { settled: speedup_from(outcome.series.seconds.len() * 3 / 4), whole: speedup_from(0) }
 }
 
 /// A query without the guard, for references that are to stay in force.
@@ -89,12 +89,12 @@ fn build_query(
     seed: u64,
 ) -> WhatIfQuery {
     let length_ns = context.pick(900_000_000_000, 3_600_000_000_000);
-    WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, explicit: false, guard: false }
+    WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, is_explicit: false, has_guard: false }
 }
 
 /// The same query with the guard around the policy, as shipped.
-fn guard_query(query: &WhatIfQuery) -> WhatIfQuery {
-    WhatIfQuery { guard: true, ..query.clone() }
+fn guarded_query(query: &WhatIfQuery) -> WhatIfQuery {
+    WhatIfQuery { has_guard: true, ..query.clone() }
 }
 
 /// Programs by name, each measured alone once.
@@ -108,10 +108,15 @@ fn measure_programs(
     names.sort_unstable();
     names.dedup();
     context.report_progress(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
-    context.run_here(&names, |&name| {
+    context.run_all_in_process(&names, |&name| {
         Ok((
             name,
-            Arc::new(measure(&crate::setup::WorkloadJob::new(name, seed), machine, HOUR_PROFILE_CYCLES, STRETCH)?),
+            Arc::new(measure(
+                &crate::setup::WorkloadJob::new(name, seed),
+                machine,
+                HOUR_PROFILE_CYCLES,
+                PHASE_STRETCH,
+            )?),
         ))
     })
 }
@@ -122,9 +127,12 @@ fn build_job(
     name: &str,
     cpu: Option<u32>,
 ) -> Result<IntervalJob, ReproError> {
-    let entry = programs
+    let program_entry = programs
         .iter()
         .find(|(program_name, _)| *program_name == name)
         .ok_or_else(|| failed(name)("was not measured"))?;
-    Ok(IntervalJob { pinned: cpu.map(|cpu| [cpu].into_iter().collect()), ..IntervalJob::new(Arc::clone(&entry.1)) })
+    Ok(IntervalJob {
+        pinned: cpu.map(|cpu| [cpu].into_iter().collect()),
+        ..IntervalJob::new(Arc::clone(&program_entry.1))
+    })
 }

@@ -2,37 +2,39 @@
 //! time).
 
 use super::*;
-use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, ServiceRun, ServiceWindow, draw_service_figure, service_window};
+use crate::cp::serve::{
+    CLIENT_COUNT, FIRST_CLIENT_COUNT, LEVEL_SHARE, ServiceRun, ServiceWindow, draw_service_figure, service_window,
+};
 use crate::{DataPoint, Finding};
 
 /// Work that counts as one operation of a client.
 const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
 /// Windows at the start, in which the cache fills, that do not count.
-const START_WINDOWS: usize = 20;
+const UNCOUNTED_START_WINDOWS: usize = 20;
 
 /// The server's process, with `clients` clients from the start on and others that arrive later.
 fn server_job(client: &Arc<PhasedProgram>, clients: usize, late_clients: Option<(usize, u64)>) -> IntervalJob {
-    let late_threads = late_clients.map(|(count, by_ns)| (count as u32, by_ns));
+    let late_threads = late_clients.map(|(count, arrival_ns)| (count as u32, arrival_ns));
     IntervalJob { threads: clients as u32, late_threads, ..IntervalJob::new(Arc::clone(client)) }
 }
 
 /// The rates of every window, and the time that page migrations took.
-fn run_windows(
+fn collect_windows(
     context: &ExperimentContext<'_>,
     query: &WhatIfQuery,
     policy: &str,
 ) -> Result<(Vec<ServiceWindow>, f64), ReproError> {
     let (machine, pipeline) = crate::interval::whatif::start_query(query, policy)?;
-    let (mut service_windows, mut moves_ns) = (Vec::new(), 0);
+    let (mut service_windows, mut migration_ns) = (Vec::new(), 0);
     pipeline
         .run(machine, |_, record| {
             service_windows.extend(service_window(&record));
-            moves_ns = record.applied.cost_ns;
+            migration_ns = record.applied.cost_ns;
             !context.stop.load(std::sync::atomic::Ordering::Relaxed)
         })
         .map_err(failed(policy))?;
     context.check_not_stopped()?;
-    Ok((service_windows.split_off(START_WINDOWS.min(service_windows.len())), moves_ns as f64 / 1e9))
+    Ok((service_windows.split_off(UNCOUNTED_START_WINDOWS.min(service_windows.len())), migration_ns as f64 / 1e9))
 }
 
 fn fixed_policy(colors: u32) -> String {
@@ -42,62 +44,74 @@ fn fixed_policy(colors: u32) -> String {
 /// CP-5 at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
-    let machine = chip_with_cores(CLIENTS as u32)?;
+    let machine = chip_with_cores(CLIENT_COUNT as u32)?;
     context.report_progress("INTERVAL-7: a client alone");
-    let measured_program = measure(&crate::cp::thesis_job("warehouses", seed), &machine, HOUR_PROFILE_CYCLES, STRETCH)?;
+    let measured_program =
+        measure(&crate::cp::thesis_job("warehouses", seed), &machine, HOUR_PROFILE_CYCLES, PHASE_STRETCH)?;
     let client =
         Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured_program });
-    let half_ns = context.pick(30_000_000_000, 120_000_000_000);
-    let query =
+    let phase_ns = context.pick(30_000_000_000, 120_000_000_000);
+    let query_of_job =
         |job: IntervalJob, length_ns: u64| WhatIfQuery { length_ns, ..build_query(context, &machine, vec![job], seed) };
     let measure_rate = |colors: u32, clients: usize| {
-        let (windows, _) =
-            run_windows(context, &query(server_job(&client, clients, None), half_ns), &fixed_policy(colors))?;
-        Ok::<_, ReproError>(mean(&windows.iter().map(|window| window.rate_per_s).collect::<Vec<f64>>()))
+        let (service_windows, _) = collect_windows(
+            context,
+            &query_of_job(server_job(&client, clients, None), phase_ns),
+            &fixed_policy(colors),
+        )?;
+        Ok::<_, ReproError>(mean(&service_windows.iter().map(|window| window.rate_per_s).collect::<Vec<f64>>()))
     };
-    let small = 1;
-    let level = LEVEL * measure_rate(small, FIRST_CLIENTS)?;
-    let mut large = None;
-    for colors in small..=COLORS {
-        if large.is_none() && measure_rate(colors, CLIENTS)? >= level {
-            large = Some(colors);
+    let small_share_colors = 1;
+    let rate_level = LEVEL_SHARE * measure_rate(small_share_colors, FIRST_CLIENT_COUNT)?;
+    let mut reachable_colors = None;
+    for colors in small_share_colors..=COLOR_COUNT {
+        if reachable_colors.is_none() && measure_rate(colors, CLIENT_COUNT)? >= rate_level {
+            reachable_colors = Some(colors);
         }
     }
-    let changing = query(server_job(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
-    let policy = format!("service-level:rate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
-    let (managed, moves_seconds) = run_windows(context, &guard_query(&changing), &policy)?;
+    let changing_load_query = query_of_job(
+        server_job(&client, CLIENT_COUNT, Some((CLIENT_COUNT - FIRST_CLIENT_COUNT, phase_ns))),
+        2 * phase_ns,
+    );
+    let policy = format!("service-level:rate_per_s = {rate_level:?}\nunits = {small_share_colors}\nshrink_after = 4");
+    let (managed_windows, migration_seconds) = collect_windows(context, &guarded_query(&changing_load_query), &policy)?;
     let service_run = ServiceRun {
-        level,
-        reachable: large.is_some(),
-        small,
-        large: large.unwrap_or(COLORS),
-        managed,
-        static_small: run_windows(context, &changing, &fixed_policy(small))?.0,
-        static_large: run_windows(context, &changing, &fixed_policy(large.unwrap_or(COLORS)))?.0,
+        level: rate_level,
+        reachable: reachable_colors.is_some(),
+        small: small_share_colors,
+        large: reachable_colors.unwrap_or(COLOR_COUNT),
+        managed: managed_windows,
+        static_small: collect_windows(context, &changing_load_query, &fixed_policy(small_share_colors))?.0,
+        static_large: collect_windows(
+            context,
+            &changing_load_query,
+            &fixed_policy(reachable_colors.unwrap_or(COLOR_COUNT)),
+        )?
+        .0,
     };
-    Ok(vec![service_finding(&service_run, moves_seconds, seed)])
+    Ok(vec![service_finding(&service_run, migration_seconds, seed)])
 }
 
-fn service_finding(service_run: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
-    let colors = mean(&service_run.managed.iter().map(|window| f64::from(window.colors)).collect::<Vec<f64>>());
-    let missed = service_run.missed_windows(&service_run.managed).iter().filter(|missed| **missed).count();
-    let rate = "rate of four clients over the level, %";
-    let single_point = |series: &str, at: String, value: f64| DataPoint::over_values(series, at, &[value]);
+fn service_finding(service_run: &ServiceRun, migration_seconds: f64, seed: u64) -> Finding {
+    let mean_colors = mean(&service_run.managed.iter().map(|window| f64::from(window.colors)).collect::<Vec<f64>>());
+    let missed_count = service_run.miss_flags(&service_run.managed).iter().filter(|missed| **missed).count();
+    let rate_series = "rate of four clients over the level, %";
+    let single_point = |series: &str, at: String, value: f64| DataPoint::from_values(series, at, &[value]);
     let points = vec![
         single_point(
-            rate,
+            rate_series,
             format!("static {}", service_run.small),
-            service_run.level_deviation(&service_run.static_small),
+            service_run.level_deviation_percent(&service_run.static_small),
         ),
-        single_point(rate, "resized".to_string(), service_run.level_deviation(&service_run.managed)),
+        single_point(rate_series, "resized".to_string(), service_run.level_deviation_percent(&service_run.managed)),
         single_point(
-            rate,
+            rate_series,
             format!("static {}", service_run.large),
-            service_run.level_deviation(&service_run.static_large),
+            service_run.level_deviation_percent(&service_run.static_large),
         ),
-        single_point("colors, mean over the run", "resized".to_string(), colors),
-        single_point("windows below the level, in all", "resized".to_string(), missed as f64),
-        single_point("page moves, s", "resized".to_string(), moves_seconds),
+        single_point("colors, mean over the run", "resized".to_string(), mean_colors),
+        single_point("windows below the level, in all", "resized".to_string(), missed_count as f64),
+        single_point("page moves, s", "resized".to_string(), migration_seconds),
     ];
     Finding::declared("interval-7-windows-below", &[(seed, service_run.unexcused_count() as f64)])
     .with_points(points)

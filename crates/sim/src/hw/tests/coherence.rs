@@ -47,7 +47,7 @@ fn on_path(hw: &Hardware, from: usize, to: usize) -> bool {
 /// Byte ranges that a unit holds, with state; a victim cache's sectors one by one.
 fn held_ranges(hw: &Hardware, index: usize) -> Vec<(u64, u64, u32)> {
     let unit = &hw.caches.units[index];
-    let child_shift = hw.caches.below_shift(index);
+    let child_shift = hw.caches.child_line_shift(index);
     let mut ranges = Vec::new();
     for (line, meta) in unit.store.lines() {
         let start = line << unit.line_shift;
@@ -95,7 +95,7 @@ fn check_invariants(hw: &Hardware) {
             }
             let unit = &hw.caches.units[parent];
             if let Some(place) = unit.store.find(range.0 >> unit.line_shift).filter(|_| !unit.is_victim()) {
-                let bit = hw.caches.units[cpu].bit;
+                let bit = hw.caches.units[cpu].sharer_bit;
                 assert!(
                     unit.store.line_meta(place).sharers() & bit != 0,
                     "{parent} does not know that {cpu} has {range:x?}"
@@ -135,7 +135,7 @@ struct AliasedFrames;
 
 impl FrameProvider for AliasedFrames {
     fn find_frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        FrameLookup { frame: page / 2, cost_cycles: 0, copied: false }
+        FrameLookup { frame: page / 2, cost_cycles: 0, is_copied: false }
     }
 }
 
@@ -171,14 +171,14 @@ proptest! {
             check_invariants(&hw);
         }
         let (threads, _) = finish(&mut hw, 10_000);
-        let mut caches = [0; LEVELS];
+        let mut caches = [0; LEVEL_COUNT];
         for index in 0..hw.caches.units.len() {
             let unit = &hw.caches.units[index];
             caches[unit.level as usize] += unit.counters.demand.references;
             let lines = unit.store.lines().count() as u64;
-            let owned: u64 = unit.occupancy.iter().map(|&lines| u64::from(lines)).sum();
+            let owned: u64 = unit.lines_by_owner.iter().map(|&lines| u64::from(lines)).sum();
             prop_assert_eq!(lines, owned, "every line has one owner");
-            let evicted: u64 = unit.matrix.nonzero_counts().map(|(_, _, lines)| lines).sum();
+            let evicted: u64 = unit.eviction_matrix.nonzero_counts().map(|(_, _, lines)| lines).sum();
             prop_assert_eq!(evicted, unit.counters.evictions);
         }
         for thread in &threads {
@@ -195,7 +195,7 @@ proptest! {
     fn the_short_way_and_the_long_way_are_one(spec in machine_strategy(), seed in any::<u64>()) {
         let run_machine = |long_way_only: bool| {
             let mut hw = build_hardware(&spec);
-            hw.caches.long_way_only = long_way_only;
+            hw.caches.uses_slow_path_only = long_way_only;
             load_traffic(&mut hw, &mut TestRng::new(seed));
             let (threads, _) = finish(&mut hw, 10_000);
             let tasks: Vec<TaskCounters> = threads.into_iter().map(|thread| thread.counters).collect();
@@ -236,7 +236,7 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
         spec.memory.bytes_per_cycle = 2.0;
         let run_machine = |in_order_only: bool| {
             let mut hw = build_hardware(&spec);
-            hw.caches.in_order_only = in_order_only;
+            hw.caches.forbids_running_ahead = in_order_only;
             let mut dice = TestRng::new(seed);
             for cpu in 0..4 * contexts {
                 let lines = [24, 100, 400, 3000][cpu as usize % 4];
@@ -263,7 +263,7 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
 fn a_line_written_elsewhere_costs_the_remote_latency_and_is_counted() {
     for (writer, latency) in [(1, 30), (2, 120)] {
         let spec = small_machine(WritePolicy::Back, Inclusion::NonInclusive, None, 1, ReplacementPolicy::Lru);
-        let mut hw = Hardware::new(&spec, HwOptions { prefetch: false, ..HwOptions::default() }).unwrap();
+        let mut hw = Hardware::new(&spec, HwOptions { is_prefetch_enabled: false, ..HwOptions::default() }).unwrap();
         let load_thread = |hw: &mut Hardware, cpu: u32, at: u64, access: Access| {
             hw.load(CpuId(cpu), scripted_thread(cpu, 0, vec![access], false), at);
             finish(hw, at + 1000).0.remove(0).counters

@@ -133,7 +133,8 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
             spec.prefetchers = vec![streamer];
             spec.memory.scheduling =
                 MemorySchedulingSpec { demand_priority: true, requests_in_flight: Some(depth), turnaround_cycles: 0 };
-            let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
+            let mut hw =
+                Hardware::new(&spec, HwOptions { is_prefetch_enabled: prefetch, ..HwOptions::default() }).unwrap();
             hw.load(CpuId(0), scripted_thread(0, 0, stream_loads(20_000), true), 0);
             let (threads, _) = finish(&mut hw, 400_000);
             let rate = hw.memory_counters(0).read_bytes as f64 / 400_000.0;
@@ -222,7 +223,7 @@ fn a_prefetcher_hides_latency_and_can_be_turned_off() {
     let mut spec = sample_machine();
     spec.prefetchers = vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 8, degree: 4 }];
     let measure_cycles = |prefetch: bool| {
-        let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
+        let mut hw = Hardware::new(&spec, HwOptions { is_prefetch_enabled: prefetch, ..HwOptions::default() }).unwrap();
         let paced = (0..20_000).map(|line| Access::load(line * 64, 99)).collect();
         hw.load(CpuId(0), scripted_thread(0, 0, paced, false), 0);
         let (threads, _) = finish(&mut hw, 100_000_000);

@@ -71,7 +71,7 @@ pub(crate) struct IdentityFrames;
 
 impl FrameProvider for IdentityFrames {
     fn find_frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        FrameLookup { frame: page + 4096 * u64::from(process.0), cost_cycles: 0, copied: false }
+        FrameLookup { frame: page + 4096 * u64::from(process.0), cost_cycles: 0, is_copied: false }
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
     let mut last = 0;
     loop {
         match hw.run(cycles, &mut IdentityFrames) {
-            StopReason::Turn { cpu, turn: BatchEnd::Exit, at_cycle } => {
+            StopReason::Turn { cpu, turn: BatchEnd::Exit, end_cycle: at_cycle } => {
                 last = at_cycle;
                 threads.extend(hw.unload(cpu));
             }

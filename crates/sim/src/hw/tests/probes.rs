@@ -29,7 +29,7 @@ fn an_ideal_trace_is_the_sequence_of_misses() {
     let finished = run_probed(&spec, accesses, Probes { trace: Some(trace), ..Probes::default() });
     let trace = finished.probes.trace.unwrap();
     assert_eq!(trace.lines, (0..500).collect::<Vec<u64>>());
-    assert_eq!((trace.lost_misses, trace.stale), (0, 0));
+    assert_eq!((trace.lost_misses, trace.stale_entries), (0, 0));
     assert_eq!(finished.probes.cost_ticks, 500 * spec.counters.interrupt_cycles);
     assert_eq!(finished.counters.stalls.system, finished.probes.cost_ticks);
 }
@@ -50,7 +50,7 @@ fn the_last_address_register_loses_and_repeats() {
     let finished = run_probed(&spec, accesses, Probes { trace: new_trace_probe(), ..Probes::default() });
     let log = finished.probes.trace.unwrap();
     let repeats = log.lines.windows(2).filter(|pair| pair[0] == pair[1]).count() as u64;
-    assert!(log.stale > 300 && repeats == log.stale, "{} stale, {repeats} repeats", log.stale);
+    assert!(log.stale_entries > 300 && repeats == log.stale_entries, "{} stale, {repeats} repeats", log.stale_entries);
 }
 
 /// Does a stream that stays behind the prefetcher leave a repeat for every line, although it misses only at page
@@ -68,7 +68,7 @@ fn a_prefetched_stream_is_seen_as_repeats() {
     let log = finished.probes.trace.unwrap();
     assert!(misses < 100, "{misses} misses");
     let prefetched = 1000 - misses;
-    assert!(log.stale.abs_diff(prefetched) < 20, "{} stale, {prefetched} lines prefetched", log.stale);
+    assert!(log.stale_entries.abs_diff(prefetched) < 20, "{} stale, {prefetched} lines prefetched", log.stale_entries);
 }
 
 /// Are tagged samples taken at about the requested rate, with the true source, latency and line?
@@ -76,10 +76,10 @@ fn a_prefetched_stream_is_seen_as_repeats() {
 fn tagged_samples_tell_source_and_latency() {
     let mut spec = sample_machine();
     spec.counters.sampler = SamplerModel::Tagged;
-    let samples = SampleProbe { one_in: 10, at_most: 10_000, ..SampleProbe::default() };
+    let samples = SampleProbe { one_in: 10, max_samples: 10_000, ..SampleProbe::default() };
     let finished = run_probed(&spec, spaced_loads(5_000), Probes { samples: Some(samples), ..Probes::default() });
     let samples = finished.probes.samples.unwrap();
-    assert_eq!(samples.events, 5_000);
+    assert_eq!(samples.event_count, 5_000);
     assert!((400..=600).contains(&samples.samples.len()), "{}", samples.samples.len());
     for sample in &samples.samples {
         assert_eq!((sample.source, sample.latency_cycles), (DataSource::Memory, Some(200)));
@@ -91,7 +91,7 @@ fn tagged_samples_tell_source_and_latency() {
 #[test]
 fn watched_locations_report_reuse_times() {
     let accesses = (0..50_000u64).map(|index| Access::load(index % 100 * 64, 1)).collect();
-    let watch = WatchProbe { locations: 50, one_in: 37, ..WatchProbe::default() };
+    let watch = WatchProbe { max_locations: 50, one_in: 37, ..WatchProbe::default() };
     let finished = run_probed(&sample_machine(), accesses, Probes { watch: Some(watch), ..Probes::default() });
     let samples = finished.probes.watch.unwrap().samples;
     assert_eq!(samples.len(), 50);
@@ -105,7 +105,7 @@ fn fetched_code_is_watched_too() {
     let mut spec = sample_machine();
     spec.caches.insert(0, sample_cache(CacheLevel::L1Instruction, 1 << 10, 4, 1, 1));
     let lap = |_| std::iter::once(Access::jump(1 << 20, 0)).chain((0..32).map(|_| Access::load(64, 15)));
-    let watch = WatchProbe { locations: 30, one_in: 7, ..WatchProbe::default() };
+    let watch = WatchProbe { max_locations: 30, one_in: 7, ..WatchProbe::default() };
     let finished =
         run_probed(&spec, (0..200).flat_map(lap).collect(), Probes { watch: Some(watch), ..Probes::default() });
     let watch = finished.probes.watch.unwrap();
@@ -128,9 +128,10 @@ fn super_sets_and_overflows_agree_with_the_counters() {
     spec.caches.insert(0, sample_cache(CacheLevel::L1Instruction, 1 << 10, 4, 1, 1));
     let levels: Vec<CacheLevel> = spec.caches.iter().map(|cache| cache.level).collect();
     let super_sets = vec![SuperSetCount { accesses: 0, misses: 0 }; 4];
-    let activity = |&level: &CacheLevel| ActivityProbe { level, contiguous: false, super_sets: super_sets.clone() };
+    let activity = |&level: &CacheLevel| ActivityProbe { level, is_contiguous: false, super_sets: super_sets.clone() };
     let load = |at: u64| [Access::load(at * at % 300 * 64, 1), Access::jump((1 << 20) + at * 7 % 90 * 1024, 3)];
-    let overflow = Overflow { event: CounterEvent::Instructions, period: 1000, next_at: 1000, raised: 0 };
+    let overflow =
+        Overflow { event: CounterEvent::Instructions, threshold_step: 1000, next_threshold: 1000, interrupt_count: 0 };
     let activity: Vec<ActivityProbe> = levels.iter().map(activity).collect();
     let probes = Probes { activity, overflows: vec![overflow], ..Probes::default() };
     let finished = run_probed(&spec, (0..5_000u64).flat_map(load).collect(), probes);
@@ -142,7 +143,7 @@ fn super_sets_and_overflows_agree_with_the_counters() {
         assert_eq!(sum_over_sets(|set| set.misses), counts.all_misses(), "{:?}", probe.level);
     }
     // Reported at the end of a burst: never more often than once per period, rarely late by that much.
-    let (raised, periods) = (finished.probes.overflows[0].raised, finished.counters.instructions / 1000);
+    let (raised, periods) = (finished.probes.overflows[0].interrupt_count, finished.counters.instructions / 1000);
     assert!((periods - periods / 5..=periods).contains(&raised), "{raised} of {periods}");
 }
 
@@ -157,8 +158,8 @@ fn an_access_that_was_never_simulated_is_never_reported() {
         spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data }];
         let all_probes = || Probes {
             trace: Some(TraceProbe { max_entries: 100_000, ..TraceProbe::default() }),
-            samples: Some(SampleProbe { one_in: 3, at_most: 100_000, ..SampleProbe::default() }),
-            watch: Some(WatchProbe { locations: 100, one_in: 7, ..WatchProbe::default() }),
+            samples: Some(SampleProbe { one_in: 3, max_samples: 100_000, ..SampleProbe::default() }),
+            watch: Some(WatchProbe { max_locations: 100, one_in: 7, ..WatchProbe::default() }),
             ..Probes::default()
         };
         // Even lines only, so that the lines that the prefetcher brings in addition were not requested.
@@ -170,7 +171,7 @@ fn an_access_that_was_never_simulated_is_never_reported() {
         assert!(trace.lines.iter().all(|line| line % 2 == 0 && *line < 4_000), "{sampler:?}");
         assert!(samples.samples.iter().all(|sample| sample.virtual_line % 2 == 0 && sample.virtual_line < 4_000));
         let misses = finished.counters.levels[CacheLevel::L1Data as usize].all_misses();
-        assert_eq!(trace.lines.len() as u64 - trace.stale + trace.lost_misses, misses, "{sampler:?}");
+        assert_eq!(trace.lines.len() as u64 - trace.stale_entries + trace.lost_misses, misses, "{sampler:?}");
         assert!(finished.probes.watch.unwrap().samples.len() <= 100);
         let idle = run_probed(&spec, vec![Access::compute(1_000)], all_probes());
         let (trace, samples, watch) = (idle.probes.trace, idle.probes.samples, idle.probes.watch);
@@ -202,8 +203,11 @@ fn the_distribution_of_lost_misses_is_reported() {
         hw.load(CpuId(0), own_thread, 0);
         let _ = hw.run(u64::MAX / 16, &mut FirstTouchFrames::default());
         let trace = hw.unload(CpuId(0)).unwrap().probes.trace.unwrap();
-        assert_eq!(trace.lost_after.iter().map(|count| u64::from(*count)).sum::<u64>(), trace.lines.len() as u64);
-        let share = trace.lost_after.map(|count| 100.0 * f64::from(count) / trace.lines.len() as f64);
+        assert_eq!(
+            trace.entries_by_lost_count.iter().map(|count| u64::from(*count)).sum::<u64>(),
+            trace.lines.len() as u64
+        );
+        let share = trace.entries_by_lost_count.map(|count| 100.0 * f64::from(count) / trace.lines.len() as f64);
         let [none, one, two, more] = share;
         shares += &format!("{name}: {none:.0} % none, {one:.0} % one, {two:.0} % two, {more:.0} % more\n");
     }

@@ -203,7 +203,7 @@ impl FrameProvider for ColoredFrames {
         FrameLookup {
             frame: 2 * (page + 4096 * u64::from(process.0)) + u64::from(process.0 % 2),
             cost_cycles: 0,
-            copied: false,
+            is_copied: false,
         }
     }
 }
@@ -310,9 +310,9 @@ fn a_flushed_frame_takes_the_index_of_its_next_page() {
         hw.load(CpuId(0), scripted_thread(0, 0, accesses, false), 0);
         let _ = hw.run(u64::MAX / 16, &mut OneFrame);
         hw.unload(CpuId(0));
-        assert_eq!(hw.sets_in_use(CacheId(0)), [(set, TaskId(0))]);
+        assert_eq!(hw.lines_by_set(CacheId(0)), [(set, TaskId(0))]);
         hw.flush_frame(3);
-        assert!((0..2).all(|cache| hw.sets_in_use(CacheId(cache)).is_empty()));
+        assert!((0..2).all(|cache| hw.lines_by_set(CacheId(cache)).is_empty()));
     }
 }
 
@@ -321,6 +321,6 @@ struct OneFrame;
 
 impl FrameProvider for OneFrame {
     fn find_frame(&mut self, _process: ProcessId, _page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        FrameLookup { frame: 3, cost_cycles: 0, copied: false }
+        FrameLookup { frame: 3, cost_cycles: 0, is_copied: false }
     }
 }

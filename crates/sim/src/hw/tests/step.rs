@@ -19,27 +19,27 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> SlowPathCause {
         loop {
-            let nth = burst.run.nth;
+            let nth = burst.run.context_index;
             let Some(&access) = thread.batch.get(thread.position) else { return SlowPathCause::BatchEnd };
-            burst.stop = burst.issue_limit(self.in_order, burst.now, &mut self.contexts[nth]);
+            burst.stop_tick = burst.find_issue_limit(self.is_in_order, burst.tick, &mut self.contexts[nth]);
             match access.kind() {
                 AccessKind::Jump => return SlowPathCause::Jump,
                 AccessKind::Compute => return SlowPathCause::Compute,
                 AccessKind::Load | AccessKind::Store => {}
             }
-            let needed = access.instructions() - burst.skip;
-            let budget = (burst.stop - burst.now).min(thread.fetch_left);
+            let needed = access.instructions() - burst.issued_in_record;
+            let budget = (burst.stop_tick - burst.tick).min(thread.instructions_until_fetch);
             if needed > budget {
-                burst.issue(budget, thread, &mut self.contexts[nth]);
-                return if thread.fetch_left > 0 { SlowPathCause::Budget } else { SlowPathCause::Fetch };
+                burst.issue_instructions(budget, thread, &mut self.contexts[nth]);
+                return if thread.instructions_until_fetch > 0 { SlowPathCause::Budget } else { SlowPathCause::Fetch };
             }
-            burst.issue(needed - 1, thread, &mut self.contexts[nth]);
-            if access.is_dependent() && self.contexts[nth].value_at > burst.now {
-                return SlowPathCause::Depends;
+            burst.issue_instructions(needed - 1, thread, &mut self.contexts[nth]);
+            if access.is_dependent() && self.contexts[nth].value_tick > burst.tick {
+                return SlowPathCause::PendingAddress;
             }
             let page = access.address() >> environment.page_shift;
             if page != burst.page {
-                let Some(frame) = thread.tlb.find(page) else { return SlowPathCause::Translate };
+                let Some(frame) = thread.tlb.find(page) else { return SlowPathCause::TranslationMiss };
                 (burst.page, burst.frame) = (page, frame << environment.page_shift);
             }
             if self.step_in_cache(access, burst, thread, environment) {
@@ -59,7 +59,7 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<SlowPathCause> {
-        let (nth, issue, store) = (burst.run.nth, burst.now, access.is_store());
+        let (nth, issue, store) = (burst.run.context_index, burst.tick, access.is_store());
         let address = burst.frame | access.address() & ((1 << environment.page_shift) - 1);
         let unit = &environment.caches.units[self.l1d];
         let line = address >> unit.line_shift;
@@ -67,32 +67,33 @@ impl CoreFrontEnd {
         let arriving = place.is_some_and(|place| {
             let meta = unit.store.line_meta(place).0;
             let filled_meta = LineMeta(meta & !PENDING);
-            meta & PENDING != 0 && !filled_meta.needs_slow_path(store, unit.write == WritePolicy::Through)
+            meta & PENDING != 0 && !filled_meta.needs_slow_path(store, unit.write_policy == WritePolicy::Through)
         });
-        let waits = issue > burst.run.shared && !arriving;
-        if waits && !environment.caches.is_own(self.l1d, place, address, store) {
-            return Some(SlowPathCause::Early);
+        let waits = issue > burst.run.shared_bound && !arriving;
+        if waits && !environment.caches.can_next_level_serve(self.l1d, place, address, store) {
+            return Some(SlowPathCause::ObservableAccess);
         }
-        if burst.probed || arriving {
+        if burst.has_probes || arriving {
             return Some(SlowPathCause::Memory);
         }
         let nearest = issue + environment.caches.units[self.l1d].latency;
         let mut joined = false;
-        if self.contexts[nth].mshrs_in_use >= burst.room {
+        if self.contexts[nth].mshrs_in_use >= burst.max_outstanding {
             joined = self.can_join_miss(nth, address, issue, environment.caches);
-            if !joined && !self.reclaim_mshrs(nth, issue) {
+            if !joined && !self.try_reclaim_mshrs(nth, issue) {
                 return Some(SlowPathCause::Memory);
             }
-            burst.room = self.free_mshrs(nth);
+            burst.max_outstanding = self.max_outstanding(nth);
         }
         let request = self.build_request(address, issue, store, thread);
-        let response = environment.caches.first_level::<AnyCore>(self.l1d, place, &request, &mut thread.counters);
-        let wait = StallSource { served: response.served, queue: response.queue, joined };
+        let response =
+            environment.caches.access_first_level::<AnyCore>(self.l1d, place, &request, &mut thread.counters);
+        let wait = StallSource { origin: response.origin, queue_ticks: response.queue_ticks, is_joined: joined };
         let context = &mut self.contexts[nth];
-        burst.skip_one(thread, context);
+        burst.issue_access(thread, context);
         context
-            .complete_access(response.ready_tick, wait, nearest, burst.now, store, self.in_order)
-            .then_some(SlowPathCause::Waits)
+            .complete_access(response.ready_tick, wait, nearest, burst.tick, store, self.is_in_order)
+            .then_some(SlowPathCause::PendingValue)
     }
 
     /// Handles a plain hit of the data cache. Returns false for another kind of access.
@@ -108,19 +109,20 @@ impl CoreFrontEnd {
         let Some(place) = unit.store.find(line) else { return false };
         let store = access.kind() == AccessKind::Store;
         let filled_meta = LineMeta(unit.store.line_meta(place).0 & !PENDING);
-        let is_late =
-            unit.store.line_meta(place) != filled_meta && !unit.pending.has_arrived(line, burst.now + unit.latency);
-        if is_late || filled_meta.needs_slow_path(store, unit.write == WritePolicy::Through) {
+        let is_late = unit.store.line_meta(place) != filled_meta
+            && !unit.pending_fills.has_arrived(line, burst.tick + unit.latency);
+        if is_late || filled_meta.needs_slow_path(store, unit.write_policy == WritePolicy::Through) {
             return false;
         }
         unit.store.set_meta(place, filled_meta.as_store(store));
         unit.store.touch(line, place);
-        let context = &mut self.contexts[burst.run.nth];
+        let context = &mut self.contexts[burst.run.context_index];
         if !store {
-            (context.value_at, context.value_from) = (burst.now + unit.latency, DataOrigin::Hit(CacheLevel::L1Data));
+            (context.value_tick, context.value_origin) =
+                (burst.tick + unit.latency, DataOrigin::Hit(CacheLevel::L1Data));
         }
         burst.hits += 1;
-        burst.skip_one(thread, context);
+        burst.issue_access(thread, context);
         true
     }
 }
@@ -235,7 +237,7 @@ proptest! {
     fn the_quick_way_and_the_slow_way_are_one(spec in machine_strategy(), seed in any::<u64>()) {
         let run_engine = |general: bool, step_by_step: bool| {
             let mut hw = build_hardware(&spec);
-            hw.caches.step_by_step = step_by_step;
+            hw.caches.skips_fast_path = step_by_step;
             if general {
                 hw.cores.iter_mut().for_each(|core| core.front.kind = CoreKindName::Any);
             }

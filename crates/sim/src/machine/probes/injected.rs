@@ -3,7 +3,7 @@
 use cachemate_core::{Access, AccessSource, BatchEnd};
 
 const LINE_BYTES: u64 = 64;
-const BATCH: usize = 64;
+const BATCH_TURNS: usize = 64;
 
 /// The pattern of a thread's accesses; each unit of `progress` is one access.
 pub(super) enum InjectedPattern {
@@ -11,49 +11,49 @@ pub(super) enum InjectedPattern {
     Chase { lines: u64 },
     /// Ascending lines of a footprint, repeatedly.
     Sweep { lines: u64 },
-    /// Loads and stores of one line, with `apart` instructions without accesses between.
-    OneLine { apart: u64 },
+    /// Loads and stores of one line, with `gap_instr` instructions without accesses between.
+    OneLine { gap_instr: u64 },
 }
 
 pub(super) struct InjectedSource {
     base: u64,
     pattern: InjectedPattern,
-    next_index: u64,
-    rounds_done: u64,
+    line_index: u64,
+    access_count: u64,
 }
 
 impl InjectedSource {
     pub fn new(base: u64, pattern: InjectedPattern) -> Self {
-        InjectedSource { base, pattern, next_index: 0, rounds_done: 0 }
+        InjectedSource { base, pattern, line_index: 0, access_count: 0 }
     }
 }
 
 impl AccessSource for InjectedSource {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        // Turns that are far apart are counted one by one.
-        let batch_turns = if matches!(self.pattern, InjectedPattern::OneLine { .. }) { 1 } else { BATCH };
+        // A pattern with long gaps emits one turn per batch, so that its progress is exact.
+        let batch_turns = if matches!(self.pattern, InjectedPattern::OneLine { .. }) { 1 } else { BATCH_TURNS };
         for _ in 0..batch_turns {
-            self.rounds_done += 1;
+            self.access_count += 1;
             match self.pattern {
                 InjectedPattern::Chase { lines } => {
                     // A full-period generator modulo a power of two (Hull and Dobell), whose values past the end are
                     // skipped.
                     let modulus = lines.next_power_of_two().max(4);
                     loop {
-                        self.next_index =
-                            (self.next_index.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F))
+                        self.line_index =
+                            (self.line_index.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F))
                                 % modulus;
-                        if self.next_index < lines {
+                        if self.line_index < lines {
                             break;
                         }
                     }
-                    batch.push(Access::dependent_load(self.base + self.next_index * LINE_BYTES, 0));
+                    batch.push(Access::dependent_load(self.base + self.line_index * LINE_BYTES, 0));
                 }
                 InjectedPattern::Sweep { lines } => {
-                    self.next_index = (self.next_index + 1) % lines;
-                    batch.push(Access::load(self.base + self.next_index * LINE_BYTES, 1));
+                    self.line_index = (self.line_index + 1) % lines;
+                    batch.push(Access::load(self.base + self.line_index * LINE_BYTES, 1));
                 }
-                InjectedPattern::OneLine { apart } => {
+                InjectedPattern::OneLine { gap_instr: apart } => {
                     batch.push(Access::compute(apart));
                     batch.push(Access::dependent_load(self.base, 0));
                     batch.push(Access::store(self.base, 0));
@@ -64,7 +64,7 @@ impl AccessSource for InjectedSource {
     }
 
     fn progress(&self) -> Option<f64> {
-        Some(self.rounds_done as f64)
+        Some(self.access_count as f64)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Probes in progress: measurements that a plan requests, answered from the simulated hardware.
 //!
-//! There are three kinds. *Together* probes record which tasks co-run below a cache, and co-schedule rows of tasks if
+//! There are three kinds. *Co-run* probes record which tasks co-run below a cache, and co-schedule rows of tasks if
 //! allowed. *Attached* probes belong to a task's thread in the hardware: traces, samples, reuse times, super sets.
-//! *Outside* probes run threads of the machine itself beside a task or between two CPUs. A probe that needs CPUs to
+//! *External* probes run threads of the machine itself beside a task or between two CPUs. A probe that needs CPUs to
 //! itself reserves them, one probe at a time. The cost of the probe and of its interrupts is charged to the programs
 //! and reported in the answer.
 
@@ -26,9 +26,9 @@ pub(crate) type ProbeRefusal = (RefusalReason, String);
 /// A probe of the plan, with its progress.
 pub(crate) struct ActiveProbe {
     probe: ProbeRequest,
-    work: ProbeWork,
+    probe_work: ProbeWork,
     stage: ProbeStage,
-    reported_cost_cycles: Vec<(Option<TaskId>, u64)>,
+    reported_costs: Vec<(Option<TaskId>, u64)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,12 +69,12 @@ impl ProbeWork {
 impl SimMachine {
     /// Starts, keeps and drops probes according to the plan.
     pub(crate) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<RefusedItem>) {
-        let (continuing, dropped): (Vec<ActiveProbe>, Vec<ActiveProbe>) =
+        let (continuing_probes, dropped_probes): (Vec<ActiveProbe>, Vec<ActiveProbe>) =
             std::mem::take(&mut self.probes).into_iter().partition(|active| plan.probes.contains(&active.probe));
-        for mut active in dropped {
-            active.end(self);
+        for mut active_probe in dropped_probes {
+            active_probe.end(self);
         }
-        self.probes = continuing;
+        self.probes = continuing_probes;
         for probe in &plan.probes {
             if self.probes.iter().any(|active| active.probe == *probe) {
                 continue;
@@ -83,12 +83,12 @@ impl SimMachine {
             match ProbeWork::new(&probe.kind, probe.id, budget_cycles, self) {
                 Ok(work) => self.probes.push(ActiveProbe {
                     probe: probe.clone(),
-                    work,
+                    probe_work: work,
                     stage: ProbeStage::Working,
-                    reported_cost_cycles: Vec::new(),
+                    reported_costs: Vec::new(),
                 }),
-                Err((because, said)) => {
-                    refusals.push(RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: said })
+                Err((reason, message)) => {
+                    refusals.push(RefusedItem { item: PlanItem::Probe(probe.id), reason, message })
                 }
             }
         }
@@ -98,29 +98,30 @@ impl SimMachine {
     /// Lets every probe check the machine's present state, and returns whether any answer is due.
     pub(crate) fn poll_probes(&mut self) -> bool {
         let mut probes = std::mem::take(&mut self.probes);
-        for active in probes.iter_mut().filter(|active| active.stage == ProbeStage::Working) {
-            active.poll_probe(self);
+        for active_probe in probes.iter_mut().filter(|active| active.stage == ProbeStage::Working) {
+            active_probe.poll_probe(self);
         }
-        let answered = probes.iter().any(|active| matches!(active.stage, ProbeStage::Complete | ProbeStage::Stopped));
+        let has_answer = probes.iter().any(|active| matches!(active.stage, ProbeStage::Complete | ProbeStage::Stopped));
         self.probes = probes;
-        answered
+        has_answer
     }
 
-    /// Returns the cycle by which some probe must check again.
-    pub(crate) fn probes_due(&self) -> u64 {
-        let working = self.probes.iter().filter(|active| active.stage == ProbeStage::Working);
-        let work_due_cycle = |active: &ActiveProbe| match &active.work {
-            ProbeWork::CoRun(together) => together.next_due(),
-            ProbeWork::External(outside) => outside.next_due(),
-            ProbeWork::Attached(attached) => attached.next_due(),
+    /// Returns the earliest cycle at which a probe must check the machine again; `u64::MAX` if none must.
+    pub(crate) fn next_probe_check(&self) -> u64 {
+        let working_probes = self.probes.iter().filter(|active| active.stage == ProbeStage::Working);
+        let next_check_of = |active: &ActiveProbe| match &active.probe_work {
+            ProbeWork::CoRun(co_run_probe) => co_run_probe.next_check_cycle(),
+            ProbeWork::External(external_probe) => external_probe.next_check_cycle(),
+            ProbeWork::Attached(attached_probe) => attached_probe.next_check_cycle(),
         };
-        working.map(work_due_cycle).min().unwrap_or(u64::MAX)
+        working_probes.map(next_check_of).min().unwrap_or(u64::MAX)
     }
 
     /// Returns whether any probe must observe every switch.
     pub(crate) fn must_watch_switches(&self) -> bool {
-        let watches_switches =
-            |active: &ActiveProbe| active.stage == ProbeStage::Working && matches!(active.work, ProbeWork::CoRun(_));
+        let watches_switches = |active: &ActiveProbe| {
+            active.stage == ProbeStage::Working && matches!(active.probe_work, ProbeWork::CoRun(_))
+        };
         self.probes.iter().any(watches_switches)
     }
 
@@ -130,74 +131,80 @@ impl SimMachine {
 
     /// Returns the results of the probes at the end of a window, and the probes that had to be stopped.
     pub(crate) fn take_results(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
-        let (mut results, mut stopped) = (Vec::new(), Vec::new());
+        let (mut results, mut stopped_probes) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);
-        for active in probes.iter_mut().filter(|active| active.stage != ProbeStage::Reported) {
-            let complete = active.stage != ProbeStage::Working;
-            if active.stage == ProbeStage::Stopped {
-                let message = format!("stopped: its budget of {} ns is used up", active.probe.budget_ns);
-                stopped.push(RefusedItem {
-                    item: PlanItem::Probe(active.probe.id),
+        for active_probe in probes.iter_mut().filter(|active| active.stage != ProbeStage::Reported) {
+            let is_complete = active_probe.stage != ProbeStage::Working;
+            if active_probe.stage == ProbeStage::Stopped {
+                let message = format!("stopped: its budget of {} ns is used up", active_probe.probe.budget_ns);
+                stopped_probes.push(RefusedItem {
+                    item: PlanItem::Probe(active_probe.probe.id),
                     reason: RefusalReason::Failed,
                     message,
                 });
             }
-            active.answer_probe(self, complete, &mut results);
-            if complete {
-                active.end(self);
-                active.stage = ProbeStage::Reported;
+            active_probe.answer_probe(self, is_complete, &mut results);
+            if is_complete {
+                active_probe.end(self);
+                active_probe.stage = ProbeStage::Reported;
             }
         }
         self.probes = probes;
-        (results, stopped)
+        (results, stopped_probes)
     }
 }
 
 impl ActiveProbe {
     fn poll_probe(&mut self, machine: &mut SimMachine) {
-        let complete = match &mut self.work {
+        let is_complete = match &mut self.probe_work {
             ProbeWork::CoRun(together) => together.poll(machine),
             ProbeWork::Attached(attached) => attached.poll(machine),
             ProbeWork::External(outside) => outside.poll(machine),
         };
-        let spent: u64 = self.cost_cycles(machine).iter().map(|(_, cycles)| cycles).sum();
-        if complete {
+        let spent_cycles: u64 = self.cost_cycles(machine).iter().map(|(_, cycles)| cycles).sum();
+        if is_complete {
             self.stage = ProbeStage::Complete;
-        } else if spent > machine.clock.to_cycles(self.probe.budget_ns) {
+        } else if spent_cycles > machine.clock.to_cycles(self.probe.budget_ns) {
             self.stage = ProbeStage::Stopped;
         }
     }
 
     fn cost_cycles(&self, machine: &SimMachine) -> Vec<(Option<TaskId>, u64)> {
-        match &self.work {
+        match &self.probe_work {
             ProbeWork::CoRun(together) => vec![(None, together.idle_cycles())],
             ProbeWork::Attached(attached) => attached.cost_cycles(machine),
             ProbeWork::External(outside) => vec![(None, outside.cost_cycles())],
         }
     }
 
-    fn answer_probe(&mut self, machine: &mut SimMachine, complete: bool, answers: &mut Vec<ProbeResult>) {
+    fn answer_probe(&mut self, machine: &mut SimMachine, is_complete: bool, results: &mut Vec<ProbeResult>) {
         let cost = self.cost_cycles(machine);
-        let reported_costs = self.reported_cost_cycles.clone();
+        let reported_costs = self.reported_costs.clone();
         let reported_cycles = |payer: &Option<TaskId>| {
             reported_costs.iter().find(|(earlier_payer, _)| earlier_payer == payer).map_or(0, |(_, cycles)| *cycles)
         };
-        let new =
+        let new_costs =
             cost.iter().map(|(payer, cycles)| (*payer, machine.clock.nominal_ns(cycles - reported_cycles(payer))));
-        let mut cost_ns: Vec<(Option<TaskId>, u64)> = new.filter(|(_, ns)| *ns > 0).collect();
-        let evidence: Vec<ProbeEvidence> = match &mut self.work {
+        let mut cost_ns: Vec<(Option<TaskId>, u64)> = new_costs.filter(|(_, ns)| *ns > 0).collect();
+        let evidence: Vec<ProbeEvidence> = match &mut self.probe_work {
             ProbeWork::CoRun(together) => together.take_evidence(machine).into_iter().collect(),
-            ProbeWork::Attached(attached) => attached.take_evidence(machine, complete),
-            ProbeWork::External(outside) => outside.take_evidence(complete).into_iter().collect(),
+            ProbeWork::Attached(attached) => attached.take_evidence(machine, is_complete),
+            ProbeWork::External(outside) => outside.take_evidence(is_complete).into_iter().collect(),
         };
         if !evidence.is_empty() {
-            self.reported_cost_cycles = cost;
+            self.reported_costs = cost;
         }
-        let last = evidence.len().saturating_sub(1);
-        for (at, evidence) in evidence.into_iter().enumerate() {
-            // If one probe has several pieces of evidence, the first one carries the cost, and the last one the end.
+        let last_index = evidence.len().saturating_sub(1);
+        for (index, evidence) in evidence.into_iter().enumerate() {
+            // If one probe has several pieces of evidence, the first one contains the cost, and only the last one is
+            // marked complete.
             let cost_ns = std::mem::take(&mut cost_ns);
-            answers.push(ProbeResult { probe: self.probe.id, evidence, complete: complete && at == last, cost_ns });
+            results.push(ProbeResult {
+                probe: self.probe.id,
+                evidence,
+                complete: is_complete && index == last_index,
+                cost_ns,
+            });
         }
     }
 
@@ -205,13 +212,13 @@ impl ActiveProbe {
         if self.stage == ProbeStage::Reported {
             return;
         }
-        match &mut self.work {
+        match &mut self.probe_work {
             ProbeWork::CoRun(_) => {}
             ProbeWork::Attached(attached) => attached.end(machine),
             ProbeWork::External(outside) => outside.end(machine),
         }
-        if machine.holder == Some(self.probe.id) {
-            machine.holder = None;
+        if machine.cpu_holder == Some(self.probe.id) {
+            machine.cpu_holder = None;
             machine.system.set_hold(None);
         }
     }

@@ -64,25 +64,25 @@ pub(crate) trait CpuScheduler: Send {
     /// Charges the task for `cycles` that it ran at this weight.
     fn charge_cycles(&mut self, slot: Slot, cycles: u64, weight: f64);
     /// Returns whether the task that joins a queue takes the CPU at once.
-    fn should_preempt(&self, newcomer: Slot, running: Slot) -> bool;
-    /// Returns whether a waiting task may be picked for its co-runners although another task, `_first`, is next.
+    fn should_preempt(&self, newcomer: Slot, running_slot: Slot) -> bool;
+    /// Returns whether a waiting task may be picked for its co-runners although another task, `_first_choice`, is next.
     ///
     /// If shares are kept, it may while it is at most a slice ahead: the order of turns changes but no share does,
     /// because no task gets further ahead. AV's Linux 2.6 is similar: every task had its turn before the next round
     /// began.
-    fn may_overtake(&self, _slot: Slot, _first: Slot) -> bool {
+    fn may_overtake(&self, _slot: Slot, _first_choice: Slot) -> bool {
         true
     }
     /// Returns whether there is one queue for all CPUs.
     fn has_single_queue(&self) -> bool {
         false
     }
-    /// Returns the cycle at which [`CpuScheduler::balance`] is due.
+    /// Returns the cycle at which [`CpuScheduler::plan_moves`] is due.
     fn next_balance_cycle(&self) -> u64 {
         u64::MAX
     }
-    /// Returns queued tasks that must be moved, with their new CPUs.
-    fn balance(&mut self, _view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
+    /// Plans moves of queued tasks, and returns the tasks with their new CPUs.
+    fn plan_moves(&mut self, _view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         Vec::new()
     }
     /// Returns a queued task from another queue for a CPU that has nothing to run; `None` if there is none.
@@ -99,7 +99,7 @@ pub(crate) fn build_scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box
 }
 
 /// Returns the slot's entry in a table, which grows with the number of tasks.
-fn slot_entry<T: Default>(table: &mut Vec<T>, slot: Slot) -> &mut T {
+fn slot_entry_mut<T: Default>(table: &mut Vec<T>, slot: Slot) -> &mut T {
     if table.len() <= slot {
         table.resize_with(slot + 1, T::default);
     }

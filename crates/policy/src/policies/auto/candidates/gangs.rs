@@ -7,13 +7,13 @@ use crate::gang_quantum::{MAX_WAIT_NS, max_quantum_ns};
 use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout};
 
 /// Lengths of gangs' turns, in milliseconds.
-const TURNS_MS: [u64; 3] = [20, 50, 100];
-const HURRIED_NS: u64 = 50_000_000;
-/// Smallest CPU demand of a gang's members: a task that sleeps more leaves its turn unused.
+const QUANTA_MS: [u64; 3] = [20, 50, 100];
+const HURRIED_QUANTUM_NS: u64 = 50_000_000;
+/// Minimum CPU demand of a gang's members. A task that sleeps more leaves part of its turn unused.
 const MIN_GANG_DEMAND: f64 = 0.8;
 
 impl PlanSearch<'_> {
-    pub(super) fn with_rotations(&self, layout: &SiteLayout) -> SiteLayout {
+    pub(super) fn add_rotations(&self, layout: &SiteLayout) -> SiteLayout {
         self.change_each_site(layout, |search, site_tasks, new_layout| {
             new_layout.rotations[site_tasks.site] = site_tasks.best_rotation(&search.judge, &[], false);
         })
@@ -27,19 +27,21 @@ impl SiteTasks<'_> {
         &self,
         judge: &PlanComparator,
         partitions: &[PartitionMembers],
-        hurry: bool,
+        is_hurried: bool,
     ) -> Option<GangRotation> {
         let cpus = self.problem.sites[self.site].cpus.count() as usize;
         let program_at = |&at: &usize| self.problem.tasks[at].program.as_ref();
-        let can_be_ganged = self.members.iter().all(|&index| self.problem.tasks[index].movable)
+        let can_be_ganged = self.members.iter().all(|&index| self.problem.tasks[index].is_movable)
             && self.members.iter().filter_map(program_at).all(|program| program.cpu_demand >= MIN_GANG_DEMAND);
         if self.members.len() <= cpus || !can_be_ganged || cpus < 2 {
             return None;
         }
-        let mut best = (judge.score_key(self.score(partitions, None)), None);
-        let grouping_count = if hurry { 2 } else { usize::MAX };
-        for slice_ns in TURNS_MS.map(|ms| ms * 1_000_000).into_iter().filter(|ns| !hurry || *ns == HURRIED_NS) {
-            if self.problem.shortest_slice_ns.is_none_or(|shortest| shortest > slice_ns) {
+        let mut best_key_and_rotation = (judge.score_key(self.score(partitions, None)), None);
+        let grouping_count = if is_hurried { 2 } else { usize::MAX };
+        for slice_ns in
+            QUANTA_MS.map(|ms| ms * 1_000_000).into_iter().filter(|ns| !is_hurried || *ns == HURRIED_QUANTUM_NS)
+        {
+            if self.problem.min_slice_ns.is_none_or(|shortest| shortest > slice_ns) {
                 continue;
             }
             for gangs in self.form_gangs(cpus).into_iter().take(grouping_count) {
@@ -51,22 +53,24 @@ impl SiteTasks<'_> {
                 }
                 let rotation = GangRotation { slice_ns, gangs };
                 let key = judge.score_key(self.score(partitions, Some(&rotation)));
-                if key > best.0 + 1e-9 {
-                    best = (key, Some(rotation));
+                if key > best_key_and_rotation.0 + 1e-9 {
+                    best_key_and_rotation = (key, Some(rotation));
                 }
             }
         }
-        let (key, rotation) = best;
-        rotation.map(|rotation| if hurry { rotation } else { self.reassign_gang(judge, partitions, key, rotation) })
+        let (best_key, rotation) = best_key_and_rotation;
+        rotation.map(
+            |rotation| if is_hurried { rotation } else { self.exchange_members(judge, partitions, best_key, rotation) },
+        )
     }
 
     /// Groups similar tasks, by pressure and by space, and completes or evens out the groups.
     fn form_gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
         let bytes = self.problem.sites[self.site].bytes;
         let sorted_by = |value: &dyn Fn(usize) -> f64| {
-            let mut order = self.members.to_vec();
-            order.sort_by(|&a, &b| value(a).total_cmp(&value(b)).then(a.cmp(&b)));
-            order
+            let mut sorted_members = self.members.to_vec();
+            sorted_members.sort_by(|&a, &b| value(a).total_cmp(&value(b)).then(a.cmp(&b)));
+            sorted_members
         };
         let program_at = |index: usize| self.problem.tasks[index].program.as_ref();
         let pressure =
@@ -75,34 +79,36 @@ impl SiteTasks<'_> {
             program_at(index)
                 .map_or(0.0, |model| model.cycles_per_instr_at(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes))
         };
-        let full_gangs = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
-        let even_gangs = |order: &[usize]| {
-            let gangs = order.len().div_ceil(cpus);
-            order.chunks(order.len().div_ceil(gangs)).map(<[usize]>::to_vec).collect::<Vec<_>>()
+        let full_gangs =
+            |ordered_members: &[usize]| ordered_members.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
+        let even_gangs = |ordered_members: &[usize]| {
+            let gangs = ordered_members.len().div_ceil(cpus);
+            ordered_members.chunks(ordered_members.len().div_ceil(gangs)).map(<[usize]>::to_vec).collect::<Vec<_>>()
         };
         // Each gang has one task that needs much space, together with tasks of low pressure.
-        let deal_into_gangs = |order: &[usize]| {
-            let count = order.len().div_ceil(cpus);
-            let mut gangs = vec![Vec::new(); count];
-            for (nth, &index) in order.iter().rev().enumerate() {
-                let round = nth / count;
-                gangs[if round.is_multiple_of(2) { nth % count } else { count - 1 - nth % count }].push(index);
+        let deal_into_gangs = |ordered_members: &[usize]| {
+            let gang_count = ordered_members.len().div_ceil(cpus);
+            let mut gangs = vec![Vec::new(); gang_count];
+            for (nth, &index) in ordered_members.iter().rev().enumerate() {
+                let round = nth / gang_count;
+                gangs[if round.is_multiple_of(2) { nth % gang_count } else { gang_count - 1 - nth % gang_count }]
+                    .push(index);
             }
             gangs
         };
-        let (pressing, keeping) = (sorted_by(&pressure), sorted_by(&space_need));
+        let (by_pressure, by_space_need) = (sorted_by(&pressure), sorted_by(&space_need));
         vec![
-            full_gangs(&pressing),
-            full_gangs(&keeping),
-            even_gangs(&pressing),
-            even_gangs(&keeping),
-            deal_into_gangs(&keeping),
-            deal_into_gangs(&pressing),
+            full_gangs(&by_pressure),
+            full_gangs(&by_space_need),
+            even_gangs(&by_pressure),
+            even_gangs(&by_space_need),
+            deal_into_gangs(&by_space_need),
+            deal_into_gangs(&by_pressure),
         ]
     }
 
     /// Exchanges members between gangs as long as that helps.
-    fn reassign_gang(
+    fn exchange_members(
         &self,
         judge: &PlanComparator,
         partitions: &[PartitionMembers],

@@ -11,57 +11,58 @@ use crate::policies::auto::model::layout::SiteLayout;
 use crate::policies::auto::model::program_model::ProgramModel;
 
 impl PlanSearch<'_> {
-    /// `None` if no task is nearer to its memory on another site.
+    /// Returns a layout in which tasks are nearer to their memory; `None` if no task can be moved nearer.
     pub(super) fn layout_near_memory(&self, default: &SiteLayout) -> Option<SiteLayout> {
-        let mut site_of = default.site_of.clone();
+        let mut site_by_task = default.site_by_task.clone();
         let mut free_seats = self.free_seats();
-        for site in site_of.iter().flatten() {
+        for site in site_by_task.iter().flatten() {
             free_seats[*site] = free_seats[*site].saturating_sub(1);
         }
-        let movable = self.movable_tasks();
-        let remote_share = |&index: &usize| {
-            Some((self.remote_memory_share(index, site_of[index]?), index)).filter(|(share, _)| *share > 0.0)
+        let movable_tasks = self.movable_tasks();
+        let rank_by_remote_share = |&index: &usize| {
+            Some((self.remote_cycle_share(index, site_by_task[index]?), index)).filter(|(share, _)| *share > 0.0)
         };
-        let mut order: Vec<(f64, usize)> = movable.iter().filter_map(remote_share).collect();
-        order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        for (_, index) in order {
-            let Some(current_site) = site_of[index] else { continue };
-            let nearer = (0..free_seats.len())
-                .filter(|&site| self.remote_memory_share(index, site) < self.remote_memory_share(index, current_site));
+        let mut tasks_by_share: Vec<(f64, usize)> = movable_tasks.iter().filter_map(rank_by_remote_share).collect();
+        tasks_by_share.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        for (_, index) in tasks_by_share {
+            let Some(current_site) = site_by_task[index] else { continue };
+            let nearer_sites = (0..free_seats.len())
+                .filter(|&site| self.remote_cycle_share(index, site) < self.remote_cycle_share(index, current_site));
             let better_site = |a: usize, b: usize| {
                 let preference_key =
-                    |site: usize| (self.remote_memory_share(index, site), usize::MAX - free_seats[site]);
+                    |site: usize| (self.remote_cycle_share(index, site), usize::MAX - free_seats[site]);
                 if preference_key(b) < preference_key(a) { b } else { a }
             };
-            if let Some(site) = nearer.clone().filter(|&site| free_seats[site] > 0).reduce(better_site) {
+            if let Some(site) = nearer_sites.clone().filter(|&site| free_seats[site] > 0).reduce(better_site) {
                 (free_seats[site], free_seats[current_site]) = (free_seats[site] - 1, free_seats[current_site] + 1);
-                site_of[index] = Some(site);
+                site_by_task[index] = Some(site);
                 continue;
             }
             let exchange_partner = |site: usize| {
                 let loses_nothing = |&other: &usize| {
-                    self.remote_memory_share(other, current_site) <= self.remote_memory_share(other, site)
+                    self.remote_cycle_share(other, current_site) <= self.remote_cycle_share(other, site)
                 };
-                let mut site_residents = movable.iter().copied().filter(|&resident| site_of[resident] == Some(site));
+                let mut site_residents =
+                    movable_tasks.iter().copied().filter(|&resident| site_by_task[resident] == Some(site));
                 site_residents.find(loses_nothing).map(|other| (site, other))
             };
-            let exchange = nearer.clone().find_map(exchange_partner);
+            let exchange = nearer_sites.clone().find_map(exchange_partner);
             if let Some((site, partner)) = exchange {
-                (site_of[index], site_of[partner]) = (Some(site), Some(current_site));
+                (site_by_task[index], site_by_task[partner]) = (Some(site), Some(current_site));
             }
         }
-        (site_of != default.site_of).then(|| SiteLayout::without_partitions(self.problem, site_of, true))
+        (site_by_task != default.site_by_task).then(|| SiteLayout::without_partitions(self.problem, site_by_task, true))
     }
 
     /// Returns the share of its cycles that the task loses on this site, running alone, relative to the site nearest to
     /// its memory.
-    fn remote_memory_share(&self, index: usize, site: usize) -> f64 {
+    fn remote_cycle_share(&self, index: usize, site: usize) -> f64 {
         let (site, program) = (&self.problem.sites[site], self.problem.tasks[index].program.as_ref());
-        let remote_cost = |program: &ProgramModel| {
+        let share_of_program = |program: &ProgramModel| {
             program.cpu_demand * program.misses_at(site.bytes) * program.far_cycles(site.memory_node)
                 / program.solo_cycles(site.bytes)
         };
-        program.map_or(0.0, remote_cost)
+        program.map_or(0.0, share_of_program)
     }
 }
 
@@ -85,7 +86,7 @@ mod tests {
         let tasks = memory.iter().enumerate().map(|(id, &(node, on))| {
             let factors = if node == 0 { vec![1.0, 2.0] } else { vec![2.0, 1.0] };
             let mut far_task = task_fixture(id as u32, on, 1.5);
-            far_task.program = Some(far_from(MemoryDistance { factors, now: on }));
+            far_task.program = Some(far_from(MemoryDistance { factors, current_node: on }));
             far_task
         });
         let mut sites = vec![site_fixture(0, 2), site_fixture(1, 2)];
@@ -100,7 +101,14 @@ mod tests {
             Mechanism::Space | Mechanism::Gangs => false,
         });
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        PlanSearch { problem, memo, allowed, judge, effort: Cell::new(500), generator: SplitMix64::new(1) }
+        PlanSearch {
+            problem,
+            score_cache: memo,
+            allowed_mechanisms: allowed,
+            judge,
+            remaining_scores: Cell::new(500),
+            generator: SplitMix64::new(1),
+        }
     }
 
     /// Do two tasks that are far from their memory change places, by this mechanism alone and in the joint search, and
@@ -112,7 +120,7 @@ mod tests {
         let memo = ScoreCache::new(&crossed);
         let default = SiteLayout::from_default_sites(&crossed, &BTreeMap::new());
         let new_layout = search_fixture(&crossed, &memo, true).layout_near_memory(&default).unwrap();
-        assert_eq!(new_layout.site_of, [1, 0, 0, 1].map(Some));
+        assert_eq!(new_layout.site_by_task, [1, 0, 0, 1].map(Some));
         let candidates = search_fixture(&crossed, &memo, true).find_candidates(&BTreeMap::new(), None);
         let value = |label: &str| {
             candidates
@@ -145,6 +153,6 @@ mod tests {
         let memo = ScoreCache::new(&crossed);
         let default = SiteLayout::from_default_sites(&crossed, &BTreeMap::new());
         let new_layout = search_fixture(&crossed, &memo, true).layout_near_memory(&default).unwrap();
-        assert_eq!(new_layout.site_of.iter().filter(|home| **home == Some(1)).count(), 2);
+        assert_eq!(new_layout.site_by_task.iter().filter(|home| **home == Some(1)).count(), 2);
     }
 }

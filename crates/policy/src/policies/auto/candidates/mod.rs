@@ -68,8 +68,8 @@ impl AllowedMechanisms {
         AllowedMechanisms(Mechanism::ALL.map(is_allowed))
     }
 
-    /// May the search use this mechanism?
-    pub fn has(self, mechanism: Mechanism) -> bool {
+    /// Returns whether the search may use this mechanism.
+    pub fn allows(self, mechanism: Mechanism) -> bool {
         Mechanism::ALL.iter().zip(self.0).any(|(candidate, is_allowed)| *candidate == mechanism && is_allowed)
     }
 }
@@ -85,8 +85,8 @@ pub struct PlanComparator {
 impl PlanComparator {
     /// Returns the key of a score; larger is better. Goals come first, then the lowest speed, then the objective.
     pub fn score_key(&self, score: LayoutScore) -> f64 {
-        let behind = (self.min_speed - score.worst()).clamp(0.0, 10.0);
-        score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * behind
+        let speed_shortfall = (self.min_speed - score.worst()).clamp(0.0, 10.0);
+        score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * speed_shortfall
     }
 }
 
@@ -101,38 +101,38 @@ pub struct CandidatePlan {
     pub score: LayoutScore,
 }
 
-/// Loss of speed of the slowest task that a plan may cause under another objective.
+/// Maximum loss of speed of the slowest task that a plan may cause if the objective is not the slowest task.
 const MAX_WORST_LOSS: f64 = 0.02;
 /// Number of tasks up to which placement is searched together with partitions and rotations.
-const JOINT_TASKS: usize = 24;
+const MAX_JOINT_TASKS: usize = 24;
 
 /// A search with its remaining evaluations.
 pub struct PlanSearch<'a> {
     pub problem: &'a PlanningProblem,
-    pub memo: &'a ScoreCache,
-    pub allowed: AllowedMechanisms,
+    pub score_cache: &'a ScoreCache,
+    pub allowed_mechanisms: AllowedMechanisms,
     pub judge: PlanComparator,
     /// Number of site scores that may still be computed; a score with gangs counts for several.
-    pub effort: Cell<usize>,
+    pub remaining_scores: Cell<usize>,
     pub generator: SplitMix64,
 }
 
 impl PlanSearch<'_> {
-    /// Adds the default, which sets the comparator's lowest speed. Tasks stay where they were placed, so once another
-    /// plan is in force, the default has to pin them to their sites.
-    pub fn default(
+    /// Builds the default plan, and sets the comparator's lowest speed by it. Tasks stay where they were placed, so
+    /// once another plan is in force, the default has to pin them to their sites.
+    pub fn build_default(
         &mut self,
-        lived_on: &BTreeMap<TaskId, usize>,
+        default_sites: &BTreeMap<TaskId, usize>,
         current_layout: Option<&SiteLayout>,
     ) -> CandidatePlan {
-        let mut layout = SiteLayout::from_default_sites(self.problem, lived_on);
+        let mut layout = SiteLayout::from_default_sites(self.problem, default_sites);
         if let Some(current_layout) = current_layout {
-            if current_layout.pinned.contains(&true) {
-                layout = SiteLayout::without_partitions(self.problem, layout.site_of, true);
+            if current_layout.is_pinned.contains(&true) {
+                layout = SiteLayout::without_partitions(self.problem, layout.site_by_task, true);
             }
-            layout = self.problem.with_closed(layout, current_layout);
+            layout = self.problem.with_closed_sites(layout, current_layout);
         }
-        let score = score(self.problem, &layout, self.memo);
+        let score = score(self.problem, &layout, self.score_cache);
         if self.judge.objective != PlanObjective::WorstSlowdown {
             self.judge.min_speed = score.worst() - MAX_WORST_LOSS;
         }
@@ -142,95 +142,100 @@ impl PlanSearch<'_> {
     /// Returns all candidates, the default first.
     pub fn find_candidates(
         &mut self,
-        lived_on: &BTreeMap<TaskId, usize>,
+        default_sites: &BTreeMap<TaskId, usize>,
         current_layout: Option<SiteLayout>,
     ) -> Vec<CandidatePlan> {
-        let (problem, memo) = (self.problem, self.memo);
-        let default_layout = self.default(lived_on, current_layout.as_ref());
-        let default = default_layout.layout.clone();
-        let mut candidates = vec![default_layout];
-        let with_closed = |layout: SiteLayout| match &current_layout {
-            Some(current_layout) => problem.with_closed(layout, current_layout),
+        let (problem, memo) = (self.problem, self.score_cache);
+        let default_plan = self.build_default(default_sites, current_layout.as_ref());
+        let default = default_plan.layout.clone();
+        let mut candidates = vec![default_plan];
+        let restore_closed_sites = |layout: SiteLayout| match &current_layout {
+            Some(current_layout) => problem.with_closed_sites(layout, current_layout),
             None => layout,
         };
         let mut add_candidate = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
-            add(&mut candidates, problem, memo, (label, mechanism), with_closed(layout));
+            add(&mut candidates, problem, memo, (label, mechanism), restore_closed_sites(layout));
         };
-        let mut homes = vec![("joint from the default", default.clone())];
+        let mut start_layouts = vec![("joint from the default", default.clone())];
         if let Some(current) = &current_layout {
             add_candidate("held", None, current.clone());
-            homes.push((
+            start_layouts.push((
                 "joint from the plan in force",
-                SiteLayout::without_partitions(problem, current.site_of.clone(), true),
+                SiteLayout::without_partitions(problem, current.site_by_task.clone(), true),
             ));
         }
-        let shares_data = self.allowed.has(Mechanism::Sharing)
+        let shares_data = self.allowed_mechanisms.allows(Mechanism::Sharing)
             && problem.tasks.iter().any(|problem_task| problem_task.cluster.is_some());
-        if self.allowed.has(Mechanism::Space) {
+        if self.allowed_mechanisms.allows(Mechanism::Space) {
             add_candidate(
                 "space",
                 Some(Mechanism::Space),
                 self.with_budget_share(8, |search| search.with_best_partitions(&default)),
             );
         }
-        if self.allowed.has(Mechanism::Gangs) {
+        if self.allowed_mechanisms.allows(Mechanism::Gangs) {
             add_candidate(
                 "gangs",
                 Some(Mechanism::Gangs),
-                self.with_budget_share(2, |search| search.with_rotations(&default)),
+                self.with_budget_share(2, |search| search.add_rotations(&default)),
             );
         }
         if shares_data {
             let layout = self.cluster_sharers(&default);
             add_candidate("sharing", Some(Mechanism::Sharing), layout.clone());
-            homes.push(("joint from sharing", layout));
+            start_layouts.push(("joint from sharing", layout));
         }
-        if self.allowed.has(Mechanism::MemoryNodes)
+        if self.allowed_mechanisms.allows(Mechanism::MemoryNodes)
             && let Some(layout) = self.layout_near_memory(&default)
         {
             add_candidate("memory nodes", Some(Mechanism::MemoryNodes), layout);
         }
-        if self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1 {
+        if self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1 {
             let (balanced_layout, separated_layout) = (self.balance(&default), self.separate_streams(&default));
-            let mut placed_from =
+            let mut search_placement =
                 |start_layout: SiteLayout| self.with_budget_share(8, |search| search.place(start_layout, false));
-            let separated_plan = placed_from(separated_layout);
+            let separated_plan = search_placement(separated_layout);
             add_candidate("placement from separated misses", Some(Mechanism::Placement), separated_plan.clone());
-            homes.push(("joint from separated misses", separated_plan));
-            add_candidate("placement", Some(Mechanism::Placement), placed_from(default.clone()));
-            let placed = placed_from(balanced_layout);
-            add_candidate("placement from balanced misses", Some(Mechanism::Placement), placed.clone());
-            homes.push(("joint from balanced misses", placed));
+            start_layouts.push(("joint from separated misses", separated_plan));
+            add_candidate("placement", Some(Mechanism::Placement), search_placement(default.clone()));
+            let balanced_plan = search_placement(balanced_layout);
+            add_candidate("placement from balanced misses", Some(Mechanism::Placement), balanced_plan.clone());
+            start_layouts.push(("joint from balanced misses", balanced_plan));
         }
-        let last = homes.len();
-        for (nth, (label, home)) in homes.into_iter().enumerate() {
-            let can_place = self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1;
-            let joint = problem.tasks.len() <= JOINT_TASKS;
-            let layout = self.with_budget_share(last - nth, |search| {
+        let start_count = start_layouts.len();
+        for (nth, (label, home)) in start_layouts.into_iter().enumerate() {
+            let can_place = self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1;
+            let is_joint = problem.tasks.len() <= MAX_JOINT_TASKS;
+            let layout = self.with_budget_share(start_count - nth, |search| {
                 // Even if the layout does not change, its partitions and rotation are searched.
                 let layout =
-                    if can_place { search.with_budget_share(2, |search| search.place(home, joint)) } else { home };
+                    if can_place { search.with_budget_share(2, |search| search.place(home, is_joint)) } else { home };
                 search.refine(&layout)
             });
             add_candidate(label, None, layout);
         }
-        if problem.bus.is_some() && self.allowed.has(Mechanism::Placement) && problem.tasks.len() <= JOINT_TASKS {
+        if problem.bus.is_some()
+            && self.allowed_mechanisms.allows(Mechanism::Placement)
+            && problem.tasks.len() <= MAX_JOINT_TASKS
+        {
             let key_of = |candidate: &CandidatePlan| self.judge.score_key(candidate.score);
-            let undivided = candidates.iter().filter(|candidate| candidate.layout.is_undivided());
-            let best = undivided.reduce(|a, b| if key_of(b) > key_of(a) { b } else { a }).unwrap_or(&candidates[0]);
-            let layout = with_closed(self.place_by_traffic(best.layout.clone()));
+            let undivided_candidates = candidates.iter().filter(|candidate| candidate.layout.is_undivided());
+            let best_undivided =
+                undivided_candidates.reduce(|a, b| if key_of(b) > key_of(a) { b } else { a }).unwrap_or(&candidates[0]);
+            let layout = restore_closed_sites(self.place_by_traffic(best_undivided.layout.clone()));
             let label = ("placement by memory traffic", Some(Mechanism::Placement));
             self::add(&mut candidates, problem, memo, label, layout);
         }
         candidates
     }
 
-    /// Runs a search with at most one in `one_in` of the remaining site scores.
-    fn with_budget_share<T>(&mut self, one_in: usize, find: impl FnOnce(&mut Self) -> T) -> T {
-        let total_effort = self.effort.get();
-        self.effort.set(total_effort / one_in.max(1));
-        let layout = find(self);
-        self.effort.set(total_effort - total_effort / one_in.max(1) + self.effort.get());
+    /// Runs a search that may use one part in `budget_divisor` of the remaining site scores.
+    fn with_budget_share<T>(&mut self, budget_divisor: usize, search: impl FnOnce(&mut Self) -> T) -> T {
+        let remaining_effort = self.remaining_scores.get();
+        self.remaining_scores.set(remaining_effort / budget_divisor.max(1));
+        let layout = search(self);
+        self.remaining_scores
+            .set(remaining_effort - remaining_effort / budget_divisor.max(1) + self.remaining_scores.get());
         layout
     }
 
@@ -244,7 +249,7 @@ impl PlanSearch<'_> {
         let tasks = self.problem.known_tasks().count();
         let cores: usize = self.problem.sites.iter().map(|site| site.cores).sum();
         let cpus: u32 = self.problem.sites.iter().map(|site| site.cpus.count()).sum();
-        let fair_share = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
+        let fair_share = |site_cpus: u32| (tasks * site_cpus as usize).div_ceil(cpus.max(1) as usize);
         let seats_on_site = |(index, site): (usize, &CacheSite)| match self.problem.is_closed(index) {
             true => 0,
             false if tasks <= cores => site.cores,
@@ -253,49 +258,59 @@ impl PlanSearch<'_> {
         self.problem.sites.iter().enumerate().map(seats_on_site).collect()
     }
 
-    /// Scores a site with these members, without partitions or with its best partitions and rotation.
-    fn site_key(&self, site_of: &[Option<usize>], site: usize, members: &[usize], joint: bool) -> LayoutScore {
+    /// Scores a site with these members: with its best partitions and rotation if the search is joint, otherwise
+    /// without partitions.
+    fn score_site(
+        &self,
+        site_by_task: &[Option<usize>],
+        site: usize,
+        members: &[usize],
+        is_joint: bool,
+    ) -> LayoutScore {
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
-        let split_shares = split_shares(self.problem, site_of, members, site);
+        let split_shares = split_shares(self.problem, site_by_task, members, site);
         let site_tasks = SiteTasks {
             problem: self.problem,
             site,
             members,
             split_shares: &split_shares,
-            effort: &self.effort,
-            memo: self.memo,
+            effort: &self.remaining_scores,
+            memo: self.score_cache,
         };
-        let (partitions, rotation) = if joint { self.best_of(&site_tasks, true) } else { (Vec::new(), None) };
+        let (partitions, rotation) = if is_joint { self.find_best_plan(&site_tasks, true) } else { (Vec::new(), None) };
         site_tasks.score(&partitions, rotation.as_ref())
     }
 
-    /// Returns the partitions and rotations of one site, the better of the two combinations first.
-    pub(super) fn best_of(
+    /// Returns the partitions and the rotation of one site that score best together.
+    pub(super) fn find_best_plan(
         &self,
         site_tasks: &SiteTasks<'_>,
-        hurry: bool,
+        is_hurried: bool,
     ) -> (Vec<PartitionMembers>, Option<GangRotation>) {
         if site_tasks.members.len() < 2 {
             return (Vec::new(), None);
         }
-        let rotation =
-            if self.allowed.has(Mechanism::Gangs) { site_tasks.best_rotation(&self.judge, &[], hurry) } else { None };
-        let partitions = if self.allowed.has(Mechanism::Space) {
+        let rotation = if self.allowed_mechanisms.allows(Mechanism::Gangs) {
+            site_tasks.best_rotation(&self.judge, &[], is_hurried)
+        } else {
+            None
+        };
+        let partitions = if self.allowed_mechanisms.allows(Mechanism::Space) {
             site_tasks.best_partitions(&self.judge, rotation.as_ref())
         } else {
             Vec::new()
         };
-        if rotation.is_none() || !self.allowed.has(Mechanism::Space) {
+        if rotation.is_none() || !self.allowed_mechanisms.allows(Mechanism::Space) {
             return (partitions, rotation);
         }
         // If partitions are enough, a rotation adds nothing.
-        let alone = site_tasks.best_partitions(&self.judge, None);
-        let (with_rotation, without_rotation) =
-            (site_tasks.score(&partitions, rotation.as_ref()), site_tasks.score(&alone, None));
-        if self.judge.score_key(without_rotation) >= self.judge.score_key(with_rotation) - 1e-3 {
-            (alone, None)
+        let lone_partitions = site_tasks.best_partitions(&self.judge, None);
+        let (rotation_score, lone_score) =
+            (site_tasks.score(&partitions, rotation.as_ref()), site_tasks.score(&lone_partitions, None));
+        if self.judge.score_key(lone_score) >= self.judge.score_key(rotation_score) - 1e-3 {
+            (lone_partitions, None)
         } else {
             (partitions, rotation)
         }
@@ -319,20 +334,20 @@ impl PlanSearch<'_> {
         let mut new_layout = layout.clone();
         for site in sites.into_iter().filter(|&site| !self.problem.is_closed(site)) {
             let members = layout.known_tasks_on(self.problem, site);
-            let split_shares = split_shares(self.problem, &layout.site_of, &members, site);
+            let split_shares = split_shares(self.problem, &layout.site_by_task, &members, site);
             let site_tasks = SiteTasks {
                 problem: self.problem,
                 site,
                 members: &members,
                 split_shares: &split_shares,
-                effort: &self.effort,
-                memo: self.memo,
+                effort: &self.remaining_scores,
+                memo: self.score_cache,
             };
             change(self, &site_tasks, &mut new_layout);
             // Partitions and rotations apply to tasks that stay on the site.
             if !new_layout.partitions[site].is_empty() || new_layout.rotations[site].is_some() {
-                for &index in members.iter().filter(|&&at| self.problem.tasks[at].movable) {
-                    new_layout.pinned[index] = true;
+                for &index in members.iter().filter(|&&at| self.problem.tasks[at].is_movable) {
+                    new_layout.is_pinned[index] = true;
                 }
             }
         }
@@ -342,7 +357,7 @@ impl PlanSearch<'_> {
     fn refine(&self, layout: &SiteLayout) -> SiteLayout {
         self.change_each_site(layout, |search, site_tasks, new_layout| {
             (new_layout.partitions[site_tasks.site], new_layout.rotations[site_tasks.site]) =
-                search.best_of(site_tasks, false);
+                search.find_best_plan(site_tasks, false);
         })
     }
 }
@@ -361,12 +376,12 @@ pub(super) fn add(
     }
 }
 
-/// A score of more tasks than this counts for several scores.
-pub const TASKS_OF_ONE: usize = 8;
+/// Number of tasks whose score counts as one score; a score of more tasks counts as several.
+pub const TASKS_PER_SCORE: usize = 8;
 /// Number of tasks of another site with which an exchange is tried.
-pub const EXCHANGES: usize = 8;
+pub const MAX_EXCHANGES: usize = 8;
 /// Smallest gain of a step; without this limit, tasks would move for nothing.
-pub const MIN_STEP: f64 = 1e-4;
+pub const MIN_KEY_GAIN: f64 = 1e-4;
 
 #[cfg(test)]
 mod tests {
@@ -382,11 +397,11 @@ mod tests {
         let problem_task = |id: u32| ProblemTask {
             task: TaskId(id),
             process: ProcessId(id),
-            movable: true,
+            is_movable: true,
             program: Some(if id.is_multiple_of(2) { reuser.clone() } else { stream.clone() }),
             cluster: None,
             last_site: Some((id % sites) as usize),
-            keep_in_place: false,
+            must_stay: false,
         };
         let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(problem_task).collect());
         PlanningProblem::undisturbed_problem(sites, tasks)
@@ -400,14 +415,21 @@ mod tests {
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
         let memo = ScoreCache::new(problem);
-        let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
+        let mut search = PlanSearch {
+            problem,
+            score_cache: &memo,
+            allowed_mechanisms: allowed,
+            judge,
+            remaining_scores: effort,
+            generator,
+        };
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let best = candidates
             .iter()
             .map(|candidate| candidate.score)
             .reduce(|a, b| if judge.score_key(b) > judge.score_key(a) { b } else { a });
-        (candidates[0].score, best.unwrap(), search.effort.get())
+        (candidates[0].score, best.unwrap(), search.remaining_scores.get())
     }
 
     fn all_mechanisms() -> AllowedMechanisms {
@@ -440,15 +462,22 @@ mod tests {
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
             let memo = ScoreCache::new(problem);
-            let mut search = PlanSearch { problem, memo: &memo, allowed: all_mechanisms(), judge, effort, generator };
+            let mut search = PlanSearch {
+                problem,
+                score_cache: &memo,
+                allowed_mechanisms: all_mechanisms(),
+                judge,
+                remaining_scores: effort,
+                generator,
+            };
             let candidates = search.find_candidates(&BTreeMap::new(), None);
             candidates
                 .iter()
-                .filter(|candidate| pair.iter().any(|&index| candidate.layout.site_of[index] != Some(0)))
+                .filter(|candidate| pair.iter().any(|&index| candidate.layout.site_by_task[index] != Some(0)))
                 .count()
         };
         assert!(parted(&problem) > 0, "some plan moves them");
-        pair.iter().for_each(|&index| problem.tasks[index].keep_in_place = true);
+        pair.iter().for_each(|&index| problem.tasks[index].must_stay = true);
         assert_eq!(parted(&problem), 0);
     }
 
@@ -468,9 +497,17 @@ mod tests {
             current_layout.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::new(problem));
-            let mut search = PlanSearch { problem, memo: &memo, allowed: all_mechanisms(), judge, effort, generator };
+            let mut search = PlanSearch {
+                problem,
+                score_cache: &memo,
+                allowed_mechanisms: all_mechanisms(),
+                judge,
+                remaining_scores: effort,
+                generator,
+            };
             let candidates = search.find_candidates(&BTreeMap::new(), Some(current_layout.clone()));
-            let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
+            let on_first =
+                |layout: &SiteLayout| layout.site_by_task.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
             let is_same = |candidate: &&CandidatePlan| {
                 candidate.layout.partitions[0] == current_layout.partitions[0]
                     && on_first(&candidate.layout) == on_first(&current_layout)
@@ -479,12 +516,12 @@ mod tests {
         };
         let (same_count, count) = count_same(&problem);
         assert!(same_count < count, "{same_count} of {count}");
-        problem.close(|task| task == TaskId(1));
+        problem.close_sites(|task| task == TaskId(1));
         assert!(problem.is_closed(0) && !problem.is_closed(1));
         let (same_count, count) = count_same(&problem);
         assert_eq!(same_count, count);
-        problem.frozen_sites.clear();
-        problem.close(|_| false);
+        problem.closed_sites.clear();
+        problem.close_sites(|_| false);
         assert!(!problem.is_closed(0), "searches no longer wait for it");
     }
 

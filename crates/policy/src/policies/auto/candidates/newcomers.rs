@@ -10,56 +10,59 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::TaskId;
 
 use super::site::SiteTasks;
-use super::{CandidatePlan, EXCHANGES, MIN_STEP, Mechanism, PlanSearch, add};
+use super::{CandidatePlan, MAX_EXCHANGES, MIN_KEY_GAIN, Mechanism, PlanSearch, add};
 use crate::policies::auto::model::layout::{PartitionMembers, SiteLayout};
 use crate::policies::auto::model::score::{LayoutScore, LayoutScorer, split_shares};
 use crate::policies::auto::model::score_cache::ErrorDraw;
 
 /// Number of sites whose tasks are tried for an exchange.
-const EXCHANGED_WITH: usize = 3;
+const MAX_EXCHANGE_SITES: usize = 3;
 
 impl PlanSearch<'_> {
     /// Returns the default, the plan in force, and the plan in force with the newcomers placed.
-    pub fn newcomer_candidates(
+    pub fn build_newcomer_candidates(
         &mut self,
-        lived_on: &BTreeMap<TaskId, usize>,
+        default_sites: &BTreeMap<TaskId, usize>,
         current_layout: &SiteLayout,
         newcomers: &[usize],
     ) -> Vec<CandidatePlan> {
-        let mut candidates = vec![self.default(lived_on, Some(current_layout))];
+        let mut candidates = vec![self.build_default(default_sites, Some(current_layout))];
         let mut add_candidate = |label: &'static str, layout: SiteLayout| {
-            add(&mut candidates, self.problem, self.memo, (label, None), layout)
+            add(&mut candidates, self.problem, self.score_cache, (label, None), layout)
         };
         add_candidate("held", current_layout.clone());
         let mut changed_sites: BTreeSet<usize> =
-            newcomers.iter().filter_map(|&index| current_layout.site_of[index]).collect();
-        let mut placed = current_layout.clone();
-        if self.allowed.has(Mechanism::Placement) && self.problem.sites.len() > 1 {
+            newcomers.iter().filter_map(|&index| current_layout.site_by_task[index]).collect();
+        let mut placed_layout = current_layout.clone();
+        if self.allowed_mechanisms.allows(Mechanism::Placement) && self.problem.sites.len() > 1 {
             for &index in newcomers.iter().filter(|&&at| self.problem.can_move(at)) {
-                changed_sites.extend(self.settle(index, &mut placed));
+                changed_sites.extend(self.place_newcomer(index, &mut placed_layout));
             }
-            add_candidate("newcomers placed", placed.clone());
+            add_candidate("newcomers placed", placed_layout.clone());
         }
-        if self.allowed.has(Mechanism::Space) || self.allowed.has(Mechanism::Gangs) {
-            add_candidate("newcomers placed, with partitions and gangs", self.refine_sites(&placed, &changed_sites));
+        if self.allowed_mechanisms.allows(Mechanism::Space) || self.allowed_mechanisms.allows(Mechanism::Gangs) {
+            add_candidate(
+                "newcomers placed, with partitions and gangs",
+                self.refine_sites(&placed_layout, &changed_sites),
+            );
         }
         candidates
     }
 
     /// Moves a newcomer to the best site. Returns the sites that this changes.
-    fn settle(&self, index: usize, layout: &mut SiteLayout) -> Vec<usize> {
-        let Some(current_site) = layout.site_of[index] else { return Vec::new() };
-        let room = self.free_seats();
-        let mut around = ArrivalSearch::new(self, layout);
+    fn place_newcomer(&self, index: usize, layout: &mut SiteLayout) -> Vec<usize> {
+        let Some(current_site) = layout.site_by_task[index] else { return Vec::new() };
+        let seats = self.free_seats();
+        let mut arrival_search = ArrivalSearch::new(self, layout);
         let other_sites: Vec<usize> =
-            (0..room.len()).filter(|&site| site != current_site && layout.rotations[site].is_none()).collect();
-        // Scores of the newcomer with all tasks of each site; exchanges begin with the best site.
+            (0..seats.len()).filter(|&site| site != current_site && layout.rotations[site].is_none()).collect();
+        // Keys of the moves of the newcomer to each site; exchanges begin with the best site.
         let mut scored_sites: Vec<(usize, f64)> = Vec::with_capacity(other_sites.len());
         for site in other_sites {
-            if self.effort.get() > 0 {
+            if self.remaining_scores.get() > 0 {
                 scored_sites.push((
                     site,
-                    around.key_of_move(TaskMove {
+                    arrival_search.score_move(TaskMove {
                         task_index: index,
                         from_site: current_site,
                         to_site: site,
@@ -69,24 +72,25 @@ impl PlanSearch<'_> {
             }
         }
         scored_sites.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let mut best = (self.judge.score_key(around.total()) + MIN_STEP, None);
+        let mut best_key_and_move = (self.judge.score_key(arrival_search.total()) + MIN_KEY_GAIN, None);
         let mut consider_move = |key: f64, task_move: TaskMove| {
-            if key > best.0 {
-                best = (key, Some(task_move));
+            if key > best_key_and_move.0 {
+                best_key_and_move = (key, Some(task_move));
             }
         };
-        for &(site, key) in scored_sites.iter().filter(|(site, _)| around.members[*site].len() < room[*site]) {
+        for &(site, key) in scored_sites.iter().filter(|(site, _)| arrival_search.members[*site].len() < seats[*site]) {
             consider_move(key, TaskMove { task_index: index, from_site: current_site, to_site: site, partner: None });
         }
-        for &(site, _) in scored_sites.iter().take(EXCHANGED_WITH) {
-            let partners = around.members[site].clone().into_iter().filter(|&other| self.problem.can_move(other));
-            for partner in partners.take(EXCHANGES).take_while(|_| self.effort.get() > 0) {
+        for &(site, _) in scored_sites.iter().take(MAX_EXCHANGE_SITES) {
+            let partners =
+                arrival_search.members[site].clone().into_iter().filter(|&other| self.problem.can_move(other));
+            for partner in partners.take(MAX_EXCHANGES).take_while(|_| self.remaining_scores.get() > 0) {
                 let task_move =
                     TaskMove { task_index: index, from_site: current_site, to_site: site, partner: Some(partner) };
-                consider_move(around.key_of_move(task_move), task_move);
+                consider_move(arrival_search.score_move(task_move), task_move);
             }
         }
-        let Some(task_move) = best.1 else { return Vec::new() };
+        let Some(task_move) = best_key_and_move.1 else { return Vec::new() };
         task_move.apply(layout);
         vec![current_site, task_move.to_site]
     }
@@ -95,7 +99,7 @@ impl PlanSearch<'_> {
     fn refine_sites(&self, layout: &SiteLayout, sites: &BTreeSet<usize>) -> SiteLayout {
         self.refine_each_site(layout, sites.iter().copied(), |search, site_tasks, new_layout| {
             (new_layout.partitions[site_tasks.site], new_layout.rotations[site_tasks.site]) =
-                search.best_of(site_tasks, true);
+                search.find_best_plan(site_tasks, true);
         })
     }
 }
@@ -110,15 +114,15 @@ struct TaskMove {
 }
 
 impl TaskMove {
-    fn moves(self) -> impl Iterator<Item = (usize, usize)> {
+    fn target_sites(self) -> impl Iterator<Item = (usize, usize)> {
         [Some((self.task_index, self.to_site)), self.partner.map(|partner| (partner, self.from_site))]
             .into_iter()
             .flatten()
     }
 
     fn apply(self, layout: &mut SiteLayout) {
-        for (task, target) in self.moves() {
-            (layout.site_of[task], layout.pinned[task]) = (Some(target), true);
+        for (task, target) in self.target_sites() {
+            (layout.site_by_task[task], layout.is_pinned[task]) = (Some(target), true);
         }
         for site in [self.from_site, self.to_site] {
             layout.partitions[site] = members_without(&layout.partitions[site], self);
@@ -127,9 +131,9 @@ impl TaskMove {
 
     /// Returns the tasks on a site after the move, in ascending order.
     fn members_after(self, members_before: &[usize], site: usize) -> Vec<usize> {
-        let is_unmoved = |task: &usize| self.moves().all(|(moved_task, _)| moved_task != *task);
+        let is_unmoved = |task: &usize| self.target_sites().all(|(moved_task, _)| moved_task != *task);
         let mut members: Vec<usize> = members_before.iter().copied().filter(is_unmoved).collect();
-        members.extend(self.moves().filter(|(_, target)| *target == site).map(|(task, _)| task));
+        members.extend(self.target_sites().filter(|(_, target)| *target == site).map(|(task, _)| task));
         members.sort_unstable();
         members
     }
@@ -138,18 +142,18 @@ impl TaskMove {
 /// Returns the partitions of the tasks that stay.
 fn members_without(partitions: &[PartitionMembers], task_move: TaskMove) -> Vec<PartitionMembers> {
     let mut partitions = partitions.to_vec();
-    partitions
-        .iter_mut()
-        .for_each(|group| group.members.retain(|&task| task_move.moves().all(|(moved_task, _)| moved_task != task)));
+    partitions.iter_mut().for_each(|group| {
+        group.members.retain(|&task| task_move.target_sites().all(|(moved_task, _)| moved_task != task))
+    });
     partitions.retain(|group| !group.members.is_empty());
     partitions
 }
 
-/// The scores of all sites, two of which an exchange changes.
+/// The scores of all sites during the placement of a newcomer. A move or an exchange changes two of them.
 struct ArrivalSearch<'a, 'b> {
     search: &'a PlanSearch<'b>,
     layout: &'a SiteLayout,
-    site_of: Vec<Option<usize>>,
+    site_by_task: Vec<Option<usize>>,
     members: Vec<Vec<usize>>,
     scores: Vec<LayoutScore>,
 }
@@ -157,32 +161,32 @@ struct ArrivalSearch<'a, 'b> {
 impl<'a, 'b> ArrivalSearch<'a, 'b> {
     fn new(search: &'a PlanSearch<'b>, layout: &'a SiteLayout) -> Self {
         let sites = LayoutScorer::new(search.problem, layout);
-        let scores = sites.scores_by_site(&ErrorDraw::default(), search.memo);
-        ArrivalSearch { search, layout, site_of: layout.site_of.clone(), members: sites.members, scores }
+        let scores = sites.scores_by_site(&ErrorDraw::default(), search.score_cache);
+        ArrivalSearch { search, layout, site_by_task: layout.site_by_task.clone(), members: sites.members, scores }
     }
 
     fn score(&self, site: usize, members: &[usize], partitions: &[PartitionMembers]) -> LayoutScore {
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
-        let PlanSearch { problem, memo, effort, .. } = self.search;
-        let split_shares = &split_shares(problem, &self.site_of, members, site);
+        let PlanSearch { problem, score_cache: memo, remaining_scores: effort, .. } = self.search;
+        let split_shares = &split_shares(problem, &self.site_by_task, members, site);
         SiteTasks { problem, site, members, split_shares, effort, memo }.score(partitions, None)
     }
 
     fn total(&self) -> LayoutScore {
-        self.scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::added_to)
+        self.scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
     }
 
     /// Returns the key of a move; larger is better. Partners of a sharing cluster on third sites are ignored.
-    fn key_of_move(&mut self, task_move: TaskMove) -> f64 {
-        task_move.moves().for_each(|(task, target)| self.site_of[task] = Some(target));
+    fn score_move(&mut self, task_move: TaskMove) -> f64 {
+        task_move.target_sites().for_each(|(task, target)| self.site_by_task[task] = Some(target));
         let score_after_move = |site: usize| {
             let members = task_move.members_after(&self.members[site], site);
             self.score(site, &members, &members_without(&self.layout.partitions[site], task_move))
         };
         let (from_score, to_score) = (score_after_move(task_move.from_site), score_after_move(task_move.to_site));
-        task_move.moves().for_each(|(task, _)| self.site_of[task] = self.layout.site_of[task]);
+        task_move.target_sites().for_each(|(task, _)| self.site_by_task[task] = self.layout.site_by_task[task]);
         let new_score = |(site, &score): (usize, &LayoutScore)| match site {
             site if site == task_move.from_site => from_score,
             site if site == task_move.to_site => to_score,
@@ -190,7 +194,7 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
         };
         self.search
             .judge
-            .score_key(self.scores.iter().enumerate().map(new_score).fold(LayoutScore::EMPTY, LayoutScore::added_to))
+            .score_key(self.scores.iter().enumerate().map(new_score).fold(LayoutScore::EMPTY, LayoutScore::plus))
     }
 }
 
@@ -225,12 +229,19 @@ mod tests {
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let search = || {
             let (effort, generator) = (Cell::new(400), SplitMix64::new(1));
-            PlanSearch { problem, memo: &memo, allowed, judge, effort, generator }
+            PlanSearch {
+                problem,
+                score_cache: &memo,
+                allowed_mechanisms: allowed,
+                judge,
+                remaining_scores: effort,
+                generator,
+            }
         };
         let current_layout = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let (mut search_once, mut full_search) = (search(), search());
         let candidates = [
-            search_once.newcomer_candidates(&BTreeMap::new(), &current_layout, &[problem.tasks.len() - 1]),
+            search_once.build_newcomer_candidates(&BTreeMap::new(), &current_layout, &[problem.tasks.len() - 1]),
             full_search.find_candidates(&BTreeMap::new(), Some(current_layout)),
         ];
         (candidates, search_once.judge)
@@ -245,7 +256,7 @@ mod tests {
     fn a_stream_goes_to_the_streams() {
         let problem = problem_fixture(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
         let ([brief, _], judge) = brief_and_full_candidates(&problem);
-        assert_eq!(best_candidate(&brief, &judge).layout.site_of[4], Some(1));
+        assert_eq!(best_candidate(&brief, &judge).layout.site_by_task[4], Some(1));
     }
 
     proptest! {
@@ -260,9 +271,9 @@ mod tests {
             let current_layout = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
             let best_plan = best_candidate(&brief, &judge);
             let moved_tasks: Vec<usize> =
-                (0..tasks.len()).filter(|&index| best_plan.layout.site_of[index] != current_layout.site_of[index]).collect();
+                (0..tasks.len()).filter(|&index| best_plan.layout.site_by_task[index] != current_layout.site_by_task[index]).collect();
             prop_assert!(moved_tasks.is_empty() || moved_tasks.len() <= 2 && moved_tasks.contains(&(tasks.len() - 1)), "{moved_tasks:?}");
-            let unchanged_plan = brief.iter().find(|candidate| candidate.layout.site_of == current_layout.site_of).unwrap();
+            let unchanged_plan = brief.iter().find(|candidate| candidate.layout.site_by_task == current_layout.site_by_task).unwrap();
             prop_assert!(judge.score_key(best_plan.score) >= judge.score_key(unchanged_plan.score));
         }
     }

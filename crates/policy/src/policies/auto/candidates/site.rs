@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::TASKS_OF_ONE;
+use super::TASKS_PER_SCORE;
 use crate::policies::auto::model::layout::{GangRotation, PartitionMembers};
 use crate::policies::auto::model::problem::PlanningProblem;
 use crate::policies::auto::model::score::{LayoutScore, SiteScorer};
@@ -20,12 +20,12 @@ pub struct SiteTasks<'a> {
 }
 
 /// Cost of a score with turns, which combines many moments.
-const TURNS_COST: usize = 8;
+const ROTATION_COST: usize = 8;
 
 impl SiteTasks<'_> {
     pub fn score(&self, partitions: &[PartitionMembers], rotation: Option<&GangRotation>) -> LayoutScore {
-        let cost = if rotation.is_some() { TURNS_COST } else { 1 };
-        let cost = cost * (1 + self.members.len() / TASKS_OF_ONE);
+        let cost = if rotation.is_some() { ROTATION_COST } else { 1 };
+        let cost = cost * (1 + self.members.len() / TASKS_PER_SCORE);
         self.effort.set(self.effort.get().saturating_sub(cost));
         let (problem, site, members, split_shares) = (self.problem, self.site, self.members, self.split_shares);
         SiteScorer { problem, site, members, split_shares, partitions, rotation }

@@ -9,10 +9,10 @@ use crate::policies::auto::model::problem::PlanningProblem;
 use crate::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
 /// Largest number of sets of sizes that are improved by moving single units.
-const CLIMBS: usize = 24;
+const MAX_CLIMB_STEPS: usize = 24;
 /// With more processes than this, partitions for each process are not tried.
-const MAX_EXCLUSIVE: usize = 12;
-/// The steps of the exact solver grow with the square of the units.
+const MAX_EXCLUSIVE_PARTITIONS: usize = 12;
+/// Maximum number of units for the exact solver, whose steps grow with the square of the units.
 const MAX_EXACT_UNITS: u32 = 64;
 
 /// Returns the layouts in which one partition of a site has one unit less, and another one of the site one unit more.
@@ -49,21 +49,25 @@ impl SiteTasks<'_> {
         if site_processes.len() < 2 || self.effort.get() == 0 {
             return Vec::new();
         }
-        let mut best = (judge.score_key(self.score(&[], rotation)), Vec::new());
+        let mut best_key_and_partitions = (judge.score_key(self.score(&[], rotation)), Vec::new());
         let mut consider_partition = |partitions: Vec<PartitionMembers>| {
             if self.effort.get() == 0 {
                 return;
             }
             let key = judge.score_key(self.score(&partitions, rotation));
-            if key > best.0 + 1e-9 {
-                best = (key, partitions);
+            if key > best_key_and_partitions.0 + 1e-9 {
+                best_key_and_partitions = (key, partitions);
             }
         };
         self.pooled_partitions(&partition_units, &site_processes).into_iter().for_each(&mut consider_partition);
-        if site_processes.len() <= MAX_EXCLUSIVE {
+        if site_processes.len() <= MAX_EXCLUSIVE_PARTITIONS {
             self.exclusive_partitions(&partition_units, &site_processes).into_iter().for_each(&mut consider_partition);
         }
-        if best.1.is_empty() { best.1 } else { self.climb(judge, rotation, &partition_units, best) }
+        if best_key_and_partitions.1.is_empty() {
+            best_key_and_partitions.1
+        } else {
+            self.move_units(judge, rotation, &partition_units, best_key_and_partitions)
+        }
     }
 
     /// Orders processes by their slowdown with the smallest share relative to the whole cache, smallest first.
@@ -73,18 +77,18 @@ impl SiteTasks<'_> {
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<usize> {
         let bytes = self.problem.sites[self.site].bytes;
-        let minimum = bytes * f64::from(partition_units.min_units()) / f64::from(partition_units.units());
+        let min_bytes = bytes * f64::from(partition_units.min_units()) / f64::from(partition_units.units());
         let space_need = |tasks: &[usize]| {
             let task_need = |&index: &usize| {
                 let program = self.problem.tasks[index].program.as_ref()?;
-                Some(program.cycles_per_instr_at(minimum, 0.0, 0.0) / program.cycles_per_instr_at(bytes, 0.0, 0.0))
+                Some(program.cycles_per_instr_at(min_bytes, 0.0, 0.0) / program.cycles_per_instr_at(bytes, 0.0, 0.0))
             };
             tasks.iter().filter_map(task_need).fold(0.0, f64::max)
         };
-        let needs: Vec<f64> = processes.iter().map(|(_, tasks)| space_need(tasks)).collect();
-        let mut order: Vec<usize> = (0..processes.len()).collect();
-        order.sort_by(|&a, &b| needs[a].total_cmp(&needs[b]).then(a.cmp(&b)));
-        order
+        let needs_by_process: Vec<f64> = processes.iter().map(|(_, tasks)| space_need(tasks)).collect();
+        let mut ordered_processes: Vec<usize> = (0..processes.len()).collect();
+        ordered_processes.sort_by(|&a, &b| needs_by_process[a].total_cmp(&needs_by_process[b]).then(a.cmp(&b)));
+        ordered_processes
     }
 
     /// Puts the processes that need space least into a small partition, and all others into the rest.
@@ -93,7 +97,7 @@ impl SiteTasks<'_> {
         partition_units: &PartitionUnits,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
-        let order = self.order_by_need(partition_units, processes);
+        let ordered_processes = self.order_by_need(partition_units, processes);
         let (units, min_units) = (partition_units.units(), partition_units.min_units());
         if partition_units.max_groups() < 2 || units < 2 * min_units {
             return Vec::new();
@@ -109,7 +113,7 @@ impl SiteTasks<'_> {
             PartitionMembers { members, units }
         };
         let pooled_sizes = |count: usize| {
-            let (pool, others) = order.split_at(count);
+            let (pool, others) = ordered_processes.split_at(count);
             sizes
                 .iter()
                 .map(move |&size| vec![partition_of(others, units - size), partition_of(pool, size)])
@@ -130,8 +134,8 @@ impl SiteTasks<'_> {
             return Vec::new();
         }
         let bytes = self.problem.sites[self.site].bytes;
-        let cost_of_units = |tasks: &[usize], units_held: u32| -> f64 {
-            let space = bytes * f64::from(units_held) / f64::from(units) / tasks.len().max(1) as f64;
+        let cost_of_units = |tasks: &[usize], unit_count: u32| -> f64 {
+            let space = bytes * f64::from(unit_count) / f64::from(units) / tasks.len().max(1) as f64;
             let task_cost = |&at: &usize| {
                 let program = self.problem.tasks[at].program.as_ref()?;
                 Some(
@@ -141,17 +145,17 @@ impl SiteTasks<'_> {
             };
             tasks.iter().filter_map(task_cost).sum()
         };
-        let order = self.order_by_need(partition_units, processes);
+        let ordered_processes = self.order_by_need(partition_units, processes);
         let mut candidates = Vec::new();
-        for pooled in 0..processes.len().saturating_sub(1) {
-            let (pool, others) = order.split_at(pooled);
+        for pool_size in 0..processes.len().saturating_sub(1) {
+            let (pool, others) = ordered_processes.split_at(pool_size);
             let mut groups: Vec<Vec<usize>> = others.iter().map(|&index| processes[index].1.clone()).collect();
             groups.sort_by_key(|members| members[0]);
             if !pool.is_empty() {
                 groups.push(pool.iter().flat_map(|&index| processes[index].1.iter().copied()).collect());
             }
-            let count = groups.len() as u32;
-            if count > partition_units.max_groups() || count * min_units > units {
+            let group_count = groups.len() as u32;
+            if group_count > partition_units.max_groups() || group_count * min_units > units {
                 continue;
             }
             let claim_of = |tasks: &Vec<usize>| UnitClaim {
@@ -168,7 +172,7 @@ impl SiteTasks<'_> {
     }
 
     /// Moves units between partitions as long as that helps.
-    fn climb(
+    fn move_units(
         &self,
         judge: &PlanComparator,
         rotation: Option<&GangRotation>,
@@ -176,11 +180,11 @@ impl SiteTasks<'_> {
         mut best: (f64, Vec<PartitionMembers>),
     ) -> Vec<PartitionMembers> {
         let mut step = (partition_units.units() / 8).max(1);
-        for _ in 0..CLIMBS {
+        for _ in 0..MAX_CLIMB_STEPS {
             if self.effort.get() == 0 {
                 break;
             }
-            let mut improvement = None;
+            let mut best_step = None;
             for giver in 0..best.1.len() {
                 for receiver in (0..best.1.len()).filter(|&receiver| receiver != giver) {
                     if best.1[giver].units < partition_units.min_units() + step {
@@ -190,13 +194,12 @@ impl SiteTasks<'_> {
                     partitions[giver].units -= step;
                     partitions[receiver].units += step;
                     let key = judge.score_key(self.score(&partitions, rotation));
-                    if key > improvement.as_ref().map_or(best.0, |(key, _): &(f64, Vec<PartitionMembers>)| *key) + 1e-9
-                    {
-                        improvement = Some((key, partitions));
+                    if key > best_step.as_ref().map_or(best.0, |(key, _): &(f64, Vec<PartitionMembers>)| *key) + 1e-9 {
+                        best_step = Some((key, partitions));
                     }
                 }
             }
-            match improvement {
+            match best_step {
                 Some(new_best) => best = new_best,
                 None if step > 1 => step /= 2,
                 None => break,

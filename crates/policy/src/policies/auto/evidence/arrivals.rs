@@ -15,45 +15,46 @@ const MAX_CHANGES: usize = 4;
 pub struct TaskArrivals {
     tasks: Vec<TaskId>,
     /// The window since which the set of tasks has not changed.
-    unchanged_since: u64,
-    has_begun: bool,
+    last_change_window: u64,
+    has_observed: bool,
     /// Windows of the latest changes.
-    changes: VecDeque<u64>,
+    change_windows: VecDeque<u64>,
 }
 
 impl TaskArrivals {
     /// Observes a window. Returns whether tasks arrived or exited.
     pub fn observe(&mut self, view: &View<'_>) -> bool {
-        let live: Vec<TaskId> = view.live_tasks().map(|task| task.task).collect();
-        let has_changed = self.tasks != live;
+        let live_tasks: Vec<TaskId> = view.live_tasks().map(|task| task.task).collect();
+        let has_changed = self.tasks != live_tasks;
         if has_changed {
             let window = view.observation.window;
-            if std::mem::replace(&mut self.has_begun, true) {
+            if std::mem::replace(&mut self.has_observed, true) {
                 self.record_change(window);
             }
-            (self.tasks, self.unchanged_since) = (live, window);
+            (self.tasks, self.last_change_window) = (live_tasks, window);
         }
         has_changed
     }
 
     /// Records a change of phase, which ends a trial like an arrival.
     pub fn record_change(&mut self, window: u64) {
-        if self.changes.len() == MAX_CHANGES {
-            self.changes.pop_front();
+        if self.change_windows.len() == MAX_CHANGES {
+            self.change_windows.pop_front();
         }
-        self.changes.push_back(window);
+        self.change_windows.push_back(window);
     }
 
     /// Returns the number of windows for which the set of tasks has been the same.
-    pub fn steady_windows(&self, now: u64) -> u64 {
-        now.saturating_sub(self.unchanged_since)
+    pub fn unchanged_windows(&self, now: u64) -> u64 {
+        now.saturating_sub(self.last_change_window)
     }
 
-    /// Are there at least this many windows between two changes, on average since the latest ones?
+    /// Returns whether there were at least this many windows between two of the latest changes, on average; true if
+    /// there were few changes.
     pub fn has_time_for(&self, windows: u32, now: u64) -> bool {
-        let count = self.changes.len();
-        let Some(first) = self.changes.front().filter(|_| count >= MIN_CHANGES) else { return true };
-        now.saturating_sub(*first) >= count as u64 * u64::from(windows)
+        let count = self.change_windows.len();
+        let Some(first_change) = self.change_windows.front().filter(|_| count >= MIN_CHANGES) else { return true };
+        now.saturating_sub(*first_change) >= count as u64 * u64::from(windows)
     }
 }
 
@@ -82,7 +83,7 @@ mod tests {
         let mut arrivals = TaskArrivals::default();
         assert!(observe(&mut arrivals, 1, 1) && !observe(&mut arrivals, 2, 1));
         assert!(observe(&mut arrivals, 5, 2));
-        assert_eq!(arrivals.steady_windows(9), 4);
+        assert_eq!(arrivals.unchanged_windows(9), 4);
         assert!(arrivals.has_time_for(100, 9), "one change is no rate");
         assert!(observe(&mut arrivals, 11, 1));
         assert!(arrivals.has_time_for(3, 11) && !arrivals.has_time_for(4, 11), "6 windows for two changes");

@@ -14,53 +14,53 @@ use cachemate_locality::profilers::AVERAGED;
 /// measurement.
 #[derive(Clone, Debug, Default)]
 pub struct CurveChecks {
-    agreed: BTreeMap<TaskId, u64>,
-    contradicted: BTreeMap<TaskId, BTreeSet<u64>>,
-    /// Tasks whose present curve has been set aside.
-    set_aside: BTreeSet<TaskId>,
+    agreed_windows: BTreeMap<TaskId, u64>,
+    contradicted_windows: BTreeMap<TaskId, BTreeSet<u64>>,
+    /// Tasks whose present curve is quarantined.
+    quarantined: BTreeSet<TaskId>,
 }
 
 /// Returns the window in which the profile's curve was measured; `None` if it has no curve, or an average.
 fn curve_window(profile: &Profile) -> Option<u64> {
     let is_average = profile.phase.kind.as_ref().is_some_and(|kind| kind.value == AVERAGED);
-    let newest = profile.locality.misses_per_kilo_instr.values().map(|fact| fact.window).max();
-    newest.filter(|_| !is_average)
+    let newest_window = profile.locality.misses_per_kilo_instr.values().map(|fact| fact.window).max();
+    newest_window.filter(|_| !is_average)
 }
 
 impl CurveChecks {
     /// Begins a window.
     pub fn observe(&mut self, view: &View<'_>) {
-        let live: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.agreed.retain(|task, _| live.contains(task));
-        self.contradicted.retain(|task, _| live.contains(task));
+        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
+        self.agreed_windows.retain(|task, _| live_tasks.contains(task));
+        self.contradicted_windows.retain(|task, _| live_tasks.contains(task));
         let is_contradicted = |task: &TaskId| {
             let window = view.profiles.get(task).and_then(curve_window);
-            self.contradicted.get(task).zip(window).is_some_and(|(windows, window)| windows.contains(&window))
+            self.contradicted_windows.get(task).zip(window).is_some_and(|(windows, window)| windows.contains(&window))
         };
-        self.set_aside = self.contradicted.keys().copied().filter(is_contradicted).collect();
+        self.quarantined = self.contradicted_windows.keys().copied().filter(is_contradicted).collect();
     }
 
-    /// Returns the profile of a task; `None` if there is none, or its curve is set aside.
+    /// Returns the profile of a task; `None` if the task has no profile or its curve is quarantined.
     pub fn usable_profile<'v>(&self, view: &View<'v>, task: TaskId) -> Option<&'v Profile> {
-        view.profiles.get(&task).filter(|_| !self.set_aside.contains(&task))
+        view.profiles.get(&task).filter(|_| !self.quarantined.contains(&task))
     }
 
-    /// Does the task have a curve that is not set aside?
+    /// Returns whether the task has a curve that is not set aside.
     pub fn has_curve(&self, view: &View<'_>, task: TaskId) -> bool {
         self.usable_profile(view, task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
     }
 
-    /// Records whether counts contradict a task's curve. Returns whether the curve is set aside, from the next window
+    /// Records whether counts contradict a task's curve. Returns whether the curve is quarantined from the next window
     /// on.
-    pub fn check(&mut self, task: TaskId, profile: &Profile, is_contradicted: bool) -> bool {
+    pub fn record_check(&mut self, task: TaskId, profile: &Profile, is_contradicted: bool) -> bool {
         let Some(window) = curve_window(profile) else { return false };
         if !is_contradicted {
-            self.agreed.insert(task, window);
+            self.agreed_windows.insert(task, window);
             return false;
         }
-        let has_agreed = self.agreed.get(&task) == Some(&window);
+        let has_agreed = self.agreed_windows.get(&task) == Some(&window);
         if has_agreed {
-            self.contradicted.entry(task).or_default().insert(window);
+            self.contradicted_windows.entry(task).or_default().insert(window);
         }
         has_agreed
     }
@@ -103,13 +103,13 @@ mod tests {
     fn a_contradicted_curve_is_set_aside() {
         let mut checks = CurveChecks::default();
         let (first, second) = (profile_fixture(3, 0), profile_fixture(9, 0));
-        assert!(!checks.check(TaskId(0), &first, true), "it never agreed");
-        assert!(!checks.check(TaskId(0), &first, false) && is_trusted(&mut checks, &first));
-        assert!(checks.check(TaskId(0), &first, true) && !is_trusted(&mut checks, &first));
+        assert!(!checks.record_check(TaskId(0), &first, true), "it never agreed");
+        assert!(!checks.record_check(TaskId(0), &first, false) && is_trusted(&mut checks, &first));
+        assert!(checks.record_check(TaskId(0), &first, true) && !is_trusted(&mut checks, &first));
         assert!(is_trusted(&mut checks, &second), "another one");
-        assert!(!checks.check(TaskId(0), &second, false) && checks.check(TaskId(0), &second, true));
+        assert!(!checks.record_check(TaskId(0), &second, false) && checks.record_check(TaskId(0), &second, true));
         assert!(!is_trusted(&mut checks, &second) && !is_trusted(&mut checks, &first), "recalled");
         let average = profile_fixture(3, AVERAGED);
-        assert!(is_trusted(&mut checks, &average) && !checks.check(TaskId(0), &average, true));
+        assert!(is_trusted(&mut checks, &average) && !checks.record_check(TaskId(0), &average, true));
     }
 }

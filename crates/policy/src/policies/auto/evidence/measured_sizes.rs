@@ -26,8 +26,8 @@ pub struct MeasuredSizes {
 const MAX_WINDOWS: u32 = 20;
 
 /// Returns the phase as a key: its number if its kind is unknown, and only its kind otherwise.
-pub fn phase_key((number, kind): CurrentPhase) -> CurrentPhase {
-    if kind.is_some() { (0, kind) } else { (number, None) }
+pub fn phase_key((phase_number, kind): CurrentPhase) -> CurrentPhase {
+    if kind.is_some() { (0, kind) } else { (phase_number, None) }
 }
 
 fn record_longest(stored: &mut (f64, u32), (misses, windows): (f64, u32)) {
@@ -40,9 +40,11 @@ fn record_longest(stored: &mut (f64, u32), (misses, windows): (f64, u32)) {
 impl MeasuredSizes {
     /// Keeps the live tasks, and drops points of phases without a kind that have passed.
     pub fn retain(&mut self, live_tasks: &BTreeSet<TaskId>, phase_of: impl Fn(TaskId) -> CurrentPhase) {
-        let is_recurring = |task: TaskId, phase: CurrentPhase| phase.1.is_some() || phase == phase_key(phase_of(task));
-        self.sizes.retain(|&(task, phase), _| live_tasks.contains(&task) && is_recurring(task, phase));
-        let is_live = |&(task, phase): &(TaskId, CurrentPhase)| live_tasks.contains(&task) && is_recurring(task, phase);
+        let is_still_valid =
+            |task: TaskId, phase: CurrentPhase| phase.1.is_some() || phase == phase_key(phase_of(task));
+        self.sizes.retain(|&(task, phase), _| live_tasks.contains(&task) && is_still_valid(task, phase));
+        let is_live =
+            |&(task, phase): &(TaskId, CurrentPhase)| live_tasks.contains(&task) && is_still_valid(task, phase);
         self.shared.retain(|tasks, _| tasks.iter().all(is_live));
     }
 

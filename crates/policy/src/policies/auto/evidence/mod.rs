@@ -21,7 +21,7 @@ use super::model::layout::SiteLayout;
 use super::model::problem::{CacheSite, CpuSites, PlanningProblem, cache_sites};
 
 /// Number of windows for which speeds must be known.
-pub const KNOWN_WINDOWS: u64 = 3;
+pub const MIN_KNOWN_WINDOWS: u64 = 3;
 /// Number of windows after which a decision is made even if new tasks or new phases are still unknown.
 pub const PATIENCE_WINDOWS: u64 = 40;
 
@@ -31,12 +31,12 @@ pub struct TaskEvidence {
     pub speeds: SpeedTracker,
     pub probe_planner: ProbePlanner,
     /// Site on which the machine's own scheduler ran each task.
-    pub default_site: BTreeMap<TaskId, usize>,
+    pub default_sites: BTreeMap<TaskId, usize>,
     /// Tasks that ran on another cache than a thread of their process while their waits for other caches were counted.
     pub split_processes: BTreeSet<TaskId>,
     pub arrivals: TaskArrivals,
     pub curves: CurveChecks,
-    pub sizes: MeasuredSizes,
+    pub measured_sizes: MeasuredSizes,
     /// Tasks whose phase has changed or whose curve was dropped, with the window of that; searches wait for them.
     pub phase_changed_at: BTreeMap<TaskId, u64>,
     /// The plan in force in the last window, without probes.
@@ -57,7 +57,7 @@ impl TaskEvidence {
             |task| replanned.contains(&task),
         );
         let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.sizes.retain(&live_tasks, |task| phases::current_phase(view, task));
+        self.measured_sizes.retain(&live_tasks, |task| phases::current_phase(view, task));
         self.record_homes(view, &cpu_sites);
         self.record_split_processes(view, &cpu_sites);
         self.arrivals.observe(view)
@@ -71,9 +71,14 @@ impl TaskEvidence {
             Some((speed.misses_per_instr?, speed.windows))
         };
         for (index, problem_task) in problem.tasks.iter().enumerate() {
-            let Some(bytes) = problem.own_bytes(layout, index) else { continue };
+            let Some(bytes) = problem.exclusive_bytes(layout, index) else { continue };
             if let Some(count) = count_of(&self.speeds, problem_task.task) {
-                self.sizes.record(problem_task.task, phases::current_phase(view, problem_task.task), bytes, count);
+                self.measured_sizes.record(
+                    problem_task.task,
+                    phases::current_phase(view, problem_task.task),
+                    bytes,
+                    count,
+                );
             }
         }
         for (site, cache_site) in problem.sites.iter().enumerate() {
@@ -84,7 +89,7 @@ impl TaskEvidence {
             let tasks = co_runners(view, problem, layout, site);
             for (task, _) in &tasks {
                 if let Some(count) = count_of(&self.speeds, *task) {
-                    self.sizes.record_shared(&tasks, *task, count);
+                    self.measured_sizes.record_shared(&tasks, *task, count);
                 }
             }
         }
@@ -117,10 +122,10 @@ impl TaskEvidence {
     /// Records the sites of tasks that no plan pins.
     fn record_homes(&mut self, view: &View<'_>, cpu_sites: &CpuSites) {
         let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.default_site.retain(|task, _| live_tasks.contains(task));
+        self.default_sites.retain(|task, _| live_tasks.contains(task));
         for sample in view.live_tasks().filter(|sample| !view.previous_plan.affinity.contains_key(&sample.task)) {
             if let Some(site) = cpu_sites.site_of_task(sample) {
-                self.default_site.insert(sample.task, site);
+                self.default_sites.insert(sample.task, site);
             }
         }
     }
@@ -134,8 +139,8 @@ impl TaskEvidence {
         let mut process_sites: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
         let sited_samples = || view.live_tasks().filter_map(|sample| Some((sample, cpu_sites.site_of_task(sample)?)));
         for (seen, site) in sited_samples() {
-            let (first, ran_elsewhere) = process_sites.entry(seen.process).or_insert((site, false));
-            *ran_elsewhere |= *first != site;
+            let (first_site, ran_elsewhere) = process_sites.entry(seen.process).or_insert((site, false));
+            *ran_elsewhere |= *first_site != site;
         }
         let has_remote_stalls =
             |sample: &TaskSample| sample.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
@@ -146,7 +151,7 @@ impl TaskEvidence {
 
 /// Returns the tasks on a site, with their phases.
 pub fn co_runners(view: &View<'_>, problem: &PlanningProblem, layout: &SiteLayout, site: usize) -> CoRunners {
-    let tasks = problem.tasks.iter().zip(&layout.site_of).filter(|(_, task_site)| **task_site == Some(site));
+    let tasks = problem.tasks.iter().zip(&layout.site_by_task).filter(|(_, task_site)| **task_site == Some(site));
     tasks.map(|(task, _)| (task.task, phase_key(phases::current_phase(view, task.task)))).collect()
 }
 
@@ -187,7 +192,7 @@ mod tests {
         };
         assert!(observe(&mut evidence), "all of them arrived");
         assert!(!observe(&mut evidence), "no other task");
-        assert_eq!(evidence.default_site, [(TaskId(0), 0), (TaskId(2), 1)].into(), "task 1 is pinned");
+        assert_eq!(evidence.default_sites, [(TaskId(0), 0), (TaskId(2), 1)].into(), "task 1 is pinned");
         assert_eq!(evidence.split_processes, [TaskId(0)].into(), "the waits of task 2 are not counted");
     }
 }

@@ -17,34 +17,34 @@ pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
     )
 }
 
-/// Are the kinds of all phases known? Until then, a window may span two phases.
+/// Returns whether the phases of all live tasks have known kinds. Until then, a window may span two phases.
 pub fn are_kinds_known(view: &View<'_>) -> bool {
     view.live_tasks().all(|sample| current_phase(view, sample.task).1.is_some())
 }
 
 /// Returns the profiles as if every task had one phase.
 pub fn merge_phases(profiles: &Profiles) -> Profiles {
-    let mut merged = profiles.clone();
-    for profile in merged.values_mut() {
+    let mut merged_profiles = profiles.clone();
+    for profile in merged_profiles.values_mut() {
         (profile.phase_number, profile.phase.kind) = (0, None);
     }
-    merged
+    merged_profiles
 }
 
 /// Removes tasks from their partitions, and drops the gangs that contain them. Their CPUs stay. Returns whether there
 /// were any.
-pub fn release(plan: &mut Plan, changed_tasks: &[(TaskId, ProcessId)]) -> bool {
-    let is_of = |member: &ShareMember| match member {
+pub fn release_partitions(plan: &mut Plan, changed_tasks: &[(TaskId, ProcessId)]) -> bool {
+    let belongs_to_changed = |member: &ShareMember| match member {
         ShareMember::Task(task) => changed_tasks.iter().any(|(changed_task, _)| changed_task == task),
         ShareMember::Process(process) => changed_tasks.iter().any(|(_, changed_process)| changed_process == process),
     };
     let size = |plan: &Plan| plan.gangs.len() + plan.shares.iter().map(|share| share.members.len()).sum::<usize>();
     let size_before = size(plan);
-    plan.shares.iter_mut().for_each(|share| share.members.retain(|member| !is_of(member)));
+    plan.shares.iter_mut().for_each(|share| share.members.retain(|member| !belongs_to_changed(member)));
     plan.shares.retain(|share| !share.members.is_empty());
     plan.gangs.retain(|schedule| {
         let mut members = schedule.gangs.iter().flat_map(|gang| &gang.members);
-        !members.any(|(task, _)| is_of(&ShareMember::Task(*task)))
+        !members.any(|(task, _)| belongs_to_changed(&ShareMember::Task(*task)))
     });
     size(plan) < size_before
 }
@@ -72,11 +72,11 @@ mod tests {
         plan.shares = vec![share(1, &[0]), share(2, &[1, 2])];
         plan.gangs = vec![schedule("0", [0, 3]), schedule("1", [1, 2])];
         plan.affinity.insert(TaskId(0), "0".parse().unwrap());
-        release(&mut plan, &[(TaskId(0), ProcessId(7))]);
+        release_partitions(&mut plan, &[(TaskId(0), ProcessId(7))]);
         assert_eq!(plan.shares, [share(2, &[1, 2])]);
         assert_eq!(plan.gangs, [schedule("1", [1, 2])]);
         assert!(plan.affinity.contains_key(&TaskId(0)));
-        release(&mut plan, &[(TaskId(1), ProcessId(7))]);
+        release_partitions(&mut plan, &[(TaskId(1), ProcessId(7))]);
         assert_eq!(plan.shares, [share(2, &[2])]);
     }
 }

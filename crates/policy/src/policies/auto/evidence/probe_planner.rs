@@ -20,14 +20,16 @@ use super::curves::CurveChecks;
 use super::phases::current_phase;
 use super::speeds::SpeedTracker;
 use super::thread_clusters::join_unclustered;
-use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
+use crate::clustering::{
+    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
+};
 use crate::policies::auto::model::problem::{CacheSite, CpuSites};
 
 /// Limits of the probes.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeLimits {
     /// Share of processor time that probes may take in the long run.
-    pub share: f64,
+    pub max_share: f64,
     /// Smallest forecast gain of a change.
     pub min_gain: f64,
     pub locations: u32,
@@ -43,7 +45,7 @@ pub struct ProbeLimits {
 struct TaskProbe {
     phase: u32,
     probe: ProbeRequest,
-    since_ns: u64,
+    requested_ns: u64,
     is_over: bool,
     is_answered: bool,
 }
@@ -51,23 +53,24 @@ struct TaskProbe {
 /// The planner of probes; see the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub struct ProbePlanner {
-    next: u32,
-    by_task: BTreeMap<TaskId, TaskProbe>,
-    /// Kinds of phases with a first log and no longer one: a phase may end before it has paid for that.
+    next_id: u32,
+    probes_by_task: BTreeMap<TaskId, TaskProbe>,
+    /// Kinds of phases that have a first log but no longer log yet, because a phase may end before its run time pays
+    /// for the longer log.
     first_logs: BTreeSet<(TaskId, u32)>,
     /// The pending request for samples of accesses to other caches, and its window.
-    sharing: Option<(ProbeRequest, u64)>,
+    sharing_probe: Option<(ProbeRequest, u64)>,
     /// Threads of the last samples, and the number of windows until they are sampled again.
-    sampled_tasks: Option<(Vec<TaskId>, u32)>,
+    last_sampling: Option<(Vec<TaskId>, u32)>,
     pub clusters: BTreeMap<TaskId, usize>,
     pub spent_ns: u64,
     pub processor_ns: f64,
     /// Run time of each task.
-    ran_ns: BTreeMap<TaskId, u64>,
+    ran_ns_by_task: BTreeMap<TaskId, u64>,
     /// Time that one entry of a log takes, once measured.
-    entry_ns: Option<f64>,
+    measured_entry_ns: Option<f64>,
     /// Outstanding solo interval of a task with a promise, and when it was requested.
-    solo: Option<(ProbeRequest, u64)>,
+    solo_probe: Option<(ProbeRequest, u64)>,
     /// Tasks whose solo interval was requested, with the phase and the time of the request.
     solo_requested: BTreeMap<TaskId, (u32, u64)>,
 }
@@ -76,25 +79,25 @@ pub struct ProbePlanner {
 const SOLO_SETTLE_NS: u64 = 50_000_000;
 const SOLO_ROW_NS: u64 = 50_000_000;
 /// Time after which a solo speed is measured again in the same phase, if the measurement is paid for.
-const SOLO_AGAIN_AFTER_NS: u64 = 300_000_000_000;
+const SOLO_REPEAT_NS: u64 = 300_000_000_000;
 /// Time after which a solo speed is measured in another phase, if that phase's solo speed is unknown.
 const SOLO_PAUSE_NS: u64 = 5_000_000_000;
 
 /// Factor by which the entries of a log are increased if it was too short.
 const ENTRIES_FACTOR: u32 = 4;
 /// A process is not sampled if it waits for other caches for less than this share of its cycles.
-const REMOTE_FROM: f64 = 0.03;
-/// Number of locations watched at once: processors have four watch points.
-const WATCHED_AT_ONCE: usize = 4;
-/// A task that runs, or wants to run, for a smaller share of a window is idle: what it takes from other tasks is
-/// negligible.
-pub const IDLE_BELOW: f64 = 0.1;
+const MIN_REMOTE_SHARE: f64 = 0.03;
+/// Maximum number of probes with watch points at once: processors have four watch points.
+const MAX_WATCH_PROBES: usize = 4;
+/// A task that is running or runnable for a smaller share of a window counts as idle, because its effect on other tasks
+/// is negligible.
+pub const MIN_BUSY_SHARE: f64 = 0.1;
 /// Time after which a probe counts as unanswered.
-const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
+const ANSWER_TIMEOUT_NS: u64 = 20_000_000_000;
 /// Number of windows between two rounds of samples of the same threads.
-const SAMPLED_AGAIN_AFTER: u32 = 300;
-/// Cost of an entry of a log until it is measured: that of an interrupt.
-const ENTRY_NS: f64 = 1_500.0;
+const RESAMPLE_WINDOWS: u32 = 300;
+/// Assumed cost of a log entry until it has been measured: the cost of an interrupt.
+const DEFAULT_ENTRY_NS: f64 = 1_500.0;
 /// Cost of a sample, until it is measured.
 const SAMPLE_COST_NS: f64 = 2_000.0;
 
@@ -106,11 +109,11 @@ impl ProbePlanner {
 
     /// Forgets the answers about a task, because they no longer describe its work.
     pub fn forget(&mut self, task: TaskId) {
-        self.by_task.remove(&task);
+        self.probes_by_task.remove(&task);
         self.first_logs.retain(|(logged_task, _)| *logged_task != task);
     }
 
-    fn account_costs(&mut self, view: &View<'_>) {
+    fn record_costs(&mut self, view: &View<'_>) {
         let answers = view.observation.probe_results.iter();
         self.spent_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
         self.processor_ns += view.observation.span.elapsed_ns as f64 * f64::from(view.online().count());
@@ -119,64 +122,68 @@ impl ProbePlanner {
             if let ProbeEvidence::Trace { lines, .. } = &answer.evidence
                 && cost_ns > 0
             {
-                self.entry_ns = Some(cost_ns as f64 / lines.len().max(1) as f64);
+                self.measured_entry_ns = Some(cost_ns as f64 / lines.len().max(1) as f64);
             }
         }
         for sample in view.live_tasks() {
-            *self.ran_ns.entry(sample.task).or_insert(0) += sample.ran_ns();
+            *self.ran_ns_by_task.entry(sample.task).or_insert(0) += sample.ran_ns();
         }
     }
 
     /// Records the answers, and returns the probes of the next window.
-    pub fn next(
+    pub fn plan_probes(
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
         (speeds, curves): (&SpeedTracker, &CurveChecks),
         limits: &ProbeLimits,
-        share: bool,
+        is_sharing_enabled: bool,
     ) -> Vec<ProbeRequest> {
-        self.account_costs(view);
+        self.record_costs(view);
         let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
-        self.by_task.retain(|task, _| live_tasks.contains(task));
+        self.probes_by_task.retain(|task, _| live_tasks.contains(task));
         self.first_logs.retain(|(task, _)| live_tasks.contains(task));
         self.clusters.retain(|task, _| live_tasks.contains(task));
-        self.ran_ns.retain(|task, _| live_tasks.contains(task));
+        self.ran_ns_by_task.retain(|task, _| live_tasks.contains(task));
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        for (task, task_probe) in &mut self.by_task {
-            let answered = view
+        for (task, task_probe) in &mut self.probes_by_task {
+            let is_answered = view
                 .observation
                 .probe_results
                 .iter()
                 .any(|answer| answer.probe == task_probe.probe.id && answer.complete);
-            let refused =
-                view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(task_probe.probe.id));
-            let late = now_ns.saturating_sub(task_probe.since_ns) > ANSWERED_WITHIN_NS;
+            let is_refused = view
+                .observation
+                .applied
+                .refused
+                .iter()
+                .any(|refusal| refusal.item == PlanItem::Probe(task_probe.probe.id));
+            let is_late = now_ns.saturating_sub(task_probe.requested_ns) > ANSWER_TIMEOUT_NS;
             let has_curve = curves.has_curve(view, *task);
-            let entries = log_entries(&task_probe.probe);
-            let is_first = entries.is_none_or(|entries| entries <= limits.trace_entries);
-            task_probe.is_answered |= answered;
-            task_probe.is_over |= answered || refused || late || has_curve && is_first;
+            let entry_count = log_entries(&task_probe.probe);
+            let is_first = entry_count.is_none_or(|entries| entries <= limits.trace_entries);
+            task_probe.is_answered |= is_answered;
+            task_probe.is_over |= is_answered || is_refused || is_late || has_curve && is_first;
             if let (phase, Some(kind)) = current_phase(view, *task)
-                && (task_probe.is_answered, task_probe.phase, entries) == (true, phase, Some(limits.trace_entries))
+                && (task_probe.is_answered, task_probe.phase, entry_count) == (true, phase, Some(limits.trace_entries))
             {
                 self.first_logs.insert((*task, kind));
             }
         }
-        if let Some(probe) = self.promise_requests(view, sites, limits, now_ns) {
+        if let Some(probe) = self.request_solo_interval(view, sites, limits, now_ns) {
             // The rows of this probe keep other tasks off their CPUs, so no other probe would be answered.
             return vec![probe];
         }
-        let mut probes = self.curve_requests(view, sites, (speeds, curves), limits, now_ns);
-        if share && sites.len() > 1 {
-            probes.extend(self.sharing_requests(view, speeds, limits, now_ns));
+        let mut probes = self.request_curves(view, sites, (speeds, curves), limits, now_ns);
+        if is_sharing_enabled && sites.len() > 1 {
+            probes.extend(self.request_samples(view, speeds, limits, now_ns));
         }
         probes
     }
 
     /// Requests an interval in which a task with a promised slowdown has its cache to itself. The first interval of a
     /// task comes at once; later ones follow a change of phase or several minutes, and wait until they are paid for.
-    fn promise_requests(
+    fn request_solo_interval(
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
@@ -187,34 +194,37 @@ impl ProbePlanner {
             return None;
         }
         self.solo_requested.retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
-        if let Some((probe, since_ns)) = self.solo.take() {
-            let answered = view.observation.probe_results.iter().any(|answer| answer.probe == probe.id);
-            let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
-            if !answered && !refused && now_ns.saturating_sub(since_ns) <= ANSWERED_WITHIN_NS {
-                self.solo = Some((probe.clone(), since_ns));
+        if let Some((probe, since_ns)) = self.solo_probe.take() {
+            let is_answered = view.observation.probe_results.iter().any(|answer| answer.probe == probe.id);
+            let is_refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
+            if !is_answered && !is_refused && now_ns.saturating_sub(since_ns) <= ANSWER_TIMEOUT_NS {
+                self.solo_probe = Some((probe.clone(), since_ns));
                 return Some(probe);
             }
         }
-        let seats = CpuSites::from_sites(sites);
-        let paid = self.spent_share() <= limits.share;
+        let cpu_sites = CpuSites::from_sites(sites);
+        let is_paid = self.spent_share() <= limits.max_share;
         let is_due = |seen: &&cachemate_core::TaskSample| {
-            let is_promised = seen.goal.is_some_and(|goal| goal.max_slowdown.is_some());
+            let has_slowdown_goal = seen.goal.is_some_and(|goal| goal.max_slowdown.is_some());
             let phase = view.profiles.get(&seen.task).map_or(0, |profile| profile.phase_number);
             let is_known = view
                 .profiles
                 .get(&seen.task)
                 .is_some_and(|known_profile| known_profile.rates.solo_instr_per_cycle.is_some());
-            let due = self.solo_requested.get(&seen.task).is_none_or(|&(measured, when_ns)| {
-                let pause_ns = if is_known || measured == phase { SOLO_AGAIN_AFTER_NS } else { SOLO_PAUSE_NS };
-                paid && now_ns.saturating_sub(when_ns) >= pause_ns
+            let is_repeat_due = self.solo_requested.get(&seen.task).is_none_or(|&(requested_phase, requested_ns)| {
+                let pause_ns = if is_known || requested_phase == phase { SOLO_REPEAT_NS } else { SOLO_PAUSE_NS };
+                is_paid && now_ns.saturating_sub(requested_ns) >= pause_ns
             });
-            is_promised && due && seen.has_run() && self.ran_ns.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
+            has_slowdown_goal
+                && is_repeat_due
+                && seen.has_run()
+                && self.ran_ns_by_task.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS
         };
         let sample = view
             .movable_tasks()
             .filter(is_due)
             .min_by_key(|seen| self.solo_requested.get(&seen.task).map_or(0, |&(_, when_ns)| when_ns))?;
-        let (task, cache) = (sample.task, sites[seats.site_of_task(sample)?].cache);
+        let (task, cache) = (sample.task, sites[cpu_sites.site_of_task(sample)?].cache);
         let phase = view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
         self.solo_requested.insert(task, (phase, now_ns));
         let kind = ProbeKind::CoRunRows {
@@ -224,12 +234,12 @@ impl ProbePlanner {
             settle_ns: SOLO_SETTLE_NS,
             boost: true,
         };
-        let probe = self.probe(kind, ANSWERED_WITHIN_NS);
-        self.solo = Some((probe.clone(), now_ns));
+        let probe = self.build_request(kind, ANSWER_TIMEOUT_NS);
+        self.solo_probe = Some((probe.clone(), now_ns));
         Some(probe)
     }
 
-    fn curve_requests(
+    fn request_curves(
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
@@ -238,92 +248,93 @@ impl ProbePlanner {
         now_ns: u64,
     ) -> Vec<ProbeRequest> {
         // A log of first-level misses describes the cache behind it better than watch points, most of which see hits.
-        let trace = view.capabilities.can(Ability::TraceAddresses);
-        let watch = !trace && view.capabilities.can(Ability::SampleReuses);
-        if !watch && !trace {
+        let can_trace = view.capabilities.can(Ability::TraceAddresses);
+        let can_watch = !can_trace && view.capabilities.can(Ability::SampleReuses);
+        if !can_watch && !can_trace {
             return Vec::new();
         }
-        let paid = self.spent_share() <= limits.share;
+        let paid = self.spent_share() <= limits.max_share;
         let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
-        let seats = CpuSites::from_sites(sites);
+        let cpu_sites = CpuSites::from_sites(sites);
         let mut probes: Vec<ProbeRequest> = Vec::new();
-        let mut stopped: Vec<Option<usize>> = Vec::new();
+        let mut stopped_sites: Vec<Option<usize>> = Vec::new();
         for sample in view.movable_tasks() {
             let (phase, kind) = current_phase(view, sample.task);
             let has_run = sample.has_run();
-            let current_site = seats.site_of_task(sample);
-            let previous_probe = self.by_task.get(&sample.task);
+            let current_site = cpu_sites.site_of_task(sample);
+            let previous_probe = self.probes_by_task.get(&sample.task);
             let has_curve = curves.has_curve(view, sample.task);
             // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
             let can_request = previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && paid);
-            let goes_on = previous_probe
+            let is_pending = previous_probe
                 .is_some_and(|earlier_probe| !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve));
-            let has_room = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&current_site) };
+            let has_room =
+                if can_watch { probes.len() < MAX_WATCH_PROBES } else { !stopped_sites.contains(&current_site) };
             let is_answer_short = |request: &TaskProbe| {
                 let is_full_length = log_entries(&request.probe) == Some(limits.trace_entries);
                 request.is_answered && request.phase == phase && is_full_length
             };
             let is_kind_short = kind.is_some_and(|kind| self.first_logs.contains(&(sample.task, kind)));
-            let is_short = trace && (is_kind_short || previous_probe.is_some_and(is_answer_short));
+            let is_short = can_trace && (is_kind_short || previous_probe.is_some_and(is_answer_short));
             let waits_for_memory =
                 || memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain);
             let curve = curves.usable_profile(view, sample.task).and_then(Profile::misses_per_kilo_instr);
             let is_uncertain = curve.is_some_and(|curve| is_uncertain_at(curve, largest_bytes));
-            let longer = (is_short && is_uncertain && waits_for_memory())
+            let longer_entries = (is_short && is_uncertain && waits_for_memory())
                 .then(|| limits.trace_entries.saturating_mul(ENTRIES_FACTOR));
-            let entries = longer.unwrap_or(limits.trace_entries);
-            let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
+            let entries = longer_entries.unwrap_or(limits.trace_entries);
+            let cost_ns = f64::from(entries) * self.measured_entry_ns.unwrap_or(DEFAULT_ENTRY_NS);
             // Earlier probes of the task must be paid for as well.
-            let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
-            let has_run_ns = self.ran_ns.get(&sample.task).copied().unwrap_or(0) as f64;
-            let earned = watch || has_run_ns * limits.share >= cost_ns + spent_ns;
-            let may = if has_curve { longer.is_some() && paid } else { can_request };
-            if !has_room || !(goes_on || may && has_run && earned) {
+            let earlier_cost_ns = longer_entries.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
+            let ran_ns = self.ran_ns_by_task.get(&sample.task).copied().unwrap_or(0) as f64;
+            let is_paid_for = can_watch || ran_ns * limits.max_share >= cost_ns + earlier_cost_ns;
+            let may_request = if has_curve { longer_entries.is_some() && paid } else { can_request };
+            if !has_room || !(is_pending || may_request && has_run && is_paid_for) {
                 continue;
             }
-            if !goes_on {
-                let probe_kind = if watch {
+            if !is_pending {
+                let probe_kind = if can_watch {
                     ProbeKind::ReuseTimes { task: sample.task, locations: limits.locations }
                 } else {
                     ProbeKind::MissTrace { task: sample.task, entries, includes_code: true }
                 };
                 // The task must also run between its interrupts.
-                let probe = self.probe(probe_kind, limits.budget_ns.max((4.0 * cost_ns) as u64));
-                let task_probe = TaskProbe { phase, probe, since_ns: now_ns, is_over: false, is_answered: false };
+                let probe = self.build_request(probe_kind, limits.budget_ns.max((4.0 * cost_ns) as u64));
+                let task_probe = TaskProbe { phase, probe, requested_ns: now_ns, is_over: false, is_answered: false };
                 self.first_logs.retain(|log| Some(*log) != kind.map(|kind| (sample.task, kind)));
-                self.by_task.insert(sample.task, task_probe);
+                self.probes_by_task.insert(sample.task, task_probe);
             }
-            stopped.push(current_site);
-            probes.extend(self.by_task.get(&sample.task).map(|request| request.probe.clone()));
+            stopped_sites.push(current_site);
+            probes.extend(self.probes_by_task.get(&sample.task).map(|request| request.probe.clone()));
         }
         probes
     }
 
-    fn probe(&mut self, kind: ProbeKind, budget_ns: u64) -> ProbeRequest {
-        self.next += 1;
-        ProbeRequest { id: ProbeId(self.next), kind, budget_ns }
+    fn build_request(&mut self, kind: ProbeKind, budget_ns: u64) -> ProbeRequest {
+        self.next_id += 1;
+        ProbeRequest { id: ProbeId(self.next_id), kind, budget_ns }
     }
 
-    /// Is a probe of the task outstanding or still to be requested?
+    /// Returns whether a probe of the task is outstanding or still to be requested.
     pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
         can_measure_curves(view) && self.is_open(task) && view.movable_tasks().any(|sample| sample.task == task)
     }
 
-    /// Is the task's probe neither answered nor abandoned?
+    /// Returns whether the task's probe is neither answered nor abandoned.
     fn is_open(&self, task: TaskId) -> bool {
-        self.by_task.get(&task).is_none_or(|request| !request.is_over)
+        self.probes_by_task.get(&task).is_none_or(|request| !request.is_over)
     }
 
-    /// Has every task that can be probed been probed, whether or not it answered?
-    pub fn has_survey(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
-        let can = can_measure_curves(view);
-        let is_surveyed = |task: TaskId| curves.has_curve(view, task) || !can || !self.is_open(task);
+    /// Returns whether every task that can be probed has been probed, successfully or not.
+    pub fn is_survey_complete(&self, view: &View<'_>, curves: &CurveChecks) -> bool {
+        let can_measure = can_measure_curves(view);
+        let is_surveyed = |task: TaskId| curves.has_curve(view, task) || !can_measure || !self.is_open(task);
         let has_run = |seen: &cachemate_core::TaskSample| seen.has_run();
-        self.sharing.is_none()
+        self.sharing_probe.is_none()
             && view.movable_tasks().filter(|sample| has_run(sample)).all(|sample| is_surveyed(sample.task))
     }
 
-    fn sharing_requests(
+    fn request_samples(
         &mut self,
         view: &View<'_>,
         speeds: &SpeedTracker,
@@ -333,52 +344,53 @@ impl ProbePlanner {
         if !view.capabilities.can(Ability::SampleAccesses) {
             return None;
         }
-        if let Some((probe, since_ns)) = self.sharing.take() {
+        if let Some((probe, since_ns)) = self.sharing_probe.take() {
             let is_answer_to_probe =
                 |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
-            let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
-            let complete = view.observation.probe_results.iter().any(|answer| is_answer_to_probe(&answer));
-            if complete || refused || now_ns.saturating_sub(since_ns) > ANSWERED_WITHIN_NS {
-                self.cluster(view, &probe);
+            let is_refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
+            let is_answered = view.observation.probe_results.iter().any(|answer| is_answer_to_probe(&answer));
+            if is_answered || is_refused || now_ns.saturating_sub(since_ns) > ANSWER_TIMEOUT_NS {
+                self.update_clusters(view, &probe);
                 return None;
             }
-            self.sharing = Some((probe.clone(), since_ns));
+            self.sharing_probe = Some((probe.clone(), since_ns));
             return Some(probe);
         }
-        let memory_stall_of = |seen: &cachemate_core::TaskSample| {
+        let remote_stall_share_of = |seen: &cachemate_core::TaskSample| {
             let speed = speeds.observed_speed(seen.task, 64.0)?;
             Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
         };
         let mut processes: Vec<ProcessId> = Vec::new();
         for seen in view.movable_tasks() {
-            if memory_stall_of(seen).is_some_and(|share| share >= REMOTE_FROM) && !processes.contains(&seen.process) {
+            if remote_stall_share_of(seen).is_some_and(|share| share >= MIN_REMOTE_SHARE)
+                && !processes.contains(&seen.process)
+            {
                 processes.push(seen.process);
             }
         }
         let threads: Vec<TaskId> =
             view.live_tasks().filter(|sample| processes.contains(&sample.process)).map(|sample| sample.task).collect();
-        if let Some((last, wait)) = &mut self.sampled_tasks {
-            *wait = wait.saturating_sub(1);
-            if *last == threads && *wait > 0 {
+        if let Some((last_threads, remaining_windows)) = &mut self.last_sampling {
+            *remaining_windows = remaining_windows.saturating_sub(1);
+            if *last_threads == threads && *remaining_windows > 0 {
                 return None;
             }
         }
-        let paid = self.spent_share() <= limits.share || self.sampled_tasks.is_none();
-        if threads.len() < 2 || !paid {
+        let is_paid_for = self.spent_share() <= limits.max_share || self.last_sampling.is_none();
+        if threads.len() < 2 || !is_paid_for {
             return None;
         }
-        let at_most = limits.samples_per_thread.saturating_mul(threads.len() as u32);
-        let one_in = sampling_interval(view, &processes, limits.share);
-        let probe_kind =
-            ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only: true, max_samples: at_most };
-        let probe = self.probe(probe_kind, ANSWERED_WITHIN_NS / 2);
-        self.sampled_tasks = Some((threads, SAMPLED_AGAIN_AFTER));
-        self.sharing = Some((probe.clone(), now_ns));
+        let max_samples = limits.samples_per_thread.saturating_mul(threads.len() as u32);
+        let sample_period = choose_sample_period(view, &processes, limits.max_share);
+        let probe_kind = ProbeKind::AccessSamples { processes, sample_period, remote_only: true, max_samples };
+        let probe = self.build_request(probe_kind, ANSWER_TIMEOUT_NS / 2);
+        self.last_sampling = Some((threads, RESAMPLE_WINDOWS));
+        self.sharing_probe = Some((probe.clone(), now_ns));
         Some(probe)
     }
 
     /// Clusters threads that share data by their shMaps. The filters of different processes cannot be compared.
-    fn cluster(&mut self, view: &View<'_>, probe: &ProbeRequest) {
+    fn update_clusters(&mut self, view: &View<'_>, probe: &ProbeRequest) {
         let ProbeKind::AccessSamples { processes, .. } = &probe.kind else { return };
         let threads: Vec<&cachemate_core::TaskSample> =
             view.live_tasks().filter(|sample| processes.contains(&sample.process)).collect();
@@ -395,7 +407,7 @@ impl ProbePlanner {
             }
         }
         let mut clusters = BTreeMap::new();
-        let mut count = 0;
+        let mut cluster_count = 0;
         for own_filter in filters {
             let members: Vec<_> = threads.iter().filter(|seen| filter_of(seen) == own_filter).collect();
             let maps: Vec<ThreadMap<'_>> = members
@@ -405,22 +417,22 @@ impl ProbePlanner {
                     previous_cluster: self.clusters.get(&seen.task).copied(),
                 })
                 .collect();
-            let sampled: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
-            let sample_ratio = sampled as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+            let sample_count: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
+            let sample_ratio = sample_count as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
             let filter = Filter::default();
-            let co_clusters = find(
+            let co_clusters = find_clusters(
                 ClusteringMethod::CoClusters,
                 &maps,
                 &filter,
                 scaled_threshold(THRESHOLD, sample_ratio, filter.floor),
             );
-            let mut cluster_of = join_unclustered(co_clusters.cluster_of, &maps);
-            assign_partners(view, &members, &mut cluster_of);
-            let numbers = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
-            for (seen, cluster) in members.iter().zip(&cluster_of) {
-                clusters.extend(cluster.map(|cluster| (seen.task, count + cluster)));
+            let mut cluster_by_thread = join_unclustered(co_clusters.cluster_by_thread, &maps);
+            assign_partners(view, &members, &mut cluster_by_thread);
+            let new_cluster_count = cluster_by_thread.iter().flatten().max().map_or(0, |last| last + 1);
+            for (seen, cluster) in members.iter().zip(&cluster_by_thread) {
+                clusters.extend(cluster.map(|cluster| (seen.task, cluster_count + cluster)));
             }
-            count += numbers;
+            cluster_count += new_cluster_count;
         }
         if !clusters.is_empty() {
             self.clusters = clusters;
@@ -428,7 +440,7 @@ impl ProbePlanner {
     }
 }
 
-/// Can curves be measured on this machine?
+/// Returns whether curves can be measured on this machine.
 fn can_measure_curves(view: &View<'_>) -> bool {
     view.capabilities.can(Ability::SampleReuses) || view.capabilities.can(Ability::TraceAddresses)
 }
@@ -441,20 +453,20 @@ fn log_entries(probe: &ProbeRequest) -> Option<u32> {
     }
 }
 
-/// Is a curve far less certain at this size than where it is most certain?
+/// Returns whether a curve is far less certain at this size than where it is most certain.
 fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
     let error_width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
-    let narrowest = curve.iter().map(error_width).fold(f64::INFINITY, f64::min);
+    let min_width = curve.iter().map(error_width).fold(f64::INFINITY, f64::min);
     let curve_point = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
-    curve_point.is_some_and(|point| error_width(point) > 2.0 * narrowest)
+    curve_point.is_some_and(|point| error_width(point) > 2.0 * min_width)
 }
 
-/// Do the probes in force leave all speeds unchanged? Watch points of an idle thread do, because they wait for it to
-/// run.
-pub fn probes_leave_speeds_unchanged(view: &View<'_>) -> bool {
+/// Returns whether the probes in force leave all speeds unchanged. Watch points of an idle thread do, because they wait
+/// for it to run.
+pub fn are_probes_harmless(view: &View<'_>) -> bool {
     let is_running = |task: TaskId| {
-        let least_ns = IDLE_BELOW * view.observation.span.elapsed_ns as f64;
-        view.live_tasks().any(|sample| sample.task == task && sample.ran_ns() as f64 >= least_ns)
+        let min_run_ns = MIN_BUSY_SHARE * view.observation.span.elapsed_ns as f64;
+        view.live_tasks().any(|sample| sample.task == task && sample.ran_ns() as f64 >= min_run_ns)
     };
     let disturbs_tasks = |probe: &ProbeRequest| match probe.kind {
         ProbeKind::ReuseTimes { task, .. } => is_running(task),
@@ -470,31 +482,34 @@ fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
 }
 
 /// Smallest share of a thread's remote accesses at which the other thread is its partner.
-const PARTNER: f64 = 0.1;
+const MIN_PARTNER_SHARE: f64 = 0.1;
 
-/// Adds threads without a cluster to the threads whose lines they fetch most.
-fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], partner_of: &mut [Option<usize>]) {
-    let mut next = partner_of.iter().flatten().max().map_or(0, |last| last + 1);
+/// Assigns each unclustered thread to the cluster of the thread whose lines it fetches most.
+fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], cluster_of: &mut [Option<usize>]) {
+    let mut next_cluster = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
     for index in 0..members.len() {
-        let Some(profile) = view.profiles.get(&members[index].task).filter(|_| partner_of[index].is_none()) else {
+        let Some(profile) = view.profiles.get(&members[index].task).filter(|_| cluster_of[index].is_none()) else {
             continue;
         };
-        let shared_with =
+        let remote_access_share =
             |partner: usize| profile.sharing.with.get(&members[partner].task).map_or(0.0, |fact| fact.value);
-        let others =
-            (0..members.len()).filter(|&partner| partner != index).map(|partner| (shared_with(partner), partner));
-        let Some((largest_share, partner)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
-        if largest_share >= PARTNER {
-            let cluster = partner_of[partner].unwrap_or(next);
-            next = next.max(cluster + 1);
-            (partner_of[index], partner_of[partner]) = (Some(cluster), Some(cluster));
+        let partner_shares = (0..members.len())
+            .filter(|&partner| partner != index)
+            .map(|partner| (remote_access_share(partner), partner));
+        let Some((largest_share, partner)) = partner_shares.reduce(|a, b| if b.0 > a.0 { b } else { a }) else {
+            continue;
+        };
+        if largest_share >= MIN_PARTNER_SHARE {
+            let cluster = cluster_of[partner].unwrap_or(next_cluster);
+            next_cluster = next_cluster.max(cluster + 1);
+            (cluster_of[index], cluster_of[partner]) = (Some(cluster), Some(cluster));
         }
     }
 }
 
-/// Returns the sampling interval (in accesses per sample) at which samples cost no more than this share of the busiest
+/// Returns the sample period (in accesses per sample) at which samples cost no more than this share of the busiest
 /// process's time.
-fn sampling_interval(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
+fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
     let remote_hit_rate = |process: &ProcessId| {
         let (mut hits, mut run_time) = (0.0, 0.0);
         for sample in view.live_tasks().filter(|sample| sample.process == *process) {
@@ -531,7 +546,7 @@ mod tests {
             let probe =
                 |probe_kind: &ProbeKind| ProbeRequest { id: ProbeId(1), kind: probe_kind.clone(), budget_ns: 1 };
             plan.probes = probes.iter().map(probe).collect();
-            probes_leave_speeds_unchanged(&View {
+            are_probes_harmless(&View {
                 topology: &topology,
                 capabilities: &capabilities,
                 observation: &observation,
@@ -563,8 +578,8 @@ mod tests {
         let probe_kind = ProbeKind::ReuseTimes { task: TaskId(2), locations: 1 };
         let probe = ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 1 };
         planner
-            .by_task
-            .insert(TaskId(2), TaskProbe { phase: 0, probe, since_ns: 0, is_over: true, is_answered: false });
+            .probes_by_task
+            .insert(TaskId(2), TaskProbe { phase: 0, probe, requested_ns: 0, is_over: true, is_answered: false });
         let waited = |abilities: &[Ability]| {
             let capabilities = capabilities_fixture(abilities);
             let (topology, capabilities, observation, profiles) = (&topology, &capabilities, &observation, &profiles);
@@ -595,7 +610,7 @@ mod tests {
         let (topology, capabilities) =
             (last_level_caches(1, 1, CacheLevel::L3, SIZE), capabilities_fixture(&[Ability::TraceAddresses]));
         let limits = ProbeLimits {
-            share: 0.01,
+            max_share: 0.01,
             min_gain: 0.01,
             locations: 1,
             trace_entries: 5_000,
@@ -637,7 +652,7 @@ mod tests {
             };
             let sites = crate::policies::auto::model::problem::cache_sites(&view);
             let evidence = (&SpeedTracker::default(), &CurveChecks::default());
-            plan.probes = planner.next(&view, &sites, evidence, &limits, false);
+            plan.probes = planner.plan_probes(&view, &sites, evidence, &limits, false);
         }
         logs.sort_unstable();
         assert_eq!(logs, [(0, 5_000), (0, 20_000), (1, 5_000), (1, 20_000)]);

@@ -33,9 +33,9 @@ pub struct ObservedSpeed {
     pub windows: u32,
 }
 
-/// Sums that decay; each event is stored with the instructions during which it was counted.
+/// Decaying sums of an event and of the instructions during which it was counted.
 #[derive(Clone, Copy, Default, Debug)]
-struct DecayingSum {
+struct DecayingRate {
     events: f64,
     instructions: f64,
 }
@@ -53,18 +53,18 @@ struct DecayingSums {
     is_of_earlier_plan: bool,
     instructions: f64,
     cycles: f64,
-    wanted_ns: f64,
+    demanded_ns: f64,
     elapsed_ns: f64,
-    misses: DecayingSum,
-    references: DecayingSum,
-    stalls: DecayingSum,
-    remote: DecayingSum,
-    queue: DecayingSum,
-    read_bytes: DecayingSum,
-    written_bytes: DecayingSum,
-    ran_ns: f64,
-    reported: f64,
-    reported_ns: f64,
+    misses: DecayingRate,
+    references: DecayingRate,
+    stalls: DecayingRate,
+    remote_stalls: DecayingRate,
+    queue_stalls: DecayingRate,
+    read_bytes: DecayingRate,
+    written_bytes: DecayingRate,
+    on_cpu_ns: f64,
+    reported_work: f64,
+    reported_elapsed_ns: f64,
 }
 
 /// Factor by which the weight of a window decays in the next one.
@@ -80,9 +80,9 @@ const AVERAGED_COUNT_WINDOWS: u32 = 14;
 /// Speeds of all tasks.
 #[derive(Clone, Default, Debug)]
 pub struct SpeedTracker {
-    now: BTreeMap<TaskId, DecayingSums>,
+    current_sums: BTreeMap<TaskId, DecayingSums>,
     /// The last counts of each kind of phase.
-    of_kinds: BTreeMap<(TaskId, u32), DecayingSums>,
+    sums_by_kind: BTreeMap<(TaskId, u32), DecayingSums>,
 }
 
 /// The current phase of a task, and its kind once known.
@@ -95,7 +95,7 @@ fn memory_stall_cycles(task: &TaskSample) -> Option<f64> {
     stall_counts.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))
 }
 
-impl DecayingSum {
+impl DecayingRate {
     fn add(&mut self, events: Option<f64>, instructions: f64, decay: f64) {
         self.events *= decay;
         self.instructions *= decay;
@@ -119,7 +119,7 @@ impl DecayingSums {
 impl SpeedTracker {
     /// Are the averages of all tasks with averaged phases over enough windows?
     pub fn are_averages_current(&self) -> bool {
-        let mut averaged = self.now.values().filter(|sums| sums.kind == Some(AVERAGED));
+        let mut averaged = self.current_sums.values().filter(|sums| sums.kind == Some(AVERAGED));
         averaged.all(|sums| sums.windows >= sums.needed_windows())
     }
 
@@ -136,17 +136,16 @@ impl SpeedTracker {
     ) {
         let live_tasks: BTreeSet<TaskId> =
             observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
-        self.now.retain(|task, _| live_tasks.contains(task));
-        self.of_kinds.retain(|(task, _), _| live_tasks.contains(task));
+        self.current_sums.retain(|task, _| live_tasks.contains(task));
+        self.sums_by_kind.retain(|(task, _), _| live_tasks.contains(task));
         // During a solo interval, the task has other co-runners than usual, and the other tasks pause.
         if previous_plan.probes.iter().any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. })) {
             return;
         }
         let is_traced = |task: TaskId| {
-            previous_plan
-                .probes
-                .iter()
-                .any(|probe| matches!(probe.kind, ProbeKind::MissTrace { task: one, .. } if one == task))
+            previous_plan.probes.iter().any(
+                |probe| matches!(probe.kind, ProbeKind::MissTrace { task: traced_task, .. } if traced_task == task),
+            )
         };
         for task in observation.tasks.iter().filter(|task| !task.exited && !is_traced(task.task)) {
             let instructions_and_cycles =
@@ -154,78 +153,95 @@ impl SpeedTracker {
             let Some((instructions, cycles)) = instructions_and_cycles.filter(|(i, c)| *i > 0.0 && *c > 0.0) else {
                 continue;
             };
-            let sums = self.now.entry(task.task).or_default();
-            let (number, kind) = phase(task.task);
-            if sums.phase != number {
-                *sums = DecayingSums { phase: number, plan: sums.plan, ..DecayingSums::default() };
+            let sums = self.current_sums.entry(task.task).or_default();
+            let (phase_number, kind) = phase(task.task);
+            if sums.phase != phase_number {
+                *sums = DecayingSums { phase: phase_number, plan: sums.plan, ..DecayingSums::default() };
             }
             if sums.kind != kind {
                 // Windows before this one may span two phases.
-                if let Some(earlier_sums) = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind))) {
+                if let Some(earlier_sums) = kind.and_then(|kind| self.sums_by_kind.get(&(task.task, kind))) {
                     let is_of_earlier_plan = earlier_sums.is_of_earlier_plan || earlier_sums.plan != sums.plan;
                     let plan = sums.plan;
-                    *sums =
-                        DecayingSums { phase: number, windows: 0, plan, is_of_earlier_plan, ..earlier_sums.clone() };
+                    *sums = DecayingSums {
+                        phase: phase_number,
+                        windows: 0,
+                        plan,
+                        is_of_earlier_plan,
+                        ..earlier_sums.clone()
+                    };
                 }
                 sums.kind = kind;
             }
             if is_replanned(task.task) {
                 (sums.plan, sums.windows, sums.is_of_earlier_plan) = (sums.plan + 1, 0, true);
             } else if sums.is_of_earlier_plan {
-                *sums = DecayingSums { phase: number, kind, plan: sums.plan, ..DecayingSums::default() };
+                *sums = DecayingSums { phase: phase_number, kind, plan: sums.plan, ..DecayingSums::default() };
             }
             sums.windows += u32::from(!sums.is_of_earlier_plan);
             let ran_ns = task.ran_ns();
             let wanted_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
             let decay = if kind == Some(AVERAGED) { AVERAGED_DECAY } else { DECAY };
-            let add_faded = |sum: &mut f64, addend: f64| *sum = decay * *sum + addend;
-            add_faded(&mut sums.instructions, instructions);
-            add_faded(&mut sums.cycles, cycles);
-            add_faded(&mut sums.wanted_ns, wanted_ns);
-            add_faded(&mut sums.ran_ns, ran_ns as f64);
-            add_faded(&mut sums.elapsed_ns, observation.span.elapsed_ns as f64);
-            add_faded(&mut sums.reported, task.progress.unwrap_or(0.0));
-            add_faded(&mut sums.reported_ns, task.progress.map_or(0.0, |_| observation.span.elapsed_ns as f64));
+            let add_decayed = |sum: &mut f64, addend: f64| *sum = decay * *sum + addend;
+            add_decayed(&mut sums.instructions, instructions);
+            add_decayed(&mut sums.cycles, cycles);
+            add_decayed(&mut sums.demanded_ns, wanted_ns);
+            add_decayed(&mut sums.on_cpu_ns, ran_ns as f64);
+            add_decayed(&mut sums.elapsed_ns, observation.span.elapsed_ns as f64);
+            add_decayed(&mut sums.reported_work, task.progress.unwrap_or(0.0));
+            add_decayed(
+                &mut sums.reported_elapsed_ns,
+                task.progress.map_or(0.0, |_| observation.span.elapsed_ns as f64),
+            );
             sums.misses.add(task.counts.get(CounterEvent::Misses(level)), instructions, decay);
             sums.references.add(task.counts.get(CounterEvent::References(level)), instructions, decay);
             sums.stalls.add(memory_stall_cycles(task), instructions, decay);
-            sums.remote.add(task.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)), instructions, decay);
-            sums.queue.add(task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue)), instructions, decay);
+            sums.remote_stalls.add(
+                task.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)),
+                instructions,
+                decay,
+            );
+            sums.queue_stalls.add(
+                task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue)),
+                instructions,
+                decay,
+            );
             sums.read_bytes.add(task.counts.get(CounterEvent::MemoryReadBytes), instructions, decay);
             sums.written_bytes.add(task.counts.get(CounterEvent::MemoryWriteBytes), instructions, decay);
             if let Some(kind) = sums.kind {
-                self.of_kinds.insert((task.task, kind), sums.clone());
+                self.sums_by_kind.insert((task.task, kind), sums.clone());
             }
         }
     }
 
     /// Returns the work per second; `None` until counted.
     pub fn work_per_second(&self, task: TaskId, work: WorkMetric) -> Option<f64> {
-        let sums = self.now.get(&task)?;
+        let sums = self.current_sums.get(&task)?;
         let (work_done, ns) = match work {
-            WorkMetric::Reported => (sums.reported, sums.reported_ns),
+            WorkMetric::Reported => (sums.reported_work, sums.reported_elapsed_ns),
             WorkMetric::Instructions => (sums.instructions, sums.elapsed_ns),
             WorkMetric::Proxy(_) => return None,
         };
         (ns > 0.0).then(|| work_done * 1e9 / ns)
     }
 
-    /// `None` until the task has run in a window in which it was counted.
+    /// Returns the speed of a task; `None` until the task has run in a window in which its events were counted.
     pub fn observed_speed(&self, task: TaskId, line_bytes: f64) -> Option<ObservedSpeed> {
-        let sums = self.now.get(&task).filter(|sums| sums.instructions > 0.0)?;
+        let sums = self.current_sums.get(&task).filter(|sums| sums.instructions > 0.0)?;
         let misses = sums.misses.per_instr();
-        let per_miss = |sum: DecayingSum| sum.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
+        let ratio_to_misses =
+            |sum: DecayingRate| sum.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
         Some(ObservedSpeed {
             cycles_per_instr: sums.cycles / sums.instructions,
             misses_per_instr: misses,
-            stall_cycles_per_miss: per_miss(sums.stalls),
+            stall_cycles_per_miss: ratio_to_misses(sums.stalls),
             references_per_instr: sums.references.per_instr(),
-            lines_per_miss: per_miss(sums.read_bytes)
-                .map(|bytes| (bytes + per_miss(sums.written_bytes).unwrap_or(0.0)) / line_bytes),
-            queue_cycles_per_miss: per_miss(sums.queue),
-            elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.ran_ns.max(1.0),
-            remote_cycles_per_instr: sums.remote.per_instr(),
-            cpu_demand: (sums.wanted_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
+            lines_per_miss: ratio_to_misses(sums.read_bytes)
+                .map(|bytes| (bytes + ratio_to_misses(sums.written_bytes).unwrap_or(0.0)) / line_bytes),
+            queue_cycles_per_miss: ratio_to_misses(sums.queue_stalls),
+            elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.on_cpu_ns.max(1.0),
+            remote_cycles_per_instr: sums.remote_stalls.per_instr(),
+            cpu_demand: (sums.demanded_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
             is_current: sums.windows >= sums.needed_windows(),
             windows: sums.windows,
         })

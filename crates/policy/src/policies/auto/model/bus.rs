@@ -14,23 +14,23 @@ use crate::policies::auto::evidence::speeds::ObservedSpeed;
 
 /// The model of a path to memory; see the module's documentation.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Bus {
+pub struct MemoryPathModel {
     /// Service time of a line in cycles.
     line_cycles: f64,
     /// Present wait of a miss by package, in cycles.
-    now: BTreeMap<u32, f64>,
+    wait_by_package: BTreeMap<u32, f64>,
 }
 
 /// Shorter waits are treated as noise.
 const MIN_WAIT_CYCLES: f64 = 2.0;
-const BUSIEST: f64 = 0.98;
+const MAX_UTILIZATION: f64 = 0.98;
 
-fn wait(line_cycles: f64, lines_per_cycle: f64) -> f64 {
-    let busy = (line_cycles * lines_per_cycle).min(BUSIEST);
-    line_cycles * busy / (2.0 * (1.0 - busy))
+fn queue_wait_cycles(line_cycles: f64, lines_per_cycle: f64) -> f64 {
+    let utilization = (line_cycles * lines_per_cycle).min(MAX_UTILIZATION);
+    line_cycles * utilization / (2.0 * (1.0 - utilization))
 }
 
-impl Bus {
+impl MemoryPathModel {
     /// Builds the model; `None` if the queue was not counted or waits are too short.
     pub fn new(
         sites: &[CacheSite],
@@ -42,42 +42,43 @@ impl Bus {
         for problem_task in tasks {
             let Some((site, speed)) = problem_task.last_site.zip(speed(problem_task.task)) else { continue };
             let Some((misses, lines)) = speed.misses_per_instr.zip(speed.lines_per_miss) else { continue };
-            let per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
+            let misses_per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
             let sum = sums.entry(sites[site].package).or_default();
-            sum[0] += per_cycle * lines;
-            sum[1] += per_cycle;
-            sum[2] += per_cycle * speed.queue_cycles_per_miss?;
+            sum[0] += misses_per_cycle * lines;
+            sum[1] += misses_per_cycle;
+            sum[2] += misses_per_cycle * speed.queue_cycles_per_miss?;
         }
         let mut waits_by_package = BTreeMap::new();
-        let (mut weighted, mut weights) = (0.0, 0.0);
+        let (mut weighted_sum, mut weight_sum) = (0.0, 0.0);
         for (&package, &[traffic, misses, wait_cycles]) in &sums {
-            let measured = wait_cycles / misses.max(1e-12);
-            waits_by_package.insert(package, measured);
-            if measured >= MIN_WAIT_CYCLES && traffic > 0.0 {
-                weighted += traffic * solve(measured, traffic);
-                weights += traffic;
+            let measured_wait = wait_cycles / misses.max(1e-12);
+            waits_by_package.insert(package, measured_wait);
+            if measured_wait >= MIN_WAIT_CYCLES && traffic > 0.0 {
+                weighted_sum += traffic * service_time_for_wait(measured_wait, traffic);
+                weight_sum += traffic;
             }
         }
-        (weights > 0.0).then(|| Bus { line_cycles: weighted / weights, now: waits_by_package })
+        (weight_sum > 0.0)
+            .then(|| MemoryPathModel { line_cycles: weighted_sum / weight_sum, wait_by_package: waits_by_package })
     }
 
     /// Returns the present wait of a miss on a package, in cycles.
-    pub fn current_wait(&self, package: u32) -> f64 {
-        self.now.get(&package).copied().unwrap_or(0.0)
+    pub fn current_wait_cycles(&self, package: u32) -> f64 {
+        self.wait_by_package.get(&package).copied().unwrap_or(0.0)
     }
 
     /// Returns the additional wait of a miss on a package with this traffic, relative to the package on which the wait
     /// was measured.
-    pub fn added_wait(&self, lines_per_cycle: f64, measured_on: u32) -> f64 {
-        wait(self.line_cycles, lines_per_cycle) - self.current_wait(measured_on)
+    pub fn added_wait_cycles(&self, lines_per_cycle: f64, measured_package: u32) -> f64 {
+        queue_wait_cycles(self.line_cycles, lines_per_cycle) - self.current_wait_cycles(measured_package)
     }
 }
 
-fn solve(measured: f64, traffic: f64) -> f64 {
-    let (mut low, mut high) = (0.0, BUSIEST / traffic);
+fn service_time_for_wait(measured_wait: f64, traffic: f64) -> f64 {
+    let (mut low, mut high) = (0.0, MAX_UTILIZATION / traffic);
     for _ in 0..40 {
         let middle = 0.5 * (low + high);
-        if wait(middle, traffic) > measured { high = middle } else { low = middle }
+        if queue_wait_cycles(middle, traffic) > measured_wait { high = middle } else { low = middle }
     }
     0.5 * (low + high)
 }
@@ -90,7 +91,7 @@ mod tests {
     #[test]
     fn the_time_of_a_line_is_found_again() {
         for (line_cycles, traffic) in [(10.0, 0.05), (4.0, 0.2), (20.0, 0.045)] {
-            let solution = solve(wait(line_cycles, traffic), traffic);
+            let solution = service_time_for_wait(queue_wait_cycles(line_cycles, traffic), traffic);
             assert!((solution / line_cycles - 1.0).abs() < 1e-3, "{solution}");
         }
     }

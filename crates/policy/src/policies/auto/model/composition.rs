@@ -14,19 +14,19 @@ use super::program_model::ProgramModel;
 pub struct CacheOccupant<'a> {
     pub program: &'a ProgramModel,
     /// Share of the CPU's time that the task gets while its gang has the turn.
-    pub share: f64,
+    pub cpu_share: f64,
     pub gang: usize,
     /// Share of the task's partners that are on other caches.
     pub split_share: f64,
     /// Additional cycles that every miss waits, relative to a miss to the nearest memory in the measured queue.
     pub wait_cycles: f64,
     /// Share of the task's lines that fall into this partition: 1, except for tasks that may use every partition.
-    pub in_part_share: f64,
+    pub partition_share: f64,
 }
 
 impl CacheOccupant<'_> {
     fn footprint_in_part(&self, instructions: f64) -> f64 {
-        self.in_part_share * self.program.footprint_bytes(instructions)
+        self.partition_share * self.program.footprint_bytes(instructions)
     }
 }
 
@@ -40,40 +40,40 @@ pub struct TaskPerformance {
 }
 
 impl TaskPerformance {
-    /// Performance of a task before any partition was added.
+    /// The initial value, to which the performance in each partition is added.
     pub const NONE: TaskPerformance = TaskPerformance { cycles_per_instr: 0.0, misses_per_instr: 0.0, held_bytes: 0.0 };
 
     /// Adds the performance in another partition, into which this share of the task's lines falls.
-    pub fn add(&mut self, other: TaskPerformance, inside: f64) {
-        self.cycles_per_instr += inside * other.cycles_per_instr;
-        self.misses_per_instr += inside * other.misses_per_instr;
+    pub fn add(&mut self, other: TaskPerformance, line_share: f64) {
+        self.cycles_per_instr += line_share * other.cycles_per_instr;
+        self.misses_per_instr += line_share * other.misses_per_instr;
         self.held_bytes += other.held_bytes;
     }
 }
 
-const ROUNDS: usize = 6;
+const CO_RUN_ROUNDS: usize = 6;
 /// Number of rounds for gangs; it is smaller because each round computes many moments of a turn.
-const ROUNDS_OF_TURNS: usize = 3;
+const GANG_ROUNDS: usize = 3;
 /// Performances have converged if they change by less than this: curves are known to a few percent only.
-const SETTLED: f64 = 1e-5;
+const CONVERGENCE_TOLERANCE: f64 = 1e-5;
 /// Occupancies add up to the cache within this share of it.
-const TOLERANCE: f64 = 1e-6;
+const OCCUPANCY_TOLERANCE: f64 = 1e-6;
 /// Largest length of a window.
-const LONGEST_CYCLES: f64 = 1e14;
+const MAX_WINDOW_CYCLES: f64 = 1e14;
 /// Largest number of steps of a root search; a handful is usual.
 const MAX_STEPS: usize = 48;
 /// Sampled moments of a turn; they are dense at its beginning, while the cache is being filled.
-const MOMENTS: i32 = 16;
-const NEXT_STEP: f64 = 1.3;
+const MOMENTS_PER_TURN: i32 = 16;
+const STEP_GROWTH: f64 = 1.3;
 
-/// Returns the performance of all tasks. `turns` has the gangs' quanta in cycles (one entry of any length if there are
-/// no gangs).
+/// Returns the performance of all tasks. `quanta` holds the gangs' quanta in cycles; without gangs, it has one entry of
+/// any length.
 pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64, quanta: &[f64]) -> Vec<TaskPerformance> {
     let mut cycles: Vec<f64> = occupants
         .iter()
         .map(|occupant| {
             occupant.program.cycles_per_instr_at(
-                cache_bytes / occupant.in_part_share,
+                cache_bytes / occupant.partition_share,
                 occupant.wait_cycles,
                 occupant.split_share,
             )
@@ -82,42 +82,43 @@ pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64, quanta: &[f64]
     let mut performances: Vec<TaskPerformance> = Vec::with_capacity(occupants.len());
     let rounds = match quanta.len() {
         0 | 1 if occupants.len() == 1 => 1,
-        0 | 1 => ROUNDS,
-        _ => ROUNDS_OF_TURNS,
+        0 | 1 => CO_RUN_ROUNDS,
+        _ => GANG_ROUNDS,
     };
     // The last root is close to the next one.
     let (mut cursor, mut guess) = (FootprintCursor::new(occupants.len()), WindowGuess::default());
     for _ in 0..rounds {
         if quanta.len() <= 1 {
-            co_run(occupants, cache_bytes, &cycles, &mut cursor, &mut performances);
+            compose_co_runners(occupants, cache_bytes, &cycles, &mut cursor, &mut performances);
         } else {
-            performances = shares_in_turns(occupants, cache_bytes, quanta, &cycles, &mut guess);
+            performances = compose_gangs(occupants, cache_bytes, quanta, &cycles, &mut guess);
         }
         let mut largest_change: f64 = 0.0;
-        for (cycles, fare) in cycles.iter_mut().zip(&performances) {
+        for (cycles, performance) in cycles.iter_mut().zip(&performances) {
             let previous_cycles = *cycles;
-            *cycles = 0.5 * (*cycles + fare.cycles_per_instr);
+            *cycles = 0.5 * (*cycles + performance.cycles_per_instr);
             largest_change = largest_change.max((*cycles / previous_cycles - 1.0).abs());
         }
-        if largest_change < SETTLED {
+        if largest_change < CONVERGENCE_TOLERANCE {
             break;
         }
     }
     performances
 }
 
-fn task_performance(occupant: &CacheOccupant<'_>, composed: f64, cache_bytes: f64) -> TaskPerformance {
-    let occupancy =
-        occupant.program.real_occupancy(composed / occupant.in_part_share, cache_bytes / occupant.in_part_share);
+fn task_performance(occupant: &CacheOccupant<'_>, composed_bytes: f64, cache_bytes: f64) -> TaskPerformance {
+    let occupancy = occupant
+        .program
+        .real_occupancy(composed_bytes / occupant.partition_share, cache_bytes / occupant.partition_share);
     let misses_per_instr = occupant.program.misses_at(occupancy);
     TaskPerformance {
         cycles_per_instr: occupant.program.cycles_at(misses_per_instr, occupant.wait_cycles, occupant.split_share),
         misses_per_instr,
-        held_bytes: composed,
+        held_bytes: composed_bytes,
     }
 }
 
-/// Reach of the last window, and the step of growth at which each task's footprint was found.
+/// The length of the last window, and the step of growth at which each task's footprint was found.
 struct FootprintCursor {
     cycles: f64,
     steps: Vec<usize>,
@@ -133,49 +134,52 @@ impl FootprintCursor {
 }
 
 /// Composes tasks that all run all the time. Progress is proportional to the window, and the sum of footprints is
-/// concave, so Newton's steps from the left never pass the root. `window` is the starting point on entry, and the root
-/// on return.
-fn co_run(
+/// concave, so Newton's steps from the left never pass the root. `cursor.cycles` is the starting point on entry, and
+/// the root on return.
+fn compose_co_runners(
     occupants: &[CacheOccupant<'_>],
     cache_bytes: f64,
     cycles: &[f64],
     cursor: &mut FootprintCursor,
     performances: &mut Vec<TaskPerformance>,
 ) {
-    let FootprintCursor { rates, occupancies: held, .. } = cursor;
+    let FootprintCursor { rates, occupancies: occupancy_bytes, .. } = cursor;
     rates
         .iter_mut()
         .zip(occupants.iter().zip(cycles))
-        .for_each(|(rate, (member, cycles))| *rate = member.share / cycles);
-    let mut minimum = 0.0;
+        .for_each(|(rate, (member, cycles))| *rate = member.cpu_share / cycles);
+    let mut lower_bound = 0.0;
     for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
         for (index, occupant) in occupants.iter().enumerate() {
-            let (bytes, per_instr) =
+            let (bytes, bytes_per_instr) =
                 occupant.program.footprint_near(cursor.cycles * rates[index], &mut cursor.steps[index]);
-            held[index] = occupant.in_part_share * bytes;
-            sum += held[index];
-            slope += occupant.in_part_share * per_instr * rates[index];
+            occupancy_bytes[index] = occupant.partition_share * bytes;
+            sum += occupancy_bytes[index];
+            slope += occupant.partition_share * bytes_per_instr * rates[index];
         }
         let free_bytes = cache_bytes - sum;
-        let all_held = free_bytes >= 0.0 && (slope <= 0.0 || cursor.cycles >= LONGEST_CYCLES);
-        if all_held || free_bytes.abs() <= TOLERANCE * cache_bytes || step == MAX_STEPS {
+        let fits_completely = free_bytes >= 0.0 && (slope <= 0.0 || cursor.cycles >= MAX_WINDOW_CYCLES);
+        if fits_completely || free_bytes.abs() <= OCCUPANCY_TOLERANCE * cache_bytes || step == MAX_STEPS {
             break;
         }
         if free_bytes > 0.0 {
-            minimum = cursor.cycles;
+            lower_bound = cursor.cycles;
         }
-        let next = cursor.cycles + free_bytes / slope;
+        let next_cycles = cursor.cycles + free_bytes / slope;
         // A step from the right may overshoot; the next step then comes from the left.
-        cursor.cycles = if next > minimum { next.min(LONGEST_CYCLES) } else { minimum };
+        cursor.cycles = if next_cycles > lower_bound { next_cycles.min(MAX_WINDOW_CYCLES) } else { lower_bound };
     }
     performances.clear();
     performances.extend(
-        occupants.iter().zip(held).map(|(member, held_bytes)| task_performance(member, *held_bytes, cache_bytes)),
+        occupants
+            .iter()
+            .zip(occupancy_bytes)
+            .map(|(member, held_bytes)| task_performance(member, *held_bytes, cache_bytes)),
     );
 }
 
-/// Reach of the last window over turns, as a power of ten of cycles.
+/// The length of the last window over turns, as the decimal logarithm of its cycles.
 #[derive(Clone, Copy)]
 struct WindowGuess(f64);
 
@@ -185,8 +189,8 @@ impl Default for WindowGuess {
     }
 }
 
-/// The shortest and the longest window, as powers of ten of cycles.
-const REACH: (f64, f64) = (3.0, 14.0);
+/// The shortest and the longest window, as decimal logarithms of cycles.
+const WINDOW_EXPONENTS: (f64, f64) = (3.0, 14.0);
 
 impl WindowGuess {
     /// Returns the occupancies of all tasks, given their progress (in instructions) over a window. The sum grows with
@@ -201,47 +205,47 @@ impl WindowGuess {
         let footprint_at = |index: usize, exponent: f64| {
             occupants[index].footprint_in_part(progress(index, window_of_exponent(exponent)))
         };
-        let beyond =
+        let excess_bytes =
             |exponent: f64| (0..occupants.len()).map(|index| footprint_at(index, exponent)).sum::<f64>() - cache_bytes;
         let occupancies_at =
             |exponent: f64| (0..occupants.len()).map(|index| footprint_at(index, exponent)).collect::<Vec<f64>>();
         let (mut low, mut high) = (self.0, self.0);
-        let mut below = beyond(low);
-        let mut above = below;
+        let mut low_excess = excess_bytes(low);
+        let mut high_excess = low_excess;
         let mut step = 0.02;
-        while below > 0.0 && low > REACH.0 {
-            (high, above) = (low, below);
-            low = (low - step).max(REACH.0);
-            below = beyond(low);
+        while low_excess > 0.0 && low > WINDOW_EXPONENTS.0 {
+            (high, high_excess) = (low, low_excess);
+            low = (low - step).max(WINDOW_EXPONENTS.0);
+            low_excess = excess_bytes(low);
             step *= 3.0;
         }
-        while above <= 0.0 && high < REACH.1 {
-            (low, below) = (high, above);
-            high = (high + step).min(REACH.1);
-            above = beyond(high);
+        while high_excess <= 0.0 && high < WINDOW_EXPONENTS.1 {
+            (low, low_excess) = (high, high_excess);
+            high = (high + step).min(WINDOW_EXPONENTS.1);
+            high_excess = excess_bytes(high);
             step *= 3.0;
         }
-        if above <= 0.0 || below > 0.0 {
-            self.0 = if above <= 0.0 { REACH.1 } else { REACH.0 };
+        if high_excess <= 0.0 || low_excess > 0.0 {
+            self.0 = if high_excess <= 0.0 { WINDOW_EXPONENTS.1 } else { WINDOW_EXPONENTS.0 };
             return occupancies_at(self.0);
         }
         // If an end stays, its weight is halved (Illinois); otherwise it would never move.
-        let (mut weight_below, mut weight_above) = (below, above);
+        let (mut low_weight, mut high_weight) = (low_excess, high_excess);
         for _ in 0..MAX_STEPS {
             if high - low < 1e-6 {
                 break;
             }
-            let middle = (low * weight_above - high * weight_below) / (weight_above - weight_below);
+            let middle = (low * high_weight - high * low_weight) / (high_weight - low_weight);
             let middle = if middle > low && middle < high { middle } else { 0.5 * (low + high) };
-            let excess = beyond(middle);
-            if excess.abs() <= TOLERANCE * cache_bytes {
+            let excess = excess_bytes(middle);
+            if excess.abs() <= OCCUPANCY_TOLERANCE * cache_bytes {
                 low = middle;
                 break;
             }
             if excess > 0.0 {
-                (high, weight_above, weight_below) = (middle, excess, 0.5 * weight_below);
+                (high, high_weight, low_weight) = (middle, excess, 0.5 * low_weight);
             } else {
-                (low, weight_below, weight_above) = (middle, excess, 0.5 * weight_above);
+                (low, low_weight, high_weight) = (middle, excess, 0.5 * high_weight);
             }
         }
         self.0 = low;
@@ -249,30 +253,31 @@ impl WindowGuess {
     }
 }
 
-/// Returns the cycles that a gang ran within the last `window` cycles, `into` cycles into the turn of gang `now`.
-fn turn_cycles(gang: usize, now: usize, into: f64, window: f64, turns: &[f64]) -> f64 {
+/// Returns the cycles that a gang ran within the last `window` cycles, at `elapsed_in_turn` cycles into the turn of
+/// `current_gang`.
+fn turn_cycles(gang: usize, current_gang: usize, elapsed_in_turn: f64, window: f64, turns: &[f64]) -> f64 {
     let rotation: f64 = turns.iter().sum();
     let full_rotations = libm::floor(window / rotation);
-    let mut remaining = window - full_rotations * rotation;
-    let mut had = full_rotations * turns[gang];
-    let (mut gang_in_turn, mut length) = (now, into);
-    // The part of the current turn that is still to come appears at the far end of the rotation.
+    let mut remaining_cycles = window - full_rotations * rotation;
+    let mut gang_cycles = full_rotations * turns[gang];
+    let (mut gang_in_turn, mut turn_length) = (current_gang, elapsed_in_turn);
+    // The window may reach back into the preceding turn of the same gang, so one more turn than a rotation is visited.
     for _ in 0..=turns.len() {
-        let elapsed = remaining.min(length);
+        let elapsed = remaining_cycles.min(turn_length);
         if gang_in_turn == gang {
-            had += elapsed;
+            gang_cycles += elapsed;
         }
-        remaining -= elapsed;
+        remaining_cycles -= elapsed;
         gang_in_turn = (gang_in_turn + turns.len() - 1) % turns.len();
-        length = turns[gang_in_turn];
-        if remaining <= 0.0 {
+        turn_length = turns[gang_in_turn];
+        if remaining_cycles <= 0.0 {
             break;
         }
     }
-    had
+    gang_cycles
 }
 
-fn shares_in_turns(
+fn compose_gangs(
     occupants: &[CacheOccupant<'_>],
     cache_bytes: f64,
     quanta: &[f64],
@@ -281,41 +286,44 @@ fn shares_in_turns(
 ) -> Vec<TaskPerformance> {
     // Sums over the moments: instructions, misses, cycles, and bytes held times cycles.
     let mut sums = vec![[0.0; 4]; occupants.len()];
-    for (now, &turn) in quanta.iter().enumerate() {
+    for (current_gang, &quantum) in quanta.iter().enumerate() {
         let mut instructions_done = vec![0.0; occupants.len()];
-        // Occupancies of the previous moment; initially the cache may be empty.
-        let mut last: Vec<f64> = occupants
+        // Cycles per instruction at the previous moment. At the start of the turn, the cache is assumed to be empty.
+        let mut last_cycles_per_instr: Vec<f64> = occupants
             .iter()
             .map(|occupant| occupant.program.cycles_per_instr_at(0.0, occupant.wait_cycles, occupant.split_share))
             .collect();
-        let mut step = turn * (NEXT_STEP - 1.0) / (libm::pow(NEXT_STEP, f64::from(MOMENTS)) - 1.0);
+        let mut step = quantum * (STEP_GROWTH - 1.0) / (libm::pow(STEP_GROWTH, f64::from(MOMENTS_PER_TURN)) - 1.0);
         let mut elapsed = 0.0;
-        for _ in 0..MOMENTS {
+        for _ in 0..MOMENTS_PER_TURN {
             let middle = elapsed + 0.5 * step;
             let instr_in_window = |index: usize, window: f64| {
                 let occupant = &occupants[index];
-                let turn_length = turn_cycles(occupant.gang, now, middle, window, quanta);
-                if occupant.gang != now {
-                    return turn_length * occupant.share / cycles[index];
+                let gang_cycles = turn_cycles(occupant.gang, current_gang, middle, window, quanta);
+                if occupant.gang != current_gang {
+                    return gang_cycles * occupant.cpu_share / cycles[index];
                 }
                 // The current turn counts at its actual speed, earlier turns at the mean speed.
-                let this_turn = turn_length.min(middle);
-                let so_far = instructions_done[index] + 0.5 * step * occupant.share / last[index];
-                so_far * this_turn / middle + (turn_length - this_turn) * occupant.share / cycles[index]
+                let cycles_in_turn = gang_cycles.min(middle);
+                let instr_in_turn =
+                    instructions_done[index] + 0.5 * step * occupant.cpu_share / last_cycles_per_instr[index];
+                instr_in_turn * cycles_in_turn / middle
+                    + (gang_cycles - cycles_in_turn) * occupant.cpu_share / cycles[index]
             };
             let occupancies = guess.solve_occupancies(occupants, cache_bytes, instr_in_window);
-            for (index, occupant) in occupants.iter().enumerate().filter(|(_, occupant)| occupant.gang == now) {
-                let fare = task_performance(occupant, occupancies[index], cache_bytes);
-                let instructions = step * occupant.share / fare.cycles_per_instr;
+            for (index, occupant) in occupants.iter().enumerate().filter(|(_, occupant)| occupant.gang == current_gang)
+            {
+                let performance = task_performance(occupant, occupancies[index], cache_bytes);
+                let instructions = step * occupant.cpu_share / performance.cycles_per_instr;
                 instructions_done[index] += instructions;
-                last[index] = fare.cycles_per_instr;
+                last_cycles_per_instr[index] = performance.cycles_per_instr;
                 sums[index][0] += instructions;
-                sums[index][1] += instructions * fare.misses_per_instr;
-                sums[index][2] += step * occupant.share;
-                sums[index][3] += step * occupant.share * occupancies[index];
+                sums[index][1] += instructions * performance.misses_per_instr;
+                sums[index][2] += step * occupant.cpu_share;
+                sums[index][3] += step * occupant.cpu_share * occupancies[index];
             }
             elapsed += step;
-            step *= NEXT_STEP;
+            step *= STEP_GROWTH;
         }
     }
     let mean_performance = |(sums, occupant): (&[f64; 4], &CacheOccupant<'_>)| {
@@ -334,7 +342,7 @@ mod tests {
     use super::*;
 
     fn occupant_fixture(program: &ProgramModel, gang: usize) -> CacheOccupant<'_> {
-        CacheOccupant { program, share: 1.0, gang, split_share: 0.0, wait_cycles: 0.0, in_part_share: 1.0 }
+        CacheOccupant { program, cpu_share: 1.0, gang, split_share: 0.0, wait_cycles: 0.0, partition_share: 1.0 }
     }
 
     /// Does a single task run at its solo speed, and do equal programs perform alike?
@@ -369,7 +377,7 @@ mod tests {
     fn tasks_that_may_use_every_partition_perform_as_in_the_whole() {
         let (reuser, stream) = (uniform_program(3_000_000.0, 0.02), program_fixture(|_| 0.05));
         let whole_cache = compose(&[occupant_fixture(&reuser, 0), occupant_fixture(&stream, 0)], CACHE, &[1.0]);
-        let half = |program| CacheOccupant { in_part_share: 0.5, ..occupant_fixture(program, 0) };
+        let half = |program| CacheOccupant { partition_share: 0.5, ..occupant_fixture(program, 0) };
         let partition = compose(&[half(&reuser), half(&stream)], 0.5 * CACHE, &[1.0]);
         for (part_performance, whole_performance) in partition.iter().zip(&whole_cache) {
             assert!(

@@ -12,16 +12,16 @@ impl DecidedPlan {
     /// Returns the part of a plan that still applies to the live tasks.
     pub fn from_previous(previous_plan: &Plan, view: &View<'_>) -> Self {
         let mut plan = Plan::idle(previous_plan.window);
-        let movable: BTreeSet<TaskId> = view.movable_tasks().map(|task| task.task).collect();
+        let movable_tasks: BTreeSet<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         let online = view.online();
         plan.affinity = previous_plan.affinity.clone();
-        plan.affinity.retain(|task, cpus| movable.contains(task) && cpus.intersects(&online));
+        plan.affinity.retain(|task, cpus| movable_tasks.contains(task) && cpus.intersects(&online));
         let tasks: BTreeSet<TaskId> = view.observation.tasks.iter().map(|sample| sample.task).collect();
         let processes: BTreeSet<ProcessId> = view.observation.tasks.iter().map(|sample| sample.process).collect();
         for schedule in &previous_plan.gangs {
             let mut schedule = schedule.clone();
             for gang in &mut schedule.gangs {
-                gang.members.retain(|(task, _)| movable.contains(task));
+                gang.members.retain(|(task, _)| movable_tasks.contains(task));
             }
             schedule.gangs.retain(|gang| !gang.members.is_empty());
             if !schedule.gangs.is_empty() && schedule.cpus.is_subset(&online) {
@@ -46,32 +46,35 @@ impl DecidedPlan {
         DecidedPlan(plan)
     }
 
-    /// Do both plans have the same placement, gangs and partitions?
-    pub fn is_same(&self, plan: &Plan) -> bool {
+    /// Returns whether both plans have the same placement, gangs and partitions.
+    pub fn matches(&self, plan: &Plan) -> bool {
         (&self.0.affinity, &self.0.gangs, &self.0.shares) == (&plan.affinity, &plan.gangs, &plan.shares)
     }
 }
 
 /// Drops schedules until every task outside gangs may run on a CPU without gangs. Schedules are considered together,
-/// because a newcomer that may run on any CPU has no turn if every cache has gangs. `may` gives the CPUs on which each
-/// task may run; it is called only if there are gangs, because the sets are expensive.
-pub fn drop_starving_schedules(gangs: &mut Vec<GangSchedule>, may: impl IntoIterator<Item = (TaskId, CpuSet)>) {
+/// because a newcomer that may run on any CPU has no turn if every cache has gangs. `allowed_cpus` yields the CPUs on
+/// which each task may run; it is consumed only if there are gangs, because the sets are expensive.
+pub fn drop_starving_schedules(
+    gangs: &mut Vec<GangSchedule>,
+    allowed_cpus: impl IntoIterator<Item = (TaskId, CpuSet)>,
+) {
     if gangs.is_empty() {
         return;
     }
-    let may: Vec<(TaskId, CpuSet)> = may.into_iter().collect();
+    let allowed_cpus_by_task: Vec<(TaskId, CpuSet)> = allowed_cpus.into_iter().collect();
     loop {
-        let ganged: CpuSet = gangs.iter().flat_map(|schedule| schedule.cpus.iter()).collect();
+        let ganged_cpus: CpuSet = gangs.iter().flat_map(|schedule| schedule.cpus.iter()).collect();
         let members: BTreeSet<TaskId> = gangs
             .iter()
             .flat_map(|schedule| &schedule.gangs)
             .flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
             .collect();
-        let starves =
-            |(task, may): &&(TaskId, CpuSet)| !members.contains(task) && !may.is_empty() && may.is_subset(&ganged);
-        let Some((_, may)) = may.iter().find(starves) else { return };
-        let Some(last) = gangs.iter().rposition(|schedule| schedule.cpus.intersects(may)) else { return };
-        gangs.remove(last);
+        let is_starving =
+            |(task, may): &&(TaskId, CpuSet)| !members.contains(task) && !may.is_empty() && may.is_subset(&ganged_cpus);
+        let Some((_, may)) = allowed_cpus_by_task.iter().find(is_starving) else { return };
+        let Some(last_schedule) = gangs.iter().rposition(|schedule| schedule.cpus.intersects(may)) else { return };
+        gangs.remove(last_schedule);
     }
 }
 

@@ -9,52 +9,52 @@ use super::problem::PlanningProblem;
 use super::score::{ForecastSpeed, forecast_speeds};
 
 /// Number of draws within the errors of curves and costs that an interval spans.
-const DRAWS: u64 = 4;
+const DRAW_COUNT: u64 = 4;
 
-/// Forecasts every task under a layout. `references` returns accesses to the last level per instruction.
+/// Forecasts every task under a layout. `references_per_instr` returns accesses to the last level per instruction.
 pub fn forecast(
     problem: &PlanningProblem,
     layout: &SiteLayout,
-    references: impl Fn(TaskId) -> Option<f64>,
+    references_per_instr: impl Fn(TaskId) -> Option<f64>,
     seed: u64,
 ) -> Forecast {
-    let middle = forecast_speeds(problem, layout);
-    let drawn: Vec<_> =
-        (0..DRAWS).map(|draw| forecast_speeds(&problem.with_errors(&problem.draw(seed ^ draw)), layout)).collect();
+    let central_speeds = forecast_speeds(problem, layout);
+    let drawn_speeds: Vec<_> =
+        (0..DRAW_COUNT).map(|draw| forecast_speeds(&problem.with_errors(&problem.draw(seed ^ draw)), layout)).collect();
     let mut forecast = Forecast { model: ForecastModel::Policy, ..Forecast::default() };
     // Misses and references of each site; `None` if those of a task are unknown.
-    let mut counts: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
+    let mut counts_by_site: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
     for (index, problem_task) in problem.tasks.iter().enumerate() {
-        let (Some(program), Some(speed)) = (&problem_task.program, middle[index]) else {
+        let (Some(program), Some(speed)) = (&problem_task.program, central_speeds[index]) else {
             forecast.unknown.push(problem_task.task);
             if let Some(site) = problem_task.last_site {
-                counts.insert(site, None);
+                counts_by_site.insert(site, None);
             }
             continue;
         };
-        let draws: Vec<ForecastSpeed> = drawn.iter().filter_map(|speeds| speeds[index]).collect();
-        let estimate_of =
-            |value: &dyn Fn(&ForecastSpeed) -> f64| spanning_estimate(value(&speed), draws.iter().map(value));
-        let cpu_share = |speed: &ForecastSpeed| speed.share_of_demand * program.cpu_demand;
+        let task_draws: Vec<ForecastSpeed> = drawn_speeds.iter().filter_map(|speeds| speeds[index]).collect();
+        let span_draws =
+            |value: &dyn Fn(&ForecastSpeed) -> f64| spanning_estimate(value(&speed), task_draws.iter().map(value));
+        let cpu_share = |speed: &ForecastSpeed| speed.met_demand_share * program.cpu_demand;
         let misses_per_instr_of =
             |speed: &ForecastSpeed| speed.lines_per_cycle / speed.instr_per_cycle / program.lines_per_miss;
         forecast.tasks.insert(
             problem_task.task,
             TaskForecast {
-                degradation: estimate_of(&|speed| 1.0 / speed.over_alone - 1.0),
-                misses_per_kilo_instr: estimate_of(&|speed| 1000.0 * misses_per_instr_of(speed)),
-                instr_per_cycle: estimate_of(&|speed| speed.instr_per_cycle / cpu_share(speed)),
-                cpu_share: estimate_of(&cpu_share),
+                degradation: span_draws(&|speed| 1.0 / speed.relative_speed - 1.0),
+                misses_per_kilo_instr: span_draws(&|speed| 1000.0 * misses_per_instr_of(speed)),
+                instr_per_cycle: span_draws(&|speed| speed.instr_per_cycle / cpu_share(speed)),
+                cpu_share: span_draws(&cpu_share),
             },
         );
-        let Some(site) = layout.site_of[index] else { continue };
-        let rates = references(problem_task.task).map(|references| {
+        let Some(site) = layout.site_by_task[index] else { continue };
+        let rates = references_per_instr(problem_task.task).map(|references| {
             (misses_per_instr_of(&speed) * speed.instr_per_cycle, references * speed.instr_per_cycle)
         });
-        let sum = counts.entry(site).or_insert(Some((0.0, 0.0)));
-        *sum = sum.zip(rates).map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
+        let site_counts = counts_by_site.entry(site).or_insert(Some((0.0, 0.0)));
+        *site_counts = site_counts.zip(rates).map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
     }
-    for (site, counts) in counts {
+    for (site, counts) in counts_by_site {
         let ratio = counts.and_then(|(misses, references)| spanning_estimate(misses / references, std::iter::empty()));
         forecast.cache_miss_ratio.extend(ratio.map(|ratio| (problem.sites[site].cache, ratio)));
     }

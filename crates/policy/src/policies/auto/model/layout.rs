@@ -30,9 +30,9 @@ pub struct GangRotation {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SiteLayout {
     /// Site of each task; `None` if unknown.
-    pub site_of: Vec<Option<usize>>,
+    pub site_by_task: Vec<Option<usize>>,
     /// Whether the plan pins the task to its site; otherwise the task was only observed there.
-    pub pinned: Vec<bool>,
+    pub is_pinned: Vec<bool>,
     /// Partitions by site; empty if the site is undivided.
     pub partitions: Vec<Vec<PartitionMembers>>,
     pub rotations: Vec<Option<GangRotation>>,
@@ -41,24 +41,24 @@ pub struct SiteLayout {
 impl SiteLayout {
     /// Puts all tasks on the sites that the machine's own scheduler chose, without partitions.
     pub fn from_default_sites(problem: &PlanningProblem, observed_sites: &BTreeMap<TaskId, usize>) -> Self {
-        let site_of = problem
+        let site_by_task = problem
             .tasks
             .iter()
             .map(|problem_task| observed_sites.get(&problem_task.task).copied().or(problem_task.last_site))
             .collect();
-        SiteLayout::without_partitions(problem, site_of, false)
+        SiteLayout::without_partitions(problem, site_by_task, false)
     }
 
     /// Puts the tasks on these sites, without partitions.
-    pub fn without_partitions(problem: &PlanningProblem, site_of: Vec<Option<usize>>, is_pinned: bool) -> Self {
-        let pinned = problem
+    pub fn without_partitions(problem: &PlanningProblem, site_by_task: Vec<Option<usize>>, is_pinned: bool) -> Self {
+        let is_pinned = problem
             .tasks
             .iter()
-            .map(|problem_task| is_pinned && problem_task.movable && problem_task.program.is_some())
+            .map(|problem_task| is_pinned && problem_task.is_movable && problem_task.program.is_some())
             .collect();
         SiteLayout {
-            site_of,
-            pinned,
+            site_by_task,
+            is_pinned,
             partitions: vec![Vec::new(); problem.sites.len()],
             rotations: vec![None; problem.sites.len()],
         }
@@ -71,23 +71,23 @@ impl SiteLayout {
             let cpus = plan.affinity.get(task)?;
             cpu_sites.site_of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&problem.sites[site].cpus))
         };
-        let task_index = problem.places();
+        let index_by_task = problem.index_by_task();
         let mut layout = SiteLayout::without_partitions(problem, Vec::new(), false);
-        let held_sites: Vec<Option<usize>> =
+        let pinned_sites: Vec<Option<usize>> =
             problem.tasks.iter().map(|problem_task| pinned_site_of(&problem_task.task)).collect();
-        layout.site_of = problem
+        layout.site_by_task = problem
             .tasks
             .iter()
-            .zip(&held_sites)
+            .zip(&pinned_sites)
             .map(|(problem_task, pinned_site)| pinned_site.or(problem_task.last_site))
             .collect();
-        layout.pinned = held_sites.iter().map(Option::is_some).collect();
+        layout.is_pinned = pinned_sites.iter().map(Option::is_some).collect();
         for schedule in &plan.gangs {
             let Some(site) = problem.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else {
                 continue;
             };
             let members =
-                |gang: &Gang| gang.members.iter().filter_map(|(task, _)| task_index.get(task).copied()).collect();
+                |gang: &Gang| gang.members.iter().filter_map(|(task, _)| index_by_task.get(task).copied()).collect();
             let gangs = schedule.gangs.iter().map(members).collect();
             layout.rotations[site] = Some(GangRotation { slice_ns: schedule.slice_ns, gangs });
         }
@@ -95,9 +95,9 @@ impl SiteLayout {
             let Some(site) = problem.sites.iter().position(|site| site.cache == share.cache) else { continue };
             let is_member = |index: &usize| {
                 let task = &problem.tasks[*index];
-                let named = share.members.contains(&ShareMember::Task(task.task))
+                let is_named = share.members.contains(&ShareMember::Task(task.task))
                     || share.members.contains(&ShareMember::Process(task.process));
-                named && layout.site_of[*index] == Some(site)
+                is_named && layout.site_by_task[*index] == Some(site)
             };
             let members = (0..problem.tasks.len()).filter(is_member).collect();
             let units = match &share.units {
@@ -111,23 +111,29 @@ impl SiteLayout {
 
     /// Returns the known tasks of a site.
     pub fn known_tasks_on(&self, problem: &PlanningProblem, site: usize) -> Vec<usize> {
-        problem.known_tasks().filter(|&index| self.site_of[index] == Some(site)).collect()
+        problem.known_tasks().filter(|&index| self.site_by_task[index] == Some(site)).collect()
     }
 
     /// Writes the layout into a plan. Units stay the same as in `previous_plan` as far as possible.
-    pub fn write_to(&self, problem: &PlanningProblem, previous_plan: &Plan, migration: PageMigration, plan: &mut Plan) {
-        for (index, problem_task) in problem.tasks.iter().enumerate().filter(|(index, _)| self.pinned[*index]) {
-            if let Some(site) = self.site_of[index].filter(|_| problem_task.movable) {
+    pub fn write_into_plan(
+        &self,
+        problem: &PlanningProblem,
+        previous_plan: &Plan,
+        migration: PageMigration,
+        plan: &mut Plan,
+    ) {
+        for (index, problem_task) in problem.tasks.iter().enumerate().filter(|(index, _)| self.is_pinned[*index]) {
+            if let Some(site) = self.site_by_task[index].filter(|_| problem_task.is_movable) {
                 plan.affinity.insert(problem_task.task, problem.sites[site].cpus.clone());
             }
         }
         let online: CpuSet = problem.sites.iter().flat_map(|site| site.cpus.iter()).collect();
-        let allowed_cpus = |problem_task: &ProblemTask| match (problem_task.movable, problem_task.last_site) {
+        let allowed_cpus = |problem_task: &ProblemTask| match (problem_task.is_movable, problem_task.last_site) {
             (true, _) => plan.affinity.get(&problem_task.task).unwrap_or(&online).intersection(&online),
             (false, Some(site)) => problem.sites[site].cpus.clone(),
             (false, None) => CpuSet::default(),
         };
-        plan.gangs.extend((0..problem.sites.len()).filter_map(|site| self.gang_schedule(problem, site)));
+        plan.gangs.extend((0..problem.sites.len()).filter_map(|site| self.build_gang_schedule(problem, site)));
         drop_starving_schedules(
             &mut plan.gangs,
             problem.tasks.iter().map(|problem_task| (problem_task.task, allowed_cpus(problem_task))),
@@ -137,18 +143,18 @@ impl SiteLayout {
         }
     }
 
-    fn gang_schedule(&self, problem: &PlanningProblem, site: usize) -> Option<GangSchedule> {
+    fn build_gang_schedule(&self, problem: &PlanningProblem, site: usize) -> Option<GangSchedule> {
         let rotation = self.rotations[site].as_ref()?;
         let cpus = &problem.sites[site].cpus;
-        let gang = |members: &Vec<usize>| Gang {
+        let build_gang = |members: &Vec<usize>| Gang {
             members: members.iter().map(|&index| (problem.tasks[index].task, None)).collect(),
             slices: 1,
         };
-        let fits = rotation.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
-        if !fits || rotation.gangs.len() < 2 {
+        let is_feasible = rotation.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
+        if !is_feasible || rotation.gangs.len() < 2 {
             return None;
         }
-        let gangs = rotation.gangs.iter().map(gang).collect();
+        let gangs = rotation.gangs.iter().map(build_gang).collect();
         Some(GangSchedule { cpus: cpus.clone(), slice_ns: rotation.slice_ns, gangs })
     }
 
@@ -162,27 +168,29 @@ impl SiteLayout {
     ) {
         let (partitions, cache_site) = (&self.partitions[site], &problem.sites[site]);
         let Some(partition_units) = cache_site.partition_units.filter(|_| !partitions.is_empty()) else { return };
-        let colors = matches!(partition_units, PartitionUnits::Colors { .. });
+        let uses_colors = matches!(partition_units, PartitionUnits::Colors { .. });
         let mut shares: Vec<(GroupId, Vec<ShareMember>, u32)> = Vec::new();
         for group in partitions.iter().filter(|group| !group.members.is_empty()) {
-            let members = self.share_members(problem, group, colors);
+            let members = self.share_members(problem, group, uses_colors);
             let id = GroupId(problem.tasks[group.members[0]].process.0.wrapping_mul(64) + group.members[0] as u32 % 64);
             shares.push((id, members, group.units));
         }
         shares.retain(|(_, members, _)| !members.is_empty());
-        let held_group = |id: GroupId| {
+        let previous_units = |id: GroupId| {
             let share = previous_plan.shares.iter().find(|share| share.group == id && share.cache == cache_site.cache);
             share.map_or_else(IndexSet::default, |share| match &share.units {
                 Units::Colors { allowed, .. } => allowed.clone(),
                 Units::Ways { mask } => mask.clone(),
             })
         };
-        let held_units: Vec<IndexSet> = shares.iter().map(|(id, ..)| held_group(*id)).collect();
+        let previous_units_by_share: Vec<IndexSet> = shares.iter().map(|(id, ..)| previous_units(*id)).collect();
         let sizes: Vec<u32> = shares.iter().map(|(.., units)| *units).collect();
         if sizes.iter().sum::<u32>() > partition_units.units() {
             return;
         }
-        for ((group, members, _), units) in shares.into_iter().zip(assign(&held_units, &sizes, &partition_units)) {
+        for ((group, members, _), units) in
+            shares.into_iter().zip(assign(&previous_units_by_share, &sizes, &partition_units))
+        {
             let units = match partition_units {
                 PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration },
                 PartitionUnits::Ways { .. } => Units::Ways { mask: units },
@@ -191,19 +199,19 @@ impl SiteLayout {
         }
     }
 
-    /// Does the plan into which the layout was written contain all of it? A partition or a turn is left out if its task
-    /// cannot be moved, or belongs to a process in two groups.
+    /// Returns whether the plan into which the layout was written contains all of it. A partition or a gang is left out
+    /// if its task cannot be moved, or belongs to a process in two groups.
     pub fn is_expressed_by(&self, plan: &Plan, problem: &PlanningProblem) -> bool {
         let is_expressed = |(index, site): (usize, &super::problem::CacheSite)| {
             let groups = self.partitions[index].iter().filter(|group| !group.members.is_empty()).count();
             let shares = plan.shares.iter().filter(|share| share.cache == site.cache).count();
-            let has_turns = plan.gangs.iter().any(|schedule| schedule.cpus == site.cpus);
-            groups == shares && self.rotations[index].is_some() == has_turns
+            let has_gangs = plan.gangs.iter().any(|schedule| schedule.cpus == site.cpus);
+            groups == shares && self.rotations[index].is_some() == has_gangs
         };
         problem.sites.iter().enumerate().all(is_expressed)
     }
 
-    /// Is the layout without partitions and rotations?
+    /// Returns whether the layout has neither partitions nor rotations.
     pub fn is_undivided(&self) -> bool {
         self.partitions.iter().all(Vec::is_empty) && self.rotations.iter().all(Option::is_none)
     }
@@ -211,17 +219,22 @@ impl SiteLayout {
     /// Returns the members of a group: whole processes if all their tasks are in the group, and single tasks only if
     /// units are ways. Memory belongs to a process, so if units are colors, threads without a profile go with the
     /// others.
-    fn share_members(&self, problem: &PlanningProblem, group: &PartitionMembers, colors: bool) -> Vec<ShareMember> {
+    fn share_members(
+        &self,
+        problem: &PlanningProblem,
+        group: &PartitionMembers,
+        uses_colors: bool,
+    ) -> Vec<ShareMember> {
         let mut members: Vec<ShareMember> = Vec::new();
         for &index in &group.members {
             let process = problem.tasks[index].process;
             let is_included = |(other, problem_task): (usize, &ProblemTask)| {
-                let goes_along = group.members.contains(&other) || colors && problem_task.program.is_none();
-                problem_task.process != process || problem_task.movable && goes_along
+                let is_compatible = group.members.contains(&other) || uses_colors && problem_task.program.is_none();
+                problem_task.process != process || problem_task.is_movable && is_compatible
             };
             let member = if problem.tasks.iter().enumerate().all(is_included) {
                 ShareMember::Process(process)
-            } else if colors || !problem.tasks[index].movable {
+            } else if uses_colors || !problem.tasks[index].is_movable {
                 continue;
             } else {
                 ShareMember::Task(problem.tasks[index].task)
@@ -236,15 +249,15 @@ impl SiteLayout {
 
 /// Groups tasks by process, for partitions by color.
 pub fn group_by_process(problem: &PlanningProblem, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
-    let mut by_process: Vec<(ProcessId, Vec<usize>)> = Vec::new();
+    let mut process_groups: Vec<(ProcessId, Vec<usize>)> = Vec::new();
     for &index in members {
         let process = problem.tasks[index].process;
-        match by_process.iter_mut().find(|(process_of_group, _)| *process_of_group == process) {
+        match process_groups.iter_mut().find(|(process_of_group, _)| *process_of_group == process) {
             Some((_, tasks)) => tasks.push(index),
-            None => by_process.push((process, vec![index])),
+            None => process_groups.push((process, vec![index])),
         }
     }
-    by_process
+    process_groups
 }
 
 #[cfg(test)]
@@ -255,7 +268,7 @@ mod tests {
 
     /// Two programs on one cache of eight colors, and another thread of the first program's process.
     fn problem_fixture(knows_thread: bool) -> PlanningProblem {
-        let partition_units = Some(PartitionUnits::Colors { units: 8, page_bytes: 4096, move_page_ns: 1.0 });
+        let partition_units = Some(PartitionUnits::Colors { units: 8, page_bytes: 4096, page_migration_ns: 1.0 });
         let mut tasks = vec![task_fixture(0, 0, 0.5), task_fixture(1, 0, 1.2), task_fixture(2, 0, 0.1)];
         tasks[2].process = ProcessId(0);
         if !knows_thread {
@@ -271,7 +284,7 @@ mod tests {
         layout.partitions[0] = partitions.iter().map(group).collect();
         let idle = Plan::idle(WindowLength::Time { ns: 1 });
         let mut plan = idle.clone();
-        layout.write_to(problem, &idle, PageMigration::All, &mut plan);
+        layout.write_into_plan(problem, &idle, PageMigration::All, &mut plan);
         (layout, plan)
     }
 

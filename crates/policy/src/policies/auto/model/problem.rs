@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSample, View};
 
-use super::bus::Bus;
+use super::bus::MemoryPathModel;
 use super::layout::SiteLayout;
 use super::program_model::{MemoryDistance, ModelInputs, ProgramModel, PromisedRate};
 use super::score::forecast_speeds;
@@ -35,7 +35,7 @@ pub struct CacheSite {
 pub struct ProblemTask {
     pub task: TaskId,
     pub process: ProcessId,
-    pub movable: bool,
+    pub is_movable: bool,
     /// Model of the task; without a model, the task has no forecast.
     pub program: Option<ProgramModel>,
     /// Cluster of tasks that share data with this one.
@@ -44,7 +44,7 @@ pub struct ProblemTask {
     pub last_site: Option<usize>,
     /// Whether the task stays on its site. Either the site is closed, or other threads of its process are on the same
     /// cache and the task has never run on another one, so that its waits there are unknown.
-    pub keep_in_place: bool,
+    pub must_stay: bool,
 }
 
 /// With more tasks than this, no partition is explored, because the effect of one curve is lost in those of the others.
@@ -57,11 +57,11 @@ pub struct PlanningProblem {
     pub tasks: Vec<ProblemTask>,
     pub cycles_per_ns: f64,
     /// Cost of waiting for memory, if the queue was measured.
-    pub bus: Option<Bus>,
-    pub shortest_slice_ns: Option<u64>,
+    pub bus: Option<MemoryPathModel>,
+    pub min_slice_ns: Option<u64>,
     /// Whether a task without a model is running on each site, so that no task of the site has a forecast. Empty means
     /// no site.
-    pub frozen_sites: Vec<bool>,
+    pub closed_sites: Vec<bool>,
 }
 
 /// Returns the sites of a machine; none if cache sizes are unknown.
@@ -96,12 +96,12 @@ pub struct CpuSites {
 
 impl CpuSites {
     pub fn from_sites(sites: &[CacheSite]) -> Self {
-        let cpus = sites.iter().flat_map(|site| site.cpus.iter()).max().map_or(0, |last| last as usize + 1);
-        let mut of_cpu = vec![None; cpus];
+        let cpu_count = sites.iter().flat_map(|site| site.cpus.iter()).max().map_or(0, |last| last as usize + 1);
+        let mut site_by_cpu = vec![None; cpu_count];
         for (index, site) in sites.iter().enumerate() {
-            site.cpus.iter().for_each(|cpu| of_cpu[cpu as usize] = Some(index));
+            site.cpus.iter().for_each(|cpu| site_by_cpu[cpu as usize] = Some(index));
         }
-        CpuSites { sites: of_cpu }
+        CpuSites { sites: site_by_cpu }
     }
 
     /// Returns the site of an online CPU.
@@ -119,60 +119,60 @@ impl CpuSites {
                 None => site_times.push((site, *ns)),
             }
         }
-        let longest_stay = site_times.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
-        Some(longest_stay.0)
+        let longest_residency = site_times.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
+        Some(longest_residency.0)
     }
 }
 
-/// Results of earlier windows.
+/// The evidence of earlier windows from which models are computed.
 pub struct PriorObservations<'a> {
     pub speeds: &'a SpeedTracker,
     pub clusters: &'a BTreeMap<TaskId, usize>,
-    pub lived_on: &'a BTreeMap<TaskId, usize>,
+    pub default_sites: &'a BTreeMap<TaskId, usize>,
     pub split_tasks: &'a BTreeSet<TaskId>,
     pub curves: &'a CurveChecks,
     /// Whether the location of memory matters.
-    pub memory_nodes: bool,
+    pub uses_memory_nodes: bool,
 }
 
 impl PriorObservations<'_> {
     /// Returns the distance of the task's pages from each node, if it matters and is known for all pages.
     fn memory_distance(&self, view: &View<'_>, task: &TaskSample, site: Option<&CacheSite>) -> MemoryDistance {
-        let pages = task.pages_per_node.as_deref().filter(|_| self.memory_nodes);
+        let pages = task.pages_per_node.as_deref().filter(|_| self.uses_memory_nodes);
         let Some((site, pages)) = site.zip(pages) else { return MemoryDistance::default() };
         let factor_of_node = |node: usize| view.topology.memory_factor(node as u32, pages).unwrap_or(0.0);
         let factors = (0..view.topology.memory_latency.len()).map(factor_of_node).collect();
-        MemoryDistance { factors, now: site.memory_node as usize }
+        MemoryDistance { factors, current_node: site.memory_node as usize }
     }
 }
 
 impl PlanningProblem {
-    /// Builds the problem. `before` returns the programs that need not be modeled again.
+    /// Builds the problem. `previous_model` returns the models that need not be computed again.
     pub fn new(
         view: &View<'_>,
         prior: &PriorObservations<'_>,
         mut previous_model: impl FnMut(TaskId) -> Option<ProgramModel>,
     ) -> Option<Self> {
-        let PriorObservations { speeds, clusters, lived_on, split_tasks, .. } = *prior;
+        let PriorObservations { speeds, clusters, default_sites, split_tasks, .. } = *prior;
         let sites = cache_sites(view);
-        let seats = CpuSites::from_sites(&sites);
-        let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
-        let line = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
-        let current_site = |task: &TaskSample| seats.site_of_task(task).or(lived_on.get(&task.task).copied());
-        let partners_here = |task: &TaskSample| {
+        let cpu_sites = CpuSites::from_sites(&sites);
+        let largest_cache_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let line_bytes = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
+        let current_site = |task: &TaskSample| cpu_sites.site_of_task(task).or(default_sites.get(&task.task).copied());
+        let partner_share_here = |task: &TaskSample| {
             let own_cluster = clusters.get(&task.task)?;
             let partners: Vec<&TaskSample> = view
                 .live_tasks()
                 .filter(|partner| partner.task != task.task && clusters.get(&partner.task) == Some(own_cluster))
                 .collect();
-            let near_count = partners.iter().filter(|partner| current_site(partner) == current_site(task)).count();
-            Some(near_count as f64 / partners.len().max(1) as f64)
+            let local_partners = partners.iter().filter(|partner| current_site(partner) == current_site(task)).count();
+            Some(local_partners as f64 / partners.len().max(1) as f64)
         };
-        let mut threads_on: BTreeMap<(ProcessId, Option<usize>), usize> = BTreeMap::new();
+        let mut thread_counts: BTreeMap<(ProcessId, Option<usize>), usize> = BTreeMap::new();
         for task in view.live_tasks() {
-            *threads_on.entry((task.process, current_site(task))).or_default() += 1;
+            *thread_counts.entry((task.process, current_site(task))).or_default() += 1;
         }
-        let problem_task = |task: &TaskSample| {
+        let build_problem_task = |task: &TaskSample| {
             let site = current_site(task);
             let model_inputs = |profile, speed| ModelInputs {
                 memory: prior.memory_distance(view, task, site.map(|site| &sites[site])),
@@ -180,12 +180,16 @@ impl PlanningProblem {
                 speed,
                 goal: task.goal,
                 penalty_cycles: view.predictor.miss_penalty_cycles(),
-                largest_cache_bytes: largest,
-                line_bytes: f64::from(line),
-                partners_here: partners_here(task).unwrap_or(0.0),
+                largest_cache_bytes,
+                line_bytes: f64::from(line_bytes),
+                partner_share_here: partner_share_here(task).unwrap_or(0.0),
             };
-            let profile_and_speed =
-                || prior.curves.usable_profile(view, task.task).zip(speeds.observed_speed(task.task, f64::from(line)));
+            let profile_and_speed = || {
+                prior
+                    .curves
+                    .usable_profile(view, task.task)
+                    .zip(speeds.observed_speed(task.task, f64::from(line_bytes)))
+            };
             let build_model = || {
                 profile_and_speed()
                     .and_then(|(profile, speed)| ProgramModel::from_inputs(&model_inputs(profile, speed)))
@@ -193,32 +197,32 @@ impl PlanningProblem {
             ProblemTask {
                 task: task.task,
                 process: task.process,
-                movable: !task.unmovable,
+                is_movable: !task.unmovable,
                 program: previous_model(task.task).or_else(build_model),
                 cluster: clusters.get(&task.task).copied(),
                 last_site: site,
-                keep_in_place: !clusters.contains_key(&task.task)
+                must_stay: !clusters.contains_key(&task.task)
                     && !split_tasks.contains(&task.task)
-                    && threads_on[&(task.process, site)] > 1,
+                    && thread_counts[&(task.process, site)] > 1,
             }
         };
-        let tasks: Vec<ProblemTask> = view.live_tasks().map(problem_task).collect();
+        let tasks: Vec<ProblemTask> = view.live_tasks().map(build_problem_task).collect();
         let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
         let shortest_slice_ns = view.capabilities.min_slice_ns;
-        let bus = Bus::new(&sites, &tasks, |task| speeds.observed_speed(task, f64::from(line)));
+        let bus = MemoryPathModel::new(&sites, &tasks, |task| speeds.observed_speed(task, f64::from(line_bytes)));
         (!sites.is_empty() && !tasks.is_empty()).then_some(PlanningProblem {
             sites,
             tasks,
             cycles_per_ns,
             bus,
-            shortest_slice_ns,
-            frozen_sites: Vec::new(),
+            min_slice_ns: shortest_slice_ns,
+            closed_sites: Vec::new(),
         })
     }
 
     /// Closes the sites of unknown tasks that searches wait for, because forecasts of those caches would leave these
     /// tasks out. Tasks of a closed site stay, and no task joins them.
-    pub fn close(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
+    pub fn close_sites(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
         let is_unknown =
             |problem_task: &&ProblemTask| problem_task.program.is_none() && is_waited_for(problem_task.task);
         let sites: BTreeSet<usize> =
@@ -226,10 +230,10 @@ impl PlanningProblem {
         if sites.is_empty() {
             return;
         }
-        self.frozen_sites = (0..self.sites.len()).map(|site| sites.contains(&site)).collect();
-        let is_frozen =
+        self.closed_sites = (0..self.sites.len()).map(|site| sites.contains(&site)).collect();
+        let is_on_closed_site =
             |problem_task: &&mut ProblemTask| problem_task.last_site.is_some_and(|site| sites.contains(&site));
-        self.tasks.iter_mut().filter(is_frozen).for_each(|problem_task| problem_task.keep_in_place = true);
+        self.tasks.iter_mut().filter(is_on_closed_site).for_each(|problem_task| problem_task.must_stay = true);
     }
 
     /// Returns the problem with all curves as low as their errors allow for more space than under this layout; `None` if
@@ -242,7 +246,7 @@ impl PlanningProblem {
         let mut lowest = self.clone();
         for (task, composed) in lowest.tasks.iter_mut().zip(forecast_speeds(self, current_layout)) {
             if let Some((program, composed)) = task.program.as_mut().zip(composed) {
-                *program = program.at_lowest(composed.held_bytes);
+                *program = program.at_lowest(composed.occupancy_bytes);
             }
         }
         Some(lowest)
@@ -253,22 +257,22 @@ impl PlanningProblem {
         self.tasks.iter().map(|problem_task| problem_task.task)
     }
 
-    /// Is the site excluded from decisions?
+    /// Returns whether the site is excluded from decisions.
     pub fn is_closed(&self, site: usize) -> bool {
-        self.frozen_sites.get(site).copied().unwrap_or(false)
+        self.closed_sites.get(site).copied().unwrap_or(false)
     }
 
-    /// Returns the layout with closed sites as in `held`.
+    /// Returns the layout with closed sites as in `current_layout`.
     #[must_use]
-    pub fn with_closed(&self, mut layout: SiteLayout, current_layout: &SiteLayout) -> SiteLayout {
-        if self.frozen_sites.is_empty() {
+    pub fn with_closed_sites(&self, mut layout: SiteLayout, current_layout: &SiteLayout) -> SiteLayout {
+        if self.closed_sites.is_empty() {
             return layout;
         }
         let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
         for index in 0..self.tasks.len() {
-            if is_closed(current_layout.site_of[index]) || is_closed(layout.site_of[index]) {
-                (layout.site_of[index], layout.pinned[index]) =
-                    (current_layout.site_of[index], current_layout.pinned[index]);
+            if is_closed(current_layout.site_by_task[index]) || is_closed(layout.site_by_task[index]) {
+                (layout.site_by_task[index], layout.is_pinned[index]) =
+                    (current_layout.site_by_task[index], current_layout.is_pinned[index]);
             }
         }
         for site in (0..self.sites.len()).filter(|&site| self.is_closed(site)) {
@@ -280,41 +284,41 @@ impl PlanningProblem {
 
     /// Returns the size of a task's partition in bytes; `None` if its site is unknown, or if it takes turns.
     fn partition_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
-        let site = layout.site_of[index].filter(|&site| layout.rotations[site].is_none())?;
+        let site = layout.site_by_task[index].filter(|&site| layout.rotations[site].is_none())?;
         let partition = layout.partitions[site].iter().find(|group| group.members.contains(&index));
         let units = self.sites[site].partition_units.map_or(1, |partition_units| partition_units.units());
         Some(self.sites[site].bytes * partition.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
     }
 
     /// Returns the bytes of the partition that a task has to itself; `None` if it shares its space or takes turns.
-    pub fn own_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
-        let site = layout.site_of[index]?;
+    pub fn exclusive_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
+        let site = layout.site_by_task[index]?;
         let partitions = &layout.partitions[site];
         let is_alone = partitions.iter().any(|group| group.members == [index]);
         // Tasks outside of all partitions may use every partition.
         let is_outside = |task: usize| {
-            layout.site_of[task] == Some(site) && !partitions.iter().any(|group| group.members.contains(&task))
+            layout.site_by_task[task] == Some(site) && !partitions.iter().any(|group| group.members.contains(&task))
         };
         self.partition_bytes(layout, index).filter(|_| is_alone && !(0..self.tasks.len()).any(is_outside))
     }
 
-    /// Returns the tasks whose misses were measured under this layout, and whether the measurement contradicts their
-    /// curves.
-    pub fn contradicted_forecasts(
+    /// Returns the tasks whose misses were measured under this layout, each with whether the measurement contradicts
+    /// its curve.
+    pub fn check_curves(
         &self,
         current_layout: &SiteLayout,
         measured: impl Fn(TaskId) -> Option<f64>,
     ) -> Vec<(TaskId, bool)> {
-        let contradiction_of = |index: usize| {
+        let check_task = |index: usize| {
             let problem_task = &self.tasks[index];
             let (bytes, misses) = self.partition_bytes(current_layout, index).zip(measured(problem_task.task))?;
             Some((problem_task.task, problem_task.program.as_ref()?.is_contradicted(bytes, misses)))
         };
-        (0..self.tasks.len()).filter_map(contradiction_of).collect()
+        (0..self.tasks.len()).filter_map(check_task).collect()
     }
 
     /// Drops the model of a task.
-    pub fn forget(&mut self, task: TaskId) {
+    pub fn drop_model(&mut self, task: TaskId) {
         self.tasks
             .iter_mut()
             .filter(|problem_task| problem_task.task == task)
@@ -323,18 +327,20 @@ impl PlanningProblem {
 
     /// Shifts every curve to the value measured under the layout in force. Gangs are left out, because occupancies are
     /// not steady within their turns.
-    pub fn calibrate(&mut self, current_layout: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
-        let composed = forecast_speeds(self, current_layout);
-        for (index, composed) in composed.into_iter().enumerate() {
-            let Some((bytes, composed)) = self.partition_bytes(current_layout, index).zip(composed) else { continue };
+    pub fn calibrate(&mut self, current_layout: &SiteLayout, measured_misses_of: impl Fn(TaskId) -> Option<f64>) {
+        let forecasts = forecast_speeds(self, current_layout);
+        for (index, composed_bytes) in forecasts.into_iter().enumerate() {
+            let Some((bytes, composed)) = self.partition_bytes(current_layout, index).zip(composed_bytes) else {
+                continue;
+            };
             let problem_task = &mut self.tasks[index];
-            if let Some((program, misses)) = problem_task.program.as_mut().zip(measured(problem_task.task)) {
-                program.calibrate(composed.held_bytes, bytes, misses);
+            if let Some((program, misses)) = problem_task.program.as_mut().zip(measured_misses_of(problem_task.task)) {
+                program.calibrate(composed.occupancy_bytes, bytes, misses);
             }
-            let site = current_layout.site_of[index].map(|site| &self.sites[site]);
+            let site = current_layout.site_by_task[index].map(|site| &self.sites[site]);
             if let Some((program, site)) = self.tasks[index].program.as_mut().zip(site) {
-                let queue = self.bus.as_ref().map_or(0.0, |bus| bus.current_wait(site.package));
-                program.anchor_solo(composed.held_bytes, site.bytes, queue);
+                let queue_cycles = self.bus.as_ref().map_or(0.0, |bus| bus.current_wait_cycles(site.package));
+                program.calibrate_solo(composed.occupancy_bytes, site.bytes, queue_cycles);
             }
         }
     }
@@ -342,44 +348,52 @@ impl PlanningProblem {
     /// Adjusts the cycles that tasks do not wait for memory, so that the forecast of the layout in force equals the
     /// measured cycles per instruction. The composition and the queue are modeled, and their errors would otherwise look
     /// like gains of other layouts.
-    pub fn match_cycles(&mut self, current_layout: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
-        let composed = forecast_speeds(self, current_layout);
-        for (index, composed) in composed.into_iter().enumerate() {
-            let Some((_, composed)) = self.partition_bytes(current_layout, index).zip(composed) else { continue };
+    pub fn calibrate_cycles(
+        &mut self,
+        current_layout: &SiteLayout,
+        measured_cycles_of: impl Fn(TaskId) -> Option<f64>,
+    ) {
+        let forecasts = forecast_speeds(self, current_layout);
+        for (index, composed_bytes) in forecasts.into_iter().enumerate() {
+            let Some((_, composed)) = self.partition_bytes(current_layout, index).zip(composed_bytes) else { continue };
             let problem_task = &mut self.tasks[index];
-            if let Some((program, measured)) = problem_task.program.as_mut().zip(measured(problem_task.task)) {
-                program.match_cycles(composed.cycles_per_instr(program), measured);
+            if let Some((program, measured_cycles)) =
+                problem_task.program.as_mut().zip(measured_cycles_of(problem_task.task))
+            {
+                program.shift_base_cycles(composed.cycles_per_instr(program), measured_cycles);
             }
         }
     }
 
-    /// Scales promised rates to the rates measured under the layout in force, because both contain the bias of the
-    /// model.
-    pub fn anchor(&mut self, current_layout: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
-        let promised =
+    /// Relates promised rates to the rates measured under the layout in force, so that the bias of the model cancels.
+    pub fn calibrate_rates(
+        &mut self,
+        current_layout: &SiteLayout,
+        measured_rate_of: impl Fn(TaskId) -> Option<(WorkMetric, f64)>,
+    ) {
+        let has_promised_rate =
             |index: usize| self.tasks[index].program.as_ref().is_some_and(|model| model.goal.min_rate.is_some());
-        if !self.known_tasks().any(promised) {
+        if !self.known_tasks().any(has_promised_rate) {
             return;
         }
         let forecast = forecast_speeds(self, current_layout);
         for (problem_task, speed) in self.tasks.iter_mut().zip(forecast) {
             let Some((program, speed)) = problem_task.program.as_mut().zip(speed) else { continue };
-            let promised = program.goal.min_rate.is_some() && speed.instr_per_cycle > 0.0;
-            program.rate = promised
-                .then(|| measured(problem_task.task))
+            let is_calibrated = program.goal.min_rate.is_some() && speed.instr_per_cycle > 0.0;
+            program.rate = is_calibrated
+                .then(|| measured_rate_of(problem_task.task))
                 .flatten()
                 .map(|(work, per_s)| PromisedRate { work, per_instr_per_cycle: per_s / speed.instr_per_cycle });
         }
     }
 
-    /// May the task be moved? Threads that may share data are not split on a guess: absence of evidence is not evidence
-    /// of absence.
+    /// Returns whether the task may be moved. Threads that may share data are not separated without evidence.
     pub fn can_move(&self, index: usize) -> bool {
-        self.tasks[index].movable && !self.tasks[index].keep_in_place
+        self.tasks[index].is_movable && !self.tasks[index].must_stay
     }
 
     /// Returns the positions of all tasks.
-    pub fn places(&self) -> BTreeMap<TaskId, usize> {
+    pub fn index_by_task(&self) -> BTreeMap<TaskId, usize> {
         self.tasks.iter().enumerate().map(|(index, problem_task)| (problem_task.task, index)).collect()
     }
 
@@ -405,13 +419,13 @@ impl PlanningProblem {
     /// Returns the problem with the factors of a draw applied to its programs.
     #[must_use]
     pub fn with_errors(&self, draw: &ErrorDraw) -> Self {
-        let mut drawn = self.clone();
-        for (index, problem_task) in drawn.tasks.iter_mut().enumerate() {
+        let mut scaled_problem = self.clone();
+        for (index, problem_task) in scaled_problem.tasks.iter_mut().enumerate() {
             if let Some((program, (misses, cost))) = problem_task.program.as_mut().zip(draw.factors_of_task(index)) {
                 *program = program.scale(misses, cost);
             }
         }
-        drawn
+        scaled_problem
     }
 }
 
@@ -419,8 +433,8 @@ impl PlanningProblem {
 impl PlanningProblem {
     /// A problem at 2 GHz in which sites do not wait for one another and gangs are not possible.
     pub fn undisturbed_problem(sites: Vec<CacheSite>, tasks: Vec<ProblemTask>) -> Self {
-        let (shortest_slice_ns, frozen_sites) = (None, Vec::new());
-        PlanningProblem { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns, frozen_sites }
+        let (min_slice_ns, closed_sites) = (None, Vec::new());
+        PlanningProblem { sites, tasks, cycles_per_ns: 2.0, bus: None, min_slice_ns, closed_sites }
     }
 }
 

@@ -14,7 +14,7 @@ use super::problem::{PlanningProblem, PriorObservations, cache_sites};
 use super::program_model::ProgramModel;
 use super::score_cache::ScoreCache;
 use crate::policies::auto::evidence::curves::CurveChecks;
-use crate::policies::auto::evidence::probe_planner::IDLE_BELOW;
+use crate::policies::auto::evidence::probe_planner::MIN_BUSY_SHARE;
 use crate::policies::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};
 use crate::policies::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, co_runners, phases::current_phase};
 use crate::work_metric::promised_work;
@@ -25,10 +25,10 @@ pub type TaskStamp = Vec<(TaskId, u32, bool)>;
 /// Reusable results; see the module's documentation.
 pub struct ProblemCache {
     pub problem: PlanningProblem,
-    pub memo: ScoreCache,
+    pub score_cache: ScoreCache,
     pub stamp: TaskStamp,
     /// Window of the last full search.
-    pub whole_at: u64,
+    pub full_search_window: u64,
 }
 
 /// A planning problem, with the newcomers if only they are placed.
@@ -36,19 +36,19 @@ pub struct SearchInput {
     pub problem: PlanningProblem,
     /// The same problem if curves lie as low as their errors allow; `None` if no partitions are explored.
     pub optimistic: Option<Box<PlanningProblem>>,
-    pub memo: ScoreCache,
+    pub score_cache: ScoreCache,
     pub newcomers: Option<Vec<usize>>,
     /// Window of the last full search, which may be this one.
-    whole_at: u64,
+    full_search_window: u64,
 }
 
 /// The last search: the tasks and phases for which it was made, and its results.
 #[derive(Default)]
 pub struct SearchHistory {
-    searched_at: Option<(TaskStamp, u64)>,
-    pub last: Option<ProblemCache>,
-    /// Whether a phase has changed since.
-    pub phase_changed: bool,
+    last_search: Option<(TaskStamp, u64)>,
+    pub last_results: Option<ProblemCache>,
+    /// Whether a phase has changed since the last search.
+    pub has_phase_change: bool,
 }
 
 /// Contents of a problem.
@@ -61,22 +61,25 @@ pub struct ProblemOptions {
 }
 
 /// Number of windows between two searches for the same tasks.
-pub const LOOK_AGAIN_AFTER: u64 = 30;
+pub const SEARCH_INTERVAL_WINDOWS: u64 = 30;
 
 /// Smallest number of tasks for which searches can be brief; with fewer, a full search is fast enough.
-const BRIEF_FROM_TASKS: usize = 25;
+const MIN_BRIEF_SEARCH_TASKS: usize = 25;
 /// Largest number of newcomers for a brief search, because more of them change too much.
 const MAX_NEWCOMERS: usize = 8;
 /// Number of windows after an arrival within which all tasks that can be profiled should be profiled.
-const SURVEYED_WITHIN_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
+const MAX_SURVEY_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
 /// Number of windows for which models are reused.
-const REUSED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
+const MAX_MODEL_AGE_WINDOWS: u64 = 2 * SEARCH_INTERVAL_WINDOWS;
 
 impl ProblemCache {
     /// Returns the tasks that have arrived since, if nothing else has changed.
     fn newcomers_since(&self, view: &View<'_>, stamp: &TaskStamp, speeds: &SpeedTracker) -> Option<BTreeSet<TaskId>> {
-        let large = self.problem.tasks.len() >= BRIEF_FROM_TASKS && self.problem.bus.is_none();
-        if !large || view.observation.window >= self.whole_at + REUSED_FOR || cache_sites(view) != self.problem.sites {
+        let is_large = self.problem.tasks.len() >= MIN_BRIEF_SEARCH_TASKS && self.problem.bus.is_none();
+        if !is_large
+            || view.observation.window >= self.full_search_window + MAX_MODEL_AGE_WINDOWS
+            || cache_sites(view) != self.problem.sites
+        {
             return None;
         }
         let stored_stamps: BTreeMap<TaskId, (u32, bool)> =
@@ -89,21 +92,21 @@ impl ProblemCache {
             .iter()
             .filter_map(|problem_task| Some((problem_task.task, problem_task.program.as_ref()?.goal)))
             .collect();
-        let has_goal = |sample: &cachemate_core::TaskSample| {
+        let has_changed_goal = |sample: &cachemate_core::TaskSample| {
             goals.get(&sample.task).is_some_and(|goal| *goal != sample.goal.unwrap_or_default())
         };
         if known_stamps.into_iter().any(|(previous_stamp, current_stamp)| *previous_stamp != current_stamp)
-            || view.live_tasks().any(has_goal)
+            || view.live_tasks().any(has_changed_goal)
         {
             return None;
         }
-        let can_be_known =
+        let can_be_modeled =
             |task: &TaskId| view.profiles.contains_key(task) && speeds.observed_speed(*task, 64.0).is_some();
         let newcomers: BTreeSet<TaskId> = stamp
             .iter()
             .filter(|(task, _, is_known)| *is_known && !stored_stamps.contains_key(task))
             .map(|(task, ..)| *task)
-            .filter(can_be_known)
+            .filter(can_be_modeled)
             .collect();
         (1..=MAX_NEWCOMERS).contains(&newcomers.len()).then_some(newcomers)
     }
@@ -116,43 +119,46 @@ pub fn task_stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
 }
 
 impl SearchHistory {
-    /// Have the tasks, their phases or profiles changed since the last search, or was that search long ago?
+    /// Returns whether the tasks, their phases or profiles have changed since the last search, or that search was long
+    /// ago.
     pub fn is_outdated(&self, stamp: &TaskStamp, window: u64) -> bool {
-        self.searched_at.as_ref().is_none_or(|(last, when)| last != stamp || window >= when + LOOK_AGAIN_AFTER)
+        self.last_search.as_ref().is_none_or(|(last_stamp, last_window)| {
+            last_stamp != stamp || window >= last_window + SEARCH_INTERVAL_WINDOWS
+        })
     }
 
     /// Records that a search begins.
-    pub fn begin(&mut self, stamp: TaskStamp, window: u64) {
-        self.searched_at = Some((stamp, window));
-        self.phase_changed = false;
+    pub fn record_start(&mut self, stamp: TaskStamp, window: u64) {
+        self.last_search = Some((stamp, window));
+        self.has_phase_change = false;
     }
 
     /// Stores the results that the next search can reuse. After a brief search, the full search comes at its usual
     /// time.
-    pub fn finish(&mut self, input: SearchInput) {
-        let SearchInput { problem, memo, whole_at, .. } = input;
-        let stamp = self.searched_at.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
-        if let Some((_, when)) = &mut self.searched_at {
-            *when = whole_at;
+    pub fn store_results(&mut self, input: SearchInput) {
+        let SearchInput { problem, score_cache: memo, full_search_window: whole_at, .. } = input;
+        let stamp = self.last_search.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
+        if let Some((_, search_window)) = &mut self.last_search {
+            *search_window = whole_at;
         }
-        self.last = Some(ProblemCache { problem, memo, stamp, whole_at });
+        self.last_results = Some(ProblemCache { problem, score_cache: memo, stamp, full_search_window: whole_at });
     }
 
-    /// Has a live task changed phase since the last search?
+    /// Returns whether a live task has changed phase since the last search.
     pub fn has_phase_changed(&self, view: &View<'_>) -> bool {
-        let Some((last, _)) = &self.searched_at else { return false };
+        let Some((last_stamp, _)) = &self.last_search else { return false };
         let has_new_phase = |(task, searched_phase, _): &(TaskId, u32, bool)| {
             current_phase(view, *task).0 != *searched_phase && view.live_tasks().any(|sample| sample.task == *task)
         };
-        last.iter().any(has_new_phase)
+        last_stamp.iter().any(has_new_phase)
     }
 
     /// Records the present phases, and returns the tasks of the last search whose phase has changed. The next search is
     /// due as soon as they are known again, or no longer waited for.
     pub fn record_phases(&mut self, view: &View<'_>) -> Vec<(TaskId, Option<ProcessId>)> {
-        self.phase_changed = true;
+        self.has_phase_change = true;
         let mut changed_tasks = Vec::new();
-        for (task, searched_phase, is_known) in self.searched_at.iter_mut().flat_map(|(last, _)| last) {
+        for (task, searched_phase, is_known) in self.last_search.iter_mut().flat_map(|(last, _)| last) {
             let phase = current_phase(view, *task).0;
             if *searched_phase != phase {
                 (*searched_phase, *is_known) = (phase, false);
@@ -163,8 +169,8 @@ impl SearchHistory {
         changed_tasks
     }
 
-    /// Prepares the problem as known now, with new models of all programs or of newcomers only. `None` if nothing is
-    /// known.
+    /// Builds the problem from the present evidence, with new models of all programs or of newcomers only. `None` if no
+    /// task has a model.
     pub fn prepare(
         &mut self,
         view: &View<'_>,
@@ -172,16 +178,16 @@ impl SearchHistory {
         evidence: &mut TaskEvidence,
         options: ProblemOptions,
     ) -> Option<SearchInput> {
-        let last_cache = self.last.take();
-        let stamp = self.searched_at.as_ref().map(|(stamp, _)| stamp);
+        let last_cache = self.last_results.take();
+        let stamp = self.last_search.as_ref().map(|(stamp, _)| stamp);
         let newcomers = last_cache
             .as_ref()
             .zip(stamp)
             .and_then(|(last, stamp)| last.newcomers_since(view, stamp, &evidence.speeds));
-        let mut input = InputBuilder { view, current_plan, evidence, options };
+        let mut input_builder = InputBuilder { view, current_plan, evidence, options };
         match (last_cache, newcomers) {
-            (Some(last), Some(newcomers)) => input.with_newcomers(last, &newcomers),
-            (last, _) => input.rebuild(last),
+            (Some(last), Some(newcomers)) => input_builder.with_newcomers(last, &newcomers),
+            (last, _) => input_builder.rebuild(last),
         }
     }
 }
@@ -195,20 +201,20 @@ struct InputBuilder<'a, 'v> {
 }
 
 impl InputBuilder<'_, '_> {
-    fn earlier(&self) -> PriorObservations<'_> {
+    fn prior_observations(&self) -> PriorObservations<'_> {
         PriorObservations {
             speeds: &self.evidence.speeds,
             clusters: &self.evidence.probe_planner.clusters,
-            lived_on: &self.evidence.default_site,
+            default_sites: &self.evidence.default_sites,
             split_tasks: &self.evidence.split_processes,
             curves: &self.evidence.curves,
-            memory_nodes: self.options.uses_nodes,
+            uses_memory_nodes: self.options.uses_nodes,
         }
     }
 
-    /// Returns a speed counted under the plan in force; a recalled speed was counted under another plan. `None` if
-    /// counts are not used.
-    fn count_now(&self, task: TaskId) -> Option<ObservedSpeed> {
+    /// Returns the speed that was counted under the plan in force; `None` if the only speed is recalled from another
+    /// plan, or counts are not used.
+    fn current_speed(&self, task: TaskId) -> Option<ObservedSpeed> {
         let speed = self.evidence.speeds.observed_speed(task, 64.0);
         speed.filter(|speed| speed.is_current && self.options.uses_counts)
     }
@@ -225,14 +231,14 @@ impl InputBuilder<'_, '_> {
         if !self.options.uses_counts {
             return;
         }
-        let sizes = &self.evidence.sizes;
+        let sizes = &self.evidence.measured_sizes;
         for problem_task in problem.tasks.iter_mut().filter(|problem_task| is_changed(problem_task.task)) {
             let points = sizes.points(problem_task.task, current_phase(self.view, problem_task.task));
             problem_task.program.iter_mut().for_each(|program| program.pass_through(&points));
         }
-        let mut shared = SiteLayout::without_partitions(problem, layout.site_of.clone(), false);
+        let mut shared = SiteLayout::without_partitions(problem, layout.site_by_task.clone(), false);
         let is_shared_now = |site: usize| layout.partitions[site].is_empty();
-        shared.site_of.iter_mut().for_each(|home| *home = home.filter(|&site| !is_shared_now(site)));
+        shared.site_by_task.iter_mut().for_each(|home| *home = home.filter(|&site| !is_shared_now(site)));
         let mut counts = BTreeMap::new();
         for site in (0..problem.sites.len()).filter(|&site| !is_shared_now(site)) {
             counts.extend(sizes.shared_misses(&co_runners(self.view, problem, &shared, site)));
@@ -244,26 +250,28 @@ impl InputBuilder<'_, '_> {
     }
 
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
-    fn calibrate(&mut self, problem: &mut PlanningProblem, layout: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
-        self.recall_counts(problem, layout, &metric);
-        self.match_counts(problem, layout, metric);
+    fn calibrate(&mut self, problem: &mut PlanningProblem, layout: &SiteLayout, is_included: impl Fn(TaskId) -> bool) {
+        self.recall_counts(problem, layout, &is_included);
+        self.match_counts(problem, layout, is_included);
     }
 
     fn match_counts(&self, problem: &mut PlanningProblem, layout: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
-        problem.calibrate(layout, |task| self.count_now(task).filter(|_| metric(task))?.misses_per_instr);
-        problem.match_cycles(layout, |task| Some(self.count_now(task).filter(|_| metric(task))?.cycles_per_instr));
-        problem.anchor(layout, |task| {
-            self.count_now(task)?;
+        problem.calibrate(layout, |task| self.current_speed(task).filter(|_| metric(task))?.misses_per_instr);
+        problem
+            .calibrate_cycles(layout, |task| Some(self.current_speed(task).filter(|_| metric(task))?.cycles_per_instr));
+        problem.calibrate_rates(layout, |task| {
+            self.current_speed(task)?;
             let sample = self.view.live_tasks().find(|sample| sample.task == task)?;
             let work = promised_work(sample, &self.view.observation.tasks)?;
             Some((work, self.evidence.speeds.work_per_second(task, work)?))
         });
     }
 
-    /// Closes sites with a task that is not known yet, after a change of phase or before its initial profiling.
-    fn close(&mut self, problem: &mut PlanningProblem) {
+    /// Closes sites with a running task that has no model yet, because its phase has changed or it is still being
+    /// profiled.
+    fn close_unknown_sites(&mut self, problem: &mut PlanningProblem) {
         let window = self.view.observation.window;
-        let surveys = self.evidence.arrivals.steady_windows(window) < SURVEYED_WITHIN_WINDOWS;
+        let is_surveying = self.evidence.arrivals.unchanged_windows(window) < MAX_SURVEY_WINDOWS;
         let is_unknown = |task: &TaskId| {
             problem.tasks.iter().any(|problem_task| problem_task.task == *task && problem_task.program.is_none())
         };
@@ -271,32 +279,34 @@ impl InputBuilder<'_, '_> {
             .phase_changed_at
             .retain(|task, changed_at| window < *changed_at + PATIENCE_WINDOWS && is_unknown(task));
         let is_running = |task: TaskId| {
-            self.evidence.speeds.observed_speed(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW)
+            self.evidence.speeds.observed_speed(task, 64.0).is_none_or(|speed| speed.cpu_demand >= MIN_BUSY_SHARE)
         };
-        let is_asked = |task: TaskId| surveys && self.evidence.probe_planner.has_open_probe(self.view, task);
-        problem
-            .close(|task| (self.evidence.phase_changed_at.contains_key(&task) || is_asked(task)) && is_running(task));
+        let is_being_probed =
+            |task: TaskId| is_surveying && self.evidence.probe_planner.has_open_probe(self.view, task);
+        problem.close_sites(|task| {
+            (self.evidence.phase_changed_at.contains_key(&task) || is_being_probed(task)) && is_running(task)
+        });
     }
 
     /// Drops curves that measurements under the plan in force contradict, and requests new ones.
     fn drop_contradicted_curves(&mut self, problem: &mut PlanningProblem) {
-        let misses_per_instr_now = |task: TaskId| self.count_now(task)?.misses_per_instr;
-        for (task, contradicted) in
-            problem.contradicted_forecasts(&SiteLayout::from_plan(self.current_plan, problem), misses_per_instr_now)
+        let current_misses_per_instr = |task: TaskId| self.current_speed(task)?.misses_per_instr;
+        for (task, is_contradicted) in
+            problem.check_curves(&SiteLayout::from_plan(self.current_plan, problem), current_misses_per_instr)
         {
             let profile = self.view.profiles.get(&task);
-            if profile.is_some_and(|profile| self.evidence.curves.check(task, profile, contradicted)) {
-                problem.forget(task);
+            if profile.is_some_and(|profile| self.evidence.curves.record_check(task, profile, is_contradicted)) {
+                problem.drop_model(task);
                 self.evidence.probe_planner.forget(task);
                 self.evidence.phase_changed_at.insert(task, self.view.observation.window);
             }
         }
     }
 
-    fn rebuild(&mut self, last: Option<ProblemCache>) -> Option<SearchInput> {
-        let mut problem = PlanningProblem::new(self.view, &self.earlier(), |_| None)?;
+    fn rebuild(&mut self, last_cache: Option<ProblemCache>) -> Option<SearchInput> {
+        let mut problem = PlanningProblem::new(self.view, &self.prior_observations(), |_| None)?;
         self.drop_contradicted_curves(&mut problem);
-        self.close(&mut problem);
+        self.close_unknown_sites(&mut problem);
         problem.known_tasks().next()?;
         let current_layout = SiteLayout::from_plan(self.current_plan, &problem);
         self.recall_counts(&mut problem, &current_layout, |_| true);
@@ -307,31 +317,45 @@ impl InputBuilder<'_, '_> {
             });
         self.match_counts(&mut problem, &current_layout, |_| true);
         let (previous_problem, memo) =
-            last.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.memo));
-        let previous_positions = previous_problem.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
+            last_cache.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.score_cache));
+        let previous_positions = previous_problem.as_ref().map_or_else(BTreeMap::new, PlanningProblem::index_by_task);
         let unchanged_position = |index: usize| {
             let previous_position = *previous_positions.get(&problem.tasks[index].task)?;
             (previous_problem.as_ref()?.tasks[previous_position].program == problem.tasks[index].program)
                 .then_some(previous_position)
         };
         let memo = memo.carry_over(&problem, unchanged_position);
-        Some(SearchInput { problem, optimistic, memo, newcomers: None, whole_at: self.view.observation.window })
+        Some(SearchInput {
+            problem,
+            optimistic,
+            score_cache: memo,
+            newcomers: None,
+            full_search_window: self.view.observation.window,
+        })
     }
 
-    fn with_newcomers(&mut self, last: ProblemCache, new_tasks: &BTreeSet<TaskId>) -> Option<SearchInput> {
-        let whole_at = last.whole_at;
-        let previous_positions = last.problem.places();
-        let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> =
-            last.problem.tasks.into_iter().map(|problem_task| (problem_task.task, problem_task.program)).collect();
+    fn with_newcomers(&mut self, last_cache: ProblemCache, new_tasks: &BTreeSet<TaskId>) -> Option<SearchInput> {
+        let whole_at = last_cache.full_search_window;
+        let previous_positions = last_cache.problem.index_by_task();
+        let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> = last_cache
+            .problem
+            .tasks
+            .into_iter()
+            .map(|problem_task| (problem_task.task, problem_task.program))
+            .collect();
         let previous_model = |task: TaskId| previous_models.get_mut(&task)?.take();
-        let mut problem = PlanningProblem::new(self.view, &self.earlier(), previous_model)?;
-        self.close(&mut problem);
+        let mut problem = PlanningProblem::new(self.view, &self.prior_observations(), previous_model)?;
+        self.close_unknown_sites(&mut problem);
         let newcomers: Vec<usize> =
             problem.known_tasks().filter(|&index| new_tasks.contains(&problem.tasks[index].task)).collect();
         // Only the caches of these tasks are composed.
         let mut current_layout = SiteLayout::from_plan(self.current_plan, &problem);
-        let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&index| current_layout.site_of[index]).collect();
-        current_layout.site_of.iter_mut().for_each(|home| *home = home.filter(|site| homes.contains(site)));
+        let newcomer_sites: BTreeSet<usize> =
+            newcomers.iter().filter_map(|&index| current_layout.site_by_task[index]).collect();
+        current_layout
+            .site_by_task
+            .iter_mut()
+            .for_each(|home| *home = home.filter(|site| newcomer_sites.contains(site)));
         let rates: Vec<_> = problem
             .tasks
             .iter()
@@ -346,8 +370,14 @@ impl InputBuilder<'_, '_> {
         let is_new = |at: usize| newcomers.contains(&at);
         let unchanged_position =
             |at: usize| previous_positions.get(&problem.tasks[at].task).copied().filter(|_| !is_new(at));
-        let memo = last.memo.carry_over(&problem, unchanged_position);
-        Some(SearchInput { problem, optimistic: None, memo, newcomers: Some(newcomers), whole_at })
+        let memo = last_cache.score_cache.carry_over(&problem, unchanged_position);
+        Some(SearchInput {
+            problem,
+            optimistic: None,
+            score_cache: memo,
+            newcomers: Some(newcomers),
+            full_search_window: whole_at,
+        })
     }
 }
 
@@ -440,7 +470,7 @@ mod tests {
                 let full_search = search_window(tasks + 1);
                 assert_eq!(
                     (full_search.0, full_search.1),
-                    (expected[2], first.1 + LOOK_AGAIN_AFTER),
+                    (expected[2], first.1 + SEARCH_INTERVAL_WINDOWS),
                     "at its usual time"
                 );
             }

@@ -33,17 +33,18 @@ pub enum PlanObjective {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ForecastSpeed {
     /// Speed relative to the solo speed.
-    pub over_alone: f64,
+    pub relative_speed: f64,
     /// Instructions per cycle of elapsed time.
     pub instr_per_cycle: f64,
     /// Lines to and from memory per cycle of elapsed time.
     pub lines_per_cycle: f64,
     /// Occupancy, as composed.
-    pub held_bytes: f64,
+    pub occupancy_bytes: f64,
     /// Share of the task's CPU demand that is met.
-    pub share_of_demand: f64,
-    /// Solo instructions per cycle if the curve lies as low as its error allows; only for promised rates.
-    pub alone_at_best: Option<f64>,
+    pub met_demand_share: f64,
+    /// Solo instructions per cycle with the miss curve at the lower end of its error; only for tasks with a promised
+    /// rate.
+    pub best_solo_instr_per_cycle: Option<f64>,
 }
 
 impl ForecastSpeed {
@@ -51,129 +52,147 @@ impl ForecastSpeed {
     /// even reach alone is not counted: no plan can provide it, and no other task should lose speed for it.
     pub fn goal_shortfall(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
-        let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - target_slowdown(limit));
-        let below = goal.min_rate.zip(self.current_and_solo_rates(program)).map_or(0.0, |(min_rate, (rate, alone))| {
-            if alone < min_rate { 0.0 } else { min_rate / rate.max(1e-12) - 1.0 }
-        });
-        slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
+        let slowdown_shortfall =
+            goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.relative_speed - 1.0 - target_slowdown(limit));
+        let rate_shortfall =
+            goal.min_rate.zip(self.current_and_solo_rates(program)).map_or(0.0, |(min_rate, (rate, alone))| {
+                if alone < min_rate { 0.0 } else { min_rate / rate.max(1e-12) - 1.0 }
+            });
+        slowdown_shortfall.clamp(0.0, 10.0) + rate_shortfall.clamp(0.0, 10.0)
     }
 
     /// Returns the cycles per instruction while the task runs.
     pub fn cycles_per_instr(&self, program: &ProgramModel) -> f64 {
-        self.share_of_demand * program.cpu_demand / self.instr_per_cycle.max(1e-12)
+        self.met_demand_share * program.cpu_demand / self.instr_per_cycle.max(1e-12)
     }
 
     /// Returns the work per second, now and at best alone on the machine; `None` if no rate was promised, or it was not
     /// measured.
     pub fn current_and_solo_rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {
-        let per_s = program.rate?.per_instr_per_cycle;
-        Some((per_s * self.instr_per_cycle, per_s * self.alone_at_best?))
+        let rate_factor = program.rate?.per_instr_per_cycle;
+        Some((rate_factor * self.instr_per_cycle, rate_factor * self.best_solo_instr_per_cycle?))
     }
 }
 
 /// Returns the slowdown at which a plan aims for a promised maximum, which is lower by the error of a forecast.
-fn target_slowdown(max: f64) -> f64 {
-    max - (0.25 * max).min(0.01)
+fn target_slowdown(max_slowdown: f64) -> f64 {
+    max_slowdown - (0.25 * max_slowdown).min(0.01)
 }
 
-/// Cost of a shortfall. A promise that is missed by this much counts as broken, however large the shortfall is; thus,
+/// Additional cost of a broken promise. It grows with the shortfall up to `BROKEN_FROM` and is constant beyond it; so,
 /// of two promises that exclude each other, one is kept.
-const BROKEN_FROM: f64 = 0.02;
-const BROKEN_COST: f64 = 0.1;
+const BROKEN_SHORTFALL: f64 = 0.02;
+const BROKEN_GOAL_COST: f64 = 0.1;
 
-fn unmet_cost(shortfall: f64) -> f64 {
-    shortfall + BROKEN_COST * (shortfall / BROKEN_FROM).min(1.0)
+fn shortfall_cost(shortfall: f64) -> f64 {
+    shortfall + BROKEN_GOAL_COST * (shortfall / BROKEN_SHORTFALL).min(1.0)
 }
 
 /// Sums over the tasks of one site or of all sites.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LayoutScore {
-    weighted: f64,
-    weights: f64,
+    weighted_speed_sum: f64,
+    total_weight: f64,
     instr_per_cycle: f64,
-    worst: f64,
+    min_relative_speed: f64,
     /// Shortfall from all goals, weighted by priority and summed.
     pub unmet_goals: f64,
-    units_share: f64,
+    promised_units_share: f64,
 }
 
 impl LayoutScore {
     /// Score of an empty set of tasks.
     pub const EMPTY: LayoutScore = LayoutScore {
-        weighted: 0.0,
-        weights: 0.0,
+        weighted_speed_sum: 0.0,
+        total_weight: 0.0,
         instr_per_cycle: 0.0,
-        worst: f64::INFINITY,
+        min_relative_speed: f64::INFINITY,
         unmet_goals: 0.0,
-        units_share: 0.0,
+        promised_units_share: 0.0,
     };
 
     #[must_use]
-    pub fn added_to(self, addend: LayoutScore) -> Self {
+    pub fn plus(self, addend: LayoutScore) -> Self {
         LayoutScore {
-            weighted: self.weighted + addend.weighted,
-            weights: self.weights + addend.weights,
+            weighted_speed_sum: self.weighted_speed_sum + addend.weighted_speed_sum,
+            total_weight: self.total_weight + addend.total_weight,
             instr_per_cycle: self.instr_per_cycle + addend.instr_per_cycle,
-            worst: self.worst.min(addend.worst),
+            min_relative_speed: self.min_relative_speed.min(addend.min_relative_speed),
             unmet_goals: self.unmet_goals + addend.unmet_goals,
-            units_share: self.units_share + addend.units_share,
+            promised_units_share: self.promised_units_share + addend.promised_units_share,
         }
     }
 
     /// Returns all fields as bits, for exact comparisons.
     #[cfg(test)]
     pub fn bits(self) -> [u64; 6] {
-        let sums = [self.weighted, self.weights, self.instr_per_cycle, self.worst, self.unmet_goals, self.units_share];
+        let sums = [
+            self.weighted_speed_sum,
+            self.total_weight,
+            self.instr_per_cycle,
+            self.min_relative_speed,
+            self.unmet_goals,
+            self.promised_units_share,
+        ];
         sums.map(f64::to_bits)
     }
 
-    /// Lowest speed of a task relative to its solo speed.
+    /// Returns the lowest speed of a task relative to its solo speed.
     pub fn worst(self) -> f64 {
-        self.worst
+        self.min_relative_speed
     }
 
     /// Returns the value of the score; larger is better, and the ratio of two values is a gain.
     pub fn objective_value(self, objective: PlanObjective) -> f64 {
-        let mean = self.weighted / self.weights.max(1e-9);
+        let mean = self.weighted_speed_sum / self.total_weight.max(1e-9);
         match objective {
             PlanObjective::WeightedSpeedup => mean,
             // Among plans that are equally good for the slowest task, the one with the better mean wins.
-            PlanObjective::WorstSlowdown => self.worst.min(1e9) + 0.01 * mean,
+            PlanObjective::WorstSlowdown => self.min_relative_speed.min(1e9) + 0.01 * mean,
             PlanObjective::Throughput => self.instr_per_cycle,
-            PlanObjective::LeastSpace => 2.0 - self.units_share + 0.01 * mean,
+            PlanObjective::LeastSpace => 2.0 - self.promised_units_share + 0.01 * mean,
         }
     }
 }
 
 /// Returns the shares of CPU time if tasks take turns fairly on this number of CPUs: no task gets more than it wants.
-fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
-    let mut level = 1.0f64;
-    if wants.iter().sum::<f64>() > cpus {
+fn cpu_shares(demands: &[f64], cpus: f64) -> Vec<f64> {
+    let mut max_share = 1.0f64;
+    if demands.iter().sum::<f64>() > cpus {
         let (mut low, mut high) = (0.0, 1.0);
         for _ in 0..40 {
-            level = 0.5 * (low + high);
-            if wants.iter().map(|want| want.min(level)).sum::<f64>() > cpus { high = level } else { low = level }
+            max_share = 0.5 * (low + high);
+            if demands.iter().map(|want| want.min(max_share)).sum::<f64>() > cpus {
+                high = max_share
+            } else {
+                low = max_share
+            }
         }
     }
-    wants.iter().map(|want| want.min(level)).collect()
+    demands.iter().map(|want| want.min(max_share)).collect()
 }
 
 /// Returns the share of each task's partners that are not on this site.
-fn split_share(problem: &PlanningProblem, site_of: &[Option<usize>], index: usize, site: usize) -> f64 {
+fn split_share(problem: &PlanningProblem, site_by_task: &[Option<usize>], index: usize, site: usize) -> f64 {
     let Some(cluster) = problem.tasks[index].cluster else { return 1.0 };
-    let (mut partners, mut elsewhere) = (0.0, 0.0);
+    let (mut partners, mut split_partners) = (0.0, 0.0);
     for (partner, partner_task) in problem.tasks.iter().enumerate() {
         if partner != index && partner_task.cluster == Some(cluster) {
             partners += 1.0;
-            elsewhere += if site_of[partner] == Some(site) { 0.0 } else { 1.0 };
+            split_partners += if site_by_task[partner] == Some(site) { 0.0 } else { 1.0 };
         }
     }
-    if partners > 0.0 { elsewhere / partners } else { 1.0 }
+    if partners > 0.0 { split_partners / partners } else { 1.0 }
 }
 
 /// Returns the split shares of all members of a site.
-pub fn split_shares(problem: &PlanningProblem, site_of: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
-    members.iter().map(|&index| split_share(problem, site_of, index, site)).collect()
+pub fn split_shares(
+    problem: &PlanningProblem,
+    site_by_task: &[Option<usize>],
+    members: &[usize],
+    site: usize,
+) -> Vec<f64> {
+    members.iter().map(|&index| split_share(problem, site_by_task, index, site)).collect()
 }
 
 /// State of one site under a layout.
@@ -187,7 +206,7 @@ pub struct SiteState<'a> {
     pub split_shares: &'a [f64],
     /// Additional cycles that a miss of each member waits, relative to a miss to the nearest memory in the measured
     /// queue.
-    pub waits: &'a [f64],
+    pub wait_cycles: &'a [f64],
     pub partitions: &'a [PartitionMembers],
     pub rotation: Option<&'a GangRotation>,
 }
@@ -196,60 +215,60 @@ impl SiteState<'_> {
     /// Returns the speeds of the members, in the order of the members.
     pub fn speeds(&self) -> Vec<ForecastSpeed> {
         let programs = self.programs;
-        let gang_of = |at: usize| {
+        let gang_index = |at: usize| {
             self.rotation.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
         };
-        let gangs: Vec<usize> = self.members.iter().map(|&index| gang_of(index)).collect();
+        let gangs: Vec<usize> = self.members.iter().map(|&index| gang_index(index)).collect();
         let gang_count = self.rotation.map_or(1, |turns| turns.gangs.len().max(1));
         let wants: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
         let cpus = self.site.cpus.count() as f64;
         // During its turn, a gang has the CPUs to itself.
-        let shares = if gang_count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
-        let lengths: Vec<f64> = match self.rotation {
+        let time_shares = if gang_count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
+        let turn_cycles: Vec<f64> = match self.rotation {
             Some(rotation) => vec![rotation.slice_ns as f64 * self.cycles_per_ns; gang_count],
             None => vec![1.0],
         };
         let all_occupants: Vec<CacheOccupant<'_>> = (0..programs.len())
             .map(|at| CacheOccupant {
                 program: programs[at],
-                share: shares[at],
+                cpu_share: time_shares[at],
                 gang: gangs[at],
                 split_share: self.split_shares[at],
-                wait_cycles: self.waits[at],
-                in_part_share: 1.0,
+                wait_cycles: self.wait_cycles[at],
+                partition_share: 1.0,
             })
             .collect();
         // A task in several partitions has the mean of its performances, weighted by its share of lines in each.
         let mut performances = vec![TaskPerformance::NONE; all_occupants.len()];
-        for (members, bytes) in self.parts() {
+        for (members, bytes) in self.partition_members() {
             let occupants: Vec<CacheOccupant<'_>> = members
                 .iter()
-                .map(|&(at, inside)| CacheOccupant { in_part_share: inside, ..all_occupants[at] })
+                .map(|&(at, inside)| CacheOccupant { partition_share: inside, ..all_occupants[at] })
                 .collect();
-            for (&(at, inside), fare) in members.iter().zip(compose(&occupants, bytes, &lengths)) {
-                performances[at].add(fare, inside);
+            for (&(at, inside), performance) in members.iter().zip(compose(&occupants, bytes, &turn_cycles)) {
+                performances[at].add(performance, inside);
             }
         }
         let forecast_speed_at = |at: usize| {
             let cycles =
                 if performances[at].cycles_per_instr > 0.0 { performances[at].cycles_per_instr } else { f64::INFINITY };
-            let of_time = shares[at] / gang_count as f64;
-            let instr_per_cycle = of_time / cycles;
-            let alone = wants[at] / programs[at].solo_cycles(self.site.bytes);
+            let time_share = time_shares[at] / gang_count as f64;
+            let instr_per_cycle = time_share / cycles;
+            let solo_instr_per_cycle = wants[at] / programs[at].solo_cycles(self.site.bytes);
             let misses = performances[at].misses_per_instr;
             let lines_per_cycle = instr_per_cycle * misses * programs[at].lines_per_miss;
             let held_bytes = performances[at].held_bytes;
-            let over_alone = instr_per_cycle / alone.max(1e-12);
-            let of_wanted = of_time / wants[at].max(1e-12);
-            let is_asked = programs[at].rate.is_some();
-            let alone_at_best = is_asked.then(|| wants[at] / programs[at].best_solo_cycles(self.site.bytes));
+            let over_alone = instr_per_cycle / solo_instr_per_cycle.max(1e-12);
+            let met_demand_share = time_share / wants[at].max(1e-12);
+            let has_promised_rate = programs[at].rate.is_some();
+            let alone_at_best = has_promised_rate.then(|| wants[at] / programs[at].best_solo_cycles(self.site.bytes));
             ForecastSpeed {
-                over_alone,
+                relative_speed: over_alone,
                 instr_per_cycle,
                 lines_per_cycle,
-                held_bytes,
-                share_of_demand: of_wanted,
-                alone_at_best,
+                occupancy_bytes: held_bytes,
+                met_demand_share,
+                best_solo_instr_per_cycle: alone_at_best,
             }
         };
         (0..programs.len()).map(forecast_speed_at).collect()
@@ -258,26 +277,26 @@ impl SiteState<'_> {
     /// Returns the members of each partition by position, with the share of their lines that falls into it, and the
     /// partition's bytes. A task outside the groups may use every partition, and takes its share of each from the group
     /// that owns it.
-    fn parts(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
+    fn partition_members(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
         let all_members = 0..self.members.len();
         let Some(partition_units) = self.site.partition_units.filter(|_| !self.partitions.is_empty()) else {
             return vec![(all_members.map(|index| (index, 1.0)).collect(), self.site.bytes)];
         };
         let is_in = |group: &PartitionMembers, index: usize| group.members.contains(&self.members[index]);
-        let unpartitioned: Vec<usize> =
+        let unpartitioned_members: Vec<usize> =
             all_members.clone().filter(|&index| self.partitions.iter().all(|group| !is_in(group, index))).collect();
-        let part_members = |inside: Vec<usize>, units: u32| {
+        let part_members = |indices: Vec<usize>, units: u32| {
             let share = f64::from(units) / f64::from(partition_units.units());
-            let inside = inside.into_iter().map(|index| (index, 1.0));
+            let inside = indices.into_iter().map(|index| (index, 1.0));
             (
-                inside.chain(unpartitioned.iter().map(|&index| (index, share))).collect::<Vec<_>>(),
+                inside.chain(unpartitioned_members.iter().map(|&index| (index, share))).collect::<Vec<_>>(),
                 share * self.site.bytes,
             )
         };
-        let of_group = |group: &PartitionMembers| {
+        let group_part = |group: &PartitionMembers| {
             part_members(all_members.clone().filter(|&index| is_in(group, index)).collect(), group.units)
         };
-        let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.partitions.iter().map(of_group).collect();
+        let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.partitions.iter().map(group_part).collect();
         let taken_units: u32 = self.partitions.iter().map(|group| group.units).sum();
         if taken_units < partition_units.units() {
             parts.push(part_members(Vec::new(), partition_units.units() - taken_units));
@@ -288,28 +307,29 @@ impl SiteState<'_> {
 
     /// Returns the sums over the members.
     pub fn score(&self) -> LayoutScore {
-        self.score_of(&self.speeds())
+        self.score_speeds(&self.speeds())
     }
 
-    fn score_of(&self, speeds: &[ForecastSpeed]) -> LayoutScore {
+    fn score_speeds(&self, speeds: &[ForecastSpeed]) -> LayoutScore {
         let mut score = LayoutScore::EMPTY;
         for (program, speed) in self.programs.iter().zip(speeds) {
             let goal = program.goal;
             let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
-            score.weighted += priority * speed.over_alone;
-            score.weights += priority;
+            score.weighted_speed_sum += priority * speed.relative_speed;
+            score.total_weight += priority;
             score.instr_per_cycle += speed.instr_per_cycle;
-            score.worst = score.worst.min(1.0 - (1.0 - speed.over_alone) * priority);
-            score.unmet_goals += priority * unmet_cost(speed.goal_shortfall(program));
+            score.min_relative_speed = score.min_relative_speed.min(1.0 - (1.0 - speed.relative_speed) * priority);
+            score.unmet_goals += priority * shortfall_cost(speed.goal_shortfall(program));
         }
-        let has_promise = |group: &&PartitionMembers| {
+        let contains_promise = |group: &&PartitionMembers| {
             let has_goal =
                 |(at, model): (&usize, &&ProgramModel)| group.members.contains(at) && model.goal.is_promised();
             self.members.iter().zip(self.programs).any(has_goal)
         };
         let units = self.site.partition_units.map_or(1, |partition_units| partition_units.units());
-        let promised_units: u32 = self.partitions.iter().filter(has_promise).map(|group| group.units).sum();
-        score.units_share = if self.partitions.is_empty() { 1.0 } else { f64::from(promised_units) / f64::from(units) };
+        let promised_units: u32 = self.partitions.iter().filter(contains_promise).map(|group| group.units).sum();
+        score.promised_units_share =
+            if self.partitions.is_empty() { 1.0 } else { f64::from(promised_units) / f64::from(units) };
         score
     }
 }
@@ -331,12 +351,12 @@ impl<'a> LayoutScorer<'a> {
     }
 
     /// Returns the scores by site, each computed by itself.
-    pub fn scores_by_site(&self, draw: &ErrorDraw, memo: &ScoreCache) -> Vec<LayoutScore> {
-        (0..self.members.len()).map(|site| self.score(site, draw, memo)).collect()
+    pub fn scores_by_site(&self, draw: &ErrorDraw, cache: &ScoreCache) -> Vec<LayoutScore> {
+        (0..self.members.len()).map(|site| self.score(site, draw, cache)).collect()
     }
 
     /// Returns the scores if those of another layout are known: sites that are equal in both are scored once.
-    pub fn scores_beside(
+    pub fn scores_reusing(
         &self,
         other: &LayoutScorer<'_>,
         scores: &[LayoutScore],
@@ -344,12 +364,12 @@ impl<'a> LayoutScorer<'a> {
         memo: &ScoreCache,
     ) -> Vec<LayoutScore> {
         let reuse_or_score = |site: usize| {
-            if self.is_alike(other, site) { scores[site] } else { self.score(site, draw, memo) }
+            if self.is_site_equal(other, site) { scores[site] } else { self.score(site, draw, memo) }
         };
         (0..self.members.len()).map(reuse_or_score).collect()
     }
 
-    fn is_alike(&self, other: &LayoutScorer<'_>, site: usize) -> bool {
+    fn is_site_equal(&self, other: &LayoutScorer<'_>, site: usize) -> bool {
         let (own_layout, other_layout) = (self.layout, other.layout);
         self.members[site] == other.members[site]
             && self.split_shares[site] == other.split_shares[site]
@@ -369,7 +389,7 @@ impl<'a> LayoutScorer<'a> {
 
 fn split_shares_by_site(problem: &PlanningProblem, layout: &SiteLayout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
     let site_split_shares =
-        |(site, members): (usize, &Vec<usize>)| split_shares(problem, &layout.site_of, members, site);
+        |(site, members): (usize, &Vec<usize>)| split_shares(problem, &layout.site_by_task, members, site);
     members.iter().enumerate().map(site_split_shares).collect()
 }
 
@@ -378,34 +398,34 @@ pub fn score(problem: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) 
     score_drawn(problem, layout, &ErrorDraw::default(), memo)
 }
 
-/// Scores all sites with drawn programs, if no site is affected by another's traffic.
+/// Scores all sites with drawn programs; if sites share a memory bus, the draw is ignored.
 pub fn score_drawn(problem: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
     if problem.bus.is_some() {
         return site_results(problem, layout)
             .into_iter()
             .map(|(score, ..)| score)
-            .fold(LayoutScore::EMPTY, LayoutScore::added_to);
+            .fold(LayoutScore::EMPTY, LayoutScore::plus);
     }
     total_score(&LayoutScorer::new(problem, layout).scores_by_site(draw, memo))
 }
 
 /// Returns the score of all sites together.
 pub fn total_score(scores: &[LayoutScore]) -> LayoutScore {
-    scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::added_to)
+    scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
 }
 
 /// Returns the known tasks by site.
 pub fn tasks_on_sites(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>> {
     let mut members: Vec<Vec<usize>> = vec![Vec::new(); problem.sites.len()];
     for index in problem.known_tasks() {
-        if let Some(site) = layout.site_of[index] {
+        if let Some(site) = layout.site_by_task[index] {
             members[site].push(index);
         }
     }
     members
 }
 
-/// All inputs of the score of one site, as long as waits for memory are the measured ones.
+/// All inputs of the score of one site. The waits for memory are those that were measured.
 pub struct SiteScorer<'a> {
     pub problem: &'a PlanningProblem,
     pub site: usize,
@@ -424,14 +444,15 @@ impl SiteScorer<'_> {
     fn compute(&self, draw: &ErrorDraw) -> LayoutScore {
         let mut programs: Vec<&ProgramModel> = Vec::with_capacity(self.members.len());
         programs.extend(self.members.iter().filter_map(|&index| self.problem.tasks[index].program.as_ref()));
-        let mut drawn: Vec<ProgramModel> = Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
+        let mut drawn_programs: Vec<ProgramModel> =
+            Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
         let scaled_program = |(&at, program): (&usize, &&ProgramModel)| {
             let (misses, cost) = draw.factors_of_task(at)?;
             Some(program.scale(misses, cost))
         };
-        drawn.extend(self.members.iter().zip(&programs).filter_map(scaled_program));
-        if !drawn.is_empty() {
-            programs = drawn.iter().collect();
+        drawn_programs.extend(self.members.iter().zip(&programs).filter_map(scaled_program));
+        if !drawn_programs.is_empty() {
+            programs = drawn_programs.iter().collect();
         }
         let (site, programs) = (&self.problem.sites[self.site], &programs);
         let site_state = SiteState {
@@ -440,7 +461,7 @@ impl SiteScorer<'_> {
             programs,
             cycles_per_ns: self.problem.cycles_per_ns,
             split_shares: self.split_shares,
-            waits: &remote_cycles(site, programs),
+            wait_cycles: &far_memory_cycles(site, programs),
             partitions: self.partitions,
             rotation: self.rotation,
         };
@@ -450,7 +471,7 @@ impl SiteScorer<'_> {
 
 /// Returns the additional cycles that a miss of each program waits on this site, relative to the site nearest to its
 /// memory.
-fn remote_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
+fn far_memory_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
     programs.iter().map(|program| program.far_cycles(site.memory_node)).collect()
 }
 
@@ -472,7 +493,7 @@ const BUS_ROUNDS: usize = 4;
 fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
     let members = tasks_on_sites(problem, layout);
     let site_split_shares = split_shares_by_site(problem, layout, &members);
-    let mut queues: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
+    let mut queue_waits: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
     let rounds = if problem.bus.is_some() { BUS_ROUNDS } else { 1 };
     let mut site_scores = Vec::new();
     for _ in 0..rounds {
@@ -484,10 +505,10 @@ fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutSc
             let programs: Vec<&ProgramModel> =
                 members.iter().filter_map(|&index| problem.tasks[index].program.as_ref()).collect();
             let (cache_site, cycles_per_ns) = (&problem.sites[site], problem.cycles_per_ns);
-            let remote_waits = remote_cycles(cache_site, &programs);
-            let waits = &remote_waits
+            let far_memory_cycles = far_memory_cycles(cache_site, &programs);
+            let waits = &far_memory_cycles
                 .iter()
-                .zip(&queues[site])
+                .zip(&queue_waits[site])
                 .map(|(remote_wait, queue)| remote_wait + queue)
                 .collect::<Vec<f64>>();
             let site_state = SiteState {
@@ -496,21 +517,22 @@ fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutSc
                 programs: &programs,
                 cycles_per_ns,
                 split_shares,
-                waits,
+                wait_cycles: waits,
                 partitions,
                 rotation,
             };
             let speeds = site_state.speeds();
-            let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
-            *traffic.entry(problem.sites[site].package).or_insert(0.0) += sum;
-            site_scores.push((site_state.score_of(&speeds), members.clone(), speeds));
+            let lines_per_cycle: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
+            *traffic.entry(problem.sites[site].package).or_insert(0.0) += lines_per_cycle;
+            site_scores.push((site_state.score_speeds(&speeds), members.clone(), speeds));
         }
         let Some(bus) = &problem.bus else { break };
         for (site, members) in members.iter().enumerate() {
             let package_traffic = traffic.get(&problem.sites[site].package).copied().unwrap_or(0.0);
-            for (queue, &at) in queues[site].iter_mut().zip(members) {
-                let measured_on = problem.tasks[at].last_site.map_or(0, |last_site| problem.sites[last_site].package);
-                *queue = 0.5 * (*queue + bus.added_wait(package_traffic, measured_on));
+            for (queue, &at) in queue_waits[site].iter_mut().zip(members) {
+                let measured_package =
+                    problem.tasks[at].last_site.map_or(0, |last_site| problem.sites[last_site].package);
+                *queue = 0.5 * (*queue + bus.added_wait_cycles(package_traffic, measured_package));
             }
         }
     }

@@ -23,18 +23,18 @@ impl ErrorDraw {
     }
 }
 
-type Scores = BTreeMap<Vec<u64>, LayoutScore>;
+type ScoreByKey = BTreeMap<Vec<u64>, LayoutScore>;
 
 /// Stored scores; see the module's documentation. Each problem has its own; the default stores nothing.
 #[derive(Debug, Default)]
 pub struct ScoreCache {
     /// Numbers of the programs, by position; `None` if nothing is stored.
-    numbers: Option<Vec<u64>>,
-    next: u64,
+    program_numbers: Option<Vec<u64>>,
+    last_number: u64,
     sites: Vec<CacheSite>,
     /// Scores used by the previous search, and by this one.
-    previous_scores: Scores,
-    current_scores: RefCell<Scores>,
+    previous_scores: ScoreByKey,
+    current_scores: RefCell<ScoreByKey>,
 }
 
 impl ScoreCache {
@@ -44,24 +44,25 @@ impl ScoreCache {
         ScoreCache::default().carry_over(problem, |_| None)
     }
 
-    /// Carries the scores over to the next problem. `unchanged` returns the earlier position of a task whose program
-    /// has not changed.
+    /// Carries the scores over to the next problem. `unchanged_position` returns the earlier position of a task whose
+    /// program has not changed.
     #[must_use]
-    pub fn carry_over(self, problem: &PlanningProblem, unchanged: impl Fn(usize) -> Option<usize>) -> Self {
-        let mut next = self.next;
+    pub fn carry_over(self, problem: &PlanningProblem, unchanged_position: impl Fn(usize) -> Option<usize>) -> Self {
+        let mut last_number = self.last_number;
         let assign_number = |index: usize| {
-            let previous_number = unchanged(index).and_then(|place| self.numbers.as_ref()?.get(place).copied());
+            let previous_number =
+                unchanged_position(index).and_then(|place| self.program_numbers.as_ref()?.get(place).copied());
             previous_number.unwrap_or_else(|| {
-                next += 1;
-                next
+                last_number += 1;
+                last_number
             })
         };
         let numbers = (0..problem.tasks.len()).map(assign_number).collect();
         let previous_scores =
-            if self.sites == problem.sites { self.current_scores.into_inner() } else { Scores::new() };
+            if self.sites == problem.sites { self.current_scores.into_inner() } else { ScoreByKey::new() };
         ScoreCache {
-            numbers: Some(numbers),
-            next,
+            program_numbers: Some(numbers),
+            last_number,
             sites: problem.sites.clone(),
             previous_scores,
             current_scores: RefCell::default(),
@@ -84,9 +85,9 @@ impl ScoreCache {
         score
     }
 
-    /// Returns all inputs, each list preceded by its length.
+    /// Returns the key of a score: all of its inputs, each list preceded by its length; `None` if nothing is stored.
     fn score_key(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
-        let numbers = self.numbers.as_ref()?;
+        let numbers = self.program_numbers.as_ref()?;
         let mut key = Vec::with_capacity(4 + 4 * scorer.members.len());
         key.extend([scorer.site as u64, scorer.members.len() as u64]);
         for (&at, split_share) in scorer.members.iter().zip(scorer.split_shares) {
@@ -134,7 +135,7 @@ pub mod tests {
             package: 0,
             memory_node: 0,
             bytes: CACHE,
-            partition_units: Some(PartitionUnits::Ways { units: 8, min_units: 1, contiguous: true, max_groups: 4 }),
+            partition_units: Some(PartitionUnits::Ways { units: 8, min_units: 1, is_contiguous: true, max_groups: 4 }),
         }
     }
 
@@ -147,11 +148,11 @@ pub mod tests {
         ProblemTask {
             task: TaskId(id),
             process: ProcessId(id),
-            movable: true,
+            is_movable: true,
             program: Some(program_keeping(share)),
             cluster: None,
             last_site: Some(last_site),
-            keep_in_place: false,
+            must_stay: false,
         }
     }
 
@@ -163,7 +164,14 @@ pub mod tests {
         let allowed = AllowedMechanisms::from_filter(|_| true);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
-        let mut search = PlanSearch { problem, memo, allowed, judge, effort, generator };
+        let mut search = PlanSearch {
+            problem,
+            score_cache: memo,
+            allowed_mechanisms: allowed,
+            judge,
+            remaining_scores: effort,
+            generator,
+        };
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let draw = problem.draw(7);
         candidates
@@ -197,8 +205,8 @@ pub mod tests {
                     _ => {}
                 }
                 let sites = (0..3).map(|id| site_fixture(id, 2)).collect();
-                let problem = PlanningProblem { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, shortest_slice_ns: Some(1), frozen_sites: Vec::new() };
-                let previous_positions = previous_problem.as_ref().map(PlanningProblem::places).unwrap_or_default();
+                let problem = PlanningProblem { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, min_slice_ns: Some(1), closed_sites: Vec::new() };
+                let previous_positions = previous_problem.as_ref().map(PlanningProblem::index_by_task).unwrap_or_default();
                 memo = memo.carry_over(&problem, |at| {
                     let previous_position = *previous_positions.get(&problem.tasks[at].task)?;
                     (previous_problem.as_ref()?.tasks[previous_position].program == problem.tasks[at].program).then_some(previous_position)

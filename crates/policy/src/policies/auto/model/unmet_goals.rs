@@ -13,39 +13,38 @@ use super::problem::PlanningProblem;
 use super::score::{ForecastSpeed, forecast_speeds};
 use crate::work_metric::WorkMetric;
 
-/// Limits of the search: goals for which removals are searched, programs removed for one goal, and programs tried for
-/// removal.
-const ROOM_SOUGHT_FOR: usize = 4;
+/// Maximum number of goals for which programs to remove are searched.
+const MAX_REMOVAL_SEARCHES: usize = 4;
 const MAX_REMOVED: usize = 3;
-const TRIED: usize = 8;
+const MAX_TRIED_REMOVALS: usize = 8;
 /// Losses below this share of the solo speed are not reported.
-const PAYS_FROM: f64 = 0.01;
+const MIN_REPORTED_LOSS: f64 = 0.01;
 /// Number of paying programs that are named.
-const PAYERS_NAMED: usize = 3;
+const MAX_NAMED_PAYERS: usize = 3;
 /// A goal with a smaller shortfall counts as met.
-const MET_WITHIN: f64 = 1e-3;
+const GOAL_TOLERANCE: f64 = 1e-3;
 
 /// Error of the forecast shortfall of goals that no plan meets.
-const FORECAST_WITHIN: f64 = 0.02;
+const FORECAST_TOLERANCE: f64 = 0.02;
 
-/// Is a plan better for the goals, whatever its other effects? It is better if it meets all goals and the present plan
-/// does not, or if the shortfall shrinks by more than the forecast's error. Without this margin, each search would
-/// prefer another of the plans that miss a goal by about the same amount.
-pub fn is_improvement(missing_now: f64, missing_then: f64) -> bool {
-    let becomes_met = missing_now > MET_WITHIN && missing_then <= MET_WITHIN;
-    becomes_met || missing_now - missing_then > FORECAST_WITHIN
+/// Returns whether a plan is better for the goals, whatever its other effects: it meets all goals and the present plan
+/// does not, or the shortfall shrinks by more than the forecast's error. Without this margin, each search would prefer
+/// another of the plans that miss a goal by about the same amount.
+pub fn is_improvement(current_shortfall: f64, new_shortfall: f64) -> bool {
+    let will_be_met = current_shortfall > GOAL_TOLERANCE && new_shortfall <= GOAL_TOLERANCE;
+    will_be_met || current_shortfall - new_shortfall > FORECAST_TOLERANCE
 }
 
 /// Returns the processes that miss a goal by less under the new layout than under the old one.
-pub fn mended_processes(problem: &PlanningProblem, old: &SiteLayout, new: &SiteLayout) -> Vec<ProcessId> {
+pub fn improved_processes(problem: &PlanningProblem, old: &SiteLayout, new: &SiteLayout) -> Vec<ProcessId> {
     let (old_speeds, new_speeds) = (forecast_speeds(problem, old), forecast_speeds(problem, new));
-    let is_mended = |&index: &usize| {
+    let is_improved = |&index: &usize| {
         let program = problem.tasks[index].program.as_ref();
         let shortfall_at = |speed: Option<ForecastSpeed>| Some(speed?.goal_shortfall(program?));
         let shortfalls = shortfall_at(old_speeds[index]).zip(shortfall_at(new_speeds[index]));
-        shortfalls.is_some_and(|(old, new)| old > new + MET_WITHIN)
+        shortfalls.is_some_and(|(old, new)| old > new + GOAL_TOLERANCE)
     };
-    problem.known_tasks().filter(is_mended).map(|index| problem.tasks[index].process).collect()
+    problem.known_tasks().filter(is_improved).map(|index| problem.tasks[index].process).collect()
 }
 
 /// One unmet goal.
@@ -55,7 +54,7 @@ struct UnmetGoal {
     target: GoalTarget,
     speed: ForecastSpeed,
     /// Whether the goal would be met if the task ran alone, so that removing other programs can help.
-    met_alone: bool,
+    can_be_met_alone: bool,
 }
 
 enum GoalTarget {
@@ -65,24 +64,24 @@ enum GoalTarget {
 
 /// Explains the goals that the best plan does not meet, and names the programs that pay for those that it meets.
 pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &SiteLayout, reasons: &mut Vec<Reason>) {
-    let promised =
+    let has_goal =
         |&index: &usize| problem.tasks[index].program.as_ref().is_some_and(|program| program.goal.is_promised());
-    if !problem.known_tasks().any(|index| promised(&index)) {
+    if !problem.known_tasks().any(|index| has_goal(&index)) {
         return;
     }
     let best_speeds = forecast_speeds(problem, best);
     let payers = slowed_tasks(problem, &forecast_speeds(problem, default), &best_speeds);
-    for (nth, short) in find_unmet_goals(problem, &best_speeds).iter().enumerate() {
-        let room = if nth < ROOM_SOUGHT_FOR && short.met_alone {
-            Some(programs_to_remove(problem, best, short))
+    for (nth, unmet_goal) in find_unmet_goals(problem, &best_speeds).iter().enumerate() {
+        let removal = if nth < MAX_REMOVAL_SEARCHES && unmet_goal.can_be_met_alone {
+            Some(programs_to_remove(problem, best, unmet_goal))
         } else {
             None
         };
-        reasons.push(short.unmet_goal_reason(problem, (best, &best_speeds), room, &payers));
+        reasons.push(unmet_goal.unmet_goal_reason(problem, (best, &best_speeds), removal, &payers));
     }
     if !payers.is_empty() {
         let mut tasks = Vec::new();
-        let text = format!("goals are met at the cost of {}", payer_names(problem, &payers, &mut tasks));
+        let text = format!("goals are met at the cost of {}", name_payers(problem, &payers, &mut tasks));
         let largest_loss = payers.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
         let numbers = vec![("largest_loss_percent".to_string(), 100.0 * largest_loss)];
         reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
@@ -94,21 +93,21 @@ fn find_unmet_goals(problem: &PlanningProblem, task_speeds: &[Option<ForecastSpe
     for (index, problem_task) in problem.tasks.iter().enumerate() {
         let Some((program, speed)) = problem_task.program.as_ref().zip(task_speeds[index]) else { continue };
         if let Some(max) = program.goal.max_slowdown
-            && 1.0 / speed.over_alone - 1.0 > max + MET_WITHIN
+            && 1.0 / speed.relative_speed - 1.0 > max + GOAL_TOLERANCE
         {
             unmet_goals.push(UnmetGoal {
                 task_index: index,
                 target: GoalTarget::Slowdown { max },
                 speed,
-                met_alone: true,
+                can_be_met_alone: true,
             });
         }
         let rates = program.goal.min_rate.zip(speed.current_and_solo_rates(program)).zip(program.rate);
         if let Some(((min, (rate, alone)), counted)) = rates
-            && rate < min * (1.0 - MET_WITHIN)
+            && rate < min * (1.0 - GOAL_TOLERANCE)
         {
             let target = GoalTarget::Rate { min, rate, alone, work: counted.work };
-            unmet_goals.push(UnmetGoal { task_index: index, target, speed, met_alone: alone >= min });
+            unmet_goals.push(UnmetGoal { task_index: index, target, speed, can_be_met_alone: alone >= min });
         }
     }
     unmet_goals
@@ -121,59 +120,59 @@ fn slowed_tasks(
     speeds_before: &[Option<ForecastSpeed>],
     speeds_after: &[Option<ForecastSpeed>],
 ) -> Vec<(usize, f64)> {
-    let loss_of = |at: usize| Some(speeds_before[at]?.over_alone - speeds_after[at]?.over_alone);
+    let loss_of = |at: usize| Some(speeds_before[at]?.relative_speed - speeds_after[at]?.relative_speed);
     let mut losses: Vec<(usize, f64)> =
         problem.known_tasks().filter_map(|index| Some((index, loss_of(index)?))).collect();
-    losses.retain(|(_, loss)| *loss > PAYS_FROM);
+    losses.retain(|(_, loss)| *loss > MIN_REPORTED_LOSS);
     losses.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     losses
 }
 
-/// Returns programs without which a goal would be met under the same plan; `None` if removing as many as allowed is not
-/// enough.
+/// Returns the programs without which a goal would be met under the same plan; `None` if removing [`MAX_REMOVED`]
+/// programs is not enough.
 fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, unmet_goal: &UnmetGoal) -> Option<Vec<usize>> {
     let mut reduced_problem = problem.clone();
-    let mut left_out = Vec::new();
+    let mut removed_tasks = Vec::new();
     let process = problem.tasks[unmet_goal.task_index].process;
     let shortfall_without = |reduced_problem: &PlanningProblem| {
         let program = reduced_problem.tasks[unmet_goal.task_index].program.as_ref()?;
         Some(forecast_speeds(reduced_problem, layout)[unmet_goal.task_index]?.goal_shortfall(program))
     };
-    while left_out.len() < MAX_REMOVED {
+    while removed_tasks.len() < MAX_REMOVED {
         let shares_site = |index: &usize| {
-            layout.site_of[*index] == layout.site_of[unmet_goal.task_index]
+            layout.site_by_task[*index] == layout.site_by_task[unmet_goal.task_index]
                 && problem.tasks[*index].process != process
-                && !left_out.contains(index)
+                && !removed_tasks.contains(index)
         };
         let pressure_of = |index: usize| {
             problem.tasks[index].program.as_ref().map_or(0.0, |model| model.cpu_demand * model.misses[0])
         };
         let mut co_runners: Vec<usize> = reduced_problem.known_tasks().filter(shares_site).collect();
         co_runners.sort_by(|&a, &b| pressure_of(b).total_cmp(&pressure_of(a)).then(a.cmp(&b)));
-        let without_task = |&index: &usize| {
-            let mut fewer = reduced_problem.clone();
-            fewer.tasks[index].program = None;
-            Some((index, shortfall_without(&fewer)?))
+        let try_removal = |&index: &usize| {
+            let mut smaller_problem = reduced_problem.clone();
+            smaller_problem.tasks[index].program = None;
+            Some((index, shortfall_without(&smaller_problem)?))
         };
-        let removals = co_runners.iter().take(TRIED).filter_map(without_task);
+        let removals = co_runners.iter().take(MAX_TRIED_REMOVALS).filter_map(try_removal);
         let (index, remaining_shortfall) = removals.reduce(|a, b| if b.1 < a.1 { b } else { a })?;
         reduced_problem.tasks[index].program = None;
-        left_out.push(index);
-        if remaining_shortfall <= MET_WITHIN {
-            return Some(left_out);
+        removed_tasks.push(index);
+        if remaining_shortfall <= GOAL_TOLERANCE {
+            return Some(removed_tasks);
         }
     }
     None
 }
 
 /// Names some of the payers, and adds their tasks to those of the reason.
-fn payer_names(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
+fn name_payers(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut Vec<TaskId>) -> String {
     let mut parts = Vec::new();
-    for (index, loss) in payers.iter().take(PAYERS_NAMED) {
+    for (index, loss) in payers.iter().take(MAX_NAMED_PAYERS) {
         parts.push(format!("{{{}}} (-{:.0} % of its solo speed)", tasks.len(), 100.0 * loss));
         tasks.push(problem.tasks[*index].task);
     }
-    let unnamed_count = payers.len().saturating_sub(PAYERS_NAMED);
+    let unnamed_count = payers.len().saturating_sub(MAX_NAMED_PAYERS);
     parts.join(", ") + &if unnamed_count > 0 { format!(" and {unnamed_count} more") } else { String::new() }
 }
 
@@ -187,7 +186,7 @@ impl UnmetGoal {
     ) -> Reason {
         let mut tasks = vec![problem.tasks[self.task_index].task];
         let (mut text, mut numbers) = self.describe();
-        text += &self.cause();
+        text += &self.describe_cause();
         match removal {
             Some(Some(left_out)) => {
                 numbers.push(("must_leave".to_string(), left_out.len() as f64));
@@ -199,20 +198,21 @@ impl UnmetGoal {
                 text += &format!("; without {} it would be met", names.join(" and "));
             }
             Some(None) => text += &format!("; removing {MAX_REMOVED} other programs would not suffice"),
-            None if self.met_alone => text += "; it needs fewer programs on the machine",
+            None if self.can_be_met_alone => text += "; it needs fewer programs on the machine",
             None => text += "; only a lower goal can be met",
         }
-        text += &self.find_outranking(problem, best, best_speeds, &mut tasks);
+        text += &self.describe_outranking(problem, best, best_speeds, &mut tasks);
         text += match &self.target {
             _ if payers.is_empty() => ", and no program is slowed for it".to_string(),
-            _ => format!(", and {} is slowed for the speed that it has", payer_names(problem, payers, &mut tasks)),
+            _ => format!(", and {} is slowed for the speed that it has", name_payers(problem, payers, &mut tasks)),
         }
         .as_str();
         Reason { kind: ReasonKind::InfeasibleGoal, tasks, text, numbers }
     }
 
-    /// Returns the task of the same cache whose promise is met instead, because its priority is not lower.
-    fn find_outranking(
+    /// Describes the task of the same cache whose promise is met instead, and adds it to `tasks`; empty if there is
+    /// none.
+    fn describe_outranking(
         &self,
         problem: &PlanningProblem,
         layout: &SiteLayout,
@@ -223,14 +223,14 @@ impl UnmetGoal {
         let is_met = |at: usize| {
             let model_and_speed = problem.tasks[at].program.as_ref().zip(speeds[at]);
             model_and_speed.is_some_and(|(program, speed)| {
-                program.goal.is_promised() && speed.goal_shortfall(program) <= MET_WITHIN
+                program.goal.is_promised() && speed.goal_shortfall(program) <= GOAL_TOLERANCE
             })
         };
-        let site = layout.site_of[self.task_index];
-        let rivals = problem
+        let site = layout.site_by_task[self.task_index];
+        let outranking_tasks = problem
             .known_tasks()
-            .filter(|&index| index != self.task_index && layout.site_of[index] == site && is_met(index));
-        let Some(rival) = rivals.reduce(|a, b| if priority_of(b) > priority_of(a) { b } else { a }) else {
+            .filter(|&index| index != self.task_index && layout.site_by_task[index] == site && is_met(index));
+        let Some(rival) = outranking_tasks.reduce(|a, b| if priority_of(b) > priority_of(a) { b } else { a }) else {
             return String::new();
         };
         tasks.push(problem.tasks[rival].task);
@@ -246,7 +246,7 @@ impl UnmetGoal {
         let named_number = |name: &str, value: f64| (name.to_string(), value);
         match &self.target {
             GoalTarget::Slowdown { max } => {
-                let slower = 1.0 / self.speed.over_alone - 1.0;
+                let slower = 1.0 / self.speed.relative_speed - 1.0;
                 let text = format!(
                     "{{0}} cannot be kept within a slowdown of {:.0} % (max_slowdown): the best plan makes it \
                      {:.0} % slower",
@@ -271,17 +271,17 @@ impl UnmetGoal {
     }
 
     /// Describes the smaller of the two factors of the task's speed.
-    fn cause(&self) -> String {
+    fn describe_cause(&self) -> String {
         if let GoalTarget::Rate { alone, .. } = &self.target
-            && !self.met_alone
+            && !self.can_be_met_alone
         {
             return format!(", as even alone it does {alone:.4e} at most");
         }
-        let on_cpu = self.speed.over_alone / self.speed.share_of_demand.max(1e-12);
-        if self.speed.share_of_demand < on_cpu {
-            format!(", as it has a CPU for {:.0} % of the time that it wants one", 100.0 * self.speed.share_of_demand)
+        let speed_on_cpu = self.speed.relative_speed / self.speed.met_demand_share.max(1e-12);
+        if self.speed.met_demand_share < speed_on_cpu {
+            format!(", as it has a CPU for {:.0} % of the time that it wants one", 100.0 * self.speed.met_demand_share)
         } else {
-            format!(", as its neighbors leave it {:.0} % of its speed while it runs", 100.0 * on_cpu)
+            format!(", as its neighbors leave it {:.0} % of its speed while it runs", 100.0 * speed_on_cpu)
         }
     }
 }
@@ -323,11 +323,11 @@ mod tests {
             ProblemTask {
                 task,
                 process,
-                movable: true,
+                is_movable: true,
                 program: Some(program),
                 cluster: None,
                 last_site: Some(index / 2 % 2),
-                keep_in_place: false,
+                must_stay: false,
             }
         };
         let (sites, tasks) = ((0..2).map(site).collect(), tasks.iter().enumerate().map(problem_task).collect());
@@ -340,7 +340,14 @@ mod tests {
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
         let memo = ScoreCache::new(problem);
-        let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
+        let mut search = PlanSearch {
+            problem,
+            score_cache: &memo,
+            allowed_mechanisms: allowed,
+            judge,
+            remaining_scores: effort,
+            generator,
+        };
         let plans = search.find_candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let better_plan =
@@ -368,8 +375,9 @@ mod tests {
         let tasks = |goal| problem_fixture(&[(0.9, goal), (0.0, None), (0.9, None)]);
         let without_goals = tasks(None);
         let alone = 1e3 / without_goals.tasks[0].program.as_ref().unwrap().solo_cycles(CACHE);
-        let over_alone =
-            |problem: &PlanningProblem, layout: &SiteLayout| forecast_speeds(problem, layout)[0].unwrap().over_alone;
+        let over_alone = |problem: &PlanningProblem, layout: &SiteLayout| {
+            forecast_speeds(problem, layout)[0].unwrap().relative_speed
+        };
         let (plans, best) = search_candidates(&without_goals);
         assert!(over_alone(&without_goals, &plans[best].layout) < 0.9, "without a goal, it stays beside the stream");
         let with_goals = tasks(min_rate_goal(0.97 * alone));
@@ -429,9 +437,9 @@ mod tests {
             for (at, problem_task) in problem.tasks.iter().enumerate() {
                 let (program, speed) = (problem_task.program.as_ref().unwrap(), plan_speeds[at].unwrap());
                 let rate = program.goal.min_rate.zip(speed.current_and_solo_rates(program));
-                let below = rate.is_some_and(|(min_rate, (rate, _))| rate < min_rate * (1.0 - MET_WITHIN));
+                let below = rate.is_some_and(|(min_rate, (rate, _))| rate < min_rate * (1.0 - GOAL_TOLERANCE));
                 let slower = program.goal.max_slowdown.is_some_and(|limit| {
-                    1.0 / speed.over_alone - 1.0 > limit + MET_WITHIN
+                    1.0 / speed.relative_speed - 1.0 > limit + GOAL_TOLERANCE
                 });
                 let says = |field: &str| reasons.iter().any(|reason| {
                     reason.tasks[0] == problem_task.task && reason.text.contains("cannot be kept") && reason.text.contains(field)
@@ -439,14 +447,14 @@ mod tests {
                 prop_assert_eq!(says("min_rate"), below, "{:?}", reasons);
                 prop_assert_eq!(says("max_slowdown"), slower, "{:?}", reasons);
             }
-            for unmet_goal in find_unmet_goals(&problem, &plan_speeds).iter().filter(|short| short.met_alone) {
+            for unmet_goal in find_unmet_goals(&problem, &plan_speeds).iter().filter(|short| short.can_be_met_alone) {
                 let Some(left_out) = programs_to_remove(&problem, &plans[best].layout, unmet_goal) else { continue };
                 prop_assert!(!left_out.is_empty() && !left_out.contains(&unmet_goal.task_index));
                 let mut fewer = problem.clone();
                 left_out.iter().for_each(|&index| fewer.tasks[index].program = None);
                 let program = problem.tasks[unmet_goal.task_index].program.as_ref().unwrap();
                 let now = forecast_speeds(&fewer, &plans[best].layout)[unmet_goal.task_index].unwrap();
-                prop_assert!(now.goal_shortfall(program) <= MET_WITHIN);
+                prop_assert!(now.goal_shortfall(program) <= GOAL_TOLERANCE);
             }
         }
     }

@@ -1,0 +1,177 @@
+use super::*;
+
+fn sample_memory(bytes_per_cycle: f64, bus: Option<f64>) -> MemorySystem {
+    MemorySystem {
+        controllers: vec![QueueServer::new(bytes_per_cycle, 64.0, false)],
+        buses: bus.map_or(Vec::new(), |bus| vec![QueueServer::new(bus, 64.0, false)]),
+        read_slots: Vec::new(),
+        packages_per_node: 1,
+        latency_cycles: 200.0,
+        remote_extra_cycles: 0.0,
+        prefetch_distance_lines: None,
+        max_overlap: 8.0,
+    }
+}
+
+/// Solves repeatedly until the loads have settled, as the machine does over its steps.
+fn settle_demands(memory: &mut MemorySystem, demands: &mut [MemoryDemand]) {
+    for _ in 0..60 {
+        memory.solve_node(0, &mut |visit| demands.iter_mut().for_each(|demand| visit(0, demand)));
+    }
+}
+
+fn stream_demand(cycles: f32, waits: f32, lines: f32) -> MemoryDemand {
+    MemoryDemand { cycles, serial_misses: waits, lines, burst_lines: 1.0, cpu_share: 1.0, ..MemoryDemand::default() }
+}
+
+/// Is a task alone as fast as in its profile, however busy it keeps memory?
+#[test]
+fn a_task_alone_waits_for_nobody() {
+    for lines in [0.001, 0.02, 0.031] {
+        let mut memory = sample_memory(2.0, Some(2.5));
+        let mut demands = [stream_demand(1.0, 0.01, lines)];
+        settle_demands(&mut memory, &mut demands);
+        assert!(demands[0].queued_cycles < 3e-3, "{lines}: {demands:?}");
+        assert!((memory.controllers[0].load - lines * 32.0).abs() < 3e-3);
+    }
+}
+
+/// Do streams that want more than the bandwidth get exactly the bandwidth, in equal parts?
+#[test]
+fn streams_beyond_the_bandwidth_share_it() {
+    for count in [2, 4, 8] {
+        let mut memory = sample_memory(2.0, None);
+        let mut demands = vec![stream_demand(1.0, 0.01, 0.025); count];
+        settle_demands(&mut memory, &mut demands);
+        let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
+        let max_lines = 2.0 / 64.0;
+        assert!(lines <= max_lines * 1.001, "{count}: {lines} of {max_lines}");
+        let demanded = 0.025 * count as f32;
+        assert!(lines > 0.9 * max_lines.min(demanded), "{count}: {lines} of {max_lines}");
+        let speeds: Vec<f32> = demands.iter().map(MemoryDemand::speed).collect();
+        assert!(speeds.iter().all(|speed| (speed / speeds[0] - 1.0).abs() < 1e-3), "{speeds:?}");
+    }
+}
+
+/// At a light load, is the wait the closed form of a queue with deterministic service?
+#[test]
+fn a_light_load_waits_as_the_formula_says() {
+    let mut memory = sample_memory(2.0, None);
+    let mut demands = [stream_demand(1.0, 0.001, 0.000_01), stream_demand(1.0, 0.0, 0.015)];
+    settle_demands(&mut memory, &mut demands);
+    let busy = 0.015 * 32.0 + 0.000_32;
+    let expected = 0.001 * 32.0 * busy / (2.0 * (1.0 - busy));
+    assert!((demands[0].queued_cycles / expected - 1.0).abs() < 0.02, "{} {expected}", demands[0].queued_cycles);
+    assert!(demands[1].queued_cycles == 0.0);
+}
+
+/// Does the slower of bus and controller limit the traffic?
+#[test]
+fn the_narrower_server_limits() {
+    for (controller, bus) in [(4.0, 1.0), (1.0, 4.0)] {
+        let mut memory = sample_memory(controller, Some(bus));
+        let mut demands = vec![stream_demand(1.0, 0.02, 0.03); 3];
+        settle_demands(&mut memory, &mut demands);
+        let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
+        assert!((lines * 64.0 - 1.0).abs() < 0.05, "{controller} {bus}: {}", lines * 64.0);
+    }
+}
+
+/// Are prefetches dropped only if other tasks crowd memory?
+#[test]
+fn prefetches_are_dropped_in_a_crowd_only() {
+    let mut memory = sample_memory(2.0, None);
+    let demand = stream_demand(1.0, 0.001, 0.01);
+    memory.controllers[0].load = 0.32;
+    assert_eq!(memory.dropped_share(0, 0, &demand, &Prefetch::default()), 0.0);
+    memory.controllers[0].load = 0.97;
+    assert!(memory.dropped_share(0, 0, &demand, &Prefetch::default()) > 0.3);
+}
+
+/// With demand priority, does a miss wait as Cobham's formula predicts, and does a late line wait as long as
+/// without priority?
+#[test]
+fn demand_waits_as_cobham_says() {
+    let mut memory = sample_memory(2.0, None);
+    memory.controllers[0].has_demand_priority = true;
+    let (demand, background) =
+        (MemoryDemand { demand_lines: 0.01, ..stream_demand(1.0, 0.0, 0.01) }, stream_demand(1.0, 0.0, 0.009));
+    let light = MemoryDemand { serial_late_lines: 0.001, ..stream_demand(1.0, 0.001, 1e-6) };
+    let mut demands = [
+        demand,
+        background,
+        MemoryDemand { serial_late_lines: 0.0, ..light },
+        MemoryDemand { serial_misses: 0.0, ..light },
+    ];
+    settle_demands(&mut memory, &mut demands);
+    let (first, busy) = (0.01 * 32.0, 0.019 * 32.0);
+    let cobham = 0.001 * 32.0 * busy / 2.0 / (1.0 - first);
+    assert!((demands[2].queued_cycles / cobham - 1.0).abs() < 0.02, "{} {cobham}", demands[2].queued_cycles);
+    let behind_all = 0.001 * 32.0 * busy / 2.0 / (1.0 - busy);
+    assert!((demands[3].queued_cycles / behind_all - 1.0).abs() < 0.02, "{} {behind_all}", demands[3].queued_cycles);
+    // A prefetch that would wait longer than the mean wait is dropped.
+    memory.controllers[0].max_prefetch_wait = 1000.0 * behind_all;
+    settle_demands(&mut memory, &mut demands);
+    let below = behind_all * (1.0 - 1.0 / (std::f32::consts::E - 1.0));
+    assert!((demands[3].queued_cycles / below - 1.0).abs() < 0.02, "{} {below}", demands[3].queued_cycles);
+}
+
+/// Do lines that arrive eight at once make others wait eight times as long, as in theory for batch arrivals?
+#[test]
+fn lines_that_come_at_once_make_others_wait() {
+    let mut memory = sample_memory(2.0, None);
+    let mut demands =
+        [stream_demand(1.0, 0.001, 1e-6), MemoryDemand { burst_lines: 8.0, ..stream_demand(1.0, 0.0, 0.015) }];
+    settle_demands(&mut memory, &mut demands);
+    let busy = 0.015 * 32.0;
+    let expected = 0.001 * 8.0 * 32.0 * busy / (2.0 * (1.0 - busy));
+    assert!((demands[0].queued_cycles / expected - 1.0).abs() < 0.02, "{} {expected}", demands[0].queued_cycles);
+    let demand = MemoryDemand { demand_lines: 0.01, ..stream_demand(1.0, 0.002, 0.02) };
+    assert!((memory.burst_lines(&demand) - (1.0 + 4.0 * 0.5)).abs() < 1e-5, "half of the lines come five at once");
+    memory.read_slots = vec![QueueServer::default()];
+    assert_eq!(memory.burst_lines(&demand), 1.0);
+}
+
+/// Do the slots limit the number of reads per latency, and does a single slot behave like an ordinary queue?
+#[test]
+fn reads_on_their_way_are_limited() {
+    for slots in [1.0, 4.0, 12.0] {
+        let mut memory = sample_memory(64.0, None);
+        memory.read_slots = vec![QueueServer { slots, cycles_per_line: 200.0 / slots, ..QueueServer::default() }];
+        let mut demands = vec![stream_demand(1.0, 0.02, 0.03); 3];
+        settle_demands(&mut memory, &mut demands);
+        let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
+        let max_lines = slots / 200.0;
+        assert!(lines <= max_lines * 1.001 && lines > 0.85 * max_lines.min(0.09), "{slots}: {lines} of {max_lines}");
+    }
+    let mut memory = sample_memory(64.0, None);
+    memory.read_slots = vec![QueueServer { slots: 1.0, cycles_per_line: 200.0, ..QueueServer::default() }];
+    let mut demands = [stream_demand(1.0, 0.001, 1e-6), stream_demand(1.0, 0.0, 0.002)];
+    settle_demands(&mut memory, &mut demands);
+    let expected = 0.001 * 200.0 * 0.4 / (2.0 * 0.6);
+    assert!((demands[0].queued_cycles / expected - 1.0).abs() < 0.03, "{} {expected}", demands[0].queued_cycles);
+}
+
+/// Does a stream whose prefetches start later slow down in proportion to its shorter distance, and a stream with
+/// spare time not at all?
+#[test]
+fn a_stream_is_as_fast_as_it_is_ahead() {
+    let mut memory = sample_memory(64.0, None);
+    memory.read_slots = vec![QueueServer { slots: 12.0, cycles_per_line: 200.0 / 12.0, ..QueueServer::default() }];
+    memory.prefetch_distance_lines = Some(8.0);
+    // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five outstanding, one every 40 cycles.
+    let demand = stream_demand(40.0, 0.0, 1.0);
+    let prefetch = Prefetch { aided_cycles: 40.0, unaided_cycles: 200.0, late_share: 1.0 };
+    memory.read_slots[0].load = memory.read_slots[0].unqueued_load(&demand);
+    assert_eq!(memory.dropped_share(0, 0, &demand, &prefetch), 0.0, "alone");
+    memory.read_slots[0].load = 0.7;
+    let others_load = (0.7 - 5.0 / 12.0) * 12.0 / std::f32::consts::PI;
+    let lines_ahead = 8.0 * (0.3 + others_load.sqrt() / 12.0) + 0.5;
+    let expected = (200.0 / lines_ahead - 40.0) / 160.0;
+    let found = memory.late_prefetch_loss(0, 0, &demand, &prefetch, 8.0);
+    assert!((found / expected - 1.0).abs() < 0.02, "{found} {expected}");
+    let slow = Prefetch { aided_cycles: 400.0, unaided_cycles: 500.0, ..prefetch };
+    assert_eq!(memory.late_prefetch_loss(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow, 8.0), 0.0);
+    let without_room = memory.dropped_share(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow);
+    assert!(without_room > 0.1, "{without_room}");
+}

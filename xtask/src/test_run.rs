@@ -133,10 +133,21 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
     if summary.failures.is_empty() { Ok(()) } else { Err(format!("{} tests failed", summary.failures.len())) }
 }
 
+/// Returns a call of cargo without the variables that `cargo run` sets for this package. Build scripts that depend on
+/// them would run again, and everything that depends on their crates would be built again.
+fn cargo_command() -> Command {
+    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string()));
+    for (name, _) in std::env::vars()
+        .filter(|(name, _)| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name.starts_with(prefix)))
+    {
+        command.env_remove(name);
+    }
+    command
+}
+
 /// Compiles everything, and lists the test programs.
 fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string());
-    let output = Command::new(cargo)
+    let output = cargo_command()
         .args(["test", "--workspace", "--locked", "--no-run", "--message-format", "json-render-diagnostics"])
         .current_dir(root)
         .stderr(Stdio::inherit())
@@ -241,8 +252,7 @@ fn update_summary(summary: &Mutex<TestSummary>, change: impl FnOnce(&mut TestSum
 
 /// Runs the examples in doc comments with rustdoc.
 fn run_doc_tests(root: &Path, summary: &mut TestSummary) {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string());
-    let doc_run = Command::new(cargo)
+    let doc_run = cargo_command()
         .args(["test", "--workspace", "--locked", "--doc", "--quiet"])
         .current_dir(root)
         .stderr(Stdio::inherit())

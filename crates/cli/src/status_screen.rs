@@ -131,16 +131,15 @@ impl ScreenState {
             .collect();
         let details = self.detail_lines(status);
         let detail_height = if details.is_empty() { 0 } else { details.len() as u16 + 1 };
-        let heights = [head_lines.len() as u16, 1, 0, detail_height, 1]
-            .map(Constraint::Length)
-            .into_iter()
-            .enumerate()
-            .map(|(index, height)| if index == 2 { Constraint::Min(3) } else { height });
-        let [head_area, columns_area, body_area, details_area, footer_area] =
-            Layout::vertical(heights).areas(frame.area());
+        let heights = [
+            Constraint::Length(head_lines.len() as u16),
+            Constraint::Min(3),
+            Constraint::Length(detail_height),
+            Constraint::Length(1),
+        ];
+        let [head_area, body_area, details_area, footer_area] = Layout::vertical(heights).areas(frame.area());
         frame.render_widget(Paragraph::new(head_lines), head_area);
-        let (header, lines) = self.program_lines(status);
-        frame.render_widget(Paragraph::new(header), columns_area);
+        let lines = self.body_lines(status);
         self.scroll = self.scroll.min(lines.len().saturating_sub(usize::from(body_area.height)));
         let visible_lines = lines.into_iter().skip(self.scroll).take(usize::from(body_area.height)).collect::<Vec<_>>();
         frame.render_widget(Paragraph::new(visible_lines), body_area);
@@ -173,8 +172,8 @@ impl ScreenState {
         lines
     }
 
-    /// The line of column names, and the lines of each cache with its programs.
-    fn program_lines(&self, status: &DaemonStatus) -> (Line<'static>, Vec<Line<'static>>) {
+    /// The services, then the column names and the lines of each cache with its programs.
+    fn body_lines(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let groups = tasks_by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
         let rows: Vec<Vec<String>> = status.tasks.iter().map(task_row).collect();
@@ -185,14 +184,15 @@ impl ScreenState {
         let services = EscapedText::for_output(services.trim_start());
         let mut lines: Vec<Line<'_>> = match status.services.is_empty() {
             true => Vec::new(),
-            false => services.as_str().lines().map(|line| Line::from(line.to_string())).collect(),
+            false => services.as_str().lines().chain([""]).map(|line| Line::from(line.to_string())).collect(),
         };
+        let header = pad_cells(&names, &widths).map(Span::raw).collect::<Line<'_>>();
+        lines.push(header.style(Modifier::REVERSED));
         for (title, tasks) in groups {
             lines.push(Line::styled(title.trim_end().to_string(), Modifier::BOLD));
             lines.extend(tasks.into_iter().map(|task| self.program_line(task, &widths)));
         }
-        let header = pad_cells(&names, &widths).map(Span::raw).collect::<Line<'_>>();
-        (header.style(Modifier::REVERSED), lines)
+        lines
     }
 
     fn program_line(&self, task: &TaskStatus, widths: &[usize]) -> Line<'static> {
@@ -399,7 +399,7 @@ mod tests {
     /// Is the picture in the README what the screen shows? `UPDATE_EXPECT=1` draws it again.
     #[test]
     fn the_picture_of_top_is_the_screen() {
-        let picture = screen_picture(&busy_status(), (112, 19));
+        let picture = screen_picture(&busy_status(), (112, 20));
         assert!(picture.contains("backup.service slows redis.service by +31 %"), "{picture}");
         expect_test::expect_file!["../../../docs/pictures/top.svg"].assert_eq(&picture);
     }

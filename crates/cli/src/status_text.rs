@@ -1,7 +1,7 @@
 //! Formats the daemon's status as text and tables.
 
 use cachemate_core::Estimate;
-use cachemate_report::text::{escape_controls, format_fixed, format_number, size_text, value_or_dash};
+use cachemate_report::text::{counted_text, escape_controls, format_fixed, format_number, size_text, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
 use serde::Serialize;
@@ -76,7 +76,8 @@ pub fn status_head(status: &DaemonStatus) -> String {
 fn cache_line(cache: &CacheStatus) -> String {
     let forecast_text = cache.forecast_miss_ratio.map_or(String::new(), |r| format!(", forecast miss ratio {r:.2}"));
     let bytes_text = cache.size_bytes.map_or(String::new(), |bytes| format!(", {}", size_text(bytes)));
-    format!("{} of CPUs {}{bytes_text}: {} threads{forecast_text}\n", cache.level, cache.cpus, cache.tasks.len())
+    let threads = counted_text(cache.tasks.len() as u64, "thread");
+    format!("{} of CPUs {}{bytes_text}: {threads}{forecast_text}\n", cache.level, cache.cpus)
 }
 
 pub const COLUMNS: &[(&str, Align)] = &[

@@ -28,9 +28,9 @@ impl Table {
 
     /// An empty table with left-aligned columns first (`"pair | cache"`) and right-aligned ones after them.
     pub fn with_columns(left: &str, right: &str) -> Self {
-        let aligned = [(left, Align::Left), (right, Align::Right)].into_iter();
+        let aligned = [(left, Align::Left), (right, Align::Right)].into_iter().filter(|(names, _)| !names.is_empty());
         let columns = aligned.flat_map(|(names, align)| names.split(" | ").map(move |name| (name, align)));
-        Table::new(&columns.filter(|(name, _)| !name.is_empty()).collect::<Vec<_>>())
+        Table::new(&columns.collect::<Vec<_>>())
     }
 
     /// Adds one row; cells beyond the header's columns are dropped, and missing ones stay blank.

@@ -380,7 +380,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
         [
             (NotSupported, "real time"),
             (NotFound, "the task has ended"),
-            (NotSupported, "none of the CPUs exists"),
+            (NotSupported, "none of the requested CPUs is online"),
             (NotSupported, "cache 9 cannot be divided by ways"),
             (NotSupported, "ways 12: the hardware takes 1 or more of ways 0-7, in one piece"),
             (NotSupported, "ways 0-1,4 became 0-1: the hardware takes 1 or more of ways 0-7, in one piece"),

@@ -124,7 +124,8 @@ fn cpuset_mount(kernel: &dyn Kernel) -> Option<PathBuf> {
 
 fn is_our_group(kernel: &dyn Kernel, path: &Path) -> bool {
     let has_prefix = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(groups::GROUP_PREFIX));
-    has_prefix && is_plain(path) && resctrl_mount(kernel).is_some_and(|mount| path.parent() == Some(&mount))
+    let mounts = [resctrl_mount(kernel), cpuset_mount(kernel)].into_iter().flatten();
+    has_prefix && mounts.into_iter().any(|mount| is_plain(path) && path.parent() == Some(&mount))
 }
 
 /// Does the path have at least `min_components` components below the mount?
@@ -182,7 +183,6 @@ mod tests {
             (directory("/rc/db"), ObjectState::Absent),
             (directory("/rc/cachemate-5-50-0"), ObjectState::Present),
             (directory("/home/cachemate-x"), ObjectState::Absent),
-            (directory("/cg/cachemate-5-50-0"), ObjectState::Absent),
             (schemata("/rc/db/schemata"), masks()),
             (schemata("/rc/schemata"), masks()),
             (schemata("/rc/cachemate-5-50-0/tasks"), masks()),

@@ -61,9 +61,6 @@ const PIPELINE_PARTS: &[&str] = &["Profiler::new(", "Profiler::default()", "Veri
 const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "policy"];
 const MAX_FILE_LINES: usize = 700;
 const MAX_FUNCTION_LINES: usize = 100;
-/// Functions that may exceed the length limit. Nearly all simulated accesses pass through this loop, which was slower
-/// when split.
-const LONG_FUNCTIONS: &[&str] = &["fn quick<const WATCHED: bool>"];
 const POLICY_HEADINGS: &[&str] = &["## Problem", "## Method", "## Properties", "## Cost", "## Source"];
 
 /// Returns every complaint, in the form `file:line: description`.
@@ -250,8 +247,7 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
     let begins_function = |line: &str| line.split_whitespace().find(|word| !is_modifier(word)) == Some("fn");
     let ends_statement = |line: &str| line.ends_with(';') || line.ends_with('}');
     let functions = lines.iter().enumerate().filter(|(_, line)| begins_function(line) && !ends_statement(line));
-    let checked_functions = functions.filter(|(_, line)| !LONG_FUNCTIONS.iter().any(|longer| line.contains(longer)));
-    let lengths = checked_functions.filter_map(|(index, line)| {
+    let lengths = functions.filter_map(|(index, line)| {
         let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
         Some((index + 1, lines[index..].iter().position(|line| line.starts_with(&end))? + 1))
     });

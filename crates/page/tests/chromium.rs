@@ -7,10 +7,10 @@ mod not_shown;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cachemate_page::{
-    CacheHeader, CurveSnapshot, DecisionSnapshot, EstimateRange, MatrixSnapshot, PageHeader, ProbeSnapshot,
-    ProgramSnapshot, RecordedRun, SHAPE, ShareSnapshot, Snapshot, page_html,
+    CurveSnapshot, DecisionSnapshot, EstimateRange, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, RecordedRun,
+    ShareSnapshot, Snapshot, page_html,
 };
-use common::Browser;
+use common::{Browser, page_header};
 use serde_json::json;
 
 /// One browser at a time, because others would disturb measurements of time.
@@ -37,35 +37,10 @@ fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// The header of a run on so many caches.
-fn header(caches: u32) -> PageHeader {
-    let cache = |cache| CacheHeader {
-        cache,
-        level: "L3".into(),
-        cpus: format!("{}-{}", 8 * cache, 8 * cache + 7),
-        size_bytes: Some(32 << 20),
-        ways: Some(16),
-        colors: None,
-    };
-    PageHeader {
-        shape: SHAPE,
-        version: "1".into(),
-        source: "run.jsonl".into(),
-        run: String::new(),
-        policy: "auto".into(),
-        parameters: String::new(),
-        guarded: true,
-        cpus: 8 * caches,
-        caches: (0..caches).map(cache).collect(),
-        truth: None,
-        cut_off: None,
-    }
-}
-
 /// A run with these numbers of programs and caches; every tenth window moves some programs, and every figure changes in
 /// every window.
 fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -> RecordedRun {
-    let head = header(caches);
+    let head = page_header(caches);
     let mut state = 1u64;
     let mut draw = move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -12,11 +12,8 @@ mod study;
 
 use std::path::Path;
 
-use cachemate_page::{
-    CacheHeader, CurveSnapshot, EstimateRange, MatrixSnapshot, PageHeader, ProgramSnapshot, RecordedRun, SHAPE,
-    Snapshot, page_html,
-};
-use common::Browser;
+use cachemate_page::{CurveSnapshot, EstimateRange, MatrixSnapshot, ProgramSnapshot, RecordedRun, Snapshot, page_html};
+use common::{Browser, page_header};
 use serde_json::json;
 
 /// Height of the compared part in pixels, and width and height of a cell.
@@ -98,27 +95,7 @@ fn check_look(browser: &mut Browser, name: &str, file: &Path, width: u32, hide: 
 
 /// A run of two programs on two caches, with a matrix and a curve.
 fn sample_run() -> RecordedRun {
-    let cache = |cache| CacheHeader {
-        cache,
-        level: "L3".into(),
-        cpus: format!("{}-{}", 8 * cache, 8 * cache + 7),
-        size_bytes: Some(32 << 20),
-        ways: Some(16),
-        colors: None,
-    };
-    let head = PageHeader {
-        shape: SHAPE,
-        version: "1".into(),
-        source: "run.jsonl".into(),
-        run: String::new(),
-        policy: "auto".into(),
-        parameters: String::new(),
-        guarded: true,
-        cpus: 16,
-        caches: (0..2).map(cache).collect(),
-        truth: None,
-        cut_off: None,
-    };
+    let head = page_header(2);
     let program = |program: u32, window: u64| ProgramSnapshot {
         program,
         name: ["mcf", "povray", "redis-server", "gzip"][program as usize].into(),

@@ -12,8 +12,8 @@ use cachemate_core::{CpuId, Estimate, Reason, ReasonKind, SplitMix64, TaskId, To
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::placement::{
-    CacheSeats, Placement, PlacementCost, PlacementError, build_caches, build_programs, cache_seats, number_names,
-    place, placement_cost, shape_of,
+    CacheSeats, Placement, PlacementCost, PlacementError, build_caches, build_programs, cache_seats, check_costs,
+    number_names, place, placement_cost, shape_of,
 };
 use crate::reasons::explain_placement;
 use crate::solvers::{self, Seating, SolverMethod, random_seating};
@@ -40,11 +40,11 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     seed: u64,
     forecast: &mut MachineForecast<'_, E>,
 ) -> Result<Placement, E> {
-    let by_pairs = place(names, costs, costs, topology, seed)?;
+    check_costs(names, costs)?;
     let places = cache_seats(topology, names.len())?;
     let shape = shape_of(&places);
     if names.is_empty() || names.len() > shape.cpus() {
-        return Ok(by_pairs);
+        return Ok(place(names, costs, costs, topology, seed)?);
     }
     let mut search = ForecastSearch::new(&places, topology, forecast);
     let pair_seating = solvers::best_assignment(&costs.cost, &shape).seating;
@@ -145,9 +145,13 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         Seating { by_cache: places.iter().map(|place| members.by_ref().take(place.cpus.len()).collect()).collect() }
     }
 
+    fn kinds_of(&self, seats: &[usize]) -> Vec<usize> {
+        seats.iter().map(|&seat| self.kinds[seat]).collect()
+    }
+
     /// The slowdowns of a placement, forecast or known.
     fn solve(&mut self, seats: &[usize]) -> Result<&[Estimate], E> {
-        let key: Vec<usize> = seats.iter().map(|&seat| self.kinds[seat]).collect();
+        let key = self.kinds_of(seats);
         if !self.known.contains_key(&key) {
             let cpus: Vec<CpuId> = seats.iter().map(|&seat| self.cpus[seat]).collect();
             let slowdowns = (self.forecast)(&cpus)?;
@@ -246,11 +250,8 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
 
     /// A reason for every program: the known exchange or move that would cost least.
     fn explain(&self, best: &[usize], costs: &PairCosts) -> Vec<Reason> {
-        let known_mean = |seats: &[usize]| {
-            self.known
-                .get(&seats.iter().map(|&seat| self.kinds[seat]).collect::<Vec<usize>>())
-                .map(|all| mean_slowdown(all))
-        };
+        let known_mean =
+            |seats: &[usize]| self.known.get(&self.kinds_of(seats)).map(|slowdowns| mean_slowdown(slowdowns));
         let mean = known_mean(best).unwrap_or(0.0);
         let neighbors = self.neighbors(best);
         let reason_of = |program: usize| {

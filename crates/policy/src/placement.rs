@@ -163,6 +163,19 @@ pub struct Placement {
     pub reasons: Vec<Reason>,
 }
 
+/// Checks that the matrix has one finite entry for each pair of programs.
+pub(crate) fn check_costs(names: &[String], costs: &PairCosts) -> Result<(), PlacementError> {
+    let rows = costs.cost.len();
+    let shape_error = |problem| Err(PlacementError::Shape { names: names.len(), what: problem, rows });
+    if rows != names.len() || costs.cost.iter().any(|row| row.len() != rows) {
+        return shape_error("a matrix");
+    }
+    if costs.cost.iter().flatten().any(|cost| !cost.is_finite()) {
+        return shape_error("an entry that is not finite in a matrix");
+    }
+    Ok(())
+}
+
 /// Places `names` on the machine with the smallest total of `decision_costs`.
 ///
 /// The placement, the best, the worst and random ones are evaluated by `evaluation_costs`, which is the same matrix, or
@@ -178,16 +191,8 @@ pub fn place(
     topology: &Topology,
     seed: u64,
 ) -> Result<Placement, PlacementError> {
-    for costs in [decision_costs, evaluation_costs] {
-        let rows = costs.cost.len();
-        let shape_error = |problem| Err(PlacementError::Shape { names: names.len(), what: problem, rows });
-        if rows != names.len() || costs.cost.iter().any(|row| row.len() != rows) {
-            return shape_error("a matrix");
-        }
-        if costs.cost.iter().flatten().any(|cost| !cost.is_finite()) {
-            return shape_error("an entry that is not finite in a matrix");
-        }
-    }
+    check_costs(names, decision_costs)?;
+    check_costs(names, evaluation_costs)?;
     let names = number_names(names);
     let cache_seats = cache_seats(topology, names.len())?;
     let seats = shape_of(&cache_seats);

@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
+use cachemate_page::{CacheHeader, PageHeader, SHAPE};
 use serde_json::{Value, json};
 
 const PROGRAMS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
@@ -164,5 +165,30 @@ impl Drop for Browser {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+}
+
+/// The header of a run on this number of caches.
+pub fn page_header(caches: u32) -> PageHeader {
+    let cache = |cache| CacheHeader {
+        cache,
+        level: "L3".into(),
+        cpus: format!("{}-{}", 8 * cache, 8 * cache + 7),
+        size_bytes: Some(32 << 20),
+        ways: Some(16),
+        colors: None,
+    };
+    PageHeader {
+        shape: SHAPE,
+        version: "1".into(),
+        source: "run.jsonl".into(),
+        run: String::new(),
+        policy: "auto".into(),
+        parameters: String::new(),
+        guarded: true,
+        cpus: 8 * caches,
+        caches: (0..caches).map(cache).collect(),
+        truth: None,
+        cut_off: None,
     }
 }

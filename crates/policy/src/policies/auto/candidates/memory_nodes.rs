@@ -68,10 +68,10 @@ impl PlanSearch<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+
     use std::collections::BTreeMap;
 
-    use super::super::{AllowedMechanisms, Mechanism, PlanComparator};
+    use super::super::{AllowedMechanisms, Mechanism};
     use super::*;
     use crate::policies::auto::model::problem::PlanningProblem;
     use crate::policies::auto::model::program_model::MemoryDistance;
@@ -79,7 +79,6 @@ mod tests {
     use crate::policies::auto::model::score::PlanObjective;
     use crate::policies::auto::model::score_cache::ScoreCache;
     use crate::policies::auto::model::score_cache::tests::{site_fixture, task_fixture};
-    use cachemate_core::SplitMix64;
 
     /// Builds a problem of streams on sites: of each stream, `memory` has the node of its pages and its site.
     fn streams_on_nodes(memory: &[(usize, usize)]) -> PlanningProblem {
@@ -100,15 +99,7 @@ mod tests {
             Mechanism::Placement | Mechanism::Sharing => true,
             Mechanism::Space | Mechanism::Gangs => false,
         });
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        PlanSearch {
-            problem,
-            score_cache: memo,
-            allowed_mechanisms: allowed,
-            judge,
-            remaining_scores: Cell::new(500),
-            generator: SplitMix64::new(1),
-        }
+        PlanSearch::with_effort(problem, memo, allowed, 500)
     }
 
     /// Do two tasks that are far from their memory change places, by this mechanism alone and in the joint search, and

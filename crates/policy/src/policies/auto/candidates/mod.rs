@@ -117,6 +117,26 @@ pub struct PlanSearch<'a> {
     pub generator: SplitMix64,
 }
 
+#[cfg(test)]
+impl<'a> PlanSearch<'a> {
+    /// A search for the largest weighted speedup with this number of scores, seeded with 1.
+    pub fn with_effort(
+        problem: &'a PlanningProblem,
+        score_cache: &'a ScoreCache,
+        allowed_mechanisms: AllowedMechanisms,
+        effort: usize,
+    ) -> Self {
+        PlanSearch {
+            problem,
+            score_cache,
+            allowed_mechanisms,
+            judge: PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 },
+            remaining_scores: Cell::new(effort),
+            generator: SplitMix64::new(1),
+        }
+    }
+}
+
 impl PlanSearch<'_> {
     /// Builds the default plan, and sets the comparator's lowest speed by it. Tasks stay where they were placed, so
     /// once another plan is in force, the default has to pin them to their sites.
@@ -412,17 +432,8 @@ mod tests {
         allowed: AllowedMechanisms,
         effort: usize,
     ) -> (LayoutScore, LayoutScore, usize) {
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
         let memo = ScoreCache::new(problem);
-        let mut search = PlanSearch {
-            problem,
-            score_cache: &memo,
-            allowed_mechanisms: allowed,
-            judge,
-            remaining_scores: effort,
-            generator,
-        };
+        let mut search = PlanSearch::with_effort(problem, &memo, allowed, effort);
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let best = candidates
@@ -459,17 +470,8 @@ mod tests {
         }
         let pair = [0, 2];
         let parted = |problem: &PlanningProblem| {
-            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-            let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
             let memo = ScoreCache::new(problem);
-            let mut search = PlanSearch {
-                problem,
-                score_cache: &memo,
-                allowed_mechanisms: all_mechanisms(),
-                judge,
-                remaining_scores: effort,
-                generator,
-            };
+            let mut search = PlanSearch::with_effort(problem, &memo, all_mechanisms(), 2_000);
             let candidates = search.find_candidates(&BTreeMap::new(), None);
             candidates
                 .iter()
@@ -495,16 +497,8 @@ mod tests {
                 false,
             );
             current_layout.partitions[0] = vec![PartitionMembers { members: vec![0], units: 5 }];
-            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-            let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::new(problem));
-            let mut search = PlanSearch {
-                problem,
-                score_cache: &memo,
-                allowed_mechanisms: all_mechanisms(),
-                judge,
-                remaining_scores: effort,
-                generator,
-            };
+            let memo = ScoreCache::new(problem);
+            let mut search = PlanSearch::with_effort(problem, &memo, all_mechanisms(), 2_000);
             let candidates = search.find_candidates(&BTreeMap::new(), Some(current_layout.clone()));
             let on_first =
                 |layout: &SiteLayout| layout.site_by_task.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();

@@ -200,15 +200,14 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
 
     use super::super::{AllowedMechanisms, PlanComparator};
     use super::*;
     use crate::policies::auto::model::problem::PlanningProblem;
-    use crate::policies::auto::model::score::PlanObjective;
+
     use crate::policies::auto::model::score_cache::ScoreCache;
     use crate::policies::auto::model::score_cache::tests::{site_fixture, task_fixture};
-    use cachemate_core::SplitMix64;
+
     use proptest::prelude::*;
 
     fn problem_fixture(tasks: &[(usize, f64)], sites: u32) -> PlanningProblem {
@@ -226,18 +225,7 @@ mod tests {
         let memo = ScoreCache::new(problem);
         let allowed =
             AllowedMechanisms::from_filter(|mechanism| !matches!(mechanism, Mechanism::Space | Mechanism::Gangs));
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        let search = || {
-            let (effort, generator) = (Cell::new(400), SplitMix64::new(1));
-            PlanSearch {
-                problem,
-                score_cache: &memo,
-                allowed_mechanisms: allowed,
-                judge,
-                remaining_scores: effort,
-                generator,
-            }
-        };
+        let search = || PlanSearch::with_effort(problem, &memo, allowed, 400);
         let current_layout = SiteLayout::from_default_sites(problem, &BTreeMap::new());
         let (mut search_once, mut full_search) = (search(), search());
         let candidates = [

@@ -254,18 +254,21 @@ mod tests {
     use cachemate_core::test_support::observation_fixture;
     use cachemate_core::{EventCount, EventCounts, WindowLength};
 
+    /// 1000 instructions and these counts.
+    fn counts_fixture(counts: &[(CounterEvent, u64)]) -> EventCounts {
+        let readings = [(CounterEvent::Instructions, 1000)].into_iter().chain(counts.iter().copied());
+        EventCounts(readings.map(|(event, count)| EventCount { event, count, enabled_share: 1.0 }).collect())
+    }
+
     /// Are rates ratios of counts, dropped at a change of phase, and missing if nothing was counted?
     #[test]
     fn rates_are_ratios_of_counts() {
         let mut observation = observation_fixture(0, 2);
-        let counts = [
-            (CounterEvent::Instructions, 1000),
+        observation.tasks[0].counts = counts_fixture(&[
             (CounterEvent::Cycles, 3000),
             (CounterEvent::Misses(CacheLevel::L3), 10),
             (CounterEvent::StallCycles(StallCause::LocalMemory), 1000),
-        ];
-        let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
-        observation.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+        ]);
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
         speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, None), |_| false);
         let (measured_task, unmeasured_task) = (observation.tasks[0].task, observation.tasks[1].task);
@@ -285,9 +288,7 @@ mod tests {
         let task = observation.tasks[0].task;
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
         let mut window = |cycles: u64, phase: CurrentPhase| {
-            let counts = [(CounterEvent::Instructions, 1000), (CounterEvent::Cycles, cycles)];
-            let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
-            observation.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+            observation.tasks[0].counts = counts_fixture(&[(CounterEvent::Cycles, cycles)]);
             speeds.observe(&observation, &plan, CacheLevel::L3, |_| phase, |_| false);
             let speed = speeds.observed_speed(task, 64.0).unwrap();
             (speed.cycles_per_instr, speed.is_current)
@@ -311,9 +312,7 @@ mod tests {
         let task = observation.tasks[0].task;
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
         let mut window = |cycles: u64, is_replanned: bool| {
-            let counts = [(CounterEvent::Instructions, 1000), (CounterEvent::Cycles, cycles)];
-            let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
-            observation.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+            observation.tasks[0].counts = counts_fixture(&[(CounterEvent::Cycles, cycles)]);
             speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, Some(AVERAGED)), |_| is_replanned);
             let speed = speeds.observed_speed(task, 64.0).unwrap();
             (libm::round(speed.cycles_per_instr), speed.is_current)

@@ -119,11 +119,11 @@ pub mod tests {
     use super::super::problem::ProblemTask;
     use super::super::program_model::ProgramModel;
     use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
-    use super::super::score::{PlanObjective, score_drawn};
+    use super::super::score::score_drawn;
     use super::*;
     use crate::partition::units::PartitionUnits;
-    use crate::policies::auto::candidates::{AllowedMechanisms, PlanComparator, PlanSearch};
-    use cachemate_core::{CacheId, ProcessId, SplitMix64, TaskId};
+    use crate::policies::auto::candidates::{AllowedMechanisms, PlanSearch};
+    use cachemate_core::{CacheId, ProcessId, TaskId};
     use proptest::prelude::*;
 
     /// A site with this number of CPUs and eight ways for each.
@@ -161,17 +161,7 @@ pub mod tests {
         problem: &PlanningProblem,
         memo: &ScoreCache,
     ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
-        let allowed = AllowedMechanisms::from_filter(|_| true);
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
-        let mut search = PlanSearch {
-            problem,
-            score_cache: memo,
-            allowed_mechanisms: allowed,
-            judge,
-            remaining_scores: effort,
-            generator,
-        };
+        let mut search = PlanSearch::with_effort(problem, memo, AllowedMechanisms::from_filter(|_| true), 150);
         let candidates = search.find_candidates(&BTreeMap::new(), None);
         let draw = problem.draw(7);
         candidates

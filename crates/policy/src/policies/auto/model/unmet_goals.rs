@@ -288,17 +288,17 @@ impl UnmetGoal {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+
     use std::collections::BTreeMap;
 
     use super::super::problem::{CacheSite, ProblemTask};
     use super::super::program_model::PromisedRate;
     use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
-    use super::super::score::{PlanObjective, score};
+    use super::super::score::score;
     use super::super::score_cache::ScoreCache;
     use super::*;
-    use crate::policies::auto::candidates::{AllowedMechanisms, CandidatePlan, Mechanism, PlanComparator, PlanSearch};
-    use cachemate_core::{CacheId, Goal, ProcessId, SplitMix64};
+    use crate::policies::auto::candidates::{AllowedMechanisms, CandidatePlan, Mechanism, PlanSearch};
+    use cachemate_core::{CacheId, Goal, ProcessId};
     use proptest::prelude::*;
 
     /// Two caches of two CPUs each. Each task has a footprint as a share of a cache (0 means a stream) and a goal.
@@ -337,17 +337,8 @@ mod tests {
     /// Returns all candidates, and the position of the best.
     fn search_candidates(problem: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
         let allowed = AllowedMechanisms::from_filter(|mechanism| mechanism != Mechanism::Space);
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
-        let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
         let memo = ScoreCache::new(problem);
-        let mut search = PlanSearch {
-            problem,
-            score_cache: &memo,
-            allowed_mechanisms: allowed,
-            judge,
-            remaining_scores: effort,
-            generator,
-        };
+        let mut search = PlanSearch::with_effort(problem, &memo, allowed, 2_000);
         let plans = search.find_candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let better_plan =

@@ -3,8 +3,8 @@
 //!
 //! Stages append their cost to `target/ci-time.jsonl`. `ci-time report` prints the costs beside `.ci/times.json`, the
 //! record of an earlier run. It names each stage that has grown by half beyond the growth of the median stage, because
-//! a slower or busier host slows all stages alike, and fails only if a stage has doubled: an emulated guest runs in real
-//! time, so crowded hosts alone made its stage cost 1.0 to 1.53 times the record in three runs of equal sources.
+//! a slower or busier host slows all stages alike. It fails only if a stage has doubled: an emulated guest runs in
+//! real time, so crowded hosts alone made its stage cost 1.0 to 1.53 times the record in three runs of equal sources.
 
 use std::fs;
 use std::io::Write;

@@ -220,21 +220,34 @@ fn render_index(introduction: &[String], papers: &[(&Paper, Vec<&ResultRecord>)]
     let mut text = String::from("# The papers' results\n\n");
     text.push_str(&generator_note());
     introduction.iter().for_each(|paragraph| text.push_str(&format!("{}\n\n", wrap(paragraph, ""))));
-    text.push_str("| page | paper | results with a target | met or exceeded | missed | of the newest version |\n");
-    text.push_str("|---|---|---|---|---|---|\n");
+    text.push_str("| page | paper | quick runs met | full runs met | of the newest version |\n|---|---|---|---|---|\n");
     for (paper, figures) in papers {
-        let figures_with_target: Vec<&&ResultRecord> = figures.iter().filter(|figure| has_target(figure)).collect();
-        let missed_count = figures_with_target.iter().filter(|figure| is_missed(figure)).count();
-        let newest_count = figures_with_target.iter().filter(|figure| figure.version == newest).count();
-        let (title, page, total) = (&paper.title, &paper.page, figures_with_target.len());
-        let row = format!(
-            "| [{title}]({page}.md) | {} | {total} | {} | {missed_count} | {newest_count} |\n",
-            paper.source,
-            total - missed_count
-        );
-        text.push_str(&row);
+        let (title, page, source, counts) = (&paper.title, &paper.page, &paper.source, count_cells(figures, newest));
+        text.push_str(&format!("| [{title}]({page}.md) | {source} | {counts} |\n"));
     }
+    let all_figures: Vec<&ResultRecord> = papers.iter().flat_map(|(_, figures)| figures.iter().copied()).collect();
+    text.push_str(&format!("| all pages | | {} |\n", count_cells(&all_figures, newest)));
     text
+}
+
+/// Formats how many results with a target are met in quick runs and in full runs, each by its newest figure, and how
+/// many figures are of the newest version.
+fn count_cells(figures: &[&ResultRecord], newest: &str) -> String {
+    let is_newer = |a: &ResultRecord, b: &ResultRecord| {
+        (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick) && a.date > b.date
+    };
+    let judged_figures: Vec<&ResultRecord> = figures
+        .iter()
+        .copied()
+        .filter(|figure| has_target(figure) && !figures.iter().any(|other| is_newer(other, figure)))
+        .collect();
+    let count_met = |quick: bool| {
+        let is_met: Vec<bool> =
+            judged_figures.iter().filter(|figure| figure.quick == quick).map(|figure| !is_missed(figure)).collect();
+        format!("{} of {}", is_met.iter().filter(|met| **met).count(), is_met.len())
+    };
+    let newest_count = judged_figures.iter().filter(|figure| figure.version == newest).count();
+    format!("{} | {} | {newest_count}", count_met(true), count_met(false))
 }
 
 fn generator_note() -> String {
@@ -519,6 +532,8 @@ mod tests {
         assert!(page.contains("| 1 | 1 | 2026-11-22 | 2 | `cachemate repro X-1 --seed 1` |"), "{page}");
         assert!(page.contains("| 2 | 1 to 3 | 2026-11-01 | 1 † | `old` |"), "{page}");
         assert!(page.contains("- It gains.") && !page.contains("X-2"), "{page}");
+        let index = fs::read_to_string(root.path().join(RESULTS_DIR).join("index.md")).unwrap();
+        assert!(index.contains("| [X](x.md) | A | 0 of 0 | 1 of 1 | 1 |"), "{index}");
         fs::write(root.path().join(RESULTS_DIR).join("x.md"), page.replace("1.25", "9.25")).unwrap();
         fs::write(root.path().join(RESULTS_DIR).join("y.md"), "stray").unwrap();
         assert_eq!(check(root.path()).unwrap().len(), 2, "an edited figure and a stray page");

@@ -54,16 +54,6 @@ pub fn stream_phase(line_bytes: f64, capacity_lines: f64, lines_per_instr: f64) 
     build_phase(line_bytes, capacity_lines, 1, |_| lines_per_instr)
 }
 
-/// Returns a phase of dependent loads that cycle through `lines` lines, with one load in every other instruction.
-pub fn chase_phase(line_bytes: f64, capacity_lines: f64, lines: f64, latency_cycles: f64) -> ProgramPhase {
-    let mut phase = uniform_phase(line_bytes, capacity_lines, lines.max(1.0), 0.5);
-    for point in &mut phase.points {
-        point.memory_stall_cycles_per_instr = latency_cycles * point.demand_fills_per_instr;
-        point.cycles_per_instr = BASE_CYCLES + point.memory_stall_cycles_per_instr;
-    }
-    phase
-}
-
 /// Number of steps for a straight line. Points are interpolated over the logarithm of the size, so a straight line
 /// stays straight only if its points are dense.
 const STRAIGHT_LINE_STEPS: u32 = 256;

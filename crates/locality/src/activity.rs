@@ -6,32 +6,10 @@
 //! set in both, and the next sample is expected to equal the last one.
 //!
 //! The paper leaves open the number of super sets and the thresholds. It describes both "contiguous groups of sets"
-//! (2.2) and "the low order bits of the set" (4.2), so both groupings are implemented. Because an absolute threshold
-//! depends on the length of the sample, a threshold relative to the mean of the vector is offered too.
+//! (2.2) and "the low order bits of the set" (4.2); the machine that counts chooses. Because an absolute threshold depends
+//! on the length of the sample, a threshold relative to the mean of the vector is offered too.
 
 use cachemate_core::{IndexSet, SuperSetCount};
-
-/// The grouping of sets into super sets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Grouping {
-    /// Neighboring sets form a super set (AV 2.2).
-    Contiguous,
-    /// Sets with the same low bits form a super set (AV 4.2).
-    LowBits,
-}
-
-/// Returns the super set of a cache set; `None` if there are no sets, no super sets, or more super sets than sets.
-pub fn super_set_of(set: u64, sets: u64, super_sets: u32, grouping: Grouping) -> Option<u32> {
-    let groups = u64::from(super_sets);
-    if groups == 0 || groups > sets || set >= sets {
-        return None;
-    }
-    let group = match grouping {
-        Grouping::Contiguous => u128::from(set) * u128::from(groups) / u128::from(sets),
-        Grouping::LowBits => u128::from(set % groups),
-    };
-    Some(group as u32)
-}
 
 /// The threshold above which a super set counts as active.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -106,26 +84,6 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Does every set belong to one super set, and do all super sets have the same size (within one)?
-        #[test]
-        fn super_sets_divide_the_sets_evenly(sets in 1u64..300, super_sets in 1u32..70) {
-            for grouping in [Grouping::Contiguous, Grouping::LowBits] {
-                let groups: Option<Vec<u32>> =
-                    (0..sets).map(|set| super_set_of(set, sets, super_sets, grouping)).collect();
-                if u64::from(super_sets) > sets {
-                    prop_assert_eq!(groups, None);
-                    continue;
-                }
-                let groups = groups.unwrap();
-                let sizes: Vec<usize> =
-                    (0..super_sets).map(|g| groups.iter().filter(|&&group| group == g).count()).collect();
-                prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1);
-                if grouping == Grouping::Contiguous {
-                    prop_assert!(groups.is_sorted());
-                }
-            }
-        }
-
         /// Is overlap symmetric, no larger than either vector, and equal to the vector for a vector with itself?
         #[test]
         fn overlap_is_an_intersection(a in prop::collection::vec(0u32..128, 0..40), b in prop::collection::vec(0u32..128, 0..40)) {

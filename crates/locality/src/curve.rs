@@ -149,13 +149,6 @@ impl MissRateCurve {
         let differences: Option<Vec<f64>> = self.points.iter().map(difference).collect();
         Some(differences?.iter().sum::<f64>() / self.points.len() as f64)
     }
-
-    /// Returns the highest rate on the curve minus the lowest: the largest effect that the size of the cache can have
-    /// on the program.
-    pub fn rate_range(&self) -> f64 {
-        let rates = || self.points.iter().map(|&(_, rate)| rate);
-        rates().fold(f64::MIN, f64::max) - rates().fold(f64::MAX, f64::min)
-    }
 }
 
 /// The assumption by which stack distances of a fully associative cache are converted to LRU positions in a
@@ -236,7 +229,6 @@ mod tests {
         assert_eq!(curve.rate_at(150), Some(7.0));
         assert_eq!(curve.rate_at(400), Some(4.0));
         assert_eq!((curve.rate_at(99), curve.rate_at(401)), (None, None));
-        assert_eq!(curve.rate_range(), 4.0);
     }
 
     /// Are impossible curves rejected, and does the error name the invalid point?

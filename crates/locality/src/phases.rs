@@ -16,7 +16,7 @@
 //! - The miss rate, a single entry, is the thesis's own signal ([`PhaseDetector::new`] with its defaults: w = 3, 3
 //!   misses per thousand instructions, 50 %). It is cheap (one counter), but if the *allocation* changes, the miss rate
 //!   changes too, and the detector reports a phase change.
-//! - A locality signature ([`crate::interval_count::locality_signature`]) has one entry per cache size, computed from reuse
+//! - A locality signature ([`crate::signature::locality_signature`]) has one entry per cache size, computed from reuse
 //!   times, which no allocation can change. The unit is the same, so the same thresholds apply: a phase changes when
 //!   the miss rate at *any* size moves by more than 3 per thousand instructions.
 //!
@@ -204,8 +204,8 @@ pub fn detect_phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<D
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::intervals::locality_signature;
     use crate::reuse::ReuseSampler;
+    use crate::signature::locality_signature;
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 

@@ -1,9 +1,10 @@
 //! Compares StatCC's prediction for a shared cache, from solo profiles, with an exact simulation.
 
-use cachemate_core::{CacheLevel, Profile, SplitMix64};
+use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, SplitMix64};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
-use cachemate_locality::intervals::IntervalLength;
-use cachemate_locality::profile_builder::{ProfileBuilder, ProfileSettings, ProgramAccess};
+use cachemate_locality::curve::MissRateCurve;
+use cachemate_locality::reuse::ReuseSampler;
+use cachemate_locality::stack::StackDistances;
 use cachemate_policy::schemes::{Scheme, SharedCache, StatCc};
 
 const LINE_BYTES: u64 = 64;
@@ -34,19 +35,21 @@ const PROGRAMS: [EndlessProgram; 4] = [
 ];
 
 fn measure_profile(program: &EndlessProgram) -> Profile {
-    let settings = ProfileSettings {
-        interval: IntervalLength::Instructions(1_000_000),
-        reuse_sample_period: 8,
-        ..ProfileSettings::new(CacheLevel::L2, LINES * LINE_BYTES, WAYS, LINE_BYTES)
-    };
-    let (mut builder, mut random) = (ProfileBuilder::new(settings).unwrap(), SplitMix64::new(17));
-    let access = |position| {
-        let line = (program.pattern)(position, &mut random);
-        ProgramAccess { line, instructions: program.instructions, is_store: false, thread: 0 }
-    };
-    let accesses: Vec<ProgramAccess> = (0..ACCESSES as u64).map(access).collect();
-    builder.push(&accesses).unwrap();
-    builder.finish(None).unwrap().profile
+    let (mut stack, mut reuse, mut random) = (StackDistances::new(), ReuseSampler::new(8, 1), SplitMix64::new(17));
+    let lines: Vec<u64> = (0..ACCESSES as u64).map(|position| (program.pattern)(position, &mut random)).collect();
+    stack.push(&lines).unwrap();
+    lines.iter().for_each(|line| reuse.touch(*line));
+    let (size_bytes, instructions) = (LINES * LINE_BYTES, ACCESSES as u64 * program.instructions);
+    let sizes: Vec<u64> = (1..=16).map(|step| size_bytes * step / 16).collect();
+    let curve = MissRateCurve::from_histogram(&stack.finish().unwrap(), instructions, LINE_BYTES, &sizes).unwrap();
+    let refs_per_mega_instr = Estimate::exact(1e6 / program.instructions as f64);
+    let mut profile = Profile::default();
+    let curve = Fact::new(curve.to_profile_points(0.0), FactSource::ExactTrace, 0);
+    profile.locality.misses_per_kilo_instr.insert(CacheLevel::L2, curve);
+    profile.locality.reuse_times = reuse.finish().to_profile().map(|times| Fact::new(times, FactSource::ExactTrace, 0));
+    profile.rates.llc_refs_per_mega_instr =
+        Some(Fact::from_measurement(refs_per_mega_instr, FactSource::ExactTrace, 0));
+    profile
 }
 
 /// Returns the cycles per instruction and the miss ratio of each program on one cache. An access takes as many cycles

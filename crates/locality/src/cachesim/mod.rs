@@ -1,4 +1,4 @@
-//! Exact trace-driven simulation of set-associative caches: one level, or private L1s before a shared LLC.
+//! Exact trace-driven simulation of set-associative caches.
 //!
 //! Time, coherence and write-backs are not modeled. The simulator reports which accesses hit and, under LRU, at which
 //! stack position, as the schemes SDC, Animal and Pain need (CA). The set is the line address modulo the number of
@@ -8,7 +8,6 @@
 //! shift, without a branch. Sets with more ways, or with line addresses too wide for 32-bit tags, use a plain loop. All
 //! policies fill free ways first, in ascending order.
 
-mod chain;
 mod geometry;
 mod index;
 mod lru;
@@ -16,7 +15,6 @@ mod random_plru;
 #[cfg(test)]
 mod tests;
 
-pub use chain::CacheHierarchy;
 pub use geometry::{CacheGeometry, GeometryError};
 
 use crate::simd::Simd;
@@ -55,12 +53,6 @@ impl PositionProfile {
     /// Returns the number of accesses: all hits plus the misses.
     pub fn accesses(&self) -> u64 {
         self.hits.iter().sum::<u64>() + self.misses
-    }
-
-    /// Returns the number of misses that a cache with only `ways` ways per set would have; `ways` is at most the number
-    /// that was simulated.
-    pub fn misses_with(&self, ways: usize) -> u64 {
-        self.misses + self.hits.iter().skip(ways).sum::<u64>()
     }
 }
 

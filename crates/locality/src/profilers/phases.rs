@@ -18,9 +18,9 @@ use cachemate_core::{
 
 use super::phase_kinds::PhaseKinds;
 use super::{PerTask, probe_evidence, retain_live};
-use crate::intervals::locality_signature;
 use crate::phases::{PhaseDetector, PhaseEvent};
 use crate::reuse::ReuseTimes;
+use crate::signature::locality_signature;
 
 /// Number of successive intervals outside the kind's range that mark a change; one alone may merely span two phases.
 const OUTSIDE_INTERVALS: usize = 2;

@@ -51,12 +51,6 @@ impl RapidMrcProfiler {
         RapidMrcProfiler { cache, form, half_width: 1.02 }
     }
 
-    /// Selects another form of curve, for studies of the settings (RM-2, RM-3) and for hardware whose log contains no
-    /// repeats.
-    pub fn with_form(self, form: CurveForm, half_width: f64) -> Self {
-        RapidMrcProfiler { form, half_width, ..self }
-    }
-
     /// Returns the sets of a cache that is partitioned by ways. A partition by colors has all ways, so that conflicts in
     /// its sets are few (thesis Figure 5.10d). Only virtual addresses leave the frames open; the physical ones of
     /// simulators are not always those of a cache with sets.

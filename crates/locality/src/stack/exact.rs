@@ -22,29 +22,18 @@ pub struct StackDistances {
 /// Accesses that have been pushed but do not fill a batch yet.
 #[derive(Debug)]
 pub(super) struct PendingAccesses {
-    space: u32,
     lines: [u64; BATCH],
     len: usize,
 }
 
 impl PendingAccesses {
     pub(super) fn new() -> Self {
-        PendingAccesses { space: 0, lines: [0; BATCH], len: 0 }
+        PendingAccesses { lines: [0; BATCH], len: 0 }
     }
 
-    /// Splits a stream of pushes of any length into full batches of one address space, in order, and passes them to
-    /// `run`.
+    /// Splits a stream of pushes of any length into full batches, in order, and passes them to `run`.
     #[inline(always)]
-    pub(super) fn push<E>(
-        &mut self,
-        space: u32,
-        mut lines: &[u64],
-        mut run: impl FnMut(u32, &[u64]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        if space != self.space {
-            self.flush(&mut run)?;
-            self.space = space;
-        }
+    pub(super) fn push<E>(&mut self, mut lines: &[u64], mut run: impl FnMut(&[u64]) -> Result<(), E>) -> Result<(), E> {
         if self.len > 0 {
             let (batch, later_lines) = lines.split_at(lines.len().min(BATCH - self.len));
             self.lines[self.len..][..batch.len()].copy_from_slice(batch);
@@ -56,16 +45,16 @@ impl PendingAccesses {
         }
         let (full_batches, last_lines) = lines.split_at(lines.len() - lines.len() % BATCH);
         if !full_batches.is_empty() {
-            run(space, full_batches)?;
+            run(full_batches)?;
         }
         self.lines[self.len..][..last_lines.len()].copy_from_slice(last_lines);
         self.len += last_lines.len();
         Ok(())
     }
 
-    pub(super) fn flush<E>(&mut self, mut run: impl FnMut(u32, &[u64]) -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn flush<E>(&mut self, mut run: impl FnMut(&[u64]) -> Result<(), E>) -> Result<(), E> {
         let len = std::mem::take(&mut self.len);
-        if len > 0 { run(self.space, &self.lines[..len]) } else { Ok(()) }
+        if len > 0 { run(&self.lines[..len]) } else { Ok(()) }
     }
 }
 
@@ -99,19 +88,13 @@ impl StackDistances {
         }
     }
 
-    /// Adds the next accesses, as line addresses of one address space. A stream may be pushed in portions of any size.
+    /// Adds the next accesses, as line addresses. A stream may be pushed in portions of any size.
     ///
     /// # Errors
     /// Returns an error if there are more than 2^31 distinct lines; the engine cannot be used afterward.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        self.push_in_space(0, lines)
-    }
-
-    /// Like [`Self::push`], for several address spaces that share the cache: equal addresses in different spaces are
-    /// different lines.
-    pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
         let StackDistances { simd, side, counter, tally, pairs, waiting } = self;
-        waiting.push(space, lines, |space, lines| run_batches(*simd, side, counter, tally, pairs, space, lines))
+        waiting.push(lines, |lines| run_batches(*simd, side, counter, tally, pairs, lines))
     }
 
     /// Returns the number of distinct lines among the accesses processed so far, which excludes the last incomplete
@@ -123,8 +106,7 @@ impl StackDistances {
     /// Returns the histogram of all accesses.
     pub fn finish(self) -> Result<DistanceHistogram, StackError> {
         let StackDistances { simd, mut side, mut counter, mut tally, mut pairs, mut waiting } = self;
-        waiting
-            .flush(|space, lines| run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, space, lines))?;
+        waiting.flush(|lines| run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, lines))?;
         let cold_count = side.lines() as u64;
         // Frees their memory before the histogram is allocated.
         drop((side, counter));
@@ -144,12 +126,11 @@ fn run_batches(
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,
     pairs: &mut SlotPairs,
-    space: u32,
     mut lines: &[u64],
 ) -> Result<(), StackError> {
     loop {
         let processed_count = dispatch!(simd, run_all_batches(
-            slot_allocator: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, space: u32, lines: &[u64]
+            slot_allocator: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut SlotPairs, lines: &[u64]
         ) -> usize);
         lines = &lines[processed_count..];
         if lines.is_empty() {
@@ -168,7 +149,6 @@ unsafe fn run_all_batches<L: Lanes>(
     counter: &mut DeadSlotCounter,
     tally: &mut Tally,
     pairs: &mut SlotPairs,
-    space: u32,
     lines: &[u64],
 ) -> usize {
     let mut processed_count = 0;
@@ -178,7 +158,7 @@ unsafe fn run_all_batches<L: Lanes>(
         }
         // SAFETY: the caller guarantees that the processor has `L`.
         unsafe {
-            slot_allocator.assign_slots::<L>(space, batch, pairs);
+            slot_allocator.assign_slots::<L>(batch, pairs);
             tally.reserve(slot_allocator.lines());
             let (old_slots, new_slots) = pairs.get();
             counter.kill_and_count::<L>(old_slots, new_slots, tally);

@@ -21,7 +21,6 @@ mod parallel;
 mod rename;
 mod slot_allocator;
 mod sparse;
-mod split;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -30,7 +29,6 @@ pub(crate) use counter::DeadSlotCounter;
 pub use exact::StackDistances;
 pub use histogram::{DistanceHistogram, ParseHistogramError};
 pub use parallel::ParallelStackDistances;
-pub use split::{SplitStackDistances, StackScope, StackUnit};
 
 /// The error for a trace with more distinct lines than the engine can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

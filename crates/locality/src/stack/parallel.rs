@@ -87,18 +87,13 @@ impl ParallelStackDistances {
         engine
     }
 
-    /// Adds the next accesses, as line addresses of one address space. A stream may be pushed in portions of any size.
+    /// Adds the next accesses, as line addresses. A stream may be pushed in portions of any size.
     ///
     /// # Errors
     /// Same as [`StackDistances::push`](super::StackDistances::push).
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        self.push_in_space(0, lines)
-    }
-
-    /// Like [`Self::push`], for several address spaces that share the cache.
-    pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
         let mut waiting = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
-        let result = waiting.push(space, lines, |space, lines| self.process(space, lines));
+        let result = waiting.push(lines, |lines| self.process(lines));
         self.pending_accesses = waiting;
         result
     }
@@ -112,7 +107,7 @@ impl ParallelStackDistances {
     /// Propagates the panic of a counting thread.
     pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
         let mut waiting = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
-        waiting.flush(|space, lines| self.process(space, lines))?;
+        waiting.flush(|lines| self.process(lines))?;
         let lines = self.slot_allocator.lines();
         let mut histogram = DistanceHistogram::new(lines as u64, []);
         for owner in &mut self.workers {
@@ -131,11 +126,11 @@ impl ParallelStackDistances {
         Ok(histogram)
     }
 
-    fn process(&mut self, space: u32, mut lines: &[u64]) -> Result<(), StackError> {
+    fn process(&mut self, mut lines: &[u64]) -> Result<(), StackError> {
         loop {
             let (simd, engine) = (self.simd, &mut *self);
             let processed_count = dispatch!(simd, find_all_slots(
-                engine: &mut ParallelStackDistances, space: u32, lines: &[u64]
+                engine: &mut ParallelStackDistances, lines: &[u64]
             ) -> usize);
             lines = &lines[processed_count..];
             if lines.is_empty() {
@@ -185,14 +180,14 @@ impl ParallelStackDistances {
 
 /// Finds batches until all are done or the slots run out; returns the number of accesses processed.
 #[inline(always)]
-unsafe fn find_all_slots<L: Lanes>(distances: &mut ParallelStackDistances, space: u32, lines: &[u64]) -> usize {
+unsafe fn find_all_slots<L: Lanes>(distances: &mut ParallelStackDistances, lines: &[u64]) -> usize {
     let mut done_count = 0;
     for batch in lines.chunks(BATCH) {
         if distances.slot_allocator.is_full(batch.len()) {
             break;
         }
         // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { distances.slot_allocator.assign_slots::<L>(space, batch, &mut distances.pairs) };
+        unsafe { distances.slot_allocator.assign_slots::<L>(batch, &mut distances.pairs) };
         distances.distribute_pairs();
         done_count += batch.len();
     }

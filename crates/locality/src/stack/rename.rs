@@ -1,17 +1,16 @@
 //! Maps arbitrary line addresses to addresses that the finders accept.
 //!
-//! The finders' tables have room for 43 bits of line address. Lines below 2^42 of address space 0 keep their address;
-//! with 64-byte lines, this is everything below 2^48. Higher pages of 64 lines, and pages of other address spaces, get
-//! consecutive numbers from 2^42 / 64 on. An open-addressing table stores these numbers with their full keys. Because a
-//! bijection of lines changes no distance, the results are exact for all 64-bit addresses; only renamed lines need a
-//! second look-up.
+//! The finders' tables have room for 43 bits of line address. Lines below 2^42 keep their address;
+//! with 64-byte lines, this is everything below 2^48. Higher pages of 64 lines get consecutive numbers from 2^42 / 64 on. An
+//! open-addressing table stores these numbers with their full keys. Because a bijection of lines changes no distance, the
+//! results are exact for all 64-bit addresses; only renamed lines need a second look-up.
 
 use super::batch::{BATCH, LINE_BITS};
-use crate::hash::{mix, scatter};
+use crate::hash::mix;
 use crate::simd::prefetch;
 
 const LINES_PER_PAGE: u64 = 64;
-/// Lines of space 0 below this address are not renamed.
+/// Lines below this address are not renamed.
 pub(super) const NARROW_LIMIT: u64 = 1 << (LINE_BITS - 1);
 
 /// Table of the pages that were renamed.
@@ -25,52 +24,50 @@ pub(super) struct Renamer {
 #[derive(Clone, Copy, Debug, Default)]
 struct RenamedPage {
     page: u64,
-    space: u32,
     /// Number of the page, from 1 on; 0 marks a free entry. 32 bits suffice, because each page was added for a line,
     /// and the number of lines is limited to 2^31 (`StackError`).
     number: u32,
 }
 
 impl Renamer {
-    /// Returns whether these lines of a space need no renaming.
+    /// Returns whether these lines need no renaming.
     #[inline(always)]
-    pub(super) fn is_narrow(space: u32, lines: &[u64]) -> bool {
-        space == 0 && lines.iter().fold(0, |bits, line| bits | line) < NARROW_LIMIT
+    pub(super) fn is_narrow(lines: &[u64]) -> bool {
+        lines.iter().fold(0, |bits, line| bits | line) < NARROW_LIMIT
     }
 
     /// Writes the renamed address of each line; accepts at most one batch.
-    pub(super) fn rename(&mut self, space: u32, lines: &[u64], renamed_lines: &mut [u64]) {
+    pub(super) fn rename(&mut self, lines: &[u64], renamed_lines: &mut [u64]) {
         if (self.page_count as usize + BATCH) * 2 > self.table.len() {
             self.grow();
         }
         for &line in lines {
-            prefetch(self.table.as_ptr().wrapping_add(self.home_slot(space, line / LINES_PER_PAGE)));
+            prefetch(self.table.as_ptr().wrapping_add(self.home_slot(line / LINES_PER_PAGE)));
         }
         for (renamed_line, &line) in renamed_lines.iter_mut().zip(lines) {
-            *renamed_line = if space == 0 && line < NARROW_LIMIT {
+            *renamed_line = if line < NARROW_LIMIT {
                 line
             } else {
-                let number = self.find_or_add_page(space, line / LINES_PER_PAGE);
+                let number = self.find_or_add_page(line / LINES_PER_PAGE);
                 NARROW_LIMIT + u64::from(number) * LINES_PER_PAGE + line % LINES_PER_PAGE
             };
         }
     }
 
-    fn home_slot(&self, space: u32, page: u64) -> usize {
-        let key = if space == 0 { page } else { page ^ scatter(space.into()) };
-        (mix(key) >> (64 - self.table.len().trailing_zeros())) as usize
+    fn home_slot(&self, page: u64) -> usize {
+        (mix(page) >> (64 - self.table.len().trailing_zeros())) as usize
     }
 
     /// Returns the number of a page; a new page gets the next number.
-    fn find_or_add_page(&mut self, space: u32, page: u64) -> u32 {
-        let (mask, mut slot) = (self.table.len() - 1, self.home_slot(space, page));
+    fn find_or_add_page(&mut self, page: u64) -> u32 {
+        let (mask, mut slot) = (self.table.len() - 1, self.home_slot(page));
         loop {
             let entry = &mut self.table[slot & mask];
             if entry.number == 0 {
                 self.page_count += 1;
-                *entry = RenamedPage { page, space, number: self.page_count };
+                *entry = RenamedPage { page, number: self.page_count };
             }
-            if (entry.page, entry.space) == (page, space) {
+            if entry.page == page {
                 return entry.number;
             }
             slot += 1;
@@ -82,7 +79,7 @@ impl Renamer {
         let len = (self.table.len() * 2).max(4 * BATCH);
         let old_table = std::mem::replace(&mut self.table, vec![RenamedPage::default(); len]);
         for entry in old_table.into_iter().filter(|entry| entry.number != 0) {
-            let mut slot = self.home_slot(entry.space, entry.page);
+            let mut slot = self.home_slot(entry.page);
             while self.table[slot & (len - 1)].number != 0 {
                 slot += 1;
             }

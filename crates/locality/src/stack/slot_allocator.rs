@@ -61,17 +61,17 @@ impl SlotAllocator {
 
     /// Finds one batch. [`Self::is_full`] must be false for its length.
     #[inline(always)]
-    pub(super) unsafe fn assign_slots<L: Lanes>(&mut self, space: u32, lines: &[u64], pairs: &mut SlotPairs) {
+    pub(super) unsafe fn assign_slots<L: Lanes>(&mut self, lines: &[u64], pairs: &mut SlotPairs) {
         let slot = self.next_slot as u32;
         self.next_slot += lines.len();
         // SAFETY: the caller guarantees that the processor has `L`.
         unsafe {
-            if Renamer::is_narrow(space, lines) {
+            if Renamer::is_narrow(lines) {
                 self.finder.replace_slots::<L>(lines, slot, pairs);
             } else {
                 let mut renamed_lines = [0; BATCH];
                 let renamed_slots = &mut renamed_lines[..lines.len()];
-                self.renamer.rename(space, lines, renamed_slots);
+                self.renamer.rename(lines, renamed_slots);
                 self.finder.replace_slots::<L>(renamed_slots, slot, pairs);
             }
         }

@@ -156,16 +156,6 @@ fn too_many_lines_are_refused() {
     assert_eq!(error.to_string(), "stack distances: found more than 1000 distinct lines, expected at most that many");
 }
 
-/// Are equal lines of different address spaces different lines?
-#[test]
-fn spaces_do_not_share_lines() {
-    let mut engine = StackDistances::new();
-    for (space, lines) in [(0, [1, 2]), (7, [1, 2]), (0, [2, 1]), (7, [u64::MAX, 1])] {
-        engine.push_in_space(space, &lines).unwrap();
-    }
-    assert_eq!(engine.finish().unwrap(), mattson_histogram([1, 2, 101, 102, 2, 1, 103, 101]));
-}
-
 /// Are distances right for footprints that span many blocks of counters, so that every level of the tree is used?
 #[test]
 fn deep_tree_equals_cyclic_theory() {

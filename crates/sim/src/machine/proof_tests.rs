@@ -9,7 +9,7 @@ use super::tests::{NS_PER_MS, idle_plan, sample_cache, sample_machine, sample_sp
 use super::{RunLimit, SimMachine, SimOptions};
 use crate::os::schedulers::SchedulerKind;
 use crate::results::RunResults;
-use crate::run::{run_alone, run_in_parallel};
+use crate::run::run_alone;
 
 fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResults {
     let options = SimOptions { seed, scheduler, ends: Some(RunLimit::Ns(ms * NS_PER_MS)), ..SimOptions::default() };
@@ -57,7 +57,12 @@ fn counters_add_up_under_every_scheduler() {
 fn runs_on_many_host_threads_are_the_same_bits() {
     let all_jobs = || vec![(SchedulerKind::Linux, 1), (SchedulerKind::Solaris, 1), (SchedulerKind::Linux, 2)];
     let results: Vec<RunResults> = all_jobs().into_iter().map(|(kind, seed)| run_for(10, kind, 6, seed)).collect();
-    assert_eq!(run_in_parallel(all_jobs(), |(kind, seed)| run_for(10, kind, 6, seed)), results);
+    let parallel_results: Vec<RunResults> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            all_jobs().into_iter().map(|(kind, seed)| scope.spawn(move || run_for(10, kind, 6, seed))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(parallel_results, results);
     assert_ne!(results[0], results[2], "another seed is another run");
 }
 

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::classes::{ServiceClass, assign_class_ids, build_classes};
+use super::cpuset_steps::{CpusetStep, cpuset_steps};
 use super::state::{TaskState, is_below};
 use super::{Change, ChangeId, ChangeKind, ColorAssignment, CpusetGroup, MachineState, ServiceClassId, WayMasks};
 use crate::{
@@ -139,70 +140,40 @@ impl ChangeListBuilder<'_> {
 
     /// Confines groups to their CPUs, and returns the changes that widen, by group.
     fn confine_groups(&mut self) -> BTreeMap<String, ChangeId> {
-        let mut steps: Vec<(String, CpuSet, CpuSet, CpuSet)> = Vec::new();
-        let target_cpus: BTreeMap<&str, &CpuSet> =
-            self.confined_groups.iter().map(|c| (c.cgroup.as_str(), &c.cpus)).collect();
-        for (group, cpus) in &self.state.groups {
-            let target = target_cpus.get(group.as_str()).copied().unwrap_or(&cpus.original);
-            if cpus.current != *target {
-                steps.push((group.clone(), cpus.current.clone(), CpuSet::default(), target.clone()));
-            }
-        }
-        let group_depth = |group: &str| group.split('/').filter(|part| !part.is_empty()).count();
-        let groups: Vec<String> = steps.iter().map(|(group, ..)| group.clone()).collect();
-        for (group, current_cpus, intermediate, target) in &mut steps {
-            let has_changing_relative = groups.iter().any(|other| is_below(other, group) || is_below(group, other));
-            // Among related groups that both change, all widen before any of them narrows.
-            *intermediate = match (
-                current_cpus.is_empty() || target.is_empty(),
-                current_cpus.is_subset(target),
-                has_changing_relative,
-            ) {
-                (true, ..) => {
-                    if target.is_empty() {
-                        target.clone()
-                    } else {
-                        current_cpus.clone()
-                    }
-                }
-                (false, true, _) => target.clone(),
-                (false, false, true) => current_cpus.union(target),
-                (false, false, false) => current_cpus.clone(),
-            };
-        }
-        steps.sort_by_key(|(group, ..)| group_depth(group));
+        let steps = cpuset_steps(&self.state.groups, self.confined_groups);
+        let whole_plan = || vec![PlanItem::Plan];
         let mut widening_changes: BTreeMap<String, ChangeId> = BTreeMap::new();
-        for (group, current_cpus, intermediate, _) in
-            steps.iter().filter(|(_, current_cpus, intermediate, _)| current_cpus != intermediate)
-        {
-            let widened_ancestors =
-                widening_changes.iter().filter(|(other, _)| is_below(group, other)).map(|(_, id)| *id);
-            let dependencies: Vec<ChangeId> = widened_ancestors.collect();
-            let kind =
-                ChangeKind::Cpuset { group: group.clone(), from: current_cpus.clone(), to: intermediate.clone() };
-            let id = self.push(vec![PlanItem::Plan], dependencies, kind);
+        for CpusetStep { group, current, intermediate, .. } in steps.iter().filter(|step| step.widens()) {
+            let widened_ancestors = widening_changes.iter().filter(|(other, _)| is_below(group, other));
+            let dependencies: Vec<ChangeId> = widened_ancestors.map(|(_, id)| *id).collect();
+            let kind = ChangeKind::Cpuset { group: group.clone(), from: current.clone(), to: intermediate.clone() };
+            let id = self.push(whole_plan(), dependencies, kind);
             widening_changes.insert(group.clone(), id);
         }
         let mut narrowing_changes: Vec<(String, ChangeId)> = Vec::new();
-        for (group, current_cpus, intermediate, target) in
-            steps.iter().rev().filter(|(_, _, intermediate, target)| intermediate != target)
-        {
+        for step in steps.iter().rev().filter(|step| step.narrows()) {
+            let group = &step.group;
             let narrowed_descendants =
                 narrowing_changes.iter().filter(|(other, _)| is_below(other, group)).map(|(_, id)| *id);
             // A group that will inherit its parent's CPUs was narrower before, and may contain CPUs that the parent
             // loses.
             let inheriting_steps =
-                steps.iter().filter(|(other, _, _, target)| target.is_empty() && is_below(other, group));
-            let as_parent = inheriting_steps.filter_map(|(other, ..)| widening_changes.get(other)).copied();
+                steps.iter().filter(|other| other.target.is_empty() && is_below(&other.group, group));
+            let inheriting_widenings = inheriting_steps.filter_map(|other| widening_changes.get(&other.group)).copied();
             // A group that inherited its parent's CPUs may be given CPUs that the parent must receive first.
-            let ancestor_widenings =
-                widening_changes.iter().filter(|(other, _)| current_cpus.is_empty() && is_below(group, other));
-            let widened_ancestors = ancestor_widenings.map(|(_, id)| *id);
+            let ancestor_widenings = widening_changes
+                .iter()
+                .filter(|(other, _)| step.current.is_empty() && is_below(group, other))
+                .map(|(_, id)| *id);
             let own_widening = widening_changes.get(group).copied();
-            let dependencies: Vec<ChangeId> =
-                narrowed_descendants.chain(as_parent).chain(widened_ancestors).chain(own_widening).collect();
-            let kind = ChangeKind::Cpuset { group: group.clone(), from: intermediate.clone(), to: target.clone() };
-            let id = self.push(vec![PlanItem::Plan], dependencies, kind);
+            let dependencies: Vec<ChangeId> = narrowed_descendants
+                .chain(inheriting_widenings)
+                .chain(ancestor_widenings)
+                .chain(own_widening)
+                .collect();
+            let (from, to) = (step.intermediate.clone(), step.target.clone());
+            let kind = ChangeKind::Cpuset { group: group.clone(), from, to };
+            let id = self.push(whole_plan(), dependencies, kind);
             narrowing_changes.push((group.clone(), id));
         }
         widening_changes

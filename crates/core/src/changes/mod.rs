@@ -5,6 +5,7 @@
 //! and applies it with [`run`]: a change that fails skips only its dependents.
 
 mod classes;
+mod cpuset_steps;
 mod derive;
 mod describe;
 mod execute;

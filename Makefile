@@ -17,7 +17,7 @@ help:
 	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
 	@echo 'make services  real containers of containerd, changes of owners, control groups at random and births, SECONDS_EACH (600) s'
-	@echo 'make kubernetes  the chart and the manifests against the API of Kubernetes; helm and kubeconform are built with go'
+	@echo 'make kubernetes  the chart, the manifests, and the extender under a real scheduler with NODES (1000) and PODS (5000)'
 	@echo 'make slurm    the scripts for Slurm in Debian'"'"'s Slurm: a controller and a node on this host'
 	@echo 'make live     measure on this host (root, at most 15 minutes); reports what it cannot show'
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
@@ -78,9 +78,13 @@ services: build
 	CACHEMATE_TESTED=$(abspath $(RELEASE)) CACHEMATE_BIRTHS_SECONDS=$(SECONDS_EACH) CACHEMATE_BIRTHS_THREADS=10000 \
 		$(CARGO) test --locked -p cachemate-cli --test soak births -- --nocapture
 
-# Optional: the tools are built below target/ from the Go module proxy, once. NOT RUN with the reason without go or network.
-kubernetes:
-	python3 scripts/kubernetes-test.py --tools target/kubernetes-tools
+# Optional: the tools are built from the Go module proxy into the user's cache folder, once. NOT RUN with the reason without
+# go or network.
+NODES ?= 1000
+PODS ?= 5000
+kubernetes: build
+	python3 scripts/kubernetes-test.py
+	python3 scripts/control-plane-test.py $(RELEASE) --nodes $(NODES) --pods $(PODS)
 
 # Optional: Debian's packages are unpacked below target/. NOT RUN with the reason without apt-get or network.
 slurm:

@@ -9,14 +9,13 @@ where something is missing. Exits with 1 if an object is refused.
 
 import argparse
 import json
-import shutil
 import subprocess
-import sys
 from pathlib import Path
+
+from go_tools import CACHE, KUBERNETES, finish, last_line, module_dir, row, run, tool
 
 HELM = ("helm.sh/helm/v3", "v3.19.0", "cmd/helm")
 KUBECONFORM = ("github.com/yannh/kubeconform", "v0.8.0", "cmd/kubeconform")
-KUBERNETES = ("k8s.io/kubernetes", "v1.36.3")
 # API documents that define the kinds of the manifests.
 APIS = ("api__v1", "apis__apps__v1", "apis__rbac.authorization.k8s.io__v1", "apis__networking.k8s.io__v1",
         "apis__apiextensions.k8s.io__v1")
@@ -31,46 +30,6 @@ VALUES = {
     "acting, on some nodes": (["node.mode=act", "node.nodeSelector.pool=batch", "node.tolerations[0].operator=Exists"], 0),
     "with a monitor": (["podMonitor.enabled=true"], 1),
 }
-ROWS = []
-
-
-def row(question, answer, verdict):
-    ROWS.append((question, answer, verdict))
-    print(f"{question}: {answer}: {verdict}", flush=True)
-
-
-def not_run(reason):
-    print(f"NOT RUN: {reason}")
-    sys.exit(0)
-
-
-def run(*command, folder=None, seconds=1200):
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds)
-
-
-def last_line(text):
-    return (text.strip().splitlines() or ["no message"])[-1]
-
-
-def tool(folder, module, version, package):
-    """The path of a tool: from PATH, from an earlier build, or built now in a module of its own."""
-    name = package.rsplit("/", 1)[-1]
-    built = folder / name
-    if path := shutil.which(name):
-        return path
-    if built.exists():
-        return str(built)
-    if shutil.which("go") is None:
-        not_run(f"{name} not found, and no go to build it")
-    place = folder / f"build-{name}"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "go.mod").write_text("module tools\n\ngo 1.26\n")
-    for step in (["go", "get", f"{module}/{package}@{version}"],
-                 ["go", "build", "-mod=mod", "-o", str(built), f"{module}/{package}"]):
-        done = run(*step, folder=place)
-        if done.returncode != 0:
-            not_run(f"{' '.join(step[:3])}: {last_line(done.stderr)}")
-    return str(built)
 
 
 def schemas(folder):
@@ -78,13 +37,7 @@ def schemas(folder):
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         return folder
-    if shutil.which("go") is None:
-        not_run("no go to download the API's description")
-    module, version = KUBERNETES
-    done = run("go", "mod", "download", "-json", f"{module}@{version}")
-    if done.returncode != 0:
-        not_run(f"{module}@{version} cannot be downloaded: {last_line(done.stderr)}")
-    source = Path(json.loads(done.stdout)["Dir"]) / "api" / "openapi-spec" / "v3"
+    source = module_dir(folder, *KUBERNETES) / "api" / "openapi-spec" / "v3"
     for api in APIS:
         text = (source / f"{api}_openapi.json").read_text().replace("#/components/schemas/", "#/definitions/")
         definitions = {name: strict(schema) for name, schema in json.loads(text)["components"]["schemas"].items()}
@@ -138,7 +91,7 @@ def check(question, kubeconform, folder, objects, unknown=0):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tools", type=Path, required=True, help="directory for the tools and schemas")
+    parser.add_argument("--tools", type=Path, default=CACHE, help="directory for the tools and schemas")
     folder = parser.parse_args().tools.resolve()
     helm, kubeconform = tool(folder, *HELM), tool(folder, *KUBECONFORM)
     kinds = schemas(folder / "schemas")
@@ -158,7 +111,7 @@ def main():
     forged = (PACKAGING / "manifests" / "20-node.yaml").read_text().replace("hostPID:", "hostPid:", 1)
     done = conform(kubeconform, kinds, forged)
     row("a misspelled field is refused", "yes" if done.returncode else "no", "met" if done.returncode else "MISSED")
-    sys.exit(1 if any(verdict == "MISSED" for _, _, verdict in ROWS) else 0)
+    finish()
 
 
 if __name__ == "__main__":

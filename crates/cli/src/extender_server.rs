@@ -1,11 +1,12 @@
-//! The extender's HTTP server: two paths, and a limit and a deadline for each request.
+//! The extender's HTTP server: the scheduler's two paths, health and metrics, with a limit and a deadline for each request.
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use cachemate_daemon::OPEN_METRICS;
 use cachemate_fleet::extender::{ClusterKnowledge, Extender, ExtenderRequest};
 use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accept};
 use http_body_util::{BodyExt, Full, Limited};
@@ -16,6 +17,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use tokio::net::TcpListener;
+
+use crate::extender_metrics::ExtenderMetrics;
 
 /// Maximum size of one request: 20 000 names of 253 letters, and a pod.
 const MAX_REQUEST_BYTES: usize = 8 << 20;
@@ -29,33 +32,54 @@ const CONNECTION_DEADLINE: Duration = Duration::from_secs(3600);
 
 /// A running extender.
 #[derive(Default)]
-pub struct ExtenderState(Mutex<Extender>);
+pub struct ExtenderState {
+    extender: Mutex<Extender>,
+    metrics: ExtenderMetrics,
+}
 
 impl ExtenderState {
     /// Replaces the published knowledge.
     pub fn publish(&self, knowledge: ClusterKnowledge) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).publish(knowledge);
+        self.lock().publish(knowledge);
     }
 
-    fn answer_request(&self, path: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
-        let request: ExtenderRequest = match serde_json::from_slice(body) {
-            Ok(request) => request,
-            Err(error) => {
-                return error_response(StatusCode::BAD_REQUEST, &format!("{error}; expected ExtenderArgs in JSON"));
+    fn lock(&self) -> MutexGuard<'_, Extender> {
+        self.extender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn metrics_page(&self) -> String {
+        let extender = self.lock();
+        self.metrics.page(extender.fresh_nodes(unix_seconds()), extender.placements_in_flight())
+    }
+
+    fn answer_request(&self, verb: &'static str, body: &[u8]) -> (StatusCode, Vec<u8>) {
+        let start_time = Instant::now();
+        match self.answer_json(verb, body) {
+            Ok(answer) => {
+                self.metrics.record_answer(verb, start_time.elapsed().as_secs_f64());
+                (StatusCode::OK, answer)
             }
+            Err(reason) => {
+                self.metrics.record_refusal();
+                error_response(StatusCode::BAD_REQUEST, &reason)
+            }
+        }
+    }
+
+    fn answer_json(&self, verb: &str, body: &[u8]) -> Result<Vec<u8>, String> {
+        let request: ExtenderRequest =
+            serde_json::from_slice(body).map_err(|error| format!("{error}; expected ExtenderArgs in JSON"))?;
+        let (mut extender, now) = (self.lock(), unix_seconds());
+        let answer = match verb {
+            "filter" => extender.filter(&request, now).map(|answer| json_bytes(&answer)),
+            _ => extender.prioritize(&request, now).map(|answer| json_bytes(&answer)),
         };
-        let mut extender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = unix_seconds();
-        let response = match path {
-            "/filter" => extender.filter(&request, now).map(|answer| json_response(&answer)),
-            _ => extender.prioritize(&request, now).map(|answer| json_response(&answer)),
-        };
-        response.unwrap_or_else(|error| error_response(StatusCode::BAD_REQUEST, &error.to_string()))
+        answer.map_err(|error| error.to_string())
     }
 }
 
-fn json_response<T: Serialize>(body: &T) -> (StatusCode, Vec<u8>) {
-    (StatusCode::OK, serde_json::to_vec(body).unwrap_or_default())
+fn json_bytes<T: Serialize>(body: &T) -> Vec<u8> {
+    serde_json::to_vec(body).unwrap_or_default()
 }
 
 fn error_response(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
@@ -68,23 +92,32 @@ pub fn unix_seconds() -> f64 {
 }
 
 async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let path = request.uri().path().to_string();
-    let (status, body) = match (request.method(), path.as_str()) {
-        (&Method::GET, "/healthz") => (StatusCode::OK, b"{}".to_vec()),
-        (&Method::POST, "/filter" | "/prioritize") => {
+    let verb = match request.uri().path() {
+        "/filter" => Some("filter"),
+        "/prioritize" => Some("prioritize"),
+        _ => None,
+    };
+    let mut content_type = "application/json";
+    let (status, body) = match (request.method(), request.uri().path(), verb) {
+        (&Method::GET, "/healthz", _) => (StatusCode::OK, b"{}".to_vec()),
+        (&Method::GET, "/metrics", _) => {
+            content_type = OPEN_METRICS;
+            (StatusCode::OK, state.metrics_page().into_bytes())
+        }
+        (&Method::POST, _, Some(verb)) => {
             let body_future = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect();
             match tokio::time::timeout(BODY_DEADLINE, body_future).await {
-                Ok(Ok(body)) => state.answer_request(&path, &body.to_bytes()),
+                Ok(Ok(body)) => state.answer_request(verb, &body.to_bytes()),
                 Ok(Err(error)) => error_response(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
                 Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 2 s"),
             }
         }
-        (_, "/filter" | "/prioritize") => error_response(StatusCode::METHOD_NOT_ALLOWED, "expected POST"),
-        _ => error_response(StatusCode::NOT_FOUND, "expected /filter, /prioritize or /healthz"),
+        (_, _, Some(_)) => error_response(StatusCode::METHOD_NOT_ALLOWED, "expected POST"),
+        _ => error_response(StatusCode::NOT_FOUND, "expected /filter, /prioritize, /healthz or /metrics"),
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    let content_type = hyper::header::HeaderValue::from_static("application/json");
+    let content_type = hyper::header::HeaderValue::from_static(content_type);
     response.headers_mut().insert(hyper::header::CONTENT_TYPE, content_type);
     Ok(response)
 }

@@ -11,6 +11,7 @@ mod args;
 mod commands;
 mod engine_args;
 mod exit;
+mod extender_metrics;
 mod extender_server;
 mod files;
 mod fleet_sweep;

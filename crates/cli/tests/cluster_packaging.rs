@@ -204,36 +204,20 @@ fn the_submit_plugin_checks_comments() {
     assert!(lines[3].contains("found 'class=king', expected") && lines[4] == "1", "{lines:?}");
 }
 
-fn write_profiles(dir: &Path) {
-    std::fs::create_dir(dir.join("profiles")).unwrap();
-    for (name, references, small, whole) in [("index", 15.0, 14.0, 0.1), ("scan", 40.0, 40.0, 40.0)] {
-        let profile = serde_json::json!({ "kind": "WorkloadProfile", "metadata": { "name": name }, "spec": { "profile": {
-            "baseCyclesPerInstr": 0.7, "stallCyclesPerMiss": 100, "referencesPerKiloInstr": references,
-            "curve": [{ "bytes": 262144, "missesPerKiloInstr": small }, { "bytes": 3670016, "missesPerKiloInstr": whole }] } } });
-        std::fs::write(dir.join(format!("profiles/{name}.json")), profile.to_string()).unwrap();
-    }
-}
-
-const MANIFESTS: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: search\nspec:\n  template:\n    metadata:\n      \
-    annotations: {cachemate.io/profile: index, cachemate.io/max-slowdown: \"5%\"}\n    spec:\n      containers:\n        \
-    - name: a\n          image: a:1\n          resources: {requests: {cpu: 1}, limits: {cpu: 1}}\n---\n---\n\
-    apiVersion: batch/v1\nkind: CronJob\nmetadata:\n  name: nightly\nspec:\n  jobTemplate:\n    spec:\n      template:\n        \
-    metadata:\n          annotations: {cachemate.io/profile: scan}\n        spec:\n          containers:\n            \
-    - {name: b, image: b, resources: {requests: {cpu: 500m}}}\n---\nkind: Service\nmetadata: {name: front}\n";
-
 /// Does advice about manifests and jobs name the pair to be separated, and the settings?
 #[test]
 fn advice_about_a_cluster_names_bad_pairs() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    write_profiles(root);
-    std::fs::write(root.join("all.yaml"), MANIFESTS).unwrap();
-    let options = ["--profiles", "profiles", "-m", "xeon-x5365-4"];
+    let examples = packaging_dir().join("../examples/kubernetes");
+    let (manifests, profiles) = (examples.join("deployment.yaml"), examples.join("profiles"));
+    let (manifests, profiles) = (manifests.to_str().unwrap(), profiles.to_str().unwrap());
+    let options = ["--profiles", profiles, "-m", "epyc-7763"];
     let run_advise = |args: &[&str]| run(root, &[&["advise"], args, &options].concat());
-    let json = run(root, &[&["advise", "kubernetes", "all.yaml", "--json"], &options[..]].concat()).json();
+    let json = run(root, &[&["advise", "kubernetes", manifests, "--json"], &options[..]].concat()).json();
     assert_eq!(json["pairs"].as_array().unwrap().len(), 1, "a Service has no pods: {json}");
     assert_eq!((&json["pairs"][0]["victim"], &json["pairs"][0]["is_bad"]), (&"search".into(), &true.into()), "{json}");
-    let text = run_advise(&["kubernetes", "all.yaml"]).ok().out;
+    let text = run_advise(&["kubernetes", manifests]).ok().out;
     assert!(
         text.contains("not on a cache with nightly") && text.contains("prefer-align-cpus-by-uncorecache"),
         "{text}"

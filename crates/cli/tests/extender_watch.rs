@@ -152,9 +152,9 @@ fn start_extender(dir: &Path, server: &FakeServer) -> (ChildGuard, String) {
 
 /// Scores of the nodes `a` and `b` for a pod with the profile `index`.
 fn scores(address: &str) -> (u64, u64) {
-    let body = json!({ "pod": { "metadata": { "annotations": { "cachemate.io/profile": "index" } },
+    let body = json!({ "Pod": { "metadata": { "annotations": { "cachemate.io/profile": "index" } },
         "spec": { "containers": [{ "image": "i", "resources": { "requests": { "cpu": "1" } } }] } },
-        "nodenames": ["a", "b"] })
+        "NodeNames": ["a", "b"] })
     .to_string();
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

@@ -140,15 +140,20 @@ fn a_cluster_is_a_fleet() {
 
 /// One request over a separate connection; status and response.
 fn post_request(address: &str, path: &str, body: &str) -> (u16, Value) {
+    let (status, answer) = send_request(address, "POST", path, body);
+    (status, serde_json::from_str(&answer).unwrap())
+}
+
+fn send_request(address: &str, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let head =
-        format!("POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap())
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_string())
 }
 
 fn start_extender(dir: &Path) -> (ChildGuard, String) {
@@ -198,12 +203,22 @@ fn requests_of_kube_scheduler_are_answered() {
     let (_, neutral) = post_request(&address, "/prioritize", &unknown);
     assert!(neutral.as_array().unwrap().iter().all(|entry| entry["score"] == 5), "{neutral}");
     for (path, body, expected) in [
-        ("/prioritize", "{\"pod\": 3}", 400),
-        ("/filter", "{\"pod\": {}}", 400),
+        ("/prioritize", "{\"Pod\": 3}", 400),
+        ("/filter", "{\"Pod\": {}}", 400),
         ("/bind", "{}", 404),
         ("/filter", "not JSON", 400),
     ] {
         assert_eq!(post_request(&address, path, body).0, expected, "{path} {body}");
+    }
+    // Do the metrics count exactly the answers and refusals above, and no others?
+    let (_, page) = send_request(&address, "GET", "/metrics", "");
+    for line in [
+        "request_seconds_count{verb=\"filter\"} 1",
+        "request_seconds_count{verb=\"prioritize\"} 2",
+        "refused_requests_total 3",
+        "fresh_nodes 2.0",
+    ] {
+        assert!(page.contains(&format!("cachemate_extender_{line}\n")), "{line}: {page}");
     }
 }
 

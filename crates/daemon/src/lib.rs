@@ -33,3 +33,4 @@ pub mod socket;
 pub mod status;
 
 pub use children::end_with_parent;
+pub use metrics::OPEN_METRICS;

@@ -135,7 +135,8 @@ pub fn write_textfile(path: &Path, shared_status: SharedStatus) -> anyhow::Resul
     Ok(())
 }
 
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Content type of a page of metrics.
+pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Time for which a generated page is reused for all requests.
 const MAX_PAGE_AGE: Duration = Duration::from_millis(250);

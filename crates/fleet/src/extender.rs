@@ -13,8 +13,8 @@ use crate::node_table::NodeTable;
 use crate::placement_ledger::{PlacementGuess, PlacementLedger};
 use crate::profile::{FleetFieldError, WorkloadProfile};
 use crate::scorer::{
-    MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster, passes_filter,
-    score_nodes,
+    MAX_CACHES, MAX_SCORE, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster,
+    passes_filter, score_nodes,
 };
 
 /// Maximum number of node names in one request.
@@ -26,13 +26,14 @@ const MAX_POD_KINDS: usize = 32;
 /// Number of CPUs that a pod without a request is assumed to keep busy.
 const MIN_BUSY_CPUS: f64 = 0.1;
 
-/// A request of kube-scheduler.
+/// A request of kube-scheduler. Its fields have the names of Go's fields, because the type there has no others for JSON.
 #[derive(Debug, Deserialize)]
 pub struct ExtenderRequest {
     /// The pod to place.
+    #[serde(rename = "Pod")]
     pub pod: ExportedPod,
     /// Names of candidate nodes; missing if the scheduler is not configured with `nodeCacheCapable: true`.
-    #[serde(default)]
+    #[serde(default, rename = "NodeNames")]
     pub nodenames: Option<Vec<String>>,
 }
 
@@ -148,6 +149,10 @@ impl ClusterKnowledge {
 impl Extender {
     /// Replaces the published knowledge. Forecasts are kept for nodes whose state did not change.
     pub fn publish(&mut self, mut knowledge: ClusterKnowledge) {
+        for node in self.ledger.drop_published(|node| knowledge.nodes.get(node).map(|(published_at, _)| *published_at))
+        {
+            self.nodes.increment_version(&node);
+        }
         let has_same_numbers = self.nodes.publish(std::mem::take(&mut knowledge.nodes));
         if !has_same_numbers || knowledge.profiles != self.knowledge.profiles {
             self.forecasts_by_kind.clear();
@@ -158,6 +163,11 @@ impl Extender {
     /// Returns the number of placements that no node has published yet.
     pub fn placements_in_flight(&self) -> usize {
         self.ledger.len()
+    }
+
+    /// Returns the number of nodes whose state is recent enough for a forecast.
+    pub fn fresh_nodes(&self, now: f64) -> usize {
+        self.nodes.iter().filter(|node| is_fresh(node.published_at, now)).count()
     }
 
     /// Answers `filter`: removes nodes on which a limit would break, unless no other node remains.
@@ -197,10 +207,28 @@ impl Extender {
             true => vec![NEUTRAL_SCORE; names.len()],
             false => score_nodes(&self.knowledge.pod_demand(&pod), &forecasts),
         };
-        let answer: Vec<NodeScore<'a>> =
+        let mut answer: Vec<NodeScore<'a>> =
             names.iter().zip(scores).map(|(host, score)| NodeScore { host, score }).collect();
-        self.record_guess(&pod, &answer, now);
+        let best_host = self.single_out_best(&pod, &mut answer);
+        self.record_guess(&pod, best_host, now);
         Ok(answer)
+    }
+
+    /// Leaves the highest score to one node, the one with the fewest busy CPUs of those that have it, and returns that
+    /// node. If many nodes had it, the scheduler's other scores or chance would decide, and the guess would be wrong.
+    fn single_out_best<'a>(&self, pod: &ScoredPod, answer: &mut [NodeScore<'a>]) -> Option<&'a str> {
+        let busy_cpus_of = |host: &str| {
+            let caches = &self.nodes.node(self.nodes.find_number(host)?).state.caches;
+            let published: f64 = caches.iter().map(|cache| cache.busy_cpus).sum();
+            Some(published + self.ledger.busy_cpus(host, &pod.identity))
+        };
+        let best_nodes = answer.iter().filter(|node_score| node_score.score == MAX_SCORE);
+        let loads = best_nodes.filter_map(|node_score| Some((busy_cpus_of(node_score.host)?, node_score.host)));
+        let (_, best_host) = loads.min_by(|a, b| a.0.total_cmp(&b.0))?;
+        for node_score in answer.iter_mut().filter(|node_score| node_score.host != best_host) {
+            node_score.score = node_score.score.min(MAX_SCORE - 1);
+        }
+        Some(best_host)
     }
 
     fn drop_expired_guesses(&mut self, now: f64) {
@@ -240,8 +268,7 @@ impl Extender {
         let forecast_node = |name: &str| {
             let number = nodes.find_number(name)?;
             let node = nodes.node(number);
-            // A publication time that lies a minute in the future is treated like an old one.
-            if (now - node.published_at).abs() > MAX_STATE_AGE_SECONDS {
+            if !is_fresh(node.published_at, now) {
                 return None;
             }
             if guessed_node == Some(name) {
@@ -257,34 +284,38 @@ impl Extender {
         names.map(forecast_node).collect()
     }
 
-    /// Records a guess that the scheduler places the pod on the node with the highest score. A pod has at most one
-    /// guess.
-    fn record_guess(&mut self, pod: &ScoredPod, answer: &[NodeScore<'_>], now: f64) {
+    /// Records a guess that the scheduler places the pod on the best node. A pod has at most one guess.
+    fn record_guess(&mut self, pod: &ScoredPod, best_host: Option<&str>, now: f64) {
         if let Some(node) = self.ledger.remove_pod(&pod.identity) {
             self.nodes.increment_version(&node);
         }
-        let Some(best_node) = answer.iter().rev().max_by_key(|node_score| node_score.score) else { return };
-        let chosen_caches = self.cache_forecasts(pod, std::iter::once(best_node.host), now);
+        let Some(best_host) = best_host else { return };
+        let chosen_caches = self.cache_forecasts(pod, std::iter::once(best_host), now);
         let Some((cache, _)) = chosen_caches.first().copied().flatten() else { return };
-        let Some(number) = self.nodes.find_number(best_node.host) else { return };
+        let Some(number) = self.nodes.find_number(best_host) else { return };
         let Some(profile) = self.knowledge.pod_demand(pod).profile else { return };
         let state = &self.nodes.node(number).state;
         let bytes = profile.footprint_bytes().min(0.5 * state.caches[cache].size_bytes);
         let fill_bytes_per_second = profile.fills_per_cycle(bytes) * state.hertz * pod.busy_cpus * 64.0;
         let node_of_dropped_guess = self.ledger.insert_guess(PlacementGuess {
             pod: pod.identity.clone(),
-            node: best_node.host.to_string(),
+            node: best_host.to_string(),
             cache: cache.min(MAX_CACHES),
             busy_cpus: pod.busy_cpus,
             fill_bytes_per_second,
             bytes,
             created_at: now,
         });
-        self.nodes.increment_version(best_node.host);
+        self.nodes.increment_version(best_host);
         if let Some(node) = node_of_dropped_guess {
             self.nodes.increment_version(&node);
         }
     }
+}
+
+/// Returns whether a state is recent. One whose time lies a minute in the future is treated like an old one.
+fn is_fresh(published_at: f64, now: f64) -> bool {
+    (now - published_at).abs() <= MAX_STATE_AGE_SECONDS
 }
 
 /// Returns the node names of a request.
@@ -294,12 +325,12 @@ impl Extender {
 fn node_names(request: &ExtenderRequest) -> Result<&[String], FleetFieldError> {
     match &request.nodenames {
         None => Err(FleetFieldError::new(
-            "nodenames",
+            "NodeNames",
             "none",
             "names (nodeCacheCapable: true in the scheduler's configuration)",
         )),
         Some(names) if names.len() > MAX_NODES => {
-            Err(FleetFieldError::new("nodenames", names.len(), &format!("at most {MAX_NODES}")))
+            Err(FleetFieldError::new("NodeNames", names.len(), &format!("at most {MAX_NODES}")))
         }
         Some(names) => Ok(names),
     }
@@ -344,7 +375,9 @@ mod tests {
         for uid in ["1", "2", "3"] {
             let request = sample_request(uid, true, &["a", "b", "c"]);
             let answer = extender.prioritize(&request, 1001.0).unwrap();
-            chosen_hosts.push(answer.iter().rev().max_by_key(|node_score| node_score.score).unwrap().host.to_string());
+            let best: Vec<&str> = answer.iter().filter(|one| one.score == MAX_SCORE).map(|one| one.host).collect();
+            assert_eq!(best.len(), 1, "the scheduler has one best node: {answer:?}");
+            chosen_hosts.push(best[0].to_string());
         }
         assert_eq!(chosen_hosts, ["a", "b", "c"]);
         assert_eq!(extender.placements_in_flight(), 3);

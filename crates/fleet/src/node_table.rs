@@ -62,6 +62,10 @@ impl NodeTable {
         equal_entries.map(|&(_, number)| number).find(|&number| self.nodes[number].name == name)
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &NodeEntry> {
+        self.nodes.iter()
+    }
+
     pub(crate) fn node(&self, number: usize) -> &NodeEntry {
         &self.nodes[number]
     }

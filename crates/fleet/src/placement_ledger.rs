@@ -8,6 +8,8 @@ use crate::scorer::NodeCacheState;
 
 /// Lifetime of a guess. Nodes publish every 30 s, so the node has published the placement before its guess expires.
 const GUESS_SECONDS: f64 = 40.0;
+/// Time after which a pod is taken to run, so that a later state of its node contains it. A start takes seconds.
+const START_SECONDS: f64 = 10.0;
 /// Maximum number of guesses; the oldest is dropped first.
 const MAX_GUESSES: usize = 4096;
 
@@ -52,6 +54,17 @@ impl PlacementLedger {
         nodes
     }
 
+    /// Drops the guesses that the states of their nodes contain by now, and returns their nodes. If they were kept until
+    /// they expire, a pod would count twice.
+    pub(crate) fn drop_published(&mut self, published_at: impl Fn(&str) -> Option<f64>) -> Vec<String> {
+        let is_published = |guess: &PlacementGuess| {
+            published_at(&guess.node).is_some_and(|published_at| published_at - guess.created_at >= START_SECONDS)
+        };
+        let guesses = self.guesses.iter().filter(|(_, guess)| is_published(guess));
+        let numbers: Vec<u64> = guesses.map(|(&number, _)| number).collect();
+        numbers.into_iter().filter_map(|number| self.remove(number)).collect()
+    }
+
     /// Returns the node that the guess for a pod names.
     pub(crate) fn node_of(&self, pod: &str) -> Option<&str> {
         self.guesses.get(self.number_by_pod.get(pod)?).map(|guess| guess.node.as_str())
@@ -88,6 +101,17 @@ impl PlacementLedger {
         node_of_dropped_guess
     }
 
+    /// Returns the guesses for a node, except that of the pod itself.
+    fn other_guesses<'a>(&'a self, node: &str, pod: &'a str) -> impl Iterator<Item = &'a PlacementGuess> {
+        let numbers = self.numbers_by_node.get(node).into_iter().flatten();
+        numbers.filter_map(|number| self.guesses.get(number)).filter(move |guess| guess.pod != pod)
+    }
+
+    /// Returns the busy CPUs of the placements in flight on a node, except those of the pod itself.
+    pub(crate) fn busy_cpus(&self, node: &str, pod: &str) -> f64 {
+        self.other_guesses(node, pod).map(|guess| guess.busy_cpus).sum()
+    }
+
     /// Returns a node's state with the placements in flight added, except that of the pod itself.
     pub(crate) fn adjusted_state<'a>(
         &self,
@@ -96,8 +120,7 @@ impl PlacementLedger {
         pod: &str,
     ) -> Cow<'a, NodeCacheState> {
         let mut adjusted_state = Cow::Borrowed(state);
-        let numbers = self.numbers_by_node.get(node).into_iter().flatten();
-        for guess in numbers.filter_map(|number| self.guesses.get(number)).filter(|guess| guess.pod != pod) {
+        for guess in self.other_guesses(node, pod) {
             if let Some(cache) = adjusted_state.to_mut().caches.get_mut(guess.cache) {
                 cache.busy_cpus += guess.busy_cpus;
                 cache.fill_bytes_per_second += guess.fill_bytes_per_second;
@@ -125,6 +148,19 @@ mod tests {
             bytes: 1e6,
             created_at: made_at,
         }
+    }
+
+    /// Does a guess end with the first state of its node that can contain the pod, and not with an earlier one?
+    #[test]
+    fn a_published_pod_counts_once() {
+        let mut ledger = PlacementLedger::default();
+        ledger.insert_guess(sample_guess("1", "a", 100.0));
+        ledger.insert_guess(sample_guess("2", "a", 108.0));
+        ledger.insert_guess(sample_guess("3", "unknown", 100.0));
+        let state_at = |time: f64| move |node: &str| (node == "a").then_some(time);
+        assert!(ledger.drop_published(state_at(109.0)).is_empty());
+        assert_eq!(ledger.drop_published(state_at(112.0)), ["a"]);
+        assert_eq!((ledger.len(), ledger.node_of("1"), ledger.node_of("2")), (2, None, Some("a")));
     }
 
     /// Do guesses expire by time, even if the clock is set back, and by number, and is the node of each returned?

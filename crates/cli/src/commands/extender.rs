@@ -277,11 +277,11 @@ fn measure_latency(
 fn build_request(request: u32) -> (&'static str, String) {
     let names: Vec<String> = (0..MEASURED_NODES).map(|node| format!("node-{node:04}")).collect();
     let body = serde_json::json!({
-        "pod": {
+        "Pod": {
             "metadata": { "uid": format!("pod-{}", request / 2), "annotations": { "cachemate.io/profile": "index" } },
             "spec": { "containers": [{ "image": "index:1", "resources": { "requests": { "cpu": "500m" } } }] }
         },
-        "nodenames": names
+        "NodeNames": names
     });
     (if request.is_multiple_of(2) { "/filter" } else { "/prioritize" }, body.to_string())
 }

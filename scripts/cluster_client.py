@@ -1,0 +1,104 @@
+"""A client of kube-apiserver with the standard library alone: calls, many calls at a time, and a watch of bound pods."""
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+PODS = "/api/v1/namespaces/default/pods"
+WORKERS = 8
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class ApiClient:
+    """Calls over one connection for each thread."""
+
+    def __init__(self, host, port, certificate, token):
+        self.host, self.port, self.token = host, port, token
+        self.context = ssl.create_default_context(cafile=str(certificate))
+        self.local = threading.local()
+
+    def connect(self, timeout=60):
+        return http.client.HTTPSConnection(self.host, self.port, context=self.context, timeout=timeout)
+
+    def headers(self, kind="application/json"):
+        return {"Authorization": f"Bearer {self.token}", "Content-Type": kind, "Accept": "application/json"}
+
+    def call(self, method, path, body=None, kind="application/json"):
+        """The answer's text. An answer that is no success is an error with its text."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        if getattr(self.local, "connection", None) is None:
+            self.local.connection = self.connect()
+        try:
+            self.local.connection.request(method, path, data, self.headers(kind))
+            answer = self.local.connection.getresponse()
+            text = answer.read().decode()
+        except OSError:
+            self.local.connection = None
+            raise
+        if answer.status >= 300:
+            raise RuntimeError(f"{method} {path}: {answer.status}: {text[:300]}")
+        return text
+
+    def delete_pods(self):
+        """Deletes all pods, and waits until they are gone."""
+        self.call("DELETE", PODS, {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0})
+        deadline = time.monotonic() + 300
+        while json.loads(self.call("GET", f"{PODS}?limit=1"))["items"]:
+            if time.monotonic() > deadline:
+                raise RuntimeError("pods are still there after 300 s")
+            time.sleep(0.2)
+
+
+def in_parallel(api, calls):
+    """Makes calls on several connections, and raises the first error."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for done in [pool.submit(api.call, *call) for call in calls]:
+            done.result()
+
+
+class PodWatch:
+    """Watches pods that are bound, and reports each once with its name, profile and node."""
+
+    def __init__(self, api, report):
+        self.api, self.report = api, report
+        self.times, self.names = [], set()
+        self.stopped = False
+        self.connection = api.connect()
+        version = json.loads(api.call("GET", f"{PODS}?limit=1"))["metadata"]["resourceVersion"]
+        path = f"{PODS}?watch=true&fieldSelector=spec.nodeName!%3D&resourceVersion={version}&timeoutSeconds=3600"
+        self.connection.request("GET", path, headers=api.headers())
+        self.answer = self.connection.getresponse()
+        self.thread = threading.Thread(target=self.follow, daemon=True)
+        self.thread.start()
+
+    def follow(self):
+        try:
+            for line in self.answer:
+                event = json.loads(line)
+                pod = event["object"]
+                name = pod.get("metadata", {}).get("name")
+                if event["type"] not in ("ADDED", "MODIFIED") or name in self.names:
+                    continue
+                self.names.add(name)
+                self.report(pod["metadata"]["annotations"]["cachemate.io/profile"], pod["spec"]["nodeName"])
+                self.times.append(time.monotonic())
+        except Exception:
+            # A read that another thread ends may fail in any way.
+            if not self.stopped:
+                raise
+
+    def stop(self):
+        self.stopped = True
+        # Ends the read of the thread.
+        self.connection.sock.shutdown(socket.SHUT_RDWR)
+        self.thread.join(timeout=10)
+        self.connection.close()

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::CpuSet;
 
+use crate::act::actuator::GuardianCommand;
 use crate::kernel::scheduling::{FIFO, RR, SchedParams};
 use crate::kernel::{DirLock, Kernel, ThreadKey};
 
@@ -119,6 +120,12 @@ impl FakeHost {
         change(threads.get_mut(&tid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?);
         outcome
     }
+}
+
+/// A guardian that only waits, so that the daemon's side can be tested alone.
+pub(crate) fn waiting_guardian() -> GuardianCommand {
+    let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
+    GuardianCommand { program: "/bin/sh".into(), args }
 }
 
 fn not_found() -> io::Error {

@@ -9,18 +9,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use cachemate_core::test_support::{capabilities_fixture, topology_fixture};
 use cachemate_core::{
-    CacheId, CacheShare, Capabilities, Cpu, CpuId, Gang, GangSchedule, GroupId, Machine, Plan, PlanItem, RefusalReason,
+    CacheId, CacheShare, Capabilities, Gang, GangSchedule, GroupId, Machine, Plan, PlanItem, RefusalReason,
     RefusedItem, ShareMember, TaskId, Topology, Units, WindowEnd, WindowLength,
 };
 
-use crate::act::actuator::{Actuator, GuardianCommand};
+use crate::act::actuator::Actuator;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::desired_state::DesiredState;
 use crate::act::resctrl::fake_tests::{FakeCat, FakeGroup, topology as cat_topology};
 use crate::act::resctrl::{self, Resctrl};
 use crate::act::rules::{ManageAction, ManageRule};
-use crate::fake_tests::{FakeHost, SHORT};
+use crate::fake_tests::{FakeHost, SHORT, waiting_guardian};
 use crate::kernel::Kernel;
 use crate::machine::{LiveMachine, LiveOptions};
 use crate::safety::journal::{IntendedChange, JournalObject, ObjectState};
@@ -73,8 +74,7 @@ fn machine_with_moved_threads(
 }
 
 fn small_machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost> {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    machine_with(host, Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }, None, state_dir)
+    machine_with(host, topology_fixture(4), None, state_dir)
 }
 
 fn machine_with<K: Kernel + Send + 'static>(
@@ -84,20 +84,19 @@ fn machine_with<K: Kernel + Send + 'static>(
     state_dir: &std::path::Path,
 ) -> LiveMachine<K> {
     let partitions = resctrl.iter().flat_map(Resctrl::partitions).collect();
-    let capabilities = Capabilities { partitions, ..cachemate_core::test_support::capabilities_fixture(&[]) };
+    let capabilities = Capabilities { partitions, ..capabilities_fixture(&[]) };
     let options = LiveOptions { resctrl, ..sample_options(state_dir) };
     LiveMachine::new(host, topology, capabilities, Vec::new(), options)
 }
 
 /// Options of a machine that acts on every program of a made-up host.
 pub(crate) fn sample_options(state_dir: &std::path::Path) -> LiveOptions {
-    let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
     LiveOptions {
         rules: vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }],
         cpusets: vec![CpusetGroup { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
         should_act: true,
         state_dir: state_dir.to_path_buf(),
-        guardian: GuardianCommand { program: "/bin/sh".into(), args },
+        guardian: waiting_guardian(),
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
         progress: crate::sense::progress::ProgressFiles::default(),
@@ -243,10 +242,7 @@ fn a_failing_restore_keeps_its_journal() {
         let (mut machine, states_before) = machine_with_moved_threads(5..7, dir.path());
         machine.with_kernel(|host| host.fault.set(Some((0, errno))));
         let account = machine.restore_all().unwrap();
-        let failure_count = account
-            .iter()
-            .filter(|line| matches!(line.outcome, crate::safety::restore::RestoreOutcome::Failed(_)))
-            .count();
+        let failure_count = account.iter().filter(|line| line.has_failed()).count();
         assert_eq!(failure_count, 1, "{account:?}");
         assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
         let restored =
@@ -311,8 +307,6 @@ fn apply_individually(
 /// lost; and does a restore that fails in the same way keep its journal, so that the next one completes?
 #[test]
 fn every_kind_of_write_survives_every_error() {
-    let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
-    let command = GuardianCommand { program: "/bin/sh".into(), args };
     let read_states = |host: &FakeHost, desired_states: &[DesiredState]| -> Vec<Option<ObjectState>> {
         desired_states
             .iter()
@@ -324,7 +318,7 @@ fn every_kind_of_write_survives_every_error() {
             let dir = tempfile::tempdir().unwrap();
             let (host, desired_states) = one_of_each();
             let states_before = read_states(&host, &desired_states);
-            let mut actuator = Actuator::new(dir.path(), command.clone());
+            let mut actuator = Actuator::new(dir.path(), waiting_guardian());
             host.fault.set(Some((index as u32, errno)));
             let (refused_items, held_count) = apply_individually(&mut actuator, &host, &desired_states);
             let case = format!("{:?}, error {errno}: {refused_items:?}", desired_states[index].object);
@@ -344,7 +338,7 @@ fn every_kind_of_write_survives_every_error() {
             host.fault.set(Some((index as u32, errno)));
             let account = actuator.restore_all(&host).unwrap();
             host.fault.set(None);
-            let has_failed = account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_)));
+            let has_failed = account.iter().any(|line| line.has_failed());
             let has_journal = dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists();
             assert_eq!(has_failed, has_journal, "{case}: {account:?}");
             crate::safety::guardian::restore_left_behind(&host, dir.path()).unwrap();
@@ -367,13 +361,10 @@ fn out_of_descriptors_no_original_is_lost() {
         observation.tasks
     );
     let account = machine.restore_all().unwrap();
-    let failure_count = account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count();
+    let failure_count = account.iter().filter(|line| line.has_failed()).count();
     assert!(failure_count >= 4, "{account:?}");
     let restored = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
-    assert!(
-        restored.restored_objects.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count() >= 4,
-        "{restored:?}"
-    );
+    assert!(restored.restored_objects.iter().filter(|line| line.has_failed()).count() >= 4, "{restored:?}");
     assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     machine.with_kernel(|host| host.reads_fail.set(None));
     machine.restore_all().unwrap();
@@ -471,7 +462,7 @@ fn a_reload_tells_what_could_not_be_put_back() {
     machine.with_kernel(|host| host.broken_from.set(Some(0)));
     for act in [true, false] {
         let account = machine.set_rules(Vec::new(), Vec::new(), act).unwrap();
-        let has_failure = account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_)));
+        let has_failure = account.iter().any(|line| line.has_failed());
         assert!(has_failure, "act = {act}: {account:?}");
     }
     machine.with_kernel(|host| host.broken_from.set(None));

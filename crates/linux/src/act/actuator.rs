@@ -19,7 +19,7 @@ use crate::safety::guardian::{Guardian, GuardianStatus};
 use crate::safety::journal::{IntendedChange, Journal, JournalEntry, JournalError, JournalObject, ObjectState};
 use crate::safety::object_state::{check_thread, read_state, write_state};
 use crate::safety::restore::{
-    RestoreOutcome, RestoredObject, restore, restore_if_inherited, spans_cpuset, write_original,
+    RestoredObject, restore, restore_if_inherited, spans_cpuset, write_original,
 };
 use crate::sense::tasks::ManagedThread;
 
@@ -252,9 +252,7 @@ impl Actuator {
         kernel.set_fence(None);
         self.last_states.clear();
         let restored_objects = restore(kernel, journal.entries());
-        let is_failed = |line: &RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
-        let unrestored: Vec<&JournalObject> =
-            restored_objects.iter().filter(|line| is_failed(line)).map(|line| &line.object).collect();
+        let unrestored = failed_objects(&restored_objects);
         if unrestored.is_empty() {
             return journal.remove();
         }
@@ -285,11 +283,7 @@ impl Actuator {
             .map(|(o, h)| (o.clone(), h.clone()))
             .collect();
         let restored_objects = restore(kernel, &entries);
-        let failed_objects: Vec<&JournalObject> = restored_objects
-            .iter()
-            .filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_)))
-            .map(|line| &line.object)
-            .collect();
+        let failed_objects = failed_objects(&restored_objects);
         self.last_states.retain(|object, _| !is_released(object));
         journal.retain(|object| !is_released(object) || failed_objects.contains(&object))?;
         Ok(restored_objects)
@@ -315,7 +309,7 @@ impl Actuator {
         }
         let mut inherited_states: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> = BTreeMap::new();
         for (ancestor, entry) in journal.entries() {
-            if let Some(pid) = ancestor.inheritable_from_pid() {
+            if let Some((pid, _)) = ancestor.owner() {
                 inherited_states.entry(pid).or_default().push((ancestor.clone(), entry.clone()));
             }
         }
@@ -428,7 +422,7 @@ impl Actuator {
         let Some((journal, guardian)) = self.journal_and_guardian.take() else { return Ok(Vec::new()) };
         let restored_objects = restore(kernel, journal.entries());
         self.last_states.clear();
-        if restored_objects.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_))) {
+        if restored_objects.iter().any(|restored| restored.has_failed()) {
             self.journal_and_guardian = Some((journal, guardian));
             return Ok(restored_objects);
         }
@@ -438,6 +432,10 @@ impl Actuator {
         kernel.set_fence(None);
         Ok(restored_objects)
     }
+}
+
+fn failed_objects(restored_objects: &[RestoredObject]) -> Vec<&JournalObject> {
+    restored_objects.iter().filter(|restored| restored.has_failed()).map(|restored| &restored.object).collect()
 }
 
 #[cfg(test)]

@@ -304,8 +304,9 @@ impl Cpusets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::act::actuator::{Actuator, GuardianCommand};
+    use crate::act::actuator::Actuator;
     use crate::act::changes::fixture::{self, ApplyFixture};
+    use crate::fake_tests::waiting_guardian;
     use crate::kernel::LinuxHost;
     use crate::sense::tasks::TaskTable;
     use cachemate_core::{Plan, WindowLength};
@@ -432,8 +433,7 @@ mod tests {
         let (dir, host) = host_with_files(V1, &[("sys/fs/cgroup/cpuset/db/cpuset.cpus", original)]);
         let path = dir.path().join("sys/fs/cgroup/cpuset/db/cpuset.cpus");
         let state = tempfile::tempdir().unwrap();
-        let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
-        let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
+        let mut actuator = Actuator::new(state.path(), waiting_guardian());
         let groups = [CpusetGroup { cgroup: "/db".to_string(), cpus: "2-3".parse().unwrap() }];
         let (tasks, capabilities) = (TaskTable::default(), fixture::sample_capabilities());
         let bench = ApplyFixture {

@@ -129,8 +129,9 @@ fn parent_cpus(host: &LinuxHost, file: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::act::actuator::{Actuator, GuardianCommand};
+    use crate::act::actuator::Actuator;
     use crate::act::changes::fixture::{ApplyFixture, sample_capabilities};
+    use crate::fake_tests::waiting_guardian;
     use crate::sense::tasks::TaskTable;
     use cachemate_core::{CpusetGroup, Plan, WindowLength};
 
@@ -171,8 +172,7 @@ mod tests {
 
     /// Confines the unit to CPU 1, and returns the actuator and the refusals.
     fn confine(host: &LinuxHost, state: &Path) -> (Actuator, Vec<String>) {
-        let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
-        let mut actuator = Actuator::new(state, GuardianCommand { program: "/bin/sh".into(), args });
+        let mut actuator = Actuator::new(state, waiting_guardian());
         let fixture = ApplyFixture {
             host,
             actuator: &mut actuator,

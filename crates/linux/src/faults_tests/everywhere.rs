@@ -8,23 +8,24 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use cachemate_core::test_support::topology_fixture;
 use cachemate_core::{
     CacheId, CacheShare, CpuSet, GroupId, Machine, MachineError, Observation, Plan, ShareMember, TaskId, Units,
     WindowLength,
 };
 
 use super::{apply_individually, host_states, machine_with, one_of_each, with_group};
-use crate::act::actuator::{Actuator, GuardianCommand};
+use crate::act::actuator::Actuator;
 use crate::act::resctrl;
 use crate::act::resctrl::fake_tests::{FakeCat, topology as cat_topology};
-use crate::fake_tests::FakeHost;
+use crate::fake_tests::{FakeHost, waiting_guardian};
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{DirLock, Kernel};
 use crate::safety::fence::Fence;
 use crate::safety::guardian::restore_left_behind;
 use crate::safety::journal::{Journal, ObjectState};
 use crate::safety::object_state::read_state;
-use crate::safety::restore::{RestoreOutcome, RestoredObject};
+use crate::safety::restore::RestoredObject;
 
 /// Errors that a call may return for reasons unrelated to its object.
 const ERRORS: [i32; 7] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EROFS, libc::ENOSPC, libc::EPERM, libc::EINTR];
@@ -106,7 +107,7 @@ fn check_life<K: Kernel, S: PartialEq + std::fmt::Debug>(
     let (calls, case) = (kernel.calls.get(), format!("{:?}: {ended:?}", kernel.fault.get()));
     let journal = dir.join(Journal::FILE_NAME);
     let message = match ended {
-        Ok(account) => account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_))),
+        Ok(account) => account.iter().any(|line| line.has_failed()),
         Err(_) => true,
     };
     if journal.exists() {
@@ -203,20 +204,7 @@ fn a_fault_at_any_call_loses_no_original() {
             all_states
         };
         let states_before = host_states(&host);
-        let cpu = |id| cachemate_core::Cpu {
-            id: cachemate_core::CpuId(id),
-            core: id,
-            package: 0,
-            memory_node: 0,
-            online: true,
-            hertz: None,
-        };
-        let topology = cachemate_core::Topology {
-            cpus: (0..4).map(cpu).collect(),
-            caches: Vec::new(),
-            ..cachemate_core::Topology::default()
-        };
-        let mut machine = machine_with(FaultyKernel::new(host, fault), topology, None, dir.path());
+        let mut machine = machine_with(FaultyKernel::new(host, fault), topology_fixture(4), None, dir.path());
         let plan = |window: u64, tasks: &[TaskId]| {
             let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
             let moved = tasks.iter().filter(|task| window != 2 || task.0 != 1);
@@ -272,7 +260,6 @@ fn a_fault_at_any_call_leaves_no_group() {
 /// If one object of every kind is changed: is each restored, whichever call fails?
 #[test]
 fn a_fault_at_any_call_loses_no_kind_of_object() {
-    let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
     inject_at_every_call(|fault| {
         let dir = state_dir();
         let (host, desired_states) = one_of_each();
@@ -286,8 +273,7 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
         };
         let states_before = read_states(&host);
         let host = FaultyKernel::new(host, fault);
-        let command = GuardianCommand { program: "/bin/sh".into(), args: args.clone() };
-        let mut actuator = Actuator::new(dir.path(), command);
+        let mut actuator = Actuator::new(dir.path(), waiting_guardian());
         for _ in 0..3 {
             apply_individually(&mut actuator, &host, &desired_states);
         }

@@ -12,13 +12,10 @@ fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
     (5..9).for_each(|tid| {
         host.add_thread(tid, tid, 1, "0-3");
     });
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    let topology = Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() };
     let socket = dir.join("gangs.sock");
     let options =
         LiveOptions { gang_scheduler_socket: Some(socket.clone()), cpusets: Vec::new(), ..sample_options(dir) };
-    let machine =
-        LiveMachine::new(host, topology, cachemate_core::test_support::capabilities_fixture(&[]), Vec::new(), options);
+    let machine = LiveMachine::new(host, topology_fixture(4), capabilities_fixture(&[]), Vec::new(), options);
     (machine, socket)
 }
 
@@ -158,8 +155,7 @@ fn the_kernels_tolerance_is_put_back() {
         host.set_file(&file, "1\n");
         let topology = Topology::default();
         let options = LiveOptions { kernel_tolerance: Some(3), cpusets: Vec::new(), ..sample_options(dir.path()) };
-        let can = cachemate_core::test_support::capabilities_fixture(&[]);
-        let mut machine = LiveMachine::new(host, topology, can, Vec::new(), options);
+        let mut machine = LiveMachine::new(host, topology, capabilities_fixture(&[]), Vec::new(), options);
         let idle = Plan::idle(WindowLength::Time { ns: 1_000_000 });
         assert_eq!(machine.apply(&idle).unwrap().refused, Vec::new());
         assert_eq!(machine.with_kernel(|host| host.file_text(&file)).trim(), "3");

@@ -5,7 +5,6 @@
 //! requires. Every length is bounded before anything is allocated.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// Connection of the runtime's requests to the plugin.
 pub const PLUGIN_CONNECTION: u32 = 1;
@@ -24,21 +23,14 @@ const FRAME_HEADER_BYTES: usize = 8;
 const MESSAGE_HEADER_BYTES: usize = 10;
 
 /// The error for bytes that do not follow the NRI protocol.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the container runtime's socket: found {found}, expected {expected}")]
 pub struct WireError {
     /// The place and the value.
     pub found: String,
     /// The values that are allowed there.
     pub expected: &'static str,
 }
-
-impl fmt::Display for WireError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "the container runtime's socket: found {}, expected {}", self.found, self.expected)
-    }
-}
-
-impl std::error::Error for WireError {}
 
 fn wire_error(found: impl Into<String>, expected: &'static str) -> WireError {
     WireError { found: found.into(), expected }

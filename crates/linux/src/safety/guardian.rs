@@ -25,7 +25,7 @@ use crate::kernel::{self, Kernel};
 use crate::safety::fence::{self, Fence};
 use crate::safety::journal::{self, Journal, JournalError, JournalObject};
 use crate::safety::limits;
-use crate::safety::restore::{RestoreOutcome, RestoredObject, restore};
+use crate::safety::restore::{RestoredObject, restore};
 
 /// The message of a daemon that has restored everything, before it closes the pipe.
 const ALL_RESTORED_MESSAGE: &[u8] = b"restored\n";
@@ -380,8 +380,7 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
     let (allowed_entries, refused_objects) = limits::split_entries(kernel, recovered_journal.entries.clone());
     report.restored_objects = restore(kernel, &allowed_entries);
     report.restored_objects.extend(refused_objects);
-    let has_failure =
-        report.restored_objects.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_)));
+    let has_failure = report.restored_objects.iter().any(|restored| restored.has_failed());
     if !damaged_lines.is_empty() {
         let mut journal_path = state_dir.join(Journal::FILE_NAME);
         if !has_failure {
@@ -405,7 +404,7 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
 /// Does the next restore need this object? Yes if its restoration failed or was not tried (masks are removed with their
 /// group), and for every property of a thread if the restoration of any thread failed.
 fn must_retain(restored_objects: &[RestoredObject], object: &JournalObject) -> bool {
-    let is_failed = |line: &&RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
+    let is_failed = |line: &&RestoredObject| line.has_failed();
     let mut object_outcomes = restored_objects.iter().filter(|line| line.object == *object).peekable();
     let is_untried = object_outcomes.peek().is_none();
     let has_failed_thread = || restored_objects.iter().filter(is_failed).any(|line| line.object.thread().is_some());

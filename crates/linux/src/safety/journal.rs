@@ -78,27 +78,21 @@ pub enum JournalObject {
 }
 
 impl JournalObject {
-    /// The thread whose property it is, if it is a thread's property.
-    pub fn thread(&self) -> Option<ThreadKey> {
-        match self {
-            JournalObject::Affinity { thread, .. }
-            | JournalObject::Nice { thread, .. }
-            | JournalObject::Policy { thread, .. }
-            | JournalObject::Membership { thread, .. } => Some(*thread),
+    /// The process and the thread whose property it is; `None` if it is not a property of a thread. Threads and children of
+    /// the process inherit the property at their creation.
+    pub fn owner(&self) -> Option<(i32, ThreadKey)> {
+        match *self {
+            JournalObject::Affinity { pid, thread }
+            | JournalObject::Nice { pid, thread }
+            | JournalObject::Policy { pid, thread }
+            | JournalObject::Membership { pid, thread, .. } => Some((pid, thread)),
             JournalObject::File { .. } | JournalObject::Schemata { .. } | JournalObject::Directory { .. } => None,
         }
     }
 
-    /// The process whose threads and children inherit the object at their creation; `None` if it is not a property of a
-    /// thread.
-    pub fn inheritable_from_pid(&self) -> Option<i32> {
-        match self {
-            JournalObject::Affinity { pid, .. }
-            | JournalObject::Nice { pid, .. }
-            | JournalObject::Policy { pid, .. }
-            | JournalObject::Membership { pid, .. } => Some(*pid),
-            JournalObject::File { .. } | JournalObject::Schemata { .. } | JournalObject::Directory { .. } => None,
-        }
+    /// The thread whose property it is, if it is a thread's property.
+    pub fn thread(&self) -> Option<ThreadKey> {
+        self.owner().map(|(_, thread)| thread)
     }
 
     /// The same property of another thread; an object that is not a thread's property is returned unchanged.
@@ -582,20 +576,13 @@ pub(crate) fn check_ownership(path: &Path, metadata: &fs::Metadata) -> Result<()
 /// The file cannot be read, belongs to another user, or has a newer format.
 pub fn read_left_behind(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
-    let bytes = match open_trusted(&path) {
-        Ok(None) => return Ok(None),
-        Ok(Some(mut file)) => {
-            let mut bytes = Vec::new();
-            let io_error = JournalError::io_error_at(&path);
-            (&mut file).take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io_error)?;
-            if bytes.len() as u64 > MAX_BYTES {
-                let (found, expected) = (format!("more than {MAX_BYTES} bytes"), "a journal".to_string());
-                return Err(JournalError::NotOurs { path, found, expected });
-            }
-            bytes
-        }
-        Err(error) => return Err(error),
-    };
+    let Some(file) = open_trusted(&path)? else { return Ok(None) };
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(JournalError::io_error_at(&path))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        let (found, expected) = (format!("more than {MAX_BYTES} bytes"), "a journal".to_string());
+        return Err(JournalError::NotOurs { path, found, expected });
+    }
     parse(&path, &bytes).map(Some)
 }
 
@@ -622,15 +609,9 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError
             }
             // A second original: the first one was in a failed batch, or its object was dropped since.
             Some(JournalRecord::Original { object, original, ours, follows }) => {
-                recovered_journal.entries.insert(
-                    object,
-                    JournalEntry {
-                        original,
-                        applied_states: ours,
-                        since_ticks: header_since_ticks,
-                        follows_cpuset: follows,
-                    },
-                );
+                let (since_ticks, applied_states, follows_cpuset) = (header_since_ticks, ours, follows);
+                let entry = JournalEntry { original, applied_states, since_ticks, follows_cpuset };
+                recovered_journal.entries.insert(object, entry);
             }
             Some(JournalRecord::Update { object, ours }) => {
                 if let Some(entry) = recovered_journal.entries.get_mut(&object) {

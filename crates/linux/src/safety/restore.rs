@@ -49,6 +49,13 @@ pub struct RestoredObject {
     pub outcome: RestoreOutcome,
 }
 
+impl RestoredObject {
+    /// Could the object not be restored, although another attempt may succeed?
+    pub fn has_failed(&self) -> bool {
+        matches!(self.outcome, RestoreOutcome::Failed(_))
+    }
+}
+
 /// Restores everything. Objects that failed may be retried; all others are finished.
 pub fn restore(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut restored_objects = Vec::new();
@@ -85,7 +92,7 @@ fn restore_inherited_until_stable(
     for _ in 0..MAX_PASSES {
         let pass_outcomes = restore_inherited(kernel, entries);
         // Every pass retries the failed objects, so only the failures of the last pass are reported.
-        restored_objects.retain(|inheritor: &RestoredObject| !matches!(inheritor.outcome, RestoreOutcome::Failed(_)));
+        restored_objects.retain(|inheritor: &RestoredObject| !inheritor.has_failed());
         let is_clean = pass_outcomes.iter().all(|inheritor| inheritor.outcome != RestoreOutcome::Restored);
         restored_objects.extend(pass_outcomes);
         clean_passes = if is_clean { clean_passes + 1 } else { 0 };
@@ -248,7 +255,7 @@ fn collect_inherited<'a>(
 ) -> InheritedObjects<'a> {
     let mut inherited_objects: InheritedObjects<'a> = BTreeMap::new();
     for (object, entry) in entries {
-        let (Some(pid), Some(thread)) = (object.inheritable_from_pid(), object.thread()) else { continue };
+        let Some((pid, thread)) = object.owner() else { continue };
         // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
         match kernel.is_alive(thread) {
             Ok(true) => {}

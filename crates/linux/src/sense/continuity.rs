@@ -86,22 +86,14 @@ impl SuspendClock {
 mod tests {
     use super::*;
     use crate::fake_tests::FakeHost;
-    use cachemate_core::{Cache, CacheId, Cpu, CpuId};
+    use cachemate_core::test_support::{last_level_caches, topology_fixture};
 
     /// Two last-level caches of two CPUs, and a CPU 4 that was offline at the start.
     fn topology() -> Topology {
-        let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: id < 4, hertz: None };
-        let cache = |id: u32, cpus: &str| Cache {
-            id: CacheId(id),
-            level: CacheLevel::L3,
-            cpus: cpus.parse().unwrap(),
-            size_bytes: None,
-            ways: None,
-            line_bytes: None,
-            last_level: true,
-        };
-        let caches = vec![cache(0, "0-1"), cache(1, "2-3")];
-        Topology { cpus: (0..5).map(cpu).collect(), caches, memory_latency: Vec::new() }
+        let mut topology =
+            Topology { cpus: topology_fixture(5).cpus, ..last_level_caches(2, 2, CacheLevel::L3, 8 << 20) };
+        topology.cpus[4].online = false;
+        topology
     }
 
     /// Are CPUs that go offline and online tracked, with the domains that they share, and reported once?

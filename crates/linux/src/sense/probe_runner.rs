@@ -189,7 +189,7 @@ impl ProbeRunner {
         match round_trip(cpus) {
             Ok(measurement) => {
                 let evidence = ProbeEvidence::PingPong { cpus, round_trip_ns: measurement.round_trip_ns };
-                self.record_result(probe, evidence, true, vec![(None, measurement.cost_ns)]);
+                self.record_result(probe, evidence, vec![(None, measurement.cost_ns)]);
             }
             Err(error) => self.record_failure(probe, &error),
         }
@@ -228,13 +228,12 @@ impl ProbeRunner {
         &mut self,
         probe: &ProbeRequest,
         evidence: ProbeEvidence,
-        complete: bool,
         cost_ns: Vec<(Option<TaskId>, u64)>,
     ) {
         if let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) {
-            running_probe.is_done = complete;
+            running_probe.is_done = true;
         }
-        self.results.push(ProbeResult { probe: probe.id, evidence, complete, cost_ns });
+        self.results.push(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns });
     }
 
     fn run_eviction_probe<K: Kernel>(
@@ -285,7 +284,7 @@ impl ProbeRunner {
             let samples = std::mem::take(&mut running_probe.eviction_samples);
             let cost = vec![(None, running_probe.cost_ns), (Some(task), off_ns)];
             let wait_ns = wait.as_nanos() as u64;
-            self.record_result(probe, ProbeEvidence::PrimeProbe { task, buffer_bytes, wait_ns, samples }, true, cost);
+            self.record_result(probe, ProbeEvidence::PrimeProbe { task, buffer_bytes, wait_ns, samples }, cost);
         }
         Ok(())
     }
@@ -339,7 +338,7 @@ impl ProbeRunner {
             task_corun_rate: rates.map(|(_, corun_rate)| corun_rate),
             rate_event,
         };
-        self.record_result(probe, evidence, true, vec![(None, own_cpu_ns), (Some(task), off_ns)]);
+        self.record_result(probe, evidence, vec![(None, own_cpu_ns), (Some(task), off_ns)]);
         Ok(())
     }
 
@@ -376,7 +375,7 @@ impl ProbeRunner {
                 if running_probe.reuse_samples.len() >= locations as usize || running_probe.cost_ns >= probe.budget_ns {
                     let samples = std::mem::take(&mut running_probe.reuse_samples);
                     let cost = vec![(None, running_probe.cost_ns)];
-                    self.record_result(probe, ProbeEvidence::Reuses { task: target.task, samples }, true, cost);
+                    self.record_result(probe, ProbeEvidence::Reuses { task: target.task, samples }, cost);
                 }
             }
         }
@@ -416,12 +415,8 @@ impl ProbeRunner {
                     let (events, cost) = (running_probe.sampled_events, vec![(None, running_probe.cost_ns)]);
                     let sample_period = u32::try_from(period).unwrap_or(u32::MAX);
                     let line_bytes = subjects.line_bytes;
-                    self.record_result(
-                        probe,
-                        ProbeEvidence::Samples { sample_period, events, line_bytes, samples },
-                        true,
-                        cost,
-                    );
+                    let evidence = ProbeEvidence::Samples { sample_period, events, line_bytes, samples };
+                    self.record_result(probe, evidence, cost);
                 }
             }
         }
@@ -456,7 +451,7 @@ impl ProbeRunner {
                     elapsed_ns: log.elapsed_ns,
                 };
                 let cost = vec![(None, thread_time_ns() - cpu_before_ns), (Some(task), records * RECORD_COST_NS)];
-                self.record_result(probe, evidence, true, cost);
+                self.record_result(probe, evidence, cost);
             }
         }
     }

@@ -1,15 +1,9 @@
 use super::*;
 use crate::act::changes::fixture::{self, ApplyFixture};
 use crate::act::rules::{ManageAction, ManageRule};
-use crate::fake_tests::FakeHost;
+use crate::fake_tests::{FakeHost, waiting_guardian};
 use crate::sense::tasks::TaskTable;
 use cachemate_core::{CpuSet, Plan, RefusalReason, TaskId, WindowLength};
-
-/// A guardian that only waits, so that the daemon's side can be tested alone.
-fn waiting_guardian() -> GuardianCommand {
-    let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
-    GuardianCommand { program: "/bin/sh".into(), args }
-}
 
 fn host_with(tids: &[i32]) -> (FakeHost, TaskTable) {
     let host = FakeHost::default();

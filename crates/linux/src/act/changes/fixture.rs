@@ -2,7 +2,8 @@
 
 use std::io;
 
-use cachemate_core::{Capabilities, ChangeList, Cpu, CpuId, CpusetGroup, GangSchedule, Plan, Topology, derive_changes};
+use cachemate_core::test_support::topology_fixture;
+use cachemate_core::{Capabilities, ChangeList, CpusetGroup, GangSchedule, Plan, derive_changes};
 
 use super::snapshot::{AppliedHistory, HostSnapshot};
 use super::{ApplyContext, Execution, GangController, KernelLender};
@@ -14,17 +15,7 @@ use crate::kernel::Kernel;
 use crate::sense::tasks::TaskTable;
 
 /// A fake host has one user only, so it is lent as it is.
-impl KernelLender for crate::fake_tests::FakeHost {
-    fn with_kernel<T>(&self, action: impl FnOnce(&dyn Kernel) -> T) -> T {
-        action(self)
-    }
-}
-impl KernelLender for crate::act::resctrl::fake_tests::FakeCat {
-    fn with_kernel<T>(&self, action: impl FnOnce(&dyn Kernel) -> T) -> T {
-        action(self)
-    }
-}
-impl KernelLender for crate::kernel::LinuxHost {
+impl<K: Kernel> KernelLender for K {
     fn with_kernel<T>(&self, action: impl FnOnce(&dyn Kernel) -> T) -> T {
         action(self)
     }
@@ -42,12 +33,6 @@ impl GangController for RecordedGangs {
     fn stop(&mut self, schedule: &GangSchedule) {
         self.0.retain(|running_schedule| running_schedule != schedule);
     }
-}
-
-/// A topology of four CPUs.
-pub(crate) fn sample_topology() -> Topology {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }
 }
 
 /// Everything that applying a plan needs.
@@ -72,7 +57,8 @@ impl<L: KernelLender> ApplyFixture<'_, L> {
             let lock = ways.as_mut().and_then(|ways| ways.read(kernel, &mut plan, &threads, &mut reading, true));
             (reading, lock)
         });
-        let derived = derive_changes(&plan, &reading.confined_groups, &reading.state, &sample_topology(), capabilities);
+        let derived =
+            derive_changes(&plan, &reading.confined_groups, &reading.state, &topology_fixture(4), capabilities);
         let (mut gangs, mut refused) = (RecordedGangs::default(), derived.refused_items.clone());
         let host = ApplyContext { kernel: host, actuator, ways: ways.as_deref_mut(), gangs: &mut gangs };
         let mut report = Execution::run(host, &reading, &derived.changes);

@@ -98,10 +98,10 @@ impl ColorShares {
 mod tests {
     use super::super::reference_set::BASE;
     use super::*;
-    use crate::act::actuator::{Actuator, GuardianCommand};
+    use crate::act::actuator::Actuator;
     use crate::act::changes::fixture::{self, ApplyFixture};
     use crate::act::rules::{ManageAction, ManageRule};
-    use crate::fake_tests::FakeHost;
+    use crate::fake_tests::{FakeHost, waiting_guardian};
     use crate::kernel::LinuxHost;
     use crate::sense::tasks::TaskTable;
     use cachemate_core::{
@@ -151,8 +151,7 @@ mod tests {
         std::fs::create_dir_all(boot_id.parent().unwrap()).unwrap();
         std::fs::write(boot_id, "boot\n").unwrap();
         let state = tempfile::tempdir().unwrap();
-        let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
-        let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
+        let mut actuator = Actuator::new(state.path(), waiting_guardian());
         let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 1.0 };
         let capabilities = Capabilities { partitions: vec![(CacheId(0), colors)], ..fixture::sample_capabilities() };
         let mut carry_out = |plan: &Plan| {

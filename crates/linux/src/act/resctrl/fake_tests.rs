@@ -7,7 +7,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cachemate_core::{Cache, CacheId, CacheLevel, CpuSet, IndexSet, Topology};
+use cachemate_core::test_support::last_level_caches;
+use cachemate_core::{CacheLevel, CpuSet, IndexSet};
 
 use crate::act::resctrl::masks::{mask_text, parse_mask};
 use crate::fake_tests::FakeHost;
@@ -38,28 +39,10 @@ pub(crate) struct FakeCat {
 }
 
 pub(crate) fn topology() -> HostTopology {
-    let cpu = |id| cachemate_core::Cpu {
-        id: cachemate_core::CpuId(id),
-        core: id,
-        package: id / 2,
-        memory_node: 0,
-        online: true,
-        hertz: None,
-    };
-    let cache = |id: u32| Cache {
-        id: CacheId(id),
-        level: CacheLevel::L3,
-        cpus: (2 * id..2 * id + 2).collect(),
-        last_level: true,
-        size_bytes: Some(8 << 20),
-        ways: Some(8),
-        line_bytes: Some(64),
-    };
-    HostTopology {
-        topology: Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)], ..Topology::default() },
-        kernel_cache_ids: vec![Some(0), Some(8)],
-        warnings: Vec::new(),
-    }
+    let mut topology = last_level_caches(2, 2, CacheLevel::L3, 8 << 20);
+    topology.cpus.iter_mut().for_each(|cpu| cpu.package = cpu.id.0 / 2);
+    topology.caches.iter_mut().for_each(|cache| cache.ways = Some(8));
+    HostTopology { topology, kernel_cache_ids: vec![Some(0), Some(8)], warnings: Vec::new() }
 }
 
 fn os_error(number: i32) -> io::Error {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::mount::mount_point;
 use crate::kernel::group_dirs::remove_group;
-use crate::kernel::{Kernel, ThreadKey, is_gone};
+use crate::kernel::{Kernel, ThreadKey, none_if_missing};
 
 /// Prefix of all our groups' names.
 pub const GROUP_PREFIX: &str = "cachemate-";
@@ -51,18 +51,13 @@ pub fn read_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
 /// # Errors
 /// The thread has exited, or its file cannot be read.
 pub fn group_from_proc(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Result<Option<PathBuf>> {
-    match kernel.read(&mount.join("schemata")) {
-        Ok(_) => {}
-        Err(error) if is_gone(&error) => return Ok(None),
-        Err(error) => return Err(error),
+    if none_if_missing(kernel.read(&mount.join("schemata")))?.is_none() {
+        return Ok(None);
     }
-    let text = match kernel.read(&PathBuf::from(format!("/proc/{tid}/cpu_resctrl_groups"))) {
-        Ok(text) => text,
-        Err(error) if is_gone(&error) => {
-            kernel.stat(tid)?; // distinguishes an exited thread from an old kernel
-            return Ok(None);
-        }
-        Err(error) => return Err(error),
+    let groups_file = PathBuf::from(format!("/proc/{tid}/cpu_resctrl_groups"));
+    let Some(text) = none_if_missing(kernel.read(&groups_file))? else {
+        kernel.stat(tid)?; // distinguishes an exited thread from an old kernel
+        return Ok(None);
     };
     let field_value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let (Some(control), monitor) = (field_value("res:"), field_value("mon:").unwrap_or_default()) else {

@@ -12,9 +12,10 @@ use cachemate_core::{
 
 use super::fake_tests::{FakeCat, FakeGroup, MOUNT, topology};
 use super::{Resctrl, ResctrlUnavailable, WayController, find, groups};
-use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
+use crate::act::actuator::{Actuator, ApplyReport};
 use crate::act::changes;
 use crate::act::rules::{ManageAction, ManageRule};
+use crate::fake_tests::waiting_guardian;
 use crate::kernel::{Kernel, LinuxHost, ThreadKey};
 use crate::safety::journal::Journal;
 use crate::sense::tasks::TaskTable;
@@ -187,11 +188,6 @@ pub(super) struct ResctrlFixture {
     dir: tempfile::TempDir,
     /// Partitions that were read before there were any groups.
     partitions: Vec<(CacheId, PartitionSupport)>,
-}
-
-pub(super) fn waiting_guardian() -> GuardianCommand {
-    let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
-    GuardianCommand { program: "/bin/sh".into(), args }
 }
 
 const OWNER: ThreadKey = ThreadKey { tid: 77, start_ticks: 5 };

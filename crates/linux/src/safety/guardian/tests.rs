@@ -1,4 +1,5 @@
 use super::*;
+use crate::safety::restore::RestoreOutcome;
 use crate::fake_tests::FakeHost;
 use crate::safety::journal::{IntendedChange, JournalObject, ObjectState};
 

@@ -18,9 +18,7 @@ use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::guardian::{Guardian, GuardianStatus};
 use crate::safety::journal::{IntendedChange, Journal, JournalEntry, JournalError, JournalObject, ObjectState};
 use crate::safety::object_state::{check_thread, read_state, write_state};
-use crate::safety::restore::{
-    RestoredObject, restore, restore_if_inherited, spans_cpuset, write_original,
-};
+use crate::safety::restore::{RestoredObject, restore, restore_if_inherited, spans_cpuset, write_original};
 use crate::sense::tasks::ManagedThread;
 
 /// Outcome of a list of changes.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::safety::restore::RestoreOutcome;
 use crate::fake_tests::FakeHost;
 use crate::safety::journal::{IntendedChange, JournalObject, ObjectState};
+use crate::safety::restore::RestoreOutcome;
 
 fn cpu_state(list: &str) -> ObjectState {
     ObjectState::Cpus(list.parse().unwrap())

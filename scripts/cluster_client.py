@@ -66,39 +66,45 @@ def in_parallel(api, calls):
 
 
 class PodWatch:
-    """Watches pods that are bound, and reports each once with its name, profile and node."""
+    """Watches pods that are bound, and reports each once with its profile and node."""
 
     def __init__(self, api, report):
         self.api, self.report = api, report
         self.times, self.names = [], set()
-        self.stopped = False
-        self.connection = api.connect()
-        version = json.loads(api.call("GET", f"{PODS}?limit=1"))["metadata"]["resourceVersion"]
-        path = f"{PODS}?watch=true&fieldSelector=spec.nodeName!%3D&resourceVersion={version}&timeoutSeconds=3600"
-        self.connection.request("GET", path, headers=api.headers())
-        self.answer = self.connection.getresponse()
+        self.connection, self.stopped = None, False
         self.thread = threading.Thread(target=self.follow, daemon=True)
         self.thread.start()
 
     def follow(self):
-        try:
-            for line in self.answer:
-                event = json.loads(line)
-                pod = event["object"]
-                name = pod.get("metadata", {}).get("name")
-                if event["type"] not in ("ADDED", "MODIFIED") or name in self.names:
-                    continue
-                self.names.add(name)
-                self.report(pod["metadata"]["annotations"]["cachemate.io/profile"], pod["spec"]["nodeName"])
-                self.times.append(time.monotonic())
-        except Exception:
-            # A read that another thread ends may fail in any way.
-            if not self.stopped:
-                raise
+        """Lists and watches until the watch is stopped. The server ends watches whose readers are slow."""
+        while not self.stopped:
+            try:
+                bound = f"{PODS}?fieldSelector=spec.nodeName!%3D"
+                listed = json.loads(self.api.call("GET", bound))
+                for pod in listed["items"]:
+                    self.take(pod)
+                self.connection = self.api.connect()
+                version = listed["metadata"]["resourceVersion"]
+                self.connection.request("GET", f"{bound}&watch=true&resourceVersion={version}", headers=self.api.headers())
+                for line in self.connection.getresponse():
+                    event = json.loads(line)
+                    if event["type"] in ("ADDED", "MODIFIED"):
+                        self.take(event["object"])
+            except Exception as error:
+                # A read that another thread ends may fail in any way.
+                if not self.stopped:
+                    print(f"the watch of pods ended: {error}; listing again", flush=True)
+
+    def take(self, pod):
+        name = pod["metadata"]["name"]
+        if name not in self.names:
+            self.names.add(name)
+            self.report(pod["metadata"]["annotations"]["cachemate.io/profile"], pod["spec"]["nodeName"])
+            self.times.append(time.monotonic())
 
     def stop(self):
         self.stopped = True
-        # Ends the read of the thread.
-        self.connection.sock.shutdown(socket.SHUT_RDWR)
-        self.thread.join(timeout=10)
-        self.connection.close()
+        if self.connection is not None and self.connection.sock is not None:
+            # Ends the read of the thread.
+            self.connection.sock.shutdown(socket.SHUT_RDWR)
+        self.thread.join(timeout=30)

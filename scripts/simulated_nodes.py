@@ -189,12 +189,9 @@ class SimulatedNodes:
             tick += 1
 
     def summary(self):
-        """Pairs of index and scan on one node, and index pods beyond their limit."""
+        """Pairs of index and scan on one cache, and index pods beyond their limit."""
         with self.lock:
-            nodes = [[tuple(sorted(kinds)) for kinds in caches] for caches in self.caches.values()]
-        pairs = exceeding = 0
-        for caches in nodes:
-            kinds = [kind for cache in caches for kind in cache]
-            pairs += kinds.count("index") * kinds.count("scan")
-            exceeding += sum(broken_limits(cache, slowdowns(cache, NODE["cache_bytes"])) for cache in caches if cache)
+            caches = [tuple(sorted(kinds)) for caches in self.caches.values() for kinds in caches if kinds]
+        pairs = sum(kinds.count("index") * kinds.count("scan") for kinds in caches)
+        exceeding = sum(broken_limits(kinds, slowdowns(kinds, NODE["cache_bytes"])) for kinds in caches)
         return {"pairs": pairs, "exceeding": exceeding}

@@ -44,7 +44,6 @@ test: lint
 lint:
 	@scripts/setup.sh test
 	$(CARGO) fmt --all --check
-	$(CARGO) fmt --manifest-path python/Cargo.toml --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 build:

@@ -17,9 +17,8 @@ venv=$out/venv
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 pip install -r python/requirements.txt || not_run 'the package index does not answer'
 
-# The target folder is shared with the workspace, so that dependencies that are already built are not built again.
 rm -f "$out"/*.whl
-"$venv/bin/maturin" build --quiet --release --locked --manifest-path python/Cargo.toml --target-dir target \
+"$venv/bin/maturin" build --quiet --release --locked --manifest-path python/Cargo.toml \
     --interpreter "$venv/bin/python" --out "$out"
 wheel=$(ls "$out"/*.whl)
 case $wheel in *-cp311-abi3-*) ;; *) echo "wheel: $wheel is not for every Python from 3.11 on" >&2; exit 1 ;; esac

@@ -1,14 +1,13 @@
-//! Checks that the lock files of the other workspaces contain the dependencies of the crates.
+//! Checks that the fuzzer's lock file contains the dependencies of the crates.
 //!
-//! Problem: the Python package and the fuzzer have their own lock files, and a change that adds a dependency to a
-//! crate may build neither. Method: every dependency in a crate's `Cargo.toml` must be in each lock file that
-//! contains the crate.
+//! Problem: the fuzzer is a workspace of its own, so a change that adds a dependency to a crate may not build it.
+//! Method: every dependency in a crate's `Cargo.toml` must be in the lock file if that contains the crate.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-const OTHER_WORKSPACES: &[&str] = &["python", "fuzz"];
+const FUZZER_DIR: &str = "fuzz";
 
 /// Returns every complaint, in the form `file: description`.
 ///
@@ -16,21 +15,18 @@ const OTHER_WORKSPACES: &[&str] = &["python", "fuzz"];
 /// A lock file or a manifest cannot be read.
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
-    for dir in OTHER_WORKSPACES {
-        let lock = read_toml(&root.join(dir).join("Cargo.lock"))?;
-        let packages = lock.get("package").and_then(|list| list.as_array());
-        for package in packages.into_iter().flatten() {
-            let Some(crate_name) = text_or_empty(package.get("name")).strip_prefix("cachemate-") else { continue };
-            let manifest = root.join("crates").join(crate_name).join("Cargo.toml");
-            if !manifest.exists() {
-                continue; // the package of the directory itself
-            }
-            for used_crate in missing_dependencies(&read_toml(&manifest)?, package) {
-                complaints.push(format!(
-                    "{dir}/Cargo.lock: found no '{used_crate}' for crates/{crate_name}, which uses it: cargo update --workspace \
-                     --manifest-path {dir}/Cargo.toml"
-                ));
-            }
+    let lock = read_toml(&root.join(FUZZER_DIR).join("Cargo.lock"))?;
+    for package in lock.get("package").and_then(|list| list.as_array()).into_iter().flatten() {
+        let Some(crate_name) = text_or_empty(package.get("name")).strip_prefix("cachemate-") else { continue };
+        let manifest = root.join("crates").join(crate_name).join("Cargo.toml");
+        if !manifest.exists() {
+            continue; // the package of the directory itself
+        }
+        for used_crate in missing_dependencies(&read_toml(&manifest)?, package) {
+            complaints.push(format!(
+                "{FUZZER_DIR}/Cargo.lock: found no '{used_crate}' for crates/{crate_name}, which uses it: cargo update \
+                 --workspace --manifest-path {FUZZER_DIR}/Cargo.toml"
+            ));
         }
     }
     Ok(complaints)

@@ -16,6 +16,8 @@ use cachemate_core::{
 };
 use cachemate_policy::policies::PolicyError;
 use cachemate_trace::{RunLogReader, TraceError};
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::Pipeline;
 
@@ -69,20 +71,51 @@ impl Machine for ReplayMachine {
     }
 }
 
-/// Describes the first part in which two plans differ.
-fn first_difference(recorded_plan: &Plan, replayed_plan: &Plan) -> String {
-    let plan_parts = [
-        ("allowed", format!("{:?}", recorded_plan.affinity), format!("{:?}", replayed_plan.affinity)),
-        ("weights", format!("{:?}", recorded_plan.weights), format!("{:?}", replayed_plan.weights)),
-        ("gangs", format!("{:?}", recorded_plan.gangs), format!("{:?}", replayed_plan.gangs)),
-        ("shares", format!("{:?}", recorded_plan.shares), format!("{:?}", replayed_plan.shares)),
-        ("penalties", format!("{:?}", recorded_plan.penalties), format!("{:?}", replayed_plan.penalties)),
-        ("probes", format!("{:?}", recorded_plan.probes), format!("{:?}", replayed_plan.probes)),
-        ("window", format!("{:?}", recorded_plan.window), format!("{:?}", replayed_plan.window)),
-    ];
-    match plan_parts.into_iter().find(|(_, recorded, requested)| recorded != requested) {
-        Some((part, recorded, asked)) => format!("{part}: recorded {recorded}, requested {asked}"),
-        None => "the same plan".to_string(),
+/// Describes the first part in which two values differ by its path, such as `gangs.0.turn_ns`, and its two states.
+fn first_difference(recorded: &impl Serialize, replayed: &impl Serialize) -> String {
+    let to_json = |value: Result<Value, serde_json::Error>| value.unwrap_or(Value::Null);
+    let (mut recorded, mut replayed) =
+        (to_json(serde_json::to_value(recorded)), to_json(serde_json::to_value(replayed)));
+    let mut path = Vec::new();
+    while let Some(key) = first_differing_key(&recorded, &replayed) {
+        recorded = part_of(&recorded, &key);
+        replayed = part_of(&replayed, &key);
+        path.push(key);
+    }
+    let part = match &path[..] {
+        [part, task, ..] if part == "affinity" => format!("CPUs of task {task}"),
+        [part, task, ..] if part == "weights" => format!("weight of task {task}"),
+        _ => path.join("."),
+    };
+    format!("{part}: recorded {}, replayed {}", state_text(&recorded), state_text(&replayed))
+}
+
+/// The first key, or index, under which two objects, or two lists, differ.
+fn first_differing_key(recorded: &Value, replayed: &Value) -> Option<String> {
+    let keys: Vec<String> = match (recorded, replayed) {
+        (Value::Object(one), Value::Object(other)) => one.keys().chain(other.keys()).cloned().collect(),
+        (Value::Array(one), Value::Array(other)) => {
+            (0..one.len().max(other.len())).map(|index| index.to_string()).collect()
+        }
+        _ => return None,
+    };
+    keys.into_iter().find(|key| part_of(recorded, key) != part_of(replayed, key))
+}
+
+/// The part of a list or an object under `key`; null if it has none.
+fn part_of(value: &Value, key: &str) -> Value {
+    let part = match value {
+        Value::Array(parts) => key.parse::<usize>().ok().and_then(|index| parts.get(index)),
+        object => object.get(key),
+    };
+    part.cloned().unwrap_or(Value::Null)
+}
+
+fn state_text(state: &Value) -> String {
+    match state {
+        Value::Null => "none".to_string(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
     }
 }
 
@@ -184,23 +217,12 @@ fn describe_difference(recorded_window: &WindowRecord, replayed: &WindowRecord, 
     if recorded_window.decision.plan != replayed.decision.plan {
         return Some(first_difference(&recorded_window.decision.plan, &replayed.decision.plan));
     }
-    let describe_both =
-        |subject: &str, recorded: String, now: String| Some(format!("{subject}: recorded {recorded}, now {now}"));
-    if compares_all && recorded_window.decision.reasons != replayed.decision.reasons {
-        return describe_both(
-            "reasons",
-            format!("{:?}", recorded_window.decision.reasons),
-            format!("{:?}", replayed.decision.reasons),
-        );
-    }
-    if compares_all && recorded_window.forecast != replayed.forecast {
-        return describe_both(
-            "forecast",
-            format!("{:?}", recorded_window.forecast),
-            format!("{:?}", replayed.forecast),
-        );
-    }
-    None
+    let differs = compares_all
+        && (&recorded_window.decision.reasons, &recorded_window.forecast)
+            != (&replayed.decision.reasons, &replayed.forecast);
+    let compared_parts =
+        |window: &WindowRecord| json!({ "reasons": window.decision.reasons, "forecast": window.forecast });
+    differs.then(|| first_difference(&compared_parts(recorded_window), &compared_parts(replayed)))
 }
 
 #[cfg(test)]

@@ -70,13 +70,24 @@ fn is_online(cpu: usize) -> bool {
     fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/online")).map_or(true, |text| text.trim() == "1")
 }
 
+/// The oldest kernel whose interface of sched_ext the scheduler uses.
+const MIN_KERNEL: (u32, u32) = (6, 18);
+
+/// Major and minor number of a kernel release such as `6.18.15+deb13-amd64`.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|symbol: char| !symbol.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 /// Prerequisites that this host lacks: kernel version, kernel option, privilege. Empty if it lacks none.
 pub fn missing_prerequisites() -> Vec<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let release = release.trim();
     let mut missing = Vec::new();
     if !Path::new("/sys/kernel/sched_ext").exists() {
-        missing.push(format!("kernel {release} has no sched_ext (6.12 or later, CONFIG_SCHED_CLASS_EXT)"));
+        missing.push(format!("kernel {release} has no sched_ext (6.18 or later, CONFIG_SCHED_CLASS_EXT)"));
+    } else if kernel_version(release).is_some_and(|version| version < MIN_KERNEL) {
+        missing.push(format!("kernel {release} is too old (6.18 or later)"));
     }
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         missing.push(format!("kernel {release} has no type information (CONFIG_DEBUG_INFO_BTF)"));
@@ -95,4 +106,18 @@ pub fn missing_prerequisites() -> Vec<String> {
 /// State of sched_ext in the kernel's words (`enabled`, `disabled`, ...); empty if the kernel has no sched_ext.
 pub fn sched_ext_state() -> String {
     fs::read_to_string("/sys/kernel/sched_ext/state").unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are releases compared by number, and is a release without numbers left undecided?
+    #[test]
+    fn kernel_releases_compare_by_number() {
+        assert!(kernel_version("6.12.48").unwrap() < MIN_KERNEL);
+        assert!(kernel_version("6.18.15+deb13-amd64").unwrap() >= MIN_KERNEL);
+        assert!(kernel_version("7.3.4").unwrap() >= MIN_KERNEL);
+        assert_eq!(kernel_version("unknown"), None);
+    }
 }

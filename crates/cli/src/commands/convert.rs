@@ -9,7 +9,7 @@ use crate::files::OutputFile;
 use crate::session::Session;
 use crate::traces::{TraceArgs, TraceInput};
 
-/// Convert a trace of another tool (lackey, Dinero din, raw u64, ChampSim, oracleGeneral) to .cmt
+/// Convert a trace of another tool (lackey, Dinero din, CSV, drmemtrace, raw u64, ChampSim, oracleGeneral) to .cmt
 ///
 /// After Ctrl-C, the records converted so far form an intact file. --salvage makes an intact file of a damaged one.
 #[derive(Args)]

@@ -48,7 +48,7 @@ fn the_same_policy_matches_and_a_changed_one_is_caught() {
     assert_eq!(replayed_windows.len(), 1);
     let text = result.unwrap_err().to_string();
     assert!(
-        text.starts_with("window 1: the policy 'turns' decides differently than recorded: allowed: recorded"),
+        text.starts_with("window 1: the policy 'turns' decides differently than recorded: CPUs of task 0: recorded"),
         "{text}"
     );
 }

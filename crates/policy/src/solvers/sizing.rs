@@ -61,7 +61,7 @@ pub enum ClaimError {
         expected: u32,
     },
     /// A cost is infinite or not a number.
-    #[error("claim {claim} has a cost that is not a number")]
+    #[error("claim {claim} has a cost that is not finite")]
     NoNumber {
         /// Index of the claim in the list.
         claim: usize,

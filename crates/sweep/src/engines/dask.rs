@@ -3,7 +3,7 @@
 //! The client writes one line of JSON for each event, and a heartbeat every two seconds; a client that is silent for
 //! long is terminated. If the scheduler is killed, the client ends as well, and the next round starts both again.
 
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -65,16 +65,18 @@ impl Dask {
         Dask { command, options, client: None, rounds: 0 }
     }
 
-    fn start_client(&mut self, tasks: &[SweepTask]) -> Result<DaskClient, String> {
+    fn start_client(&mut self, tasks: &[SweepTask]) -> Result<DaskClient, EngineError> {
+        let temporary = |what: String| EngineError { engine: NAME, what, is_permanent: false };
         let dir = self.command.dir.join("engine/dask");
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
-        let ids_path = write_ids(&dir, &name, tasks).map_err(|error| error.to_string())?;
+        let ids_path = write_ids(&dir, &name, tasks).map_err(|error| temporary(error.to_string()))?;
         let script = dir.join("client.py");
         cachemate_files::replace(&script, CLIENT_SCRIPT.as_bytes())
-            .map_err(|error| format!("{}: {error}", script.display()))?;
+            .map_err(|error| temporary(format!("{}: {error}", script.display())))?;
         let log = dir.join(format!("{name}.log"));
-        let log = cachemate_files::create(&log, true).map_err(|error| format!("{}: {error}", log.display()))?;
+        let log =
+            cachemate_files::create(&log, true).map_err(|error| temporary(format!("{}: {error}", log.display())))?;
         let options = &self.options;
         let mut command = Command::new(&options.python);
         command.arg(&script).args(["--batch-size", &options.batch_size.max(1).to_string()]);
@@ -90,9 +92,10 @@ impl Dask {
         command.arg("--ids").arg(ids_path).arg("--").arg(&self.command.program).args(self.command.args());
         // The working directory is the sweep's, because a local cluster writes spill files there.
         command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
-        let mut child = command
-            .spawn()
-            .map_err(|error| format!("{}: {error}; --python names a Python that has Dask", options.python.display()))?;
+        let mut child = command.spawn().map_err(|error| EngineError {
+            is_permanent: matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied),
+            ..temporary(format!("{}: {error}; --python names a Python that has Dask", options.python.display()))
+        })?;
         let report =
             DaskReport { last_message_at: Instant::now(), open_tasks: tasks.len(), workers: None, failure: None };
         let report = Arc::new(Mutex::new(report));
@@ -136,15 +139,7 @@ impl TaskEngine for Dask {
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         self.stop();
-        let client = self.start_client(tasks);
-        let python = self.options.python.clone();
-        // A missing Python interpreter is a permanent failure.
-        let client = client.map_err(|problem| EngineError {
-            engine: NAME,
-            what: problem,
-            is_permanent: !cachemate_files::path_exists(&python),
-        })?;
-        self.client = Some(client);
+        self.client = Some(self.start_client(tasks)?);
         Ok(())
     }
 

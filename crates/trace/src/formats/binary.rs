@@ -12,27 +12,35 @@ struct Entries<R, const N: usize> {
     buffer: Vec<u8>,
     offset: u64,
     is_ended: bool,
+    /// Damage behind the entries that were returned last.
+    damage: Option<TraceError>,
 }
 
 impl<R: Read, const N: usize> Entries<R, N> {
     fn new(input: R, file: String) -> Self {
-        Entries { input, file, buffer: Vec::new(), offset: 0, is_ended: false }
+        Entries { input, file, buffer: Vec::new(), offset: 0, is_ended: false, damage: None }
     }
 
-    /// The next entries; none at the end.
+    /// The next entries; none at the end. An error is returned after the complete entries before it.
     fn read_entries(&mut self) -> Result<&[[u8; N]], TraceError> {
         self.buffer.clear();
         if !self.is_ended {
-            let wanted_bytes = (N * BATCH_RECORDS) as u64;
-            let read_result = self.input.by_ref().take(wanted_bytes).read_to_end(&mut self.buffer);
-            self.is_ended = read_result.map_err(TraceError::io_error(&self.file, "read"))? < N * BATCH_RECORDS;
+            let wanted_bytes = N * BATCH_RECORDS;
+            let read_result = self.input.by_ref().take(wanted_bytes as u64).read_to_end(&mut self.buffer);
+            self.is_ended = self.buffer.len() < wanted_bytes;
+            self.damage = read_result.err().map(TraceError::io_error(&self.file, "read"));
         }
         let (entries, partial_entry) = self.buffer.as_chunks();
-        if !partial_entry.is_empty() {
+        if self.damage.is_none() && !partial_entry.is_empty() {
             let place = FilePosition::Byte(self.offset + (N * entries.len()) as u64);
             let found = format!("{} bytes before the end", partial_entry.len());
             let expected = format!("entries of {N} bytes");
-            return Err(TraceError::format_error(&self.file, place, found, expected));
+            self.damage = Some(TraceError::format_error(&self.file, place, found, expected));
+        }
+        if entries.is_empty()
+            && let Some(damage) = self.damage.take()
+        {
+            return Err(damage);
         }
         self.offset += self.buffer.len() as u64;
         Ok(entries)

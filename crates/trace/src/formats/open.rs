@@ -83,6 +83,9 @@ impl Format {
         let text = start.utf8_chunks().next()?.valid();
         // The end of the window may truncate the last line.
         let whole_lines = text.rsplit_once('\n')?.0;
+        if whole_lines.lines().any(|line| line.contains(" byte(s) @ 0x")) {
+            return Some(Format::DrMemTrace);
+        }
         let line = whole_lines.lines().find(|line| !line.starts_with("==") && !line.trim().is_empty())?;
         let mut words = line.split_ascii_whitespace();
         match (words.next()?, words.next()?) {

@@ -113,7 +113,7 @@ fn tables_and_views_are_read() {
     assert_eq!((accesses, totals.unwrap().instructions), (vec![(16, 8, false), (32, 4, true)], Some(1)));
     let view = b"Output format:\n 1 0: 7 <marker: version 6>\n 2 1: 7 ifetch 4 byte(s) @ 0x400 non-branch\n \
                  3 1: 7 write 8 byte(s) @ 0x00001000 by PC 0x400\n";
-    let (records, totals) = read(view, "t.txt", Some(Format::DrMemTrace)).unwrap();
+    let (records, totals) = read(view, "t.txt", None).unwrap();
     assert_eq!((records[0].address, records[0].size, records[0].store), (0x1000, 8, true));
     assert_eq!((records.len(), totals.unwrap().instructions), (1, Some(1)));
     let wrong = read(b"0x10,8,x\n", "in", Some(Format::Csv)).unwrap_err().to_string();
@@ -151,6 +151,28 @@ fn wrong_inputs_name_place_found_and_expected() {
     assert!(absent.starts_with("/no/such/file.cmt: cannot open: "), "{absent}");
     let misspelt = "lakey".parse::<Format>().unwrap_err().to_string();
     assert!(misspelt.starts_with("no format is named 'lakey' (did you mean 'lackey'?)"), "{misspelt}");
+}
+
+/// Are all records before a damaged position returned before its error, in every foreign format?
+#[test]
+fn records_before_damage_are_returned_before_its_error() {
+    for (format, mut bytes) in sample_files().into_iter().skip(1) {
+        let intact_records = read(&bytes, "in", Some(format)).unwrap().0.len();
+        let damage: &[u8] = match format {
+            Format::DrMemTrace => b"3 1: 7 read 8 byte(s) @ here\n",
+            _ => b"no\tline",
+        };
+        bytes.extend_from_slice(damage);
+        let mut reader = open_input(boxed_input(&bytes), "in", Some(format)).unwrap();
+        let (mut batch, mut record_count) = (Vec::new(), 0);
+        let result = loop {
+            match reader.read_batch(&mut batch) {
+                Ok(true) => record_count += batch.len(),
+                end => break end,
+            }
+        };
+        assert_eq!((result.is_err(), record_count), (true, intact_records), "{format:?}");
+    }
 }
 
 /// Does a conversion keep records, header and totals?

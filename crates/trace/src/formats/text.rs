@@ -22,6 +22,8 @@ struct TextCounts {
     instructions: u64,
     records: u64,
     has_ended: bool,
+    /// Damage behind the records that were returned last.
+    damage: Option<TraceError>,
 }
 
 impl TextCounts {
@@ -51,6 +53,7 @@ impl TextCounts {
     }
 }
 
+/// Fills `batch`. An error is returned after the records before it.
 fn fill<R: Read>(
     lines: &mut LineReader<R>,
     counts: &mut TextCounts,
@@ -59,19 +62,24 @@ fn fill<R: Read>(
 ) -> Result<bool, TraceError> {
     batch.clear();
     while !counts.has_ended && batch.len() < BATCH_RECORDS {
-        if !lines.read_line()? {
-            counts.has_ended = true;
-            break;
-        }
-        match parse(lines.line()) {
-            Ok(outcome) => counts.record_outcome(outcome, batch),
-            Err(expected) => {
+        let outcome = match lines.read_line() {
+            Ok(true) => parse(lines.line()).map_err(|expected| lines.line_error(expected)).map(Some),
+            Ok(false) => Ok(None),
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(Some(outcome)) => counts.record_outcome(outcome, batch),
+            Ok(None) => counts.has_ended = true,
+            Err(error) => {
                 counts.has_ended = true;
-                return Err(lines.line_error(expected));
+                counts.damage = Some(error);
             }
         }
     }
-    Ok(!batch.is_empty())
+    match counts.damage.take_if(|_| batch.is_empty()) {
+        Some(damage) => Err(damage),
+        None => Ok(!batch.is_empty()),
+    }
 }
 
 macro_rules! text_reader {

@@ -41,6 +41,8 @@ pub use error::ReproError;
 pub use experiment::*;
 pub use index::index_html;
 
+use cachemate_trace::{TraceError, unknown_name_error};
+
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
     let papers = [
@@ -62,8 +64,8 @@ pub fn experiments() -> Vec<Experiment> {
 /// papers.
 ///
 /// # Errors
-/// No experiment answers an id; the error has the first such id, and all known ids.
-pub fn select_experiments(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
+/// No experiment answers an id; the error has the first such id, the nearest one, and all known ids.
+pub fn select_experiments(ids: &[String]) -> Result<Vec<Experiment>, TraceError> {
     let all_experiments = experiments();
     let mut known_ids: Vec<&str> = Vec::new();
     for &id in all_experiments.iter().flat_map(|experiment| &experiment.ids) {
@@ -74,22 +76,11 @@ pub fn select_experiments(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> 
     }
     let requested_ids: Vec<String> = ids.iter().map(|id| id.to_ascii_uppercase()).collect();
     if let Some(unknown) = requested_ids.iter().find(|id| *id != "ALL" && !known_ids.contains(&id.as_str())) {
-        let known_ids = known_ids.iter().map(|id| id.to_string()).collect();
-        return Err(UnknownId { id: unknown.clone(), known: known_ids });
+        return Err(unknown_name_error("experiment", unknown, known_ids.iter().map(|id| id.to_string())));
     }
     let is_requested = |experiment: &Experiment| {
         let is_selected_by_all = requested_ids.iter().any(|id| id == "ALL") && !experiment.is_from_no_paper();
         is_selected_by_all || requested_ids.iter().any(|id| experiment.ids.contains(&id.as_str()))
     };
     Ok(all_experiments.into_iter().filter(is_requested).collect())
-}
-
-/// The error for an id that no experiment answers.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no experiment answers '{id}'; there are: {}", known.join(", "))]
-pub struct UnknownId {
-    /// The requested id.
-    pub id: String,
-    /// All ids, in the order of the papers.
-    pub known: Vec<String>,
 }

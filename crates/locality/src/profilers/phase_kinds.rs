@@ -12,7 +12,7 @@
 const MAX_KINDS: usize = 64;
 /// Relative difference within which intervals belong to one kind, because a program's counts vary by a few percent from
 /// run to run.
-const SAME_KIND_SHARE: f64 = 0.05;
+pub(super) const SAME_KIND_SHARE: f64 = 0.05;
 /// Absolute difference, in events per thousand instructions, within which intervals belong to one kind, because a finer
 /// distinction gains nothing.
 const SAME_KIND_DISTANCE: f64 = 0.05;

@@ -8,6 +8,7 @@
 //! does not change the levels before it.
 //!
 //! Reports by two signals within the history length of one count as one change; two reports by one signal count as two.
+//! Accesses are compared by their relative difference too, as in [`super::phase_kinds`].
 //! A change that is too small for the mean of the last intervals is detected by the kind of the phase: its incoming
 //! accesses stay outside the range of the kind's intervals.
 
@@ -16,7 +17,7 @@ use cachemate_core::{
     ProbeEvidence, Profile, Profiler, Profiles, StallCause, TaskId,
 };
 
-use super::phase_kinds::PhaseKinds;
+use super::phase_kinds::{PhaseKinds, SAME_KIND_SHARE};
 use super::{PerTask, probe_evidence, retain_live};
 use crate::phases::{PhaseDetector, PhaseEvent};
 use crate::reuse::ReuseTimes;
@@ -128,7 +129,9 @@ impl PhaseProfiler {
             .map(|_| state.incoming_counts.iter().flatten().map(|sum| sum * per_kilo_instr).collect());
         let incoming_event = incoming_signal.as_ref().map(|signal| {
             let detector = state.incoming_detector.get_or_insert_with(|| PhaseDetector::new(self.parameters));
-            detector.push(signal)
+            let scaled_signal: Vec<f64> =
+                signal.iter().map(|&rate| scale_access_rate(rate, self.parameters.threshold)).collect();
+            detector.push(&scaled_signal)
         });
         (state.instructions, state.misses) = (0.0, 0.0);
         let is_settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
@@ -167,6 +170,14 @@ impl PhaseProfiler {
             misses_at(CacheLevel::L1Instruction),
         ]
     }
+}
+
+/// Returns an access rate on a scale on which the detector's threshold is never below [`SAME_KIND_SHARE`] of the rate:
+/// linear up to the rate at which the two are equal, and logarithmic beyond. Otherwise the noise of frequent accesses
+/// would exceed a threshold that is meant for misses.
+fn scale_access_rate(rate: f64, threshold: f64) -> f64 {
+    let linear_limit = threshold / SAME_KIND_SHARE;
+    if rate <= linear_limit { rate } else { linear_limit * (1.0 + libm::log(rate / linear_limit)) }
 }
 
 /// Returns the cycles minus those that wait for memory or for other caches; `None` if one of these was not counted.

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use cachemate_core::{Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, View};
 
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
-use super::decision::{CandidateComparison, CandidateVerdict, ForecastRecord, Gain, decide};
+use super::decision::{CandidateComparison, CandidateVerdict, ForecastError, ForecastRecord, Gain, decide};
 use super::evidence::TaskEvidence;
 use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
 use super::model::decided_plan::DecidedPlan;
@@ -111,7 +111,7 @@ impl PlanFinder<'_, '_> {
             &judge,
             &current_layout,
             &best_candidate.layout,
-            self.forecast_record.forecast_variance(),
+            self.forecast_record.forecast_error(),
         );
         let probability = gain.probability_of_gain(self.parameters.min_gain);
         unmet_goals::explain_unmet(problem, &candidates[0].layout, &best_candidate.layout, reasons);
@@ -199,7 +199,7 @@ impl PlanFinder<'_, '_> {
             && self.is_allowed(&layout, problem)
             && unmet_goals(&layout) <= unmet_goals(&held);
         let gain_in = |problem: &PlanningProblem, memo: &ScoreCache| {
-            self.estimate_gain(problem, memo, &judge, &held, &layout, 0.0).forecast
+            self.estimate_gain(problem, memo, &judge, &held, &layout, ForecastError::default()).forecast
         };
         let gain = is_possible
             .then(|| credence * gain_in(optimistic, &lowest_memo) + (1.0 - credence) * gain_in(problem, memo))?;
@@ -231,7 +231,7 @@ impl PlanFinder<'_, '_> {
         steps.sort_by(|a, b| b.0.total_cmp(&a.0));
         let (_, layout) = steps.into_iter().find(|(_, layout)| self.is_allowed(layout, problem))?;
         // Earlier forecasts of plans erred by more than one unit can change.
-        let gain = self.estimate_gain(problem, memo, &judge, &current_layout, &layout, 0.0);
+        let gain = self.estimate_gain(problem, memo, &judge, &current_layout, &layout, ForecastError::default());
         let measured_ns = (MAX_CONFIRMATION_WINDOWS * self.parameters.window_ns) as f64;
         gain.is_worth_measuring(self.parameters.min_gain, measured_ns, self.parameters.payback_ns as f64).then(|| {
             (
@@ -285,9 +285,7 @@ impl PlanFinder<'_, '_> {
         keyed_candidates.reduce(|a, b| if b.0 > a.0 { b } else { a }).map(|(_, best)| best)
     }
 
-    /// Returns the gain over the plan in force, drawn within the errors of curves and costs. `forecast_variance` is the
-    /// variance that
-    /// earlier forecasts suggest.
+    /// Returns the gain over the plan in force, drawn within the errors of curves and costs.
     fn estimate_gain(
         &self,
         problem: &PlanningProblem,
@@ -295,7 +293,7 @@ impl PlanFinder<'_, '_> {
         judge: &PlanComparator,
         current_layout: &SiteLayout,
         best_layout: &SiteLayout,
-        forecast_variance: f64,
+        forecast_error: ForecastError,
     ) -> Gain {
         let relative_gain = |best: LayoutScore, current_score: LayoutScore| {
             best.objective_value(judge.objective) / current_score.objective_value(judge.objective).max(1e-9) - 1.0
@@ -321,7 +319,7 @@ impl PlanFinder<'_, '_> {
             if has_shared_bus { rescored_gain(&problem.with_errors(&draw)) } else { gain_by_site(&draw) }
         };
         let draw_count = (DRAWS_TIMES_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
-        Gain::from_draws(forecast_gain, &(0..draw_count).map(draw_gain).collect::<Vec<f64>>(), forecast_variance)
+        Gain::from_draws(forecast_gain, &(0..draw_count).map(draw_gain).collect::<Vec<f64>>(), forecast_error)
     }
 
     /// Returns the best plan of every single mechanism. On large machines, their gains are not drawn.
@@ -347,7 +345,7 @@ impl PlanFinder<'_, '_> {
                     judge,
                     current_layout,
                     &best.layout,
-                    self.forecast_record.forecast_variance(),
+                    self.forecast_record.forecast_error(),
                 )
                 .standard_error
             });

@@ -10,8 +10,7 @@ use std::path::Path;
 use crate::source_tree::{self, SourceFile};
 
 /// Directories with the sources of the policy's decisions.
-const POLICY_PATHS: [&str; 3] =
-    ["crates/policy/src/policies/auto/", "crates/policy/src/verifier/", "crates/policy/src/sequential_test.rs"];
+const POLICY_PATHS: [&str; 2] = ["crates/policy/src/policies/auto/", "crates/policy/src/verifier/"];
 
 /// One constant.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -103,15 +103,6 @@ impl Verification {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VerificationMethod {
-    /// The old and the new plan alternate in blocks of legs, whose order is drawn from the seed.
-    Trial {
-        /// Windows at the start of a leg that do not count.
-        warmup_windows: u32,
-        /// Windows of a leg that count.
-        leg_windows: u32,
-        /// Seed of the order.
-        seed: u64,
-    },
     /// The new plan is applied, and speeds before and after the change are compared: it is kept unless it is slower.
     Monitoring,
     /// As monitoring, but the plan is kept only if it is measured to be faster.
@@ -133,9 +124,6 @@ pub enum SpeedObjective {
 pub struct ProposedChange {
     /// The method by which the change is measured.
     pub method: VerificationMethod,
-    /// The old plan, with all tasks pinned to their current places. Tasks stay where a plan has put them, so a trial
-    /// against a plan without places would compare the new places with themselves.
-    pub old: Plan,
     /// Forecasts of the old and the new plan.
     pub forecasts: [Forecast; 2],
     /// Forecast gain, as a fraction of the objective.
@@ -163,17 +151,13 @@ pub struct MeasuredLogRatio {
 /// The result of a verification.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum VerificationOutcome {
-    /// A trial found the plan faster: it is kept.
-    Faster,
-    /// A trial did not find the plan faster: the old plan is restored.
-    NotFaster,
-    /// The monitored plan is not slower: it is kept.
+    /// The plan is not slower, or was to be confirmed and is faster: it is kept.
     NotSlower,
     /// The plan is slower, harms a program, or was to be confirmed and is not faster: the old plan is restored.
     Slower,
     /// No process ran long enough both before and after the change: the plan is kept.
     NotMeasured,
-    /// Tasks or phases changed: a trial ends, and a monitored plan is kept.
+    /// Tasks or phases changed: the plan is kept.
     Interrupted,
     /// The plan was not applied, because it is on cooldown or because there is no reference to compare it with.
     Refused,

@@ -35,7 +35,6 @@ pub mod policies;
 mod reasons;
 pub mod reference_predictor;
 pub mod schemes;
-mod sequential_test;
 pub mod service_losses;
 pub mod solo_speeds;
 pub mod solvers;

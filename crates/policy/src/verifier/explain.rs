@@ -17,14 +17,10 @@ fn named_number(name: &str, value: f64) -> (String, f64) {
     (name.to_string(), value)
 }
 
-/// Describes the measured effect of a proposed change. `trial_windows` is `None` if the change was monitored.
-pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view: &View<'_>) -> Option<Reason> {
+/// Describes the measured effect of a proposed change.
+pub fn explain_verdict(verdict: &ChangeVerdict, view: &View<'_>) -> Option<Reason> {
     let forecast = verdict.forecast_gain?;
-    let action =
-        trial_windows.map_or_else(|| "monitored".to_string(), |windows| format!("on trial for {windows} windows"));
     let (result, consequence) = match verdict.outcome {
-        VerificationOutcome::Faster => ("faster", "it is kept"),
-        VerificationOutcome::NotFaster => ("not faster", "it is rolled back"),
         VerificationOutcome::NotSlower => ("not slower", "it is kept"),
         VerificationOutcome::Slower => ("slower", "it is rolled back"),
         VerificationOutcome::NotMeasured | VerificationOutcome::Interrupted | VerificationOutcome::Refused => {
@@ -33,7 +29,7 @@ pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view
     };
     let measured_log_ratio = verdict.measured?;
     let text = format!(
-        "the change was {action}: {:+.1} %, forecast {:+.1} %, {result}; {consequence}",
+        "the change was monitored: {:+.1} %, forecast {:+.1} %, {result}; {consequence}",
         to_percent_change(measured_log_ratio.log_ratio),
         100.0 * forecast
     );
@@ -46,15 +42,8 @@ pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view
 }
 
 /// Describes a measurement that a change of tasks or phases has ended.
-pub fn explain_interruption(cause: &str, is_trial: bool, view: &View<'_>) -> Reason {
-    let consequence = if is_trial { "the plan before is restored" } else { "the plan in force stays" };
-    explanation(format!("the change was not measured to the end: {cause}; {consequence}"), view)
-}
-
-/// Describes the change from one plan of a trial to the other.
-pub fn explain_leg(is_new: bool, view: &View<'_>) -> Reason {
-    let plan = if is_new { "the plan on trial" } else { "the plan before" };
-    explanation(format!("the next windows of the trial measure {plan}"), view)
+pub fn explain_interruption(cause: &str, view: &View<'_>) -> Reason {
+    explanation(format!("the change was not measured to the end: {cause}; the plan in force stays"), view)
 }
 
 /// Describes the end of the pins by which tasks returned to their earlier caches.

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, VerificationMethod, View};
+use cachemate_core::{
+    GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, SpeedObjective, VerificationMethod, View,
+};
 
 use super::comparison::{CumulativeSpeedup, changes_from_baseline, needs_like_windows, process_changes};
 use super::history::{History, PlanComparison, PlanRecord};
 use super::live_tasks::{LiveTasks, is_same_placement, set_placement};
-use super::speeds::{ProcessSpeed, live_processes};
-use super::trial::log_ratio;
+use super::speeds::live_processes;
 use super::verdict::{GuardVerdict, ProcessChange};
 
 /// Longest wait for windows of a program's fast phases, in multiples of the windows compared.
@@ -149,26 +150,21 @@ impl Judge<'_> {
     }
 }
 
-/// Returns whether a trial of the change is unnecessary or impossible. It is unnecessary if windows vary so little that
-/// a comparison before and after finds a loss of half of the smallest gain. It is impossible if the phases of a program
-/// are averaged, because the legs of a block then cover different phases.
-pub fn is_trial_superfluous(
-    history: &History,
-    change: &ProposedChange,
-    view: &View<'_>,
-    trial_window_count: usize,
-) -> bool {
-    let windows = &history.reference.windows;
-    if history.is_on_trial() || windows.len() < 2 * trial_window_count {
-        return false;
+/// Returns the logarithm of the objective after a change over that before it, from the ratio of each process's speeds.
+/// A process without a ratio does not count.
+fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f64>) -> Option<f64> {
+    let changed_speeds: Vec<(f64, f64)> =
+        change.speeds.iter().filter_map(|&(process, speed)| Some((speed, ratio(process)?))).collect();
+    if changed_speeds.is_empty() {
+        return None;
     }
-    let latest_windows: Vec<_> = windows.iter().skip(windows.len() - trial_window_count).cloned().collect();
-    let has_averaged_phases =
-        latest_windows.iter().flat_map(|window| window.values()).any(ProcessSpeed::has_averaged_phases);
-    let changes = process_changes(view, windows.iter(), &latest_windows, trial_window_count);
-    has_averaged_phases
-        || change.speeds.iter().all(|(process, _)| changes.iter().any(|change| change.process == *process))
-            && measured_log_ratio(change, &changes).is_some_and(|noise| 2.0 * noise.error <= 0.5 * change.min_gain)
+    let objective_value = |speeds: &mut dyn Iterator<Item = f64>| match change.objective {
+        SpeedObjective::Slowest => speeds.fold(f64::INFINITY, f64::min),
+        SpeedObjective::Sum => speeds.sum(),
+    };
+    let changed_objective = objective_value(&mut changed_speeds.iter().map(|(speed, ratio)| speed * ratio));
+    let ratio = changed_objective / objective_value(&mut changed_speeds.iter().map(|(speed, _)| *speed));
+    (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
 /// Returns the objective of a proposed change, computed from the changes of its processes.

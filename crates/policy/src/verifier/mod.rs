@@ -5,13 +5,10 @@
 //! instructions, otherwise an event that is a proxy for work ([`crate::work_metric`]). A policy chooses how a plan is
 //! verified:
 //!
-//! - A plan that it *proposes for a trial* alternates with the previous plan in blocks ([`trial`]), until it is found
-//!   to be faster or not.
 //! - A plan that it *proposes for monitoring* is applied. The windows before the change are the reference. The windows
 //!   after it, once the machine has settled, are compared with the reference process by process ([`comparison`]), by
 //!   the policy's terms.
-//! - A plan that it *proposes for confirmation* is monitored too, but kept only if it is measured faster. A trial becomes
-//!   a confirmation if windows vary so little that it would only cost time, or if phases are averaged.
+//! - A plan that it *proposes for confirmation* is monitored too, but kept only if it is measured faster.
 //! - A plan that it *only decides* is applied. If the guard is on, the plan is compared in the same way by the guard's
 //!   terms ([`explain::explain_verdict`]), which protect programs from every policy and apply to proposed changes too.
 //!
@@ -21,14 +18,14 @@
 //! cooldown, longer each time, and so are its mirror images on like caches ([`cooldown`]). Policies get every verdict,
 //! and the plans on cooldown, from [`View::verdicts`].
 //!
-//! During a trial, windows of both plans alternate, so the guard leaves the verdict to the trial and ends it only if
-//! goals are broken. A plan that a trial found faster is rolled back only if it harms a process more than the others
-//! gain, by the trial's windows; otherwise it is the next reference.
+//! During a policy's own trial, windows of both plans alternate, so the guard leaves the verdict to the policy and ends
+//! the trial only if goals are broken. A plan that a trial found faster is rolled back only if it harms a process more
+//! than the others gain, by the trial's windows; otherwise it is the next reference.
 //!
 //! Properties: pure; windows in which probes stop or slow programs do not count; without speeds nothing is judged, and
 //! so nothing is rolled back; about one in a hundred changes without effect is rolled back by chance; windows of
-//! different phases are never compared; arrivals and exits end a trial, but neither end nor hide a comparison of the
-//! remaining tasks; a newcomer is compared once it has a reference of its own; if configured to wait, the guard allows
+//! different phases are never compared; arrivals and exits neither end nor hide a comparison of the remaining tasks; a
+//! newcomer is compared once it has a reference of its own; if configured to wait, the guard allows
 //! no change before there is a reference, unless no speed can be measured; probes and the window length are the
 //! policy's and are passed on unchanged.
 
@@ -44,22 +41,19 @@ mod speeds;
 pub(crate) mod symmetry;
 #[cfg(test)]
 mod tests;
-pub(crate) mod trial;
 mod verdict;
 
 use cachemate_core::{
-    ChangeVerdict, Decision, Forecast, GuardConfig, MeasuredLogRatio, Plan, Policy, ProposedChange, Reason, TaskId,
-    Verdicts, Verification, VerificationMethod, VerificationOutcome, View,
+    ChangeVerdict, Decision, GuardConfig, MeasuredLogRatio, Plan, Policy, ProposedChange, Reason, TaskId, Verdicts,
+    Verification, VerificationOutcome, View,
 };
 
-use crate::sequential_test::SequentialVerdict;
 use cooldown::PlanCooldown;
 use history::{History, PlanComparison, PlanRecord};
 use home_restore::HomeRestorer;
 use judge::{Judge, Judgement, Regression};
 use live_tasks::{LiveTasks, is_only_released, is_only_resized, is_same_placement, set_placement};
 pub use noise::student_bound;
-use trial::Trial;
 
 /// A policy, and the verifier of its decisions.
 pub struct Verifier<P> {
@@ -78,10 +72,7 @@ pub struct Verifier<P> {
 /// A proposed change that is being measured.
 struct OpenChange {
     change: Box<ProposedChange>,
-    previous_plan: Plan,
     new_plan: Plan,
-    /// The trial; `None` if the change is monitored.
-    trial: Option<Trial>,
     phases: TaskPhases,
 }
 
@@ -93,16 +84,13 @@ const GOAL_COOLDOWN_FACTOR: u64 = 20;
 type TaskPhases = Vec<(TaskId, u32)>;
 
 impl OpenChange {
-    fn change_verdict(&self, outcome: VerificationOutcome, is_kept: bool) -> ChangeVerdict {
-        let [old_forecast, new_forecast] = &self.change.forecasts;
-        let (plan, forecast) =
-            if is_kept { (&self.new_plan, new_forecast) } else { (&self.previous_plan, old_forecast) };
+    fn kept_verdict(&self, outcome: VerificationOutcome, measured: Option<MeasuredLogRatio>) -> ChangeVerdict {
         ChangeVerdict {
             outcome,
-            plan: plan.clone(),
-            forecast: Some(forecast.clone()).filter(|_| outcome != VerificationOutcome::Interrupted),
+            plan: self.new_plan.clone(),
+            forecast: Some(self.change.forecasts[1].clone()).filter(|_| outcome != VerificationOutcome::Interrupted),
             forecast_gain: Some(self.change.forecast_gain),
-            measured: self.trial.as_ref().and_then(Trial::measured_log_ratio),
+            measured,
         }
     }
 
@@ -182,8 +170,8 @@ impl<P: Policy> Policy for Verifier<P> {
         let mut reasons = Vec::new();
         let is_rolled_back = self.judge_window(&view, &mut reasons);
         let decision = self.policy.decide(&View { verdicts: &self.verdicts, ..view });
-        let verdict = self.verdicts.latest.take();
-        let mut decision = self.finalize_decision(decision, verdict.filter(|_| !is_rolled_back), &view, is_rolled_back);
+        self.verdicts.latest = None;
+        let mut decision = self.finalize_decision(decision, &view, is_rolled_back);
         decision.reasons.splice(0..0, reasons);
         let restorer = self.home_restorer.take().or(restorer);
         if let Some(restorer) = restorer.filter(|restorer| restorer.is_active(view.observation.window)) {
@@ -209,9 +197,9 @@ impl<P> Verifier<P> {
         let is_measured = history.observe(view, config.trial_windows as usize, self.comparison);
         let comparison = self.comparison;
         if is_measured {
-            self.continue_trial(view, reasons);
+            self.end_interrupted_change(view, reasons);
         }
-        let monitored = self.open_change.as_ref().filter(|open| open.trial.is_none()).map(|open| open.change.as_ref());
+        let monitored = self.open_change.as_ref().map(|open| open.change.as_ref());
         let judge = Judge { config, is_guarded: self.guard.is_some(), monitored_change: monitored };
         let Some(history) = &mut self.history else { return false };
         match judge.judge(history, view, comparison) {
@@ -229,40 +217,13 @@ impl<P> Verifier<P> {
         false
     }
 
-    /// Handles a window of the open change: an interruption, or the verdict of its trial.
-    fn continue_trial(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) {
-        let Some(open) = &mut self.open_change else { return };
-        if let Some(cause) = open.interruption_cause(view) {
-            let is_trial = open.trial.is_some();
-            reasons.push(explain::explain_interruption(cause, is_trial, view));
-            let verdict = open.change_verdict(VerificationOutcome::Interrupted, !is_trial);
-            self.end_open_change(verdict, view);
-            return;
-        }
-        let maybe_verdict = open.trial.as_mut().and_then(|trial| trial.add(view.observation, &open.change));
-        let Some(trial_verdict) = maybe_verdict else { return };
-        let is_faster = trial_verdict == SequentialVerdict::Faster;
-        let outcome = if is_faster { VerificationOutcome::Faster } else { VerificationOutcome::NotFaster };
-        let verdict = open.change_verdict(outcome, is_faster);
-        let windows = open.trial.as_ref().map(|trial| trial.window_count);
-        reasons.extend(explain::explain_verdict(&verdict, windows, view));
-        if !is_faster {
-            let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
-            let failed_plan = open.new_plan.clone();
-            self.record_failure(&failed_plan, &live_tasks, 1, view);
-        }
-        self.end_open_change(verdict, view);
-    }
-
-    /// Ends the open change with a verdict. If its trial ends with the previous plan, tasks first return to their
-    /// places.
-    fn end_open_change(&mut self, verdict: ChangeVerdict, view: &View<'_>) {
-        let Some(open) = self.open_change.take() else { return };
-        if open.trial.is_some() && verdict.outcome != VerificationOutcome::Faster {
-            self.home_restorer =
-                HomeRestorer::for_failed_plan(&open.change.old, &open.previous_plan, &open.change.old.affinity, view);
-        }
-        self.verdicts.latest = Some(verdict);
+    /// Ends the open change if tasks or phases have changed.
+    fn end_interrupted_change(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) {
+        let Some(open) = &self.open_change else { return };
+        let Some(cause) = open.interruption_cause(view) else { return };
+        reasons.push(explain::explain_interruption(cause, view));
+        self.verdicts.latest = Some(open.kept_verdict(VerificationOutcome::Interrupted, None));
+        self.open_change = None;
     }
 
     /// Keeps the state in force, and with it the monitored change.
@@ -272,11 +233,11 @@ impl<P> Verifier<P> {
         view: &View<'_>,
         reasons: &mut Vec<Reason>,
     ) {
-        let Some(open) = self.open_change.take_if(|open| open.trial.is_none()) else { return };
+        let Some(open) = self.open_change.take() else { return };
         let outcome =
             if measured.is_some() { VerificationOutcome::NotSlower } else { VerificationOutcome::NotMeasured };
-        let verdict = ChangeVerdict { measured, ..open.change_verdict(outcome, true) };
-        reasons.extend(explain::explain_verdict(&verdict, None, view));
+        let verdict = open.kept_verdict(outcome, measured);
+        reasons.extend(explain::explain_verdict(&verdict, view));
         self.verdicts.latest = Some(verdict);
     }
 
@@ -322,19 +283,13 @@ impl<P> Verifier<P> {
             forecast_gain: open.map(|open| open.change.forecast_gain),
             measured: regression.measured,
         };
-        reasons.extend(explain::explain_verdict(&verdict, None, view));
+        reasons.extend(explain::explain_verdict(&verdict, view));
         self.verdicts.latest = Some(verdict);
     }
 
-    /// Returns the decision with the plan for the next window: the plan as decided, a leg of a trial, the reference
-    /// after a roll-back, or the replacement of a refused plan.
-    fn finalize_decision(
-        &mut self,
-        mut decision: Decision,
-        verdict: Option<ChangeVerdict>,
-        view: &View<'_>,
-        is_rolled_back: bool,
-    ) -> Decision {
+    /// Returns the decision with the plan for the next window: the plan as decided, the reference after a
+    /// roll-back, or the replacement of a refused plan.
+    fn finalize_decision(&mut self, mut decision: Decision, view: &View<'_>, is_rolled_back: bool) -> Decision {
         let verification = std::mem::take(&mut decision.verification);
         let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
         if is_rolled_back || self.hold_refused_plan(&mut decision, &verification, &live_tasks, view) {
@@ -351,56 +306,18 @@ impl<P> Verifier<P> {
             _ => PlanComparison::BeforeAndAfter,
         };
         self.open_change = match verification {
-            Verification::Proposed(mut change) => Some(OpenChange {
-                trial: self.start_trial(&mut change, view),
-                change,
-                previous_plan: verdict.as_ref().map_or(view.previous_plan, |verdict| &verdict.plan).clone(),
-                new_plan: decision.plan.clone(),
-                phases: task_phases(view),
-            }),
+            Verification::Proposed(change) => {
+                Some(OpenChange { change, new_plan: decision.plan.clone(), phases: task_phases(view) })
+            }
             Verification::Pending => self.open_change.take(),
             _ => None,
         };
-        if let Some((open, trial)) = self.open_change.as_ref().and_then(|open| Some((open, open.trial.as_ref()?))) {
-            let [old_forecast, new_forecast] = &open.change.forecasts;
-            let (leg, forecast): (&Plan, &Forecast) = if trial.is_new_plan_in_force() {
-                (&open.new_plan, new_forecast)
-            } else {
-                (&open.change.old, old_forecast)
-            };
-            set_placement(&mut decision.plan, leg, &live_tasks, view);
-            if !is_same_placement(&decision.plan, view.previous_plan, &live_tasks) {
-                decision.reasons.push(explain::explain_leg(trial.is_new_plan_in_force(), view));
-            }
-            decision.forecast = Some(forecast.clone());
-            self.comparison = PlanComparison::Trial;
-        }
-        let is_measured = |verdict: &ChangeVerdict| {
-            verdict.outcome == VerificationOutcome::Faster
-                && is_same_placement(&verdict.plan, &decision.plan, &live_tasks)
-        };
-        if verdict.as_ref().is_some_and(is_measured) && self.open_change.is_none() {
-            self.comparison = PlanComparison::Measured;
-        }
         decision.verification = match self.comparison {
             PlanComparison::BeforeAndAfter => Verification::BeforeAndAfter,
             PlanComparison::Trial => Verification::Trial,
             PlanComparison::Measured => Verification::Measured,
         };
         decision
-    }
-
-    /// Starts the trial of a change; `None` if the change is monitored. A trial that the windows so far make
-    /// unnecessary or impossible becomes a confirmation.
-    fn start_trial(&self, change: &mut ProposedChange, view: &View<'_>) -> Option<Trial> {
-        let compared = self.config().trial_windows as usize;
-        let is_trial = matches!(change.method, VerificationMethod::Trial { .. });
-        if is_trial
-            && self.history.as_ref().is_some_and(|history| judge::is_trial_superfluous(history, change, view, compared))
-        {
-            change.method = VerificationMethod::Confirmation;
-        }
-        Trial::from_method(change.method)
     }
 
     /// Replaces a plan that the guard does not allow now with the plan in force or the reference. Returns whether it

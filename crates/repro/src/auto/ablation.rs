@@ -13,13 +13,8 @@ use super::run::AutoContender;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Parts of the policy: name in tables, and value of the parameter that disables the part.
-const PARTS: [(&str, &str); 5] = [
-    ("evidence", "evidence"),
-    ("joint search", "joint-search"),
-    ("trials", "trials"),
-    ("phases", "phases"),
-    ("probes", "probes"),
-];
+const PARTS: [(&str, &str); 4] =
+    [("evidence", "evidence"), ("joint search", "joint-search"), ("phases", "phases"), ("probes", "probes")];
 /// Positions of the default and of the full policy among the contenders; the ablations follow.
 const DEFAULT_INDEX: usize = 0;
 const FULL_POLICY_INDEX: usize = 1;

@@ -1,9 +1,9 @@
 //! The decision between the plan in force and the best candidate: pure, by the gain and its probability.
 
-/// A plan is applied without a trial if its gain is at least this probable.
+/// A plan is applied without a confirmation if its gain is at least this probable.
 const MIN_ADOPTION_PROBABILITY: f64 = 0.95;
 /// A plan is dropped if its gain is less probable than chance.
-const MIN_TRIAL_PROBABILITY: f64 = 0.5;
+const MIN_CONFIRMED_PROBABILITY: f64 = 0.5;
 /// Error that the forecast itself adds to a gain, as one standard deviation, before any verdict.
 const FORECAST_ERROR: f64 = 0.02;
 /// Error of a large gain, as a share of it.
@@ -23,7 +23,7 @@ pub struct Gain {
 
 /// Errors of forecast gains: measured minus forecast.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct ForecastError {
+pub struct GainError {
     pub bias: f64,
     pub variance: f64,
 }
@@ -31,7 +31,7 @@ pub struct ForecastError {
 impl Gain {
     /// Builds the gain from a forecast, from draws within the errors of curves and costs, and from the errors of earlier
     /// forecasts.
-    pub fn from_draws(forecast: f64, drawn: &[f64], forecast_error: ForecastError) -> Self {
+    pub fn from_draws(forecast: f64, drawn: &[f64], forecast_error: GainError) -> Self {
         let draw_count = drawn.len() as f64;
         let mean = drawn.iter().sum::<f64>() / draw_count;
         let draw_variance = drawn.iter().map(|draw| (draw - mean) * (draw - mean)).sum::<f64>() / (draw_count - 1.0);
@@ -84,12 +84,12 @@ impl ForecastRecord {
     /// Returns the errors of the forecasts, with two errors of [`FORECAST_ERROR`] in opposite directions before the first
     /// verdict. The best of many candidates is often best because its forecast errs, so the mean error is negative (Smith
     /// and Winkler, Management Science 2006).
-    pub fn forecast_error(&self) -> ForecastError {
+    pub fn forecast_error(&self) -> GainError {
         let prior = [-FORECAST_ERROR, FORECAST_ERROR].into_iter();
         let errors: Vec<f64> = prior.chain(self.0.iter().map(|(forecast, measured)| measured - forecast)).collect();
         let bias = errors.iter().sum::<f64>() / errors.len() as f64;
         let squares = errors.iter().map(|error| (error - bias) * (error - bias)).sum::<f64>();
-        ForecastError { bias, variance: squares / errors.len() as f64 }
+        GainError { bias, variance: squares / errors.len() as f64 }
     }
 }
 
@@ -104,8 +104,8 @@ pub struct CandidateComparison {
     pub gain: f64,
     /// Probability that the gain pays off.
     pub probability: f64,
-    /// Whether tasks and phases change too rarely to cancel every trial.
-    pub has_time_for_trial: bool,
+    /// Whether tasks and phases change too rarely to end every confirmation.
+    pub has_time_to_confirm: bool,
 }
 
 /// The decision about the best candidate.
@@ -113,25 +113,24 @@ pub struct CandidateComparison {
 pub enum CandidateVerdict {
     /// Drop the candidate.
     Keep,
-    /// Put the candidate on trial.
-    Try,
+    /// Apply the candidate, and keep it only if it is measured faster.
+    Confirm,
     /// Apply the candidate and monitor it.
     Adopt,
 }
 
-/// Chooses between the plan in force and the best candidate. If every trial were canceled, trials would cost half of
-/// the gain and decide nothing, so without time for trials a likely plan is applied.
+/// Chooses between the plan in force and the best candidate. Without time for a confirmation, a likely plan is applied.
 pub fn decide(comparison: &CandidateComparison, min_gain: f64) -> CandidateVerdict {
-    let is_likely = comparison.probability >= MIN_TRIAL_PROBABILITY && comparison.gain >= min_gain;
+    let is_likely = comparison.probability >= MIN_CONFIRMED_PROBABILITY && comparison.gain >= min_gain;
     if comparison.is_in_force || !(comparison.meets_missed_goal || is_likely) {
         CandidateVerdict::Keep
     } else if comparison.meets_missed_goal
         || comparison.probability >= MIN_ADOPTION_PROBABILITY
-        || !comparison.has_time_for_trial
+        || !comparison.has_time_to_confirm
     {
         CandidateVerdict::Adopt
     } else {
-        CandidateVerdict::Try
+        CandidateVerdict::Confirm
     }
 }
 
@@ -144,19 +143,19 @@ mod tests {
         meets_missed_goal: false,
         gain: 0.03,
         probability: 0.7,
-        has_time_for_trial: true,
+        has_time_to_confirm: true,
     };
 
     /// Does every condition lead to its choice?
     #[test]
     fn every_condition_leads_to_its_choice() {
         let table = [
-            (LIKELY_GAIN, CandidateVerdict::Try),
+            (LIKELY_GAIN, CandidateVerdict::Confirm),
             (CandidateComparison { is_in_force: true, meets_missed_goal: true, ..LIKELY_GAIN }, CandidateVerdict::Keep),
             (CandidateComparison { probability: 0.49, ..LIKELY_GAIN }, CandidateVerdict::Keep),
             (CandidateComparison { gain: 0.009, ..LIKELY_GAIN }, CandidateVerdict::Keep),
             (CandidateComparison { probability: 0.95, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
-            (CandidateComparison { has_time_for_trial: false, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
+            (CandidateComparison { has_time_to_confirm: false, ..LIKELY_GAIN }, CandidateVerdict::Adopt),
             (
                 CandidateComparison { meets_missed_goal: true, gain: -0.1, probability: 0.0, ..LIKELY_GAIN },
                 CandidateVerdict::Adopt,
@@ -165,6 +164,24 @@ mod tests {
         for (comparison, expected) in table {
             assert_eq!(decide(&comparison, 0.01), expected, "{comparison:?}");
         }
+    }
+
+    /// Do the numbers of the page's example hold?
+    #[test]
+    fn the_example_of_the_page_holds() {
+        let mut record = ForecastRecord::default();
+        let decision = |record: &ForecastRecord, forecast: f64| {
+            let gain = Gain::from_draws(forecast, &[forecast, forecast], record.forecast_error());
+            let probability = gain.probability_of_gain(0.01);
+            (
+                libm::round(100.0 * probability),
+                decide(&CandidateComparison { gain: forecast, probability, ..LIKELY_GAIN }, 0.01),
+            )
+        };
+        assert_eq!(decision(&record, 0.05), (96.0, CandidateVerdict::Adopt));
+        assert_eq!(decision(&record, 0.03), (83.0, CandidateVerdict::Confirm));
+        (0..3).for_each(|_| record.record(0.05, libm::log1p(-0.05)));
+        assert_eq!(decision(&record, 0.05), (35.0, CandidateVerdict::Keep));
     }
 
     /// Does the probability follow a normal distribution around the smaller of forecast and mean?

@@ -140,7 +140,7 @@ impl SearchReport<'_> {
         layout
     }
 
-    /// Explains why the best plan is applied or put on trial.
+    /// Explains why the best plan is applied or to be confirmed.
     pub fn explain_change(
         &self,
         action: &str,

@@ -42,7 +42,7 @@ pub enum LifecycleEvent {
     /// A search found a plan whose gain is more likely than not.
     LikelyGain,
     /// A search found a plan whose gain is at least 95 % likely, a plan that meets a missed goal, or a likely plan
-    /// while there is no time for a trial.
+    /// while there is no time for a confirmation.
     SureGain,
     /// One unit may be of more use in another partition.
     PossibleStep,
@@ -84,14 +84,12 @@ pub const TRANSITIONS: &[Transition] = &[
     transition_row(IDLE_STATES, LifecycleEvent::Paused, Cooldown, "a pause after failures"),
     transition_row(IDLE_STATES, LifecycleEvent::PhaseChanged, Profiling, "a phase has changed"),
     transition_row(&[Holding], LifecycleEvent::NoBetterPlan, Holding, "no plan is likely to gain"),
-    transition_row(&[Holding], LifecycleEvent::LikelyGain, Proposed, "gain more likely than not - trial"),
+    transition_row(&[Holding], LifecycleEvent::LikelyGain, Proposed, "gain more likely than not - confirmation"),
     transition_row(&[Holding], LifecycleEvent::SureGain, Proposed, "gain at least 95 % likely - monitoring"),
     transition_row(&[Holding], LifecycleEvent::PossibleStep, Proposed, "a step may gain - confirmation"),
     transition_row(&[Proposed], LifecycleEvent::Undecided, Proposed, "no verdict yet"),
-    verdict_row(VerificationOutcome::Faster, Profiling, "faster - new plan"),
     verdict_row(VerificationOutcome::NotSlower, Holding, "not slower - new plan"),
     verdict_row(VerificationOutcome::NotMeasured, Holding, "no speeds to compare - new plan"),
-    verdict_row(VerificationOutcome::NotFaster, Cooldown, "not faster - old plan"),
     verdict_row(VerificationOutcome::Interrupted, Profiling, "tasks or phases changed"),
     transition_row(ALL_STATES, LifecycleEvent::Verdict(VerificationOutcome::Slower), Cooldown, "slower - old plan"),
     transition_row(ALL_STATES, LifecycleEvent::Verdict(VerificationOutcome::Refused), Profiling, "refused - old plan"),
@@ -167,8 +165,6 @@ mod tests {
     const EVENTS_OF_SEARCH: &[Event] = &[Event::NoBetterPlan, Event::LikelyGain, Event::SureGain, Event::PossibleStep];
     const EVENTS_OF_PROPOSED: &[Event] = &[
         Event::Undecided,
-        Event::Verdict(VerificationOutcome::Faster),
-        Event::Verdict(VerificationOutcome::NotFaster),
         Event::Verdict(VerificationOutcome::NotSlower),
         Event::Verdict(VerificationOutcome::NotMeasured),
         Event::Verdict(VerificationOutcome::Interrupted),
@@ -225,7 +221,7 @@ mod tests {
             }
         }
         let mut lifecycle = Lifecycle { state: Holding, ..Lifecycle::default() };
-        lifecycle.advance(Event::Verdict(VerificationOutcome::Faster));
+        lifecycle.advance(Event::Verdict(VerificationOutcome::NotSlower));
         assert_eq!(lifecycle.state, Holding);
     }
 

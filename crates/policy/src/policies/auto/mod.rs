@@ -4,7 +4,7 @@
 //! (thesis 7.3). Method: the policy collects [`evidence`] about the tasks, forecasts whole plans with a [`model`] of
 //! every task, and runs one search over [`candidates`] of all mechanisms together, which always include the best plan
 //! of every single mechanism and the default. A pure [`decision`] proposes a plan whose gain is 95 % probable for
-//! monitoring, and one that is more probable than not for a trial in blocks; it drops any other plan. The verifier
+//! monitoring, and one that is more probable than not for confirmation; it drops any other plan. The verifier
 //! ([`crate::verifier`]) measures the proposed plan. The [`lifecycle`] is a table of states and events that determines
 //! when the policy waits, searches, and leaves a change to the verifier.
 //!
@@ -40,7 +40,6 @@ pub use self::model::score::PlanObjective;
 use self::proposal::{PlanFinder, Proposal, SearchResult};
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange};
-use crate::verifier::trial::min_trial_windows;
 
 /// A part of the policy, which an ablation leaves out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -50,8 +49,6 @@ pub enum PolicyPart {
     Evidence,
     /// Plans combine mechanisms.
     JointSearch,
-    /// A plan whose gain is not sure is tried before it is applied.
-    Trials,
     /// Every phase of a task has a model of its own.
     Phases,
     /// Probes measure curves and sharing.
@@ -79,7 +76,6 @@ pub struct Parameters {
     pub probe_budget_ns: u64,
     pub samples_per_thread: u32,
     pub warmup_windows: u32,
-    pub leg_windows: u32,
     /// Largest number of site scores that one decision may compute.
     pub max_evaluations: u32,
     /// Time within which a change must earn back the copying of pages.
@@ -101,7 +97,6 @@ impl Default for Parameters {
             probe_budget_ns: 1_000_000_000,
             samples_per_thread: 16_000,
             warmup_windows: 1,
-            leg_windows: 3,
             max_evaluations: 2_000,
             payback_ns: 60_000_000_000,
             page_migration: MigrationMode::All,
@@ -117,7 +112,6 @@ impl Parameters {
             ("locations", parsed_parameters.locations.into()),
             ("trace_entries", parsed_parameters.trace_entries.into()),
             ("probe_budget_ns", parsed_parameters.probe_budget_ns as f64),
-            ("leg_windows", parsed_parameters.leg_windows.into()),
             ("max_evaluations", parsed_parameters.max_evaluations.into()),
         ])?;
         ParameterRange::PositiveShare
@@ -161,7 +155,6 @@ struct Auto {
     searches: SearchHistory,
     forecast_record: ForecastRecord,
     reported_forecasts: ReportedForecasts,
-    trial_count: u64,
     partition_climb: PartitionClimb,
 }
 
@@ -240,7 +233,6 @@ impl Auto {
             searches: SearchHistory::default(),
             forecast_record: ForecastRecord::default(),
             reported_forecasts: ReportedForecasts::default(),
-            trial_count: 0,
             partition_climb: PartitionClimb::default(),
         }
     }
@@ -375,12 +367,8 @@ impl Auto {
         let Some(input) = self.searches.prepare(view, &plan.0, &mut self.evidence, options) else {
             return no_better_plan;
         };
-        let Parameters { warmup_windows, leg_windows, .. } = self.parameters;
-        let trial_windows = min_trial_windows(warmup_windows, leg_windows);
-        let has_time_for_trial = self.parameters.includes(PolicyPart::Trials)
-            && self.evidence.arrivals.has_time_for(trial_windows, view.observation.window);
         let mut reported_forecasts = std::mem::take(&mut self.reported_forecasts);
-        let finder = self.build_finder(view, plan, has_time_for_trial);
+        let finder = self.build_finder(view, plan);
         let SearchResult { current_forecast: of_old, proposal } = finder.find(&input, &mut reported_forecasts, reasons);
         let can_explore = proposal.is_none()
             && self.has_time_to_confirm(view)
@@ -403,10 +391,8 @@ impl Auto {
             return (LifecycleEvent::PossibleStep, Some(proposed));
         }
         let Some(proposal) = proposal else { return no_better_plan };
-        let (event, method) = if proposal.verdict == CandidateVerdict::Try {
-            self.trial_count += 1;
-            let seed = self.seed ^ self.trial_count;
-            (LifecycleEvent::LikelyGain, VerificationMethod::Trial { warmup_windows, leg_windows, seed })
+        let (event, method) = if proposal.verdict == CandidateVerdict::Confirm {
+            (LifecycleEvent::LikelyGain, VerificationMethod::Confirmation)
         } else if self.is_repartition(&proposal, view) {
             (LifecycleEvent::SureGain, VerificationMethod::Confirmation)
         } else {
@@ -416,12 +402,7 @@ impl Auto {
         (event, Some(self.propose(proposal, method, of_old, plan)))
     }
 
-    fn build_finder<'a, 'v>(
-        &'a self,
-        view: &'a View<'v>,
-        current_plan: &'a DecidedPlan,
-        has_time_for_trial: bool,
-    ) -> PlanFinder<'a, 'v> {
+    fn build_finder<'a, 'v>(&'a self, view: &'a View<'v>, current_plan: &'a DecidedPlan) -> PlanFinder<'a, 'v> {
         PlanFinder {
             parameters: &self.parameters,
             seed: self.seed,
@@ -429,11 +410,11 @@ impl Auto {
             current_plan,
             evidence: &self.evidence,
             forecast_record: &self.forecast_record,
-            has_time_for_trial,
+            has_time_to_confirm: self.has_time_to_confirm(view),
         }
     }
 
-    /// Returns whether tasks will probably not change before measurements can confirm a change of partitions.
+    /// Returns whether tasks will probably not change before measurements can confirm a change.
     fn has_time_to_confirm(&self, view: &View<'_>) -> bool {
         self.evidence.arrivals.has_time_for(SEARCH_INTERVAL_WINDOWS as u32, view.observation.window)
     }
@@ -460,7 +441,7 @@ impl Auto {
             return None;
         }
         let last_search = self.searches.last_results.as_ref()?;
-        let (proposal, layout_before, current_forecast) = self.build_finder(view, plan, false).find_step(
+        let (proposal, layout_before, current_forecast) = self.build_finder(view, plan).find_step(
             &last_search.problem,
             &last_search.score_cache,
             &self.partition_climb.beaten_layouts,
@@ -479,10 +460,8 @@ impl Auto {
         current_forecast: Forecast,
         plan: &mut DecidedPlan,
     ) -> Box<ProposedChange> {
-        let Proposal { new_plan, pinned_plan: old_plan, speeds, goal_processes, gain, forecast, .. } = proposal;
-        if !matches!(method, VerificationMethod::Trial { .. }) {
-            self.lifecycle.measured_windows.restart(self.parameters.warmup_windows);
-        }
+        let Proposal { new_plan, speeds, goal_processes, gain, forecast, .. } = proposal;
+        self.lifecycle.measured_windows.restart(self.parameters.warmup_windows);
         self.lifecycle.forecast = Some(forecast.clone());
         *plan = new_plan;
         let objective = match self.parameters.objective {
@@ -491,7 +470,6 @@ impl Auto {
         };
         Box::new(ProposedChange {
             method,
-            old: old_plan.0,
             forecasts: [current_forecast, forecast],
             forecast_gain: gain,
             min_gain: self.parameters.min_gain,

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use cachemate_core::{Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, View};
 
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
-use super::decision::{CandidateComparison, CandidateVerdict, ForecastError, ForecastRecord, Gain, decide};
+use super::decision::{CandidateComparison, CandidateVerdict, ForecastRecord, Gain, GainError, decide};
 use super::evidence::TaskEvidence;
 use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
 use super::model::decided_plan::DecidedPlan;
@@ -31,7 +31,7 @@ const DRAWS_TIMES_SITES: usize = 256;
 const MIN_DRAWS: usize = 4;
 const MAX_DRAWS: usize = 8;
 
-/// A better plan, for a trial or for immediate use.
+/// A better plan, for a confirmation or for immediate use.
 pub struct Proposal {
     pub verdict: CandidateVerdict,
     pub new_plan: DecidedPlan,
@@ -51,7 +51,7 @@ pub struct Proposal {
 pub struct SearchResult {
     /// Forecast of the plan in force.
     pub current_forecast: Forecast,
-    /// The best plan, if it is worth at least a trial.
+    /// The best plan, if it is worth at least a confirmation.
     pub proposal: Option<Proposal>,
 }
 
@@ -63,7 +63,7 @@ pub struct PlanFinder<'a, 'v> {
     pub current_plan: &'a DecidedPlan,
     pub evidence: &'a TaskEvidence,
     pub forecast_record: &'a ForecastRecord,
-    pub has_time_for_trial: bool,
+    pub has_time_to_confirm: bool,
 }
 
 impl PlanFinder<'_, '_> {
@@ -124,7 +124,7 @@ impl PlanFinder<'_, '_> {
                 meets_missed_goal,
                 gain: gain.forecast,
                 probability,
-                has_time_for_trial: self.has_time_for_trial,
+                has_time_to_confirm: self.has_time_to_confirm,
             },
             self.parameters.min_gain,
         );
@@ -144,7 +144,7 @@ impl PlanFinder<'_, '_> {
                 report.explain_unchanged(&self.evidence.probe_planner, reported_forecasts, reasons);
                 return None;
             }
-            CandidateVerdict::Try => "put to a trial",
+            CandidateVerdict::Confirm => "to be confirmed",
             CandidateVerdict::Adopt => "applied",
         };
         report.explain_change(action, &self.evidence.probe_planner, reported_forecasts, reasons);
@@ -157,7 +157,7 @@ impl PlanFinder<'_, '_> {
         Some(Proposal { verdict, goal_processes, ..proposal })
     }
 
-    /// Builds the proposal of a trial of this layout.
+    /// Builds the proposal of a confirmation of this layout.
     fn build_proposal(
         &self,
         problem: &PlanningProblem,
@@ -172,7 +172,7 @@ impl PlanFinder<'_, '_> {
             .map(|problem_task| problem_task.is_movable && problem_task.program.is_some())
             .collect();
         Proposal {
-            verdict: CandidateVerdict::Try,
+            verdict: CandidateVerdict::Confirm,
             new_plan: self.build_plan(problem, layout),
             pinned_plan: self.build_plan(problem, &pinned_layout),
             speeds: weighted_speeds(problem, current_layout, self.parameters.objective),
@@ -199,7 +199,7 @@ impl PlanFinder<'_, '_> {
             && self.is_allowed(&layout, problem)
             && unmet_goals(&layout) <= unmet_goals(&held);
         let gain_in = |problem: &PlanningProblem, memo: &ScoreCache| {
-            self.estimate_gain(problem, memo, &judge, &held, &layout, ForecastError::default()).forecast
+            self.estimate_gain(problem, memo, &judge, &held, &layout, GainError::default()).forecast
         };
         let gain = is_possible
             .then(|| credence * gain_in(optimistic, &lowest_memo) + (1.0 - credence) * gain_in(problem, memo))?;
@@ -231,7 +231,7 @@ impl PlanFinder<'_, '_> {
         steps.sort_by(|a, b| b.0.total_cmp(&a.0));
         let (_, layout) = steps.into_iter().find(|(_, layout)| self.is_allowed(layout, problem))?;
         // Earlier forecasts of plans erred by more than one unit can change.
-        let gain = self.estimate_gain(problem, memo, &judge, &current_layout, &layout, ForecastError::default());
+        let gain = self.estimate_gain(problem, memo, &judge, &current_layout, &layout, GainError::default());
         let measured_ns = (MAX_CONFIRMATION_WINDOWS * self.parameters.window_ns) as f64;
         gain.is_worth_measuring(self.parameters.min_gain, measured_ns, self.parameters.payback_ns as f64).then(|| {
             (
@@ -293,7 +293,7 @@ impl PlanFinder<'_, '_> {
         judge: &PlanComparator,
         current_layout: &SiteLayout,
         best_layout: &SiteLayout,
-        forecast_error: ForecastError,
+        forecast_error: GainError,
     ) -> Gain {
         let relative_gain = |best: LayoutScore, current_score: LayoutScore| {
             best.objective_value(judge.objective) / current_score.objective_value(judge.objective).max(1e-9) - 1.0

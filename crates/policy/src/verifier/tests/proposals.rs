@@ -1,4 +1,4 @@
-//! Plans that a policy proposes: trials, monitoring, and the verdicts that the policy gets.
+//! Plans that a policy proposes: monitoring, confirmation, and the verdicts that the policy gets.
 
 use super::*;
 use cachemate_locality::profilers::AVERAGED;
@@ -24,7 +24,6 @@ impl Policy for ProposingPolicy<'_> {
             self.is_open = true;
             let terms = ProposedChange {
                 method: self.method,
-                old: pinned_plan(&[(0, 0), (1, 1)]),
                 forecasts: Default::default(),
                 forecast_gain: 0.1,
                 min_gain: 0.01,
@@ -40,14 +39,11 @@ impl Policy for ProposingPolicy<'_> {
     }
 }
 
-const TRIAL: VerificationMethod = VerificationMethod::Trial { warmup_windows: 1, leg_windows: 2, seed: 7 };
-
 fn new_plan() -> Plan {
     pinned_plan(&[(0, 0), (1, 2)])
 }
 
-/// Returns the decisions and verdicts if the new plan, proposed in window 10, changes speeds by this factor. Speeds vary
-/// so much that a trial is needed, and otherwise little.
+/// Returns the decisions and verdicts if the new plan, proposed in window 10, changes speeds by this factor.
 fn run_proposal(
     method: VerificationMethod,
     factor: f64,
@@ -60,37 +56,11 @@ fn run_proposal(
     let policy = ProposingPolicy { window: 10, plan, method, goal_processes, is_open: false, verdicts: verdicts_seen };
     let decisions = run(policy, guard, 200, |window, plan| {
         let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
-        let noise = (window * 7919 % 13) as f64 * if method == TRIAL { 4.0 } else { 1.0 };
+        let noise = (window * 7919 % 13) as f64;
         let work = 1000.0 * if is_new { factor } else { 1.0 } + noise;
         (0..tasks(window)).map(|id| program_sample(id, None, work)).collect()
     });
     (decisions, verdicts)
-}
-
-/// Is a proposed plan kept if it is faster in a trial, and the previous plan restored otherwise, with or without the
-/// guard? Does the policy get the verdict, do the plans alternate until then, and does every change have a reason?
-#[test]
-fn a_trial_keeps_what_is_faster() {
-    for guard in [None, Some(GuardConfig::default())] {
-        for (factor, expected) in [(1.1, VerificationOutcome::Faster), (0.9, VerificationOutcome::NotFaster)] {
-            let (decisions, verdicts) = run_proposal(TRIAL, factor, guard, |_| 2);
-            let [(window, outcome)] = verdicts[..] else { panic!("{factor}: {verdicts:?}") };
-            assert_eq!(outcome, expected);
-            let (mut legs, later_decisions) =
-                (windows_with(&decisions, &new_plan()), &decisions[window as usize + 3..]);
-            legs.retain(|&leg| leg < window as usize);
-            assert!(!legs.is_empty() && legs.len() < window as usize - 10, "both alternate: {legs:?}");
-            let is_kept = expected == VerificationOutcome::Faster;
-            let expected_plan = if is_kept { new_plan() } else { idle_plan() };
-            assert!(
-                later_decisions.iter().all(|decision| decision.plan.affinity == expected_plan.affinity),
-                "{factor}"
-            );
-            assert!(changes_without_reason(&decisions[10..]).is_empty(), "{factor}");
-            let reason = &decisions[window as usize].reasons[0];
-            assert!(reason.kind == ReasonKind::TrialVerdict && reason.text.contains("on trial for"), "{reason:?}");
-        }
-    }
 }
 
 /// Is a monitored plan rolled back if it is slower by the policy's terms, even without the guard, and kept otherwise?
@@ -113,30 +83,6 @@ fn a_plan_to_confirm_is_kept_only_if_it_is_faster() {
         let (decisions, verdicts) = run_proposal(VerificationMethod::Confirmation, factor, None, |_| 2);
         assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
         assert_eq!(decisions[199].plan.affinity == new_plan().affinity, factor > 1.0);
-    }
-}
-
-/// Is a trial replaced by a confirmation once the windows before it vary little, and not if they vary much?
-#[test]
-fn steady_windows_need_no_trial() {
-    for (noise_share, needs_trial) in [(0.0005, false), (0.01, true)] {
-        let mut verdicts = Vec::new();
-        let (plan, goal_processes) = (new_plan(), Vec::new());
-        let policy = ProposingPolicy {
-            window: 30,
-            plan,
-            method: TRIAL,
-            goal_processes,
-            is_open: false,
-            verdicts: &mut verdicts,
-        };
-        run(policy, None, 200, |window, plan| {
-            let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
-            let noise = 1.0 + noise_share * (window * 7919 % 13) as f64;
-            (0..2).map(|id| program_sample(id, None, 1000.0 * noise * if is_new { 1.1 } else { 1.0 })).collect()
-        });
-        let expected = if needs_trial { VerificationOutcome::Faster } else { VerificationOutcome::NotSlower };
-        assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{noise_share}");
     }
 }
 
@@ -164,13 +110,13 @@ fn others_may_pay_for_a_goal_that_is_mended() {
     }
 }
 
-/// Does an arrival end a trial with the previous plan, and monitoring with the new one?
+/// Does an arrival end a measurement, with the new plan in force?
 #[test]
-fn an_arrival_ends_a_trial() {
-    for (method, is_kept) in [(TRIAL, false), (VerificationMethod::Monitoring, true)] {
+fn an_arrival_ends_a_measurement() {
+    for method in [VerificationMethod::Confirmation, VerificationMethod::Monitoring] {
         let (decisions, verdicts) = run_proposal(method, 1.1, None, |window| if window < 13 { 2 } else { 3 });
         assert_eq!(verdicts, [(13, VerificationOutcome::Interrupted)]);
-        assert_eq!(decisions[20].plan.affinity == new_plan().affinity, is_kept);
+        assert_eq!(decisions[20].plan.affinity, new_plan().affinity);
     }
 }
 

@@ -9,7 +9,7 @@ const MIN_CHANGES: usize = 2;
 /// Largest number of changes that determine the rate, so that a restless start is forgotten.
 const MAX_CHANGES: usize = 4;
 
-/// The live tasks, and the rate at which tasks arrive, exit or change phase: a trial has to fit between two such
+/// The live tasks, and the rate at which tasks arrive, exit or change phase: a confirmation has to fit between two such
 /// changes.
 #[derive(Clone, Debug, Default)]
 pub struct TaskArrivals {

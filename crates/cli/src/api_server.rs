@@ -79,8 +79,7 @@ impl ApiServer {
             self.host, self.port
         );
         if let Some(file) = &self.token_file {
-            let token = cachemate_files::read_text_limited(file, MAX_SECRET_BYTES)
-                .with_context(|| format!("{}: cannot be read", file.display()))?;
+            let token = crate::files::read_text(file, MAX_SECRET_BYTES)?;
             let token = token.trim();
             ensure!(token.bytes().all(|byte| byte.is_ascii_graphic()), "{}: not a token", file.display());
             head.push_str(&format!("authorization: Bearer {token}\r\n"));
@@ -97,8 +96,7 @@ impl<S: Read + Write + Send> ApiStream for S {}
 
 fn tls_config(ca_file: &Path) -> anyhow::Result<ClientConfig> {
     let name = ca_file.display();
-    let text = cachemate_files::read_text_limited(ca_file, MAX_SECRET_BYTES)
-        .with_context(|| format!("{name}: cannot be read"))?;
+    let text = crate::files::read_text(ca_file, MAX_SECRET_BYTES)?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
         roots.add(certificate.with_context(|| format!("{name}: expected certificates in PEM"))?)?;

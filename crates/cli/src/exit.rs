@@ -6,37 +6,19 @@ use std::process::ExitCode;
 use cachemate_report::text::EscapedText;
 
 /// The error for an invalid command line; exit code 2, as for clap's own errors.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct UsageError(pub String);
 
-impl std::fmt::Display for UsageError {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str(&self.0)
-    }
-}
-impl std::error::Error for UsageError {}
-
 /// The error for a command that Ctrl-C or a termination signal stopped; the text names the results that were kept.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted: {0}")]
 pub struct InterruptedError(pub String);
 
-impl std::fmt::Display for InterruptedError {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "interrupted: {}", self.0)
-    }
-}
-impl std::error::Error for InterruptedError {}
-
 /// Exit code of a program that cachemate ran and that has already printed its own errors.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the program ended with {0}")]
 pub struct ProgramExitCode(pub i32);
-
-impl std::fmt::Display for ProgramExitCode {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "the program ended with {}", self.0)
-    }
-}
-impl std::error::Error for ProgramExitCode {}
 
 /// Converts a command's result to an exit code, and prints its error to standard error.
 pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {

@@ -75,6 +75,11 @@ fn parent_dir(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Reads a text file of at most `max_bytes`; an error names the file.
+pub fn read_text(path: &Path, max_bytes: u64) -> anyhow::Result<String> {
+    cachemate_files::read_text_limited(path, max_bytes).with_context(|| format!("{}: cannot be read", path.display()))
+}
+
 /// Writes `bytes` to a file.
 pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> {
     let mut output = OutputFile::create(path, force)?;

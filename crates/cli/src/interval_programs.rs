@@ -138,8 +138,7 @@ fn load_program_file(session: &Session, path: &str, machine: &MachineSpec) -> an
     if size > MAX_FILE_BYTES {
         bail!("{path}: found {size} bytes, expected a program of at most {MAX_FILE_BYTES}");
     }
-    let text = cachemate_files::read_text_limited(path.as_ref(), MAX_FILE_BYTES)
-        .with_context(|| format!("{path}: cannot be read"))?;
+    let text = crate::files::read_text(path.as_ref(), MAX_FILE_BYTES)?;
     if path.ends_with(".toml") {
         let program: PhasedProgram = cachemate_spec::parse_toml(path, &text)?;
         program.check().with_context(|| path.to_string())?;

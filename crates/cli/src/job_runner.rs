@@ -118,9 +118,9 @@ fn run_scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunEr
     Ok(JobResult { figures: run_figures(&results), curve: Vec::new(), detail })
 }
 
-/// Calls `run`, and meanwhile copies the sweep's stop flag to the machine's own flag, so that the run ends within a
-/// window.
-fn run_until_stopped<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
+/// Calls `run`, and meanwhile copies the stop flag to the machine's own flag, so that the run ends within a window. The two
+/// are separate, because a machine may also stop by itself.
+pub fn run_until_stopped<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
     let (done_sender, done_receiver) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {

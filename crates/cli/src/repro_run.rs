@@ -81,7 +81,7 @@ pub fn form_name(quick: bool, sample: bool) -> &'static str {
 }
 
 /// CPU time of this process.
-fn cpu_seconds() -> f64 {
+pub fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

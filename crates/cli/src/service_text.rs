@@ -1,8 +1,8 @@
 //! Formats services as text: first which service slows which other, then a table.
 
 use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
+use cachemate_report::Table;
 use cachemate_report::text::{escape_controls, format_fixed, value_or_dash};
-use cachemate_report::{Align, Table};
 
 /// Maximum number of losses listed above the table.
 const MAX_LOSSES: usize = 8;
@@ -51,23 +51,13 @@ pub fn loss_lines(services: &[ServiceStatus]) -> String {
     format!("which service slows which\n{lines}{more_line}")
 }
 
-const COLUMNS: &[(&str, Align)] = &[
-    ("service", Align::Left),
-    ("kind", Align::Left),
-    ("threads", Align::Right),
-    ("CPUs", Align::Right),
-    ("slowdown", Align::Right),
-    ("limit", Align::Right),
-    ("evidence", Align::Left),
-    ("slowed by", Align::Left),
-];
-
 /// Table of the services, with at most `max_rows` rows.
 pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(COLUMNS);
+    let mut table =
+        Table::from_header("service | kind | > threads | > CPUs | > slowdown | > limit | evidence | slowed by");
     for service in services.iter().take(max_rows) {
         let causes: Vec<String> = service
             .slowdown_by

@@ -33,6 +33,15 @@ impl Table {
         Table::new(&columns.collect::<Vec<_>>())
     }
 
+    /// An empty table whose header gives the columns in order; `>` marks a right-aligned one (`"pair | > slowdown | note"`).
+    pub fn from_header(header: &str) -> Self {
+        let column = |name| match str::strip_prefix(name, "> ") {
+            Some(name) => (name, Align::Right),
+            None => (name, Align::Left),
+        };
+        Table::new(&header.split(" | ").map(column).collect::<Vec<_>>())
+    }
+
     /// Adds one row; cells beyond the header's columns are dropped, and missing ones stay blank.
     pub fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         let mut cells: Vec<String> =

@@ -11,8 +11,8 @@ use cachemate_fleet::cluster_export::{
 use cachemate_fleet::corun::CoRunSolver;
 use cachemate_fleet::extender::ClusterKnowledge;
 use cachemate_fleet::spec::{FleetService, MAX_CPUS};
+use cachemate_report::Table;
 use cachemate_report::text::counted_text;
-use cachemate_report::{Align, Table};
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 
@@ -159,8 +159,7 @@ impl AdviseKubernetes {
 
 fn read_manifests(path: &Path) -> anyhow::Result<Vec<ClusterManifest>> {
     let name = path.display();
-    let text =
-        cachemate_files::read_text_limited(path, MAX_FILE_BYTES).with_context(|| format!("{name}: cannot be read"))?;
+    let text = crate::files::read_text(path, MAX_FILE_BYTES)?;
     let mut manifests = Vec::new();
     // The YAML parser also reads JSON. An empty document between two separators is not an object and is skipped.
     for document in serde_yaml_ng::Deserializer::from_str(&text) {
@@ -276,8 +275,7 @@ impl AdviseSlurm {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         let knowledge = self.cluster.load_knowledge(session)?;
         let name = self.sacct.display();
-        let text = cachemate_files::read_text_limited(&self.sacct, MAX_FILE_BYTES)
-            .with_context(|| format!("{name}: cannot be read"))?;
+        let text = crate::files::read_text(&self.sacct, MAX_FILE_BYTES)?;
         let services = parse_jobs(&text, &knowledge).with_context(|| name.to_string())?;
         self.cluster.print_advice(session, services, "jobs with comments")
     }
@@ -370,14 +368,7 @@ impl ClusterOptions {
 const MAX_LISTED_PAIRS: usize = 20;
 
 fn advice_text(advice: &FleetAdvice) -> String {
-    let mut pair_table = Table::new(&[
-        ("victim", Align::Left),
-        ("beside", Align::Left),
-        ("slowdown", Align::Right),
-        ("limit", Align::Right),
-        ("the other's", Align::Right),
-        ("", Align::Left),
-    ]);
+    let mut pair_table = Table::from_header("victim | beside | > slowdown | > limit | > the other's | ");
     for pair in advice.pairs.iter().take(MAX_LISTED_PAIRS) {
         pair_table.add_row([
             pair.victim.clone(),

@@ -76,8 +76,7 @@ struct IntervalTruth {
 
 fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
     let path_text = path.display();
-    let text = cachemate_files::read_text_limited(path, MAX_ANSWER_BYTES)
-        .with_context(|| format!("{path_text}: cannot be read"))?;
+    let text = crate::files::read_text(path, MAX_ANSWER_BYTES)?;
     let recorded_truth: RecordedTruth = serde_json::from_str(&text)
         .with_context(|| format!("{path_text}: expected the output of 'cachemate sim --json'"))?;
     let source = format!("{}, seed {}", recorded_truth.scenario, recorded_truth.seed);

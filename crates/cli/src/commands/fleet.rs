@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use cachemate_core::MachineSpec;
 use cachemate_fleet::arrivals::draw_kinds;
 use cachemate_fleet::cluster_export::{PodList, cluster_services};
@@ -27,6 +27,7 @@ use crate::files::{refuse_existing, write_file};
 use crate::fleet_sweep::FleetRequest;
 use crate::job_runner::LocalJobRunner;
 use crate::knowledge_dir::ProfileSpec;
+use crate::repro_run::cpu_seconds;
 use crate::session::Session;
 
 /// Simulate a fleet: which services share hosts under several policies, their slowdowns, and the hosts needed
@@ -130,7 +131,7 @@ impl FleetArgs {
             }
             None => self.run_parts(session, |control| study.run(control))?,
         };
-        let cpu_seconds = processor_seconds();
+        let cpu_seconds = cpu_seconds();
         for (path, text) in [(&self.output, None), (&self.csv, Some(result.csv()))] {
             if let Some(path) = path {
                 let text = text.unwrap_or_else(|| result.render_html(spec, cpu_seconds));
@@ -143,8 +144,7 @@ impl FleetArgs {
 
     fn read_spec(&self) -> anyhow::Result<FleetSpec> {
         let name = self.file.display().to_string();
-        let text = cachemate_files::read_text_limited(&self.file, MAX_FILE_BYTES)
-            .with_context(|| format!("{name}: cannot be read"))?;
+        let text = crate::files::read_text(&self.file, MAX_FILE_BYTES)?;
         let located = cachemate_spec::Located::parse(&name, &text)?;
         let mut spec: FleetSpec = located.deserialize()?;
         if let Some(hours) = self.hours {
@@ -188,7 +188,7 @@ impl FleetArgs {
         let slice = ValidationSlice { cache_scale: VALIDATION_CACHE_SCALE, settling_cycles, measured_cycles };
         let validation =
             self.run_parts(session, |control| validate(study, hosts, slice, spec.seed, control).transpose())??;
-        let answer = ValidationAnswer { seed: spec.seed, cpu_seconds: processor_seconds(), validation };
+        let answer = ValidationAnswer { seed: spec.seed, cpu_seconds: cpu_seconds(), validation };
         session.print_result(self.json.json, &answer, || validation_text(spec, &answer))
     }
 
@@ -308,8 +308,7 @@ impl FleetInput {
         };
         let path = dir.join(cluster);
         let name = path.display();
-        let text = cachemate_files::read_text_limited(&path, MAX_FILE_BYTES)
-            .with_context(|| format!("{name}: cannot be read"))?;
+        let text = crate::files::read_text(&path, MAX_FILE_BYTES)?;
         let list: PodList = serde_json::from_str(&text)
             .map_err(|error| anyhow::anyhow!("{name}: {error}; expected the JSON of kubectl get pods -A -o json"))?;
         let services = cluster_services(&list, &kinds).map_err(|error| anyhow::anyhow!("{name}, {error}"))?;
@@ -320,8 +319,7 @@ impl FleetInput {
 /// Reads and checks the content of a `WorkloadProfile`.
 pub fn read_profile(path: &Path) -> anyhow::Result<WorkloadProfile> {
     let name = path.display();
-    let text =
-        cachemate_files::read_text_limited(path, MAX_FILE_BYTES).with_context(|| format!("{name}: cannot be read"))?;
+    let text = crate::files::read_text(path, MAX_FILE_BYTES)?;
     let document: ProfileDocument = serde_json::from_str(&text)
         .map_err(|error| anyhow::anyhow!("{name}: {error}; expected a WorkloadProfile in JSON"))?;
     let profile = match document {
@@ -332,12 +330,6 @@ pub fn read_profile(path: &Path) -> anyhow::Result<WorkloadProfile> {
         bail!("{name}, {error}");
     }
     Ok(profile)
-}
-
-/// CPU time of this process.
-fn processor_seconds() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 fn outcome_text(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed: Duration) -> String {

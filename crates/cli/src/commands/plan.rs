@@ -233,17 +233,7 @@ impl PlanArgs {
             has_guard: false,
         };
         let stop = session.interrupt_flag();
-        let seeds = vec![self.seed];
-        let context = ExperimentContext {
-            quick: false,
-            sample: false,
-            seeds,
-            stop: &stop,
-            mixes: None,
-            machine: None,
-            progress: &|_| (),
-            run_division: None,
-        };
+        let context = ExperimentContext::for_seed(self.seed, &stop);
         let planned_run = plan_under_policy(&context, &query, policy)?;
         let result = PolicyPlanJson { machine: &name, planned: &planned_run };
         session.print_result(self.json.json, &result, || render_policy_plan(&result))

@@ -79,15 +79,9 @@ fn interval_table(matrix: &CostTable) -> String {
 
 /// Formats the programs' classes, and each curve from 64K to 16M as a line of blocks with its own scale.
 pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> String {
-    let mut table = Table::new(&[
-        ("program", Align::Left),
-        ("class", Align::Left),
-        ("MPKI 64K to 16M", Align::Left),
-        ("at 64K", Align::Right),
-        ("alone", Align::Right),
-        ("on half", Align::Right),
-        ("hits lost with half", Align::Right),
-    ]);
+    let mut table = Table::from_header(
+        "program | class | MPKI 64K to 16M | > at 64K | > alone | > on half | > hits lost with half",
+    );
     for (summary, program) in programs.iter().zip(&prediction.programs) {
         let curve = program.curve();
         let shown_points = curve.iter().filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
@@ -109,13 +103,7 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
 fn group_table(group: &GroupForecast) -> String {
     let ratio_text =
         group.miss_ratio.map(|ratio| format!(", miss ratio {}", percent_text(ratio, 2))).unwrap_or_default();
-    let mut table = Table::new(&[
-        ("program", Align::Left),
-        ("miss ratio", Align::Right),
-        ("MPKI alone", Align::Right),
-        ("MPKI in the group", Align::Right),
-        ("slowdown", Align::Right),
-    ]);
+    let mut table = Table::from_header("program | > miss ratio | > MPKI alone | > MPKI in the group | > slowdown");
     for member in &group.members {
         let range = member.slowdown_interval.map_or(String::new(), |range| format!(" ({})", range.describe()));
         table.add_row([

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
+use cachemate_report::Table;
 use cachemate_report::text::counted_text;
-use cachemate_report::{Align, Table};
 use cachemate_repro::{
     Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html, select_experiments,
 };
@@ -290,14 +290,7 @@ fn list_text() -> String {
 }
 
 fn render(findings: &Findings) -> String {
-    let mut table = Table::new(&[
-        ("id", Align::Left),
-        ("result", Align::Left),
-        ("paper", Align::Left),
-        ("target", Align::Left),
-        ("measured", Align::Right),
-        ("", Align::Left),
-    ]);
+    let mut table = Table::from_header("id | result | paper | target | > measured | ");
     for finding in &findings.results {
         let verdict = match finding.verdict {
             Some(ResultVerdict::Missed) => "MISSED",

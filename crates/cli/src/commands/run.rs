@@ -10,8 +10,8 @@ use cachemate_core::ControlLoopError;
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::safety::guardian::DaemonLock;
 use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_report::Table;
 use cachemate_report::text::value_or_dash;
-use cachemate_report::{Align, Table};
 use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 use clap::Args;
 use serde::Serialize;
@@ -331,15 +331,8 @@ fn quantile(sorted_values: &[f64], share: f64) -> Option<f64> {
 
 impl RunArgs {
     fn render(&self, result: &RunJson) -> String {
-        let mut table = Table::new(&[
-            ("program", Align::Left),
-            ("by", Align::Left),
-            ("managed", Align::Right),
-            ("quartiles", Align::Left),
-            ("unmanaged", Align::Right),
-            ("quartiles", Align::Left),
-            ("speed ratio", Align::Right),
-        ]);
+        let mut table =
+            Table::from_header("program | by | > managed | quartiles | > unmanaged | quartiles | > speed ratio");
         let number_or_dash = |value: Option<f64>| value_or_dash(value.map(cachemate_report::text::format_number));
         let spread_text = |spread: Option<(f64, f64)>| {
             let range_text = |(low, high)| {

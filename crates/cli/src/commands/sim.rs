@@ -1,14 +1,13 @@
 //! `cachemate sim`: runs a scenario on the simulated machine.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use anyhow::Context;
 use cachemate_core::{AppliedPlan, Machine, MachineSpec, PipelineConfig, WindowLength};
 use cachemate_pipeline::Pipeline;
+use cachemate_report::Table;
 use cachemate_report::text::{count_text, format_number, percent_text, value_or_dash};
-use cachemate_report::{Align, Table};
 use cachemate_scenario::{build, pipeline_config};
 use cachemate_sim::machine::SimMachine;
 use cachemate_sim::results::RunResults;
@@ -19,6 +18,7 @@ use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
+use crate::job_runner::run_until_stopped;
 use crate::session::Session;
 
 /// Run a scenario on the simulated machine (docs/scenarios.md)
@@ -87,21 +87,8 @@ impl Sim {
         let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
         let config = pipeline_config(&scenario, &spec, &machine);
         let total_cycles = end_cycles(&scenario, &spec);
-        let (interrupt, machine_stop, is_done) =
-            (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
-        let result = std::thread::scope(|scope| {
-            // The flag of the process is separate from the machine's flag, because a machine may also stop by itself.
-            scope.spawn(|| {
-                while !is_done.load(Ordering::Relaxed) {
-                    if interrupt.load(Ordering::Relaxed) {
-                        machine_stop.store(true, Ordering::Relaxed);
-                    }
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-            });
-            let answer = self.run_to_end(session, &scenario, config, machine, total_cycles, |_| ());
-            is_done.store(true, Ordering::Relaxed);
-            answer
+        let result = run_until_stopped(&machine.stop_flag(), &session.interrupt_flag(), || {
+            self.run_to_end(session, &scenario, config, machine, total_cycles, |_| ())
         })?;
         self.print_result(session, &result, render)
     }
@@ -226,24 +213,10 @@ fn render(answer: &SimJson<RunResults>) -> String {
 }
 
 fn tasks_table(results: &RunResults) -> String {
-    let mut table = Table::new(&[
-        ("task", Align::Right),
-        ("program", Align::Left),
-        ("time", Align::Right),
-        ("instructions", Align::Right),
-        ("IPC", Align::Right),
-        ("LLC refs", Align::Right),
-        ("misses", Align::Right),
-        ("cold", Align::Right),
-        ("own", Align::Right),
-        ("others'", Align::Right),
-        ("coherence", Align::Right),
-        ("stalls: issue", Align::Right),
-        ("caches", Align::Right),
-        ("remote", Align::Right),
-        ("memory", Align::Right),
-        ("queue", Align::Right),
-    ]);
+    let mut table = Table::from_header(
+        "> task | program | > time | > instructions | > IPC | > LLC refs | > misses | > cold | > own | \
+         > others' | > coherence | > stalls: issue | > caches | > remote | > memory | > queue",
+    );
     for task in &results.tasks {
         let last_level = task.levels.last();
         let share_of_misses = |count: u64| {
@@ -276,14 +249,8 @@ fn tasks_table(results: &RunResults) -> String {
 }
 
 fn caches_table(results: &RunResults) -> String {
-    let mut table = Table::new(&[
-        ("cache", Align::Left),
-        ("references", Align::Right),
-        ("misses", Align::Right),
-        ("others'", Align::Right),
-        ("bytes/cycle", Align::Right),
-        ("most evicted (by > whose)", Align::Left),
-    ]);
+    let mut table =
+        Table::from_header("cache | > references | > misses | > others' | > bytes/cycle | most evicted (by > whose)");
     for cache in &results.caches {
         let inter_task_share =
             (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);

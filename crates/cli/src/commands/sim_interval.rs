@@ -3,8 +3,8 @@
 use anyhow::Context;
 use cachemate_core::{MachineSpec, WindowLength};
 use cachemate_interval::{IntervalMachine, IntervalResults};
+use cachemate_report::Table;
 use cachemate_report::text::{format_number, percent_text, value_or_dash};
-use cachemate_report::{Align, Table};
 use cachemate_repro::interval::scenario::{self, ScenarioPrograms};
 use cachemate_scenario::pipeline_config;
 use cachemate_spec::{IntervalSpec, Scenario};
@@ -81,18 +81,10 @@ fn load_programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> 
 
 fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
     let results = &answer.results;
-    let mut table = Table::new(&[
-        ("job", Align::Right),
-        ("program", Align::Left),
-        ("tasks", Align::Right),
-        ("ended", Align::Right),
-        ("CPU, s", Align::Right),
-        ("IPC", Align::Right),
-        ("refs/1000", Align::Right),
-        ("misses/1000", Align::Right),
-        ("slowdown", Align::Right),
-        ("on CPU", Align::Right),
-    ]);
+    let mut table = Table::from_header(
+        "> job | program | > tasks | > ended | > CPU, s | > IPC | > refs/1000 | > misses/1000 | > slowdown | \
+         > on CPU",
+    );
     for (index, job) in results.jobs.iter().enumerate() {
         table.add_row([
             index.to_string(),

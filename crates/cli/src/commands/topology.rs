@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use cachemate_core::Topology as MachineTopology;
 use cachemate_report::text::{counted_text, size_text, value_or_dash};
-use cachemate_report::{Align, Table, TopologyResult};
+use cachemate_report::{Table, TopologyResult};
 use clap::Args;
 
 use crate::args::JsonArg;
@@ -80,14 +80,7 @@ fn machine_table() -> anyhow::Result<String> {
 }
 
 fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> String {
-    let mut table = Table::new(&[
-        ("cache", Align::Left),
-        ("CPUs", Align::Left),
-        ("size", Align::Right),
-        ("ways", Align::Right),
-        ("line", Align::Right),
-        ("", Align::Left),
-    ]);
+    let mut table = Table::from_header("cache | CPUs | > size | > ways | > line | ");
     let mut sorted_caches: Vec<_> = result.caches.iter().collect();
     sorted_caches.sort_by(|a, b| (!a.last_level, &b.level, a.cache).cmp(&(!b.last_level, &a.level, b.cache)));
     for cache in sorted_caches {

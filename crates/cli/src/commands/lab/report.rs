@@ -32,8 +32,7 @@ impl LabReportArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
         let name = self.result.display();
-        let text = cachemate_files::read_text_limited(&self.result, MAX_RESULT_BYTES)
-            .with_context(|| format!("{name}: cannot be read"))?;
+        let text = crate::files::read_text(&self.result, MAX_RESULT_BYTES)?;
         let result: LabResult =
             serde_json::from_str(&text).with_context(|| format!("{name}: expected the results of a lab run"))?;
         write_file(&self.output.output, result.render_html(&self.title).as_bytes(), self.output.force)?;

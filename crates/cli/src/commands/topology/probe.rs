@@ -2,7 +2,7 @@
 
 use cachemate_core::{CpuId, CpuSet};
 use cachemate_linux::sense::probes::ping_pong::{RoundTripBounds, SharingVerdict, round_trip};
-use cachemate_report::{Align, Table};
+use cachemate_report::Table;
 use serde::Serialize;
 
 use crate::session::Session;
@@ -97,7 +97,7 @@ fn measure_pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
 }
 
 pub fn render(topology: &ProbedTopology) -> String {
-    let mut table = Table::new(&[("CPUs", Align::Left), ("round trip ns", Align::Right), ("", Align::Left)]);
+    let mut table = Table::from_header("CPUs | > round trip ns | ");
     for pair in &topology.pairs {
         let time_text = pair.round_trip_ns.map_or("-".to_string(), |ns| format!("{ns:.0}"));
         table.add_row([format!("{}-{}", pair.cpus.0, pair.cpus.1), time_text, pair.says.to_string()]);

@@ -106,7 +106,7 @@ mod tests {
     /// Do columns line up, also with colored cells and short rows?
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(&[("program", Align::Left), ("MPKI", Align::Right)]);
+        let mut table = Table::from_header("program | > MPKI");
         table.add_row(["gzip", "1.25"]).add_row(["\u{1b}[31mmcf\u{1b}[0m", "33"]).add_row(["perl"]);
         let want = "program  MPKI\ngzip     1.25\n\u{1b}[31mmcf\u{1b}[0m        33\nperl\n";
         assert_eq!(table.text(), want);

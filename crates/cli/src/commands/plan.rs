@@ -133,19 +133,32 @@ const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
 /// Factor by which the phases of measured programs are stretched, as in `compare`.
 const PHASE_SCALE: f64 = 1000.0;
 fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
-    let PlannedRun { policy, seconds, changes, refused, decisions } = result.planned;
-    let mut text = format!("{} under '{policy}', after {} nominal seconds:\n", result.machine, format_number(*seconds));
+    let PlannedRun { policy, seconds, share_in_force, decided_at, changes, refused, programs, decisions } =
+        result.planned;
+    let mut text = format!(
+        "{} under '{policy}': the plan in force for {:.0} % of the second half of {} nominal seconds\n",
+        result.machine,
+        100.0 * share_in_force,
+        format_number(*seconds)
+    );
     if changes.is_empty() {
         text.push_str("  nothing is changed\n");
     }
     changes.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     refused.iter().for_each(|line| text.push_str(&format!("  refused: {line}\n")));
-    // Only the last change and the last report are printed; the JSON output contains all decisions.
-    let last_change = decisions.iter().rposition(|decision| decision.changed && !decision.reasons.is_empty());
-    let last_index = decisions.len().checked_sub(1).filter(|last| Some(*last) != last_change);
-    for report in last_change.into_iter().chain(last_index).map(|index| &decisions[index]) {
-        let change_text = if report.changed { "the plan changed" } else { "the plan stayed in force" };
-        text.push_str(&format!("\nat {} s {change_text}:\n", format_number(report.seconds)));
+    text.push_str("\nslower than alone:\n");
+    for program in programs {
+        let percent = |slowdown: Option<f64>| slowdown.map_or("unknown".to_string(), |s| format!("{:.1} %", 100.0 * s));
+        let (forecast, measured) = (percent(program.forecast_slowdown), percent(program.measured_slowdown));
+        text.push_str(&format!("  {}: {forecast} forecast, {measured} measured\n", program.program));
+    }
+    // Only the decision for this plan is printed, or the last report if nothing changed; the JSON output contains all.
+    let report = match decided_at {
+        Some(decided_at) => decisions.iter().find(|report| report.seconds == *decided_at),
+        None => decisions.last(),
+    };
+    if let Some(report) = report {
+        text.push_str(&format!("\ndecided at {} s:\n", format_number(report.seconds)));
         report.reasons.iter().for_each(|reason| text.push_str(&format!("  {reason}\n")));
     }
     text

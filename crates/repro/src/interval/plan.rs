@@ -1,12 +1,13 @@
 //! Lets a policy decide for programs from their profiles alone: the policy runs on the interval machine, and its
-//! reasons are recorded.
+//! reasons are recorded. The settled plan is the one that was in force longest in the second half of the run, because
+//! the last one may be under measurement.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use cachemate_core::{
-    Ability, ActuationLimits, Machine, MachineState, Observation, PartitionSupport, Plan, TaskId, TaskState,
-    TrackedObject, WindowRecord, derive_changes,
+    Ability, ActuationLimits, Forecast, Machine, MachineState, Observation, PartitionSupport, Plan, TaskId, TaskSample,
+    TaskState, TrackedObject, WindowRecord, derive_changes,
 };
 use cachemate_interval::IntervalMachine;
 use serde::Serialize;
@@ -26,17 +27,35 @@ pub struct PlanReport {
     pub reasons: Vec<String>,
 }
 
-/// The final decision of a policy, with the way to it.
+/// A program under the settled plan.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PlannedProgram {
+    /// Name of the program.
+    pub program: String,
+    /// Run time over that alone minus one, as the policy or the reference predictor forecast it; `None` without a
+    /// forecast.
+    pub forecast_slowdown: Option<f64>,
+    /// The same, over the windows in which the plan was in force; `None` if the program did no work in them.
+    pub measured_slowdown: Option<f64>,
+}
+
+/// The settled plan of a policy, with the way to it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PlannedRun {
     /// The policy as requested, including parameters.
     pub policy: String,
     /// Nominal time that the programs ran.
     pub seconds: f64,
-    /// Changes from an untouched machine to the last plan, as text, in the order in which they are made.
+    /// Share of the second half of that time in which the settled plan was in force: the plan with the largest share.
+    pub share_in_force: f64,
+    /// Nominal seconds until the settled plan was decided first; `None` if it is the initial state.
+    pub decided_at: Option<f64>,
+    /// Changes from an untouched machine to the settled plan, as text, in the order in which they are made.
     pub changes: Vec<String>,
     /// Parts of the plan that the machine cannot apply.
     pub refused: Vec<String>,
+    /// The programs that were live under the settled plan, in order of arrival.
+    pub programs: Vec<PlannedProgram>,
     /// Windows with reasons, in order; consecutive equal ones are listed once.
     pub decisions: Vec<PlanReport>,
 }
@@ -48,7 +67,7 @@ pub fn plan_under_policy(
     name: &str,
 ) -> Result<PlannedRun, ReproError> {
     let (machine, pipeline) = start_query(query, name)?;
-    let mut decision_log = DecisionLog::default();
+    let mut decision_log = DecisionLog { second_half_ns: query.length_ns / 2, ..DecisionLog::default() };
     let machine = pipeline
         .run(machine, |machine, record| {
             decision_log.add_record(machine, record);
@@ -59,10 +78,26 @@ pub fn plan_under_policy(
     Ok(decision_log.into_planned_run(name, &machine))
 }
 
+/// A plan that was decided, and its windows in the second half of the run.
+struct PlanInForce {
+    plan: Plan,
+    decided_at: Option<f64>,
+    /// Tasks of the last window under the plan.
+    tasks: Vec<TaskSample>,
+    elapsed_ns: f64,
+    /// The latest forecast of the plan.
+    forecast: Option<Forecast>,
+    /// Time of each task in these windows, and the time that it would have needed alone.
+    task_times_ns: BTreeMap<TaskId, (f64, f64)>,
+}
+
 #[derive(Default)]
 struct DecisionLog {
+    second_half_ns: u64,
     names: BTreeMap<TaskId, String>,
-    last_window: Option<(Observation, Plan)>,
+    plans: Vec<PlanInForce>,
+    /// Position of the plan in force in `plans`.
+    current_plan: usize,
     decisions: Vec<PlanReport>,
 }
 
@@ -71,9 +106,23 @@ impl DecisionLog {
         for seen in &record.observation.tasks {
             self.names.entry(seen.task).or_insert_with(|| seen.name.clone());
         }
+        if self.plans.is_empty() {
+            self.plans.push(PlanInForce::new(Plan::idle(record.decision.plan.window), None));
+        }
+        if machine.now_ns() > self.second_half_ns {
+            self.plans[self.current_plan].add_window(machine, &record.observation);
+        }
+        let seconds = machine.now_ns() as f64 / 1e9;
         let plan = record.decision.plan;
-        let is_plan_changed =
-            self.last_window.as_ref().is_some_and(|(_, previous_plan)| plans_differ(previous_plan, &plan));
+        let is_plan_changed = plans_differ(&self.plans[self.current_plan].plan, &plan);
+        if is_plan_changed {
+            let known_plan = self.plans.iter().rposition(|known| !plans_differ(&known.plan, &plan));
+            self.current_plan = known_plan.unwrap_or_else(|| {
+                self.plans.push(PlanInForce::new(plan, Some(seconds)));
+                self.plans.len() - 1
+            });
+        }
+        self.plans[self.current_plan].forecast = Some(record.forecast);
         let reasons: Vec<String> = record
             .decision
             .reasons
@@ -82,35 +131,72 @@ impl DecisionLog {
             .collect();
         // Reasons that are the same in every window are not repeated.
         if is_plan_changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
-            self.decisions.push(PlanReport {
-                seconds: machine.now_ns() as f64 / 1e9,
-                changed: is_plan_changed,
-                reasons,
-            });
+            self.decisions.push(PlanReport { seconds, changed: is_plan_changed, reasons });
         }
-        self.last_window = Some((record.observation, plan));
     }
 
     fn into_planned_run(self, policy: &str, machine: &IntervalMachine) -> PlannedRun {
-        let changes_and_refusals = self.last_window.as_ref().map(|(observation, plan)| {
-            derive_changes(plan, &[], &initial_state(observation, machine), machine.topology(), machine.capabilities())
+        let total_ns: f64 = self.plans.iter().map(|plan| plan.elapsed_ns).sum();
+        let settled = self.plans.into_iter().reduce(|a, b| if b.elapsed_ns > a.elapsed_ns { b } else { a });
+        let changes = settled.as_ref().map(|PlanInForce { plan, tasks, .. }| {
+            derive_changes(plan, &[], &initial_state(tasks, machine), machine.topology(), machine.capabilities())
         });
-        let decision = changes_and_refusals.unwrap_or_default();
+        let changes = changes.unwrap_or_default();
         PlannedRun {
             policy: policy.to_string(),
             seconds: machine.now_ns() as f64 / 1e9,
-            changes: decision.changes.iter().map(ToString::to_string).collect(),
-            refused: decision.refused_items.iter().map(|refused| refused.message.clone()).collect(),
+            share_in_force: settled.as_ref().map_or(0.0, |plan| plan.elapsed_ns / total_ns.max(1.0)),
+            decided_at: settled.as_ref().and_then(|plan| plan.decided_at),
+            changes: changes.changes.iter().map(ToString::to_string).collect(),
+            refused: changes.refused_items.iter().map(|refused| refused.message.clone()).collect(),
+            programs: settled.map_or_else(Vec::new, |plan| plan.programs()),
             decisions: self.decisions,
         }
     }
 }
 
+impl PlanInForce {
+    fn new(plan: Plan, decided_at: Option<f64>) -> Self {
+        PlanInForce {
+            plan,
+            decided_at,
+            tasks: Vec::new(),
+            elapsed_ns: 0.0,
+            forecast: None,
+            task_times_ns: BTreeMap::new(),
+        }
+    }
+
+    fn add_window(&mut self, machine: &IntervalMachine, observation: &Observation) {
+        let elapsed_ns = observation.span.elapsed_ns as f64;
+        self.elapsed_ns += elapsed_ns;
+        for sample in &observation.tasks {
+            let Some((slowdown, _)) = machine.task_slowdown(sample.task) else { continue };
+            let (time_ns, solo_time_ns) = self.task_times_ns.entry(sample.task).or_default();
+            *time_ns += elapsed_ns;
+            *solo_time_ns += elapsed_ns / slowdown;
+        }
+        self.tasks.clone_from(&observation.tasks);
+    }
+
+    fn programs(&self) -> Vec<PlannedProgram> {
+        let planned_program = |sample: &TaskSample| {
+            let forecast = self.forecast.as_ref().and_then(|forecast| forecast.tasks.get(&sample.task));
+            PlannedProgram {
+                program: sample.name.clone(),
+                forecast_slowdown: forecast.and_then(|task| task.degradation).map(|slowdown| slowdown.value),
+                measured_slowdown: self.task_times_ns.get(&sample.task).map(|(time, solo)| time / solo - 1.0),
+            }
+        };
+        self.tasks.iter().filter(|sample| !sample.exited).map(planned_program).collect()
+    }
+}
+
 /// The machine with these tasks, before any change.
-fn initial_state(observation: &Observation, machine: &IntervalMachine) -> MachineState {
+fn initial_state(tasks: &[TaskSample], machine: &IntervalMachine) -> MachineState {
     let online_cpus = machine.topology().online();
-    let live_tasks = || observation.tasks.iter().filter(|task| !task.exited);
-    let task_state = |task: &cachemate_core::TaskSample| TaskState {
+    let live_tasks = || tasks.iter().filter(|task| !task.exited);
+    let task_state = |task: &TaskSample| TaskState {
         task: task.task,
         process: task.process,
         name: task.name.clone(),
@@ -171,5 +257,8 @@ mod tests {
         assert!(was_reason_given("stream goes to CPUs") && was_reason_given("reuser goes to CPUs"), "{plan:?}");
         let idle_run = plan_under_policy(&context, &question, "default").unwrap();
         assert!(idle_run.changes.is_empty() && idle_run.decisions.is_empty(), "{idle_run:?}");
+        assert_eq!((idle_run.share_in_force, idle_run.decided_at, idle_run.programs.len()), (1.0, None, 4));
+        let is_known = |program: &PlannedProgram| program.measured_slowdown.is_some_and(|slowdown| slowdown > -0.01);
+        assert!(idle_run.programs.iter().all(is_known), "{idle_run:?}");
     }
 }

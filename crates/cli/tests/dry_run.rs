@@ -74,7 +74,7 @@ fn a_check_names_matches_and_refuses_impossible_values() {
     assert!(budget.ends_with(" 30.0 %"), "{budget}");
     assert!(checked.err.contains("budgets[1]: no managed service now"), "{}", checked.err);
     for (config, message) in [
-        ("[[rules]]\nmax_slowdown = 5\n", "found 5, expected a share from 0 to 1"),
+        ("[[rules]]\nmax_slowdown = 5\n", "found 5, expected a number below 1"),
         (
             "[[cpusets]]\ncgroup = \"/a\"\ncpus = \"0-8191\"\n",
             "cpusets[0].cpus: found '0-8191', expected some of the CPUs",

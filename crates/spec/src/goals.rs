@@ -1,10 +1,10 @@
-//! Goals as users write them: a limit is a fraction up to 1, or a percentage with its sign.
+//! Goals as users write them: a limit is a fraction below 1, or a percentage with its sign.
 
 use cachemate_core::Goal;
 use serde::de::{Error, Unexpected};
 use serde::{Deserialize, Deserializer};
 
-const EXPECTED_LIMIT: &str = "a share from 0 to 1 such as 0.05, or a percentage such as '5%'";
+const EXPECTED_LIMIT: &str = "a number below 1 such as 0.05 without quotes, or a percentage such as \"5%\"";
 
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -13,13 +13,13 @@ enum WrittenLimit {
     Text(String),
 }
 
-/// A limit of slowdown as a fraction. A number greater than 1 is rejected, because its author meant percent.
+/// A limit of slowdown as a fraction. A number of 1 or more is rejected, because its author may have meant percent.
 pub(crate) fn max_slowdown<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     let written_limit = Option::<WrittenLimit>::deserialize(deserializer)?;
     let refuse_value = |found: &str| Err(D::Error::invalid_value(Unexpected::Other(found), &EXPECTED_LIMIT));
     match written_limit {
         None => Ok(None),
-        Some(WrittenLimit::Share(share)) if (0.0..=1.0).contains(&share) => Ok(Some(share)),
+        Some(WrittenLimit::Share(share)) if (0.0..1.0).contains(&share) => Ok(Some(share)),
         Some(WrittenLimit::Share(share)) => refuse_value(&share.to_string()),
         Some(WrittenLimit::Text(text)) => {
             let percent = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());

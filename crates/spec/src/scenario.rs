@@ -69,7 +69,7 @@ pub enum RunLength {
 
 /// A name and its own parameters.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { name = 'auto' }")]
 pub struct PolicyChoice {
     /// The name of the policy or scheduler.
     pub name: String,

@@ -46,7 +46,7 @@ fn impossible_scenarios_are_refused_at_their_place() {
     assert!(refused("count = 2", "cpus = \"a\"").contains("'a' is not an index list"));
     assert!(refused("count = 2", "goal = { priority = -1.0 }").contains("'programs[0].goal.priority': found -1"));
     let percent = refused("count = 2", "goal = { max_slowdown = 5 }");
-    assert!(percent.contains("'programs[0].goal.max_slowdown': found 5, expected a share from 0 to 1"), "{percent}");
+    assert!(percent.contains("'programs[0].goal.max_slowdown': found 5, expected a number below 1"), "{percent}");
     assert!(refused("cycles = 30_000_000", "weeks = 3").contains("field 'length"));
     assert!(refused("seed = 1\n", "").contains("field 'seed': found nothing"));
     assert!(refused("program = \"mcf\"", "prog = \"mcf\"").contains("(did you mean 'program'?)"));

@@ -38,7 +38,8 @@ pub enum TimingSource {
     /// Run each recording alone on the simulated machine for a moment
     #[default]
     SoloRun,
-    /// Draw cycles and overlap from a prior: faster, with wider intervals
+    /// Draw cycles and overlap from a prior: faster, but without prefetches and bandwidth of the program, so that intervals
+    /// may miss its slowdown
     Prior,
 }
 

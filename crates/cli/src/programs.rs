@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::Context;
 use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
-use cachemate_report::text::escape_controls;
+use cachemate_report::text::{escape_controls, size_text};
 use cachemate_report::{CurvePoint, ProgramSummary};
-use cachemate_study::{ProfilePass, ProfileTarget, profile_for_target, whole_curve};
+use cachemate_study::{ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target, whole_curve};
 use cachemate_trace::{ProfileFile, TraceReader};
 
 use crate::session::Session;
@@ -46,6 +46,16 @@ pub fn load_partial(
         let file = profile_trace(session, &mut trace, &name, &path_text, target)?;
         (file, trace.check_whole())
     };
+    if let (Some(reach), Some(target)) = (burst_reach_bytes(&file), target)
+        && reach < target.size_bytes
+    {
+        session.warn(&format!(
+            "{path_text}: found a curve from bursts that ends at {}, expected one up to the cache's {}; forecasts use its \
+             last point, which overstates misses; record longer bursts, or the whole program",
+            size_text(reach),
+            size_text(target.size_bytes)
+        ));
+    }
     let profile = match target {
         Some(target) => profile_for_target(&file, target)?,
         None => file.profile.clone(),

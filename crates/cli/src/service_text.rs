@@ -1,5 +1,7 @@
 //! Formats services as text: first which service slows which other, then a table.
 
+use std::collections::BTreeMap;
+
 use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
 use cachemate_report::Table;
 use cachemate_report::text::{escape_controls, format_fixed, value_or_dash};
@@ -30,14 +32,14 @@ pub fn loss_lines(services: &[ServiceStatus]) -> String {
     let pairs = services.iter().flat_map(|service| service.slowdown_by.iter().map(move |cause| (service, cause)));
     let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> = pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
     pairs.sort_by(|a, b| b.1.percent.total_cmp(&a.1.percent));
+    let reasons = reason_lines(services);
     if pairs.is_empty() {
-        let reason = services.iter().find_map(|service| Some((service, service.reason.as_ref()?)));
-        return match (services, reason) {
-            ([], _) => "which service slows which: no service is managed\n".to_string(),
-            (_, Some((service, reason))) => {
-                format!("which service slows which: none is known; {}: {reason}\n", escape_controls(&service.name))
-            }
-            (_, None) => "which service slows which: no loss was measured or forecast\n".to_string(),
+        return match services {
+            [] => "which service slows which: no service is managed; [[rules]] of the configuration select programs, \
+                        and a rule with kind = \"unit\" selects every unit (man cachemate.toml)\n"
+                .to_string(),
+            _ if reasons.is_empty() => "which service slows which: no loss was measured or forecast\n".to_string(),
+            _ => format!("which service slows which: none is known\n{reasons}"),
         };
     }
     let loss_line = |(service, cause): &(&ServiceStatus, &SlowdownCause)| {
@@ -48,7 +50,30 @@ pub fn loss_lines(services: &[ServiceStatus]) -> String {
     let lines: String = pairs.iter().take(MAX_LOSSES).map(loss_line).collect();
     let hidden_count = pairs.len().saturating_sub(MAX_LOSSES);
     let more_line = if hidden_count > 0 { format!("  and {hidden_count} smaller losses\n") } else { String::new() };
-    format!("which service slows which\n{lines}{more_line}")
+    format!("which service slows which\n{lines}{more_line}{reasons}")
+}
+
+/// Each reason why a loss is unknown, once, with its services, and the services that wait for CPUs longer than they run.
+fn reason_lines(services: &[ServiceStatus]) -> String {
+    let mut names_by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for service in services {
+        if let Some(reason) = &service.reason {
+            names_by_reason.entry(reason).or_default().push(escape_controls(&service.name));
+        }
+    }
+    let reason_line = |(reason, names): (&str, Vec<String>)| {
+        let hidden_count = names.len().saturating_sub(MAX_LOSSES);
+        let more = if hidden_count > 0 { format!(" and {hidden_count} more") } else { String::new() };
+        format!("  {}{more}: {reason}\n", names[..names.len() - hidden_count].join(", "))
+    };
+    let waiting_line = |service: &ServiceStatus| {
+        let share = service.waiting_share.filter(|share| *share > service.cpu_share)?;
+        let (waiting, running) = (format_fixed(share, 2), format_fixed(service.cpu_share, 2));
+        let name = escape_controls(&service.name);
+        Some(format!("  {name} waits for CPUs longer than it runs ({waiting} waiting, {running} running)\n"))
+    };
+    let waiting_lines = services.iter().filter_map(waiting_line).take(MAX_LOSSES);
+    names_by_reason.into_iter().take(MAX_LOSSES).map(reason_line).chain(waiting_lines).collect()
 }
 
 /// Table of the services, with at most `max_rows` rows.
@@ -56,8 +81,9 @@ pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();
     }
-    let mut table =
-        Table::from_header("service | kind | > threads | > CPUs | > slowdown | > limit | evidence | slowed by");
+    let mut table = Table::from_header(
+        "service | kind | > threads | > CPUs | > waiting | > slowdown | > limit | evidence | slowed by",
+    );
     for service in services.iter().take(max_rows) {
         let causes: Vec<String> = service
             .slowdown_by
@@ -72,14 +98,11 @@ pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
             service.kind.to_string(),
             service.tasks.to_string(),
             format_fixed(service.cpu_share, 2),
+            value_or_dash(service.waiting_share.map(|share| format_fixed(share, 2))),
             value_or_dash(service.slowdown_percent.map(signed_percent)),
             value_or_dash(service.max_slowdown_percent.map(signed_percent)),
             service.slowdown_source.clone().unwrap_or_else(|| "-".into()),
-            match (causes.as_slice(), &service.reason) {
-                ([], Some(reason)) => format!("- ({reason})"),
-                ([], None) => "-".to_string(),
-                (causes, _) => causes.join(", "),
-            },
+            if causes.is_empty() { "-".to_string() } else { causes.join(", ") },
         ]);
     }
     let hidden_count = services.len().saturating_sub(max_rows);
@@ -132,6 +155,7 @@ mod tests {
             task_ids: vec![1, 2],
             unread_programs: None,
             cpu_share: 1.0,
+            waiting_share: None,
             slowdown_percent: slowdown_by.first().map(|cause| cause.percent),
             slowdown_range_percent: None,
             slowdown_source: slowdown_by.first().map(|cause| cause.source.clone()),
@@ -164,8 +188,13 @@ mod tests {
             "  batch slows store by +42 % (+40 % to +44 %; measured in 6 windows together, forecast +30 %)"
         );
         assert_eq!(lines.next().unwrap(), "  scan slows web by +5 % (+3 % to +7 %; forecast)");
-        let quiet = [sample_service("web", Vec::new(), Some("no work is counted"))];
-        assert!(services_text(&quiet, 10).contains("none is known; web: no work is counted"));
+        let reason = Some("no work is counted");
+        let waiting = ServiceStatus { waiting_share: Some(1.5), ..sample_service("mail", Vec::new(), None) };
+        let quiet = [sample_service("web", Vec::new(), reason), sample_service("db", Vec::new(), reason), waiting];
+        let text = services_text(&quiet, 10);
+        assert_eq!(text.matches("  web, db: no work is counted\n").count(), 1, "{text}");
+        assert_eq!(text.matches("no work is counted").count(), 1, "{text}");
+        assert!(text.contains("  mail waits for CPUs longer than it runs (1.50 waiting, 1.00 running)\n"), "{text}");
         assert!(loss_lines(&[]).contains("no service is managed"));
     }
 }

@@ -1,6 +1,7 @@
 //! Formats the daemon's status as text and tables.
 
 use cachemate_core::Estimate;
+use cachemate_linux::machine::OBSERVE_ONLY_REASON;
 use cachemate_report::text::{counted_text, escape_controls, format_fixed, format_number, size_text, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
@@ -208,7 +209,15 @@ pub fn problems_text(status: &DaemonStatus) -> String {
     let unmatched_lines = status.unmatched_rules.iter().take(5).map(|rule| format!("{rule}\n"));
     let refused_plan =
         status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
-    let refusals = refused_plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
+    let planned_item =
+        |line: &'_ String| Some(line.strip_suffix(OBSERVE_ONLY_REASON)?.trim_end_matches(": ").to_string());
+    let planned: Vec<String> = status.refused.iter().filter_map(planned_item).collect();
+    let refused = status.refused.iter().filter(|line| planned_item(line).is_none());
+    let refusals = refused_plan.chain(refused.take(5).map(|line| format!("refused: {line}\n")));
+    let more = if planned.len() > 5 { format!(" and {} more", planned.len() - 5) } else { String::new() };
+    let shown = planned.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+    let planned_line = (!planned.is_empty()).then(|| format!("planned, but not made in mode observe: {shown}{more}\n"));
+    let refusals = refusals.chain(planned_line);
     unmatched_lines
         .chain(refusals)
         .chain(status.overridden.iter().take(5).map(|item| format!("changed by another program: {item}\n")))
@@ -309,6 +318,17 @@ mod tests {
         let status = DaemonStatus { policy: policy.clone(), ..DaemonStatus::default() };
         assert!(top_text(&status, true, None).contains(&policy));
         assert!(top_text(&status, true, Some(80)).lines().all(|line| line.chars().count() <= 80));
+    }
+
+    /// Are changes that the mode does not allow listed once, and apart from those that the host refused?
+    #[test]
+    fn observing_refuses_nothing() {
+        let refused = vec![format!("CPUs of a(1): {OBSERVE_ONLY_REASON}"), "probe 3: the task has exited".to_string()];
+        let text = problems_text(&DaemonStatus { refused, ..DaemonStatus::default() });
+        assert_eq!(
+            text,
+            "refused: probe 3: the task has exited\nplanned, but not made in mode observe: CPUs of a(1)\n"
+        );
     }
 
     /// Do the status, top and the explanation word the state of a promise identically?

@@ -62,8 +62,18 @@ fn a_check_names_matches_and_refuses_impossible_values() {
         program.pid()
     );
     let checked = run_check(&rules).ok();
-    assert!(checked.out.contains(&format!("rules[0] (pid {}): 1 process: sleep\n", program.pid())), "{}", checked.out);
-    assert!(checked.out.contains("rules[1] (cgroup '/no-such.slice/*/*pod1234*'): 0 processes\n"), "{}", checked.out);
+    assert!(
+        checked
+            .out
+            .contains(&format!("rules[0] (pid {}) managed, at most 5 % slower: 1 process: sleep\n", program.pid())),
+        "{}",
+        checked.out
+    );
+    assert!(
+        checked.out.contains("rules[1] (cgroup '/no-such.slice/*/*pod1234*') managed: 0 processes\n"),
+        "{}",
+        checked.out
+    );
     assert!(
         checked.err.contains("warning: rules[1]") && checked.err.contains("matches nothing now"),
         "{}",

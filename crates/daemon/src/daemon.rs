@@ -52,12 +52,24 @@ pub struct ConfigSource {
 }
 
 impl ConfigSource {
+    /// The path of the configuration, whether or not the file exists.
+    pub fn path(&self) -> PathBuf {
+        self.file.clone().unwrap_or_else(paths::config_file)
+    }
+
+    /// Describes a missing configuration; `None` if the file exists.
+    pub fn describe_absence(&self) -> Option<String> {
+        let path = self.path();
+        let message = "no such file, so the defaults apply and no program is managed; [[rules]] select programs";
+        (!cachemate_files::path_exists(&path)).then(|| format!("{}: {message}", path.display()))
+    }
+
     /// Reads the configuration and applies the overriding options.
     ///
     /// # Errors
     /// The file cannot be read, or is invalid; the error names the line.
     pub fn read(&self) -> anyhow::Result<ManageConfig> {
-        let file = self.file.clone().unwrap_or_else(paths::config_file);
+        let file = self.path();
         let mut config = match cachemate_files::path_exists(&file) || self.is_named {
             true => load_manage_config(&file.display().to_string(), &paths::find_user_id)?,
             false => ManageConfig::default(),
@@ -122,8 +134,9 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
     missing_evidence.iter().for_each(|evidence| report(&evidence.to_string()));
     let shared_status = new_shared_status(&options.config, flags);
     let mut watcher = StatusTracker::new(header.pipeline.predictor.clone());
-    let file = source.file.clone().unwrap_or_else(paths::config_file);
-    watcher.status.config = cachemate_files::path_exists(&file).then(|| file.display().to_string());
+    let missing_config = source.describe_absence();
+    missing_config.iter().for_each(|absence| report(absence));
+    watcher.status.config = missing_config.is_none().then(|| source.path().display().to_string());
     watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
     watcher.status.pid = std::process::id();
     watcher.status.level = host.capability_survey.level;

@@ -59,7 +59,7 @@ const MIN_READING_INSTRUCTIONS: f64 = 1e8;
 const MIN_WINDOW_INSTRUCTIONS: f64 = 1e6;
 
 /// The evidence level that depends on a calibration.
-const PROBE_LEVEL: u32 = 2;
+pub const PROBE_LEVEL: u32 = 2;
 /// The level without it.
 const TOPOLOGY_ONLY: u32 = 3;
 

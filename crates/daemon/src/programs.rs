@@ -2,7 +2,7 @@
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -30,6 +30,8 @@ pub struct ProgramExit {
     pub code: Option<i32>,
     /// The signal that ended the program, unless this process sent it.
     pub signal: Option<i32>,
+    /// Did it still run at the deadline, so that this process ended it?
+    pub timed_out: bool,
 }
 
 struct RunningChild {
@@ -124,8 +126,9 @@ fn wait_for_exits(
     stop: &AtomicBool,
     is_over: &AtomicBool,
 ) -> Vec<ProgramExit> {
-    children.iter().for_each(|program| signal_group(program, Signal::CONT));
+    // A short program may end before this thread runs again, so the clock starts first.
     let start = Instant::now();
+    children.iter().for_each(|program| signal_group(program, Signal::CONT));
     let mut exits: Vec<Option<ProgramExit>> = vec![None; children.len()];
     while exits.iter().any(Option::is_none) {
         let is_late = deadline.is_some_and(|deadline| start.elapsed() >= deadline);
@@ -134,26 +137,32 @@ fn wait_for_exits(
         }
         for (program, exit) in children.iter_mut().zip(&mut exits).filter(|(_, exit)| exit.is_none()) {
             if let Ok(Some(status)) = program.child.try_wait() {
-                *exit = Some(read_exit(start, &program.report_path, status.code(), status.signal()));
+                *exit = Some(read_exit(start, &program.report_path, Some(status)));
             }
         }
         std::thread::sleep(POLL_INTERVAL);
     }
     // Work is read before the programs end, so that their shutdown is not measured.
     let results = children.iter().zip(exits);
-    let results = results
-        .map(|(program, exit)| exit.unwrap_or_else(|| read_exit(start, &program.report_path, None, None)))
-        .collect();
+    let results =
+        results.map(|(program, exit)| exit.unwrap_or_else(|| read_exit(start, &program.report_path, None))).collect();
     is_over.store(true, Ordering::Relaxed);
     end_programs(&mut children);
     results
 }
 
-fn read_exit(start: Instant, report: &Path, code: Option<i32>, signal: Option<i32>) -> ProgramExit {
+/// The exit with this status; without one, the program still runs.
+fn read_exit(start: Instant, report: &Path, status: Option<ExitStatus>) -> ProgramExit {
     let work = cachemate_files::read_limited(report, 4096)
         .ok()
         .and_then(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?)));
-    ProgramExit { seconds: start.elapsed().as_secs_f64(), work: work.filter(|work| *work > 0), code, signal }
+    ProgramExit {
+        seconds: start.elapsed().as_secs_f64(),
+        work: work.filter(|work| *work > 0),
+        code: status.and_then(|status| status.code()),
+        signal: status.and_then(|status| status.signal()),
+        timed_out: status.is_none(),
+    }
 }
 
 fn signal_group(program: &RunningChild, signal: Signal) {

@@ -9,20 +9,20 @@ use cachemate_linux::act::budgets::SlowdownBudget;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::rule_matches::{RuleMatch, find_rule_matches};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
-use cachemate_report::text::escape_controls;
-use cachemate_spec::{ManageConfig, RuleAction, RuleConfig, User};
+use cachemate_report::text::{escape_controls, format_number};
+use cachemate_spec::{CpusetConfig, ManageConfig, RuleAction, RuleConfig, ServiceFloorConfig, User};
 
 use crate::host;
 
 /// Maximum number of process names listed for one rule.
 const MAX_NAMES: usize = 5;
 
-/// Matches of the rules, as lines of text.
+/// Matches of the rules and of the other entries that name programs, as lines of text.
 #[derive(Default)]
 pub struct RuleReport {
-    /// One line for each rule.
+    /// One line for each entry: how it is understood, and what it matches.
     pub lines: Vec<String>,
-    /// Rules that decide about no process, with the nearest cgroups or names.
+    /// Entries that match nothing, with the nearest cgroups or names, and limits that this host may not be able to measure.
     pub warnings: Vec<String>,
 }
 
@@ -36,7 +36,8 @@ pub fn build_rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
     let matches = matches.context("cannot read the processes of this host")?;
     let mut report = RuleReport::default();
     for (index, (rule, rule_match)) in config.rules.iter().zip(&matches).enumerate() {
-        report.lines.push(format!("rules[{index}] ({}): {}", describe_conditions(rule), describe_match(rule_match)));
+        let (conditions, treatment) = (describe_conditions(rule), describe_treatment(rule));
+        report.lines.push(format!("rules[{index}] ({conditions}) {treatment}: {}", describe_match(rule_match)));
     }
     report.warnings = describe_unmatched_rules(&config.rules, &matches);
     let managed = config.rules.iter().zip(&matches).filter(|(rule, _)| rule.action == RuleAction::Manage);
@@ -49,7 +50,69 @@ pub fn build_rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
         }
         report.lines.push(format!("budgets[{index}] {}", describe_budget(budget, &limits)));
     }
+    for (label, rule) in named_programs(config) {
+        // Each entry is tested on its own, because several entries may name the same program.
+        let rules = host::manage_rules(&[rule]);
+        let matches = find_rule_matches(&LinuxHost::new("/"), &rules, &ServiceDirectory::default())?;
+        let rule_match = matches.into_iter().next().unwrap_or_default();
+        match rule_match.decided_commands.is_empty() {
+            true => report.warnings.push(format!("{label} {}", describe_absence(&rule_match))),
+            false => report.lines.push(format!("{label}: {}", describe_match(&rule_match))),
+        }
+    }
+    for (index, floor) in config.service_floors.iter().enumerate() {
+        if let Some(path) = floor.progress_file.as_ref().filter(|path| !cachemate_files::path_exists(path)) {
+            report
+                .warnings
+                .push(format!("service_floors[{index}].progress_file: {}: no such file now", path.display()));
+        }
+    }
+    let has_limits = !config.budgets.is_empty() || config.rules.iter().any(|rule| rule.max_slowdown.is_some());
+    if has_limits && host::survey_host(false)?.capability_survey.level != 1 {
+        report.warnings.push(
+            "max_slowdown: without counters (cachemate doctor), a limit is measured only for programs that report \
+             progress, or by probes in mode act; for others its state stays unknown"
+                .to_string(),
+        );
+    }
     Ok(report)
+}
+
+/// The cpusets, floors and profiles as rules that match the same programs, with their descriptions.
+fn named_programs(config: &ManageConfig) -> Vec<(String, RuleConfig)> {
+    let cpuset_rule = |(index, cpuset): (usize, &CpusetConfig)| {
+        let rule = RuleConfig { cgroup: Some(cpuset.cgroup.clone()), ..RuleConfig::default() };
+        (format!("cpusets[{index}] ({}) to CPUs {}", describe_conditions(&rule), cpuset.cpus), rule)
+    };
+    let floor_rule = |(index, floor): (usize, &ServiceFloorConfig)| {
+        let rule = RuleConfig { service: Some(floor.service.clone()), ..RuleConfig::default() };
+        let (conditions, rate) = (describe_conditions(&rule), format_number(floor.min_rate));
+        (format!("service_floors[{index}] ({conditions}) at least {rate} a second"), rule)
+    };
+    let profile_rule = |name: String| {
+        let label = format!("profile of '{}'", escape_controls(&name));
+        (label, RuleConfig { command: Some(name), ..RuleConfig::default() })
+    };
+    // Unreadable profiles are an error of the start and of the check.
+    let profiles = host::read_known_profiles(&config.profiles).unwrap_or_default();
+    let cpuset_rules = config.cpusets.iter().enumerate().map(cpuset_rule);
+    let floor_rules = config.service_floors.iter().enumerate().map(floor_rule);
+    cpuset_rules.chain(floor_rules).chain(profiles.into_keys().map(profile_rule)).collect()
+}
+
+/// The treatment of the programs that match a rule, with their goals as they were understood.
+fn describe_treatment(rule: &RuleConfig) -> String {
+    let action = match rule.action {
+        RuleAction::Manage => "managed",
+        RuleAction::Observe => "only measured",
+        RuleAction::Ignore => "ignored",
+    };
+    let goals = [
+        rule.max_slowdown.map(|limit| format!("at most {} % slower", format_number(100.0 * limit))),
+        rule.min_rate.map(|rate| format!("at least {} a second", format_number(rate))),
+        rule.priority.map(|priority| format!("priority {}", format_number(priority))),
+    ];
+    [action.to_string()].into_iter().chain(goals.into_iter().flatten()).collect::<Vec<_>>().join(", ")
 }
 
 /// A budget with the limits of its services, the largest first.
@@ -67,9 +130,10 @@ fn describe_budget(budget: &SlowdownBudget, limits: &BTreeMap<ServiceIdentity, f
 /// Interval between checks of the rules of a running daemon.
 const RULE_CHECK_PERIOD: Duration = Duration::from_secs(60);
 
-/// Tracks which rules of a running daemon match nothing.
+/// Tracks which rules and other entries of a running daemon match nothing.
 pub(crate) struct RuleCheck {
     rules: Vec<RuleConfig>,
+    named_programs: Vec<(String, RuleConfig)>,
     last_check: Instant,
     warnings: Vec<String>,
 }
@@ -77,19 +141,28 @@ pub(crate) struct RuleCheck {
 impl RuleCheck {
     /// Builds the check. The first comparison takes place one interval from now, so a rule may match nothing for a
     /// minute.
-    pub(crate) fn new(rules: Vec<RuleConfig>) -> Self {
-        RuleCheck { rules, last_check: Instant::now(), warnings: Vec::new() }
+    pub(crate) fn new(config: &ManageConfig) -> Self {
+        let named_programs = named_programs(config);
+        RuleCheck { rules: config.rules.clone(), named_programs, last_check: Instant::now(), warnings: Vec::new() }
     }
 
-    /// Returns the rules that match nothing, once a minute; `None` between checks. Logs rules that were not in the
+    /// Returns the entries that match nothing, once a minute; `None` between checks. Logs rules that were not in the
     /// previous result.
     pub(crate) fn poll(&mut self, directory: &ServiceDirectory, report: &dyn Fn(&str)) -> Option<Vec<String>> {
         if self.last_check.elapsed() < RULE_CHECK_PERIOD {
             return None;
         }
         self.last_check = Instant::now();
-        let matches = find_rule_matches(&LinuxHost::new("/"), &host::manage_rules(&self.rules), directory).ok()?;
-        let unmatched_texts = describe_unmatched_rules(&self.rules, &matches);
+        // The entries follow the rules, so that one pass over the processes tests both and the rules decide.
+        let entry_rules = self.named_programs.iter().map(|(_, rule)| rule.clone());
+        let rules: Vec<RuleConfig> = self.rules.iter().cloned().chain(entry_rules).collect();
+        let matches = find_rule_matches(&LinuxHost::new("/"), &host::manage_rules(&rules), directory).ok()?;
+        let mut unmatched_texts = describe_unmatched_rules(&self.rules, &matches);
+        for ((label, _), entry_match) in self.named_programs.iter().zip(&matches[self.rules.len()..]) {
+            if entry_match.decided_commands.is_empty() && entry_match.earlier_count == 0 {
+                unmatched_texts.push(format!("{label} {}", describe_absence(entry_match)));
+            }
+        }
         unmatched_texts.iter().filter(|text| !self.warnings.contains(text)).for_each(|text| report(text));
         self.warnings.clone_from(&unmatched_texts);
         Some(unmatched_texts)
@@ -181,5 +254,23 @@ mod tests {
         assert_eq!(describe_budget(&budget, &limits), "(30.0 %): unit/b.service 15.0 %, command/a\\u{1b} 15.0 %");
         let shadowed = RuleMatch { earlier_count: 2, ..RuleMatch::default() };
         assert!(describe_absence(&shadowed).contains("earlier rules apply first"));
+    }
+
+    /// Is a limit stated as it was understood, and is an entry that matches nothing a warning?
+    #[test]
+    fn entries_are_stated_as_understood() {
+        let text = "[[rules]]\npid = 1\nmax_slowdown = '0.05%'\n[[cpusets]]\ncgroup = '/no/such.service'\ncpus = '0'\n\
+                    [[service_floors]]\nservice = 'no-such-service'\nmin_rate = 5\nprogress_file = '/no/such/file'";
+        let config = cachemate_spec::parse_manage_config("c.toml", text, &|_| None).unwrap();
+        let report = build_rule_report(&config).unwrap();
+        assert!(report.lines[0].starts_with("rules[0] (pid 1) managed, at most 0.05 % slower: "), "{:?}", report.lines);
+        let starts = [
+            "cpusets[0] (cgroup '/no/such.service') to CPUs 0 matches nothing now",
+            "service_floors[0] (service 'no-such-service') at least 5 a second matches nothing now",
+            "service_floors[0].progress_file: /no/such/file: no such file now",
+        ];
+        for start in starts {
+            assert!(report.warnings.iter().any(|warning| warning.starts_with(start)), "{start}: {:?}", report.warnings);
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! Services as `status`, `top`, `explain`, the metrics and the page show them: the loss of each service, and the
 //! services that cause it.
 
-use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind};
+use std::collections::BTreeMap;
+
+use cachemate_core::{Estimate, Observation, PromiseState, ServiceIdentity, ServiceKind};
 use cachemate_linux::act::group_overrides::GroupOverride;
 use cachemate_linux::nri::NriState;
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
@@ -31,6 +33,9 @@ pub struct ServiceStatus {
     pub unread_programs: Option<u64>,
     /// CPU time over elapsed time.
     pub cpu_share: f64,
+    /// Time in which its threads waited for a CPU, over elapsed time; `None` if the kernel does not report it.
+    #[serde(default)]
+    pub waiting_share: Option<f64>,
     /// Run time over solo run time, minus one; `None` if unknown, for the reason in `reason`.
     pub slowdown_percent: Option<f64>,
     /// Ends of its interval.
@@ -108,6 +113,7 @@ impl ServiceStatus {
             task_ids: report.tasks.iter().map(|task| task.0).collect(),
             unread_programs: None,
             cpu_share: report.cpu_share,
+            waiting_share: None,
             slowdown_percent: report.slowdown.map(|(slowdown, _)| rounded_percent(slowdown.value)),
             slowdown_range_percent: report.slowdown.map(|(slowdown, _)| percent_range(slowdown)),
             slowdown_source: report.slowdown.map(|(_, source)| source.describe().to_string()),
@@ -154,6 +160,18 @@ impl From<NriState> for NriStatus {
     fn from(state: NriState) -> Self {
         let NriState { runtime, registrations, requests, max_answer_ns, starts, placed_starts, error } = state;
         NriStatus { runtime, registrations, requests, max_answer_ns, starts, placed_starts, error }
+    }
+}
+
+/// Adds the waits of their threads in this window to the services.
+pub(crate) fn observe_waits(services: &mut [ServiceStatus], observation: &Observation) {
+    let known_waits = observation.tasks.iter().filter_map(|task| Some((task.task.0, task.run_queue_wait_ns?)));
+    let waits_ns: BTreeMap<u32, u64> = known_waits.collect();
+    let elapsed_ns = observation.span.elapsed_ns as f64;
+    for service in services {
+        let waits = service.task_ids.iter().filter_map(|task| waits_ns.get(task));
+        let total_ns = waits.copied().reduce(|total, wait| total + wait).filter(|_| elapsed_ns > 0.0);
+        service.waiting_share = total_ns.map(|ns| ns as f64 / elapsed_ns);
     }
 }
 

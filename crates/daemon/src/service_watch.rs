@@ -47,7 +47,7 @@ impl ServiceWatch {
             nri.map(start_plugin).transpose().context("cannot start the thread of the container runtime's plugin")?;
         Ok(ServiceWatch {
             profile_store: ProfileStore::new(state_dir),
-            rule_check: RuleCheck::new(config.rules.clone()),
+            rule_check: RuleCheck::new(config),
             service_floors: ServiceFloors::new(config.service_floors.clone()),
             directory,
             nri_plugin: nri,
@@ -92,7 +92,7 @@ impl ServiceWatch {
 
     /// Replaces the configuration after a reload.
     pub(crate) fn set_config(&mut self, config: ManageConfig) {
-        self.rule_check = RuleCheck::new(config.rules);
+        self.rule_check = RuleCheck::new(&config);
         self.service_floors = ServiceFloors::new(config.service_floors);
     }
 

@@ -9,7 +9,7 @@ use cachemate_core::{
     ProbeResult, Profile, ReasonKind, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use cachemate_linux::machine::LiveMachine;
+use cachemate_linux::machine::{LiveMachine, OBSERVE_ONLY_REASON};
 use cachemate_linux::safety::guardian::cgroup::ends_with_group_of;
 use cachemate_linux::sense::pressure::{self, Pressure};
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
@@ -20,7 +20,7 @@ use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
 
 use crate::promise_status::{self, PromiseStatus};
-use crate::service_status::{NriStatus, ServiceStatus, describe_override};
+use crate::service_status::{NriStatus, ServiceStatus, describe_override, observe_waits};
 
 /// Time between two reads of the host's slowly changing state.
 const HOST_PERIOD: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ pub struct DaemonStatus {
     /// The plugin of the container runtime; `None` if none is configured.
     #[serde(default)]
     pub nri: Option<NriStatus>,
-    /// Rules that matched no process at the last check, which is made once a minute.
+    /// Rules, cpusets, floors and profiles that matched no process at the last check, which is made once a minute.
     #[serde(default)]
     pub unmatched_rules: Vec<String>,
     /// Pressure-stall information of the host.
@@ -139,7 +139,7 @@ pub struct DaemonTotals {
     pub decisions: u64,
     /// Decisions that the guard rolled back.
     pub rollbacks: u64,
-    /// Items of plans that the host refused.
+    /// Items of plans that the host refused; without those that are not made because the mode is `observe`.
     pub refused_changes: u64,
     /// Invalid plans.
     #[serde(default)]
@@ -408,9 +408,11 @@ impl StatusTracker {
         self.status.tasks = identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology)).collect();
         let task_count = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(task_count.unwrap_or(0));
-        self.status.counters.refused_changes += record.applied.refused.len() as u64;
+        let refused = record.applied.refused.iter().filter(|refused| refused.message != OBSERVE_ONLY_REASON);
+        self.status.counters.refused_changes += refused.count() as u64;
         self.reasons_by_task.retain(|task, _| ids.contains_key(task));
         self.status.services = view.services.iter().map(ServiceStatus::new).collect();
+        observe_waits(&mut self.status.services, &record.observation);
         self.status.caches = cache_statuses(topology, &self.status.tasks, record);
         self.status.windows = record.observation.window + 1;
         self.status.refused_plan = None;

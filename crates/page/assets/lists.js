@@ -67,7 +67,7 @@ export class Lists {
     const now = (snapshot.probes || []).map((probe) => probe.kind + (probe.program === undefined ? "" : " for " + nameOf(probe.program)) + ": " + seconds(probe.cost_s));
     // A recording has no processor times of the daemon, so the durations of its probes stand in.
     const lines = [daemon ? "The daemon, its probes and its guardian took " + percent(daemon.cpu_share) + " of one CPU."
-      : "Probes ran for " + seconds(total) + " so far, " + percent(share) + " of the time.",
+      : "Probes were in progress for " + seconds(total) + " so far, " + percent(share) + " of the elapsed time. They wait during most of it; recordings have no processor times, which a running daemon's page shows.",
       snapshot.changes_s === undefined ? null : "The changes of this window took " + seconds(snapshot.changes_s) + "."].filter(Boolean);
     this.fill("probes", lines.concat(now).join("\n"), () => [...lines.map((line) => el("p", {}, line)), now.length ? el("ul", { class: "list" }, ...now.map((line) => el("li", {}, line))) : null].filter(Boolean));
   }

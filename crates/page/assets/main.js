@@ -72,7 +72,7 @@ class Page {
     if (recording) {
       this.head(recording.head, Infinity);
       recording.windows.forEach((snapshot) => this.store.add(snapshot));
-      say(byId("state"), recording.head.cut_off ? "recording, cut off: " + recording.head.cut_off : "recording");
+      say(byId("state"), recording.head.cut_off ? "incomplete recording: " + recording.head.cut_off : "recording");
       this.marks();
       // The newest window: in the first one there are no measurements yet.
       this.show(null);
@@ -91,6 +91,7 @@ class Page {
   }
 
   connect() {
+    say(byId("state"), "connecting");
     this.events = new Events({
       state: (text) => say(byId("state"), text),
       head: (head) => this.head(head),

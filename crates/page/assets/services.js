@@ -26,13 +26,14 @@ function certainty(cause) {
 // Never empty without its reason.
 function absence(services) {
   const unknown = services.find((service) => service.reason);
-  if (services.length === 0) return "No service is managed.";
+  if (services.length === 0) return "No service is managed: no rule of the configuration matches a program.";
   return unknown ? "No loss is known. " + unknown.name + ": " + unknown.reason + "." : "No loss was measured or forecast.";
 }
 
 function table(services) {
   const causes = [...new Set(services.flatMap((service) => (service.slowed_by || []).map((cause) => cause.service)))];
-  const head = el("tr", {}, ...["service", "kind", "threads", "slowdown", ...causes].map((name) => el("th", { scope: "col" }, name)));
+  const reasons = causes.length === 0 && services.some((service) => service.reason) ? ["why unknown"] : [];
+  const head = el("tr", {}, ...["service", "kind", "threads", "slowdown", ...causes, ...reasons].map((name) => el("th", { scope: "col" }, name)));
   const rows = services.map((service) => {
     const slowdown = service.slowdown ? percent(service.slowdown.value, true) + " " + service.source : DASH;
     const cells = causes.map((name) => {
@@ -44,7 +45,7 @@ function table(services) {
       }
       return cell;
     });
-    const last = causes.length === 0 && service.reason ? [el("td", { class: "soft" }, service.reason)] : [];
+    const last = reasons.map(() => el("td", { class: "soft" }, service.reason || DASH));
     const row = el("tr", {}, el("th", { scope: "row" }, service.name), el("td", {}, service.kind), el("td", {}, String(service.tasks)), el("td", {}, slowdown), ...cells, ...last);
     if (service.reason) row.title = service.reason;
     return row;

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Series};
 use crate::html_page::{render_page, scroll_box};
 use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
-use crate::text::{count_text, format_number, percent_text, size_text, value_or_dash};
+use crate::text::{count_text, format_fixed, format_number, percent_text, size_text, value_or_dash};
 
 /// Content of the page; empty parts are left out.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -212,7 +212,7 @@ fn spread_axis(label: &str, series: &[Series]) -> Axis {
 fn render_cost(value: Option<f64>, unit: &str) -> String {
     match (value, unit) {
         (None, _) => "not known".to_string(),
-        (Some(value), "percent") => format!("{value:.1} %"),
+        (Some(value), "percent") => format!("{} %", format_fixed(value, 1)),
         (Some(value), _) => format_number(value),
     }
 }

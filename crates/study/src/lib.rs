@@ -19,7 +19,7 @@ pub use curve::{
 };
 pub use kernel_footprint::KernelFootprint;
 pub use prediction::{DEFAULT_SCHEME, cache_summary, cost_table, cost_unit, pair_costs, plan_result};
-pub use profiling::{ProfilePass, ProfileTarget, profile_for_target};
+pub use profiling::{ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target};
 
 use cachemate_locality::cachesim::GeometryError;
 use cachemate_locality::stack::StackError;

@@ -260,14 +260,24 @@ fn trace_fact<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::ExactTrace, 0)
 }
 
+/// The largest size that a curve from bursts covers; `None` if the recording has no gaps.
+pub fn burst_reach_bytes(file: &ProfileFile) -> Option<u64> {
+    let curve = file.curves.iter().find(|curve| curve.method == "bursts")?;
+    Some(curve.points.last().map_or(0, |point| point.size_bytes))
+}
+
 /// The profile for the cache of `target`: from the LRU positions that the file has for that cache, or otherwise from
-/// its stack distances.
+/// its stack distances. Without positions if bursts are too short to tell them for a cache of this size.
 ///
 /// # Errors
 /// The file was made for another line size, or lacks stack distances.
 pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<Profile, StudyError> {
     let mut profile = file.profile.clone();
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return Ok(profile) };
+    if burst_reach_bytes(file).is_some_and(|reach| reach < target.size_bytes) {
+        profile.locality.stack_positions = None;
+        return Ok(profile);
+    }
     let per_mega = |count: f64| count * 1e6 / instructions as f64;
     let matches_target = |stored: &&StackPositions| {
         (stored.size_bytes, stored.line_bytes, stored.hits.len())
@@ -294,4 +304,27 @@ pub fn profile_for_target(file: &ProfileFile, target: ProfileTarget) -> Result<P
     profile.locality.stack_positions =
         folded_counts.map(|counts| trace_fact(counts.into_iter().map(per_mega).collect()));
     Ok(profile)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a recording in bursts give LRU positions for a cache within its reach only?
+    #[test]
+    fn bursts_tell_nothing_beyond_their_reach() {
+        let record_of =
+            |index: u64| AccessRecord { address: index % 512 * 64, gap: 1, thread: 0, size: 8, store: false };
+        let records: Vec<AccessRecord> = (0..4096).map(record_of).collect();
+        let totals = TraceTotals { records: 4096, instructions: Some(4096), ..TraceTotals::default() };
+        let has_positions = |size_bytes: u64| {
+            let target = ProfileTarget { level: CacheLevel::L3, size_bytes, ways: 8, line_bytes: 64, slices: 1 };
+            let mut pass = ProfilePass::new(Some(target), true, 4096, &[0, 2048]).unwrap();
+            pass.push(&records).unwrap();
+            let header = TraceHeader::for_import("a.cmt", true);
+            let file = pass.finish("a", "a.cmt", &header, Some(&totals)).unwrap();
+            profile_for_target(&file, target).unwrap().locality.stack_positions.is_some()
+        };
+        assert_eq!((has_positions(16 << 10), has_positions(1 << 20)), (true, false));
+    }
 }

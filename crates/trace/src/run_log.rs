@@ -205,6 +205,10 @@ impl RunLogReader {
         self.line_number += 1;
         let read_result = self.input.by_ref().take(LINE_BYTES_LIMIT).read_until(b'\n', &mut self.line);
         if let Err(error) = read_result {
+            if self.line_number > 1 && error.kind() == std::io::ErrorKind::UnexpectedEof {
+                let expected = "a whole line (is the run still in progress, or the log truncated?)";
+                return Err(self.log_error("the end of the file in a compressed block".to_string(), expected));
+            }
             if self.line_number > 1 || error.kind() == std::io::ErrorKind::UnexpectedEof {
                 return Err(self.log_error(format!("bytes that do not unpack ({error})"), "a whole line"));
             }
@@ -218,7 +222,7 @@ impl RunLogReader {
             0 => "the end of the file".to_string(),
             bytes => format!("the end of the file after {bytes} bytes of the line"),
         };
-        Err(self.log_error(found, "a whole line (is the log truncated?)"))
+        Err(self.log_error(found, "a whole line (is the run still in progress, or the log truncated?)"))
     }
 }
 

@@ -42,7 +42,7 @@ impl DashboardArgs {
             run.head.truth = Some(ground_truth(path, &run)?);
         }
         if let Some(cut_off) = &run.head.cut_off {
-            session.note(&format!("the recording is truncated: {cut_off}"));
+            session.warn(&format!("the recording is incomplete: {cut_off}"));
         }
         write_file(&self.output.output, page_html(Some(&run))?.as_bytes(), self.output.force)?;
         let (windows, path) = (run.snapshots.len(), self.output.output.display());

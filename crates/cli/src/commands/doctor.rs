@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::session::Session;
-use cachemate_daemon::host;
+use cachemate_daemon::host::{self, PROBE_LEVEL};
 use cachemate_daemon::status::describe_evidence_level;
 
 /// Test the facilities of this host: counters, probes, placement; report why one is missing and how to enable it
@@ -46,7 +46,10 @@ impl Doctor {
         let shared_count =
             host.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
         let result = DoctorJson {
-            means: describe_evidence_level(host.capability_survey.level, !self.quick),
+            means: match self.quick && host.capability_survey.level == PROBE_LEVEL {
+                true => "evidence level 2 or 3 of 3: no counters; --quick skips the calibration that shows whether probes work".to_string(),
+                false => describe_evidence_level(host.capability_survey.level, true),
+            },
             online_cpus: host.topology.online().count() as usize,
             shared_last_level_caches: shared_count,
             topology_warnings: host.warnings,

@@ -44,6 +44,17 @@ impl Man {
 const LIVE_PAGE: &str = include_str!("../../../../docs/live.md");
 const TABLE_HEAD: &str = "| key | meaning | default |";
 
+/// A configuration with the entries that most hosts need.
+const EXAMPLE: &str = "mode = \"observe\"
+
+[[rules]]
+service = \"redis\"
+max_slowdown = \"5%\"
+
+[[rules]]
+kind = \"unit\"
+";
+
 /// The manual page of the configuration, generated from the table of its keys.
 fn config_page() -> String {
     let mut text =
@@ -54,8 +65,10 @@ fn config_page() -> String {
     for row in rows {
         let cells: Vec<String> = row.trim_matches('|').split('|').map(|cell| plain_text(cell.trim())).collect();
         let [key, meaning, default] = cells.as_slice() else { continue };
-        text += &format!(".TP\n\\fB{key}\\fR\n{meaning}. Default: {default}.\n");
+        let default_text = if default.is_empty() { String::new() } else { format!(" Default: {default}.") };
+        text += &format!(".TP\n\\fB{key}\\fR\n{meaning}.{default_text}\n");
     }
+    text += &format!(".SH EXAMPLE\n.nf\n{}.fi\n", plain_text(EXAMPLE));
     text + ".SH SEE ALSO\n.BR cachemate (1),\n.BR cachemate-manage (1)\n"
 }
 
@@ -65,7 +78,8 @@ fn plain_text(cell: &str) -> String {
     let mut rest_text = cell;
     while let Some((before, after_bracket)) = rest_text.split_once('[') {
         text += before;
-        match after_bracket.split_once("](").and_then(|(label, target)| Some((label, target.split_once(')')?.1))) {
+        let link = after_bracket.split_once("](").filter(|(label, _)| !label.contains(['[', ']']));
+        match link.and_then(|(label, target)| Some((label, target.split_once(')')?.1))) {
             Some((label, after)) => {
                 text += label;
                 rest_text = after;
@@ -99,5 +113,8 @@ mod tests {
         }
         assert!(page.matches(".TP").count() > 15 && !page.contains('`') && !page.contains("]("), "{page}");
         assert_eq!(plain_text("the [policy](index.md#policies) of `[[rules]]`"), "the policy of [[rules]]");
+        assert_eq!(plain_text("`[[rules]]` of [services](services.md)"), "[[rules]] of services");
+        assert!(page.contains("\\fB[[rules]] command") && !page.contains("Default: ."), "{page}");
+        cachemate_spec::parse_manage_config("example", EXAMPLE, &|_| None).unwrap();
     }
 }

@@ -28,7 +28,7 @@ pub struct Manage {
     /// Change nothing, even if the configuration sets 'mode = "act"'
     #[arg(long)]
     observe_only: bool,
-    /// Check the configuration, print what each rule matches now, report errors, and exit
+    /// Check the configuration, print how each entry is understood and what it matches now, report errors, and exit
     #[arg(long)]
     check: bool,
     /// Print the first changes that would be made, and exit without making them
@@ -82,10 +82,10 @@ impl Manage {
             let config = source.read()?;
             path_checks::check_config(&config)?;
             let report = build_rule_report(&config)?;
+            source.describe_absence().iter().for_each(|absence| session.warn(absence));
             report.lines.iter().try_for_each(|line| session.print(&format!("{line}\n")))?;
             report.warnings.iter().for_each(|warning| session.warn(warning));
-            session.note("the configuration is valid");
-            return Ok(());
+            return session.print("the configuration is valid\n");
         }
         let control_flags = ControlFlags { stop: session.interrupt_flag(), ..ControlFlags::default() };
         if self.dry_run {

@@ -23,7 +23,7 @@ use crate::traces::{TraceArgs, TraceInput};
 /// Print the miss-rate curve of a trace: the misses of a cache of each size
 ///
 /// The caches are fully associative LRU caches. The curve is exact, unless --sample-rate is given or the trace was recorded
-/// in bursts. Misses per thousand instructions (MPKI) are printed if the trace has instruction counts.
+/// in bursts; sizes below a recorder's first-level filter have no points. Misses per thousand instructions (MPKI) are printed if the trace has instruction counts.
 #[derive(Args)]
 pub struct Mrc {
     /// The trace; - is standard input
@@ -138,7 +138,7 @@ impl Mrc {
 
     /// The curve of the part that could be read.
     fn measure_part(&self, session: &Session) -> anyhow::Result<(MrcResult, TraceInput)> {
-        let sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
+        let mut sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
         if !trace.burst_starts().is_empty() && (self.sample_rate.is_some() || self.by != CurveScope::All) {
             let file = &self.file;
@@ -146,6 +146,16 @@ impl Mrc {
                 "{file}: found a recording in bursts, for which --sample-rate and --by have no curve"
             ))
             .into());
+        }
+        // A filtered recording lacks the accesses that smaller caches would also have to serve.
+        let filter_bytes = trace.header().filter.map_or(0, |filter| filter.size_bytes);
+        if sizes.iter().any(|size| *size < filter_bytes) {
+            session.warn(&format!(
+                "{}: recorded behind a filter of {}: smaller sizes have no points, and sizes up to twice that are approximate",
+                self.file,
+                size_text(filter_bytes)
+            ));
+            sizes.retain(|size| *size >= filter_bytes);
         }
         let result = match self.sample_rate {
             Some(rate) => self.measure_sampled_curve(session, &mut trace, rate, &sizes)?,

@@ -6,7 +6,7 @@ use cachemate_report::{Align, CostTable, GroupForecast, PredictResult, ProgramSu
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::prediction::{Prediction, PredictionArgs};
+use crate::prediction::{INTERVAL_MODEL, Prediction, PredictionArgs};
 use crate::session::Session;
 
 /// Predict how much programs slow each other down on a shared cache
@@ -114,5 +114,14 @@ fn group_table(group: &GroupForecast) -> String {
             value_or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{range}"))),
         ]);
     }
-    format!("all of them on one cache ({}){ratio_text}\n{}", group.method, table.text())
+    // The table of classes shows the recording's curve.
+    let note = match group.method == INTERVAL_MODEL {
+        true => {
+            "MPKI here are demand misses after the start, alone on the machine or in the group; those of the table above \
+                 also count first touches and lines that prefetchers fetch\n"
+        }
+        false => "",
+    };
+    let (method, count) = (&group.method, group.members.len());
+    format!("all {count} on one cache, with a CPU for each ({method}){ratio_text}\n{}{note}", table.text())
 }

@@ -2,7 +2,7 @@
 
 use cachemate_report::text::{count_text, size_text};
 use cachemate_report::{PlanResult, StudyPage};
-use cachemate_study::plan_result;
+use cachemate_study::{burst_reach_bytes, plan_result};
 use clap::Args;
 
 use crate::args::OutputArgs;
@@ -84,7 +84,13 @@ fn method_rows(prediction: &Prediction, plan: &PlanResult) -> Vec<(String, Strin
             count_text(record_counts.iter().sum())
         ),
     ));
-    rows.push(labeled_row("curves", "exact LRU stack distances, per thousand recorded instructions".to_string()));
+    let has_bursts = prediction.programs.iter().any(|program| burst_reach_bytes(&program.file).is_some());
+    let method = if has_bursts {
+        "LRU stack distances, estimated for recordings in bursts"
+    } else {
+        "exact LRU stack distances"
+    };
+    rows.push(labeled_row("curves", format!("{method}, per thousand recorded instructions")));
     rows.push(labeled_row(
         "classes",
         "animal classes by LRU positions on the shared cache: accesses, misses, hits lost with half of the ways"

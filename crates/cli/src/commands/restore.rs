@@ -33,7 +33,7 @@ pub struct RestoreArgs {
 }
 
 /// `cachemate restore --json`.
-#[derive(Default, Serialize)]
+#[derive(Default, PartialEq, Serialize)]
 struct RestoreJson {
     restored: usize,
     unchanged: usize,
@@ -72,6 +72,11 @@ impl RestoreJson {
     }
 
     fn render(&self) -> String {
+        if *self == Self::default() {
+            return "nothing to restore: no journal of a crashed daemon or run is left; after a crash, its guardian \
+                    restores the host and removes the journal\n"
+                .to_string();
+        }
         let mut text =
             format!("{} restored, {} were unchanged, {} no longer exist\n", self.restored, self.unchanged, self.gone);
         self.orphans.iter().for_each(|line| text.push_str(&format!("{line}\n")));

@@ -31,7 +31,8 @@ use cachemate_daemon::programs::{ProgramExit, ProgramGroup};
 /// Commands are separated by ':::'. A program that maps the file named in CACHEMATE_PROGRESS and counts its work in the first
 /// eight bytes is compared by work per second, other programs by run time. Only these programs are managed, and the host is
 /// restored afterward. Standard output is that of the programs: the summary, also with --json, goes to standard error, and
-/// --quiet omits it. If a program fails, the exit code is 1.
+/// --quiet omits it. If a program fails, the exit code is 1; so it is if --timeout kills a program that reports no work,
+/// because its run time is then unknown.
 #[derive(Args)]
 pub struct RunArgs {
     /// Policy that manages the programs
@@ -47,7 +48,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<f64>,
     /// Run everything N times managed and N times unmanaged, alternating
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     compare: Option<u32>,
     /// Measure and report, but change nothing
     #[arg(long)]
@@ -72,10 +73,14 @@ pub struct RunArgs {
 #[derive(Serialize)]
 struct RunJson {
     policy: String,
+    /// `observe` if the runs under `managed` were only observed.
+    mode: ManageMode,
     programs: Vec<ProgramJson>,
     /// Reasons of the last managed run, newest first.
     decisions: Vec<String>,
     refused: Vec<String>,
+    /// Evidence that the policy uses and this host does not provide.
+    missing_evidence: Vec<String>,
     /// Changes that would be made; present with --dry-run only.
     #[serde(skip_serializing_if = "Option::is_none")]
     dry_run: Option<DryRun>,
@@ -93,7 +98,8 @@ struct ProgramJson {
     managed_spread: Option<(f64, f64)>,
     unmanaged_median: Option<f64>,
     unmanaged_spread: Option<(f64, f64)>,
-    /// Managed speed divided by unmanaged speed, so above 1 is faster; absent if the runs are too short to compare.
+    /// Managed speed divided by unmanaged speed, so above 1 is faster; absent if the runs are too short to compare, or if
+    /// they are compared by run time and one was killed at the timeout.
     speed_ratio: Option<f64>,
     /// Does the shortest run have fewer than [`MIN_COMPARED_WINDOWS`] windows?
     too_short_to_compare: bool,
@@ -107,6 +113,7 @@ struct RunOutcome {
     exits: Vec<ProgramExit>,
     decisions: Vec<String>,
     refused: Vec<String>,
+    missing_evidence: Vec<String>,
     dry_run: Option<DryRun>,
 }
 
@@ -132,7 +139,7 @@ impl RunArgs {
         let state_dir = RunStateDir::new()?;
         let host = host::survey_host(false)?;
         let (mut managed_exits, mut unmanaged_exits, mut last_outcome) = (Vec::new(), Vec::new(), None);
-        for round in 0..self.compare.unwrap_or(1).max(1) {
+        for round in 0..self.compare.unwrap_or(1) {
             // The order alternates between rounds, so that drifts of the host affect both kinds of runs alike.
             let run_kinds: &[bool] = match (self.compare.is_some(), round % 2 == 0) {
                 (false, _) => &[true],
@@ -162,9 +169,11 @@ impl RunArgs {
         let last = last_outcome.unwrap_or_default();
         let result = RunJson {
             policy: self.policy.clone(),
+            mode: config.mode,
             programs: programs.collect(),
             decisions: last.decisions,
             refused: last.refused,
+            missing_evidence: last.missing_evidence,
             dry_run: last.dry_run,
         };
         let output = self.output.as_deref().map(|path| (path, self.force));
@@ -191,6 +200,7 @@ impl RunArgs {
         // Programs wait until cachemate has started, because its start-up time must not affect the comparison.
         let programs = ProgramGroup::start(commands, &progress_path, deadline, stop.clone(), is_over.clone())?;
         let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+        let mut missing_evidence: Vec<String> = Vec::new();
         let mut dry_run = self.dry_run.then(|| DryRun::new(&self.policy));
         if let Some((host, config)) = management {
             let pid_rule =
@@ -208,7 +218,7 @@ impl RunArgs {
             let host::LiveRun { control_loop: mut live, header, missing_evidence: missing } =
                 host::build_live_run(host, &options)?;
             programs.release();
-            missing.iter().for_each(|missing| session.note(&missing.to_string()));
+            missing_evidence = missing.iter().map(ToString::to_string).collect();
             let mut watcher = cachemate_daemon::status::StatusTracker::new(header.pipeline.predictor);
             let loop_result = loop {
                 match live.step() {
@@ -241,7 +251,7 @@ impl RunArgs {
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("the programs were killed and the host was restored".into()).into());
         }
-        Ok(RunOutcome { exits, decisions, refused, dry_run })
+        Ok(RunOutcome { exits, decisions, refused, missing_evidence, dry_run })
     }
 }
 
@@ -273,6 +283,10 @@ fn check_exits(programs: &[ProgramJson]) -> anyhow::Result<()> {
         program.managed.iter().chain(&program.unmanaged).find_map(|exit| match (exit.code, exit.signal) {
             (Some(code), _) if code != 0 => Some(format!("'{}' (exit {code})", program.command)),
             (_, Some(signal)) => Some(format!("'{}' (signal {signal})", program.command)),
+            _ if exit.timed_out && exit.work.is_none() => {
+                let seconds = cachemate_report::text::format_number(exit.seconds);
+                Some(format!("'{}' (still running at the timeout, killed after {seconds} s)", program.command))
+            }
             _ => None,
         })
     };
@@ -304,7 +318,9 @@ fn compare_program(
     let (managed_figures, unmanaged_figures) = (sorted_figures(&managed), sorted_figures(&unmanaged));
     let quartiles = |figures: &[f64]| quantile(figures, 0.25).zip(quantile(figures, 0.75));
     let (managed_median, unmanaged_median) = (quantile(&managed_figures, 0.5), quantile(&unmanaged_figures, 0.5));
-    let ratio = managed_median.zip(unmanaged_median).filter(|(a, b)| *a > 0.0 && *b > 0.0 && !too_short_to_compare);
+    let has_all_figures = compares_work || !managed.iter().chain(&unmanaged).any(|exit| exit.timed_out);
+    let is_comparable = !too_short_to_compare && has_all_figures;
+    let ratio = managed_median.zip(unmanaged_median).filter(|(a, b)| *a > 0.0 && *b > 0.0 && is_comparable);
     ProgramJson {
         command,
         compared_by: if compares_work { "work_per_second" } else { "seconds" },
@@ -331,8 +347,10 @@ fn quantile(sorted_values: &[f64], share: f64) -> Option<f64> {
 
 impl RunArgs {
     fn render(&self, result: &RunJson) -> String {
-        let mut table =
-            Table::from_header("program | by | > managed | quartiles | > unmanaged | quartiles | > speed ratio");
+        let mode = if self.observe_only { "observed" } else { "managed" };
+        let mut table = Table::from_header(&format!(
+            "program | by | > {mode} | quartiles | > unmanaged | quartiles | > speed ratio"
+        ));
         let number_or_dash = |value: Option<f64>| value_or_dash(value.map(cachemate_report::text::format_number));
         let spread_text = |spread: Option<(f64, f64)>| {
             let range_text = |(low, high)| {
@@ -352,18 +370,28 @@ impl RunArgs {
                 spread_text(program.managed_spread),
                 number_or_dash(program.unmanaged_median),
                 spread_text(program.unmanaged_spread),
-                match program.too_short_to_compare {
-                    true => "too short".to_string(),
-                    false => value_or_dash(program.speed_ratio.map(|ratio| format!("{ratio:.2}"))),
+                match (program.managed.iter().chain(&program.unmanaged).any(|exit| exit.timed_out), program.speed_ratio)
+                {
+                    (true, None) => "timed out".to_string(),
+                    _ if program.too_short_to_compare => "too short".to_string(),
+                    (_, ratio) => value_or_dash(ratio.map(|ratio| format!("{ratio:.2}"))),
                 },
             ]);
         }
         if let Some(dry_run) = &result.dry_run {
             return dry_run.render();
         }
-        let mut text = format!("policy {}\n{}", result.policy, table.text());
-        if self.compare.is_none() {
-            text.push_str("--compare N also runs them unmanaged\n");
+        let mode_text = if self.observe_only { ", only observing" } else { "" };
+        let mut text = format!("policy {}{mode_text}\n{}", result.policy, table.text());
+        match self.compare {
+            None => text.push_str("--compare N also runs them unmanaged\n"),
+            Some(1) => {
+                text.push_str("one run of each kind: a ratio may be noise, of which --compare 5 shows the spread\n")
+            }
+            Some(_) => {}
+        }
+        if result.decisions.is_empty() {
+            text.push_str("the policy decided nothing\n");
         }
         if result.programs.iter().any(|program| program.too_short_to_compare) {
             let (windows, seconds) =
@@ -372,6 +400,7 @@ impl RunArgs {
             "'too short': a comparison needs runs of at least {windows} windows ({seconds} s), because the first have no evidence\n"
         ));
         }
+        result.missing_evidence.iter().for_each(|missing| text.push_str(&format!("{missing}\n")));
         result.decisions.iter().take(8).for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
         result.refused.iter().take(5).for_each(|refusal| text.push_str(&format!("refused: {refusal}\n")));
         text
@@ -383,7 +412,7 @@ mod tests {
     use super::*;
 
     fn successful_exit(seconds: f64, work: Option<u64>) -> ProgramExit {
-        ProgramExit { seconds, work, code: Some(0), signal: None }
+        ProgramExit { seconds, work, code: Some(0), signal: None, timed_out: false }
     }
 
     /// Is the ratio one of speeds, whether programs report work or not, and missing without a comparison?
@@ -404,5 +433,18 @@ mod tests {
             compare_program("x".into(), vec![successful_exit(1.0, None)], vec![successful_exit(2.0, None)], 1.5);
         assert_eq!((short.speed_ratio, short.too_short_to_compare), (None, true));
         assert_eq!(quantile(&[1.0, 2.0, 4.0], 0.75), Some(3.0));
+    }
+
+    /// Does a program killed at the timeout fail and have no ratio, unless it reports work?
+    #[test]
+    fn a_killed_program_has_no_run_time() {
+        let killed = |work| ProgramExit { code: None, timed_out: true, ..successful_exit(3.0, work) };
+        let program = compare_program("sleep 30".into(), vec![killed(None)], vec![successful_exit(2.0, None)], 1.0);
+        assert_eq!(program.speed_ratio, None);
+        let message = check_exits(&[program]).unwrap_err().to_string();
+        assert_eq!(message, "a program failed: 'sleep 30' (still running at the timeout, killed after 3 s)");
+        let program = compare_program("server".into(), vec![killed(Some(60))], vec![killed(Some(30))], 1.0);
+        assert_eq!(program.speed_ratio, Some(2.0));
+        check_exits(&[program]).unwrap();
     }
 }

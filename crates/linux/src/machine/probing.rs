@@ -10,6 +10,8 @@ use crate::sense::access_probe::SampledThreads;
 use crate::sense::probe_runner::{Participant, ProbePlacement};
 use crate::sense::tasks::ManagedThread;
 
+const EXITED_REASON: &str = "the task has exited";
+
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Runs one step of the next probe. Returns false if no probe is requested.
     pub(super) fn run_probe_step(&mut self) -> bool {
@@ -33,17 +35,20 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             _ => return false, // refused when it was requested
         };
         let kernel = self.kernel();
-        let Some(placement) = self.choose_placement(&*lock(&kernel), task) else {
-            let message = "the task is gone or fixed, or its cache has no second CPU";
-            self.probe_runner.abandon(&probe, RefusalReason::NotFound, message);
+        let samples_reuse = matches!(probe.kind, ProbeKind::ReuseTimes { .. });
+        if !samples_reuse && !self.options.should_act {
+            self.probe_runner.abandon(&probe, RefusalReason::NoPermission, OBSERVE_ONLY_REASON);
             return true;
+        }
+        let placement = match self.choose_placement(&*lock(&kernel), task) {
+            Ok(placement) => placement,
+            Err(message) => {
+                self.probe_runner.abandon(&probe, RefusalReason::NotFound, message);
+                return true;
+            }
         };
         if let ProbeKind::ReuseTimes { locations, .. } = probe.kind {
             self.probe_runner.run_reuse_probe(&kernel, &probe, &placement.target, locations);
-            return true;
-        }
-        if !self.options.should_act {
-            self.probe_runner.abandon(&probe, RefusalReason::NoPermission, OBSERVE_ONLY_REASON);
             return true;
         }
         if let Some(reason) = self.missing_ability(Ability::Gangs).map(str::to_string) {
@@ -58,7 +63,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // The gangs are stopped, because during the probe, the probe decides which tasks run.
         let running_schedules = self.gang_runners.schedules();
         self.gang_runners.stop_all();
-        let Some(placement) = self.choose_placement(&*lock(&kernel), task) else { return true };
+        let Ok(placement) = self.choose_placement(&*lock(&kernel), task) else { return true };
         let journal_result =
             self.actuator.journal_originals(&*lock(&kernel), &placement.desired_states(&PlanItem::Probe(probe.id)));
         match journal_result {
@@ -113,7 +118,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = self.kernel();
         let is_live = |thread: &ThreadKey| lock(&kernel).stat(thread.tid).is_ok_and(|stat| stat.key == *thread);
         let Some(thread) = thread.filter(is_live) else {
-            self.probe_runner.abandon(probe, RefusalReason::NotFound, "the task has exited");
+            self.probe_runner.abandon(probe, RefusalReason::NotFound, EXITED_REASON);
             return;
         };
         self.probe_runner.run_miss_trace(probe, (task, thread.tid), entries, self.line_bytes());
@@ -125,8 +130,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Chooses the placement for a probe of this task, in the cache that the task last ran on if possible.
-    fn choose_placement(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
-        let target = self.tasks.get(task).filter(|task| !task.is_fixed && !task.has_exited)?;
+    ///
+    /// # Errors
+    /// The reason why the task cannot be probed.
+    fn choose_placement(&self, kernel: &K, task: TaskId) -> Result<ProbePlacement, &'static str> {
+        let target = self.tasks.get(task).filter(|task| !task.has_exited).ok_or(EXITED_REASON)?;
+        if target.is_fixed {
+            return Err("its rule only observes the task");
+        }
         let online = self.topology.online();
         let shared_cache = |cpu: CpuId| {
             let caches = self.topology.caches.iter();
@@ -134,8 +145,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         };
         let last_cpu_and_cache = target.last_cpu.and_then(|cpu| Some((cpu, shared_cache(cpu)?)));
         let (target_cpu, cache) = last_cpu_and_cache
-            .or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shared_cache(CpuId(cpu))?))))?;
-        let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != target_cpu.0).map(CpuId)?;
+            .or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shared_cache(CpuId(cpu))?))))
+            .ok_or("no last-level cache has two CPUs")?;
+        let second_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != target_cpu.0);
+        let probe_cpu = second_cpu.map(CpuId).ok_or("its cache has no second CPU online")?;
         let read_participant = |task: &ManagedThread| {
             kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
             let scheduling = kernel.scheduling(task.thread.tid).ok()?;
@@ -149,8 +162,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let other_participants = self.tasks.tasks().into_iter().filter(is_nearby).filter_map(read_participant);
         // Real-time threads cannot wait as idle tasks, so they stay unchanged.
         let other_participants = other_participants.filter(|participant| participant.scheduling.can_wait()).collect();
-        Some(ProbePlacement {
-            target: read_participant(target)?,
+        Ok(ProbePlacement {
+            target: read_participant(target).ok_or(EXITED_REASON)?,
             other_participants,
             target_cpu,
             probe_cpu,

@@ -224,12 +224,7 @@ impl ProbeRunner {
         }
     }
 
-    fn record_result(
-        &mut self,
-        probe: &ProbeRequest,
-        evidence: ProbeEvidence,
-        cost_ns: Vec<(Option<TaskId>, u64)>,
-    ) {
+    fn record_result(&mut self, probe: &ProbeRequest, evidence: ProbeEvidence, cost_ns: Vec<(Option<TaskId>, u64)>) {
         if let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) {
             running_probe.is_done = true;
         }

@@ -36,7 +36,7 @@ pub fn find_rule_matches(
     directory: &ServiceDirectory,
 ) -> io::Result<Vec<RuleMatch>> {
     let mut matches = vec![RuleMatch::default(); rules.len()];
-    let (mut commands, mut cgroups) = (BTreeSet::new(), BTreeSet::new());
+    let (mut commands, mut cgroups, mut services) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let own_service = read_own_service(kernel);
     let reader = PropertyReader { kernel, rules, directory, own_service: own_service.as_ref() };
     for pid in kernel.processes()?.into_iter().filter(|&pid| pid != std::process::id() as i32) {
@@ -54,27 +54,37 @@ pub fn find_rule_matches(
             }
             is_decided = true;
         }
+        services.insert(properties.service_or_command().name);
         cgroups.extend(properties.cgroups);
         commands.insert(stat.name);
     }
     for (rule, entry) in rules.iter().zip(&mut matches) {
         if entry.decided_commands.is_empty() && entry.earlier_count == 0 {
-            entry.nearest = find_nearest_names(rule, &commands, &cgroups);
+            entry.nearest = find_nearest_names(rule, &commands, &cgroups, &services);
         }
     }
     Ok(matches)
 }
 
-fn find_nearest_names(rule: &ManageRule, commands: &BTreeSet<String>, cgroups: &BTreeSet<String>) -> Vec<String> {
+fn find_nearest_names(
+    rule: &ManageRule,
+    commands: &BTreeSet<String>,
+    cgroups: &BTreeSet<String>,
+    services: &BTreeSet<String>,
+) -> Vec<String> {
     if let Some(pattern) = &rule.cgroup
         && !cgroups.iter().any(|path| CgroupPattern(pattern).contains(path))
     {
         return find_nearest_cgroups(pattern, cgroups);
     }
-    let literal_command = rule.command.as_ref().map(|pattern| pattern.replace(['*', '?'], ""));
-    let name =
-        literal_command.and_then(|name| cachemate_core::nearest_name(&name, commands.iter().map(String::as_str)));
-    name.map(str::to_string).into_iter().collect()
+    let find_nearest = |pattern: &Option<String>, names: &BTreeSet<String>| {
+        let literal = pattern.as_ref()?.rsplit('/').next()?.replace(['*', '?'], "");
+        // A rule may omit the suffix of a unit.
+        let stems = names.iter().map(|name| name.rsplit_once('.').map_or(name.as_str(), |(stem, _)| stem));
+        let nearest = cachemate_core::nearest_name(&literal, names.iter().map(String::as_str).chain(stems));
+        nearest.map(str::to_string)
+    };
+    find_nearest(&rule.command, commands).or_else(|| find_nearest(&rule.service, services)).into_iter().collect()
 }
 
 /// Cgroups one level below the deepest ancestor of the pattern that exists, those with the nearest names first.
@@ -120,8 +130,12 @@ mod tests {
     #[test]
     fn rules_name_their_processes_or_the_nearest() {
         let host = FakeHost::default();
-        for (pid, cgroup) in [(5, "/kubepods.slice/a/pod1234"), (6, "/kubepods.slice/b/pod77"), (7, "/system.slice/db")]
-        {
+        for (pid, cgroup) in [
+            (5, "/kubepods.slice/a/pod1234"),
+            (6, "/kubepods.slice/b/pod77"),
+            (7, "/system.slice/db"),
+            (8, "/system.slice/opscan.service"),
+        ] {
             host.add_thread(pid, pid, 1, "0");
             host.set_file(&format!("/proc/{pid}/cgroup"), &format!("0::{cgroup}\n"));
         }
@@ -131,11 +145,13 @@ mod tests {
             sample_rule(None, Some("/kubepods.slice/a")),
             sample_rule(None, Some("/system.slice/dv/x")),
             sample_rule(None, Some("/kubepods.slice/*/none")),
+            ManageRule { service: Some("opscn".into()), ..ManageRule::default() },
         ];
         let matches = find_rule_matches(&host, &rules, &ServiceDirectory::default()).unwrap();
         let counts: Vec<(usize, usize)> = matches.iter().map(|m| (m.decided_commands.len(), m.earlier_count)).collect();
-        assert_eq!(counts, [(1, 0), (1, 1), (0, 1), (0, 0), (0, 0)]);
-        assert_eq!(matches[3].nearest, ["/system.slice/db"]);
+        assert_eq!(counts, [(1, 0), (1, 1), (0, 1), (0, 0), (0, 0), (0, 0)]);
+        assert_eq!(matches[3].nearest[0], "/system.slice/db");
+        assert_eq!(matches[5].nearest, ["opscan"]);
         assert_eq!(matches[4].nearest, ["/kubepods.slice/a/pod1234", "/kubepods.slice/b/pod77"]);
         assert!(matches[..3].iter().all(|entry| entry.nearest.is_empty()));
     }

@@ -189,8 +189,10 @@ impl PrimeProber {
         };
         let (hit_cycles, miss_cycles) = (median(hits), median(misses));
         if miss_cycles < hit_cycles + hit_cycles / 4 {
-            let message =
-                format!("a hit takes {hit_cycles} cycles and a miss {miss_cycles}: they cannot be told apart here");
+            let message = format!(
+                "a hit seems to take {hit_cycles} cycles and a miss {miss_cycles}, which is implausible: other programs, or \
+                 a hypervisor, disturbed the measurement, or this CPU hides misses"
+            );
             return Err(io::Error::other(message));
         }
         Ok((hit_cycles as f64 * miss_cycles as f64).sqrt() as u64)

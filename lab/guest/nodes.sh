@@ -23,7 +23,7 @@ scenario_nodes() {
     for balancing in 1 0; do
         echo "$balancing" >/proc/sys/kernel/numa_balancing
         [ "$balancing" = 1 ] && footprints="footprints are counted by NUMA balancing" ||
-            footprints="no footprint is looked at, as NUMA balancing is off or there is one memory node"
+            footprints="footprints are ignored, because NUMA balancing is off or there is one memory node"
         same "footprints-$balancing" "NUMA balancing $balancing: doctor, of the kernel's files" \
             "on, tolerance $(cat $knobs/aggr_tolerance); $footprints" "$(told_gathering)"
     done

@@ -38,8 +38,7 @@ pub fn record(
     };
     recorder.children = if follow_children { ChildProcesses::Follow } else { ChildProcesses::Ignore };
     let interrupt = AtomicBool::new(false);
-    // The program gets Ctrl-C as well. Polling the interpreter between two batches detects it without another
-    // handler.
+    // The program gets Ctrl-C as well. Polling the interpreter between batches detects it without installing a handler.
     let recorded = py.detach(|| {
         recorder.run(&interrupt, |_| {
             if Python::attach(|py| py.check_signals().is_err()) {

@@ -65,7 +65,12 @@ impl Policy for PythonPolicy {
 }
 
 /// Calls the policy. Fields that its answer omits are those of an idle plan.
-fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: WindowLength) -> PyResult<Option<Decision>> {
+fn query_decision(
+    py: Python<'_>,
+    callable: &Py<PyAny>,
+    view: &str,
+    window: WindowLength,
+) -> PyResult<Option<Decision>> {
     let answer = callable.bind(py).call1((from_text(py, view)?,))?;
     if answer.is_none() {
         return Ok(None);
@@ -171,7 +176,7 @@ fn follow(
                 PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)
             }
             Ok(RunEvent::DecisionRequested(view, window)) => match &policy {
-                Some((callable, answers)) => ask(py, callable, &view, window).map(|decision| {
+                Some((callable, answers)) => query_decision(py, callable, &view, window).map(|decision| {
                     // Sending fails if the run has ended, which the events report.
                     let _ = answers.send(decision);
                 }),

@@ -242,7 +242,7 @@ mod tests {
 
     /// Are the four times found after a name with blanks and parentheses?
     #[test]
-    fn times_are_read_behind_any_name() {
+    fn times_are_found_after_any_name() {
         let stat = "7 (a) b) R 1 7 7 0 -1 4194304 9 8 0 0 31 4 15 6 20 0 1 0 99 0 0";
         assert_eq!(cpu_ticks(stat), Some((35, 21)));
         assert_eq!(cpu_ticks("7 (cut"), None);

@@ -49,7 +49,7 @@ mod tests {
 
     /// Is a comment without a noun rejected at its first line, and a test's question accepted?
     #[test]
-    fn a_comment_begins_with_its_noun() {
+    fn a_comment_without_a_noun_is_rejected() {
         let text = "/// What a look found. Is it?\nstruct A;\n/// What happens to an empty file,\n/// and why?\nfn t() {}\n\
                     /// Often. What then.\nstruct B {\n    /// Of the task.\n    a: u32, // What is it\n}\n";
         let expected = [

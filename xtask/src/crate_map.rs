@@ -161,7 +161,7 @@ mod tests {
 
     /// Is every crate below all that it uses, and is an edge omitted that a longer path implies?
     #[test]
-    fn crates_stand_below_what_they_use() {
+    fn every_crate_is_below_all_that_it_uses() {
         let graph = graph_of(&[("core", &[]), ("spec", &["core"]), ("cli", &["core", "spec"])]);
         assert_eq!(assign_rows(&graph), BTreeMap::from([("core", 0), ("spec", 1), ("cli", 2)]));
         assert_eq!(remove_implied_edges(&graph)["cli"], BTreeSet::from(["spec".to_string()]));
@@ -170,7 +170,7 @@ mod tests {
 
     /// Is a picture that the sources do not give rejected?
     #[test]
-    fn a_stale_picture_is_refused() {
+    fn a_stale_picture_is_rejected() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("crates/core")).unwrap();
         std::fs::create_dir_all(root.path().join("docs/pictures")).unwrap();

@@ -53,14 +53,14 @@ mod tests {
 
     /// Are all metrics of the dashboard registered?
     #[test]
-    fn the_dashboard_asks_for_metrics_that_there_are() {
+    fn all_metrics_of_the_dashboard_are_registered() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         assert_eq!(check(root).unwrap(), Vec::<String>::new());
     }
 
     /// Is a name that is not registered found?
     #[test]
-    fn a_metric_that_is_not_there_is_a_complaint() {
+    fn a_metric_that_is_not_registered_is_found() {
         let root = tempfile::tempdir().unwrap();
         for (file, text) in [
             (

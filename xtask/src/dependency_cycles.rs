@@ -206,7 +206,7 @@ mod tests {
 
     /// Are parents and their children, tests, comments and a chain accepted?
     #[test]
-    fn what_is_no_cycle_is_left_alone() {
+    fn parents_tests_comments_and_chains_are_accepted() {
         let files = [
             ("a.rs", "use crate::a::below::X;\n// crate::b::Y\n#[cfg(test)]\nmod tests {\n use crate::b::Z;\n}\n"),
             ("a/below.rs", "use super::W; use crate::b::V;"),

@@ -49,7 +49,7 @@ mod tests {
 
     /// Is `found` rejected without its pair, and accepted in an error's message?
     #[test]
-    fn found_needs_its_expected() {
+    fn found_without_expected_is_rejected() {
         let text = "fn a() {\n    let mut found = f();\n    g(found)\n}\nfn b() {\n    let found = f();\n    \
                     format!(\"found {found}, expected 3\")\n}\nfn c() {\n    let found_path = 3;\n}\n";
         let expected = ["x.rs:2: `let found` without an `expected` in its function: name the value for its content"];

@@ -108,7 +108,7 @@ mod tests {
 
     /// Are missing files and headings rejected with their line, and links to the web, to code and to headings accepted?
     #[test]
-    fn links_lead_somewhere() {
+    fn links_to_missing_files_and_headings_are_rejected() {
         let page = "# A `b` page: one\n[x](#a-b-page-one) [y](https://example.org) `[z](none.md)`\n[q](b.md#two)\n[r](b.md#three)\n\
                     [s](../none.md)\n";
         let files = [("docs/a.md", page), ("docs/b.md", "## Two\n")];

@@ -62,7 +62,7 @@ mod tests {
 
     /// Is a dependency that a lock file lacks reported by its name, and nothing else, whatever its version?
     #[test]
-    fn what_a_lock_file_lacks_is_told() {
+    fn a_dependency_that_a_lock_file_lacks_is_reported() {
         let manifest = "[dependencies]\nserde.workspace = true\nsyn = \"3\"\n[build-dependencies]\ncc = \"1\"\n\
                         [dev-dependencies]\ntempfile = \"3\"\n";
         let package: toml::Table =

@@ -10,7 +10,7 @@ use crate::source_tree::SourceTree;
 
 const PAGES: &[&str] = &["docs/threat-model.md"];
 
-/// Names without a function, and rows without a name.
+/// Test names without a function, and rows without a test name.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let functions = declared_functions(tree);
     let mut complaints = Vec::new();
@@ -55,7 +55,7 @@ mod tests {
 
     /// Are a name without a function and a row without a test rejected, and another table accepted?
     #[test]
-    fn a_named_test_exists() {
+    fn names_without_functions_and_rows_without_tests_are_rejected() {
         let page = "| a | test |\n|---|---|\n| x | `there` |\n| y | `there`, `not_there` |\n| z | |\n\
                     | w | none: needs a guest |\n\n| a | b |\n|---|---|\n| `c` | `d` |\n";
         let files = [("docs/threat-model.md", page), ("a.rs", "fn there() {}")];

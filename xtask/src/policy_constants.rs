@@ -76,7 +76,7 @@ mod tests {
 
     /// Are constants read with the comment above them, shared by those that follow, and tests left out?
     #[test]
-    fn constants_have_the_comment_above_them() {
+    fn constants_are_read_with_the_comment_above_them() {
         let text = "/// Longest wait\n/// in windows.\npub const WAIT: u64 = 2 * 3;\nconst PAUSE: f64 = 0.5;\n\
                     /// A name.\nconst NAME: &str = \"x\";\nfn find() {}\n#[cfg(test)]\nconst HIDDEN: u32 = 1;\n";
         let policy_constant = |name: &str, value: &str| PolicyConstant {

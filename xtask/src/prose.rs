@@ -235,7 +235,7 @@ mod tests {
 
     /// Is a sentence with too many words reported with its line, and one in two parts accepted?
     #[test]
-    fn a_long_sentence_is_told_by_its_line() {
+    fn a_long_sentence_is_reported_with_its_line() {
         assert_eq!(of_page(&sentence_of(30)), [] as [&str; 0]);
         let long = of_page(&format!("# Title\n\n- {}\n", sentence_of(31)));
         assert!(long[0].starts_with("x.md:3: 31 words in a row, at most 30: 'word"), "{long:?}");
@@ -245,7 +245,7 @@ mod tests {
 
     /// Does the mean count complete sentences, if there are at least five, but no code, link targets or tables?
     #[test]
-    fn the_mean_is_of_prose_alone() {
+    fn the_mean_counts_sentences_of_prose_only() {
         assert_eq!(of_page(&[sentence_of(21), sentence_of(21)].join(" ")), [] as [&str; 0]);
         let page = vec![sentence_of(21); 5].join(" ");
         assert_eq!(of_page(&page), ["x.md: 21.0 words a sentence in the mean, at most 20"]);
@@ -270,7 +270,7 @@ mod tests {
 
     /// Is an abbreviation that the glossary lacks reported once, and code and common ones never?
     #[test]
-    fn abbreviations_are_in_the_glossary() {
+    fn abbreviations_missing_in_the_glossary_are_reported_once() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("docs")).unwrap();
         fs::write(root.path().join(GLOSSARY_FILE), "| LLC | the last level |\n").unwrap();
@@ -282,7 +282,7 @@ mod tests {
 
     /// Is a page that no index lists reported, whichever way the index writes its path?
     #[test]
-    fn every_page_is_in_an_index() {
+    fn a_page_that_no_index_lists_is_reported() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("docs")).unwrap();
         fs::write(root.path().join("docs/index.md"), "[a](a.md#b) [p](../recordings/README.md)").unwrap();

@@ -29,7 +29,7 @@ mod tests {
 
     /// Is raw markup refused in a page, and accepted in text and in the two places?
     #[test]
-    fn raw_markup_has_two_places() {
+    fn raw_markup_is_refused_outside_of_its_two_places() {
         let text = "fn a() { html! { (PreEscaped(name)) } }\n// PreEscaped\n";
         let files = [("crates/fleet/src/a.rs", text), (ALLOWED_FILES[0], text)];
         let expected = ["crates/fleet/src/a.rs:1: found PreEscaped, expected text or a figure's Drawing"];

@@ -595,7 +595,7 @@ mod tests {
 
     /// Are numbers written with three significant digits and seeds as ranges?
     #[test]
-    fn numbers_and_seeds_in_words() {
+    fn numbers_have_three_digits_and_seeds_are_ranges() {
         let numbers = [0.0, 148.3, -17.46, 1.2345, 0.0318, 3.55e-15].map(format_number);
         assert_eq!(numbers, ["0", "148", "-17.5", "1.23", "0.0318", "3.6e-15"]);
         assert_eq!(["at least 0.5154201066721874", "-0.5 to 0.5"].map(target_text), ["at least 0.515", "-0.5 to 0.5"]);

@@ -109,7 +109,7 @@ mod tests {
 
     /// Is a retired name found as a word and in any spelling, and are longer names accepted?
     #[test]
-    fn gone_names_are_found_and_longer_ones_are_not() {
+    fn retired_names_are_found_and_longer_ones_are_accepted() {
         let complaints_about = |text: &str| {
             let mut complaints = Vec::new();
             check("x.rs", text, &mut complaints);

@@ -211,7 +211,7 @@ mod tests {
     /// Are retired words rejected in pages, doc comments and messages, and accepted in other meanings, code and tests'
     /// strings?
     #[test]
-    fn retired_words_are_refused_in_their_sense() {
+    fn retired_words_are_rejected_in_their_sense_only() {
         let source = "/// Frames of the kit.\nfn kit() {\n    let seats = \"put back: {n}\"; // somebody\n}\n#[cfg(test)]\n\
                       mod tests {\n    const A: &str = \"nobody\";\n}\n";
         let page = "The headroom, a toolkit, an error bar, `kit` and scene.pov.\nIt misses the bar.\n";
@@ -225,7 +225,7 @@ mod tests {
 
     /// Are spellings rejected that the command rejects, and accepted if it accepts them?
     #[test]
-    fn retired_spellings_are_refused_where_they_occur() {
+    fn exactly_the_spellings_the_command_rejects_are_rejected() {
         let table = "retired(SpellingScope::Command, \"page\", \"dashboard\"),\n\
                      retired(SpellingScope::Option, \"manage --page\", \"--dashboard\"),\n\
                      retired(SpellingScope::Configuration, \"guard\", \"rollback\"),\n\

@@ -81,7 +81,7 @@ pub mod tests {
 
     /// Does this checkout follow the enforced rules?
     #[test]
-    fn the_project_keeps_its_rules() {
+    fn this_checkout_follows_the_enforced_rules() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let complaints = check(root, false).unwrap();
         assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));

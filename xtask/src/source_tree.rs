@@ -202,7 +202,7 @@ mod tests {
 
     /// Are strings, raw strings, characters, lifetimes and comments distinguished, also over several lines?
     #[test]
-    fn the_parts_of_lines_are_separated() {
+    fn strings_characters_lifetimes_and_comments_are_distinguished() {
         let text =
             "let a: &'static str = \"x // \\\" y\"; // note\nf('\"', r#\"raw \" \"#);\nlet b = \"one \\\n  two\"; g()";
         let lines = scan(text);
@@ -215,7 +215,7 @@ mod tests {
 
     /// Is only a whole word found?
     #[test]
-    fn words_are_whole() {
+    fn only_whole_words_are_found() {
         assert!(has_word("a kit, or", "kit") && !has_word("toolkit test_kit kits", "kit"));
     }
 }

@@ -308,7 +308,7 @@ mod tests {
 
     /// Does this checkout follow its own rules?
     #[test]
-    fn the_project_is_tidy() {
+    fn this_checkout_passes_tidy() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let complaints = check(root).unwrap();
         assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
@@ -327,7 +327,7 @@ mod tests {
 
     /// Is a forbidden edge between crates reported?
     #[test]
-    fn an_edge_against_the_flow_is_a_complaint() {
+    fn a_forbidden_edge_between_crates_is_reported() {
         let manifest = "[dependencies]\ncachemate-cli.workspace = true\n";
         let complaints = complaints_of(&[("crates/core/Cargo.toml", manifest)]);
         assert_eq!(complaints, ["crates/core/Cargo.toml: core may not use cli (ARCHITECTURE.md, code map)"]);
@@ -335,7 +335,7 @@ mod tests {
 
     /// Is a feature that is enabled by default reported, and an optional one accepted?
     #[test]
-    fn a_feature_that_is_on_by_itself_is_a_complaint() {
+    fn a_feature_enabled_by_default_is_reported() {
         let complaint_count = |manifest: &str| complaints_of(&[("crates/core/Cargo.toml", manifest)]).len();
         assert_eq!(
             (
@@ -375,7 +375,7 @@ mod tests {
 
     /// Does a policy without its page, or with half a page, fail?
     #[test]
-    fn a_policy_needs_a_whole_page() {
+    fn a_policy_without_a_complete_page_fails() {
         let policy = ("crates/policy/src/policies/best_fit.rs", "");
         let manifest = ("crates/policy/Cargo.toml", "");
         assert_eq!(complaints_of(&[manifest, policy]).len(), 1);
@@ -390,7 +390,7 @@ mod tests {
 
     /// Is a function of a hundred and one lines reported at its first line?
     #[test]
-    fn a_function_that_fits_no_screen_is_a_complaint() {
+    fn a_function_of_101_lines_is_reported_at_its_first_line() {
         let complaints = |lines: usize| {
             format!("impl A {{\n    pub fn f(\n    ) {{\n{}    }}\n}}\n", "        f();\n".repeat(lines - 3))
         };

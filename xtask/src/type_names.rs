@@ -120,7 +120,7 @@ mod tests {
 
     /// Is a second declaration rejected at its line, whatever its kind, visibility and workspace?
     #[test]
-    fn a_type_is_declared_once() {
+    fn a_second_declaration_of_a_type_is_rejected() {
         let files = [
             ("crates/a/src/lib.rs", "pub struct Score(u32);\n"),
             ("fuzz/src/lib.rs", "mod x {\n    pub(crate) type Score = u32;\n}\n"),
@@ -131,7 +131,7 @@ mod tests {
 
     /// Are conventional names, types of traits and names in strings accepted?
     #[test]
-    fn names_that_may_repeat_do() {
+    fn conventional_names_and_names_in_strings_are_accepted() {
         let text = "struct Options;\nimpl Iterator for A {\n    type Item = B;\n}\nimpl Iterator for C {\n    type Item = D;\n}\n\
                     const S: &str = \"\nstruct Options2;\n\";\nstruct Options2;\n";
         let files = [("a.rs", text), ("b.rs", "struct Options;\nstruct Plan;\n"), ("p.rs", "struct Plan;\n")];
@@ -141,7 +141,7 @@ mod tests {
 
     /// Is a name that ends in a participle rejected, and one that ends in a noun accepted?
     #[test]
-    fn a_type_has_its_noun() {
+    fn a_type_name_that_ends_in_a_participle_is_rejected() {
         let files = [("a.rs", "enum Told {}\nstruct CacheAssigned;\nstruct EvictedLine;\nstruct Threshold;\n")];
         assert_eq!(
             complaint_lines(check_nouns(&tree_of(&files))),

@@ -59,7 +59,7 @@ mod tests {
 
     /// Are wide lines of pages and comments rejected, and tables, code and single words accepted?
     #[test]
-    fn prose_is_no_wider_than_stated() {
+    fn wide_lines_of_pages_and_comments_are_rejected() {
         let wide = "word ".repeat(26);
         let fits = &wide[..MAX_COLUMNS];
         let page = format!("{fits}\n{wide}\n| {wide} |\n```\n{wide}\n```\n- {}\n", "w".repeat(200));
@@ -70,7 +70,7 @@ mod tests {
 
     /// Are wrapped paragraphs accepted, and is no word lost?
     #[test]
-    fn wrapped_prose_fits() {
+    fn wrapped_paragraphs_are_accepted_and_lose_no_word() {
         let text = format!("- {}", "word ".repeat(60));
         let wrapped = wrap(&text, "  ");
         assert_eq!(check(&tree_of(&[("a.md", &wrapped)])).len(), 0);

@@ -80,7 +80,7 @@ mod tests {
 
     /// Do the plain loop and the simulator agree on a prefix of each trace, and with the number that is pinned here?
     #[test]
-    fn misses_on_prefixes_are_pinned() {
+    fn plain_loop_and_simulator_agree_with_the_pinned_misses() {
         for (kind, misses) in KINDS.into_iter().zip([140_456, 400_000, 382_324]) {
             let lines = kind.generate_lines(400_000);
             assert_eq!(move_to_front(&lines), misses, "{}", kind.name());

@@ -16,7 +16,7 @@ pub const GROUP: BenchGroup =
 const CONTENDERS: [&str; 2] = ["machine", "flat cost: 64 CPUs"];
 
 /// Targets of the machines relative to e882cff.
-const ASKED: [(&str, f64); 4] =
+const SPEED_RATIO_TARGETS: [(&str, f64); 4] =
     [("niagara-2core", 1.75), ("power5-2x2x2", 1.6), ("opteron-2350", 1.2), ("xeon-x5365", 1.2)];
 
 /// Input, contender, and M/s of a run of the group.
@@ -75,8 +75,8 @@ fn comparison_rows(
     contender: &str,
     (before, now, ratios): (Vec<f64>, Vec<f64>, Vec<f64>),
 ) -> [ResultRow; 2] {
-    let bar = ASKED.iter().find(|(name, _)| *name == input).map(|(_, bar)| *bar);
-    let bar = bar.filter(|_| contender == CONTENDERS[0]);
+    let min_ratio = SPEED_RATIO_TARGETS.iter().find(|(name, _)| *name == input).map(|(_, bar)| *bar);
+    let min_ratio = min_ratio.filter(|_| contender == CONTENDERS[0]);
     let speed_row = |name: String, mut speeds: Vec<f64>| {
         speeds.sort_by(f64::total_cmp);
         ResultRow {
@@ -98,9 +98,9 @@ fn comparison_rows(
     let own_row = ResultRow {
         against: Some(older.clone()),
         speed_ratio: Some(median(&ratios)),
-        speed_ratio_bar: bar,
+        speed_ratio_bar: min_ratio,
         speed_ratio_range: Some((ratios[0], ratios[ratios.len() - 1])),
-        met: bar.map(|bar| median(&ratios) >= bar),
+        met: min_ratio.map(|bar| median(&ratios) >= bar),
         ..speed_row(contender.into(), now)
     };
     [speed_row(older, before), own_row]

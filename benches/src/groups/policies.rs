@@ -31,9 +31,9 @@ const SIZES: [HostSize; 2] =
     [HostSize { tasks: 1_000, caches: 64, cpus_per_cache: 8 }, HostSize { tasks: 8, caches: 2, cpus_per_cache: 4 }];
 const HERTZ: u64 = 2_500_000_000;
 const WINDOW_CYCLES: f64 = 1e9;
-const SHARE_BAR_PERCENT: f64 = 0.5;
+const MAX_SHARE_PERCENT: f64 = 0.5;
 /// The target for casc, activity-vector, di and dio: a decision within 5 ms.
-const MIN_MILLIONS: f64 = 0.2;
+const MIN_MILLION_TASKS_PER_S: f64 = 0.2;
 
 struct SyntheticHost {
     topology: Topology,
@@ -126,25 +126,26 @@ fn run(options: &Options) -> Vec<ResultRow> {
 }
 
 /// Targets for `auto`: a decision, and one after an arrival.
-const LOOK_BARS_MS: [f64; 2] = [20.0, 2.0];
+const SEARCH_TARGETS_MS: [f64; 2] = [20.0, 2.0];
 /// Windows within which `auto` searches for a plan.
-const LOOKS_WITHIN: u64 = 64;
+const MAX_WINDOWS_UNTIL_SEARCH: u64 = 64;
 
 /// `auto` observes the same tasks for some windows before it searches for a plan: its first search, and the one after
 /// the arrival of another task.
 fn time_searches(size: HostSize, rounds: usize) {
-    let mut look_times = [Vec::new(), Vec::new()];
+    let mut search_times = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
         let mut host = counted_host(size);
         let mut policy = policies::build("auto", "", 1).expect("the registry has it");
-        for (choice, times) in look_times.iter_mut().enumerate() {
+        for (choice, times) in search_times.iter_mut().enumerate() {
             if choice == 1 {
                 host.add_task();
             }
-            times.extend((0..LOOKS_WITHIN).find_map(|_| host.time_window(policy.as_mut())));
+            times.extend((0..MAX_WINDOWS_UNTIL_SEARCH).find_map(|_| host.time_window(policy.as_mut())));
         }
     }
-    for ((times, what), bar) in look_times.into_iter().zip(["first look", "after an arrival"]).zip(LOOK_BARS_MS) {
+    for ((times, what), bar) in search_times.into_iter().zip(["first look", "after an arrival"]).zip(SEARCH_TARGETS_MS)
+    {
         let mut times = times;
         times.sort_by(f64::total_cmp);
         let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
@@ -242,7 +243,7 @@ fn decision_rows(size: HostSize, options: &Options) -> Vec<ResultRow> {
     };
     let promised_contender = |name: &'static str, parameters: &'static str, label: &str| {
         policy_contender(name, parameters, label)
-            .with_min_millions((size.tasks == SIZES[0].tasks).then_some(MIN_MILLIONS))
+            .with_min_millions((size.tasks == SIZES[0].tasks).then_some(MIN_MILLION_TASKS_PER_S))
     };
     let contenders = vec![
         policy_contender("default", "", "default"),
@@ -264,7 +265,7 @@ fn decision_rows(size: HostSize, options: &Options) -> Vec<ResultRow> {
         let ms = f64::from(size.tasks) / row.millions_per_s / 1e3;
         let share = 100.0 * ms / window_ms / f64::from(size.caches * size.cpus_per_cache);
         eprintln!(
-            "policies {input} {}: {ms:.3} ms a decision, {share:.5} % of the host's time, bar {SHARE_BAR_PERCENT} %",
+            "policies {input} {}: {ms:.3} ms a decision, {share:.5} % of the host's time, bar {MAX_SHARE_PERCENT} %",
             row.contender
         );
     }

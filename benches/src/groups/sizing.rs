@@ -13,7 +13,7 @@ pub const GROUP: BenchGroup =
 
 const PROGRAMS: usize = 32;
 const UNITS: u32 = 256;
-const DEALS: usize = 20;
+const ALLOCATIONS: usize = 20;
 
 fn random_claims(seed: u64) -> Vec<UnitClaim> {
     let mut generator = SplitMix64::new(seed);
@@ -33,9 +33,10 @@ fn random_claims(seed: u64) -> Vec<UnitClaim> {
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
-    let claim_sets: Vec<Vec<UnitClaim>> = (0..DEALS as u64).map(random_claims).collect();
-    let sum =
-        |deal: Vec<u32>| u64::from(deal.iter().enumerate().map(|(index, units)| index as u32 * units).sum::<u32>());
+    let claim_sets: Vec<Vec<UnitClaim>> = (0..ALLOCATIONS as u64).map(random_claims).collect();
+    let sum = |allocation: Vec<u32>| {
+        u64::from(allocation.iter().enumerate().map(|(index, units)| index as u32 * units).sum::<u32>())
+    };
     let run_solver = |solve: fn(&[UnitClaim]) -> Vec<u32>| {
         let claim_sets = &claim_sets;
         move || claim_sets.iter().map(|claims| sum(solve(claims))).sum()
@@ -51,5 +52,5 @@ fn run(options: &Options) -> Vec<ResultRow> {
         )
         .compare_with(0, None),
     ];
-    compare("sizing", "32 programs, 256 colors", DEALS, options.rounds, BenchClock::Thread, false, contenders)
+    compare("sizing", "32 programs, 256 colors", ALLOCATIONS, options.rounds, BenchClock::Thread, false, contenders)
 }

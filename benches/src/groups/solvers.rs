@@ -15,8 +15,11 @@ pub const GROUP: BenchGroup =
 fn random_costs(programs: usize) -> Vec<Vec<f64>> {
     let mut generator = SplitMix64::new(1);
     let mut character = || (0..programs).map(|_| generator.draw_unit() * generator.draw_unit()).collect::<Vec<f64>>();
-    let (suffers, hurts) = (character(), character());
-    suffers.iter().map(|s| hurts.iter().map(|h| s * h * (0.7 + 0.6 * generator.draw_unit())).collect()).collect()
+    let (sensitivity, intensity) = (character(), character());
+    sensitivity
+        .iter()
+        .map(|s| intensity.iter().map(|h| s * h * (0.7 + 0.6 * generator.draw_unit())).collect())
+        .collect()
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {

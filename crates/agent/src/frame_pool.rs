@@ -186,7 +186,7 @@ mod tests {
 
     /// Do allowed colors alternate?
     #[test]
-    fn colors_take_turns() {
+    fn allowed_colors_alternate() {
         let mut memory = vec![0; 64];
         let mut stock = FramePool::new(&mut memory);
         for color in [1, 2, 5, 1, 2, 5] {

@@ -140,16 +140,16 @@ pub struct Agent {
     files: Files,
     reference_set: ReferenceSet,
     ledger: (*mut u8, usize),
-    /// One page per slot of the stock.
+    /// One page per slot of the frame pool.
     region: *mut u8,
-    stock: FramePool<'static>,
+    frame_pool: FramePool<'static>,
     removed_ranges: RemovedRanges,
     ranges: AddressRanges,
     /// The agent's own memory, which is never registered.
     own_range: (u64, u64),
     program: [u8; 256],
     counters: AgentCounters,
-    pass: ResidencyScan,
+    residency_scan: ResidencyScan,
     next_pass_ns: u64,
     next_scan_ns: u64,
     scan_period_ns: u64,
@@ -183,13 +183,13 @@ impl Agent {
             reference_set,
             ledger,
             region,
-            stock: FramePool::new(slot_links),
+            frame_pool: FramePool::new(slot_links),
             removed_ranges: RemovedRanges::default(),
             ranges: AddressRanges::default(),
             own_range: (own_start, own_start + own_bytes),
             program: [0; 256],
             counters,
-            pass: ResidencyScan::default(),
+            residency_scan: ResidencyScan::default(),
             next_pass_ns: 0,
             next_scan_ns: 0,
             scan_period_ns: MIN_SCAN_PERIOD_NS,
@@ -238,7 +238,7 @@ impl Agent {
             sys::call(sys::READLINK, [exe.as_ptr() as usize, self.program.as_mut_ptr() as usize, capacity, 0, 0, 0]);
         }
         // The half to which pages are moved must be a range whose missing pages the agent handles.
-        let (half_slots, start) = (u64::from(self.stock.half_slots()), self.region as u64);
+        let (half_slots, start) = (u64::from(self.frame_pool.half_slots()), self.region as u64);
         if fault::register_range(self.files.fault_fd, start + half_slots * PAGE, half_slots * PAGE) < 0
             || self.files.pagemap_fd < 0
         {
@@ -322,9 +322,9 @@ impl Agent {
             for _ in 0..self.pages_ahead {
                 // Only frames that are ready: the faulting page already has its frame, and its thread is running again.
                 let next_page = self.last_fault_page + PAGE;
-                let Some((slot, color)) = self.stock.take_allowed(self.counters.mask) else { break };
+                let Some((slot, color)) = self.frame_pool.take_allowed(self.counters.mask) else { break };
                 if fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, next_page) < 0 {
-                    self.stock.push(FreeList::Color(color), slot);
+                    self.frame_pool.push(FreeList::Color(color), slot);
                     self.pages_ahead = 0;
                     break;
                 }
@@ -337,22 +337,22 @@ impl Agent {
     }
 
     fn release_slot(&mut self, slot: u32) {
-        let list = if slot < self.stock.half_slots() { FreeList::Empty } else { FreeList::EmptyInFlight };
-        self.stock.push(list, slot);
+        let list = if slot < self.frame_pool.half_slots() { FreeList::Empty } else { FreeList::EmptyInFlight };
+        self.frame_pool.push(list, slot);
     }
 
     /// Assigns a frame of an allowed color, otherwise any frame of the stock, otherwise one from the kernel. Threads
     /// that wait for the page always continue.
     fn supply_page(&mut self, page: u64) -> bool {
         let mask = self.counters.mask;
-        let mut slot_and_color = self.stock.take_allowed(mask);
+        let mut slot_and_color = self.frame_pool.take_allowed(mask);
         if slot_and_color.is_none() && self.fetch_frames(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
-            slot_and_color = self.stock.take_allowed(mask);
+            slot_and_color = self.frame_pool.take_allowed(mask);
         }
         let mut is_fallback = false;
         if slot_and_color.is_none() {
             is_fallback = true;
-            slot_and_color = self.stock.take_any().map(|slot| (slot, u32::MAX));
+            slot_and_color = self.frame_pool.take_any().map(|slot| (slot, u32::MAX));
         }
         if let Some((slot, color)) = slot_and_color {
             let move_status = fault::move_page(self.files.fault_fd, self.slot_address(slot) as u64, page);
@@ -361,7 +361,7 @@ impl Agent {
                 self.counters.fallback_frames += u64::from(is_fallback);
                 return true;
             }
-            self.stock.push(if color == u32::MAX { FreeList::Unknown } else { FreeList::Color(color) }, slot);
+            self.frame_pool.push(if color == u32::MAX { FreeList::Unknown } else { FreeList::Color(color) }, slot);
             if matches!(move_status, sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH) {
                 fault::wake_waiters(self.files.fault_fd, page); // present already, being removed, or to be requested again
                 return false;
@@ -406,21 +406,21 @@ impl Agent {
             self.apply_target(now);
             self.write_status();
         }
-        if now >= self.next_scan_ns || (handshake::is_ending() && !self.pass.is_running) {
+        if now >= self.next_scan_ns || (handshake::is_ending() && !self.residency_scan.is_running) {
             self.register_new_ranges();
             self.scan_period_ns = (2 * self.scan_period_ns).min(MAX_SCAN_PERIOD_NS);
             self.next_scan_ns = sys::now_ns() + self.scan_period_ns;
         }
-        if !self.pass.is_running && (now >= self.next_pass_ns || handshake::is_ending()) {
-            self.pass = ResidencyScan { is_running: true, ..ResidencyScan::default() };
+        if !self.residency_scan.is_running && (now >= self.next_pass_ns || handshake::is_ending()) {
+            self.residency_scan = ResidencyScan { is_running: true, ..ResidencyScan::default() };
         }
         let mut has_more = false;
-        if self.stock.allowed_count(self.counters.mask) < READY_FRAMES {
-            let count_before = self.stock.held_count();
+        if self.frame_pool.allowed_count(self.counters.mask) < READY_FRAMES {
+            let count_before = self.frame_pool.held_count();
             self.fetch_frames(READY_FRAMES, BATCH_PAGES as u32);
-            has_more = self.stock.held_count() > count_before;
+            has_more = self.frame_pool.held_count() > count_before;
         }
-        if self.pass.is_running {
+        if self.residency_scan.is_running {
             self.continue_pass();
             has_more = true;
         }
@@ -441,7 +441,7 @@ impl Agent {
             self.counters.mask = mask;
             self.counters.recolor_done = 0;
             self.counters.recolor_total = 0;
-            self.pass = ResidencyScan::default();
+            self.residency_scan = ResidencyScan::default();
             self.next_pass_ns = now;
         }
     }
@@ -462,40 +462,40 @@ impl Agent {
         let start = sys::now_ns();
         let mut now = start;
         while now - start < SLICE_NS {
-            let Some(&range) = self.ranges.as_slice().get(self.pass.range) else {
-                self.pass.spent_ns += now - start;
+            let Some(&range) = self.ranges.as_slice().get(self.residency_scan.range) else {
+                self.residency_scan.spent_ns += now - start;
                 self.finish_pass(now);
                 return;
             };
             if !range.is_readable {
-                self.pass.range += 1;
+                self.residency_scan.range += 1;
                 continue;
             }
-            if self.pass.page < range.start {
-                self.pass.page = range.start;
+            if self.residency_scan.page < range.start {
+                self.residency_scan.page = range.start;
             }
-            let remaining = range.end.saturating_sub(self.pass.page) / PAGE;
+            let remaining = range.end.saturating_sub(self.residency_scan.page) / PAGE;
             if remaining == 0 {
-                self.pass.range += 1;
-                self.pass.page = 0;
+                self.residency_scan.range += 1;
+                self.residency_scan.page = 0;
                 continue;
             }
             self.count_pages(range, remaining.min(self.pagemap_entries.len() as u64) as usize, start);
             now = sys::now_ns();
         }
-        self.pass.spent_ns += now - start;
+        self.residency_scan.spent_ns += now - start;
     }
 
     fn count_pages(&mut self, range: AddressRange, pages: usize, start: u64) {
-        let first_page = self.pass.page;
+        let first_page = self.residency_scan.page;
         let entry_count = self.read_entries(first_page, pages);
         if entry_count == 0 {
-            self.pass.page = range.end; // gone meanwhile
+            self.residency_scan.page = range.end; // gone meanwhile
             return;
         }
         for index in 0..entry_count {
             let page = first_page + index as u64 * PAGE;
-            self.pass.page = page + PAGE;
+            self.residency_scan.page = page + PAGE;
             // Bit 61: a page of a file, or a shared one, which the agent does not manage.
             let Some(frame) =
                 parse_frame(self.pagemap_entries[index]).filter(|_| self.pagemap_entries[index] >> 61 & 1 == 0)
@@ -504,19 +504,19 @@ impl Agent {
             };
             let known_color = self.recorded_color(frame);
             if known_color.is_some_and(|color| self.counters.mask >> color & 1 == 1) {
-                self.pass.allowed_pages += 1;
+                self.residency_scan.allowed_pages += 1;
                 continue;
             }
             let is_moved = range.is_writable && self.must_move_all && !handshake::is_ending() && self.recolor(page);
             if is_moved {
-                self.pass.allowed_pages += 1;
+                self.residency_scan.allowed_pages += 1;
                 self.counters.recolor_done += 1;
                 self.counters.moved_pages += 1;
                 self.read_entries(first_page, entry_count);
             } else if known_color.is_some() {
-                self.pass.other_pages += 1;
+                self.residency_scan.other_pages += 1;
             } else {
-                self.pass.unknown_pages += 1;
+                self.residency_scan.unknown_pages += 1;
             }
             if sys::now_ns() - start > SLICE_NS {
                 return;
@@ -525,14 +525,15 @@ impl Agent {
     }
 
     fn finish_pass(&mut self, now: u64) {
-        self.counters.inside_pages = self.pass.allowed_pages;
-        self.counters.outside_pages = self.pass.other_pages;
-        self.counters.unknown_pages = self.pass.unknown_pages;
-        self.counters.recolor_total = self.counters.recolor_done + self.pass.other_pages + self.pass.unknown_pages;
+        self.counters.inside_pages = self.residency_scan.allowed_pages;
+        self.counters.outside_pages = self.residency_scan.other_pages;
+        self.counters.unknown_pages = self.residency_scan.unknown_pages;
+        self.counters.recolor_total =
+            self.counters.recolor_done + self.residency_scan.other_pages + self.residency_scan.unknown_pages;
         self.counters.counts += 1;
-        self.counters.count_ns += self.pass.spent_ns;
-        self.next_pass_ns = now + MIN_COUNT_PERIOD_NS.max(self.pass.spent_ns * COUNT_TIME_DIVISOR);
-        self.pass = ResidencyScan::default();
+        self.counters.count_ns += self.residency_scan.spent_ns;
+        self.next_pass_ns = now + MIN_COUNT_PERIOD_NS.max(self.residency_scan.spent_ns * COUNT_TIME_DIVISOR);
+        self.residency_scan = ResidencyScan::default();
         if handshake::is_ending() {
             // At the start, the program's first pages move immediately.
             self.next_pass_ns = now;
@@ -554,20 +555,20 @@ impl Agent {
 
     fn recolor_in_flight(&mut self, page: u64) -> bool {
         let mask = self.counters.mask;
-        if self.stock.allowed_count(mask) == 0 && !self.fetch_frames(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
+        if self.frame_pool.allowed_count(mask) == 0 && !self.fetch_frames(READY_FRAMES / 4, MAX_FAULT_FRAMES) {
             return false;
         }
-        let Some((fresh_slot, color)) = self.stock.take_allowed(mask) else { return false };
-        let Some(in_flight_slot) = self.stock.pop(FreeList::EmptyInFlight) else {
-            self.stock.push(FreeList::Color(color), fresh_slot);
+        let Some((fresh_slot, color)) = self.frame_pool.take_allowed(mask) else { return false };
+        let Some(in_flight_slot) = self.frame_pool.pop(FreeList::EmptyInFlight) else {
+            self.frame_pool.push(FreeList::Color(color), fresh_slot);
             return false;
         };
         let (target, source) = (self.slot_address(fresh_slot), self.slot_address(in_flight_slot));
         let move_start_ns = sys::now_ns();
         if fault::move_page(self.files.fault_fd, page, source as u64) < 0 {
             self.counters.busy_pages += 1;
-            self.stock.push(FreeList::EmptyInFlight, in_flight_slot);
-            self.stock.push(FreeList::Color(color), fresh_slot);
+            self.frame_pool.push(FreeList::EmptyInFlight, in_flight_slot);
+            self.frame_pool.push(FreeList::Color(color), fresh_slot);
             return false;
         }
         // SAFETY: two pages of the region: one holds a fresh frame, the other one the page that was just taken out.
@@ -582,13 +583,13 @@ impl Agent {
         } else {
             // SAFETY: still a page of the agent.
             unsafe { sys::zero_page(target) };
-            self.stock.push(FreeList::Color(color), fresh_slot);
+            self.frame_pool.push(FreeList::Color(color), fresh_slot);
         }
         // SAFETY: as above; the program's data must not leak to the next user of the frame.
         unsafe { sys::zero_page(source) };
         // The ledger's color is used here without a test, because it is verified before the frame is used.
         let old_color = self.read_frame(source as u64).and_then(|frame| self.recorded_color(frame));
-        self.stock.push(old_color.map_or(FreeList::Unclassified, FreeList::Color), in_flight_slot);
+        self.frame_pool.push(old_color.map_or(FreeList::Unclassified, FreeList::Color), in_flight_slot);
         is_restored
     }
 
@@ -651,7 +652,7 @@ impl Agent {
     }
 
     fn write_status(&mut self) {
-        self.counters.held_frames = u64::from(self.stock.held_count());
+        self.counters.held_frames = u64::from(self.frame_pool.held_count());
         let (mut position, mut text) = (0, [0u8; 20]);
         let turn = [("turn", self.counters.turn)];
         for (name, value) in self.counters.lines().iter().chain(&turn) {

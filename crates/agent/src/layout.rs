@@ -109,7 +109,7 @@ mod tests {
 
     /// Is every mask recovered from its text, and none from half a text?
     #[test]
-    fn masks_go_through_text() {
+    fn masks_are_recovered_from_their_text() {
         for mask in [0, 1, 0xff, u64::MAX, 1 << 63, 0x0123_4567_89ab_cdef] {
             for all in [false, true] {
                 assert_eq!(parse_target(&format_target(mask, all)), Some((mask, all)));
@@ -131,7 +131,7 @@ mod tests {
 
     /// Is a header read as it was written, and anything else rejected?
     #[test]
-    fn headers_are_checked() {
+    fn headers_are_read_as_written_and_others_rejected() {
         let header = ReferenceSetHeader { colors: 32, frames_per_color: 24, id: 7 };
         assert_eq!(ReferenceSetHeader::from_bytes(&header.to_bytes()), Some(header));
         assert_eq!(ReferenceSetHeader::from_bytes(&header.to_bytes()[..31]), None);

@@ -51,7 +51,7 @@ mod tests {
     /// Is a range left alone for a while, but not its neighbors, and is all memory if there are more ranges than can be
     /// stored?
     #[test]
-    fn what_is_being_removed_is_left_alone() {
+    fn ranges_being_removed_are_left_alone() {
         let mut removed = RemovedRanges::default();
         removed.record(4096, 8192, 10);
         assert!(!removed.may_take_out(4096, 11) && removed.may_take_out(8192, 11) && removed.may_take_out(0, 11));

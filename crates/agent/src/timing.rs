@@ -386,7 +386,7 @@ mod tests {
 
     /// At the measured error rates: is the decision nearly always right, and made in a few tests?
     #[test]
-    fn errors_at_the_measured_rates_do_not_mislead() {
+    fn decisions_at_measured_error_rates_are_nearly_always_right() {
         let mut chance = percent_chance(1);
         let (mut missed, mut mistaken, mut trials) = (0, 0, 0);
         for _ in 0..10_000 {
@@ -425,7 +425,7 @@ mod tests {
 
     /// Are hits and misses that are too close rejected, and is the threshold between the two?
     #[test]
-    fn a_threshold_lies_between_hits_and_misses_or_is_refused() {
+    fn a_threshold_is_between_hits_and_misses_or_is_rejected() {
         let calibrated = |hit_cycles, miss_cycles| Calibration { hit_cycles, miss_cycles }.threshold_cycles();
         assert_eq!(calibrated(40, 120), Some(80));
         assert_eq!(calibrated(40, 50), None);

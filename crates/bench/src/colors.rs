@@ -92,8 +92,8 @@ fn coverage_row() -> BenchRow {
 /// Verifies that the reference frames still have one color each after their use.
 fn verification_row() -> BenchRow {
     let opened_set = reference_set::open(Path::new(BASE));
-    let measured = opened_set.as_ref().map_or_else(ToString::to_string, |kit| {
-        format!("hit {} cycles, miss {}", kit.calibration.hit_cycles, kit.calibration.miss_cycles)
+    let measured = opened_set.as_ref().map_or_else(ToString::to_string, |reference_set| {
+        format!("hit {} cycles, miss {}", reference_set.calibration.hit_cycles, reference_set.calibration.miss_cycles)
     });
     BenchRow::from_target("d", "colors verified again after use", "every color", measured, opened_set.is_ok())
 }

@@ -22,8 +22,8 @@ const MEASURED_S: u64 = 30;
 const ROUNDS: usize = 15;
 const BLOCK_TIME: Duration = Duration::from_millis(2000);
 const SETTLING_TIME: Duration = Duration::from_millis(400);
-/// Time before the measurement. A starting daemon uses half a second of CPU time to survey the host, which takes
-/// several seconds on a busy host and is not part of the cost of managing.
+/// Maximum wait for a starting daemon, which uses half a second of CPU time to survey the host. On a busy host this
+/// takes several seconds, and it is not part of the cost of managing.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// # Errors
@@ -112,7 +112,7 @@ fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
     }
     let kibibytes = bytes_by_viewer.iter().sum::<usize>() as f64 / VIEWER_COUNT as f64 / seconds / 1024.0;
     let measured = format!(
-        "{:.3} %; not looked at {:.3} %, without a page {:.3} %: {:.2} and {:.2} times that; a viewer gets {kibibytes:.0} KiB a second",
+        "{:.3} %; no viewer {:.3} %, no page {:.3} %: {:.2} and {:.2} times that; a viewer gets {kibibytes:.0} KiB a second",
         100.0 * viewed_share,
         100.0 * unviewed_share,
         100.0 * plain_share,

@@ -43,7 +43,7 @@ impl Actor {
         let dir = bench_host.work_dir.join("progress");
         std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot be created", dir.display()))?;
         let report_path = dir.join(format!("of-{name}"));
-        // The file is created anew, because an existing one may belong to another process.
+        // The file is recreated, because an existing one may belong to another process.
         let _ = std::fs::remove_file(&report_path);
         std::fs::write(&report_path, 0u64.to_ne_bytes())
             .with_context(|| format!("{}: cannot be written", report_path.display()))?;

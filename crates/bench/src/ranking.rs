@@ -199,7 +199,7 @@ fn ranking_rows(programs: &[RankedProgram]) -> Vec<BenchRow> {
     for program in programs {
         let format_number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.3}"));
         let measured = format!(
-            "shared {} ({} samples, {} gone without it), split {}; recorded {:.1} M misses/s",
+            "shared {} ({} samples, {} evicted without it), split {}; recorded {:.1} M misses/s",
             format_number(program.shared_intensity),
             program.sample_count,
             format_number(program.paused_evicted_share),
@@ -292,7 +292,7 @@ mod tests {
 
     /// Is the correlation 1 in order and -1 in reverse, whatever the spacing, with ties in the middle?
     #[test]
-    fn ranks_are_what_is_correlated() {
+    fn correlation_depends_on_ranks_only() {
         assert!((spearman(&[(1.0, 5.0), (2.0, 6.0), (90.0, 7.0)]) - 1.0).abs() < 1e-12);
         assert!((spearman(&[(1.0, 9.0), (2.0, 6.0), (3.0, 1.0)]) + 1.0).abs() < 1e-12);
         assert!(spearman(&[(0.0, 1.0), (0.0, 2.0), (0.0, 3.0)]) == 0.0);

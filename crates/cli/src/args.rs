@@ -144,7 +144,7 @@ mod tests {
 
     /// Does a range include both ends and have N sizes in all, and is a list sorted in ascending order?
     #[test]
-    fn lists_and_ranges_of_sizes() {
+    fn ranges_include_both_ends_and_lists_are_sorted() {
         let parse_sizes = |text: &str| text.parse::<SizeList>().map(|sizes| sizes.0);
         assert_eq!(parse_sizes("1M,64K,1M"), Ok(vec![65536, 1 << 20]));
         assert_eq!(parse_sizes("64K..1M:5"), Ok((16..21).map(|power| 1 << power).collect()));

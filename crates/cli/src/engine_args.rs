@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_sweep::engines::dask::{Dask, DaskOptions};
-use cachemate_sweep::engines::hq::{Hq, HqOptions};
+use cachemate_sweep::engines::dask::{DaskEngine, DaskOptions};
+use cachemate_sweep::engines::hq::{HqEngine, HqOptions};
 use cachemate_sweep::engines::local::LocalEngine;
-use cachemate_sweep::engines::slurm::Slurm;
+use cachemate_sweep::engines::slurm::SlurmEngine;
 use cachemate_sweep::{
     DriveOptions, Inputs, JobRunner, Manifest, Store, SweepProgress, SweepSummary, SweepTask, TaskEngine,
     WorkerCommand, drive,
@@ -133,14 +133,14 @@ impl EngineArgs {
                     "--scheduler: not used with slurm, whose own configuration names its controller".to_string()
                 ))
             }
-            EngineName::Slurm => Box::new(Slurm::new(worker_command, batch_size, self.submit_arg.clone())),
+            EngineName::Slurm => Box::new(SlurmEngine::new(worker_command, batch_size, self.submit_arg.clone())),
             EngineName::Dask => {
                 let python = self.python.clone();
-                Box::new(Dask::new(worker_command, DaskOptions { python, scheduler, workers, batch_size }))
+                Box::new(DaskEngine::new(worker_command, DaskOptions { python, scheduler, workers, batch_size }))
             }
             EngineName::Hq | EngineName::Local => {
                 let server_dir = scheduler.map(PathBuf::from);
-                Box::new(Hq::new(
+                Box::new(HqEngine::new(
                     worker_command,
                     HqOptions { program: self.hq.clone(), server_dir, workers, batch_size },
                 ))

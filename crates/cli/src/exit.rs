@@ -68,7 +68,7 @@ mod tests {
 
     /// Does a message name its place and its cause once?
     #[test]
-    fn a_place_is_named_once() {
+    fn a_message_names_its_place_and_its_cause_once() {
         let cause = || anyhow::Error::msg("/tmp: found a directory, expected a plain file");
         let wrapped = Err::<(), _>(cause()).context("/tmp").unwrap_err();
         assert_eq!(describe(&wrapped), "/tmp: found a directory, expected a plain file");

@@ -42,7 +42,7 @@ impl FleetRequest {
         move |part| SweepTaskId::from_text(&format!("{} fleet {fleet_id} {part:?}", source_version()))
     }
 
-    /// Runs all parts on an engine, whose tasks in this process are done by `work`, and merges their results; see
+    /// Runs all parts on an engine, whose tasks in this process `job_runner` executes, and merges their results; see
     /// docs/sweeps.md.
     pub fn run_swept(
         &self,

@@ -214,7 +214,7 @@ mod tests {
 
     /// Are a fraction and a percentage with its unit accepted, and is a bare 5 rejected, as in a configuration?
     #[test]
-    fn a_goal_has_a_program_and_a_limit() {
+    fn goals_accept_fractions_and_percentages_but_no_bare_number() {
         let parse_max_slowdown = |given: &str| parse_goal(given).map(|goal| goal.max_slowdown);
         assert_eq!(
             (parse_max_slowdown("redis=5%"), parse_max_slowdown("redis=0.05"), parse_max_slowdown("a=b=20 %")),

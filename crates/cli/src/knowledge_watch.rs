@@ -55,7 +55,7 @@ pub struct KnowledgeWatch {
 }
 
 impl KnowledgeWatch {
-    /// Starts to follow the resources. A watch that is silent for `silence` is opened again.
+    /// Starts watching the resources. A watch that is silent for `max_silence` is reopened.
     ///
     /// # Errors
     /// The threads cannot be started.
@@ -165,7 +165,6 @@ struct WatchLine {
     object: Value,
 }
 
-/// The end of a watch.
 enum WatchEnd {
     /// The server closed it, as it does every few minutes.
     Closed,

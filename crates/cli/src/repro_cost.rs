@@ -60,9 +60,9 @@ impl RunCounts {
     fn describe(&self) -> String {
         match self {
             RunCounts { failure: Some(reason), .. } => format!("fails: {reason}"),
-            RunCounts { made_runs, is_finished: true, .. } => format!("all {made_runs} made"),
-            RunCounts { made_runs: 0, next_runs: 0, .. } => "none made".to_string(),
-            RunCounts { made_runs, next_runs, .. } => format!("{made_runs} made, {next_runs} next"),
+            RunCounts { made_runs, is_finished: true, .. } => format!("all {made_runs} stored"),
+            RunCounts { made_runs: 0, next_runs: 0, .. } => "none stored".to_string(),
+            RunCounts { made_runs, next_runs, .. } => format!("{made_runs} stored, {next_runs} next"),
         }
     }
 }

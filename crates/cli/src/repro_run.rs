@@ -161,7 +161,7 @@ impl ReproPlan {
         let mut experiments = Vec::new();
         for experiment in self.form.experiments()? {
             if stop.load(Ordering::Relaxed) {
-                return Err(InterruptedError(format!("{} experiments were looked at", experiments.len())).into());
+                return Err(InterruptedError(format!("{} experiments were examined", experiments.len())).into());
             }
             experiments.push(self.plan_experiment(&experiment, &stop));
         }
@@ -252,7 +252,6 @@ fn parse_budget_hours(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|hours: &f64| hours.is_finite() && *hours > 0.0).ok_or_else(budget_problem)
 }
 
-/// An experiment in progress.
 struct ExperimentProgress {
     experiment: Experiment,
     seeds: usize,

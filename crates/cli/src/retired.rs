@@ -105,7 +105,7 @@ mod tests {
 
     /// Are an option's value, the arguments of a started program, and current spellings accepted?
     #[test]
-    fn what_is_no_spelling_of_ours_is_left_alone() {
+    fn values_program_arguments_and_current_spellings_are_accepted() {
         assert_eq!(
             refusal_of_line("--color never color run"),
             Some("`cachemate color` is now `cachemate page-color`".to_string())

@@ -106,7 +106,7 @@ impl ScreenState {
         let has_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
-            KeyCode::Char('c') if has_control => return false, // raw mode makes no signal of it
+            KeyCode::Char('c') if has_control => return false, // raw mode does not turn it into a signal
             KeyCode::Char(' ') => self.is_paused = !self.is_paused,
             KeyCode::Down | KeyCode::Char('j') => self.scroll += 1,
             KeyCode::Up | KeyCode::Char('k') => self.scroll = self.scroll.saturating_sub(1),
@@ -398,7 +398,7 @@ mod tests {
 
     /// Is the picture in the README what the screen shows? `UPDATE_EXPECT=1` draws it again.
     #[test]
-    fn the_picture_of_top_is_the_screen() {
+    fn the_readmes_picture_of_top_matches_the_screen() {
         let picture = screen_picture(&busy_status(), (112, 20));
         assert!(picture.contains("backup.service slows redis.service by +31 %"), "{picture}");
         expect_test::expect_file!["../../../docs/pictures/top.svg"].assert_eq(&picture);
@@ -417,7 +417,7 @@ mod tests {
 
     /// Do only q, Esc and Ctrl-C end the view?
     #[test]
-    fn q_ends_the_view() {
+    fn only_q_escape_and_control_c_end_the_view() {
         let mut view = ScreenState::default();
         let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         for ends in [KeyCode::Char('q').into(), KeyCode::Esc.into(), control_c] {
@@ -430,7 +430,7 @@ mod tests {
 
     /// Does the screen report that the daemon has ended, together with the last known state?
     #[test]
-    fn a_lost_daemon_is_told() {
+    fn top_reports_a_lost_daemon() {
         let mut view = ScreenState { error: Some("no daemon answers there".into()), ..ScreenState::default() };
         let text = render_screen(&mut view, (110, 12));
         assert!(text.contains("no daemon answers") && text.contains("scan"), "{text}");

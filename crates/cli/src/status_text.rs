@@ -313,7 +313,7 @@ mod tests {
 
     /// Are lines truncated at a terminal's width, and left whole in a pipe?
     #[test]
-    fn lines_are_whole_in_a_pipe() {
+    fn lines_are_truncated_on_a_terminal_and_whole_in_a_pipe() {
         let policy = "a".repeat(300);
         let status = DaemonStatus { policy: policy.clone(), ..DaemonStatus::default() };
         assert!(top_text(&status, true, None).contains(&policy));
@@ -333,7 +333,7 @@ mod tests {
 
     /// Do the status, top and the explanation word the state of a promise identically?
     #[test]
-    fn a_promise_is_shown_in_the_same_words() {
+    fn all_views_word_a_promise_identically() {
         let promise = PromiseStatus {
             pid: 7,
             name: "redis(7)".to_string(),
@@ -352,7 +352,7 @@ mod tests {
     /// Does a program whose name imitates a terminal command or the start of another row stay one word in one row,
     /// wherever it is named?
     #[test]
-    fn no_name_leaves_its_place() {
+    fn a_hostile_name_stays_one_word_in_one_row() {
         let name = "\u{1b}[2J\n  1  1 init";
         let tasks = vec![TaskStatus {
             task: 7,

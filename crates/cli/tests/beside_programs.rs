@@ -19,7 +19,7 @@ fn run_of(dir: &Path, args: &[&str], programs: &[String]) -> CommandResult {
 
 /// Is the output of a recorded or profiled program unchanged byte for byte, with and without a summary?
 #[test]
-fn standard_output_is_the_programs_own() {
+fn a_programs_output_is_unchanged_when_recorded_or_profiled() {
     let dir = tempfile::tempdir().unwrap();
     let text: Vec<u8> = (0..20_000u32).flat_map(|at| (at % 251).to_le_bytes()).collect();
     std::fs::write(dir.path().join("text"), text).unwrap();

@@ -93,7 +93,7 @@ fn schemas_have_the_fields_that_are_read() {
 /// Do the plain manifests grant exactly the rights on the page: a privileged daemon without a token, an extender
 /// that reads the two resources?
 #[test]
-fn manifests_grant_what_the_page_states() {
+fn manifests_grant_exactly_the_rights_on_the_page() {
     let dir = packaging_dir().join("kubernetes/manifests");
     let all: Vec<Value> =
         std::fs::read_dir(dir).unwrap().flat_map(|entry| read_documents(&entry.unwrap().path())).collect();
@@ -129,7 +129,7 @@ fn manifests_grant_what_the_page_states() {
 
 /// Does the chart with its default values produce the plain manifests?
 #[test]
-fn the_chart_gives_the_manifests() {
+fn the_default_chart_produces_the_plain_manifests() {
     let chart = packaging_dir().join("kubernetes/chart");
     let args = ["template", "cachemate", "--namespace", "cachemate", "--set", "extender.enabled=true"];
     let Ok(rendered) = Command::new("helm").args(args).arg(chart).output() else {
@@ -151,7 +151,7 @@ fn the_chart_gives_the_manifests() {
 
 /// Do Slurm's scripts pass on known marks, and neither fail on a hostile comment nor execute it?
 #[test]
-fn scripts_of_slurm_hand_over_known_marks_only() {
+fn slurm_scripts_pass_on_known_marks_only() {
     let dir = tempfile::tempdir().unwrap();
     let run_script = |name: &str, job: &str, comment: &str| {
         let mut command = Command::new(packaging_dir().join("slurm").join(name));

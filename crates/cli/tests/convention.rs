@@ -11,7 +11,7 @@ use common::{command, lackey_text, run, write_raw_trace};
 
 /// Does mistyped input give exit code 2 and a message, never a panic?
 #[test]
-fn mistyped_input_is_usage_and_never_a_panic() {
+fn mistyped_input_gives_exit_code_2_and_never_a_panic() {
     let dir = tempfile::tempdir().unwrap();
     write_raw_trace(dir.path(), "t.u64", 0..100);
     let mistyped: &[&[&str]] = &[
@@ -54,7 +54,7 @@ fn mistyped_input_is_usage_and_never_a_panic() {
 
 /// Does an error in the input or of the host give exit code 1, with file and place?
 #[test]
-fn bad_input_is_exit_code_1_and_names_the_place() {
+fn bad_input_gives_exit_code_1_with_file_and_place() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("odd.u64"), [0u8; 12]).unwrap();
     std::fs::write(dir.path().join("text.txt"), "what is this\n").unwrap();
@@ -96,7 +96,7 @@ fn an_error_names_its_cause_once() {
 
 /// Does `mrc` find bundled recordings by name, like `plan`, and list them if the name is unknown?
 #[test]
-fn curves_of_bundled_recordings_by_name() {
+fn mrc_finds_bundled_recordings_by_name() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("t.lackey"), lackey_text(64, 10, 3)).unwrap();
     std::fs::create_dir(dir.path().join("recordings")).unwrap();
@@ -110,7 +110,7 @@ fn curves_of_bundled_recordings_by_name() {
 
 /// Is the version printed as a number, followed by the commit if it is known?
 #[test]
-fn the_version_is_told() {
+fn the_version_is_printed_as_a_number() {
     let outcome = run(Path::new("."), &["--version"]).ok();
     let rest =
         outcome.out.strip_prefix(concat!("cachemate ", env!("CARGO_PKG_VERSION"))).expect(&outcome.out).trim_end();
@@ -122,7 +122,7 @@ fn the_version_is_told() {
 
 /// Does a reader that closes early (`| head -1`) cause no error message?
 #[test]
-fn a_broken_pipe_is_quiet() {
+fn a_broken_pipe_causes_no_error_message() {
     let dir = tempfile::tempdir().unwrap();
     write_raw_trace(dir.path(), "t.u64", (0..200_000).map(|at| at * 64));
     let args = ["mrc", "t.u64", "--json", "--sizes", "64..1G:5000"];
@@ -136,7 +136,7 @@ fn a_broken_pipe_is_quiet() {
 
 /// Are existing files safe without --force, and does a failed command leave nothing behind?
 #[test]
-fn existing_files_need_force() {
+fn existing_files_are_kept_without_force() {
     let dir = tempfile::tempdir().unwrap();
     write_raw_trace(dir.path(), "t.u64", 0..1000);
     std::fs::write(dir.path().join("keep.cmt"), "precious").unwrap();
@@ -177,7 +177,7 @@ fn a_trace_from_standard_input_keeps_its_counts() {
 
 /// Are help, version, completions and manual pages printed completely?
 #[test]
-fn help_completions_and_manual_pages() {
+fn help_completions_and_manual_pages_are_complete() {
     let dir = tempfile::tempdir().unwrap();
     let help = run(dir.path(), &["--help"]).ok().out;
     for command in ["record", "convert", "mrc", "cachesim", "profile", "topology", "predict", "plan", "report"] {
@@ -217,7 +217,7 @@ fn threads_do_not_change_the_curve() {
 /// Is a truncated bundled recording rejected with the file's name and the damaged place, and used up to there on
 /// request?
 #[test]
-fn a_truncated_bundled_recording_is_named() {
+fn a_truncated_bundled_recording_is_rejected_with_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let recordings = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
     std::fs::create_dir(dir.path().join("recordings")).unwrap();
@@ -239,7 +239,7 @@ fn a_truncated_bundled_recording_is_named() {
 
 /// Is a noun after the number 1 in the singular?
 #[test]
-fn one_is_singular() {
+fn a_noun_after_the_number_1_is_singular() {
     let dir = tempfile::tempdir().unwrap();
     let words = run(dir.path(), &["topology", "-m", "xeon-x5365-4"]).ok().out;
     assert!(words.contains(", 1 package, 1 memory node\n"), "{words}");

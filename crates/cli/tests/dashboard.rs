@@ -81,7 +81,7 @@ fn windows_of(body: &str) -> Vec<Value> {
 
 /// Does the daemon show its programs, window by window, to users with the printed token, and nothing to others?
 #[test]
-fn a_daemons_page_is_shown_to_who_has_the_token() {
+fn the_daemons_page_requires_the_printed_token() {
     let shown = PageFixture::start("127.0.0.1:0", &["--observe-only"]);
     let (address, bearer) = (shown.address(), format!("Bearer {}", shown.token()));
     let with = ("Authorization", bearer.as_str());
@@ -111,7 +111,7 @@ fn a_daemons_page_is_shown_to_who_has_the_token() {
 
 /// In a browser: are programs shown by their names, whatever these are, do windows arrive, and is the end reported?
 #[test]
-fn a_browser_follows_a_daemon() {
+fn a_browser_shows_programs_windows_and_the_daemons_end() {
     let Some(mut browser) = Browser::start() else {
         report_unchecked("a daemon's page in a browser", "no Chromium");
         return;
@@ -134,7 +134,7 @@ fn a_browser_follows_a_daemon() {
 
 /// Is a page on a socket accessible only to its owner, and one without a token open to all users of this host?
 #[test]
-fn a_page_on_a_socket_is_its_owners() {
+fn a_page_on_a_socket_is_accessible_only_to_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("page.sock");
     let shown = PageFixture::start(path.to_str().unwrap(), &["--observe-only"]);
@@ -149,7 +149,7 @@ fn a_page_on_a_socket_is_its_owners() {
 
 /// Is a page that cannot be served rejected with the place, before anything starts?
 #[test]
-fn a_page_that_cannot_be_is_refused() {
+fn a_page_that_cannot_be_served_is_rejected_before_the_start() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("c.toml"), "").unwrap();
     let run_manage = |page: &str| {
@@ -167,7 +167,7 @@ fn a_page_that_cannot_be_is_refused() {
 
 /// Does the daemon manage the host although other users have its ports, and does `status` report what is missing?
 #[test]
-fn taken_ports_do_not_keep_the_daemon_from_starting() {
+fn the_daemon_manages_the_host_although_its_ports_are_taken() {
     let dir = tempfile::tempdir().unwrap();
     let ports = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
@@ -251,7 +251,7 @@ fn a_recording_becomes_a_page() {
 /// Does a run of the interval machine stand beside its own account, program by program, and is the account of another run
 /// refused by the name that it expects?
 #[test]
-fn an_interval_run_has_its_truth() {
+fn an_interval_run_is_shown_beside_its_own_account() {
     let dir = tempfile::tempdir().unwrap();
     let mut scenario = "name = \"two\"\nmachine = \"xeon-x5365-4\"\nsimulator = \"interval\"\nseed = 3\n\
                         length = { ns = 2_000_000_000 }\npolicy = { name = \"dio\" }\n"
@@ -273,7 +273,7 @@ fn an_interval_run_has_its_truth() {
 
 /// Is a file that is not a recording rejected with the place, and a truncated one shown up to its end?
 #[test]
-fn a_broken_recording_is_told() {
+fn a_broken_recording_is_rejected_with_the_place() {
     let dir = recorded_run();
     std::fs::write(dir.path().join("no.jsonl"), "{}\n").unwrap();
     let outcome = run(dir.path(), &["dashboard", "no.jsonl", "-o", "no.html"]);

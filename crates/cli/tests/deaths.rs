@@ -45,7 +45,7 @@ const TMPFS: [&str; 5] = ["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"];
 
 /// If the disk of the journal fills up while a daemon acts, and the daemon is then killed: is everything restored?
 #[test]
-fn a_full_disk_keeps_nobody_from_being_put_back() {
+fn everything_is_restored_after_the_journals_disk_fills_up() {
     let dir = tempfile::tempdir().unwrap();
     let Some(_disk) = TestMount::mount_on(dir.path().join("state"), &TMPFS) else {
         println!("not shown here: a full disk (no right to mount)");
@@ -78,7 +78,7 @@ fn a_full_disk_keeps_nobody_from_being_put_back() {
 /// If the disk of the journal becomes read-only while a daemon acts, and the daemon is then killed: is everything
 /// restored?
 #[test]
-fn a_read_only_disk_keeps_nobody_from_being_put_back() {
+fn everything_is_restored_after_the_disk_becomes_read_only() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("state");
     let Some(_disk) = TestMount::mount_on(state.clone(), &TMPFS) else {
@@ -136,7 +136,7 @@ impl Drop for TestCgroupV2 {
 /// If the daemon's control group is killed with everything in it: is the guardian outside of it, does it restore the
 /// host alone, and is its own group removed afterward?
 #[test]
-fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
+fn the_guardian_outlives_the_daemons_control_group() {
     let Some(group) = TestCgroupV2::new() else {
         report_unchecked("a guardian outside the daemon's control group", "no cgroup v2, or no right to it");
         return;
@@ -175,7 +175,7 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
 
 /// If daemon and guardian are killed at the same instant, through their control group: does `restore` restore the host?
 #[test]
-fn the_end_of_a_control_group_is_put_right_by_reset() {
+fn restore_works_after_the_whole_control_group_is_killed() {
     let Some(group) = TestCgroupV2::new() else {
         println!("not shown here: cgroup.kill (no cgroup v2, or no right to it)");
         return;
@@ -201,7 +201,7 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
 /// If the command is replaced by another file while a journal is in force, and the daemon is then killed: does the
 /// guardian, which runs the old file, restore the host, and does the new file continue from there?
 #[test]
-fn an_upgrade_while_a_journal_is_in_force() {
+fn the_guardian_restores_after_the_command_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let installed = dir.path().join("cachemate");
     let install_binary = || {

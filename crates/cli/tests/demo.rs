@@ -37,7 +37,7 @@ fn copy_project(dir: &Path) -> PathBuf {
 /// Does the demo end with a report on eight shipped programs in a directory with blanks in its path and without
 /// Valgrind?
 #[test]
-fn the_demo_runs_in_a_directory_with_blanks_and_without_valgrind() {
+fn the_demo_runs_with_blanks_in_the_path_and_no_valgrind() {
     let dir = tempfile::tempdir().unwrap();
     let copy = copy_project(dir.path());
     let output = Command::new("sh")

@@ -22,7 +22,7 @@ fn dry_run_with(dir: &Path, config: &str, more: &[&str]) -> common::CommandResul
 /// With a policy that puts all tasks on one CPU: is the move printed, as a line and as JSON, while no task is moved, no
 /// journal written and no socket opened?
 #[test]
-fn manage_says_what_it_would_do_and_does_nothing() {
+fn a_dry_run_prints_the_intended_moves_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let program = start_sleeper();
     let host = LinuxHost::new("/");
@@ -47,7 +47,7 @@ fn manage_says_what_it_would_do_and_does_nothing() {
 /// Does `--check` print the current matches of each rule, warn about a rule without a match, and reject impossible
 /// values?
 #[test]
-fn a_check_names_matches_and_refuses_impossible_values() {
+fn a_check_names_matches_and_rejects_impossible_values() {
     let dir = tempfile::tempdir().unwrap();
     let program = start_sleeper();
     let run_check = |config: &str| {
@@ -97,7 +97,7 @@ fn a_check_names_matches_and_refuses_impossible_values() {
 
 /// If there is nothing to change, is this reported after the requested number of windows?
 #[test]
-fn nothing_to_change_is_said_after_so_many_windows() {
+fn nothing_to_change_is_reported_after_the_requested_windows() {
     let dir = tempfile::tempdir().unwrap();
     let program = start_sleeper();
     let config = acting_config("default", 10, &program.pid().to_string());
@@ -110,7 +110,7 @@ fn nothing_to_change_is_said_after_so_many_windows() {
 
 /// Does a configuration without a policy use `auto`, which changes nothing on a host without evidence?
 #[test]
-fn without_a_policy_auto_decides_and_changes_nothing_unasked() {
+fn auto_is_the_default_and_changes_nothing_without_evidence() {
     let dir = tempfile::tempdir().unwrap();
     let program = start_sleeper();
     let named = acting_config("default", 10, &program.pid().to_string());
@@ -158,7 +158,7 @@ fn run_starts_the_programs_and_changes_nothing() {
 
 /// Are `--max-windows` and `--json` of `manage` rejected without a dry run?
 #[test]
-fn the_switches_of_a_dry_run_need_one() {
+fn dry_run_options_are_rejected_without_a_dry_run() {
     let dir = tempfile::tempdir().unwrap();
     for more in [["--max-windows", "3"].as_slice(), &["--json"]] {
         let args: Vec<&str> = MANAGE.iter().copied().chain(more.iter().copied()).collect();

@@ -183,7 +183,7 @@ fn expect_scores(address: &str, is_expected: impl Fn(u64, u64) -> bool, state: &
 /// Does scheduling go on, by the newest knowledge that there is, while the API server lists, watches, expires versions,
 /// forges objects, falls silent, refuses and is gone?
 #[test]
-fn scheduling_goes_on_whatever_the_api_server_does() {
+fn scheduling_continues_despite_api_server_failures() {
     let dir = tempfile::tempdir().unwrap();
     let nodes = vec![node("a", 1e6), node("b", 9e9)];
     let server = FakeServer::start(Script { profiles: vec![profile()], nodes, status: 200, ..Script::default() });
@@ -227,7 +227,7 @@ fn scheduling_goes_on_whatever_the_api_server_does() {
 
 /// Are addresses without a port, an authority or a known scheme refused with what was expected?
 #[test]
-fn impossible_servers_are_refused() {
+fn impossible_server_addresses_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("ca.pem"), "no certificate").unwrap();
     for (args, words) in [

@@ -22,7 +22,7 @@ const FLEET: &str = "name = \"two kinds\"\nmachine = \"xeon-x5365-4\"\nhosts = 4
 
 /// Does a fleet print exactly the promised fields, the same on any number of workers, and write its page and rows?
 #[test]
-fn a_fleet_prints_what_is_promised_and_repeats() {
+fn a_fleet_prints_the_promised_fields_and_is_repeatable() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     std::fs::write(root.join("fleet.toml"), FLEET).unwrap();
@@ -61,7 +61,7 @@ fn a_fleet_prints_what_is_promised_and_repeats() {
 
 /// Does a fleet as a sweep, half of which another process has run, print what it prints in one process?
 #[test]
-fn a_swept_fleet_is_the_same_fleet() {
+fn a_fleet_run_as_a_sweep_prints_the_same_as_one_process() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let text = FLEET.replace("hosts = 4", "hosts = 4\ncell_hosts = 2\nnodes = [\"off\"]");
@@ -90,7 +90,7 @@ fn a_swept_fleet_is_the_same_fleet() {
 
 /// Are errors reported with file, place, value found and values expected?
 #[test]
-fn mistakes_name_their_place() {
+fn errors_name_their_file_and_place() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     for (text, words) in [
@@ -120,7 +120,7 @@ fn mistakes_name_their_place() {
 
 /// Do a cluster's pods run as its services, with those without a profile reported?
 #[test]
-fn a_cluster_is_a_fleet() {
+fn a_clusters_pods_run_as_fleet_services() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let pod_json = |name: &str, marks: Value| {

@@ -70,7 +70,7 @@ impl Drop for ProgressWriter {
 /// Is a decision that halves the speed of its programs made, measured, rolled back, put on cooldown, shown and
 /// explained, with every mask restored in the end?
 #[test]
-fn a_decision_that_hurts_is_taken_back_live() {
+fn a_harmful_decision_is_rolled_back_and_put_on_cooldown() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [start_sleeper(), start_sleeper()];
     let pids: Vec<i32> = programs.iter().map(|program| program.0.id() as i32).collect();
@@ -112,7 +112,7 @@ fn a_decision_that_hurts_is_taken_back_live() {
 /// Is a real group confined, including a program born in it, and is the group restored when the daemon ends or is
 /// killed?
 #[test]
-fn a_group_is_confined_and_comes_back() {
+fn a_confined_group_is_restored_when_the_daemon_ends() {
     let (group, path) = match common::make_cgroup() {
         Ok(group) => group,
         Err(reason) => {
@@ -158,7 +158,7 @@ fn a_group_is_confined_and_comes_back() {
 /// If a policy returns an invalid plan: is the plan rejected and shown, the previous one kept, and does the daemon
 /// follow the policy again later?
 #[test]
-fn a_plan_that_no_machine_may_be_told_ends_nothing() {
+fn an_invalid_plan_is_rejected_and_the_previous_one_kept() {
     let dir = tempfile::tempdir().unwrap();
     let program = start_sleeper();
     let (host, pid) = (LinuxHost::new("/"), program.0.id() as i32);

@@ -7,7 +7,7 @@ use common::{lackey_text, run};
 /// Is a cache of terabytes, for a trace, a profile or a machine, rejected with the value found and the values expected,
 /// rather than by an abort of the process?
 #[test]
-fn caches_that_no_host_has_room_for_are_refused() {
+fn terabyte_caches_are_rejected_rather_than_aborting() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("t.lackey"), lackey_text(50, 2, 1)).unwrap();
     let scenario = "name = \"huge\"\ndescription = \"\"\nmachine = \"xeon-x5365-4?caches.l2.size=SIZE\"\nseed = 1\n\

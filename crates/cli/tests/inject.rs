@@ -129,7 +129,7 @@ fn can_trace() -> bool {
 /// If any call of a restore fails, with any error: is everything restored, or does the journal stay and the exit code
 /// report it, and does the next attempt do the rest?
 #[test]
-fn a_reset_with_a_fault_at_any_call_loses_nothing() {
+fn a_restore_with_a_fault_at_any_call_loses_nothing() {
     if !can_trace() {
         return;
     }

@@ -42,7 +42,7 @@ fn run_interrupted(dir: &Path, args: &[&str]) -> String {
 
 /// Is the part recorded before the interrupt a complete file?
 #[test]
-fn an_interrupted_recording_is_kept() {
+fn an_interrupted_recording_is_a_complete_file() {
     let dir = tempfile::tempdir().unwrap();
     let message = run_interrupted(dir.path(), &["record", "--l1", "none", "-o", "x.cmt"]);
     assert!(message.contains("interrupted: x.cmt keeps"), "{message}");
@@ -52,7 +52,7 @@ fn an_interrupted_recording_is_kept() {
 
 /// Is the part recorded before the interrupt profiled, and is the profile usable for a prediction?
 #[test]
-fn an_interrupted_profile_covers_what_was_recorded() {
+fn an_interrupted_profile_covers_the_recorded_part() {
     let dir = tempfile::tempdir().unwrap();
     let message = run_interrupted(dir.path(), &["profile", "--l1", "none", "-o", "x.json"]);
     assert!(message.contains("interrupted: the profile covers"), "{message}");
@@ -79,7 +79,7 @@ fn accesses_bytes(count: u64) -> Vec<u8> {
 
 /// Does an interrupted curve cover the records read before?
 #[test]
-fn an_interrupted_curve_covers_what_was_read() {
+fn an_interrupted_curve_covers_the_records_read_before() {
     let dir = tempfile::tempdir().unwrap();
     let (child, mut input) = curve_of_input(dir.path());
     let portion = accesses_bytes(8192);
@@ -102,7 +102,7 @@ fn an_interrupted_curve_covers_what_was_read() {
 
 /// Does an interrupt end a curve whose input is silent, before the first byte and after some?
 #[test]
-fn a_silent_input_is_ended_too() {
+fn an_interrupt_ends_a_curve_of_a_silent_input() {
     let dir = tempfile::tempdir().unwrap();
     for portion in [0u64, 4096] {
         let (mut child, mut input) = curve_of_input(dir.path());

@@ -46,7 +46,7 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
 /// Does `auto` decide if a scenario names no policy, and is a run that no plan changed distinguished from one that a
 /// plan did?
 #[test]
-fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
+fn auto_is_the_default_and_runs_without_changes_are_marked() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
@@ -65,7 +65,7 @@ fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
 
 /// Are an invalid program, a missing one, and a sweep's use of the machine rejected with name and place?
 #[test]
-fn what_cannot_be_run_is_told_with_its_place() {
+fn impossible_runs_are_rejected_with_name_and_place() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
@@ -92,7 +92,7 @@ fn what_cannot_be_run_is_told_with_its_place() {
 
 /// Does a comparison show its policies in a table, in JSON and on a page, and reject impossible requests?
 #[test]
-fn a_question_compares_policies() {
+fn a_comparison_shows_policies_in_table_json_and_page() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
@@ -177,7 +177,7 @@ fn write_promise_scenario(dir: &Path, at_least: f64, more: &str) {
 ///
 /// Cost: 5 s of CPU, because three mixes run for a nominal hour each.
 #[test]
-fn a_promised_rate_is_kept_or_it_is_said_why_not() {
+fn a_promised_rate_is_kept_or_reported_as_impossible() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
@@ -239,7 +239,7 @@ fn write_uniform_curve(dir: &Path, name: &str, footprint_bytes: f64, references_
 /// If two programs fit into one cache together, and each is beside a stream: are they brought together, although the
 /// logs are too short to show that they fit?
 #[test]
-fn programs_that_fit_are_kept_from_streams() {
+fn programs_that_fit_together_are_separated_from_streams() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     write_uniform_curve(root, "fits", 0.4 * 4_194_304.0, 0.02);

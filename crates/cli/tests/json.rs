@@ -71,7 +71,7 @@ fn check(command: &str, printed: &[Value], like_plan: &[&str], free: &[&str]) {
 }
 
 #[test]
-fn every_printed_field_is_promised_and_every_promise_is_kept() {
+fn printed_and_promised_fields_are_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     for (name, lines) in [("small", 600), ("large", 3000)] {
@@ -122,7 +122,7 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
 
 /// Do sweeps report their state in the promised fields, with a failed task and a damaged one?
 #[test]
-fn sweeps_keep_their_promises() {
+fn sweeps_report_the_promised_fields() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     for (name, lines) in [("a", 300), ("b", 200)] {
@@ -180,7 +180,7 @@ fn the_published_matrix_gives_the_published_schedules() {
 /// Does a plan's forecast of a group account for the fact that slowdowns do not add up: is a member's slowdown at least
 /// that beside one of them?
 #[test]
-fn a_plan_forecasts_the_groups_it_makes() {
+fn a_group_forecast_is_at_least_each_pairs_slowdown() {
     let dir = tempfile::tempdir().unwrap();
     for (name, lines) in [("a", 9_000), ("b", 30_000), ("c", 20_000), ("d", 14_000)] {
         std::fs::write(dir.path().join(format!("{name}.lackey")), lackey_text(lines, 6, 2)).unwrap();
@@ -197,7 +197,7 @@ fn a_plan_forecasts_the_groups_it_makes() {
 
 /// Does recording report its results in the promised fields?
 #[test]
-fn record_keeps_its_promises() {
+fn record_reports_the_promised_fields() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = run(dir.path(), &["record", "--json", "-o", "true.cmt", "--", "true"]).ok();
     assert_eq!(outcome.out, "", "standard output is the program's");
@@ -213,7 +213,7 @@ fn record_keeps_its_promises() {
 
 /// Is every field of a profile, at any depth, on the format's page, and does the profile read back?
 #[test]
-fn profile_keeps_its_promises() {
+fn every_profile_field_is_documented_and_reads_back() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("t.lackey"), lackey_text(3000, 40, 2)).unwrap();
     let args = ["profile", "t.lackey", "-m", "xeon-x5365-4", "--json"];

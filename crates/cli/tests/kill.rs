@@ -108,7 +108,7 @@ impl Confinement {
 /// If either process is killed at any time, whichever of them restores the host: are affinities, nice values, all
 /// scheduling classes and cpusets restored?
 #[test]
-fn everything_is_as_before_whatever_is_killed() {
+fn everything_is_restored_whichever_process_is_killed() {
     let kills: usize = std::env::var("CACHEMATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES.len());
     let dir = tempfile::tempdir().unwrap();
     let confined = Confinement::make();

@@ -34,7 +34,7 @@ fn record_managed_run(dir: &Path, policy: &str, windows: u64) {
 ///
 /// Cost: about 20 s of CPU, because three policies each observe two running programs for tens of seconds.
 #[test]
-fn a_live_run_replays() {
+fn a_replayed_live_run_gives_the_same_plans() {
     for (policy, windows) in [("random", 15), ("dio", 15), ("intensity-gangs", 25)] {
         let dir = tempfile::tempdir().unwrap();
         record_managed_run(dir.path(), policy, windows);

@@ -18,7 +18,7 @@ const MAX_EXPOSURE: &str = "30";
 
 /// Is the unit's exposure by systemd's score at most the stated one?
 #[test]
-fn the_unit_is_as_tight_as_stated() {
+fn the_units_exposure_is_at_most_the_stated_score() {
     let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/cachemate.service");
     let threshold = format!("--threshold={MAX_EXPOSURE}");
     let output = Command::new("systemd-analyze").args(["security", "--offline=true", &threshold]).arg(&unit).output();
@@ -70,7 +70,7 @@ fn let_through(unit: &str) -> Option<BTreeSet<String>> {
 /// Does the unit's filter permit every system call that a daemon and its guardian make while they manage, answer and
 /// restore, and those of `restore` afterward?
 #[test]
-fn the_units_filter_lets_through_what_is_called() {
+fn the_units_filter_permits_every_system_call_in_use() {
     let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/cachemate.service");
     let allowed = let_through(&std::fs::read_to_string(unit).unwrap());
     let traced = Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).stderr(Stdio::null()).status();

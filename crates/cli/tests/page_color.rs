@@ -44,7 +44,7 @@ const ADDITIONS: &str = "CACHEMATE_TEST_ADDITIONS";
 ///
 /// The other tests color this program, and move its pages meanwhile.
 #[test]
-fn no_addition_is_lost_where_no_page_moves() {
+fn no_addition_is_lost_on_pages_that_do_not_move() {
     let each = std::env::var(ADDITIONS).map_or(1_000_000, |each| each.parse().unwrap());
     let stop = Arc::default();
     signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop)).unwrap();
@@ -54,14 +54,14 @@ fn no_addition_is_lost_where_no_page_moves() {
 /// The program that counts, followed by a marker that distinguishes it from others.
 fn counting_command(marker: &str) -> [String; 4] {
     let own_path = std::env::current_exe().unwrap().display().to_string();
-    [own_path, "--exact".to_string(), "no_addition_is_lost_where_no_page_moves".to_string(), marker.to_string()]
+    [own_path, "--exact".to_string(), "no_addition_is_lost_on_pages_that_do_not_move".to_string(), marker.to_string()]
 }
 
 /// Does a colored program print its usual output, exit with its own code, and have its pages in the right colors?
 ///
 /// Cost: twenty seconds of wall time on a host whose colors cannot be distinguished.
 #[test]
-fn a_colored_program_does_what_it_does_otherwise() {
+fn a_colored_program_prints_its_usual_output() {
     let dir = tempfile::tempdir().unwrap();
     if let Some(reason) = unusable_reason() {
         report_unchecked("a program in colors", reason);
@@ -110,7 +110,7 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
 ///
 /// Cost: 10 s of CPU, because two threads add until their pages have moved.
 #[test]
-fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
+fn a_recolored_program_ends_as_usual_if_its_launcher_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     if let Some(reason) = unusable_reason() {
         report_unchecked("a launcher that is killed", reason);
@@ -248,7 +248,7 @@ impl RecoloredProgram {
 ///
 /// Cost: 30 s of CPU if colors can be distinguished, because five programs compute until they have been recolored.
 #[test]
-fn a_plan_recolors_a_running_program_whoever_is_killed() {
+fn a_plan_recolors_a_running_program_despite_kills() {
     if let Some(reason) = unusable_reason() {
         report_unchecked("a plan in colors", reason);
         return;

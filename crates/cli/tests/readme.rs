@@ -61,7 +61,7 @@ fn first_missing_line<'a>(shown: &'a [String], output: &str) -> Option<&'a str> 
 ///
 /// Cost: 25 s of CPU, because `predict` runs four recordings; `plan` reuses these runs.
 #[test]
-fn the_readme_shows_what_the_commands_print() {
+fn every_readme_command_prints_the_output_shown() {
     let dir = prepare_workplace();
     let commands = shown_commands(&fs::read_to_string(project_root().join("README.md")).unwrap());
     assert!(commands.len() >= 4, "{commands:?}");
@@ -114,7 +114,7 @@ fn the_picture_has_the_figures_of_the_readme() {
 
 /// Are a missing line, another order, and output beyond the shown end detected?
 #[test]
-fn another_output_is_found_out() {
+fn differences_from_the_shown_output_are_detected() {
     let shown = ["a", "...", "c"].map(str::to_string);
     assert_eq!(first_missing_line(&shown, "a\n\nb\nc\n"), None);
     assert_eq!(first_missing_line(&shown, "a\nb\n"), Some("c"));

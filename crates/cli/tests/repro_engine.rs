@@ -34,7 +34,7 @@ fn stored_results(dir: &Path) -> Vec<(String, std::time::SystemTime)> {
 ///
 /// Cost: 17 s of CPU, because one experiment runs three times.
 #[test]
-fn findings_by_an_engine_are_the_same_digits() {
+fn findings_run_by_run_have_the_same_digits_as_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let (code, message, plain) = run_repro(root, &["--no-store"]);
@@ -64,7 +64,7 @@ fn findings_by_an_engine_are_the_same_digits() {
 
 /// Is an engine without a directory for its runs rejected, and is the cost of a full run reported in advance?
 #[test]
-fn an_engine_needs_a_directory_and_says_what_a_full_run_costs() {
+fn an_engine_needs_a_directory_and_reports_a_full_runs_cost() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = run(dir.path(), &["repro", "CA-3", "--engine", "local"]);
     assert!(outcome.code == Some(2) && outcome.err.contains("--engine keeps its runs in -o DIR"), "{}", outcome.err);
@@ -133,7 +133,7 @@ fn a_store_changes_no_digit() {
 
 /// Does a run until results are decided keep its budget, and report the experiments beyond it?
 #[test]
-fn a_budget_is_kept_and_its_account_given() {
+fn a_budget_is_kept_and_experiments_beyond_it_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let run_with = |budget: &str| {

@@ -62,7 +62,7 @@ fn ask<S: Read + Write>(mut stream: S, request: &[u8], hang_up: impl Fn(&S)) {
 /// After thousands of changed requests at both endpoints: is the daemon running and answering, with its memory within
 /// the bound?
 #[test]
-fn no_request_harms_the_daemon() {
+fn the_daemon_survives_thousands_of_changed_requests() {
     let dir = tempfile::tempdir().unwrap();
     let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

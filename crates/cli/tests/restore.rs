@@ -82,7 +82,7 @@ impl Drop for ShellPrograms {
 
 /// If a daemon runs out of descriptors while it has moved programs: are all of them restored in the end?
 #[test]
-fn out_of_descriptors_everything_comes_back() {
+fn everything_is_restored_after_descriptors_run_out() {
     let whole = affinity_of(std::process::id() as i32);
     if whole.count() < 2 {
         report_unchecked("programs that are moved", "one CPU");
@@ -119,7 +119,7 @@ fn out_of_descriptors_everything_comes_back() {
 /// If the journal has unreadable lines: is the rest restored, and is the loss reported, by the exit code as well, until
 /// a user has handled it?
 #[test]
-fn damage_is_told_by_the_exit_code() {
+fn a_damaged_journal_is_reported_by_the_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let programs: Vec<ChildGuard> = (0..4).map(|_| start_sleeper()).collect();
     let affinity_before = affinity_of(programs[0].pid());
@@ -141,7 +141,7 @@ fn damage_is_told_by_the_exit_code() {
 
 /// If a state directory became read-only: does `restore` restore the host, and report that the journal stays?
 #[test]
-fn a_read_only_state_directory_is_no_obstacle() {
+fn restore_works_with_a_read_only_state_directory() {
     let dir = tempfile::tempdir().unwrap();
     let programs: Vec<ChildGuard> = (0..3).map(|_| start_sleeper()).collect();
     let affinity_before = affinity_of(programs[0].pid());
@@ -178,7 +178,7 @@ fn a_read_only_state_directory_is_no_obstacle() {
 /// If a journal belongs to another user, or names a file that cachemate never changes: is nothing in it applied, and is
 /// this reported?
 #[test]
-fn what_a_made_up_journal_asks_for_is_not_done() {
+fn a_forged_journal_is_not_applied_and_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [start_sleeper()];
     let affinity_before = affinity_of(programs[0].pid());

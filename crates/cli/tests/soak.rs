@@ -21,7 +21,7 @@ fn pages_and_open_files(pid: u32) -> (u64, usize) {
 
 /// Do thousands of programs come and go without the daemon growing, and are the remaining programs restored?
 #[test]
-fn short_lived_programs_leave_nothing_behind() {
+fn short_lived_programs_do_not_make_the_daemon_grow() {
     let tasks: usize = std::env::var("CACHEMATE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
     let dir = tempfile::tempdir().unwrap();
     // Half of the programs run before the first reading, so that growth can be distinguished from the memory needed to
@@ -92,7 +92,7 @@ fn short_lived_programs_leave_nothing_behind() {
 /// Under a daemon that moves all tasks and runs gangs in turns, while a thousand short programs a minute come and go:
 /// is the longest wait of any task for a CPU reported, and does no task starve?
 #[test]
-fn the_longest_wait_under_churn_is_told() {
+fn no_task_starves_under_churn_and_the_longest_wait_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     // Two tasks that always want a CPU, and a birth every 30 ms; a crowded host makes fewer of them, but at least a
     // thousand.
@@ -188,7 +188,7 @@ fn from_environment(name: &str, default: u64) -> u64 {
 ///
 /// `CACHEMATE_BIRTHS_SECONDS` and `CACHEMATE_BIRTHS_THREADS` set the size (`make nightly`: 600 and 10,000).
 #[test]
-fn births_are_followed_at_a_small_cost() {
+fn observing_births_costs_little_and_does_not_grow() {
     let seconds = from_environment("CACHEMATE_BIRTHS_SECONDS", 3);
     let threads = from_environment("CACHEMATE_BIRTHS_THREADS", 500);
     let dir = tempfile::tempdir().unwrap();

@@ -68,7 +68,7 @@ fn wait_until_ready(dir: &Path) {
 
 /// Does another user at the socket get no information, and root an answer, however many connections that user holds?
 #[test]
-fn a_stranger_is_told_nothing_and_holds_up_nobody() {
+fn other_users_get_no_information_and_delay_no_answer() {
     let Some(dir) = make_shared_dir("a stranger's connections") else { return };
     let _daemon = start_daemon(dir.path(), "window_ms = 100\n");
     wait_until_ready(dir.path());
@@ -99,7 +99,7 @@ fn part_of_a_stranger_at_the_socket() {
 ///
 /// Cost: 10 s of CPU, because two programs run until the daemon has credited one of them.
 #[test]
-fn a_stranger_cannot_report_for_another() {
+fn other_users_cannot_report_for_roots_program() {
     let Some(dir) = make_shared_dir("a stranger's reports") else { return };
     let program = ChildGuard(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
     let pid = program.pid();
@@ -150,7 +150,7 @@ fn part_of_a_stranger_in_the_progress_directory() {
 
 /// Are the journal and the locks inaccessible to other users for reading, writing and removing while a daemon runs?
 #[test]
-fn a_stranger_sees_nothing_of_the_state_directory() {
+fn the_state_directory_is_inaccessible_to_other_users() {
     let Some(dir) = make_shared_dir("a stranger at the state directory") else { return };
     let _daemon = start_daemon(dir.path(), "window_ms = 100\n");
     wait_until_ready(dir.path());
@@ -181,7 +181,7 @@ const NAMES: [(&str, &str); 4] = [
 /// Do other users' programs with such names have no effect on any front end: tables, reasons, JSON, metrics, the
 /// daemon's log, the page of a recording?
 #[test]
-fn a_strangers_name_acts_on_no_front_end() {
+fn other_users_program_names_affect_no_front_end() {
     let Some(dir) = make_shared_dir("a stranger's program") else { return };
     let at = dir.path();
     let mut config = String::from(

@@ -37,7 +37,7 @@ fn results_in(dir: &Path) -> usize {
 
 /// Does a sweep whose name imitates a terminal command, with failures of such names, show as plain text?
 #[test]
-fn no_name_of_a_sweep_acts_on_the_terminal() {
+fn hostile_sweep_names_are_shown_as_plain_text() {
     let dir = tempfile::tempdir().unwrap();
     let text = std::fs::read_to_string(sweep_file(dir.path(), 1)).unwrap();
     let hostile = r#"name = "\u001b]0;x\u0007\u202e\n6 of 6 {1}""#;
@@ -63,7 +63,7 @@ fn no_name_of_a_sweep_acts_on_the_terminal() {
 
 /// Does a sweep run to its end, report its progress, merge in the manifest's order, and run nothing twice?
 #[test]
-fn a_sweep_runs_is_merged_and_reported() {
+fn a_sweep_runs_reports_progress_and_merges_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     sweep_file(root, 2);
@@ -97,7 +97,7 @@ fn a_sweep_runs_is_merged_and_reported() {
 
 /// Does a sweep that is killed repeatedly end with the same bytes as one that was not?
 #[test]
-fn a_killed_sweep_goes_on_where_it_was() {
+fn a_repeatedly_killed_sweep_ends_with_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     sweep_file(root, 10);
@@ -127,7 +127,7 @@ fn a_killed_sweep_goes_on_where_it_was() {
 
 /// Does Ctrl-C end a sweep at once, keep finished results, and leave no claim?
 #[test]
-fn an_interrupted_sweep_keeps_what_is_finished() {
+fn an_interrupted_sweep_keeps_finished_results() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     sweep_file(root, 100);
@@ -151,7 +151,7 @@ fn an_interrupted_sweep_keeps_what_is_finished() {
 
 /// Do two concurrent sweeps in one directory, with single tasks beside them, produce every result once?
 #[test]
-fn several_workers_share_a_directory() {
+fn concurrent_sweeps_in_one_directory_run_every_task_once() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     sweep_file(root, 4);
@@ -191,7 +191,7 @@ fn several_workers_share_a_directory() {
 
 /// Is a recording that changed during the sweep reported as a failure, and are curves of recordings measured?
 #[test]
-fn curves_of_recordings_and_a_recording_that_changed() {
+fn a_recording_that_changed_during_a_sweep_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     for (name, lines) in [("small", 300), ("large", 2000)] {
@@ -224,7 +224,7 @@ fn curves_of_recordings_and_a_recording_that_changed() {
 
 /// Is a full disk reported, and does the sweep continue when there is space?
 #[test]
-fn a_full_disk_is_said() {
+fn a_full_disk_is_reported_and_the_sweep_continues_later() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     sweep_file(root, 12);
@@ -252,7 +252,7 @@ fn a_full_disk_is_said() {
 
 /// Are errors in a sweep file reported with their place, before anything starts?
 #[test]
-fn mistakes_are_told_with_their_place() {
+fn sweep_file_errors_are_reported_with_their_place() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let path = sweep_file(root, 2);
@@ -326,7 +326,7 @@ fn mistakes_are_told_with_their_place() {
 
 /// Does a small part of the documentation's example run?
 #[test]
-fn the_example_expands() {
+fn the_documentations_example_runs() {
     let dir = tempfile::tempdir().unwrap();
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/sweep-example.toml");
     let outcome = run(dir.path(), &["sweep", "run", example, "-o", "out", "--shard", "15/15"]).ok();

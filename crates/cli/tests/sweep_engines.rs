@@ -201,7 +201,7 @@ fn is_there(program: &str) -> bool {
 /// Is every task in the merged result once, although a node is drained, and a node's daemon and the controller are
 /// killed?
 #[test]
-fn slurm_loses_nodes_and_its_controller() {
+fn slurm_merges_every_task_once_despite_lost_nodes() {
     if !asked() {
         return;
     }
@@ -258,7 +258,7 @@ fn find_dask_python() -> Option<String> {
 
 /// Is every task in the merged result once on a local Dask cluster, even if a worker and the scheduler are killed?
 #[test]
-fn dask_loses_a_worker_and_its_scheduler() {
+fn dask_merges_every_task_once_despite_kills() {
     if !asked() {
         return;
     }
@@ -299,7 +299,7 @@ fn dask_loses_a_worker_and_its_scheduler() {
 /// Is every task in the merged result once on a HyperQueue server that the sweep starts, even if a worker and the
 /// server are killed?
 #[test]
-fn hyperqueue_loses_a_worker_and_its_server() {
+fn hyperqueue_merges_every_task_once_despite_kills() {
     if !asked() {
         return;
     }

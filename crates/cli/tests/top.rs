@@ -110,7 +110,7 @@ mod screen {
 
     /// Is the screen taken, the program shown, and the terminal restored after q, Ctrl-C and a signal alike?
     #[test]
-    fn a_terminal_gets_a_screen_and_is_given_back() {
+    fn top_takes_the_screen_and_restores_the_terminal() {
         let dir = tempfile::tempdir().unwrap();
         let _both = start_observing_daemon(dir.path());
         for how in ["q", "\u{3}", "SIGTERM"] {
@@ -132,7 +132,7 @@ mod screen {
 
     /// If the daemon ends: does the screen report it and continue?
     #[test]
-    fn a_daemon_that_ends_is_told_on_the_screen() {
+    fn top_reports_that_the_daemon_ended_and_continues() {
         let dir = tempfile::tempdir().unwrap();
         let (daemon, _sleeper) = start_observing_daemon(dir.path());
         let mut shown = TopOnTerminal::start(dir.path());
@@ -146,7 +146,7 @@ mod screen {
 
 /// Into a pipe: is there one print without escape sequences, and with --json one object per iteration?
 #[test]
-fn a_pipe_gets_one_print() {
+fn a_pipe_gets_one_print_without_escape_sequences() {
     let dir = tempfile::tempdir().unwrap();
     let _both = start_observing_daemon(dir.path());
     let once = run(dir.path(), &["top", "--socket", "s.sock"]).ok();

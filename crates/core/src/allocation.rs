@@ -17,7 +17,7 @@ mod tests {
 
     /// Is a small size possible, and one beyond any address space rejected?
     #[test]
-    fn room_is_given_as_far_as_there_is_any() {
+    fn allocations_beyond_any_address_space_are_rejected() {
         assert!(can_allocate(0) && can_allocate(1 << 20));
         assert!(!can_allocate(u64::MAX) && !can_allocate(1 << 62));
     }

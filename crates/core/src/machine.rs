@@ -221,7 +221,7 @@ impl Topology {
 
 impl Capabilities {
     /// Does the machine have this ability?
-    pub fn can(&self, ability: Ability) -> bool {
+    pub fn has_ability(&self, ability: Ability) -> bool {
         matches!(self.abilities.get(&ability), Some(Support::Yes { .. }))
     }
 

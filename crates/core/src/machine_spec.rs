@@ -654,7 +654,7 @@ mod tests {
 
     /// Is an impossible machine rejected with the name of the invalid field?
     #[test]
-    fn impossible_machines_are_refused_by_field() {
+    fn impossible_machines_are_rejected_with_the_field() {
         assert_eq!(sample_machine().check(), Ok(()));
         let refused = |change: fn(&mut MachineSpec)| {
             let mut spec = sample_machine();

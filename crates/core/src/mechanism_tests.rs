@@ -25,7 +25,7 @@ fn row_interval(tasks: &[u32], elapsed_ns: u64, misses: u64) -> RowInterval {
 
 /// Can CASC be computed from an observation: drop < 200 us, weight by length, solve?
 #[test]
-fn casc_rows_give_back_the_pcmrs() {
+fn casc_can_be_computed_from_an_observation() {
     let pcmr = [2.0, 4.0, 6.0, 28.0, 30.0];
     let n = 4;
     let mut intervals = Vec::new();
@@ -58,7 +58,7 @@ fn casc_rows_give_back_the_pcmrs() {
 }
 
 #[test]
-fn an_event_that_was_not_measured_is_absent_and_a_multiplexed_one_is_scaled() {
+fn unmeasured_events_are_absent_and_multiplexed_ones_scaled() {
     let half = EventCounts(vec![EventCount { event: CounterEvent::Instructions, count: 10, enabled_share: 0.5 }]);
     assert_eq!(half.get(CounterEvent::Instructions), Some(20.0));
     assert_eq!(half.get(CounterEvent::Cycles), None);
@@ -68,7 +68,7 @@ fn an_event_that_was_not_measured_is_absent_and_a_multiplexed_one_is_scaled() {
 
 /// Can one plan contain every mechanism of the papers at once?
 #[test]
-fn one_plan_says_affinity_gangs_colors_ways_penalties_and_every_probe() {
+fn one_plan_can_contain_every_mechanism_of_the_papers() {
     let (a, b, c) = (TaskId(0), TaskId(1), TaskId(2));
     let gang = |t| Gang { members: vec![(t, None)], slices: 1 };
     let probe = |id, probe_kind| ProbeRequest { id: ProbeId(id), kind: probe_kind, budget_ns: 1_000_000_000 };
@@ -159,7 +159,7 @@ impl Policy for KeepPlanPolicy {
 /// Does a replay report that the policy decides differently from the recorded one? Is a slow action observed as
 /// pending?
 #[test]
-fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
+fn a_replay_reports_divergence_and_slow_actions_stay_pending() {
     let plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let pending_move = |done| AppliedPlan {
         pending: vec![PendingItem { item: PlanItem::Share(GroupId(0), CacheId(0)), done, total: Some(1_000) }],
@@ -209,7 +209,7 @@ fn check(change: impl FnOnce(&mut Plan)) -> Result<(), PlanError> {
 
 /// Is a plan that would starve a task or overlap gangs rejected before it is applied?
 #[test]
-fn plans_that_starve_are_caught() {
+fn plans_that_starve_or_overlap_gangs_are_rejected() {
     let gangs = |members: &[u32]| GangSchedule {
         cpus: [0, 1].into_iter().collect(),
         slice_ns: 1,
@@ -228,7 +228,7 @@ fn plans_that_starve_are_caught() {
 
 /// Is a CPU of a gang member outside of its own affinity rejected, and one inside accepted?
 #[test]
-fn seats_lie_within_affinities() {
+fn a_gang_member_on_a_cpu_outside_its_affinity_is_rejected() {
     let seated = |affinity: u32| {
         check(|plan| {
             plan.affinity.insert(TaskId(0), [affinity].into_iter().collect());
@@ -243,7 +243,7 @@ fn seats_lie_within_affinities() {
 
 /// Are shares of more groups than the cache supports, members of two shares, and duplicate ids detected?
 #[test]
-fn shares_are_checked_together() {
+fn excess_shares_double_members_and_duplicate_ids_are_detected() {
     let share = |group: u32, task: u32| CacheShare {
         group: GroupId(group),
         members: vec![ShareMember::Task(TaskId(task))],

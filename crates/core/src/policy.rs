@@ -355,7 +355,7 @@ mod tests {
 
     /// Is a name that looks like a placeholder left unchanged, and so is a placeholder without a task?
     #[test]
-    fn names_in_reasons_are_not_read_again() {
+    fn placeholders_in_task_names_are_not_expanded() {
         let text = "{0} beside {1}, {9}, {x} and {".to_string();
         let reason = Reason { text, tasks: vec![TaskId(0), TaskId(1)], ..Reason::default() };
         let names = ["{1}", "{0}"];

@@ -61,7 +61,7 @@ fn the_state_follows_from_the_interval() {
 
 /// Is a promise without evidence unknown, never kept, and is the missing evidence named?
 #[test]
-fn without_evidence_a_promise_is_unknown() {
+fn a_promise_without_evidence_is_unknown() {
     let missing_evidence = |windows: &[f64], solo, has_counts| {
         let report = state_after(windows, solo, has_counts, Vec::new());
         assert_eq!(report.state, PromiseState::Unknown);
@@ -80,7 +80,7 @@ fn without_evidence_a_promise_is_unknown() {
 /// Is a promise infeasible only as long as no measurement shows it kept, and does the report name the programs that
 /// would have to leave?
 #[test]
-fn infeasible_is_a_broken_promise_that_no_plan_keeps() {
+fn a_promise_is_infeasible_only_until_it_is_measured_as_kept() {
     let reason = Reason {
         kind: ReasonKind::InfeasibleGoal,
         tasks: vec![TaskId(0), TaskId(7), TaskId(8)],
@@ -96,7 +96,7 @@ fn infeasible_is_a_broken_promise_that_no_plan_keeps() {
 
 /// Does the time in which a program waits for a CPU count, and does a plan change restart the measurement?
 #[test]
-fn waiting_counts_and_a_new_plan_is_measured_anew() {
+fn waiting_counts_and_a_plan_change_restarts_the_measurement() {
     let mut tracker = PromiseTracker::default();
     let mut changed_plan = idle_plan();
     changed_plan.affinity.insert(TaskId(0), [0].into_iter().collect());
@@ -143,7 +143,7 @@ fn time_off_the_cpu_counts_by_its_length() {
 /// Does the model remove memory waits that more cache would remove, and does its interval include the program's own
 /// part of the queueing?
 #[test]
-fn the_model_removes_waits_of_misses_that_the_whole_cache_holds() {
+fn the_model_removes_memory_waits_that_more_cache_would_remove() {
     let level = CacheLevel::L3;
     let counts = EventCounts::exact([
         (CounterEvent::Instructions, 1_000_000),

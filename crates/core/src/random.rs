@@ -77,7 +77,7 @@ mod tests {
 
     /// Are numbers, fractions and orders of a seed pinned, so that every recorded seed keeps its meaning?
     #[test]
-    fn what_a_seed_gives_is_pinned() {
+    fn numbers_fractions_and_orders_of_a_seed_are_pinned() {
         let mut generator = SplitMix64::new(42);
         let drawn: Vec<u64> = [6, 1000, 1 << 20, 1 << 40, u64::MAX].map(|limit| generator.draw_below(limit)).into();
         assert_eq!(drawn, [4, 159, 292134, 378441694990, 701532786141963249]);
@@ -89,7 +89,7 @@ mod tests {
 
     /// Do the values of a small range occur about equally often, and does an empty range give 0?
     #[test]
-    fn small_ranges_are_even() {
+    fn values_of_a_small_range_are_equally_frequent() {
         let mut generator = SplitMix64::new(7);
         let mut draws = [0u32; 6];
         (0..6000).for_each(|_| draws[generator.draw_below(6) as usize] += 1);
@@ -99,7 +99,7 @@ mod tests {
 
     /// Is a range of three quarters of all words uniform, for which multiplication alone gives every third value twice?
     #[test]
-    fn a_range_of_three_quarters_of_all_words_is_even() {
+    fn a_range_of_three_quarters_of_all_words_is_uniform() {
         let mut generator = SplitMix64::new(3);
         let limit = 3 << 62;
         let mut rests = [0u32; 3];

@@ -428,7 +428,7 @@ mod tests {
 
     /// Are helpers of runtimes distinguished from programs that only have such a name elsewhere?
     #[test]
-    fn helpers_are_no_programs() {
+    fn runtime_helpers_differ_from_programs_of_the_same_name() {
         let pod = Some(ServiceKind::Pod);
         for command in ["pause", "runc:[2:INIT]", "containerd-shim", "conmon", "slurmstepd", "(s-server)"] {
             assert!(is_runtime_helper(command, pod), "{command}");
@@ -440,7 +440,7 @@ mod tests {
 
     /// Are escapes in unit names decoded, and malformed ones kept?
     #[test]
-    fn escapes_are_undone() {
+    fn unit_name_escapes_are_decoded_and_malformed_ones_kept() {
         assert_eq!(unescape_unit_name(r"qemu\x2d1\x2da"), "qemu-1-a");
         assert_eq!(unescape_unit_name(r"a\x2"), r"a\x2");
         assert_eq!(unescape_unit_name(r"a\xzz\"), r"a\xzz\");

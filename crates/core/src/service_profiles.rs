@@ -224,7 +224,7 @@ mod tests {
 
     /// Is the number of profiles bounded, with the most recently used ones kept?
     #[test]
-    fn the_least_used_are_dropped() {
+    fn the_least_recently_used_profiles_are_dropped() {
         let mut stored = ServiceProfiles::default();
         let key = |nth: usize| ProfileKey::new(&ServiceIdentity::command(&format!("p{nth}")), "p", None, None);
         for nth in 0..MAX_PROFILES {

@@ -26,7 +26,7 @@ mod tests {
 
     /// Is the intended name found, and none if no name is close?
     #[test]
-    fn the_nearest_name_is_the_one_that_was_meant() {
+    fn the_nearest_name_is_found_and_a_distant_one_is_not() {
         let machine_names = ["xeon-x5365", "opteron-2350", "power5-2x2x2", "smt-av"];
         assert_eq!(nearest_name("xeon-x5356", machine_names), Some("xeon-x5365"));
         assert_eq!(nearest_name("Opteron", machine_names), Some("opteron-2350"));

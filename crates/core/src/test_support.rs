@@ -32,9 +32,9 @@ pub fn last_level_caches(caches: u32, cpus_each: u32, level: CacheLevel, size_by
 }
 
 /// Capabilities with these abilities and no cache partitions.
-pub fn capabilities_fixture(can: &[Ability]) -> Capabilities {
+pub fn capabilities_fixture(abilities: &[Ability]) -> Capabilities {
     Capabilities {
-        abilities: can.iter().map(|&ability| (ability, Support::Yes { note: None })).collect(),
+        abilities: abilities.iter().map(|&ability| (ability, Support::Yes { note: None })).collect(),
         partitions: Vec::new(),
         min_window_ns: 1,
         min_slice_ns: None,

@@ -76,7 +76,7 @@ impl DryRun {
         let policy = &self.policy;
         let mut text = match self.window {
             None => format!("policy '{policy}': none in {} windows\n", self.windows),
-            Some(window) => format!("policy '{policy}', window {window}: not made, as this is a dry run\n"),
+            Some(window) => format!("policy '{policy}', window {window}: not applied, because this is a dry run\n"),
         };
         for DryRunChange { line, change } in &self.changes {
             let dependencies: Vec<String> = change.depends_on.iter().map(|id| id.0.to_string()).collect();

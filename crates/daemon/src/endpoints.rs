@@ -141,7 +141,7 @@ mod tests {
     /// With both ports taken by another process: does the daemon continue, report it, and serve them once they are
     /// free?
     #[test]
-    fn taken_ports_are_left_out_and_tried_again() {
+    fn taken_ports_are_reported_and_served_once_free() {
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
         let (messages, shared, header) = (RefCell::new(Vec::new()), shared_status(), sample_header());

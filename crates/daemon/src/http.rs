@@ -121,7 +121,7 @@ mod tests {
 
     /// Is a page served only under this host's own names, only by GET, and only at its path?
     #[test]
-    fn pages_are_given_under_this_hosts_names() {
+    fn pages_are_served_only_under_this_hosts_names() {
         let address = start_server();
         for host in
             ["localhost", "LOCALHOST:9", "127.0.0.1:9753", "127.1.2.3", "[::1]", "[::1]:80", &address.to_string()]
@@ -142,7 +142,7 @@ mod tests {
 
     /// With a token: is a page served to a request that contains it, under any name of the host, and to no other?
     #[test]
-    fn only_a_bearer_of_the_token_reads() {
+    fn only_requests_with_the_token_get_the_page() {
         let token = "0123456789abcdef";
         let pages = |path: &str| (path == "/metrics").then(|| ("text/plain", "page".to_string()));
         let address = serve("127.0.0.1:0", Some(token.to_string()), pages).unwrap();
@@ -168,7 +168,7 @@ mod tests {
 
     /// Beside five hundred silent connections: is a page served, with only a few descriptors?
     #[test]
-    fn idle_connections_hold_up_nobody() {
+    fn idle_connections_do_not_delay_a_page() {
         let address = start_server();
         let idle: Vec<TcpStream> = (0..500).map(|_| TcpStream::connect(address).unwrap()).collect();
         assert!(get(address, "/metrics", "localhost").ends_with("page"));
@@ -182,7 +182,7 @@ mod tests {
 
     /// Is a peer that sends its head a byte at a time dropped after some seconds?
     #[test]
-    fn a_dripping_head_is_not_waited_for() {
+    fn a_peer_that_sends_a_byte_at_a_time_is_dropped() {
         let mut stream = TcpStream::connect(start_server()).unwrap();
         let start = std::time::Instant::now();
         while stream.write_all(b"G").is_ok() {

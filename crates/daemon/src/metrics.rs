@@ -320,7 +320,7 @@ mod tests {
 
     /// Do the names follow the conventions: own prefix, base units, `_total` on counters?
     #[test]
-    fn the_page_follows_the_conventions() {
+    fn metric_names_follow_the_conventions() {
         let mut status =
             DaemonStatus { windows: 3, cpu_ns: 1_500_000_000, mode: ManageMode::Act, ..DaemonStatus::default() };
         status.caches.push(crate::status::CacheStatus {
@@ -350,7 +350,7 @@ mod tests {
     /// Is the cost a single figure, the same in status and metrics, without the time for which probes keep programs
     /// from running?
     #[test]
-    fn the_cost_is_one_figure() {
+    fn the_cost_is_the_same_figure_in_status_and_metrics() {
         let mut status = DaemonStatus { cpu_ns: 540_000_000, running_ns: 1, ..DaemonStatus::default() };
         status.counters.probe_withheld_ns = 3_090_000_000;
         let page = metrics_page(&status);
@@ -361,7 +361,7 @@ mod tests {
 
     /// Is a token read from its file, and rejected if every user may read the file or if it is too short?
     #[test]
-    fn a_token_is_a_secret_line() {
+    fn a_token_file_that_is_public_or_too_short_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let config = ManageConfig {
@@ -413,7 +413,7 @@ mod tests {
     /// Does a program whose name imitates the end of a label, the end of a line or a terminal command stay one label on
     /// one line?
     #[test]
-    fn no_name_breaks_a_label() {
+    fn a_hostile_name_stays_one_label_on_one_line() {
         let names = ["evil\"} 1\n# EOF\n", "\u{1b}[2J\\", "plain"];
         let sample_task = |name: &&str| crate::status::TaskStatus {
             name: name.to_string(),

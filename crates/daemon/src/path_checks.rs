@@ -111,7 +111,7 @@ mod tests {
 
     /// Is each unusable path reported with its field, and does a valid configuration pass without creating anything?
     #[test]
-    fn places_that_cannot_be_used_are_told() {
+    fn unusable_paths_are_reported_with_their_field() {
         let root = tempfile::tempdir().unwrap();
         let path_of = |name: &str| root.path().join(name);
         std::fs::write(path_of("file"), "{}").unwrap();

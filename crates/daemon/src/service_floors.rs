@@ -196,7 +196,7 @@ mod tests {
     /// Does the growth of a service's own file count as its work, and is a file that shrinks or contains no number no
     /// evidence?
     #[test]
-    fn a_progress_file_of_its_own_counts() {
+    fn growth_of_a_services_own_file_counts_as_work() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("operations");
         let mut floors = ServiceFloors::new(vec![sample_config(25.0, Some(file.clone()))]);

@@ -37,8 +37,8 @@ impl ProfileStore {
         ProfileStore { path: state_dir.join(FILE_NAME), last_write: Instant::now(), has_changes: false }
     }
 
-    /// Profiles of earlier runs. An unusable file is reported and started anew, because everything in it can be
-    /// measured again.
+    /// Profiles of earlier runs. An unusable file is reported and replaced, because everything in it can be measured
+    /// again.
     pub(crate) fn read(&self, report: &dyn Fn(&str)) -> ServiceProfiles {
         let mut service_profiles = ServiceProfiles::default();
         match self.try_read() {

@@ -235,7 +235,7 @@ mod tests {
 
     /// Beside two hundred silent connections, and some that send a byte at a time: is a request answered at once?
     #[test]
-    fn idle_and_dripping_peers_hold_up_nobody() {
+    fn idle_and_slow_peers_do_not_delay_a_request() {
         let (_dir, path, _server, _) = server_fixture();
         let mut idle: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&path).unwrap()).collect();
         let start = Instant::now();
@@ -257,7 +257,7 @@ mod tests {
     /// While threads flood the public socket with connections: are requests of root and of the daemon's user answered
     /// at once, and may no other user use their socket?
     #[test]
-    fn a_flood_of_the_public_socket_delays_no_owner() {
+    fn floods_of_the_public_socket_do_not_delay_owner_requests() {
         let (_dir, path, _server, _) = server_fixture();
         let owners = owner_socket_path(&path);
         assert_eq!(std::fs::metadata(&owners).unwrap().permissions().mode() & 0o777, 0o600);
@@ -286,7 +286,7 @@ mod tests {
 
     /// Is a peer that never finishes its request dropped?
     #[test]
-    fn nobody_is_waited_for_long() {
+    fn a_peer_that_never_finishes_its_request_is_dropped() {
         let (_dir, path, _server, _) = server_fixture();
         let mut slow = UnixStream::connect(&path).unwrap();
         slow.write_all(b"stat").unwrap();
@@ -296,7 +296,7 @@ mod tests {
 
     /// Is an invalid request rejected, whatever its length and content?
     #[test]
-    fn other_requests_are_refused_in_words() {
+    fn invalid_requests_are_rejected() {
         let (_dir, path, _server, shared) = server_fixture();
         assert!(format!("{:#}", query(&path, "\u{1b}[2Jstop").unwrap_err()).contains(r"\u{1b}[2Jstop"));
         assert!(query(&path, &"x".repeat(10_000)).is_err());

@@ -392,9 +392,9 @@ impl StatusTracker {
         topology: &Topology,
         profiles: &BTreeMap<TaskId, Profile>,
     ) {
-        for answer in &record.observation.probe_results {
+        for probe_result in &record.observation.probe_results {
             self.status.counters.probe_results += 1;
-            self.status.counters.probe_withheld_ns += withheld_ns(answer);
+            self.status.counters.probe_withheld_ns += withheld_ns(probe_result);
         }
         let names = task_names(record, machine);
         let view = self.tracker.observe(record, topology, profiles, &names);

@@ -234,7 +234,7 @@ mod tests {
 
     /// Is the limit exact, for bytes and for text?
     #[test]
-    fn a_longer_file_is_refused() {
+    fn a_file_longer_than_the_limit_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ten");
         std::fs::write(&path, "0123456789").unwrap();

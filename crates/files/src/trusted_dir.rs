@@ -130,7 +130,7 @@ impl TrustedDir {
         match self.access {
             DirAccess::ReadWrite => Ok(()),
             DirAccess::ReadOnly => {
-                Err(refusal_error(&self.path.join(subpath), "a change", "none, as the directory is only read"))
+                Err(refusal_error(&self.path.join(subpath), "a change", "none, because this is read-only"))
             }
         }
     }
@@ -456,7 +456,7 @@ mod tests {
 
     /// Are files written whole, linked once, appended to, moved and removed?
     #[test]
-    fn a_trusted_dir_serves() {
+    fn files_are_written_linked_appended_moved_and_removed() {
         let (_parent, path) = dir_fixture();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
         let other = dir.create_dir("other").unwrap();

@@ -72,7 +72,7 @@ fn corun_member(service: &FleetService, profile: u16, solver: &CoRunSolver) -> C
     CoRunMember { kind: profile, load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8, threads, is_confined: false }
 }
 
-/// Slowdowns of two services on one cache in percent: of `member`, then of `other_service`.
+/// Slowdowns of two services on one cache in percent: of `member`, then of `other_member`.
 fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other_member: CoRunMember) -> (f64, f64) {
     let is_swapped = other_member < member;
     let members = if is_swapped { vec![other_member, member] } else { vec![member, other_member] };
@@ -185,7 +185,7 @@ mod tests {
 
     /// Is a service without a profile reported as unmeasured, and never called neutral?
     #[test]
-    fn services_without_a_profile_have_no_role() {
+    fn services_without_a_profile_are_reported_as_unmeasured() {
         let kind = FleetService {
             name: "unknown".to_string(),
             cpus: 1.0,

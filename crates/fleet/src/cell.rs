@@ -231,7 +231,7 @@ impl<'a> FleetCell<'a> {
             }
             self.add_energy(host);
         }
-        // A service that waits for room counts as exceeding its limit.
+        // A service that waits for space counts as exceeding its limit.
         let has_limit = |service: &&u32| {
             model.kinds[usize::from(self.services[**service as usize].kind)].max_slowdown_percent.is_some()
         };

@@ -211,7 +211,7 @@ mod tests {
 
     /// Are quantities parsed as in Kubernetes, and others rejected?
     #[test]
-    fn quantities_are_those_of_kubernetes() {
+    fn quantities_are_parsed_as_in_kubernetes() {
         for (text, value) in [("500m", 0.5), ("2", 2.0), ("1.5", 1.5), ("1Gi", 1_073_741_824.0), ("3M", 3e6)] {
             assert_eq!(parse_quantity(text), Some(value), "{text}");
         }

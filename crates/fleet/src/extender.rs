@@ -367,7 +367,7 @@ mod tests {
 
     /// Do pending pods spread over nodes before any node has published them?
     #[test]
-    fn placements_in_flight_count() {
+    fn pending_pods_spread_over_nodes_before_publication() {
         let cluster = sample_knowledge(&["a", "b", "c"]);
         let mut extender = Extender::default();
         extender.publish(cluster);
@@ -389,7 +389,7 @@ mod tests {
 
     /// Are answers neutral without a profile, and with states that are too old?
     #[test]
-    fn without_knowledge_answers_are_neutral() {
+    fn answers_are_neutral_without_a_profile_or_fresh_states() {
         let cluster = sample_knowledge(&["a", "b"]);
         let mut unknown = sample_knowledge(&["a", "b"]);
         unknown.profiles.clear();
@@ -418,7 +418,7 @@ mod tests {
     /// Do stored forecasts give the same answers as fresh ones, while states, nodes, profiles and placements in flight
     /// change?
     #[test]
-    fn stored_forecasts_answer_as_fresh_ones() {
+    fn stored_forecasts_give_the_same_answers_as_fresh_ones() {
         let nodes: Vec<String> = (0..12).map(|node| format!("node-{node}")).collect();
         let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
         let mut cluster = sample_knowledge(&names);

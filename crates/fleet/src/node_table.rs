@@ -94,7 +94,7 @@ mod tests {
 
     /// Is every node found by its name, and does its version change with the state but not with time?
     #[test]
-    fn versions_follow_states() {
+    fn a_nodes_version_changes_with_its_state_only() {
         let mut table = NodeTable::default();
         assert!(!table.publish(sample_states(&["a", "b", "node-10"], 1)));
         let node_versions = |table: &NodeTable| table.nodes.iter().map(|node| node.version).collect::<Vec<_>>();

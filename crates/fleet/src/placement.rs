@@ -60,10 +60,10 @@ pub fn choose_host(
         best.map(|(_, index)| index)
     };
     match policy {
-        PlacementPolicy::Requests => best_by(&|place| free_percent(fitting_hosts[place])),
-        PlacementPolicy::BinPack => best_by(&|place| -free_percent(fitting_hosts[place])),
-        PlacementPolicy::Spread => best_by(&|place| {
-            let index = fitting_hosts[place];
+        PlacementPolicy::Requests => best_by(&|candidate| free_percent(fitting_hosts[candidate])),
+        PlacementPolicy::BinPack => best_by(&|candidate| -free_percent(fitting_hosts[candidate])),
+        PlacementPolicy::Spread => best_by(&|candidate| {
+            let index = fitting_hosts[candidate];
             -f64::from(count_same_kind(index)) * 1e6 - f64::from(hosts[index].services)
         }),
         PlacementPolicy::Misses => {
@@ -72,19 +72,19 @@ pub fn choose_host(
             let miss_score = |index: usize| {
                 if max_rate > 0.0 { f64::from(MAX_SCORE) * (1.0 - fill_rate(index) / max_rate) } else { 0.0 }
             };
-            best_by(&|place| {
-                free_percent(fitting_hosts[place])
-                    + 10.0 * EXTENDER_WEIGHT * libm::round(miss_score(fitting_hosts[place]))
+            best_by(&|candidate| {
+                free_percent(fitting_hosts[candidate])
+                    + 10.0 * EXTENDER_WEIGHT * libm::round(miss_score(fitting_hosts[candidate]))
             })
         }
         PlacementPolicy::Forecast => {
             let node_forecasts = forecast_nodes(service, fitting_hosts.iter().map(|&index| Some(&hosts[index].state)));
             let keeps_known_limits = passes_filter(&node_forecasts);
             let scores = score_nodes(service, &node_forecasts);
-            best_by(&|place| {
-                let extender_score = 10.0 * EXTENDER_WEIGHT * f64::from(scores[place]);
-                if keeps_known_limits[place] {
-                    free_percent(fitting_hosts[place]) + extender_score
+            best_by(&|candidate| {
+                let extender_score = 10.0 * EXTENDER_WEIGHT * f64::from(scores[candidate]);
+                if keeps_known_limits[candidate] {
+                    free_percent(fitting_hosts[candidate]) + extender_score
                 } else {
                     f64::NEG_INFINITY
                 }

@@ -165,7 +165,7 @@ mod tests {
 
     /// Do guesses expire by time, even if the clock is set back, and by number, and is the node of each returned?
     #[test]
-    fn guesses_end_by_time_and_by_number() {
+    fn guesses_expire_by_time_and_by_number() {
         let mut ledger = PlacementLedger::default();
         ledger.insert_guess(sample_guess("1", "a", 100.0));
         ledger.insert_guess(sample_guess("2", "a", 110.0));

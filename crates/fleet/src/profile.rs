@@ -303,7 +303,7 @@ pub(crate) mod tests {
 
     /// Is every curve monotonic, and does a profile reproduce its points?
     #[test]
-    fn curves_fall_and_go_through_their_points() {
+    fn curves_are_monotonic_and_reproduce_their_points() {
         let profile = mix_of(20.0, &[(MIB, 0.6), (30.0 * MIB, 0.3)]).profile();
         profile.check().unwrap();
         assert!(profile.curve.is_sorted_by(|a, b| a.misses_per_kilo_instr >= b.misses_per_kilo_instr));
@@ -315,7 +315,7 @@ pub(crate) mod tests {
 
     /// Are impossible profiles rejected with the field?
     #[test]
-    fn impossible_profiles_are_refused_by_field() {
+    fn impossible_profiles_are_rejected_with_the_field() {
         let good = mix_of(20.0, &[(MIB, 0.6)]).profile();
         let refused_field = |change: fn(&mut WorkloadProfile)| {
             let mut damaged = good.clone();

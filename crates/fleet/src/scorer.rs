@@ -397,7 +397,7 @@ pub(crate) mod tests {
 
     /// Is a service alone on a cache not slowed down, whatever its behavior?
     #[test]
-    fn an_empty_cache_costs_nothing() {
+    fn a_service_alone_on_a_cache_is_not_slowed_down() {
         for sets in [&[(8.0 * MIB, 1.0)][..], &[], &[(MIB, 0.5), (100.0 * MIB, 0.5)]] {
             let profile = mix_of(20.0, sets).profile();
             let (_, forecast) = ServiceForecaster::new(&sample_demand(&profile)).forecast_node(&empty_node(2)).unwrap();
@@ -425,7 +425,7 @@ pub(crate) mod tests {
 
     /// Do streams of equal rates share the cache equally, as theory predicts?
     #[test]
-    fn the_share_is_the_part_of_all_fills() {
+    fn streams_of_equal_rates_share_the_cache_equally() {
         let profile = mix_of(20.0, &[]).profile();
         let node = empty_node(1);
         let service = sample_demand(&profile);
@@ -450,7 +450,7 @@ pub(crate) mod tests {
 
     /// Do all nodes have the same score without a profile, and does a node without a state have a medium one?
     #[test]
-    fn missing_knowledge_never_decides() {
+    fn nodes_score_equally_without_a_profile() {
         let unknown = ServiceDemand { profile: None, busy_cpus: 1.0, max_slowdown_percent: None };
         let nodes = [empty_node(1), NodeCacheState { caches: vec![crowded_cache(1e9)], ..empty_node(1) }];
         let neutral = forecast_nodes(&unknown, nodes.iter().map(Some));
@@ -467,7 +467,7 @@ pub(crate) mod tests {
 
     /// Are forged states rejected with the field?
     #[test]
-    fn forged_states_are_refused() {
+    fn forged_states_are_rejected_with_the_field() {
         let refused_field = |change: fn(&mut NodeCacheState)| {
             let mut damaged = NodeCacheState { caches: vec![crowded_cache(1e9)], ..empty_node(1) };
             damaged.check().unwrap();

@@ -127,7 +127,7 @@ fn one_service_per_host_has_no_slowdown() {
 
 /// Do names that hold markup, an escape sequence or a mark that turns the direction of writing act on no page?
 #[test]
-fn hostile_names_act_on_no_page() {
+fn hostile_names_have_no_effect_on_a_page() {
     let evil = "</title><script>x</script>\u{1b}[31m\u{202e}{1}\" onload=\"x";
     let mut spec = fleet(1, 1.0);
     spec.policies = vec![PlacementPolicy::Requests];
@@ -230,7 +230,7 @@ fn the_cycle_level_machine_confirms_slowdowns() {
 
 /// Does a cache become slower with every service that joins it, and with traffic of other caches?
 #[test]
-fn slowdowns_rise_with_company_and_traffic() {
+fn slowdowns_rise_with_co_runners_and_other_caches_traffic() {
     let profiles = [kind("reuse", 20.0, &[(6.0 * MIB, 0.9)], None), kind("stream", 40.0, &[], None)];
     let solver =
         CoRunSolver::new(&machine(), profiles.iter().filter_map(|kind| kind.profile.clone()).collect()).unwrap();

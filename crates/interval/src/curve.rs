@@ -418,7 +418,7 @@ mod tests {
 
     /// Does a program whose whole footprint is resident have no misses, even if the footprint ends between two steps?
     #[test]
-    fn a_footprint_that_is_held_misses_nothing() {
+    fn a_resident_footprint_has_no_misses() {
         for lines in [100.0, 1000.0, 30_000.0, 30_719.0, 30_721.0] {
             let mut curves = PhaseCurves::new(LINES);
             let curve = curves.add(&closed_form::uniform_phase(64.0, LINES, lines, 0.02), 64.0, 200.0);
@@ -431,7 +431,7 @@ mod tests {
 
     /// Do rates change linearly from aided to unaided with the share of dropped prefetches?
     #[test]
-    fn dropped_prefetches_mix_aided_and_unaided() {
+    fn rates_change_linearly_with_dropped_prefetches() {
         let mut phase = closed_form::build_phase(64.0, LINES, 4, |_| 0.01);
         for point in &mut phase.points {
             point.without_prefetch = Some(crate::program::UnprefetchedRates {

@@ -192,9 +192,9 @@ impl IntervalEngine {
         };
         let latency = f64::from(spec.memory.local_latency_cycles);
         let latency_or_memory = |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);
-        let home_of_flow: Vec<usize> = (0..count).map(|at| if at < cache_count { at } else { 0 }).collect();
-        let package_of_cache = |&home: &usize| home as u32 * cpus_per_cache / cpus_per_package;
-        let package_of_flow: Vec<u32> = home_of_flow.iter().map(package_of_cache).collect();
+        let cache_of_flow: Vec<usize> = (0..count).map(|at| if at < cache_count { at } else { 0 }).collect();
+        let package_of_cache = |&cache: &usize| cache as u32 * cpus_per_cache / cpus_per_package;
+        let package_of_flow: Vec<u32> = cache_of_flow.iter().map(package_of_cache).collect();
         let cores_of_cache =
             |at: u32| (at * cpus_per_cache..(at + 1) * cpus_per_cache).step_by(spec.contexts_per_core as usize);
         Some(IntervalEngine {
@@ -210,7 +210,7 @@ impl IntervalEngine {
             cores_of_flow: (0..count)
                 .map(|at| if at < cache_count { cores_of_cache(at as u32).collect() } else { Vec::new() })
                 .collect(),
-            topology_cache_of_flow: home_of_flow,
+            topology_cache_of_flow: cache_of_flow,
             known_caches: cache_count,
             spare_flows,
             shared_regions: Regions::new(count),
@@ -291,9 +291,10 @@ impl IntervalEngine {
         let old_flow = self.run_queues.cache_of(first_cpu) as usize;
         let flow = self.occupancy_models.len() - self.spare_flows;
         self.spare_flows -= 1;
-        let home = self.topology_cache_of_flow[old_flow];
-        self.topology_cache_of_flow[flow] = home;
-        (self.package_of_flow[flow], self.node_of_flow[flow]) = (self.package_of_flow[home], self.node_of_flow[home]);
+        let topology_cache = self.topology_cache_of_flow[old_flow];
+        self.topology_cache_of_flow[flow] = topology_cache;
+        (self.package_of_flow[flow], self.node_of_flow[flow]) =
+            (self.package_of_flow[topology_cache], self.node_of_flow[topology_cache]);
         let is_moved = |core: &u32| cpus.contains(*core);
         self.cores_of_flow[flow] = self.cores_of_flow[old_flow].iter().copied().filter(is_moved).collect();
         self.cores_of_flow[old_flow].retain(|core| !is_moved(core));
@@ -515,7 +516,7 @@ impl IntervalEngine {
         }
     }
 
-    /// Runs until a cycle, or until programs end, whose slots `ended` then lists.
+    /// Runs until a cycle, or until programs end; `ended_slots` then lists their slots.
     pub fn run(&mut self, end_cycle: f64) {
         self.update_turns();
         while self.ended_slots.is_empty() {

@@ -52,7 +52,7 @@ fn cpu_set(cpus: &[u32]) -> CpuSet {
 
 /// Does a program alone run exactly as its profile states, in cycles and in lines?
 #[test]
-fn a_program_alone_runs_as_its_profile_says() {
+fn a_program_alone_runs_as_its_profile_states() {
     let mut engine = sample_engine(false);
     let phase = uniform_phase(100_000.0, 0.02);
     let last = phase.points[phase.points.len() - 1];
@@ -89,7 +89,7 @@ fn neighbors_in_a_cache_slow_each_other() {
 
 /// Do phases change at the stated instructions, and does an endless program repeat?
 #[test]
-fn phases_follow_at_their_instructions() {
+fn phases_change_at_the_stated_instructions() {
     let mut engine = sample_engine(false);
     let fast = ProgramPhase { instructions: Some(1e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0) };
     let slow = ProgramPhase { instructions: Some(1e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.01) };
@@ -111,7 +111,7 @@ fn phases_follow_at_their_instructions() {
 /// Is a task in its present phase when it returns to a cache with lines of an earlier phase, although that phase
 /// ended elsewhere?
 #[test]
-fn who_comes_back_to_old_lines_is_in_its_present_phase() {
+fn a_task_that_returns_to_old_lines_is_in_its_present_phase() {
     let mut engine = sample_engine(false);
     let slow = ProgramPhase { instructions: Some(2e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.01) };
     let fast = closed_form::build_phase(64.0, LINES, 4, |_| 0.0);
@@ -137,7 +137,7 @@ fn who_comes_back_to_old_lines_is_in_its_present_phase() {
 
 /// Is the end of a program reported at its cycle, and is its slot then free again?
 #[test]
-fn programs_end_and_their_slots_are_used_again() {
+fn ended_programs_are_reported_and_their_slots_freed() {
     let mut engine = sample_engine(false);
     let phase = ProgramPhase { instructions: Some(2e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0) };
     let program =
@@ -153,7 +153,7 @@ fn programs_end_and_their_slots_are_used_again() {
 
 /// Do streams on one node share its bandwidth, whichever cache they are in?
 #[test]
-fn streams_in_different_caches_meet_at_the_controller() {
+fn streams_in_different_caches_share_a_nodes_bandwidth() {
     let mut engine = sample_engine(false);
     let mut phase = closed_form::stream_phase(64.0, LINES, 0.05);
     phase.points[0].cycles_per_instr = 1.0;
@@ -170,7 +170,7 @@ fn streams_in_different_caches_meet_at_the_controller() {
 
 /// Do averaged and explicit turns agree if turns are short compared with the cache's turnover?
 #[test]
-fn short_turns_are_as_good_as_averaged() {
+fn averaged_and_explicit_turns_agree_if_turns_are_short() {
     let run = |explicit: bool| {
         let mut spec = sample_machine(1, 4, 2, 1);
         spec.os.time_slice_ns = 1_000_000;
@@ -257,7 +257,7 @@ fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
 
 /// Do contexts of one core share its slots, and does a machine with one context never wait for slots?
 #[test]
-fn contexts_share_their_core() {
+fn contexts_of_one_core_share_its_slots() {
     let run = |count: u32| {
         let mut engine = IntervalEngine::new(&sample_machine(1, 2, 2, 2), false).unwrap();
         let quick = closed_form::build_phase(64.0, LINES, 4, |_| 0.0);

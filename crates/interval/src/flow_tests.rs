@@ -63,7 +63,7 @@ fn simulated_lines(lines: &[usize], weights: &[f64], capacity: usize) -> Vec<f64
 
 /// Do independent programs occupy an LRU cache as in an exact simulation?
 #[test]
-fn independent_streams_compose_as_under_exact_lru() {
+fn independent_programs_occupy_lru_as_in_an_exact_simulation() {
     let cases: [(&[usize], &[f64]); 4] = [
         (&[6000, 6000], &[1.0, 1.0]),
         (&[6000, 6000], &[3.0, 1.0]),
@@ -86,7 +86,7 @@ fn independent_streams_compose_as_under_exact_lru() {
 
 /// Do streams share an LRU cache, and a random one, in proportion to their rates?
 #[test]
-fn streams_share_in_proportion_to_their_fills() {
+fn streams_share_a_cache_in_proportion_to_their_rates() {
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Random] {
         let (mut flow, curves) =
             flow_with(&[closed_form::stream_phase(64.0, LINES, 0.02), closed_form::stream_phase(64.0, LINES, 0.01)]);
@@ -98,7 +98,7 @@ fn streams_share_in_proportion_to_their_fills() {
 
 /// Under random replacement, is the occupancy of each program its share of all fills (the closed-form fixed point)?
 #[test]
-fn random_replacement_settles_at_shares_of_fills() {
+fn occupancies_under_random_replacement_are_shares_of_fills() {
     let phases =
         [closed_form::uniform_phase(64.0, LINES, 6000.0, 0.1), closed_form::uniform_phase(64.0, LINES, 3000.0, 0.1)];
     let (mut flow, curves) = flow_with(&phases);
@@ -111,7 +111,7 @@ fn random_replacement_settles_at_shares_of_fills() {
 
 /// Does a task in its own partition have the occupancy of a cache of that size, whatever its co-runners?
 #[test]
-fn a_partition_is_a_cache_of_its_size() {
+fn a_partition_behaves_as_a_cache_of_its_size() {
     let stream = closed_form::stream_phase(64.0, LINES, 0.05);
     for ways in [1, 4, 12] {
         let part = (LINES / 16.0 * f64::from(ways)) as f32;
@@ -155,7 +155,7 @@ fn a_refill_takes_as_long_as_the_footprint_grows() {
 /// Does a returning program find those of its lines that are still resident, and is its entry removed once all of
 /// them have been evicted?
 #[test]
-fn who_left_keeps_its_lines_until_others_need_the_room() {
+fn a_returning_program_finds_its_lines_that_are_still_resident() {
     let (mut flow, curves) = flow_with(&[
         closed_form::uniform_phase(64.0, LINES, 4000.0, 0.1),
         closed_form::stream_phase(64.0, LINES, 0.01),
@@ -198,7 +198,7 @@ fn steps_of_any_length_end_in_the_same_state() {
 /// If one user's partition lies inside the shared one, is the user confined to it, while the others use the rest and
 /// the partition's free space?
 #[test]
-fn overlapping_parts_confine_and_share() {
+fn a_partition_inside_a_shared_one_confines_its_user_only() {
     let stream = || closed_form::stream_phase(64.0, LINES, 0.05);
     for (references, holds) in [(0.1, 1024.0), (0.000_01, 0.0)] {
         let (mut flow, curves) =
@@ -214,7 +214,7 @@ fn overlapping_parts_confine_and_share() {
 /// Does a program with several identical phases have the same occupancy as with one phase, however short the phases
 /// are?
 #[test]
-fn phases_that_are_alike_hold_as_one() {
+fn identical_phases_occupy_as_much_as_one_phase() {
     let own_phase = || closed_form::uniform_phase(64.0, LINES, 6000.0, 0.1);
     let (mut cache, curves) = flow_with(&[own_phase(), closed_form::stream_phase(64.0, LINES, 0.05)]);
     settle(&mut cache, &curves, &[1.0, 1.0]);
@@ -236,7 +236,7 @@ fn phases_that_are_alike_hold_as_one() {
 
 /// Does a phase that uses little lose the lines of an earlier one, once a neighbor has filled the rest of the cache?
 #[test]
-fn what_a_phase_left_goes_when_it_has_not_been_touched() {
+fn a_phase_that_uses_little_loses_an_earlier_phases_lines() {
     let (mut flow, mut curves) = flow_with(&[
         closed_form::uniform_phase(64.0, LINES, 3500.0, 0.1),
         closed_form::stream_phase(64.0, LINES, 0.05),

@@ -26,7 +26,7 @@ fn stream_demand(cycles: f32, waits: f32, lines: f32) -> MemoryDemand {
 
 /// Is a task alone as fast as in its profile, however busy it keeps memory?
 #[test]
-fn a_task_alone_waits_for_nobody() {
+fn a_task_alone_is_as_fast_as_in_its_profile() {
     for lines in [0.001, 0.02, 0.031] {
         let mut memory = sample_memory(2.0, Some(2.5));
         let mut demands = [stream_demand(1.0, 0.01, lines)];
@@ -55,7 +55,7 @@ fn streams_beyond_the_bandwidth_share_it() {
 
 /// At a light load, is the wait the closed form of a queue with deterministic service?
 #[test]
-fn a_light_load_waits_as_the_formula_says() {
+fn a_lightly_loaded_wait_equals_the_closed_form() {
     let mut memory = sample_memory(2.0, None);
     let mut demands = [stream_demand(1.0, 0.001, 0.000_01), stream_demand(1.0, 0.0, 0.015)];
     settle_demands(&mut memory, &mut demands);
@@ -67,7 +67,7 @@ fn a_light_load_waits_as_the_formula_says() {
 
 /// Does the slower of bus and controller limit the traffic?
 #[test]
-fn the_narrower_server_limits() {
+fn the_slower_of_bus_and_controller_limits_traffic() {
     for (controller, bus) in [(4.0, 1.0), (1.0, 4.0)] {
         let mut memory = sample_memory(controller, Some(bus));
         let mut demands = vec![stream_demand(1.0, 0.02, 0.03); 3];
@@ -79,7 +79,7 @@ fn the_narrower_server_limits() {
 
 /// Are prefetches dropped only if other tasks crowd memory?
 #[test]
-fn prefetches_are_dropped_in_a_crowd_only() {
+fn prefetches_are_dropped_only_if_others_crowd_memory() {
     let mut memory = sample_memory(2.0, None);
     let demand = stream_demand(1.0, 0.001, 0.01);
     memory.controllers[0].load = 0.32;
@@ -91,7 +91,7 @@ fn prefetches_are_dropped_in_a_crowd_only() {
 /// With demand priority, does a miss wait as Cobham's formula predicts, and does a late line wait as long as
 /// without priority?
 #[test]
-fn demand_waits_as_cobham_says() {
+fn demand_misses_wait_as_cobhams_formula_predicts() {
     let mut memory = sample_memory(2.0, None);
     memory.controllers[0].has_demand_priority = true;
     let (demand, background) =
@@ -118,7 +118,7 @@ fn demand_waits_as_cobham_says() {
 
 /// Do lines that arrive eight at once make others wait eight times as long, as in theory for batch arrivals?
 #[test]
-fn lines_that_come_at_once_make_others_wait() {
+fn lines_that_arrive_eight_at_once_make_others_wait_eightfold() {
     let mut memory = sample_memory(2.0, None);
     let mut demands =
         [stream_demand(1.0, 0.001, 1e-6), MemoryDemand { burst_lines: 8.0, ..stream_demand(1.0, 0.0, 0.015) }];
@@ -134,7 +134,7 @@ fn lines_that_come_at_once_make_others_wait() {
 
 /// Do the slots limit the number of reads per latency, and does a single slot behave like an ordinary queue?
 #[test]
-fn reads_on_their_way_are_limited() {
+fn slots_limit_the_number_of_reads_per_latency() {
     for slots in [1.0, 4.0, 12.0] {
         let mut memory = sample_memory(64.0, None);
         memory.read_slots = vec![QueueServer { slots, cycles_per_line: 200.0 / slots, ..QueueServer::default() }];
@@ -155,7 +155,7 @@ fn reads_on_their_way_are_limited() {
 /// Does a stream whose prefetches start later slow down in proportion to its shorter distance, and a stream with
 /// spare time not at all?
 #[test]
-fn a_stream_is_as_fast_as_it_is_ahead() {
+fn a_streams_speed_follows_its_prefetch_distance() {
     let mut memory = sample_memory(64.0, None);
     memory.read_slots = vec![QueueServer { slots: 12.0, cycles_per_line: 200.0 / 12.0, ..QueueServer::default() }];
     memory.prefetch_distance_lines = Some(8.0);

@@ -91,7 +91,7 @@ mod tests {
 
     /// Does the rate of remote transfers of two caches with random accesses match an exact simulation of one line?
     #[test]
-    fn transfers_are_those_of_a_line_followed_one_by_one() {
+    fn remote_transfers_match_an_exact_simulation_of_one_line() {
         let (own, other) = ((3.0, 1.0), (2.0, 0.5));
         let mut regions = Regions::new(2);
         let region = regions.find_or_add_region(7);

@@ -45,7 +45,7 @@ mod tests {
 
     /// Does a context alone never wait, and do four contexts that could each fill the core get a quarter each?
     #[test]
-    fn slots_are_shared_and_never_used_twice() {
+    fn four_full_contexts_get_a_quarter_of_the_core_each() {
         let mut wait_cycles = [9.0; 1];
         compute_slot_waits(1.0, &[(1.25, 1.0)], &mut wait_cycles);
         assert_eq!(wait_cycles[0], 0.0);
@@ -58,7 +58,7 @@ mod tests {
 
     /// Do contexts that mostly wait for memory hardly disturb each other?
     #[test]
-    fn waiting_contexts_hardly_disturb() {
+    fn contexts_that_wait_for_memory_hardly_disturb_each_other() {
         let mut wait_cycles = [0.0; 4];
         compute_slot_waits(1.0, &[(12.0, 1.0); 4], &mut wait_cycles);
         assert!(wait_cycles.iter().all(|wait| *wait < 0.25), "{wait_cycles:?}");

@@ -137,7 +137,7 @@ mod tests {
 
     /// Is the removed slot that of a plain list, after any removals, over many regions?
     #[test]
-    fn slots_are_those_of_a_plain_list() {
+    fn removed_slots_equal_those_of_a_plain_list() {
         let slots = 3 * 64 * REGION_WORDS;
         let mut live = LastUseBits::new(slots, slots / 2);
         let mut list: Vec<usize> = (0..slots / 2).collect();
@@ -155,7 +155,7 @@ mod tests {
 
     /// Does a plain LRU list measure the distances from which the addresses were generated?
     #[test]
-    fn a_plain_lru_list_finds_the_distances_again() {
+    fn a_plain_lru_list_measures_the_generated_distances() {
         let distances = DistanceDistribution { bounds: vec![(100.0, 0.5), (400.0, 0.8)] };
         let mut state = 1u64;
         let uniform = || {

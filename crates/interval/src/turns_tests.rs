@@ -24,7 +24,7 @@ fn arrivals_fill_the_least_loaded_queue() {
 
 /// Do weights divide the time of a queue, and do the other tasks get the time that sleeping tasks leave?
 #[test]
-fn time_goes_by_weight_up_to_the_demand() {
+fn weights_divide_a_queues_time_up_to_the_demand() {
     let mut turns = sample_run_queues(1, false);
     turns.add(0, all_cpus(1), 1.0, 1e6);
     turns.add(1, all_cpus(1), 1.0, 1e6);
@@ -62,7 +62,7 @@ fn explicit_turns_add_up_to_the_averages() {
 
 /// Do gangs have exclusive turns on their CPUs, in proportion to their slices?
 #[test]
-fn gangs_take_turns_together() {
+fn gangs_have_exclusive_turns_in_proportion_to_their_slices() {
     let mut turns = sample_run_queues(2, false);
     (0..4).for_each(|slot| turns.add(slot, all_cpus(2), 1.0, 1e6));
     let gangs = vec![(vec![(0, Some(0)), (1, Some(1))], 1), (vec![(2, None), (3, None)], 3)];
@@ -85,7 +85,7 @@ fn gangs_take_turns_together() {
 /// Does a task without a gang run beside gangs if some CPU has a turn for it, whether it arrived before the gangs,
 /// after them, or was a member?
 #[test]
-fn who_is_in_no_gang_goes_where_it_has_a_turn() {
+fn a_task_without_a_gang_runs_where_a_cpu_has_a_turn() {
     let mut turns = sample_run_queues(3, false);
     let (gang_cpus, open_cpus): (CpuSet, CpuSet) = ([0, 1].into_iter().collect(), [2].into_iter().collect());
     (0..4).for_each(|slot| turns.add(slot, gang_cpus.clone(), 1.0, 1e6));
@@ -107,7 +107,7 @@ fn who_is_in_no_gang_goes_where_it_has_a_turn() {
 
 /// Do the tasks of a CPU that goes offline move to others, and does a task without an allowed CPU wait?
 #[test]
-fn an_offline_cpu_runs_nobody() {
+fn tasks_of_an_offline_cpu_move_to_others() {
     let mut turns = sample_run_queues(2, false);
     turns.add(0, all_cpus(2), 1.0, 1e6);
     turns.add(1, all_cpus(2), 1.0, 1e6);

@@ -306,7 +306,7 @@ fn apply_individually(
 /// For every kind of write and every error: is the change refused with its reason, or in force; is the original never
 /// lost; and does a restore that fails in the same way keep its journal, so that the next one completes?
 #[test]
-fn every_kind_of_write_survives_every_error() {
+fn every_kind_of_write_is_refused_or_in_force_at_any_error() {
     let read_states = |host: &FakeHost, desired_states: &[DesiredState]| -> Vec<Option<ObjectState>> {
         desired_states
             .iter()
@@ -350,7 +350,7 @@ fn every_kind_of_write_survives_every_error() {
 /// If descriptors run out: while the existence of threads is unknown, are all originals kept, does the journal stay
 /// when nothing can be restored, and does the next try restore everything?
 #[test]
-fn out_of_descriptors_no_original_is_lost() {
+fn no_original_is_lost_if_descriptors_run_out() {
     let dir = tempfile::tempdir().unwrap();
     let (mut machine, states_before) = machine_with_moved_threads(5..9, dir.path());
     machine.with_kernel(|host| host.reads_fail.set(Some(libc::EMFILE)));
@@ -374,7 +374,7 @@ fn out_of_descriptors_no_original_is_lost() {
 
 /// When root begins to act: does a user's machine restore the host, and change nothing more?
 #[test]
-fn root_acts_alone() {
+fn a_users_machine_stops_acting_when_root_begins() {
     let dir = tempfile::tempdir().unwrap();
     let host = FakeHost::default();
     with_group(&host);
@@ -416,7 +416,7 @@ fn a_window_in_which_the_daemon_stood_still_is_flagged() {
 /// When root begins to act during a long window: does a user's machine restore the host at once, and not at the
 /// window's end?
 #[test]
-fn root_is_not_kept_waiting_for_the_end_of_a_window() {
+fn a_users_machine_yields_to_root_before_its_window_ends() {
     let dir = tempfile::tempdir().unwrap();
     let host = FakeHost::default();
     host.add_thread(5, 5, 1, "0-3");
@@ -450,7 +450,7 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
 /// If new rules release a program that cannot be restored: is that reported, and kept in the journal for the next
 /// try?
 #[test]
-fn a_reload_tells_what_could_not_be_put_back() {
+fn a_reload_reports_programs_that_could_not_be_restored() {
     let dir = tempfile::tempdir().unwrap();
     let host = FakeHost::default();
     host.add_thread(5, 5, 1, "0-3");

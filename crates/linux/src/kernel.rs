@@ -568,7 +568,7 @@ mod tests {
 
     /// Is a stat line parsed correctly if the command name has spaces and parentheses?
     #[test]
-    fn a_stat_line_is_read_whatever_the_command_is_called() {
+    fn a_stat_line_is_parsed_with_any_command_name() {
         let line = "42 (a) b (c) S 7 42 42 0 -1 4194560 11 0 2 0 30 4 0 0 20 5 3 0 987654 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 17 3 0 0";
         let stat = parse_stat(line).unwrap();
         assert_eq!((stat.key, stat.parent, stat.state), (ThreadKey { tid: 42, start_ticks: 987_654 }, 7, 'S'));
@@ -579,7 +579,7 @@ mod tests {
 
     /// Does the live host report this very thread, and can its affinity be set to its current value?
     #[test]
-    fn the_live_host_knows_this_thread() {
+    fn the_live_host_reports_this_thread_and_sets_its_affinity() {
         let host = LinuxHost::new("/");
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let stat = host.stat(tid).unwrap();

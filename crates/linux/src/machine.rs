@@ -57,8 +57,9 @@ const LEARNING_PERIOD: u64 = 10;
 /// Time between two heartbeats within a window, which may last longer than a watchdog's timeout.
 const HEARTBEAT_PERIOD: Duration = Duration::from_secs(1);
 
-/// A wait of at most a tenth of a second that takes this long: a hypervisor has paused the virtual machine, or a signal
-/// has stopped the daemon. The kernel's clocks do not show such a pause.
+/// Minimum time by which a stop is recognized: waits last at most a tenth of a second, so after a longer one, a
+/// hypervisor has paused the virtual machine, or a signal has stopped the daemon. The kernel's clocks do not show such
+/// a pause.
 const MIN_STOP_TIME: Duration = Duration::from_secs(2);
 
 /// Options of the live machine.

@@ -21,7 +21,7 @@ fn policies(programs: &[Program]) -> Vec<u32> {
 
 /// Are programs moved as planned, read back, and restored?
 #[test]
-fn programs_are_moved_read_back_and_put_back() {
+fn programs_are_moved_read_back_and_restored() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
     let masks_before = affinities(&programs);
@@ -41,7 +41,7 @@ fn programs_are_moved_read_back_and_put_back() {
 
 /// Does an observing machine change nothing, and refuse every line with that reason?
 #[test]
-fn an_observer_changes_nothing_and_says_so() {
+fn an_observer_changes_nothing_and_refuses_every_line() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start()];
     let masks_before = affinities(&programs);
@@ -59,7 +59,7 @@ fn an_observer_changes_nothing_and_says_so() {
 
 /// Is a probe that would keep a program off refused by an observer, which leaves masks and scheduling as they are?
 #[test]
-fn an_observer_keeps_nobody_off_for_a_probe() {
+fn an_observer_refuses_probes_that_keep_a_program_off() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
     let state_before = (affinities(&programs), policies(&programs));
@@ -96,7 +96,7 @@ fn an_observer_keeps_nobody_off_for_a_probe() {
 
 /// Do gangs wait as idle tasks, and are the policy and affinity of every thread restored when the gangs end?
 #[test]
-fn gangs_take_turns_and_leave_nothing_behind() {
+fn gangs_take_turns_and_every_thread_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
     let state_before = (affinities(&programs), policies(&programs));
@@ -122,7 +122,7 @@ fn gangs_take_turns_and_leave_nothing_behind() {
 
 /// If a lowered priority could not be raised again: is no thread lowered, and is that reported?
 #[test]
-fn without_the_right_to_raise_nobody_is_lowered() {
+fn no_thread_is_lowered_without_the_right_to_raise_it() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start()];
     let state = || LinuxHost::new("/").stat(programs[0].pid()).map(|stat| (stat.nice, stat.policy)).unwrap();
@@ -144,7 +144,7 @@ fn without_the_right_to_raise_nobody_is_lowered() {
 
 /// Does a probe that moves threads end with a result or a refusal, and restore every thread?
 #[test]
-fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
+fn a_probe_ends_and_restores_every_thread() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
     let state_before = (affinities(&programs), policies(&programs));
@@ -175,7 +175,7 @@ fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
 /// If a window lasts longer than a watchdog waits: do the watchdog and the guardian get heartbeats while it lasts, and
 /// none while the machine does something else?
 #[test]
-fn heartbeats_go_on_while_a_long_window_lasts() {
+fn heartbeats_are_sent_only_while_a_long_window_lasts() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start()];
     let mut machine = machine(&programs, true, dir.path());

@@ -106,7 +106,7 @@ fn real_time_threads_are_not_probed() {
 
 /// Does a member that becomes a real-time thread while gangs take turns remain one, even after the end?
 #[test]
-fn a_member_that_becomes_real_time_is_left_alone() {
+fn a_member_that_becomes_real_time_stays_real_time() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
     let mut machine = machine(&programs, true, dir.path());
@@ -131,7 +131,7 @@ fn a_member_that_becomes_real_time_is_left_alone() {
 /// For every class in a journal, with any parameters: does a thread that waits as an idle task get exactly that class
 /// again?
 #[test]
-fn every_class_is_put_back_with_its_parameters() {
+fn every_class_is_restored_with_its_parameters() {
     let reset = &["--other", "--reset-on-fork", "0"][..];
     for class in CLASSES.into_iter().chain([reset]) {
         let host = LinuxHost::new("/");

@@ -97,7 +97,7 @@ mod tests {
 
     /// Does each threshold set the bits that exceed it, and no others?
     #[test]
-    fn bits_say_which_counts_exceed_the_threshold() {
+    fn each_threshold_sets_the_bits_that_exceed_it() {
         let counts: Vec<SuperSetCount> =
             [(10, 1), (40, 0), (2, 2), (40, 9)].map(|(accesses, misses)| SuperSetCount { accesses, misses }).to_vec();
         let format_vector = |size, above| activity_vector(&counts, size, above).to_string();
@@ -109,7 +109,7 @@ mod tests {
 
     /// Is predictability the share of bits that did not change?
     #[test]
-    fn last_value_counts_the_bits_that_stayed() {
+    fn predictability_is_the_share_of_unchanged_bits() {
         let mut last = LastVectorPredictor::default();
         assert_eq!((last.predicted_set(), last.predictability()), (None, None));
         last.push([0, 1].into_iter().collect(), 4);

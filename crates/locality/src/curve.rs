@@ -223,7 +223,7 @@ mod tests {
 
     /// Is a curve interpolated linearly between its points, and undefined beyond them?
     #[test]
-    fn between_points_a_line_and_beyond_them_nothing() {
+    fn a_curve_is_linear_between_points_and_undefined_beyond() {
         let curve = curve_of(&[(100, 8.0), (300, 4.0), (400, 4.0)]);
         assert_eq!(curve.rate_at(100), Some(8.0));
         assert_eq!(curve.rate_at(150), Some(7.0));
@@ -233,7 +233,7 @@ mod tests {
 
     /// Are impossible curves rejected, and does the error name the invalid point?
     #[test]
-    fn impossible_curves_are_refused() {
+    fn impossible_curves_are_rejected_with_the_point() {
         assert_eq!(MissRateCurve::new(vec![]), Err(CurveError::Empty));
         assert_eq!(MissRateCurve::new(vec![(2, 1.0), (2, 1.0)]), Err(CurveError::Order { at: 1, found: 2, before: 2 }));
         let error = MissRateCurve::new(vec![(2, -1.0)]).unwrap_err();

@@ -18,7 +18,7 @@ pub fn mix_bits(key: u64, bits: u32) -> u64 {
     (key ^ key >> (bits / 2)).wrapping_mul(MULTIPLIER) & ((1 << bits) - 1)
 }
 
-/// Returns the key that [`mix_bits`] maps to `mixed`.
+/// Returns the key that [`mix_bits`] maps to `hash`.
 pub fn unmix_bits(hash: u64, bits: u32) -> u64 {
     // Newton's iteration doubles the number of correct low bits of the inverse: 5, 10, 20, 40, 80.
     let mut inverse = MULTIPLIER.wrapping_mul(3) ^ 2;
@@ -56,7 +56,7 @@ mod tests {
 
     /// Is the mix inverted correctly at the width that is used?
     #[test]
-    fn wide_mix_is_undone() {
+    fn the_wide_mix_is_inverted_correctly() {
         let mut random = SplitMix64::new(1);
         for _ in 0..1000 {
             let key = random.draw_below(1 << 41);

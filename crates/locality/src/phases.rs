@@ -216,7 +216,7 @@ mod tests {
 
     /// Are two alternating phases found where they change, and recognized when they recur?
     #[test]
-    fn alternating_phases_are_found_and_recognised() {
+    fn alternating_phases_are_found_and_recognized() {
         let rates: Vec<f64> = (0..40).map(|index| if index / 10 % 2 == 0 { 2.0 } else { 12.0 }).collect();
         let phases = run(&rates);
         assert_eq!(phases.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10, 20, 30]);
@@ -244,7 +244,7 @@ mod tests {
 
     /// Is the next phase detected if the preceding one was never steady?
     #[test]
-    fn a_restless_phase_does_not_hide_the_next() {
+    fn the_phase_after_an_unsteady_one_is_detected() {
         let alternating_rate = |index: usize| if index.is_multiple_of(2) { 20.0 } else { 24.0 };
         let rates: Vec<f64> =
             (0..30).map(|index| if (10..20).contains(&index) { alternating_rate(index) } else { 2.0 }).collect();
@@ -255,7 +255,7 @@ mod tests {
     /// Is a phase change detected if a fluctuation of the program was reported just before it, and is a change over two
     /// intervals reported once?
     #[test]
-    fn unrest_just_before_does_not_hide_a_change() {
+    fn a_fluctuation_just_before_does_not_hide_a_phase_change() {
         let change_positions = |rates: &[f64]| {
             let mut detector = PhaseDetector::new(PhaseParameters::default());
             let is_change = |rate: &f64| matches!(detector.push(&[*rate]), PhaseEvent::Changed { .. });
@@ -288,7 +288,7 @@ mod tests {
 
         /// Is noise well within the threshold never reported as a phase?
         #[test]
-        fn noise_is_no_phase(noise in prop::collection::vec(-0.7f64..0.7, 1..80)) {
+        fn noise_within_the_threshold_is_not_a_phase(noise in prop::collection::vec(-0.7f64..0.7, 1..80)) {
             let rates: Vec<f64> = noise.iter().map(|noise| 8.0 + noise).collect();
             prop_assert_eq!(run(&rates).len(), 1);
         }
@@ -322,7 +322,7 @@ mod tests {
     /// Does the detector by miss rate report a new allocation as a phase, whereas the detector by signature reports
     /// only the program's own change?
     #[test]
-    fn the_signature_does_not_see_the_allocation() {
+    fn the_signature_ignores_a_new_allocation() {
         let (rates, signatures) = program_with_a_new_allocation();
         let phase_starts = |signals: &[Vec<f64>]| -> Vec<usize> {
             detect_phases(signals, PhaseParameters::default()).iter().map(|phase| phase.start).collect()

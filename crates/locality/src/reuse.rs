@@ -301,7 +301,7 @@ mod tests {
 
         /// Does a distribution stay the same when it is converted to a profile and back?
         #[test]
-        fn profiles_keep_the_distribution(times in prop::collection::vec(prop::option::of(0u64..1 << 40), 1..60)) {
+        fn a_distribution_survives_conversion_to_a_profile_and_back(times in prop::collection::vec(prop::option::of(0u64..1 << 40), 1..60)) {
             let mut original_times = ReuseTimes::new();
             times.iter().for_each(|&time| original_times.add(time));
             let restored_times = ReuseTimes::from_profile(&original_times.to_profile().unwrap()).unwrap();
@@ -316,7 +316,7 @@ mod tests {
 
     /// Is the fraction of watched accesses the requested one, and is their distribution that of the whole stream?
     #[test]
-    fn one_in_a_hundred_sees_the_same_distribution() {
+    fn a_watched_fraction_has_the_whole_streams_distribution() {
         let mut random = SplitMix64::new(7);
         let lines: Vec<u64> = (0..400_000).map(|_| random.draw_below(1000).min(random.draw_below(1000))).collect();
         let sample_reuses = |one_in| {
@@ -337,7 +337,7 @@ mod tests {
 
     /// Are times in nanoseconds converted by the task's access rate, and dropped if the rate is unknown?
     #[test]
-    fn times_in_nanoseconds_need_a_rate() {
+    fn nanoseconds_are_converted_by_the_access_rate_or_dropped() {
         let reuse_sample =
             |accesses, elapsed_ns, touched_again| ReuseSample { accesses, elapsed_ns, reused: touched_again };
         let samples = [reuse_sample(None, 100, true), reuse_sample(Some(5), 9, true), reuse_sample(None, 1000, false)];
@@ -349,7 +349,7 @@ mod tests {
 
     /// Is a profile with an invalid weight rejected rather than averaged?
     #[test]
-    fn impossible_weights_are_refused() {
+    fn a_profile_with_an_invalid_weight_is_rejected() {
         assert_eq!(ReuseTimes::from_profile(&[(Some(3), -0.1), (None, 1.0)]), None);
         assert_eq!(ReuseTimes::from_profile(&[(Some(3), f64::NAN)]), None);
         assert_eq!(ReuseTimes::from_profile(&[]), None);

@@ -175,7 +175,7 @@ mod tests {
 
     /// Is data shared by exactly half of the threads local, and data shared by more than half global?
     #[test]
-    fn half_of_the_threads_is_not_yet_global() {
+    fn data_shared_by_exactly_half_of_the_threads_is_local() {
         let maps: [&[u8]; 4] = [&[9, 9, 2], &[9, 9, 2], &[0, 9, 2], &[0, 0, 0]];
         let sharing = SharingCriteria::default();
         assert_eq!(global_entries(&maps, &sharing), [false, true, false]);

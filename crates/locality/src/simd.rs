@@ -484,7 +484,7 @@ mod tests {
 
     /// Does every instruction set move the same lines to the front as the plain loop, for every number of ways?
     #[test]
-    fn all_move_to_the_front_alike() {
+    fn every_instruction_set_moves_the_same_lines_to_the_front() {
         let mut random = SplitMix64::new(5);
         for _ in 0..4000 {
             let ways = (1u32 << (1 + random.draw_below(16))) - 1;

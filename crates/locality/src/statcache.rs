@@ -64,8 +64,8 @@ pub(crate) fn total_miss_ratio(sharers: &[CacheSharer<'_>], lines: u64) -> Optio
     Some(miss_ratio)
 }
 
-/// Returns the misses per access of one program if the fraction `miss_ratio` of all accesses misses, and their
-/// derivative with respect to `miss_ratio`.
+/// Returns the misses per access of one program if the fraction `ratio` of all accesses misses, and their derivative
+/// with respect to `ratio`.
 pub(crate) fn misses_at(sharer: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f64, f64) {
     let samples = sharer.reuse.samples();
     let (mut misses, mut slope) = (sharer.reuse.unreused_samples(), 0.0);
@@ -139,9 +139,9 @@ mod tests {
 
     /// Does the solver find the nonzero root if a program cycles through more lines than fit?
     #[test]
-    fn a_cycle_larger_than_the_cache_keeps_missing_and_a_smaller_one_stops() {
+    fn the_solver_finds_the_nonzero_root_of_an_oversized_cycle() {
         let mut cycle = ReuseTimes::new();
-        cycle.add_weighted(Some(14), 1000.0); // 15 lines, one after the other, for ever
+        cycle.add_weighted(Some(14), 1000.0); // 15 lines, one after the other, forever
         assert!(miss_ratio(&cycle, 8).unwrap() > 0.5);
         assert!(miss_ratio(&cycle, 14).unwrap() > 0.0);
         assert!(miss_ratio(&cycle, 16).unwrap() < 1e-6);
@@ -149,7 +149,7 @@ mod tests {
 
     /// Are the limits correct: one line, an endless stream, immediate repeats, no evidence?
     #[test]
-    fn limits() {
+    fn limits_hold_for_one_line_a_stream_repeats_and_no_evidence() {
         let mut times = ReuseTimes::new();
         assert_eq!(miss_ratio(&times, 8), None);
         times.add(None);
@@ -164,7 +164,7 @@ mod tests {
     proptest! {
         /// Is the result a root of the equation, and the largest one?
         #[test]
-        fn the_answer_is_the_largest_root(
+        fn the_result_is_the_largest_root_of_the_equation(
             times in prop::collection::vec((0u64..100_000, 1u32..50), 1..30),
             never in 0u32..20,
             lines in 1u64..5000,

@@ -438,7 +438,7 @@ mod tests {
     proptest! {
         /// Does one program alone agree with the single-program models?
         #[test]
-        fn one_program_alone_is_the_single_model(reuse in any_reuse(), lines in 1u64..3000, rate in 0.001f64..10.0) {
+        fn one_program_alone_agrees_with_the_single_program_models(reuse in any_reuse(), lines in 1u64..3000, rate in 0.001f64..10.0) {
             let lru = lru_at_rates(&[(&reuse, rate)], lines).unwrap();
             let expected = crate::statstack::miss_ratio(&reuse, lines).unwrap();
             prop_assert!((lru.group_miss_ratio - expected).abs() < 1e-6);
@@ -450,7 +450,7 @@ mod tests {
         /// Does reordering the programs only reorder the result, does a co-runner never help, and is the group's ratio
         /// the weighted mean?
         #[test]
-        fn order_does_not_matter_and_company_never_helps(
+        fn order_has_no_effect_and_a_co_runner_never_helps(
             a in any_reuse(), b in any_reuse(), lines in 1u64..3000, rate in 0.01f64..10.0,
         ) {
             for compose in [lru_at_rates, random_at_rates] {

@@ -172,7 +172,7 @@ mod tests {
 
     /// Does a cycle through W lines miss always below W lines and never from W on, exactly?
     #[test]
-    fn a_cycle_is_exact() {
+    fn a_cycle_always_misses_exactly_below_its_number_of_lines() {
         for cycle in [2u64, 7, 15] {
             let mut reuse = ReuseTimes::new();
             reuse.add_weighted(Some(cycle - 1), 500.0);
@@ -207,7 +207,7 @@ mod tests {
     proptest! {
         /// Is the time to fill a cache the inverse of the footprint?
         #[test]
-        fn filling_inverts_the_footprint(
+        fn the_fill_time_is_the_inverse_of_the_footprint(
             times in prop::collection::vec((0u64..50_000, 1u32..50), 1..30),
             never in 0u32..20,
             share in 0.01f64..0.99,

@@ -1,4 +1,4 @@
-//! Pairwise slowdowns: forecast for every two programs alone on one cache, and measured while both ran on one cache.
+//! Pairwise slowdowns: forecast for every pair of programs alone on one cache, and measured while both ran on one cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,8 +30,8 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// Updates the matrices with one window, and returns them if they changed. `busiest` is the profile that
-    /// represents each program.
+    /// Updates the matrices with one window, and returns them if they changed. `busiest_profiles` contains the profile
+    /// that represents each program.
     pub fn observe(
         &mut self,
         window: u64,

@@ -91,11 +91,11 @@ pub fn slim_record(record: &WindowRecord) -> WindowRecord {
         promises,
         online,
     } = record;
-    let slim_results = full_observation.probe_results.iter().map(|answer| cachemate_core::ProbeResult {
-        probe: answer.probe,
-        evidence: slim_evidence(&answer.evidence),
-        complete: answer.complete,
-        cost_ns: answer.cost_ns.clone(),
+    let slim_results = full_observation.probe_results.iter().map(|probe_result| cachemate_core::ProbeResult {
+        probe: probe_result.probe,
+        evidence: slim_evidence(&probe_result.evidence),
+        complete: probe_result.complete,
+        cost_ns: probe_result.cost_ns.clone(),
     });
     let observation = cachemate_core::Observation {
         window: full_observation.window,
@@ -434,7 +434,7 @@ fn busiest_cache<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Ca
 fn cache_snapshots(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
     let miss_ratio_of = |cache: &Cache| {
         let (_, counts) =
-            record.observation.shared_counts.iter().find(|(place, _)| *place == CounterScope::Cache(cache.id))?;
+            record.observation.shared_counts.iter().find(|(scope, _)| *scope == CounterScope::Cache(cache.id))?;
         let references = counts.get(CounterEvent::References(cache.level)).filter(|count| *count > 0.0)?;
         Some(round_short(counts.get(CounterEvent::Misses(cache.level))? / references))
     };
@@ -460,8 +460,8 @@ fn gang_snapshot(schedule: &cachemate_core::GangSchedule, record: &WindowRecord)
 }
 
 fn probe_snapshots(record: &WindowRecord) -> Vec<ProbeSnapshot> {
-    let probe_snapshot = |answer: &cachemate_core::ProbeResult| {
-        let (kind, task) = match &answer.evidence {
+    let probe_snapshot = |probe_result: &cachemate_core::ProbeResult| {
+        let (kind, task) = match &probe_result.evidence {
             ProbeEvidence::Rows(_) => ("programs run together", None),
             ProbeEvidence::Trace { task, .. } => ("trace of misses", Some(*task)),
             ProbeEvidence::Samples { .. } => ("sampled accesses", None),
@@ -472,7 +472,7 @@ fn probe_snapshots(record: &WindowRecord) -> Vec<ProbeSnapshot> {
             ProbeEvidence::PrimeProbe { task, .. } => ("evicted lines", Some(*task)),
             ProbeEvidence::StoredProfile { task, .. } => ("recorded profile", Some(*task)),
         };
-        let cost_ns: u64 = answer.cost_ns.iter().map(|(_, ns)| ns).sum();
+        let cost_ns: u64 = probe_result.cost_ns.iter().map(|(_, ns)| ns).sum();
         let program = task.and_then(|task| processes_of(record, &[task]).first().copied());
         ProbeSnapshot { kind, cost_s: round_short(cost_ns as f64 / 1e9), program }
     };

@@ -34,7 +34,7 @@ fn solo(instr_per_cycle: f64) -> Profile {
 
 /// Is a program shown where it ran, with its slowdown if its solo speed is known, and without one otherwise?
 #[test]
-fn a_program_stands_where_it_ran() {
+fn a_program_is_shown_where_it_ran_with_its_slowdown() {
     let profiles: Profiles = [(TaskId(0), solo(2.0)), (TaskId(1), Profile::default())].into();
     let snapshot = SnapshotBuilder::new(&header()).build_snapshot(&record(0, &[1, 2]), &profiles, None);
     assert_eq!(snapshot.programs[0].places, [(0, 1)]);
@@ -47,7 +47,7 @@ fn a_program_stands_where_it_ran() {
 
 /// Are the threads of a process one program, with their times added?
 #[test]
-fn threads_are_told_together() {
+fn threads_of_a_process_are_one_program_with_added_times() {
     let mut record = record(0, &[0, 1, 2]);
     record.observation.tasks.iter_mut().for_each(|task| task.process = ProcessId(7));
     let snapshot = SnapshotBuilder::new(&header()).build_snapshot(&record, &Profiles::new(), None);
@@ -58,7 +58,7 @@ fn threads_are_told_together() {
 
 /// Do only windows in which both ran on one cache count for the measured matrix?
 #[test]
-fn the_measured_matrix_counts_windows_together() {
+fn the_measured_matrix_counts_only_windows_on_one_cache() {
     let profiles: Profiles = (0..3).map(|task| (TaskId(task), solo(2.0))).collect();
     let mut builder = SnapshotBuilder::new(&header());
     let snapshots: Vec<Snapshot> = [[0, 1, 2], [0, 1, 2], [0, 2, 1]]
@@ -75,7 +75,7 @@ fn the_measured_matrix_counts_windows_together() {
 
 /// Does the forecast matrix predict a larger slowdown for two programs that do not fit together than for two that do?
 #[test]
-fn the_forecast_matrix_follows_the_curves() {
+fn the_forecast_matrix_slows_down_programs_that_do_not_fit() {
     let curve = |half: f64| {
         vec![(1 << 19, cachemate_core::Estimate::exact(half)), (1 << 20, cachemate_core::Estimate::exact(1.0))]
     };
@@ -90,7 +90,7 @@ fn the_forecast_matrix_follows_the_curves() {
 
 /// Is a decision reported once, until another one was given?
 #[test]
-fn a_decision_is_told_once() {
+fn a_decision_is_reported_once_until_another() {
     let mut builder = SnapshotBuilder::new(&header());
     let mut snapshot_with = |window, text: &str| {
         let mut record = record(window, &[0]);
@@ -141,7 +141,7 @@ fn the_page_is_small_and_loads_nothing() {
 
 /// Do the modules define no name twice, and import only names that another one exports?
 #[test]
-fn modules_fit_into_one_script() {
+fn modules_define_names_once_and_import_exported_ones() {
     let (mut defined, mut exported) = (BTreeSet::new(), BTreeSet::new());
     for (name, text) in MODULES {
         for line in text.lines() {
@@ -166,7 +166,7 @@ fn modules_fit_into_one_script() {
 
 /// Are unmeasured values omitted from the JSON, and never zero?
 #[test]
-fn absent_is_left_out() {
+fn unmeasured_values_are_omitted_from_the_json() {
     let mut record = record(0, &[0]);
     record.observation.tasks[0].counts = EventCounts::default();
     let profile = Profile { contention: ContentionFacts::default(), ..Profile::default() };
@@ -180,7 +180,7 @@ fn absent_is_left_out() {
 
 /// Is a recording read window by window to its end, and a truncated one up to the damage, with the place?
 #[test]
-fn a_recording_is_told_as_far_as_it_goes() {
+fn a_truncated_recording_is_read_up_to_the_damage() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
     let mut log = RunLogWriter::create(&path, false, &header()).unwrap();

@@ -214,7 +214,7 @@ mod tests {
     /// Do names with braces, escape sequences, marks that change the direction of writing, or two hundred characters
     /// stay one word in their place, in reasons and refusals, without any effect on a terminal?
     #[test]
-    fn names_stay_in_their_places() {
+    fn hostile_names_stay_one_word_in_their_place() {
         let long = "n".repeat(200);
         let names = ["{1}", "\u{1b}[2J\n  1  1 init", "a\u{202e}b", &long];
         let names: TaskNames = (0..).map(TaskId).zip(names.map(escape_controls)).collect();
@@ -237,7 +237,7 @@ mod tests {
 
     /// Is a reason new once, until another one was given, even with windows without reasons in between?
     #[test]
-    fn a_reason_is_new_once() {
+    fn a_reason_is_new_once_until_another_is_given() {
         let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 20);
         let mut tracker = WindowTracker::default();
         let mut is_new = |texts: &[&str]| {

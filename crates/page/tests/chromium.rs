@@ -142,7 +142,7 @@ fn open(browser: &mut Browser, run: &RecordedRun) -> tempfile::TempDir {
 /// Wide and narrow, light and dark: does nothing extend beyond the window, has every control a name, and is every
 /// program in its box?
 #[test]
-fn the_page_fits_and_everything_has_a_name() {
+fn the_page_fits_the_window_and_every_control_has_a_name() {
     let Some((mut browser, _turn)) = open_browser("the page's layout") else { return };
     let _dir = open(&mut browser, &run(8, 2, 40, plain_name));
     browser.eval("cachemate.show(30); cachemate.choose(2)");
@@ -219,7 +219,7 @@ fn a_recording_plays_back() {
 /// Is a page with an hour of windows, in which all numbers change, at most 5 MB? A tenth of the hour at three windows a
 /// second represents it.
 #[test]
-fn an_hour_is_a_small_file() {
+fn a_page_with_an_hour_of_windows_is_at_most_5_mb() {
     let bytes = page_html(Some(&run(8, 2, 1080, plain_name))).unwrap().len() - page_html(None).unwrap().len();
     assert!(10 * bytes < 5_000_000, "{bytes} bytes for a tenth");
 }
@@ -227,7 +227,7 @@ fn an_hour_is_a_small_file() {
 /// Is a long recording stored whole, drawn by few points that keep its extremes, and read closely after zooming, by keys as
 /// well; and do programs of one name have names of their own?
 #[test]
-fn a_long_recording_is_zoomed_and_twins_are_distinguished() {
+fn a_long_recording_is_zoomed_and_equal_names_distinguished() {
     let Some((mut browser, _turn)) = open_browser("zooming") else { return };
     let mut long = run(16, 2, 2000, plain_name);
     long.snapshots[1234].programs[1].speed_per_s = Some(7e12);
@@ -257,7 +257,7 @@ fn a_long_recording_is_zoomed_and_twins_are_distinguished() {
 
 /// Is a program whose name looks like markup, a script or the end of one shown by that name, without any effect?
 #[test]
-fn names_are_text() {
+fn a_name_like_markup_is_shown_as_text() {
     let Some((mut browser, _turn)) = open_browser("hostile names") else { return };
     let hostile = [
         "<img src=x onerror=\"window.hacked=1\">",
@@ -290,7 +290,7 @@ fn names_are_text() {
 /// count is the CPU time of the page's main thread: script, style and layout, which each update forces. Painting
 /// happens elsewhere and later.
 #[test]
-fn an_update_is_cheaper_than_drawing_anew() {
+fn an_update_costs_less_than_redrawing_the_boxes() {
     let Some((mut browser, _turn)) = open_browser("the cost of an update") else { return };
     let _dir = open(&mut browser, &run(200, 16, 120, plain_name));
     browser.set_viewport(1400, 900, "light");

@@ -65,7 +65,7 @@ fn split_token(address_and_token: &str) -> (String, Option<String>) {
 /// Is nothing shown without the token, to a foreign page, or under a foreign name, and is the page itself sent with its
 /// policy?
 #[test]
-fn only_who_has_the_token_looks() {
+fn nothing_is_shown_without_the_token() {
     let (address, token) = split_token(&serve_windows("127.0.0.1:0", true));
     let token = token.unwrap();
     let bearer = format!("Bearer {token}");
@@ -100,7 +100,7 @@ fn only_who_has_the_token_looks() {
 /// Are addresses other than loopback rejected, a socket accessible only to its owner, and a page without a token open
 /// to every user?
 #[test]
-fn addresses_are_this_hosts() {
+fn only_loopback_addresses_are_accepted() {
     let refused = serve(&PageAddress { address: "0.0.0.0:0".into(), requires_token: true }, &header()).err().unwrap();
     assert!(refused.to_string().contains("found 0.0.0.0, expected a loopback address"), "{refused}");
     let dir = tempfile::tempdir().unwrap();
@@ -118,7 +118,7 @@ fn addresses_are_this_hosts() {
 /// Does a viewer with the token stay connected while strangers open hundreds of connections, both silent ones and
 /// requests for the page?
 #[test]
-fn strangers_displace_no_viewer() {
+fn floods_by_strangers_do_not_disconnect_a_viewer() {
     let (address, token) = split_token(&serve_windows("127.0.0.1:0", true));
     let mut viewer = TcpStream::connect(&address).unwrap();
     let head = format!("GET /{}/events HTTP/1.1\r\nHost: {address}\r\n\r\n", token.unwrap());
@@ -135,7 +135,7 @@ fn strangers_displace_no_viewer() {
 
 /// Are viewers that read nothing disconnected at the deadline, so that another one is admitted?
 #[test]
-fn viewers_that_read_nothing_leave() {
+fn viewers_that_read_nothing_are_disconnected() {
     let deadlines = Deadlines { admitted: Duration::from_secs(2), ..DEADLINES };
     let (address, _) = split_token(&serve_windows_within("127.0.0.1:0", false, deadlines));
     let head = format!("GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n");
@@ -157,7 +157,7 @@ fn viewers_that_read_nothing_leave() {
 
 /// Is the ninth viewer rejected because all slots are taken, and admitted once another has left?
 #[test]
-fn viewers_are_few() {
+fn the_ninth_viewer_is_rejected_until_another_leaves() {
     let (address, _) = split_token(&serve_windows("127.0.0.1:0", false));
     let head = format!("GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n");
     let status_line = || {
@@ -180,7 +180,7 @@ fn viewers_are_few() {
 
 /// Does a viewer that reconnects get the windows that it missed and none twice, and a viewer of another run everything?
 #[test]
-fn who_comes_back_gets_what_it_missed() {
+fn a_reconnecting_viewer_gets_the_missed_windows_once() {
     let feed = serve(&PageAddress { address: "127.0.0.1:0".into(), requires_token: false }, &header()).unwrap();
     let (address, _) = split_token(&feed.address);
     let read_events = |id: Option<&str>, last: u64| {
@@ -244,7 +244,7 @@ fn served_by_another_process() {
 /// In a browser: do windows arrive, does the page continue by itself when the daemon returns, does the token in the
 /// fragment grant access and leave the address, and is a wrong one reported?
 #[test]
-fn a_browser_sees_windows_come() {
+fn a_browser_shows_new_windows_and_resumes_with_the_daemon() {
     let Some(mut browser) = Browser::start() else {
         not_shown::report_unchecked("the live page", "no Chromium");
         return;

@@ -134,7 +134,7 @@ fn sample_run() -> RecordedRun {
 
 /// On a wide and a narrow window: is the look of a run's page and of a study's report that of the stored pictures?
 #[test]
-fn the_pages_look_as_stored() {
+fn the_pages_match_the_stored_pictures() {
     let Some(mut browser) = Browser::start() else {
         not_shown::report_unchecked("the look of the pages", "no Chromium");
         return;

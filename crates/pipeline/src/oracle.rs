@@ -47,7 +47,7 @@ mod tests {
 
     /// Does the second task to arrive get the second profile, and keep its own measurements?
     #[test]
-    fn profiles_go_by_arrival_and_fill_only_what_is_absent() {
+    fn profiles_are_assigned_by_arrival_and_keep_measurements() {
         let profile_with = |pcmr, refs| {
             let (pcmr, llc_refs_per_mega_instr) = (Some(Fact::oracle(pcmr)), Some(Fact::oracle(refs)));
             Profile::default().with_rates(RateFacts { pcmr, llc_refs_per_mega_instr, ..RateFacts::default() })

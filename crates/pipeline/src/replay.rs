@@ -212,7 +212,7 @@ fn replay_windows<P: Policy>(
     Ok(window_count)
 }
 
-/// Describes the difference between two decisions: in the plan or, with `in_full`, also in reasons and forecast.
+/// Describes the difference between two decisions: in the plan and, if `compares_all` is set, also in reasons and forecast.
 fn describe_difference(recorded_window: &WindowRecord, replayed: &WindowRecord, compares_all: bool) -> Option<String> {
     if recorded_window.decision.plan != replayed.decision.plan {
         return Some(first_difference(&recorded_window.decision.plan, &replayed.decision.plan));

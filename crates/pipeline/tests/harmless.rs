@@ -57,7 +57,7 @@ fn run(policy: &str, guarded: bool) -> RunResults {
 ///
 /// Cost: 38 s of CPU, because every policy of the registry runs the same four programs.
 #[test]
-fn without_contention_no_policy_slows_a_program() {
+fn no_policy_slows_a_program_without_contention() {
     let harmful: Vec<&str> =
         policies::ENTRIES.iter().filter(|entry| entry.is_harmful_by_design).map(|entry| entry.name).collect();
     println!("policies that harm by design, exempt from this: {}", harmful.join(", "));

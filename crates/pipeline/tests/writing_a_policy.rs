@@ -77,13 +77,13 @@ fn the_page_shows_the_code_that_is_tested() {
 
 /// Does the policy pass the conformance rules?
 #[test]
-fn it_conforms() {
+fn the_policy_conforms_to_the_rules() {
     check_policy(&|_| Box::new(StreamIsolation { stream_from_bytes: 500.0 }), 40).unwrap();
 }
 
 /// Does the page's scenario end with each kind of program on its own cache?
 #[test]
-fn streams_end_up_on_one_cache() {
+fn each_kind_of_program_ends_on_its_own_cache() {
     let scenario = code_blocks(&read_project_file("docs/writing-a-policy.md"), "toml")
         .remove(0)
         .replace("streams-together", "default");

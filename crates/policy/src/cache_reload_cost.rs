@@ -113,7 +113,7 @@ mod tests {
             (refills.reload_misses(TaskId(0)), refills.needs_second_sample(TaskId(0)))
         };
         assert_eq!(window(WINDOW_NS, Some(90.0)), (None, true));
-        assert_eq!(window(WINDOW_NS, None), (None, false), "without counts, it is not kept for ever");
+        assert_eq!(window(WINDOW_NS, None), (None, false), "without counts, it is eventually dropped");
         assert_eq!(window(WINDOW_NS, Some(20.0)), (Some(70.0), false));
         assert_eq!(window(0, None), (Some(70.0), false));
         assert_eq!(window(WINDOW_NS / 2, Some(1.0)), (Some(70.0), false));
@@ -123,7 +123,7 @@ mod tests {
 
     /// Is evidence dropped if the task has exited or entered a new phase?
     #[test]
-    fn old_phases_and_tasks_are_forgotten() {
+    fn evidence_of_exited_tasks_and_old_phases_is_dropped() {
         let mut refills = ReloadCosts::default();
         for round in 0..100 {
             let extra = if round < 50 { 1_000.0 } else { 10.0 };

@@ -237,8 +237,8 @@ impl Profiler for RecognizedProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         profiles.retain(|id, _| observation.tasks.iter().any(|task| task.task == *id));
-        for answer in &observation.probe_results {
-            if let ProbeEvidence::StoredProfile { task, profile } = &answer.evidence {
+        for probe_result in &observation.probe_results {
+            if let ProbeEvidence::StoredProfile { task, profile } = &probe_result.evidence {
                 profiles.insert(*task, (**profile).clone());
             }
         }
@@ -410,8 +410,8 @@ fn rename_observation(observation: &Observation, rename: &impl Fn(TaskId) -> Tas
     for task in &mut renamed_observation.tasks {
         task.task = rename(task.task);
     }
-    for answer in &mut renamed_observation.probe_results {
-        match &mut answer.evidence {
+    for probe_result in &mut renamed_observation.probe_results {
+        match &mut probe_result.evidence {
             ProbeEvidence::StoredProfile { task, .. } => *task = rename(*task),
             ProbeEvidence::Samples { samples, .. } => {
                 samples.iter_mut().for_each(|sample| sample.task = rename(sample.task))

@@ -74,7 +74,7 @@ fn bad_policies_are_detected() {
 /// Does the generator cover the cases of the rules: offline CPUs, machines without caches or tasks, pinned tasks,
 /// exits, gaps in the evidence?
 #[test]
-fn the_generator_covers_what_the_rules_need() {
+fn the_generator_covers_the_cases_of_the_rules() {
     let scripts: Vec<ObservationScript> = (0..40).map(ObservationScript::generate).collect();
     let tasks = || scripts.iter().flat_map(|script| &script.windows).flat_map(|(observation, _)| &observation.tasks);
     assert!(scripts.iter().any(|script| script.topology.caches.is_empty()));

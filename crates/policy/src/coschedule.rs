@@ -84,9 +84,9 @@ impl CoRunCost for ReloadAdjustedCost<'_> {
 pub const MAX_LAG_SAMPLES: f64 = 1.0;
 
 /// Maximum weight of a reload, in samples. A reload cost counts misses in units of the misses that make a super set
-/// busy. If all tasks miss
-/// rarely, a few misses suffice for that, so without a limit, neither the cost nor the wait would be bounded.
-const MAX_REFILL_SAMPLES: f64 = 32.0;
+/// busy. If all tasks miss rarely, a few misses suffice for that, so without a maximum, neither the cost nor the wait
+/// would be bounded.
+const MAX_RELOAD_SAMPLES: f64 = 32.0;
 
 /// Number of turns for which the running set stays if no new plan arrives.
 const RUNNING_SET_TURNS: u32 = 100;
@@ -274,7 +274,7 @@ impl CoScheduler {
                 .lowest_scoring_task(members, running_tasks, &staying_tasks, costs)
                 .filter(|(_, score)| *score < own_score);
             if let Some((task, _)) = replacement {
-                new_set.iter_mut().filter(|place| **place == candidate).for_each(|place| *place = task);
+                new_set.iter_mut().filter(|member| **member == candidate).for_each(|place| *place = task);
             }
             return new_set;
         }
@@ -292,7 +292,7 @@ impl CoScheduler {
         if running_tasks.len() == seat_count && running_tasks.iter().any(|&task| costs.must_stay(task)) {
             return running_tasks.to_vec();
         }
-        let max_reload_cost = MAX_REFILL_SAMPLES * self.sample_weight;
+        let max_reload_cost = MAX_RELOAD_SAMPLES * self.sample_weight;
         let costs = &ReloadAdjustedCost { costs, running_tasks, max_reload_cost };
         let mut new_set: Vec<TaskId> = Vec::new();
         let task_ids = members.iter().map(|task| task.task);
@@ -380,14 +380,17 @@ impl CoScheduler {
         let cache_indices: Vec<Option<usize>> =
             tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { last_domain(task) }).collect();
         let mut sample_totals = vec![(0.0, 0.0); domains.len()];
-        for (task, place) in tasks.iter().zip(&cache_indices) {
-            if let Some(place) = *place {
-                sample_totals[place] =
-                    (sample_totals[place].0 + self.sample_counts[&task.task], sample_totals[place].1 + 1.0);
+        for (task, domain_index) in tasks.iter().zip(&cache_indices) {
+            if let Some(domain_index) = *domain_index {
+                sample_totals[domain_index] = (
+                    sample_totals[domain_index].0 + self.sample_counts[&task.task],
+                    sample_totals[domain_index].1 + 1.0,
+                );
             }
         }
         let lags_too_far = |index: usize| {
-            let mean = cache_indices[index].map(|place| sample_totals[place].0 / sample_totals[place].1);
+            let mean =
+                cache_indices[index].map(|domain_index| sample_totals[domain_index].0 / sample_totals[domain_index].1);
             mean.is_none_or(|mean| mean - self.sample_counts[&tasks[index].task] > self.max_lag_samples)
         };
         let is_lagging: Vec<bool> = (0..tasks.len()).map(lags_too_far).collect();

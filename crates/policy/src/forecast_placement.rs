@@ -41,12 +41,12 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     forecast: &mut MachineForecast<'_, E>,
 ) -> Result<Placement, E> {
     check_costs(names, costs)?;
-    let places = cache_seats(topology, names.len())?;
-    let shape = shape_of(&places);
+    let seats_by_cache = cache_seats(topology, names.len())?;
+    let shape = shape_of(&seats_by_cache);
     if names.is_empty() || names.len() > shape.cpus() {
         return Ok(place(names, costs, costs, topology, seed)?);
     }
-    let mut search = ForecastSearch::new(&places, topology, forecast);
+    let mut search = ForecastSearch::new(&seats_by_cache, topology, forecast);
     let pair_seating = solvers::best_assignment(&costs.cost, &shape).seating;
     let start = search.seats_of(&pair_seating, names.len());
     let mut best = (mean_slowdown(search.solve(&start)?), start.clone());
@@ -59,11 +59,11 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     let worst_by_pairs = search.seats_of(&solvers::worst_assignment(&costs.cost, &shape).seating, names.len());
     search.solve(&worst_by_pairs)?;
     let mut generator = SplitMix64::new(seed);
-    let (mut random, searched) = (Vec::new(), search.known.len());
+    let (mut random, searched) = (Vec::new(), search.stored_forecasts.len());
     for _ in 0..RANDOM_SAMPLES {
         let seats = search.seats_of(&random_seating(names.len(), &shape, &mut generator), names.len());
         random.push(mean_slowdown(search.solve(&seats)?));
-        if search.known.len() >= searched + MAX_SAMPLED {
+        if search.stored_forecasts.len() >= searched + MAX_SAMPLED {
             break;
         }
     }
@@ -71,23 +71,24 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     let quantile_of = |share: f64| random[((random.len() - 1) as f64 * share) as usize];
 
     let names = number_names(names);
-    let seating = search.seating_of(&best_seats, &places);
+    let seating = search.seating_of(&best_seats, &seats_by_cache);
     let reasons = match best_seats == start {
         true => explain_placement(&seating, costs),
         false => search.explain(&best_seats, costs),
     };
     let estimates = search.solve(&best_seats)?.to_vec();
     let slowdowns: Vec<f64> = estimates.iter().map(|estimate| estimate.value).collect();
-    let mut programs = build_programs(&names, &places, &seating, &slowdowns, CostKind::Degradation, &reasons);
+    let mut programs = build_programs(&names, &seats_by_cache, &seating, &slowdowns, CostKind::Degradation, &reasons);
     for (program, estimate) in programs.iter_mut().zip(&estimates) {
         program.forecast = Some(*estimate);
     }
     let cost = |mean: f64| placement_cost(mean, CostKind::Degradation);
     let plan = cost(mean_slowdown(&estimates));
-    let worst = search.known.values().map(|slowdowns| mean_slowdown(slowdowns)).fold(f64::NEG_INFINITY, f64::max);
+    let worst =
+        search.stored_forecasts.values().map(|slowdowns| mean_slowdown(slowdowns)).fold(f64::NEG_INFINITY, f64::max);
     Ok(Placement {
         programs,
-        caches: build_caches(&names, &places, &seating, topology),
+        caches: build_caches(&names, &seats_by_cache, &seating, topology),
         covers_machine: true,
         plan,
         best: plan,
@@ -113,19 +114,19 @@ struct ForecastSearch<'a, 'f, E> {
     kinds: Vec<usize>,
     forecast: &'a mut MachineForecast<'f, E>,
     /// Forecasts by the kind of every program's CPU.
-    known: BTreeMap<Vec<usize>, Vec<Estimate>>,
+    stored_forecasts: BTreeMap<Vec<usize>, Vec<Estimate>>,
 }
 
 impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
-    fn new(places: &[CacheSeats], topology: &Topology, forecast: &'a mut MachineForecast<'f, E>) -> Self {
-        let cpus: Vec<CpuId> = places.iter().flat_map(|place| &place.cpus).copied().collect();
+    fn new(seats_by_cache: &[CacheSeats], topology: &Topology, forecast: &'a mut MachineForecast<'f, E>) -> Self {
+        let cpus: Vec<CpuId> = seats_by_cache.iter().flat_map(|place| &place.cpus).copied().collect();
         let core_of = |id: CpuId| topology.cpus.iter().find(|cpu| cpu.id == id).map(|cpu| cpu.core);
         let mut cores: Vec<Option<u32>> = cpus.iter().map(|&cpu| core_of(cpu)).collect();
         cores.sort_unstable();
         cores.dedup();
-        let caches = places.iter().enumerate().flat_map(|(cache, place)| place.cpus.iter().map(move |_| cache));
+        let caches = seats_by_cache.iter().enumerate().flat_map(|(cache, place)| place.cpus.iter().map(move |_| cache));
         let kinds = if cores.len() == cpus.len() { caches.collect() } else { (0..cpus.len()).collect() };
-        ForecastSearch { cpus, kinds, forecast, known: BTreeMap::new() }
+        ForecastSearch { cpus, kinds, forecast, stored_forecasts: BTreeMap::new() }
     }
 
     /// The position in `cpus` for every program; each CPU of the seating has at most one program.
@@ -137,12 +138,14 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         seats
     }
 
-    fn seating_of(&self, seats: &[usize], places: &[CacheSeats]) -> Seating {
+    fn seating_of(&self, seats: &[usize], seats_by_cache: &[CacheSeats]) -> Seating {
         let mut members = (0..self.cpus.len()).map(|seat| {
             let here = seats.iter().enumerate().filter(|(_, other)| **other == seat);
             here.map(|(program, _)| program).collect::<Vec<usize>>()
         });
-        Seating { by_cache: places.iter().map(|place| members.by_ref().take(place.cpus.len()).collect()).collect() }
+        Seating {
+            by_cache: seats_by_cache.iter().map(|place| members.by_ref().take(place.cpus.len()).collect()).collect(),
+        }
     }
 
     fn kinds_of(&self, seats: &[usize]) -> Vec<usize> {
@@ -152,12 +155,12 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
     /// The slowdowns of a placement, forecast or known.
     fn solve(&mut self, seats: &[usize]) -> Result<&[Estimate], E> {
         let key = self.kinds_of(seats);
-        if !self.known.contains_key(&key) {
+        if !self.stored_forecasts.contains_key(&key) {
             let cpus: Vec<CpuId> = seats.iter().map(|&seat| self.cpus[seat]).collect();
             let slowdowns = (self.forecast)(&cpus)?;
-            self.known.insert(key.clone(), slowdowns);
+            self.stored_forecasts.insert(key.clone(), slowdowns);
         }
-        Ok(&self.known[&key])
+        Ok(&self.stored_forecasts[&key])
     }
 
     /// Number of different placements; `None` if it is beyond counting.
@@ -234,7 +237,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         loop {
             let mut has_improved = false;
             for (_, _, seats) in self.neighbors(&best.1) {
-                if self.known.len() >= MAX_SEARCHED {
+                if self.stored_forecasts.len() >= MAX_SEARCHED {
                     return Ok(());
                 }
                 has_improved = self.improve(best, &seats)?;
@@ -250,8 +253,9 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
 
     /// A reason for every program: the known exchange or move that would cost least.
     fn explain(&self, best: &[usize], costs: &PairCosts) -> Vec<Reason> {
-        let known_mean =
-            |seats: &[usize]| self.known.get(&self.kinds_of(seats)).map(|slowdowns| mean_slowdown(slowdowns));
+        let known_mean = |seats: &[usize]| {
+            self.stored_forecasts.get(&self.kinds_of(seats)).map(|slowdowns| mean_slowdown(slowdowns))
+        };
         let mean = known_mean(best).unwrap_or(0.0);
         let neighbors = self.neighbors(best);
         let reason_of = |program: usize| {

@@ -225,7 +225,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
 
     /// Is every invalid file refused with line and field?
     #[test]
-    fn wrong_matrices_are_refused_at_their_place() {
+    fn invalid_matrices_are_refused_with_line_and_field() {
         let error = |pattern: &str, replacement: &str| {
             parse("m.csv", &TABLE_1.replacen(pattern, replacement, 1)).unwrap_err().to_string()
         };

@@ -120,7 +120,7 @@ mod tests {
 
     /// Does every range accept its bounds as documented, and reject values beyond them and NaN?
     #[test]
-    fn ranges_accept_what_they_describe() {
+    fn ranges_accept_their_bounds_and_reject_values_beyond() {
         use ParameterRange::{Above, FromZero, FromZeroUnlimited, OneOrMore, PositiveShare, UpTo};
         let table: [(ParameterRange, &[f64], &[f64]); 6] = [
             (OneOrMore, &[1.0, 1e18], &[0.0]),

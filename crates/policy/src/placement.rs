@@ -226,8 +226,8 @@ pub fn place(
     })
 }
 
-pub(crate) fn shape_of(places: &[CacheSeats]) -> Seats {
-    Seats { cpus_per_cache: places.iter().map(|cache| cache.cpus.len() as u32).collect() }
+pub(crate) fn shape_of(seats_by_cache: &[CacheSeats]) -> Seats {
+    Seats { cpus_per_cache: seats_by_cache.iter().map(|cache| cache.cpus.len() as u32).collect() }
 }
 
 /// Makes repeated names unique: the second program of the same name gets `#2`.
@@ -253,7 +253,7 @@ pub(crate) fn placement_cost(value: f64, kind: CostKind) -> PlacementCost {
 
 pub(crate) fn build_programs(
     names: &[String],
-    places: &[CacheSeats],
+    seats_by_cache: &[CacheSeats],
     seating: &Seating,
     costs: &[f64],
     kind: CostKind,
@@ -281,8 +281,8 @@ pub(crate) fn build_programs(
                     program,
                     PlacedProgram {
                         name: names[program].clone(),
-                        cpu: places[cache].cpus[index],
-                        cache: places[cache].cache,
+                        cpu: seats_by_cache[cache].cpus[index],
+                        cache: seats_by_cache[cache].cache,
                         co_runners: names_of(&co_runners),
                         shares_cpu_with: names_of(&cpu_sharers),
                         slowdown_percent: program_cost.mean_slowdown_percent,
@@ -300,7 +300,7 @@ pub(crate) fn build_programs(
 
 pub(crate) fn build_caches(
     names: &[String],
-    places: &[CacheSeats],
+    seats_by_cache: &[CacheSeats],
     seating: &Seating,
     topology: &Topology,
 ) -> Vec<PlacedCache> {
@@ -314,5 +314,5 @@ pub(crate) fn build_caches(
             cpus: cache_seats.cpus.iter().copied().zip(cpus.iter().map(member_names)).collect(),
         }
     };
-    places.iter().zip(&seating.by_cache).map(placed_cache).collect()
+    seats_by_cache.iter().zip(&seating.by_cache).map(placed_cache).collect()
 }

@@ -12,9 +12,9 @@ pub struct SoloSpeeds(BTreeMap<TaskId, (WorkMetric, f64)>);
 impl SoloSpeeds {
     /// Records the probe results of a window, and removes tasks that have exited.
     pub fn observe(&mut self, observation: &Observation) {
-        for answer in &observation.probe_results {
+        for probe_result in &observation.probe_results {
             if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_event: rate_of, .. } =
-                answer.evidence
+                probe_result.evidence
             {
                 self.0.insert(task, (rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
             }

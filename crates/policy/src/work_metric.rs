@@ -108,7 +108,7 @@ mod tests {
     /// Is a promised rate counted in reported work, in instructions if no thread of the process reports, and not at all
     /// if another thread reports for all?
     #[test]
-    fn a_promised_rate_has_its_measure() {
+    fn a_promised_rate_counts_reported_work_or_instructions() {
         let (mut first, silent) =
             (task_fixture(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task_fixture(900, &[], None) });
         let samples = [first.clone(), silent.clone()];

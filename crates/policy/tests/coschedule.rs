@@ -128,7 +128,7 @@ fn profiles_in_halves() -> Vec<Profile> {
 
 /// Do tasks that use different halves of the cache run together, and all tasks equally often?
 #[test]
-fn different_halves_of_the_cache_run_together() {
+fn tasks_on_different_cache_halves_run_together() {
     let run = run("activity-vector", "form = \"set\"", profiles_in_halves(), 40, &[]);
     let is_split = |pair: &&Vec<u32>| pair[0] < 2 && pair[1] >= 2;
     assert_eq!(run.pairs().iter().filter(is_split).count(), 40, "{:?}", run.pairs());
@@ -138,7 +138,7 @@ fn different_halves_of_the_cache_run_together() {
 /// If refills cost misses, does the whole set change less often the more they cost, while all tasks still run equally
 /// often within the bound of the scores?
 #[test]
-fn the_whole_set_pays_for_reloads() {
+fn the_set_changes_less_often_the_more_refills_cost() {
     let changes = |filling: u64, parameters: &str| {
         let run = run_filling("activity-vector", parameters, profiles_in_halves(), 400, &[], Some(filling));
         let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
@@ -178,7 +178,7 @@ fn the_literal_form_replaces_one_at_a_time() {
 
 /// If only samples have a weight, do all tasks take turns, whatever the evidence?
 #[test]
-fn without_weights_it_is_a_round_robin() {
+fn all_tasks_take_turns_if_only_samples_have_a_weight() {
     let nothing = "[weights]\nlast_level_miss = 0.0";
     for profiles in [profiles_in_halves(), vec![Profile::default(); 4]] {
         let run = run("activity-vector", nothing, profiles, 41, &[]);
@@ -201,7 +201,7 @@ fn advice_names_the_pairs_that_share_bits() {
 
 /// Do counters pair tasks with many misses with tasks with few, whereas activity vectors find all of them busy?
 #[test]
-fn counters_pair_much_with_little() {
+fn counters_pair_tasks_with_many_misses_and_with_few() {
     let miss_rate = |rate: f64| {
         Profile::default()
             .with_rates(RateFacts { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..RateFacts::default() })
@@ -214,7 +214,7 @@ fn counters_pair_much_with_little() {
 
 /// Is the probe requested for the weighted level only, and not at all if the machine cannot count?
 #[test]
-fn only_weighted_levels_are_watched() {
+fn the_probe_is_requested_for_the_weighted_level_only() {
     let probes = |missing_abilities: &[Ability]| {
         let run = run("activity-vector", "super_sets = 8", profiles_in_halves(), 1, missing_abilities);
         run.decisions[0].plan.probes.clone()

@@ -125,7 +125,7 @@ fn prefetched_lines_count_as_reads() {
 /// One program just fits the cache alone, one streams, and two are quiet. Does DI give the first the quietest neighbor
 /// by rates on a share of the cache, although the paper's rates treat it as quiet?
 #[test]
-fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
+fn a_program_that_just_fits_gets_the_quietest_neighbor() {
     let curve = |on_half: f64, on_all: f64| {
         let points = vec![(2 << 20, Estimate::exact(on_half)), (4 << 20, Estimate::exact(on_all))];
         with_misses(points)
@@ -171,7 +171,7 @@ fn priorities_bring_quiet_neighbors() {
 /// Does DI use the solo rate on half of this machine's cache, or on the whole cache if configured, and DIO the counted
 /// rate?
 #[test]
-fn di_reads_profiles_and_dio_counters() {
+fn di_uses_solo_rates_and_dio_counted_rates() {
     let mut profiles = profiles_with_rates(&[1.0, 2.0, 30.0, 40.0]);
     for (id, alone) in [(0, 40.0), (1, 30.0), (2, 2.0), (3, 1.0)] {
         let curve = vec![(2 << 20, Estimate::exact(50.0 + alone)), (4 << 20, Estimate::exact(alone))];
@@ -197,7 +197,7 @@ fn di_reads_profiles_and_dio_counters() {
 
 /// Without any counter, is the intensity from probes used, and never mixed with counted rates?
 #[test]
-fn without_counters_the_intensity_from_outside_serves() {
+fn probed_intensity_is_used_without_counters() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task_fixture(id, None)).collect();
     let mut profiles = Profiles::new();
     for (id, intensity) in [0.9, 0.8, 0.1, 0.0].into_iter().enumerate() {
@@ -214,7 +214,7 @@ fn without_counters_the_intensity_from_outside_serves() {
 
 /// Are recorded rates used as the last resort on machines without counters, and only there?
 #[test]
-fn without_counters_and_probes_recorded_rates_serve() {
+fn recorded_rates_are_used_without_counters_and_probes() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task_fixture(id, None)).collect();
     let curve = |rate| vec![(1 << 20, Estimate::exact(2.0 * rate)), (8 << 20, Estimate::exact(rate))];
     let profile = |rate| with_misses(curve(rate));

@@ -79,7 +79,7 @@ fn odd_counts_copies_and_other_machines_are_placed() {
 
 /// Do programs get their own cores as long as there are enough, and share hardware threads only then?
 #[test]
-fn seats_are_cores_first() {
+fn programs_get_their_own_cores_before_hardware_threads() {
     let topology = load_topology("power5-2x2x2").unwrap();
     let four_seats = cache_seats(&topology, 4).unwrap();
     assert_eq!(four_seats.iter().map(|cache| cache.cpus.len()).collect::<Vec<_>>(), [2, 2]);
@@ -97,7 +97,7 @@ fn seats_are_cores_first() {
 
 /// Is a matrix of the wrong shape rejected?
 #[test]
-fn a_matrix_that_does_not_fit_is_refused() {
+fn a_matrix_of_the_wrong_shape_is_rejected() {
     let topology = load_topology("xeon-x5365-4").unwrap();
     let costs = sample_matrix().costs;
     assert!(place(&split_names("a b"), &costs, &costs, &topology, 1).is_err());
@@ -132,7 +132,7 @@ fn place_on(topology: &Topology, programs: &str) -> Placement {
 /// Is the plan the best of all placements by the forecast, and does its cost state the forecast, although pairs prefer
 /// another placement?
 #[test]
-fn the_forecast_decides() {
+fn the_plan_is_the_best_of_all_placements_by_the_forecast() {
     let topology = load_topology("opteron-2350").unwrap();
     let placed = place_on(&topology, "mcf milc gamess namd mcf milc");
     let mean = |cpus: &[CpuId]| {

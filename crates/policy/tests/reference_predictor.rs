@@ -45,7 +45,7 @@ fn degradation_of(forecast: &Forecast, task: u32) -> f64 {
 
 /// Does a program alone on a cache not slow down, and does a stream slow a sensitive one only on the same cache?
 #[test]
-fn alone_is_free_and_a_stream_hurts_its_neighbor() {
+fn a_stream_slows_a_sensitive_program_only_on_its_cache() {
     let split_forecast = forecast_plan(vec![sensitive_profile(), stream_profile()], &pinned_plan(&["0-1", "2-3"]));
     assert_eq!((degradation_of(&split_forecast, 0), degradation_of(&split_forecast, 1)), (0.0, 0.0));
     let shared_forecast = forecast_plan(vec![sensitive_profile(), stream_profile()], &pinned_plan(&["0", "1"]));
@@ -60,7 +60,7 @@ fn alone_is_free_and_a_stream_hurts_its_neighbor() {
 
 /// Does each of two equal programs occupy half of the cache?
 #[test]
-fn equals_share_equally() {
+fn two_equal_programs_occupy_half_of_the_cache_each() {
     let equal_forecast = forecast_plan(vec![sensitive_profile(), sensitive_profile()], &pinned_plan(&["0", "1"]));
     let half = equal_forecast.tasks[&TaskId(0)].misses_per_kilo_instr.unwrap().value;
     assert!((half - 10.25).abs() < 1e-6, "{half}");
@@ -69,7 +69,7 @@ fn equals_share_equally() {
 
 /// Do separate ways protect a program from a stream, and do turns in gangs separate the two?
 #[test]
-fn shares_and_gangs_separate() {
+fn separate_ways_and_gang_turns_protect_from_a_stream() {
     let mut plan = pinned_plan(&["0", "1"]);
     let share = |group, task, mask: &str| CacheShare {
         group: GroupId(group),
@@ -92,7 +92,7 @@ fn shares_and_gangs_separate() {
 
 /// Do colors, which belong to processes and apply to every cache of the level, separate the two as well?
 #[test]
-fn colors_of_processes_separate() {
+fn colors_of_processes_protect_from_a_stream() {
     let mut plan = pinned_plan(&["2", "3"]);
     let share = |process, allowed: &str| CacheShare {
         group: GroupId(process),
@@ -139,7 +139,7 @@ fn space_elsewhere_keeps_a_neighbor_from_competing() {
 
 /// Is an unknown task listed, without a forecast for it or for the misses of tasks that meet it?
 #[test]
-fn unknown_tasks_are_listed_and_nothing_is_invented() {
+fn unknown_tasks_are_listed_without_a_forecast() {
     let message = forecast_plan(
         vec![sensitive_profile(), Profile::default(), sensitive_profile()],
         &pinned_plan(&["0", "1", "2"]),
@@ -163,7 +163,7 @@ fn more_tasks_than_cpus_take_turns() {
 
 /// Are reuse times alone sufficient for a curve?
 #[test]
-fn reuse_times_replace_a_curve() {
+fn reuse_times_alone_suffice_for_a_curve() {
     let times = vec![(Some(100), 0.5), (Some(40_000), 0.4), (None, 0.1)];
     let reuse_times = Some(Fact::new(times, FactSource::ReuseSamples, 0));
     let reuses = Profile { locality: LocalityFacts { reuse_times, ..LocalityFacts::default() }, ..sensitive_profile() };

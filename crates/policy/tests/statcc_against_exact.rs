@@ -88,7 +88,7 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
 /// they are within 10 points and 15 %, and 2 % on average. These include loops that almost fill the cache, where one
 /// line more or less decides, and the sets of a real cache overflow one by one.
 #[test]
-fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
+fn miss_ratios_and_run_times_are_within_their_stated_error() {
     let profiles: Vec<Profile> = PROGRAMS.iter().map(measure_profile).collect();
     let cache = SharedCache::new(LINES * LINE_BYTES, WAYS, LINE_BYTES as u32, MISS_CYCLES);
     let solo: Vec<f64> = PROGRAMS.iter().map(|program| simulate(&[program])[0].0).collect();

@@ -109,7 +109,7 @@ impl StudyPage {
         }
     }
 
-    /// Points of one program: misses per thousand instructions if `mpki` is set, otherwise miss ratios in percent.
+    /// Points of one program: misses per thousand instructions if `uses_mpki` is set, otherwise miss ratios in percent.
     fn program_series(&self, index: usize, uses_mpki: bool) -> Series {
         let name = &self.programs[index].name;
         let points = self.curves[index].iter().filter_map(|point| {

@@ -397,7 +397,7 @@ mod tests {
 
     /// Are the promised fields at the top level of the object, with null for missing values?
     #[test]
-    fn promised_fields_stand_at_the_top() {
+    fn promised_fields_are_at_the_top_level() {
         let point = CurvePoint { bytes: 65536, miss_ratio: 0.25, mpki: None, miss_ratio_error: None };
         let counts =
             CurveCounts { accesses: 4, program_accesses: None, instructions: None, cold: Some(1), curve: vec![point] };

@@ -114,7 +114,7 @@ mod tests {
 
     /// Does a foreign text stay in its cell, without a line end, a cursor movement or a change of direction?
     #[test]
-    fn a_cell_stays_in_its_place() {
+    fn a_foreign_text_stays_in_its_cell() {
         let mut table = Table::new(&[("program", Align::Left)]);
         table.add_row(["a\n0 init\u{1b}[2J\u{202e}"]);
         assert_eq!(table.text(), "program\na\\n0 init\\u{1b}[2J\\u{202e}\n");

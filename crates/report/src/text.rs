@@ -250,7 +250,7 @@ mod tests {
 
     /// Does an output keep its lines and colors, and no other active sequence? Is escaping idempotent?
     #[test]
-    fn an_output_acts_by_its_colors_only() {
+    fn an_output_keeps_lines_and_colors_and_no_other_sequence() {
         let cases = [
             ("a\tb\nc 1\u{202f}234", "a\tb\nc 1\u{202f}234"),
             ("\u{1b}[97;48;5;160mred\u{1b}[0m", "\u{1b}[97;48;5;160mred\u{1b}[0m"),
@@ -269,7 +269,7 @@ mod tests {
 
     /// Is a number of hundreds of digits written as a power of ten?
     #[test]
-    fn huge_numbers_stay_short() {
+    fn huge_numbers_are_written_as_powers_of_ten() {
         assert_eq!(
             [format_fixed(1e308, 1), format_fixed(-1e9, 0), format_fixed(f64::INFINITY, 2)],
             ["1.00e308", "-1.00e9", "–"]

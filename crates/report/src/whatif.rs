@@ -501,7 +501,7 @@ mod tests {
 
     /// Does the page name the better policy first, escape program names, and load nothing?
     #[test]
-    fn the_page_answers_escapes_and_loads_nothing() {
+    fn the_page_names_the_better_policy_and_loads_nothing() {
         let html = sample_result().render_html("What if");
         assert!(html.contains("they take 1.2 times as long as alone under 'dio'"), "{html}");
         assert!(html.contains("a&lt;b&gt;") && !html.contains("a<b>") && html.contains("apart &amp; quiet"));
@@ -511,7 +511,7 @@ mod tests {
 
     /// Do consecutive intervals on one cache form one span, and intervals without a place none?
     #[test]
-    fn places_are_joined_and_gaps_are_left() {
+    fn consecutive_intervals_on_one_cache_form_one_span() {
         let lanes = sample_result().policies[0].place_timeline(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
         let spans = |index: usize| lanes[index].spans.iter().map(|s| (s.from, s.to, s.kind)).collect::<Vec<_>>();
         assert_eq!(spans(0), [(0.0, 20.0, 0), (20.0, 30.0, 1)]);
@@ -540,7 +540,7 @@ mod tests {
     /// Is each program's change against the first policy on the page, as a number with its sign, and absent with a
     /// single policy?
     #[test]
-    fn differences_stand_on_the_page() {
+    fn each_programs_difference_is_on_the_page_with_its_sign() {
         let mut page = sample_result();
         let html = page.render_html("What if");
         assert!(

@@ -75,7 +75,7 @@ fn timeline() -> TimelineChart {
 
 /// Is the drawing of each kind of figure unchanged? (`UPDATE_EXPECT=1` after looking at the new one.)
 #[test]
-fn figures_are_drawn_as_before() {
+fn the_drawing_of_each_figure_is_unchanged() {
     expect_file!["snapshots/chart.svg"].assert_eq(&sample_chart().svg());
     expect_file!["snapshots/heat_map.svg"].assert_eq(&heat_map().svg());
     expect_file!["snapshots/bars.svg"].assert_eq(&bars(false).svg());
@@ -118,7 +118,7 @@ fn well_formed(xml: &str) -> Result<(), String> {
 
 /// Does every figure stay well-formed with hostile names, and with data that is empty, huge or not finite?
 #[test]
-fn hostile_names_and_odd_numbers_stay_inside() {
+fn figures_stay_well_formed_with_hostile_names_and_odd_data() {
     let evil = "</svg><script>&\"'\u{0}\u{b}\u{202e}";
     let odd = [f64::NAN, f64::INFINITY, -1e300, 0.0, 1e300];
     let mut chart = sample_chart();
@@ -148,7 +148,7 @@ fn hostile_names_and_odd_numbers_stay_inside() {
 
 /// Does a name always have the same color, and are more than eight series distinct?
 #[test]
-fn colors_repeat_with_dashes() {
+fn a_name_keeps_its_color_and_many_series_are_distinct() {
     let series = (0..10).map(|index| Series {
         name: format!("s{index}"),
         points: vec![ChartPoint::new(1.0, 1.0), ChartPoint::new(2.0, 2.0)],

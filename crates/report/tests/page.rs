@@ -7,7 +7,7 @@ use cachemate_report::*;
 use study::sample_study;
 
 #[test]
-fn the_matrix_stands_first_and_everything_is_there() {
+fn the_matrix_comes_first_and_every_section_is_present() {
     let html = sample_study().html();
     let order =
         ["Pairwise slowdowns", "The plan", "Why", "Against the alternatives", "The programs", "Miss-rate curves"];
@@ -30,7 +30,7 @@ fn the_page_loads_nothing() {
 /// Do names that hold markup, an escape sequence, a line end or a mark that turns the direction of writing act on no page:
 /// a study, a comparison of policies, a lab run?
 #[test]
-fn hostile_names_act_on_no_page() {
+fn hostile_names_have_no_effect_on_a_page() {
     let evil = "</title><script>x</script>\u{1b}[31m\u{202e}\" onload=\"x";
     let mut study = sample_study();
     study.title = evil.into();
@@ -93,7 +93,7 @@ fn hostile_names_act_on_no_page() {
 }
 
 #[test]
-fn an_empty_study_is_still_a_page() {
+fn an_empty_study_gives_a_page_without_nan() {
     let html = StudyPage::default().html();
     assert!(html.starts_with("<!DOCTYPE html>") && !html.contains("NaN"));
 }

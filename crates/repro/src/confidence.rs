@@ -74,7 +74,7 @@ mod tests {
 
     /// Is the interval that of a textbook: do 9, 10, 11 have mean 10, spread 1, and a half width of 4.303 / √3?
     #[test]
-    fn the_interval_is_students() {
+    fn the_interval_matches_a_students_t_textbook_example() {
         let interval = LineConfidence::estimate(&[9.0, 10.0, 11.0], &[12.0]).unwrap();
         assert!(
             (interval.high - 10.0 - 4.303 / 3.0_f64.sqrt()).abs() < 1e-12

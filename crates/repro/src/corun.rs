@@ -122,8 +122,8 @@ pub struct CoRunMatrix {
 }
 
 impl CoRunMatrix {
-    /// Measures the missing runs; n programs take n + n (n + 1) / 2 runs. Without `copies`, no program is measured
-    /// beside a copy of itself, and the diagonal contains the solo rates.
+    /// Measures the missing runs; n programs take n + n (n + 1) / 2 runs. Unless `with_copies` is set, no program is
+    /// measured beside a copy of itself, and the diagonal contains the solo rates.
     pub fn measure(
         context: &ExperimentContext<'_>,
         bench: &CoRunBench,
@@ -190,7 +190,7 @@ mod tests {
 
     /// Do two streaming programs slow each other down, quiet ones not, and does a repeated query give the same result?
     #[test]
-    fn heavy_programs_hurt_each_other_and_quiet_ones_do_not() {
+    fn streaming_programs_slow_each_other_and_quiet_ones_do_not() {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let bench = CoRunBench::load("xeon-x5365-4", 1, 4_000_000, 4_000_000).unwrap();

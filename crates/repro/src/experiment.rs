@@ -563,7 +563,7 @@ mod tests {
 
     /// Does a mean have to meet its target by more than its standard error, and a worst case for every seed?
     #[test]
-    fn a_mean_meets_its_target_by_its_standard_error_and_a_worst_case_at_every_seed() {
+    fn a_mean_meets_its_target_by_its_error_and_a_worst_case_always() {
         // Mean 10, spread 2, standard error 1.15.
         let values = [(1, 8.0), (2, 10.0), (3, 12.0)];
         let finding_at_least =
@@ -594,7 +594,7 @@ mod tests {
 
     /// Does a finding without any value report that instead of a zero?
     #[test]
-    fn nothing_measured_is_null() {
+    fn a_finding_without_values_is_null_and_not_zero() {
         let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target: 1.0, paper_best: None }, &[]);
         assert_eq!((finding.measured, finding.verdict), (None, Some(ResultVerdict::Missed)));
         let point = DataPoint::from_values("s", "1", &[]);
@@ -603,7 +603,7 @@ mod tests {
 
     /// Are results in the order of the items, and does a stop end the run?
     #[test]
-    fn runs_answer_in_order_and_stop_when_told() {
+    fn results_are_in_item_order_and_a_stop_ends_the_run() {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let items: Vec<u64> = (0..100).collect();

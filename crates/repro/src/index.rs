@@ -122,7 +122,7 @@ mod tests {
 
     /// Do texts that hold markup, an escape sequence or a mark that turns the direction of writing act on no page?
     #[test]
-    fn hostile_texts_act_on_no_page() {
+    fn hostile_texts_have_no_effect_on_a_page() {
         let evil = "</title><script>x</script>\u{1b}[31m\u{202e}{1}\" onload=\"x";
         let finding = Finding::new("X-1", evil, evil, evil, ResultTarget::Shown, &[(1, 1.0)]);
         let page = index_html(&Findings { results: vec![finding] }, evil);

@@ -288,7 +288,7 @@ mod tests {
 
     /// Are draws repeatable, without duplicates, and different from mix to mix?
     #[test]
-    fn draws_are_repeatable_and_without_doubles() {
+    fn draws_are_repeatable_and_without_duplicates() {
         let recordings = vec![("sort".to_string(), PathBuf::from("sort.cmt"))];
         let draw_names = |seed: u64| -> Vec<Vec<String>> {
             let mut generator = SplitMix64::new(seed);

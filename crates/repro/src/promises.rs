@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::auto::{MixFamily, draw};
 use crate::interval::plan_search::{PlanTruth, max_slowdown};
-use crate::interval::whatif::interval_pipeline;
+use crate::interval::whatif::build_interval_pipeline;
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, ReproError, mean};
 
@@ -165,7 +165,7 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproErro
     let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
     let policy = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed: mix.seed };
-    let policy_pipeline = interval_pipeline(&machine, &spec, policy, true)?;
+    let policy_pipeline = build_interval_pipeline(&machine, &spec, policy, true)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     let mut histories: Vec<TruthHistory> = mix.jobs.iter().map(|_| TruthHistory::default()).collect();
     let mut report_counts = ReportCounts::default();
@@ -320,7 +320,7 @@ mod tests {
 
     /// Is a report false only against the truth of its windows, by the stated margin?
     #[test]
-    fn reports_are_counted_by_their_truth() {
+    fn reports_are_false_only_against_their_windows_truth() {
         let mut counts = ReportCounts::default();
         for (state, slowdown) in [
             (PromiseState::Kept, 0.06),

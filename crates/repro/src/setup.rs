@@ -152,7 +152,7 @@ pub struct SpeedupScores {
     pub mean_degradation: f64,
 }
 
-/// Scores of a run. `solo` holds instructions per elapsed cycle of each task alone, in the order of the tasks. `None`
+/// Scores of a run. `solo_speeds` holds instructions per elapsed cycle of each task alone, in the order of the tasks. `None`
 /// if a task never ran.
 pub fn score_results(run: &RunResults, solo_speeds: &[f64]) -> Option<SpeedupScores> {
     let elapsed_cycles = run.elapsed_cycles as f64;
@@ -194,7 +194,7 @@ mod tests {
 
     /// Does a managed run under the policy that changes nothing equal an unmanaged one?
     #[test]
-    fn managing_nothing_changes_nothing() {
+    fn an_idle_policys_run_equals_an_unmanaged_one() {
         let workload = sample_workload(&["mcf", "swim"]);
         let window = cachemate_core::WindowLength::Cycles { cycles: 200_000 };
         let pipeline = build_pipeline(workload.pipeline("default", "", Vec::new(), window)).unwrap();

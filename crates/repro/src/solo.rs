@@ -102,7 +102,7 @@ mod tests {
 
     /// Does a profile distinguish a program that streams from one that stays in its cache?
     #[test]
-    fn profiles_tell_streams_from_quiet_programs() {
+    fn profiles_distinguish_streams_from_quiet_programs() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let profile_of = |name: &str| profile_job(&WorkloadJob::new(name, 1), &machine, 300_000).unwrap();
         let profile_mpki = |profile: &Profile| *profile.stack_positions().unwrap().last().unwrap();

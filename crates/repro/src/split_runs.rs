@@ -28,7 +28,7 @@ pub struct RunDivision<'a> {
     /// The run to make; `None` to list missing runs.
     requested: Option<(u32, usize)>,
     call_count: AtomicU32,
-    made_answer: Mutex<Option<Vec<u8>>>,
+    computed_answer: Mutex<Option<Vec<u8>>>,
     missing_runs: Mutex<Vec<String>>,
 }
 
@@ -40,8 +40,8 @@ thread_local! {
 impl<'a> RunDivision<'a> {
     /// A pass that makes no run: it proceeds while all results are stored, and lists the first ones that are missing.
     pub fn list(find_answer: AnswerLookup<'a>) -> Self {
-        let (made_answer, missing_runs) = (Mutex::new(None), Mutex::new(Vec::new()));
-        RunDivision { find_answer, requested: None, call_count: AtomicU32::new(0), made_answer, missing_runs }
+        let (computed_answer, missing_runs) = (Mutex::new(None), Mutex::new(Vec::new()));
+        RunDivision { find_answer, requested: None, call_count: AtomicU32::new(0), computed_answer, missing_runs }
     }
 
     /// A pass that makes only this run.
@@ -57,7 +57,7 @@ impl<'a> RunDivision<'a> {
 
     /// The result of the requested run, once it has been made.
     pub fn into_answer(&self) -> Option<Vec<u8>> {
-        self.made_answer.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.computed_answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Names of the runs whose results are missing.
@@ -77,7 +77,7 @@ impl<'a> RunDivision<'a> {
             let requested_item =
                 items.get(item).ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
             let bytes = encode_answer(&name, &run_nested(|| run(requested_item))?)?;
-            *self.made_answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+            *self.computed_answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
             return Err(ReproError::Elsewhere);
         }
         let mut answers = Vec::new();
@@ -197,7 +197,7 @@ mod tests {
 
     /// Do runs made one at a time, in any order, give the same bits as the whole study?
     #[test]
-    fn a_study_made_run_by_run_is_the_same() {
+    fn a_study_made_run_by_run_gives_the_same_bits() {
         let stop = AtomicBool::new(false);
         let undivided = run_nested_study(&quick_context(None, &stop)).unwrap();
         let mut stored: BTreeMap<String, Vec<u8>> = BTreeMap::new();
@@ -226,7 +226,7 @@ mod tests {
 
     /// Are invalid run names, and results that cannot be stored, errors?
     #[test]
-    fn what_cannot_be_a_run_or_an_answer_is_told() {
+    fn invalid_run_names_and_unstorable_results_are_errors() {
         let stop = AtomicBool::new(false);
         assert!(RunDivision::pass_for_run("x", &|_| None).is_err());
         let missing_run = RunDivision::pass_for_run("0.9", &|_| None).unwrap();
@@ -240,7 +240,7 @@ mod tests {
 
     /// Do stored results keep values that JSON cannot represent, and names from the source code?
     #[test]
-    fn answers_keep_every_bit() {
+    fn stored_results_keep_every_bit() {
         let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, Name("a"), None::<f64>);
         let bytes = encode_answer("0.0", &answer).unwrap();
         let decoded: (u64, f64, f64, f64, Name, Option<f64>) = decode_answer("0.0", &bytes).unwrap();

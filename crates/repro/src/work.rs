@@ -221,7 +221,7 @@ mod tests {
     /// Does a program with very different phases keep its speed beside one that does not use memory, although it is
     /// measured from another cycle on?
     #[test]
-    fn equal_work_is_the_same_instructions() {
+    fn a_program_keeps_its_speed_beside_one_without_memory_use() {
         let run_jobs = |jobs: &[&str]| {
             let jobs = jobs.iter().map(|name| WorkloadJob::new(name, 1)).collect();
             Workload::from_machine_name("xeon-x5365-4", jobs, 1).unwrap().with_length(1_000_000, 1_500_000)
@@ -238,7 +238,7 @@ mod tests {
 
     /// Are moments between two samples interpolated linearly, and is there none beyond the last?
     #[test]
-    fn moments_lie_on_lines_between_notes() {
+    fn moments_between_samples_are_interpolated_linearly() {
         let sample_step = |cycle: u64, instructions: u64| ProgressSample {
             cycle,
             tasks: vec![TaskProgress {
@@ -260,7 +260,7 @@ mod tests {
     /// Is an unfinished program marked as such, with the speed of the finished part, and does one that executed nothing
     /// have no speed?
     #[test]
-    fn unfinished_work_is_told() {
+    fn an_unfinished_program_is_marked_with_its_partial_speed() {
         let task =
             |instructions: u64| TaskProgress { instructions, misses: 0, on_cpu_cycles: 0, data_stall_cycles: 0.0 };
         let sample_step = |cycle: u64, done: u64| ProgressSample { cycle, tasks: vec![task(done), task(0)] };

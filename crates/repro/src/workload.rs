@@ -205,7 +205,7 @@ mod tests {
 
     /// Does a job with a limit run exactly this many instructions, and is it over then?
     #[test]
-    fn a_job_with_an_end_ends() {
+    fn a_job_with_a_limit_runs_exactly_this_many_instructions() {
         let mut job = WorkloadJob::new("mcf", 1);
         job.instructions = Some(100_000);
         let workload = Workload::from_machine_name("xeon-x5365-4", vec![job], 1).unwrap().with_length(0, 1_000_000_000);
@@ -217,7 +217,7 @@ mod tests {
 
     /// Does a job in progress continue at the program's position after that many instructions?
     #[test]
-    fn a_job_under_way_goes_on_where_the_program_is() {
+    fn a_job_in_progress_continues_at_the_programs_position() {
         let stream_of = |under_way_instructions: u64| {
             let job = WorkloadJob { under_way_instructions, ..WorkloadJob::new("art", 1) };
             let (mut source, mut batch) = (job.start_threads(0).unwrap().remove(0), Vec::new());

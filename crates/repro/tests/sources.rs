@@ -49,7 +49,7 @@ fn changed_digests(edits: &[(&str, &str)]) -> [bool; 2] {
 
 /// Does code change the digests of all modules that reach it, through modules, crates, and locked versions?
 #[test]
-fn code_changes_what_reaches_it() {
+fn code_changes_the_digests_of_all_modules_that_reach_it() {
     assert_eq!(changed_digests(&[("crates/sim/src/lib.rs", "pub fn run() -> u32 { 2 }\n")]), [true, true]);
     assert_eq!(changed_digests(&[("crates/sim/src/programs.toml", "footprint_bytes = 2\n")]), [true, true]);
     assert_eq!(changed_digests(&[("crates/core/src/plan.rs", "pub struct Plan(u32);\n")]), [true, true]);
@@ -81,7 +81,7 @@ fn code_changes_what_reaches_it() {
 
 /// Do comments, layout, tests and other modules change no digest?
 #[test]
-fn what_changes_no_run_changes_no_digest() {
+fn comments_layout_and_tests_change_no_digest() {
     let sim =
         "//! The simulator.\n\n/// Runs.\npub fn run() -> u32 {\n    // One.\n    1\n}\n#[cfg(test)]\nmod tests;\n";
     assert_eq!(changed_digests(&[("crates/sim/src/lib.rs", sim)]), [false, false]);

@@ -38,7 +38,7 @@ fn start(dir: &Path) -> std::process::Child {
 /// After two concurrent writers were killed at 20 moments, is every entry either whole or missing, and does a later
 /// writer fill the gaps?
 #[test]
-fn no_kill_leaves_a_wrong_entry() {
+fn entries_are_whole_or_missing_after_writers_are_killed() {
     let dir = tempfile::tempdir().unwrap();
     let dir = RunDir::new(dir.path(), MAX_DIR_BYTES);
     let mut intact_entries = 0;

@@ -185,7 +185,7 @@ mod tests {
 
     /// Does every error name its field, the value found and the values expected?
     #[test]
-    fn mistakes_name_their_field() {
+    fn errors_name_their_field() {
         let cases = [
             (
                 "scheduler = { name = \"fifo\" }\n[[programs]]\nprogram = \"mcf\"\n",
@@ -208,7 +208,7 @@ mod tests {
 
     /// Do equal scenarios build machines with equal results, and other seeds different ones?
     #[test]
-    fn a_scenario_and_its_seed_make_the_run() {
+    fn a_scenario_and_its_seed_determine_the_results() {
         let run = |seed: u64| {
             let (mut scenario, spec) =
                 parse_fixture("[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n");

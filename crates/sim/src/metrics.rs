@@ -48,7 +48,7 @@ mod tests {
 
     /// Do the scores agree with their definitions on a mix worked out by hand?
     #[test]
-    fn scores_of_a_mix_worked_by_hand() {
+    fn scores_agree_with_a_mix_worked_out_by_hand() {
         let (rates, solo) = ([0.5, 1.0], [1.0, 1.25]);
         assert_eq!(weighted_speedup(&rates, &solo), Some(1.3));
         assert!((harmonic_mean(&rates, &solo).unwrap() - 2.0 / 3.25).abs() < 1e-12);
@@ -59,7 +59,7 @@ mod tests {
 
     /// Is there no score for programs that never ran?
     #[test]
-    fn a_rate_of_nothing_scores_nothing() {
+    fn programs_that_never_ran_have_no_score() {
         assert_eq!(weighted_speedup(&[0.0], &[1.0]), None);
         assert_eq!(harmonic_mean(&[], &[]), None);
         assert_eq!(worst_slowdown(&[1.0], &[]), None);

@@ -228,7 +228,7 @@ fn a_cyclic_sweep_has_one_step_at_its_footprint() {
 
 /// Do streams gain nothing from a cache of between a sixteenth and a quarter of the data of one of their loops?
 #[test]
-fn streams_are_flat() {
+fn streams_gain_nothing_from_a_part_of_their_data() {
     // A loop of milc passes over a tenth to a quarter of the program's data.
     for (name, footprint) in [("milc", 64 << 20), ("swim", 16 << 20)] {
         let histogram = stack_distances(name, footprint, 3_000_000);
@@ -265,7 +265,7 @@ fn milc_walks_contiguous_links_and_strided_sites() {
 
 /// Do 80 % of the database's operations go to 30 % of its leaves?
 #[test]
-fn the_database_sends_four_fifths_to_three_tenths() {
+fn four_fifths_of_operations_reach_three_tenths_of_the_leaves() {
     let mut program = known_program("berkeleydb", 4, &Options { footprint_bytes: Some(8 << 20), ..Options::default() });
     let database = *program.regions.iter().find(|region| region.name == "database").expect("it has one");
     let mut visits = BTreeMap::new();
@@ -403,7 +403,7 @@ fn dependent_loads_are_marked_where_the_algorithm_chases() {
 
 /// Does the error for an unknown name or an invalid option contain the found and expected values?
 #[test]
-fn mistakes_are_named() {
+fn errors_contain_found_and_expected_values() {
     let build_error =
         |name: &str, options: Options| build_threads(name, 1, &options).map(|_| ()).expect_err("it is wrong");
     let unknown = build_error("sopplex", Options::default());

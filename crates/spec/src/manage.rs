@@ -361,7 +361,7 @@ impl RuleConfig {
                 return rule_error(
                     "command",
                     format!("'{command}'"),
-                    "1 to 15 bytes, as the kernel keeps names; or a '*'",
+                    "1 to 15 bytes, because the kernel truncates names; or a '*'",
                 );
             }
         }

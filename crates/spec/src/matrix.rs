@@ -132,7 +132,7 @@ mod tests {
 
     /// Is a value that is not a number rejected with line and field, and an empty text as such?
     #[test]
-    fn what_is_no_number_is_refused_at_its_place() {
+    fn a_value_that_is_not_a_number_is_rejected_with_its_place() {
         for wrong in ["much", "inf", "NaN", "1e999", "1.5.2"] {
             let error = parse_percent_matrix("m.csv", &TEXT.replace("1.5%", wrong)).unwrap_err().to_string();
             assert_eq!(error, format!("m.csv:6:2: found '{wrong}', expected percent, such as 24.75% or -1.2"));

@@ -9,7 +9,7 @@ fn cache_at_level(machine: &MachineSpec, level: CacheLevel) -> &CacheSpec {
 
 /// Does every built-in machine parse, pass its check, and have its own name and sources?
 #[test]
-fn every_built_in_machine_reads_and_checks() {
+fn every_built_in_machine_parses_and_passes_its_check() {
     assert!(machine_names().is_sorted(), "listed in order");
     for name in machine_names() {
         let machine = load_machine(name).unwrap_or_else(|error| panic!("{error}"));
@@ -23,7 +23,7 @@ fn every_built_in_machine_reads_and_checks() {
 
 /// Does every source state its reliability, and does the memory bandwidth in a vendor's source agree with the field?
 #[test]
-fn sources_say_what_they_are_worth() {
+fn every_source_states_its_reliability() {
     let docs = include_str!("../../../docs/machines.md");
     let mut bandwidths = 0;
     for name in machine_names() {

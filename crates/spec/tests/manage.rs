@@ -49,7 +49,7 @@ fn a_configuration_is_read() {
 
 /// Is a limit the same as a fraction and as a percentage, and may only the latter reach 100 %?
 #[test]
-fn limits_have_a_unit_or_are_shares() {
+fn a_limit_is_the_same_as_a_fraction_and_as_a_percentage() {
     let limit = |written: &str| {
         let text = format!("[[rules]]\nmax_slowdown = {written}");
         parse_manage_config("c.toml", &text, &user_id_of).unwrap().rules[0].max_slowdown

@@ -64,7 +64,7 @@ fn assert_near(subject: &str, found: f64, published: f64, within: f64) {
 
 /// Is the latency of memory as CPU-Z and lmbench measured it on the real machines?
 #[test]
-fn memory_is_as_far_as_measured() {
+fn memory_latency_is_as_measured() {
     for (name, ns) in [("xeon-x5365-4", 120.0), ("opteron-2350", 90.0), ("p4-xeon-ht", 150.0)] {
         let (_, loads) = measure_rates(&load_machine(name).unwrap(), &[0], chase);
         assert_near(&format!("{name}: ns to memory"), 1e9 / loads, ns, 0.05);
@@ -82,7 +82,7 @@ fn a_quarter_of_niagara_copies_as_measured() {
 
 /// Do both kinds of prefetchers speed up a stream?
 #[test]
-fn prefetchers_gain_on_a_stream() {
+fn prefetchers_speed_up_a_stream() {
     for name in ["xeon-x5365-4", "xeon-x5365-4-page"] {
         let machine = load_machine(name).unwrap();
         let mut bare = machine.clone();

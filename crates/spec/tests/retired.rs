@@ -31,7 +31,7 @@ fn refusal_of(scope: SpellingScope, spelling: &str) -> Option<SpecError> {
 /// Does each retired spelling of a scenario or machine give an error with its place and its successor, and is the
 /// successor valid there?
 #[test]
-fn retired_spellings_are_refused_with_their_successor() {
+fn retired_spellings_give_an_error_with_their_successor() {
     let rows = RETIRED_SPELLINGS.iter().filter(|row| refusal_of(row.scope, row.old).is_some());
     let mut count = 0;
     for row in rows {
@@ -48,7 +48,7 @@ fn retired_spellings_are_refused_with_their_successor() {
 
 /// Is a retired spelling also rejected if an override or a field of a sweep sets it?
 #[test]
-fn retired_spellings_are_refused_in_overrides() {
+fn retired_spellings_are_rejected_in_overrides() {
     let error = cachemate_spec::load_machine("xeon-8592?counters.at_once=4").unwrap_err().to_string();
     assert_eq!(error, "xeon-8592:71:1: 'counters.at_once' is now 'counters.count'");
 }

@@ -27,7 +27,7 @@ fn the_documented_example_reads() {
 
 /// Is every impossible scenario rejected with its place?
 #[test]
-fn impossible_scenarios_are_refused_at_their_place() {
+fn impossible_scenarios_are_rejected_with_their_place() {
     let refused = |old: &str, new: &str| {
         let text = example_scenario();
         assert!(text.contains(old), "{old}");
@@ -106,7 +106,7 @@ fn the_documented_interval_scenario_reads() {
 /// Are fields that the interval machine does not accept rejected at their place, and fields that only it accepts
 /// rejected elsewhere?
 #[test]
-fn impossible_interval_scenarios_are_refused_at_their_place() {
+fn impossible_interval_scenarios_are_rejected_at_their_place() {
     let refused = |old: &str, new: &str| {
         let text = nominal_scenario();
         assert!(text.contains(old), "{old}");

@@ -236,7 +236,7 @@ mod tests {
 
     /// Do errors about line sizes and rates name the value found and the values expected?
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn errors_about_sizes_and_rates_name_found_and_expected() {
         assert_eq!((check_line_bytes(64), check_rate(0.01)), (Ok(()), Ok(())));
         assert!(check_line_bytes(48).unwrap_err().contains("found 48, expected a power of two"));
         for rate in [0.0, 1.5, f64::NAN] {

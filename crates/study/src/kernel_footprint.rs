@@ -147,7 +147,7 @@ mod tests {
 
     /// Is a large process with a small reused part distinguished from one that the cache cannot hold?
     #[test]
-    fn a_large_process_that_uses_little_again_is_misjudged() {
+    fn a_large_process_with_a_small_reused_part_is_distinguished() {
         let judged =
             |touched, knee, cache| KernelFootprint::from_profile(&process_fixture(touched, knee, 0.0), cache).unwrap();
         let large = judged(512 * MIB, 4 * MIB, 32 * MIB);
@@ -180,7 +180,7 @@ mod tests {
 
     /// Is there no verdict if the curve's error spans the cache, and no reused memory for a stream?
     #[test]
-    fn an_error_that_spans_the_cache_is_said() {
+    fn a_curve_error_that_spans_the_cache_gives_no_verdict() {
         let unsure = KernelFootprint::from_profile(&process_fixture(512 * MIB, 32 * MIB, 0.9), 32 * MIB).unwrap();
         assert_eq!((unsure.fits, unsure.is_misjudged(), unsure.tolerance), (None, false, None), "{unsure:?}");
         let stream = KernelFootprint::from_profile(&process_fixture(512 * MIB, u64::MAX, 0.0), 32 * MIB).unwrap();

@@ -34,7 +34,7 @@ pub struct ClaimGuard<'a> {
 
 impl Drop for ClaimGuard<'_> {
     fn drop(&mut self) {
-        self.store.heart.release(&claim_path(self.id));
+        self.store.heartbeat.release(&claim_path(self.id));
         // The claim must not be removed if another process took it over while this process was frozen.
         if self.store.claim_owner(self.id).is_some_and(|owner| owner == self.store.owner) {
             let _ = self.store.remove_claim(self.id);
@@ -77,7 +77,7 @@ impl Store {
         let _ = partial_dir.remove(&partial_name);
         match link_result {
             Ok(()) => {
-                self.heart.hold(&claim_path(id));
+                self.heartbeat.hold(&claim_path(id));
                 Ok(ClaimOutcome::Acquired(ClaimGuard { store: self, id }))
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

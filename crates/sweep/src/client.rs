@@ -136,7 +136,7 @@ mod tests {
 
     /// Are a client that fails and a client that is not installed distinguished?
     #[test]
-    fn clients_that_fail_and_clients_that_are_not_there() {
+    fn failing_and_uninstalled_clients_are_distinguished() {
         let failed = call_checked(Command::new("sh").args(["-c", "echo why >&2; exit 1"]), Duration::from_secs(60));
         assert_eq!(failed.unwrap_err().to_string(), "sh: why");
         let missing = call_checked(&mut Command::new("cachemate-no-such-client"), Duration::from_secs(60));

@@ -65,7 +65,7 @@ pub trait TaskEngine {
         Duration::from_secs(1)
     }
 
-    /// Waits for at most `at_most`; returns true as soon as there is news.
+    /// Waits for at most `timeout`; returns true as soon as the status has changed.
     fn wait(&mut self, timeout: Duration) -> bool {
         std::thread::sleep(timeout);
         false

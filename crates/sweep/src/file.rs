@@ -116,7 +116,6 @@ pub struct SweepDefinition {
 pub(crate) const INPUT_BYTES_LIMIT: u64 = 16 << 20;
 /// Maximum number of points; more are probably a typing error.
 pub const MAX_POINTS: usize = 10_000_000;
-/// Parameters of a curve.
 const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
 
 /// Reads and checks a sweep file. `bundled` lists the recordings for which `all` stands.

@@ -41,7 +41,7 @@ impl ClaimOwner {
         ClaimOwner { host, place, pid, started_ticks: started_ticks(pid) }
     }
 
-    /// Is the owner alive? `None` if this process (`me`) cannot determine that.
+    /// Is the owner alive? `None` if `observer` cannot determine that.
     pub(crate) fn is_alive(&self, observer: &ClaimOwner) -> Option<bool> {
         let is_comparable = self.place == observer.place && !observer.place.trim().is_empty();
         is_comparable.then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))

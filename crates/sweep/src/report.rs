@@ -271,7 +271,7 @@ impl SweepReport {
     fn lead_text(&self) -> String {
         let damaged_text = match self.damaged.len() {
             0 => String::new(),
-            many => format!("; {many} results are damaged: 'sweep run' makes them again"),
+            many => format!("; {many} results are damaged; 'sweep run' repeats them"),
         };
         format!("{}: {} of {} results{damaged_text}", escape_controls(&self.name), self.finished, self.total)
     }

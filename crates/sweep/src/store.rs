@@ -37,7 +37,7 @@ pub struct Store {
     dir: PathBuf,
     root: Arc<TrustedDir>,
     pub(crate) owner: ClaimOwner,
-    pub(crate) heart: Heartbeat,
+    pub(crate) heartbeat: Heartbeat,
     pub(crate) stale_after: Duration,
 }
 
@@ -134,9 +134,9 @@ impl Store {
             _ => SweepError::file(dir, error),
         };
         let root = Arc::new(TrustedDir::open(dir, access).map_err(open_error)?);
-        let heart = Heartbeat::new(Arc::clone(&root));
+        let heartbeat = Heartbeat::new(Arc::clone(&root));
         let dir = dir.canonicalize().map_err(open_error)?;
-        Ok(Store { dir, root, owner: ClaimOwner::this_process(), heart, stale_after: STALE_AFTER })
+        Ok(Store { dir, root, owner: ClaimOwner::this_process(), heartbeat, stale_after: STALE_AFTER })
     }
 
     /// The open directory of the sweep.

@@ -105,7 +105,7 @@ impl TaskEngine for CarelessEngine {
 
 /// Does an engine that loses, refuses and repeats tasks end with the same bytes as one that does not?
 #[test]
-fn engines_cost_time_and_nothing_else() {
+fn an_engine_that_loses_tasks_ends_with_the_same_bytes() {
     let (first_dir, second_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let work = Arc::new(Numbers::default());
     let (sound, manifest, inputs) = new_store(first_dir.path(), 60);
@@ -157,7 +157,7 @@ impl TaskEngine for ForgetfulEngine {
 
 /// Are tasks that an engine held for longer than the idle timeout and then lost submitted again?
 #[test]
-fn the_idle_timeout_runs_only_while_the_engine_has_nothing_in_hand() {
+fn tasks_held_beyond_the_idle_timeout_and_lost_are_resubmitted() {
     let dir = tempfile::tempdir().unwrap();
     let (store, manifest, inputs) = new_store(dir.path(), 3);
     let careless = CarelessEngine { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
@@ -170,7 +170,7 @@ fn the_idle_timeout_runs_only_while_the_engine_has_nothing_in_hand() {
 
 /// Are failures and panics recorded and retried as configured, without any cost to other tasks?
 #[test]
-fn failing_tasks_are_said_and_the_others_go_on() {
+fn failing_tasks_are_recorded_and_do_not_affect_the_others() {
     let dir = tempfile::tempdir().unwrap();
     let (store, manifest, inputs) = new_store(dir.path(), 10);
     let work = Arc::new(Numbers { fails: Some("run-3"), panics: Some("run-7"), ..Numbers::default() });
@@ -199,7 +199,7 @@ fn failing_tasks_are_said_and_the_others_go_on() {
 
 /// Is a result damaged at any byte detected, quarantined, reported and computed again?
 #[test]
-fn damage_at_any_byte_is_found() {
+fn damage_at_any_byte_is_detected_and_computed_again() {
     let dir = tempfile::tempdir().unwrap();
     let (store, manifest, inputs) = new_store(dir.path(), 3);
     let work = Arc::new(Numbers::default());
@@ -235,7 +235,7 @@ fn claim_of(dir: &Path, id: SweepTaskId, host: &str, place: &str, pid: u32, age:
 /// Does a claim of another host count while it is touched, is it taken over otherwise, and is its owner's death
 /// counted?
 #[test]
-fn claims_of_the_dead_are_taken_over() {
+fn an_untouched_claim_of_another_host_is_taken_over() {
     let dir = tempfile::tempdir().unwrap();
     let (store, manifest, inputs) = new_store(dir.path(), 1);
     let task = &manifest.tasks[0];
@@ -308,7 +308,7 @@ impl JobRunner for InterruptedRunner {
 
 /// Are two results of one task compared bit by bit, and is a disagreement kept and reported?
 #[test]
-fn duplicates_are_compared() {
+fn two_results_of_one_task_are_compared_bit_by_bit() {
     let (first_dir, second_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let work = Arc::new(Numbers { wavers: Some("run-1"), ..Numbers::default() });
     let (first, manifest, inputs) = new_store(first_dir.path(), 3);
@@ -329,7 +329,7 @@ fn duplicates_are_compared() {
 
 /// Are manifests read back as they were written, and damaged ones rejected with the line?
 #[test]
-fn manifests_read_back_and_damage_is_named() {
+fn manifests_read_back_and_damaged_ones_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let (store, manifest, _) = new_store(dir.path(), 5);
     assert_eq!(store.manifest().unwrap(), manifest);
@@ -352,7 +352,7 @@ fn manifests_read_back_and_damage_is_named() {
 
 /// Does a report contain every point, and list missing results?
 #[test]
-fn reports_say_what_is_missing() {
+fn a_report_lists_missing_results() {
     let dir = tempfile::tempdir().unwrap();
     let (store, manifest, inputs) = new_store(dir.path(), 4);
     let work = Arc::new(Numbers { fails: Some("run-2"), ..Numbers::default() });
@@ -366,7 +366,7 @@ fn reports_say_what_is_missing() {
 
 /// Do names that hold markup, an escape sequence or a mark that turns the direction of writing act on no page?
 #[test]
-fn hostile_names_act_on_no_page() {
+fn hostile_names_have_no_effect_on_a_page() {
     let dir = tempfile::tempdir().unwrap();
     let (store, manifest, inputs) = new_store(dir.path(), 2);
     drive_to_end(&store, &manifest, &mut local_engine(&store, &inputs, &Arc::new(Numbers::default()), 0), 0);
@@ -386,7 +386,7 @@ type Trap = fn(&Path, SweepTaskId, &Path);
 /// If links, FIFOs and endless devices replace a sweep's files: does a status that reads them end, change nothing, and
 /// leave the target of each link unchanged?
 #[test]
-fn a_status_ends_and_changes_nothing_whatever_lies_in_the_directory() {
+fn a_status_of_replaced_files_ends_and_changes_nothing() {
     let make_fifo = |path: &Path| {
         let _ = std::fs::remove_file(path);
         rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
@@ -447,7 +447,7 @@ fn no_failure_is_appended_through_a_link() {
 
 /// Is a directory that another user created or may write rejected before anything in it is read, run or written?
 #[test]
-fn a_directory_that_another_user_can_change_is_refused() {
+fn a_directory_that_another_user_can_change_is_rejected() {
     use std::os::unix::fs::{PermissionsExt, chown};
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sweep");
@@ -467,7 +467,7 @@ fn a_directory_that_another_user_can_change_is_refused() {
 
 /// If a manifest names inputs elsewhere: is no file outside of `inputs` read?
 #[test]
-fn inputs_are_plain_names_below_their_directory() {
+fn no_file_outside_of_inputs_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let (store, manifest, _) = new_store(dir.path(), 1);
     for outside in ["../../x", "/etc/passwd", "inputs/../manifest.jsonl", "manifest.jsonl", "inputs/", "inputs/.hidden"]

@@ -73,7 +73,7 @@ mod tests {
     /// Does a name find its recording, with precedence for the first directory, and does an unknown name list the known
     /// ones?
     #[test]
-    fn names_find_their_recording_and_unknown_ones_list_what_there_is() {
+    fn a_name_finds_its_recording_and_an_unknown_one_lists_all() {
         let dir = tempfile::tempdir().unwrap();
         let empty = dir.path().join("nothing");
         for name in ["gzip.cmt", "sqlite3.cmt", "README.md"] {
@@ -92,7 +92,7 @@ mod tests {
 
     /// Are the bundled recordings as their page states: each complete, described, with its counts, and small enough?
     #[test]
-    fn the_bundled_recordings_are_whole_described_and_small() {
+    fn the_bundled_recordings_are_complete_described_and_small() {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
         let page = std::fs::read_to_string(dir.join("README.md")).unwrap();
         let programs = find_recordings_in(&[dir]);

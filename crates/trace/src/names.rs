@@ -21,7 +21,7 @@ mod tests {
 
     /// Does a misspelled name give the nearest one, and nonsense only the list of known ones?
     #[test]
-    fn a_misspelt_name_gets_the_nearest_and_nonsense_gets_the_list() {
+    fn a_misspelled_name_gives_the_nearest_and_nonsense_the_list() {
         let sample_names = || ["gzip", "bzip2", "sqlite3"].map(String::from);
         let near = unknown_name_error("program", "gzpi", sample_names()).to_string();
         assert_eq!(near, "no program is named 'gzpi' (did you mean 'gzip'?); there are: gzip, bzip2, sqlite3");

@@ -403,7 +403,7 @@ mod tests {
 
     /// Is a malformed file rejected with its place, and an invalid value with its field?
     #[test]
-    fn wrong_profiles_are_refused_with_line_or_field() {
+    fn malformed_profiles_are_rejected_with_line_or_field() {
         let parse_error = |text: &str| ProfileFile::parse(text.as_bytes(), "p.json").unwrap_err().to_string();
         assert!(
             parse_error("{\n\"format\": 9}").starts_with("p.json: the file: found profile format 9, expected format 2")
@@ -420,7 +420,7 @@ mod tests {
 
     /// Are impossible values rejected with their place: negative, huge, not finite, outside of their interval?
     #[test]
-    fn values_that_cannot_be_are_refused_with_their_place() {
+    fn impossible_values_are_rejected_with_their_place() {
         let estimate_near = |value: f64| Estimate { value, low: value - 1.0, high: value + 1.0 };
         let crossed = Estimate { value: 0.5, low: 0.6, high: 0.4 };
         let cases: [(&str, fn(&mut ProfileFile, Estimate), Estimate); 8] = [

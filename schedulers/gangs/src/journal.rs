@@ -70,7 +70,7 @@ mod tests {
 
     /// Are entries read back, with the oldest state of each thread, without an incomplete last line?
     #[test]
-    fn entries_come_back() {
+    fn entries_are_read_back_with_each_threads_oldest_state() {
         let first = Entry { thread: 7, start_ticks: 100, policy: 3 };
         let again = Entry { policy: POLICY_EXT, ..first };
         let later = Entry { start_ticks: 900, policy: 0, ..first };
@@ -81,13 +81,13 @@ mod tests {
 
     /// Is a malformed line named in the error?
     #[test]
-    fn a_foreign_line_is_named() {
+    fn a_malformed_line_is_named() {
         assert_eq!(parse("1 2 0\nx y\n").unwrap_err(), "line 2: found 'x y', expected 'thread start policy'");
     }
 
     /// Are fields read correctly after a name with spaces and parentheses?
     #[test]
-    fn stat_is_read_behind_the_name() {
+    fn stat_fields_are_read_after_any_name() {
         let mut fields = vec!["0"; 50];
         (fields[0], fields[1], fields[19], fields[38]) = ("S", "17", "4711", "7");
         assert_eq!(stat_fields(&format!("12 (a) b) c) {}", fields.join(" "))), Some((7, 4711, 17)));
@@ -98,7 +98,7 @@ mod tests {
     /// If the kernel refuses to restore a thread's policy: does its entry, or that of the thread from which it
     /// inherited, stay for the next attempt, while those of restored threads are removed?
     #[test]
-    fn what_could_not_be_restored_stays_in_the_journal() {
+    fn entries_that_could_not_be_restored_stay_in_the_journal() {
         let [restored, refused, adopted] = [1, 2, 3].map(|thread| Entry { thread, start_ticks: 100, policy: 0 });
         let inherited = Entry { thread: 4, start_ticks: 200, policy: 3 };
         let entries =

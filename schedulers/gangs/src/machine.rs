@@ -4,7 +4,7 @@ use gangs::maps::{MAX_CACHES, MAX_CPUS};
 use std::fs;
 use std::path::Path;
 
-/// The last-level cache of each CPU, numbered from 0. Offline CPUs belong to cache 0.
+/// The last-level caches of this host, numbered from 0.
 pub struct HostCaches {
     pub cache_of_cpu: Vec<u32>,
     /// CPUs of each cache, in the kernel's list form: "0-3".
@@ -19,7 +19,7 @@ impl HostCaches {
         if cpus > MAX_CPUS {
             return Err(format!("found {cpus} CPUs, expected at most {MAX_CPUS}"));
         }
-        let mut machine = HostCaches { cache_of_cpu: Vec::new(), cpus_of_cache: Vec::new() };
+        let mut host_caches = HostCaches { cache_of_cpu: Vec::new(), cpus_of_cache: Vec::new() };
         for cpu in 0..cpus {
             let cpu_list = last_level(cpu);
             let list = match cpu_list {
@@ -28,24 +28,24 @@ impl HostCaches {
                     return Err(format!("/sys/devices/system/cpu/cpu{cpu}/cache: the kernel reports no unified cache"));
                 }
                 None => {
-                    machine.cache_of_cpu.push(0);
+                    host_caches.cache_of_cpu.push(0);
                     continue;
                 }
             };
-            let known_cache = machine.cpus_of_cache.iter().position(|shared_list| *shared_list == list);
+            let known_cache = host_caches.cpus_of_cache.iter().position(|shared_list| *shared_list == list);
             let cache = known_cache.unwrap_or_else(|| {
-                machine.cpus_of_cache.push(list);
-                machine.cpus_of_cache.len() - 1
+                host_caches.cpus_of_cache.push(list);
+                host_caches.cpus_of_cache.len() - 1
             });
-            machine.cache_of_cpu.push(cache as u32);
+            host_caches.cache_of_cpu.push(cache as u32);
         }
-        if machine.cpus_of_cache.len() > MAX_CACHES {
+        if host_caches.cpus_of_cache.len() > MAX_CACHES {
             return Err(format!(
                 "found {} last-level caches, expected at most {MAX_CACHES}",
-                machine.cpus_of_cache.len()
+                host_caches.cpus_of_cache.len()
             ));
         }
-        Ok(machine)
+        Ok(host_caches)
     }
 }
 

@@ -176,7 +176,7 @@ mod tests {
 
     /// Does the C side have the same limits?
     #[test]
-    fn limits_are_those_of_the_bpf_side() {
+    fn the_c_side_has_the_same_limits() {
         let header = include_str!("../bpf/state.h");
         for (name, value) in [("MAX_CPUS", MAX_CPUS), ("MAX_CACHES", MAX_CACHES), ("MAX_GANGS", MAX_GANGS)] {
             let line = header.lines().find(|line| line.starts_with(&format!("#define {name} "))).unwrap();
@@ -191,7 +191,7 @@ mod tests {
 
     /// Is a rotation read back as written, and another size rejected?
     #[test]
-    fn a_rotation_comes_back() {
+    fn a_rotation_is_read_back_as_written() {
         let turn = |gang| MapTurn { length_ns: 20_000_000 + u64::from(gang), gang, may_fill: 1 << (gang + 1) };
         let turns: Vec<MapTurn> = (0..MAX_GANGS as u32).map(turn).collect();
         for some in [&turns[..], &turns[..2], &[]] {
@@ -203,7 +203,7 @@ mod tests {
 
     /// Is an interval that is still open added to the stolen time, and only if there is one?
     #[test]
-    fn an_open_interval_counts() {
+    fn an_open_interval_counts_as_stolen_time() {
         let mut cpu = cpu_to_bytes(3);
         cpu[24..32].copy_from_slice(&500u64.to_ne_bytes());
         assert_eq!(stolen_time_ns(&cpu, 10_000), Some(500));

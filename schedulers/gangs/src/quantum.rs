@@ -100,7 +100,7 @@ mod tests {
 
     /// Does the formula agree with the measurements on the modeled machine?
     #[test]
-    fn the_law_fits_the_measured_points() {
+    fn the_formula_agrees_with_the_measurements() {
         let measured = [(3.0, 20.0, 35.3), (3.0, 50.0, 29.5), (3.0, 100.0, 28.0), (3.0, 5.0, 127.5), (1.0, 5.0, 40.0)];
         let more_measured = [(1.0, 10.0, 32.0), (1.0, 20.0, 29.0), (1.0, 1.0, 129.0)];
         for (mib, turn_ms, found_ns) in measured.into_iter().chain(more_measured) {
@@ -128,7 +128,7 @@ mod tests {
 
     /// Is a turn typical if possible, and never shorter than break-even?
     #[test]
-    fn turns_are_typical_and_always_pay() {
+    fn turns_are_typical_and_never_shorter_than_break_even() {
         let turn = turn_ns(&chase(3.0 * MIB), &requirements_for(127.0, 1000.0)).unwrap();
         assert!((20e6..=100e6).contains(&turn), "{turn}");
         assert_eq!(turn_ns(&chase(MIB / 16.0), &requirements_for(127.0, 1000.0)), Ok(20e6));
@@ -139,7 +139,7 @@ mod tests {
 
     /// Are gangs rejected if a turn that pays off makes tasks wait longer than allowed?
     #[test]
-    fn a_turn_that_pays_too_late_is_refused() {
+    fn gangs_are_rejected_if_turns_pay_off_too_late() {
         let refused = turn_ns(&chase(3.0 * MIB), &requirements_for(127.0, 120.0));
         let Err(QuantumRefusal::WaitTooLong { pays_ns, allowed_ns }) = refused else { panic!("{refused:?}") };
         assert!(allowed_ns < pays_ns && pays_ns < 10e6, "{allowed_ns} {pays_ns}");
@@ -148,7 +148,7 @@ mod tests {
 
     /// Are unmeasured figures and loads with nothing to gain distinguished?
     #[test]
-    fn absent_figures_and_absent_gain_are_refused() {
+    fn unmeasured_figures_and_no_gain_are_distinguished() {
         let broken = GangFootprint { miss_ns: f64::NAN, ..chase(MIB) };
         assert_eq!(turn_ns(&broken, &requirements_for(127.0, 1000.0)), Err(QuantumRefusal::NotMeasured));
         let flat = GangFootprint { miss_ns: 26.5, ..chase(MIB) };

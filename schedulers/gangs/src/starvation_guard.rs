@@ -71,7 +71,7 @@ mod tests {
 
     /// Does the guard detect a stolen CPU, and no other?
     #[test]
-    fn a_taken_cpu_is_seen_in_the_second_window() {
+    fn a_stolen_cpu_is_detected_in_the_second_window() {
         let mut guard = StarvationGuard::default();
         assert_eq!(guard.observe(&[500, 0], 100), None);
         assert_eq!(guard.observe(&[530, 10], 100), None);
@@ -81,7 +81,7 @@ mod tests {
 
     /// Does a window restart when threads were adopted, but not forever?
     #[test]
-    fn a_window_begins_anew_five_times_in_a_row() {
+    fn a_window_restarts_at_most_five_times_in_a_row() {
         let mut guard = StarvationGuard::default();
         assert_eq!(guard.observe(&[0], 100), None);
         assert!(guard.restart_window(&[90]));
@@ -92,7 +92,7 @@ mod tests {
 
     /// Do attempts become rare, and does a long time without problems reset the delay?
     #[test]
-    fn attempts_back_off_and_are_forgiven() {
+    fn attempts_become_rare_and_quiet_time_resets_the_delay() {
         let mut back_off = BackOff::default();
         let waits: Vec<u64> = (0..9).map(|_| back_off.next_delay_s(0)).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64, 64]);

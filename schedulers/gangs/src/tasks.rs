@@ -40,7 +40,7 @@ impl PolicyJournal {
     pub fn adopt_process(&mut self, process: u32) -> Vec<String> {
         let threads = list_threads(process);
         if threads.is_empty() {
-            return vec![format!("process {process}: gone")];
+            return vec![format!("process {process}: it has exited")];
         }
         threads.into_iter().filter_map(|thread| self.adopt_thread(thread).err()).collect()
     }
@@ -68,7 +68,7 @@ impl PolicyJournal {
     /// # Errors
     /// The thread has exited, it is a real-time task, or the kernel refuses the change.
     pub fn adopt_thread(&mut self, thread: u32) -> Result<(), String> {
-        let Some((policy, start_ticks, _)) = read_stat(thread) else { return Err(format!("thread {thread}: gone")) };
+        let Some((policy, start_ticks, _)) = read_stat(thread) else { return Err(format!("thread {thread}: it has exited")) };
         if policy == POLICY_EXT {
             return Ok(());
         }

@@ -23,7 +23,7 @@ fn check_plan(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
 
 /// Does a valid message give its plan?
 #[test]
-fn a_good_message_is_taken_in() {
+fn a_valid_message_gives_its_plan() {
     let plan = check_plan(&good_plan()).unwrap();
     assert_eq!(plan.generation, 5);
     let first = MapTurn { length_ns: 20_000_000, gang: 0, may_fill: 4 };
@@ -37,7 +37,7 @@ fn a_good_message_is_taken_in() {
 
 /// Is each invalid field reported with the value found and the values expected?
 #[test]
-fn bad_fields_are_named() {
+fn invalid_fields_are_reported_with_found_and_expected() {
     let cases = [
         ("/version", json!(2), "plan.version: found 2, expected 1"),
         ("/generation", json!(4), "plan.generation: found 4, expected more than 4"),
@@ -84,7 +84,7 @@ fn bad_fields_are_named() {
 
 /// Is text that is not a request rejected, and never taken for an empty plan?
 #[test]
-fn other_text_is_refused() {
+fn text_that_is_not_a_request_is_rejected() {
     for text in [
         "",
         "{}",

@@ -158,7 +158,7 @@ fn load(seed: u64) -> (Vec<MapTurn>, Vec<ModelTask>, usize) {
 
 /// Does any task wait longer than two rotations and 100 ms, with up to 40 tasks per CPU and any weights?
 #[test]
-fn nobody_waits_longer_than_two_rotations_and_100_ms() {
+fn no_task_waits_longer_than_two_rotations_and_100_ms() {
     for seed in 0..300 {
         let (turns, tasks, cpus) = load(seed);
         let bound_ns = longest_wait_ns(&turns);
@@ -170,7 +170,7 @@ fn nobody_waits_longer_than_two_rotations_and_100_ms() {
 
 /// Does the rescue ensure the bound? Without it, a light task beside heavy ones waits longer.
 #[test]
-fn without_rescue_light_tasks_wait_too_long() {
+fn light_tasks_wait_too_long_without_rescue() {
     let turns: Vec<MapTurn> = (0..2).map(|gang| MapTurn { length_ns: 20 * MS, gang, may_fill: 0 }).collect();
     let model_task = |gang, weight| ModelTask { gang, weight, vtime: 0, waits_since_ns: 0 };
     let tasks: Vec<ModelTask> = (0..12).map(|at| model_task(at % 2, if at == 0 { 1 } else { 10_000 })).collect();

@@ -1,4 +1,4 @@
-//! The supply of the stock: frames from the kernel, classified by the ledger if it knows them, and by timing otherwise.
+//! The supply of the frame pool: frames from the kernel, classified by the ledger if it knows them, and by timing otherwise.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -12,37 +12,37 @@ impl Agent {
     /// one is.
     pub(super) fn fetch_frames(&mut self, requested_frames: u32, max_frames: u32) -> bool {
         let (mask, mut remaining) = (self.counters.mask, max_frames as usize);
-        while remaining > 0 && self.stock.allowed_count(mask) < requested_frames {
-            let free_capacity = self.counters.max_hold.saturating_sub(u64::from(self.stock.held_count()));
+        while remaining > 0 && self.frame_pool.allowed_count(mask) < requested_frames {
+            let free_capacity = self.counters.max_hold.saturating_sub(u64::from(self.frame_pool.held_count()));
             let fetched_count = self.fetch_batch(remaining.min(BATCH_PAGES).min(free_capacity as usize));
             if fetched_count == 0 {
                 break;
             }
             remaining -= fetched_count;
         }
-        self.counters.held_frames = u64::from(self.stock.held_count());
+        self.counters.held_frames = u64::from(self.frame_pool.held_count());
         self.counters.max_held = self.counters.max_held.max(self.counters.held_frames);
-        self.stock.allowed_count(mask) > 0
+        self.frame_pool.allowed_count(mask) > 0
     }
 
     /// Fetches up to `count` frames and classifies them together; returns their number.
     fn fetch_batch(&mut self, count: usize) -> usize {
         let (mut slots, mut unclassified_count) = ([0; BATCH_PAGES], 0);
         while unclassified_count < count
-            && let Some(slot) = self.stock.pop(FreeList::Unclassified)
+            && let Some(slot) = self.frame_pool.pop(FreeList::Unclassified)
         {
             slots[unclassified_count] = slot;
             unclassified_count += 1;
         }
         let mut fetched_count = unclassified_count;
         while fetched_count < count {
-            let Some(slot) = self.stock.pop(FreeList::Empty) else { break };
+            let Some(slot) = self.frame_pool.pop(FreeList::Empty) else { break };
             fetched_count += 1;
             // SAFETY: a page of the region's first half, which is not registered. It is written, because a page that
             // was only read would be the kernel's zero page.
             unsafe { self.slot_address(slot).write_volatile(0) };
             match self.find_proven_color(self.slot_address(slot)) {
-                Some(color) => self.stock.push(FreeList::Color(color), slot),
+                Some(color) => self.frame_pool.push(FreeList::Color(color), slot),
                 None => {
                     slots[unclassified_count] = slot;
                     unclassified_count += 1;
@@ -52,7 +52,7 @@ impl Agent {
         let mut colors = [None; BATCH_PAGES];
         self.classify_by_timing(&slots[..unclassified_count], &mut colors[..unclassified_count]);
         for (slot, color) in slots[..unclassified_count].iter().zip(colors) {
-            self.stock.push(color.map_or(FreeList::Unknown, FreeList::Color), *slot);
+            self.frame_pool.push(color.map_or(FreeList::Unknown, FreeList::Color), *slot);
         }
         fetched_count
     }

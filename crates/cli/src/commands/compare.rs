@@ -82,7 +82,7 @@ impl CompareArgs {
             jobs,
             length_ns: (self.hours * 3.6e12) as u64,
             seed: self.seed,
-            is_explicit: self.explicit,
+            has_explicit_turns: self.explicit,
             has_guard: !self.no_guard,
         };
         let stop = session.interrupt_flag();

@@ -106,7 +106,7 @@ mod tests {
 
     /// Does the manual page of the configuration contain every key of the table, without Markdown marks?
     #[test]
-    fn the_configuration_has_a_manual_page() {
+    fn the_manual_page_contains_every_configuration_key() {
         let page = config_page();
         for key in ["mode", "metrics_textfile", "max_slowdown", "min_rate", "[[cpusets]]", "kernel_cache_tolerance"] {
             assert!(page.contains(key), "{key} in\n{page}");

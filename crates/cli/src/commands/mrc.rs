@@ -23,7 +23,8 @@ use crate::traces::{TraceArgs, TraceInput};
 /// Print the miss-rate curve of a trace: the misses of a cache of each size
 ///
 /// The caches are fully associative LRU caches. The curve is exact, unless --sample-rate is given or the trace was recorded
-/// in bursts; sizes below a recorder's first-level filter have no points. Misses per thousand instructions (MPKI) are printed if the trace has instruction counts.
+/// in bursts; sizes below a recorder's first-level filter have no points. Misses per thousand instructions (MPKI) are
+/// printed if the trace has instruction counts.
 #[derive(Args)]
 pub struct Mrc {
     /// The trace; - is standard input

@@ -242,7 +242,7 @@ impl PlanArgs {
             jobs,
             length_ns: DECIDES_WITHIN_NS,
             seed: self.seed,
-            is_explicit: false,
+            has_explicit_turns: false,
             has_guard: false,
         };
         let stop = session.interrupt_flag();

@@ -15,7 +15,8 @@ use crate::session::Session;
 /// Record the data accesses of a program as it runs (needs the valgrind package)
 ///
 /// Standard output and the exit code are those of the program: the summary, also with --json, goes to standard error, and
-/// --quiet omits it. A program that signal N ends gives 128 + N. Ctrl-C ends the program and keeps the recorded part.
+/// --quiet omits it. If signal N ends the program, the exit code is 128 + N. Ctrl-C ends the program and keeps the
+/// recorded part.
 #[derive(Args)]
 pub struct Record {
     #[command(flatten)]
@@ -52,7 +53,7 @@ pub struct RecordArgs {
     /// Share of the run to record in bursts, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=99))]
     burst_share: u8,
-    /// Write no more when the file has this size; the program runs to its end
+    /// Stop writing once the file has this size; the program runs to its end
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     max_size: ByteSize,
     /// Kill the program when the maximum of accesses, time or size is reached

@@ -417,7 +417,7 @@ mod tests {
 
     /// Is the ratio one of speeds, whether programs report work or not, and missing without a comparison?
     #[test]
-    fn ratios_are_of_speeds() {
+    fn ratios_compare_speeds_and_are_missing_without_a_comparison() {
         let by_time =
             compare_program("x".into(), vec![successful_exit(1.0, None)], vec![successful_exit(2.0, None)], 1.0);
         assert_eq!((by_time.speed_ratio, by_time.compared_by), (Some(2.0), "seconds"));

@@ -197,7 +197,7 @@ mod tests {
 
     /// Are shards parsed, and impossible ones rejected?
     #[test]
-    fn shards_are_parts_of_a_whole() {
+    fn shards_are_parsed_and_impossible_ones_rejected() {
         assert_eq!("2/4".parse(), Ok(Shard { part: 2, count: 4 }));
         for bad in ["0/4", "5/4", "1/0", "1", "a/b", "-1/2", "1/2/3"] {
             assert!(bad.parse::<Shard>().is_err(), "{bad}");

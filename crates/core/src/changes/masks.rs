@@ -113,7 +113,7 @@ mod tests {
 
     /// Are unavailable ways removed, a gap closed, a narrow mask widened, and each change reported?
     #[test]
-    fn a_mask_becomes_the_nearest_that_can_be_had() {
+    fn a_mask_becomes_the_nearest_available_one() {
         let intel = sample_constraints(11, 2, true, "");
         assert_eq!(fit_mask("3-5", &intel), "3-5");
         let says = "the hardware takes 2 or more of ways 0-10, in one piece";
@@ -131,7 +131,7 @@ mod tests {
     proptest! {
         /// Does every request give a valid mask of free ways only, and does a valid request stay unchanged?
         #[test]
-        fn what_is_given_can_be_had(
+        fn every_request_gives_a_valid_mask_of_free_ways(
             requested_bits: u32, reserved_bits: u32, ways in 1u32..21, at_least in 1u32..5, contiguous: bool,
         ) {
             let set = |word: u32| (0..32).filter(|bit| word >> bit & 1 == 1).collect::<IndexSet>();

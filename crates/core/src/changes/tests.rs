@@ -174,7 +174,7 @@ fn assert_plan_in_force(inputs: &ChangeInputs, state: &MachineState, derived: &C
 proptest! {
     /// From the state that any earlier plan produced: does the list lead to the plan, and is the next list empty?
     #[test]
-    fn applying_the_list_gives_the_plan_and_twice_changes_nothing(wishes in proptest::collection::vec(arbitrary_inputs(), 1..4)) {
+    fn applying_the_list_reaches_the_plan_and_the_next_is_empty(wishes in proptest::collection::vec(arbitrary_inputs(), 1..4)) {
         let mut state = start();
         for inputs in &wishes {
             let derived = derive_for(inputs, &state);
@@ -246,7 +246,7 @@ proptest! {
 
     /// Does a list read back from its JSON?
     #[test]
-    fn a_list_survives_its_json(wish in arbitrary_inputs()) {
+    fn a_list_reads_back_from_its_json(wish in arbitrary_inputs()) {
         let changes = derive_for(&wish, &start()).changes;
         let text = serde_json::to_string(&changes).unwrap();
         prop_assert_eq!(serde_json::from_str::<Vec<Change>>(&text).unwrap(), changes);
@@ -259,7 +259,7 @@ fn set(text: &str) -> IndexSet {
 
 /// Does every kind of change print as one plain line?
 #[test]
-fn changes_are_plain_lines() {
+fn every_change_prints_as_one_plain_line() {
     let name = || "db".to_string();
     let gang = |tasks: [u32; 2], slices| Gang { members: tasks.map(|task| (TaskId(task), None)).to_vec(), slices };
     let schedule =
@@ -309,7 +309,7 @@ fn changes_are_plain_lines() {
 /// In a list with all kinds of changes, do members depend on their class, gangs on their CPUs, and removals on their
 /// members?
 #[test]
-fn dependencies_are_those_of_the_machines() {
+fn members_gangs_and_removals_have_their_dependencies() {
     let mut state = start();
     let mut inputs = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
     let units = Units::Ways { mask: set("0-3") };
@@ -341,7 +341,7 @@ fn dependencies_are_those_of_the_machines() {
 
 /// Are items that a machine does not support refused with the reason, and the rest applied?
 #[test]
-fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
+fn unsupported_items_are_refused_and_the_rest_applied() {
     let mut state = start();
     state.limits = ActuationLimits { no_lazy_moving: true, max_classes: Some(1), ..ActuationLimits::default() };
     state.tasks[2].class_owner = Some("somebody else's".to_string());
@@ -398,7 +398,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
 
 /// Do classes keep the hardware class of most of their members, and reuse free ones before new ones are created?
 #[test]
-fn classes_keep_their_places_then_take_over_then_are_new() {
+fn classes_keep_hardware_classes_then_reuse_then_create_them() {
     let mut state = start();
     for (index, class) in [(0, 4), (1, 4), (2, 1), (3, 4)] {
         state.tasks[index].class = Some(ServiceClassId(class));

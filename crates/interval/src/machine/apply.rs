@@ -333,7 +333,7 @@ mod tests {
     /// Does the number of migrated pages equal that of pages that leave the old colors or overfill them, in both
     /// directions?
     #[test]
-    fn pages_move_from_and_to_more_colors_alike() {
+    fn migrated_pages_equal_those_that_leave_or_overfill_colors() {
         let colors = |range: std::ops::Range<u32>| range.collect::<IndexSet>();
         assert_eq!(migrating_share(&colors(0..16), &colors(0..4)), 0.75);
         assert_eq!(migrating_share(&colors(0..4), &colors(0..16)), 0.75);

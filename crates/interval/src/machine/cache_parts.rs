@@ -79,7 +79,7 @@ mod tests {
 
     /// Does each disjoint part have its own group, and do overlapping parts share one with all their units?
     #[test]
-    fn overlapping_parts_are_of_one_group() {
+    fn overlapping_parts_share_a_group_and_disjoint_ones_do_not() {
         let division = divide_cache(16, &[set("0-3"), set("4-15"), set("0-3")], false);
         assert_eq!(division.part_of_mask, [1, 2, 1]);
         assert_eq!(division.parts[1].0, 0.25);

@@ -156,7 +156,7 @@ mod tests {
 
     /// Do events that take turns report their share of the time, and is the share 1 if there are enough counters?
     #[test]
-    fn turns_are_told_by_their_share() {
+    fn events_that_take_turns_report_their_share_of_the_time() {
         let mut noise = NoiseState::new(1, 1);
         let counts = draw_readings(&true_counts(), 4, 1e9, CounterNoise::default(), &mut noise);
         assert!(counts.0.iter().any(|reading| reading.enabled_share == 0.5));

@@ -93,7 +93,7 @@ impl IntervalMachine {
                     refusals.push(refuse_probe(probe, RefusalReason::NotSupported, "the interval machine has no sets"));
                 }
                 ProbeKind::Neighbor { .. } | ProbeKind::PrimeProbe { .. } => {
-                    let message = "neighbors are told from profiles here: read counters or trace";
+                    let message = "neighbors are modeled from profiles here; use counters or a trace";
                     refusals.push(refuse_probe(probe, RefusalReason::NotSupported, message));
                 }
                 _ => self.probes.push(OngoingProbe {

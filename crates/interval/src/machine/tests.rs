@@ -40,7 +40,7 @@ fn instr_per_cycle(observation: &Observation, index: usize) -> f64 {
 
 /// Do windows of nominal length follow each other, with every task's time and counts?
 #[test]
-fn windows_tell_time_and_counts() {
+fn windows_follow_each_other_with_time_and_counts() {
     let jobs = vec![sample_job("a", uniform_phase(90_000.0, 0.02)), sample_job("b", uniform_phase(1000.0, 0.01))];
     let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), jobs).unwrap();
     machine.set_first_window(WindowLength::Time { ns: 500_000_000 });
@@ -62,7 +62,7 @@ fn windows_tell_time_and_counts() {
 
 /// Does a partition that a plan requests protect from the neighbor, and can it be read back?
 #[test]
-fn a_plan_s_ways_protect_and_are_read_back() {
+fn a_planned_partition_protects_and_is_read_back() {
     let jobs = || {
         vec![
             sample_job("victim", uniform_phase(30_000.0, 0.02)),
@@ -124,7 +124,7 @@ fn a_plan_s_ways_protect_and_are_read_back() {
 
 /// Do moves to other colors cost their time, are they pending meanwhile, and do they complete?
 #[test]
-fn moving_pages_takes_time_and_ends() {
+fn page_moves_cost_time_are_pending_and_complete() {
     let mut machine =
         IntervalMachine::new(&sample_spec(), exact_options(), vec![sample_job("mover", uniform_phase(60_000.0, 0.02))])
             .unwrap();
@@ -151,7 +151,7 @@ fn moving_pages_takes_time_and_ends() {
 
 /// Do arrivals, exits and restarts end their windows, with new ids each time?
 #[test]
-fn arrivals_and_ends_are_told() {
+fn arrivals_exits_and_restarts_end_windows_with_new_ids() {
     let phase = ProgramPhase { instructions: Some(1e9), ..closed_form::build_phase(64.0, LINES, 4, |_| 0.0) };
     let program =
         PhasedProgram { phases: vec![phase], ..PhasedProgram::endless_program("short", uniform_phase(1.0, 0.0)) };
@@ -176,7 +176,7 @@ fn arrivals_and_ends_are_told() {
 
 /// Do events take a CPU offline, start outside traffic that evicts lines, and shrink a cache?
 #[test]
-fn events_change_the_machine() {
+fn events_take_cpus_offline_start_traffic_and_shrink_caches() {
     let events = vec![
         (2_000_000_000, MachineEvent::ExternalTraffic { cache: 0, lines_per_second: 4e7 }),
         (4_000_000_000, MachineEvent::ExternalTraffic { cache: 0, lines_per_second: 0.0 }),
@@ -263,7 +263,7 @@ fn probes_that_hold_cpus_wait_for_each_other() {
 
 /// Does applying a plan again change nothing, and is everything released when the plan is gone?
 #[test]
-fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
+fn a_repeated_plan_changes_nothing_and_a_gone_one_frees_all() {
     let jobs = (0..3).map(|index| sample_job(&format!("p{index}"), uniform_phase(50_000.0, 0.02))).collect();
     let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), jobs).unwrap();
     let observation = machine.observe().unwrap().unwrap();
@@ -306,7 +306,7 @@ fn record_miss_trace(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId
 
 /// Does an LRU analysis of the trace recover the curve that it was drawn from, at the cost of its interrupts?
 #[test]
-fn a_trace_holds_the_program_s_curve() {
+fn lru_analysis_of_a_trace_recovers_the_programs_curve() {
     let mut machine =
         IntervalMachine::new(&sample_spec(), exact_options(), vec![sample_job("a", uniform_phase(40_000.0, 0.02))])
             .unwrap();
@@ -347,7 +347,7 @@ fn a_log_takes_no_longer_than_its_entries() {
 
 /// Does a task whose log is canceled run as fast as before?
 #[test]
-fn a_log_that_is_called_off_costs_nothing_more() {
+fn a_canceled_log_costs_nothing_more() {
     let mut machine =
         IntervalMachine::new(&sample_spec(), exact_options(), vec![sample_job("a", uniform_phase(40_000.0, 0.02))])
             .unwrap();
@@ -370,7 +370,7 @@ fn a_log_that_is_called_off_costs_nothing_more() {
 
 /// Are probes that need sets, and plans for exited tasks, rejected by name?
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn impossible_probes_and_plans_are_rejected_by_name() {
     let mut machine =
         IntervalMachine::new(&sample_spec(), exact_options(), vec![sample_job("a", uniform_phase(40_000.0, 0.02))])
             .unwrap();
@@ -402,7 +402,7 @@ fn the_same_seed_gives_the_same_observations() {
 /// Does a task that moves to another node leave its pages behind, and wait longer for each miss by the node's extra
 /// latency, all counted as the other node's?
 #[test]
-fn who_moves_to_another_node_waits_for_far_memory() {
+fn a_task_on_another_node_waits_longer_for_its_far_pages() {
     let spec = crate::engine::tests::sample_machine(2, 1, 1, 1);
     let stream = closed_form::stream_phase(64.0, LINES, 0.02);
     let mut machine = IntervalMachine::new(&spec, exact_options(), vec![sample_job("stream", stream)]).unwrap();

@@ -262,7 +262,7 @@ impl Actuator {
     /// Restores the properties of these threads and the files of these processes, which are no longer managed.
     ///
     /// # Errors
-    /// The journal could not be written anew; nothing is lost.
+    /// The journal could not be rewritten; nothing is lost.
     pub fn release(
         &mut self,
         kernel: &dyn Kernel,
@@ -396,7 +396,7 @@ impl Actuator {
     /// is not checked.
     ///
     /// # Errors
-    /// The journal could not be written anew; nothing is lost.
+    /// The journal could not be rewritten; nothing is lost.
     pub fn forget_dead_threads(
         &mut self,
         kernel: &dyn Kernel,

@@ -3,7 +3,7 @@
 //! Problem: affinity is per thread and threads are created all the time, whereas a group's cpuset applies to all its
 //! present and future threads. Method: the hierarchy is found in `/proc/mounts` (v1 `cpuset`, else v2 with the
 //! controller enabled below the root); a group is named by its path as `/proc/PID/cgroup` shows it; its `cpuset.cpus`
-//! is a file like any other that is journalled, written and read back by the actuator. Narrowing a group narrows the
+//! is a file like any other that the actuator journals, writes and reads back. Narrowing a group narrows the
 //! affinities of its threads, and kernels before 6.2 widen all of them to the whole group afterwards, so narrower
 //! affinities are journaled, too, and restored after the group. Properties: an empty v2 `cpuset.cpus` means "as the
 //! parent" and is restored as empty, or as the parent's CPUs if the group has processes; the root group is never
@@ -66,7 +66,7 @@ pub fn read_groups(
                     group.cgroup
                 ));
             }
-            let threads_error = |error| format!("group '{}': its threads cannot be looked at: {error}", group.cgroup);
+            let threads_error = |error| format!("group '{}': its threads cannot be read: {error}", group.cgroup);
             cpuset_groups.add_confined(kernel, group, file, originals).map_err(threads_error)
         });
         if let Err(message) = add_result {
@@ -343,7 +343,7 @@ mod tests {
 
     /// Are narrower threads journaled with their group, and is a dropped group still read?
     #[test]
-    fn groups_are_looked_at_with_their_threads() {
+    fn groups_are_journaled_with_their_narrower_threads() {
         let host = crate::fake_tests::FakeHost::default();
         host.set_file("/proc/mounts", V1);
         let base = "/sys/fs/cgroup/cpuset";
@@ -403,7 +403,7 @@ mod tests {
 
     /// Is a partition refused by its name and kind, valid or not, and a member confined?
     #[test]
-    fn a_partition_is_left_to_its_owner() {
+    fn a_partition_is_refused_by_name_and_kind() {
         let (base, group) = ("/sys/fs/cgroup", CpusetGroup { cgroup: "/part".into(), cpus: "0-1".parse().unwrap() });
         for (kind, is_confined) in
             [("member\n", true), ("root\n", false), ("isolated\n", false), ("root invalid (Cpu list in use)\n", false)]
@@ -428,7 +428,7 @@ mod tests {
 
     /// Is a group confined and restored, and the root never changed?
     #[test]
-    fn a_group_is_confined_and_put_back() {
+    fn a_group_is_confined_and_restored_and_the_root_unchanged() {
         let original = "0-7";
         let (dir, host) = host_with_files(V1, &[("sys/fs/cgroup/cpuset/db/cpuset.cpus", original)]);
         let path = dir.path().join("sys/fs/cgroup/cpuset/db/cpuset.cpus");

@@ -156,8 +156,8 @@ impl KernelGangScheduler {
         }
     }
 
-    /// Checks whether the scheduler still runs and keeps the plan that it was sent. If not, cachemate has no threads in
-    /// it any more, and a message is returned.
+    /// Checks whether the scheduler still runs and keeps the plan that it was sent. If not, cachemate no longer has
+    /// threads in it, and a message is returned.
     pub fn poll(&mut self) -> Option<String> {
         let scheduler_state =
             self.client.query_state().map_err(|error| format!("the gang scheduler does not answer ({error})"));

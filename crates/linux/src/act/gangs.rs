@@ -259,7 +259,7 @@ mod tests {
 
     /// Does exactly one gang have its turn at any time, and are all members restored afterwards?
     #[test]
-    fn one_gang_at_a_time_and_everybody_as_before_afterwards() {
+    fn one_gang_runs_at_a_time_and_members_are_restored_afterward() {
         let host = FakeHost::default();
         let rotation = rotation(&host, [1, 1]);
         let host = Arc::new(Mutex::new(host));

@@ -2,10 +2,10 @@
 //! configuration.
 //!
 //! Problem: a service manager, a kubelet or a batch system may also write a group's CPUs, and two programs that
-//! correct each other never settle. Method: a value that is neither the wanted one nor the last one set by cachemate
-//! belongs to another writer, and the group is left alone until the operator reloads the configuration. A group that
-//! has its original CPUs again was probably re-created; it is confined again, at most twice a minute. Property: a
-//! group is changed at most twice in a minute.
+//! correct each other never settle. Method: a value that is neither the configured one nor the last one set by
+//! cachemate belongs to another writer, and the group is left alone until the operator reloads the configuration. A
+//! group that has its original CPUs again was probably re-created; it is confined again, at most twice a minute.
+//! Property: a group is changed at most twice in a minute.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -153,7 +153,7 @@ mod tests {
 
     /// Is a change by the owner kept, shown with the owner, and undone by a reload only?
     #[test]
-    fn the_owner_wins() {
+    fn a_change_by_the_owner_is_kept_until_a_reload() {
         let (_dir, actuator) = acted();
         let mut overrides = GroupOverrides::default();
         let confined = |overrides: &mut GroupOverrides, current: &str, now_ns| {
@@ -175,7 +175,7 @@ mod tests {
 
     /// Is a re-created group confined again, and never more than twice a minute?
     #[test]
-    fn a_group_made_anew_is_confined_again() {
+    fn a_recreated_group_is_confined_again_twice_a_minute_at_most() {
         let (_dir, actuator) = acted();
         let mut overrides = GroupOverrides::default();
         let mut confined = |now_s: u64| {

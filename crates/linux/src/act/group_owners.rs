@@ -204,7 +204,7 @@ mod tests {
 
     /// Is a refusal of systemd reported in its words, and the group's file not written behind its back?
     #[test]
-    fn a_refusal_of_systemd_is_obeyed() {
+    fn a_refusal_of_systemd_is_reported_and_obeyed() {
         let (dir, host) = systemd_host("#!/bin/sh\necho 'Unit is masked.' >&2\nexit 1\n");
         let file = dir.path().join(format!("sys/fs/cgroup{UNIT}/cpuset.cpus"));
         std::fs::write(&file, "0-3\n").unwrap();

@@ -40,7 +40,7 @@ fn two_gangs(tasks: &[TaskId]) -> Plan {
 /// Is a plan's schedule journaled, kept by the scheduler over several windows, and continued as idle turns, with a
 /// report, after the scheduler's death?
 #[test]
-fn a_plan_runs_by_the_scheduler_and_outlives_it() {
+fn a_scheduler_plan_continues_as_idle_turns_after_its_death() {
     let dir = tempfile::tempdir().unwrap();
     let (mut machine, socket) = four_threads(dir.path());
     let scheduler = FakeScheduler::start(machine.kernel(), &socket);
@@ -74,7 +74,7 @@ fn a_plan_runs_by_the_scheduler_and_outlives_it() {
 /// Is advice on tasks that should not run together followed by the scheduler's gangs, journaled, and dropped with the
 /// plan?
 #[test]
-fn advice_is_kept_by_the_scheduler() {
+fn the_schedulers_gangs_follow_advice_until_the_plan_drops_it() {
     let dir = tempfile::tempdir().unwrap();
     let (mut machine, socket) = four_threads(dir.path());
     machine.with_kernel(|host| {
@@ -103,7 +103,7 @@ fn advice_is_kept_by_the_scheduler() {
 /// If any write fails, or the scheduler is killed, restarts, refuses or detaches at any time: does the machine
 /// continue, and is every thread restored at the end?
 #[test]
-fn faults_around_the_scheduler_leave_everybody_as_before() {
+fn every_thread_is_restored_after_faults_around_the_scheduler() {
     for seed in 0..40 {
         let dir = tempfile::tempdir().unwrap();
         let (mut machine, socket) = four_threads(dir.path());
@@ -147,7 +147,7 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
 /// Is the kernel's tolerance set once, journaled, restored at the end, and left unchanged if another process chose
 /// another value?
 #[test]
-fn the_kernels_tolerance_is_put_back() {
+fn the_kernels_tolerance_is_restored() {
     for theirs in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let host = FakeHost::default();

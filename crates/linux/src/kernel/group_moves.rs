@@ -128,7 +128,7 @@ mod tests {
     /// Is a write to a member file reported once, in groups that are there, made later, made in a new group, or renamed,
     /// and a write to any other file not?
     #[test]
-    fn moves_are_reported() {
+    fn a_write_to_a_member_file_is_reported_once() {
         let dir = tempfile::tempdir().unwrap();
         let write = |path: &str| std::fs::write(dir.path().join(path), "1").unwrap();
         std::fs::create_dir(dir.path().join("a")).unwrap();
@@ -177,7 +177,7 @@ mod tests {
 
     /// Are the mounts of both versions listed, and no others?
     #[test]
-    fn groups_are_found_by_their_mounts() {
+    fn mounts_of_both_cgroup_versions_are_listed() {
         let text = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
         let expected = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/unified"].map(PathBuf::from);
         assert_eq!(group_mounts(text), expected);

@@ -160,7 +160,7 @@ mod tests {
 
     /// Do the kernel's messages name the birth, the program and the end of a child, and the birth of a thread?
     #[test]
-    fn a_childs_life_is_reported() {
+    fn births_programs_and_ends_of_children_are_reported() {
         let mut events = match ProcessEvents::subscribe() {
             Ok(events) => events,
             Err(error) => return report_unchecked("events of the process connector", error),

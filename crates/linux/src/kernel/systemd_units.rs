@@ -42,7 +42,7 @@ mod tests {
 
     /// Which groups are units of the host's service manager?
     #[test]
-    fn units_lie_in_slices() {
+    fn units_of_the_service_manager_are_found_by_their_group() {
         for (group, unit) in [
             ("/system.slice/db.service", Some("db.service")),
             ("/system.slice", Some("system.slice")),

@@ -223,7 +223,7 @@ mod tests {
     /// If a container starts again in a new pod, is it on the CPUs of its predecessor before the runtime lets it run, with
     /// its original in the journal; and is an observer's container left as it is?
     #[test]
-    fn a_container_that_starts_again_is_placed_first() {
+    fn a_restarted_container_is_placed_before_it_runs() {
         for act in [true, false] {
             let dir = tempfile::tempdir().unwrap();
             let options = LiveOptions { should_act: act, cpusets: Vec::new(), ..sample_options(dir.path()) };

@@ -44,7 +44,7 @@ fn payload_of(answer: &[u8]) -> Vec<u8> {
 
 /// Does the plugin learn all containers at the synchronization, each that starts later, and forget those that are removed?
 #[test]
-fn containers_come_and_go() {
+fn the_plugin_learns_started_and_forgets_removed_containers() {
     let directory = ServiceDirectory::default();
     let mut plugin = NriPlugin::new(directory.clone());
     let mut ask =
@@ -111,7 +111,7 @@ fn wait(mut is_done: impl FnMut() -> bool) {
 
 /// Does the plugin register, notice the end of the runtime, and register anew with all containers?
 #[test]
-fn a_restart_of_the_runtime_is_survived() {
+fn the_plugin_registers_anew_after_a_runtime_restart() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("nri.sock");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -213,7 +213,7 @@ fn the_runtime_changes_the_cpus_of_its_containers() {
     drop(plugin);
 }
 
-/// Does a container start within five milliseconds although the daemon is busy for ever, and is it placed first if the
+/// Does a container start within five milliseconds although the daemon stays busy, and is it placed first if the
 /// daemon is idle?
 #[test]
 fn no_container_waits_for_a_busy_daemon() {

@@ -239,7 +239,7 @@ mod tests {
 
     /// Do messages come out whole, however the socket cuts them and however frames cut messages?
     #[test]
-    fn messages_survive_any_cut() {
+    fn messages_are_read_whole_however_they_are_cut() {
         let message = |stream, body: &[u8]| WireMessage {
             connection: PLUGIN_CONNECTION,
             stream,
@@ -263,7 +263,7 @@ mod tests {
 
     /// Are lengths beyond the limit refused before anything is allocated?
     #[test]
-    fn long_messages_are_refused() {
+    fn messages_beyond_the_limit_are_refused_before_allocation() {
         let head = |connection: u32, length: u32| [connection.to_be_bytes(), length.to_be_bytes()].concat();
         for (bytes, expected) in [
             (head(1, u32::MAX), "4 MiB or less"),
@@ -276,7 +276,7 @@ mod tests {
 
     /// Does every field come back, and is a broken message refused?
     #[test]
-    fn fields_come_back() {
+    fn every_field_is_read_back_and_broken_messages_refused() {
         let bytes = MessageBuilder::default().with_bytes(1, b"name").with_number(2, 300).with_bytes(22, &[]).build();
         let read = parse_fields(&bytes).unwrap();
         assert_eq!(read, [(1, FieldValue::Bytes(b"name")), (2, FieldValue::Number(300)), (22, FieldValue::Bytes(b""))]);

@@ -192,7 +192,7 @@ mod tests {
     /// Is there one owner at a time, whatever the state directories; and if one died with a journal, is the next one
     /// told?
     #[test]
-    fn one_at_a_time_whatever_the_state_directory() {
+    fn one_owner_acts_at_a_time_with_any_state_directories() {
         let dir = tempfile::tempdir().unwrap();
         let first = acquire(dir.path(), "a").unwrap();
         assert!(first.is_some() && acquire(dir.path(), "b").unwrap().is_none());
@@ -208,7 +208,7 @@ mod tests {
 
     /// Do all other users stop acting while root acts; and is another user's lock refused?
     #[test]
-    fn root_counts_for_more() {
+    fn other_users_stop_acting_while_root_acts() {
         let dir = tempfile::tempdir().unwrap();
         let host = LinuxHost::new("/");
         let other_lock = ActuationLock::below_root(&host, dir.path());
@@ -239,7 +239,7 @@ mod tests {
     /// If `/proc` hides root's processes from a user (`hidepid=2`): does that user's daemon still yield to root's, and
     /// act once root's has ended; and does another user's read lock not block root?
     #[test]
-    fn root_is_obeyed_though_its_processes_are_hidden() {
+    fn a_users_daemon_yields_to_root_under_hidepid() {
         let dir = tempfile::tempdir().unwrap();
         crate::stranger_tests::open_to_all(dir.path());
         let root = acquire(dir.path(), "a").unwrap().unwrap();

@@ -148,7 +148,7 @@ mod tests {
 
     /// Are the objects that cachemate changes accepted, and all others that a file could name left unchanged?
     #[test]
-    fn only_what_is_ever_changed_is_restored() {
+    fn only_objects_that_cachemate_changes_are_restored() {
         let host = FakeHost::default();
         host.set_file("/proc/mounts", "cgroup /cg cgroup rw,cpuset 0 0\n");
         host.set_file("/proc/self/mountinfo", "28 26 0:24 / /rc rw,relatime - resctrl resctrl rw\n");
@@ -201,7 +201,7 @@ mod tests {
 
     /// Does an object that no longer exists count as gone, and not as refused?
     #[test]
-    fn what_a_lost_mount_took_along_is_gone() {
+    fn a_missing_object_counts_as_gone_and_not_as_refused() {
         let host = FakeHost::default();
         host.set_file("/etc/shadow", "");
         let entry = |path: &str| {

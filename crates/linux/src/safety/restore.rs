@@ -1,13 +1,13 @@
 //! Restoration of a host: the one procedure, used at exit, by the guardian, by the next start and by `cachemate
 //! restore`.
 //!
-//! Problem: threads may have exited or their ids been reused; threads and children born meanwhile have inherited our
-//! settings; other processes may have changed objects since, and their changes take precedence over the recorded
-//! originals. Method: thaw first, so that no task stays frozen whatever fails later, and restore the CPUs of groups,
-//! because a thread's affinity cannot reach beyond them; then affinity and nice values, memberships, files, and last
-//! our own directories, deepest first, with their members moved to the parent. An object is restored only if it still
-//! has the state that we set. Threads that are in no journal but belong to a journaled process, or descend from one,
-//! and carry a mask of ours get the original of their ancestor. Properties: idempotent; never stops at a failure;
+//! Problem: threads may have exited or their ids been reused; threads and children created in the meantime have
+//! inherited our settings; other processes may have changed objects since, and their changes take precedence over the
+//! recorded originals. Method: thaw first, so that no task stays frozen whatever fails later, and restore the CPUs of
+//! groups, because a thread's affinity cannot reach beyond them; then affinity and nice values, memberships, files, and
+//! last our own directories, deepest first, with their members moved to the parent. An object is restored only if it
+//! still has the state that we set. Threads that are in no journal but belong to a journaled process, or descend from
+//! one, and carry a mask of ours get the original of their ancestor. Properties: idempotent; never stops at a failure;
 //! reports the outcome for every object.
 
 use std::collections::BTreeMap;
@@ -256,7 +256,7 @@ fn collect_inherited<'a>(
     let mut inherited_objects: InheritedObjects<'a> = BTreeMap::new();
     for (object, entry) in entries {
         let Some((pid, thread)) = object.owner() else { continue };
-        // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
+        // A process id may have been reused: it is still the journaled process only if a journaled thread is alive.
         match kernel.is_alive(thread) {
             Ok(true) => {}
             Ok(false) => continue,

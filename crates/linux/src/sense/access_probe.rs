@@ -87,7 +87,7 @@ mod tests {
     /// Is a sample assigned, by cache lines, to the task whose thread made it, and does an unreported latency stay
     /// absent?
     #[test]
-    fn samples_belong_to_tasks() {
+    fn samples_are_assigned_to_the_task_that_made_them() {
         let threads = BTreeMap::from([(41, TaskId(3))]);
         let online = CpuSet::default();
         let subjects = SampledThreads { threads: &threads, online: &online, line_bytes: 64, origin_ns: 400 };

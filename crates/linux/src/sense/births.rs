@@ -42,7 +42,7 @@ pub struct BirthLedger {
     changed_pids: BTreeSet<i32>,
     user_changed_pids: BTreeSet<i32>,
     thread_changes_by_pid: BTreeMap<i32, ThreadChanges>,
-    /// Number of thread births and exits that `rethreaded` has recorded.
+    /// Number of thread births and exits in `thread_changes_by_pid`.
     thread_change_count: usize,
     ended_leader_pids: BTreeSet<i32>,
     is_complete: bool,
@@ -115,8 +115,8 @@ impl BirthLedger {
         self.is_complete
     }
 
-    /// Adds the listed processes that no refresh has read yet. `is_followed` states whether events will report all
-    /// later ones.
+    /// Adds the listed processes that no refresh has read yet. `has_events` states whether events will report all later
+    /// ones.
     pub fn add_listed(&mut self, pids: impl IntoIterator<Item = i32>, has_events: bool) {
         for pid in pids {
             let unread_process =
@@ -137,7 +137,7 @@ impl BirthLedger {
         self.unread_processes.get_mut(&pid).is_some_and(|process| !std::mem::replace(&mut process.is_deferred, true))
     }
 
-    /// Whether events tell that an unread process has a single thread.
+    /// Whether events show that an unread process has a single thread.
     pub fn has_one_thread(&self, pid: i32) -> bool {
         self.is_complete
             && self.unread_processes.get(&pid).is_some_and(|process| process.ancestor > 0 && process.live_threads == 1)
@@ -170,12 +170,12 @@ impl BirthLedger {
         !self.is_complete || self.thread_changes_by_pid.contains_key(&pid)
     }
 
-    /// The threads of a process that began and ended since the last refresh; `None` = unknown.
+    /// The threads of a process that began and ended since the last refresh; `None` if unknown.
     pub fn thread_changes(&self, pid: i32) -> Option<ThreadChanges> {
         self.is_complete.then(|| self.thread_changes_by_pid.get(&pid).cloned().unwrap_or_default())
     }
 
-    /// Takes the processes whose first thread has ended; others of their threads may live on.
+    /// Takes the processes whose first thread has ended; their other threads may still be alive.
     pub fn take_ended_leaders(&mut self) -> BTreeSet<i32> {
         std::mem::take(&mut self.ended_leader_pids)
     }
@@ -265,7 +265,7 @@ mod tests {
 
     /// Does a process live until its last thread ends, and can another process then reuse its pid?
     #[test]
-    fn a_process_lives_as_long_as_a_thread() {
+    fn a_process_lives_until_its_last_thread_ends() {
         let mut ledger =
             ledger_after(&[birth_event(5, 10), ProcessEvent::ThreadStart { pid: 10, tid: 11 }, exit_event(10, 10)]);
         assert_eq!(ledger.unread_pids(), [10]);
@@ -281,7 +281,7 @@ mod tests {
 
     /// Are events beyond the bound forgotten, and the ledger incomplete until the next listing?
     #[test]
-    fn too_many_events_need_a_listing() {
+    fn events_beyond_the_bound_require_a_new_listing() {
         let mut ledger = ledger_after(&[]);
         (1..=MAX_ENTRIES as i32 + 1).for_each(|pid| ledger.record(birth_event(1, pid)));
         assert!(!ledger.is_complete() && ledger.unread_pids().is_empty() && ledger.may_have_new_threads(5));

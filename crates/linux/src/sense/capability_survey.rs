@@ -332,7 +332,7 @@ fn query_scheduler(socket: &Path) -> Result<String, (String, Option<String>)> {
         }
         Err(error) => {
             let remedy = match error.kind() {
-                io::ErrorKind::PermissionDenied => "run as root, as the loader's socket is root's",
+                io::ErrorKind::PermissionDenied => "run as root, because the loader's socket belongs to root",
                 _ => "start the loader as root: gangs run (docs/sched-ext.md)",
             };
             Err((format!("the loader does not answer: {error}"), Some(remedy.to_string())))
@@ -351,7 +351,7 @@ fn check_cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
     build_check("cpusets for groups", outcome, "groups are placed thread by thread")
 }
 
-/// Capabilities as policies see them. `partitions` = the ways in which caches can be divided
+/// Capabilities as policies see them. `partitions` lists how caches can be divided
 /// ([`Resctrl::survey_partitions`]).
 pub fn capabilities(
     survey: &CapabilitySurvey,

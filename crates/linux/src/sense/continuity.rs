@@ -98,7 +98,7 @@ mod tests {
 
     /// Are CPUs that go offline and online tracked, with the domains that they share, and reported once?
     #[test]
-    fn cpus_that_go_and_come_are_followed() {
+    fn cpus_that_turn_offline_and_online_are_tracked() {
         let (host, mut topology) = (FakeHost::default(), topology());
         assert!(!refresh_online(&host, &KeptFile::new(ONLINE_CPUS_PATH.into()), &mut topology), "no such file");
         for (text, online, domains, changed) in [
@@ -122,7 +122,7 @@ mod tests {
     /// Is a CPU that was offline at the start used from then on when it comes, on the cache that it shares, and one that
     /// shares no known cache left alone?
     #[test]
-    fn a_cpu_that_comes_later_joins_its_cache() {
+    fn a_cpu_that_comes_online_later_joins_its_cache() {
         let (host, mut topology) = (FakeHost::default(), topology());
         for (index, level, shared) in [(0, "1", "4"), (1, "2", "2,4"), (2, "3", "2-4")] {
             let dir = format!("/sys/devices/system/cpu/cpu4/cache/index{index}");
@@ -155,7 +155,7 @@ mod tests {
 
     /// Is a suspension noticed once, and a difference in the clocks' read times ignored?
     #[test]
-    fn a_suspension_is_seen_once() {
+    fn a_suspension_is_reported_once() {
         let mut clock = SuspendClock(Duration::from_secs(5));
         assert!(!clock.advance(SuspendClock(Duration::from_millis(5_009))));
         assert!(clock.advance(SuspendClock(Duration::from_secs(35))));

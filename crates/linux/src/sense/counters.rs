@@ -24,9 +24,9 @@ pub struct EventSurvey {
     pub event: CounterEvent,
     /// The vendor's or the kernel's name of it.
     pub name: &'static str,
-    /// Its code; `None` = no such event is known.
+    /// Its code; `None` if no such event is known.
     pub code: Option<EventCode>,
-    /// `None` = it counts.
+    /// `None` if it counts.
     pub absence_reason: Option<EventUnavailable>,
 }
 
@@ -84,7 +84,7 @@ pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
     events.into_iter().map(survey_event).collect()
 }
 
-/// The reason why the event does not count; `None` = it counts.
+/// The reason why the event does not count; `None` if it counts.
 fn check_event(event: CounterEvent, code: EventCode) -> Option<EventUnavailable> {
     let mut counter = match open_counter(code, 0) {
         Ok(counter) => counter,
@@ -181,7 +181,7 @@ pub(crate) fn working_event(event_surveys: &[EventSurvey], event: CounterEvent) 
 pub(crate) struct RunningTotal(PerfCounter);
 
 impl RunningTotal {
-    /// Starts counting; `None` = the thread has exited, or the event cannot be opened for it.
+    /// Starts counting; `None` if the thread has exited, or the event cannot be opened for it.
     pub(crate) fn start(tid: i32, code: EventCode) -> Option<Self> {
         open_counter(code, tid).ok().map(RunningTotal)
     }
@@ -253,7 +253,7 @@ mod tests {
 
     /// Does every event either count or have a reason, and does attaching use only those that count?
     #[test]
-    fn every_event_counts_or_says_why_not() {
+    fn every_event_counts_or_has_a_reason() {
         let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);
         assert_eq!(surveyed.len(), 6);
         assert!(surveyed.iter().all(|s| s.absence_reason.as_ref().is_none_or(|why| !why.to_string().is_empty())));
@@ -271,7 +271,7 @@ mod tests {
 
     /// Are a hard zero and a miss event that counts almost no fetched line rejected, and multiplexed counts scaled?
     #[test]
-    fn the_must_miss_loop_decides() {
+    fn hard_zeros_and_undercounting_miss_events_are_rejected() {
         let misses = CounterEvent::Misses(CacheLevel::L3);
         assert!(find_implausibility(misses, 0, 1.0, 16_384) == Some(EventUnavailable::HardZero));
         assert!(
@@ -307,7 +307,7 @@ mod tests {
 
     /// Is a counter of a thread that does not exist an error?
     #[test]
-    fn a_thread_that_is_gone_cannot_be_counted() {
+    fn counting_a_thread_that_does_not_exist_is_an_error() {
         let all: Vec<EventSurvey> = events_for(None, CacheLevel::L3)
             .into_iter()
             .map(|named| EventSurvey {

@@ -1,4 +1,4 @@
-//! Cost of a miss of the last level on this host: the reference predictor's penalty, measured and not assumed.
+//! Cost of a miss of the last level on this host: the reference predictor's penalty, measured rather than assumed.
 //!
 //! Two chases of dependent loads: one over lines that the last level holds, one over lines that are in no cache. These were
 //! flushed where the processor lets programs flush, which takes at most 16 MiB; elsewhere a buffer of twice the last level
@@ -96,7 +96,7 @@ struct PointerChase {
 const WORDS_PER_LINE: usize = LINE_BYTES / std::mem::size_of::<usize>();
 
 impl PointerChase {
-    /// Spreads `steps` links evenly over a buffer that is at most as large as a cache of `lines` lines.
+    /// Spreads at most `steps` links evenly over a buffer no larger than a cache of `cache_line_count` lines.
     fn new(cache_line_count: usize, steps: usize) -> Self {
         let step_count = steps.min(cache_line_count);
         let spacing =
@@ -179,7 +179,7 @@ mod tests {
 
     /// Is a chase too long for the caches before the last one, and not longer than that?
     #[test]
-    fn a_round_is_as_short_as_misses_of_the_inner_caches_allow() {
+    fn a_round_is_just_too_long_for_the_inner_caches() {
         let with_l2 = |size_bytes: Option<u64>| {
             let mut topology = last_level_caches(1, 1, CacheLevel::L3, 8 << 20);
             let inner = cachemate_core::Cache {
@@ -197,7 +197,7 @@ mod tests {
 
     /// Does a chase count only its own time, whatever else runs on its CPU?
     #[test]
-    fn time_is_the_thread_s_own() {
+    fn a_chase_counts_only_its_own_time() {
         let start_ns = thread_clock_ns();
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(thread_clock_ns() - start_ns < 25e6, "sleeping takes no processor time");
@@ -205,7 +205,7 @@ mod tests {
 
     /// Is the penalty positive, and reported with the figures that it is computed from?
     #[test]
-    fn the_penalty_says_where_it_comes_from() {
+    fn the_penalty_is_reported_with_its_figures() {
         let measured = measure(&last_level_caches(1, 1, CacheLevel::L3, 1 << 20));
         assert!(measured.miss_penalty_cycles >= 1.0 && measured.miss_penalty_cycles.is_finite(), "{measured:?}");
         assert!(measured.miss_penalty_source.starts_with("measured: a miss "), "{measured:?}");

@@ -53,7 +53,7 @@ pub(crate) struct MissTracer {
 pub(crate) struct MissTraceLog {
     /// Addresses in the order of the loads.
     pub(crate) addresses: Vec<u64>,
-    /// Misses that were counted and not recorded; `None` = they could not be counted.
+    /// Misses that were counted and not recorded; `None` if they could not be counted.
     pub(crate) lost_misses: Option<u64>,
     /// Counts over the log.
     pub(crate) counts: EventCounts,

@@ -20,7 +20,7 @@ pub struct PressureShares {
     pub some_total_ns: u64,
 }
 
-/// Pressure on all three resources; `None` = the kernel does not report it.
+/// Pressure on all three resources; `None` if the kernel does not report it.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Pressure {
     /// Work that waited for a processor.

@@ -1,10 +1,10 @@
 //! Execution of a plan's probes within the windows of the live machine.
 //!
-//! Problem: a probe needs one program alone beside it, and then that program kept off, on a host that is in use,
-//! without ever stopping a program. Method, as for gangs: for some tenths of a second the other managed threads of that
-//! cache wait as idle tasks, while the probed thread and the probe run on one CPU each; to keep the probed thread off,
-//! it becomes an idle task as well, and a spinning thread of ours takes its CPU. One such *bracket* is off-off / on-on
-//! / off, with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split are
+//! Problem: a probe has to run beside one program alone, and then without that program, on a host that is in use, and
+//! may never stop a program. Method, as for gangs: for some tenths of a second the other managed threads of that cache
+//! wait as idle tasks, while the probed thread and the probe run on one CPU each; to keep the probed thread off, it
+//! becomes an idle task as well, and a spinning thread of ours takes its CPU. One such *bracket* is off-off / on-on /
+//! off, with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split are
 //! recognized. Properties: every change is journaled first; no thread is stopped, and none waits longer than a bracket;
 //! a share of the window is never exceeded; answers are raw.
 
@@ -562,7 +562,7 @@ mod tests {
 
     /// If the probed thread exits during or before a probe and its id is reused: is the new thread's mask unchanged?
     #[test]
-    fn whoever_gets_the_number_of_a_probed_thread_keeps_his_mask() {
+    fn a_thread_that_reuses_a_probed_threads_id_keeps_its_mask() {
         let host = FakeHost::default();
         let thread = host.add_thread(5, 5, 1, "0-3");
         let target = Participant {

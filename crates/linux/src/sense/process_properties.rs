@@ -64,7 +64,7 @@ impl RuleProperties {
         self.subject().map_or(ManageAction::Ignore, |subject| decide(rules, &subject))
     }
 
-    /// The subject for rules; `None` = a kernel thread, which no rule matches.
+    /// The subject for rules; `None` for a kernel thread, which no rule matches.
     pub(crate) fn subject(&self) -> Option<RuleSubject<'_>> {
         (!self.is_kernel_thread).then_some(RuleSubject {
             command: &self.command,
@@ -271,7 +271,7 @@ mod tests {
 
     /// Which paths of /proc/PID/cgroup count, on v1, v2 and mixed hosts?
     #[test]
-    fn the_groups_that_say_something_count() {
+    fn cgroup_paths_are_read_on_v1_v2_and_mixed_hosts() {
         assert_eq!(cgroup_paths("0::/user.slice/x\n"), ["/user.slice/x"]);
         assert_eq!(cgroup_paths("5:cpuset:/a\n4:memory:/b\n3:cpu:/a\n0::/\n"), ["/a", "/b"]);
         assert_eq!(cgroup_paths("5:cpuset:/a\n0::/c\n"), ["/c", "/a"]);
@@ -303,7 +303,7 @@ mod tests {
 
     /// Are programs in this process's own session distinguished by command, and those of another session not?
     #[test]
-    fn the_own_service_is_no_service() {
+    fn programs_in_this_session_are_distinguished_by_command() {
         let host = FakeHost::default();
         host.add_thread(5, 5, 1, "0");
         host.set_file("/proc/5/cgroup", "0::/user.slice/user-7.slice/session-1.scope\n");

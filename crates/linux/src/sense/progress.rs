@@ -72,7 +72,7 @@ impl ProgressFiles {
         Ok(ProgressFiles::new(Some(dir.to_path_buf())))
     }
 
-    /// The file in which this process reports; `None` = no reports.
+    /// The file in which this process reports; `None` if it makes no reports.
     pub fn path(&self, pid: i32) -> Option<PathBuf> {
         Some(self.dir.as_ref()?.join(pid.to_string()))
     }
@@ -300,7 +300,7 @@ mod tests {
 
     /// Does the best steady event of a busy program serve as a proxy for its work, and no other event?
     #[test]
-    fn steady_events_of_the_busy_stand_in() {
+    fn the_best_steady_event_is_a_proxy_for_work() {
         let calls = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 210, 0, 0], [0, 410, 0, 0]], 1.0);
         assert_eq!(calls.best_rates(), Some((Some(CounterEvent::SystemCalls), (405.0, 205.0))));
         let faults = phases([[0, 9, 0, 400], [0, 9, 0, 200], [0, 9, 0, 200], [0, 9, 0, 400]], 1.0);
@@ -321,7 +321,7 @@ mod tests {
 
     /// Do this thread's own reads appear among its calls?
     #[test]
-    fn the_kernel_counts_calls() {
+    fn this_threads_reads_appear_among_its_calls() {
         let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let Some(before) = read_calls(&host, pid, tid) else {
@@ -355,7 +355,7 @@ mod tests {
     /// If a program repeatedly swaps its report for a pipe or a link: does the reader never block, and never read the
     /// linked file?
     #[test]
-    fn a_report_that_is_swapped_for_a_pipe_or_a_link_neither_blocks_nor_is_followed() {
+    fn a_report_swapped_for_a_pipe_or_a_link_never_blocks_a_reader() {
         let dir = tempfile::tempdir().unwrap();
         let (pid, at) = (std::process::id() as i32, dir.path().join("other"));
         let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
@@ -395,7 +395,7 @@ mod tests {
     /// Can every user write to the directory, and is a link, a file or another user's directory in its place refused
     /// and left unchanged?
     #[test]
-    fn the_directory_is_our_own_or_none() {
+    fn a_progress_directory_that_is_not_ours_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let root = tempfile::tempdir().unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
@@ -424,7 +424,7 @@ mod tests {
 
     /// Are files of exited processes removed, some at a time, and no others?
     #[test]
-    fn files_of_the_dead_go() {
+    fn exited_processes_files_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let files = ProgressFiles::new(Some(root.path().to_path_buf()));
         let (host, own_pid) = (LinuxHost::new("/"), std::process::id());
@@ -447,7 +447,7 @@ mod tests {
     /// If a stranger has created the reports of coming processes (files, links, FIFOs, directories): can each process
     /// still report in the sticky directory, from its first window on?
     #[test]
-    fn a_stranger_cannot_occupy_the_reports_of_coming_processes() {
+    fn other_users_cannot_squat_on_report_files() {
         let root = tempfile::tempdir().unwrap();
         let (files, host) = (ProgressFiles::create(&root.path().join("progress")).unwrap(), LinuxHost::new("/"));
         crate::stranger_tests::open_to_all(root.path());
@@ -456,7 +456,7 @@ mod tests {
         let pids: Vec<i32> = programs.iter().map(|program| program.id() as i32).collect();
         let names: Vec<String> = pids.iter().map(i32::to_string).collect();
         let shown = crate::stranger_tests::run(
-            "sense::progress::tests::part_of_a_stranger_who_occupies_reports",
+            "sense::progress::tests::part_of_a_stranger_that_occupies_reports",
             &[("FOLDER", root.path().join("progress").to_str().unwrap()), ("PIDS", &names.join(" "))],
             || Ok(()),
         );
@@ -480,7 +480,7 @@ mod tests {
 
     #[test]
     #[ignore = "run by the test above, as nobody"]
-    fn part_of_a_stranger_who_occupies_reports() {
+    fn part_of_a_stranger_that_occupies_reports() {
         let Some(dir) = std::env::var_os("FOLDER").map(PathBuf::from) else { return };
         let pids = std::env::var("PIDS").unwrap();
         let paths: Vec<PathBuf> = pids.split(' ').map(|pid| dir.join(pid)).collect();

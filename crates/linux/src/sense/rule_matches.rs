@@ -128,7 +128,7 @@ mod tests {
     /// Does each rule list its processes, count those that an earlier rule takes, and suggest existing names if it has
     /// none?
     #[test]
-    fn rules_name_their_processes_or_the_nearest() {
+    fn rules_list_their_processes_or_suggest_existing_names() {
         let host = FakeHost::default();
         for (pid, cgroup) in [
             (5, "/kubepods.slice/a/pod1234"),

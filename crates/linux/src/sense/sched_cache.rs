@@ -24,7 +24,7 @@ pub fn tolerance_file() -> PathBuf {
 /// The scheduler's settings. A setting that cannot be read is `None`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct SchedCacheStatus {
-    /// Whether it is enabled; `None` = this kernel lacks it, or does not report it.
+    /// Whether it is enabled; `None` if this kernel lacks it, or does not report it.
     pub enabled: Option<bool>,
     /// Tolerance: 0 = no threads are aggregated; 1 = threads and footprint must fit; 100 = neither is considered.
     pub aggr_tolerance: Option<u32>,
@@ -63,7 +63,7 @@ pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
     };
     let footprint_clause = match counts_footprints {
         Some(true) => "footprints are counted by NUMA balancing",
-        Some(false) => "no footprint is looked at, as NUMA balancing is off or there is one memory node",
+        Some(false) => "footprints are ignored, because NUMA balancing is off or there is one memory node",
         None => "whether footprints are counted is not known",
     };
     let detail = match (is_enabled, aggr_tolerance) {
@@ -92,7 +92,7 @@ fn describe_absence(kernel: &dyn Kernel) -> String {
 pub struct PlacedThread {
     /// Its process.
     pub pid: i32,
-    /// CPUs that the plan in force allows it; `None` = any.
+    /// CPUs that the plan in force allows it; `None` if it allows all.
     pub allowed_cpus: Option<CpuSet>,
 }
 
@@ -149,7 +149,7 @@ mod tests {
 
     /// Is the state read from the kernel's files, and are missing settings absent?
     #[test]
-    fn the_state_is_what_the_files_say() {
+    fn the_state_is_read_from_the_kernels_files() {
         let on = read(&host("Y\n", "1\n", "1\n", "0-1\n"));
         assert_eq!((on.enabled, on.aggr_tolerance, on.counts_footprints), (Some(true), Some(1), Some(true)));
         assert_eq!(on.detail, "on, tolerance 1; footprints are counted by NUMA balancing");
@@ -165,7 +165,7 @@ mod tests {
 
     /// Is a kernel without cache-aware scheduling distinguished from one that does not report it?
     #[test]
-    fn what_cannot_be_read_says_why() {
+    fn an_absent_scheduler_is_distinguished_from_an_unreported_one() {
         let none = FakeHost::default();
         none.set_file("/sys/kernel/debug/sched/features", "GENTLE_FAIR_SLEEPERS\n");
         assert!(read(&none).detail.contains("CONFIG_SCHED_CACHE"));
@@ -177,7 +177,7 @@ mod tests {
     /// Is a conflict reported exactly if threads of one process are confined to several caches, or only some of them
     /// are confined?
     #[test]
-    fn conflicts_are_told_where_there_are_some() {
+    fn conflicts_are_reported_exactly_if_threads_are_split() {
         let topology = topology().topology; // two caches of two CPUs
         let on = read(&host("Y\n", "1\n", "0\n", "0\n"));
         let thread = |pid, allowed: &str| PlacedThread {

@@ -71,19 +71,19 @@ pub struct ManagedThread {
     pub name: String,
     /// Command name of the process, whatever its threads are called.
     pub program: String,
-    /// The service of the process; `None` = its command.
+    /// The service of the process; `None` if it is named by its command.
     pub service: Option<ServiceIdentity>,
     /// Digest of the image that the program comes from, if a container runtime reports it.
     pub image: Option<String>,
     /// Time of the refresh that found it, since the machine's start.
     pub arrived_ns: u64,
-    /// Its goal by the operator's rule; `None` = none.
+    /// Its goal by the operator's rule, if any.
     pub goal: Option<Goal>,
     /// Whether it is only observed, and never moved.
     pub is_fixed: bool,
     /// Totals at the last refresh.
     pub usage: ThreadUsage,
-    /// CPU at the last refresh; `None` = not running.
+    /// CPU at the last refresh; `None` if it was not running.
     pub cpu: Option<CpuId>,
     /// Last CPU, running or not.
     pub last_cpu: Option<CpuId>,
@@ -98,7 +98,7 @@ pub struct ManagedThread {
 /// Totals since the thread's start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ThreadUsage {
-    /// Time on a processor; `None` = the kernel does not report it.
+    /// Time on a processor; `None` if the kernel does not report it.
     pub ran_ns: Option<u64>,
     /// Time runnable without a processor; `None` as above.
     pub waited_ns: Option<u64>,

@@ -123,7 +123,7 @@ fn old_kernels_with_hexadecimal_maps_are_read() {
 
 /// Does a virtual machine without cache directories, packages or sizes still yield a topology, with warnings?
 #[test]
-fn a_virtual_machine_that_tells_little_is_read_with_warnings() {
+fn a_bare_virtual_machine_is_read_with_warnings() {
     let tree = SysfsTree::new();
     tree.cpu("online", "0-1").node(0, "0-1");
     tree.cpu("cpu0/topology/physical_package_id", "-1").cpu("cpu1/topology/core_id", "0");
@@ -142,12 +142,16 @@ fn a_virtual_machine_that_tells_little_is_read_with_warnings() {
     assert_eq!(host.topology.caches.len(), 1, "contradicting claims are one cache");
     assert_eq!(host.topology.caches[0].cpus.to_string(), "0-1");
     assert!(host.warnings.iter().any(|warning| warning.contains("taken as private to CPU 1")), "{:?}", host.warnings);
-    assert!(host.warnings.iter().any(|warning| warning == "L3: size not told"), "{:?}", host.warnings);
+    assert!(
+        host.warnings.iter().any(|warning| warning == "L3: the host does not report its size"),
+        "{:?}",
+        host.warnings
+    );
 }
 
 /// If CPUs differ in their last level (efficiency cores without an L3), is each CPU's own last level marked?
 #[test]
-fn the_last_level_is_each_cpus_own() {
+fn each_cpus_own_last_level_is_marked() {
     let tree = SysfsTree::new();
     tree.cpu("online", "0-3").node(7, "0-3");
     for cpu in 0..4 {
@@ -164,7 +168,7 @@ fn the_last_level_is_each_cpus_own() {
 
 /// Is a file that cannot be understood named, with what was found and expected?
 #[test]
-fn files_that_make_no_sense_are_named() {
+fn files_that_cannot_be_understood_are_named() {
     let error = |file: &str, contents: &str| {
         let tree = SysfsTree::new();
         tree.cpu("online", "0-1").place(0, 0, 0, "0").place(1, 0, 1, "1");
@@ -185,7 +189,7 @@ fn files_that_make_no_sense_are_named() {
 /// Are distances assigned to the right nodes although their numbers have gaps, and are invalid ones left out with a
 /// warning?
 #[test]
-fn distances_are_by_the_nodes_numbers() {
+fn distances_are_assigned_by_node_numbers_with_gaps() {
     let tree = epyc(&[]);
     assert_eq!(tree.read().unwrap().topology.memory_latency, Vec::<Vec<f64>>::new(), "one node");
     tree.node(0, "0-63").node(2, "64-127").distance(0, "10 32\n").distance(2, "32 10\n");

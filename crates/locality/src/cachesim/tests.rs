@@ -152,7 +152,7 @@ proptest! {
 
     /// Do the misses of a fully associative LRU cache agree with the stack distances, at every size?
     #[test]
-    fn stack_distances_say_misses_at_every_size(lines in any_lines(), sizes in prop::collection::vec(1u32..300, 4)) {
+    fn stack_distances_agree_with_misses_at_every_size(lines in any_lines(), sizes in prop::collection::vec(1u32..300, 4)) {
         let mut engine = StackDistances::new();
         engine.push(&lines).unwrap();
         let histogram = engine.finish().unwrap();
@@ -164,7 +164,7 @@ proptest! {
 
     /// Do the hits by position determine the misses of caches with fewer ways?
     #[test]
-    fn positions_say_misses_with_fewer_ways(sets in 1u32..9, lines in any_lines(), ways in 1u32..16) {
+    fn hits_by_position_determine_misses_with_fewer_ways(sets in 1u32..9, lines in any_lines(), ways in 1u32..16) {
         let count_positions = |ways| {
             let mut cache = CacheSim::new(CacheGeometry { sets, ways, slices: 1 }, Replacement::Lru).unwrap();
             cache.push(&lines);
@@ -194,7 +194,7 @@ fn random_replacement_follows_theory() {
 
 /// Does the same seed give the same misses, and another seed different ones?
 #[test]
-fn random_replacement_goes_by_its_seed() {
+fn the_seed_determines_the_misses_of_random_replacement() {
     let lines: Vec<u64> = (0..5000).map(|index| index * index % 97).collect();
     let missed_lines = |seed| {
         let shape = CacheGeometry { sets: 3, ways: 16, slices: 1 };
@@ -206,7 +206,7 @@ fn random_replacement_goes_by_its_seed() {
 
 /// Does LRU miss every access of a cyclic scan that is one line too long for the cache, and none if it just fits?
 #[test]
-fn lru_falls_off_a_cliff() {
+fn lru_misses_every_access_of_a_scan_one_line_too_long() {
     let shape = CacheGeometry::from_bytes(2 << 20, 64, 16, 1).unwrap();
     for (lines, misses) in [(32_768u64, 32_768), (32_768 + 2048, 3 * (32_768 + 2048))] {
         let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
@@ -216,7 +216,7 @@ fn lru_falls_off_a_cliff() {
 
 /// Do the slices of a sliced cache receive about equal shares of the accesses at any stride?
 #[test]
-fn slices_share_evenly() {
+fn slices_receive_equal_shares_at_any_stride() {
     for stride in [1, 64, 640, 4096] {
         let shape = CacheGeometry { sets: 1, ways: 1, slices: 3 };
         let mut shares = [0; 3];
@@ -227,7 +227,7 @@ fn slices_share_evenly() {
 
 /// Does the error for an invalid geometry name the field?
 #[test]
-fn impossible_shapes_name_the_field() {
+fn errors_for_invalid_geometries_name_the_field() {
     let error_text = |shape: Result<CacheGeometry, GeometryError>| shape.unwrap_err().to_string();
     assert_eq!(
         error_text(CacheGeometry::from_bytes(1 << 20, 48, 16, 1)),

@@ -59,7 +59,7 @@ mod tests {
 
     /// Does the last sample, summed over the contexts on which the task ran, replace the preceding one at each level?
     #[test]
-    fn the_last_sample_is_expected_next() {
+    fn the_last_sample_replaces_the_preceding_one() {
         let (mut profiler, mut profiles) = (ActivityProfiler, Profiles::new());
         let mut observation = idle_window(0, &[0]);
         observation.probe_results = vec![

@@ -65,7 +65,7 @@ mod tests {
 
     /// Is each slowdown attributed to the right task, and is the task's own absent if it reports no rate?
     #[test]
-    fn both_slowdowns_are_kept_apart_from_intensity() {
+    fn each_slowdown_is_attributed_to_the_right_task() {
         let (mut profiler, mut profiles) = (CoRunSlowdownProfiler::default(), Profiles::new());
         let neighbor_evidence = |task, rates: Option<(f64, f64)>| ProbeEvidence::NeighborSlowdown {
             task: TaskId(task),

@@ -161,7 +161,7 @@ mod tests {
 
     /// Are short windows combined until a reading is long enough?
     #[test]
-    fn short_windows_are_gathered() {
+    fn short_windows_are_combined_into_a_reading() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
         assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);
@@ -182,7 +182,7 @@ mod tests {
 
     /// Is evidence of exited tasks and earlier phases dropped?
     #[test]
-    fn exited_tasks_and_old_phases_are_forgotten() {
+    fn evidence_of_exited_tasks_and_old_phases_is_dropped() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 1000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
         profiles.insert(TaskId(0), cachemate_core::Profile { phase_number: 1, ..Default::default() });

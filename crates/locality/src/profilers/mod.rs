@@ -90,7 +90,7 @@ impl<S: Default> PerTask<S> {
 
 /// Returns the probe evidence of the window, in order of arrival.
 pub(crate) fn probe_evidence(observation: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
-    observation.probe_results.iter().map(|answer| &answer.evidence)
+    observation.probe_results.iter().map(|probe_result| &probe_result.evidence)
 }
 
 pub(crate) fn find_sample(observation: &Observation, task: TaskId) -> Option<&TaskSample> {

@@ -231,10 +231,10 @@ impl Profiler for PcmrProfiler {
         self.own_counts.retain_current(observation, profiles);
         self.drop_stale_rows(profiles);
         let mut last_probe = None;
-        for answer in &observation.probe_results {
-            if let ProbeEvidence::Rows(intervals) = &answer.evidence {
-                intervals.iter().for_each(|interval| self.add_interval(interval, answer.probe, profiles));
-                last_probe = Some(answer.probe);
+        for probe_result in &observation.probe_results {
+            if let ProbeEvidence::Rows(intervals) = &probe_result.evidence {
+                intervals.iter().for_each(|interval| self.add_interval(interval, probe_result.probe, profiles));
+                last_probe = Some(probe_result.probe);
             }
         }
         self.solve_complete_groups(last_probe, profiles);
@@ -292,7 +292,7 @@ mod tests {
 
     /// Does the time scale shorten both the cold start and the collection time?
     #[test]
-    fn the_scale_applies_to_both_times() {
+    fn the_time_scale_shortens_cold_start_and_collection() {
         let parameters = CoRunRowParameters { scale: 0.001, ..CoRunRowParameters::default() };
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
         let mut rows = initial_rows(2_100);
@@ -321,7 +321,7 @@ mod tests {
 
     /// Are rows ignored that were measured in an earlier phase of one of their tasks?
     #[test]
-    fn rows_of_an_older_phase_are_forgotten() {
+    fn rows_of_an_earlier_phase_are_ignored() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
         profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial_rows(1_500_000)), &mut profiles);
         profiles.get_mut(&TaskId(3)).unwrap().phase_number = 1;
@@ -351,7 +351,7 @@ mod tests {
     /// Do the members' own counts give their true miss rates if one member makes few references, although solving the
     /// rows' rates is far off?
     #[test]
-    fn own_counts_need_no_assumption_on_references() {
+    fn members_own_counts_give_their_true_miss_rates() {
         let rates = [2.0, 4.0, 60.0];
         let references = [1_000_000u64, 1_000_000, 100_000];
         let row_of_pair = |members: [usize; 2]| {
@@ -384,7 +384,7 @@ mod tests {
 
     /// Is the noise of equally noisy rows amplified by √((n − 1)² + n), as the closed form predicts?
     #[test]
-    fn the_interval_shows_the_amplified_noise() {
+    fn noise_of_rows_is_amplified_as_the_closed_form_predicts() {
         let row_with_spread = |spread: f64| {
             let mut row = WeightedStats::default();
             (0..100).for_each(|index| row.add(10.0 + if index % 2 == 1 { spread } else { -spread }, 1.0));

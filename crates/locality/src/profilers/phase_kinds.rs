@@ -120,7 +120,7 @@ mod tests {
 
     /// Does a kind include intervals within its spread, and exclude all others?
     #[test]
-    fn a_kind_is_as_wide_as_its_intervals() {
+    fn a_kind_includes_only_intervals_within_its_spread() {
         let mut kinds = PhaseKinds::default();
         let kind = kinds.find_or_create_kind(&[10.0]).unwrap();
         assert_eq!(kinds.clone().find_or_create_kind(&[11.5]), Some(1));

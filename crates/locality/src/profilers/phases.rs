@@ -274,7 +274,7 @@ mod tests {
 
     /// Does a recurring phase get its earlier kind, a different phase another kind, and a transition none?
     #[test]
-    fn phases_that_come_back_have_the_kind_that_they_had() {
+    fn a_recurring_phase_gets_its_earlier_kind() {
         let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         let levels = [2, 12, 30, 2, 31, 12];
         let misses = levels.into_iter().flat_map(|misses| [misses; 6]);

@@ -152,7 +152,7 @@ mod tests {
 
     /// Is the intensity of a task unknown rather than 0 if all of its samples were taken across two caches?
     #[test]
-    fn across_a_split_nothing_is_known() {
+    fn intensity_is_unknown_if_all_samples_were_split() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
         let mut observation = idle_window(0, &[0]);
         let split: Vec<(bool, u32, f64)> = (0..20).map(|index| (index % 2 == 0, 10, 330.0)).collect();

@@ -193,7 +193,7 @@ mod tests {
     /// Does the curve of a loop fall at the size at which the loop fits, and have the right rate per thousand
     /// instructions?
     #[test]
-    fn a_loop_steps_down_where_it_fits() {
+    fn a_loops_curve_falls_at_the_size_where_it_fits() {
         let rates =
             curve_of(&traced_window(looped_lines(), EventCounts::exact([(CounterEvent::Instructions, 60_000)])))
                 .unwrap();
@@ -211,7 +211,7 @@ mod tests {
 
     /// Is the rate that a task has with others in the same share ignored, but the rate in its own share used?
     #[test]
-    fn a_rate_beside_others_is_no_point() {
+    fn only_the_rate_in_a_tasks_own_share_is_used() {
         let counts =
             EventCounts::exact([(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let mut observation = traced_window(looped_lines(), counts);
@@ -226,7 +226,7 @@ mod tests {
 
     /// Does the thesis's form give the same step for this trace, with its own shift?
     #[test]
-    fn the_thesis_form_steps_too() {
+    fn the_thesiss_form_gives_the_same_step() {
         let counts =
             EventCounts::exact([(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let mut profiles = Profiles::new();
@@ -240,7 +240,7 @@ mod tests {
     /// Does the curve of a program whose code fills the cache fall at the size of the code, unlike in the thesis's
     /// form?
     #[test]
-    fn code_in_the_log_is_in_the_curve() {
+    fn the_curve_falls_at_the_size_of_the_code() {
         // Two lines of data alternate with a loop of 75 lines of code.
         let line = |index: u64| if index.is_multiple_of(2) { 7 + index % 4 } else { 1_000 + index / 2 % 75 };
         let lines: Vec<u64> = (0..6000).map(line).collect();
@@ -262,7 +262,7 @@ mod tests {
     /// Do virtual addresses give a curve with the conflicts of a cache that is partitioned by ways, and physical ones
     /// that of an LRU stack?
     #[test]
-    fn conflicts_in_sets_need_virtual_addresses() {
+    fn virtual_addresses_show_set_conflicts_and_physical_do_not() {
         // 16 lines of 128 bytes in each of 16 pages; a way has a line of each offset for 8 pages.
         let cache = TracedCache { size_bytes: 16 * 256 * 128, colors: 1, ways: 16, ..CACHE };
         let lines: Vec<u64> = (0..40_000).map(|index| index / 16 % 16 * 32 + index % 16).collect();
@@ -282,7 +282,7 @@ mod tests {
 
     /// Is there no curve if instructions were not counted, because no rate per instruction can be computed?
     #[test]
-    fn without_instructions_there_is_no_curve() {
+    fn there_is_no_curve_without_instruction_counts() {
         assert_eq!(curve_of(&traced_window(looped_lines(), EventCounts::exact([]))), None);
     }
 }

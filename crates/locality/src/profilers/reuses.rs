@@ -249,7 +249,7 @@ mod tests {
 
     /// Is there no curve without references per instruction, and are times in nanoseconds converted by the counters?
     #[test]
-    fn without_references_there_are_times_but_no_curve() {
+    fn times_without_references_give_no_curve() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Random, 64, vec![4096]);
         let mut profiles = Profiles::new();
         let mut observation = idle_window(0, &[0]);

@@ -127,11 +127,11 @@ impl Profiler for SharingProfiler {
         }
         let thread_count = thread_counts.values().sum();
         let mut started_probe = None;
-        for answer in &observation.probe_results {
-            let ProbeEvidence::Samples { line_bytes, samples, .. } = &answer.evidence else { continue };
-            if started_probe != Some(answer.probe) {
-                self.start_probe(answer.probe, answer.complete, profiles);
-                started_probe = Some(answer.probe);
+        for probe_result in &observation.probe_results {
+            let ProbeEvidence::Samples { line_bytes, samples, .. } = &probe_result.evidence else { continue };
+            if started_probe != Some(probe_result.probe) {
+                self.start_probe(probe_result.probe, probe_result.complete, profiles);
+                started_probe = Some(probe_result.probe);
             }
             for sample in samples.iter().filter(|sample| sample.source == DataSource::RemoteCache) {
                 let Some(task) = find_sample(observation, sample.task) else { continue };
@@ -278,7 +278,7 @@ mod tests {
 
     /// Does a new round start with an empty filter and empty maps?
     #[test]
-    fn a_new_round_starts_anew() {
+    fn a_new_round_starts_with_empty_filter_and_maps() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
         profiler.update(&round_window(1, true, paired_samples()), &mut profiles);
         profiler.update(&round_window(1, true, vec![sample(0, 77, DataSource::RemoteCache)]), &mut profiles);

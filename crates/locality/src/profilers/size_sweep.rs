@@ -152,7 +152,7 @@ mod tests {
 
     /// Does each size that was kept for three windows or more become a point, without the first two windows?
     #[test]
-    fn each_size_that_was_held_is_a_point() {
+    fn each_size_kept_for_three_windows_is_a_point() {
         let settling_windows = |mib| [(777, mib), (999, mib)];
         let windows_by_size = [
             &settling_windows(12)[..],
@@ -168,14 +168,14 @@ mod tests {
 
     /// Is there no curve from two sizes, or from windows in which the size changed each time?
     #[test]
-    fn too_few_sizes_are_no_curve() {
+    fn two_sizes_or_ever_changing_ones_give_no_curve() {
         assert_eq!(sweep_sizes(&[(5, 12), (10, 12), (10, 12), (40, 8), (40, 8), (40, 8)]), None);
         assert_eq!(sweep_sizes(&[(5, 12), (5, 12), (10, 8), (10, 8), (40, 4), (40, 4), (40, 2), (40, 2)]), None);
     }
 
     /// Are windows ignored in which another task fills the same ways, or which have too few instructions?
     #[test]
-    fn shared_sizes_and_short_windows_say_nothing() {
+    fn windows_with_shared_ways_or_few_instructions_are_ignored() {
         let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let mut observation = with_colors(observation_with_misses(number as u64, 10), mib);
@@ -192,7 +192,7 @@ mod tests {
 
     /// Are windows ignored in which masks overlap?
     #[test]
-    fn overlapping_masks_say_nothing() {
+    fn windows_with_overlapping_masks_are_ignored() {
         let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let mut observation = with_colors(observation_with_misses(number as u64, 10), mib);
@@ -208,7 +208,7 @@ mod tests {
 
     /// Is a curve from another source kept?
     #[test]
-    fn a_finer_curve_stays() {
+    fn a_curve_from_another_source_is_kept() {
         let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let observation = with_colors(observation_with_misses(number as u64, 10), mib);

@@ -184,8 +184,8 @@ impl Profiler for SoloIntervalProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         super::retain_live(observation, profiles);
         self.tasks.retain(|task, _| profiles.contains_key(task));
-        for answer in &observation.probe_results {
-            if let ProbeEvidence::Rows(intervals) = &answer.evidence {
+        for probe_result in &observation.probe_results {
+            if let ProbeEvidence::Rows(intervals) = &probe_result.evidence {
                 self.record_intervals(intervals, observation, profiles);
             }
         }
@@ -259,7 +259,7 @@ mod tests {
     /// Is a solo speed used for the work with which it was measured, recalled when that work recurs, and never used for
     /// other work?
     #[test]
-    fn a_solo_speed_holds_for_its_work() {
+    fn a_solo_speed_is_used_only_for_the_work_it_was_measured_with() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
         let mut observe_rows = |references: u64, rows: Vec<RowInterval>| {
             let mut observation = idle_window(0, &[0]);

@@ -104,7 +104,7 @@ mod tests {
 
     /// Is there no curve if no stall was counted?
     #[test]
-    fn without_stall_counters_there_is_no_curve() {
+    fn there_is_no_curve_without_stall_counters() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
         let mut observation = idle_window(0, &[]);
         observation.tasks = vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000)])];

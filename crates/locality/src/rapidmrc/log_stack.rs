@@ -132,7 +132,7 @@ mod tests {
 
     /// Are the counters correct if reuses span groups and blocks, or if groups pass without a touch of an old line?
     #[test]
-    fn long_reuses_cross_groups() {
+    fn counters_are_correct_if_reuses_span_groups_and_blocks() {
         let sweep: Vec<u64> = (0..9000).chain(0..9000).chain(20_000..27_000).chain((0..9000).rev()).collect();
         let distances = log_distances(&sweep);
         assert!(distances[..9000].iter().all(|&distance| distance == NO_REUSE));

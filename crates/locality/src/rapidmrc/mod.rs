@@ -142,7 +142,7 @@ mod tests {
 
     /// Do code fetches neither end nor begin a run of equal data values?
     #[test]
-    fn code_stands_aside_of_repeats() {
+    fn code_fetches_do_not_end_or_begin_a_run_of_equal_values() {
         let (lines, demanded) = correct_and_classify(&[5, 90, 5, 90, 90, 7], &[1, 3, 4]);
         assert_eq!(lines, [5, 90, 6, 90, 90, 7]);
         assert_eq!(demanded, [true, true, false, true, true, true]);
@@ -168,7 +168,7 @@ mod tests {
     proptest! {
         /// Does the curve match that of a bounded LRU stack, at every size and with every warm-up?
         #[test]
-        fn the_curve_is_that_of_a_bounded_stack(
+        fn the_curve_matches_that_of_a_bounded_lru_stack(
             seed in any::<u64>(), spread in 1u64..60, largest in 1u64..40, entries in 2usize..400,
         ) {
             let mut random = SplitMix64::new(seed);

@@ -75,7 +75,7 @@ pub fn survival_curve(trace: &MissLog<'_>, counts: &LogCounts, sizes_bytes: &[u6
 }
 
 /// Like [`survival_curve`], but also returns the size in bytes up to which the log determines the curve. Beyond that
-/// size, the curve is an extrapolation. `geometry` = the sizes are ways of such sets.
+/// size, the curve is an extrapolation. If `geometry` is given, the sizes are multiples of such ways.
 pub fn survival_curve_with_reach(
     trace: &MissLog<'_>,
     counts: &LogCounts,
@@ -360,7 +360,7 @@ mod tests {
 
     /// If the counter shows that entries were lost, is the curve scaled up to the true one at every size?
     #[test]
-    fn lost_entries_are_made_up_for() {
+    fn the_curve_is_scaled_up_for_lost_entries() {
         let truth = |lines: f64| 50.0 * (1.0 - lines / 900.0).max(0.0);
         let all_lines = uniform_log(40_000, 900, 7);
         let mut random = SplitMix64::new(8);
@@ -387,7 +387,7 @@ mod tests {
 
     /// Is the reach of a short log below the largest size, and that of a long log all sizes at which lines are reused?
     #[test]
-    fn a_log_tells_how_far_it_reaches() {
+    fn a_logs_reach_grows_with_its_length() {
         let curve_and_reach = |entries: usize, spread: u64| {
             let log = uniform_log(entries, spread, 5);
             survival_curve_with_reach(&trace_of(&log), &LogCounts::default(), &SIZES, None).unwrap()
@@ -463,7 +463,7 @@ mod tests {
 
     /// Is there no curve without accesses or without instructions?
     #[test]
-    fn nothing_logged_is_no_curve() {
+    fn a_log_without_accesses_or_instructions_has_no_curve() {
         assert!(survival_curve(&trace_of(&[]), &LogCounts::default(), &SIZES).is_none());
         let timeless = MissLog { instructions: 0.0, ..trace_of(&[1, 2]) };
         assert!(survival_curve(&timeless, &LogCounts::default(), &SIZES).is_none());

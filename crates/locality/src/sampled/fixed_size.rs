@@ -27,7 +27,7 @@ pub struct FixedSizeSampler {
 }
 
 impl FixedSizeSampler {
-    /// Builds a sampler of at most `max_lines` lines.
+    /// Builds a sampler of at most `lines_limit` lines.
     ///
     /// # Errors
     /// Returns an error if the limit is below 8 or above 2^24.

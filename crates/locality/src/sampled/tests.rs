@@ -62,7 +62,7 @@ fn interval_coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = Sam
 /// Do about 95 % of the intervals cover the exact curve, without being needlessly wide? (An ideal interval is 1.96
 /// times the error wide, one from 8 groups about 2.3 times.)
 #[test]
-fn intervals_cover() {
+fn about_95_percent_of_intervals_cover_the_exact_curve() {
     let lines = skewed_lines(200_000, 20_000, 1);
     let truth = exact_histogram(&lines);
     let (covered, width) = interval_coverage(&truth, (0..60).map(|seed| fixed_rate(0.05, seed, &lines)));
@@ -73,7 +73,7 @@ fn intervals_cover() {
 
 /// Does the adjustment keep a hot line, sampled or not, from shifting the curve?
 #[test]
-fn hot_line_does_not_matter() {
+fn the_adjustment_keeps_a_hot_line_from_shifting_the_curve() {
     // Half of all accesses go to line 0, which always hits.
     let lines: Vec<u64> = skewed_lines(100_000, 20_000, 2).into_iter().flat_map(|line| [0, line + 1]).collect();
     let truth = exact_histogram(&lines).misses_at(2000) as f64 / lines.len() as f64;
@@ -87,7 +87,7 @@ fn hot_line_does_not_matter() {
 
 /// Does a sample that never holds more lines than the limit still estimate the total number of lines?
 #[test]
-fn fixed_size_stays_in_its_limit() {
+fn a_sample_of_limited_size_estimates_the_total_of_lines() {
     let lines: Vec<u64> = (0..300_000).map(|index| index % 100_000).collect();
     let curve = fixed_size(2000, 3, &lines);
     assert!(curve.sampled_lines() <= 2000 && curve.rate() < 0.03, "{} {}", curve.sampled_lines(), curve.rate());
@@ -98,7 +98,7 @@ fn fixed_size_stays_in_its_limit() {
 
 /// Is there no result if nothing was observed?
 #[test]
-fn absent_evidence_is_none() {
+fn no_observation_gives_no_result() {
     assert_eq!(fixed_rate(0.5, 1, &[]).find_point(10), None);
     assert_eq!(fixed_size(8, 1, &[]).find_point(10), None);
     let three_accesses = fixed_rate(1.0, 1, &[1, 2, 1]);
@@ -108,7 +108,7 @@ fn absent_evidence_is_none() {
 
 /// Does the error for an invalid sampler name the parameter?
 #[test]
-fn impossible_samples_name_the_field() {
+fn errors_for_invalid_samplers_name_the_parameter() {
     for rate in [0.0, -1.0, 1.5, f64::NAN, 1e-9] {
         assert!(FixedRateSampler::new(rate, 0).unwrap_err().to_string().starts_with("sample rate: found"), "{rate}");
     }
@@ -117,7 +117,7 @@ fn impossible_samples_name_the_field() {
 
 /// Are buckets exact below 512 and within one part in 256 above?
 #[test]
-fn buckets_are_fine() {
+fn buckets_are_exact_below_512_and_fine_above() {
     let mut last = None;
     for distance in (0..5000).chain((13..40).map(|bits| 1 << bits)) {
         let middle = bucket_midpoint(bucket_of(distance));

@@ -93,8 +93,8 @@ impl StackDistances {
     /// # Errors
     /// Returns an error if there are more than 2^31 distinct lines; the engine cannot be used afterward.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        let StackDistances { simd, side, counter, tally, pairs, waiting } = self;
-        waiting.push(lines, |lines| run_batches(*simd, side, counter, tally, pairs, lines))
+        let StackDistances { simd, side: slot_allocator, counter, tally, pairs, waiting } = self;
+        waiting.push(lines, |lines| run_batches(*simd, slot_allocator, counter, tally, pairs, lines))
     }
 
     /// Returns the number of distinct lines among the accesses processed so far, which excludes the last incomplete

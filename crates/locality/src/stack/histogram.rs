@@ -171,7 +171,7 @@ mod tests {
 
     /// Is a damaged text rejected with the line number, the value found and the values expected?
     #[test]
-    fn damaged_text_names_the_line() {
+    fn damaged_text_is_rejected_with_the_line() {
         let error_text = |text: &str| text.parse::<DistanceHistogram>().unwrap_err().to_string();
         assert_eq!(error_text(""), "histogram line 1: found '', expected 'cold' and a count");
         assert_eq!(
@@ -194,7 +194,7 @@ mod tests {
 
         /// Does merging give the same result as counting everything into one histogram?
         #[test]
-        fn merge_adds_up(a in any_histogram(), b in any_histogram()) {
+        fn merging_equals_counting_into_one_histogram(a in any_histogram(), b in any_histogram()) {
             let expected = DistanceHistogram::new(a.cold_count + b.cold_count, a.counts.iter().chain(&b.counts).copied());
             let mut merged = a.clone();
             merged.merge(&b);

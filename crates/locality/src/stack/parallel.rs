@@ -92,9 +92,9 @@ impl ParallelStackDistances {
     /// # Errors
     /// Same as [`StackDistances::push`](super::StackDistances::push).
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        let mut waiting = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
-        let result = waiting.push(lines, |lines| self.process(lines));
-        self.pending_accesses = waiting;
+        let mut pending_accesses = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
+        let result = pending_accesses.push(lines, |lines| self.process(lines));
+        self.pending_accesses = pending_accesses;
         result
     }
 
@@ -106,8 +106,8 @@ impl ParallelStackDistances {
     /// # Panics
     /// Propagates the panic of a counting thread.
     pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
-        let mut waiting = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
-        waiting.flush(|lines| self.process(lines))?;
+        let mut pending_accesses = std::mem::replace(&mut self.pending_accesses, PendingAccesses::new());
+        pending_accesses.flush(|lines| self.process(lines))?;
         let lines = self.slot_allocator.lines();
         let mut histogram = DistanceHistogram::new(lines as u64, []);
         for owner in &mut self.workers {
@@ -178,10 +178,10 @@ impl ParallelStackDistances {
     }
 }
 
-/// Finds batches until all are done or the slots run out; returns the number of accesses processed.
+/// Processes batches until none is left or the slots run out; returns the number of processed accesses.
 #[inline(always)]
 unsafe fn find_all_slots<L: Lanes>(distances: &mut ParallelStackDistances, lines: &[u64]) -> usize {
-    let mut done_count = 0;
+    let mut processed_count = 0;
     for batch in lines.chunks(BATCH) {
         if distances.slot_allocator.is_full(batch.len()) {
             break;
@@ -189,9 +189,9 @@ unsafe fn find_all_slots<L: Lanes>(distances: &mut ParallelStackDistances, lines
         // SAFETY: the caller guarantees that the processor has `L`.
         unsafe { distances.slot_allocator.assign_slots::<L>(batch, &mut distances.pairs) };
         distances.distribute_pairs();
-        done_count += batch.len();
+        processed_count += batch.len();
     }
-    done_count
+    processed_count
 }
 
 impl CountingWorker {

@@ -92,7 +92,7 @@ proptest! {
 
     /// Do two or more threads give the oracle's distances?
     #[test]
-    fn threads_change_nothing(lines in any_trace(), threads in 0usize..6) {
+    fn several_threads_give_the_oracles_distances(lines in any_trace(), threads in 0usize..6) {
         let mut engine = ParallelStackDistances::with_sizes(threads, Simd::detect_best(), small_limits(FinderKind::default()));
         lines.chunks(700).for_each(|lines| engine.push(lines).unwrap());
         prop_assert_eq!(engine.finish().unwrap(), mattson_histogram(lines.iter().copied()));
@@ -124,7 +124,7 @@ fn dropping_early_ends_the_threads() {
 
 /// Does the finder switch to the smaller form, and back, without a wrong distance?
 #[test]
-fn form_follows_density() {
+fn the_finder_switches_form_without_a_wrong_distance() {
     let limits = FinderLimits {
         kind: FinderKind::Adaptive { dense_free_bytes: 0 },
         min_slots: 1 << 12,
@@ -148,7 +148,7 @@ fn form_follows_density() {
 
 /// Is a trace with more lines than slots can number rejected, and does the error contain the limit?
 #[test]
-fn too_many_lines_are_refused() {
+fn a_trace_with_too_many_lines_is_rejected_with_the_limit() {
     let limits = FinderLimits { max_lines: 1000, ..small_limits(FinderKind::default()) };
     let mut engine = StackDistances::with_limits(Simd::detect_best(), limits);
     let lines: Vec<u64> = (0..5000).collect();
@@ -158,7 +158,7 @@ fn too_many_lines_are_refused() {
 
 /// Are distances right for footprints that span many blocks of counters, so that every level of the tree is used?
 #[test]
-fn deep_tree_equals_cyclic_theory() {
+fn distances_are_right_at_every_level_of_the_tree() {
     // In a cyclic scan over n lines, every access but the first n has distance n - 1. The scan then runs backwards: the
     // line at depth i of the stack, for i = 0, 1, 2, ..., because each touch leaves deeper lines in place.
     let line_count = 300_000u64;

@@ -119,11 +119,11 @@ pub async fn accept<T>(result: io::Result<T>) -> Option<T> {
     result.ok()
 }
 
-/// Runs a service in a separate thread that ends with the process. The calling thread runs `make` first, so that
-/// `make` can listen and report errors.
+/// Runs a service in a separate thread that ends with the process. The calling thread runs `build_service` first, so
+/// that `build_service` can listen and report errors.
 ///
 /// # Errors
-/// The error of `make`, or the thread cannot be started.
+/// The error of `build_service`, or the thread cannot be started.
 pub fn serve_in_own_thread<S>(name: &str, build_service: impl FnOnce() -> io::Result<S>) -> io::Result<()>
 where
     S: Future<Output = ()> + Send + 'static,
@@ -150,7 +150,7 @@ mod tests {
 
     /// Does a flood by one peer leave the only connection of another one, and its own admitted one, undisturbed?
     #[test]
-    fn a_flood_takes_its_own_slots_only() {
+    fn a_flood_by_one_peer_leaves_another_peers_connection() {
         served(async {
             let mut limit = ConnectionLimit::new(4, Deadlines { unadmitted_lifetime: HOUR, admitted: HOUR });
             let mut slots = Vec::new();
@@ -174,7 +174,7 @@ mod tests {
 
     /// Does every connection end: a stranger's after its deadline, an admitted one after both, a closed one at once?
     #[test]
-    fn every_connection_has_an_end() {
+    fn every_connection_ends_by_its_deadline_or_when_closed() {
         served(async {
             let ms = Duration::from_millis;
             let mut limit = ConnectionLimit::new(4, Deadlines { unadmitted_lifetime: ms(50), admitted: ms(400) });

@@ -29,7 +29,7 @@ fn replay_alternating(
 
 /// Does the same policy repeat its decisions on the recording, and is a changed policy detected at its first window?
 #[test]
-fn the_same_policy_matches_and_a_changed_one_is_caught() {
+fn the_same_policy_repeats_and_a_changed_one_is_detected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
     let records = record_run(&path);
@@ -119,7 +119,7 @@ impl Policy for LastCpuPolicy {
 /// Can a run be replayed in which a CPU went offline and online again? Does a log of the older version, which lacks
 /// such changes, differ from that window on? Is no forecast scored for the windows in which CPUs changed?
 #[test]
-fn a_run_whose_cpus_went_offline_replays() {
+fn a_run_with_cpus_taken_offline_and_online_replays() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
     let first = alternating_config().first_window;

@@ -113,7 +113,7 @@ fn every_policy_recorded_on_the_simulator_replays() {
 
 /// Is a log that was changed afterwards detected at its window?
 #[test]
-fn a_forged_log_is_caught() {
+fn a_forged_log_is_detected_at_its_window() {
     let dir = tempfile::tempdir().unwrap();
     let penalty = PredictorConfig { miss_penalty_cycles: 150.0, miss_penalty_source: "measured".to_string() };
     let host = ModeledHost::new(true, 20);

@@ -215,7 +215,7 @@ mod tests {
 
     /// Does every cluster get a chip of its own if that is balanced: two, four on two chips, eight on eight?
     #[test]
-    fn clusters_that_balance_get_a_chip_each() {
+    fn each_cluster_gets_a_chip_of_its_own_if_that_is_balanced() {
         for (sizes, count) in [(vec![8, 8], 2), (vec![4; 4], 2), (vec![4; 8], 8), (vec![16, 16], 2)] {
             let assignment = assign_sizes(&sizes, 0, &sample_chips(count));
             assert!(assignment.chip_of_cluster.iter().all(Option::is_some), "{sizes:?}");
@@ -226,7 +226,7 @@ mod tests {
 
     /// Is the thesis's example, 100 threads against 10, neutralized, with an even result?
     #[test]
-    fn a_cluster_that_unbalances_two_chips_is_neutralised() {
+    fn a_cluster_that_unbalances_two_chips_is_neutralized() {
         let assignment = assign_sizes(&[100], 10, &sample_chips(2));
         assert_eq!(assignment.chip_of_cluster, [None]);
         assert_eq!(loads_by_chip(&assignment, 2), [55, 55]);
@@ -234,7 +234,7 @@ mod tests {
 
     /// Is a cluster that is too large for one of eight chips spread over as few chips as preserve the balance?
     #[test]
-    fn on_many_chips_a_large_cluster_is_spread_over_few() {
+    fn a_large_cluster_is_spread_over_few_of_many_chips() {
         let assignment = assign_sizes(&[16, 16], 0, &sample_chips(8));
         assert_eq!(loads_by_chip(&assignment, 8), [4; 8]);
         let of_first: Vec<usize> = (0..16).filter_map(|thread| assignment.chip_by_thread[thread]).collect();
@@ -244,7 +244,7 @@ mod tests {
 
     /// Do threads that cannot be moved attract their cluster?
     #[test]
-    fn fixed_threads_draw_their_cluster() {
+    fn fixed_threads_attract_their_cluster() {
         let fixed = ThreadToPlace { chip: Some(1), is_fixed: true };
         let threads = [vec![fixed], vec![ThreadToPlace::default(); 7]].concat();
         let clusters = [vec![0, 1, 2, 3], vec![4, 5, 6, 7]];

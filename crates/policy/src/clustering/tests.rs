@@ -56,7 +56,7 @@ fn is_partition(clusters: &Clusters, truth: &[usize]) -> bool {
 
 /// Do both methods find groups of equal size if there are also regions shared by all threads?
 #[test]
-fn equal_groups_are_found_by_both() {
+fn both_methods_find_groups_of_equal_size() {
     for method in BOTH {
         for groups in [&[8, 8][..], &[4, 4, 4, 4], &[16, 16]] {
             let (maps, truth) = sample_maps(&SharingPattern { groups, regions: 20, global: 8, accesses: 400 }, 7);
@@ -98,7 +98,7 @@ fn a_group_that_shares_by_parts_is_found_whole() {
 
 /// Do threads that share with all others, or with none, stay unclustered?
 #[test]
-fn no_clusters_where_all_or_none_share() {
+fn threads_that_share_with_all_or_none_stay_unclustered() {
     for method in BOTH {
         for (groups, regions) in [(&[16][..], 32), (&[1; 16][..], 32)] {
             let (maps, _) = sample_maps(&SharingPattern { groups, regions, global: 0, accesses: 600 }, 11);
@@ -110,7 +110,7 @@ fn no_clusters_where_all_or_none_share() {
 
 /// Do clusters stay together if only other threads leave traces, and does a thread that changed groups move?
 #[test]
-fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
+fn clusters_are_kept_unless_a_thread_changed_groups() {
     let entry =
         |regions: &[usize]| (0..256).map(|e| if regions.contains(&(e / 16)) { 20 } else { 0 }).collect::<Vec<u8>>();
     // Thread 7 was in the cluster of 4 to 6; now it touches the regions of 0 to 2, which observe its writes.

@@ -18,7 +18,7 @@ fn victim_fixture(bytes: u64) -> GangCandidate {
 
 /// Does the mean slowdown match the access times that were measured with gangs on a modeled machine?
 #[test]
-fn slowdowns_are_the_measured_ones() {
+fn the_mean_slowdown_matches_measured_access_times() {
     let measured =
         [(3, 20e6, 35.3), (3, 50e6, 29.5), (3, 100e6, 28.0), (1, 5e6, 40.0), (1, 10e6, 32.0), (1, 20e6, 29.0)];
     for (mib, turn_ns, found_ns) in measured {
@@ -29,7 +29,7 @@ fn slowdowns_are_the_measured_ones() {
 
 /// Do turns have a usual length if possible, and are they lengthened until they pay off?
 #[test]
-fn turns_are_typical_and_always_pay() {
+fn turns_have_a_usual_length_or_are_lengthened_to_pay_off() {
     let alone = MISS_NS / HIT_NS - 1.0;
     assert_eq!(quantum_ns(&[victim_fixture(MIB / 16)], 0.9 * alone, 2, MAX_WAIT_NS), Ok(Some(20_000_000)));
     let usual =
@@ -42,7 +42,7 @@ fn turns_are_typical_and_always_pay() {
 
 /// Are gangs rejected if turns that pay off make tasks wait longer than allowed, or if no turn pays off?
 #[test]
-fn a_turn_that_pays_off_too_late_is_refused() {
+fn gangs_are_rejected_if_turns_pay_off_too_late() {
     let refused = quantum_ns(&[victim_fixture(3 * MIB)], 0.3, 2, 120_000_000).unwrap_err();
     assert_eq!(refused.max_quantum_ns, 5_000_000);
     assert!(refused.break_even_ns.is_some_and(|break_even_ns| break_even_ns > 5_000_000), "{refused:?}");
@@ -52,7 +52,7 @@ fn a_turn_that_pays_off_too_late_is_refused() {
 
 /// Is there no length if no footprint is known?
 #[test]
-fn unknown_footprints_lengthen_no_turn() {
+fn turns_have_no_length_if_no_footprint_is_known() {
     let unknown = GangCandidate { refill_ns: None, slowdown: 0.1 };
     assert_eq!(quantum_ns(&[unknown; 3], 0.5, 2, MAX_WAIT_NS), Ok(None));
     let known_quantum = quantum_ns(&[victim_fixture(MIB)], 0.5, 2, MAX_WAIT_NS);
@@ -71,7 +71,7 @@ fn refill_of(misses: &[(u64, f64)]) -> Option<f64> {
 
 /// Does the refill end at the knee of the curve, and is there none if the curve is flat within the cache?
 #[test]
-fn the_footprint_ends_where_the_curve_has_fallen() {
+fn the_refill_ends_at_the_knee_of_the_curve() {
     let chase = [(MIB, 40.0), (3 * MIB, 1.0), (8 * MIB, 0.5), (16 * MIB, 0.0)];
     assert_eq!(refill_of(&chase), Some((3 * MIB / 64) as f64 * 100.0));
     assert_eq!(refill_of(&[(MIB, 40.0), (8 * MIB, 40.0), (16 * MIB, 0.0)]), Some(0.0), "a stream within this cache");

@@ -27,7 +27,7 @@ pub(super) fn tournament_pairs(bin_count: usize, round: u64) -> Vec<(usize, usiz
 }
 
 /// Runs one round, and returns a bin for every task. An exchange is made if it lowers the difference of the two sums by
-/// more than `worth_moving` times their mean. New tasks go to the lightest bin with a free CPU.
+/// more than `min_gain` times their mean. New tasks go to the lightest bin with a free CPU.
 pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u64, min_gain: f64) -> Vec<usize> {
     let mut bins = assign_initial_bins(capacities, task_loads);
     let quota = TaskQuota::for_tasks(capacities, task_loads.len());

@@ -13,8 +13,8 @@
 //! Properties: the functions are pure, and ties break by order. Loads are even: a CPU never has two tasks more than
 //! another, and no task waits while a CPU is free. Tasks that cannot move stay. For constant weights, exchanges end,
 //! because every exchange lowers the sum of squares. After that, two bins with as many tasks each differ by at most
-//! `max_distance`. No bin therefore exceeds the mean by more than that, and the central result cannot be below the
-//! mean.
+//! `exchanges::max_distance`. No bin therefore exceeds the mean by more than that, and the central result cannot be
+//! below the mean.
 
 mod central;
 mod exchanges;

@@ -41,7 +41,7 @@ fn exchanged_to_the_end(
 
 /// Are eight programs of one workload paired as worked out by hand, heaviest with lightest, with equal sums per socket?
 #[test]
-fn pairs_are_folded_and_sockets_evened_out() {
+fn heaviest_are_paired_with_lightest_and_sockets_are_equal() {
     let capacities: Vec<CacheCapacity> = [0, 0, 1, 1].map(|package| CacheCapacity { cpus: 2, package }).to_vec();
     let task_loads = newcomer_loads(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
     let bins = balance_centrally(&capacities, &task_loads, 0.0);
@@ -56,7 +56,7 @@ fn pairs_are_folded_and_sockets_evened_out() {
 
 /// Does a heavy task get a cache to itself while CPUs are free, and does no task wait while they are?
 #[test]
-fn free_seats_are_used_against_the_heaviest() {
+fn a_heavy_task_gets_a_cache_to_itself_while_cpus_are_free() {
     let capacities = equal_capacities(2, 4);
     let task_loads = newcomer_loads(&[100.0, 1.0, 1.0, 1.0, 1.0]);
     assert_eq!(counts_by_bin(&capacities, &balance_centrally(&capacities, &task_loads, 0.0)), [1, 4]);
@@ -91,7 +91,7 @@ fn tasks_that_cannot_move_stay() {
 
 /// Does each bin meet each other bin once?
 #[test]
-fn a_tournament_is_complete() {
+fn each_bin_meets_each_other_bin_once() {
     for bin_count in 0..12usize {
         let rounds = if bin_count % 2 == 0 { bin_count.max(1) - 1 } else { bin_count };
         let mut met: Vec<(usize, usize)> =
@@ -135,7 +135,7 @@ proptest! {
 
     /// Are loads per CPU even in both forms, whatever the number of tasks, the bins and the initial assignment?
     #[test]
-    fn loads_are_even(
+    fn loads_per_cpu_are_even_in_both_forms(
         weights in prop::collection::vec(0.0f64..50.0, 1..20),
         seats in prop::collection::vec(1usize..5, 1..5),
         start in any::<u64>(),
@@ -156,7 +156,7 @@ proptest! {
 
     /// For bins of two tasks, does the sorted assignment have the smallest maximum sum, as by enumeration?
     #[test]
-    fn the_central_answer_to_pairs_is_the_best(weights in prop::collection::vec(0.0f64..50.0, 6)) {
+    fn the_sorted_assignment_of_pairs_has_the_smallest_maximum(weights in prop::collection::vec(0.0f64..50.0, 6)) {
         let capacities = equal_capacities(3, 2);
         let task_loads = newcomer_loads(&weights);
         let greatest = |bins: &[usize]| sums_by_bin(&capacities, &task_loads, bins).into_iter().fold(0.0, f64::max);

@@ -201,7 +201,7 @@ impl AbTest {
         // The last arm is no longer than the first; otherwise, a drift would not cancel.
         let max_windows = if self.arm == AbArm::OldAgain { self.speeds_before.windows } else { u32::MAX };
         let is_waiting = self.arm_windows < max_windows.min(MAX_SIDE_ARMS * arm_length);
-        // A test after every window would find differences by chance, so there are at most [`LOOKS`] tests.
+        // A test after every window would find differences by chance, so there are at most `MAX_EVALUATIONS` tests.
         let is_test_due = !is_waiting || [1, 2, 4].iter().any(|times| self.arm_windows == times * arm_length);
         if self.arm != AbArm::Old && !is_test_due {
             return AbTestStatus::Running;
@@ -310,7 +310,7 @@ mod tests {
     /// If unannounced phases differ widely in speed, is the measured gain correct, or 0 without one, wherever the arms
     /// fall?
     #[test]
-    fn phases_do_not_decide() {
+    fn the_measured_gain_is_correct_despite_phases() {
         for (faster, offset) in [(1.0, 0), (1.0, 3), (1.04, 0), (1.04, 2), (0.98, 5)] {
             let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
             let verdict = (0..).find_map(|window| {
@@ -349,7 +349,7 @@ mod tests {
 
     /// Is a change without effect rarely adopted as faster, with independent noise and with autocorrelated noise (0.6)?
     #[test]
-    fn few_changes_without_effect_are_adopted() {
+    fn changes_without_effect_are_rarely_adopted() {
         let mut generator = cachemate_core::SplitMix64::new(5);
         let trials = 1_500;
         for autocorrelation in [0.0, 0.6] {
@@ -378,7 +378,7 @@ mod tests {
 
     /// Does no window count before the next cache has turned over or the maximum period has ended?
     #[test]
-    fn a_cache_behind_settles_too() {
+    fn no_window_counts_before_the_next_cache_has_turned_over() {
         let settled_after = |lines_behind: Option<u64>, misses: u64| {
             let lengths = AbTestLengths { next_cache_lines: lines_behind, ..LENGTHS };
             let mut settling = SettlingPeriod::default();

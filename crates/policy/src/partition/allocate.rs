@@ -335,7 +335,7 @@ mod tests {
 
     /// With more programs than CPUs, do programs of similar demand share a lane?
     #[test]
-    fn programs_of_like_appetite_share_a_lane() {
+    fn programs_of_similar_demand_share_a_lane() {
         let claimants = [sensitive_claimant(12), sensitive_claimant(4), sensitive_claimant(12), sensitive_claimant(4)];
         let allocation = allocate(
             &claimants,
@@ -389,7 +389,7 @@ mod tests {
 
     /// Does each objective lead to the allocation that its name promises?
     #[test]
-    fn objectives_choose_what_they_are_named_after() {
+    fn each_objective_leads_to_the_allocation_of_its_name() {
         // One program has many misses that rarely stall it, the other has few misses that do.
         let mut streams = claimant_fixture(&(1..=16).map(|units| 1.2 - f64::from(units) * 0.01).collect::<Vec<_>>());
         streams.demand.misses_per_kilo_instr = (1..=16).map(|units| 90.0 - 5.0 * f64::from(units)).collect();

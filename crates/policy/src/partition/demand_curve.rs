@@ -277,7 +277,7 @@ mod tests {
 
     /// Is there no demand curve without a miss-rate curve or a speed?
     #[test]
-    fn without_evidence_there_is_no_demand_curve() {
+    fn there_is_no_demand_curve_without_evidence() {
         assert_eq!(DemandCurve::from_profile(&profile_fixture(&[1.0]), None, 100.0, CACHE, 4), None);
         let speed = MeasuredSpeed { cycles_per_instr: 2.0, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
         assert_eq!(DemandCurve::from_profile(&Profile::default(), Some(speed), 100.0, CACHE, 4), None);
@@ -285,7 +285,7 @@ mod tests {
 
     /// Are rises of a noisy curve averaged out?
     #[test]
-    fn rises_are_levelled_out() {
+    fn rises_of_a_noisy_curve_are_averaged_out() {
         assert_eq!(isotonic_decreasing(vec![5.0, 1.0, 3.0, 2.0, 0.0]), [5.0, 2.0, 2.0, 2.0, 0.0]);
     }
 }

@@ -449,7 +449,7 @@ pub(super) mod tests {
     /// Do extra slow windows in one record not affect the comparison, and are phases that only one record has left out,
     /// or too much of the work for a result?
     #[test]
-    fn records_compare_like_with_like() {
+    fn records_are_compared_by_the_phases_that_both_have() {
         let record = |windows: &[(u64, u64)]| {
             let mut record = SpeedRecord::default();
             for &(cycles, comes) in windows {

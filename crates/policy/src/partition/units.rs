@@ -164,7 +164,7 @@ mod tests {
 
     /// Does a group keep its colors when other groups grow or shrink?
     #[test]
-    fn colors_stay_where_they_can() {
+    fn a_group_keeps_its_colors_when_others_grow_or_shrink() {
         let first = assign(&parse_masks(&["", "", ""]), &[8, 4, 4], &COLORS);
         assert_eq!(mask_strings(&first), ["0-7", "8-11", "12-15"]);
         let second = assign(&first, &[4, 8, 4], &COLORS);
@@ -173,7 +173,7 @@ mod tests {
 
     /// Are masks contiguous if the hardware requires it?
     #[test]
-    fn ways_are_laid_side_by_side() {
+    fn masks_are_contiguous_if_the_hardware_requires_it() {
         let now = parse_masks(&["8-15", "", "0-7"]);
         assert_eq!(mask_strings(&assign(&now, &[6, 2, 8], &WAYS)), ["8-13", "14-15", "0-7"]);
     }
@@ -181,7 +181,7 @@ mod tests {
     /// Do shrinking and growing move pages by the paper's rule: all pages out of revoked colors, and a part of them
     /// into new ones?
     #[test]
-    fn shrinking_moves_all_and_growing_a_part() {
+    fn shrinking_moves_all_pages_and_growing_a_part() {
         let mut pages = vec![0; 16];
         pages[..4].fill(100);
         assert_eq!(pages_to_move(&pages, &"0-1".parse().unwrap()), 200);

@@ -182,7 +182,8 @@ impl ActivityVectors {
                 continue;
             }
             let is_of_task = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: counted_task, .. } if *counted_task == task.task);
-            let is_measured = view.observation.probe_results.iter().any(|answer| is_of_task(&answer.evidence));
+            let is_measured =
+                view.observation.probe_results.iter().any(|probe_result| is_of_task(&probe_result.evidence));
             let ran_ns = task.ran_ns();
             // A recorded profile covers a whole sample, and so does the profile of a task that ran all the time.
             let window_scale =
@@ -205,8 +206,8 @@ impl ActivityVectors {
             return;
         }
         let mut miss_counts: BTreeMap<TaskId, f64> = BTreeMap::new();
-        for answer in &view.observation.probe_results {
-            if let ProbeEvidence::Activity { task, level, super_sets, .. } = &answer.evidence
+        for probe_result in &view.observation.probe_results {
+            if let ProbeEvidence::Activity { task, level, super_sets, .. } = &probe_result.evidence
                 && Some(*level) == last_level
             {
                 let misses: u64 = super_sets.iter().map(|count| count.misses).sum();

@@ -174,7 +174,7 @@ mod tests {
 
     /// Does each group get the cache on which its tasks already run, if caches are equally good?
     #[test]
-    fn no_task_moves_without_need() {
+    fn groups_get_the_cache_on_which_they_already_run() {
         let topology = last_level_caches(2, 2, CacheLevel::L2, 4 << 20);
         // The first two programs go together, and so do the last two.
         let harm = |i: usize, j: usize| if i / 2 == j / 2 { 0.0 } else { 0.5 };

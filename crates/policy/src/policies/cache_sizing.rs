@@ -271,7 +271,7 @@ impl CacheSizing {
     /// Returns trace requests for a few processes of one cache. Several are traced at once because a process that
     /// rarely misses takes long to fill its log, and must not delay the others.
     fn request_traces(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>) -> Vec<ProbeRequest> {
-        let can_trace = view.capabilities.can(Ability::TraceAddresses);
+        let can_trace = view.capabilities.has_ability(Ability::TraceAddresses);
         // While no trial may begin, no curve is needed.
         let is_cooling_down =
             !domain.has_goals() && self.caches.get(&domain.cache.id).is_some_and(|cache| !cache.can_start_trial());
@@ -299,9 +299,9 @@ impl CacheSizing {
         let busiest_task_id = busiest_task.unwrap_or(unknown_process.tasks[0]);
         let probe = unknown_process.tasks.iter().find_map(|task| {
             let (phase, probe) = *self.last_probes.get(&task.task)?;
-            let is_answered = view.observation.probe_results.iter().any(|answer| {
-                let is_trace = matches!(&answer.evidence, ProbeEvidence::Trace { .. });
-                answer.probe == probe && answer.complete && is_trace
+            let is_answered = view.observation.probe_results.iter().any(|probe_result| {
+                let is_trace = matches!(&probe_result.evidence, ProbeEvidence::Trace { .. });
+                probe_result.probe == probe && probe_result.complete && is_trace
             });
             (phase == unknown_process.phase && !is_answered).then_some((task.task, probe))
         });
@@ -638,7 +638,7 @@ fn verdict_reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reas
 }
 
 fn can_set_penalties(view: &View<'_>) -> bool {
-    view.capabilities.can(Ability::Penalties)
+    view.capabilities.has_ability(Ability::Penalties)
 }
 
 /// Returns penalties that keep the programs of one time-share group from running together, with all their threads.

@@ -160,7 +160,7 @@ fn curves_are_requested_before_a_cache_is_divided() {
 
 /// Does the program that needs space get it, both in colors and in contiguous ways?
 #[test]
-fn space_goes_where_it_helps() {
+fn the_program_that_needs_space_gets_it() {
     for partition in [COLORS, WAYS] {
         let mut world = World::needy_beside_stream(partition, AT_ONCE);
         let decision = world.window();
@@ -306,7 +306,7 @@ fn a_partition_that_no_longer_helps_is_dropped() {
 
 /// Is a partition dropped in time that no longer helps or hurts, although no program runs slower than before?
 #[test]
-fn a_partition_has_to_prove_itself_again() {
+fn a_partition_without_benefit_is_dropped_at_unchanged_speeds() {
     const GOES_ON: u64 = 600;
     let fades: Cycles = |window, divided| match (window < GOES_ON, divided) {
         (true, false) => [3_000_000, 5_000_000],
@@ -319,7 +319,7 @@ fn a_partition_has_to_prove_itself_again() {
 
 /// Does a trial end if the set of co-runners changes?
 #[test]
-fn a_trial_ends_with_its_co_runners() {
+fn a_trial_ends_if_the_set_of_co_runners_changes() {
     let mut world = World::needy_beside_stream(COLORS, "");
     while world.previous_plan.shares.is_empty() {
         world.window();
@@ -331,7 +331,7 @@ fn a_trial_ends_with_its_co_runners() {
 
 /// Are measured speeds used for the present state instead of the forecast?
 #[test]
-fn the_present_is_measured_and_not_forecast() {
+fn measured_speeds_replace_forecasts_of_the_present_state() {
     // Sharing costs the first program nothing here, although its curve predicts a loss.
     let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
     world.runs_at(&[(1_000_000, 2_000_000, 1_000), (1_000_000, 5_000_000, 30_000)]);
@@ -342,7 +342,7 @@ fn the_present_is_measured_and_not_forecast() {
 
 /// Do shares stay unchanged if the gain would not repay the copying in time?
 #[test]
-fn copying_must_be_earned_back() {
+fn shares_stay_if_the_gain_would_not_repay_the_copying() {
     let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\npayback_ns = 1000000");
     world.window();
     assert!(world.previous_plan.shares.is_empty());
@@ -353,7 +353,7 @@ fn copying_must_be_earned_back() {
 
 /// Is a goal sufficient reason to partition, whatever the cost?
 #[test]
-fn a_goal_is_reason_enough() {
+fn a_goal_causes_partitioning_whatever_the_cost() {
     let mut world = World::needy_beside_stream(COLORS, "payback_ns = 1000000");
     world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
     world.window();
@@ -371,7 +371,7 @@ fn programs_of_one_lane_have_a_penalty() {
 
 /// Are lanes used only if the machine keeps members of one lane from running together?
 #[test]
-fn lanes_are_made_only_where_they_are_kept() {
+fn lanes_are_used_only_if_the_machine_keeps_them() {
     let (mut world, _) = four_on_two_cpus();
     world.capabilities.abilities.remove(&Ability::Penalties);
     let plan = world.window().plan;

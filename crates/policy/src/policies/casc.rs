@@ -231,7 +231,7 @@ impl CascCache {
             let refs = rates.llc_refs_per_mega_instr.zip(speed);
             let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
             let error = 0.5 * (pcmr.high - pcmr.low);
-            // The reference rate changes all the time, so the one from the time of the PCMR's measurement is kept.
+            // The reference rate changes constantly, so the rate at which the PCMR was measured is kept.
             let same_measurement =
                 old_rate.filter(|old_rate| old_rate.pcmr == pcmr.value && old_rate.refs_rate.is_some());
             let refs_rate = same_measurement.map_or(refs_rate, |old_rate| old_rate.refs_rate);
@@ -278,8 +278,9 @@ impl CascCache {
             let item = cachemate_core::PlanItem::Probe(id);
             view.observation.applied.refused.iter().any(|refused| refused.item == item)
         };
-        let is_complete =
-            |id: ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == id && answer.complete);
+        let is_complete = |id: ProbeId| {
+            view.observation.probe_results.iter().any(|probe_result| probe_result.probe == id && probe_result.complete)
+        };
         let (ended_probes, still_pending): (Vec<OpenProbe>, Vec<OpenProbe>) =
             std::mem::take(&mut self.pending_probes).into_iter().partition(|open_probe| {
                 let id = open_probe.probe.id;
@@ -499,7 +500,7 @@ impl CascCache {
     fn observed_rate(&self, view: &View<'_>, domain: &LlcTasks<'_>) -> Option<f64> {
         let level = view.topology.caches.iter().find(|cache| cache.id == domain.cache)?.level;
         let (_, counts) =
-            view.observation.shared_counts.iter().find(|(place, _)| *place == CounterScope::Cache(domain.cache))?;
+            view.observation.shared_counts.iter().find(|(scope, _)| *scope == CounterScope::Cache(domain.cache))?;
         let references = counts.get(CounterEvent::References(level)).filter(|&references| references > 0.0)?;
         Some(100.0 * counts.get(CounterEvent::Misses(level))? / references)
     }

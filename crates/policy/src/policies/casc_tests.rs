@@ -116,7 +116,7 @@ fn greedy_threads_are_spread_over_cores() {
 
 /// Does a new thread wait on the first CPU beside known threads (literal form), or get its own rows (better form)?
 #[test]
-fn newcomers_are_measured_as_the_form_says() {
+fn newcomers_wait_beside_known_threads_or_get_their_own_rows() {
     let mut pcmrs = KNOWN.to_vec();
     pcmrs.push(None);
     let literal = CascFixture::new("form = \"literal\"", &pcmrs).step();
@@ -129,7 +129,7 @@ fn newcomers_are_measured_as_the_form_says() {
 
 /// Is a thread measured again after a change of phase, and does it keep its CPUs until then?
 #[test]
-fn a_phase_change_is_measured_and_changes_nothing_before() {
+fn a_thread_in_a_new_phase_is_measured_and_keeps_its_cpus() {
     let mut fixture = CascFixture::new("", &KNOWN);
     let first_plan = fixture.step();
     fixture.profiles.insert(TaskId(5), Profile { phase_number: 1, ..Profile::default() });

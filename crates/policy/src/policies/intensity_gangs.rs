@@ -122,7 +122,7 @@ struct ProbeBudget {
 impl ProbeBudget {
     fn charge_probes(&mut self, view: &View<'_>) {
         self.started_ns.get_or_insert(view.observation.span.start_ns);
-        let costs = view.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns);
+        let costs = view.observation.probe_results.iter().flat_map(|probe_result| &probe_result.cost_ns);
         self.spent_ns += costs.map(|(_, ns)| ns).sum::<u64>();
     }
 
@@ -197,8 +197,8 @@ impl IntensityGangs {
 
     /// Records the answers to probes that arrived in the window.
     fn record_answers(&mut self, view: &View<'_>) {
-        for answer in &view.observation.probe_results {
-            match &answer.evidence {
+        for probe_result in &view.observation.probe_results {
+            match &probe_result.evidence {
                 ProbeEvidence::PingPong { cpus, round_trip_ns } => {
                     let is_shared = *round_trip_ns < self.parameters.shared_max_ns;
                     if is_shared || *round_trip_ns >= self.parameters.split_min_ns {
@@ -217,9 +217,9 @@ impl IntensityGangs {
                 }
                 _ => {}
             }
-            let is_answered = |probe: &mut ProbeRequest| answer.complete && probe.id == answer.probe;
+            let is_answered = |probe: &mut ProbeRequest| probe_result.complete && probe.id == probe_result.probe;
             self.pending_probe.take_if(is_answered);
-            self.pending_ping_pongs.retain(|probe| !answer.complete || probe.id != answer.probe);
+            self.pending_ping_pongs.retain(|probe| !probe_result.complete || probe.id != probe_result.probe);
         }
         let is_live = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
         self.sensitivity_windows.retain(|task, _| is_live(task));

@@ -59,7 +59,7 @@ impl SchedCacheFixture {
 
 /// Are the threads of each process gathered on the cache where that process ran most?
 #[test]
-fn threads_go_where_their_process_ran_most() {
+fn threads_are_gathered_where_their_process_ran_most() {
     let threads = [(1, 0, 40), (1, 1, 40), (1, 4, 30), (2, 5, 40), (2, 6, 40), (2, 2, 30)];
     assert_eq!(SchedCacheFixture::new("").step(&threads), [0, 0, 0, 1, 1, 1].map(Some));
 }
@@ -75,7 +75,7 @@ fn twice_the_run_time_moves_a_process() {
 
 /// Is a process not gathered if it has one thread, or more running threads than the cache has CPUs?
 #[test]
-fn one_thread_or_too_many_are_left_alone() {
+fn processes_of_one_or_too_many_threads_are_not_gathered() {
     assert_eq!(SchedCacheFixture::new("").step(&[(1, 0, 50), (2, 4, 50)]), [None; 2]);
     let many: Vec<(u32, u32, u64)> = (0..5).map(|cpu| (1, cpu, 100)).collect();
     assert_eq!(SchedCacheFixture::new("").step(&many), [None; 5]);
@@ -114,7 +114,7 @@ fn a_full_cache_admits_no_thread() {
 
 /// Is the preference forgotten after five epochs without running, and kept until then?
 #[test]
-fn an_idle_process_has_no_preference() {
+fn a_preference_is_forgotten_after_five_idle_epochs() {
     let mut fixture = SchedCacheFixture::new("epoch_period_ns = 30_000_000");
     assert_eq!(fixture.step(&[(1, 0, 30), (1, 1, 30)]), [Some(0); 2]);
     assert_eq!(fixture.step(&[(1, 0, 0), (1, 1, 0)]), [Some(0); 2]);

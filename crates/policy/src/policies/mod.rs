@@ -288,7 +288,7 @@ mod tests {
 
     /// Does each retired parameter name give an error with its place and its successor, and is the successor valid?
     #[test]
-    fn retired_parameters_are_refused_with_their_successor() {
+    fn retired_parameters_give_an_error_with_their_successor() {
         let rows = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::PolicyParameter);
         for row in rows {
             let (policy, key) = row.old.split_once('.').unwrap();
@@ -302,7 +302,7 @@ mod tests {
 
     /// Does the error for a wrong name or parameter help to correct it?
     #[test]
-    fn wrong_names_and_parameters_are_refused() {
+    fn errors_for_wrong_names_and_parameters_help_to_correct_them() {
         let known_names = ENTRIES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
         let error = |name: &str, parameters: &str| build(name, parameters, 1).err().unwrap().to_string();
         assert_eq!(

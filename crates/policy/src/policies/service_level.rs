@@ -226,8 +226,8 @@ mod tests {
     use cachemate_core::test_support::{capabilities_fixture, last_level_caches, observation_of};
     use cachemate_core::*;
 
-    /// Runs windows in which each of `clients` gets `rate(units, clients)` per second, and returns the units after each
-    /// window. The floor comes from the parameter, or from the rule if `promised` is set.
+    /// Runs windows with these numbers of clients, each of which gets `rate(units, clients)` per second. Returns the
+    /// units after each window. The floor comes from the parameter, or from the rule if `promised` is set.
     fn run(windows: &[usize], promised: Option<f64>, reports: bool, rate: fn(u32, usize) -> f64) -> Vec<u32> {
         let level = if promised.is_some() { "" } else { "rate_per_s = 100.0\n" };
         let mut policy = build(&format!("window_ns = 1000000000\n{level}units = 4"), 1).unwrap();
@@ -283,7 +283,7 @@ mod tests {
 
     /// Is a rule's floor met equally in reported work and, if work is not reported, in instructions?
     #[test]
-    fn the_floor_is_the_rules_own() {
+    fn a_rules_floor_is_met_in_reported_work_or_instructions() {
         let rate = |units: u32, clients: usize| 40.0 * f64::from(units) / clients as f64 + 20.0;
         let windows = [vec![2; 14], vec![4; 14], vec![2; 30]].concat();
         let named = run(&windows, None, true, rate);
@@ -293,13 +293,13 @@ mod tests {
 
     /// Does the policy conform with a floor that some programs reach and others do not?
     #[test]
-    fn it_conforms() {
+    fn the_policy_conforms_with_reached_and_missed_floors() {
         check_policy(&|seed| build("rate_per_s = 1000.0", seed).unwrap(), 24).unwrap();
     }
 
     /// Are invalid parameters rejected?
     #[test]
-    fn wrong_parameters_are_refused() {
+    fn invalid_parameters_are_rejected() {
         assert!(build("rate_per_s = -1.0", 1).err().unwrap().to_string().contains("rate_per_s"));
         assert!(build("window_ns = 0", 1).err().unwrap().to_string().contains("window_ns"));
     }

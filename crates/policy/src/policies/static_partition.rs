@@ -178,13 +178,13 @@ mod tests {
 
     /// Does the policy conform if shares change, are empty, or name units that the machine lacks?
     #[test]
-    fn it_conforms_with_any_partition() {
+    fn the_policy_conforms_with_any_partition() {
         check_policy(&|seed| build(STEPS, seed).unwrap(), 24).unwrap();
     }
 
     /// Are steps out of order rejected with the name of the parameter?
     #[test]
-    fn steps_out_of_order_are_refused() {
+    fn steps_out_of_order_are_rejected_with_the_parameter() {
         let wrong = "steps = [{ from_ns = 5, shares = [] }, { from_ns = 5, shares = [] }]";
         assert_eq!(
             Parameters::parse(wrong).unwrap_err().to_string(),

@@ -354,18 +354,18 @@ impl ThreadClustering {
     /// Phase 2: takes more samples, and continues with phase 3 once there are enough.
     fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) {
         let (mut is_complete, mut window_cost_ns) = (false, 0);
-        for answer in view.observation.probe_results.iter().filter(|answer| answer.probe == round.probe.id) {
-            if let ProbeEvidence::Samples { samples, events, sample_period, .. } = &answer.evidence {
+        for probe_result in view.observation.probe_results.iter().filter(|answer| answer.probe == round.probe.id) {
+            if let ProbeEvidence::Samples { samples, events, sample_period, .. } = &probe_result.evidence {
                 round.sample_count += samples.len() as u64;
                 round.events += events;
                 round.sample_period = Some(*sample_period);
             }
-            window_cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-            is_complete |= answer.complete;
+            window_cost_ns += probe_result.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+            is_complete |= probe_result.complete;
         }
         round.cost_ns += window_cost_ns;
         let is_refused = |applied_plan: &AppliedPlan| {
-            applied_plan.refused.iter().any(|no| no.item == PlanItem::Probe(round.probe.id))
+            applied_plan.refused.iter().any(|refused_item| refused_item.item == PlanItem::Probe(round.probe.id))
         };
         if is_refused(&view.observation.applied) {
             self.record_failed_round(view, round.remote_share);

@@ -148,7 +148,7 @@ fn sample_probe_result(probe: u32) -> ProbeResult {
 
 /// Is nothing sampled below the activation threshold, or on a machine that cannot sample?
 #[test]
-fn below_the_threshold_nothing_is_sampled() {
+fn nothing_is_sampled_below_the_threshold() {
     let mut fixture = ClusteringFixture::new("");
     (0..5).for_each(|_| assert!(fixture.step(19, None).plan.probes.is_empty()));
     let mut lower = ClusteringFixture::new("activation_share = 0.05");
@@ -174,7 +174,7 @@ fn threads_without_a_reading_do_not_dilute_the_breakdown() {
 
 /// If stalls are not counted, do remote hits start a round, by their assumed cost?
 #[test]
-fn without_stalls_remote_hits_begin_a_round() {
+fn remote_hits_start_a_round_if_stalls_are_not_counted() {
     let begins = |parameters: &str, percent: u64| {
         let mut fixture = ClusteringFixture::new(parameters);
         fixture.without_stalls = 8;
@@ -219,7 +219,7 @@ fn spread_gives_every_thread_a_context() {
 
 /// Is the sampling rate the one that the overhead allows?
 #[test]
-fn the_rate_follows_from_the_overhead() {
+fn the_sampling_rate_is_the_one_the_overhead_allows() {
     // Eight threads make 30 000 remote accesses each in 8 CPU-seconds, which would take 6 % of the time at 2 µs per
     // sample.
     let one_in = |parameters: &str| match ClusteringFixture::new(parameters).step(30, None).plan.probes[0].kind {
@@ -284,7 +284,7 @@ fn clusters_that_unbalance_the_chips_are_reported() {
 
 /// Do rounds without result become ever rarer, until the stalls grow?
 #[test]
-fn rounds_without_result_back_off() {
+fn rounds_without_result_become_rarer_until_stalls_grow() {
     let mut fixture = ClusteringFixture::new("");
     let mut began = Vec::new();
     let mut probe = None;
@@ -304,7 +304,7 @@ fn rounds_without_result_back_off() {
 
 /// Are invalid parameters rejected by name?
 #[test]
-fn wrong_parameters_are_refused() {
+fn invalid_parameters_are_rejected_by_name() {
     for (text, name) in [
         ("activation_share = 2.0", "activation_share"),
         ("samples = 0", "samples"),

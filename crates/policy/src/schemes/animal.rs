@@ -63,7 +63,7 @@ mod tests {
 
     /// Does the table contain CA's published cells, and do the other cells lie between them?
     #[test]
-    fn the_published_cells_and_the_interval_of_the_others() {
+    fn the_table_has_the_published_cells_and_others_between_them() {
         assert_eq!(symbiosis(Animal::Turtle, Animal::Turtle), 0.0);
         assert_eq!(symbiosis(Animal::Devil, Animal::Devil), 8.0);
         for (i, a) in ALL.into_iter().enumerate() {
@@ -81,7 +81,7 @@ mod tests {
 
     /// Do unlike pairs never cost more than like pairs?
     #[test]
-    fn the_table_spreads_like_programs() {
+    fn unlike_pairs_never_cost_more_than_like_pairs() {
         for a in ALL {
             for b in ALL {
                 assert!(2.0 * symbiosis(a, b) <= symbiosis(a, a) + symbiosis(b, b), "{a:?} {b:?}");
@@ -91,7 +91,7 @@ mod tests {
 
     /// Are programs classified and paired by the table?
     #[test]
-    fn two_devils_cost_eight_together() {
+    fn programs_are_classified_and_paired_by_the_table() {
         let cache = SharedCache::new(4 * 64, 4, 64, 100.0);
         let devil = with_positions(&[1000.0, 500.0, 100.0, 100.0, 30_000.0]);
         let turtle = with_positions(&[10.0, 5.0, 1.0, 1.0, 3.0]);

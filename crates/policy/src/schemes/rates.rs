@@ -119,7 +119,7 @@ mod tests {
 
     /// Is a solo rate preferred to an observed one, and is there no rate without evidence?
     #[test]
-    fn solo_first_then_observed_then_nothing() {
+    fn a_solo_rate_is_preferred_to_an_observed_one() {
         let mut profile = Profile::default();
         assert_eq!(miss_rate(&profile, &CACHE), None);
         profile.rates.observed_misses_per_kilo_instr = Some(Fact::oracle(7.0));

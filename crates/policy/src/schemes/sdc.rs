@@ -96,7 +96,7 @@ mod tests {
 
     /// Are the extra misses the hits beyond the remaining ways?
     #[test]
-    fn hits_beyond_the_ways_kept_are_lost() {
+    fn extra_misses_are_the_hits_beyond_the_remaining_ways() {
         let cache = SharedCache::new(4 * 64, 4, 64, 100.0);
         let (a, b) = (with_positions(&[10.0, 8.0, 1.0, 0.5, 3.0]), with_positions(&[9.0, 2.0, 1.0, 1.0, 0.0]));
         let costs = Sdc { reports_run_time: false }.pair_costs(&[&a, &b], &cache).unwrap();

@@ -186,7 +186,7 @@ mod tests {
 
     /// Does the in-order model match the textbook sum, and is the slowdown that of extra misses at full latency?
     #[test]
-    fn in_order_nothing_is_hidden() {
+    fn the_in_order_model_matches_the_textbook_sum() {
         let cache = SharedCache { hit_latency_cycles: 20.0, ..SharedCache::new(1 << 20, 16, 64, 100.0) };
         let solo = SoloRates::from_profile(&profile_fixture(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
         assert!((solo.cycles_per_instr - (1.0 + 0.01 * 20.0 + 0.002 * 100.0)).abs() < 1e-12);
@@ -196,7 +196,7 @@ mod tests {
 
     /// Does a window hide hits up to its length, and do misses overlap only if several fall into one window?
     #[test]
-    fn out_of_order_misses_overlap() {
+    fn out_of_order_misses_overlap_only_within_one_window() {
         let base = SharedCache::new(1 << 20, 16, 64, 200.0);
         let cache = SharedCache {
             hit_latency_cycles: 40.0,
@@ -212,7 +212,7 @@ mod tests {
 
     /// Is a measured solo IPC preferred, and a curve that does not reach the cache's size ignored?
     #[test]
-    fn measured_speed_first_and_no_extrapolation() {
+    fn a_measured_ipc_is_preferred_and_short_curves_are_ignored() {
         let cache = SharedCache::new(1 << 20, 16, 64, 100.0);
         let mut known_profile = profile_fixture(10_000.0, &[(1 << 20, 2.0)]);
         known_profile.rates.solo_instr_per_cycle = Some(Fact::oracle(0.5));
@@ -223,7 +223,7 @@ mod tests {
     /// On a share of the cache, do hits beyond the share miss, and is a curve read at the share's size, but not below
     /// its first point?
     #[test]
-    fn hits_beyond_a_part_are_misses() {
+    fn hits_beyond_a_share_of_the_cache_are_misses() {
         let cache = SharedCache::new(1 << 20, 4, 64, 100.0);
         let positions = with_positions(&[8.0, 4.0, 2.0, 1.0, 0.5]);
         let misses_on_share = |parts: u32| misses_on_share_per_mega_instr(&positions, &cache, parts);

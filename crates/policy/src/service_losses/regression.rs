@@ -202,7 +202,7 @@ mod tests {
 
     /// Is an effect measured a few windows after its co-runner starts, even if the co-runner never stops?
     #[test]
-    fn a_start_is_enough() {
+    fn an_effect_is_measured_soon_after_its_co_runner_starts() {
         let mut random = SplitMix64::new(3);
         let mut regression = EffectRegression::default();
         for window in 0..40 {

@@ -90,7 +90,7 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
 
 /// Is a slowdown without counters unknown with its reason, and forecast as soon as profiles suffice?
 #[test]
-fn without_counters_a_forecast_or_a_reason_stands() {
+fn a_slowdown_without_counters_is_forecast_or_has_a_reason() {
     let topology = last_level_caches(1, 2, CacheLevel::L3, 1 << 23);
     let (store, batch) = (unit_service("store"), unit_service("batch"));
     let mut losses = ServiceLosses::default();
@@ -114,7 +114,7 @@ fn without_counters_a_forecast_or_a_reason_stands() {
 
 /// If co-runners never stop, is a slowdown relative to the solo speed divided among them by their forecasts?
 #[test]
-fn a_measured_slowdown_is_attributed() {
+fn a_measured_slowdown_is_divided_among_constant_co_runners() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
     let (store, batch, scan) = (unit_service("store"), unit_service("batch"), unit_service("scan"));
     let mut losses = ServiceLosses::default();
@@ -148,7 +148,7 @@ fn a_measured_slowdown_is_attributed() {
 
 /// Is a service on another cache never named as a cause, and is the reason stated?
 #[test]
-fn another_cache_is_no_cause() {
+fn a_service_on_another_cache_is_never_named_as_a_cause() {
     let topology = last_level_caches(2, 2, CacheLevel::L3, 1 << 23);
     let (store, batch) = (unit_service("store"), unit_service("batch"));
     let mut losses = ServiceLosses::default();

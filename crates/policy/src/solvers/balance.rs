@@ -358,7 +358,7 @@ mod tests {
 
         /// Is the average's threshold (largest + n − 1 smallest) / n, as by enumeration?
         #[test]
-        fn the_averages_threshold_needs_no_enumeration(ratios in prop::collection::vec(0.0f64..1.0, 4..9), size in 1usize..5) {
+        fn the_averages_threshold_agrees_with_enumeration(ratios in prop::collection::vec(0.0f64..1.0, 4..9), size in 1usize..5) {
             let model = GroupModel::Average(ratios.clone());
             let threshold = find_best_groups(&model, size).threshold;
             prop_assert!((threshold - threshold_by_enumeration(&model, size)).abs() < 1e-12);
@@ -407,7 +407,7 @@ mod tests {
 
     /// Do threads with equal ratios get equal turns, and does a greedy thread get no more than the threshold allows?
     #[test]
-    fn fair_turns_are_as_even_as_possible() {
+    fn threads_with_equal_ratios_get_equal_turns() {
         let turn_counts = |ratios: &[f64], size: usize| {
             let model = GroupModel::Average(ratios.to_vec());
             let groups = build_rotation(&model, &find_best_groups(&model, size), RotationRule::Fair);

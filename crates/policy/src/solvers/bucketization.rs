@@ -307,7 +307,7 @@ mod tests {
         /// Do the shortcuts (combined steps, nested sets) give the same result as the paper's algorithm, for every set
         /// of CPUs?
         #[test]
-        fn shortcuts_change_nothing(
+        fn shortcuts_give_the_result_of_the_papers_algorithm(
             pcmrs in prop::collection::vec(-5.0f64..70.0, 0..14), cpus in 1usize..6, threshold in 1.0f64..40.0, m in 1u32..3,
         ) {
             let rules = BucketizationRules { threshold, runnable_per_cpu: m, ..LITERAL };
@@ -388,7 +388,7 @@ mod tests {
 
     /// Does the weight by references lower the expected rate of a CPU whose greedy thread mostly waits?
     #[test]
-    fn a_thread_that_waits_weighs_little() {
+    fn a_waiting_thread_has_little_weight_in_the_expected_rate() {
         let two = |rate: f64| {
             [BucketThread { pcmr: 2.0, refs_rate: Some(1.0) }, BucketThread { pcmr: 60.0, refs_rate: Some(rate) }]
         };

@@ -173,7 +173,7 @@ impl<'a> SubsetSearch<'a> {
         if max_load <= 1 {
             cpu_sets.extend(members_of_set(set).map(|program| 1 << program));
         } else {
-            let felt_costs: Vec<f64> =
+            let incurred_costs: Vec<f64> =
                 (0..self.costs.len()).map(|j| members_of_set(set).map(|i| self.costs[i][j]).sum()).collect();
             let extra = set.count_ones() as usize - self.min_load * cpus as usize;
             let mut best_cost_and_sets = (f64::INFINITY, Vec::new());
@@ -181,7 +181,7 @@ impl<'a> SubsetSearch<'a> {
                 set,
                 (cpus as usize - extra, extra),
                 0.0,
-                &felt_costs,
+                &incurred_costs,
                 &mut Vec::new(),
                 &mut best_cost_and_sets,
             );
@@ -200,7 +200,7 @@ impl<'a> SubsetSearch<'a> {
         remaining_programs: ProgramSet,
         open_cpus: (usize, usize),
         cost_so_far: f64,
-        felt_costs: &[f64],
+        incurred_costs: &[f64],
         filled_sets: &mut Vec<ProgramSet>,
         best_cost_and_sets: &mut (f64, Vec<ProgramSet>),
     ) {
@@ -219,14 +219,14 @@ impl<'a> SubsetSearch<'a> {
             let Some(open) = remaining_cpus.filter(|_| size > 0) else { continue };
             for_each_subset(candidates, size - 1, &mut |companions| {
                 let cpu = first_program | companions;
-                let felt_cost =
-                    members_of_set(cpu).map(|j| felt_costs[j]).sum::<f64>() - self.inner_costs[cpu as usize];
+                let incurred_cost =
+                    members_of_set(cpu).map(|j| incurred_costs[j]).sum::<f64>() - self.inner_costs[cpu as usize];
                 filled_sets.push(cpu);
                 self.fill_next_cpu(
                     remaining_programs & !cpu,
                     open,
-                    cost_so_far + felt_cost / size as f64,
-                    felt_costs,
+                    cost_so_far + incurred_cost / size as f64,
+                    incurred_costs,
                     filled_sets,
                     best_cost_and_sets,
                 );

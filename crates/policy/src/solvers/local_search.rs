@@ -200,7 +200,7 @@ impl HillClimb<'_> {
             let other_cpus = self.programs_by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
             other_cpus.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
         };
-        let felt_cost = |(cache, cpu): (usize, usize)| -> f64 {
+        let incurred_cost = |(cache, cpu): (usize, usize)| -> f64 {
             let other_cpus = self.programs_by_cache[cache]
                 .iter()
                 .enumerate()
@@ -214,9 +214,9 @@ impl HillClimb<'_> {
         let cost_per_load = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
         let ((caused_here, load), (caused_there, other_load)) =
             (caused_cost_and_load(source), caused_cost_and_load(target));
-        let saving_of_leaving = felt_cost(source) + cost_per_load(caused_here, load)
+        let saving_of_leaving = incurred_cost(source) + cost_per_load(caused_here, load)
             - cost_per_load(caused_here - caused_cost(program, source), load - 1.0);
-        let cost_of_joining = felt_cost(target)
+        let cost_of_joining = incurred_cost(target)
             + cost_per_load(caused_there + caused_cost(program, target), other_load + 1.0)
             - cost_per_load(caused_there, other_load);
         saving_of_leaving - cost_of_joining
@@ -228,9 +228,9 @@ impl HillClimb<'_> {
         for (cpu, members) in cpu_groups.iter().enumerate() {
             for (other, neighbors) in cpu_groups.iter().enumerate().filter(|(_, neighbors)| !neighbors.is_empty()) {
                 if other != cpu {
-                    let felt_cost: f64 =
+                    let incurred_cost: f64 =
                         members.iter().flat_map(|&i| neighbors.iter().map(move |&j| self.costs[i][j])).sum();
-                    total += felt_cost / neighbors.len() as f64;
+                    total += incurred_cost / neighbors.len() as f64;
                 }
             }
         }

@@ -6,7 +6,7 @@
 //! problem is hard for heuristics, but the number of units is small enough for exact dynamic programming.
 //!
 //! Method:
-//! - [`allocate_exactly`]: best[n][u] is the smallest total of the first n claimants on u units; for two claimants,
+//! - [`allocate_exactly`]: `rows[n][u]` is the best allocation of u units to the first n claimants; for two claimants,
 //!   that is thesis equation 5.3. O(claimants · units²).
 //! - [`allocate_by_lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the
 //!   floor. The claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly.
@@ -104,10 +104,10 @@ struct PartialAllocation {
 }
 
 impl PartialAllocation {
-    fn is_better_than(&self, other: &PartialAllocation, total: CostAggregate, tolerance: f64) -> bool {
+    fn is_better_than(&self, other: &PartialAllocation, aggregate: CostAggregate, tolerance: f64) -> bool {
         let worst_difference = self.worst_cost - other.worst_cost;
         let sum_difference = self.sum - other.sum;
-        if total == CostAggregate::Worst && worst_difference.abs() > tolerance {
+        if aggregate == CostAggregate::Worst && worst_difference.abs() > tolerance {
             worst_difference < 0.0
         } else if sum_difference.abs() > tolerance {
             sum_difference < 0.0
@@ -121,7 +121,7 @@ impl PartialAllocation {
 ///
 /// # Errors
 /// Returns an error if a claim is invalid, or if the floors exceed the units.
-pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<Vec<u32>, ClaimError> {
+pub fn allocate_exactly(claims: &[UnitClaim], units: u32, aggregate: CostAggregate) -> Result<Vec<u32>, ClaimError> {
     check_claims(claims, units)?;
     let unit_count = units as usize;
     // Costs that differ only by rounding count as equal, so that evenness decides rather than the order of additions.
@@ -140,21 +140,21 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) 
         let max_used_units = units - remaining_floors;
         // The last claimant gets all remaining units, because only complete allocations matter.
         for used_units in if is_last { max_used_units..=max_used_units } else { 0..=max_used_units } {
-            let mut best_deal: Option<PartialAllocation> = None;
+            let mut best_allocation: Option<PartialAllocation> = None;
             for share in claim.floor()..=used_units {
-                let Some(previous_deal) = previous_row[(used_units - share) as usize] else { continue };
+                let Some(previous_allocation) = previous_row[(used_units - share) as usize] else { continue };
                 let cost = claim.cost_of_units(share);
                 let candidate = PartialAllocation {
-                    worst_cost: previous_deal.worst_cost.max(cost),
-                    sum: previous_deal.sum + cost,
-                    square_sum: previous_deal.square_sum + u64::from(share) * u64::from(share),
+                    worst_cost: previous_allocation.worst_cost.max(cost),
+                    sum: previous_allocation.sum + cost,
+                    square_sum: previous_allocation.square_sum + u64::from(share) * u64::from(share),
                     units: share,
                 };
-                if best_deal.as_ref().is_none_or(|best| candidate.is_better_than(best, total, tolerance)) {
-                    best_deal = Some(candidate);
+                if best_allocation.as_ref().is_none_or(|best| candidate.is_better_than(best, aggregate, tolerance)) {
+                    best_allocation = Some(candidate);
                 }
             }
-            row[used_units as usize] = best_deal;
+            row[used_units as usize] = best_allocation;
         }
         rows.push(std::mem::replace(&mut previous_row, row));
     }
@@ -162,16 +162,15 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) 
     let mut allocation = vec![0; claims.len()];
     let mut remaining_units = unit_count;
     for index in (0..claims.len()).rev() {
-        let best_deal =
+        let best_allocation =
             rows[index + 1][remaining_units].expect("checked: the floors fit, so every prefix of the best deal exists");
-        allocation[index] = best_deal.units;
-        remaining_units -= best_deal.units as usize;
+        allocation[index] = best_allocation.units;
+        remaining_units -= best_allocation.units as usize;
     }
     Ok(allocation)
 }
 
-/// Returns the largest saving per unit of a claimant within `max_units` further units: the number of units, and the
-/// saving for each.
+/// Returns the number of further units, at most `max_units`, that saves the claimant most per unit, and that saving.
 fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
     let current_cost = claim.cost_of_units(units);
     let mut best_units_and_gain = (max_units, f64::NEG_INFINITY);
@@ -214,8 +213,8 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
 }
 
 /// Returns the total cost of an allocation.
-pub fn total_cost(claims: &[UnitClaim], deal: &[u32], total: CostAggregate) -> f64 {
-    total.aggregate(claims.iter().zip(deal).map(|(claim, &units)| claim.cost_of_units(units)))
+pub fn total_cost(claims: &[UnitClaim], allocation: &[u32], aggregate: CostAggregate) -> f64 {
+    aggregate.aggregate(claims.iter().zip(allocation).map(|(claim, &units)| claim.cost_of_units(units)))
 }
 
 impl CostAggregate {
@@ -236,7 +235,7 @@ pub fn min_units_for_cost(costs: &[f64], max_cost: f64) -> Option<u32> {
 
 /// Returns the costs of several claimants in one partition, by its size, if each fills an equal share of it. The costs
 /// are summed, or the largest counts.
-pub fn pool_costs(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
+pub fn pool_costs(costs: &[&[f64]], units: u32, aggregate: CostAggregate) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
     let cost_at = |costs: &[f64], unit_count: f64| {
         // Less than one unit counts as one, because the cost of less is unknown.
@@ -245,7 +244,9 @@ pub fn pool_costs(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64
         costs[low] + fraction * (costs[(low + 1).min(costs.len() - 1)] - costs[low])
     };
     (1..=units)
-        .map(|unit_count| total.aggregate(costs.iter().map(|costs| cost_at(costs, f64::from(unit_count) / members))))
+        .map(|unit_count| {
+            aggregate.aggregate(costs.iter().map(|costs| cost_at(costs, f64::from(unit_count) / members)))
+        })
         .collect()
 }
 
@@ -259,14 +260,17 @@ mod tests {
     }
 
     /// Returns every allocation of all units that meets the floors.
-    fn all_deals(claims: &[UnitClaim], units: u32) -> Vec<Vec<u32>> {
+    fn all_allocations(claims: &[UnitClaim], units: u32) -> Vec<Vec<u32>> {
         let Some((first, rest)) = claims.split_first() else {
             return if units == 0 { vec![Vec::new()] } else { Vec::new() };
         };
-        let deals_with = |share: u32| {
-            all_deals(rest, units - share).into_iter().map(move |deal| [vec![share], deal].concat()).collect::<Vec<_>>()
+        let allocations_with = |share: u32| {
+            all_allocations(rest, units - share)
+                .into_iter()
+                .map(move |allocation| [vec![share], allocation].concat())
+                .collect::<Vec<_>>()
         };
-        (first.floor()..=units).flat_map(deals_with).collect()
+        (first.floor()..=units).flat_map(allocations_with).collect()
     }
 
     /// Computes thesis equation 5.3 as it is written.
@@ -276,7 +280,7 @@ mod tests {
 
     /// Do the solvers find a cliff behind a plateau?
     #[test]
-    fn solvers_see_across_a_plateau() {
+    fn solvers_find_a_cliff_behind_a_plateau() {
         let cliff = [10.0, 10.0, 10.0, 10.0, 1.0, 1.0, 1.0, 1.0];
         let slope = [8.0, 7.5, 7.0, 6.5, 6.0, 5.5, 5.0, 4.5];
         let two_claims = unit_claims(&[&cliff, &slope]);
@@ -296,7 +300,7 @@ mod tests {
 
     /// Does the objective of the largest cost take units from many claimants for one?
     #[test]
-    fn the_worst_cost_comes_first() {
+    fn the_largest_cost_objective_takes_units_from_many_claimants() {
         let needy = [9.0, 8.0, 7.0, 6.0];
         let greedy = [5.0, 2.0, 1.0, 0.5];
         let two_claims = unit_claims(&[&needy, &greedy]);
@@ -306,7 +310,7 @@ mod tests {
 
     /// Are claims that cannot be met rejected, with the reason?
     #[test]
-    fn impossible_claims_are_refused() {
+    fn impossible_claims_are_rejected_with_the_reason() {
         let mut two_claims = unit_claims(&[&[1.0; 4], &[1.0; 4]]);
         two_claims[1].min_units = 4;
         assert_eq!(
@@ -325,7 +329,7 @@ mod tests {
 
     /// Does a pool cost what equal shares cost, and a pool of one what the program itself costs?
     #[test]
-    fn a_pool_costs_what_equal_parts_cost() {
+    fn a_pool_costs_as_much_as_equal_shares() {
         let curve = [8.0, 6.0, 4.0, 2.0];
         assert_eq!(pool_costs(&[&curve], 4, CostAggregate::Sum), curve);
         assert_eq!(pool_costs(&[&curve, &curve], 4, CostAggregate::Sum), [16.0, 16.0, 14.0, 12.0]);
@@ -350,22 +354,22 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
         /// Is no allocation better than the exact one, and does every result meet the floors and allocate all units?
         #[test]
-        fn no_deal_is_better_than_the_exact_one((claims, units) in any_claims()) {
+        fn no_allocation_is_better_than_the_exact_one((claims, units) in any_claims()) {
             let floors: u32 = claims.iter().map(UnitClaim::floor).sum();
             prop_assume!(floors <= units);
-            for total in [CostAggregate::Sum, CostAggregate::Worst] {
-                let deal = allocate_exactly(&claims, units, total).unwrap();
-                let best = all_deals(&claims, units).iter().map(|deal| total_cost(&claims, deal, total))
+            for aggregate in [CostAggregate::Sum, CostAggregate::Worst] {
+                let allocation = allocate_exactly(&claims, units, aggregate).unwrap();
+                let best = all_allocations(&claims, units).iter().map(|allocation| total_cost(&claims, allocation, aggregate))
                     .fold(f64::INFINITY, f64::min);
-                prop_assert!(total_cost(&claims, &deal, total) <= best + 1e-9);
-                prop_assert_eq!(deal.iter().sum::<u32>(), units);
-                prop_assert!(deal.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
+                prop_assert!(total_cost(&claims, &allocation, aggregate) <= best + 1e-9);
+                prop_assert_eq!(allocation.iter().sum::<u32>(), units);
+                prop_assert!(allocation.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
             }
             if let [a, b] = claims.as_slice() {
-                let deal = allocate_exactly(&claims, units, CostAggregate::Sum).unwrap();
+                let allocation = allocate_exactly(&claims, units, CostAggregate::Sum).unwrap();
                 if a.floor() == 1 && b.floor() == 1 {
                     let paper = size_selection(&a.costs, &b.costs, units as usize);
-                    prop_assert!((total_cost(&claims, &deal, CostAggregate::Sum) - paper).abs() < 1e-9);
+                    prop_assert!((total_cost(&claims, &allocation, CostAggregate::Sum) - paper).abs() < 1e-9);
                 }
             }
         }
@@ -375,9 +379,9 @@ mod tests {
         fn lookahead_is_exact_on_convex_curves((claims, units) in any_claims()) {
             let floors: u32 = claims.iter().map(UnitClaim::floor).sum();
             prop_assume!(floors <= units);
-            let deal = allocate_by_lookahead(&claims, units).unwrap();
-            prop_assert_eq!(deal.iter().sum::<u32>(), units);
-            prop_assert!(deal.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
+            let allocation = allocate_by_lookahead(&claims, units).unwrap();
+            prop_assert_eq!(allocation.iter().sum::<u32>(), units);
+            prop_assert!(allocation.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
             let convex: Vec<UnitClaim> = claims.iter().map(|claim| {
                 let mut savings = claim.costs.clone();
                 savings.sort_by(f64::total_cmp);

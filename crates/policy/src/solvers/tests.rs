@@ -87,7 +87,7 @@ proptest! {
 
     /// Does the local search preserve even loads, and does its bound not exceed the known optimum?
     #[test]
-    fn the_bound_lies_below_the_optimum_and_the_search_above(
+    fn local_search_preserves_even_loads_and_its_bound_holds(
         shape in 0..SHAPES.len(),
         programs in 1usize..=8,
         matrix in arbitrary_costs(8, -0.5),
@@ -167,7 +167,7 @@ fn the_random_mean_is_exact_on_two_pairs() {
 /// Are sixteen programs on caches of four and of eight CPUs solved exactly, and does the local search agree within its
 /// gap?
 #[test]
-fn sixteen_programs_are_exact_and_the_local_search_agrees_within_its_gap() {
+fn sixteen_programs_are_exact_and_local_search_is_within_gap() {
     let mut generator = SplitMix64::new(42);
     let matrix: Vec<Vec<f64>> = (0..16).map(|_| (0..16).map(|_| generator.draw_unit()).collect()).collect();
     for shape in [vec![4; 4], vec![8; 2], vec![8; 8]] {

@@ -57,8 +57,8 @@ pub(super) struct AxisLayout<'a> {
 }
 
 impl<'a> AxisLayout<'a> {
-    /// Lays out `axis` between the two pixels of `pixels`. With `zero`, a linear axis without a given range starts at
-    /// zero unless a value is below zero.
+    /// Lays out `axis` between the two pixels of `pixels`. If `includes_zero` is set, a linear axis without a given
+    /// range starts at zero unless a value is below zero.
     pub fn new(axis: &'a Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64), includes_zero: bool) -> Self {
         let is_logarithmic = axis.scale != AxisScale::Linear;
         // Differences and quotients of larger or smaller values would not be finite.

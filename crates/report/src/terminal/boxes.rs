@@ -126,7 +126,7 @@ mod tests {
 
     /// Does the picture show at a glance which programs share each cache, and the reasons?
     #[test]
-    fn a_plan_is_boxes_and_reasons() {
+    fn a_plans_picture_shows_caches_programs_and_reasons() {
         let placed = |name: &str, slowdown: Option<f64>, reason: &str| PlacementRow {
             name: name.into(),
             cpu: None,

@@ -175,7 +175,7 @@ mod tests {
 
     /// Does a falling curve look like one, with its sizes below it?
     #[test]
-    fn a_knee_is_seen() {
+    fn a_falling_curve_is_drawn_with_its_sizes() {
         let points = (16..=24).map(|power| (1u64 << power, if power < 20 { 30.0 } else { 2.0 })).collect();
         let line = CurveLine { name: "chase".into(), points };
         let want = expect![[r#"
@@ -200,7 +200,7 @@ mod tests {
 
     /// Are unusual data (nothing, one point, zeros, values that are not finite) drawn without failure?
     #[test]
-    fn odd_data_draws() {
+    fn unusual_data_are_drawn_without_failure() {
         let draw = |points: &[(u64, f64)]| {
             curve_picture(&[CurveLine { name: "x".into(), points: points.to_vec() }], "", Paint::PLAIN)
         };
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparkline_goes_from_low_to_high() {
+    fn a_sparkline_rises_from_low_to_high() {
         assert_eq!(sparkline(&[Some(0.0), Some(4.0), None, Some(8.0)], 8.0), "▁▄ █");
         assert_eq!(sparkline(&[Some(0.0)], 0.0), "▁");
     }

@@ -86,7 +86,7 @@ mod tests {
 
     /// Does the matrix show slowdowns without any color?
     #[test]
-    fn shades_stand_in_for_colors() {
+    fn the_matrix_shows_slowdowns_without_color() {
         expect![[r#"
                    mcf  milc
             mcf    0.0  48.0█
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn colors_are_on_when_wanted() {
+    fn the_matrix_is_colored_if_color_is_enabled() {
         let text = matrix_picture(&matrix(), Paint { color: true, width: 80 });
         assert!(text.contains("\u{1b}[97;48;5;160m"), "{text}");
     }

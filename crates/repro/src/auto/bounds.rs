@@ -25,7 +25,7 @@ mod tests {
 
     /// For roughly normal values, do the bounds contain the mean, and are they as wide as theory says?
     #[test]
-    fn bounds_are_as_wide_as_theory_says() {
+    fn bounds_contain_the_mean_and_are_as_wide_as_in_theory() {
         let mut generator = SplitMix64::new(1);
         let values: Vec<f64> = (0..100).map(|_| (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0).collect();
         let mean = values.iter().sum::<f64>() / 100.0;

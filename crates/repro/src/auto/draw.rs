@@ -95,7 +95,6 @@ struct MixGenerator<'a> {
     rng: SplitMix64,
 }
 
-/// Number of points of a profile.
 const PROFILE_POINTS: u32 = 64;
 /// Maximum number of tasks; larger machines remain partly idle.
 const MAX_TASKS: usize = 16;
@@ -105,8 +104,8 @@ impl MixGenerator<'_> {
         low + (high - low) * self.rng.draw_unit()
     }
 
-    /// A phase with these fills per instruction, as a function of resident bytes; `overlap` is the share of the memory
-    /// latency for which a fill stalls.
+    /// A phase with these fills per instruction, as a function of resident bytes; `exposed_share` is the share of the
+    /// memory latency for which a fill stalls.
     fn build_phase(&mut self, fills_at: impl Fn(f64) -> f64, exposed_share: f64, base_cycles: f64) -> ProgramPhase {
         let measures = self.machine;
         let point = |step: u32| {
@@ -352,7 +351,7 @@ mod tests {
 
     /// Does every family's mix consist of valid programs, and is it the same for the same seed?
     #[test]
-    fn mixes_are_drawn_alike() {
+    fn mixes_consist_of_valid_programs_and_repeat_by_seed() {
         for machine in ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"] {
             let machine = cachemate_spec::load_machine(machine).unwrap();
             for family in FAMILIES {

@@ -211,7 +211,7 @@ mod tests {
     /// Is a program with phases judged by the solo time of its work, whatever phase it ends in, and one without phases
     /// by its rate?
     #[test]
-    fn speeds_are_told_at_equal_work() {
+    fn a_program_with_phases_is_judged_at_equal_work() {
         // Slow for a hundred seconds, then five times as fast.
         let alone = SoloProgress { instr_per_s: 300.0, course: vec![(100.0, 1e4), (200.0, 6e4)] };
         assert_eq!(alone.speed_ratio_at_equal_work(300.0, 200.0), 1.0);

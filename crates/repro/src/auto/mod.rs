@@ -1,11 +1,11 @@
 //! `AUTO`: compares the integrated policy with every baseline, on mixes for which no policy was tuned.
 //!
 //! Problem: a policy that chooses among mechanisms has to match the best of them on every kind of mix, and must never
-//! lose. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine in nominal time
-//! ([`run()`]) under the default, under single mechanisms, and under `auto`. Runs are measured from the arrival of
-//! each program, so the time in which a policy learns counts. The best single mechanism of a mix is chosen on one
-//! machine seed and scored on others. Properties: the same seed and machine give the same numbers; all mixes count;
-//! bounds are one-sided 95 % bounds by bootstrap over mixes ([`bounds`]).
+//! be slower than the default. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine
+//! in nominal time ([`run()`]) under the default, under single mechanisms, and under `auto`. Runs are measured from the
+//! arrival of each program, so the time in which a policy learns counts. The best single mechanism of a mix is chosen
+//! on one machine seed and scored on others. Properties: the same seed and machine give the same numbers; all mixes
+//! count; bounds are one-sided 95 % bounds by bootstrap over mixes ([`bounds`]).
 
 mod ablation;
 mod bounds;

@@ -45,7 +45,6 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     build_findings(context, &mixes)
 }
 
-/// All findings.
 fn build_findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
     let all_mixes: Vec<&AutoMix> = mixes.iter().collect();
     let family_mixes = |family: MixFamily| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();

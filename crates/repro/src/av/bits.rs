@@ -37,7 +37,7 @@ impl Thresholds {
         Thresholds(std::array::from_fn(|cell| sums[cell] / f64::max(count[cell], 1.0)))
     }
 
-    /// Thresholds for samples that are `longer` times as long.
+    /// Thresholds for samples that are `length_ratio` times as long.
     pub fn scaled_by(self, length_ratio: f64) -> Self {
         Thresholds(self.0.map(|threshold| threshold * length_ratio))
     }
@@ -129,7 +129,7 @@ mod tests {
 
     /// Does the fit reproduce a line, and is r² the share of the variance that it explains?
     #[test]
-    fn a_fitted_line_is_the_line() {
+    fn the_fit_reproduces_a_line_and_its_explained_variance() {
         let line = FittedLine::fit(&[(0.0, 1.0), (1.0, 3.0), (3.0, 7.0)]).unwrap();
         assert!((line.slope - 2.0).abs() < 1e-12 && (line.r_squared - 1.0).abs() < 1e-12);
         // y = x, plus and minus 1 at equal x: half of the variance is explained.

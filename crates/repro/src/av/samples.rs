@@ -121,14 +121,14 @@ fn sample_from_observation(observation: &Observation, jobs: usize, super_sets: [
     // A watched task without a sample made no access at that level, because it ran on its context all the time.
     let empty_activity = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
     let mut tasks: Vec<TaskActivity> = (0..jobs).map(|_| empty_activity()).collect();
-    for answer in &observation.probe_results {
-        if let ProbeEvidence::Activity { task, level, super_sets, .. } = &answer.evidence
+    for probe_result in &observation.probe_results {
+        if let ProbeEvidence::Activity { task, level, super_sets, .. } = &probe_result.evidence
             && let Some(level_index) = LEVELS.iter().position(|other| other == level)
         {
             tasks[task.0 as usize][level_index].clone_from(super_sets);
         }
     }
-    let on_cpus = observation.shared_counts.iter().filter(|(place, _)| matches!(place, CounterScope::Cpu(_)));
+    let on_cpus = observation.shared_counts.iter().filter(|(scope, _)| matches!(scope, CounterScope::Cpu(_)));
     let instructions: f64 = on_cpus.filter_map(|(_, counts)| counts.get(CounterEvent::Instructions)).sum();
     ActivitySample { instr_per_cycle: instructions / observation.span.elapsed_cycles.unwrap_or(1).max(1) as f64, tasks }
 }

@@ -320,7 +320,7 @@ fn reuse_times_by_task(records: &[WindowRecord], case: &ModelCase) -> Result<BTr
     }]);
     for record in records {
         // Observations from the time in which groups come together add nothing about single threads.
-        if record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS_PROBE_ID) {
+        if record.observation.probe_results.iter().any(|probe_result| probe_result.probe == GROUPS_PROBE_ID) {
             break;
         }
         profiler.update(&record.observation);

@@ -184,7 +184,7 @@ mod tests {
 
     /// Are exact reuse times those of the stream, for code and data together, and does a sampler agree on average?
     #[test]
-    fn a_stretch_knows_every_reuse() {
+    fn exact_reuse_times_are_those_of_the_stream() {
         let span = InstructionSpan { history_instr: 600_000, instr: 600_000 };
         let reuse = measure_reuse(&WorkloadJob::new("twolf", 3), span, 20_000).unwrap();
         assert!(

@@ -632,7 +632,7 @@ mod tests {
 
     /// Is a policy that loses more than the optimal assignment not credited with a share of its loss?
     #[test]
-    fn a_share_of_a_loss_is_no_gain() {
+    fn a_losing_policy_gets_no_credit_for_a_share_of_its_loss() {
         assert_eq!(
             [
                 percent_of_optimal_gain(2.0, 4.0),
@@ -645,7 +645,7 @@ mod tests {
 
     /// Do orders of arrival differ, and do they contain the same programs?
     #[test]
-    fn orders_of_arrival_hold_everybody_once() {
+    fn orders_of_arrival_differ_and_contain_the_same_programs() {
         let programs = workload_jobs(1, 2, 1);
         let job_names = |jobs: &[WorkloadJob]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
         let (first, second) = (job_names(&shuffle_arrivals(&programs, 1)), job_names(&shuffle_arrivals(&programs, 2)));

@@ -347,7 +347,7 @@ mod tests {
 
     /// Does the number of workloads match the paper's?
     #[test]
-    fn there_are_as_many_workloads_as_published() {
+    fn the_number_of_workloads_matches_the_papers() {
         assert_eq!([4, 6, 8, 10].map(|size| program_subsets(10, size).len()), [210, 210, 45, 1]);
     }
 

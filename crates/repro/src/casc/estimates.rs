@@ -13,7 +13,7 @@ use cachemate_pipeline::OfflineProfiler;
 use serde::{Deserialize, Serialize};
 
 use crate::niagara::groups::{GROUPS_PROBE_ID, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
-use crate::niagara::{CONTEXT_COUNT, LONGEST_ROW_NS, NiagaraSetting, SIZES_KB, TIME_SCALE, casc_jobs, l2_miss_ratio};
+use crate::niagara::{CONTEXT_COUNT, MAX_ROW_NS, NiagaraSetting, SIZES_KB, TIME_SCALE, casc_jobs, l2_miss_ratio};
 use crate::setup::failed;
 use crate::split_runs::Name;
 use crate::{ExperimentContext, Finding, ReproError, ResultTarget, mean};
@@ -94,7 +94,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .with_note(format!(
             "Better form: members' own rates weighted by their references, from rows of {} ms. Literal form: the mean of solved rates. Both \
              forms' linearity error, and the better one's with rates or references from the groups and with other rows are in the points.",
-            LONGEST_ROW_NS / 1_000_000
+            MAX_ROW_NS / 1_000_000
         ))
     };
     for (form, name) in [(LITERAL, "literal form (linear solve)"), (0, "better form (own counts)")] {
@@ -117,7 +117,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 const LITERAL: usize = 4;
 
 fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
-    let records = measure_rows(context, setting, LONGEST_ROW_NS)?;
+    let records = measure_rows(context, setting, MAX_ROW_NS)?;
     let (own_ratios, solved_ratios) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
     let true_ratios = measure_solo_ratios(setting)?;
     let task_ids: Vec<TaskId> = own_ratios.keys().copied().collect();
@@ -164,7 +164,7 @@ fn measured_ratios(records: &[WindowRecord], uses_own_counts: bool) -> Result<BT
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);
     for record in records {
         let mut observation = record.observation.clone();
-        observation.probe_results.retain(|answer| answer.probe != GROUPS_PROBE_ID);
+        observation.probe_results.retain(|probe_result| probe_result.probe != GROUPS_PROBE_ID);
         profiler.update(&observation);
     }
     let unmeasured_error = |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));

@@ -150,7 +150,7 @@ mod tests {
 
     /// Is a rise counted only if it exceeds both noise and the effect of other frames?
     #[test]
-    fn a_rise_must_stand_out_of_the_seeds() {
+    fn a_rise_counts_only_if_it_exceeds_noise_and_other_frames() {
         assert_eq!(sample_curve(vec![vec![2.0, 1.5, 1.0], vec![2.1, 1.4, 1.0]]).color_rises(), []);
         let rises = sample_curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.0, 1.3]]).color_rises();
         assert_eq!(rises.iter().map(|(colors, _)| *colors).collect::<Vec<_>>(), [3]);
@@ -164,7 +164,7 @@ mod tests {
 
     /// Does a program whose footprint needs all colors run faster with all of them than with one?
     #[test]
-    fn colors_limit_a_program() {
+    fn a_program_runs_faster_with_all_colors_than_with_one() {
         let single = cycles_for("twolf", 1, 400_000, 50_000, 1).unwrap();
         let all_colors = cycles_for("twolf", 16, 400_000, 50_000, 1).unwrap();
         assert!(single > all_colors, "{single} with one color, {all_colors} with sixteen");

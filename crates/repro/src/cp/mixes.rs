@@ -255,7 +255,7 @@ mod tests {
 
     /// Is a mix compared with the better of sharing and the best sizes known offline?
     #[test]
-    fn the_best_known_is_the_better_of_two() {
+    fn a_mix_is_compared_with_the_better_of_sharing_and_best_sizes() {
         let sample_mix = |shared, offline, online| SizedMix {
             programs: vec![0],
             shared,

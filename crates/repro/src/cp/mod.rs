@@ -128,7 +128,7 @@ pub(crate) fn pipeline_config_for(
     workload.pipeline(name, parameters, Vec::new(), first_window)
 }
 
-/// Gives the first program `first` colors and the second the rest.
+/// Gives the first program `first_colors` colors, and the second program all others.
 pub(crate) fn split_shares(first_colors: u32) -> Vec<String> {
     vec![format!("0-{}", first_colors - 1), format!("{first_colors}-{}", COLORS - 1)]
 }
@@ -143,7 +143,7 @@ mod tests {
     /// Is the run with a fixed split, applied without a policy, identical to the bit to one with the policy of stated
     /// partitions?
     #[test]
-    fn a_fixed_split_is_the_run_of_the_policy_that_states_it() {
+    fn a_fixed_split_run_equals_the_stated_partition_policys_run() {
         let scale = RunScale { scale: 60_000, warm_up_cycles: 300_000 };
         let workload = chip_workload(vec![thesis_job("mcf", 1), thesis_job("art", 2)], 2, true, scale, 1).unwrap();
         let works = [InstructionRange { from_instr: 40_000.0, to_instr: 200_000.0 }; 2];

@@ -58,7 +58,7 @@ impl MeasuredPair {
     pub fn shared_speedup(&self) -> f64 {
         self.weighted_speedup(&self.shared_rates)
     }
-    /// Rates at a split, or under sharing if `first` is `None`; `None` if the split was not measured.
+    /// Rates at a split, or under sharing if `first_colors` is `None`; `None` if the split was not measured.
     pub fn rates_at(&self, first_colors: Option<u32>) -> Option<[f64; 2]> {
         let Some(first_colors) = first_colors else { return Some(self.shared_rates) };
         self.rates_by_split.iter().find(|(split, _)| *split == first_colors).map(|(_, rates)| *rates)
@@ -289,7 +289,7 @@ mod tests {
 
     /// Do gains, the best split and the recovered share equal those of a pair computed manually?
     #[test]
-    fn gains_of_a_pair_worked_by_hand() {
+    fn a_pairs_gains_equal_those_computed_manually() {
         let pair = measured_pair();
         assert_eq!(pair.best_split().0, 12);
         let gains = pair.relative_gains(&pair.best_split().1);
@@ -301,7 +301,7 @@ mod tests {
 
     /// Does the chosen split give space to programs that it speeds up, and leave the cache shared if it would not help?
     #[test]
-    fn space_goes_to_whom_it_speeds_up() {
+    fn space_is_given_to_programs_that_it_speeds_up() {
         let workload = chip_workload(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
         let flat = interpolate_curves(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
         let steep = interpolate_curves(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
@@ -316,7 +316,7 @@ mod tests {
 
     /// Do lines between measured numbers of colors pass through the measured points?
     #[test]
-    fn measured_points_are_kept() {
+    fn lines_pass_through_the_measured_points() {
         let alone = interpolate_curves(&[1, 4, 16], &[[8.0, 2.0, 90.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);
         assert_eq!(alone.demand_curve.misses_per_kilo_instr[..5], [8.0, 6.0, 4.0, 2.0, 2.0]);
         assert_eq!((alone.demand_curve.units(), alone.demand_curve.whole_cache_cycles()), (16, 1.0));

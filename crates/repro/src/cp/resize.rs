@@ -216,7 +216,7 @@ mod tests {
 
     /// Does swapping cost throughput, about as much as the copied pages?
     #[test]
-    fn swapping_costs_what_copying_costs() {
+    fn swapping_costs_about_as_much_as_copying() {
         let footprint = 256 << 10;
         let interval = footprint / 4096 * 11_051 * 4;
         let workload = warehouse_workload(footprint, interval, 1).unwrap();

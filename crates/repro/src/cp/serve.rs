@@ -241,7 +241,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&service_runs).map(|(&seed, story)| (seed, story.unexcused_count() as f64)).collect();
+        context.seeds.iter().zip(&service_runs).map(|(&seed, run)| (seed, run.unexcused_count() as f64)).collect();
     let values_over_runs = |value: fn(&ServiceRun) -> f64| service_runs.iter().map(value).collect::<Vec<f64>>();
     let unexcused_misses = |service_run: &ServiceRun| {
         service_run.miss_flags(&service_run.managed).iter().filter(|missed| **missed).count() as f64
@@ -251,26 +251,24 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         DataPoint::from_values(
             "rate of four clients over the level, %",
             format!("static {}", first_run.small),
-            &values_over_runs(|story| story.level_deviation_percent(&story.static_small)),
+            &values_over_runs(|run| run.level_deviation_percent(&run.static_small)),
         ),
         DataPoint::from_values(
             "rate of four clients over the level, %",
             "resized",
-            &values_over_runs(|story| story.level_deviation_percent(&story.managed)),
+            &values_over_runs(|run| run.level_deviation_percent(&run.managed)),
         ),
         DataPoint::from_values(
             "rate of four clients over the level, %",
             format!("static {}", first_run.large),
-            &values_over_runs(|story| story.level_deviation_percent(&story.static_large)),
+            &values_over_runs(|run| run.level_deviation_percent(&run.static_large)),
         ),
-        DataPoint::from_values("colors", "static small", &values_over_runs(|story| f64::from(story.small))),
-        DataPoint::from_values("colors", "static large", &values_over_runs(|story| f64::from(story.large))),
+        DataPoint::from_values("colors", "static small", &values_over_runs(|run| f64::from(run.small))),
+        DataPoint::from_values("colors", "static large", &values_over_runs(|run| f64::from(run.large))),
         DataPoint::from_values(
             "colors, mean over the run",
             "resized",
-            &values_over_runs(|story| {
-                mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<_>>())
-            }),
+            &values_over_runs(|run| mean(&run.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<_>>())),
         ),
     ];
     let note = format!(
@@ -282,11 +280,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         first_run.managed.len(),
         mean(&values_over_runs(unexcused_misses)),
         first_run.large,
-        if service_runs.iter().all(|story| story.reachable) {
-            ""
-        } else {
-            " (not under every seed, whatever the share)"
-        },
+        if service_runs.iter().all(|run| run.reachable) { "" } else { " (not under every seed, whatever the share)" },
     );
     Ok(vec![
         Finding::declared("cp-5-windows-below", &per_seed)
@@ -327,7 +321,7 @@ mod tests {
 
     /// Are only those windows excused that detected the miss or were still copying?
     #[test]
-    fn detection_and_copying_are_excused_and_nothing_else() {
+    fn only_detection_and_copying_windows_are_excused() {
         let window_at =
             |rate_per_s: f64, colors: u32, moving: bool| ServiceWindow { clients: 4, rate_per_s, colors, moving };
         let managed = vec![
@@ -351,7 +345,7 @@ mod tests {
 
     /// Do the late clients arrive halfway, and not earlier?
     #[test]
-    fn late_clients_come_halfway() {
+    fn late_clients_arrive_halfway() {
         let lengths = ServiceLengths { window_cycles: 100_000, warm_up_windows: 1, windows_per_phase: 2 };
         let workload = server_workload(1, lengths).unwrap();
         let config = pipeline_config_for(

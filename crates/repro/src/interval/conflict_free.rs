@@ -64,7 +64,7 @@ pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &M
 }
 
 /// Replaces the rates without prefetchers between the three sizes at which they were measured: the smallest, the point
-/// `quarter` and the largest.
+/// `quarter_index` and the largest.
 fn interpolate_unprefetched(
     points: &mut [SizePoint],
     quarter_index: usize,
@@ -247,7 +247,7 @@ mod tests {
 
     /// Does a cyclic working set as large as the cache keep its cliff, and a random one its slope?
     #[test]
-    fn a_cyclic_set_has_a_cliff() {
+    fn a_cyclic_set_keeps_its_cliff_and_a_random_one_its_slope() {
         let cyclic = DistanceHistogram::new(0, [(4095, 1000)]);
         assert_eq!(conflict_free_lines(&cyclic, 256, 4096, 20.0), 4096, "it hits with all ways");
         assert_eq!(conflict_free_lines(&cyclic, 256, 3072, 1000.0), 3072, "it misses with fewer");

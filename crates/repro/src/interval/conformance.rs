@@ -12,7 +12,7 @@ use cachemate_interval::{IntervalJob, IntervalMachine, Options, PhasedProgram, c
 use cachemate_policy::policies;
 
 use super::speed::cpu_seconds;
-use super::whatif::{interval_pipeline, plans_differ};
+use super::whatif::{build_interval_pipeline, plans_differ};
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
@@ -111,7 +111,7 @@ fn measure_behavior(
     let options = Options { seed, ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, draw_jobs(&spec, seed)).map_err(failed("machine"))?;
     let config = PolicyConfig { name: policy.to_string(), parameters: String::new(), seed };
-    let policy_pipeline = interval_pipeline(&machine, &spec, config, false)?;
+    let policy_pipeline = build_interval_pipeline(&machine, &spec, config, false)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     let mut wait_monitor = WaitMonitor::default();
     let (mut window_count, mut change_count, mut previous_plan, mut early_resident_bytes) = (0, 0, None, None);
@@ -245,7 +245,7 @@ mod tests {
 
     /// Does the monitor detect a task that waits, and its share of a fair share?
     #[test]
-    fn who_waits_is_found() {
+    fn the_monitor_detects_a_waiting_task_and_its_share() {
         let mut machine = {
             let spec = cachemate_spec::load_machine(MACHINE).unwrap();
             let mut jobs = draw_jobs(&spec, 1);
@@ -266,7 +266,7 @@ mod tests {
     /// Is a run counted exactly, and does no task starve under a policy that changes nothing and one that places tasks
     /// in turn (`repro INTERVAL-1` runs every policy, which takes too long for a test)?
     #[test]
-    fn a_run_is_counted_and_nobody_starves() {
+    fn a_run_is_counted_exactly_and_no_task_starves() {
         for policy in ["default", "round-robin"] {
             let conduct = measure_behavior(policy, 3, 1, &|| true).unwrap();
             assert_eq!(conduct.windows, 3, "{policy}");

@@ -24,7 +24,7 @@ pub struct MachineSetup {
     /// Number of co-runs of two programs in one cache.
     pub pairs: usize,
     /// Number of groups of four in one cache.
-    pub fours: usize,
+    pub quartets: usize,
     /// Number of mixes of four programs on two caches, each in all three pairings.
     pub pairings: usize,
     /// Number of pairs in one cache, each divided in four ways.
@@ -64,7 +64,7 @@ pub fn setups(quick: bool) -> Vec<MachineSetup> {
         machine: "opteron-2350",
         programs: pick_count(9, 5),
         pairs: pick_count(14, 4),
-        fours: pick_count(8, 2),
+        quartets: pick_count(8, 2),
         pairings: 0,
         partitions: 0,
         warm_up_cycles,
@@ -72,10 +72,10 @@ pub fn setups(quick: bool) -> Vec<MachineSetup> {
     };
     vec![
         common_setup,
-        MachineSetup { machine: "xeon-x5365-4", fours: 0, pairings: pick_count(5, 1), ..common_setup },
+        MachineSetup { machine: "xeon-x5365-4", quartets: 0, pairings: pick_count(5, 1), ..common_setup },
         MachineSetup {
             machine: "epyc-7742?caches.l3.size_bytes=4194304",
-            fours: pick_count(5, 1),
+            quartets: pick_count(5, 1),
             pairs: pick_count(10, 2),
             partitions: pick_count(4, 1),
             ..common_setup
@@ -83,7 +83,7 @@ pub fn setups(quick: bool) -> Vec<MachineSetup> {
         MachineSetup {
             machine: "pairs-04",
             programs: pick_count(8, 4),
-            fours: 0,
+            quartets: 0,
             pairs: pick_count(8, 2),
             pairings: pick_count(3, 1),
             ..common_setup
@@ -285,7 +285,7 @@ fn draw_larger_runs(
         order.truncate(count);
         order
     };
-    for _ in 0..setup.fours {
+    for _ in 0..setup.quartets {
         runs.push(build_co_run(CoRunKind::Four, place_on_one_cache(&draw_programs(4), machine), Vec::new()));
     }
     for mix in 0..setup.pairings {

@@ -57,7 +57,6 @@ pub struct TimedProgram {
     pub basis: TimingBasis,
 }
 
-/// Number of draws from a prior.
 const PRIOR_DRAW_COUNT: usize = 15;
 /// Standard deviation of the model's error: a constant number of points, and a share of the slowdown. The mean error
 /// over pairs is 2.9 points at a mean slowdown of 9.3.
@@ -335,8 +334,8 @@ fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     machine
 }
 
-/// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program, for one draw, if
-/// each needs `space` times the room for the same misses.
+/// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program, for one draw,
+/// if each needs `space_factor` times the space for the same misses.
 fn solve_draw(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
@@ -460,7 +459,7 @@ mod tests {
 
     /// After a moment that crowds the memory controller, do programs that hardly use memory run on at their speed?
     #[test]
-    fn a_crowded_moment_passes() {
+    fn light_programs_run_on_at_their_speed_after_a_crowded_moment() {
         let machine = cachemate_spec::load_machine("opteron-2350").unwrap();
         let timed_program = |name: &str, seed| {
             TimedProgram::measure(name, &bundled_recording(name), seed, &machine, MAX_TIMED_RECORDS / 40).unwrap()

@@ -74,7 +74,7 @@ impl TimingPrior {
         TimingPrior::new(0.5, 0.5)
     }
 
-    /// Draw number `number` of `draws`, which cover both ranges evenly.
+    /// Draw `draw_index` of `draw_count`, which cover both ranges evenly.
     pub fn draw(draw_index: usize, draw_count: usize) -> Self {
         // The second coordinate of a lattice whose points never align with the first.
         let golden_ratio_multiple = (draw_index as f64 + 0.5) * 0.618_033_988_749_895;

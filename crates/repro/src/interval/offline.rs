@@ -286,7 +286,7 @@ mod tests {
 
     /// Do errors, ranks and coverage follow from the tasks?
     #[test]
-    fn the_score_follows_from_the_tasks() {
+    fn errors_ranks_and_coverage_follow_from_the_tasks() {
         let tasks = vec![
             sample_task(10.0, 12.0, 3.0),
             sample_task(20.0, 30.0, 5.0),

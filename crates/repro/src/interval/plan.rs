@@ -103,8 +103,8 @@ struct DecisionLog {
 
 impl DecisionLog {
     fn add_record(&mut self, machine: &IntervalMachine, record: WindowRecord) {
-        for seen in &record.observation.tasks {
-            self.names.entry(seen.task).or_insert_with(|| seen.name.clone());
+        for sample in &record.observation.tasks {
+            self.names.entry(sample.task).or_insert_with(|| sample.name.clone());
         }
         if self.plans.is_empty() {
             self.plans.push(PlanInForce::new(Plan::idle(record.decision.plan.window), None));
@@ -209,7 +209,7 @@ fn initial_state(tasks: &[TaskSample], machine: &IntervalMachine) -> MachineStat
         no_idle_turns: None,
     };
     let capabilities = machine.capabilities();
-    let has_colors = capabilities.can(Ability::Colors);
+    let has_colors = capabilities.has_ability(Ability::Colors);
     let colors_by_process = live_tasks().filter(|_| has_colors).map(|task| (task.process, TrackedObject::new(None)));
     let groups = capabilities.partitions.iter().filter_map(|(_, partition)| match partition {
         PartitionSupport::Ways { max_groups, .. } => Some(*max_groups),
@@ -235,7 +235,7 @@ mod tests {
 
     /// Is the plan a list of changes to an untouched machine, with reasons that name the programs?
     #[test]
-    fn a_plan_is_told_as_changes_with_reasons() {
+    fn a_plan_is_a_list_of_changes_with_reasons() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
         let steady_job = |name: &str, phase| IntervalJob::new(PhasedProgram::endless_program(name, phase));
@@ -245,8 +245,14 @@ mod tests {
             steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
             steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.4 * lines, 0.02)),
         ];
-        let question =
-            WhatIfQuery { machine, jobs, length_ns: 60_000_000_000, seed: 1, is_explicit: false, has_guard: false };
+        let question = WhatIfQuery {
+            machine,
+            jobs,
+            length_ns: 60_000_000_000,
+            seed: 1,
+            has_explicit_turns: false,
+            has_guard: false,
+        };
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let plan = plan_under_policy(&context, &question, "round-robin").unwrap();

@@ -244,7 +244,7 @@ mod tests {
     /// Is a program alone on the machine not slowed, does a co-runner slow it, and does a partition restore most of its
     /// speed?
     #[test]
-    fn the_truth_about_a_plan_follows_the_engine() {
+    fn a_co_runner_slows_a_program_and_a_partition_restores_it() {
         let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
         let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
         let steady_job =

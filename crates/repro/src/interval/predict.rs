@@ -71,7 +71,7 @@ struct JobMoment {
     queue_cycles: f64,
 }
 
-/// The moment between two readings, interpolated linearly; `None` = not reached yet, or earlier.
+/// The moment between two readings, interpolated linearly; `None` if it was reached earlier, or is not reached yet.
 fn interpolate_moment(now_cycle: f64, before: &TaskTotals, after: &TaskTotals, instr: f64) -> Option<JobMoment> {
     let executed_instr = after.instructions - before.instructions;
     if instr > after.instructions || executed_instr <= 0.0 {

@@ -129,7 +129,7 @@ fn draw_sample(distribution: Distribution, generator: &mut SplitMix64) -> f64 {
         Distribution::Exponential(mean) => -mean * libm::log(draw_positive_unit(generator)),
         Distribution::Uniform(from, to) => from + (to - from) * draw_positive_unit(generator),
         Distribution::LogNormal(median, sigma) => {
-            // Box and Muller.
+            // The Box-Muller transform.
             let radius = libm::sqrt(-2.0 * libm::log(draw_positive_unit(generator)));
             median * libm::exp(sigma * radius * libm::cos(std::f64::consts::TAU * draw_positive_unit(generator)))
         }
@@ -192,7 +192,7 @@ mod tests {
 
     /// Does changing one entry leave the draws of the others unchanged?
     #[test]
-    fn entries_draw_for_themselves() {
+    fn changing_one_entry_leaves_the_others_draws_unchanged() {
         let scenario_text = |count: u32| {
             format!(
                 "[[programs]]\nprogram = \"a\"\ncount = {count}\ninterarrival_ns = {{ uniform = [1e6, 2e6] }}\n\

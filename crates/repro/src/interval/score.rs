@@ -51,7 +51,7 @@ pub struct ErrorCauses {
     pub overlap: f64,
 }
 
-/// Errors over one set of co-runs. `None` = the set is empty.
+/// Errors over one set of co-runs; `None` if the set is empty.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ErrorSummary {
     /// Number of runs (not tasks).
@@ -294,7 +294,7 @@ pub(super) fn percentile_value(values: &[f64], share: f64) -> f64 {
     sorted.get(rank.max(1) - 1).copied().unwrap_or(0.0)
 }
 
-/// Kendall's rank correlation over pairs whose first values differ by at least `differ_by`; `None` without such pairs.
+/// Kendall's rank correlation over pairs whose first values differ by at least `min_difference`; `None` without such pairs.
 pub(super) fn kendall_tau(value_pairs: &[(f64, f64)], min_difference: f64) -> Option<f64> {
     let (agreeing_count, pair_count) = count_agreeing_pairs(value_pairs, min_difference);
     (pair_count > 0).then(|| (2 * agreeing_count - pair_count) as f64 / pair_count as f64)
@@ -329,7 +329,7 @@ mod tests {
 
     /// Is tau 1 for the same order, -1 for the reverse, and undefined for plans that hardly differ?
     #[test]
-    fn ranks_count_pairs_that_differ() {
+    fn tau_is_1_for_the_same_order_and_minus_1_for_the_reverse() {
         assert_eq!(kendall_tau(&[(1.0, 10.0), (2.0, 20.0), (3.0, 21.0)], 0.0), Some(1.0));
         assert_eq!(kendall_tau(&[(1.0, 3.0), (2.0, 2.0)], 0.0), Some(-1.0));
         assert_eq!(tau_within_mixes(&[vec![(1.0, 3.0), (2.0, 2.0)]]), None);

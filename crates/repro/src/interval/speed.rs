@@ -25,7 +25,7 @@ pub fn times_real_time(is_explicit: bool, phase_seconds: f64, nominal_seconds: f
     Ok(nominal_seconds / used_seconds)
 }
 
-/// Processor time of this thread, which is independent of other load. `None` = the host does not report it.
+/// Processor time of this thread, which is independent of other load. `None` if the host does not report it.
 pub fn cpu_seconds() -> Option<f64> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/thread-self/schedstat"), 4096).ok()?;
     let ns: f64 = text.split_whitespace().next()?.parse().ok()?;

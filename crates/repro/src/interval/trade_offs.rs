@@ -29,7 +29,7 @@ pub struct PlanObjectives {
 }
 
 impl PlanObjectives {
-    /// Is this plan at most `slack` worse in the slowdowns, and no worse in the number of caches?
+    /// Is this plan at most `tolerance` worse in the slowdowns, and no worse in the number of caches?
     fn is_no_worse_than(self, other: PlanObjectives, tolerance: f64) -> bool {
         self.mean_slowdown <= other.mean_slowdown + tolerance
             && self.worst_slowdown <= other.worst_slowdown + tolerance
@@ -122,7 +122,7 @@ mod tests {
 
     /// Does the archive keep exactly the plans that nothing covers, whatever the order of insertion?
     #[test]
-    fn the_archive_keeps_what_no_plan_covers() {
+    fn the_archive_keeps_exactly_the_plans_that_nothing_covers() {
         let (balanced, best_mean, dominated) =
             (plan(0.0, [0.2, 0.2], [0, 4]), plan(0.0, [0.3, 0.0], [0, 4]), plan(0.0, [0.3, 0.25], [0, 4]));
         let (packed, equal) = (plan(0.0, [0.5, 0.5], [0, 1]), plan(0.0, [0.201, 0.202], [0, 4]));

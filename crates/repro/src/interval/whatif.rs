@@ -22,20 +22,20 @@ pub struct WhatIfQuery {
     pub length_ns: u64,
     /// Seed of the machine and the policy.
     pub seed: u64,
-    /// Whether each turn is simulated instead of averages.
-    pub is_explicit: bool,
+    /// Whether each turn is simulated, instead of the average over turns.
+    pub has_explicit_turns: bool,
     /// Whether a guard rolls back decisions that reduce performance.
     pub has_guard: bool,
 }
 
-/// Maximum number of stretches of a time line.
+/// Maximum number of stretches in a time series.
 const MAX_STRETCH_COUNT: u64 = 240;
 
 /// The standard pipeline around a policy on the interval machine.
 ///
 /// # Errors
 /// The policy is unknown, or does not accept the parameters.
-pub fn interval_pipeline(
+pub fn build_interval_pipeline(
     machine: &IntervalMachine,
     spec: &MachineSpec,
     policy: PolicyConfig,
@@ -45,7 +45,7 @@ pub fn interval_pipeline(
     crate::setup::build_pipeline(standard_pipeline.for_machine(machine.topology(), machine.capabilities()))
 }
 
-/// The name and the TOML of `dio` or `dio:TOML`.
+/// Splits `dio` or `dio:TOML` into the name and the TOML.
 fn name_and_parameters(policy: &str) -> (&str, &str) {
     policy.split_once(':').unwrap_or((policy, ""))
 }
@@ -59,7 +59,7 @@ pub fn check_policy(policy: &str) -> Result<(), PolicyError> {
     policies::build(name, parameters, 1).map(drop)
 }
 
-/// The query's machine at its start, and the pipeline of the policy. `name` may include parameters.
+/// The query's machine at its start, and the pipeline of the policy. `policy_text` may include parameters.
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
@@ -68,17 +68,17 @@ pub fn start_query(query: &WhatIfQuery, policy_text: &str) -> Result<(IntervalMa
     let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: query.seed };
     let options = Options {
         seed: query.seed,
-        has_explicit_turns: query.is_explicit,
+        has_explicit_turns: query.has_explicit_turns,
         length_ns: Some(query.length_ns),
         ..Options::default()
     };
     let mut machine = IntervalMachine::new(&query.machine, options, query.jobs.clone()).map_err(failed("machine"))?;
-    let policy_pipeline = interval_pipeline(&machine, &query.machine, config, query.has_guard)?;
+    let policy_pipeline = build_interval_pipeline(&machine, &query.machine, config, query.has_guard)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     Ok((machine, policy_pipeline))
 }
 
-/// Runs the query under one policy of the registry. `name` may include parameters: `dio` or `dio:TOML`.
+/// Runs the query under one policy of the registry. `policy_text` may include parameters: `dio` or `dio:TOML`.
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
@@ -103,10 +103,10 @@ pub fn run_query(
 /// Sums within one stretch of time, by job.
 #[derive(Clone, Copy, Default)]
 struct StretchSums {
-    /// Solo time of the work done in `ns`.
+    /// Solo time of the work done in `work_ns`.
     solo_ns: f64,
     work_ns: f64,
-    sum_of_occupancy_bytes: f64,
+    occupancy_sum_bytes: f64,
     sample_count: u32,
 }
 
@@ -123,7 +123,7 @@ struct TimeSeriesRecorder {
     decisions: Vec<ReportedDecision>,
     previous_plan: Option<Plan>,
     window_count: u64,
-    /// Programs' time that page moves have taken so far, and that of probes.
+    /// Program time spent on page moves so far, and on probes.
     migration_ns: u64,
     probe_ns: u64,
     names: Vec<String>,
@@ -165,7 +165,7 @@ impl TimeSeriesRecorder {
         self.window_count += 1;
         self.migration_ns = record.applied.cost_ns;
         let probe_results = record.observation.probe_results.iter();
-        self.probe_ns += probe_results.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
+        self.probe_ns += probe_results.flat_map(|probe_result| &probe_result.cost_ns).map(|(_, ns)| ns).sum::<u64>();
         let elapsed_ns = record.observation.span.elapsed_ns as f64;
         for task in &record.observation.tasks {
             let Some(job) = machine.job_of(task.task) else { continue };
@@ -174,7 +174,7 @@ impl TimeSeriesRecorder {
                 sums.solo_ns += elapsed_ns / slowdown;
                 sums.work_ns += elapsed_ns;
             }
-            sums.sum_of_occupancy_bytes += machine.occupied_bytes(task.task).iter().sum::<f64>();
+            sums.occupancy_sum_bytes += machine.occupied_bytes(task.task).iter().sum::<f64>();
             sums.sample_count += 1;
             let slot = machine.slot_of(task.task);
             if let Some(cache) = slot.and_then(|slot| machine.engine().cache_of(slot)) {
@@ -204,11 +204,11 @@ impl TimeSeriesRecorder {
             self.series.slowdown[job].push((sums.solo_ns > 0.0).then(|| sums.work_ns / sums.solo_ns));
             let window_count = f64::from(sums.sample_count);
             self.series.occupancy_bytes[job]
-                .push((sums.sample_count > 0).then(|| sums.sum_of_occupancy_bytes / window_count));
-            let cache_with_longest_time = (0..self.ns_by_cache[job].len())
+                .push((sums.sample_count > 0).then(|| sums.occupancy_sum_bytes / window_count));
+            let most_used_cache = (0..self.ns_by_cache[job].len())
                 .max_by(|&a, &b| self.ns_by_cache[job][a].total_cmp(&self.ns_by_cache[job][b]).then(b.cmp(&a)));
-            let longest_cache = cache_with_longest_time.filter(|&at| self.ns_by_cache[job][at] > 0.0);
-            self.series.cache[job].push(longest_cache.map(|at| at as u32));
+            let main_cache = most_used_cache.filter(|&at| self.ns_by_cache[job][at] > 0.0);
+            self.series.cache[job].push(main_cache.map(|at| at as u32));
             self.ns_by_cache[job].iter_mut().for_each(|ns| *ns = 0.0);
         }
         for (node, bytes) in self.bytes_by_node.iter_mut().enumerate() {
@@ -272,7 +272,7 @@ fn node_bytes(record: &WindowRecord) -> impl Iterator<Item = f64> {
         .observation
         .shared_counts
         .iter()
-        .filter(|(place, _)| matches!(place, cachemate_core::CounterScope::MemoryNode(_)));
+        .filter(|(scope, _)| matches!(scope, cachemate_core::CounterScope::MemoryNode(_)));
     nodes.map(|(_, counts)| counts.0.iter().map(|reading| reading.count as f64).sum())
 }
 
@@ -332,7 +332,7 @@ mod tests {
             steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
             steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.8 * lines, 0.02)),
         ];
-        WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, is_explicit: false, has_guard: true }
+        WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, has_explicit_turns: false, has_guard: true }
     }
 
     fn policy_outcome(policy: &str) -> PolicyOutcome {

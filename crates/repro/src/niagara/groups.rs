@@ -43,8 +43,11 @@ pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<V
     let pipeline = Pipeline::with_policy(config, Box::new(policy));
     let mut records = Vec::new();
     let on_window = |_: &mut _, record: WindowRecord| {
-        let is_complete =
-            record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS_PROBE_ID && answer.complete);
+        let is_complete = record
+            .observation
+            .probe_results
+            .iter()
+            .any(|probe_result| probe_result.probe == GROUPS_PROBE_ID && probe_result.complete);
         records.push(record);
         !is_complete
     };
@@ -69,8 +72,9 @@ impl Policy for GroupProbePolicy {
         if self.first_probes.is_empty() {
             self.request_first_probes(&tasks);
         }
-        let is_answered =
-            |id: &ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == *id && answer.complete);
+        let is_answered = |id: &ProbeId| {
+            view.observation.probe_results.iter().any(|probe_result| probe_result.probe == *id && probe_result.complete)
+        };
         self.unanswered_probes.retain(|id| !is_answered(id));
         if self.unanswered_probes.is_empty() && self.group_probe.is_none() {
             self.group_probe = Some(self.request_groups(&tasks));
@@ -149,10 +153,9 @@ impl MissSums {
 /// Intervals of the groups, or of the rows before them, without cold starts.
 fn measured_intervals(records: &[WindowRecord], of_groups: bool) -> impl Iterator<Item = &RowInterval> {
     let answers = records.iter().flat_map(|record| &record.observation.probe_results);
-    let row_intervals =
-        answers.filter(move |answer| (answer.probe == GROUPS_PROBE_ID) == of_groups).filter_map(|answer| match &answer
-            .evidence
-        {
+    let row_intervals = answers
+        .filter(move |probe_result| (probe_result.probe == GROUPS_PROBE_ID) == of_groups)
+        .filter_map(|answer| match &answer.evidence {
             ProbeEvidence::Rows(rows) => Some(rows),
             _ => None,
         });

@@ -152,7 +152,7 @@ impl NiagaraSetting {
 }
 
 /// Maximum length of a row. Rows are doubled at most once, so that all rates are known when the warm-up ends.
-pub const LONGEST_ROW_NS: u64 = 5_000_000;
+pub const MAX_ROW_NS: u64 = 5_000_000;
 
 /// The thesis's detector with ten times its threshold, because these programs miss ten times as often as the thesis's.
 const PHASE_PARAMETERS: PhaseParameters = PhaseParameters { history: 3, threshold: 30.0, edge_share: 0.5 };
@@ -185,7 +185,7 @@ impl NiagaraPolicy {
         }
     }
     pub fn better_policy(extra_parameters: &str) -> Self {
-        let parameters = format!("form = \"better\"\nmax_row_ns = {LONGEST_ROW_NS}\n{extra_parameters}");
+        let parameters = format!("form = \"better\"\nmax_row_ns = {MAX_ROW_NS}\n{extra_parameters}");
         NiagaraPolicy::Casc { parameters, uses_own_counts: true, follows_phases: false }
     }
     pub fn phase_following_policy() -> Self {

@@ -55,7 +55,7 @@ mod tests {
 
     /// Do the parts add up to the contention of the comparison if six threads share the contexts of one core?
     #[test]
-    fn the_parts_are_the_whole() {
+    fn the_parts_add_up_to_the_contention() {
         let run_kernels = |seed: u64, kernels: [&str; 6]| {
             let jobs = kernels.iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
             let mut workload =

@@ -74,7 +74,8 @@ pub fn capture_log(workload: &Workload, warm_up_instr: f64, entry_count: u32) ->
     program.trace_misses(entry_count)
 }
 
-/// Logs this many instructions of the program, or `LOG_ENTRIES`: a first short log determines the number of entries.
+/// Logs this many instructions of the program, but at most [`MAX_LOG_ENTRIES`] entries. A short first log determines
+/// the number of entries.
 pub fn capture_program_log(
     workload: &Workload,
     lengths: LogLengths,

@@ -58,7 +58,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )?;
     let per_seed = row_gains.per_seed(|rows| {
         let [online, offline] = [0, 1].map(|kind| rows.iter().map(|row| row.gains_percent[kind]).sum::<f64>());
-        // Where the real curves lose, a share of their gain means nothing: no less is all of it.
+        // If the real curves lose, a share of their gain is meaningless; a choice that loses no more counts as 100 %.
         if offline > 0.0 { 100.0 * online / offline } else { 100.0 * f64::from(u8::from(online >= offline)) }
     });
     let published_gain_sums =
@@ -166,7 +166,7 @@ mod tests {
 
     /// Do all other programs together get the colors that the first does not have?
     #[test]
-    fn the_rest_is_of_all_others_together() {
+    fn all_other_programs_get_the_remaining_colors_together() {
         let jobs = ["ammp", "applu", "applu", "applu"].map(|name| WorkloadJob::new(name, 1)).to_vec();
         let scale = RunScale { scale: 60_000, warm_up_cycles: 0 };
         let fixed = colors_plan(&chip_workload(jobs, 4, true, scale, 1).unwrap(), 13).unwrap();

@@ -87,7 +87,7 @@ mod tests {
 
     /// Do the phases last as long as requested, with each program at its own addresses?
     #[test]
-    fn phases_last_as_long_as_told() {
+    fn phases_last_as_long_as_requested() {
         let mut program = alternating_program(["mcf", "gzip"], 1, 50_000).unwrap();
         let mut source = (program.build_threads)(0).remove(0);
         let (mut accesses, mut sums) = (Vec::new(), [0, 0, 0]);

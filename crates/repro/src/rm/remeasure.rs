@@ -152,7 +152,7 @@ mod tests {
 
     /// Are boundaries detected only by traces near them, and is the first trace not counted?
     #[test]
-    fn a_boundary_is_noticed_by_a_trace_in_time() {
+    fn boundaries_are_detected_only_by_traces_near_them() {
         let phase = INTERVAL_INSTRUCTIONS * INTERVALS_PER_PHASE as f64;
         let requests = [0.0, phase + INTERVAL_INSTRUCTIONS, 2.5 * phase];
         let expected = BoundaryCounts { noticed: 1, boundaries: 2, without_boundary: 1, resized: 4 };

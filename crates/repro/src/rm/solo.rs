@@ -104,8 +104,8 @@ impl SoloMachine {
         let observation = self.machine.observe().map_err(failed("window"))?;
         let observation = observation.ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
         let mut sums = self.timeline.last_totals();
-        for (place, counts) in &observation.shared_counts {
-            match place {
+        for (scope, counts) in &observation.shared_counts {
+            match scope {
                 CounterScope::Cpu(_) => sums.instructions += counts.get(CounterEvent::Instructions).unwrap_or(0.0),
                 CounterScope::Cache(_) => {
                     sums.misses += counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap_or(0.0);
@@ -137,11 +137,11 @@ impl SoloMachine {
         self.machine.apply(&self.plan).map_err(failed("trace"))?;
         loop {
             let mut observation = self.run_window()?;
-            if let Some(answer) = observation.probe_results.pop() {
+            if let Some(probe_result) = observation.probe_results.pop() {
                 self.plan.probes.clear();
                 self.machine.apply(&self.plan).map_err(failed("end of trace"))?;
-                let cost_ns = answer.cost_ns.iter().map(|(_, ns)| *ns as f64).sum();
-                observation.probe_results = vec![answer];
+                let cost_ns = probe_result.cost_ns.iter().map(|(_, ns)| *ns as f64).sum();
+                observation.probe_results = vec![probe_result];
                 return Ok(TraceCapture {
                     seen: observation,
                     from: from_instr,
@@ -166,7 +166,7 @@ pub struct TraceCapture {
 impl TraceCapture {
     /// The log.
     pub fn evidence(&self) -> Option<&ProbeEvidence> {
-        self.seen.probe_results.first().map(|answer| &answer.evidence)
+        self.seen.probe_results.first().map(|probe_result| &probe_result.evidence)
     }
 
     pub fn entry_count(&self) -> usize {

@@ -110,7 +110,7 @@ mod tests {
 
     /// Does an entry read back unchanged, and is one that is truncated at any length, or changed in any byte, rejected?
     #[test]
-    fn a_cut_or_changed_entry_is_refused() {
+    fn a_cut_or_changed_entry_is_rejected() {
         let bytes = sample_entry().to_bytes().unwrap();
         assert_eq!(StoredEntry::from_bytes(&bytes), Ok(sample_entry()));
         for length in 0..bytes.len() {
@@ -125,7 +125,7 @@ mod tests {
 
     /// Do inputs with the same concatenation have different names?
     #[test]
-    fn parts_of_a_name_do_not_run_together() {
+    fn inputs_of_equal_concatenation_have_different_names() {
         assert_ne!(entry_name("a", "bc", "d"), entry_name("ab", "c", "d"));
         assert_ne!(entry_name("a", "b", "c"), entry_name("a", "b", "d"));
         assert_eq!(sample_entry().name(), entry_name("alone", "abc", "{}"));

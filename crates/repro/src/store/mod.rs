@@ -41,12 +41,12 @@ pub struct RunName {
 /// Use of the store in this process.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StoreCounts {
-    /// Number of runs that were made.
-    pub made: usize,
+    /// Number of runs that were executed.
+    pub executed: usize,
     /// Number of runs taken from the directory; those from memory do not count again.
     pub reused: usize,
-    /// Processor time of the runs that were made.
-    pub made_cpu_seconds: f64,
+    /// Processor time of the executed runs.
+    pub executed_cpu_seconds: f64,
     /// Original processor time of the reused runs.
     pub reused_cpu_seconds: f64,
     /// Runs that were requested in [`StoreMode::Peek`] and are not stored.
@@ -96,8 +96,8 @@ fn lock_state() -> MutexGuard<'static, StoreState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, stores values in this directory and reads them from it. `note` receives a message for each file that
-/// cannot be used or written.
+/// From now on, stores values in this directory and reads them from it. `report_problem` receives a message for each
+/// file that cannot be used or written.
 pub fn use_directory(dir: Arc<RunDir>, report_problem: fn(&str)) {
     lock_state().dir = Some((dir, report_problem));
 }
@@ -160,8 +160,8 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
         }
     }
     let mut state = lock_state();
-    state.counts.made += 1;
-    state.counts.made_cpu_seconds += cpu_seconds;
+    state.counts.executed += 1;
+    state.counts.executed_cpu_seconds += cpu_seconds;
     state.insert_value(key, answer.into());
     Ok(value)
 }

@@ -203,7 +203,7 @@ mod tests {
     /// Is a value found only under its own inputs, and is a truncated, damaged or misplaced file rejected by name and
     /// replaced?
     #[test]
-    fn a_wrong_file_is_never_used() {
+    fn a_damaged_or_misplaced_file_is_rejected_and_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let dir = RunDir::new(&dir.path().join("runs"), MAX_DIR_BYTES);
         assert!(matches!(read(&dir, 1), StoredLookup::Miss));
@@ -233,7 +233,7 @@ mod tests {
 
     /// Does a directory stay within its bound by removing the least recently used files and those of killed writers?
     #[test]
-    fn a_full_directory_gives_up_what_was_used_least_recently() {
+    fn a_full_directory_removes_the_least_recently_used_files() {
         let dir = tempfile::tempdir().unwrap();
         let dir = RunDir::new(dir.path(), 40_000);
         let long_ago = SystemTime::now() - Duration::from_secs(100_000);

@@ -63,19 +63,19 @@ fn accuracy_points<'a>(case: &ClusterCase, runs: impl Iterator<Item = &'a Cluste
         DataPoint::from_values(
             label,
             case.name,
-            &accuracies.iter().map(|insight| value_of(insight)).collect::<Vec<f64>>(),
+            &accuracies.iter().map(|accuracy| value_of(accuracy)).collect::<Vec<f64>>(),
         )
     };
     vec![
-        accuracy_point("first round: samples", &|insight| insight.samples as f64),
-        accuracy_point("first round: samples past the filter", &|insight| insight.passed as f64),
-        accuracy_point("first round: entries that a region claimed", &|insight| insight.claimed as f64),
-        accuracy_point("first round: entries that two threads touch three times or more", &|insight| {
-            insight.shared as f64
+        accuracy_point("first round: samples", &|accuracy| accuracy.samples as f64),
+        accuracy_point("first round: samples past the filter", &|accuracy| accuracy.passed as f64),
+        accuracy_point("first round: entries that a region claimed", &|accuracy| accuracy.claimed as f64),
+        accuracy_point("first round: entries that two threads touch three times or more", &|accuracy| {
+            accuracy.shared as f64
         }),
-        accuracy_point("first round: of these global by the thesis's rule", &|insight| insight.global as f64),
-        accuracy_point("first round: mean similarity inside the program's groups", &|insight| insight.inside),
-        accuracy_point("first round: mean similarity across them", &|insight| insight.across),
+        accuracy_point("first round: of these global by the thesis's rule", &|accuracy| accuracy.global as f64),
+        accuracy_point("first round: mean similarity inside the program's groups", &|accuracy| accuracy.inside),
+        accuracy_point("first round: mean similarity across them", &|accuracy| accuracy.across),
     ]
 }
 

@@ -323,7 +323,7 @@ mod tests {
 
     /// Are databases numbered in order of appearance, and is an invalid line rejected with its position?
     #[test]
-    fn the_list_of_threads_is_read_or_refused_by_line() {
+    fn the_list_of_threads_is_read_or_rejected_with_the_line() {
         assert_eq!(parse_databases("# comment\n7 b\n9 a\n11 b\n", "x").unwrap(), [(7, 0), (9, 1), (11, 0)].into());
         let parse_failure = |text: &str| parse_databases(text, "x.threads").unwrap_err().to_string();
         assert!(parse_failure("7 b\nseven a\n").contains("x.threads, line 2: found 'seven a'"));
@@ -332,7 +332,7 @@ mod tests {
 
     /// Are threads matched only by the kernel's thread id, and is a connection without records an error?
     #[test]
-    fn threads_are_matched_by_the_kernels_number() {
+    fn threads_are_matched_by_the_kernels_thread_id() {
         let thread_totals = |thread, os_thread, instructions| ThreadTotals {
             thread,
             os_thread: Some(os_thread),

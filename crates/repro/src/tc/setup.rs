@@ -327,7 +327,7 @@ mod tests {
 
     /// Is the index 1 for the same partition under other names, and near 0 for a random one?
     #[test]
-    fn the_index_knows_equal_and_unrelated_partitions() {
+    fn the_index_is_1_for_equal_and_near_0_for_random_partitions() {
         assert_eq!(adjusted_rand_index(&[0, 0, 1, 1], &[7, 7, 3, 3]), 1.0);
         assert!((adjusted_rand_index(&[0, 0, 0, 1, 1, 1], &[0, 0, 1, 1, 2, 2]) - 0.242_424).abs() < 1e-5);
         assert!(adjusted_rand_index(&[0, 0, 1, 1], &[0, 1, 0, 1]) < 0.0);

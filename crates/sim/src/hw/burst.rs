@@ -131,7 +131,7 @@ impl Burst {
         true
     }
 
-    /// Sets the context's `ready` tick, and returns whether an access that is due then must wait for cores that lag
+    /// Sets the context's `ready_at`, and returns whether an access that is due then must wait for cores that lag
     /// behind.
     #[inline]
     pub fn should_hold_access(&self, context: &mut HwContext) -> bool {
@@ -139,7 +139,7 @@ impl Burst {
         self.tick > self.run.shared_bound
     }
 
-    /// Sets the context's `ready` tick and wait. Returns the outcome if the time is over or the window is full; `None`
+    /// Sets the context's `ready_at` and its wait. Returns the outcome if the time is over or the window is full; `None`
     /// if the context can issue.
     fn outcome_of_spent_budget(&self, context: &mut HwContext) -> Option<BurstOutcome> {
         context.ready_at = self.tick;
@@ -153,7 +153,7 @@ impl Burst {
         let oldest_load =
             context.outstanding_misses.iter().find(|miss| miss.instruction.is_some() && miss.returns_at > self.tick);
         let (arrival, wait) =
-            oldest_load.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.returns_at, oldest.wait));
+            oldest_load.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.returns_at, oldest.stall_source));
         let wake_tick = arrival.min(context.next_deferred_tick);
         if wake_tick == u64::MAX {
             return None;
@@ -410,7 +410,7 @@ impl HwContext {
         }
         if is_late && !is_blocked {
             let instruction = (!is_store).then_some(self.issued_count - 1);
-            self.add_outstanding(OutstandingMiss { returns_at: arrival, instruction, wait });
+            self.add_outstanding(OutstandingMiss { returns_at: arrival, instruction, stall_source: wait });
         }
         is_blocked
     }

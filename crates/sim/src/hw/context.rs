@@ -23,7 +23,7 @@ pub(crate) struct OutstandingMiss {
     pub returns_at: u64,
     /// Instruction number; `None` for stores, which occupy no place in the window once issued.
     pub instruction: Option<u64>,
-    pub wait: StallSource,
+    pub stall_source: StallSource,
 }
 
 /// Ticks of one run of a context that were spent neither on instructions nor on waits.
@@ -146,7 +146,8 @@ impl HwContext {
         }
     }
 
-    /// Attributes a run of `ticks` that ended at `now`: all ticks except those in `spent` were instructions.
+    /// Attributes a run of `ticks` that ended at `now`: all ticks except `unattributed_ticks.in_place` were
+    /// instructions. Faults and interrupts are charged in addition.
     pub fn attribute_run(
         &mut self,
         counters: &mut TaskCounters,
@@ -187,7 +188,7 @@ impl HwContext {
             self.oldest_load = (miss.returns_at, instruction);
         }
         self.first_return_tick = self.first_return_tick.min(miss.returns_at);
-        self.mshrs_in_use += usize::from(!miss.wait.is_joined);
+        self.mshrs_in_use += usize::from(!miss.stall_source.is_joined);
         self.outstanding_misses.push(miss);
     }
 
@@ -200,14 +201,14 @@ impl HwContext {
             self.oldest_load = (miss.returns_at, instruction);
         }
         self.first_return_tick = self.first_return_tick.min(miss.returns_at);
-        self.mshrs_in_use += usize::from(!miss.wait.is_joined);
+        self.mshrs_in_use += usize::from(!miss.stall_source.is_joined);
         self.outstanding_misses.insert(index, miss);
     }
 
     /// Returns whether an outstanding miss of this context brings a line at this tick.
     #[inline]
     pub fn has_miss_for(&self, arrival: u64) -> bool {
-        self.outstanding_misses.iter().rev().any(|miss| miss.returns_at == arrival && !miss.wait.is_joined)
+        self.outstanding_misses.iter().rev().any(|miss| miss.returns_at == arrival && !miss.stall_source.is_joined)
     }
 
     /// Returns the number of instructions that still fit into a window of this size, which the oldest load in flight
@@ -244,7 +245,7 @@ impl HwContext {
         let (mut first_return_tick, mut mshrs_in_use) = (u64::MAX, 0);
         self.outstanding_misses.retain(|miss| {
             let is_outstanding = miss.returns_at > now;
-            mshrs_in_use += usize::from(is_outstanding && !miss.wait.is_joined);
+            mshrs_in_use += usize::from(is_outstanding && !miss.stall_source.is_joined);
             first_return_tick = first_return_tick.min(if is_outstanding { miss.returns_at } else { u64::MAX });
             is_outstanding
         });

@@ -73,7 +73,7 @@ impl HwContext {
             self.add_outstanding_in_order(OutstandingMiss {
                 returns_at: arrival,
                 instruction: (!is_store).then_some(issued_access.instruction),
-                wait,
+                stall_source: wait,
             });
         }
         if !is_store {

@@ -332,8 +332,8 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
     ) -> NonPlainOutcome {
         let context = &mut self.contexts[burst.run.context_index];
-        if !burst.wait_in_place(cursor.tick, first_return.returns_at, first_return.wait, thread) {
-            (context.ready_at, context.stall_source) = (first_return.returns_at, Some(first_return.wait));
+        if !burst.wait_in_place(cursor.tick, first_return.returns_at, first_return.stall_source, thread) {
+            (context.ready_at, context.stall_source) = (first_return.returns_at, Some(first_return.stall_source));
             return NonPlainOutcome::FastPathEnd(SlowPathCause::PendingValue);
         }
         let waited_ticks = first_return.returns_at - cursor.tick;

@@ -116,7 +116,7 @@ mod tests {
 
     /// Does the table store the same as a plain map, for frames in a row, of one color, of two nodes, and at random?
     #[test]
-    fn a_table_remembers_what_a_map_does() {
+    fn a_table_stores_the_same_as_a_plain_map() {
         let mut dice = crate::hw::tests::TestRng::new(5);
         let frames: [&dyn Fn(u64) -> u64; 4] =
             [&|nth| nth, &|nth| 3 + 16 * nth, &|nth| nth / 2 + ((nth % 2) << 20), &|nth| {

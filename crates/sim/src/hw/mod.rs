@@ -195,7 +195,7 @@ impl Hardware {
         let build_core = |core_number: u32| {
             let mut core =
                 Core::new(spec, core_number, l1d + core_number as usize, l1i.map(|l1i| l1i + core_number as usize));
-            core.front.is_next_level_private = caches.units[core.front.l1d].is_next_level_private;
+            core.front_end.is_next_level_private = caches.units[core.front_end.l1d].is_next_level_private;
             core
         };
         let cores: Vec<Core> = (0..spec.cores()).map(build_core).collect();
@@ -233,7 +233,7 @@ impl Hardware {
 
     fn context_mut(&mut self, cpu: CpuId) -> &mut HwContext {
         let (core, context_at) = self.context_index(cpu);
-        &mut self.cores[core].front.contexts[context_at]
+        &mut self.cores[core].front_end.contexts[context_at]
     }
 
     fn update_core_key(&mut self, cpu: CpuId) {
@@ -242,8 +242,7 @@ impl Hardware {
         self.core_queue.set(core, self.cores[core].next_tick());
     }
 
-    /// Loads a thread onto an idle context from `at_cycle` on. If the context already has a thread, the new one is
-    /// returned.
+    /// Loads a thread onto a context, to run from `start_cycle` on. Returns the thread that the context had before.
     pub fn load(&mut self, cpu: CpuId, mut thread: HwThread, start_cycle: u64) -> Option<HwThread> {
         let previous_thread = self.unload(cpu);
         thread.counters.ticks_per_cycle = self.ticks_per_cycle;
@@ -276,7 +275,7 @@ impl Hardware {
     /// this CPU.
     pub fn thread(&self, cpu: CpuId) -> Option<&HwThread> {
         let (core, context_at) = self.context_index(cpu);
-        self.cores[core].front.contexts[context_at].thread.as_deref()
+        self.cores[core].front_end.contexts[context_at].thread.as_deref()
     }
 
     /// Returns the thread on a CPU; `None` if there is none.
@@ -299,7 +298,7 @@ impl Hardware {
         self.cores.iter_mut().for_each(|core| core.end_run(&mut self.caches));
         if stop == StopReason::Time {
             self.now_tick = self.now_tick.max(end);
-            let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front.contexts);
+            let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front_end.contexts);
             contexts.for_each(|context| context.attribute_ticks(end));
         }
         stop
@@ -337,7 +336,7 @@ impl Hardware {
     /// Drops the translation of a page whose frame changes from all loaded threads. Threads that are not loaded drop
     /// theirs with [`HwThread::shoot_down`]; lines of the old frame stay until they are evicted or flushed.
     pub fn shoot_down(&mut self, process: ProcessId, page: u64) {
-        let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front.contexts);
+        let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front_end.contexts);
         for thread in contexts.filter_map(|context| context.thread.as_mut()) {
             if thread.process == process {
                 thread.shoot_down(page);
@@ -356,7 +355,8 @@ impl Hardware {
     /// [`Caches::insert_copied`].
     pub fn insert_copied(&mut self, cpu: CpuId, page: u64, frame: u64, task: TaskId) {
         let core = (cpu.0 / self.spec.contexts_per_core) as usize;
-        let (l1d, address) = (self.cores[core].front.l1d, self.caches.pages.name_frame(frame, page) << self.page_shift);
+        let (l1d, address) =
+            (self.cores[core].front_end.l1d, self.caches.pages.name_frame(frame, page) << self.page_shift);
         let task = task.0.min(u32::from(u16::MAX) - 2) as u16;
         self.caches.insert_copied(l1d, address, 1 << self.page_shift, task, self.now_tick);
     }
@@ -409,7 +409,7 @@ impl Hardware {
     /// Returns the counters of one hardware context since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
         let (core, context_at) = self.context_index(cpu);
-        self.cores[core].front.contexts[context_at].counters
+        self.cores[core].front_end.contexts[context_at].counters
     }
     /// Returns the counters of a cache of this machine; zeros for an unknown id.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {

@@ -22,7 +22,6 @@ pub(crate) struct PageIndex {
     index_bits_by_frame: Vec<u8>,
 }
 
-/// Returns the number of bits of a frame.
 fn frame_bits(machine: &MachineSpec) -> u32 {
     (machine.memory.size_bytes / machine.pages.page_bytes).next_power_of_two().trailing_zeros()
 }

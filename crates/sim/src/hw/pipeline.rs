@@ -82,7 +82,7 @@ pub(crate) struct CoreFrontEnd {
 }
 
 pub(crate) struct Core {
-    pub front: CoreFrontEnd,
+    pub front_end: CoreFrontEnd,
     /// [`HwContext::ready_tick`] of each context in one array, because every turn begins by reading all of them.
     /// Meaningless for the context whose run is in progress.
     ready_ticks: Vec<u64>,
@@ -122,7 +122,7 @@ impl Core {
         let contexts: Vec<HwContext> = cpus.map(|cpu| HwContext::new(CpuId(cpu), l1d_origin)).collect();
         let ready_ticks = vec![u64::MAX; contexts.len()];
         let package = number / machine.cores_per_package;
-        let front = CoreFrontEnd {
+        let front_end = CoreFrontEnd {
             contexts,
             l1d,
             l1i,
@@ -137,7 +137,7 @@ impl Core {
             mshr_count: machine.pipeline.max_misses_in_flight() as usize,
         };
         Core {
-            front,
+            front_end,
             ready_ticks,
             used_until: 0,
             current_turn: (0, 0),
@@ -160,11 +160,11 @@ impl Core {
     pub fn update_contexts(&mut self) {
         self.ready_ticks
             .iter_mut()
-            .zip(&self.front.contexts)
+            .zip(&self.front_end.contexts)
             .for_each(|(ready, context)| *ready = context.ready_tick());
-        if !self.front.is_in_order {
-            let loaded_count = self.front.contexts.iter().filter(|context| context.thread.is_some()).count() as u64;
-            self.front.window_share = self.front.window / loaded_count.max(1);
+        if !self.front_end.is_in_order {
+            let loaded_count = self.front_end.contexts.iter().filter(|context| context.thread.is_some()).count() as u64;
+            self.front_end.window_share = self.front_end.window / loaded_count.max(1);
         }
     }
 
@@ -194,7 +194,7 @@ impl Core {
     /// Runs until the bounds. Returns `Some` if a thread needs the operating system.
     #[inline]
     pub fn advance(&mut self, bounds: RunBounds, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
-        match self.front.kind {
+        match self.front_end.kind {
             CoreKindName::Any => self.advance_as::<AnyCore>(bounds, environment),
             CoreKindName::InOrderThrough => self.advance_as::<InOrderWriteThroughCore>(bounds, environment),
             CoreKindName::WindowThrough => self.advance_as::<OutOfOrderWriteThroughCore>(bounds, environment),
@@ -228,8 +228,8 @@ impl Core {
             self.burst.run.end_tick = bounds.end.min(self.current_turn.1.max(self.burst.run.other_ready_tick));
             self.burst.run.shared_bound = bounds.shared_bound;
             let outcome = match self.burst.is_watched {
-                true => self.front.execute_watched(&mut self.burst, environment),
-                false => self.front.execute::<K>(&mut self.burst, environment),
+                true => self.front_end.execute_watched(&mut self.burst, environment),
+                false => self.front_end.execute::<K>(&mut self.burst, environment),
             };
             self.used_until = self.burst.tick;
             if !self.burst.has_probes && matches!(outcome, BurstOutcome::Yield | BurstOutcome::Blocked) {
@@ -253,7 +253,10 @@ impl Core {
     #[inline]
     fn start_run(&mut self, bounds: RunBounds, ticks_per_cycle: u64) -> bool {
         debug_assert!(
-            self.ready_ticks.iter().zip(&self.front.contexts).all(|(&ready, context)| ready == context.ready_tick())
+            self.ready_ticks
+                .iter()
+                .zip(&self.front_end.contexts)
+                .all(|(&ready, context)| ready == context.ready_tick())
         );
         let (context_index, ready_tick, other_ready_tick) = self.pick_context();
         let start = self.used_until.max(ready_tick);
@@ -266,10 +269,10 @@ impl Core {
         if context_index != self.current_turn.0 || self.current_turn.1 == 0 {
             self.current_turn = (context_index, start + TURN_CYCLES * ticks_per_cycle);
         }
-        let front = &mut self.front;
-        let max_outstanding = front.max_outstanding(context_index);
-        let window = front.window_share;
-        let context = &mut front.contexts[context_index];
+        let front_end = &mut self.front_end;
+        let max_outstanding = front_end.max_outstanding(context_index);
+        let window = front_end.window_share;
+        let context = &mut front_end.contexts[context_index];
         context.attribute_ticks(start);
         let Some(thread) = context.thread.take() else { return false };
         self.burst.start_burst(
@@ -287,7 +290,7 @@ impl Core {
         let (nth, now) = (self.burst.run.context_index, self.burst.tick);
         let has_overflow_count = self.burst.has_overflow_count();
         self.end_run(environment.caches);
-        let context = &mut self.front.contexts[nth];
+        let context = &mut self.front_end.contexts[nth];
         let (cpu, at_cycle) = (context.cpu, || now / environment.ticks_per_cycle);
         let has_overflowed = has_overflow_count
             && context.thread.as_mut().is_some_and(|thread| thread.probes.advance_overflows(&thread.counters));
@@ -310,8 +313,8 @@ impl Core {
     pub fn end_run(&mut self, caches: &mut Caches) {
         if let Some(thread) = self.burst.thread.take() {
             let nth = self.burst.run.context_index;
-            let thread = self.front.close_run(&self.burst, thread, caches);
-            let context = &mut self.front.contexts[nth];
+            let thread = self.front_end.close_run(&self.burst, thread, caches);
+            let context = &mut self.front_end.contexts[nth];
             context.thread = Some(thread);
             self.ready_ticks[nth] = context.ready_at;
         }

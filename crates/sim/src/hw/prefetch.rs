@@ -214,7 +214,7 @@ mod tests {
 
     /// Does the streamer start at the second access, two lines at a time, up to eight ahead, without leaving the page?
     #[test]
-    fn it_starts_at_the_second_access_and_stays_eight_ahead() {
+    fn the_streamer_starts_at_the_second_access_eight_ahead() {
         let mut up = new_streamer(12, 4);
         assert_eq!(requested_lines(&mut up, 640, 1000), []);
         assert_eq!(requested_lines(&mut up, 641, 1000), [642, 643]);
@@ -227,7 +227,7 @@ mod tests {
 
     /// Does the streamer follow a page downward from the second access, and request nothing when the bus is full?
     #[test]
-    fn it_goes_downwards_and_holds_back() {
+    fn the_streamer_follows_pages_down_and_yields_to_a_full_bus() {
         let mut down = new_streamer(12, 4);
         assert_eq!(requested_lines(&mut down, 650, 1000), []);
         assert_eq!(requested_lines(&mut down, 648, 1000), [647, 646]);
@@ -239,7 +239,7 @@ mod tests {
     /// Are as many pages followed as there are entries, with the one idle longest replaced, separately for each
     /// direction?
     #[test]
-    fn pages_are_followed_up_to_the_entries() {
+    fn as_many_pages_are_followed_as_there_are_entries() {
         for (pages, follows) in [(12, true), (13, false)] {
             let mut up = new_streamer(12, 4);
             (0..pages).for_each(|page| drop(requested_lines(&mut up, page * 64, 1000)));

@@ -277,7 +277,7 @@ impl Overflow {
     }
 }
 
-/// Returns whether the instruction is at most `shadow` behind the earlier one. Numbers belong to a context: a smaller
+/// Returns whether the instruction is at most `max_distance` behind the earlier one. Numbers belong to a context: a smaller
 /// number is from another context, on which the thread ran after the earlier instruction.
 fn is_in_shadow(instruction: u64, earlier_instruction: u64, max_distance: u64) -> bool {
     instruction.checked_sub(earlier_instruction).is_some_and(|distance| distance <= max_distance)
@@ -289,7 +289,7 @@ mod tests {
 
     /// Is a miss in the shadow of the preceding one only by numbers of the same context?
     #[test]
-    fn a_smaller_number_is_another_contexts() {
+    fn a_miss_is_shadowed_only_by_the_same_contexts_numbers() {
         assert!(is_in_shadow(105, 100, 5) && is_in_shadow(100, 100, 0));
         assert!(!is_in_shadow(106, 100, 5) && !is_in_shadow(7, 100, 5));
     }

@@ -137,7 +137,7 @@ mod tests {
 
     /// Do all methods find the same way as a plain loop, whatever the number of ways and the positions of equal ages?
     #[test]
-    fn every_form_finds_the_first_of_the_least() {
+    fn every_method_finds_the_same_way_as_a_plain_loop() {
         let mut dice = crate::hw::tests::TestRng::new(3);
         for ways in 1..=48 {
             for range in [2, 5, 1 << 32] {

@@ -109,7 +109,7 @@ mod tests {
 
     /// Is the second class served in the end, however busy the first is?
     #[test]
-    fn what_stands_back_is_served_in_the_end() {
+    fn the_second_class_is_served_in_the_end() {
         let mut server = BandwidthServer::new(1.0, 1);
         for _ in 0..MAX_DELAYED_REQUESTS + 5 {
             server.transfer_background(0, 10);
@@ -120,7 +120,7 @@ mod tests {
 
     /// Do random arrivals wait as long as theory predicts (M/D/1, non-preemptive priorities)?
     #[test]
-    fn two_classes_wait_as_cobham_says() {
+    fn two_classes_wait_as_cobhams_formula_predicts() {
         // Cobham 1954: W1 = R / (1 - r1), W2 = R / ((1 - r1) (1 - r1 - r2)), R = (r1 + r2) s / 2.
         let (service, loads) = (1000_u64, [0.4, 0.3]);
         let mut server = BandwidthServer::new(1.0, 1);

@@ -38,12 +38,12 @@ impl CoreFrontEnd {
             && self.contexts[nth].mshrs_in_use >= burst.max_outstanding
             && let Some(first_return) = self.find_blocking_miss(nth, burst.tick)
         {
-            if burst.wait_in_place(burst.tick, first_return.returns_at, first_return.wait, thread) {
+            if burst.wait_in_place(burst.tick, first_return.returns_at, first_return.stall_source, thread) {
                 burst.tick = first_return.returns_at;
                 return None;
             }
             let context = &mut self.contexts[nth];
-            (context.ready_at, context.stall_source) = (first_return.returns_at, Some(first_return.wait));
+            (context.ready_at, context.stall_source) = (first_return.returns_at, Some(first_return.stall_source));
             return Some(BurstOutcome::Blocked);
         }
         burst.max_outstanding = self.max_outstanding(nth);

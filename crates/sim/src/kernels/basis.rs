@@ -12,7 +12,7 @@
 //! Properties: after every pivot, the tree spans all nodes, and sizes are those of the subtrees. Flows are 0 or 1 and
 //! conserved, and basic arcs have reduced cost 0 (tested).
 
-use super::random::{mix, scale};
+use super::random::{hash_value, map_to_range};
 
 pub(super) const NONE: u32 = u32::MAX;
 /// Arc of a node that an artificial arc connects to the root.
@@ -188,10 +188,10 @@ impl Basis {
                 _ => (start(trip), end(trip), -2 * VEHICLE_COST),
             };
         }
-        let hash = mix(arc ^ self.salt);
+        let hash = hash_value(arc ^ self.salt);
         let index = arc - TRIP_ARCS * trips;
         let is_given = index < GIVEN_ARCS * trips;
-        let mut trip = if is_given { index / GIVEN_ARCS } else { scale(hash, trips) };
+        let mut trip = if is_given { index / GIVEN_ARCS } else { map_to_range(hash, trips) };
         let mut first_later_trip = self.first_trip_after(trip);
         // No trip follows the last ones of a day, so their arcs belong to trips in the middle of the day.
         while first_later_trip + 1 >= trips {
@@ -204,15 +204,15 @@ impl Basis {
         } else {
             trips - first_later_trip
         };
-        let head_trip = first_later_trip + scale(hash << 32, later_trips);
-        let cost = if is_given { 1 + (mix(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED_ARC_COST };
+        let head_trip = first_later_trip + map_to_range(hash << 32, later_trips);
+        let cost = if is_given { 1 + (hash_value(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED_ARC_COST };
         (end(trip), start(head_trip), cost)
     }
 
     /// Returns the first trip that starts after this one has ended.
     #[inline]
     fn first_trip_after(&self, trip: u64) -> u64 {
-        let minutes = 10 + mix(trip ^ self.salt) % 55;
+        let minutes = 10 + hash_value(trip ^ self.salt) % 55;
         trip + 1 + minutes * self.trips / DAY_MINUTES
     }
 
@@ -241,7 +241,7 @@ impl Basis {
     /// Starts the next problem on the same network, in which the given arcs have other costs. Flows stay feasible;
     /// potentials are stale until they are refreshed.
     pub fn start_next_problem(&mut self) {
-        self.costs_salt = mix(self.costs_salt);
+        self.costs_salt = hash_value(self.costs_salt);
     }
 
     /// Returns the cycle that an arc closes, with the first arc on it that blocks. `on_climb` is called for every step
@@ -408,8 +408,8 @@ impl Basis {
         self.next_in_subtree(node, root, |_, _| ())
     }
 
-    /// Like [`Basis::next_in_depth_first_order`], but also calls `read` for every node whose links are read, with
-    /// whether the node is on the way up.
+    /// Like [`Basis::next_in_depth_first_order`], but also calls `on_read` for every node whose links are read, and
+    /// passes whether it is reached on the way up.
     pub fn next_in_subtree(&self, mut node: u32, root: u32, mut on_read: impl FnMut(u32, bool)) -> Option<u32> {
         on_read(node, false);
         let record = &self.nodes[node as usize];
@@ -476,7 +476,7 @@ mod tests {
     /// Do pivots keep a spanning tree with correct sizes, correct potentials and a feasible flow? Do they reach an
     /// optimum that no schedule beats, with as many vehicles as an augmenting-path matching leaves?
     #[test]
-    fn pivots_keep_the_basis_and_find_the_least_fleet() {
+    fn pivots_keep_the_basis_and_reach_an_optimal_schedule() {
         let mut basis = Basis::new(6000, 7);
         let trips = basis.trips;
         let (before, _) = flow_balance(&basis);

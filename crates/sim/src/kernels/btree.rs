@@ -7,7 +7,7 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::random::{Rng, mix};
+use super::random::{Rng, hash_value};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[("berkeleydb", |setup| setup.add_single_kernel(Database::new))];
@@ -65,7 +65,7 @@ impl BTree {
             out.load(page + 32 + middle * 2);
             out.load_dependent(
                 page + PAGE_BYTES
-                    - (1 + mix(middle ^ page) % slot_count) * (PAGE_BYTES - 1024) / slot_count / 8 * 8
+                    - (1 + hash_value(middle ^ page) % slot_count) * (PAGE_BYTES - 1024) / slot_count / 8 * 8
                     - 8,
             );
             if middle <= key { low_slot = middle } else { high_slot = middle }
@@ -136,7 +136,7 @@ impl Database {
     /// Emits the accesses that find and pin a page: hash bucket of the buffer, header, lock.
     fn emit_pin(&mut self, page: u64, out: &mut AccessEmitter) {
         let line_count = self.environment.bytes / 64;
-        let header = self.environment.element_address(mix(page) % line_count, 64);
+        let header = self.environment.element_address(hash_value(page) % line_count, 64);
         out.load(header);
         out.load(header + 16);
         out.store(header + 24);

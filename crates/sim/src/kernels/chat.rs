@@ -33,8 +33,8 @@ impl ChatRoom {
         self.first_channel + 2 * client_index
     }
 
-    fn reader_channel(&self, place: u32) -> u32 {
-        self.first_channel + 2 * place + 1
+    fn reader_channel(&self, member_index: u32) -> u32 {
+        self.first_channel + 2 * member_index + 1
     }
 
     fn message_address(&self, message_index: u64) -> u64 {
@@ -63,24 +63,24 @@ fn add_room_threads(setup: &mut KernelSetup) {
     }
     let used_bytes: u64 = total_room_bytes(&rooms) + server_data.bytes;
     let buffer_bytes = (data_bytes.saturating_sub(used_bytes) / (2 * members.len() as u64)).max(1024);
-    for &(group, place) in &members {
+    for &(group, member_index) in &members {
         for role in [ConnectionRole::Reader, ConnectionRole::Writer] {
             let thread = setup.thread_count();
             let buffer = setup.add_region("connection buffer", buffer_bytes, RegionUsers::Thread(thread));
             let connection = ChatConnection {
                 rooms: rooms.clone(),
                 own_room: rooms[group as usize],
-                membership: Membership::new(group, place, setup),
+                membership: Membership::new(group, member_index, setup),
                 server_data,
                 buffer,
-                client_index: place,
+                client_index: member_index,
                 role,
                 stage: ChatStage::Work,
                 message_count: 0,
                 buffer_offset: 0,
                 rng: Rng::new(setup.rng.next_bits()),
             };
-            setup.add_member(group, place, connection);
+            setup.add_member(group, member_index, connection);
         }
     }
     add_collectors(setup, &heap_regions, server_data);

@@ -12,7 +12,7 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::random::{Rng, mix, scale, scatter};
+use super::random::{Rng, hash_value, map_to_range, scatter};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
@@ -141,7 +141,7 @@ impl Compiler {
         let (bytes, blocks) = self.set_bytes_and_blocks();
         let set_base = self.obstack.base + self.node_count * NODE_BYTES;
         let block = (self.blocks_left - 1) % blocks;
-        let branch = scale(mix(block ^ self.salt), blocks);
+        let branch = map_to_range(hash_value(block ^ self.salt), blocks);
         for word in (0..bytes).step_by(8) {
             out.load(set_base + (block + 1) % blocks * bytes + word);
             out.load(set_base + branch * bytes + word);
@@ -201,9 +201,10 @@ impl Compiler {
     fn emit_node_visit(&self, index: u64, out: &mut AccessEmitter) {
         let node = self.node_address(index);
         out.load(node + 8);
-        let hash = mix(index ^ self.salt ^ u64::from(self.pass_number) << 40);
+        let hash = hash_value(index ^ self.salt ^ u64::from(self.pass_number) << 40);
         // Most operands are just before the node; one in eight is anywhere in the function.
-        let distance = if hash & 7 == 0 { scale(hash, index + 1) } else { scale(hash, 24.min(index + 1)) };
+        let distance =
+            if hash & 7 == 0 { map_to_range(hash, index + 1) } else { map_to_range(hash, 24.min(index + 1)) };
         out.load(node + 16);
         out.load_dependent(self.node_address(index - distance));
         out.load(self.node_address(index - distance) + 8);
@@ -382,7 +383,7 @@ mod tests {
     /// Are the drawn functions as large as the measured ones (369 bytes on average, half of all code in functions of
     /// more than 1004 bytes, a tenth in functions of more than 13 231)?
     #[test]
-    fn functions_are_as_large_as_real_ones() {
+    fn drawn_functions_are_as_large_as_measured_ones() {
         const DRAWS: u32 = 400_000;
         let sizes: Vec<f64> = (0..DRAWS).map(|k| code_bytes((f64::from(k) + 0.5) / f64::from(DRAWS))).collect();
         assert!(sizes.is_sorted());

@@ -9,7 +9,7 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::random::{Rng, mix, scale};
+use super::random::{Rng, hash_value, map_to_range};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
@@ -73,8 +73,8 @@ impl Deflate {
 impl WorkloadKernel for Deflate {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let start = self.position;
-        let hash = mix(start ^ self.salt);
-        out.enter_function(scale(hash, u64::from(out.function_count())) as u32);
+        let hash = hash_value(start ^ self.salt);
+        out.enter_function(map_to_range(hash, u64::from(out.function_count())) as u32);
         // Text repeats, so two in three positions find a match, of 3 to 34 bytes.
         let length = if hash % 3 < 2 { 3 + (hash >> 8) % 32 } else { 1 };
         for byte in 0..length {
@@ -83,7 +83,7 @@ impl WorkloadKernel for Deflate {
                 out.load(self.input.base + position % self.input.bytes);
                 out.store(self.window_address(position));
             }
-            let bucket = scale(mix((position / 3) ^ self.salt << 1), self.hash_count);
+            let bucket = map_to_range(hash_value((position / 3) ^ self.salt << 1), self.hash_count);
             out.load(self.window_address(position + 2));
             out.load(self.head.element_address(bucket, 2));
             out.store(self.chain.base + position * 2 % self.chain.bytes);
@@ -93,7 +93,7 @@ impl WorkloadKernel for Deflate {
         let link_count = 1 + (hash >> 16) % 8;
         let mut distance = 0;
         for link in 0..link_count {
-            distance += 1 + scale(mix(hash ^ link), self.window_bytes / 8);
+            distance += 1 + map_to_range(hash_value(hash ^ link), self.window_bytes / 8);
             let candidate = start.wrapping_sub(distance);
             out.load_dependent(self.window_address(candidate));
             out.load(self.window_address(candidate + length));
@@ -189,12 +189,12 @@ impl BlockSort {
     /// Emits one partition step of the pointer sort within a bucket, which compares suffixes at random places of the
     /// block. All passes over a run of pointers access the same suffixes, in different orders.
     fn emit_sort_step(&mut self, run_length: u64, pass: u64, out: &mut AccessEmitter) {
-        let shift = scale(mix(pass ^ self.block_start), run_length);
+        let shift = map_to_range(hash_value(pass ^ self.block_start), run_length);
         for pointer in self.stage_position..self.stage_position + 32 {
             let word = self.pointers.element_address(pointer, 4);
             out.load(word);
             let entry = pointer / run_length * run_length + (pointer + shift) % run_length;
-            let suffix = scale(mix(entry ^ self.block_start << 24), self.block.bytes - 16);
+            let suffix = map_to_range(hash_value(entry ^ self.block_start << 24), self.block.bytes - 16);
             out.load_dependent(self.block.base + suffix);
             // Bytes that are equal up to the bucket's depth are skipped; then a few are compared with those of the
             // pivot.

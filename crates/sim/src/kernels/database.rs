@@ -11,7 +11,7 @@ use cachemate_core::BatchEnd;
 
 use super::btree::{BTree, PAGE_BYTES, draw_hot_set, emit_record_access};
 use super::emitter::AccessEmitter;
-use super::random::{Rng, mix};
+use super::random::{Rng, hash_value};
 use super::servers::{Membership, add_collectors, group_members, group_users};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
@@ -91,9 +91,9 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
         shared_regions.push(ServerGroup { tree: BTree::new(tree), shared_counters });
     }
     let process = setup.add_region("process-wide", process_bytes, RegionUsers::All);
-    for (thread, &(group, place)) in members.iter().enumerate() {
+    for (thread, &(group, member_index)) in members.iter().enumerate() {
         let private_buffer = setup.add_region("allocation buffer", private_bytes, RegionUsers::Thread(thread as u32));
-        let membership = Membership::new(group, place, setup);
+        let membership = Membership::new(group, member_index, setup);
         let rng = Rng::new(setup.rng.next_bits());
         let groups = shared_regions.clone();
         let connection = ServerConnection {
@@ -106,7 +106,7 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
             operation_count: 0,
             rng,
         };
-        setup.add_member(group, place, connection);
+        setup.add_member(group, member_index, connection);
     }
     add_collectors(setup, &heap, process);
 }
@@ -127,7 +127,8 @@ impl WorkloadKernel for ServerConnection {
         for descent in 0..self.shape.descents_per_operation {
             out.enter_function(self.rng.draw_function(functions));
             let leaf = draw_hot_set(&mut self.rng, group.tree.leaf_count());
-            let header = group.shared_counters.element_address(mix(leaf) % (group.shared_counters.bytes / 64), 64);
+            let header =
+                group.shared_counters.element_address(hash_value(leaf) % (group.shared_counters.bytes / 64), 64);
             out.load(header);
             out.store(header + 8);
             out.enter_function(self.rng.draw_function(functions));

@@ -58,7 +58,7 @@ impl Network {
         out.load_dependent(self.message_address(self.queue[heap_index].1) + 24);
     }
 
-    /// Removes the earliest event from the heap, and moves `last_event` to its place.
+    /// Removes the earliest event from the heap, and moves the last one to its place.
     fn pop_event(&mut self, out: &mut AccessEmitter) -> (u64, u32) {
         self.emit_entry_read(0, out);
         let first_event = self.queue[0];

@@ -11,7 +11,7 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::random::{Rng, mix, scatter};
+use super::random::{Rng, hash_value, scatter};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
@@ -90,11 +90,11 @@ impl WorkloadKernel for Interpreter {
             out.load(op + 16);
             let functions = u64::from(out.function_count());
             // A few op bodies serve most ops; the others call string, hash and matching routines.
-            let is_call = mix(self.op_index ^ 7).is_multiple_of(8);
+            let is_call = hash_value(self.op_index ^ 7).is_multiple_of(8);
             out.enter_function(if is_call {
                 self.rng.draw_function(functions)
             } else {
-                (mix(self.op_index) % (functions / 8)) as u32
+                (hash_value(self.op_index) % (functions / 8)) as u32
             });
             for _ in 0..4 {
                 let slot = self.rng.draw_skewed(self.pads.bytes / 8);

@@ -11,7 +11,7 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::random::{Rng, mix};
+use super::random::{Rng, hash_value};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
@@ -163,7 +163,7 @@ impl Rasterizer {
             let offset = (y * self.side_pixels + x + pixel) * 4;
             out.load(self.depth.base + offset);
             // The new point is nearer than the present one in three of four cases.
-            if mix(offset ^ self.triangle_count) & 3 == 0 {
+            if hash_value(offset ^ self.triangle_count) & 3 == 0 {
                 continue;
             }
             out.store(self.depth.base + offset);
@@ -273,7 +273,7 @@ impl WorkloadKernel for Recognizer {
         }
         // Two of five senones are active in a frame; the set changes slowly, every sixteenth frame.
         let epoch = self.frames / 16;
-        if mix(self.next_senone ^ epoch << 32 ^ self.salt) % 5 < 2 {
+        if hash_value(self.next_senone ^ epoch << 32 ^ self.salt) % 5 < 2 {
             out.enter_function(self.next_senone as u32 % 16);
             self.emit_senone_score(self.next_senone, out);
         } else {

@@ -7,7 +7,7 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::random::{Rng, mix, scale};
+use super::random::{Rng, hash_value, map_to_range};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
@@ -56,9 +56,9 @@ impl Molecules {
     fn neighbor(&self, atom: u64, slot: u64) -> u64 {
         let plane_atoms = (self.atom_count / 24).max(1);
         let row_atoms = (plane_atoms / 24).max(1);
-        let hash = mix((atom * self.neighbors_per_atom + slot) ^ self.salt);
+        let hash = hash_value((atom * self.neighbors_per_atom + slot) ^ self.salt);
         let cell_shift = [0, 0, row_atoms, plane_atoms][(hash & 3) as usize];
-        (atom + cell_shift + scale(hash, 2 * row_atoms + 1)) % self.atom_count
+        (atom + cell_shift + map_to_range(hash, 2 * row_atoms + 1)) % self.atom_count
     }
 
     fn emit_forces(&self, atom: u64, out: &mut AccessEmitter) {
@@ -76,7 +76,7 @@ impl Molecules {
             out.load(neighbor + 16);
             out.load(neighbor + 24);
             // Beyond the cutoff (half of the list), no force is added.
-            if mix(atom ^ slot << 32) & 1 == 0 {
+            if hash_value(atom ^ slot << 32) & 1 == 0 {
                 out.load(neighbor + 40);
                 out.store(neighbor + 40);
                 out.store(neighbor + 48);

@@ -10,7 +10,7 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::random::{Rng, mix};
+use super::random::{Rng, hash_value};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
@@ -140,13 +140,13 @@ impl Annealer {
 
     fn try_move(&mut self, out: &mut AccessEmitter) {
         let cell = self.rng.draw_below(self.slot_by_cell.len() as u64) as u32;
-        out.enter_function(mix(u64::from(cell)) as u32);
+        out.enter_function(hash_value(u64::from(cell)) as u32);
         out.load(self.cells.element_address(u64::from(cell), CELL_BYTES));
         let Some(partner) = self.draw_partner(cell) else { return };
         out.load(self.cells.element_address(u64::from(partner), CELL_BYTES));
         let old_cost = self.emit_cell_cost(cell, out) + self.emit_cell_cost(partner, out);
         self.swap_cells(cell, partner);
-        out.enter_function(mix(u64::from(partner)) as u32);
+        out.enter_function(hash_value(u64::from(partner)) as u32);
         // The new cost reads the same records again; they are in the first-level cache by now.
         let mut new_cost = 0;
         for moved_cell in [cell, partner] {

@@ -1,21 +1,21 @@
-//! Pinned randomness: the hash and the distributions from which inputs and implicit values are drawn.
+//! Reproducible randomness: the hash and the distributions from which inputs and implicit values are drawn.
 
 use cachemate_core::SplitMix64;
 
 /// Returns the first word of the generator that starts from `value`: a bijection that scatters neighboring indices.
 #[inline]
-pub(crate) fn mix(value: u64) -> u64 {
+pub(crate) fn hash_value(value: u64) -> u64 {
     SplitMix64::new(value).next_u64()
 }
 
 /// Maps a hash onto `0..limit`.
 #[inline]
-pub(crate) fn scale(hash: u64, limit: u64) -> u64 {
+pub(crate) fn map_to_range(hash: u64, limit: u64) -> u64 {
     ((u128::from(hash) * u128::from(limit)) >> 64) as u64
 }
 
 /// Returns element `index` of a scattered order of `0..count`, in which each index occurs once. `count` must not be a
-/// multiple of the prime.
+/// multiple of 1 000 000 007.
 #[inline]
 pub(crate) fn scatter(index: u64, count: u64) -> u64 {
     index * 1_000_000_007 % count
@@ -27,7 +27,7 @@ pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
     pub fn new(seed: u64) -> Self {
-        Rng(SplitMix64::new(mix(seed)))
+        Rng(SplitMix64::new(hash_value(seed)))
     }
 
     #[inline]
@@ -48,14 +48,14 @@ impl Rng {
     #[inline]
     pub fn draw_skewed(&mut self, limit: u64) -> u64 {
         let bits = self.next_bits();
-        scale((bits >> 32) * (bits & 0xffff_ffff), limit)
+        map_to_range((bits >> 32) * (bits & 0xffff_ffff), limit)
     }
 
-    /// Returns one of `count` functions to call. Profiles are steep, with a long flat tail: one call in 32 goes to any
-    /// function.
+    /// Returns one of `count` functions to call. Profiles are steep. With more than 31 functions, up to one call in 32
+    /// goes to any function, which gives a flat tail.
     #[inline]
     pub fn draw_function(&mut self, count: u64) -> u32 {
-        let skew_limit = self.draw_skewed(count);
-        if skew_limit & 31 == 31 { self.draw_below(count) as u32 } else { self.draw_skewed(skew_limit + 1) as u32 }
+        let drawn_index = self.draw_skewed(count);
+        if drawn_index & 31 == 31 { self.draw_below(count) as u32 } else { self.draw_skewed(drawn_index + 1) as u32 }
     }
 }

@@ -57,18 +57,18 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
     };
     let bytes = private_bytes_per_thread(setup);
     let mut heap = shared_boards.clone();
-    for (thread, &(group, place)) in members.iter().enumerate() {
+    for (thread, &(group, member_index)) in members.iter().enumerate() {
         let private_region = setup.add_region("private data", bytes, RegionUsers::Thread(thread as u32));
         let mut boards = shared_boards.clone();
         if sharing == SharingMode::Nothing {
             boards.push(setup.add_region("scoreboard", BOARD_BYTES, RegionUsers::Thread(thread as u32)));
         }
-        let mut membership = Membership::new(group, place, setup);
+        let mut membership = Membership::new(group, member_index, setup);
         if boards.len() == 1 {
             membership = Membership::fixed_member();
         }
         let rng = Rng::new(setup.rng.next_bits());
-        setup.add_member(group, place, Worker { boards, membership, private_region, round_count: 0, rng });
+        setup.add_member(group, member_index, Worker { boards, membership, private_region, round_count: 0, rng });
     }
     if setup.options.background_threads.unwrap_or(0) > 0 {
         let mark_region = setup.add_region("marks", 4096, RegionUsers::All);

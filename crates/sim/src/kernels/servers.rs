@@ -23,8 +23,8 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    pub fn new(group: u32, place: u32, setup: &KernelSetup) -> Self {
-        let later_group = later_group(group, place, setup.sizes.len() as u32);
+    pub fn new(group: u32, member_index: u32, setup: &KernelSetup) -> Self {
+        let later_group = later_group(group, member_index, setup.sizes.len() as u32);
         Membership { group, later_group, regroup_after: setup.options.regroup_after }
     }
 
@@ -48,7 +48,7 @@ pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
 /// Returns the threads to build, as pairs of group and index within the group.
 pub(super) fn group_members(setup: &KernelSetup) -> Vec<(u32, u32)> {
     let sizes = setup.sizes.iter().enumerate();
-    sizes.flat_map(|(group, &size)| (0..size).map(move |place| (group as u32, place))).collect()
+    sizes.flat_map(|(group, &size)| (0..size).map(move |member_index| (group as u32, member_index))).collect()
 }
 
 /// A collector, which alternates between sleeping and marking: it reads a stretch of every region.

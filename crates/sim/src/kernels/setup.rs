@@ -4,7 +4,7 @@ use cachemate_core::{Access, AccessSource, BatchEnd};
 use serde::{Deserialize, Serialize};
 
 use super::emitter::{AccessEmitter, STACK_BYTES};
-use super::random::{Rng, mix};
+use super::random::{Rng, hash_value};
 use super::{AccessPace, CodeLayout};
 
 /// Parameters of a program that a scenario may change; the table's value applies to a parameter that is omitted.
@@ -82,8 +82,8 @@ pub(super) fn group_sizes(spec: &KernelSpec, options: &Options) -> Vec<u32> {
 
 /// Returns the group of a member after a change of phase. Every other member moves on, so that the groups differ; if
 /// all moved, the groups would only change their data.
-pub(super) fn later_group(group: u32, place: u32, groups: u32) -> u32 {
-    (group + place % 2) % groups
+pub(super) fn later_group(group: u32, member_index: u32, groups: u32) -> u32 {
+    (group + member_index % 2) % groups
 }
 
 /// The threads that may touch a region.
@@ -177,7 +177,7 @@ const PAGE_BYTES: u64 = 4096;
 
 impl<'a> KernelSetup<'a> {
     pub(super) fn new(spec: &'static KernelSpec, seed: u64, options: &'a Options) -> Self {
-        let salt = spec.name.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
+        let salt = spec.name.bytes().fold(0, |hash, byte| hash_value(hash ^ u64::from(byte)));
         let mut rng = Rng::new(seed ^ salt);
         let next_region_base = DATA_BASE + rng.draw_below(1 << 24) * PAGE_BYTES;
         let footprint_bytes = options.footprint_bytes.unwrap_or(spec.footprint_bytes);
@@ -225,9 +225,9 @@ impl<'a> KernelSetup<'a> {
     }
 
     /// Adds a thread of a group, at this index within the group.
-    pub fn add_member(&mut self, group: u32, place: u32, kernel: impl WorkloadKernel + 'static) {
+    pub fn add_member(&mut self, group: u32, member_index: u32, kernel: impl WorkloadKernel + 'static) {
         let later_group = match self.options.regroup_after {
-            Some(_) => later_group(group, place, self.sizes.len() as u32),
+            Some(_) => later_group(group, member_index, self.sizes.len() as u32),
             None => group,
         };
         self.add_thread((Some(group), Some(later_group)), kernel);

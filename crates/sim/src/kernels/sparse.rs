@@ -8,7 +8,7 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::random::{Rng, mix, scale};
+use super::random::{Rng, hash_value, map_to_range};
 use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
 pub(super) const PROGRAMS: &[KernelMaker] = &[
@@ -51,9 +51,9 @@ impl Earthquake {
         for nonzero in row * ROW_BLOCKS..(row + 1) * ROW_BLOCKS {
             out.load(self.columns.element_address(nonzero, 4));
             // A mesh is numbered by regions, so most neighbors are close and some are far.
-            let hash = mix(nonzero ^ self.salt);
+            let hash = hash_value(nonzero ^ self.salt);
             let column_distance = if hash & 7 == 0 { self.node_count / 8 } else { 512 };
-            let column = (row + 1 + scale(hash, column_distance.max(1))) % self.node_count;
+            let column = (row + 1 + map_to_range(hash, column_distance.max(1))) % self.node_count;
             for word in 0..3 {
                 out.load_dependent(source.element_address(column, 24) + word * 8);
             }
@@ -158,12 +158,13 @@ impl LinearProgram {
         out.load(header + 8);
         // Columns are ordered by commodity, as are their rows.
         let base_row =
-            (scale(self.salt, self.row_count) + column * self.row_count / self.column_count) % self.row_count;
+            (map_to_range(self.salt, self.row_count) + column * self.row_count / self.column_count) % self.row_count;
         for nonzero in 0..COLUMN_NONZEROS {
             let entry = self.columns.element_address(column, COLUMN_BYTES) + nonzero * 16;
             out.load(entry);
             // Network rows of one commodity lie together.
-            let row = (base_row + scale(mix(column * 8 + nonzero), 2048.min(self.row_count))) % self.row_count;
+            let row =
+                (base_row + map_to_range(hash_value(column * 8 + nonzero), 2048.min(self.row_count))) % self.row_count;
             out.load_dependent(self.dual.element_address(row, 8));
             out.load(entry + 8);
         }

@@ -154,7 +154,7 @@ mod tests {
 
     /// Does a steady program give the same readings whether few counters take turns or enough counters need none?
     #[test]
-    fn turns_are_scaled_back_by_their_share_and_enough_counters_need_none() {
+    fn few_counters_in_turns_give_the_readings_of_enough_counters() {
         let levels = [CacheLevel::L1Data, CacheLevel::L2];
         for at_once in [3, 6, 64] {
             let mut counting = CounterMultiplexer::new(&levels, at_once, SamplerModel::Ideal);
@@ -179,7 +179,7 @@ mod tests {
 
     /// Is every event counted of a task that runs only in every other turn?
     #[test]
-    fn a_task_in_step_with_the_turns_sees_every_event() {
+    fn every_event_of_a_task_in_step_with_the_turns_is_counted() {
         let levels = [CacheLevel::L1Data, CacheLevel::L2];
         let mut counting = CounterMultiplexer::new(&levels, 4, SamplerModel::Tagged);
         for step in 0..1000u64 {
@@ -195,7 +195,7 @@ mod tests {
 
     /// Is an event absent that was never counted in a window, and are evictions by task absent on a real unit?
     #[test]
-    fn what_was_not_counted_is_absent() {
+    fn an_event_never_counted_in_a_window_is_absent() {
         let mut counting = CounterMultiplexer::new(&[CacheLevel::L2], 3, SamplerModel::Tagged);
         counting.add_counts(0, task_counters(1000, 7));
         let counts = counting.take_counts(0);

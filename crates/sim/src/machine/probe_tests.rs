@@ -47,7 +47,7 @@ fn row_intervals(answers: &[ProbeResult]) -> Vec<RowInterval> {
 
 /// Does a row run alone below its cache for the requested time, and count only its own events?
 #[test]
-fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
+fn rows_run_alone_below_their_cache_for_the_requested_time() {
     let mut machine = sample_machine((0..5).map(|index| sweep_program("sweep", 4096 << (3 * index))).collect());
     machine.apply(&idle_plan(20)).unwrap();
     machine.observe().unwrap();
@@ -75,7 +75,7 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
 
 /// Is a row brought together although a plan confines all its members to one CPU, and do they return there afterward?
 #[test]
-fn rows_find_seats_wherever_a_plan_keeps_their_members() {
+fn a_row_is_brought_together_although_a_plan_confines_it() {
     let mut machine = sample_machine((0..4).map(|_| sweep_program("sweep", 4096)).collect());
     machine.apply(&idle_plan(20)).unwrap();
     machine.observe().unwrap();
@@ -90,7 +90,7 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     let mut plan_kept = probe_plan(probe_kind);
     plan_kept.affinity = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
     let (answers, _) = run_until_answered(&mut machine, &plan_kept, 10);
-    assert!(answers.iter().any(|answer| answer.complete), "a row that is never on would hold its CPUs for ever");
+    assert!(answers.iter().any(|answer| answer.complete), "a row that never runs would hold its CPUs forever");
     assert!(row_intervals(&answers).iter().all(|interval| interval.tasks == row));
     let next = machine.observe().unwrap().unwrap();
     assert_eq!(next.applied.affinity[&TaskId(0)], [1].into_iter().collect());
@@ -100,7 +100,7 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
 
 /// Without a boost, are rows found as they occur, and reported with the task that ended them?
 #[test]
-fn rows_that_come_about_are_seen_with_who_ended_them() {
+fn rows_found_without_a_boost_name_the_task_that_ended_them() {
     let new_sleeper = || {
         Box::new(FootprintSweep { sleep_cycle: Some((5000, NS_PER_MS)), ..FootprintSweep::endless(4096) })
             as Box<dyn AccessSource>
@@ -149,7 +149,7 @@ fn a_trace_is_the_misses_in_order() {
 
 /// If requested, does the log contain every code fetch that missed, at its place among the data and at the same cost?
 #[test]
-fn a_trace_holds_code_where_asked() {
+fn a_requested_log_holds_every_code_fetch_that_missed() {
     let make_threads = |_| crate::kernels::build_threads("crafty", 1, &crate::kernels::Options::default()).unwrap();
     let mut spec = sample_spec();
     let code = CacheSpec { level: CacheLevel::L1Instruction, ..spec.caches[0].clone() };
@@ -187,7 +187,7 @@ fn a_probe_is_stopped_at_its_budget() {
 
 /// Do samples come from the requested processes at about the requested rate, and do those from memory have that source?
 #[test]
-fn samples_keep_their_rate_and_say_where_from() {
+fn samples_keep_the_requested_rate_and_their_source() {
     let mut machine = sample_machine(vec![sweep_program("big", 4 << 20), sweep_program("other", 4 << 20)]);
     let processes = vec![ProcessId(0)];
     let probe_kind = ProbeKind::AccessSamples { processes, sample_period: 20, remote_only: false, max_samples: 400 };
@@ -243,7 +243,7 @@ fn remote_samples_name_shared_lines_only() {
 
 /// Is the reuse time of a cyclic sweep the number of its lines minus one?
 #[test]
-fn reuses_of_a_sweep_are_its_length() {
+fn a_sweeps_reuse_time_is_its_number_of_lines_minus_one() {
     let mut machine = sample_machine(vec![sweep_program("sweep", 500 * 64)]);
     let (answers, _) =
         run_until_answered(&mut machine, &probe_plan(ProbeKind::ReuseTimes { task: TaskId(0), locations: 20 }), 200);
@@ -277,7 +277,7 @@ fn activity_shows_the_sets_in_use() {
 /// Is a neighbor slowed down by a large program but not by a small one, and is the program slowed down by a neighbor
 /// that takes its cache?
 #[test]
-fn a_neighbor_feels_what_a_program_takes() {
+fn large_programs_slow_a_neighbor_and_are_slowed_by_one() {
     let measure_slowdown = |bytes: u64, neighbor| {
         let mut machine = sample_machine(vec![sweep_program("one", bytes)]);
         machine.apply(&idle_plan(50)).unwrap();
@@ -307,7 +307,7 @@ fn a_neighbor_feels_what_a_program_takes() {
 
 /// Does the transfer of a line take longer between packages than within one?
 #[test]
-fn ping_pong_tells_who_shares_a_cache() {
+fn a_line_transfer_takes_longer_between_packages() {
     let round_trip = |a, b| {
         let mut machine = sample_machine(vec![sweep_program("idle", 4096)]);
         let (answers, windows) =

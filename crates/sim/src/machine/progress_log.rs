@@ -41,7 +41,7 @@ pub(crate) struct ProgressLog {
 impl SimMachine {
     /// Records the progress of every task every `interval_cycles` (1 or more) from now on.
     ///
-    /// The run ends once each of the first `until_instructions.len()` tasks has executed its number of instructions; if
+    /// The run ends once each of the first `instruction_limits.len()` tasks has executed its number of instructions; if
     /// the list is empty, only the run's length ends it.
     pub fn log_progress(&mut self, interval_cycles: u64, instruction_limits: Vec<u64>) {
         let (every_cycles, next_cycle) = (interval_cycles.max(1), self.now_cycles());
@@ -114,7 +114,7 @@ mod tests {
 
     /// Do the records rise to the final counts, without changing the run?
     #[test]
-    fn a_trail_ends_where_the_books_do_and_changes_nothing() {
+    fn records_rise_to_the_final_counts_without_changing_the_run() {
         let plain_run = run_alone(&mut sample_machine(1_000_000)).unwrap();
         let mut watched = sample_machine(1_000_000);
         watched.log_progress(50_000, Vec::new());

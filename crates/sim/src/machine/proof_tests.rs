@@ -54,7 +54,7 @@ fn counters_add_up_under_every_scheduler() {
 
 /// Are results the same bits on one host thread and on many?
 #[test]
-fn runs_on_many_host_threads_are_the_same_bits() {
+fn runs_on_one_and_many_host_threads_give_the_same_bits() {
     let all_jobs = || vec![(SchedulerKind::Linux, 1), (SchedulerKind::Solaris, 1), (SchedulerKind::Linux, 2)];
     let results: Vec<RunResults> = all_jobs().into_iter().map(|(kind, seed)| run_for(10, kind, 6, seed)).collect();
     let parallel_results: Vec<RunResults> = std::thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
 
 /// Do exclusive way masks protect the victim equally, and are they read back?
 #[test]
-fn exclusive_ways_keep_the_neighbor_out() {
+fn exclusive_ways_protect_the_victim_and_are_read_back() {
     let mut spec = sample_spec();
     spec.caches[1] = sample_cache(CacheLevel::L2, 256 << 10, 16, 10, 2);
     spec.caches[1].way_partitions = Some(cachemate_core::WayPartitions { groups: 4, min_ways: 1, contiguous: true });
@@ -210,7 +210,7 @@ fn resident_memory_takes_no_faults_and_no_cold_misses() {
 
 /// Does each switch of the counters cost the busy CPU the configured amount, and nothing if that is 0?
 #[test]
-fn turns_of_the_counters_are_charged_to_who_is_on_the_cpu() {
+fn counter_switches_are_charged_to_the_busy_cpu() {
     let build_system = |counter_turn_cycles| {
         let ends = Some(RunLimit::Ns(98 * NS_PER_MS));
         let options = SimOptions { counter_turn_cycles, ends, ..SimOptions::default() };

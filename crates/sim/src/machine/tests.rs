@@ -154,7 +154,7 @@ fn gangs_take_their_turns_to_the_cycle() {
 
 /// Does a window end when a task exits or arrives, is the exit reported once, and does the run end with the last task?
 #[test]
-fn arrivals_and_exits_end_the_window_and_are_told_once() {
+fn arrivals_and_exits_end_the_window_and_are_reported_once() {
     let mut late_program = sweep_program("late", 4096);
     late_program.start_ns = 5 * NS_PER_MS;
     let short = || {
@@ -233,7 +233,7 @@ fn colors_hold_and_move_under_a_running_program() {
 
 /// Do sleepers and waiters leave their CPU to others, and is their progress reported per window?
 #[test]
-fn sleepers_leave_the_processor_and_progress_is_reported_per_window() {
+fn sleepers_leave_the_cpu_and_report_progress_per_window() {
     let new_sleeper = || {
         Box::new(FootprintSweep { sleep_cycle: Some((1000, NS_PER_MS)), ..FootprintSweep::endless(4096) })
             as Box<dyn AccessSource>
@@ -264,7 +264,7 @@ fn the_same_seed_gives_the_same_observations() {
 
 /// Does each gang member run on the CPU that the plan names for it, and the other member on the remaining CPU?
 #[test]
-fn seats_name_their_cpu() {
+fn each_gang_member_runs_on_the_cpu_that_the_plan_names() {
     let mut machine = sample_machine((0..2).map(|_| sweep_program("sweep", 4096)).collect());
     let mut plan = idle_plan(10);
     let members = vec![(TaskId(0), Some(CpuId(3))), (TaskId(1), None)];

@@ -132,7 +132,7 @@ fn restricted_tasks_share_their_cpus_evenly() {
 
 /// Are weights honored: on one CPU in proportion and, under Solaris' class, which has no shares, to a fifth?
 #[test]
-fn weights_are_shares() {
+fn weights_divide_a_cpus_time_in_proportion() {
     for kind in ALL {
         let mut dispatcher = sample_dispatcher(kind, 1);
         let weights = [1.0, 2.0, 4.0, 1.0];
@@ -149,7 +149,7 @@ fn weights_are_shares() {
 
 /// Does no task starve while others arrive, exit and sleep, and does no CPU idle while a task waits that may use it?
 #[test]
-fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
+fn no_task_starves_and_no_cpu_idles_while_tasks_wait() {
     for kind in ALL {
         let (cpus, tasks, end) = (8, 20, 60_000 * MS);
         let mut dispatcher = sample_dispatcher(kind, cpus);
@@ -202,7 +202,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
 
 /// Does a held CPU run its assigned task or none, and do all other tasks run elsewhere?
 #[test]
-fn held_cpus_run_their_task_or_nobody() {
+fn held_cpus_run_their_assigned_task_or_none() {
     for kind in ALL {
         let mut dispatcher = sample_dispatcher(kind, 4);
         (0..6).for_each(|_| _ = dispatcher.add_task(0, all_cpus(4), 1.0, false));
@@ -231,7 +231,7 @@ fn held_cpus_run_their_task_or_nobody() {
 
 /// Does an affinity change take effect at once, for running and waiting tasks?
 #[test]
-fn affinity_holds_from_the_moment_it_is_set() {
+fn an_affinity_change_takes_effect_at_once() {
     for kind in ALL {
         let mut dispatcher = sample_dispatcher(kind, 4);
         (0..4).for_each(|_| _ = dispatcher.add_task(0, all_cpus(4), 1.0, false));
@@ -252,7 +252,7 @@ fn affinity_holds_from_the_moment_it_is_set() {
 
 /// Do penalties keep two tasks apart if the dispatcher has a choice, without starving either?
 #[test]
-fn penalties_steer_the_choice_and_starve_nobody() {
+fn penalties_keep_tasks_apart_without_starving_either() {
     for kind in ALL {
         let time_together = |penalty: bool| {
             let mut dispatcher = sample_dispatcher(kind, 2);

@@ -116,16 +116,16 @@ impl FrameAllocator {
 
     /// Allocates any frame, from local memory first; `None` if memory is full.
     pub fn take_any(&mut self, cpu: u32) -> Option<u32> {
-        let home = self.node_of_cpu[cpu as usize];
+        let local_node = self.node_of_cpu[cpu as usize];
         if self.cpus[cpu as usize].uncolored_frames.is_empty() {
-            let drawn_frames = self.nodes_from(home).find_map(|node| {
+            let drawn_frames = self.nodes_from(local_node).find_map(|node| {
                 let batch = self.draw_frames(node, BATCH_FRAMES);
                 (!batch.is_empty()).then_some(batch)
             });
             self.cpus[cpu as usize].uncolored_frames = drawn_frames.unwrap_or_default();
             self.cpus[cpu as usize].uncolored_frames.reverse();
         }
-        let frame = self.cpus[cpu as usize].uncolored_frames.pop().or_else(|| self.take_from_any_list(home));
+        let frame = self.cpus[cpu as usize].uncolored_frames.pop().or_else(|| self.take_from_any_list(local_node));
         self.free_count -= u64::from(frame.is_some());
         frame
     }
@@ -133,14 +133,14 @@ impl FrameAllocator {
     /// Allocates a frame of an allowed color. Colors are tried in order, starting at `first_color`, on the local node
     /// and then on the others. Returns `None` if no such frame is free.
     pub fn take_colored(&mut self, cpu: u32, allowed_colors: &IndexSet, first_color: u32) -> Option<u32> {
-        let home = self.node_of_cpu[cpu as usize];
+        let local_node = self.node_of_cpu[cpu as usize];
         let ordered_colors: Vec<u32> = allowed_colors
             .iter()
             .filter(|&color| color >= first_color)
             .chain(allowed_colors.iter().filter(|&color| color < first_color))
             .collect();
         let frame = self
-            .nodes_from(home)
+            .nodes_from(local_node)
             .find_map(|node| ordered_colors.iter().find_map(|&color| self.take_of_color(cpu, node, color)));
         self.free_count -= u64::from(frame.is_some());
         frame
@@ -152,8 +152,8 @@ impl FrameAllocator {
     /// 4.4.1). `None` if free memory has no such run.
     pub fn take_run(&mut self, cpu: u32, pages: u32, allowed_colors: Option<&IndexSet>) -> Option<u32> {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
-        let home = self.node_of_cpu[cpu as usize];
-        let first_frame = self.nodes_from(home).find_map(|node| self.allocate_run(node, pages, allowed_colors));
+        let local_node = self.node_of_cpu[cpu as usize];
+        let first_frame = self.nodes_from(local_node).find_map(|node| self.allocate_run(node, pages, allowed_colors));
         self.free_count -= u64::from(if first_frame.is_some() { pages } else { 0 });
         first_frame
     }
@@ -165,9 +165,9 @@ impl FrameAllocator {
         self.free_count += 1;
     }
 
-    fn nodes_from(&self, home: u32) -> impl Iterator<Item = u32> + use<> {
+    fn nodes_from(&self, local_node: u32) -> impl Iterator<Item = u32> + use<> {
         let nodes = self.nodes.len() as u32;
-        (0..nodes).map(move |step| (home + step) % nodes)
+        (0..nodes).map(move |step| (local_node + step) % nodes)
     }
     fn list_index(&self, node: u32, color: u32) -> usize {
         (node * self.colors + color) as usize
@@ -245,9 +245,9 @@ impl FrameAllocator {
     }
 
     /// Allocates a frame from any list of any CPU, which is the last resort once the buddy lists are empty.
-    fn take_from_any_list(&mut self, home: u32) -> Option<u32> {
+    fn take_from_any_list(&mut self, local_node: u32) -> Option<u32> {
         let colors = self.colors;
-        self.nodes_from(home).find_map(|node| {
+        self.nodes_from(local_node).find_map(|node| {
             let lists = (node * colors) as usize..((node + 1) * colors) as usize;
             self.cpus.iter_mut().find_map(|cpu| {
                 let longest_list =
@@ -314,7 +314,7 @@ mod tests {
 
     /// Does a colored request get an allowed color while one is free anywhere, and fail after that?
     #[test]
-    fn colored_requests_get_their_colors_until_the_last_frame_of_them_is_gone() {
+    fn a_colored_request_gets_its_color_while_one_is_free() {
         let mut frames = sample_pool(4096, 2, 16);
         let allowed: IndexSet = [3, 4].into_iter().collect();
         let frames_taken: Vec<u32> = std::iter::from_fn(|| frames.take_colored(1, &allowed, 0)).collect();
@@ -354,7 +354,7 @@ mod tests {
     proptest! {
         /// Is no frame allocated twice or lost, whatever is allocated, freed and requested?
         #[test]
-        fn no_frame_is_lost_or_given_twice(steps in prop::collection::vec((0u32..5, 0u32..4, 0u32..8), 1..400)) {
+        fn no_frame_is_lost_or_allocated_twice(steps in prop::collection::vec((0u32..5, 0u32..4, 0u32..8), 1..400)) {
             let mut frames = sample_pool(3000, 2, 8);
             let mut held_frames = BTreeSet::new();
             for (step, cpu, color) in steps {

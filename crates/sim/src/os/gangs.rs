@@ -88,7 +88,7 @@ pub fn assign_cpus(members: &[(Slot, Option<u32>)], cpus: &CpuSet, dispatcher: &
     assign_allowed_cpus(members, cpus, dispatcher, &|slot| dispatcher.task(slot).allowed_cpus.clone())
 }
 
-/// Like `assign_seats`, but `allowed` replaces the affinities that the dispatcher knows.
+/// Like [`assign_cpus`], but `allowed` replaces the affinities that the dispatcher knows.
 pub fn assign_allowed_cpus(
     members: &[(Slot, Option<u32>)],
     cpus: &CpuSet,

@@ -435,7 +435,7 @@ mod tests {
     /// When a process gets more colors, are neighboring pages spread over all colors, as if the larger share had been
     /// set from the start?
     #[test]
-    fn growing_spreads_neighbors() {
+    fn neighboring_pages_spread_over_all_colors_after_growing() {
         let mut memory = sample_memory(4096, 16);
         let process = memory.add_process();
         memory.set_colors(process, &(0..8).collect(), PageMigration::All);
@@ -470,7 +470,7 @@ mod tests {
 
     /// Do the four kinds of migration differ as documented?
     #[test]
-    fn never_stays_lazy_waits_for_a_touch_and_hot_pages_go_first() {
+    fn the_four_kinds_of_migration_differ_as_documented() {
         let mut memory = sample_memory(4096, 4);
         let process = memory.add_process();
         (0..100).for_each(|page| _ = memory.look_up(process, page, 0));
@@ -495,7 +495,7 @@ mod tests {
     /// Do two address spaces use the same frame for a shared page, and does the page stay when one of them changes
     /// colors?
     #[test]
-    fn shared_pages_are_one_frame_and_stay() {
+    fn a_shared_page_has_one_frame_and_stays_at_a_color_change() {
         let mut memory = sample_memory(4096, 16);
         let (a, b) = (memory.add_process(), memory.add_process());
         let segment = memory.add_segment(1000, 64);

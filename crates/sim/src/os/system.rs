@@ -263,8 +263,8 @@ impl System {
         }
     }
 
-    /// Runs until `end` or until an event that the caller may want to handle; with `watch_switches`, these include
-    /// switches. Returns `None` if memory is exhausted.
+    /// Runs until `end` or until an event that the caller may want to handle; if `watches_switches` is set, these
+    /// include switches. Returns `None` if memory is exhausted.
     pub fn run(&mut self, end: u64, watches_switches: bool) -> Option<SystemEvent> {
         loop {
             let switches = self.settle_switches();

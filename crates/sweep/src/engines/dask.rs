@@ -1,7 +1,7 @@
 //! Runs tasks with Dask. A small Python client submits the tasks, and Dask's workers run the command.
 //!
 //! The client writes one line of JSON for each event, and a heartbeat every two seconds; a client that is silent for
-//! long is terminated. If the scheduler is killed, the client ends as well, and the next round starts both again.
+//! long is terminated. If the scheduler is killed, the client exits as well, and the next submission restarts both.
 
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -38,11 +38,11 @@ pub struct DaskOptions {
 }
 
 /// The Dask engine, with its current client.
-pub struct Dask {
+pub struct DaskEngine {
     command: WorkerCommand,
     options: DaskOptions,
     client: Option<DaskClient>,
-    rounds: u32,
+    submission_count: u32,
 }
 
 struct DaskClient {
@@ -59,17 +59,17 @@ struct DaskReport {
     failure: Option<(String, bool)>,
 }
 
-impl Dask {
+impl DaskEngine {
     /// An engine that has not started anything yet.
     pub fn new(command: WorkerCommand, options: DaskOptions) -> Self {
-        Dask { command, options, client: None, rounds: 0 }
+        DaskEngine { command, options, client: None, submission_count: 0 }
     }
 
     fn start_client(&mut self, tasks: &[SweepTask]) -> Result<DaskClient, EngineError> {
         let temporary = |what: String| EngineError { engine: NAME, what, is_permanent: false };
         let dir = self.command.dir.join("engine/dask");
-        self.rounds += 1;
-        let name = format!("{}-{}", std::process::id(), self.rounds);
+        self.submission_count += 1;
+        let name = format!("{}-{}", std::process::id(), self.submission_count);
         let ids_path = write_ids(&dir, &name, tasks).map_err(|error| temporary(error.to_string()))?;
         let script = dir.join("client.py");
         cachemate_files::replace(&script, CLIENT_SCRIPT.as_bytes())
@@ -132,7 +132,7 @@ impl DaskReport {
     }
 }
 
-impl TaskEngine for Dask {
+impl TaskEngine for DaskEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -172,7 +172,7 @@ impl TaskEngine for Dask {
     }
 }
 
-impl Drop for Dask {
+impl Drop for DaskEngine {
     fn drop(&mut self) {
         self.stop();
     }

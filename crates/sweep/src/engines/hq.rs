@@ -38,7 +38,7 @@ pub struct HqOptions {
 }
 
 /// The HyperQueue engine, with the server and worker that it started.
-pub struct Hq {
+pub struct HqEngine {
     command: WorkerCommand,
     options: HqOptions,
     /// Name of all jobs of this sweep's directory.
@@ -48,11 +48,11 @@ pub struct Hq {
     rounds: u32,
 }
 
-impl Hq {
+impl HqEngine {
     /// An engine that has not started anything yet.
     pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
         let name = format!("cachemate-{}", SweepTaskId::from_text(&command.dir.to_string_lossy()));
-        Hq { command, options, name, children: Vec::new(), rounds: 0 }
+        HqEngine { command, options, name, children: Vec::new(), rounds: 0 }
     }
 
     fn dir(&self) -> PathBuf {
@@ -144,7 +144,7 @@ impl Hq {
     }
 }
 
-impl TaskEngine for Hq {
+impl TaskEngine for HqEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -193,7 +193,7 @@ impl TaskEngine for Hq {
     }
 }
 
-impl Hq {
+impl HqEngine {
     fn batch_size(&self) -> usize {
         self.options.batch_size.max(1)
     }
@@ -203,7 +203,7 @@ impl Hq {
     }
 }
 
-impl Drop for Hq {
+impl Drop for HqEngine {
     fn drop(&mut self) {
         self.kill_children();
     }

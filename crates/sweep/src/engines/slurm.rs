@@ -22,7 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const DEFAULT_ARRAY_SIZE: usize = 1000;
 
 /// The Slurm engine.
-pub struct Slurm {
+pub struct SlurmEngine {
     command: WorkerCommand,
     /// Number of tasks per job.
     batch_size: usize,
@@ -33,12 +33,12 @@ pub struct Slurm {
     rounds: u32,
 }
 
-impl Slurm {
+impl SlurmEngine {
     /// An engine that has not submitted anything yet. Each job gets `batch_size` tasks; `submit_args` are passed to
     /// `sbatch` unchanged.
     pub fn new(command: WorkerCommand, batch_size: usize, submit_args: Vec<String>) -> Self {
         let name = format!("cachemate-{}", SweepTaskId::from_text(&command.dir.to_string_lossy()));
-        Slurm { command, batch_size: batch_size.max(1), submit_args, name, rounds: 0 }
+        SlurmEngine { command, batch_size: batch_size.max(1), submit_args, name, rounds: 0 }
     }
 
     fn client_command(&self, program: &str) -> Command {
@@ -111,12 +111,12 @@ impl Slurm {
             let mut distinct_states: Vec<&str> = states.clone();
             distinct_states.sort_unstable();
             distinct_states.dedup();
-            format!("all {} nodes are {}: jobs wait for ever", states.len(), distinct_states.join(" or "))
+            format!("all {} nodes are {}, so jobs cannot start", states.len(), distinct_states.join(" or "))
         })
     }
 }
 
-impl TaskEngine for Slurm {
+impl TaskEngine for SlurmEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -179,7 +179,7 @@ mod tests {
         let tasks: Vec<SweepTask> = (1..=5).map(|id| SweepTask { id: SweepTaskId(id), point: "{}".into() }).collect();
         let ids = write_ids(&dir, "x", &tasks).unwrap();
         let command = WorkerCommand { program: "echo".into(), dir, retries: 0, heartbeat_timeout_s: 60 };
-        let script = Slurm::new(command, 2, Vec::new()).array_script(&ids);
+        let script = SlurmEngine::new(command, 2, Vec::new()).array_script(&ids);
         let job_output = |job: &str| {
             let mut shell = Command::new("sh");
             call_checked(shell.args(["-c", &script]).env("SLURM_ARRAY_TASK_ID", job), DEADLINE).unwrap()

@@ -57,7 +57,7 @@ proptest! {
 
     /// Is every record, with any value of any field, read back as it was written, in both ways of reading?
     #[test]
-    fn any_records_read_back_equal(records in prop::collection::vec(any_record(), 0..300)) {
+    fn every_record_is_read_back_as_written(records in prop::collection::vec(any_record(), 0..300)) {
         let bytes = written_file(&records, TraceTotals::default());
         let mut reader = CmtReader::new(&bytes[..], "test.cmt").unwrap();
         prop_assert_eq!(reader.header(), &sample_header());
@@ -88,7 +88,7 @@ proptest! {
 
 /// Are several blocks, totals and threads read back, and does a seek reach the block before?
 #[test]
-fn a_long_trace_keeps_its_totals_and_can_be_sought_in() {
+fn blocks_totals_and_threads_of_a_long_trace_are_read_back() {
     let records = sample_records(3 * BLOCK_RECORDS + 17);
     let given_totals = TraceTotals {
         program_accesses: Some(1 << 40),
@@ -129,7 +129,7 @@ fn older_totals_have_no_order_of_creation() {
 
 /// Does a file truncated at any length give its complete blocks, and then an error with the next one?
 #[test]
-fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
+fn a_truncated_file_gives_its_complete_blocks_and_an_error() {
     let records = sample_records(2 * BLOCK_RECORDS + 100);
     let bytes = written_file(&records, TraceTotals::default());
     let starts: Vec<usize> =
@@ -170,7 +170,7 @@ fn a_damaged_block_is_named_and_those_before_it_are_read() {
 
 /// Is a forged length rejected before anything of that size is allocated?
 #[test]
-fn lengths_that_no_writer_makes_are_refused() {
+fn a_forged_length_is_rejected_before_allocation() {
     let bytes = written_file(&sample_records(10), TraceTotals::default());
     let block = bytes.windows(4).position(|four| four == b"CMTB").unwrap();
     for field in [8, 12] {
@@ -187,7 +187,7 @@ fn lengths_that_no_writer_makes_are_refused() {
 
 /// Is a header with an impossible page size, line size or shift rejected with the field?
 #[test]
-fn headers_that_no_machine_has_are_refused() {
+fn headers_with_impossible_fields_are_rejected_by_field() {
     let cases: [(&str, fn(&mut TraceHeader)); 6] = [
         ("page_bytes = 0", |header| header.page_bytes = 0),
         ("page_bytes = 4095", |header| header.page_bytes = 4095),

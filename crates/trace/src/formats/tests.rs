@@ -76,7 +76,7 @@ fn binary_entries_become_records() {
 
 /// Are objects of different sizes rejected with their place, unless the user asks to ignore sizes?
 #[test]
-fn objects_of_different_sizes_are_refused_or_counted_as_one_line() {
+fn objects_of_different_sizes_are_rejected_unless_ignored() {
     let request_bytes = |object: u64, bytes: u32| {
         let mut entry = [0u8; 24];
         entry[4..12].copy_from_slice(&object.to_le_bytes());
@@ -97,7 +97,7 @@ fn objects_of_different_sizes_are_refused_or_counted_as_one_line() {
 
 /// Is a zstd-compressed trace decompressed while it is read, and its format determined from the content?
 #[test]
-fn packed_traces_are_unpacked_on_the_way() {
+fn a_compressed_trace_is_decompressed_while_it_is_read() {
     let packed = zstd::bulk::compress(LACKEY, 1).unwrap();
     assert_eq!(read(&packed, "x", None).unwrap().0.len(), 3);
 }
@@ -125,7 +125,7 @@ fn tables_and_views_are_read() {
 
 /// Does the error for every invalid input give its place, the value found and the value expected?
 #[test]
-fn wrong_inputs_name_place_found_and_expected() {
+fn invalid_inputs_give_place_found_and_expected_values() {
     let read_error = |bytes: &[u8], format| read(bytes, "in", Some(format)).unwrap_err().to_string();
     assert_eq!(
         read_error(b"I  04,3\n X 12,8\n", Format::Lackey),
@@ -177,7 +177,7 @@ fn records_before_damage_are_returned_before_its_error() {
 
 /// Does a conversion keep records, header and totals?
 #[test]
-fn a_conversion_keeps_everything() {
+fn a_conversion_keeps_records_header_and_totals() {
     let mut out = Vec::new();
     let mut reader = open_input(boxed_input(LACKEY), "x", None).unwrap();
     let converted = convert(reader.as_mut(), &mut out, "out.cmt", 1, |_| {}).unwrap();

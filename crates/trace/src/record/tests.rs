@@ -95,7 +95,7 @@ fn a_window_is_a_slice_of_the_whole() {
 
 /// Is the child's status separate from the recorder's success, for exits, signals and programs that cannot start?
 #[test]
-fn the_childs_status_is_part_of_the_result() {
+fn the_childs_status_is_separate_from_the_recorders_success() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
     let shell_command = |text: &str| vec!["sh".to_string(), "-c".to_string(), text.to_string()];
@@ -112,7 +112,7 @@ fn the_childs_status_is_part_of_the_result() {
 
 /// Does an interrupt stop an endless program and keep the recorded part?
 #[test]
-fn an_interrupt_keeps_what_was_recorded() {
+fn an_interrupt_keeps_the_recorded_part() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
     let recorder = quiet_recorder(vec!["sh".into(), "-c".into(), "while :; do :; done".into()], &out);
@@ -131,7 +131,7 @@ fn an_interrupt_keeps_what_was_recorded() {
 
 /// Are threads distinguished although their ids are reused, and does a store remove the line from the others' filters?
 #[test]
-fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
+fn threads_are_distinguished_and_stores_invalidate_others_lines() {
     let dir = tempfile::tempdir().unwrap();
     let program = compile_program(
         dir.path(),
@@ -165,7 +165,7 @@ fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
 /// Do the numbers in the order of creation and the kernel's ids belong to the same threads, whichever makes records
 /// first?
 #[test]
-fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
+fn threads_keep_their_creation_order_and_kernel_ids() {
     let dir = tempfile::tempdir().unwrap();
     let (out, ids) = (dir.path().join("x.cmt"), dir.path().join("ids"));
     let program = compile_program(
@@ -193,7 +193,7 @@ fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
 
 /// Are children left unrecorded or recorded as separate processes, as requested?
 #[test]
-fn children_are_left_or_followed_as_processes_of_their_own() {
+fn children_are_left_unrecorded_or_recorded_separately() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
     let command = vec!["sh".to_string(), "-c".to_string(), "ls / >/dev/null; (true); exit 2".to_string()];
@@ -236,7 +236,7 @@ fn lackey_records_the_same_accesses() {
 /// Does a program run to its end around a part limited by time, which contains less than the whole, and around a file
 /// that is full?
 #[test]
-fn a_part_by_time_or_size_leaves_the_program_whole() {
+fn a_part_by_time_or_size_lets_the_program_run_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let count = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; exit 7";
     let record = |name: &str| quiet_recorder(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join(name));
@@ -268,7 +268,7 @@ fn a_part_by_time_or_size_leaves_the_program_whole() {
 /// Are bursts a part of the run that is marked in the file, does the program run to its end, and does a program that is too
 /// short for a burst say so?
 #[test]
-fn bursts_are_marked_and_leave_the_program_whole() {
+fn bursts_are_marked_and_the_program_runs_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let count = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; exit 7";
     let whole = quiet_recorder(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join("whole.cmt"));

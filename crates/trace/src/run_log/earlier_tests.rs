@@ -257,7 +257,7 @@ fn record() -> WindowRecord {
 /// Does a log of format 4 read as the values from which it was written, and is it written again with the keys of format
 /// 5?
 #[test]
-fn a_log_of_format_4_reads_whole() {
+fn a_log_of_format_4_is_read_and_written_as_format_5() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/earlier/run-log-4.jsonl");
     let mut log = RunLogReader::open(path).unwrap();
     assert_eq!(*log.header(), RunHeader { format: 4, ..sample_header() });

@@ -41,7 +41,7 @@ fn a_written_log_reads_back_bit_for_bit() {
 
 /// Does a log truncated anywhere give every complete record, and then the damaged line?
 #[test]
-fn a_truncated_log_gives_what_was_before_and_the_line() {
+fn a_truncated_log_gives_complete_records_and_the_damaged_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
     let records = write_sample_log(&path);
@@ -76,7 +76,7 @@ fn a_truncated_log_gives_what_was_before_and_the_line() {
 
 /// Is a number that JSON cannot represent rejected when written, rather than when read?
 #[test]
-fn an_infinite_number_is_refused_when_it_is_written() {
+fn an_infinite_number_is_rejected_when_written() {
     let dir = tempfile::tempdir().unwrap();
     let mut record = write_sample_log(&dir.path().join("a")).remove(0);
     record.forecast.cache_miss_ratio.insert(CacheId(0), Estimate::exact(f64::NAN));
@@ -93,7 +93,7 @@ fn an_infinite_number_is_refused_when_it_is_written() {
 
 /// Is a log of another format rejected with its format and the expected one?
 #[test]
-fn another_format_is_refused_with_both_numbers() {
+fn another_format_is_rejected_with_both_numbers() {
     for format in [1, 6] {
         let header =
             format!(r#"{{"format":{format},"topology":{{"cpus":[],"caches":[]}},"policy":"default","seed":1}}"#);

@@ -46,7 +46,7 @@ fn a_thread_loops_at_an_offset_with_its_own_instructions() {
 
 /// Does a start in the middle keep the loop's order, and does a file without instructions give each access one?
 #[test]
-fn a_phase_starts_in_the_middle_and_unknown_instructions_are_one_each() {
+fn a_phase_starts_in_the_middle_in_the_loops_order() {
     let file = two_thread_file(false);
     let mut source = CmtSource::open(file.path(), 1, 0, 4).unwrap();
     let accesses = first_accesses(&mut source, 3);
@@ -56,7 +56,7 @@ fn a_phase_starts_in_the_middle_and_unknown_instructions_are_one_each() {
 
 /// Is a thread that the file lacks rejected, with the list of its threads?
 #[test]
-fn a_thread_without_records_is_refused() {
+fn a_thread_without_records_is_rejected_with_the_list() {
     let error = CmtSource::open(two_thread_file(true).path(), 7, 0, 0).err().unwrap().to_string();
     assert!(error.ends_with("found no record of thread 7, expected a thread among the 2 it has"), "{error}");
 }

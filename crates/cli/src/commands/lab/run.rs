@@ -330,7 +330,7 @@ mod tests {
 
     /// Is a program compared with its run alone by work per second, whether it ended or was killed?
     #[test]
-    fn programs_are_compared_with_themselves_alone() {
+    fn programs_are_compared_with_their_runs_alone_by_work_rate() {
         let programs = ["./a".to_string(), "./b -n 5".to_string()];
         let text = "alone\t0\t./a\t2\tyes\t0\t\t1500\t1000\t4000\t10\t0\t640\t64\n\
                     alone\t1\t./b\t5\tno\t137\t\t5001\t5000\t9000\t10\t0\t640\t64\n\
@@ -346,7 +346,7 @@ mod tests {
     /// Does a program with a fixed amount of work that is killed in one phase have a slowdown by work rather than by
     /// time?
     #[test]
-    fn a_killed_program_is_compared_by_its_work() {
+    fn a_killed_program_has_a_slowdown_by_work_not_by_time() {
         let text = "alone\t0\t./a\t2\tyes\t0\t\t900\t800\t4000\t1\t0\t64\t64\n\
                     together\t0\t./a\t4\tno\t137\t\t900\t400\t8000\t1\t0\t64\t64\n";
         let mut phase_results = parse_results(text, &["./a".to_string()]);
@@ -357,7 +357,7 @@ mod tests {
 
     /// Is a program without ground truth null in JSON and a dash in the table, never 0?
     #[test]
-    fn a_program_without_truth_is_unknown() {
+    fn a_program_without_ground_truth_is_null_or_a_dash() {
         let text = "alone\t0\t./a\t2\tno\t137\t\t900\t800\t4000\t1\t0\t64\t64\n\
                     together\t0\t./a\t2.5\tno\t137\t\t-\t-\t-\t-\t-\t-\t-\n";
         let phase_results = parse_results(text, &["./a".to_string()]);
@@ -427,7 +427,7 @@ mod tests {
 
     /// Is a table that the script could not have written rejected with its line?
     #[test]
-    fn another_table_is_refused() {
+    fn a_table_the_script_could_not_have_written_is_rejected() {
         let programs = ["./a".to_string()];
         let read_all_phases = |text: &str| parse_phase_results(text, &programs, &PHASES);
         assert!(read_all_phases("alone\t0\t./a\n").unwrap_err().to_string().contains("line 1"));

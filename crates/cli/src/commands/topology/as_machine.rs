@@ -216,7 +216,7 @@ mod tests {
 
     /// Does the description of a machine's topology have the same topology?
     #[test]
-    fn a_described_machine_has_the_topology_it_was_made_from() {
+    fn a_topologys_description_has_the_same_topology() {
         for name in ["epyc-7763", "epyc-9755", "xeon-8490h", "altra-max", "xeon-x5365", "opteron-2350", "niagara-2core"]
         {
             let topology = cachemate_spec::load_topology(name).unwrap();
@@ -236,7 +236,7 @@ mod tests {
 
     /// Is a host rejected with the place if its cores or caches differ, or if a value is unknown?
     #[test]
-    fn an_irregular_host_is_refused_with_the_place() {
+    fn an_irregular_host_is_rejected_with_the_place() {
         let whole = cachemate_spec::load_topology("epyc-7763").unwrap();
         let refusal_after = |change: &dyn Fn(&mut Topology)| {
             let mut topology = whole.clone();
@@ -257,7 +257,7 @@ mod tests {
 
     /// Are clock, memory and classes of service taken from the host's files, and missing values left as estimates?
     #[test]
-    fn what_the_host_tells_is_taken() {
+    fn clock_memory_and_classes_are_taken_from_the_hosts_files() {
         let root = tempfile::tempdir().unwrap();
         let write_file = |file: &str, text: &str| {
             let path = root.path().join(file);

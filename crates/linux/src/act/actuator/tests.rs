@@ -69,7 +69,7 @@ fn a_failing_change_is_reported_and_the_rest_is_done() {
 
 /// Without a guardian or a place for the journal: is nothing changed?
 #[test]
-fn no_guardian_or_no_journal_no_change() {
+fn nothing_changes_without_a_guardian_or_a_journal() {
     let (host, tasks) = host_with(&[5]);
     let dir = tempfile::tempdir().unwrap();
     let missing = GuardianCommand { program: "/no/such/program".into(), args: Vec::new() };
@@ -84,7 +84,7 @@ fn no_guardian_or_no_journal_no_change() {
 
 /// If another process changes a mask that cachemate set: is it noticed?
 #[test]
-fn others_changes_are_noticed() {
+fn masks_changed_by_another_process_are_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let (host, tasks) = host_with(&[5]);
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
@@ -97,7 +97,7 @@ fn others_changes_are_noticed() {
 
 /// Is a thread that was born under our mask given its parent's original when the plan no longer mentions it?
 #[test]
-fn heirs_get_their_ancestors_original() {
+fn an_inheriting_thread_is_given_its_parents_original_mask() {
     let dir = tempfile::tempdir().unwrap();
     let (host, mut tasks) = host_with(&[5]);
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
@@ -113,7 +113,7 @@ fn heirs_get_their_ancestors_original() {
 
 /// Does an unmanaged child lose the settings that it inherited, and a waiting member's child its idle policy?
 #[test]
-fn children_do_not_keep_what_is_not_theirs() {
+fn unmanaged_children_lose_inherited_settings() {
     let dir = tempfile::tempdir().unwrap();
     let (host, mut tasks) = host_with(&[5]);
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
@@ -148,7 +148,7 @@ fn children_do_not_keep_what_is_not_theirs() {
 /// If a guardian took this process for hung: is nothing changed until the fence is noticed, the interrupted change
 /// restored, and a new guardian started?
 #[test]
-fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
+fn a_fenced_actuator_changes_nothing_before_it_rearms() {
     let dir = tempfile::tempdir().unwrap();
     let (host, tasks) = host_with(&[5, 6]);
     let args = ["-c", "echo ready; read beat; printf '\\001' >/proc/self/fd/$CACHEMATE_FENCE"].map(str::to_string);
@@ -175,7 +175,7 @@ fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
 
 /// If a thread has exited and its id was reused: is the new thread neither changed nor journaled?
 #[test]
-fn a_reused_number_is_not_touched() {
+fn a_thread_with_a_reused_id_is_not_changed_or_journaled() {
     let dir = tempfile::tempdir().unwrap();
     let (host, tasks) = host_with(&[5, 6]);
     host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
@@ -194,7 +194,7 @@ fn a_reused_number_is_not_touched() {
 
 /// Does a thread that the plan no longer mentions follow its cpuset again at once, not only when cachemate ends?
 #[test]
-fn what_the_plan_drops_follows_its_cpuset_again() {
+fn a_thread_dropped_by_the_plan_follows_its_cpuset_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (host, tasks) = host_with(&[5]);
     host.set_cpuset("0-3");
@@ -209,7 +209,7 @@ fn what_the_plan_drops_follows_its_cpuset_again() {
 
 /// Is a thread that is no longer managed restored, and no other?
 #[test]
-fn released_threads_are_put_back_alone() {
+fn only_threads_no_longer_managed_are_restored() {
     let dir = tempfile::tempdir().unwrap();
     let (host, mut tasks) = host_with(&[5, 6]);
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());

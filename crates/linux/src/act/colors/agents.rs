@@ -219,7 +219,7 @@ impl ResidentPages {
     }
 }
 
-/// Longest `/proc/PID/maps`: the kernel allows 65,530 mappings of about 100 bytes each by default.
+/// Maximum size of `/proc/PID/maps`; by default, the kernel allows 65,530 mappings of about 100 bytes each.
 const MAX_MAPS_BYTES: u64 = 256 << 20;
 
 /// Counts a process's resident pages. `agent` = the report of the process's agent; without an agent no pages are held.
@@ -276,7 +276,7 @@ mod tests {
 
     /// Is a torn status rejected, a refusal read with its reason, and a whole status with its figures?
     #[test]
-    fn a_torn_status_is_not_believed() {
+    fn a_torn_status_is_rejected() {
         let report = "turn 00000000000000000007\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 7\n";
         let agent = AgentReport::parse(report).unwrap();
         assert_eq!((agent.counter("outside_pages"), agent.counter("faults")), (Some(9), None));
@@ -315,7 +315,7 @@ mod tests {
     /// With forged figures of any size: is the share still one, do the agent's addresses stay whole pages without an
     /// overflow, and does counting the pages of this process end?
     #[test]
-    fn forged_figures_end_no_count() {
+    fn forged_figures_neither_overflow_nor_block_the_count() {
         let largest = u64::MAX;
         let text =
             format!("turn 1\ninside_pages {largest}\noutside_pages {largest}\nunknown_pages {largest}\nturn 1\n");
@@ -346,7 +346,7 @@ mod tests {
 
     /// Do sets and masks agree, and is a set that does not fit refused?
     #[test]
-    fn sets_become_masks() {
+    fn sets_and_masks_agree_and_oversized_sets_are_refused() {
         assert_eq!(color_mask(&"0-3,8".parse().unwrap()), Some(0x10f));
         assert_eq!(color_mask(&"63".parse().unwrap()), Some(1 << 63));
         assert_eq!(color_mask(&"64".parse().unwrap()), None);

@@ -97,7 +97,7 @@ mod tests {
 
     /// Is there a knee if only colored frames become slow, and none if ordinary ones do as well?
     #[test]
-    fn a_knee_is_a_difference_not_a_size() {
+    fn a_knee_exists_only_if_colored_frames_alone_become_slow() {
         let real = curve(&[(32, 5.0, 5.0), (64, 6.0, 5.0), (128, 20.0, 5.0), (256, 22.0, 5.5)]);
         assert_eq!(knee_bytes(&real), Some(128));
         assert!(is_share_confined(&real, 64));
@@ -108,7 +108,7 @@ mod tests {
 
     /// Is one slow sample in the middle not taken for a knee, and slowness below the share not for confinement?
     #[test]
-    fn outliers_are_no_knees() {
+    fn one_slow_sample_is_not_taken_for_a_knee() {
         let spike = curve(&[(32, 5.0, 5.0), (64, 50.0, 5.0), (128, 5.0, 5.0), (256, 5.0, 5.0)]);
         assert_eq!(knee_bytes(&spike), None);
         let slow_everywhere = curve(&[(16, 20.0, 5.0), (32, 20.0, 5.0), (64, 20.0, 5.0), (128, 20.0, 5.0)]);
@@ -117,7 +117,7 @@ mod tests {
 
     /// Does a chase over a few pages end with a positive time, and one over no pages with zero?
     #[test]
-    fn a_chase_ends() {
+    fn a_chase_ends_with_a_positive_time_or_zero_for_no_pages() {
         let mut memory = vec![0u64; 8 * PAGE_BYTES / 8 + PAGE_BYTES / 8];
         let start = memory.as_mut_ptr().cast::<u8>();
         let first = start.align_offset(PAGE_BYTES);

@@ -18,7 +18,7 @@ use cachemate_core::{Cache, CacheLevel, CpuId, Topology};
 use super::ColorError;
 use super::chase::{ChaseComparison, is_share_confined, knee_bytes, load_ns};
 use super::grouping::{EvictionOracle, GroupingParameters, group_items};
-use super::map::{ColorCoverage, ColorMap, PFN_BITS_ARE_REAL, PFN_BITS_ARE_SHAM, PFN_UNKNOWN};
+use super::map::{ColorCoverage, ColorMap, PFN_BITS_ARE_REAL, PFN_BITS_ARE_VIRTUAL, PFN_UNKNOWN};
 use super::pool::{DiscoveryRng, PagePool, TimedOracle};
 use super::reference_set::{self, ColorClasses, FrameLedger, LoadedReferenceSet, frames_per_color};
 use crate::sense::probes::PinnedThread;
@@ -288,8 +288,8 @@ fn classify_pages(
     })
 }
 
-/// Chases over frames of the color with the most frames, and over as many frames of all colors. `behind` = cache size
-/// and load time to be subtracted from the ordinary chase, for comparing the level behind a cache.
+/// Chases over frames of the color with the most frames, and over as many frames of all colors. `subtracted_hits` is
+/// the cache size and load time to subtract from the ordinary chase, to compare the level behind a cache.
 fn compare_chases(
     pool: &PagePool,
     by_color: &[Vec<usize>],
@@ -369,7 +369,7 @@ fn judge_frame_numbers(frames: &[Option<u64>], classified: &[Option<u32>], color
     match known_frames {
         0 => PFN_UNKNOWN,
         _ if explained_frames * 10 >= known_frames * 9 => PFN_BITS_ARE_REAL,
-        _ => PFN_BITS_ARE_SHAM,
+        _ => PFN_BITS_ARE_VIRTUAL,
     }
 }
 
@@ -379,7 +379,7 @@ mod tests {
 
     /// Is a last level judged only by sizes that it holds, and not at all if it holds none?
     #[test]
-    fn a_last_level_that_holds_nothing_tells_nothing() {
+    fn a_last_level_is_judged_only_by_sizes_that_it_holds() {
         let curve = |ordinary: [f64; 3], colored: [f64; 3]| {
             let point = |index: usize| ChaseComparison {
                 size_bytes: 4 << (20 + index),
@@ -395,7 +395,7 @@ mod tests {
 
     /// Does a refusal report the number and duration of all tries, and only the last reasons?
     #[test]
-    fn a_refusal_says_what_was_tried() {
+    fn a_refusal_reports_all_tries_and_the_last_reasons() {
         let reasons: Vec<String> = (0..9).map(|index| format!("reason {index}")).collect();
         let message = describe_refusal(&reasons, Duration::from_secs(60));
         assert_eq!(message, "9 tries in 60 s, all refused: the last of them: reason 6; reason 7; reason 8");
@@ -404,13 +404,13 @@ mod tests {
 
     /// Are frame numbers used only if they predict the color of nine pages of ten?
     #[test]
-    fn frame_numbers_are_believed_only_where_they_tell() {
+    fn frame_numbers_are_used_only_if_they_predict_colors() {
         let frames: Vec<Option<u64>> = (0..320).map(Some).collect();
         let real: Vec<Option<u32>> = (0..320).map(|frame| Some((frame * 5 + 3) % 32)).collect();
         assert_eq!(judge_frame_numbers(&frames, &real, 32), PFN_BITS_ARE_REAL);
         let mut draw = DiscoveryRng::new(1);
-        let sham: Vec<Option<u32>> = (0..320).map(|_| Some(draw.draw_below(32) as u32)).collect();
-        assert_eq!(judge_frame_numbers(&frames, &sham, 32), PFN_BITS_ARE_SHAM);
-        assert_eq!(judge_frame_numbers(&vec![None; 320], &sham, 32), PFN_UNKNOWN);
+        let unrelated_colors: Vec<Option<u32>> = (0..320).map(|_| Some(draw.draw_below(32) as u32)).collect();
+        assert_eq!(judge_frame_numbers(&frames, &unrelated_colors, 32), PFN_BITS_ARE_VIRTUAL);
+        assert_eq!(judge_frame_numbers(&vec![None; 320], &unrelated_colors, 32), PFN_UNKNOWN);
     }
 }

@@ -62,8 +62,8 @@ pub fn group_items(
         && !oracle.is_exhausted()
     {
         let target = ungrouped_items.remove(0);
-        // The core is taken from all frames, not from the remaining ones: a rest of only a few colors would keep a
-        // set's worth of each.
+        // The core is taken from all frames, not from the remaining ones, because a remainder with few colors would
+        // retain a set's worth of each.
         let Some(core) = reduce_to_minimal(oracle, target, items, parameters.ways) else {
             grouping.unclassified_items.push(target);
             fruitless_targets += 1;
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    fn made_up(colors: usize, ways: usize, items: usize, lies_one_in: u64, seed: u64) -> FakeCache {
+    fn fake_cache(colors: usize, ways: usize, items: usize, lies_one_in: u64, seed: u64) -> FakeCache {
         let mut state = seed | 1;
         let mut draw = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -289,9 +289,9 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(24))]
         /// If every test result is correct: are the classes exactly the colors, for any cache?
         #[test]
-        fn true_answers_give_the_true_classes(power in 1u32..5, ways in 4usize..12, seed: u64) {
+        fn correct_test_results_give_exactly_the_color_classes(power in 1u32..5, ways in 4usize..12, seed: u64) {
             let colors = 1usize << power;
-            let mut cache = made_up(colors, ways, colors * ways * 5, 0, seed);
+            let mut cache = fake_cache(colors, ways, colors * ways * 5, 0, seed);
             let items: Vec<usize> = (0..cache.color_of.len()).collect();
             let grouping = group_items(&mut cache, &items, &search(colors, ways));
             for class in &grouping.classes {
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn a_class_of_several_colors_is_split() {
         for seed in 1..6 {
-            let mut cache = made_up(8, 16, 8 * 120, 0, seed);
+            let mut cache = fake_cache(8, 16, 8 * 120, 0, seed);
             let items_in = |colors: &[usize], cache: &FakeCache| -> Vec<usize> {
                 (0..cache.color_of.len()).filter(|&item| colors.contains(&cache.color_of[item])).collect()
             };
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn a_few_wrong_answers_cost_a_few_frames() {
         for seed in 0..5 {
-            let mut cache = made_up(32, 16, 4096, 200, seed);
+            let mut cache = fake_cache(32, 16, 4096, 200, seed);
             let items: Vec<usize> = (0..4096).collect();
             let grouping = group_items(&mut cache, &items, &search(32, 16));
             assert_eq!(grouping.classes.len(), 32, "seed {seed}");
@@ -342,8 +342,8 @@ mod tests {
 
     /// Does a cache with random answers yield no colors, in bounded time?
     #[test]
-    fn noise_is_no_color() {
-        let mut cache = made_up(32, 16, 2048, 2, 3);
+    fn random_answers_yield_no_colors_in_bounded_time() {
+        let mut cache = fake_cache(32, 16, 2048, 2, 3);
         let grouping = group_items(&mut cache, &(0..2048).collect::<Vec<_>>(), &search(32, 16));
         assert!(grouping.classes.len() < 32 && cache.asked < 200_000, "{} classes", grouping.classes.len());
     }

@@ -16,7 +16,7 @@ const MAX_MAP_BYTES: u64 = 64 << 20;
 /// [`ColorMap::frame_numbers`] if the numbers of 9 of 10 frames of known color predict it.
 pub const PFN_BITS_ARE_REAL: &str = "the low bits of the frame number give the color";
 /// [`ColorMap::frame_numbers`] if they do not predict it.
-pub const PFN_BITS_ARE_SHAM: &str =
+pub const PFN_BITS_ARE_VIRTUAL: &str =
     "the low bits of the frame number do not give the color (the host backs this machine with scattered pages)";
 /// [`ColorMap::frame_numbers`] if frame numbers are not visible.
 pub const PFN_UNKNOWN: &str = "not visible to this user (needs CAP_SYS_ADMIN)";
@@ -137,7 +137,8 @@ impl ColorMap {
 
     /// The map in the format that [`ColorMap::parse`] reads.
     pub fn to_text(&self) -> String {
-        let mut text = serde_json::to_string_pretty(self).expect("a map has no odd keys and no failing serialisers");
+        let mut text =
+            serde_json::to_string_pretty(self).expect("a map has only string keys, and no serializer that fails");
         text.push('\n');
         text
     }
@@ -229,7 +230,7 @@ pub(crate) mod tests {
             pages_unclassified: 1,
             private: ColorCoverage::from_share(65536, &curve, true),
             last_level: None,
-            frame_numbers: PFN_BITS_ARE_SHAM.into(),
+            frame_numbers: PFN_BITS_ARE_VIRTUAL.into(),
             seconds: 2.5,
             failed_attempts: vec!["31 classes instead of 32".into()],
             frames,
@@ -239,7 +240,7 @@ pub(crate) mod tests {
     proptest! {
         /// Are frames and colors read from the file as they were written, whatever the order in which they were found?
         #[test]
-        fn frames_go_through_the_file(found in proptest::collection::btree_map(0u64..500, proptest::option::of(0u32..32), 0..100)) {
+        fn frames_and_colors_are_read_back_from_the_file(found in proptest::collection::btree_map(0u64..500, proptest::option::of(0u32..32), 0..100)) {
             let (mut frames, mut known_colors): (Vec<Option<u64>>, Vec<Option<u32>>) =
                 found.iter().map(|(frame, color)| (Some(*frame), *color)).unzip();
             frames.reverse();

@@ -106,7 +106,7 @@ mod tests {
 
     /// Are pages either movable at a known cost, or is the missing prerequisite named?
     #[test]
-    fn moving_works_or_says_why_not() {
+    fn pages_are_movable_or_the_missing_prerequisite_is_named() {
         match measure_page_move_ns() {
             Ok(cost_ns) => assert!(cost_ns > 0.0),
             Err(unusable) => {
@@ -134,7 +134,11 @@ mod tests {
         let mut command = std::process::Command::new("setpriv");
         command.args(["--inh-caps=-all", &format!("--bounding-set={bounds}"), "--no-new-privs"]);
         command.arg(std::env::current_exe().unwrap());
-        command.args(["--exact", "act::colors::migration::tests::moving_works_or_says_why_not", "--nocapture"]);
+        command.args([
+            "--exact",
+            "act::colors::migration::tests::pages_are_movable_or_the_missing_prerequisite_is_named",
+            "--nocapture",
+        ]);
         let out = command.output().unwrap();
         let message = String::from_utf8_lossy(&out.stdout);
         assert!(out.status.success() && message.contains("1 passed"), "{message}");

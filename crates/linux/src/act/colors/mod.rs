@@ -65,8 +65,8 @@ pub fn boot_id() -> String {
         .to_string()
 }
 
-/// Caches that colors divide on this host, according to a discovery since its boot; otherwise, why there are none.
-/// `move_page_ns` is measured here.
+/// Caches that colors divide on this host, according to a discovery since its boot; otherwise, why there are none. The
+/// cost of moving a page is measured here.
 ///
 /// # Errors
 /// The reason, with its remedy.

@@ -40,7 +40,7 @@ fn find_refusal_within(file: &Path, interpreters_left: u32) -> io::Result<Option
         if interpreters_left == 0 {
             return Ok(Some(format!("{path_text}: scripts that run scripts, too deep")));
         }
-        // In `env NAME`, the program is NAME, which is searched in PATH.
+        // In `env NAME`, the program is NAME, which is looked up in PATH.
         let is_env = interpreter.rsplit('/').next() == Some("env");
         let command_name = if is_env { command_of_env(&mut words) } else { None };
         let path = std::env::var("PATH").ok();
@@ -133,7 +133,7 @@ mod tests {
 
     /// Are static, foreign and set-user-id programs refused with the reason, and ordinary ones not?
     #[test]
-    fn what_cannot_be_preloaded_is_refused_with_the_reason() {
+    fn programs_that_cannot_be_preloaded_are_refused_with_reason() {
         assert_eq!(refusal_text(&elf_bytes(Some(b"/lib64/ld-linux-x86-64.so.2\0")), 0o755), None);
         assert_eq!(refusal_text(&elf_bytes(None), 0o755).unwrap(), "P: statically linked: nothing can be preloaded");
         assert!(refusal_text(&elf_bytes(Some(b"/lib/ld-musl-x86_64.so.1\0")), 0o755).unwrap().contains("ld-musl"));
@@ -146,7 +146,7 @@ mod tests {
 
     /// Does a script count as its interpreter, also through env, and does a cycle of scripts end?
     #[test]
-    fn a_script_is_its_interpreter() {
+    fn a_script_counts_as_its_interpreter() {
         assert_eq!(refusal_text(b"#!/bin/sh\necho\n", 0o755), find_refusal(Path::new("/bin/sh")).unwrap());
         assert_eq!(refusal_text(b"#!/usr/bin/env sh\n", 0o755), find_refusal(Path::new("/bin/sh")).unwrap());
         let with_options = b"#!/usr/bin/env -u DISPLAY -i LANG=C sh\n";

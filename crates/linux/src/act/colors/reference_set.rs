@@ -397,7 +397,7 @@ mod tests {
 
     /// Is a frame that is listed under a wrong color replaced in the reference set by a spare one?
     #[test]
-    fn frames_of_another_color_leave_the_kit() {
+    fn a_frame_of_another_color_is_replaced_in_the_reference_set() {
         // Colors by remainder; frame 9 is listed under color 0 and has color 1.
         let mut table =
             vec![vec![0, 4, 8, 9, 12, 16, 20, 24], (0..8).map(|at| 4 * at + 1).filter(|at| *at != 9).collect()];

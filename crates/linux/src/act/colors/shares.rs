@@ -145,7 +145,7 @@ mod tests {
 
     /// Does a share become one write to the agent's file, and does a plan without the share restore the original?
     #[test]
-    fn a_share_is_one_write_and_its_absence_the_original() {
+    fn a_share_is_one_write_and_its_absence_restores_the_original() {
         let (root, host, tasks) = host_with_agent(&status_text(0xff, 10, 0, 0));
         let boot_id = root.path().join("proc/sys/kernel/random/boot_id");
         std::fs::create_dir_all(boot_id.parent().unwrap()).unwrap();

@@ -33,7 +33,7 @@ fn path_inside(rest: &str) -> PathBuf {
 /// If another user made the directory, may write to it, or can replace it: is nothing read from it, written to it, or
 /// placed in it for a program to preload?
 #[test]
-fn a_directory_that_others_have_a_hand_in_is_refused() {
+fn a_directory_that_others_can_change_is_not_used() {
     let cases: [(&str, &str, fn(&Path)); 4] = [
         ("another user's", "a directory of user 65534", |base| chown(base, Some(NOBODY), None).unwrap()),
         ("writable by all users", "a directory with mode 0777", |base| with_mode(base, 0o777)),
@@ -116,7 +116,7 @@ fn nothing_is_written_through_a_link() {
 
 /// In a directory of our own: is a session created with the library, and are its files read and written?
 #[test]
-fn a_directory_of_our_own_serves() {
+fn a_session_is_created_read_and_written_in_our_own_directory() {
     let (_root, host, base) = host_with_colors_dir();
     for file in ["reference-set", "ledger"] {
         std::fs::write(base.join(file), file).unwrap();

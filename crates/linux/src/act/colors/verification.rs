@@ -195,7 +195,7 @@ mod tests {
 
     /// Does one good round confirm a color, do only four bad ones refute it, and do disturbed ones not count?
     #[test]
-    fn a_color_holds_by_one_round_and_has_moved_by_four() {
+    fn one_good_round_confirms_a_color_and_four_bad_ones_refute_it() {
         let mut color = ColorProof::default();
         (0..100).for_each(|_| color.add_round(2, 2)); // the rest was disturbed
         assert!(!color.is_settled());

@@ -2,10 +2,10 @@
 //!
 //! Problem: the scheduler chooses among gangs and not among tasks. Method: tasks are divided into as many gangs as the
 //! CPUs need turns, with clashing tasks in different gangs; a turn may be filled by any task that clashes with no
-//! member of its gang. Properties: with no more tasks than CPUs there is one gang and no task waits, because advice is
-//! never a ban; equal input yields equal gangs; ties by arrival. Greedy: the task that loses most in its second-best
-//! gang chooses first, which separates two camps of equal size. The optimal division is a graph coloring, which is
-//! hard.
+//! member of its gang. Properties: if there are no more tasks than CPUs, there is one gang and no task waits, because
+//! penalties are advisory; equal input yields equal gangs; ties by arrival. Greedy: the task that loses most in its
+//! second-best gang chooses first, which separates two camps of equal size. The optimal division is a graph coloring,
+//! which is hard.
 
 use std::collections::BTreeMap;
 

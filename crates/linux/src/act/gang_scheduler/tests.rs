@@ -71,7 +71,7 @@ impl SchedulerFixture {
 
 /// Do all starts and stops of one list take effect through one plan, and does the last stop restore all threads?
 #[test]
-fn a_list_is_one_generation() {
+fn starts_and_stops_of_one_list_take_effect_in_one_plan() {
     let mut stage = SchedulerFixture::new();
     let scheduler = stage.start_scheduler();
     assert_eq!(stage.gangs.poll(), None);
@@ -100,7 +100,7 @@ fn a_list_is_one_generation() {
 /// Do gangs run as idle turns without the scheduler, move to it once it runs, and return to idle turns with their
 /// original policies after it was killed?
 #[test]
-fn gangs_go_on_whether_the_scheduler_lives_or_not() {
+fn gangs_run_as_idle_turns_without_the_scheduler() {
     let mut stage = SchedulerFixture::new();
     let gangs = schedule("0-1", &[5, 6]);
     assert_eq!(stage.gangs.poll(), None);
@@ -131,7 +131,7 @@ fn gangs_go_on_whether_the_scheduler_lives_or_not() {
 /// Is a difference between the plan in force and the one that was sent noticed: other turns, a detached scheduler,
 /// another process's plan?
 #[test]
-fn what_is_in_force_is_read_back() {
+fn a_plan_in_force_that_differs_from_the_sent_one_is_noticed() {
     for (fault, word) in [(0, "other turns"), (1, "detached (CPU 1"), (2, "another process")] {
         let mut stage = SchedulerFixture::new();
         let scheduler = stage.start_scheduler();
@@ -179,7 +179,7 @@ fn a_scheduler_in_use_is_not_taken() {
 
 /// Is a plan that the scheduler refuses reported, and does every thread stay as before?
 #[test]
-fn a_refused_plan_leaves_everybody_as_before() {
+fn a_refused_plan_is_reported_and_leaves_every_thread_as_is() {
     let mut stage = SchedulerFixture::new();
     let scheduler = stage.start_scheduler();
     assert_eq!(stage.gangs.poll(), None);
@@ -195,7 +195,7 @@ fn a_refused_plan_leaves_everybody_as_before() {
 
 /// Is each schedule that the scheduler cannot keep named, so that it becomes idle turns?
 #[test]
-fn what_cannot_be_kept_says_why() {
+fn every_schedule_the_scheduler_cannot_keep_is_named() {
     let (caches, fits) = (two_caches(), schedule("0-1", &[5, 6]));
     let why = |cpus: &str, change: &dyn Fn(&mut GangSchedule, &mut ThreadRotation), used_caches: &[u32]| {
         let (mut schedule, mut rotation) = schedule(cpus, &[5, 6]);
@@ -231,7 +231,7 @@ fn weights_and_clashes_reach_the_message() {
 /// Are tasks that clash put into different gangs if there are enough, heaviest first, and does no task wait if all
 /// fit?
 #[test]
-fn advice_becomes_gangs() {
+fn clashing_tasks_are_put_into_different_gangs() {
     let members: Vec<GangMember> = (0..8).map(member).collect();
     let pair = |a, b| ((thread_key(a), thread_key(b)), 1.0);
     // Two times four streams that disturb four chases, in any order.
@@ -252,7 +252,7 @@ fn advice_becomes_gangs() {
 
 /// Are the documented answers distinguished?
 #[test]
-fn answers_are_told_apart() {
+fn the_documented_answers_are_distinguished() {
     let answer = |text: &str| serde_json::from_str::<SchedulerReply>(text).unwrap();
     assert_eq!(answer(r#"{"error":"no"}"#), SchedulerReply::Error { error: "no".to_string() });
     let reply = answer(r#"{"generation":7,"attached":true,"complaints":[]}"#);

@@ -111,7 +111,7 @@ mod tests {
     proptest! {
         /// Is a mask parsed from its text unchanged?
         #[test]
-        fn masks_survive_their_text(word: u64) {
+        fn masks_are_parsed_from_their_text_unchanged(word: u64) {
             let mask: IndexSet = (0..64).filter(|bit| word >> bit & 1 == 1).collect();
             prop_assert_eq!(parse_mask(&mask_text(&mask)), Some(mask));
         }

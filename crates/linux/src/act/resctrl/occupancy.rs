@@ -1,7 +1,7 @@
 //! Counters of resctrl: occupancy (CMT) and memory traffic (MBM), and the reasons why an occupancy differs from the
 //! mask.
 //!
-//! Problem: users see a group occupy more than its mask allows, or less, and take it for a fault. Both are normal: a
+//! Problem: users see a group occupy more than its mask allows, or less, and mistake this for a defect. Both are normal: a
 //! mask limits where new lines are placed, and existing lines elsewhere stay until they are evicted; ways may be shared
 //! with other groups or with input and output; the counters are estimates of a monitor with its own delay. Method:
 //! occupancy is read together with the mask, and every reason that applies is reported as a sentence. A counter that
@@ -130,7 +130,7 @@ mod tests {
 
     /// Is an unavailable reading absent, and a difference present only if both readings are?
     #[test]
-    fn what_is_unavailable_is_absent() {
+    fn unavailable_readings_and_their_differences_are_absent() {
         let host = FakeHost::default();
         host.set_file("/r/g/mon_data/mon_L3_01/llc_occupancy", "Unavailable\n");
         host.set_file("/r/g/mon_data/mon_L3_01/mbm_total_bytes", "500\n");
@@ -149,7 +149,7 @@ mod tests {
     /// Are exclusive and locked ways found, in the kernel's order with the highest way first, also with separate code
     /// and data?
     #[test]
-    fn ways_held_alone_are_read_from_bit_usage() {
+    fn exclusive_and_locked_ways_are_read_from_bit_usage() {
         let host = FakeHost::default();
         host.set_file("/r/info/L3CODE/bit_usage", "0=XXSSSSSE;1=HH0000PP\n");
         host.set_file("/r/info/L3DATA/bit_usage", "0=XXSSESSS;1=HH000000\n");

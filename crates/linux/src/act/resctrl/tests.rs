@@ -158,7 +158,7 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
 /// Not mounted, mounted read-only, one group bind-mounted elsewhere, a file with invalid content: is each reported,
 /// without a panic?
 #[test]
-fn what_is_missing_is_told_with_a_remedy() {
+fn unusable_mounts_and_files_are_reported_without_a_panic() {
     let bare = machine_tree(&[0], 2);
     let with = |mountinfo: &str, filesystems: &str| {
         let start = bare.find("==> /proc").unwrap();
@@ -278,7 +278,7 @@ fn a_plan_is_the_whole_state_of_the_groups() {
 /// If classes run out: is as much applied as possible, and the rest left unrestricted and refused with the kernel's
 /// message?
 #[test]
-fn out_of_classes_the_rest_of_the_plan_stands() {
+fn the_rest_of_a_plan_is_applied_if_classes_run_out() {
     let mut bench = ResctrlFixture::new();
     bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [9].into() });
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3"), share(3, 2, 0, "4-5"), share(3, 2, 1, "4-5")];
@@ -299,7 +299,7 @@ fn out_of_classes_the_rest_of_the_plan_stands() {
 
 /// Is a mask that the hardware rejects replaced by one that it accepts, or refused, and is the mask in force reported?
 #[test]
-fn masks_that_the_hardware_does_not_take_are_fitted_and_told() {
+fn masks_the_hardware_rejects_are_replaced_or_refused() {
     let mut bench = ResctrlFixture::new();
     let plan = [share(1, 0, 0, "3"), share(2, 1, 0, "0,5-6"), share(3, 2, 0, "9")];
     let applied = bench.apply(&plan);
@@ -327,7 +327,7 @@ fn threads_in_others_groups_are_left_there() {
 
 /// Do children born into a group move to the plan's group or back to the original one, managed or not, also at the end?
 #[test]
-fn children_born_into_a_group_do_not_stay_there() {
+fn children_born_into_a_group_move_to_the_plans_or_original_one() {
     let mut bench = ResctrlFixture::new();
     bench.apply(&[share(1, 0, 0, "0-1")]);
     bench.cat.fork_child(5, 20);
@@ -344,7 +344,7 @@ fn children_born_into_a_group_do_not_stay_there() {
 
 /// If another process moves our thread, changes our mask or removes our group: is it reported, and set again?
 #[test]
-fn what_others_change_is_told_and_set_anew() {
+fn changes_by_other_processes_are_reported_and_set_again() {
     let plan = [share(1, 0, 0, "0-1")];
     let item = PlanItem::Share(GroupId(1), CacheId(0));
     let changes: [fn(&FakeCat); 3] = [
@@ -397,7 +397,7 @@ fn locks_are_respected_and_orphans_swept() {
 /// If a stranger holds the lock of an orphan, or of resctrl itself: is the orphan reported as not removed, and removed once
 /// the lock is free?
 #[test]
-fn an_orphan_that_a_stranger_locks_is_reported() {
+fn a_foreign_lock_on_an_orphan_is_reported() {
     let bench = ResctrlFixture::new();
     let orphan = Path::new(MOUNT).join("cachemate-3-9-0");
     let group = FakeGroup { masks: BTreeMap::new(), tasks: [6].into() };
@@ -479,7 +479,7 @@ fn occupancy_and_traffic_are_read() {
 /// If any write fails, with any error, at any step: is it reported, is the reported state true, is everything
 /// restored, and does the same plan succeed when it is tried again?
 #[test]
-fn a_fault_at_any_step_leaves_a_true_account() {
+fn a_failed_write_at_any_step_is_reported_and_restored() {
     let plan = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
     for error in [libc::EPERM, libc::ENOSPC, libc::EINVAL, libc::EIO, libc::EBUSY] {
         for nth in 0..6 {
@@ -504,7 +504,7 @@ fn a_fault_at_any_step_leaves_a_true_account() {
 
 /// Killed after any write, with only the journal left: is everything restored?
 #[test]
-fn the_journal_alone_puts_everything_back() {
+fn the_journal_alone_restores_everything_after_a_kill() {
     let plan = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
     for killed_after in 0..7 {
         let cat = FakeCat::new();
@@ -524,7 +524,7 @@ fn the_journal_alone_puts_everything_back() {
 
 /// Does a share of an unknown task do no harm?
 #[test]
-fn a_share_of_nobody_is_no_group() {
+fn a_share_of_an_unknown_task_has_no_effect() {
     let mut bench = ResctrlFixture::new();
     let unknown_member = CacheShare { members: vec![ShareMember::Task(TaskId(99))], ..share(1, 0, 0, "0-1") };
     assert_eq!(bench.apply(&[unknown_member]).write_calls, 0);

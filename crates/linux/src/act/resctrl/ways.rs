@@ -351,7 +351,7 @@ impl WayController {
         }
         self.last_traffic = current_traffic;
         counts_by_scope.retain(|(_, counts)| !counts.0.is_empty());
-        counts_by_scope.sort_by_key(|(place, _)| *place);
+        counts_by_scope.sort_by_key(|(scope, _)| *scope);
         counts_by_scope
     }
 }

@@ -33,7 +33,7 @@ fn count_moved(host: &FakeHost) -> usize {
 /// If lines are damaged: is everything in the other lines restored, the loss reported, and the journal quarantined
 /// for inspection?
 #[test]
-fn damage_is_told_and_the_journal_put_aside() {
+fn damage_is_reported_and_the_journal_quarantined() {
     let dir = tempfile::tempdir().unwrap();
     for round in 1..3 {
         let host = left_behind(dir.path());
@@ -54,7 +54,7 @@ fn damage_is_told_and_the_journal_put_aside() {
 
 /// If an object cannot be restored yet: does a damaged journal stay in its place for the next try?
 #[test]
-fn damage_does_not_end_what_is_still_to_do() {
+fn a_damaged_journal_stays_until_every_object_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let host = left_behind(dir.path());
     let path = dir.path().join(Journal::FILE_NAME);
@@ -74,7 +74,7 @@ fn damage_does_not_end_what_is_still_to_do() {
 /// Are locks acquired on a read-only file system, so that everything is restored from there; and is it reported that
 /// the journal could not be removed?
 #[test]
-fn a_read_only_state_directory_keeps_nobody_from_being_put_back() {
+fn everything_is_restored_from_a_read_only_state_directory() {
     let dir = tempfile::tempdir().unwrap();
     let host = left_behind(dir.path());
     drop(DaemonLock::acquire_daemon_lock(dir.path()).unwrap().unwrap());
@@ -92,7 +92,7 @@ fn a_read_only_state_directory_keeps_nobody_from_being_put_back() {
 
 /// If a lock file was never created and the disk has become read-only: is the directory itself locked?
 #[test]
-fn without_a_lock_file_the_directory_is_locked() {
+fn the_directory_is_locked_if_no_lock_file_exists() {
     let dir = tempfile::tempdir().unwrap();
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
         crate::skip_test::report_unchecked("a read-only state directory", "no right to mount");
@@ -138,7 +138,7 @@ fn pipe_with(text: &str) -> (OwnedFd, OwnedFd) {
 /// Is a goodbye distinguished from an end, whatever heartbeats came before; and is silence noticed after its time, and
 /// not before?
 #[test]
-fn ends_and_silences_are_told_apart() {
+fn goodbyes_ends_and_silence_are_distinguished() {
     let short = Duration::from_millis(60);
     for (text, heard) in [("", PipeEnd::End), ("100\n", PipeEnd::End), ("5\n7\nrestored\n", PipeEnd::AllRestored)] {
         let (read, write) = pipe_with(text);
@@ -154,7 +154,7 @@ fn ends_and_silences_are_told_apart() {
 
 /// If one process raises a fence, does the other, which inherited its descriptor, see it?
 #[test]
-fn a_raised_fence_is_seen() {
+fn a_raised_fence_is_detected() {
     let fence = Fence::new().unwrap();
     assert!(!fence.is_raised());
     let mut child = Command::new("sh");
@@ -174,7 +174,7 @@ fn a_raised_fence_is_seen() {
 
 /// Is a journal that belongs to another user, or that another user may have written, refused?
 #[test]
-fn only_ones_own_journal_is_obeyed() {
+fn a_journal_that_another_user_may_have_written_is_refused() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let dir = tempfile::tempdir().unwrap();
     let host = left_behind(dir.path());

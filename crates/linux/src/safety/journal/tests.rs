@@ -12,7 +12,7 @@ fn change(tid: i32, now: u32, wanted: u32) -> IntendedChange {
 
 /// Is the original kept, and never an intermediate state?
 #[test]
-fn only_the_original_is_an_original() {
+fn the_original_is_kept_and_never_an_intermediate_state() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
     journal.journal_changes(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
@@ -36,7 +36,7 @@ fn only_the_original_is_an_original() {
 
 /// Is a journal of the previous version, in use while the command is upgraded, read?
 #[test]
-fn a_journal_of_the_version_before_is_read() {
+fn a_journal_of_the_previous_version_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let lines = [
         r#"{"header":{"format":1,"boot_id":"boot","since_ticks":70}}"#,
@@ -90,7 +90,7 @@ fn a_damaged_line_is_named_and_the_others_are_read() {
 
 /// If any single bit of a journal flips: is every line but the one with the bit read, and that one reported?
 #[test]
-fn one_flipped_bit_costs_one_line_and_is_told() {
+fn every_flipped_bit_costs_one_line_and_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
     (1..4).for_each(|tid| journal.journal_changes(&[change(tid, 0, 1)]).unwrap());
@@ -111,7 +111,7 @@ fn one_flipped_bit_costs_one_line_and_is_told() {
 
 /// Does the file stay small when ten thousand threads come and go, and does it keep every live thread?
 #[test]
-fn short_lived_threads_leave_no_trace() {
+fn short_lived_threads_do_not_make_the_file_grow() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
     journal.journal_changes(&[change(1, 0, 1)]).unwrap();
@@ -147,7 +147,7 @@ thread_local! {
 
 /// If the disk is full at the first change: is a journal begun once there is room, whatever fragment remains?
 #[test]
-fn a_disk_full_at_the_beginning_is_not_for_good() {
+fn a_journal_begins_once_a_full_disk_has_room() {
     for room in [0, 1, 40] {
         let dir = tempfile::tempdir().unwrap();
         NEXT.set(Fails { room_bytes: Some(room), ..Fails::default() });
@@ -180,7 +180,7 @@ fn lines_after_a_compaction_are_found() {
 /// If a disk accepts any part of a batch, or loses all of it, whether or not the part can be cut off: are the changes
 /// refused, and the originals before and after it kept, without invented ones?
 #[test]
-fn a_short_write_refuses_the_batch_and_hides_nothing() {
+fn a_short_write_refuses_the_batch_and_keeps_all_originals() {
     let batch = [change(2, 0, 1), change(1, 1, 3), change(3, 0, 1)];
     let mut text = Vec::new();
     for IntendedChange { object, current: now, target: wanted, follows_cpuset: follows } in batch.clone() {

@@ -32,7 +32,7 @@ fn affinity(pid: i32, thread: ThreadKey) -> JournalObject {
 
 /// Are objects of every kind restored, including threads in our own group?
 #[test]
-fn every_kind_of_object_is_put_back() {
+fn every_kind_of_object_is_restored() {
     let host = FakeHost::default();
     let thread = host.add_thread(5, 5, 1, "0-3");
     host.set_file("/cg/tasks", "5\n9\n");
@@ -78,7 +78,7 @@ fn every_kind_of_object_is_put_back() {
 
 /// Is another process's later change kept, a thread with a reused id left unchanged, and an exit not a failure?
 #[test]
-fn what_is_not_ours_is_left_alone() {
+fn later_changes_and_reused_ids_are_left_unchanged() {
     let host = FakeHost::default();
     let (theirs, reused, gone) =
         (host.add_thread(5, 5, 1, "0-3"), host.add_thread(6, 6, 1, "0-3"), host.add_thread(7, 7, 1, "0-3"));
@@ -97,7 +97,7 @@ fn what_is_not_ours_is_left_alone() {
 
 /// Do threads and children born under our mask get their ancestor's original, and only those that carry our mask?
 #[test]
-fn heirs_of_a_mask_are_put_back_too() {
+fn threads_that_inherited_our_mask_get_the_original() {
     let host = FakeHost::default();
     let parent = host.add_thread(5, 5, 1, "0-3");
     let mut entries = BTreeMap::new();
@@ -116,7 +116,7 @@ fn heirs_of_a_mask_are_put_back_too() {
 /// If any one change fails with any error: is it reported, is everything else restored, and does a second try
 /// succeed?
 #[test]
-fn one_failure_stops_nothing_else() {
+fn one_failed_change_is_reported_and_the_rest_restored() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
         for nth in 0..3 {
             let host = FakeHost::default();
@@ -139,7 +139,7 @@ fn one_failure_stops_nothing_else() {
 /// If the kernel reports "no such process" for an existing thread: is it queried again, never taken for exited, and
 /// reported if the error persists?
 #[test]
-fn who_lives_is_not_gone() {
+fn an_existing_thread_is_never_taken_for_exited() {
     for (errno_for, outcome) in [(2, RestoreOutcome::Restored), (u32::MAX, RestoreOutcome::Failed(String::new()))] {
         let host = FakeHost::default();
         let thread = host.add_thread(5, 5, 1, "0-3");
@@ -159,7 +159,7 @@ fn who_lives_is_not_gone() {
 
 /// If a cpuset that was as its parent's cannot be emptied because it has processes: does it get the parent's CPUs?
 #[test]
-fn a_group_that_was_as_its_parent_is_so_again() {
+fn a_cpuset_that_cannot_be_emptied_gets_its_parents_cpus() {
     for populated in [false, true] {
         let host = FakeHost::default();
         host.set_file("/cg/cpuset.cpus.effective", "0-7\n");
@@ -179,7 +179,7 @@ fn a_group_that_was_as_its_parent_is_so_again() {
 /// If descriptors, memory or disk space run out while a thread's existence is checked: is it never taken for exited,
 /// and is everything restored once they are available again?
 #[test]
-fn who_cannot_be_asked_is_not_gone() {
+fn a_thread_that_cannot_be_checked_is_not_taken_for_exited() {
     for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EIO, libc::EPERM, libc::EINTR] {
         let host = FakeHost::default();
         let thread = host.add_thread(5, 5, 1, "0-3");
@@ -198,7 +198,7 @@ fn who_cannot_be_asked_is_not_gone() {
 /// If another process removes one CPU from a mask of ours: is that mask kept; and does a CPU that the cpuset removed
 /// not count as such a change?
 #[test]
-fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
+fn a_mask_narrowed_by_another_process_is_kept() {
     for (by_cpuset, outcome) in
         [(false, RestoreOutcome::ChangedByOther(String::new())), (true, RestoreOutcome::Restored)]
     {
@@ -222,7 +222,7 @@ fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
 /// If a mask was as wide as its cpuset: does it follow the cpuset again once it is restored, wider and narrower; and
 /// does a narrower one not?
 #[test]
-fn what_followed_its_cpuset_does_so_again() {
+fn a_mask_as_wide_as_its_cpuset_follows_it_again() {
     let host = FakeHost::default();
     let (wide, narrow) = (host.add_thread(5, 5, 1, "0-3"), host.add_thread(6, 6, 1, "2"));
     host.threads.borrow_mut().get_mut(&6).unwrap().asked = Some("2".parse().unwrap());

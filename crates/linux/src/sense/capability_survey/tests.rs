@@ -6,7 +6,7 @@ use crate::fake_tests::FakeHost;
 
 /// Is the first missing prerequisite of the gang scheduler named with its remedy, until nothing is missing?
 #[test]
-fn what_the_gang_scheduler_lacks_is_named() {
+fn the_gang_schedulers_first_missing_prerequisite_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("gangs.sock");
     let host = FakeHost::default();
@@ -33,7 +33,7 @@ fn what_the_gang_scheduler_lacks_is_named() {
 
 /// Is a modeled processor reported as such with its samples?
 #[test]
-fn the_processor_is_named_beside_its_samples() {
+fn a_modeled_processor_is_reported_with_its_samples() {
     let host = FakeHost::default();
     assert_eq!(describe_processor(&host), "");
     host.set_file("/proc/cpuinfo", "processor\t: 0\nmodel name\t: cachemate lab: modeled caches, counters, PEBS\n");

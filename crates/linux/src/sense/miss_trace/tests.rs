@@ -91,7 +91,7 @@ fn a_trace_has_every_access_of_its_thread_in_order() {
 
 /// Are accesses for which the ring has no room counted as lost, and is a log that lost more than it has refused?
 #[test]
-fn accesses_without_room_are_lost_by_number() {
+fn accesses_without_room_are_counted_as_lost() {
     // A ring of 64 KiB has room for 2730 records.
     let pages = FreshPages::new(4_000);
     let trace = fault_tracer().start(own_tid(), 1).unwrap();
@@ -139,7 +139,7 @@ fn a_log_ends_by_entries_time_or_exit() {
 
 /// Is the missing prerequisite of a trace named: the processor's event, instructions, or misses that leave records?
 #[test]
-fn what_a_trace_lacks_is_named() {
+fn a_traces_missing_prerequisite_is_named() {
     let host = FakeHost::default();
     let survey = |event, absent_because: Option<EventUnavailable>| EventSurvey {
         event,

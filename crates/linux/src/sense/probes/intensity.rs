@@ -228,7 +228,7 @@ mod tests {
 
     /// Are there no more misses than reloads, and is a small buffer refused?
     #[test]
-    fn a_sample_is_a_share() {
+    fn a_sample_has_no_more_misses_than_reloads() {
         assert!(PrimeProber::new(1000, 1).is_err());
         // Whatever size the kernel reports, the buffer that fits is no larger than half of it.
         if let Ok(prober) = PrimeProber::fit_to_cache(Some(16 << 20), 1) {

@@ -56,7 +56,8 @@ impl NeighborLoad {
     }
 }
 
-/// Links all lines in one random cycle (Sattolo's algorithm); each first word holds the index of the next.
+/// Links all lines in one random cycle (Sattolo's algorithm); the first word of each line holds the index of the first
+/// word of the next line.
 fn link_random_cycle(memory: &mut [u64], lines: usize) {
     let mut order: Vec<usize> = (0..lines).collect();
     let mut state = 1u64;
@@ -75,7 +76,7 @@ mod tests {
 
     /// Does a chase visit every line before it returns to the first, whatever the size?
     #[test]
-    fn a_chase_is_one_cycle() {
+    fn a_chase_visits_every_line_before_it_returns() {
         for lines in [1, 2, 7, 64] {
             let mut memory = vec![0u64; lines * WORDS_PER_LINE];
             link_random_cycle(&mut memory, lines);

@@ -139,7 +139,7 @@ mod tests {
 
     /// Do two CPUs yield a plausible time, and does a missing CPU lead to an error and not a hang?
     #[test]
-    fn two_cpus_answer_and_a_missing_one_is_an_error() {
+    fn two_cpus_yield_a_time_and_a_missing_cpu_is_an_error() {
         let mut cpus = LinuxHost::new("/").affinity(tid()).unwrap().iter().map(CpuId).collect::<Vec<_>>();
         assert!(round_trip((cpus[0], CpuId(100_000))).is_err());
         cpus.truncate(2);
@@ -154,7 +154,7 @@ mod tests {
 
     /// Are times between near and far left undecided?
     #[test]
-    fn what_is_unclear_is_not_guessed() {
+    fn latencies_between_near_and_far_stay_undecided() {
         let bounds = RoundTripBounds::default();
         let message = [60.0, 180.0, 330.0, 5_000.0].map(|ns| bounds.classify(ns));
         assert_eq!(

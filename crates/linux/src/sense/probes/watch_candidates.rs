@@ -91,8 +91,8 @@ impl WatchCandidates {
         self.mappings = mappings;
     }
 
-    /// Draws the address of a resident word; `is_in_memory` returns whether the page of an address is in memory. `None` = no
-    /// resident word was found.
+    /// Draws the address of a resident word; `is_in_memory` returns whether the page of an address is in memory. `None`
+    /// if no resident word was found.
     pub fn draw(&mut self, generator: &mut SplitMix64, is_in_memory: impl Fn(u64) -> Option<bool>) -> Option<u64> {
         let mut remaining_draws = MAX_DRAWS;
         while remaining_draws > 0 {
@@ -155,7 +155,7 @@ mod tests {
     const MEGA: u64 = 1 << 20;
 
     /// Draws words and records for each whether it was touched.
-    fn drawn(
+    fn draw_words(
         words: &mut WatchCandidates,
         count: usize,
         has: impl Fn(u64) -> bool,
@@ -170,7 +170,7 @@ mod tests {
         (0..count).filter_map(|_| draw()).collect()
     }
 
-    fn of(mappings: &[(u64, u64)]) -> WatchCandidates {
+    fn candidates_for(mappings: &[(u64, u64)]) -> WatchCandidates {
         let mut words = WatchCandidates::default();
         words.replace_mappings(mappings.to_vec());
         words
@@ -178,44 +178,48 @@ mod tests {
 
     /// Are words found in two megabytes beside four gigabytes of empty address space?
     #[test]
-    fn words_are_drawn_where_memory_is() {
-        let mut words = of(&[(4096 * MEGA, 4096 * MEGA), (MEGA, 2 * MEGA)]);
-        let addresses = drawn(&mut words, 100, |address| address < 4096 * MEGA, |_| true);
+    fn words_are_found_beside_a_large_empty_address_space() {
+        let mut words = candidates_for(&[(4096 * MEGA, 4096 * MEGA), (MEGA, 2 * MEGA)]);
+        let addresses = draw_words(&mut words, 100, |address| address < 4096 * MEGA, |_| true);
         assert!(addresses.len() >= 99, "{}", addresses.len());
         assert!(addresses.iter().all(|&address| (MEGA..3 * MEGA).contains(&address)));
     }
 
     /// Does sparse memory in a large mapping count as much as the same amount in a dense one?
     #[test]
-    fn resident_words_are_equally_likely_wherever_they_lie() {
+    fn sparse_and_dense_resident_words_are_equally_likely() {
         // Every sixteenth page of 16 MiB is resident, and one MiB completely.
         let (thin, dense) = ((64 * MEGA, 16 * MEGA), (MEGA, MEGA));
-        let mut words = of(&[thin, dense]);
+        let mut words = candidates_for(&[thin, dense]);
         let has = |address: u64| address < 64 * MEGA || (address / PAGE_BYTES).is_multiple_of(16);
-        let addresses = drawn(&mut words, 4_000, has, |_| true);
+        let addresses = draw_words(&mut words, 4_000, has, |_| true);
         let in_thin = addresses.iter().filter(|&&address| address >= 64 * MEGA).count() as f64 / addresses.len() as f64;
         assert!((in_thin - 0.5).abs() < 0.06, "{in_thin}");
     }
 
     /// Is memory that is never touched watched rarely, and memory that is touched now and then as before?
     #[test]
-    fn mappings_that_nobody_touches_are_passed_over() {
+    fn untouched_mappings_are_watched_rarely() {
         let (idle, used) = ((64 * MEGA, 64 * MEGA), (MEGA, 4 * MEGA));
-        let mut words = of(&[idle, used]);
-        let addresses =
-            drawn(&mut words, 400, |_| true, |address| address < 64 * MEGA && (address / PAGE_BYTES).is_multiple_of(4));
+        let mut words = candidates_for(&[idle, used]);
+        let addresses = draw_words(
+            &mut words,
+            400,
+            |_| true,
+            |address| address < 64 * MEGA && (address / PAGE_BYTES).is_multiple_of(4),
+        );
         let in_used = addresses.iter().filter(|&&address| address < 64 * MEGA).count();
         assert!(in_used > 180, "{in_used} of {}", addresses.len());
         // Neither is idle: all words of both are touched and equally likely, 16 to 1.
-        let mut words = of(&[idle, used]);
-        let addresses = drawn(&mut words, 400, |_| true, |_| true);
+        let mut words = candidates_for(&[idle, used]);
+        let addresses = draw_words(&mut words, 400, |_| true, |_| true);
         assert!(addresses.iter().filter(|&&address| address < 64 * MEGA).count() < 60);
     }
 
     /// If the page map cannot be read, does every word count?
     #[test]
-    fn without_the_page_map_every_word_counts() {
-        let mut words = of(&[(MEGA, 4 * MEGA)]);
+    fn every_word_counts_without_the_page_map() {
+        let mut words = candidates_for(&[(MEGA, 4 * MEGA)]);
         let mut generator = SplitMix64::new(1);
         assert!(words.draw(&mut generator, |_| None).is_some());
         assert_eq!(PageMap(Err(io::ErrorKind::PermissionDenied.into())).is_resident(0), None);
@@ -224,7 +228,7 @@ mod tests {
 
     /// Is a touched page of this process distinguished from an untouched one?
     #[test]
-    fn a_touched_page_is_in_memory() {
+    fn a_touched_page_is_distinguished_from_an_untouched_one() {
         let map = PageMap::open_pagemap(std::process::id() as i32);
         let here = 7u64;
         if map.is_resident(std::ptr::from_ref(&here) as u64) == Some(true) {

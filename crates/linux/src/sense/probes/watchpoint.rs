@@ -67,7 +67,7 @@ impl Watchpoint {
         Ok(watchpoint)
     }
 
-    /// Time that the thread has run since the watch began; `None` = the kernel did not report it.
+    /// Time that the thread has run since the watch began; `None` if the kernel did not report it.
     fn run_time_ns(&self) -> Option<u64> {
         let mut count_and_time = [0u8; 16];
         let read_bytes = (&self.file).read(&mut count_and_time).ok()?;
@@ -201,7 +201,7 @@ mod tests {
 
     /// Does a watched word report both touches, or the host the reason why it cannot be watched?
     #[test]
-    fn a_watchpoint_works_or_says_why_not() {
+    fn a_watchpoint_reports_both_touches_or_a_reason() {
         match test_watchpoint() {
             Ok(says) => assert!(says.contains("at once")),
             Err(error) => assert!(!error.to_string().is_empty()),
@@ -210,7 +210,7 @@ mod tests {
 
     /// Does the clock stand still while the thread sleeps?
     #[test]
-    fn what_a_thread_sleeps_is_no_reuse_time() {
+    fn the_clock_stands_still_while_the_thread_sleeps() {
         if test_watchpoint().is_err() {
             return;
         }
@@ -238,7 +238,7 @@ mod tests {
 
     /// Is a word touched once censored, and one never touched no sample?
     #[test]
-    fn what_was_not_seen_again_is_censored() {
+    fn a_word_touched_once_is_censored() {
         assert_eq!(reuse_sample(&[], Some(9)), None);
         let once = ReuseSample { accesses: None, elapsed_ns: 5, reused: false };
         assert_eq!(reuse_sample(&[4], Some(9)), Some(once));
@@ -248,7 +248,7 @@ mod tests {
 
     /// Is an exited process an error, and does sampling end by its deadline?
     #[test]
-    fn sampling_ends_in_time() {
+    fn sampling_ends_by_its_deadline() {
         let host = LinuxHost::new("/");
         let soon = || Instant::now() + Duration::from_millis(20);
         let watch = |pid: i32, locations: usize| {

@@ -281,7 +281,7 @@ mod tests {
 
     /// Is a description that is not understood an error with its file, never a wrong event?
     #[test]
-    fn strange_descriptions_are_errors() {
+    fn descriptions_that_are_not_understood_are_errors() {
         for (file, text) in [
             ("type", "four\n"),
             ("format/umask", "config9:8-15\n"),
@@ -301,7 +301,7 @@ mod tests {
 
     /// Are values put correctly into fields that are split or begin at any bit?
     #[test]
-    fn fields_may_be_split() {
+    fn values_are_put_into_split_and_shifted_fields() {
         let host = FakeHost::default();
         device(&host, "x", &[("format/event", "config:0-7,32-35\n"), ("format/wide", "config2:0-63\n")]);
         let config = encode(&host, "x", "event=0x1d6,wide=0xffffffffffffffff").unwrap();

@@ -251,7 +251,7 @@ mod tests {
     /// Are all fields of samples read correctly, samples of the kernel or without an address only counted, and losses
     /// reported?
     #[test]
-    fn a_ring_becomes_samples() {
+    fn all_fields_of_a_rings_samples_are_read() {
         let mut read = RingContents::default();
         parse_samples(&ring(), &mut read);
         let expected = RawSample {
@@ -269,7 +269,7 @@ mod tests {
 
     /// Is a ring read the same wherever it wraps within a record, and do cut or invalid records cause no panic?
     #[test]
-    fn wrapping_and_cutting_are_harmless() {
+    fn wrapped_rings_read_the_same_and_cut_records_do_not_panic() {
         let straight = ring();
         let mut whole = RingContents::default();
         parse_samples(&straight, &mut whole);
@@ -313,7 +313,7 @@ mod tests {
         parse_trace(&whole_bytes, 41, &mut contents);
         let addresses = vec![0x7000, 0x3000, 0x7000];
         assert_eq!(contents, TraceContents { addresses, lost_count: 21, unusable_count: 4, is_cut: false });
-        // Cut anywhere but between two records, the rest is missing, and the trace says so.
+        // If the ring is cut anywhere but between two records, the remainder is missing, and the trace reports this.
         let mut ends: Vec<usize> = Vec::new();
         parts.iter().for_each(|part| ends.push(ends.last().copied().unwrap_or(0) + part.len()));
         for end in 1..whole_bytes.len() {
@@ -329,7 +329,7 @@ mod tests {
 
     /// Do the kernel's encodings yield the source that `perf mem report` prints for them?
     #[test]
-    fn the_source_is_what_perf_prints() {
+    fn encodings_yield_the_source_that_perf_mem_prints() {
         for (encoded, expected) in [
             (0x6810_0142, DataSource::Cache(CacheLevel::L1Data)), // L1 hit
             (0x6810_0242, DataSource::Unknown),                   // line fill buffer

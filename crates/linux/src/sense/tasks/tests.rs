@@ -31,7 +31,7 @@ fn ids_are_dense_and_never_reused() {
 
 /// Is a process that has not run assumed to be the same, and examined again as soon as it has?
 #[test]
-fn who_sleeps_is_not_looked_at() {
+fn a_sleeping_process_is_not_examined_until_it_runs() {
     let host = FakeHost::default();
     let set_run_time = |ns: u64| {
         for (tid, ns) in [(5, ns), (6, 0)] {
@@ -144,7 +144,7 @@ fn live_tids(tasks: &TaskTable) -> Vec<i32> {
 /// Are the idle threads of a large process counted but no tasks, does one that runs become a task with the time since it
 /// was idle, and does it leave again after a rest, alive?
 #[test]
-fn the_thread_that_ran_is_found_among_many() {
+fn only_the_threads_that_ran_in_a_large_process_become_tasks() {
     let (host, mut tasks) = crowd();
     let refresh = |tasks: &mut TaskTable| {
         tasks.drop_exited();
@@ -168,7 +168,7 @@ fn the_thread_that_ran_is_found_among_many() {
 
 /// Are births and exits in a large process read without its other threads?
 #[test]
-fn births_and_exits_among_many_threads_are_read_alone() {
+fn births_and_exits_are_read_without_the_other_threads() {
     let (host, mut tasks) = crowd();
     host.threads.borrow_mut().remove(&50);
     host.threads.borrow_mut().remove(&51); // no event tells of it

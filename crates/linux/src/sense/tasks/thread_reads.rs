@@ -1,10 +1,10 @@
 //! Threads of the processes that ran since the last refresh.
 //!
 //! Problem: one thread of ten thousand runs, and reading all of them takes as long as a window. Method: a large process
-//! has an account: its processor time is that of its live threads and of those that ended. Threads are read that ran
-//! last, and then others until the account is settled. Property: a thread that ran is read in the same refresh, unless
-//! running threads hide its time for now, or hundreds of others are tried before it; then one of the next refreshes adds
-//! its time.
+//! has an account: its processor time is that of its live threads and of those that ended. The threads that ran last
+//! are read first, and then others until the account balances. Property: a thread that ran is read in the same refresh,
+//! unless running threads hide its time for now, or hundreds of others are tried before it; then one of the next
+//! refreshes adds its time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -217,7 +217,7 @@ impl TaskTable {
         let is_leader = stat.key == process.leader;
         let is_new = self.by_thread.get(&stat.key).is_none_or(|task| task.has_exited);
         let (ran_ns, waited_ns, slices) = match process.ran_ns {
-            // Its clock has told all that matters of a new program that hardly ran.
+            // For a new program that hardly ran, its clock suffices.
             ran_ns if is_new && is_leader && stat.threads == 1 && self.hardly_ran(ran_ns) => (ran_ns, None, None),
             _ => read_schedstat(kernel, pid, stat.key.tid),
         };

@@ -203,7 +203,7 @@ mod tests {
 
     /// Does nothing change until enough curves are known?
     #[test]
-    fn without_curves_there_is_no_average() {
+    fn nothing_changes_until_enough_curves_are_known() {
         let mut averages = FastPhaseAverages::default();
         for window in 0..40 {
             observe(&mut averages, window, ((window / 3) as u32, true), (window == 5 || window == 20).then_some(1.0));

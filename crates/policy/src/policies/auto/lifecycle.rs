@@ -211,7 +211,7 @@ mod tests {
 
     /// Is every row followed, and does an event that cannot occur leave the state unchanged?
     #[test]
-    fn rows_are_followed() {
+    fn every_row_is_followed_and_other_events_are_ignored() {
         for row in TRANSITIONS {
             for &state in row.from_states {
                 let mut lifecycle = Lifecycle { state, ..Lifecycle::default() };
@@ -261,7 +261,7 @@ mod tests {
 
     /// Does the diagram on the page match the table?
     #[test]
-    fn the_page_shows_the_table() {
+    fn the_pages_diagram_matches_the_table() {
         let page = include_str!("../../../../../docs/policies/auto.md");
         let expected = format!("```mermaid\n{}```\n", lifecycle_diagram());
         assert!(page.contains(&expected), "docs/policies/auto.md has another diagram than:\n{expected}");

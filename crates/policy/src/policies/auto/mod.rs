@@ -124,7 +124,7 @@ impl Parameters {
     }
 
     fn allowed_mechanisms(&self, view: &View<'_>) -> AllowedMechanisms {
-        let has_ability = |ability: Ability| view.capabilities.can(ability);
+        let has_ability = |ability: Ability| view.capabilities.has_ability(ability);
         AllowedMechanisms::from_filter(|mechanism| {
             let is_possible = match mechanism {
                 Mechanism::Placement | Mechanism::MemoryNodes | Mechanism::Sharing => has_ability(Ability::Affinity),
@@ -178,7 +178,7 @@ struct Explorations {
 
 impl Explorations {
     /// Returns the probability that the next one is kept, by the rule of succession.
-    fn credence(self) -> f64 {
+    fn keep_probability(self) -> f64 {
         f64::from(self.kept + 1) / f64::from(self.kept + self.failed + 2)
     }
 }
@@ -373,8 +373,8 @@ impl Auto {
         let can_explore = proposal.is_none()
             && self.has_time_to_confirm(view)
             && self.parameters.allowed_mechanisms(view).allows(Mechanism::Space);
-        let credence = self.partition_climb.explorations.credence();
-        let exploration = can_explore.then(|| finder.find_exploration(&input, credence)).flatten();
+        let keep_probability = self.partition_climb.explorations.keep_probability();
+        let exploration = can_explore.then(|| finder.find_exploration(&input, keep_probability)).flatten();
         self.reported_forecasts = reported_forecasts;
         self.searches.store_results(input);
         self.lifecycle.forecast = Some(of_old.clone());

@@ -184,7 +184,7 @@ impl PlanFinder<'_, '_> {
 
     /// Returns the partitions that gain most if all curves lie as low as their errors allow, with the layout in force;
     /// `None` if they gain too little in the mean. `credence` is the probability of such curves.
-    pub fn find_exploration(&self, input: &SearchInput, credence: f64) -> Option<(Proposal, SiteLayout)> {
+    pub fn find_exploration(&self, input: &SearchInput, keep_probability: f64) -> Option<(Proposal, SiteLayout)> {
         let (problem, memo) = (&input.problem, &input.score_cache);
         let optimistic = input.optimistic.as_deref()?;
         let held = SiteLayout::from_plan(&self.current_plan.0, problem);
@@ -201,8 +201,9 @@ impl PlanFinder<'_, '_> {
         let gain_in = |problem: &PlanningProblem, memo: &ScoreCache| {
             self.estimate_gain(problem, memo, &judge, &held, &layout, GainError::default()).forecast
         };
-        let gain = is_possible
-            .then(|| credence * gain_in(optimistic, &lowest_memo) + (1.0 - credence) * gain_in(problem, memo))?;
+        let gain = is_possible.then(|| {
+            keep_probability * gain_in(optimistic, &lowest_memo) + (1.0 - keep_probability) * gain_in(problem, memo)
+        })?;
         (gain >= self.parameters.min_gain).then(|| (self.build_proposal(problem, &held, &layout, gain), held.clone()))
     }
 
@@ -242,13 +243,13 @@ impl PlanFinder<'_, '_> {
         })
     }
 
-    fn plan_search<'s>(&self, problem: &'s PlanningProblem, memo: &'s ScoreCache, effort: u32) -> PlanSearch<'s> {
+    fn plan_search<'s>(&self, problem: &'s PlanningProblem, memo: &'s ScoreCache, max_scores: u32) -> PlanSearch<'s> {
         PlanSearch {
             problem,
             score_cache: memo,
             allowed_mechanisms: self.parameters.allowed_mechanisms(self.view),
             judge: PlanComparator { objective: self.parameters.objective, min_speed: 0.0 },
-            remaining_scores: Cell::new(effort as usize),
+            remaining_scores: Cell::new(max_scores as usize),
             generator: SplitMix64::new(self.seed ^ 0xa070),
         }
     }
@@ -259,8 +260,9 @@ impl PlanFinder<'_, '_> {
         input: &SearchInput,
         current_layout: &SiteLayout,
     ) -> (Vec<CandidatePlan>, PlanComparator) {
-        let effort = self.parameters.max_evaluations / if input.newcomers.is_some() { BRIEF_SEARCH_DIVISOR } else { 1 };
-        let mut search = self.plan_search(&input.problem, &input.score_cache, effort);
+        let max_scores =
+            self.parameters.max_evaluations / if input.newcomers.is_some() { BRIEF_SEARCH_DIVISOR } else { 1 };
+        let mut search = self.plan_search(&input.problem, &input.score_cache, max_scores);
         let candidates = match &input.newcomers {
             Some(newcomers) => {
                 search.build_newcomer_candidates(&self.evidence.default_sites, current_layout, newcomers)

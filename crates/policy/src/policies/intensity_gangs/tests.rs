@@ -159,7 +159,7 @@ fn turns_follow_the_law_if_footprints_are_known() {
 
 /// If turns that pay off would make a task wait too long, are gangs rejected with the reason?
 #[test]
-fn turns_that_pay_off_too_late_are_refused() {
+fn gangs_are_rejected_if_turns_pay_off_too_late() {
     let mut host = ProbedHost::new(&MIX, 60.0);
     host.policy = build("max_wait_ns = 120_000_000", 1).unwrap();
     host.knows_footprints(&[(0, 24 << 20), (2, 24 << 20)]);
@@ -184,7 +184,7 @@ fn initial_profiling_ends_at_the_costs_of_a_host() {
 
 /// If CPUs share no cache, is nothing changed, and are gangs dissolved when CPUs stop sharing?
 #[test]
-fn without_a_shared_cache_nothing_is_done() {
+fn nothing_changes_without_a_shared_cache() {
     let mut host = ProbedHost::new(&MIX, 330.0);
     assert!(host.gangs_after(20).is_empty() && host.previous_plan.affinity.is_empty());
     let mut host = ProbedHost::new(&MIX, 60.0);
@@ -198,7 +198,7 @@ fn without_a_shared_cache_nothing_is_done() {
 
 /// Are quiet programs not moved, and programs of unknown sensitivity not counted as slowed down?
 #[test]
-fn without_harm_or_without_evidence_nothing_is_done() {
+fn quiet_programs_stay_and_unknown_ones_do_not_count_as_slowed() {
     assert!(ProbedHost::new(&[(0.02, Some(0.1)); 4], 60.0).gangs_after(30).is_empty());
     assert!(ProbedHost::new(&[(0.7, None); 4], 60.0).gangs_after(30).is_empty());
     assert!(ProbedHost::new(&MIX[..2], 60.0).gangs_after(30).is_empty(), "a CPU for each");
@@ -206,7 +206,7 @@ fn without_harm_or_without_evidence_nothing_is_done() {
 
 /// Is a number of samples rejected that gives no intensity?
 #[test]
-fn too_few_samples_are_refused() {
+fn too_few_samples_are_rejected() {
     let refused = build("samples = 2", 1).err().expect("too few").to_string();
     assert!(refused.contains("samples") && refused.contains("4 or more"), "{refused}");
     build("samples = 4", 1).unwrap();

@@ -101,7 +101,7 @@ impl ClusterAssignmentInput {
         removed_stalls / self.tasks.len().max(1) as f64
     }
 
-    /// Returns the cluster of every thread whose cluster has a chip; clusters are numbered from `first` on.
+    /// Returns the cluster of every thread whose cluster has a chip; clusters are numbered from `first_number` on.
     pub(super) fn placed_clusters(&self, assignment: &Assignment, first_number: usize) -> BTreeMap<TaskId, usize> {
         let placed_clusters = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
         let members =

@@ -31,7 +31,7 @@ fn windows_in_force(factor: f64, noise: f64, config: impl Into<Option<GuardConfi
 /// Is a decision that costs a fifth rolled back after its trial, and is its cooldown twice as long after each further
 /// failure?
 #[test]
-fn a_decision_that_hurts_is_rolled_back_with_growing_cooldowns() {
+fn a_harmful_decision_is_rolled_back_with_growing_cooldowns() {
     let windows_held = windows_in_force(0.8, 0.05, CONFIG, 400);
     let first: Vec<usize> = windows_held.chunk_by(|a, b| a + 1 == *b).map(|stretch| stretch[0]).collect();
     assert_eq!(&windows_held[..6], [7, 8, 9, 10, 11, 12], "{windows_held:?}");
@@ -93,7 +93,7 @@ fn threads_count_as_one_process() {
 
 /// Is a change rolled back if it breaks a goal, whatever others gain, and kept if it restores one?
 #[test]
-fn goals_come_before_the_mean() {
+fn a_change_that_breaks_a_goal_is_rolled_back() {
     let verdicts = |own_factor: f64, other_factor: f64, solo: Option<f64>| {
         let machine = move |_, plan: &Plan| {
             let has_moved = !plan.affinity.is_empty();
@@ -122,7 +122,7 @@ fn goals_come_before_the_mean() {
 /// Is a change that breaks a promised rate rolled back, whatever others gain; does the rate apply to each thread that
 /// ran; and does reported work count before instructions?
 #[test]
-fn a_promised_rate_comes_before_the_mean() {
+fn a_change_that_breaks_a_promised_rate_is_rolled_back() {
     let verdicts = |own_factor: f64, threads: u32, reports: bool, min_rate: f64| {
         let machine = move |_, plan: &Plan| {
             let has_moved = !plan.affinity.is_empty();
@@ -201,7 +201,7 @@ fn nothing_is_changed_before_it_can_be_compared() {
 /// A program that stops under a change looks like one that sleeps: is it excluded, so that the change stays, while one
 /// that still makes some progress is compared?
 #[test]
-fn a_standstill_is_not_compared() {
+fn a_stopped_program_is_excluded_from_the_comparison() {
     let verdicts = |speed: f64| {
         let machine = |_, plan: &Plan| {
             let of_first = if plan.affinity.is_empty() { 100.0 } else { speed };

@@ -26,7 +26,7 @@ fn count_rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
 
 /// How many of a thousand changes without effect are rolled back at a noise of 30 %? Two in a hundred are stated.
 #[test]
-fn few_changes_are_rolled_back_by_chance() {
+fn changes_without_effect_are_rarely_rolled_back_by_chance() {
     let independent = count_rollbacks([1.0; 4], 0.3, 0.0);
     let alike = count_rollbacks([1.0; 4], 0.3, 0.6);
     println!("rolled back by chance at 30 % noise, of 1000: {independent}; windows alike by 0.6: {alike}");
@@ -36,7 +36,7 @@ fn few_changes_are_rolled_back_by_chance() {
 
 /// How many harmful changes are noticed, at the same noise and at a usual one?
 #[test]
-fn harm_is_noticed() {
+fn harmful_changes_are_noticed() {
     let halved = count_rollbacks([0.5; 4], 0.3, 0.0);
     let one_of_four = count_rollbacks([0.5, 1.0, 1.0, 1.0], 0.05, 0.0);
     let tenth = count_rollbacks([0.9; 4], 0.05, 0.0);

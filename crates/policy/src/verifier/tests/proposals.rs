@@ -89,7 +89,7 @@ fn a_plan_to_confirm_is_kept_only_if_it_is_faster() {
 /// Is a plan that slows the others for a goal kept if it speeds up the process with the goal, and rolled back if it does
 /// not, or if no goal is its reason?
 #[test]
-fn others_may_pay_for_a_goal_that_is_mended() {
+fn a_plan_that_slows_others_is_kept_if_it_helps_the_goal() {
     let goal = ProcessId(0);
     for (goal_processes, factor, expected) in [
         (vec![goal], 1.1, VerificationOutcome::NotSlower),
@@ -123,7 +123,7 @@ fn an_arrival_ends_a_measurement() {
 /// Does a plan that failed stay on cooldown, so that the guard refuses the same proposal and the policy can know it
 /// beforehand, whereas the roll-back of released turns pauses no policy?
 #[test]
-fn the_policy_can_ask_for_the_cooldown() {
+fn a_failed_plan_stays_on_cooldown_and_the_policy_can_know() {
     let run_plans = |bad: Plan, good: Plan| {
         let mut answers = (false, false);
         let policy = ScriptedPolicy(|view: &View<'_>| {

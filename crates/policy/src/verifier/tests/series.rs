@@ -80,7 +80,7 @@ fn dio_in_the_modeled_lab_is_rolled_back() {
 
 /// Does a policy that proposes another bad plan each time get growing waits?
 #[test]
-fn many_bad_plans_are_tried_less_and_less() {
+fn many_bad_plans_get_growing_waits() {
     let mut generator = SplitMix64::new(7);
     let policy = ScriptedPolicy(|view: &View<'_>| {
         let stays = view.previous_plan.clone();
@@ -101,7 +101,7 @@ fn many_bad_plans_are_tried_less_and_less() {
 
 /// Can small losses, each under the threshold, accumulate unnoticed?
 #[test]
-fn small_losses_do_not_ratchet() {
+fn small_losses_do_not_accumulate_unnoticed() {
     for steps_windows in [20, 8] {
         let mut generator = SplitMix64::new(11);
         let step = |window: u64| (window / steps_windows).min(30) as u32;

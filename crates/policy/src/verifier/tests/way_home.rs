@@ -34,7 +34,7 @@ impl StickyKernel {
 
 /// Is a placement undone if only affinities move threads, and are all tasks unpinned afterwards?
 #[test]
-fn a_rolled_back_placement_is_undone_where_threads_stay() {
+fn a_placement_is_undone_if_only_affinities_move_threads() {
     let mixed = pinned_plan(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
     let policy =
         ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 10 { mixed.clone() } else { idle_plan() });

@@ -56,7 +56,7 @@ impl ColorSplit {
     }
 }
 
-/// Climbs from `start`, each time to the best neighbor, and returns the best division.
+/// Climbs from `start_split`, each time to the best neighbor, and returns the best split.
 fn climb_to_best_split(
     start_split: ColorSplit,
     mut worth: impl FnMut(&ColorSplit) -> Result<f64, ReproError>,
@@ -245,7 +245,7 @@ mod tests {
 
     /// Does the climb find the best division, clusters included, if there is a single maximum?
     #[test]
-    fn the_climb_reaches_a_lone_summit() {
+    fn the_climb_finds_the_best_division_of_a_single_maximum() {
         let start = ColorSplit(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);
         let summit = ColorSplit(vec![(vec![0, 2], 14), (vec![1], 2)]);
         let best = climb_to_best_split(start, |at| {

@@ -89,7 +89,7 @@ fn build_query(
     seed: u64,
 ) -> WhatIfQuery {
     let length_ns = context.pick(900_000_000_000, 3_600_000_000_000);
-    WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, is_explicit: false, has_guard: false }
+    WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, has_explicit_turns: false, has_guard: false }
 }
 
 /// The same query with the guard around the policy, as shipped.

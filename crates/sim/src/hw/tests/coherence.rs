@@ -192,7 +192,7 @@ proptest! {
 
     /// Does the short way to the next cache leave every counter and every line in the same state as the long way?
     #[test]
-    fn the_short_way_and_the_long_way_are_one(spec in machine_strategy(), seed in any::<u64>()) {
+    fn the_short_and_the_long_way_leave_the_same_state(spec in machine_strategy(), seed in any::<u64>()) {
         let run_machine = |long_way_only: bool| {
             let mut hw = build_hardware(&spec);
             hw.caches.uses_slow_path_only = long_way_only;
@@ -226,7 +226,7 @@ proptest! {
 /// Does running ahead with hits of a core's own second level change nothing if cores share no lines, however many
 /// contexts take turns?
 #[test]
-fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
+fn running_ahead_in_a_private_cache_changes_no_bit() {
     let in_order = CoreModel::InOrder { issue_width: 2 };
     let out_of_order = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     let shapes = [(in_order, 1), (in_order, 2), (out_of_order, 1), (out_of_order, 2)];
@@ -260,7 +260,7 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
 
 /// Does a line that another package wrote cost the remote latency, count as a remote hit, and its loss as coherence?
 #[test]
-fn a_line_written_elsewhere_costs_the_remote_latency_and_is_counted() {
+fn a_line_written_elsewhere_costs_the_remote_latency() {
     for (writer, latency) in [(1, 30), (2, 120)] {
         let spec = small_machine(WritePolicy::Back, Inclusion::NonInclusive, None, 1, ReplacementPolicy::Lru);
         let mut hw = Hardware::new(&spec, HwOptions { is_prefetch_enabled: false, ..HwOptions::default() }).unwrap();

@@ -49,7 +49,7 @@ fn a_pointer_chase_costs_the_configured_latency_at_every_level() {
 
 /// Does a chase see a victim cache's latency if only that cache holds the ring (and no line is held twice)?
 #[test]
-fn a_chase_through_a_victim_cache_costs_its_latency_and_uses_its_whole_size() {
+fn a_chase_through_a_victim_cache_sees_its_latency() {
     let mut spec = sample_machine();
     spec.caches.push(CacheSpec { inclusion: Inclusion::Victim, ..sample_cache(CacheLevel::L3, 16 << 10, 256, 45, 1) });
     spec.caches[1].ways = 128;
@@ -200,7 +200,7 @@ fn demand_reads_overtake_prefetches() {
 
 /// Do reads that hold a place stay in order, prefetched or not, and overtake nothing but write-backs?
 #[test]
-fn reads_in_flight_go_in_order() {
+fn reads_in_flight_stay_in_order() {
     let demand_waits = |requests_in_flight| {
         let mut spec = sample_machine();
         spec.memory.bytes_per_cycle = 2.0;
@@ -239,7 +239,7 @@ fn a_prefetcher_hides_latency_and_can_be_turned_off() {
 
 /// Is the other line of a pair present after one miss?
 #[test]
-fn the_adjacent_line_comes_along() {
+fn the_adjacent_line_is_present_after_one_miss() {
     let mut spec = sample_machine();
     spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L2 }];
     let mut hw = build_hardware(&spec);
@@ -275,7 +275,7 @@ fn independent_misses_overlap_behind_a_dependent_one() {
 
 /// Do the accesses of chains of three wait for one another, and the window for the oldest deferred access?
 #[test]
-fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
+fn chained_accesses_wait_and_the_window_ends_their_overlap() {
     for (window, chains_at_once) in [(6, 2.0), (12, 4.0), (24, 8.0)] {
         let mut spec = sample_machine();
         spec.pipeline = CoreModel::OutOfOrder { issue_width: 1, window, mshrs: 64, loads_pass: true };

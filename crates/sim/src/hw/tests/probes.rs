@@ -56,7 +56,7 @@ fn the_last_address_register_loses_and_repeats() {
 /// Does a stream that stays behind the prefetcher leave a repeat for every line, although it misses only at page
 /// starts?
 #[test]
-fn a_prefetched_stream_is_seen_as_repeats() {
+fn a_prefetched_stream_leaves_a_repeat_for_every_line() {
     let mut spec = sample_machine();
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     spec.counters.sampler = SamplerModel::LastAddress;
@@ -73,7 +73,7 @@ fn a_prefetched_stream_is_seen_as_repeats() {
 
 /// Are tagged samples taken at about the requested rate, with the true source, latency and line?
 #[test]
-fn tagged_samples_tell_source_and_latency() {
+fn tagged_samples_have_the_true_source_and_latency() {
     let mut spec = sample_machine();
     spec.counters.sampler = SamplerModel::Tagged;
     let samples = SampleProbe { one_in: 10, max_samples: 10_000, ..SampleProbe::default() };
@@ -101,7 +101,7 @@ fn watched_locations_report_reuse_times() {
 /// Is fetched code watched like data, in lines of the watched size? A loop over 2 KB of code fetches its 32 lines in
 /// turn, and loads the same word on each.
 #[test]
-fn fetched_code_is_watched_too() {
+fn fetched_code_is_watched_like_data() {
     let mut spec = sample_machine();
     spec.caches.insert(0, sample_cache(CacheLevel::L1Instruction, 1 << 10, 4, 1, 1));
     let lap = |_| std::iter::once(Access::jump(1 << 20, 0)).chain((0..32).map(|_| Access::load(64, 15)));

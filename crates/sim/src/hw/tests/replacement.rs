@@ -40,7 +40,7 @@ fn run_one(spec: &MachineSpec, lines: &[u64]) -> TaskCounters {
 
 /// Do the misses of a fully associative LRU cache equal the stack-distance curve at every size?
 #[test]
-fn fully_associative_lru_misses_equal_the_stack_distance_curve_at_every_size() {
+fn fully_associative_lru_misses_equal_the_stack_distance_curve() {
     let lines = skewed_lines(3, 4_000, 64);
     let mut stack: Vec<u64> = Vec::new();
     let mut distances = vec![0u64; 66];
@@ -261,7 +261,7 @@ fn the_matrix_names_evictor_and_victim() {
 
 /// Right after a page was copied, does it find its lines in the last cache, and in no other cache?
 #[test]
-fn a_copied_page_is_cached() {
+fn a_copied_page_is_cached_in_the_last_level_only() {
     let mut hw = build_hardware(&sample_machine());
     hw.insert_copied(CpuId(0), 1, 1, TaskId(0));
     let page: Vec<Access> = (0..64).map(|line| Access::load(4096 + line * 64, 1)).collect();
@@ -301,7 +301,7 @@ fn colors_do_not_divide_a_virtually_indexed_l1() {
 
 /// Are a frame's lines found and dropped under the name that it had, and does its next page give it another name?
 #[test]
-fn a_flushed_frame_takes_the_index_of_its_next_page() {
+fn a_flushed_frame_gets_another_index_from_its_next_page() {
     let mut spec = sample_machine();
     spec.caches[0] = CacheSpec { index: SetIndexing::Virtual, ..sample_cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
     let mut hw = build_hardware(&spec);

@@ -234,12 +234,12 @@ proptest! {
     /// Do the engine compiled for a kind of core, the general engine and the slow path leave every counter and every line
     /// in the same state, including stops in between?
     #[test]
-    fn the_quick_way_and_the_slow_way_are_one(spec in machine_strategy(), seed in any::<u64>()) {
+    fn compiled_general_and_slow_engines_leave_the_same_state(spec in machine_strategy(), seed in any::<u64>()) {
         let run_engine = |general: bool, step_by_step: bool| {
             let mut hw = build_hardware(&spec);
             hw.caches.skips_fast_path = step_by_step;
             if general {
-                hw.cores.iter_mut().for_each(|core| core.front.kind = CoreKindName::Any);
+                hw.cores.iter_mut().for_each(|core| core.front_end.kind = CoreKindName::Any);
             }
             load_threads(&mut hw, &mut TestRng::new(seed));
             hw.run(7_001, &mut IdentityFrames);

@@ -45,7 +45,7 @@ impl SiteTasks<'_> {
                 continue;
             }
             for gangs in self.form_gangs(cpus).into_iter().take(grouping_count) {
-                if self.effort.get() == 0 {
+                if self.remaining_scores.get() == 0 {
                     break;
                 }
                 if slice_ns > max_quantum_ns(gangs.len(), MAX_WAIT_NS) {
@@ -121,7 +121,7 @@ impl SiteTasks<'_> {
                 for b in a + 1..rotation.gangs.len() {
                     for x in 0..rotation.gangs[a].len() {
                         for y in 0..rotation.gangs[b].len() {
-                            if self.effort.get() == 0 {
+                            if self.remaining_scores.get() == 0 {
                                 return rotation;
                             }
                             let mut exchanged_rotation = rotation.clone();

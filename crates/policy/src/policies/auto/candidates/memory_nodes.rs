@@ -139,7 +139,7 @@ mod tests {
 
     /// If another site has room, do no tasks change places, and is no site filled beyond its room?
     #[test]
-    fn room_is_used_before_places_are_changed() {
+    fn no_tasks_change_places_if_another_site_has_room() {
         let crossed = streams_on_nodes(&[(1, 0), (1, 0), (1, 1)]);
         let memo = ScoreCache::new(&crossed);
         let default = SiteLayout::from_default_sites(&crossed, &BTreeMap::new());

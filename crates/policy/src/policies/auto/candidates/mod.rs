@@ -85,7 +85,7 @@ pub struct PlanComparator {
 impl PlanComparator {
     /// Returns the key of a score; larger is better. Goals come first, then the lowest speed, then the objective.
     pub fn score_key(&self, score: LayoutScore) -> f64 {
-        let speed_shortfall = (self.min_speed - score.worst()).clamp(0.0, 10.0);
+        let speed_shortfall = (self.min_speed - score.min_relative_speed()).clamp(0.0, 10.0);
         score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * speed_shortfall
     }
 }
@@ -154,7 +154,7 @@ impl PlanSearch<'_> {
         }
         let score = score(self.problem, &layout, self.score_cache);
         if self.judge.objective != PlanObjective::WorstSlowdown {
-            self.judge.min_speed = score.worst() - MAX_WORST_LOSS;
+            self.judge.min_speed = score.min_relative_speed() - MAX_WORST_LOSS;
         }
         CandidatePlan { label: "default", mechanism: None, layout, score }
     }
@@ -296,7 +296,7 @@ impl PlanSearch<'_> {
             site,
             members,
             split_shares: &split_shares,
-            effort: &self.remaining_scores,
+            remaining_scores: &self.remaining_scores,
             memo: self.score_cache,
         };
         let (partitions, rotation) = if is_joint { self.find_best_plan(&site_tasks, true) } else { (Vec::new(), None) };
@@ -360,7 +360,7 @@ impl PlanSearch<'_> {
                 site,
                 members: &members,
                 split_shares: &split_shares,
-                effort: &self.remaining_scores,
+                remaining_scores: &self.remaining_scores,
                 memo: self.score_cache,
             };
             change(self, &site_tasks, &mut new_layout);
@@ -486,7 +486,7 @@ mod tests {
     /// If a task on the first cache is temporarily unknown, is that cache the same in every plan, and does no task join
     /// it?
     #[test]
-    fn a_site_with_an_unknown_task_is_left_alone() {
+    fn a_cache_with_an_unknown_task_is_the_same_in_every_plan() {
         let mut problem = problem_fixture(2, 4, 8);
         problem.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
         problem.tasks[1].program = None;

@@ -171,7 +171,7 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
         }
         let PlanSearch { problem, score_cache: memo, remaining_scores: effort, .. } = self.search;
         let split_shares = &split_shares(problem, &self.site_by_task, members, site);
-        SiteTasks { problem, site, members, split_shares, effort, memo }.score(partitions, None)
+        SiteTasks { problem, site, members, split_shares, remaining_scores: effort, memo }.score(partitions, None)
     }
 
     fn total(&self) -> LayoutScore {
@@ -241,7 +241,7 @@ mod tests {
 
     /// Is a stream that arrives placed with the other streams rather than with tasks that keep their data?
     #[test]
-    fn a_stream_goes_to_the_streams() {
+    fn an_arriving_stream_is_placed_with_the_other_streams() {
         let problem = problem_fixture(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
         let ([brief, _], judge) = brief_and_full_candidates(&problem);
         assert_eq!(best_candidate(&brief, &judge).layout.site_by_task[4], Some(1));

@@ -110,7 +110,7 @@ impl PlanSearch<'_> {
     /// Searches the placement locally by scores of the whole layout. The other searches score sites one by one, which
     /// leaves out that tasks of different sites wait for the same memory.
     pub(super) fn place_by_traffic(&self, start_layout: SiteLayout) -> SiteLayout {
-        let (room, movable_tasks) = (self.free_seats(), self.movable_tasks());
+        let (free_seats, movable_tasks) = (self.free_seats(), self.movable_tasks());
         let mut best_layout = SiteLayout::without_partitions(self.problem, start_layout.site_by_task, true);
         let mut best_key = self.judge.score_key(score(self.problem, &best_layout, self.score_cache));
         let mut remaining_scores = MAX_TRAFFIC_SCORES;
@@ -118,7 +118,7 @@ impl PlanSearch<'_> {
         while has_improved {
             has_improved = false;
             for &index in &movable_tasks {
-                for neighbor in self.neighbors_of(&best_layout, index, &room) {
+                for neighbor in self.neighbors_of(&best_layout, index, &free_seats) {
                     if remaining_scores == 0 {
                         return best_layout;
                     }
@@ -136,12 +136,12 @@ impl PlanSearch<'_> {
 
     /// Returns the layouts in which a task has moved to another site with a free CPU, or has exchanged its site with
     /// another task.
-    fn neighbors_of(&self, layout: &SiteLayout, index: usize, room: &[usize]) -> Vec<SiteLayout> {
+    fn neighbors_of(&self, layout: &SiteLayout, index: usize, free_seats: &[usize]) -> Vec<SiteLayout> {
         let Some(site) = layout.site_by_task[index] else { return Vec::new() };
         let mut neighbors = Vec::new();
-        for other_site in (0..room.len()).filter(|&other| other != site && !self.problem.is_closed(other)) {
+        for other_site in (0..free_seats.len()).filter(|&other| other != site && !self.problem.is_closed(other)) {
             let residents = layout.known_tasks_on(self.problem, other_site);
-            for partner in self.partners_among(&residents, room[other_site]) {
+            for partner in self.partners_among(&residents, free_seats[other_site]) {
                 let mut neighbor = layout.clone();
                 neighbor.site_by_task[index] = Some(other_site);
                 partner.into_iter().for_each(|partner| neighbor.site_by_task[partner] = Some(site));
@@ -161,14 +161,20 @@ impl PlanSearch<'_> {
     }
 
     /// Applies the first move or exchange of this task that is better. Returns whether there was one.
-    fn apply_improving_move(&self, index: usize, room: &[usize], homes: &mut TaskAssignment, is_joint: bool) -> bool {
-        let Some(current_site) = homes.site_by_task[index] else { return false };
+    fn apply_improving_move(
+        &self,
+        index: usize,
+        free_seats: &[usize],
+        assignment: &mut TaskAssignment,
+        is_joint: bool,
+    ) -> bool {
+        let Some(current_site) = assignment.site_by_task[index] else { return false };
         let total_score = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
-        let key_before = self.judge.score_key(total_score(&homes.scores));
-        for site in (0..homes.scores.len()).filter(|&site| site != current_site) {
-            for partner in self.partners_among(&homes.residents[site], room[site]) {
+        let key_before = self.judge.score_key(total_score(&assignment.scores));
+        for site in (0..assignment.scores.len()).filter(|&site| site != current_site) {
+            for partner in self.partners_among(&assignment.residents[site], free_seats[site]) {
                 let touched_clusters = self.clusters_of([Some(index), partner]);
-                homes.exchange(index, current_site, site, partner);
+                assignment.exchange(index, current_site, site, partner);
                 // A move also affects partners of a sharing cluster on other sites.
                 let is_affected = |residents: &Vec<usize>| {
                     residents.iter().any(|&resident| {
@@ -178,20 +184,25 @@ impl PlanSearch<'_> {
                 let is_rescored = |other_site: &usize| {
                     *other_site == current_site
                         || *other_site == site
-                        || !touched_clusters.is_empty() && is_affected(&homes.residents[*other_site])
+                        || !touched_clusters.is_empty() && is_affected(&assignment.residents[*other_site])
                 };
-                let rescored_sites: Vec<usize> = (0..homes.scores.len()).filter(is_rescored).collect();
+                let rescored_sites: Vec<usize> = (0..assignment.scores.len()).filter(is_rescored).collect();
                 let mut previous_scores = Vec::with_capacity(rescored_sites.len());
                 for rescored_site in rescored_sites {
-                    let score =
-                        self.score_site(&homes.site_by_task, rescored_site, &homes.residents[rescored_site], is_joint);
-                    previous_scores.push((rescored_site, std::mem::replace(&mut homes.scores[rescored_site], score)));
+                    let score = self.score_site(
+                        &assignment.site_by_task,
+                        rescored_site,
+                        &assignment.residents[rescored_site],
+                        is_joint,
+                    );
+                    previous_scores
+                        .push((rescored_site, std::mem::replace(&mut assignment.scores[rescored_site], score)));
                 }
-                if self.judge.score_key(total_score(&homes.scores)) > key_before + MIN_KEY_GAIN {
+                if self.judge.score_key(total_score(&assignment.scores)) > key_before + MIN_KEY_GAIN {
                     return true;
                 }
-                previous_scores.into_iter().for_each(|(rescored_site, score)| homes.scores[rescored_site] = score);
-                homes.exchange(index, site, current_site, partner);
+                previous_scores.into_iter().for_each(|(rescored_site, score)| assignment.scores[rescored_site] = score);
+                assignment.exchange(index, site, current_site, partner);
             }
         }
         false

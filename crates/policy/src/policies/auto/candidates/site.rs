@@ -15,7 +15,7 @@ pub struct SiteTasks<'a> {
     pub members: &'a [usize],
     pub split_shares: &'a [f64],
     /// Remaining evaluations; a score without turns costs one.
-    pub effort: &'a Cell<usize>,
+    pub remaining_scores: &'a Cell<usize>,
     pub memo: &'a ScoreCache,
 }
 
@@ -26,7 +26,7 @@ impl SiteTasks<'_> {
     pub fn score(&self, partitions: &[PartitionMembers], rotation: Option<&GangRotation>) -> LayoutScore {
         let cost = if rotation.is_some() { ROTATION_COST } else { 1 };
         let cost = cost * (1 + self.members.len() / TASKS_PER_SCORE);
-        self.effort.set(self.effort.get().saturating_sub(cost));
+        self.remaining_scores.set(self.remaining_scores.get().saturating_sub(cost));
         let (problem, site, members, split_shares) = (self.problem, self.site, self.members, self.split_shares);
         SiteScorer { problem, site, members, split_shares, partitions, rotation }
             .score(&ErrorDraw::default(), self.memo)

@@ -46,12 +46,12 @@ impl SiteTasks<'_> {
     pub fn best_partitions(&self, judge: &PlanComparator, rotation: Option<&GangRotation>) -> Vec<PartitionMembers> {
         let Some(partition_units) = self.problem.sites[self.site].partition_units else { return Vec::new() };
         let site_processes = group_by_process(self.problem, self.members);
-        if site_processes.len() < 2 || self.effort.get() == 0 {
+        if site_processes.len() < 2 || self.remaining_scores.get() == 0 {
             return Vec::new();
         }
         let mut best_key_and_partitions = (judge.score_key(self.score(&[], rotation)), Vec::new());
         let mut consider_partition = |partitions: Vec<PartitionMembers>| {
-            if self.effort.get() == 0 {
+            if self.remaining_scores.get() == 0 {
                 return;
             }
             let key = judge.score_key(self.score(&partitions, rotation));
@@ -181,7 +181,7 @@ impl SiteTasks<'_> {
     ) -> Vec<PartitionMembers> {
         let mut step = (partition_units.units() / 8).max(1);
         for _ in 0..MAX_CLIMB_STEPS {
-            if self.effort.get() == 0 {
+            if self.remaining_scores.get() == 0 {
                 break;
             }
             let mut best_step = None;

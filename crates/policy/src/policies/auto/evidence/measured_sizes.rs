@@ -79,7 +79,7 @@ mod tests {
     /// Are points of a phase found in a later phase of the same kind, and never in another phase? Do fewer windows never
     /// replace more?
     #[test]
-    fn points_belong_to_a_phase() {
+    fn points_are_found_only_in_phases_of_the_same_kind() {
         let (task, mut sizes) = (TaskId(1), MeasuredSizes::default());
         sizes.record(task, (3, Some(7)), 1024.0, (0.01, 9));
         sizes.record(task, (3, Some(7)), 1024.0, (0.09, 3));

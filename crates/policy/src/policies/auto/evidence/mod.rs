@@ -163,7 +163,7 @@ mod tests {
 
     /// Are the caches of unpinned tasks recorded, and the processes that ran on two caches with their waits counted?
     #[test]
-    fn homes_and_split_processes_are_recorded() {
+    fn task_caches_and_split_processes_are_recorded() {
         let (topology, can) = (last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities_fixture(&[]));
         let mut observation = observation_fixture(1, 3);
         for (task, cpu) in observation.tasks.iter_mut().zip([0, 2, 3]) {

@@ -115,11 +115,11 @@ impl ProbePlanner {
 
     fn record_costs(&mut self, view: &View<'_>) {
         let answers = view.observation.probe_results.iter();
-        self.spent_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
+        self.spent_ns += answers.flat_map(|probe_result| &probe_result.cost_ns).map(|(_, ns)| ns).sum::<u64>();
         self.processor_ns += view.observation.span.elapsed_ns as f64 * f64::from(view.online().count());
-        for answer in &view.observation.probe_results {
-            let cost_ns: u64 = answer.cost_ns.iter().map(|(_, ns)| ns).sum();
-            if let ProbeEvidence::Trace { lines, .. } = &answer.evidence
+        for probe_result in &view.observation.probe_results {
+            let cost_ns: u64 = probe_result.cost_ns.iter().map(|(_, ns)| ns).sum();
+            if let ProbeEvidence::Trace { lines, .. } = &probe_result.evidence
                 && cost_ns > 0
             {
                 self.measured_entry_ns = Some(cost_ns as f64 / lines.len().max(1) as f64);
@@ -151,7 +151,7 @@ impl ProbePlanner {
                 .observation
                 .probe_results
                 .iter()
-                .any(|answer| answer.probe == task_probe.probe.id && answer.complete);
+                .any(|probe_result| probe_result.probe == task_probe.probe.id && probe_result.complete);
             let is_refused = view
                 .observation
                 .applied
@@ -190,13 +190,18 @@ impl ProbePlanner {
         limits: &ProbeLimits,
         now_ns: u64,
     ) -> Option<ProbeRequest> {
-        if !view.capabilities.can(Ability::CountPerCache) {
+        if !view.capabilities.has_ability(Ability::CountPerCache) {
             return None;
         }
         self.solo_requested.retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
         if let Some((probe, since_ns)) = self.solo_probe.take() {
-            let is_answered = view.observation.probe_results.iter().any(|answer| answer.probe == probe.id);
-            let is_refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
+            let is_answered = view.observation.probe_results.iter().any(|probe_result| probe_result.probe == probe.id);
+            let is_refused = view
+                .observation
+                .applied
+                .refused
+                .iter()
+                .any(|refused_item| refused_item.item == PlanItem::Probe(probe.id));
             if !is_answered && !is_refused && now_ns.saturating_sub(since_ns) <= ANSWER_TIMEOUT_NS {
                 self.solo_probe = Some((probe.clone(), since_ns));
                 return Some(probe);
@@ -248,8 +253,8 @@ impl ProbePlanner {
         now_ns: u64,
     ) -> Vec<ProbeRequest> {
         // A log of first-level misses describes the cache behind it better than watch points, most of which see hits.
-        let can_trace = view.capabilities.can(Ability::TraceAddresses);
-        let can_watch = !can_trace && view.capabilities.can(Ability::SampleReuses);
+        let can_trace = view.capabilities.has_ability(Ability::TraceAddresses);
+        let can_watch = !can_trace && view.capabilities.has_ability(Ability::SampleReuses);
         if !can_watch && !can_trace {
             return Vec::new();
         }
@@ -341,14 +346,20 @@ impl ProbePlanner {
         limits: &ProbeLimits,
         now_ns: u64,
     ) -> Option<ProbeRequest> {
-        if !view.capabilities.can(Ability::SampleAccesses) {
+        if !view.capabilities.has_ability(Ability::SampleAccesses) {
             return None;
         }
         if let Some((probe, since_ns)) = self.sharing_probe.take() {
             let is_answer_to_probe =
                 |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
-            let is_refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
-            let is_answered = view.observation.probe_results.iter().any(|answer| is_answer_to_probe(&answer));
+            let is_refused = view
+                .observation
+                .applied
+                .refused
+                .iter()
+                .any(|refused_item| refused_item.item == PlanItem::Probe(probe.id));
+            let is_answered =
+                view.observation.probe_results.iter().any(|probe_result| is_answer_to_probe(&probe_result));
             if is_answered || is_refused || now_ns.saturating_sub(since_ns) > ANSWER_TIMEOUT_NS {
                 self.update_clusters(view, &probe);
                 return None;
@@ -442,7 +453,7 @@ impl ProbePlanner {
 
 /// Returns whether curves can be measured on this machine.
 fn can_measure_curves(view: &View<'_>) -> bool {
-    view.capabilities.can(Ability::SampleReuses) || view.capabilities.can(Ability::TraceAddresses)
+    view.capabilities.has_ability(Ability::SampleReuses) || view.capabilities.has_ability(Ability::TraceAddresses)
 }
 
 /// Returns the number of entries of a probe's log.

@@ -283,7 +283,7 @@ mod tests {
 
     /// Does a phase of a known kind have a speed at once, marked as recalled until the phase was counted long enough?
     #[test]
-    fn a_phase_that_comes_back_has_its_speed_at_once() {
+    fn a_recurring_phase_has_its_speed_at_once() {
         let mut observation = observation_fixture(0, 1);
         let task = observation.tasks[0].task;
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
@@ -307,7 +307,7 @@ mod tests {
 
     /// After a change of plans, do counts begin anew with the first whole window under the new plan?
     #[test]
-    fn counts_under_another_plan_do_not_mix() {
+    fn counts_begin_anew_with_the_first_window_of_a_new_plan() {
         let mut observation = observation_fixture(0, 1);
         let task = observation.tasks[0].task;
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));

@@ -89,7 +89,7 @@ mod tests {
 
     /// Can the service time of a line be recovered from the waits that the law predicts?
     #[test]
-    fn the_time_of_a_line_is_found_again() {
+    fn a_lines_service_time_is_recovered_from_predicted_waits() {
         for (line_cycles, traffic) in [(10.0, 0.05), (4.0, 0.2), (20.0, 0.045)] {
             let solution = service_time_for_wait(queue_wait_cycles(line_cycles, traffic), traffic);
             assert!((solution / line_cycles - 1.0).abs() < 1e-3, "{solution}");

@@ -347,7 +347,7 @@ mod tests {
 
     /// Does a single task run at its solo speed, and do equal programs perform alike?
     #[test]
-    fn alone_is_alone_and_like_fares_alike() {
+    fn a_single_task_runs_at_solo_speed_and_equals_perform_alike() {
         let program = uniform_program(3_000_000.0, 0.02);
         let alone = compose(&[occupant_fixture(&program, 0)], CACHE, &[1.0]);
         assert!((alone[0].cycles_per_instr - program.solo_cycles(CACHE)).abs() < 1e-9);
@@ -393,7 +393,7 @@ mod tests {
 
     /// Does the law of turns hold: time per access `T / (F + (T - F m) / h)` if the other turn flushes the cache?
     #[test]
-    fn the_law_of_turns_holds() {
+    fn time_per_access_follows_the_law_of_turns() {
         // Each line is read once, in order: all accesses miss until all lines are resident. Every tenth instruction is
         // an access.
         let bytes = 2_097_152.0;
@@ -416,7 +416,7 @@ mod tests {
 
     /// Do the turns of a rotation add up to the window, wherever it ends?
     #[test]
-    fn turns_add_up() {
+    fn turns_of_a_rotation_add_up_to_the_window() {
         let quanta = [3.0, 5.0, 2.0];
         for now in 0..3 {
             for window in [0.5, 4.0, 10.0, 27.5] {

@@ -89,7 +89,7 @@ mod tests {
 
     /// Is a single task forecast at its solo speed, and a task with co-runners slower, within its interval?
     #[test]
-    fn a_forecast_is_that_of_the_score() {
+    fn a_single_task_is_forecast_at_its_solo_speed() {
         let alone = forecast_with_references(&problem_fixture(&[0.4]), None);
         let slowdown = alone.tasks[&TaskId(0)].degradation.unwrap();
         assert!(slowdown.value.abs() < 1e-9 && alone.model == ForecastModel::Policy, "{slowdown:?}");

@@ -290,7 +290,7 @@ mod tests {
 
     /// If a process has a thread without a profile, as agents have, do its pages still get their colors?
     #[test]
-    fn colors_are_of_a_process_whatever_its_idle_threads_do() {
+    fn a_process_with_an_unprofiled_thread_still_gets_colors() {
         let problem = problem_fixture(false);
         let (layout, plan) = write_to(&problem, &[(&[0], 6), (&[1], 2)]);
         let members: Vec<_> = plan.shares.iter().flat_map(|share| share.members.clone()).collect();
@@ -306,7 +306,7 @@ mod tests {
 
     /// Is a plan that cannot express a layout distinguished from one that can?
     #[test]
-    fn a_plan_that_cannot_express_a_layout_is_noticed() {
+    fn a_plan_that_cannot_express_a_layout_is_distinguished() {
         // The thread has a profile and is in the other group, but colors cannot split a process.
         let parted = problem_fixture(true);
         let (layout, plan) = write_to(&parted, &[(&[0], 6), (&[1, 2], 2)]);

@@ -238,7 +238,7 @@ impl PlanningProblem {
 
     /// Returns the problem with all curves as low as their errors allow for more space than under this layout; `None` if
     /// no cache can be divided, or there are too many tasks to explore their curves.
-    pub fn at_lowest(&self, current_layout: &SiteLayout) -> Option<Self> {
+    pub fn with_lowest_curves(&self, current_layout: &SiteLayout) -> Option<Self> {
         let can_divide = self.sites.iter().any(|site| site.partition_units.is_some());
         if !can_divide || self.tasks.len() > MAX_EXPLORED_TASKS {
             return None;
@@ -246,7 +246,7 @@ impl PlanningProblem {
         let mut lowest = self.clone();
         for (task, composed) in lowest.tasks.iter_mut().zip(forecast_speeds(self, current_layout)) {
             if let Some((program, composed)) = task.program.as_mut().zip(composed) {
-                *program = program.at_lowest(composed.occupancy_bytes);
+                *program = program.with_lowest_curve(composed.occupancy_bytes);
             }
         }
         Some(lowest)

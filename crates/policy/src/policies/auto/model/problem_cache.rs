@@ -310,11 +310,12 @@ impl InputBuilder<'_, '_> {
         problem.known_tasks().next()?;
         let current_layout = SiteLayout::from_plan(self.current_plan, &problem);
         self.recall_counts(&mut problem, &current_layout, |_| true);
-        let optimistic =
-            self.options.uses_counts.then(|| problem.at_lowest(&current_layout)).flatten().map(|mut optimistic| {
+        let optimistic = self.options.uses_counts.then(|| problem.with_lowest_curves(&current_layout)).flatten().map(
+            |mut optimistic| {
                 self.match_counts(&mut optimistic, &current_layout, |_| true);
                 Box::new(optimistic)
-            });
+            },
+        );
         self.match_counts(&mut problem, &current_layout, |_| true);
         let (previous_problem, memo) =
             last_cache.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.score_cache));

@@ -292,7 +292,7 @@ impl ProgramModel {
     /// Returns the program with the curve above this occupancy as low as its error allows, so that only less space than
     /// composed can explain more misses.
     #[must_use]
-    pub fn at_lowest(&self, composed: f64) -> Self {
+    pub fn with_lowest_curve(&self, composed: f64) -> Self {
         let mut lowest = self.clone();
         for (step, (rate, error)) in lowest.misses.iter_mut().zip(&mut lowest.errors).enumerate() {
             if step as f64 * self.step_bytes > composed {
@@ -471,7 +471,7 @@ fn rates_at(curve: &SizeCurve, bytes: f64) -> [f64; 3] {
     rates_near(curve, bytes, &mut 0)
 }
 
-/// Returns the same as `rates_at`, for sizes that rise from call to call: `next` is the point of the last call.
+/// Returns the same as `rates_at`, for sizes that rise from call to call: `next_position` is the point of the last call.
 fn rates_near(curve: &SizeCurve, bytes: f64, next_position: &mut usize) -> [f64; 3] {
     while curve.get(*next_position).is_some_and(|(size, _)| (*size as f64) < bytes) {
         *next_position += 1;

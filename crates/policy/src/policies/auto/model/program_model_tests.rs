@@ -55,7 +55,7 @@ pub fn uniform_program(bytes: f64, per_instr: f64) -> ProgramModel {
 /// Does the footprint of independent references grow as in theory, to `1 - 1/e` of the lines after as many
 /// references as lines?
 #[test]
-fn footprints_grow_as_theory_says() {
+fn footprints_of_independent_references_grow_as_in_theory() {
     let program = uniform_program(2_097_152.0, 0.02);
     let lines = 2_097_152.0 / 64.0;
     let share = program.footprint_bytes(lines / 0.02) / 2_097_152.0;
@@ -161,7 +161,7 @@ fn a_stream_misses_as_often_with_less_space() {
 
 /// Do cycles follow from the measurements, and does a task without a cost of misses have no model?
 #[test]
-fn cycles_follow_from_what_was_measured() {
+fn cycles_follow_from_the_measurements() {
     let program = uniform_program(2_097_152.0, 0.02);
     assert!((program.solo_cycles(CACHE) - 1.0).abs() < 1e-9);
     assert!((program.cycles_per_instr_at(1_048_576.0, 0.0, 0.0) - 2.0).abs() < 1e-6);
@@ -196,7 +196,7 @@ fn overlapping_misses_cost_no_more_than_the_elapsed_time() {
 /// Is the cost of a miss split by node: less on the node of its memory, the same queue on all nodes, and no split
 /// if distances are unknown?
 #[test]
-fn far_memory_costs_its_distance() {
+fn the_cost_of_a_miss_is_split_by_node_distance() {
     let near_and_far =
         |factors: &[f64], now: usize| far_from(MemoryDistance { factors: factors.to_vec(), current_node: now });
     let costs = |model: &ProgramModel| (model.cycles_per_miss, [0, 1, 2].map(|node| model.far_cycles(node)));

@@ -79,9 +79,10 @@ fn target_slowdown(max_slowdown: f64) -> f64 {
     max_slowdown - (0.25 * max_slowdown).min(0.01)
 }
 
-/// Additional cost of a broken promise. It grows with the shortfall up to `BROKEN_FROM` and is constant beyond it; so,
-/// of two promises that exclude each other, one is kept.
+/// Shortfall from which a broken promise has its whole additional cost.
 const BROKEN_SHORTFALL: f64 = 0.02;
+/// Additional cost of a broken promise. It grows with the shortfall up to [`BROKEN_SHORTFALL`] and is constant beyond
+/// it, so that one of two promises that exclude each other is kept.
 const BROKEN_GOAL_COST: f64 = 0.1;
 
 fn shortfall_cost(shortfall: f64) -> f64 {
@@ -138,7 +139,7 @@ impl LayoutScore {
     }
 
     /// Returns the lowest speed of a task relative to its solo speed.
-    pub fn worst(self) -> f64 {
+    pub fn min_relative_speed(self) -> f64 {
         self.min_relative_speed
     }
 
@@ -545,7 +546,7 @@ mod tests {
 
     /// Is CPU time shared fairly, and does no task get more than it wants?
     #[test]
-    fn time_is_dealt_fairly() {
+    fn cpu_time_is_shared_fairly_up_to_each_tasks_demand() {
         assert_eq!(cpu_shares(&[1.0, 0.2], 2.0), [1.0, 0.2]);
         let shares = cpu_shares(&[1.0, 1.0, 0.2], 1.0);
         assert!((shares[0] - 0.4).abs() < 1e-6 && (shares[2] - 0.2).abs() < 1e-6, "{shares:?}");

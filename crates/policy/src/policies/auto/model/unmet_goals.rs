@@ -354,7 +354,7 @@ mod tests {
     /// If no plan meets a goal, does the plan in force stay against one that misses the goal by about the same amount,
     /// and give way to one that meets it or misses it by much less?
     #[test]
-    fn equal_breaches_mend_nothing() {
+    fn the_plan_in_force_stays_if_no_plan_meets_a_goal_better() {
         assert!(!is_improvement(0.310, 0.305) && !is_improvement(0.30, 0.31) && !is_improvement(0.0005, 0.0));
         assert!(is_improvement(0.005, 0.0) && is_improvement(0.30, 0.25));
     }

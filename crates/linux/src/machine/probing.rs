@@ -40,7 +40,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probe_runner.abandon(&probe, RefusalReason::NoPermission, OBSERVE_ONLY_REASON);
             return true;
         }
-        let placement = match self.choose_placement(&*lock(&kernel), task) {
+        let chosen_placement = self.choose_placement(&*lock(&kernel), task);
+        let placement = match chosen_placement {
             Ok(placement) => placement,
             Err(message) => {
                 self.probe_runner.abandon(&probe, RefusalReason::NotFound, message);

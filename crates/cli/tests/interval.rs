@@ -150,7 +150,7 @@ fn a_policy_plans_from_profiles_alone() {
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let arguments = ["plan", "reuser.toml", "streamer.toml", "reuser.toml", "streamer.toml", "-m", "xeon-x5365-4"];
     let words = run(root, &[&arguments[..], &["--policy", "auto"]].concat()).ok().out;
-    assert!(words.contains("under 'auto', after 300 nominal seconds") && words.contains("candidates"), "{words}");
+    assert!(words.contains("under 'auto': the plan in force for") && words.contains("candidates"), "{words}");
     let same = run(root, &[&arguments[..], &["--policy", "default"]].concat()).ok().out;
     assert!(same.contains("nothing is changed"), "{same}");
     let outcome = run(root, &[&arguments[..], &["--policy", "autoo"]].concat());

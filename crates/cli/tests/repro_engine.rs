@@ -57,7 +57,7 @@ fn findings_run_by_run_have_the_same_digits_as_at_once() {
         run(root, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "-o", "out", "--dry-run"]].concat()).ok().out;
     assert!(plan_text.contains("left: 1 of 3 experiments with 1 seed, minutes in all"), "{plan_text}");
     let plan_row = |id: &str| plan_text.lines().find(|line| line.starts_with(id)).unwrap_or_default().to_string();
-    assert!(plan_row("CP-6").contains(" made") && !plan_row("TC-2, TC-SERVER").contains("all "), "{plan_text}");
+    assert!(plan_row("CP-6").contains(" stored") && !plan_row("TC-2, TC-SERVER").contains("all "), "{plan_text}");
     let status = run(root, &["sweep", "status", "out/sweep", "--json"]).json();
     assert_eq!((&status["finished"], &status["waiting"]), (&first.len().into(), &0.into()), "{status}");
 }

@@ -448,7 +448,7 @@ mod tests {
             dir.create_new_dir("inner").map(drop),
             dir.open_file(Path::new("new"), OFlags::WRONLY | OFlags::CREATE).map(drop),
         ] {
-            assert!(outcome.unwrap_err().to_string().contains("the directory is only read"));
+            assert!(outcome.unwrap_err().to_string().contains("this is read-only"));
         }
         assert_eq!(dir.read_text(Path::new("file"), LIMIT_BYTES).unwrap().unwrap(), "content");
         assert_eq!(dir.names().unwrap(), ["file"]);

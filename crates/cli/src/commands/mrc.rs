@@ -150,14 +150,14 @@ impl Mrc {
         }
         // A filtered recording lacks the accesses that smaller caches would also have to serve.
         let filter_bytes = trace.header().filter.map_or(0, |filter| filter.size_bytes);
-        if sizes.iter().any(|size| *size < filter_bytes) {
+        if self.sizes.is_some() && sizes.iter().any(|size| *size < filter_bytes) {
             session.warn(&format!(
                 "{}: recorded behind a filter of {}: smaller sizes have no points, and sizes up to twice that are approximate",
                 self.file,
                 size_text(filter_bytes)
             ));
-            sizes.retain(|size| *size >= filter_bytes);
         }
+        sizes.retain(|size| *size >= filter_bytes);
         let result = match self.sample_rate {
             Some(rate) => self.measure_sampled_curve(session, &mut trace, rate, &sizes)?,
             None => self.measure_exact_curve(session, &mut trace, &sizes)?,

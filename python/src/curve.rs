@@ -6,6 +6,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_report::text::{format_number, size_text};
 use cachemate_study::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, default_sizes,
+    drop_filtered_sizes,
 };
 use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
@@ -140,6 +141,10 @@ pub fn mrc(
     sizes.sort_unstable();
     sizes.dedup();
     let mut reading = trace.read()?;
+    if let Some(filter_bytes) = drop_filtered_sizes(&mut sizes, &reading.header()).filter(|_| sizes.is_empty()) {
+        let problem = format!("found none of at least {filter_bytes} bytes, the size of the recorder's filter");
+        return Err(in_field("sizes")(problem));
+    }
     let mut engine = match sample {
         Some(_) if !reading.burst_starts().is_empty() => {
             return Err(in_field("sample")("found a recording in bursts, expected one without gaps".to_string()));

@@ -3,13 +3,22 @@
 use cachemate_locality::sampled::SampledCurve;
 use cachemate_locality::stack::{ParallelStackDistances, StackDistances, StackError};
 use cachemate_report::{CurveCounts, CurvePoint};
-use cachemate_trace::{ProfileFile, ThreadTotals, TraceTotals};
+use cachemate_trace::{ProfileFile, ThreadTotals, TraceHeader, TraceTotals};
 
 use crate::bursts::{BurstDistances, MeasuredDistances};
 
 /// Default sizes of curves: half-doublings from 4 KiB to 64 MiB, in bytes.
 pub fn default_sizes() -> Vec<u64> {
     sizes_in_equal_ratios(4 << 10, 64 << 20, 29)
+}
+
+/// Removes the sizes below the recorder's first-level filter, because the recording lacks the accesses that such caches
+/// would also serve. Returns the filter's size in bytes if it removed any.
+pub fn drop_filtered_sizes(sizes: &mut Vec<u64>, header: &TraceHeader) -> Option<u64> {
+    let filter_bytes = header.filter?.size_bytes;
+    let original_len = sizes.len();
+    sizes.retain(|size| *size >= filter_bytes);
+    (sizes.len() < original_len).then_some(filter_bytes)
 }
 
 /// Returns `count` (at least 2) sizes from `low` to `high` in equal ratios; inner sizes are rounded down to whole
@@ -207,7 +216,20 @@ pub fn curve_counts_from_sample(
 
 #[cfg(test)]
 mod tests {
+    use cachemate_trace::L1Filter;
+
     use super::*;
+
+    /// Are sizes below the recorder's filter removed, and all sizes of an unfiltered trace kept?
+    #[test]
+    fn sizes_below_a_recorders_filter_are_removed() {
+        let mut header = TraceHeader::for_import("a.cmt", true);
+        let mut sizes = vec![4 << 10, 32 << 10, 64 << 10];
+        assert_eq!((drop_filtered_sizes(&mut sizes, &header), sizes.len()), (None, 3));
+        header.filter = Some(L1Filter::default());
+        assert_eq!(drop_filtered_sizes(&mut sizes, &header), Some(32 << 10));
+        assert_eq!(sizes, [32 << 10, 64 << 10]);
+    }
 
     /// Do the usual sizes have the stated ends, ascend, and hold whole lines?
     #[test]

@@ -15,7 +15,7 @@ mod profiling;
 pub use bursts::{BurstDistances, BurstSample, MeasuredDistances};
 pub use curve::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, default_sizes,
-    sizes_in_equal_ratios, whole_curve,
+    drop_filtered_sizes, sizes_in_equal_ratios, whole_curve,
 };
 pub use kernel_footprint::KernelFootprint;
 pub use prediction::{DEFAULT_SCHEME, cache_summary, cost_table, cost_unit, pair_costs, plan_result};

@@ -10,6 +10,7 @@ use cachemate_report::text::{count_text, counted_text, format_number, percent_te
 use cachemate_report::{BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
 use cachemate_study::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
+    drop_filtered_sizes,
 };
 use cachemate_trace::{AccessRecord, ThreadTotals, TraceReader};
 use clap::{Args, ValueEnum};
@@ -148,16 +149,14 @@ impl Mrc {
             ))
             .into());
         }
-        // A filtered recording lacks the accesses that smaller caches would also have to serve.
-        let filter_bytes = trace.header().filter.map_or(0, |filter| filter.size_bytes);
-        if self.sizes.is_some() && sizes.iter().any(|size| *size < filter_bytes) {
+        let filter_bytes = drop_filtered_sizes(&mut sizes, trace.header());
+        if let Some(filter_bytes) = filter_bytes.filter(|_| self.sizes.is_some()) {
             session.warn(&format!(
                 "{}: recorded behind a filter of {}: smaller sizes have no points, and sizes up to twice that are approximate",
                 self.file,
                 size_text(filter_bytes)
             ));
         }
-        sizes.retain(|size| *size >= filter_bytes);
         let result = match self.sample_rate {
             Some(rate) => self.measure_sampled_curve(session, &mut trace, rate, &sizes)?,
             None => self.measure_exact_curve(session, &mut trace, &sizes)?,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
 use cachemate_report::Table;
-use cachemate_report::text::{escape_controls, format_fixed, value_or_dash};
+use cachemate_report::text::{escape_controls, format_fixed, listed_text, value_or_dash};
 
 /// Maximum number of losses listed above the table.
 const MAX_LOSSES: usize = 8;
@@ -61,11 +61,8 @@ fn reason_lines(services: &[ServiceStatus]) -> String {
             names_by_reason.entry(reason).or_default().push(escape_controls(&service.name));
         }
     }
-    let reason_line = |(reason, names): (&str, Vec<String>)| {
-        let hidden_count = names.len().saturating_sub(MAX_LOSSES);
-        let more = if hidden_count > 0 { format!(" and {hidden_count} more") } else { String::new() };
-        format!("  {}{more}: {reason}\n", names[..names.len() - hidden_count].join(", "))
-    };
+    let reason_line =
+        |(reason, names): (&str, Vec<String>)| format!("  {}: {reason}\n", listed_text(&names, MAX_LOSSES));
     let waiting_line = |service: &ServiceStatus| {
         let share = service.waiting_share.filter(|share| *share > service.cpu_share)?;
         let (waiting, running) = (format_fixed(share, 2), format_fixed(service.cpu_share, 2));

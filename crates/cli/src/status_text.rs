@@ -2,7 +2,9 @@
 
 use cachemate_core::Estimate;
 use cachemate_linux::machine::OBSERVE_ONLY_REASON;
-use cachemate_report::text::{counted_text, escape_controls, format_fixed, format_number, size_text, value_or_dash};
+use cachemate_report::text::{
+    counted_text, escape_controls, format_fixed, format_number, listed_text, size_text, value_or_dash,
+};
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
 use serde::Serialize;
@@ -209,15 +211,16 @@ pub fn problems_text(status: &DaemonStatus) -> String {
     let unmatched_lines = status.unmatched_rules.iter().take(5).map(|rule| format!("{rule}\n"));
     let refused_plan =
         status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
-    let planned_item =
-        |line: &'_ String| Some(line.strip_suffix(OBSERVE_ONLY_REASON)?.trim_end_matches(": ").to_string());
-    let planned: Vec<String> = status.refused.iter().filter_map(planned_item).collect();
-    let refused = status.refused.iter().filter(|line| planned_item(line).is_none());
-    let refusals = refused_plan.chain(refused.take(5).map(|line| format!("refused: {line}\n")));
-    let more = if planned.len() > 5 { format!(" and {} more", planned.len() - 5) } else { String::new() };
-    let shown = planned.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-    let planned_line = (!planned.is_empty()).then(|| format!("planned, but not made in mode observe: {shown}{more}\n"));
-    let refusals = refusals.chain(planned_line);
+    let (mut planned, mut refused) = (Vec::new(), Vec::new());
+    for line in &status.refused {
+        match line.strip_suffix(OBSERVE_ONLY_REASON) {
+            Some(item) => planned.push(item.trim_end_matches(": ").to_string()),
+            None => refused.push(format!("refused: {line}\n")),
+        }
+    }
+    let planned_line =
+        (!planned.is_empty()).then(|| format!("planned, but not made in mode observe: {}\n", listed_text(&planned, 5)));
+    let refusals = refused_plan.chain(refused.into_iter().take(5)).chain(planned_line);
     unmatched_lines
         .chain(refusals)
         .chain(status.overridden.iter().take(5).map(|item| format!("changed by another program: {item}\n")))

@@ -114,3 +114,10 @@ pub struct AppliedPlan {
     /// Time that the change has taken: system calls, page copies, stalls.
     pub cost_ns: u64,
 }
+
+impl AppliedPlan {
+    /// Whether the machine refused this probe.
+    pub fn has_refused_probe(&self, probe: ProbeId) -> bool {
+        self.refused.iter().any(|refused| refused.item == PlanItem::Probe(probe))
+    }
+}

@@ -46,6 +46,13 @@ pub fn counted_text(count: u64, singular: &str) -> String {
     format!("{} {singular}{}", count_text(count), if count == 1 { "" } else { "s" })
 }
 
+/// At most `max_names` of the names, and the number of the others: `a, b and 3 more`.
+pub fn listed_text(names: &[String], max_names: usize) -> String {
+    let shown_names = &names[..names.len().min(max_names)];
+    let hidden_count = names.len() - shown_names.len();
+    shown_names.join(", ") + &if hidden_count > 0 { format!(" and {hidden_count} more") } else { String::new() }
+}
+
 /// A fraction as a percentage with `decimals`: 0.0231 with two is `2.31 %`.
 pub fn percent_text(fraction: f64, decimals: usize) -> String {
     format!("{} %", format_fixed(fraction * 100.0, decimals))
@@ -205,6 +212,15 @@ pub fn duration_text(elapsed_ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Are all names listed up to the limit, and the others counted beyond it?
+    #[test]
+    fn names_beyond_the_limit_are_counted() {
+        let names = ["a", "b", "c"].map(String::from);
+        assert_eq!(listed_text(&names, 3), "a, b, c");
+        assert_eq!(listed_text(&names, 2), "a, b and 1 more");
+        assert_eq!(listed_text(&[], 2), "");
+    }
 
     /// Are sizes formatted as users write them, also at the edges of the units?
     #[test]

@@ -274,17 +274,15 @@ impl CascCache {
         next_probe: &mut u32,
     ) {
         let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
-        let is_refused = |id: ProbeId| {
-            let item = cachemate_core::PlanItem::Probe(id);
-            view.observation.applied.refused.iter().any(|refused| refused.item == item)
-        };
         let is_complete = |id: ProbeId| {
             view.observation.probe_results.iter().any(|probe_result| probe_result.probe == id && probe_result.complete)
         };
         let (ended_probes, still_pending): (Vec<OpenProbe>, Vec<OpenProbe>) =
             std::mem::take(&mut self.pending_probes).into_iter().partition(|open_probe| {
                 let id = open_probe.probe.id;
-                is_complete(id) || is_refused(id) || !open_probe.tasks.iter().all(is_in_domain)
+                is_complete(id)
+                    || view.observation.applied.has_refused_probe(id)
+                    || !open_probe.tasks.iter().all(is_in_domain)
             });
         self.pending_probes = still_pending;
         for probe in ended_probes {

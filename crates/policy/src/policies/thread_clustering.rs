@@ -22,8 +22,8 @@ mod assignment_input;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, AppliedPlan, CounterEvent, CpuSet, Decision, Plan, PlanItem, Policy, ProbeEvidence, ProbeId, ProbeKind,
-    ProbeRequest, ProcessId, Reason, ReasonKind, StallCause, Support, TaskId, TaskSample, View, WindowLength,
+    Ability, CounterEvent, CpuSet, Decision, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId,
+    Reason, ReasonKind, StallCause, Support, TaskId, TaskSample, View, WindowLength,
 };
 use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
@@ -364,10 +364,7 @@ impl ThreadClustering {
             is_complete |= probe_result.complete;
         }
         round.cost_ns += window_cost_ns;
-        let is_refused = |applied_plan: &AppliedPlan| {
-            applied_plan.refused.iter().any(|refused_item| refused_item.item == PlanItem::Probe(round.probe.id))
-        };
-        if is_refused(&view.observation.applied) {
+        if view.observation.applied.has_refused_probe(round.probe.id) {
             self.record_failed_round(view, round.remote_share);
             return;
         }

@@ -309,10 +309,7 @@ pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>
     if text != reason.text || distinct_names.is_empty() {
         return text;
     }
-    let hidden_count = distinct_names.len().saturating_sub(MAX_NAMED_PROGRAMS);
-    distinct_names.truncate(MAX_NAMED_PROGRAMS);
-    let suffix = if hidden_count > 0 { format!(" and {hidden_count} more") } else { String::new() };
-    format!("{text} ({}{suffix})", distinct_names.join(", "))
+    format!("{text} ({})", cachemate_report::text::listed_text(&distinct_names, MAX_NAMED_PROGRAMS))
 }
 
 #[cfg(test)]

@@ -11,8 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    Ability, Estimate, PlanItem, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, SizeCurve,
-    TaskId, View,
+    Ability, Estimate, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, SizeCurve, TaskId, View,
 };
 use cachemate_locality::shmap::SharingCriteria as Filter;
 
@@ -152,12 +151,7 @@ impl ProbePlanner {
                 .probe_results
                 .iter()
                 .any(|probe_result| probe_result.probe == task_probe.probe.id && probe_result.complete);
-            let is_refused = view
-                .observation
-                .applied
-                .refused
-                .iter()
-                .any(|refusal| refusal.item == PlanItem::Probe(task_probe.probe.id));
+            let is_refused = view.observation.applied.has_refused_probe(task_probe.probe.id);
             let is_late = now_ns.saturating_sub(task_probe.requested_ns) > ANSWER_TIMEOUT_NS;
             let has_curve = curves.has_curve(view, *task);
             let entry_count = log_entries(&task_probe.probe);
@@ -196,12 +190,7 @@ impl ProbePlanner {
         self.solo_requested.retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
         if let Some((probe, since_ns)) = self.solo_probe.take() {
             let is_answered = view.observation.probe_results.iter().any(|probe_result| probe_result.probe == probe.id);
-            let is_refused = view
-                .observation
-                .applied
-                .refused
-                .iter()
-                .any(|refused_item| refused_item.item == PlanItem::Probe(probe.id));
+            let is_refused = view.observation.applied.has_refused_probe(probe.id);
             if !is_answered && !is_refused && now_ns.saturating_sub(since_ns) <= ANSWER_TIMEOUT_NS {
                 self.solo_probe = Some((probe.clone(), since_ns));
                 return Some(probe);
@@ -352,12 +341,7 @@ impl ProbePlanner {
         if let Some((probe, since_ns)) = self.sharing_probe.take() {
             let is_answer_to_probe =
                 |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
-            let is_refused = view
-                .observation
-                .applied
-                .refused
-                .iter()
-                .any(|refused_item| refused_item.item == PlanItem::Probe(probe.id));
+            let is_refused = view.observation.applied.has_refused_probe(probe.id);
             let is_answered =
                 view.observation.probe_results.iter().any(|probe_result| is_answer_to_probe(&probe_result));
             if is_answered || is_refused || now_ns.saturating_sub(since_ns) > ANSWER_TIMEOUT_NS {

@@ -156,7 +156,7 @@ static void tell_kernel(void)
 
 /* ---- loads ---- */
 
-/* Eight bytes that say how much was done, where the environment names a file (docs/live.md). */
+/* Eight bytes that say how much was done, where the environment names a file (docs/measurement.md). */
 static volatile uint64_t *progress(void)
 {
 	static uint64_t nowhere;

@@ -13,7 +13,7 @@ const SAMPLE_COUNT: usize = 20;
 /// Bounds that separate clearly different rates, in millions of misses per second.
 const MIN_HIGH_RATE: f64 = 30.0;
 const MAX_LOW_RATE: f64 = 5.0;
-/// Time that a miss takes, which bounds the rate of a program with many misses (docs/live.md).
+/// Time that a miss takes, which bounds the rate of a program with many misses.
 const MISS_NS: f64 = 90.0;
 /// Instructions per nanosecond without misses.
 const INSTR_PER_NS: f64 = 2.0;

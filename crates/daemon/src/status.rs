@@ -26,7 +26,7 @@ use crate::service_status::{NriStatus, ServiceStatus, describe_override, observe
 const HOST_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of remembered decisions.
 const MAX_DECISIONS: usize = 30;
-/// Minimum intensity of an aggressor, and minimum sensitivity of a victim (docs/live.md).
+/// Minimum intensity of an aggressor, and minimum sensitivity of a victim (docs/monitoring.md).
 const MIN_AGGRESSOR_INTENSITY: f64 = 0.15;
 const MIN_VICTIM_SENSITIVITY: f64 = 0.10;
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The lab with caches that cost time: an unmodified kernel and unmodified programs on a modeled machine (lab/machine),
-# and cachemate on it as on any host. docs/lab.md describes the scenarios and their results.
+# and cachemate on it as on any host. docs/lab-tests.md describes the scenarios and their results.
 # Needs apt on a Debian host, a C compiler, zstd and xz. If one of them is not available, it prints NOT RUN and exits
 # with 0.
 # Usage: lab/modeled.sh [BINARY]    (target/chaos/cachemate, which make lab builds; results go to target/lab)

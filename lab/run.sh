@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The lab without a cache model: boots a current Linux kernel under an emulated machine (QEMU, no KVM needed) and runs
 # in it the same cachemate binary as on this host. It covers two and four last-level caches, affinities on eight CPUs,
-# the real resctrl with its real refusals, and restoring after kill -9. docs/lab.md describes what it shows and its
+# the real resctrl with its real refusals, and restoring after kill -9. docs/lab-tests.md describes what it shows and its
 # limits.
 # Needs apt on a Debian host: QEMU, kernel and busybox come from Debian packages in a separate root, verified by apt's
 # signatures; nothing is installed. If they are not available, it prints NOT RUN and exits with 0.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A guest with systemd as process 1 and cgroup v2: the packaged unit is installed, started, killed, upgraded and removed.
-# The guest has no modeled caches, because nothing is measured. docs/lab.md lists the questions.
+# The guest has no modeled caches, because nothing is measured. docs/lab-tests.md lists the questions.
 # Usage: lab/systemd.sh BINARY    (a release build without --features chaos; results go to target/lab/systemd)
 # LAB_CACHE: the directory of packages. LAB_LIMIT_SECONDS: limit of the guest.
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the readers for libFuzzer with a stable compiler, and runs each for SECONDS (60), JOBS (1) at a time.
-# What is found lies in fuzz/found/TARGET; fuzz/README.md.
+# What is found lies in fuzz/found/TARGET; docs/fuzzing.md.
 set -euo pipefail
 cd "$(dirname "$0")"
 triple=x86_64-unknown-linux-gnu

@@ -29,5 +29,5 @@ if [ -z "${CACHEMATE_DASK_PYTHON:-}" ]; then
     export CACHEMATE_DASK_PYTHON
 fi
 
-CACHEMATE_ENGINES=1 $CARGO test --locked -p cachemate-cli --test sweep_engines -- --nocapture --test-threads 1
+CACHEMATE_ENGINES=1 $CARGO test --locked -p cachemate-cli --test offline sweep_engines:: -- --nocapture --test-threads 1
 $CARGO run --release --locked -p cachemate-sweep --example scale

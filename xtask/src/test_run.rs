@@ -15,20 +15,8 @@ use crate::ci_time::{StageCost, append, process_cpu_s};
 
 /// Packages whose tests change this host, or fail if other processes change it meanwhile.
 const HOST_PACKAGES: [&str; 5] = ["agent", "bench", "cli", "daemon", "linux"];
-/// Test programs of these packages that only read files and compute.
-const PURE_PROGRAMS: [&str; 11] = [
-    "cli/convention",
-    "cli/demo",
-    "cli/foreign_files",
-    "cli/huge",
-    "cli/interrupt",
-    "cli/interval",
-    "cli/json",
-    "cli/readme",
-    "cli/repro_engine",
-    "cli/sweep",
-    "cli/sweep_engines",
-];
+/// The test program of these packages that only reads files and computes.
+const PURE_PROGRAM: &str = "cli/offline";
 const TEST_STAGE: &str = "tests";
 
 /// One compiled test program.
@@ -170,7 +158,7 @@ fn parse_test_program(line: &str) -> Option<TestProgram> {
     let package = dir.file_name()?.to_string_lossy().into_owned();
     let is_test_file = target.kind.iter().any(|kind| kind == "test");
     let name = if is_test_file { format!("{package}/{}", target.name) } else { package.clone() };
-    let uses_host = HOST_PACKAGES.contains(&package.as_str()) && !PURE_PROGRAMS.contains(&name.as_str());
+    let uses_host = HOST_PACKAGES.contains(&package.as_str()) && name != PURE_PROGRAM;
     Some(TestProgram { name, executable, uses_host, dir })
 }
 

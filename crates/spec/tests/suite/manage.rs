@@ -146,13 +146,14 @@ fn retired_keys_name_their_successors() {
 /// Is every example of the shipped configuration valid, and does it show every key of the documented table?
 #[test]
 fn the_shipped_examples_are_valid_and_complete() {
-    let shipped = include_str!("../../../packaging/cachemate.toml");
+    let shipped = include_str!("../../../../packaging/cachemate.toml");
     assert!(shipped.lines().all(|line| line.is_empty() || line.starts_with('#')), "as shipped, nothing is configured");
     let is_example =
         |line: &&str| line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '));
     let examples: Vec<&str> = shipped.lines().filter_map(|line| line.strip_prefix('#')).filter(is_example).collect();
     parse_manage_config("shipped", &examples.join("\n"), &|_| Some(0)).unwrap();
-    let table = include_str!("../../../docs/live.md").lines().skip_while(|line| !line.starts_with("| key | meaning"));
+    let table =
+        include_str!("../../../../docs/live.md").lines().skip_while(|line| !line.starts_with("| key | meaning"));
     for row in table.skip(2).take_while(|line| line.starts_with('|')) {
         let keys = row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2);
         let keys = keys.map(|key| key.split(' ').next().unwrap());

@@ -24,7 +24,7 @@ fn every_built_in_machine_parses_and_passes_its_check() {
 /// Does every source state its reliability, and does the memory bandwidth in a vendor's source agree with the field?
 #[test]
 fn every_source_states_its_reliability() {
-    let docs = include_str!("../../../docs/machines.md");
+    let docs = include_str!("../../../../docs/machines.md");
     let mut bandwidths = 0;
     for name in machine_names() {
         let machine = load_machine(name).unwrap();
@@ -191,7 +191,7 @@ fn known_names(text: &str) -> Vec<String> {
 /// Does docs/machines.md name every machine, every field and every value?
 #[test]
 fn the_documentation_names_every_machine_field_and_value() {
-    let page = include_str!("../../../docs/machines.md");
+    let page = include_str!("../../../../docs/machines.md");
     let text = built_in_machine_text("epyc-7763").unwrap();
     let add = |table: &str| text.replacen(table, &format!("{table}\nzzz = 1"), 1);
     let mut names = known_names(&format!("zzz = 1\n{text}"));

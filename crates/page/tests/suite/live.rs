@@ -1,15 +1,13 @@
 //! The page as a daemon serves it, requested directly and in a real browser.
 
-mod common;
-#[path = "../../linux/src/skip_test.rs"]
-mod not_shown;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::Browser;
+use crate::common::http::{exchange, get};
 use cachemate_core::test_support::{
     capabilities_fixture, last_level_caches, observation_fixture, pipeline_config, record_fixture, run_header,
 };
@@ -17,8 +15,6 @@ use cachemate_core::{CacheLevel, CpuId, Profiles, RunHeader, WindowRecord};
 use cachemate_page::DaemonState;
 use cachemate_page::serve::connection_limit::Deadlines;
 use cachemate_page::serve::page::{DEADLINES, PageAddress, PageFeed, serve, serve_within};
-use common::Browser;
-use common::http::{exchange, get};
 use serde_json::json;
 
 fn header() -> RunHeader {
@@ -246,7 +242,7 @@ fn served_by_another_process() {
 #[test]
 fn a_browser_shows_new_windows_and_resumes_with_the_daemon() {
     let Some(mut browser) = Browser::start() else {
-        not_shown::report_unchecked("the live page", "no Chromium");
+        crate::not_shown::report_unchecked("the live page", "no Chromium");
         return;
     };
     let shown = OtherServer::start("127.0.0.1:0");

@@ -1,7 +1,5 @@
 //! Fleets and the scheduler extender, through the command.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{ChildGuard, command, run};
+use crate::common::{ChildGuard, command, run};
 use serde_json::Value;
 
 const FLEET: &str = "name = \"two kinds\"\nmachine = \"xeon-x5365-4\"\nhosts = 4\nhours = 2\nservices_per_host = 3\n\
@@ -189,7 +187,7 @@ fn requests_of_kube_scheduler_are_answered() {
     std::fs::write(knowledge.join("forged.json"), "{\"kind\":\"NodeCacheState\",\"metadata\":{\"name\":\"x\"}}")
         .unwrap();
     let (_guard, address) = start_extender(root);
-    let recorded = include_str!("fixtures/extender-request.json");
+    let recorded = include_str!("../fixtures/extender-request.json");
     let (status, scores) = post_request(&address, "/prioritize", recorded);
     assert_eq!(status, 200, "{scores}");
     let score =

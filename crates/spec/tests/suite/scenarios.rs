@@ -4,7 +4,7 @@ use cachemate_core::CpuSet;
 use cachemate_spec::{Distribution, RunLength, Scenario, SimModel, load_scenario, parse_scenario, parse_toml};
 
 fn example_scenario() -> String {
-    let page = include_str!("../../../docs/scenarios.md");
+    let page = include_str!("../../../../docs/scenarios.md");
     page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap().to_string()
 }
 
@@ -69,7 +69,7 @@ fn description_and_priority_are_optional() {
 /// Does docs/scenarios.md name every field?
 #[test]
 fn the_documentation_names_every_field() {
-    let page = include_str!("../../../docs/scenarios.md");
+    let page = include_str!("../../../../docs/scenarios.md");
     let known = |text: &str| {
         let error = parse_toml::<Scenario>("doc", text).unwrap_err();
         assert!(error.found.contains("zzz"), "{error}");
@@ -86,7 +86,7 @@ fn the_documentation_names_every_field() {
 }
 
 fn nominal_scenario() -> String {
-    let page = include_str!("../../../docs/scenarios.md");
+    let page = include_str!("../../../../docs/scenarios.md");
     page.split("```toml\n").nth(2).unwrap().split("```").next().unwrap().to_string()
 }
 

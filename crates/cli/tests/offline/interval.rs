@@ -1,10 +1,8 @@
 //! Scenarios and questions on the interval machine, through the command.
 
-mod common;
-
 use std::path::Path;
 
-use common::{interval_program, page_windows, run};
+use crate::common::{interval_program, page_windows, run};
 
 const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two that stream\"\nmachine = \"xeon-x5365-4\"\n\
                         simulator = \"interval\"\nseed = 3\nlength = { ns = 300_000_000_000 }\npolicy = { name = \"dio\" }\n\

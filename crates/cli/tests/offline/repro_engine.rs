@@ -1,11 +1,9 @@
 //! Do the papers' experiments give the same digits when an engine executes their runs?
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::run;
+use crate::common::run;
 use serde_json::Value;
 
 /// A matrix of pairs with nested runs; two dependent calls; one that fails for lack of a recording.

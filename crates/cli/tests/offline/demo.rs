@@ -1,7 +1,5 @@
 //! Does the demo work without a recorder, and in directories whose names contain blanks?
 
-mod common;
-
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

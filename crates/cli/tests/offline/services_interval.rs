@@ -1,10 +1,8 @@
 //! On the interval machine: is the service that slows down another one named, with the loss, and how soon?
 
-mod common;
-
+use crate::common::{interval_program, run};
 use cachemate_page::{Snapshot, read_recording};
 use cachemate_trace::RunLogReader;
-use common::{interval_program, run};
 
 /// Nominal seconds until the batch service starts, and after which it must be named.
 const START_S: f64 = 60.0;

@@ -3,15 +3,13 @@
 //! `make sweep-engines` installs the engines and runs this; missing engines are reported. Everything uses loopback and
 //! separate directories.
 
-mod common;
-
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{ChildGuard, command, run};
+use crate::common::{ChildGuard, command, run};
 
 /// Maximum time for any step, far longer than needed, so that a hang is an error.
 const MAX_STEP_TIME: Duration = Duration::from_secs(600);

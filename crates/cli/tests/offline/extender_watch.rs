@@ -1,7 +1,5 @@
 //! The extender on an API server: a scripted server on the loopback interface lists, watches, breaks and falls silent.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -10,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::{ChildGuard, command, run};
+use crate::common::{ChildGuard, command, run};
 use serde_json::{Value, json};
 
 /// A scripted API server: its answer to lists, and the lines that every open watch receives.

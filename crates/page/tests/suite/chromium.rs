@@ -1,16 +1,12 @@
 //! The page of a recording in a real browser.
 
-mod common;
-#[path = "../../linux/src/skip_test.rs"]
-mod not_shown;
-
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::common::{Browser, page_header};
 use cachemate_page::{
     CurveSnapshot, DecisionSnapshot, EstimateRange, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, RecordedRun,
     ShareSnapshot, Snapshot, page_html,
 };
-use common::{Browser, page_header};
 use serde_json::json;
 
 /// One browser at a time, because others would disturb measurements of time.
@@ -20,7 +16,7 @@ fn open_browser(subject: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let browser = Browser::start();
     if browser.is_none() {
-        not_shown::report_unchecked(subject, "no Chromium");
+        crate::not_shown::report_unchecked(subject, "no Chromium");
     }
     Some((browser?, turn))
 }

@@ -1,13 +1,11 @@
 //! Does the command line keep the properties on which scripts rely: exit codes, one JSON object, no overwriting, quiet
 //! pipes?
 
-mod common;
-
 use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{command, lackey_text, run, write_raw_trace};
+use crate::common::{command, lackey_text, run, write_raw_trace};
 
 /// Does mistyped input give exit code 2 and a message, never a panic?
 #[test]

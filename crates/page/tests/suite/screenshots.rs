@@ -4,16 +4,10 @@
 //! missing, moved or recolored part does. `UPDATE_EXPECT=1` stores new grids; look at the screenshots in the directory
 //! `CACHEMATE_PICTURES` first.
 
-mod common;
-#[path = "../../linux/src/skip_test.rs"]
-mod not_shown;
-#[path = "../../report/tests/common/sample_study.rs"]
-mod study;
-
 use std::path::Path;
 
+use crate::common::{Browser, page_header};
 use cachemate_page::{CurveSnapshot, EstimateRange, MatrixSnapshot, ProgramSnapshot, RecordedRun, Snapshot, page_html};
-use common::{Browser, page_header};
 use serde_json::json;
 
 /// Height of the compared part in pixels, and width and height of a cell.
@@ -77,7 +71,10 @@ fn check_look(browser: &mut Browser, name: &str, file: &Path, width: u32, hide: 
     let (expected_fonts, expected) = expected.split_once('\n').unwrap();
     let (fonts, found) = found.split_once('\n').unwrap();
     if fonts != expected_fonts {
-        not_shown::report_unchecked(&format!("the look of {name}"), "other fonts than those of the stored picture");
+        crate::not_shown::report_unchecked(
+            &format!("the look of {name}"),
+            "other fonts than those of the stored picture",
+        );
         return;
     }
     let changed = changed_share(expected, found);
@@ -136,13 +133,13 @@ fn sample_run() -> RecordedRun {
 #[test]
 fn the_pages_match_the_stored_pictures() {
     let Some(mut browser) = Browser::start() else {
-        not_shown::report_unchecked("the look of the pages", "no Chromium");
+        crate::not_shown::report_unchecked("the look of the pages", "no Chromium");
         return;
     };
     let dir = tempfile::tempdir().unwrap();
     let (run, report) = (dir.path().join("run.html"), dir.path().join("report.html"));
     std::fs::write(&run, page_html(Some(&sample_run())).unwrap()).unwrap();
-    std::fs::write(&report, study::sample_study().html()).unwrap();
+    std::fs::write(&report, crate::study::sample_study().html()).unwrap();
     for width in [1280, 375] {
         check_look(&mut browser, "run", &run, width, ".box");
         check_look(&mut browser, "report", &report, width, ".cards");

@@ -76,11 +76,11 @@ fn timeline() -> TimelineChart {
 /// Is the drawing of each kind of figure unchanged? (`UPDATE_EXPECT=1` after looking at the new one.)
 #[test]
 fn the_drawing_of_each_figure_is_unchanged() {
-    expect_file!["snapshots/chart.svg"].assert_eq(&sample_chart().svg());
-    expect_file!["snapshots/heat_map.svg"].assert_eq(&heat_map().svg());
-    expect_file!["snapshots/bars.svg"].assert_eq(&bars(false).svg());
-    expect_file!["snapshots/bars_stacked.svg"].assert_eq(&bars(true).svg());
-    expect_file!["snapshots/timeline.svg"].assert_eq(&timeline().svg());
+    expect_file!["../snapshots/chart.svg"].assert_eq(&sample_chart().svg());
+    expect_file!["../snapshots/heat_map.svg"].assert_eq(&heat_map().svg());
+    expect_file!["../snapshots/bars.svg"].assert_eq(&bars(false).svg());
+    expect_file!["../snapshots/bars_stacked.svg"].assert_eq(&bars(true).svg());
+    expect_file!["../snapshots/timeline.svg"].assert_eq(&timeline().svg());
 }
 
 /// Tags closed in order, attributes quoted, no stray angle bracket or ampersand: as much of XML as the figures use.

@@ -1,8 +1,6 @@
 //! Sizes from users for which no host has enough memory.
 
-mod common;
-
-use common::{lackey_text, run};
+use crate::common::{lackey_text, run};
 
 /// Is a cache of terabytes, for a trace, a profile or a machine, rejected with the value found and the values expected,
 /// rather than by an abort of the process?

@@ -69,7 +69,7 @@ fn code_blocks(page: &str, language: &str) -> Vec<String> {
 /// Is the code on the page identical to the code in this file?
 #[test]
 fn the_page_shows_the_code_that_is_tested() {
-    let own = read_project_file("crates/pipeline/tests/writing_a_policy.rs");
+    let own = read_project_file("crates/pipeline/tests/suite/writing_a_policy.rs");
     let code = own.split("// The page's code begins here.\n").nth(1).unwrap();
     let code = code.split("// The page's code ends here.").next().unwrap();
     assert_eq!(code_blocks(&read_project_file("docs/writing-a-policy.md"), "rust"), [code.to_string()]);

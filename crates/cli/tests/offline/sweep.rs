@@ -1,13 +1,11 @@
 //! Do sweeps through the command line lose nothing, whatever happens to them?
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{ChildGuard, command, lackey_text, run};
+use crate::common::{ChildGuard, command, lackey_text, run};
 
 const SCENARIO: &str = "name = \"pair\"\ndescription = \"two programs\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
      length = { cycles = 300_000 }\n[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n";

@@ -1,10 +1,7 @@
 //! Does the page contain the result, the reasons and every number, and load nothing from outside?
 
-#[path = "common/sample_study.rs"]
-mod study;
-
+use crate::study::sample_study;
 use cachemate_report::*;
-use study::sample_study;
 
 #[test]
 fn the_matrix_comes_first_and_every_section_is_present() {

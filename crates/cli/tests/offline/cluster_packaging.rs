@@ -1,15 +1,13 @@
 //! The shipped parts for clusters: image, resources, manifests, Slurm scripts, and advice.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::common::not_shown::report_unchecked;
+use crate::common::run;
 use cachemate_fleet::profile::{MissPoint, WorkloadProfile};
 use cachemate_fleet::scorer::{CacheState, NodeCacheState, ShareEffect};
-use common::not_shown::report_unchecked;
-use common::run;
 use serde::Deserialize;
 use serde_json::Value;
 

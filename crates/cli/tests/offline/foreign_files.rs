@@ -1,11 +1,9 @@
 //! Files given on the command line that never answer or never end: FIFOs and devices.
 
-mod common;
-
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{ChildGuard, command};
+use crate::common::{ChildGuard, command};
 
 /// Far longer than any rejection takes.
 const PATIENCE: Duration = Duration::from_secs(60);

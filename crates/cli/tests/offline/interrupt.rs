@@ -1,13 +1,11 @@
 //! Does an interrupt end the work with exit code 130 and keep the results so far?
 
-mod common;
-
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{command, run};
+use crate::common::{command, run};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn send_interrupt(child: &Child) {

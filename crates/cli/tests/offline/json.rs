@@ -1,10 +1,8 @@
 //! Does the output of `--json` match the promise of docs/json.md, field by field?
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::{lackey_text, run};
+use crate::common::{lackey_text, run};
 use serde_json::Value;
 
 /// A program with one endless phase that uses most of a 4 MiB cache.
@@ -16,7 +14,7 @@ const PHASES: &str = "name = \"stream\"\n[[phases]]\nreferences_per_instr = 0.03
 
 /// Field paths of one command's table, with their types.
 fn documented_fields(command: &str) -> BTreeMap<String, BTreeSet<String>> {
-    let text = include_str!("../../../docs/json.md");
+    let text = include_str!("../../../../docs/json.md");
     let section = text.split("\n## ").find(|section| section.lines().next() == Some(command)).expect("a section");
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     rows.map(|row| {
@@ -218,7 +216,7 @@ fn every_profile_field_is_documented_and_reads_back() {
     std::fs::write(dir.path().join("t.lackey"), lackey_text(3000, 40, 2)).unwrap();
     let args = ["profile", "t.lackey", "-m", "xeon-x5365-4", "--json"];
     let profile = run(dir.path(), &args).json();
-    let page = include_str!("../../../docs/formats.md");
+    let page = include_str!("../../../../docs/formats.md");
     let mut profile_keys = BTreeMap::new();
     collect_field_types("", &profile, &mut profile_keys);
     for path in profile_keys.keys().filter(|path| !path.starts_with("profile")) {

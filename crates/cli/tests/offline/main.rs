@@ -1,0 +1,19 @@
+//! Tests that leave the host alone: one program, because each test program links the whole command.
+
+mod cluster_packaging;
+#[path = "../common/mod.rs"]
+mod common;
+mod convention;
+mod demo;
+mod extender_watch;
+mod fleet;
+mod foreign_files;
+mod huge;
+mod interrupt;
+mod interval;
+mod json;
+mod readme;
+mod repro_engine;
+mod services_interval;
+mod sweep;
+mod sweep_engines;

@@ -1,0 +1,5 @@
+//! One program for all tests of the public interface, because each test program links all crates below.
+
+mod harmless;
+mod sweeps;
+mod writing_a_policy;

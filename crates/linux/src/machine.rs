@@ -164,9 +164,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let pid = std::process::id() as i32;
         // If the start time cannot be read, only the names of our groups are less specific.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
-        let instructions = crate::sense::counters::working_event(&event_surveys, CounterEvent::Instructions);
+        let work_events = [CounterEvent::Instructions, CounterEvent::Cycles]
+            .map(|event| crate::sense::counters::working_event(&event_surveys, event));
         let facility = crate::sense::sampling::find_facility(&kernel);
-        let probe_runner = ProbeRunner::new(facility, find_tracer(&kernel, &event_surveys), instructions);
+        let probe_runner = ProbeRunner::new(facility, find_tracer(&kernel, &event_surveys), work_events);
         let online_file = kernel.keep_open(ONLINE_CPUS_PATH.into());
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Ability, CpuId, PlanItem, ProbeKind, ProbeRequest, ProcessId, RefusalReason, Support, TaskId};
+use cachemate_core::{
+    Ability, CacheId, CpuId, CpuSet, PlanItem, ProbeKind, ProbeRequest, ProcessId, RefusalReason, Support, TaskId,
+};
 
 use super::{LiveMachine, OBSERVE_ONLY_REASON, lock};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::sense::access_probe::SampledThreads;
+use crate::sense::probe_runner::rows::RowPlacement;
 use crate::sense::probe_runner::{Participant, ProbePlacement};
 use crate::sense::tasks::ManagedThread;
 
@@ -29,6 +32,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.trace_misses(&probe, task, entries);
                 return true;
             }
+            ProbeKind::CoRunRows { cache, .. } => {
+                self.run_rows(&probe, cache);
+                return true;
+            }
             ProbeKind::PrimeProbe { task, .. }
             | ProbeKind::Neighbor { task, .. }
             | ProbeKind::ReuseTimes { task, .. } => task,
@@ -36,8 +43,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         };
         let kernel = self.kernel();
         let samples_reuse = matches!(probe.kind, ProbeKind::ReuseTimes { .. });
-        if !samples_reuse && !self.options.should_act {
-            self.probe_runner.abandon(&probe, RefusalReason::NoPermission, OBSERVE_ONLY_REASON);
+        if !samples_reuse && !self.may_pause_for(&probe) {
             return true;
         }
         let chosen_placement = self.choose_placement(&*lock(&kernel), task);
@@ -50,10 +56,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         };
         if let ProbeKind::ReuseTimes { locations, .. } = probe.kind {
             self.probe_runner.run_reuse_probe(&kernel, &probe, &placement.target, locations);
-            return true;
-        }
-        if let Some(reason) = self.missing_ability(Ability::Gangs).map(str::to_string) {
-            self.probe_runner.abandon(&probe, RefusalReason::NoPermission, &reason);
             return true;
         }
         if !placement.target.scheduling.can_wait() {
@@ -73,6 +75,60 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         self.restart_gangs(running_schedules);
         true
+    }
+
+    /// Returns whether threads may wait during this probe; otherwise, the probe is abandoned with the reason.
+    fn may_pause_for(&mut self, probe: &ProbeRequest) -> bool {
+        let observe_only = (!self.options.should_act).then_some(OBSERVE_ONLY_REASON);
+        let reason = observe_only.or_else(|| self.missing_ability(Ability::Gangs)).map(str::to_string);
+        if let Some(reason) = &reason {
+            self.probe_runner.abandon(probe, RefusalReason::NoPermission, reason);
+        }
+        reason.is_none()
+    }
+
+    /// Runs the rows of a probe: in each of them, the other managed threads of the cache wait.
+    fn run_rows(&mut self, probe: &ProbeRequest, cache: CacheId) {
+        if !self.may_pause_for(probe) {
+            return;
+        }
+        let online = self.topology.online();
+        let Some(cpus) = self.topology.caches.iter().find(|known| known.id == cache).map(|known| known.cpus.clone())
+        else {
+            self.probe_runner.abandon(probe, RefusalReason::NotFound, "there is no such cache");
+            return;
+        };
+        let running_schedules = self.gang_runners.schedules();
+        self.gang_runners.stop_all();
+        let kernel = self.kernel();
+        let busy_tasks = self.tasks.tasks().into_iter().filter(|task| task.cpu.is_some()).map(|task| task.task);
+        let placement = RowPlacement {
+            cache,
+            cpus: cpus.intersection(&online),
+            participants: self.participants_on(&*lock(&kernel), &cpus),
+            busy_tasks: busy_tasks.collect(),
+            origin: self.start_time,
+        };
+        let desired_states = placement.desired_states(probe);
+        let journal_result = self.actuator.journal_originals(&*lock(&kernel), &desired_states);
+        match journal_result {
+            Ok(()) => self.probe_runner.run_rows(&kernel, &placement, probe),
+            Err(error) => self.probe_runner.abandon(probe, RefusalReason::NoCapacity, &error.to_string()),
+        }
+        self.restart_gangs(running_schedules);
+    }
+
+    /// Managed threads that may wait and last ran on these CPUs.
+    fn participants_on(&self, kernel: &K, cpus: &CpuSet) -> Vec<Participant> {
+        let is_nearby = |task: &&ManagedThread| {
+            !task.is_fixed && !task.has_exited && task.last_cpu.is_none_or(|cpu| cpus.contains(cpu.0))
+        };
+        let participants = self.tasks.tasks().into_iter().filter(is_nearby);
+        // Real-time threads cannot wait as idle tasks, so they stay unchanged.
+        participants
+            .filter_map(|task| read_participant(kernel, task))
+            .filter(|participant| participant.scheduling.can_wait())
+            .collect()
     }
 
     /// The reason why this host lacks an ability, if the survey at the start found one.
@@ -150,25 +206,21 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             .ok_or("no last-level cache has two CPUs")?;
         let second_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != target_cpu.0);
         let probe_cpu = second_cpu.map(CpuId).ok_or("its cache has no second CPU online")?;
-        let read_participant = |task: &ManagedThread| {
-            kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
-            let scheduling = kernel.scheduling(task.thread.tid).ok()?;
-            let cpus = kernel.affinity(task.thread.tid).ok()?;
-            Some(Participant { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
-        };
-        let is_nearby = |other: &&ManagedThread| {
-            let runs_on_cache = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
-            other.task != task && !other.is_fixed && !other.has_exited && runs_on_cache
-        };
-        let other_participants = self.tasks.tasks().into_iter().filter(is_nearby).filter_map(read_participant);
-        // Real-time threads cannot wait as idle tasks, so they stay unchanged.
-        let other_participants = other_participants.filter(|participant| participant.scheduling.can_wait()).collect();
+        let mut other_participants = self.participants_on(kernel, &cache.cpus);
+        other_participants.retain(|participant| participant.task != task);
         Ok(ProbePlacement {
-            target: read_participant(target).ok_or(EXITED_REASON)?,
+            target: read_participant(kernel, target).ok_or(EXITED_REASON)?,
             other_participants,
             target_cpu,
             probe_cpu,
             cache_bytes: cache.size_bytes,
         })
     }
+}
+
+fn read_participant(kernel: &dyn Kernel, task: &ManagedThread) -> Option<Participant> {
+    kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
+    let scheduling = kernel.scheduling(task.thread.tid).ok()?;
+    let cpus = kernel.affinity(task.thread.tid).ok()?;
+    Some(Participant { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
 }

@@ -8,6 +8,8 @@
 //! recognized. Properties: every change is journaled first; no thread is stopped, and none waits longer than a bracket;
 //! a share of the window is never exceeded; answers are raw.
 
+pub(crate) mod rows;
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -49,6 +51,8 @@ pub(crate) struct ProbeRunner {
     tracer: Result<MissTracer, String>,
     /// The event that counts instructions here.
     instructions: Option<EventCode>,
+    /// The event that counts cycles here.
+    cycles: Option<EventCode>,
     running_probes: Vec<RunningProbe>,
     reloader: Option<PrimeProber>,
     pub(crate) results: Vec<ProbeResult>,
@@ -77,6 +81,17 @@ pub(crate) struct Participant {
     pub(crate) cpus: CpuSet,
 }
 
+impl Participant {
+    /// The state in which it waits.
+    fn waiting_state(&self, item: &PlanItem) -> DesiredState {
+        DesiredState {
+            item: item.clone(),
+            object: JournalObject::Policy { pid: self.pid, thread: self.thread },
+            state: self.scheduling.to_waiting().into(),
+        }
+    }
+}
+
 /// Placement of the threads while a probe of a task runs.
 pub(crate) struct ProbePlacement {
     pub(crate) target: Participant,
@@ -90,13 +105,9 @@ pub(crate) struct ProbePlacement {
 impl ProbePlacement {
     /// Everything that the bracket will change, for the journal.
     pub(crate) fn desired_states(&self, item: &PlanItem) -> Vec<DesiredState> {
-        let idle_state = |participant: &Participant| DesiredState {
-            item: item.clone(),
-            object: JournalObject::Policy { pid: participant.pid, thread: participant.thread },
-            state: participant.scheduling.to_waiting().into(),
-        };
+        let participants = self.other_participants.iter().chain([&self.target]);
         let mut desired_states: Vec<DesiredState> =
-            self.other_participants.iter().chain([&self.target]).map(idle_state).collect();
+            participants.map(|participant| participant.waiting_state(item)).collect();
         let object = JournalObject::Affinity { pid: self.target.pid, thread: self.target.thread };
         desired_states.push(DesiredState { item: item.clone(), object, state: ObjectState::Cpus(self.target_cpus()) });
         desired_states
@@ -111,12 +122,13 @@ impl ProbeRunner {
     pub(crate) fn new(
         facility: Result<Facility, String>,
         tracer: Result<MissTracer, String>,
-        instructions: Option<EventCode>,
+        [instructions, cycles]: [Option<EventCode>; 2],
     ) -> Self {
         ProbeRunner {
             facility,
             tracer,
             instructions,
+            cycles,
             running_probes: Vec::new(),
             reloader: None,
             results: Vec::new(),
@@ -139,6 +151,11 @@ impl ProbeRunner {
             let unsupported_reason = match &probe.kind {
                 ProbeKind::AccessSamples { .. } => self.facility.as_ref().err().cloned(),
                 ProbeKind::MissTrace { .. } => self.tracer.as_ref().err().cloned(),
+                ProbeKind::CoRunRows { boost: true, .. } => self
+                    .instructions
+                    .and(self.cycles)
+                    .is_none()
+                    .then(|| "instructions and cycles are not counted here".to_string()),
                 _ => (!is_supported).then(|| "a live host has no such probe".to_string()),
             };
             if let Some(reason) = unsupported_reason {

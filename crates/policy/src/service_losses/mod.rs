@@ -4,7 +4,8 @@
 //! service a speed (work by processor time) and the presence of every other service on its caches (in CPUs). Three
 //! sources of evidence are used, in this order:
 //! 1. *Measured.* A regression of the speed on the presences separates co-runners that come and go. It needs windows
-//!    with and without a co-runner, and an effect of more than two standard errors.
+//!    with and without a co-runner, and an effect of more than two standard errors. A probe in which some tasks
+//!    wait gives further windows.
 //! 2. *Attributed.* If the whole slowdown relative to the solo speed is measured, but not its causes, it is divided
 //!    among the co-runners in proportion to their forecast losses.
 //! 3. *Forecast.* The reference predictor, or sensitivity times intensity, gives a loss from profiles alone.
@@ -20,7 +21,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use cachemate_core::{
-    CacheId, Estimate, Observation, Profile, Profiles, ServiceIdentity, TaskId, TaskSample, Topology,
+    CacheId, CounterEvent, Estimate, EventCounts, Observation, ProbeEvidence, Profile, Profiles, RowInterval,
+    ServiceIdentity, TaskId, TaskSample, Topology,
 };
 
 use crate::solo_speeds::SoloSpeeds;
@@ -105,19 +107,27 @@ pub struct ServiceReport {
 
 /// The activity of a service in one window.
 #[derive(Default)]
-struct ServiceActivity<'a> {
-    tasks: Vec<&'a TaskSample>,
+pub(crate) struct ServiceActivity<'a> {
+    pub(crate) tasks: Vec<&'a TaskSample>,
     ran_ns: u64,
     /// Processor time on the CPUs of each cache.
     on_cache_ns: BTreeMap<CacheId, u64>,
 }
 
 /// The activity of all services in one window.
-type ServiceActivities<'a> = BTreeMap<Cow<'a, ServiceIdentity>, ServiceActivity<'a>>;
+pub(crate) type ServiceActivities<'a> = BTreeMap<Cow<'a, ServiceIdentity>, ServiceActivity<'a>>;
 
 impl<'a> ServiceActivity<'a> {
-    fn live_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
+    pub(crate) fn live_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.tasks.iter().copied().filter(|task| !task.exited)
+    }
+
+    /// Returns the instructions per cycle, and the cycles per nanosecond of run time; `None` if they are not counted.
+    fn counted_pace(&self) -> Option<(f64, f64)> {
+        let counts = self.tasks.iter().filter_map(|task| Some((work_counts(&task.counts)?, task.ran_ns() as f64)));
+        let ((instructions, cycles), ran_ns) =
+            counts.fold(((0.0, 0.0), 0.0), |(sums, ran_ns), (counts, ns)| (add_counts(sums, counts), ran_ns + ns));
+        (instructions > 0.0 && cycles > 0.0 && ran_ns > 0.0).then(|| (instructions / cycles, cycles / ran_ns))
     }
 }
 
@@ -214,6 +224,12 @@ impl ServiceLosses {
                 history.observe(&windows[*service], &presence, elapsed_ns);
             }
         }
+        for probe_result in &observation.probe_results {
+            if let ProbeEvidence::Rows(rows) = &probe_result.evidence {
+                // The cache fills during the first row.
+                rows.iter().skip(1).for_each(|row| self.observe_row(row, &windows, elapsed_ns));
+            }
+        }
         let histories = self.histories.iter();
         let known_profiles: PresentProfiles =
             histories.filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?))).collect();
@@ -228,6 +244,36 @@ impl ServiceLosses {
                 .then(a.service.cmp(&b.service))
         });
         reports
+    }
+
+    /// Observes an interval of a probe in which only some tasks ran, as a further window of their services.
+    fn observe_row(&mut self, row: &RowInterval, windows: &ServiceActivities<'_>, elapsed_ns: u64) {
+        let counts_by_task: BTreeMap<TaskId, (f64, f64)> = row
+            .tasks
+            .iter()
+            .zip(&row.task_counts)
+            .filter_map(|(task, counts)| Some((*task, work_counts(counts)?)))
+            .collect();
+        let row_counts = |activity: &ServiceActivity<'_>| {
+            activity
+                .tasks
+                .iter()
+                .filter_map(|task| counts_by_task.get(&task.task).copied())
+                .fold((0.0, 0.0), add_counts)
+        };
+        for (service, activity) in windows {
+            let (instructions, cycles) = row_counts(activity);
+            let Some(history) = self.histories.get_mut(&**service).filter(|_| instructions > 0.0 && cycles > 0.0)
+            else {
+                continue;
+            };
+            let speed = service_speed(activity, elapsed_ns).filter(|(metric, _)| history.metric == Some(*metric));
+            let Some(((_, speed), (pace, cycles_per_ns))) = speed.zip(activity.counted_pace()) else { continue };
+            let cycles_of_cpu = cycles_per_ns * row.span.elapsed_ns.max(1) as f64;
+            history.record_speed(speed * (instructions / cycles) / pace, |co_runner| {
+                windows.get(co_runner).map_or(0.0, |activity| row_counts(activity).1 / cycles_of_cpu)
+            });
+        }
     }
 
     fn build_report(
@@ -327,6 +373,11 @@ impl ServiceHistory {
             _ => {}
         }
         self.metric = Some(metric);
+        self.record_speed(speed, presence_of);
+    }
+
+    /// Records a speed beside co-runners of these presences.
+    fn record_speed(&mut self, speed: f64, presence_of: impl Fn(&ServiceIdentity) -> f64) {
         self.windows += 1;
         for co_runner in &mut self.co_runners {
             match presence_of(&co_runner.service) >= MIN_PRESENCE {
@@ -475,7 +526,16 @@ fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimat
     })
 }
 
-fn service_windows<'a>(observation: &'a Observation, topology: &Topology) -> ServiceActivities<'a> {
+/// Returns the instructions and cycles of these counts, if both were counted.
+fn work_counts(counts: &EventCounts) -> Option<(f64, f64)> {
+    counts.get(CounterEvent::Instructions).zip(counts.get(CounterEvent::Cycles))
+}
+
+fn add_counts(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
+    (a.0 + b.0, a.1 + b.1)
+}
+
+pub(crate) fn service_windows<'a>(observation: &'a Observation, topology: &Topology) -> ServiceActivities<'a> {
     let mut windows = ServiceActivities::new();
     for task in &observation.tasks {
         let activity = windows.entry(task.service_or_command()).or_default();

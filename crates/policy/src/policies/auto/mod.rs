@@ -75,6 +75,8 @@ pub struct Parameters {
     pub trace_entries: u32,
     pub probe_budget_ns: u64,
     pub samples_per_thread: u32,
+    /// May a co-runner of a service with a promise wait for a while, so that the loss that it causes is measured?
+    pub pause_services: bool,
     pub warmup_windows: u32,
     /// Largest number of site scores that one decision may compute.
     pub max_evaluations: u32,
@@ -96,6 +98,7 @@ impl Default for Parameters {
             trace_entries: 81_920,
             probe_budget_ns: 1_000_000_000,
             samples_per_thread: 16_000,
+            pause_services: true,
             warmup_windows: 1,
             max_evaluations: 2_000,
             payback_ns: 60_000_000_000,
@@ -143,6 +146,7 @@ impl Parameters {
             trace_entries: self.trace_entries,
             budget_ns: self.probe_budget_ns,
             samples_per_thread: self.samples_per_thread,
+            may_pause_services: self.pause_services,
         }
     }
 }

@@ -6,7 +6,7 @@
 //! most one probe that stops its task runs on a cache at a time. A task that does not answer in time is not probed
 //! again in the same phase. A log that was too short for the largest cache is recorded once more with more entries, as
 //! soon as its task has run long enough to pay for it and is in a phase of the same kind. A task whose waits for memory
-//! are smaller than the smallest gain is not probed again.
+//! are smaller than the smallest gain is not probed again. [`ServicePauses`] chooses services that wait for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +17,7 @@ use cachemate_locality::shmap::SharingCriteria as Filter;
 
 use super::curves::CurveChecks;
 use super::phases::current_phase;
+use super::service_pauses::ServicePauses;
 use super::speeds::SpeedTracker;
 use super::thread_clusters::join_unclustered;
 use crate::clustering::{
@@ -37,6 +38,8 @@ pub struct ProbeLimits {
     pub budget_ns: u64,
     /// Number of samples of accesses to other caches, for each thread.
     pub samples_per_thread: u32,
+    /// May a co-runner of a service with a promise wait for a while?
+    pub may_pause_services: bool,
 }
 
 /// A probe of a task in one of its phases.
@@ -68,8 +71,9 @@ pub struct ProbePlanner {
     ran_ns_by_task: BTreeMap<TaskId, u64>,
     /// Time that one entry of a log takes, once measured.
     measured_entry_ns: Option<f64>,
-    /// Outstanding solo interval of a task with a promise, and when it was requested.
-    solo_probe: Option<(ProbeRequest, u64)>,
+    /// Outstanding probe that keeps tasks off their CPUs, and when it was requested.
+    row_probe: Option<(ProbeRequest, u64)>,
+    service_pauses: ServicePauses,
     /// Tasks whose solo interval was requested, with the phase and the time of the request.
     solo_requested: BTreeMap<TaskId, (u32, u64)>,
 }
@@ -164,7 +168,7 @@ impl ProbePlanner {
                 self.first_logs.insert((*task, kind));
             }
         }
-        if let Some(probe) = self.request_solo_interval(view, sites, limits, now_ns) {
+        if let Some(probe) = self.request_rows(view, sites, limits, now_ns) {
             // The rows of this probe keep other tasks off their CPUs, so no other probe would be answered.
             return vec![probe];
         }
@@ -175,29 +179,39 @@ impl ProbePlanner {
         probes
     }
 
-    /// Requests an interval in which a task with a promised slowdown has its cache to itself. The first interval of a
-    /// task comes at once; later ones follow a change of phase or several minutes, and wait until they are paid for.
-    fn request_solo_interval(
+    /// Requests an interval in which some tasks wait: all but one with a promise, or those of a suspected service.
+    fn request_rows(
         &mut self,
         view: &View<'_>,
         sites: &[CacheSite],
         limits: &ProbeLimits,
         now_ns: u64,
     ) -> Option<ProbeRequest> {
+        if let Some((probe, since_ns)) = self.row_probe.take() {
+            let is_answered = view.observation.probe_results.iter().any(|probe_result| probe_result.probe == probe.id);
+            let is_refused = view.observation.applied.has_refused_probe(probe.id);
+            if !is_answered && !is_refused && now_ns.saturating_sub(since_ns) <= ANSWER_TIMEOUT_NS {
+                self.row_probe = Some((probe.clone(), since_ns));
+                return Some(probe);
+            }
+        }
+        let is_paid = self.spent_share() <= limits.max_share;
+        let kind = self.solo_interval(view, sites, is_paid, now_ns).or_else(|| {
+            limits.may_pause_services.then(|| self.service_pauses.next_pause(view, is_paid, now_ns)).flatten()
+        })?;
+        let probe = self.build_request(kind, ANSWER_TIMEOUT_NS);
+        self.row_probe = Some((probe.clone(), now_ns));
+        Some(probe)
+    }
+
+    /// Returns an interval in which a task with a promised slowdown has its cache to itself. The first interval of a
+    /// task comes at once; later ones follow a change of phase or several minutes, and wait until they are paid for.
+    fn solo_interval(&mut self, view: &View<'_>, sites: &[CacheSite], is_paid: bool, now_ns: u64) -> Option<ProbeKind> {
         if !view.capabilities.has_ability(Ability::CountPerCache) {
             return None;
         }
         self.solo_requested.retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
-        if let Some((probe, since_ns)) = self.solo_probe.take() {
-            let is_answered = view.observation.probe_results.iter().any(|probe_result| probe_result.probe == probe.id);
-            let is_refused = view.observation.applied.has_refused_probe(probe.id);
-            if !is_answered && !is_refused && now_ns.saturating_sub(since_ns) <= ANSWER_TIMEOUT_NS {
-                self.solo_probe = Some((probe.clone(), since_ns));
-                return Some(probe);
-            }
-        }
         let cpu_sites = CpuSites::from_sites(sites);
-        let is_paid = self.spent_share() <= limits.max_share;
         let is_due = |seen: &&cachemate_core::TaskSample| {
             let has_slowdown_goal = seen.goal.is_some_and(|goal| goal.max_slowdown.is_some());
             let phase = view.profiles.get(&seen.task).map_or(0, |profile| profile.phase_number);
@@ -221,16 +235,8 @@ impl ProbePlanner {
         let (task, cache) = (sample.task, sites[cpu_sites.site_of_task(sample)?].cache);
         let phase = view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
         self.solo_requested.insert(task, (phase, now_ns));
-        let kind = ProbeKind::CoRunRows {
-            cache,
-            rows: vec![vec![task], vec![task]],
-            total_ns: SOLO_ROW_NS,
-            settle_ns: SOLO_SETTLE_NS,
-            boost: true,
-        };
-        let probe = self.build_request(kind, ANSWER_TIMEOUT_NS);
-        self.solo_probe = Some((probe.clone(), now_ns));
-        Some(probe)
+        let (rows, total_ns, settle_ns) = (vec![vec![task], vec![task]], SOLO_ROW_NS, SOLO_SETTLE_NS);
+        Some(ProbeKind::CoRunRows { cache, rows, total_ns, settle_ns, boost: true })
     }
 
     fn request_curves(
@@ -611,6 +617,7 @@ mod tests {
             trace_entries: 5_000,
             budget_ns: 1,
             samples_per_thread: 1,
+            may_pause_services: false,
         };
         let (mut planner, mut plan) = (ProbePlanner::default(), Plan::idle(WindowLength::Time { ns: 1 }));
         let mut logs: Vec<(u32, u32)> = Vec::new();

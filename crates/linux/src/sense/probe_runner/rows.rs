@@ -1,0 +1,143 @@
+//! Rows of tasks that run without the other managed threads of their cache.
+//!
+//! Problem: services that always run together cannot be separated by watching them. Method: while a row runs, all
+//! managed threads of the cache that are not in it wait as idle tasks. An idle task still gets a CPU that nobody else
+//! wants, so a thread of ours with low weight spins on each CPU of the cache; a task of the row loses at most a tenth of
+//! its CPU to it. The tasks of the row stay where the kernel puts them. Properties: every change is journaled first; no
+//! thread is stopped; all threads are restored when the last row ends. The counts are of the row's tasks only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cachemate_core::{
+    CacheId, CounterEvent, CpuId, CpuSet, EventCounts, PlanItem, ProbeEvidence, ProbeKind, ProbeRequest, RowInterval,
+    TaskId, TimeSpan,
+};
+
+use super::{Participant, ProbeRunner};
+use crate::act::desired_state::DesiredState;
+use crate::act::thread_rotation::set_turn_policy;
+use crate::kernel::Kernel;
+use crate::sense::counters::RunningTotal;
+use crate::sense::probes::PinnedThread;
+
+/// Nice value of our threads: a tenth of the weight of an ordinary task, and forty times that of an idle one.
+const SPINNER_NICE: i32 = 10;
+
+/// The threads and the CPUs of a probe with rows.
+pub(crate) struct RowPlacement {
+    /// The cache.
+    pub(crate) cache: CacheId,
+    /// Online CPUs of the cache.
+    pub(crate) cpus: CpuSet,
+    /// Managed threads of the cache that may wait.
+    pub(crate) participants: Vec<Participant>,
+    /// Tasks that ran at the last refresh; only their waits are a cost.
+    pub(crate) busy_tasks: BTreeSet<TaskId>,
+    /// Time from which the machine counts.
+    pub(crate) origin: Instant,
+}
+
+impl RowPlacement {
+    /// Everything that the rows will change, for the journal.
+    pub(crate) fn desired_states(&self, probe: &ProbeRequest) -> Vec<DesiredState> {
+        let ProbeKind::CoRunRows { rows, .. } = &probe.kind else { return Vec::new() };
+        let waits = |participant: &&Participant| rows.iter().any(|row| !row.contains(&participant.task));
+        let item = PlanItem::Probe(probe.id);
+        self.participants.iter().filter(waits).map(|participant| participant.waiting_state(&item)).collect()
+    }
+
+    /// Makes the threads of all tasks outside of the row wait, and the others run. Threads that have exited or that
+    /// others have changed are left alone.
+    fn set_row(&self, kernel: &dyn Kernel, runs: impl Fn(TaskId) -> bool) {
+        for Participant { task, thread, scheduling, .. } in &self.participants {
+            drop(set_turn_policy(kernel, *thread, scheduling, !runs(*task)));
+        }
+    }
+}
+
+/// Counters of instructions and cycles of each task.
+struct RowCounters(BTreeMap<TaskId, [RunningTotal; 2]>);
+
+impl RowCounters {
+    fn read(&mut self) -> BTreeMap<TaskId, [u64; 2]> {
+        let totals = self.0.iter_mut().filter_map(|(task, [instructions, cycles])| {
+            Some((*task, [instructions.read_value()?, cycles.read_value()?]))
+        });
+        totals.collect()
+    }
+}
+
+impl ProbeRunner {
+    /// Runs all rows of a probe, and then lets all threads run again.
+    pub(crate) fn run_rows<K: Kernel>(&mut self, kernel: &Mutex<K>, placement: &RowPlacement, probe: &ProbeRequest) {
+        let ProbeKind::CoRunRows { rows, total_ns, settle_ns, .. } = &probe.kind else { return };
+        let Some((instructions, cycles)) = self.instructions.zip(self.cycles) else { return };
+        let lock = || kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let counted_threads =
+            placement.participants.iter().filter(|known| rows.iter().flatten().any(|task| *task == known.task));
+        let start_counters = |participant: &Participant| {
+            let start = |code| RunningTotal::start(participant.thread.tid, code);
+            Some((participant.task, [start(instructions)?, start(cycles)?]))
+        };
+        let mut counters = RowCounters(counted_threads.filter_map(start_counters).collect());
+        let is_over = AtomicBool::new(false);
+        let mut waited_ns: BTreeMap<TaskId, u64> = BTreeMap::new();
+        let (intervals, spinner_ns) = std::thread::scope(|scope| {
+            let is_over = &is_over;
+            let start_spinner = |cpu| scope.spawn(move || spin_at_low_weight(CpuId(cpu), is_over));
+            let spinners: Vec<_> = placement.cpus.iter().map(start_spinner).collect();
+            let mut intervals = Vec::new();
+            for row in rows {
+                let start = Instant::now();
+                placement.set_row(&*lock(), |task| row.contains(&task));
+                std::thread::sleep(Duration::from_nanos(*settle_ns));
+                let (before, counted_since) = (counters.read(), Instant::now());
+                std::thread::sleep(Duration::from_nanos(*total_ns));
+                let (after, elapsed_ns) = (counters.read(), counted_since.elapsed().as_nanos() as u64);
+                for task in placement.busy_tasks.iter().filter(|task| !row.contains(task)) {
+                    *waited_ns.entry(*task).or_default() += start.elapsed().as_nanos() as u64;
+                }
+                let counts_of = |task: &TaskId| {
+                    let counts = before.get(task).zip(after.get(task)).map(|(before, after)| {
+                        let events = [CounterEvent::Instructions, CounterEvent::Cycles];
+                        [0, 1].map(|index| (events[index], after[index].saturating_sub(before[index])))
+                    });
+                    EventCounts::exact(counts.into_iter().flatten())
+                };
+                let start_ns = counted_since.saturating_duration_since(placement.origin).as_nanos() as u64;
+                intervals.push(RowInterval {
+                    tasks: row.clone(),
+                    cache: placement.cache,
+                    span: TimeSpan { start_ns, elapsed_ns, elapsed_cycles: None },
+                    ended_by_task: None,
+                    cache_counts: EventCounts::default(),
+                    task_counts: row.iter().map(counts_of).collect(),
+                });
+            }
+            is_over.store(true, Ordering::Relaxed);
+            placement.set_row(&*lock(), |_| true);
+            let spinner_ns: u64 = spinners.into_iter().map(|spinner| spinner.join().unwrap_or(0)).sum();
+            (intervals, spinner_ns)
+        });
+        let paused_tasks =
+            placement.participants.iter().filter_map(|known| Some((Some(known.task), *waited_ns.get(&known.task)?)));
+        let cost_ns = paused_tasks.chain([(None, spinner_ns)]).collect();
+        self.record_result(probe, ProbeEvidence::Rows(intervals), cost_ns);
+    }
+}
+
+/// Spins on a CPU until `is_over` is set; returns the processor time.
+fn spin_at_low_weight(cpu: CpuId, is_over: &AtomicBool) -> u64 {
+    let Ok(pinned) = PinnedThread::new(cpu) else { return 0 };
+    // The nice value is the calling thread's own, and ends with it.
+    if rustix::process::setpriority_process(None, SPINNER_NICE).is_err() {
+        return 0;
+    }
+    while !is_over.load(Ordering::Relaxed) {
+        std::hint::spin_loop();
+    }
+    pinned.cost_ns()
+}

@@ -141,3 +141,53 @@ fn spin_at_low_weight(cpu: CpuId, is_over: &AtomicBool) -> u64 {
     }
     pinned.cost_ns()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use crate::kernel::LinuxHost;
+    use crate::kernel::scheduling::SchedParams;
+    use crate::sense::events::EventCode;
+    use cachemate_core::ProbeId;
+
+    /// Is every thread outside of a row journaled as waiting, does it wait during the row, and do all threads run as
+    /// before after the last row? A thread that took over an id meanwhile stays unchanged.
+    #[test]
+    fn paused_threads_are_journaled_and_restored() {
+        let host = FakeHost::default();
+        let mut participants = Vec::new();
+        for tid in [5, 6, 7] {
+            let (thread, cpus) = (host.add_thread(tid, tid, 1, "0-3"), "0-3".parse().unwrap());
+            let scheduling = SchedParams::default();
+            participants.push(Participant { task: TaskId(tid as u32), pid: tid, thread, scheduling, cpus });
+        }
+        host.threads.borrow_mut().get_mut(&7).unwrap().start_ticks += 1;
+        // Our threads run on a CPU that this test may use.
+        let cpus = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap().first().into_iter().collect();
+        let busy_tasks = [TaskId(6)].into();
+        let placement = RowPlacement { cache: CacheId(0), cpus, participants, busy_tasks, origin: Instant::now() };
+        let rows = vec![vec![TaskId(5)]; 2];
+        let kind = ProbeKind::CoRunRows { cache: CacheId(0), rows, total_ns: 1_000_000, settle_ns: 0, boost: true };
+        let probe = ProbeRequest { id: ProbeId(1), kind, budget_ns: 1 };
+        let paused: Vec<i32> =
+            placement.desired_states(&probe).iter().filter_map(|state| Some(state.object.owner()?.0)).collect();
+        assert_eq!(paused, [6, 7]);
+        let policies = |host: &FakeHost| [5, 6, 7].map(|tid| host.scheduling(tid).unwrap().to_string());
+        let original = policies(&host);
+        placement.set_row(&host, |task| task == TaskId(5));
+        let waiting = policies(&host);
+        assert!(waiting[1] != original[1] && waiting[0] == original[0] && waiting[2] == original[2], "{waiting:?}");
+        let kernel = Mutex::new(host);
+        let no_event = Some(EventCode { kind: 0, config: u64::MAX });
+        let mut runner = ProbeRunner::new(Err(String::new()), Err(String::new()), [no_event; 2]);
+        runner.run_rows(&kernel, &placement, &probe);
+        assert_eq!(policies(&kernel.lock().unwrap()), original);
+        let result = &runner.results[0];
+        let ProbeEvidence::Rows(intervals) = &result.evidence else { panic!("{result:?}") };
+        assert_eq!(intervals.len(), 2);
+        assert!(intervals.iter().all(|row| row.task_counts == [EventCounts::default()]), "nothing was counted");
+        let cost_of = |task| result.cost_ns.iter().find(|(id, _)| *id == task).map(|(_, ns)| *ns);
+        assert!(cost_of(Some(TaskId(6))).unwrap() >= 2_000_000 && cost_of(Some(TaskId(5))).is_none());
+    }
+}

@@ -77,3 +77,46 @@ impl ServicePauses {
 fn runs_on(task: &TaskSample, cache: &Cache) -> bool {
     !task.has_run() || task.on_cpu_ns.iter().any(|(cpu, ns)| *ns > 0 && cache.cpus.contains(cpu.0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
+    use cachemate_core::{CacheLevel, CpuId, EventCounts, Goal, Plan, Profiles, WindowLength};
+
+    /// Is the service with most lines paused first, each at most once in five minutes, a fourth one only if probes are
+    /// paid for, and never a service with a promise or with few lines?
+    #[test]
+    fn a_promised_service_is_never_paused_and_others_seldom() {
+        let topology = last_level_caches(1, 8, CacheLevel::L3, 1 << 23);
+        let capabilities = capabilities_fixture(&[Ability::ProbeFromOutside, Ability::Gangs]);
+        let mut observation = observation_fixture(1, 6);
+        let lines = [9_000, 1_500, 2_000, 2_500, 3_000, 10];
+        for (index, (task, lines)) in observation.tasks.iter_mut().zip(lines).enumerate() {
+            task.name = format!("s{index}");
+            task.on_cpu_ns = vec![(CpuId(index as u32), 1_000)];
+            task.counts = EventCounts::exact([(CounterEvent::Misses(CacheLevel::L3), lines)]);
+        }
+        observation.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
+        let (profiles, previous_plan) = (Profiles::new(), Plan::idle(WindowLength::Time { ns: 1 }));
+        let view = View {
+            topology: &topology,
+            capabilities: &capabilities,
+            observation: &observation,
+            profiles: &profiles,
+            previous_plan: &previous_plan,
+            predictor: &NullPredictor,
+            verdicts: &(),
+        };
+        let mut pauses = ServicePauses::default();
+        let mut paused_task = |is_paid, now_ns| match pauses.next_pause(&view, is_paid, now_ns)? {
+            ProbeKind::CoRunRows { rows, .. } => {
+                observation.tasks.iter().map(|task| task.task).find(|task| !rows[0].contains(task))
+            }
+            kind => panic!("{kind:?}"),
+        };
+        assert_eq!([4, 3, 2].map(|id| Some(TaskId(id))), [0, 1, 2].map(|now_ns| paused_task(false, now_ns)));
+        assert_eq!(paused_task(true, 3), None, "the next has less than a tenth");
+        assert_eq!(paused_task(true, REPEAT_NS), Some(TaskId(4)));
+    }
+}

@@ -503,7 +503,7 @@ impl ServiceHistory {
         } else if self.windows < 2 * MIN_WINDOWS {
             format!("{} windows were observed; {} are needed", self.windows, 2 * MIN_WINDOWS)
         } else if co_runners.iter().all(|co_runner| co_runner.windows_without < MIN_WINDOWS) {
-            "its co-runners ran in every window: windows without them, a probe (mode act) or profiles would separate them"
+            "its co-runners ran in every window: windows without them, a limit for it in mode act, or profiles would separate them"
                 .to_string()
         } else if co_runners.iter().all(|co_runner| co_runner.windows_with < MIN_WINDOWS) {
             format!("its co-runners ran in fewer than {MIN_WINDOWS} windows")

@@ -1,5 +1,6 @@
 //! One program for all tests of the public interface, because each test program links all crates below.
 
+mod culprit;
 mod harmless;
 mod sweeps;
 mod writing_a_policy;

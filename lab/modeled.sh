@@ -16,7 +16,7 @@ out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
 # Run only if named in LAB_SCENARIOS, because they take long or have never run to completion.
-named="speed suspend nodes sweep traces traces-hashed probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast services"
+named="speed suspend nodes sweep traces traces-hashed probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast services services-batch"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
@@ -123,7 +123,11 @@ for name in $scenarios; do
             speed_costs >>"$out/results.tsv"
             ;;
         real) real ;;
-        services) services ;;
+        services) services services lab-vm ;;
+        services-batch)
+            services services-batch 'lab-vm?cores_per_package=4&caches.l3.shared_by_cores=4'
+            services_losses >>"$out/results.tsv"
+            ;;
         forecast) forecast ;;
         benches) ;; # they came first
         deaths)

@@ -1,7 +1,6 @@
 # Services beside each other: a key-value store with clients, a compression job, a database, and a Python service, each in
 # the control group of its unit; sourced by lab/modeled.sh. Expects $binary, $cache and $out.
 # `auto` manages them. The service that it blames is compared with the one that evicted most of the store's lines.
-services_machine=lab-vm
 
 # Redis of this host's Debian release, because the guest has the host's C library; the host itself is not changed.
 services_fetch() {
@@ -57,6 +56,7 @@ while True:
 END
 }
 
+# services NAME MACHINE: a scenario.
 services() {
     local program
     for program in xz sqlite3 python3; do
@@ -66,18 +66,48 @@ services() {
     services_fetch
     services_files
     pack
-    scenario services "$services_machine"
-    services_blame >>"$out/results.tsv"
+    scenario "$1" "$2"
+    services_blame "$1" >>"$out/results.tsv"
 }
 
-# services_blame: the service that cachemate blames for the store's loss, beside the one whose tasks evicted most of the
+# services_losses: the loss of redis by the stream: by cachemate, and as the machine's work per cycle with the stream
+# (before cachemate starts) and without it (after its end); and in the last two seconds under `auto`. The first 0.3 s of a
+# span are left out.
+services_losses() {
+    local reported
+    reported=$(tr -d '\r' <"$out/services-batch.log" | sed -n 's/^# blamed: batch (+\([0-9.]*\) %, measured.*/\1/p' | tail -n 1)
+    awk -F '\t' -v reported="$reported" '
+        function add(kind, from, to, i) { for (i = from; i <= to; i++) { work[kind] += instructions[i]; time[kind] += cycles[i] } }
+        NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+        $1 != last { samples++; last = $1 }
+        {
+            name = $at["name"]; key = $at["tid"] " " $at["pid"]
+            ran = $at["cycles"] - old_cycles[key]; did = $at["instructions"] - old[key]
+            old_cycles[key] = $at["cycles"]; old[key] = $at["instructions"]
+            if (name ~ /^redis-server/) { instructions[samples] += did; cycles[samples] += ran }
+            if (name ~ /^lab-program/ && ran > 1e7) { stream_end = samples; if (!stream_start) stream_start = samples }
+            if (name ~ /^cachemate/ && ran > 0) { daemon_end = samples; if (!daemon_start) daemon_start = samples }
+        }
+        END {
+            add("beside", stream_start + 3, daemon_start - 1); add("alone", stream_end + 3, samples - 2)
+            add("managed", daemon_end - 21, daemon_end - 2)
+            for (kind in work) if (time[kind] > 0) speed[kind] = work[kind] / time[kind]
+            if (!speed["beside"] || !speed["alone"]) { print "services-batch.share\tthe loss of redis by the stream\tFAIL\t-\t-\t-"; exit }
+            truth = 100 * (speed["alone"] / speed["beside"] - 1); managed = 100 * (speed["alone"] / speed["managed"] - 1)
+            printf "services-batch.share\tthe loss of redis by the stream, percent\t%s\t%s\t%.1f\twithin 5 points\n",
+                reported != "" && (reported - truth) ^ 2 <= 25 ? "met" : "missed", reported == "" ? "none" : reported, truth
+            printf "services-batch.limit\tthe loss of redis under auto, percent\t%s\t-\t%.1f\tat most 5\n", managed <= 5 ? "met" : "missed", managed
+        }' "$out/services-batch.truth.tsv"
+}
+
+# services_blame NAME: the service that cachemate blames for the store's loss, beside the one whose tasks evicted most of the
 # store's lines.
 services_blame() {
     local blamed evictors
-    blamed=$(tr -d '\r' <"$out/services.log" | sed -n 's/^# blamed: //p' | tail -n 1)
-    evictors=$(services_evictors "$out/services.truth.tsv.hurt")
-    printf 'services.blame\tthe service that slows redis: by cachemate, and by lines evicted in the model\t%s\t%s\t%s\tequal, within 20 s\n' \
-        "$([ -n "${evictors%% *}" ] || echo FAIL; [ "${blamed%% *}" = "${evictors%% *}" ] && echo met || echo missed)" \
+    blamed=$(tr -d '\r' <"$out/$1.log" | sed -n 's/^# blamed: //p' | tail -n 1)
+    evictors=$(services_evictors "$out/$1.truth.tsv.hurt")
+    printf '%s.blame\tthe service that slows redis: by cachemate, and by lines evicted in the model\t%s\t%s\t%s\tequal, within 20 s\n' \
+        "$1" "$([ -n "${evictors%% *}" ] || echo FAIL; [ "${blamed%% *}" = "${evictors%% *}" ] && echo met || echo missed)" \
         "${blamed:-none}" "${evictors:-no evictions are known}"
 }
 # services_evictors FILE: services by the number of the store's misses that they caused, the largest first.
@@ -87,6 +117,7 @@ services_evictors() {
             if (name ~ /^redis-server|^bio_|^io_thd|^jemalloc/) return "redis"
             if (name ~ /^redis-benchma/) return "clients"
             if (name ~ /^xz/) return "compress"
+            if (name ~ /^lab-program/) return "batch"
             if (name ~ /^sqlite3/) return "sqlite"
             if (name ~ /^python3/) return "python"
         }

@@ -75,8 +75,8 @@ struct Losses {
 
 fn measure_losses(store_phase: &ProgramPhase) -> Losses {
     let speed = |has_batch| store_speed("default", machine(store_phase, has_batch), 2 * SECOND_NS);
-    let mut found = Losses { truth: speed(false) / speed(true) - 1.0, measured: Vec::new(), pauses: 0 };
-    let mut losses = ServiceLosses::default();
+    let mut result = Losses { truth: speed(false) / speed(true) - 1.0, measured: Vec::new(), pauses: 0 };
+    let mut service_losses = ServiceLosses::default();
     let running = machine(store_phase, true);
     let topology = running.topology().clone();
     run("auto", running, |record| {
@@ -88,41 +88,41 @@ fn measure_losses(store_phase: &ProgramPhase) -> Losses {
             }
             _ => false,
         };
-        found.pauses += usize::from(record.decision.plan.probes.iter().any(|probe| pauses_batch(&probe.kind)));
-        let reports = losses.observe(observation, &topology, &Profiles::new(), &|_, _| None);
+        result.pauses += usize::from(record.decision.plan.probes.iter().any(|probe| pauses_batch(&probe.kind)));
+        let reports = service_losses.observe(observation, &topology, &Profiles::new(), &|_, _| None);
         let store = reports.iter().find(|report| report.service.name == "store").expect("it always runs");
         let measured = store.losses.iter().filter(|loss| loss.source == LossSource::Measured).cloned().collect();
-        found.measured.push((observation.span.start_ns + observation.span.elapsed_ns, measured));
+        result.measured.push((observation.span.start_ns + observation.span.elapsed_ns, measured));
     });
-    found
+    result
 }
 
 /// If a batch service of short programs slows a store with a promise: is it named, and never the quiet service, and is
 /// its share measured within 20 s, within two points or its own error?
 #[test]
 fn the_batch_service_is_named_with_its_measured_share() {
-    let found = measure_losses(&closed_form::uniform_phase(64.0, CAPACITY_LINES, 90_000.0, 0.02));
-    let truth = found.truth;
+    let losses = measure_losses(&closed_form::uniform_phase(64.0, CAPACITY_LINES, 90_000.0, 0.02));
+    let truth = losses.truth;
     assert!(truth > 0.1, "the batch service hardly harms: {truth}");
-    for (end_ns, losses) in &found.measured {
-        let others: Vec<_> = losses.iter().filter(|loss| loss.cause.name != "batch" && loss.loss.low > 0.01).collect();
+    for (end_ns, causes) in &losses.measured {
+        let others: Vec<_> = causes.iter().filter(|loss| loss.cause.name != "batch" && loss.loss.low > 0.01).collect();
         assert!(others.is_empty(), "{others:?} after {end_ns} ns");
     }
-    let (first_ns, _) = found.measured.iter().find(|(_, losses)| !losses.is_empty()).expect("a cause is measured");
+    let (first_ns, _) = losses.measured.iter().find(|(_, causes)| !causes.is_empty()).expect("a cause is measured");
     assert!(*first_ns <= 5 * SECOND_NS, "named after {first_ns} ns");
-    let (_, losses) = found.measured.iter().rfind(|(end_ns, _)| *end_ns <= 20 * SECOND_NS).expect("20 s");
-    let loss = losses[0].loss;
+    let (_, causes) = losses.measured.iter().rfind(|(end_ns, _)| *end_ns <= 20 * SECOND_NS).expect("20 s");
+    let loss = causes[0].loss;
     let margin = (loss.high - loss.value).max(0.02);
-    assert!((loss.value - truth).abs() <= margin, "measured {losses:?}, truth {truth}");
-    assert_eq!(found.pauses, 1, "one pause in 20 s");
+    assert!((loss.value - truth).abs() <= margin, "measured {causes:?}, truth {truth}");
+    assert_eq!(losses.pauses, 1, "one pause in 20 s");
 }
 
 /// If the store streams as well, so that the batch service takes nothing from it: is no service named, although the
 /// batch service is paused?
 #[test]
 fn an_innocent_stream_is_not_named() {
-    let found = measure_losses(&closed_form::stream_phase(64.0, CAPACITY_LINES, 0.002));
-    assert!(found.truth.abs() < 0.01 && found.pauses > 0, "{}, {} pauses", found.truth, found.pauses);
-    let accusations = found.measured.iter().flat_map(|(_, losses)| losses).filter(|loss| loss.loss.value > 0.02);
+    let losses = measure_losses(&closed_form::stream_phase(64.0, CAPACITY_LINES, 0.002));
+    assert!(losses.truth.abs() < 0.01 && losses.pauses > 0, "{}, {} pauses", losses.truth, losses.pauses);
+    let accusations = losses.measured.iter().flat_map(|(_, causes)| causes).filter(|loss| loss.loss.value > 0.02);
     assert_eq!(accusations.collect::<Vec<_>>(), Vec::<&ServiceLoss>::new());
 }

@@ -1,7 +1,7 @@
 //! Rows of tasks that run without the other managed threads of their cache.
 //!
 //! Problem: services that always run together cannot be separated by watching them. Method: while a row runs, all
-//! managed threads of the cache that are not in it wait as idle tasks. An idle task still gets a CPU that nobody else
+//! managed threads of the cache that are not in it wait as idle tasks. An idle task still gets a CPU that no other task
 //! wants, so a thread of ours with low weight spins on each CPU of the cache; a task of the row loses at most a tenth of
 //! its CPU to it. The tasks of the row stay where the kernel puts them. Properties: every change is journaled first; no
 //! thread is stopped; all threads are restored when the last row ends. The counts are of the row's tasks only.

@@ -66,7 +66,7 @@ impl ServicePauses {
         // Tasks that did not run may run during the probe.
         let runs = |task: &&TaskSample| task.service_or_command() != *service && runs_on(task, cache);
         let mut row: Vec<&TaskSample> = view.live_tasks().filter(runs).collect();
-        row.sort_by_key(|task| (std::cmp::Reverse(task.ran_ns()), task.task));
+        row.sort_by_key(|task| std::cmp::Reverse(task.ran_ns()));
         let row: Vec<TaskId> = row.into_iter().map(|task| task.task).collect();
         let rows = vec![row; ROWS];
         Some(ProbeKind::CoRunRows { cache: cache.id, rows, total_ns: ROW_NS, settle_ns: 0, boost: true })

@@ -8,6 +8,7 @@ unless they are in PATH or already there. Prints a table, and NOT RUN with the r
 """
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -31,6 +32,8 @@ PACKAGING = Path(__file__).resolve().parent.parent / "packaging" / "kubernetes"
 HUNG_PODS = 20
 # Silence that is no pause of the scheduler's, on a machine that does other work.
 MAX_PAUSE_SECONDS = 5.0
+# Time in which the daemon has to measure most of what runs here: probes of some threads take tens of seconds.
+DAEMON_SECONDS = 90
 
 
 class Cluster:
@@ -68,11 +71,15 @@ class Cluster:
                    "--listen-client-urls", etcd, "--advertise-client-urls", etcd, "--listen-peer-urls", peer,
                    "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", "--log-level", "error")
         subprocess.run(["openssl", "genrsa", "-out", str(folder / "key"), "2048"], check=True, capture_output=True)
-        (folder / "tokens.csv").write_text("secret,test,test,system:masters\n")
-        (folder / "token").write_text("secret")
+        # The daemon and the extender have the rights of their service accounts in the packaged manifests, and no others.
+        accounts = "".join(f'{name}-secret,system:serviceaccount:cachemate:cachemate-{name},{name},"system:authenticated"\n'
+                           for name in ("node", "extender"))
+        (folder / "tokens.csv").write_text("secret,test,test,system:masters\n" + accounts)
+        for name in ("node", "extender"):
+            (folder / f"{name}-token").write_text(f"{name}-secret")
         self.start("kube-apiserver", self.programs["kube-apiserver"], "--etcd-servers", etcd,
                    "--bind-address", "127.0.0.1", "--secure-port", str(port), "--cert-dir", str(folder / "certificates"),
-                   "--token-auth-file", str(folder / "tokens.csv"), "--authorization-mode", "AlwaysAllow",
+                   "--token-auth-file", str(folder / "tokens.csv"), "--authorization-mode", "RBAC",
                    "--service-cluster-ip-range", "10.0.0.0/24", "--endpoint-reconciler-type", "none",
                    "--service-account-issuer", "https://localhost", "--service-account-key-file", str(folder / "key"),
                    "--service-account-signing-key-file", str(folder / "key"), "--enable-priority-and-fairness=false",
@@ -100,7 +107,12 @@ class Cluster:
             f"{self.certificate}}}}}]\nusers: [{{name: test, user: {{token: secret}}}}]\n")
 
     def install_resources(self):
-        """Installs the packaged resources, and waits until they are served."""
+        """Installs the packaged resources and roles, and waits until the resources are served."""
+        for document in (PACKAGING / "manifests" / "10-access.yaml").read_text().split("\n---\n"):
+            kind = next(line.split()[1] for line in document.splitlines() if line.startswith("kind:"))
+            if kind in ("ClusterRole", "ClusterRoleBinding"):
+                self.api.call("POST", f"/apis/rbac.authorization.k8s.io/v1/{kind.lower()}s", document.encode(),
+                              kind="application/yaml")
         for path in sorted((PACKAGING / "crds").glob("*.yaml")):
             self.api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", path.read_bytes(),
                           kind="application/yaml")
@@ -138,7 +150,7 @@ class Cluster:
     def start_extender(self, nodes):
         """Starts the extender as documented, and waits until it knows all nodes."""
         self.start("extender", self.cachemate, "extender", "--api-server", self.url, "--ca-file", str(self.certificate),
-                   "--token-file", str(self.folder / "token"), "--listen", f"127.0.0.1:{self.extender_port}")
+                   "--token-file", str(self.folder / "extender-token"), "--listen", f"127.0.0.1:{self.extender_port}")
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
@@ -148,6 +160,13 @@ class Cluster:
                 pass
             time.sleep(0.2)
         row("the extender knows all nodes within 60 s", self.last_words("extender"), "MISSED")
+
+    def score_of(self, node):
+        """The score of a node for a pod of the first kind."""
+        body = json.dumps({"Pod": pod_object("question", next(iter(KINDS))), "NodeNames": [node]}).encode()
+        request = urllib.request.Request(f"{self.extender_url}/prioritize", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return json.load(answer)[0]["score"]
 
     def metrics(self):
         """Values of the extender's metrics, by name and labels without the common prefix."""
@@ -192,6 +211,42 @@ class Placement:
     def finish(self):
         self.nodes.stop_publishing()
         self.watch.stop()
+
+
+def check_daemon(cluster, nodes):
+    """A daemon on this machine publishes its caches as a further node, which the extender then ranks."""
+    folder, name = cluster.folder, "node-daemon"
+    (folder / "daemon.toml").write_text('[[rules]]\ncommand = "*"\naction = "observe"\n')
+    cluster.start("daemon", cluster.cachemate, "manage", "--config", str(folder / "daemon.toml"), "--state-dir",
+                  str(folder / "daemon"), "--socket", str(folder / "daemon.sock"), "--api-server", cluster.url, "--ca-file",
+                  str(cluster.certificate), "--token-file", str(folder / "node-token"), "--node", name)
+    nodes.publish_all()
+    cluster.start_extender(nodes.count + 1)
+    start, path = time.monotonic(), f"{nodes.API}/nodecachestates/{name}"
+    state, times, score = None, [], None
+    while time.monotonic() - start < DAEMON_SECONDS:
+        time.sleep(1)
+        try:
+            status = json.loads(cluster.api.call("GET", path))["status"]
+        except (RuntimeError, KeyError):
+            continue
+        state = status["state"]
+        if not times or times[-1] != status["observedUnixSeconds"]:
+            times.append(status["observedUnixSeconds"])
+        if all("fillBytesPerSecond" in cache for cache in state["caches"]):
+            score = cluster.score_of(name)
+            break
+    if state is None:
+        row(f"the daemon's node state is at the API server within {DAEMON_SECONDS} s", cluster.last_words("daemon"), "MISSED")
+    else:
+        known = sum("fillBytesPerSecond" in cache for cache in state["caches"])
+        shortest = min((later - earlier for earlier, later in zip(times, times[1:])), default=DAEMON_SECONDS)
+        row("the daemon's node state is at the API server: caches, with known fills, shortest time between two writes",
+            f"{len(state['caches'])}, {known}, {shortest:.1f} s", "met" if shortest >= 9.5 else "MISSED")
+        row("the extender ranks the daemon's node (neutral: 5)", f"score {score}" if score is not None else
+            "NOT RUN: this host measured the fills of too few threads", "met" if score is not None else "NOT RUN")
+    cluster.end("daemon")
+    cluster.end("extender")
 
 
 def pods_of(count, seed):
@@ -324,6 +379,7 @@ def main():
             in_parallel(cluster.api, [("POST", f"{nodes.API}/workloadprofiles", profile_object(kind)) for kind in KINDS])
             print(f"{options.nodes} nodes of {NODE['caches']} caches, {options.pods} pods, seed {options.seed}, "
                   f"{os.cpu_count()} CPUs, extender's priority {options.priority}, load {os.getloadavg()[0]:.1f}", flush=True)
+            check_daemon(cluster, nodes)
             check_placement(cluster, nodes, options.pods, options.seed, options.seconds)
             check_death(cluster, nodes, min(options.pods, 1000), options.seed, options.seconds)
             check_hang(cluster, nodes, options.seed)

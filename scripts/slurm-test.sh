@@ -1,7 +1,7 @@
 #!/bin/sh
-# Tests the scripts of packaging/slurm with Debian's Slurm: a controller and a node on the loopback address, without
-# installation. Packages are downloaded and unpacked below target/. If that is impossible, the script prints NOT RUN with
-# the reason.
+# Tests the scripts of packaging/slurm with Debian's Slurm: a controller and two nodes on the loopback address, without
+# installation. Each node has a host name of its own, for which root is needed. Packages are downloaded and unpacked below
+# target/. If that is impossible, the script prints NOT RUN with the reason.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$root/target/slurm-test
@@ -18,7 +18,7 @@ export LD_LIBRARY_PATH="$libraries/slurm-wlm:$libraries" SLURM_CONF="$work/slurm
 rm -rf run && mkdir -p run/spool run/state run/jobs
 cp "$scripts/job_submit.lua" .
 for script in prolog epilog task-prolog; do
-	printf '#!/bin/sh\nexport CACHEMATE_JOBS=%s\nexec %s\n' "$work/run/jobs" "$scripts/$script.sh" >$script.sh
+	printf '#!/bin/sh\nexport CACHEMATE_JOBS=%s/$(hostname)\nexec %s\n' "$work/run/jobs" "$scripts/$script.sh" >$script.sh
 	chmod 755 $script.sh
 done
 host=$(hostname -s)
@@ -26,15 +26,14 @@ cat >slurm.conf <<END
 ClusterName=test
 SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=17817
-SlurmdPort=17818
 AuthType=auth/none
 CredType=cred/none
 SlurmUser=root
 PluginDir=$libraries/slurm-wlm
 StateSaveLocation=$work/run/state
-SlurmdSpoolDir=$work/run/spool
+SlurmdSpoolDir=$work/run/spool.%n
 SlurmctldPidFile=$work/run/slurmctld.pid
-SlurmdPidFile=$work/run/slurmd.pid
+SlurmdPidFile=$work/run/slurmd.%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MailProg=/bin/true
@@ -43,16 +42,22 @@ PrologFlags=Alloc
 Prolog=$work/prolog.sh
 Epilog=$work/epilog.sh
 TaskProlog=$work/task-prolog.sh
-NodeName=$host NodeAddr=127.0.0.1 CPUs=1
-PartitionName=test Nodes=$host Default=YES
+NodeName=cm-one NodeAddr=127.0.0.1 Port=17818 CPUs=1
+NodeName=cm-two NodeAddr=127.0.0.1 Port=17819 CPUs=1
+PartitionName=test Nodes=cm-one,cm-two Default=YES
 END
+unshare --uts true 2>/dev/null || { echo "NOT RUN: host names of their own are not permitted (unshare --uts)"; exit 0; }
 system/usr/sbin/slurmctld-wlm -D >run/slurmctld.log 2>&1 &
 controller=$!
-system/usr/sbin/slurmd-wlm -D -d "$work/system/usr/sbin/slurmstepd-wlm" >run/slurmd.log 2>&1 &
-node=$!
-trap 'kill $controller $node 2>/dev/null; wait' EXIT
+nodes=
+for name in cm-one cm-two; do
+	unshare --uts sh -c 'hostname $1 && exec "$2/slurmd-wlm" -D -d "$2/slurmstepd-wlm"' node $name \
+		"$work/system/usr/sbin" >run/slurmd.$name.log 2>&1 &
+	nodes="$nodes $!"
+done
+trap 'kill $controller $nodes 2>/dev/null; wait' EXIT
 for _ in $(seq 60); do
-	[ "$(sinfo -h -o %T 2>/dev/null)" = idle ] && break
+	[ "$(sinfo -h -o "%T %D" 2>/dev/null)" = "idle 2" ] && break
 	sleep 1
 done
 failed=0
@@ -63,9 +68,12 @@ ask() {
 marks=$(srun -Q --comment cachemate:profile=index,max-slowdown=10,class=victim env | grep ^CACHEMATE_ | sort | tr '\n' ' ')
 ask "a task knows its class, limit and profile" \
 	"CACHEMATE_CLASS=victim CACHEMATE_MAX_SLOWDOWN=10 CACHEMATE_PROFILE=index " "$marks"
+both=$(srun -Q -N2 --comment cachemate:class=aggressor sh -c 'echo $SLURMD_NODENAME $CACHEMATE_CLASS' | sort | tr '\n' ' ')
+ask "the tasks of a job on two nodes both know its class" "cm-one aggressor cm-two aggressor " "$both"
 ask "a job with another comment runs" runs "$(srun -Q --comment mine echo runs)"
 refusal=$(srun --comment cachemate:class=king true 2>&1 | grep -c "found 'class=king', expected" || true)
 ask "a wrong comment is refused with what was expected" 1 "$refusal"
-for _ in $(seq 20); do [ -z "$(ls run/jobs)" ] && break; sleep 1; done
-ask "the epilog leaves no file" "" "$(ls run/jobs)"
+for _ in $(seq 20); do [ -z "$(find run/jobs -type f)" ] && break; sleep 1; done
+ask "both nodes had a file for their jobs" "cm-one cm-two " "$(ls run/jobs | tr '\n' ' ')"
+ask "the epilogs leave no file" "" "$(find run/jobs -type f)"
 exit $failed

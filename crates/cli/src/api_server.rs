@@ -1,8 +1,8 @@
 //! A client of the Kubernetes API server: requests whose answers are read as a stream, with a service account's token.
 //!
-//! A crate for Kubernetes would add about a fifth to the build of the whole workspace, and the extender needs two
-//! requests: a list and a watch. Every request has its own connection, so that a failed request affects no other. Every
-//! read has a deadline.
+//! A crate for Kubernetes would add about a fifth to the build of the whole workspace, and few requests are needed: the
+//! extender's list and watch, and the daemon's writes. Every request has its own connection, so that a failed request
+//! affects no other. Every read has a deadline.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -11,16 +11,47 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use clap::Args;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
+use crate::exit::UsageError;
+
+/// Path of the two resources.
+pub const RESOURCE_PATH: &str = "/apis/cachemate.io/v1alpha1";
 /// Directory in which Kubernetes mounts a pod's token and the certificate of the API server's authority.
 const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// Maximum size of a token or of a file of certificates, of the head of an answer, and of one of its lines.
 const MAX_SECRET_BYTES: u64 = 1 << 20;
 const MAX_HEAD_BYTES: u64 = 64 << 10;
+
+/// Options that name an API server.
+#[derive(Args)]
+pub struct ApiServerArgs {
+    /// API server: https://HOST:PORT, http://HOST:PORT, or in-cluster for a pod's own
+    #[arg(long, value_name = "URL")]
+    pub api_server: Option<String>,
+    /// Certificates (PEM) of the authority of an https server
+    #[arg(long, value_name = "FILE", requires = "api_server")]
+    ca_file: Option<PathBuf>,
+    /// File with a token for the API server
+    #[arg(long, value_name = "FILE", requires = "api_server")]
+    token_file: Option<PathBuf>,
+}
+
+impl ApiServerArgs {
+    /// The server, if one is named.
+    pub fn open(&self) -> anyhow::Result<Option<ApiServer>> {
+        let Some(url) = &self.api_server else { return Ok(None) };
+        let server = match url.as_str() {
+            "in-cluster" => ApiServer::in_cluster(),
+            url => ApiServer::new(url, self.ca_file.as_deref(), self.token_file.clone()),
+        };
+        Ok(Some(server.map_err(|error| UsageError(format!("--api-server: {error:#}")))?))
+    }
+}
 
 /// Address of an API server, and the means to prove both sides' identities.
 pub struct ApiServer {
@@ -61,6 +92,17 @@ impl ApiServer {
 
     /// Requests a path. `read_deadline` applies to every read of the answer.
     pub fn get(&self, path: &str, read_deadline: Duration) -> anyhow::Result<ApiResponse> {
+        self.send("GET", path, None, read_deadline)
+    }
+
+    /// Sends a request, with the type and text of its body. `read_deadline` applies to every read of the answer.
+    pub fn send(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<(&str, &str)>,
+        read_deadline: Duration,
+    ) -> anyhow::Result<ApiResponse> {
         let address = (self.host.as_str(), self.port).to_socket_addrs()?.next();
         let address = address.with_context(|| format!("{}: no address", self.host))?;
         let stream = TcpStream::connect_timeout(&address, CONNECT_DEADLINE)?;
@@ -74,7 +116,7 @@ impl ApiServer {
             }
         };
         let mut head = format!(
-            "GET {path} HTTP/1.1\r\nhost: {}:{}\r\naccept: application/json\r\nuser-agent: cachemate\r\nconnection: \
+            "{method} {path} HTTP/1.1\r\nhost: {}:{}\r\naccept: application/json\r\nuser-agent: cachemate\r\nconnection: \
              close\r\n",
             self.host, self.port
         );
@@ -84,7 +126,11 @@ impl ApiServer {
             ensure!(token.bytes().all(|byte| byte.is_ascii_graphic()), "{}: not a token", file.display());
             head.push_str(&format!("authorization: Bearer {token}\r\n"));
         }
+        if let Some((content_type, text)) = body {
+            head.push_str(&format!("content-type: {content_type}\r\ncontent-length: {}\r\n", text.len()));
+        }
         head.push_str("\r\n");
+        head.push_str(body.map_or("", |(_, text)| text));
         stream.write_all(head.as_bytes())?;
         stream.flush()?;
         ApiResponse::read_head(BufReader::new(stream))

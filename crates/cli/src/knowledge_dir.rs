@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context;
-use cachemate_fleet::extender::ClusterKnowledge;
+use cachemate_fleet::extender::{ClusterKnowledge, full_image_name};
 use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::scorer::NodeCacheState;
 use serde::Deserialize;
@@ -100,7 +100,7 @@ pub fn insert_object(object: serde_json::Value, knowledge: &mut ClusterKnowledge
     match object {
         KnowledgeObject::WorkloadProfile { metadata, spec } => {
             spec.profile.check()?;
-            knowledge.images.extend(spec.images.into_iter().map(|image| (image, metadata.name.clone())));
+            knowledge.images.extend(spec.images.iter().map(|image| (full_image_name(image), metadata.name.clone())));
             knowledge.profiles.insert(metadata.name, spec.profile);
         }
         KnowledgeObject::NodeCacheState { metadata, status } => {

@@ -15,12 +15,11 @@ use cachemate_fleet::extender::ClusterKnowledge;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::api_server::ApiServer;
+use crate::api_server::{ApiServer, RESOURCE_PATH};
 use crate::knowledge_dir::{MAX_OBJECT_BYTES, insert_object};
 
 /// Resources that are watched: their kinds, and their names in paths.
 const RESOURCES: [(&str, &str); 2] = [("WorkloadProfile", "workloadprofiles"), ("NodeCacheState", "nodecachestates")];
-const API_PATH: &str = "/apis/cachemate.io/v1alpha1";
 /// Objects on one page of a list, and the maximum size of the page.
 const OBJECTS_PER_PAGE: u32 = 500;
 const MAX_PAGE_BYTES: u64 = 128 << 20;
@@ -221,7 +220,7 @@ impl ResourceWatch<'_> {
     fn list(&self) -> anyhow::Result<(Vec<Value>, String)> {
         let (mut objects, mut page_query) = (Vec::new(), String::new());
         for _ in 0..MAX_PAGES {
-            let path = format!("{API_PATH}/{}?limit={OBJECTS_PER_PAGE}{page_query}", self.plural);
+            let path = format!("{RESOURCE_PATH}/{}?limit={OBJECTS_PER_PAGE}{page_query}", self.plural);
             let answer = self.server.get(&path, LIST_DEADLINE)?;
             ensure!(answer.status == 200, "found status {}, expected 200", answer.status);
             let page: ObjectPage = serde_json::from_reader(BufReader::new(answer.take(MAX_PAGE_BYTES)))
@@ -238,7 +237,7 @@ impl ResourceWatch<'_> {
     /// Follows changes from a version, which advances with them.
     fn watch(&self, version: &mut String) -> anyhow::Result<WatchEnd> {
         let path = format!(
-            "{API_PATH}/{}?watch=true&allowWatchBookmarks=true&resourceVersion={}&timeoutSeconds={}",
+            "{RESOURCE_PATH}/{}?watch=true&allowWatchBookmarks=true&resourceVersion={}&timeoutSeconds={}",
             self.plural,
             percent_encode(version),
             self.max_silence.as_secs()

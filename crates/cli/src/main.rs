@@ -21,6 +21,7 @@ mod interval_programs;
 mod job_runner;
 mod knowledge_dir;
 mod knowledge_watch;
+mod node_publisher;
 mod pareto_plans;
 mod prediction;
 mod programs;

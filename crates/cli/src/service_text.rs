@@ -148,6 +148,8 @@ mod tests {
             name: name.into(),
             pod: None,
             container: None,
+            images: Vec::new(),
+            profile: None,
             tasks: 2,
             task_ids: vec![1, 2],
             unread_programs: None,

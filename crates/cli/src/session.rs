@@ -16,6 +16,7 @@ use crate::args::{ColorChoice, Global};
 use crate::files::write_file;
 
 /// State of one run of the command.
+#[derive(Clone)]
 pub struct Session {
     /// Is standard error a terminal, and was `--quiet` not given?
     shows_notes: bool,

@@ -13,6 +13,7 @@ use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::nri::NriOptions;
 use cachemate_linux::safety::guardian::{DaemonLock, RecoveryReport, restore_left_behind};
 use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
+use cachemate_linux::sense::miss_cost::cycle_ns;
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_page::serve::page::PageAddress;
 use cachemate_spec::{ManageConfig, ManageMode, User, load_manage_config};
@@ -24,7 +25,7 @@ use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::metrics::{self, MetricsAddress};
 use crate::service_watch::ServiceWatch;
 use crate::socket::{self, SharedStatus};
-use crate::status::{StatusTracker, describe_evidence_level};
+use crate::status::{DaemonStatus, StatusTracker, describe_evidence_level};
 use crate::{page, paths};
 
 /// Maximum time that a start waits for a guardian that is restoring the host.
@@ -91,7 +92,7 @@ impl ConfigSource {
     }
 }
 
-/// Flags that signals and the socket set.
+/// Flags that signals and the socket set, and the status that they show.
 #[derive(Clone, Default)]
 pub struct ControlFlags {
     /// If set, the daemon ends and restores the host.
@@ -100,6 +101,8 @@ pub struct ControlFlags {
     pub wake: Arc<AtomicBool>,
     /// If set, the daemon rereads the configuration.
     pub reload: Arc<AtomicBool>,
+    /// The status after the last window, which the daemon writes and others read.
+    pub status: Arc<Mutex<DaemonStatus>>,
 }
 
 /// Runs the daemon until it is stopped, and restores the host before returning.
@@ -142,6 +145,7 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
     watcher.status.level = host.capability_survey.level;
     let calibrated_level = host::start_calibration(&host);
     watcher.status.calibrated = calibrated_level.load(Ordering::Relaxed) != 0;
+    watcher.status.hertz = Some(1e9 / cycle_ns(cachemate_core::Machine::topology(&live.machine)));
     watcher.status.mode = options.config.mode;
     watcher.status.policy = live.policy_name.clone();
     watcher.status.colors = Some(describe_colors(&live));
@@ -208,7 +212,7 @@ fn make_progress_files(config: &ManageConfig, report: &dyn Fn(&str)) -> Progress
 
 fn new_shared_status(config: &ManageConfig, flags: &ControlFlags) -> SharedStatus {
     SharedStatus {
-        status: Arc::default(),
+        status: flags.status.clone(),
         reload: flags.reload.clone(),
         wake: flags.wake.clone(),
         allow_users: Arc::new(Mutex::new(allowed_user_ids(config))),

@@ -17,6 +17,7 @@ pub mod dry_run;
 mod endpoints;
 pub mod guardian;
 pub mod host;
+pub mod host_use;
 mod http;
 mod metrics;
 mod page;

@@ -26,7 +26,7 @@ use crate::http;
 use crate::promise_status::PromiseStatus;
 use crate::service_status::ServiceStatus;
 use crate::socket::SharedStatus;
-use crate::status::{ContentionClass, DaemonStatus};
+use crate::status::{CacheStatus, ContentionClass, DaemonStatus};
 
 /// Maximum number of series with a program's name.
 const MAX_NAMED_SERIES: usize = 10;
@@ -196,6 +196,19 @@ pub fn metrics_page(status: &DaemonStatus) -> String {
     };
     let tasks = status.caches.iter().map(|c| (cache_labels(c.cache).to_vec(), c.tasks.len() as f64)).collect();
     register_gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);
+    let cache_readings: [(&str, &str, fn(&CacheStatus) -> Option<f64>); 3] = [
+        ("cache_busy_cpus", "Busy CPUs of the cache, whichever programs use them", |cache| cache.readings.busy_cpus),
+        ("cache_memory_bytes_per_second", "Memory traffic of the cache", |cache| {
+            cache.readings.memory_bytes_per_second
+        }),
+        ("cache_occupancy_bytes", "Bytes of the cache in use", |cache| {
+            cache.readings.occupancy_bytes.map(|bytes| bytes as f64)
+        }),
+    ];
+    for (name, help, reading) in cache_readings {
+        let known = status.caches.iter().filter_map(|c| Some((cache_labels(c.cache).to_vec(), reading(c)?)));
+        register_gauge(&mut registry, name, help, known.collect());
+    }
     let mut tasks_by_class: BTreeMap<&str, f64> = BTreeMap::new();
     for task in &status.tasks {
         *tasks_by_class.entry(task.class.map_or("unknown", ContentionClass::text)).or_default() += 1.0;
@@ -283,7 +296,12 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
 fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
     let shown_services = &services[..services.len().min(MAX_SERVICES)];
     let service_labels = |service: &ServiceStatus| {
-        vec![metric_label("service", &service.name), metric_label("kind", service.kind.text())]
+        let mut labels = vec![metric_label("service", &service.name), metric_label("kind", service.kind.text())];
+        if let Some((namespace, pod)) = service.pod.as_ref().and_then(|pod| pod.split_once('/')) {
+            labels.extend([metric_label("namespace", namespace), metric_label("pod", pod)]);
+        }
+        labels.extend(service.container.as_ref().map(|container| metric_label("container", container)));
+        labels
     };
     let rows_of = |value: fn(&ServiceStatus) -> f64| {
         shown_services.iter().map(|status| (service_labels(status), value(status))).collect()
@@ -329,7 +347,7 @@ mod tests {
             cpus: "0-3".into(),
             size_bytes: None,
             tasks: vec![0, 1],
-            forecast_miss_ratio: None,
+            ..crate::status::CacheStatus::default()
         });
         let task_of_class = |class| crate::status::TaskStatus { class, ..crate::status::TaskStatus::default() };
         status.tasks = vec![task_of_class(Some(ContentionClass::NotVictim)), task_of_class(None)];

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{Estimate, Observation, PromiseState, ServiceIdentity, ServiceKind};
 use cachemate_linux::act::group_overrides::GroupOverride;
 use cachemate_linux::nri::NriState;
+use cachemate_linux::sense::service_directory::ContainerRecord;
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
 use cachemate_report::text::escape_controls;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,12 @@ pub struct ServiceStatus {
     /// The container's id, or its name if the container runtime reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
+    /// References of its image, by name and by digest, if the container runtime reports them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<String>,
+    /// The profile that its pod's label `cachemate.io/profile` names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// Managed and observed threads.
     pub tasks: u32,
     /// Ids of these threads.
@@ -109,6 +116,8 @@ impl ServiceStatus {
             name,
             pod,
             container,
+            images: Vec::new(),
+            profile: None,
             tasks: report.tasks.len() as u32,
             task_ids: report.tasks.iter().map(|task| task.0).collect(),
             unread_programs: None,
@@ -122,6 +131,18 @@ impl ServiceStatus {
             max_slowdown_percent: report.max_slowdown.map(rounded_percent),
             floor: None,
         }
+    }
+
+    /// Adds what the container runtime reports about its image.
+    pub(crate) fn add_container(&mut self, record: ContainerRecord) {
+        self.profile = record.labels.get("cachemate.io/profile").cloned();
+        let repository = record.image_name.as_deref().map(|name| {
+            let last_segment = name.rfind('/').map_or(0, |slash| slash + 1);
+            let tag = name[last_segment..].find([':', '@']).map(|colon| last_segment + colon);
+            &name[..tag.unwrap_or(name.len())]
+        });
+        let by_digest = repository.zip(record.image.as_deref()).map(|(name, digest)| format!("{name}@{digest}"));
+        self.images = record.image_name.clone().into_iter().chain(by_digest).collect();
     }
 
     /// Identity of the service.
@@ -209,6 +230,33 @@ mod tests {
     use super::*;
     use cachemate_core::TaskId;
     use cachemate_policy::service_losses::LossSource;
+
+    /// Is an image known by its name and by its digest, with a registry's port taken for no tag?
+    #[test]
+    fn an_image_is_known_by_name_and_digest() {
+        let report = ServiceReport {
+            service: ServiceIdentity::from_pod("shop/cart", Some("redis")),
+            tasks: Vec::new(),
+            max_slowdown: None,
+            cpu_share: 0.0,
+            slowdown: None,
+            losses: Vec::new(),
+            reason: None,
+        };
+        let images_of = |name: &str| {
+            let mut status = ServiceStatus::new(&report);
+            let labels = [("cachemate.io/profile".to_string(), "index".to_string())].into();
+            let (image_name, image) = (Some(name.to_string()), Some("sha256:1".to_string()));
+            status.add_container(ContainerRecord { labels, image_name, image, ..ContainerRecord::default() });
+            assert_eq!(status.profile.as_deref(), Some("index"));
+            status.images
+        };
+        assert_eq!(
+            images_of("docker.io/library/redis:7"),
+            ["docker.io/library/redis:7", "docker.io/library/redis@sha256:1"]
+        );
+        assert_eq!(images_of("host:5000/redis"), ["host:5000/redis", "host:5000/redis@sha256:1"]);
+    }
 
     /// Does the JSON have the documented fields, null with a reason if a value is unknown, and pod and container only
     /// for containers?

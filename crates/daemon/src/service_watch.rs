@@ -79,6 +79,12 @@ impl ServiceWatch {
                 service.unread_programs = Some(unread_programs.get(&service.identity()).copied().unwrap_or(0));
             }
         }
+        if !self.directory.is_empty() {
+            for service in &mut status.services {
+                let record = self.directory.find_by_identity(&service.identity());
+                record.into_iter().for_each(|record| service.add_container(record));
+            }
+        }
         let idle_threads = machine.idle_threads();
         for service in &mut status.services {
             service.tasks += idle_threads.get(&service.identity()).copied().unwrap_or(0);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    ActiveShare, ContentionFacts, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, PredictorConfig,
+    ActiveShare, Cache, ContentionFacts, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, PredictorConfig,
     ProbeResult, Profile, ReasonKind, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
@@ -19,6 +19,7 @@ use cachemate_report::text::escape_controls;
 use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
 
+use crate::host_use::{CacheReadings, HostUse};
 use crate::promise_status::{self, PromiseStatus};
 use crate::service_status::{NriStatus, ServiceStatus, describe_override, observe_waits};
 
@@ -72,6 +73,12 @@ pub struct DaemonStatus {
     pub window_ns: u64,
     /// Time since the start.
     pub running_ns: u64,
+    /// Clock rate of the cores, from the kernel or measured.
+    #[serde(default)]
+    pub hertz: Option<f64>,
+    /// Cycles that a miss of the last level adds on this host.
+    #[serde(default)]
+    pub miss_penalty_cycles: Option<f64>,
     /// CPU time of the daemon, its probes and its guardian: the cost of cachemate on every front end.
     pub cpu_ns: u64,
     /// Last-level caches.
@@ -157,7 +164,7 @@ pub struct DaemonTotals {
 }
 
 /// A last-level cache.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct CacheStatus {
     /// Id of the cache in the topology.
     pub cache: u32,
@@ -171,6 +178,9 @@ pub struct CacheStatus {
     pub tasks: Vec<u32>,
     /// Miss ratio that the reference predictor forecasts under the plan.
     pub forecast_miss_ratio: Option<f64>,
+    /// Use of the cache by all programs.
+    #[serde(default, flatten)]
+    pub readings: CacheReadings,
 }
 
 /// Class of a program by its effect on co-runners and by their effect on it, from whichever of the two was measured.
@@ -245,6 +255,9 @@ pub struct TaskStatus {
     /// Miss curve of the program, as far as it is known: bytes of the last-level cache, misses per thousand instructions.
     #[serde(default)]
     pub curve: Vec<(u64, Estimate)>,
+    /// Bytes per second that it fills into the last level, by counters or by a probe.
+    #[serde(default)]
+    pub fill_bytes_per_second: Option<f64>,
     /// Instructions per cycle, by counters.
     pub instr_per_cycle: Option<f64>,
     /// Slowdown that the reference predictor forecasts under the plan.
@@ -356,6 +369,7 @@ pub struct StatusTracker {
     /// The status after the last record.
     pub status: DaemonStatus,
     tracker: WindowTracker,
+    host_use: HostUse,
     /// Time of the last read of the host's slowly changing state.
     host_read: Option<Instant>,
     reasons_by_task: BTreeMap<TaskId, Vec<String>>,
@@ -381,7 +395,12 @@ pub fn describe_evidence_level(level: u32, is_calibrated: bool) -> String {
 impl StatusTracker {
     /// A watcher that forecasts pairs of programs with the run's predictor.
     pub fn new(predictor: PredictorConfig) -> Self {
-        StatusTracker { tracker: WindowTracker::new(predictor), ..StatusTracker::default() }
+        let miss_penalty_cycles = Some(predictor.miss_penalty_cycles);
+        StatusTracker {
+            status: DaemonStatus { miss_penalty_cycles, ..DaemonStatus::default() },
+            tracker: WindowTracker::new(predictor),
+            ..StatusTracker::default()
+        }
     }
 
     /// Observes one iteration of the loop.
@@ -396,6 +415,7 @@ impl StatusTracker {
             self.status.counters.probe_results += 1;
             self.status.counters.probe_withheld_ns += withheld_ns(probe_result);
         }
+        self.host_use.observe(record);
         let names = task_names(record, machine);
         let view = self.tracker.observe(record, topology, profiles, &names);
         self.record_reasons(record.observation.window, &view.reasons);
@@ -405,7 +425,9 @@ impl StatusTracker {
             .map(|task| (task.task, KernelThreadIds { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
             .collect();
         let identified_tasks = view.tasks.iter().filter_map(|task| Some((task, *ids.get(&task.sample.task)?)));
-        self.status.tasks = identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology)).collect();
+        let elapsed_ns = record.observation.span.elapsed_ns;
+        self.status.tasks =
+            identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology, elapsed_ns)).collect();
         let task_count = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(task_count.unwrap_or(0));
         let refused = record.applied.refused.iter().filter(|refused| refused.message != OBSERVE_ONLY_REASON);
@@ -413,13 +435,13 @@ impl StatusTracker {
         self.reasons_by_task.retain(|task, _| ids.contains_key(task));
         self.status.services = view.services.iter().map(ServiceStatus::new).collect();
         observe_waits(&mut self.status.services, &record.observation);
-        self.status.caches = cache_statuses(topology, &self.status.tasks, record);
+        self.observe_host(&LinuxHost::new("/"), topology, machine);
+        self.status.caches = self.cache_statuses(topology, record);
         self.status.windows = record.observation.window + 1;
         self.status.refused_plan = None;
         self.status.window_ns = record.observation.span.elapsed_ns;
         self.observe_guardian(machine.guardian_pid());
         self.observe_waits(record);
-        self.observe_host(&LinuxHost::new("/"), topology);
         self.observe_cost(&LinuxHost::new("/"));
         self.status.refused = view.refused.into_iter().take(20).collect();
         self.status.overridden = view.overridden;
@@ -436,11 +458,12 @@ impl StatusTracker {
         self.status.pending = record.applied.pending.iter().map(pending_status).collect();
     }
 
-    /// Reads the host's pressure and the kernel's cache-aware scheduling, which change slowly, and compares the latter with
-    /// the plan's affinities.
-    fn observe_host(&mut self, kernel: &dyn Kernel, topology: &Topology) {
+    /// Reads the use of the caches, the host's pressure and the kernel's cache-aware scheduling, which change slowly, and
+    /// compares the latter with the plan's affinities.
+    fn observe_host(&mut self, kernel: &dyn Kernel, topology: &Topology, machine: &LiveMachine<LinuxHost>) {
         if self.host_read.is_none_or(|read| read.elapsed() >= HOST_PERIOD) {
             self.host_read = Some(Instant::now());
+            self.host_use.refresh(kernel, machine.cache_use());
             self.status.pressure = pressure::read(kernel);
             self.status.kernel_cache_scheduling = sched_cache::read(kernel);
         }
@@ -538,11 +561,19 @@ impl StatusTracker {
         self.status.decisions.truncate(MAX_DECISIONS);
     }
 
-    fn task_status(&self, task: &TaskView<'_>, ids: KernelThreadIds, topology: &Topology) -> TaskStatus {
+    fn task_status(
+        &self,
+        task: &TaskView<'_>,
+        ids: KernelThreadIds,
+        topology: &Topology,
+        elapsed_ns: u64,
+    ) -> TaskStatus {
         let TaskView { sample, profile, .. } = task;
         let contention = profile.map(|profile| profile.contention.clone()).unwrap_or_default();
         let cpu = sample.cpu.or(ids.last_cpu);
         let cache = cpu.and_then(|cpu| topology.last_level_of(cpu));
+        let fill_bytes_per_second =
+            cache.and_then(|cache| self.host_use.fill_bytes_per_second(sample, cache.level, elapsed_ns, &contention));
         TaskStatus {
             task: sample.task.0,
             pid: ids.pid,
@@ -559,6 +590,7 @@ impl StatusTracker {
             sensitivity: contention.sensitivity.map(|fact| fact.estimate()),
             mpki: task.misses_per_kilo_instr(),
             curve: profile.and_then(|profile| profile.misses_per_kilo_instr()).cloned().unwrap_or_default(),
+            fill_bytes_per_second,
             instr_per_cycle: task.instr_per_cycle,
             forecast_slowdown: task.forecast_slowdown.map(|forecast| forecast.value),
             measured_slowdown: task.slowdown,
@@ -568,6 +600,22 @@ impl StatusTracker {
             min_rate: sample.goal.and_then(|goal| goal.min_rate),
             reasons: self.reasons_by_task.get(&sample.task).cloned().unwrap_or_default(),
         }
+    }
+
+    fn cache_statuses(&self, topology: &Topology, record: &WindowRecord) -> Vec<CacheStatus> {
+        let tasks_on = |cache: &Cache| {
+            self.status.tasks.iter().filter(|task| task.cache == Some(cache.id.0)).map(|task| task.task).collect()
+        };
+        let cache_status = |cache: &Cache| CacheStatus {
+            cache: cache.id.0,
+            level: level_text(cache.level).to_string(),
+            cpus: cache.cpus.to_string(),
+            size_bytes: cache.size_bytes,
+            tasks: tasks_on(cache),
+            forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| ratio.value),
+            readings: self.host_use.cache_readings(cache, record),
+        };
+        topology.last_level_caches().map(cache_status).collect()
     }
 }
 
@@ -630,20 +678,6 @@ fn contention_class(contention: &ContentionFacts) -> Option<ContentionClass> {
         (None, Some(false)) => ContentionClass::NotVictim,
     };
     Some(class)
-}
-
-fn cache_statuses(topology: &Topology, tasks: &[TaskStatus], record: &WindowRecord) -> Vec<CacheStatus> {
-    let last_level_caches = topology.last_level_caches();
-    last_level_caches
-        .map(|cache| CacheStatus {
-            cache: cache.id.0,
-            level: level_text(cache.level).to_string(),
-            cpus: cache.cpus.to_string(),
-            size_bytes: cache.size_bytes,
-            tasks: tasks.iter().filter(|task| task.cache == Some(cache.id.0)).map(|task| task.task).collect(),
-            forecast_miss_ratio: record.forecast.cache_miss_ratio.get(&cache.id).map(|ratio| ratio.value),
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ pub struct NodeScore<'a> {
 pub struct ClusterKnowledge {
     /// Profiles by name.
     pub profiles: BTreeMap<String, WorkloadProfile>,
-    /// Names of profiles, by image with its digest or tag.
+    /// Names of profiles, by [full name](full_image_name) of the image.
     pub images: BTreeMap<String, String>,
     /// Time of publication in seconds since the epoch, and the state, by node.
     pub nodes: BTreeMap<String, (f64, NodeCacheState)>,
@@ -117,7 +117,8 @@ impl ClusterKnowledge {
         if let Some(name) = annotation_or_label(&pod.metadata, "cachemate.io/profile") {
             return profile_named(name);
         }
-        let images = pod.spec.containers.iter().filter_map(|container| self.images.get(&container.image));
+        let image_of = |image: &String| self.images.get(&full_image_name(image));
+        let images = pod.spec.containers.iter().filter_map(|container| image_of(&container.image));
         images.filter_map(|name| profile_named(name)).next()
     }
 
@@ -313,6 +314,18 @@ impl Extender {
     }
 }
 
+/// Returns the name of an image as container runtimes report it, with registry and tag: pods may leave out both.
+pub fn full_image_name(image: &str) -> String {
+    let has_registry = image.split_once('/').is_some_and(|(host, _)| host.contains(['.', ':']) || host == "localhost");
+    let registry = match (has_registry, image.contains('/')) {
+        (true, _) => "",
+        (false, true) => "docker.io/",
+        (false, false) => "docker.io/library/",
+    };
+    let has_tag = image.rsplit('/').next().is_some_and(|name| name.contains([':', '@']));
+    format!("{registry}{image}{}", if has_tag { "" } else { ":latest" })
+}
+
 /// Returns whether a state is recent. One whose time lies a minute in the future is treated like an old one.
 fn is_fresh(published_at: f64, now: f64) -> bool {
     (now - published_at).abs() <= MAX_STATE_AGE_SECONDS
@@ -347,7 +360,7 @@ mod tests {
     fn sample_knowledge(nodes: &[&str]) -> ClusterKnowledge {
         let mut cluster = ClusterKnowledge::default();
         cluster.profiles.insert("index".to_string(), mix_of(20.0, &[(20.0 * MIB, 0.95)]).profile());
-        cluster.images.insert("registry/index:3".to_string(), "index".to_string());
+        cluster.images.insert("docker.io/registry/index:3".to_string(), "index".to_string());
         cluster.nodes.extend(nodes.iter().map(|name| (name.to_string(), (1000.0, empty_node(1)))));
         cluster
     }
@@ -410,6 +423,14 @@ mod tests {
     fn images_name_profiles_and_names_are_required() {
         let cluster = sample_knowledge(&["a"]);
         assert!(cluster.profile_of(&sample_request("1", false, &["a"]).pod).is_some());
+        for (short, full) in [
+            ("redis", "docker.io/library/redis:latest"),
+            ("shop/cart:2", "docker.io/shop/cart:2"),
+            ("host:5000/cart", "host:5000/cart:latest"),
+            ("quay.io/a/b@sha256:1", "quay.io/a/b@sha256:1"),
+        ] {
+            assert_eq!((full_image_name(short).as_str(), full_image_name(full).as_str()), (full, full));
+        }
         let nameless = ExtenderRequest { pod: ExportedPod::default(), nodenames: None };
         let refusal = Extender::default().filter(&nameless, 0.0).unwrap_err();
         assert!(refusal.to_string().contains("nodeCacheCapable"), "{refusal}");
@@ -433,7 +454,7 @@ mod tests {
             match step % 25 {
                 3 | 8 | 13 | 18 => {
                     let state = cluster.nodes.get_mut(&nodes[node]).map(|(_, state)| &mut state.caches[node % 3]);
-                    state.into_iter().for_each(|cache| cache.fill_bytes_per_second = 1e9 * random.draw_unit());
+                    state.into_iter().for_each(|cache| cache.fill_bytes_per_second = Some(1e9 * random.draw_unit()));
                 }
                 15 => _ = cluster.nodes.remove(&nodes[node]),
                 20 => _ = cluster.nodes.entry(nodes[node].clone()).or_insert((now, empty_node(3))),

@@ -40,7 +40,7 @@ impl FleetResult {
     fn render_lead_text(&self, spec: &FleetSpec) -> String {
         let services = self.variants.first().map_or(0, |variant| variant.total.services);
         let lead_sentence = format!(
-            "{services} services on {} hosts ({}) for {} nominal hours.",
+            "{services} services on {} hosts ({}) for {} h of nominal time.",
             spec.hosts,
             spec.machine,
             format_number(spec.hours)

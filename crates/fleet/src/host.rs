@@ -7,13 +7,10 @@
 //! trials and probes are not modeled.
 
 use crate::corun::{CoRunKey, CoRunMember, CoRunSolver, LOAD_LEVELS, TRAFFIC_LEVELS};
-use crate::scorer::{
-    CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, ShareEffect, least_busy_cache,
-};
+use crate::node_report::{EFFECT_SHARES, ResidentLoss, share_effect};
+use crate::scorer::{CacheState, NodeCacheState, NodePolicy, ServiceDemand, ServiceForecaster, least_busy_cache};
 use crate::spec::FleetService;
 
-/// Shares of the residents' space for which a node publishes their slowdown.
-const EFFECT_SHARES: [f64; 5] = [1.0, 0.875, 0.75, 0.5, 0.25];
 /// Iterations that balance the traffic between caches of one memory node; two or three suffice.
 const TRAFFIC_ITERATIONS: usize = 5;
 /// Iterations that balance the residents' shares of the cache for the published state.
@@ -97,7 +94,8 @@ impl FleetHost {
         let cache = CacheState {
             size_bytes: solver.cache_bytes(),
             cpus: f64::from(solver.cpus_per_cache()),
-            bandwidth_left_bytes_per_second: memory_bytes_per_second,
+            fill_bytes_per_second: Some(0.0),
+            bandwidth_left_bytes_per_second: Some(memory_bytes_per_second),
             ..CacheState::default()
         };
         FleetHost {
@@ -109,7 +107,7 @@ impl FleetHost {
             services: 0,
             state: NodeCacheState {
                 hertz,
-                memory_bytes_per_second,
+                memory_bytes_per_second: Some(memory_bytes_per_second),
                 policy: model.policy,
                 caches: vec![cache; cache_count],
             },
@@ -166,7 +164,7 @@ impl FleetHost {
 
     /// Bytes per second that all residents fill into caches, according to their profiles.
     pub fn fill_bytes_per_second(&self) -> f64 {
-        self.state.caches.iter().map(|cache| cache.fill_bytes_per_second).sum()
+        self.state.caches.iter().filter_map(|cache| cache.fill_bytes_per_second).sum()
     }
 
     fn choose_cache(&self, model: &HostModel<'_>, resident: &Resident) -> usize {
@@ -200,24 +198,19 @@ impl FleetHost {
         let fill_rates = profiled_residents().zip(&spaces).map(|((resident, profile), &space)| {
             profile.fills_per_cycle(space) * busy_cpus(resident) * hertz * LINE_BYTES
         });
-        let fill_bytes_per_second = fill_rates.sum();
+        let fill_bytes_per_second = fill_rates.sum::<f64>();
         let effect_at = |share: f64| {
-            let (mut slowdown_sum, mut busy_sum, mut broken_limits) = (0.0, 0.0, 0.0);
-            for ((resident, profile), &space) in profiled_residents().zip(&spaces) {
-                let percent =
-                    (profile.cycles_per_instr(space * share) / profile.cycles_per_instr(cache_bytes) - 1.0) * 100.0;
-                slowdown_sum += percent.max(0.0) * busy_cpus(resident);
-                busy_sum += busy_cpus(resident);
-                let limit = kind_of(model, resident).max_slowdown_percent;
-                broken_limits += f64::from(u8::from(limit.is_some_and(|limit| percent > limit)));
-            }
-            let slowdown_percent = if busy_sum > 0.0 { slowdown_sum / busy_sum } else { 0.0 };
-            ShareEffect { share, slowdown_percent, broken_limits }
+            let losses = profiled_residents().zip(&spaces).map(|((resident, profile), &space)| ResidentLoss {
+                slowdown_percent: profile.slowdown_percent(space * share, cache_bytes),
+                busy_cpus: busy_cpus(resident),
+                max_slowdown_percent: kind_of(model, resident).max_slowdown_percent,
+            });
+            share_effect(share, losses)
         };
         let effects = if spaces.is_empty() { Vec::new() } else { EFFECT_SHARES.map(effect_at).to_vec() };
         let state = &mut self.state.caches[cache];
         state.busy_cpus = residents.iter().map(busy_cpus).sum();
-        state.fill_bytes_per_second = fill_bytes_per_second;
+        state.fill_bytes_per_second = Some(fill_bytes_per_second);
         state.occupancy_bytes = spaces.iter().sum::<f64>().min(cache_bytes);
         state.effects = effects;
         self.update_bandwidth(model);
@@ -225,12 +218,11 @@ impl FleetHost {
 
     /// Updates the remaining bandwidth of each memory node.
     fn update_bandwidth(&mut self, model: &HostModel<'_>) {
-        let total_bytes_per_second = self.state.memory_bytes_per_second;
+        let Some(total_bytes_per_second) = self.state.memory_bytes_per_second else { return };
         for node in self.state.caches.chunks_mut(model.solver.caches_per_node().max(1)) {
-            let used_bytes_per_second: f64 = node.iter().map(|cache| cache.fill_bytes_per_second).sum();
-            node.iter_mut().for_each(|cache| {
-                cache.bandwidth_left_bytes_per_second = (total_bytes_per_second - used_bytes_per_second).max(0.0)
-            });
+            let used_bytes_per_second: f64 = node.iter().filter_map(|cache| cache.fill_bytes_per_second).sum();
+            let bandwidth_left = (total_bytes_per_second - used_bytes_per_second).max(0.0);
+            node.iter_mut().for_each(|cache| cache.bandwidth_left_bytes_per_second = Some(bandwidth_left));
         }
     }
 

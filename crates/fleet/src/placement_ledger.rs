@@ -123,10 +123,12 @@ impl PlacementLedger {
         for guess in self.other_guesses(node, pod) {
             if let Some(cache) = adjusted_state.to_mut().caches.get_mut(guess.cache) {
                 cache.busy_cpus += guess.busy_cpus;
-                cache.fill_bytes_per_second += guess.fill_bytes_per_second;
+                cache.fill_bytes_per_second =
+                    cache.fill_bytes_per_second.map(|fills| fills + guess.fill_bytes_per_second);
                 cache.occupancy_bytes = (cache.occupancy_bytes + guess.bytes).min(cache.size_bytes);
-                let remaining_bandwidth = cache.bandwidth_left_bytes_per_second - guess.fill_bytes_per_second;
-                cache.bandwidth_left_bytes_per_second = remaining_bandwidth.max(0.0);
+                let bandwidth_left = cache.bandwidth_left_bytes_per_second;
+                cache.bandwidth_left_bytes_per_second =
+                    bandwidth_left.map(|left| (left - guess.fill_bytes_per_second).max(0.0));
             }
         }
         adjusted_state

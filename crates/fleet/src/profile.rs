@@ -138,6 +138,11 @@ impl WorkloadProfile {
         self.base_cycles_per_instr + self.stall_cycles_per_miss * self.misses_per_instr(bytes)
     }
 
+    /// Slowdown with `bytes` of a cache relative to having all of its `cache_bytes`, in percent.
+    pub fn slowdown_percent(&self, bytes: f64, cache_bytes: f64) -> f64 {
+        (self.cycles_per_instr(bytes) / self.cycles_per_instr(cache_bytes) - 1.0) * 100.0
+    }
+
     /// Lines that one CPU fills per cycle with `bytes` of the cache.
     pub fn fills_per_cycle(&self, bytes: f64) -> f64 {
         self.misses_per_instr(bytes) / self.cycles_per_instr(bytes)

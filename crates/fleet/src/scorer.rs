@@ -46,14 +46,16 @@ pub struct CacheState {
     pub cpus: f64,
     /// Mean number of busy CPUs.
     pub busy_cpus: f64,
-    /// Bytes per second that the residents fill.
-    pub fill_bytes_per_second: f64,
+    /// Bytes per second that the residents fill; `None` if unknown, in which case nothing is forecast for the cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fill_bytes_per_second: Option<f64>,
     /// Bytes of the cache in use.
     pub occupancy_bytes: f64,
-    /// Memory bandwidth that is still available to users of the cache.
-    pub bandwidth_left_bytes_per_second: f64,
+    /// Memory bandwidth that is still available to users of the cache; `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_left_bytes_per_second: Option<f64>,
     /// Unused classes of service; `None` if the cache cannot be partitioned, or if this is unknown.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_classes: Option<u32>,
     /// Effects of less space on the residents, in descending order of the share, from all of their current space.
     #[serde(default)]
@@ -77,8 +79,9 @@ pub enum NodePolicy {
 pub struct NodeCacheState {
     /// Clock frequency of the node's cores.
     pub hertz: f64,
-    /// Memory bandwidth that one cache can use.
-    pub memory_bytes_per_second: f64,
+    /// Memory bandwidth that one cache can use; `None` if unknown, in which case no queueing for memory is forecast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_per_second: Option<f64>,
     /// The node's policy of placing services among its caches.
     #[serde(default)]
     pub policy: NodePolicy,
@@ -93,7 +96,7 @@ impl NodeCacheState {
     /// The first field with an impossible value.
     pub fn check(&self) -> Result<(), FleetFieldError> {
         check_range("hertz", self.hertz, 1e6, 1e11)?;
-        check_range("memoryBytesPerSecond", self.memory_bytes_per_second, 1.0, 1e15)?;
+        check_known_range("memoryBytesPerSecond", self.memory_bytes_per_second, 1.0, 1e15)?;
         if self.caches.is_empty() || self.caches.len() > MAX_CACHES {
             let expected = format!("1 to {MAX_CACHES}");
             return Err(FleetFieldError::new("caches", self.caches.len(), &expected));
@@ -105,14 +108,19 @@ impl NodeCacheState {
     }
 }
 
+/// Rejects a known value outside of a range.
+fn check_known_range(field: &str, value: Option<f64>, low: f64, high: f64) -> Result<(), FleetFieldError> {
+    value.map_or(Ok(()), |value| check_range(field, value, low, high))
+}
+
 impl CacheState {
     fn check(&self) -> Result<(), FleetFieldError> {
         check_range("sizeBytes", self.size_bytes, 1.0, 1e12)?;
         check_range("cpus", self.cpus, 1.0, 1e6)?;
         check_range("busyCpus", self.busy_cpus, 0.0, 1e6)?;
-        check_range("fillBytesPerSecond", self.fill_bytes_per_second, 0.0, 1e15)?;
+        check_known_range("fillBytesPerSecond", self.fill_bytes_per_second, 0.0, 1e15)?;
         check_range("occupancyBytes", self.occupancy_bytes, 0.0, 1e12)?;
-        check_range("bandwidthLeftBytesPerSecond", self.bandwidth_left_bytes_per_second, 0.0, 1e15)?;
+        check_known_range("bandwidthLeftBytesPerSecond", self.bandwidth_left_bytes_per_second, 0.0, 1e15)?;
         if self.effects.len() > MAX_EFFECTS {
             return Err(FleetFieldError::new("effects", self.effects.len(), "at most 16"));
         }
@@ -246,18 +254,18 @@ impl<'a> ServiceForecaster<'a> {
         ServiceForecaster { service, table: None }
     }
 
-    /// Returns the forecast on one cache of a node; `None` if the service has no profile.
+    /// Returns the forecast on one cache of a node; `None` if the service has no profile, or the cache no known fills.
     pub fn forecast_cache(&mut self, node: &NodeCacheState, cache: &CacheState) -> Option<PlacementForecast> {
-        let profile = self.service.profile?;
+        let (profile, resident_fills) = (self.service.profile?, cache.fill_bytes_per_second?);
         let fits_table = |table: &ShareTable| table.hertz == node.hertz && table.size_bytes == cache.size_bytes;
         if !self.table.as_ref().is_some_and(fits_table) {
             self.table = Some(ShareTable::new(profile, self.service.busy_cpus, node.hertz, cache.size_bytes));
         }
-        self.table.as_ref().map(|table| table_forecast(self.service, profile, table, node, cache))
+        self.table.as_ref().map(|table| table_forecast(self.service, profile, table, node, cache, resident_fills))
     }
 
-    /// Returns the cache that the node would choose, and the forecast there; `None` if the node has no cache or the
-    /// service no profile.
+    /// Returns the cache that the node would choose, and the forecast there; `None` without a cache whose fills are known,
+    /// or without a profile.
     pub fn forecast_node(&mut self, node: &NodeCacheState) -> Option<(usize, PlacementForecast)> {
         if node.policy == NodePolicy::Off {
             let cache = least_busy_cache(node)?;
@@ -265,7 +273,7 @@ impl<'a> ServiceForecaster<'a> {
         }
         let mut best: Option<(usize, PlacementForecast)> = None;
         for (index, cache) in node.caches.iter().enumerate() {
-            let forecast = self.forecast_cache(node, cache)?;
+            let Some(forecast) = self.forecast_cache(node, cache) else { continue };
             if best.as_ref().is_none_or(|(_, best_forecast)| is_better(&forecast, best_forecast)) {
                 best = Some((index, forecast));
             }
@@ -280,12 +288,16 @@ fn table_forecast(
     table: &ShareTable,
     node: &NodeCacheState,
     cache: &CacheState,
+    resident_fills: f64,
 ) -> PlacementForecast {
     let free_bytes = (cache.size_bytes - cache.occupancy_bytes).max(0.0);
-    let bytes = table.remaining_space(cache.fill_bytes_per_second).max(free_bytes).min(table.footprint_bytes);
+    let bytes = table.remaining_space(resident_fills).max(free_bytes).min(table.footprint_bytes);
     let own_traffic = table.interpolate(&table.fill_rates, bytes) * (1.0 + profile.write_share);
-    let total_traffic = (node.memory_bytes_per_second - cache.bandwidth_left_bytes_per_second).max(0.0) + own_traffic;
-    let wait_factor = (total_traffic / (MAX_FREE_UTILIZATION * node.memory_bytes_per_second)).max(1.0);
+    let bandwidths = node.memory_bytes_per_second.zip(cache.bandwidth_left_bytes_per_second);
+    let wait_factor = bandwidths.map_or(1.0, |(bandwidth, bandwidth_left)| {
+        let total_traffic = (bandwidth - bandwidth_left).max(0.0) + own_traffic;
+        (total_traffic / (MAX_FREE_UTILIZATION * bandwidth)).max(1.0)
+    });
     // Only the cycles that wait for memory grow with its utilization.
     let cycles_per_instr =
         table.interpolate(&table.cycles, bytes) + table.interpolate(&table.wait_cycles, bytes) * (wait_factor - 1.0);
@@ -363,12 +375,13 @@ pub(crate) mod tests {
         let cache = CacheState {
             size_bytes: 32.0 * MIB,
             cpus: 16.0,
-            bandwidth_left_bytes_per_second: 200e9,
+            fill_bytes_per_second: Some(0.0),
+            bandwidth_left_bytes_per_second: Some(200e9),
             ..CacheState::default()
         };
         NodeCacheState {
             hertz: 2.5e9,
-            memory_bytes_per_second: 200e9,
+            memory_bytes_per_second: Some(200e9),
             policy: NodePolicy::Auto,
             caches: vec![cache; caches],
         }
@@ -377,7 +390,7 @@ pub(crate) mod tests {
     fn crowded_cache(fills: f64) -> CacheState {
         CacheState {
             busy_cpus: 8.0,
-            fill_bytes_per_second: fills,
+            fill_bytes_per_second: Some(fills),
             occupancy_bytes: 32.0 * MIB,
             effects: vec![
                 ShareEffect { share: 1.0, slowdown_percent: 2.0, broken_limits: 0.0 },
@@ -443,8 +456,11 @@ pub(crate) mod tests {
         assert!((stream.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{stream:?}");
         let reuse = mix_of(20.0, &[(1000.0 * MIB, 1.0)]).profile();
         let own_fills = reuse.fills_per_cycle(16.0 * MIB) * node.hertz * 2.0 * 64.0;
-        let halved =
-            forecast_one(&sample_demand(&reuse), &node, &CacheState { fill_bytes_per_second: own_fills, ..cache });
+        let halved = forecast_one(
+            &sample_demand(&reuse),
+            &node,
+            &CacheState { fill_bytes_per_second: Some(own_fills), ..cache },
+        );
         assert!((halved.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{halved:?}");
     }
 
@@ -463,6 +479,14 @@ pub(crate) mod tests {
         assert!(ranks[0] == 10 && ranks[1] == 5 && ranks[2] < 5, "{ranks:?}");
         assert_eq!(passes_filter(&node_forecasts), [true, true, false]);
         assert_eq!(passes_filter(&node_forecasts[2..]), [true], "a forecast makes no service unschedulable");
+        let unmeasured = CacheState { fill_bytes_per_second: None, ..crowded_cache(0.0) };
+        let half_known = NodeCacheState { caches: vec![unmeasured, crowded_cache(1e9)], ..empty_node(1) };
+        let mut forecaster_demand = sample_demand(&profile);
+        forecaster_demand.max_slowdown_percent = None;
+        let chosen = ServiceForecaster::new(&forecaster_demand).forecast_node(&half_known);
+        assert_eq!(chosen.map(|(cache, _)| cache), Some(1), "an unmeasured cache is not taken for an idle one");
+        let unmeasured_node = NodeCacheState { caches: half_known.caches[..1].to_vec(), ..half_known };
+        assert!(ServiceForecaster::new(&forecaster_demand).forecast_node(&unmeasured_node).is_none());
     }
 
     /// Are forged states rejected with the field?

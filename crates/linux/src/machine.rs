@@ -29,7 +29,7 @@ use crate::act::colors::shares::ColorShares;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::gangs::GangRunners;
 use crate::act::group_overrides::{GroupOverride, GroupOverrides};
-use crate::act::resctrl::{Resctrl, WayController};
+use crate::act::resctrl::{CacheUse, Resctrl, WayController};
 use crate::act::rules::ManageRule;
 use crate::kernel::{KeptFile, Kernel, ThreadKey};
 use crate::nri::ContainerStarts;
@@ -305,6 +305,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// The reasons why the lines of a share differ from its mask.
     pub fn explain_share(&self, active_share: &ActiveShare) -> Vec<String> {
         self.way_controller.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), active_share)).unwrap_or_default()
+    }
+
+    /// Occupancy and free classes of the caches; empty without resctrl.
+    pub fn cache_use(&self) -> Vec<CacheUse> {
+        self.way_controller.as_ref().map(|ways| ways.cache_use(&*lock(&self.kernel))).unwrap_or_default()
     }
 
     /// Access to the underlying host, for tests.

@@ -150,7 +150,7 @@ fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
     }
     let written_note = page.map_or(String::new(), |path| format!("\nwrote {}\n", path.display()));
     format!(
-        "{}: {} nominal hours, seed {}, {} programs\n\n{}\n{}{written_note}",
+        "{}: {} h of nominal time, seed {}, {} programs\n\n{}\n{}{written_note}",
         answer.machine,
         format_number(answer.hours),
         answer.seed,

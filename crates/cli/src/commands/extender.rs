@@ -16,7 +16,7 @@ use cachemate_report::text::format_number;
 use clap::Args;
 use serde::Serialize;
 
-use crate::api_server::ApiServer;
+use crate::api_server::ApiServerArgs;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::extender_server::{ExtenderState, listen, unix_seconds};
@@ -32,17 +32,11 @@ use crate::session::Session;
 #[derive(Args)]
 pub struct ExtenderArgs {
     /// Directory of JSON objects, which is reread every few seconds
-    #[arg(long, value_name = "DIR", required_unless_present_any = ["measure", "api_server"])]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["measure", "api_server"], conflicts_with = "api_server")]
     knowledge: Option<PathBuf>,
-    /// API server whose objects are followed instead: https://HOST:PORT, http://HOST:PORT, or in-cluster for a pod's own
-    #[arg(long, value_name = "URL", conflicts_with = "knowledge")]
-    api_server: Option<String>,
-    /// Certificates (PEM) of the authority of an https server
-    #[arg(long, value_name = "FILE", requires = "api_server")]
-    ca_file: Option<PathBuf>,
-    /// File with a token for the API server
-    #[arg(long, value_name = "FILE", requires = "api_server")]
-    token_file: Option<PathBuf>,
+    /// The API server whose objects are watched instead
+    #[command(flatten)]
+    server: ApiServerArgs,
     /// Seconds of silence after which a watch of the API server is opened again
     #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=3600))]
     watch_timeout: u64,
@@ -118,17 +112,12 @@ impl ExtenderArgs {
 
 impl ExtenderArgs {
     fn open_source(&self, session: &Session, state: &ExtenderState) -> anyhow::Result<KnowledgeSource> {
-        let Some(url) = &self.api_server else {
+        let Some(server) = self.server.open()? else {
             let dir = self.knowledge.clone().context("--knowledge: expected a directory")?;
             let mut reported_refusals = BTreeMap::new();
             publish_folder(session, &dir, state, &mut reported_refusals).context("nothing was served")?;
             return Ok(KnowledgeSource::Folder { dir, reported_refusals, last_read: Instant::now() });
         };
-        let server = match url.as_str() {
-            "in-cluster" => ApiServer::in_cluster(),
-            url => ApiServer::new(url, self.ca_file.as_deref(), self.token_file.clone()),
-        };
-        let server = server.map_err(|error| UsageError(format!("--api-server: {error:#}")))?;
         let max_silence = Duration::from_secs(self.watch_timeout);
         Ok(KnowledgeSource::Watch { watch: KnowledgeWatch::start(server, max_silence)? })
     }
@@ -201,9 +190,9 @@ fn build_measured_cluster() -> ClusterKnowledge {
             size_bytes: 33_554_432.0,
             cpus: 16.0,
             busy_cpus: 6.0,
-            fill_bytes_per_second: 1e8 * ((node * 8 + index) % 97) as f64,
+            fill_bytes_per_second: Some(1e8 * ((node * 8 + index) % 97) as f64),
             occupancy_bytes: 33_554_432.0,
-            bandwidth_left_bytes_per_second: 1e11,
+            bandwidth_left_bytes_per_second: Some(1e11),
             free_classes: Some(8),
             effects: [1.0, 0.75, 0.5, 0.25]
                 .map(|share| ShareEffect { share, slowdown_percent: 40.0 * (1.0 - share), broken_limits: 0.0 })
@@ -211,7 +200,7 @@ fn build_measured_cluster() -> ClusterKnowledge {
         };
         let state = NodeCacheState {
             hertz: 2.45e9,
-            memory_bytes_per_second: 2e11,
+            memory_bytes_per_second: Some(2e11),
             policy: NodePolicy::Auto,
             caches: (0..8).map(sample_cache).collect(),
         };

@@ -335,7 +335,7 @@ pub fn read_profile(path: &Path) -> anyhow::Result<WorkloadProfile> {
 fn outcome_text(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed: Duration) -> String {
     let promise_text = result.promise.map_or("unknown".to_string(), |promise| format!("{:.1} %", promise * 100.0));
     format!(
-        "{}: {} services on {} hosts ({}), {} nominal hours, seed {}\n\n{}\npromise: {promise_text} of the limits; {} s of \
+        "{}: {} services on {} hosts ({}), {} h of nominal time, seed {}\n\n{}\npromise: {promise_text} of the limits; {} s of \
          processor time, {} s elapsed\n",
         spec.name,
         outcome.services,

@@ -74,8 +74,14 @@ fn schemas_have_the_fields_that_are_read() {
         certainty: Some(1.0),
     };
     let effect = ShareEffect { share: 1.0, slowdown_percent: 0.0, broken_limits: 0.0 };
-    let cache = CacheState { free_classes: Some(1), effects: vec![effect], ..CacheState::default() };
-    let state = NodeCacheState { caches: vec![cache], ..NodeCacheState::default() };
+    let cache = CacheState {
+        fill_bytes_per_second: Some(1.0),
+        bandwidth_left_bytes_per_second: Some(1.0),
+        free_classes: Some(1),
+        effects: vec![effect],
+        ..CacheState::default()
+    };
+    let state = NodeCacheState { memory_bytes_per_second: Some(1.0), caches: vec![cache], ..NodeCacheState::default() };
     let profile = serde_json::json!({ "profile": profile, "images": [] });
     let state = serde_json::json!({ "state": state, "observedUnixSeconds": 0 });
     for (file, part, value) in [("workloadprofile", "spec", profile), ("nodecachestate", "status", state)] {
@@ -88,8 +94,8 @@ fn schemas_have_the_fields_that_are_read() {
     }
 }
 
-/// Do the plain manifests grant exactly the rights on the page: a privileged daemon without a token, an extender
-/// that reads the two resources?
+/// Do the plain manifests grant exactly the rights on the page: a privileged daemon that writes the two resources, an
+/// extender that reads them?
 #[test]
 fn manifests_grant_exactly_the_rights_on_the_page() {
     let dir = packaging_dir().join("kubernetes/manifests");
@@ -99,7 +105,7 @@ fn manifests_grant_exactly_the_rights_on_the_page() {
         |kind: &str| all.iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"));
     let daemon = &find_kind("DaemonSet")["spec"]["template"]["spec"];
     assert_eq!(daemon["containers"][0]["securityContext"]["privileged"], true);
-    assert_eq!(daemon["automountServiceAccountToken"], false);
+    assert_eq!(daemon["automountServiceAccountToken"], true);
     let extender = &find_kind("Deployment")["spec"]["template"]["spec"];
     let security = &extender["containers"][0]["securityContext"];
     assert_eq!(
@@ -115,8 +121,15 @@ fn manifests_grant_exactly_the_rights_on_the_page() {
         .iter()
         .filter(|document| document["kind"] == "ClusterRole")
         .flat_map(|role| role["rules"].as_array().unwrap());
-    let bound: Vec<_> = all.iter().filter(|document| document["kind"] == "ClusterRoleBinding").collect();
-    assert_eq!((bound.len(), &bound[0]["roleRef"]["name"]), (1, &"cachemate-reader".into()));
+    let bound: BTreeSet<_> = all
+        .iter()
+        .filter(|document| document["kind"] == "ClusterRoleBinding")
+        .map(|document| {
+            (document["roleRef"]["name"].as_str().unwrap(), document["subjects"][0]["name"].as_str().unwrap())
+        })
+        .collect();
+    let expected = [("cachemate-publisher", "cachemate-node"), ("cachemate-reader", "cachemate-extender")];
+    assert_eq!(bound, BTreeSet::from(expected));
     let groups: BTreeSet<_> = rules.map(|rule| rule["apiGroups"][0].as_str().unwrap()).collect();
     assert_eq!(groups, BTreeSet::from(["cachemate.io"]), "no role reaches beyond the two resources");
     let config = find_kind("ConfigMap")["data"]["cachemate.toml"].as_str().unwrap().to_string();

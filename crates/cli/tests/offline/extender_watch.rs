@@ -1,4 +1,5 @@
-//! The extender on an API server: a scripted server on the loopback interface lists, watches, breaks and falls silent.
+//! The extender and the daemon's publisher on an API server: a scripted server on the loopback interface lists, watches,
+//! takes writes, breaks and falls silent.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::common::{ChildGuard, command, run};
+use crate::common::{ChildGuard, MANAGE, command, run};
 use serde_json::{Value, json};
 
 /// A scripted API server: its answer to lists, and the lines that every open watch receives.
@@ -16,11 +17,37 @@ use serde_json::{Value, json};
 struct Script {
     profiles: Vec<Value>,
     nodes: Vec<Value>,
-    /// Status of every answer; 0 closes connections without one.
+    /// Status of every answer; 0 closes connections without one, and 1 leaves them without one.
     status: u16,
     watches: Vec<(String, Sender<String>)>,
     /// Paths that were requested.
     requests: Vec<String>,
+    /// Writes that were accepted: time, method, path and body.
+    writes: Vec<(Instant, String, String, Value)>,
+}
+
+impl Script {
+    /// Takes a write as an API server would, and returns its status.
+    fn write(&mut self, method: &str, path: &str, body: Value) -> u16 {
+        let name = path.trim_end_matches("/status").rsplit('/').next().unwrap_or("").to_string();
+        let object = self.nodes.iter_mut().find(|node| node["metadata"]["name"] == name.as_str());
+        let status = match (method, object) {
+            ("POST", _) => {
+                self.nodes.push(body.clone());
+                201
+            }
+            (_, Some(object)) => {
+                object["status"] = body["status"].clone();
+                let line = json!({ "type": "MODIFIED", "object": object });
+                let watches = self.watches.iter().filter(|(path, _)| path.contains("nodecachestates"));
+                watches.for_each(|(_, sender)| drop(sender.send(format!("{line}\n"))));
+                200
+            }
+            (_, None) => 404,
+        };
+        self.writes.push((Instant::now(), method.to_string(), path.to_string(), body));
+        status
+    }
 }
 
 #[derive(Clone)]
@@ -52,7 +79,10 @@ impl FakeServer {
                 return;
             }
         }
-        let path = head.split(' ').nth(1).unwrap().to_string();
+        let (method, path) = (head.split(' ').next().unwrap(), head.split(' ').nth(1).unwrap().to_string());
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+        let mut body = vec![0; length.unwrap_or(0)];
+        reader.read_exact(&mut body).unwrap();
         let authorized = head.contains("authorization: Bearer secret\r\n");
         let (status, lines) = {
             let mut script = self.script.lock().unwrap();
@@ -63,7 +93,15 @@ impl FakeServer {
             }
             (if authorized { script.status } else { 401 }, lines)
         };
-        if status == 0 {
+        match status {
+            0 => return,
+            1 => std::thread::sleep(Duration::from_secs(60)),
+            _ => {}
+        }
+        if method != "GET" && status == 200 {
+            let body = serde_json::from_slice(&body).unwrap();
+            let status = self.script.lock().unwrap().write(method, &path, body);
+            let _ = stream.write_all(format!("HTTP/1.1 {status} x\r\ncontent-length: 0\r\n\r\n").as_bytes());
             return;
         }
         if status != 200 || !path.contains("watch=true") {
@@ -237,5 +275,59 @@ fn impossible_server_addresses_are_refused() {
     ] {
         let outcome = run(dir.path(), &[&["extender", "--listen", "127.0.0.1:0"], &args[..]].concat());
         assert!(outcome.code == Some(2) && outcome.err.contains(words), "{words}: {}", outcome.err);
+    }
+    for (node, words) in [(&[][..], "--node: found ''"), (&["--node", "a/b"], "--node: found 'a/b', expected the name")]
+    {
+        let outcome = run(dir.path(), &[&["manage", "--api-server", "http://127.0.0.1:1"], node].concat());
+        assert!(outcome.code == Some(2) && outcome.err.contains(words), "{words}: {}", outcome.err);
+    }
+}
+
+/// Does a daemon's node state reach the extender, at most every 10 s, and does the daemon go on while the API server
+/// refuses, is gone and hangs?
+#[test]
+fn the_extender_ranks_by_what_a_daemon_publishes() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = vec![node("b", 9e9)];
+    let server = FakeServer::start(Script { profiles: vec![profile()], nodes, status: 500, ..Script::default() });
+    std::fs::write(dir.path().join("token"), "secret\n").unwrap();
+    let config = "window_ms = 100\npolicy = { name = \"default\" }\n[[rules]]\ncommand = \"cachemate\"\n";
+    std::fs::write(dir.path().join("c.toml"), config).unwrap();
+    let url = format!("http://{}", server.address);
+    let publish = ["--api-server", &url, "--token-file", "token", "--node", "a"];
+    let _daemon = ChildGuard(command(dir.path(), &MANAGE).args(publish).spawn().unwrap());
+    let wait_until = |state: &str, is_reached: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(90);
+        while !is_reached() {
+            assert!(Instant::now() < deadline, "{state}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let windows = || run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json()["windows"].as_u64().unwrap();
+    wait_until("a refused request", &|| server.requests("nodecachestates/a/status") > 0);
+    server.script.lock().unwrap().status = 200;
+    let patches = || -> Vec<(Instant, Value)> {
+        let script = server.script.lock().unwrap();
+        let of_state = script.writes.iter().filter(|(_, method, ..)| method == "PATCH").skip(1);
+        of_state.map(|(time, _, _, body)| (*time, body["status"].clone())).collect()
+    };
+    // The first one finds no object, which is then created.
+    wait_until("two states", &|| patches().len() >= 2);
+    let times: Vec<Instant> = patches().iter().map(|(time, _)| *time).collect();
+    assert!(times[1] - times[0] >= Duration::from_secs(10), "{:?}", times[1] - times[0]);
+    let state = patches()[0].1["state"].clone();
+    let caches = state["caches"].as_array().unwrap();
+    assert!(state["hertz"].as_f64().unwrap() > 1e8 && state["policy"] == "off", "{state}");
+    assert!(caches.iter().all(|cache| cache["sizeBytes"].as_f64() > Some(1e5)), "{state}");
+    let (_extender, address) = start_extender(dir.path(), &server);
+    let are_fills_known = caches.iter().all(|cache| cache["fillBytesPerSecond"].is_number());
+    // Where this host counts no misses, the state says so and the extender has no forecast for the node.
+    let is_expected = |a: u64, b: u64| if are_fills_known { a == 10 && b < 10 } else { a == 5 && b == 10 };
+    expect_scores(&address, is_expected, "a published state");
+    for status in [0, 1] {
+        server.script.lock().unwrap().status = status;
+        let (requests, before) = (server.requests("nodecachestates/a/status"), windows());
+        wait_until("a request without an answer", &|| server.requests("nodecachestates/a/status") > requests);
+        wait_until("the daemon goes on", &|| windows() > before + 20);
     }
 }

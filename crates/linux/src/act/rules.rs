@@ -123,9 +123,17 @@ pub fn matches_service_name(pattern: &str, service: &ServiceIdentity) -> bool {
     matches_parts(&kind_and_name) || matches_parts(&service.name)
 }
 
-/// The action of the first rule that matches; [`ManageAction::Ignore`] if none does.
+/// The action of the first rule that matches; [`ManageAction::Ignore`] if none does. A rule without a limit leaves it to
+/// the pod's owner.
 pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
-    rules.iter().find(|rule| rule.matches(subject)).map_or(ManageAction::Ignore, |rule| rule.action)
+    let action = rules.iter().find(|rule| rule.matches(subject)).map_or(ManageAction::Ignore, |rule| rule.action);
+    let limit_of_pod = subject.container.and_then(ContainerRecord::max_slowdown);
+    match (action, limit_of_pod) {
+        (ManageAction::Manage(goal), Some(limit)) if goal.is_none_or(|goal| goal.max_slowdown.is_none()) => {
+            ManageAction::Manage(Some(Goal { max_slowdown: Some(limit), ..goal.unwrap_or_default() }))
+        }
+        _ => action,
+    }
 }
 
 /// Pattern for the path of a cgroup, matched component by component, so that a wildcard never spans a `/`.
@@ -222,6 +230,25 @@ mod tests {
         assert_eq!([&of_unit, &of_pod].map(|subject| space.matches(subject)), [false, true]);
         let label = |value: &str| ManageRule { labels: [("app".into(), value.into())].into(), ..ManageRule::default() };
         assert!(label("c*").matches(&of_pod) && !label("web").matches(&of_pod) && !label("*").matches(&of_unit));
+    }
+
+    /// Does a pod's own limit apply where its rule has none, and an invalid one nowhere?
+    #[test]
+    fn a_pods_limit_applies_where_its_rule_has_none() {
+        let limit_of = |mark: &str, goal: Option<Goal>| {
+            let labels = [("cachemate.io/max-slowdown".to_string(), mark.to_string())].into();
+            let record = ContainerRecord { labels, ..ContainerRecord::default() };
+            let of_pod = RuleSubject { container: Some(&record), ..subject("x") };
+            let rules = [ManageRule { action: ManageAction::Manage(goal), ..ManageRule::default() }];
+            match decide(&rules, &of_pod) {
+                ManageAction::Manage(goal) => goal.map(|goal| (goal.priority, goal.max_slowdown)),
+                action => panic!("{action:?}"),
+            }
+        };
+        assert_eq!(limit_of("10%", None), Some((1.0, Some(0.1))));
+        assert_eq!(limit_of("5", Some(Goal { priority: 3.0, ..Goal::default() })), Some((3.0, Some(0.05))));
+        assert_eq!(limit_of("5%", Some(Goal { max_slowdown: Some(0.2), ..Goal::default() })), Some((1.0, Some(0.2))));
+        assert_eq!([limit_of("-5%", None), limit_of("soon", None), limit_of("inf", None)], [None; 3]);
     }
 
     /// Is a helper of a runtime matched only by a rule that names its command or its process?

@@ -207,12 +207,18 @@ fn text_fields<const N: usize>(payload: &[u8], field_numbers: [u64; N]) -> Resul
     }))
 }
 
+/// Prefix of the annotations that are read.
+const ANNOTATION_PREFIX: &str = "cachemate.io/";
+
 fn parse_pod(value: FieldValue<'_>) -> Result<PodRecord, WireError> {
     let [id, name, namespace] = text_fields(value.bytes(), [1, 2, 4])?;
     let mut labels = BTreeMap::new();
-    for (_, entry) in parse_fields(value.bytes())?.into_iter().filter(|(field, _)| *field == 5) {
+    // Annotations follow the labels; those meant for cachemate may have values that labels cannot have.
+    for (field, entry) in parse_fields(value.bytes())?.into_iter().filter(|(field, _)| matches!(field, 5 | 6)) {
         let [key, value] = text_fields(entry.bytes(), [1, 2])?;
-        labels.insert(key, value);
+        if field == 5 || key.starts_with(ANNOTATION_PREFIX) {
+            labels.insert(key, value);
+        }
     }
     Ok(PodRecord { id, name, namespace, labels })
 }
@@ -225,7 +231,8 @@ fn parse_container(value: FieldValue<'_>) -> Result<ReportedContainer, WireError
             12 => pid = i32::try_from(value.to_number()).unwrap_or(0),
             11 => [record.cgroup] = text_fields(value.bytes(), [5])?,
             22 => {
-                let [digest] = text_fields(value.bytes(), [2])?;
+                let [name, digest] = text_fields(value.bytes(), [1, 2])?;
+                record.image_name = Some(name).filter(|name| !name.is_empty());
                 record.image = Some(digest).filter(|digest| !digest.is_empty());
             }
             _ => {}

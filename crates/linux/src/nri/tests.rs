@@ -20,7 +20,10 @@ fn request(stream: u32, method: &str, payload: &[u8]) -> WireMessage {
 fn pod_message(id: &str, name: &str) -> Vec<u8> {
     let label = MessageBuilder::default().with_bytes(1, b"app").with_bytes(2, b"cart").build();
     let ids = MessageBuilder::default().with_bytes(1, id.as_bytes()).with_bytes(2, name.as_bytes());
-    ids.with_bytes(3, b"uid").with_bytes(4, b"shop").with_bytes(5, &label).build()
+    let limit = MessageBuilder::default().with_bytes(1, b"cachemate.io/max-slowdown").with_bytes(2, b"10%").build();
+    let other = MessageBuilder::default().with_bytes(1, b"app").with_bytes(2, b"not the label").build();
+    let ids = ids.with_bytes(3, b"uid").with_bytes(4, b"shop").with_bytes(5, &label);
+    ids.with_bytes(6, &limit).with_bytes(6, &other).build()
 }
 
 fn container_message(id: &str, pod: &str, name: &str) -> Vec<u8> {
@@ -62,6 +65,7 @@ fn the_plugin_learns_started_and_forgets_removed_containers() {
     assert_eq!(name("c1").as_deref(), Some("pod/shop/cart-1/redis"));
     assert_eq!(name("c2").as_deref(), Some("pod/shop/cart-1/web"));
     let record = directory.find_by_id("c1").unwrap();
+    assert_eq!((record.image_name.as_deref(), record.max_slowdown()), (Some("redis"), Some(0.1)));
     assert_eq!((record.image.as_deref(), record.labels["app"].as_str()), (Some("sha256:1"), "cart"));
     ask("StateChange", &state_change(6, &pod_message("p2", "cart-2"), &container_message("c3", "p2", "redis")));
     assert_eq!(name("c3").as_deref(), Some("pod/shop/cart-2/redis"));

@@ -63,8 +63,7 @@ fn measure_on_thread(topology: &Topology) -> PredictorConfig {
         hits_ns.extend((0..HIT_ROUNDS).map(|_| chase.load_ns()));
     }
     let (hit_ns, miss_ns) = (minimum(hits_ns), median(misses_ns));
-    let cpu_hertz = topology.cpus.iter().find_map(|cpu| cpu.hertz);
-    let cycle_ns = cpu_hertz.map_or_else(measure_cycle_ns, |hertz| 1e9 / hertz as f64);
+    let cycle_ns = cycle_ns(topology);
     let penalty = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
     PredictorConfig {
         miss_penalty_cycles: penalty,
@@ -130,6 +129,12 @@ impl PointerChase {
         black_box(position);
         (thread_clock_ns() - start_ns) / self.step_count as f64
     }
+}
+
+/// Time of a cycle, from the kernel's clock rate or, without one, measured for some milliseconds.
+pub fn cycle_ns(topology: &Topology) -> f64 {
+    let cpu_hertz = topology.cpus.iter().find_map(|cpu| cpu.hertz);
+    cpu_hertz.map_or_else(measure_cycle_ns, |hertz| 1e9 / hertz as f64)
 }
 
 fn measure_cycle_ns() -> f64 {

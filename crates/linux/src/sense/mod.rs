@@ -6,6 +6,7 @@ pub mod births;
 pub mod capability_survey;
 pub(crate) mod continuity;
 pub mod counters;
+pub mod cpu_load;
 pub mod events;
 pub(crate) mod memory_nodes;
 pub mod miss_cost;

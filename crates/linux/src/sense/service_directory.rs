@@ -21,10 +21,12 @@ pub struct ContainerRecord {
     pub namespace: String,
     /// The pod's name; empty = not in a pod.
     pub pod: String,
-    /// Labels of the pod.
+    /// Labels of the pod, and its annotations that begin with `cachemate.io/`.
     pub labels: BTreeMap<String, String>,
     /// The image's digest.
     pub image: Option<String>,
+    /// The image's name with its tag.
+    pub image_name: Option<String>,
     /// Path of its control group as the runtime names it: a path, or `slice:prefix:name`.
     pub cgroup: String,
     /// Is this the sandbox or another helper of the runtime?
@@ -32,6 +34,13 @@ pub struct ContainerRecord {
 }
 
 impl ContainerRecord {
+    /// The slowdown that the pod's owner asks for, as a fraction, from `cachemate.io/max-slowdown` in percent; `None` for
+    /// an invalid value.
+    pub fn max_slowdown(&self) -> Option<f64> {
+        let percent: f64 = self.labels.get("cachemate.io/max-slowdown")?.trim_end_matches('%').trim().parse().ok()?;
+        (percent > 0.0 && percent.is_finite()).then_some(percent / 100.0)
+    }
+
     /// The service, with its display names.
     pub fn identity(&self, id: &str) -> ServiceIdentity {
         let name = if self.name.is_empty() { id } else { &self.name };
@@ -67,6 +76,15 @@ impl ServiceDirectory {
         let containing = records.iter().filter(|(_, record)| contains(record));
         let innermost = containing.max_by_key(|(_, record)| record.cgroup.trim_end_matches('/').len());
         innermost.map(|(id, record)| (id.clone(), record.clone()))
+    }
+
+    /// The container that has this service's display names.
+    pub fn find_by_identity(&self, service: &ServiceIdentity) -> Option<ContainerRecord> {
+        let records = self.containers.read().unwrap_or_else(PoisonError::into_inner);
+        records
+            .iter()
+            .find(|(id, record)| !record.is_helper && record.identity(id) == *service)
+            .map(|(_, record)| record.clone())
     }
 
     /// The id of the container that has exactly this control group.

@@ -465,6 +465,9 @@ fn occupancy_and_traffic_are_read() {
     assert_eq!((bytes(group), bytes(CounterScope::Cache(CacheId(0)))), (Some(40.0), Some(140.0)));
     let held = bench.ways.read_back(&bench.cat, &plan, &bench.tasks.tasks());
     assert_eq!(held[0].occupancy_bytes, Some(5 << 20));
+    counted("", 0, 1 << 20, 1600, &bench.cat);
+    let all_groups = bench.ways.cache_use(&bench.cat);
+    assert_eq!(all_groups[0].occupancy_bytes, Some(6 << 20), "the root's lines and the group's");
     let why = bench.ways.explain(&bench.cat, &held[0]);
     assert_eq!(
         why,

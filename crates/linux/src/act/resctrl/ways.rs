@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::{
-    ActiveShare, CacheShare, CounterScope, EventCounts, IndexSet, Plan, PlanItem, RefusalReason, RefusedItem,
+    ActiveShare, CacheId, CacheShare, CounterScope, EventCounts, IndexSet, Plan, PlanItem, RefusalReason, RefusedItem,
     ServiceClass, ServiceClassId, ShareKey, ShareMember, Units, WayMasks,
 };
 
@@ -322,6 +322,33 @@ impl WayController {
         explain_occupancy(&active_share.share, active_share.occupancy_bytes, divided, &other_masks)
     }
 
+    /// Current occupancy and free classes of every last-level cache. Read-only.
+    pub fn cache_use(&self, kernel: &dyn Kernel) -> Vec<CacheUse> {
+        let Ok(names) = groups::list_groups(kernel, &self.resctrl.mount) else { return Vec::new() };
+        // The root group has a class, too.
+        let free_classes = self.resctrl.class_count.saturating_sub(1 + names.len() as u32);
+        let occupancy_of_groups = |domain: u32| {
+            let root_and_groups = std::iter::once("").chain(names.iter().map(String::as_str));
+            root_and_groups
+                .map(|name| occupancy_bytes(kernel, &self.resctrl.mount.join(name), domain))
+                .sum::<Option<u64>>()
+        };
+        let use_of = |(&domain, &cache): (&u32, &CacheId)| CacheUse {
+            cache,
+            occupancy_bytes: self.resctrl.counted_events.has_occupancy.then(|| occupancy_of_groups(domain)).flatten(),
+            free_classes: self.resctrl.cache(cache).map(|_| free_classes),
+        };
+        let unmonitored =
+            |divided: &&ResctrlCache| !self.resctrl.monitored_caches.values().any(|cache| *cache == divided.cache);
+        let of_unmonitored = |divided: &ResctrlCache| CacheUse {
+            cache: divided.cache,
+            occupancy_bytes: None,
+            free_classes: Some(free_classes),
+        };
+        let monitored = self.resctrl.monitored_caches.iter().map(use_of);
+        monitored.chain(self.resctrl.caches.iter().filter(unmonitored).map(of_unmonitored)).collect()
+    }
+
     /// Memory traffic since the last window: of our groups, and of every monitored cache as the sum of all groups.
     /// Read-only.
     pub fn traffic_counts(&mut self, kernel: &dyn Kernel) -> Vec<(CounterScope, EventCounts)> {
@@ -354,6 +381,17 @@ impl WayController {
         counts_by_scope.sort_by_key(|(scope, _)| *scope);
         counts_by_scope
     }
+}
+
+/// Use of one monitored or partitionable cache by all programs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CacheUse {
+    /// The topology's number of the cache.
+    pub cache: CacheId,
+    /// Bytes that the lines of all groups occupy; `None` if the hardware does not count them.
+    pub occupancy_bytes: Option<u64>,
+    /// Classes of service that no group uses; `None` if the cache cannot be partitioned.
+    pub free_classes: Option<u32>,
 }
 
 /// The members of a share that are in its group: single tasks, and processes of which all threads are in it.

@@ -35,10 +35,18 @@ class ApiClient:
     def call(self, method, path, body=None, kind="application/json"):
         """The answer's text. An answer that is no success is an error with its text."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        if getattr(self.local, "connection", None) is None:
+        is_reused = getattr(self.local, "connection", None) is not None
+        if not is_reused:
             self.local.connection = self.connect()
         try:
-            self.local.connection.request(method, path, data, self.headers(kind))
+            try:
+                self.local.connection.request(method, path, data, self.headers(kind))
+            except OSError:
+                # The server has closed a connection that was idle, so it has not seen the request.
+                if not is_reused:
+                    raise
+                self.local.connection = self.connect()
+                self.local.connection.request(method, path, data, self.headers(kind))
             answer = self.local.connection.getresponse()
             text = answer.read().decode()
         except OSError:

@@ -75,9 +75,9 @@ account!(
     /// Pages that were left to the kernel's zero page, and therefore to its frames.
     kernel_frames,
     /// Resident pages with an allowed color, in the last complete pass.
-    inside_pages,
+    allowed_pages,
     /// Resident pages with another color, in the last complete pass.
-    outside_pages,
+    other_pages,
     /// Resident pages with a color that the ledger does not know, in the last complete pass.
     unknown_pages,
     /// Pages re-colored since the mask last changed.
@@ -525,8 +525,8 @@ impl Agent {
     }
 
     fn finish_pass(&mut self, now: u64) {
-        self.counters.inside_pages = self.residency_scan.allowed_pages;
-        self.counters.outside_pages = self.residency_scan.other_pages;
+        self.counters.allowed_pages = self.residency_scan.allowed_pages;
+        self.counters.other_pages = self.residency_scan.other_pages;
         self.counters.unknown_pages = self.residency_scan.unknown_pages;
         self.counters.recolor_total =
             self.counters.recolor_done + self.residency_scan.other_pages + self.residency_scan.unknown_pages;

@@ -263,7 +263,7 @@ fn gang_rows(
     {
         rows.push(BenchRow::skipped("b", "gangs while shared", reason));
     } else if let Some(relative_rates) = relative_speeds(arms, solo, 1) {
-        let speed_sum = |arm: &[f64; 4], programs: [usize; 2]| (arm[programs[0]] + arm[programs[1]]) / 2.0 * 2.0;
+        let speed_sum = |arm: &[f64; 4], programs: [usize; 2]| arm[programs[0]] + arm[programs[1]];
         let victim_speedup = speed_sum(&relative_rates.0, VICTIMS) / speed_sum(&relative_rates.1, VICTIMS);
         rows.push(BenchRow::from_target(
             "b",

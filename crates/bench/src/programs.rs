@@ -52,9 +52,10 @@ impl Actor {
         let child = command.spawn().with_context(|| format!("'{name}' cannot be started"))?;
         let pid_path = dir.join(child.id().to_string());
         let _ = std::fs::remove_file(&pid_path);
-        std::fs::hard_link(&report_path, &pid_path)
+        let actor = Actor { name: name.to_string(), child, report_path };
+        std::fs::hard_link(&actor.report_path, &pid_path)
             .with_context(|| format!("{}: cannot be linked", pid_path.display()))?;
-        Ok(Actor { name: name.to_string(), child, report_path })
+        Ok(actor)
     }
 
     pub fn pid(&self) -> i32 {

@@ -211,11 +211,17 @@ impl Topology {
         self.last_level_caches().find(|cache| cache.cpus.contains(cpu.0))
     }
 
-    /// The online CPUs of each last-level cache, in the topology's order; caches without online CPUs are omitted.
-    pub fn last_level_domains(&self) -> Vec<CpuSet> {
+    /// Each last-level cache with its online CPUs, in the topology's order; caches without online CPUs are omitted.
+    pub fn online_last_levels(&self) -> Vec<(CacheId, CpuSet)> {
         let online = self.online();
-        let domains = self.last_level_caches().map(|cache| cache.cpus.intersection(&online));
-        domains.filter(|cpus| !cpus.is_empty()).collect()
+        let caches = self.last_level_caches().map(|cache| (cache.id, cache.cpus.intersection(&online)));
+        caches.filter(|(_, cpus)| !cpus.is_empty()).collect()
+    }
+
+    /// The online CPUs of each last-level cache, as [`Topology::online_last_levels`] lists them. A position in the list
+    /// changes when an earlier cache goes offline, so state that outlives a window names the cache.
+    pub fn last_level_domains(&self) -> Vec<CpuSet> {
+        self.online_last_levels().into_iter().map(|(_, cpus)| cpus).collect()
     }
 }
 

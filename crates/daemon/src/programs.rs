@@ -111,12 +111,16 @@ fn spawn_child(command: &[String], report_path: &Path, progress_dir: &Path) -> a
     // Each program gets its own process group, so that Ctrl-C reaches only this process, which then ends the
     // programs.
     child.process_group(0);
-    let child = child.spawn().with_context(|| format!("'{name}' cannot be started"))?;
+    let mut child = child.spawn().with_context(|| format!("'{name}' cannot be started"))?;
     // The daemon looks up reports by process id, whereas the name in the environment had to be chosen before the id
     // was known.
     let pid_path = progress_dir.join(child.id().to_string());
     let _ = std::fs::remove_file(&pid_path);
-    std::fs::hard_link(report_path, &pid_path).with_context(|| format!("{}: cannot be linked", pid_path.display()))?;
+    if let Err(error) = std::fs::hard_link(report_path, &pid_path) {
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(error).with_context(|| format!("{}: cannot be linked", pid_path.display()));
+    }
     Ok(RunningChild { child, report_path: report_path.to_path_buf() })
 }
 

@@ -17,13 +17,13 @@
 //!
 //! Properties: the samples that a task has run are part of its score, so no task waits forever. With a weight of w per
 //! sample and scores that differ by at most d, no task falls more than d/w samples behind. A task without evidence has
-//! no penalties, so it runs soon and evidence is gained. Caches are identified by their CPUs. A new task goes to the
+//! no penalties, so it runs soon and evidence is gained. A new task goes to the
 //! cache with the fewest tasks per CPU and stays there. CPUs on which unmovable tasks were observed are not used.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    Ability, CoRunPenalty, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, ReasonKind, Support, TaskId,
+    Ability, CacheId, CoRunPenalty, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, ReasonKind, TaskId,
     TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
@@ -99,7 +99,7 @@ pub struct CoScheduler {
     pub sample_weight: f64,
     /// A task gets no `advice` if it has run at least this many samples fewer than the mean task below its cache.
     pub max_lag_samples: f64,
-    home_caches: BTreeMap<TaskId, usize>,
+    home_caches: BTreeMap<TaskId, CacheId>,
     /// Number of samples run so far; a new task starts with the smallest number of its cache.
     sample_counts: BTreeMap<TaskId, f64>,
     /// CPUs on which tasks outside the plan were observed.
@@ -116,22 +116,22 @@ impl CoScheduler {
     pub fn decide(&mut self, view: &View<'_>, costs: &dyn CoRunCost) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.window_ns });
         let mut reasons = Vec::new();
-        let domains = view.last_level_domains();
+        let caches = view.topology.online_last_levels();
+        let domains: Vec<CpuSet> = caches.iter().map(|(_, cpus)| cpus.clone()).collect();
         let tasks: Vec<&TaskSample> = view.movable_tasks().collect();
         if domains.is_empty() || tasks.is_empty() {
             return Decision::new(plan, reasons);
         }
-        let is_supported = |ability| matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }));
-        self.observe(view, &tasks, &domains);
-        if self.form == CoScheduleForm::Advice || !is_supported(Ability::Gangs) {
-            if is_supported(Ability::Penalties) {
+        self.observe(view, &tasks, &caches);
+        if self.form == CoScheduleForm::Advice || !view.capabilities.has_ability(Ability::Gangs) {
+            if view.capabilities.has_ability(Ability::Penalties) {
                 plan.penalties = self.advise_penalties(&tasks, &domains, costs);
             }
             return Decision::new(plan, reasons);
         }
-        let mut tasks_by_cache: Vec<Vec<&TaskSample>> = vec![Vec::new(); domains.len()];
-        tasks.iter().for_each(|&task| tasks_by_cache[self.home_caches[&task.task]].push(task));
-        for (domain, members) in domains.iter().zip(tasks_by_cache) {
+        for (cache, domain) in &caches {
+            let members: Vec<&TaskSample> =
+                tasks.iter().copied().filter(|task| self.home_caches[&task.task] == *cache).collect();
             if domains.len() > 1 {
                 plan.affinity.extend(members.iter().map(|task| (task.task, domain.clone())));
             }
@@ -141,13 +141,14 @@ impl CoScheduler {
     }
 
     /// Updates the caches and samples of the tasks, and the CPUs of other tasks.
-    fn observe(&mut self, view: &View<'_>, tasks: &[&TaskSample], domains: &[CpuSet]) {
+    fn observe(&mut self, view: &View<'_>, tasks: &[&TaskSample], caches: &[(CacheId, CpuSet)]) {
         let live_tasks: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
-        self.home_caches.retain(|task, home| live_tasks.contains(task) && *home < domains.len());
+        let position_of = |home: CacheId| caches.iter().position(|(cache, _)| *cache == home);
+        self.home_caches.retain(|task, home| live_tasks.contains(task) && position_of(*home).is_some());
         self.sample_counts.retain(|task, _| self.home_caches.contains_key(task));
-        let (mut task_counts, mut min_sample_counts) =
-            (vec![0usize; domains.len()], vec![f64::INFINITY; domains.len()]);
+        let (mut task_counts, mut min_sample_counts) = (vec![0usize; caches.len()], vec![f64::INFINITY; caches.len()]);
         for (task, &home) in &self.home_caches {
+            let Some(home) = position_of(home) else { continue };
             task_counts[home] += 1;
             min_sample_counts[home] = min_sample_counts[home].min(self.sample_counts[task]);
         }
@@ -158,13 +159,13 @@ impl CoScheduler {
                 *sample_count += share;
                 continue;
             }
-            let per_cpu = |domain: &usize| task_counts[*domain] as f64 / f64::from(domains[*domain].count());
-            let emptiest_domain = (0..domains.len()).min_by(|a, b| per_cpu(a).total_cmp(&per_cpu(b)));
+            let per_cpu = |domain: &usize| task_counts[*domain] as f64 / f64::from(caches[*domain].1.count());
+            let emptiest_domain = (0..caches.len()).min_by(|a, b| per_cpu(a).total_cmp(&per_cpu(b)));
             let home = emptiest_domain.unwrap_or(0);
             task_counts[home] += 1;
             let start_samples = if min_sample_counts[home].is_finite() { min_sample_counts[home] } else { 0.0 };
             self.sample_counts.insert(task.task, start_samples);
-            self.home_caches.insert(task.task, home);
+            self.home_caches.insert(task.task, caches[home].0);
         }
         self.pinned_task_cpus
             .retain(|id, _| view.observation.tasks.iter().any(|task| task.task == *id && task.unmovable));

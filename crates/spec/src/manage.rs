@@ -368,9 +368,11 @@ impl RuleConfig {
         if let Some(cgroup) = self.cgroup.as_ref().filter(|path| !path.starts_with('/')) {
             return rule_error("cgroup", format!("'{cgroup}'"), "a path from the root such as '/system.slice'");
         }
-        for (field, value) in [("service", &self.service), ("namespace", &self.namespace)] {
+        let names =
+            [("service", &self.service, EXPECTED_SERVICE), ("namespace", &self.namespace, "a name, such as 'web'")];
+        for (field, value, expected) in names {
             if value.as_ref().is_some_and(String::is_empty) {
-                return rule_error(field, "''".to_string(), EXPECTED_SERVICE);
+                return rule_error(field, "''".to_string(), expected);
             }
         }
         if let Some(service) = &self.service

@@ -52,8 +52,11 @@ fn claim_path(id: SweepTaskId) -> String {
 
 impl Store {
     fn claim_owner(&self, id: SweepTaskId) -> Option<ClaimOwner> {
-        let text = self.root().read_text(Path::new(&claim_path(id)), CLAIM_BYTES_LIMIT).ok()??;
-        serde_json::from_str(&text).ok()
+        serde_json::from_str(&self.claim_text(&claim_path(id))?).ok()
+    }
+
+    fn claim_text(&self, path: &str) -> Option<String> {
+        self.root().read_text(Path::new(path), CLAIM_BYTES_LIMIT).ok()?
     }
 
     fn remove_claim(&self, id: SweepTaskId) -> Result<(), SweepError> {
@@ -67,11 +70,12 @@ impl Store {
         let (partial_dir, partial_name) = self.write_partial(&format!("{id}-claim"), text.as_bytes())?;
         let mut link_result = link_if_absent(&partial_dir, &partial_name, &claims_dir, &name);
         if link_result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+            let dead_claim = self.claim_text(&claim_path(id));
             if let Some(owner_name) = self.live_owner(id) {
                 let _ = partial_dir.remove(&partial_name);
                 return Ok(ClaimOutcome::HeldByOther(owner_name));
             }
-            self.remove_dead_claim(id)?;
+            self.remove_dead_claim(id, dead_claim)?;
             link_result = link_if_absent(&partial_dir, &partial_name, &claims_dir, &name);
         }
         let _ = partial_dir.remove(&partial_name);
@@ -109,16 +113,24 @@ impl Store {
         now
     }
 
-    /// Removes a dead owner's claim and records the death.
-    fn remove_dead_claim(&self, id: SweepTaskId) -> Result<(), SweepError> {
-        let owner = self.claim_owner(id);
-        let partial_dir = self.dir("partial")?;
+    /// Removes a dead owner's claim, whose content is `dead_claim`, and records the death. A worker that was faster may
+    /// have put its own claim in the place: that one is put back.
+    fn remove_dead_claim(&self, id: SweepTaskId, dead_claim: Option<String>) -> Result<(), SweepError> {
+        let (claims_dir, partial_dir) = (self.dir(CLAIMS_DIR)?, self.dir("partial")?);
         let (host, pid) = (&self.owner.host, self.owner.pid);
         let dead_name = format!("{id}-dead.{host}.{pid}.0");
-        if self.dir(CLAIMS_DIR)?.rename_into(&id.to_string(), &partial_dir, &dead_name).is_err() {
+        if claims_dir.rename_into(&id.to_string(), &partial_dir, &dead_name).is_err() {
             return Ok(()); // another worker was faster
         }
+        let is_dead_claim = self.claim_text(&format!("partial/{dead_name}")) == dead_claim;
+        if !is_dead_claim {
+            let _ = link_if_absent(&partial_dir, &dead_name, &claims_dir, &id.to_string());
+        }
         let _ = partial_dir.remove(&dead_name);
+        if !is_dead_claim {
+            return Ok(());
+        }
+        let owner: Option<ClaimOwner> = dead_claim.and_then(|text| serde_json::from_str(&text).ok());
         let owner_text = owner.map_or("its worker".to_string(), |owner| owner.to_string());
         let message = format!("{owner_text} died or froze while it ran the task");
         self.record_attempt(id, &FailedAttempt::from_owner(FailureKind::Death, message, &self.owner))

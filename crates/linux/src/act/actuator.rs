@@ -236,10 +236,11 @@ impl Actuator {
     }
 
     /// Rejoins after a missed heartbeat: waits until the guardian has exited, and restores the object that this
-    /// process was about to change when it was stopped. Afterwards there is no journal and no guardian.
+    /// process was about to change when it was stopped. Afterwards there is no journal and no guardian, unless it fails.
     ///
     /// # Errors
-    /// The guardian is still restoring, or an object could not be restored and remains in the journal.
+    /// The guardian is still restoring, or an object could not be restored and remains in the journal. The process stays
+    /// fenced.
     pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
         const MAX_WAIT: Duration = Duration::from_secs(10);
         let Some((mut journal, mut guardian)) = self.journal_and_guardian.take() else { return Ok(()) };
@@ -254,9 +255,10 @@ impl Actuator {
         if unrestored.is_empty() {
             return journal.remove();
         }
-        // The guardian may have removed the journal.
-        journal.rewrite(|object| unrestored.contains(&object))?;
-        Err(JournalError::Fenced)
+        // The guardian may have removed the journal. It stays here, so that this process remains fenced and tries again.
+        let rewritten = journal.rewrite(|object| unrestored.contains(&object));
+        self.journal_and_guardian = Some((journal, guardian));
+        rewritten.and(Err(JournalError::Fenced))
     }
 
     /// Restores the properties of these threads and the files of these processes, which are no longer managed.

@@ -63,18 +63,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// at once. If acting was switched off, all programs are restored. Returns the outcome for each object.
     ///
     /// # Errors
-    /// The journal could not be written; it still holds the objects that could not be restored.
+    /// The journal could not be written; it still holds the objects that could not be restored. If all programs were to
+    /// be restored, the previous rules stay in force.
     pub fn set_rules(
         &mut self,
         rules: Vec<ManageRule>,
         cpusets: Vec<CpusetGroup>,
         should_act: bool,
     ) -> Result<Vec<RestoredObject>, MachineError> {
+        let mut restored_objects = if should_act { Vec::new() } else { self.stop_and_restore()? };
         self.options.rules = rules;
         self.options.cpusets = cpusets;
         self.options.should_act = should_act;
         self.overrides.clear();
-        let mut restored_objects = if should_act { Vec::new() } else { self.stop_and_restore()? };
         let kernel = self.kernel();
         let released_threads = self.tasks.reexamine(&*lock(&kernel), &self.options.rules);
         restored_objects.extend(self.release(&released_threads)?);

@@ -1,6 +1,7 @@
 //! Probes of a live machine, which run in the time that a window leaves them.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use cachemate_core::{
     Ability, CacheId, CpuId, CpuSet, PlanItem, ProbeKind, ProbeRequest, ProcessId, RefusalReason, Support, TaskId,
@@ -66,13 +67,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // The gangs are stopped, because during the probe, the probe decides which tasks run.
         let running_schedules = self.gang_runners.schedules();
         self.gang_runners.stop_all();
-        let Ok(placement) = self.choose_placement(&*lock(&kernel), task) else { return true };
-        let journal_result =
-            self.actuator.journal_originals(&*lock(&kernel), &placement.desired_states(&PlanItem::Probe(probe.id)));
-        match journal_result {
-            Ok(()) => self.probe_runner.run_bracket(&kernel, &placement, &probe, &self.options.progress),
-            Err(error) => self.probe_runner.abandon(&probe, RefusalReason::NoCapacity, &error.to_string()),
-        }
+        self.run_bracket_probe(&kernel, &probe, task);
         self.restart_gangs(running_schedules);
         true
     }
@@ -129,6 +124,21 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             .filter_map(|task| read_participant(kernel, task))
             .filter(|participant| participant.scheduling.can_wait())
             .collect()
+    }
+
+    /// Runs the probe with the placement of this moment; the target may have exited since the check.
+    fn run_bracket_probe(&mut self, kernel: &Mutex<K>, probe: &ProbeRequest, task: TaskId) {
+        let chosen_placement = self.choose_placement(&*lock(kernel), task);
+        let placement = match chosen_placement {
+            Ok(placement) => placement,
+            Err(message) => return self.probe_runner.abandon(probe, RefusalReason::NotFound, message),
+        };
+        let journal_result =
+            self.actuator.journal_originals(&*lock(kernel), &placement.desired_states(&PlanItem::Probe(probe.id)));
+        match journal_result {
+            Ok(()) => self.probe_runner.run_bracket(kernel, &placement, probe, &self.options.progress),
+            Err(error) => self.probe_runner.abandon(probe, RefusalReason::NoCapacity, &error.to_string()),
+        }
     }
 
     /// The reason why this host lacks an ability, if the survey at the start found one.

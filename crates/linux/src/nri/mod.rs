@@ -144,12 +144,11 @@ impl NriSession {
                 state.runtime = None;
                 state.error = outcome.err();
             });
-            retry_delay = if start.elapsed() >= MIN_STABLE_TIME {
-                RETRY_DELAYS[0]
-            } else {
-                (retry_delay * 2).min(RETRY_DELAYS[1])
-            };
+            if start.elapsed() >= MIN_STABLE_TIME {
+                retry_delay = RETRY_DELAYS[0];
+            }
             let deadline = Instant::now() + retry_delay;
+            retry_delay = (retry_delay * 2).min(RETRY_DELAYS[1]);
             while !self.is_stopping() && Instant::now() < deadline {
                 std::thread::sleep(POLL_PERIOD);
             }

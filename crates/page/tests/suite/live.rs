@@ -212,7 +212,7 @@ struct OtherServer(Child, String);
 impl OtherServer {
     fn start(address: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["served_by_another_process", "--exact", "--ignored", "--nocapture"]);
+        command.args(["live::served_by_another_process", "--exact", "--ignored", "--nocapture"]);
         let mut child = command.env("CACHEMATE_SERVE", address).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let address = lines.map(|line| line.unwrap()).find_map(|line| Some(line.split_once("page at ")?.1.to_string()));

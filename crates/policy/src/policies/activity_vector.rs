@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, CacheLevel, Decision, IndexSet, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, SuperSetCount,
-    Support, TaskId, View,
+    TaskId, View,
 };
 use serde::Deserialize;
 
@@ -270,10 +270,9 @@ impl ActivityVectors {
 
     /// Returns a permanent probe of every task for every level that has a weight and that the machine can count.
     fn super_set_probes(&self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) -> Vec<ProbeRequest> {
-        let count_support = view.capabilities.abilities.get(&Ability::CountSuperSets);
         let tasks: Vec<TaskId> =
             view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
-        if tasks.is_empty() || !matches!(count_support, Some(Support::Yes { .. })) {
+        if tasks.is_empty() || !view.capabilities.has_ability(Ability::CountSuperSets) {
             return Vec::new();
         }
         let weights = self.parameters.weights.bit_weights();

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use cachemate_core::ReplacementModel;
 use cachemate_core::{
     Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, Profile, Reason,
-    ReasonKind, Support, TaskId, View, WindowLength,
+    ReasonKind, TaskId, View, WindowLength,
 };
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::reuse::ReuseTimes;
@@ -158,7 +158,7 @@ impl Policy for BalanceSet {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
-        let has_gangs = has_ability(view, Ability::Gangs);
+        let has_gangs = view.capabilities.has_ability(Ability::Gangs);
         let mut placement = std::mem::take(&mut self.placement);
         for domain in placement.place_tasks_by_cache(view) {
             let is_crowded = domain.tasks.len() > domain.cpus.count() as usize;
@@ -195,10 +195,6 @@ impl Policy for BalanceSet {
     }
 }
 
-fn has_ability(view: &View<'_>, ability: Ability) -> bool {
-    matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }))
-}
-
 fn build_gang(members: &[TaskId]) -> Gang {
     Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 }
 }
@@ -214,7 +210,7 @@ fn max_turn_gap(groups: &[Vec<TaskId>], task: TaskId) -> usize {
 impl BalanceSet {
     /// Requests the reuse times of threads whose profile has none, until these probes are answered.
     fn request_reuse_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, is_crowded: bool, plan: &mut Plan) {
-        if !is_crowded || !has_ability(view, Ability::SampleReuses) {
+        if !is_crowded || !view.capabilities.has_ability(Ability::SampleReuses) {
             return;
         }
         for task in domain.tasks.iter().map(|sample| sample.task) {

@@ -224,10 +224,7 @@ impl IntensityGangs {
         let is_live = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
         self.sensitivity_windows.retain(|task, _| is_live(task));
         self.intensity_windows.retain(|task, _| is_live(task));
-        let is_refused = |probe: &mut ProbeRequest| {
-            let items = view.observation.applied.refused.iter().map(|refused| &refused.item);
-            items.into_iter().any(|item| *item == cachemate_core::PlanItem::Probe(probe.id))
-        };
+        let is_refused = |probe: &mut ProbeRequest| view.observation.applied.has_refused_probe(probe.id);
         self.pending_ping_pongs.retain_mut(|probe| !is_refused(probe));
         if let Some(refused_probe) = self.pending_probe.take_if(is_refused) {
             // A refused request will not be answered, so it is not repeated before its time.

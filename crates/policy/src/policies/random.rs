@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, Policy, Reason, ReasonKind, SplitMix64, TaskId, View};
+use cachemate_core::{CacheId, Decision, Policy, Reason, ReasonKind, SplitMix64, TaskId, View};
 
 use super::ParameterError;
 use super::default::Parameters;
@@ -13,19 +13,21 @@ use super::default::Parameters;
 struct RandomPolicy {
     parameters: Parameters,
     generator: SplitMix64,
-    domain_by_task: BTreeMap<TaskId, usize>,
+    home_caches: BTreeMap<TaskId, CacheId>,
 }
 
 impl Policy for RandomPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = self.parameters.idle();
         let mut reasons = Vec::new();
-        let domains = view.last_level_domains();
-        if domains.is_empty() {
+        let caches = view.topology.online_last_levels();
+        if caches.is_empty() {
             return Decision::new(plan, reasons);
         }
-        let previous_domain =
-            |task: TaskId| self.domain_by_task.get(&task).copied().filter(|&domain| domain < domains.len());
+        let previous_domain = |task: TaskId| {
+            let home = self.home_caches.get(&task)?;
+            caches.iter().position(|(cache, _)| cache == home)
+        };
         let mut domain_by_task: BTreeMap<TaskId, usize> =
             view.movable_tasks().filter_map(|task| Some((task.task, previous_domain(task.task)?))).collect();
         for task in view.movable_tasks() {
@@ -35,22 +37,22 @@ impl Policy for RandomPolicy {
             // The load is per CPU, so that a cache with more CPUs takes more tasks.
             let load_of_domain = |domain: usize| {
                 let tasks = domain_by_task.values().filter(|&&other| other == domain).count();
-                tasks as f64 / f64::from(domains[domain].count())
+                tasks as f64 / f64::from(caches[domain].1.count())
             };
-            let min_load = (0..domains.len()).map(load_of_domain).fold(f64::INFINITY, f64::min);
+            let min_load = (0..caches.len()).map(load_of_domain).fold(f64::INFINITY, f64::min);
             let emptiest_domains: Vec<usize> =
-                (0..domains.len()).filter(|&domain| load_of_domain(domain) == min_load).collect();
+                (0..caches.len()).filter(|&domain| load_of_domain(domain) == min_load).collect();
             let domain = emptiest_domains[self.generator.draw_below(emptiest_domains.len() as u64) as usize];
             domain_by_task.insert(task.task, domain);
             let text = format!(
                 "{{0}} drew the CPUs {} among {} equally loaded caches",
-                domains[domain],
+                caches[domain].1,
                 emptiest_domains.len()
             );
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
         }
-        plan.affinity.extend(domain_by_task.iter().map(|(&task, &domain)| (task, domains[domain].clone())));
-        self.domain_by_task = domain_by_task;
+        plan.affinity.extend(domain_by_task.iter().map(|(&task, &domain)| (task, caches[domain].1.clone())));
+        self.home_caches = domain_by_task.into_iter().map(|(task, domain)| (task, caches[domain].0)).collect();
         Decision::new(plan, reasons)
     }
 }
@@ -58,5 +60,5 @@ impl Policy for RandomPolicy {
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
-    Ok(Box::new(RandomPolicy { parameters, generator: SplitMix64::new(seed), domain_by_task: BTreeMap::new() }))
+    Ok(Box::new(RandomPolicy { parameters, generator: SplitMix64::new(seed), home_caches: BTreeMap::new() }))
 }

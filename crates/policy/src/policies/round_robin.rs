@@ -4,14 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, Policy, Reason, ReasonKind, TaskId, View};
+use cachemate_core::{CacheId, Decision, Policy, Reason, ReasonKind, TaskId, View};
 
 use super::ParameterError;
 use super::default::Parameters;
 
 struct RoundRobinPolicy {
     parameters: Parameters,
-    domain_by_task: BTreeMap<TaskId, usize>,
+    home_caches: BTreeMap<TaskId, CacheId>,
     next_domain: usize,
 }
 
@@ -19,17 +19,18 @@ impl Policy for RoundRobinPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = self.parameters.idle();
         let mut reasons = Vec::new();
-        let domains = view.last_level_domains();
-        if domains.is_empty() {
+        let caches = view.topology.online_last_levels();
+        if caches.is_empty() {
             return Decision::new(plan, reasons);
         }
-        let mut domain_by_task = BTreeMap::new();
+        let mut home_caches = BTreeMap::new();
         for task in view.movable_tasks() {
-            let previous_domain = self.domain_by_task.get(&task.task).copied().filter(|&domain| domain < domains.len());
-            let domain = previous_domain.unwrap_or_else(|| {
-                let domain = self.next_domain % domains.len();
-                self.next_domain = domain + 1;
-                let text = format!("{{0}} goes to CPUs {}, the next in turn", domains[domain]);
+            let previous_home = self.home_caches.get(&task.task);
+            let previous_domain = caches.iter().find(|(cache, _)| Some(cache) == previous_home);
+            let (home, cpus) = previous_domain.unwrap_or_else(|| {
+                let domain = &caches[self.next_domain % caches.len()];
+                self.next_domain = self.next_domain % caches.len() + 1;
+                let text = format!("{{0}} goes to CPUs {}, the next in turn", domain.1);
                 reasons.push(Reason {
                     kind: ReasonKind::Explanation,
                     tasks: vec![task.task],
@@ -38,10 +39,10 @@ impl Policy for RoundRobinPolicy {
                 });
                 domain
             });
-            domain_by_task.insert(task.task, domain);
-            plan.affinity.insert(task.task, domains[domain].clone());
+            home_caches.insert(task.task, *home);
+            plan.affinity.insert(task.task, cpus.clone());
         }
-        self.domain_by_task = domain_by_task;
+        self.home_caches = home_caches;
         Decision::new(plan, reasons)
     }
 }
@@ -50,7 +51,7 @@ impl Policy for RoundRobinPolicy {
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(RoundRobinPolicy {
         parameters: Parameters::parse(parameters)?,
-        domain_by_task: BTreeMap::new(),
+        home_caches: BTreeMap::new(),
         next_domain: 0,
     }))
 }

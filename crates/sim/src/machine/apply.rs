@@ -202,8 +202,8 @@ impl SimMachine {
             task.is_some_and(|task| share.members.contains(&ShareMember::Task(*task)))
                 || processes.contains(&self.system.task(slot).process)
         };
-        let has_monitoring = |ways: bool| ways && self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
-        let occupancy_bytes = has_monitoring(true).then(|| {
+        let has_monitoring = self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
+        let occupancy_bytes = has_monitoring.then(|| {
             let lines = self.system.hw.occupancy_bytes(share.cache).into_iter();
             lines.filter(|(task, _)| is_member(task.0 as usize)).map(|(_, bytes)| bytes).sum()
         });

@@ -156,8 +156,8 @@ impl AgentReport {
     /// Share of the resident pages under the agent's control that have allowed colors.
     pub fn allowed_share(&self) -> Option<f64> {
         let pages = |name: &str| self.counter(name).map(|pages| pages as f64);
-        let allowed_pages = pages("inside_pages")?;
-        let total_pages = allowed_pages + pages("outside_pages")? + pages("unknown_pages")?;
+        let allowed_pages = pages("allowed_pages")?;
+        let total_pages = allowed_pages + pages("other_pages")? + pages("unknown_pages")?;
         (total_pages > 0.0).then(|| allowed_pages / total_pages)
     }
 }
@@ -277,9 +277,9 @@ mod tests {
     /// Is a torn status rejected, a refusal read with its reason, and a whole status with its figures?
     #[test]
     fn a_torn_status_is_rejected() {
-        let report = "turn 00000000000000000007\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 7\n";
+        let report = "turn 00000000000000000007\nallowed_pages 30\nother_pages 9\nunknown_pages 1\nturn 7\n";
         let agent = AgentReport::parse(report).unwrap();
-        assert_eq!((agent.counter("outside_pages"), agent.counter("faults")), (Some(9), None));
+        assert_eq!((agent.counter("other_pages"), agent.counter("faults")), (Some(9), None));
         assert_eq!(agent.allowed_share(), Some(0.75));
         assert_eq!(AgentReport::parse(&report.replace("turn 7", "turn 8")), None);
         assert_eq!(AgentReport::parse(&report[..40]), None);
@@ -293,7 +293,7 @@ mod tests {
     /// reports on can write any of them.
     #[test]
     fn a_cut_repeated_or_reordered_report_is_rejected() {
-        let report = "turn 17\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 17\n";
+        let report = "turn 17\nallowed_pages 30\nother_pages 9\nunknown_pages 1\nturn 17\n";
         assert!(AgentReport::parse(report).is_some());
         for end in 0..report.len() {
             assert_eq!(AgentReport::parse(&report[..end]), None, "{end}");
@@ -305,10 +305,10 @@ mod tests {
             lines.swap(swapped[0], swapped[1]);
             assert_eq!(AgentReport::parse(&format!("{}\n", lines.join("\n"))), None, "{swapped:?}");
         }
-        let twice = report.replace("outside_pages 9\n", "outside_pages 9\noutside_pages 0\n");
+        let twice = report.replace("other_pages 9\n", "other_pages 9\nother_pages 0\n");
         assert_eq!(AgentReport::parse(&twice), None);
-        for forged in ["inside_pages -1", "inside_pages 99999999999999999999", "inside_pages NaN", "inside_pages"] {
-            assert_eq!(AgentReport::parse(&report.replace("inside_pages 30", forged)), None, "{forged}");
+        for forged in ["allowed_pages -1", "allowed_pages 99999999999999999999", "allowed_pages NaN", "allowed_pages"] {
+            assert_eq!(AgentReport::parse(&report.replace("allowed_pages 30", forged)), None, "{forged}");
         }
     }
 
@@ -317,8 +317,7 @@ mod tests {
     #[test]
     fn forged_figures_neither_overflow_nor_block_the_count() {
         let largest = u64::MAX;
-        let text =
-            format!("turn 1\ninside_pages {largest}\noutside_pages {largest}\nunknown_pages {largest}\nturn 1\n");
+        let text = format!("turn 1\nallowed_pages {largest}\nother_pages {largest}\nunknown_pages {largest}\nturn 1\n");
         assert_eq!(AgentReport::parse(&text).unwrap().allowed_share(), Some(1.0 / 3.0));
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("colors");

@@ -279,7 +279,7 @@ fn classify_pages(
         classify_ns,
         pages: page_colors.len() as u64,
         pages_unclassified: uncolored_pages as u64,
-        private: ColorCoverage::from_share(share, &private_curve, true),
+        private: ColorCoverage::from_share(share, &private_curve),
         last_level,
         frame_numbers: judge_frame_numbers(&frames, &page_colors, target.colors).to_string(),
         seconds: 0.0,

@@ -37,9 +37,9 @@ pub struct ColorCoverage {
 }
 
 impl ColorCoverage {
-    /// Coverage of a cache with this share per color; `is_verified`: whether the curve extends far enough beyond the share.
-    pub fn from_share(share_bytes: u64, curve: &[ChaseComparison], is_verified: bool) -> Self {
-        let is_partitioned = is_verified.then(|| is_share_confined(curve, share_bytes));
+    /// Coverage of a cache with this share per color, by a curve that extends beyond the share.
+    pub fn from_share(share_bytes: u64, curve: &[ChaseComparison]) -> Self {
+        let is_partitioned = Some(is_share_confined(curve, share_bytes));
         ColorCoverage { share_bytes, is_partitioned, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
     }
 }
@@ -228,7 +228,7 @@ pub(crate) mod tests {
             classify_ns: 15_000.0,
             pages: 4,
             pages_unclassified: 1,
-            private: ColorCoverage::from_share(65536, &curve, true),
+            private: ColorCoverage::from_share(65536, &curve),
             last_level: None,
             frame_numbers: PFN_BITS_ARE_VIRTUAL.into(),
             seconds: 2.5,

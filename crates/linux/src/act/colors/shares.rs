@@ -31,16 +31,12 @@ fn requested_colors(share: &CacheShare) -> Option<&IndexSet> {
     }
 }
 
-fn find_member_agents(
-    kernel: &dyn Kernel,
-    share: &CacheShare,
-    tasks: &[&ManagedThread],
-) -> Vec<(i32, Option<PathBuf>)> {
+fn find_member_agents(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) -> Vec<PathBuf> {
     let pid_of = |member: &ShareMember| match member {
         ShareMember::Process(process) => tasks.iter().find(|task| task.process == *process).map(|task| task.pid),
         ShareMember::Task(_) => None, // refused by the check of every plan
     };
-    share.members.iter().filter_map(pid_of).map(|pid| (pid, agent_dir(kernel, pid))).collect()
+    share.members.iter().filter_map(pid_of).filter_map(|pid| agent_dir(kernel, pid)).collect()
 }
 
 impl ColorShares {
@@ -57,13 +53,13 @@ impl ColorShares {
             let (mut allowed_pages, mut counted_pages, mut new_fallbacks, mut done_pages, mut total_pages) =
                 (0, 0, 0, 0, 0);
             let (mut agent_count, mut is_mask_applied) = (0, true);
-            for dir in find_member_agents(kernel, share, tasks).into_iter().filter_map(|(_, dir)| dir) {
+            for dir in find_member_agents(kernel, share, tasks) {
                 let Ok(agent) = AgentReport::read(kernel, &dir) else { continue };
                 let counter = |name: &str| agent.counter(name).unwrap_or(0);
                 agent_count += 1;
                 is_mask_applied &= counter("mask") == mask;
-                allowed_pages += counter("inside_pages");
-                counted_pages += counter("inside_pages") + counter("outside_pages") + counter("unknown_pages");
+                allowed_pages += counter("allowed_pages");
+                counted_pages += counter("allowed_pages") + counter("other_pages") + counter("unknown_pages");
                 done_pages += counter("recolor_done");
                 total_pages += counter("recolor_total").max(counter("recolor_done"));
                 let agent_fallbacks = counter("fallback_frames") + counter("kernel_frames");
@@ -138,7 +134,7 @@ mod tests {
 
     fn status_text(mask: u64, inside: u64, outside: u64, done: u64) -> String {
         format!(
-            "turn 3\nmask {mask}\ninside_pages {inside}\noutside_pages {outside}\nunknown_pages 0\nrecolor_done {done}\nrecolor_total {}\nfallback_frames 2\nkernel_frames 0\nturn 3\n",
+            "turn 3\nmask {mask}\nallowed_pages {inside}\nother_pages {outside}\nunknown_pages 0\nrecolor_done {done}\nrecolor_total {}\nfallback_frames 2\nkernel_frames 0\nturn 3\n",
             done + outside
         )
     }

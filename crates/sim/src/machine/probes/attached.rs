@@ -213,12 +213,6 @@ impl AttachedProbe {
         }
     }
 
-    /// Returns `u64::MAX`: probes attached to threads request no check of their own. Traces and samples raise
-    /// interrupts; watches are checked whenever the machine stops.
-    pub fn next_check_cycle(&self) -> u64 {
-        u64::MAX
-    }
-
     pub fn cost_cycles(&self, machine: &SimMachine) -> Vec<(Option<TaskId>, u64)> {
         let ticks_per_cycle = machine.ticks_per_cycle();
         let cost_of_slot = |(slot, earlier_ticks): (&Slot, &u64)| {

@@ -112,7 +112,8 @@ impl SimMachine {
         let next_check_of = |active: &ActiveProbe| match &active.probe_work {
             ProbeWork::CoRun(co_run_probe) => co_run_probe.next_check_cycle(),
             ProbeWork::External(external_probe) => external_probe.next_check_cycle(),
-            ProbeWork::Attached(attached_probe) => attached_probe.next_check_cycle(),
+            // Traces and samples raise interrupts, and watches are checked whenever the machine stops.
+            ProbeWork::Attached(_) => u64::MAX,
         };
         working_probes.map(next_check_of).min().unwrap_or(u64::MAX)
     }

@@ -202,11 +202,13 @@ impl UnmetGoal {
             None => text += "; only a lower goal can be met",
         }
         text += &self.describe_outranking(problem, best, best_speeds, &mut tasks);
-        text += match &self.target {
-            _ if payers.is_empty() => ", and no program is slowed for it".to_string(),
-            _ => format!(", and {} is slowed for the speed that it has", name_payers(problem, payers, &mut tasks)),
+        if payers.is_empty() {
+            text += ", and no program is slowed for it";
+        } else {
+            let verb = if payers.len() == 1 { "is" } else { "are" };
+            let names = name_payers(problem, payers, &mut tasks);
+            text += &format!(", and {names} {verb} slowed for the speed that it has");
         }
-        .as_str();
         Reason { kind: ReasonKind::InfeasibleGoal, tasks, text, numbers }
     }
 

@@ -3,6 +3,8 @@
 
 use serde::Serialize;
 
+use crate::statistics::{least, mean, standard_deviation};
+
 /// Minimum number of seeds of a line if seeds are added until it is decided.
 pub const MIN_SEEDS: usize = 2;
 /// Maximum number of seeds of a line; a line that needs more remains undecided.
@@ -38,13 +40,11 @@ impl LineConfidence {
         if count < MIN_SEEDS || values.iter().any(|value| !value.is_finite()) {
             return None;
         }
-        let mean = values.iter().sum::<f64>() / count as f64;
-        let sum_of_squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
-        let spread = (sum_of_squares / (count - 1) as f64).sqrt();
+        let (mean, spread) = (mean(values), standard_deviation(values));
         let half = interval_half_width(spread, count);
         let is_within = |bound: &f64| mean - half < *bound && *bound < mean + half;
         let is_decided = !bounds.iter().any(is_within);
-        let distance = bounds.iter().map(|bound| (bound - mean).abs()).fold(f64::INFINITY, f64::min);
+        let distance = least(bounds.iter().map(|bound| (bound - mean).abs()));
         let is_deciding_count = |seeds: &usize| interval_half_width(spread, *seeds) <= distance;
         let seeds_to_decide = (count + 1..=MAX_EXTRAPOLATED_SEEDS).find(is_deciding_count).filter(|_| !is_decided);
         Some(LineConfidence { low: mean - half, high: mean + half, is_decided, seeds_to_decide })

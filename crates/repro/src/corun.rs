@@ -186,13 +186,11 @@ impl CoRunMatrix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
-
+    use crate::experiment::quick_context;
     /// Do two streaming programs slow each other down, quiet ones not, and does a repeated query give the same result?
     #[test]
     fn streaming_programs_slow_each_other_and_quiet_ones_do_not() {
-        let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
+        let context = quick_context();
         let bench = CoRunBench::load("xeon-x5365-4", 1, 4_000_000, 4_000_000).unwrap();
         let programs = ["milc", "lbm", "gamess"].map(|name| WorkloadJob::new(name, 1));
         let matrix = CoRunMatrix::measure(&context, &bench, &programs, true).unwrap();

@@ -182,8 +182,7 @@ fn decompose_runs(machine: &str, victim: &str, aggressor: &str, runs: Vec<Decomp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
-
+    use crate::experiment::quick_context;
     fn pair_with_solo_runs(times: &[(CoRunnerPlace, f64, f64)]) -> Vec<DecompositionRun> {
         let run_pair =
             |&(location, with_prefetch, without_prefetch): &(CoRunnerPlace, f64, f64)| {
@@ -216,8 +215,7 @@ mod tests {
     /// On the two-socket machine, are all steps run, and do the parts of a slowed program add up?
     #[test]
     fn a_slowdown_is_attributed_to_its_causes() {
-        let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
+        let context = quick_context();
         let bench = CoRunBench::load("xeon-x5365", 1, 4_000_000, 4_000_000).unwrap();
         let decomposition =
             decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();

@@ -4,9 +4,11 @@
 //! simulator for three seeds or more, and returns a measured value, its target, and every point of its figure. The
 //! verdict is always computed from the target; a missed target remains visible, with its cause in the note.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use cachemate_report::figure::{BarChart, Chart, ChartBar, ChartPoint, HeatMap, TimelineChart};
 use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
@@ -15,6 +17,7 @@ use crate::confidence::LineConfidence;
 use crate::error::ReproError;
 use crate::sources::digest_of;
 use crate::split_runs::{self, RunDivision};
+use crate::statistics::{greatest, least, mean, standard_deviation};
 use crate::store::{self, RunName};
 
 /// The target of a result, in the result's unit.
@@ -172,21 +175,31 @@ pub struct DataPoint {
 impl DataPoint {
     /// A point with mean, smallest and largest of `values`, one per seed. Without values, the point counts as not
     /// measured.
-    pub fn from_values(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
+    pub fn from_values<V: Borrow<f64>>(
+        series: impl Into<String>,
+        at: impl Into<String>,
+        values: impl IntoIterator<Item = V>,
+    ) -> Self {
+        let values: Vec<f64> = values.into_iter().map(|value| *value.borrow()).collect();
         let finite_or_none = |value: f64| value.is_finite().then_some(value);
         DataPoint {
             series: series.into(),
             at: at.into(),
-            value: finite_or_none(mean(values)),
-            low: finite_or_none(values.iter().copied().fold(f64::INFINITY, f64::min)),
-            high: finite_or_none(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+            value: finite_or_none(mean(&values)),
+            low: finite_or_none(least(&values)),
+            high: finite_or_none(greatest(&values)),
         }
     }
-}
 
-/// Arithmetic mean; NaN without values.
-pub fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
+    /// The point at `x` of a chart, with its range over seeds; `None` if nothing was measured.
+    pub(crate) fn chart_point(&self, x: f64) -> Option<ChartPoint> {
+        Some(ChartPoint { interval: self.low.zip(self.high), ..ChartPoint::new(x, self.value?) })
+    }
+
+    /// A bar with the point's range over seeds.
+    pub(crate) fn bar(&self) -> ChartBar {
+        ChartBar { value: self.value, interval: self.low.zip(self.high) }
+    }
 }
 
 /// A figure of a result.
@@ -214,10 +227,10 @@ macro_rules! pictures {
     };
 }
 pictures! {
-    bars: cachemate_report::figure::BarChart,
-    chart: cachemate_report::figure::Chart,
-    heat_map: cachemate_report::figure::HeatMap,
-    timeline: cachemate_report::figure::TimelineChart,
+    bars: BarChart,
+    chart: Chart,
+    heat_map: HeatMap,
+    timeline: TimelineChart,
 }
 
 /// One measured result.
@@ -300,7 +313,7 @@ impl Finding {
     ) -> Self {
         let values: Vec<f64> = values_by_seed.iter().map(|&(_, value)| value).collect();
         let measured = Some(mean(&values)).filter(|mean| mean.is_finite());
-        let spread = measured.filter(|_| values.len() > 1).map(|mean| standard_deviation(&values, mean));
+        let spread = measured.filter(|_| values.len() > 1).map(|_| standard_deviation(&values));
         let standard_error = spread.map(|spread| spread / (values.len() as f64).sqrt());
         Finding {
             id: id.to_string(),
@@ -346,11 +359,6 @@ impl Finding {
         self.figures.push(figure);
         self
     }
-}
-
-fn standard_deviation(values: &[f64], mean: f64) -> f64 {
-    let sum_of_squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
-    (sum_of_squares / (values.len() - 1) as f64).sqrt()
 }
 
 /// Everything that an experiment needs to run.
@@ -405,6 +413,11 @@ impl ExperimentContext<'_> {
     /// Computes one value per seed, in the form that findings take.
     pub fn values_by_seed(&self, value: impl Fn(u64) -> f64) -> Vec<(u64, f64)> {
         self.seeds.iter().map(|&seed| (seed, value(seed))).collect()
+    }
+
+    /// Joins the seeds with values in their order, in the form that findings take.
+    pub(crate) fn with_seeds(&self, values: impl IntoIterator<Item = f64>) -> Vec<(u64, f64)> {
+        self.seeds.iter().copied().zip(values).collect()
     }
 
     /// Selects the value for this run's length: sample, quick or full.
@@ -473,6 +486,13 @@ impl ExperimentContext<'_> {
     }
 }
 
+/// The context of a quick run with seed 1, for tests.
+#[cfg(test)]
+pub(crate) fn quick_context() -> ExperimentContext<'static> {
+    static NO_STOP: AtomicBool = AtomicBool::new(false);
+    ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &NO_STOP) }
+}
+
 /// One experiment, with its result ids and the function that runs it.
 pub struct Experiment {
     /// Result ids that one run answers, such as `["CASC-1", "CASC-2"]`.
@@ -515,9 +535,7 @@ impl Findings {
         }
         self
     }
-}
 
-impl Findings {
     /// Number of findings with each verdict: `met`, `exceeded`, `missed`.
     pub fn verdict_counts(&self) -> BTreeMap<&'static str, usize> {
         Findings::count_verdicts(&self.results)
@@ -597,7 +615,7 @@ mod tests {
     fn a_finding_without_values_is_null_and_not_zero() {
         let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target: 1.0, paper_best: None }, &[]);
         assert_eq!((finding.measured, finding.verdict), (None, Some(ResultVerdict::Missed)));
-        let point = DataPoint::from_values("s", "1", &[]);
+        let point = DataPoint::from_values("s", "1", [0.0; 0]);
         assert_eq!((point.value, point.low, point.high), (None, None, None));
     }
 

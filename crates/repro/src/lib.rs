@@ -4,7 +4,7 @@
 //! line in the file of its paper, its declaration in `experiments.toml`, and those of its results in `results.toml`.
 #![warn(missing_docs)]
 
-pub mod auto;
+mod auto;
 mod av;
 mod bs;
 mod ca;
@@ -31,6 +31,7 @@ pub mod setup;
 pub mod solo;
 mod sources;
 pub mod split_runs;
+mod statistics;
 mod steered;
 pub mod store;
 mod tc;
@@ -40,6 +41,8 @@ pub mod workload;
 pub use error::ReproError;
 pub use experiment::*;
 pub use index::index_html;
+pub use statistics::mean;
+pub(crate) use statistics::{greatest, least};
 
 use cachemate_trace::{TraceError, unknown_name_error};
 

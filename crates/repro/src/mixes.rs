@@ -266,8 +266,7 @@ fn mean_scores_by_policy(mixes: &[RandomMix]) -> Vec<PolicyScore> {
 fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
     let scores: Vec<&PolicyScore> =
         mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();
-    let mean_over_scores =
-        |value: fn(&PolicyScore) -> f64| mean(&scores.iter().map(|score| value(score)).collect::<Vec<f64>>());
+    let mean_over_scores = |value: fn(&PolicyScore) -> f64| mean(scores.iter().map(|score| value(score)));
     (!scores.is_empty()).then(|| PolicyScore {
         policy: name.to_string(),
         throughput_gain_percent: mean_over_scores(|s| s.throughput_gain_percent),

@@ -220,7 +220,7 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproErro
     let kept_window_share = |window_slice: &[(f64, bool, f64)]| {
         window_slice.iter().filter(|(_, is_kept, _)| *is_kept).count() as f64 / window_slice.len().max(1) as f64
     };
-    let speed = mean(&second_half.iter().map(|(.., speed)| *speed).collect::<Vec<f64>>());
+    let speed = mean(second_half.iter().map(|(.., speed)| *speed));
     let kept_share = kept_window_share(second_half);
     let known_speed =
         Some(plan_truth.search_best_plan(mix.seed)?).filter(|plan| plan.keeps_all_promises).map(|plan| plan.mean_speed);
@@ -241,7 +241,7 @@ fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproErro
 }
 
 fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let seed = context.seeds.first().copied().unwrap_or(1);
+    let seed = context.seeds[0];
     let mixes_per_machine = context.mixes.unwrap_or(context.pick_by_length(1, 6, 25));
     let length_ns = context.pick_by_length(120, 900, 3_600) * 1_000_000_000;
     let mut promise_mixes = Vec::new();
@@ -287,7 +287,7 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
         DataPoint::from_values(
             series,
             format!("{} seed {}", outcome.machine, outcome.seed),
-            &[100.0 * outcome.kept_share],
+            [100.0 * outcome.kept_share],
         )
     };
     vec![

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{DataPoint, ExperimentContext, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, ReproError, greatest, least, mean};
 
 /// Results by case and seed: seeds in the order of the context within each case.
 pub(crate) struct SeededRuns<C, R> {
@@ -20,11 +20,25 @@ impl ExperimentContext<'_> {
         inputs: impl Fn(C, u64) -> String + Sync,
         run: impl Fn(C, u64) -> Result<R, ReproError> + Sync,
     ) -> Result<SeededRuns<C, R>, ReproError> {
-        let items: Vec<(C, u64)> =
-            cases.iter().flat_map(|&case| self.seeds.iter().map(move |&seed| (case, seed))).collect();
+        let items = self.with_each_seed(cases);
         let results =
             self.run_all_stored(module, &items, |&(case, seed)| inputs(case, seed), |&(case, seed)| run(case, seed))?;
         Ok(SeededRuns { runs: items.into_iter().zip(results).collect(), seeds: self.seeds.clone() })
+    }
+
+    /// Runs every case under every seed. The results are not stored, but the runs that they come from are.
+    pub(crate) fn run_unstored_cases<C: Copy + Sync, R: Send + Serialize + DeserializeOwned>(
+        &self,
+        cases: &[C],
+        run: impl Fn(C, u64) -> Result<R, ReproError> + Sync,
+    ) -> Result<SeededRuns<C, R>, ReproError> {
+        let items = self.with_each_seed(cases);
+        let results = self.run_all(&items, |&(case, seed)| run(case, seed))?;
+        Ok(SeededRuns { runs: items.into_iter().zip(results).collect(), seeds: self.seeds.clone() })
+    }
+
+    fn with_each_seed<C: Copy>(&self, cases: &[C]) -> Vec<(C, u64)> {
+        cases.iter().flat_map(|&case| self.seeds.iter().map(move |&seed| (case, seed))).collect()
     }
 }
 
@@ -34,14 +48,29 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         self.runs.iter().filter(move |((own_case, _), _)| *own_case == case).map(|(_, result)| result)
     }
 
+    /// The result of one case under one seed.
+    pub fn get(&self, case: C, seed: u64) -> Option<&R> {
+        self.runs.iter().find(|((own_case, own_seed), _)| *own_case == case && *own_seed == seed).map(|(_, run)| run)
+    }
+
     /// Results of one seed, by case.
     pub fn of_seed(&self, seed: u64) -> impl Iterator<Item = &R> {
         self.runs.iter().filter(move |((_, own_seed), _)| *own_seed == seed).map(|(_, result)| result)
     }
 
+    /// All results with their case and seed.
+    pub fn iter(&self) -> impl Iterator<Item = &((C, u64), R)> {
+        self.runs.iter()
+    }
+
     /// All results, by case and seed.
     pub fn all(&self) -> impl Iterator<Item = &R> {
         self.runs.iter().map(|(_, result)| result)
+    }
+
+    /// All results, by seed and case.
+    pub fn by_seed(&self) -> impl Iterator<Item = &R> {
+        self.seeds.iter().flat_map(|&seed| self.of_seed(seed))
     }
 
     /// One value per seed of a case.
@@ -57,7 +86,7 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         at: impl Into<String>,
         value: impl Fn(&R) -> f64,
     ) -> DataPoint {
-        DataPoint::from_values(series, at, &self.values(case, value))
+        DataPoint::from_values(series, at, self.values(case, value))
     }
 
     /// One value per seed, computed from the seed's results of all cases.
@@ -67,16 +96,16 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
 
     /// The least value over cases, per seed.
     pub fn least_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
-        self.per_seed(|results| results.iter().map(|result| value(result)).fold(f64::INFINITY, f64::min))
+        self.per_seed(|results| least(results.iter().map(|result| value(result))))
     }
 
     /// The greatest value over cases, per seed.
     pub fn greatest_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
-        self.per_seed(|results| results.iter().map(|result| value(result)).fold(f64::NEG_INFINITY, f64::max))
+        self.per_seed(|results| greatest(results.iter().map(|result| value(result))))
     }
 
     /// The mean over cases, per seed.
     pub fn mean_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
-        self.per_seed(|results| mean(&results.iter().map(|result| value(result)).collect::<Vec<f64>>()))
+        self.per_seed(|results| mean(results.iter().map(|result| value(result))))
     }
 }

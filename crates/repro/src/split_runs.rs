@@ -9,13 +9,11 @@
 //! NaN), so that they are the same wherever they were made. Nested runs belong to the outer run.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::ReproError;
 
@@ -121,44 +119,6 @@ pub(crate) fn decode_answer<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Re
     rmp_serde::from_slice(bytes).map_err(answer_error)
 }
 
-/// A name from the source code; after deserialization it is leaked, so that it stays valid while the process runs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Name(pub &'static str);
-
-static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-
-impl Deref for Name {
-    type Target = str;
-    fn deref(&self) -> &str {
-        self.0
-    }
-}
-
-impl std::fmt::Display for Name {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str(self.0)
-    }
-}
-
-impl Serialize for Name {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Name {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        let mut interned_names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(interned) = interned_names.get(name.as_str()) {
-            return Ok(Name(interned));
-        }
-        let name: &'static str = name.leak();
-        interned_names.insert(name);
-        Ok(Name(name))
-    }
-}
-
 /// Miss-rate curves, by their points.
 pub(crate) mod curve {
     use cachemate_locality::curve::MissRateCurve;
@@ -238,14 +198,14 @@ mod tests {
         );
     }
 
-    /// Do stored results keep values that JSON cannot represent, and names from the source code?
+    /// Do stored results keep values that JSON cannot represent?
     #[test]
     fn stored_results_keep_every_bit() {
-        let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, Name("a"), None::<f64>);
+        let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, None::<f64>);
         let bytes = encode_answer("0.0", &answer).unwrap();
-        let decoded: (u64, f64, f64, f64, Name, Option<f64>) = decode_answer("0.0", &bytes).unwrap();
+        let decoded: (u64, f64, f64, f64, Option<f64>) = decode_answer("0.0", &bytes).unwrap();
         assert!(decoded.1.to_bits() == answer.0 && decoded.2.is_sign_negative() && decoded.3 == f64::INFINITY);
-        assert_eq!((decoded.4, decoded.5), (Name("a"), None));
+        assert_eq!(decoded.4, None);
         assert!(decode_answer::<Vec<f64>>("0.0", &bytes).unwrap_err().to_string().contains("0.0: an answer: "));
     }
 }

@@ -33,7 +33,7 @@ fn gain_over_percent(mix: &AutoMix, contender: usize) -> f64 {
         .scores_by_seed
         .iter()
         .map(|scores| scores[FULL_POLICY_INDEX].gain_over(&scores[contender], ScoreKind::WeightedSpeedup));
-    mean(&gains.collect::<Vec<f64>>())
+    mean(gains)
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {

@@ -14,10 +14,10 @@ use crate::{ExperimentContext, ReproError};
 const MACHINE_SEEDS: u64 = 3;
 
 /// The compared policies: the default is first and `auto` last.
-pub fn contender_list() -> Vec<AutoContender> {
+pub fn contender_list() -> [AutoContender; AUTO_INDEX + 1] {
     let mechanism_only =
         |title: &'static str, mechanisms: &str| AutoContender::new(title, "auto", &format!("disable = [{mechanisms}]"));
-    vec![
+    [
         AutoContender::new("default", "default", "window_ns = 1000000000"),
         mechanism_only("only placement", "\"sharing\", \"space\", \"gangs\""),
         mechanism_only("only sharing", "\"placement\", \"space\", \"gangs\""),
@@ -31,10 +31,8 @@ pub fn contender_list() -> Vec<AutoContender> {
     ]
 }
 
-/// Positions in [`contender_list`] of the single mechanisms.
-pub fn single_mechanism_range() -> std::ops::Range<usize> {
-    1..contender_list().len() - 1
-}
+/// Position of `auto` in [`contender_list`]; the single mechanisms are before it and after the default.
+pub const AUTO_INDEX: usize = 9;
 
 /// Scores of one contender on one machine seed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -97,9 +95,7 @@ impl AutoMix {
     /// Position of the single mechanism that was best on the first machine seed.
     pub fn best_single_mechanism(&self) -> usize {
         let weighted_speedup_of = |index: usize| self.scores_by_seed[0][index].weighted_speedup;
-        single_mechanism_range()
-            .reduce(|a, b| if weighted_speedup_of(b) > weighted_speedup_of(a) { b } else { a })
-            .unwrap_or(0)
+        (1..AUTO_INDEX).reduce(|a, b| if weighted_speedup_of(b) > weighted_speedup_of(a) { b } else { a }).unwrap_or(0)
     }
 }
 
@@ -136,7 +132,7 @@ fn measure_solo_progress(machine: &MachineSpec, job: &IntervalJob, length_ns: u6
     let length_ns = if has_phases { length_ns } else { SOLO_RUN_NS };
     let job = IntervalJob { start_ns: 0, ..job.clone() };
     let default_contender = &contender_list()[0];
-    let outcome = run(machine, &[job], default_contender, 1, length_ns, |_| ())?;
+    let outcome = run(machine, &[job], default_contender, 1, length_ns)?;
     let instr_by_second = if has_phases { outcome.instr_by_second } else { Vec::new() };
     Ok(SoloProgress { instr_per_s: outcome.instr_per_s[0], course: instr_by_second })
 }
@@ -193,7 +189,7 @@ pub fn score_all_mixes(
                     .flat_map(|seed| contenders.iter().map(move |compared| (seed, compared)))
                     .collect();
                 let scores = context.run_all(&seeded_contenders, |(machine_seed, contender)| {
-                    let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns, |_| ())?;
+                    let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns)?;
                     Ok(score_run(&jobs, &solo_progress, &outcome, length_ns))
                 })?;
                 let scores_by_seed = scores.chunks(contenders.len()).map(<[ContenderScore]>::to_vec).collect();

@@ -2,7 +2,7 @@
 //!
 //! Problem: a policy that chooses among mechanisms has to match the best of them on every kind of mix, and must never
 //! be slower than the default. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine
-//! in nominal time ([`run()`]) under the default, under single mechanisms, and under `auto`. Runs are measured from the
+//! in nominal time ([`run`]) under the default, under single mechanisms, and under `auto`. Runs are measured from the
 //! arrival of each program, so the time in which a policy learns counts. The best single mechanism of a mix is chosen
 //! on one machine seed and scored on others. Properties: the same seed and machine give the same numbers; all mixes
 //! count; bounds are one-sided 95 % bounds by bootstrap over mixes ([`bounds`]).
@@ -16,8 +16,7 @@ mod run;
 
 use crate::ExperimentRun;
 
-pub use draw::{FAMILIES, MixFamily};
-pub use run::{AutoContender, ContenderRun, run};
+pub use draw::MixFamily;
 
 /// Machines of the development mixes: one without way masks and with few caches, one with many small caches behind
 /// one bus, and one with way masks and large caches.

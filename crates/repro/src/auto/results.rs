@@ -1,12 +1,12 @@
 //! Results of `AUTO` compared with their targets.
 
-use cachemate_report::figure::{Axis, BarChart, BarGroup};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar};
 
 use super::bounds::confidence_bounds;
 use super::draw::{FAMILIES, MixFamily};
-use super::families::{AutoMix, ScoreKind, contender_list, score_all_mixes, single_mechanism_range};
+use super::families::{AUTO_INDEX, AutoMix, ScoreKind, contender_list, score_all_mixes};
 use super::run::AutoContender;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, mean};
 
 const PAPER: &str = "none built it; the thesis asks for it (7.3)";
 
@@ -15,19 +15,18 @@ fn mix_gains(mixes: &[&AutoMix], gain: impl Fn(&AutoMix) -> f64) -> Vec<f64> {
 }
 
 fn family_finding(
-    id: &str,
+    context: &ExperimentContext<'_>,
+    (id, unit): (&str, &str),
     title: &str,
-    unit: &str,
     target: ResultTarget,
     value: f64,
-    context: &ExperimentContext<'_>,
 ) -> Finding {
     Finding::new(id, title, PAPER, unit, target, &[(context.seeds[0], value)])
 }
 
 /// Mean gain of `auto` over a contender, over the machine seeds that score.
 fn mean_gain_over(mix: &AutoMix, baseline: usize) -> f64 {
-    mean(&mix.gain_percents(contender_list().len() - 1, baseline))
+    mean(mix.gain_percents(AUTO_INDEX, baseline))
 }
 
 /// Lower bound of the geometric mean of gains, in percent.
@@ -42,36 +41,20 @@ fn minimum_target(target: f64) -> ResultTarget {
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mixes = score_all_mixes(context, context.mixes.unwrap_or(context.pick(1, 2)), &contender_list())?;
-    build_findings(context, &mixes)
-}
-
-fn build_findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
     let all_mixes: Vec<&AutoMix> = mixes.iter().collect();
     let family_mixes = |family: MixFamily| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
-    let gain_over_best_single = |mix: &AutoMix| mean_gain_over(mix, mix.best_single_mechanism());
+    let declared = |name: &str, value: f64| Finding::declared(name, &[(context.seeds[0], value)]);
+    let over_best_single =
+        |mixes: &[&AutoMix]| lower_bound(&mix_gains(mixes, |mix| mean_gain_over(mix, mix.best_single_mechanism())));
+    let over_default = |mix: &AutoMix| mean_gain_over(mix, 0);
     let mut findings = vec![
-        Finding::declared(
-            "auto-1-over-default",
-            &[(context.seeds[0], mean(&mix_gains(&all_mixes, |mix| mean_gain_over(mix, 0))))],
-        )
-        .with_points(gain_points(mixes))
-        .with_figure(gains_figure(mixes)),
-        Finding::declared(
-            "auto-2-over-best-single",
-            &[(context.seeds[0], lower_bound(&mix_gains(&all_mixes, gain_over_best_single)))],
-        ),
-        Finding::declared(
-            "auto-3-crossed",
-            &[(context.seeds[0], lower_bound(&mix_gains(&family_mixes(MixFamily::Crossed), gain_over_best_single)))],
-        ),
-        below_default_finding(context, mixes),
-        Finding::declared(
-            "auto-5-null",
-            &[(
-                context.seeds[0],
-                lower_bound(&mix_gains(&family_mixes(MixFamily::Null), |mix| mean_gain_over(mix, 0))),
-            )],
-        ),
+        declared("auto-1-over-default", mean(mix_gains(&all_mixes, over_default)))
+            .with_points(gain_points(&mixes))
+            .with_figure(gains_figure(&mixes)),
+        declared("auto-2-over-best-single", over_best_single(&all_mixes)),
+        declared("auto-3-crossed", over_best_single(&family_mixes(MixFamily::Crossed))),
+        below_default_finding(context, &mixes),
+        declared("auto-5-null", lower_bound(&mix_gains(&family_mixes(MixFamily::Null), over_default))),
     ];
     findings.push(floor_finding(context, &family_mixes(MixFamily::Floors)));
     findings.push(slowdown_against_default_finding(
@@ -86,17 +69,10 @@ fn build_findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<
 
 /// Finding about the job that is worst off: by how many points it is slower than under the default.
 fn slowdown_against_default_finding(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
-    let auto_index = contender_list().len() - 1;
-    let lost_points = |mix: &AutoMix| mean(&mix.gain_percents_in(ScoreKind::WorstSlowdown, auto_index, 0));
-    let max_points = mix_gains(mixes, lost_points).into_iter().fold(f64::NEG_INFINITY, f64::max);
-    family_finding(
-        "AUTO-7",
-        subject,
-        "points",
-        ResultTarget::AtMost { target: 2.0, paper_best: None },
-        max_points,
-        context,
-    )
+    let lost_points = |mix: &AutoMix| mean(mix.gain_percents_in(ScoreKind::WorstSlowdown, AUTO_INDEX, 0));
+    let max_points = greatest(mix_gains(mixes, lost_points));
+    let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
+    family_finding(context, ("AUTO-7", "points"), subject, target, max_points)
 }
 
 /// Findings of one family: against the best single mechanism in hindsight, and against the default.
@@ -104,64 +80,47 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
     if mixes.is_empty() {
         return Vec::new();
     }
-    let (auto_index, name) = (contender_list().len() - 1, family.name());
-    let gain_over_best_finding = |score_kind: ScoreKind| {
+    let name = family.name();
+    let gain_over_best = |score_kind: ScoreKind| {
         lower_bound(&mix_gains(mixes, |mix| {
-            mean(&mix.gain_percents_in(score_kind, auto_index, mix.best_single_mechanism()))
+            mean(mix.gain_percents_in(score_kind, AUTO_INDEX, mix.best_single_mechanism()))
         }))
     };
-    let gain_over_default_finding = |score_kind: ScoreKind| {
-        lower_bound(&mix_gains(mixes, |mix| mean(&mix.gain_percents_in(score_kind, auto_index, 0))))
+    let gain_over_default = |score_kind: ScoreKind| {
+        lower_bound(&mix_gains(mixes, |mix| mean(mix.gain_percents_in(score_kind, AUTO_INDEX, 0))))
     };
     let target = if family == MixFamily::Crossed { 2.0 } else { -1.0 };
-    let bound_title = |metric_title: &str| format!("{name}: {metric_title}: lower 95 % bound");
-    let speedup_title = bound_title("weighted speed-up against the best single mechanism in hindsight");
+    let min_gain_percent = if family == MixFamily::Null { -0.5 } else { -1.0 };
+    let bound_finding = |id: &str, metric_title: &str, target: ResultTarget, value: f64| {
+        family_finding(context, (id, "%"), &format!("{name}: {metric_title}: lower 95 % bound"), target, value)
+    };
     let mut findings = vec![
-        family_finding(
+        bound_finding(
             "AUTO-8",
-            &speedup_title,
-            "%",
+            "weighted speed-up against the best single mechanism in hindsight",
             minimum_target(target),
-            gain_over_best_finding(ScoreKind::WeightedSpeedup),
-            context,
+            gain_over_best(ScoreKind::WeightedSpeedup),
         ),
         slowdown_against_default_finding(
             context,
             &format!("{name}: worst slowdown over the default's, largest over mixes"),
             mixes,
         ),
+        bound_finding(
+            "AUTO-8",
+            "weighted speed-up over the default",
+            minimum_target(min_gain_percent),
+            gain_over_default(ScoreKind::WeightedSpeedup),
+        ),
     ];
-    let min_gain_percent = if family == MixFamily::Null { -0.5 } else { -1.0 };
-    let title = bound_title("weighted speed-up over the default");
-    findings.push(family_finding(
-        "AUTO-8",
-        &title,
-        "%",
-        minimum_target(min_gain_percent),
-        gain_over_default_finding(ScoreKind::WeightedSpeedup),
-        context,
-    ));
-    for (score_kind, metric) in
-        [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
+    for (kind, metric) in [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
     {
-        let title = bound_title(&format!("{metric} over the default"));
-        findings.push(family_finding(
-            "AUTO-9",
-            &title,
-            "%",
-            ResultTarget::Shown,
-            gain_over_default_finding(score_kind),
-            context,
-        ));
-        let title = bound_title(&format!("{metric} against the best single mechanism in hindsight"));
-        findings.push(family_finding(
-            "AUTO-9",
-            &title,
-            "%",
-            ResultTarget::Shown,
-            gain_over_best_finding(score_kind),
-            context,
-        ));
+        for (title, gain) in [
+            ("over the default", gain_over_default(kind)),
+            ("against the best single mechanism in hindsight", gain_over_best(kind)),
+        ] {
+            findings.push(bound_finding("AUTO-9", &format!("{metric} {title}"), ResultTarget::Shown, gain));
+        }
     }
     findings
 }
@@ -170,23 +129,16 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
 fn baseline_findings(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
     let finding_against = |(at, baseline): (usize, &AutoContender)| {
         let title = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
-        family_finding(
-            "AUTO-10",
-            &title,
-            "%",
-            minimum_target(-1.0),
-            lower_bound(&mix_gains(mixes, |mix| mean_gain_over(mix, at))),
-            context,
-        )
+        let gain = lower_bound(&mix_gains(mixes, |mix| mean_gain_over(mix, at)));
+        family_finding(context, ("AUTO-10", "%"), &title, minimum_target(-1.0), gain)
     };
     let contenders = contender_list();
-    contenders[..contenders.len() - 1].iter().enumerate().map(finding_against).collect()
+    contenders[..AUTO_INDEX].iter().enumerate().map(finding_against).collect()
 }
 
 /// Finding about mixes that lose against the default: those whose one-sided upper bound is below -1 %.
 fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
-    let auto_index = contender_list().len() - 1;
-    let is_harmed = |mix: &&AutoMix| confidence_bounds(&mix.gain_percents(auto_index, 0)).1 < -1.0;
+    let is_harmed = |mix: &&AutoMix| confidence_bounds(&mix.gain_percents(AUTO_INDEX, 0)).1 < -1.0;
     let harmed_mixes: Vec<&AutoMix> = mixes.iter().filter(is_harmed).collect();
     let harmed_names: Vec<String> = harmed_mixes
         .iter()
@@ -198,16 +150,21 @@ fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> 
 
 /// Finding about promised speeds. A promise counts as feasible if some contender keeps it in 99 % of windows.
 fn floor_finding(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
-    let auto_index = contender_list().len() - 1;
     let kept_floor_share = |mix: &AutoMix, at: usize| {
         let kept_shares: Vec<f64> = mix.scores_by_seed.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
         mean(&kept_shares)
     };
     let feasible_mixes: Vec<&&AutoMix> =
-        mixes.iter().filter(|mix| (0..=auto_index).any(|at| kept_floor_share(mix, at) >= 0.99)).collect();
-    let values: Vec<f64> = feasible_mixes.iter().map(|mix| 100.0 * kept_floor_share(mix, auto_index)).collect();
+        mixes.iter().filter(|mix| (0..=AUTO_INDEX).any(|at| kept_floor_share(mix, at) >= 0.99)).collect();
+    let values: Vec<f64> = feasible_mixes.iter().map(|mix| 100.0 * kept_floor_share(mix, AUTO_INDEX)).collect();
     let note = format!("{} of {} mixes have a contender that keeps the promise", feasible_mixes.len(), mixes.len());
     Finding::declared("auto-6-promises", &[(context.seeds[0], mean(&values))]).with_note(note)
+}
+
+/// Gains of a contender over the default on each mix of a family, as means over machine seeds.
+fn family_gains(mixes: &[AutoMix], family: MixFamily, contender: usize) -> Vec<f64> {
+    let own_mixes = mixes.iter().filter(|mix| mix.family == family);
+    own_mixes.map(|mix| mean(mix.gain_percents(contender, 0))).collect()
 }
 
 /// Points of every contender relative to the default, by family.
@@ -215,49 +172,38 @@ fn gain_points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (contender_index, contender) in contender_list().iter().enumerate().skip(1) {
         for family in FAMILIES {
-            let values: Vec<f64> = mixes
-                .iter()
-                .filter(|mix| mix.family == family)
-                .map(|mix| mean(&mix.gain_percents(contender_index, 0)))
-                .collect();
-            points.push(DataPoint::from_values(contender.title, family.name(), &values));
+            let gains = family_gains(mixes, family, contender_index);
+            points.push(DataPoint::from_values(contender.title, family.name(), &gains));
         }
     }
-    let auto_index = contender_list().len() - 1;
     for mix in mixes {
         let point_label = format!("{} {} on {}", mix.family.name(), mix.seed, mix.machine);
-        points.push(DataPoint::from_values("auto, each mix", point_label.clone(), &mix.gain_percents(auto_index, 0)));
+        points.push(DataPoint::from_values("auto, each mix", point_label.clone(), mix.gain_percents(AUTO_INDEX, 0)));
         let best_mechanism = mix.best_single_mechanism();
         points.push(DataPoint::from_values(
             "best single in hindsight, each mix",
             point_label,
-            &mix.gain_percents(best_mechanism, 0),
+            mix.gain_percents(best_mechanism, 0),
         ));
     }
     points
 }
 
 fn gains_figure(mixes: &[AutoMix]) -> ResultFigure {
-    let mean_gain = |contender_index: usize, family: &MixFamily| {
-        let values: Vec<f64> = mixes
-            .iter()
-            .filter(|mix| mix.family == *family)
-            .map(|mix| mean(&mix.gain_percents(contender_index, 0)))
-            .collect();
-        cachemate_report::figure::ChartBar {
-            value: (!values.is_empty()).then(|| mean(&values)),
-            interval: (!values.is_empty()).then(|| confidence_bounds(&values)),
-        }
+    let mean_gain = |contender_index: usize, family: MixFamily| {
+        let gains = family_gains(mixes, family, contender_index);
+        let bounds = (!gains.is_empty()).then(|| confidence_bounds(&gains));
+        ChartBar { value: bounds.map(|_| mean(&gains)), interval: bounds }
     };
-    let shown_contenders: Vec<usize> = single_mechanism_range().chain([contender_list().len() - 1]).collect();
-    let group = |family: &MixFamily| BarGroup {
+    let (contenders, shown) = (contender_list(), 1..=AUTO_INDEX);
+    let group = |&family: &MixFamily| BarGroup {
         name: family.name().to_string(),
-        bars: shown_contenders.iter().map(|&at| mean_gain(at, family)).collect(),
+        bars: shown.clone().map(|at| mean_gain(at, family)).collect(),
     };
     let drawing = BarChart {
         title: "Weighted speed-up over the default, by family".to_string(),
         y: Axis::linear("gain (%)"),
-        series: shown_contenders.iter().map(|&index| contender_list()[index].title.to_string()).collect(),
+        series: contenders[shown.clone()].iter().map(|contender| contender.title.to_string()).collect(),
         groups: FAMILIES.iter().map(group).collect(),
         size: Some((1100.0, 400.0)),
         ..BarChart::default()

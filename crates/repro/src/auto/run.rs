@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{
-    CounterEvent, Machine, MachineSpec, Observation, PolicyConfig, ProcessId, TaskId, WindowLength, WindowRecord,
-};
+use cachemate_core::{CounterEvent, Machine, MachineSpec, Observation, PolicyConfig, ProcessId, WindowLength};
 use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 
@@ -38,8 +36,6 @@ pub struct ContenderRun {
     pub instr_by_second: Vec<(f64, f64)>,
     /// Speed of each job in each window of the run's second half.
     pub second_half_speeds: Vec<Vec<f64>>,
-    /// Number of windows of the whole run.
-    pub window_count: u64,
 }
 
 /// Minimum number of instructions for which a counter reading is used: about a tenth of a second.
@@ -52,7 +48,6 @@ pub fn run(
     contender: &AutoContender,
     seed: u64,
     length_ns: u64,
-    mut on_window: impl FnMut(&WindowRecord),
 ) -> Result<ContenderRun, ReproError> {
     let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
     let contender_error = failed(contender.title);
@@ -74,7 +69,6 @@ pub fn run(
     pipeline
         .run(interval_machine, |_, record| {
             instruction_totals.add_window(&record.observation, length_ns);
-            on_window(&record);
             true
         })
         .map_err(failed(contender.title))?;
@@ -88,8 +82,6 @@ struct InstructionTotals {
     instructions: Vec<f64>,
     instr_by_second: Vec<(f64, f64)>,
     window_instr_by_job: Vec<Vec<f64>>,
-    assigned_tasks: Vec<TaskId>,
-    window_count: u64,
 }
 
 impl InstructionTotals {
@@ -100,18 +92,12 @@ impl InstructionTotals {
             instructions: vec![0.0; jobs.len()],
             instr_by_second: Vec::new(),
             window_instr_by_job: Vec::new(),
-            assigned_tasks: Vec::new(),
-            window_count: 0,
         }
     }
 
     fn add_window(&mut self, observation: &Observation, length_ns: u64) {
-        self.window_count += 1;
         let mut window_instr = vec![0.0; self.names.len()];
         for task in &observation.tasks {
-            if !self.assigned_tasks.contains(&task.task) {
-                self.assigned_tasks.push(task.task);
-            }
             let process_job = self.job_by_process.get(&task.process).copied();
             let named_job = || self.names.iter().position(|name| *name == task.name);
             let Some(job) = process_job.or_else(named_job) else { continue };
@@ -135,7 +121,6 @@ impl InstructionTotals {
             instr_per_s: self.instructions.iter().zip(jobs).map(job_instr_per_s).collect(),
             instr_by_second: self.instr_by_second,
             second_half_speeds: self.window_instr_by_job,
-            window_count: self.window_count,
         }
     }
 }

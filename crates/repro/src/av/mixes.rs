@@ -25,7 +25,7 @@ use crate::run_request;
 use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, failed};
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, least, mean};
 
 /// Table 4: the mix, kick-outs saved and IPC gained in the paper, %.
 const PAPER_MIXES: [([&str; 4], f64, f64); 15] = [
@@ -114,11 +114,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
             let gains: Vec<f64> = rerun_mixes.iter().map(|mix| mix.by[index].ipc_gain).collect();
             let series = format!("IPC gain, %, scale 1/{}: {name}", second_scale_length.scale);
-            findings[0].points.push(DataPoint::from_values(series, &label, &[mean(&gains)]));
+            findings[0].points.push(DataPoint::from_values(series, &label, [mean(&gains)]));
         }
         let best_pairing_gains: Vec<f64> = rerun_mixes.iter().map(|mix| mix.oracle.ipc_gain).collect();
         let series = format!("IPC gain, %, scale 1/{}: best pairing", second_scale_length.scale);
-        findings[0].points.push(DataPoint::from_values(series, &label, &[mean(&best_pairing_gains)]));
+        findings[0].points.push(DataPoint::from_values(series, &label, [mean(&best_pairing_gains)]));
     }
     Ok(findings.into_iter().map(|finding| finding.with_time_scale(length.scale as f64)).collect())
 }
@@ -303,20 +303,11 @@ fn mean_newcomer_count(decisions: &[Decision]) -> f64 {
 
 fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Finding> {
     let mean_over_mixes = |seed: u64, metric: &dyn Fn(&FourJobMix) -> f64| {
-        mean(
-            &mixes
-                .iter()
-                .filter(|mix| mix.seed == seed)
-                .map(metric)
-                .filter(|value| value.is_finite())
-                .collect::<Vec<f64>>(),
-        )
+        mean(mixes.iter().filter(|mix| mix.seed == seed).map(metric).filter(|value| value.is_finite()))
     };
     let per_seed = |metric: &dyn Fn(&FourJobMix) -> f64| context.values_by_seed(|seed| mean_over_mixes(seed, metric));
-    let best_pairing_gain =
-        mean(&per_seed(&|mix| mix.oracle.ipc_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
-    let worst_pairing_gain =
-        mean(&per_seed(&|mix| mix.worst_pairing_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
+    let best_pairing_gain = mean(per_seed(&|mix| mix.oracle.ipc_gain).iter().map(|(_, gain)| *gain));
+    let worst_pairing_gain = mean(per_seed(&|mix| mix.worst_pairing_gain).iter().map(|(_, gain)| *gain));
     // If the gain of the best pairing is below the paper's mean, the target is 70 % of that gain. A pairing that loses
     // is no oracle, and lowers no target.
     let target = ResultTarget::AtLeast {
@@ -326,7 +317,7 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
     let mut findings = Vec::new();
     for (index, (name, _, _)) in SCHEDULERS.iter().enumerate() {
         let mean_of = |metric: fn(&RoundRobinGains) -> f64| {
-            mean(&per_seed(&|mix| metric(&mix.by[index])).iter().map(|(_, value)| *value).collect::<Vec<f64>>())
+            mean(per_seed(&|mix| metric(&mix.by[index])).iter().map(|(_, value)| *value))
         };
         let note = format!(
             "The best of the three pairings gains {best_pairing_gain:.2} %, the worst {worst_pairing_gain:.2} %. Split: mix {:+.2} %, contention {:+.2} %, busy {:+.2} %; weighted \
@@ -353,7 +344,7 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
         // Averaged over seeds first, because a single seed's mix is noise.
         let mean_gains_by_mix =
             measured_mix_indices(mixes).map(|nth| values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
-        let lowest_mean_gain = mean_gains_by_mix.map(|gains| mean(&gains)).fold(f64::INFINITY, f64::min);
+        let lowest_mean_gain = least(mean_gains_by_mix.map(|gains| mean(&gains)));
         let title = format!("lowest IPC gain of any mix, mean over seeds: {name}");
         let target = ResultTarget::AtLeast { target: -1.0, paper_best: Some(1.4) };
         let mut lowest_gain_finding =
@@ -365,7 +356,7 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
     findings[0].points.extend(measured_mix_indices(mixes).flat_map(|nth| {
         let (_, kick_outs, gain) = &PAPER_MIXES[nth];
         [("IPC gain, %, paper", gain), ("kick-outs saved, %, paper", kick_outs)]
-            .map(|(series, value)| DataPoint::from_values(series, mix_name(nth), &[*value]))
+            .map(|(series, value)| DataPoint::from_values(series, mix_name(nth), [*value]))
     }));
     findings[0].figures.push(gains_figure(mixes));
     findings

@@ -5,6 +5,8 @@
 //! sample, the number of bits that both vectors share is compared with the IPC of both together; a line is fitted for
 //! each pair.
 
+use std::collections::BTreeMap;
+
 use cachemate_core::{CacheLevel, IndexSet};
 use cachemate_locality::activity::common_active_count;
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar as FigureBar, ChartPoint, Mark, Series};
@@ -14,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use super::bits::{CELLS, FittedLine, Thresholds, vectors_above_own_mean};
 use super::samples::{ActivitySample, SuperSets, TaskActivity, sample_by_set};
 use super::{MACHINE, PROGRAMS};
-use crate::setup::{Workload, WorkloadJob};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::seeded_runs::SeededRuns;
+use crate::setup::{Workload, WorkloadJob, failed};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, least, mean};
 
 /// Table 1, average slope and r².
 const PAPER_SLOPES: [(f64, f64); 6] =
@@ -35,8 +38,6 @@ struct PairLength {
 
 #[derive(Serialize, Deserialize)]
 struct PairRun {
-    seed: u64,
-    name: String,
     instr_per_cycle: f64,
     /// Mean number of shared bits, and the line of IPC over shared bits; no line if the overlap never changed.
     cells: CellFits,
@@ -85,24 +86,31 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         PairLength { scale: 200, warm_up_samples: 40, measured_samples: 30, cause_run_cycles: (2_000_000, 6_000_000) },
         PairLength { scale: 20, warm_up_samples: 8, measured_samples: 60, cause_run_cycles: (40_000_000, 240_000_000) },
     );
-    let mut pairs = Vec::new();
-    for &seed in &context.seeds {
-        context.report_progress(&format!("45 pairs of programs, seed {seed}"));
-        let thresholds = measure_thresholds(context, &length, seed)?;
-        let pair_items: Vec<(usize, usize)> =
-            (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
-        pairs.extend(context.run_all_stored(
-            module_path!(),
-            &pair_items,
-            |item| format!("{item:?} {seed} {length:?}"),
-            |&(a, b)| run_pair(&length, seed, a, b, &thresholds),
-        )?);
-    }
-    let scale = length.scale as f64;
+    let thresholds = measure_thresholds(context, &length)?;
+    let program_pairs: Vec<PairIndices> =
+        (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
+    let pairs = context.run_cases(
+        module_path!(),
+        &program_pairs,
+        |pair, seed| format!("{pair:?} {seed} {length:?}"),
+        |pair, seed| {
+            context.report_progress(&format!("{}, seed {seed}", pair_name(pair)));
+            run_pair(&length, seed, pair, &thresholds[&seed])
+        },
+    )?;
     let mut findings = correlation_findings(context, &pairs);
     findings.extend(inter_thread_findings(context, &pairs));
-    Ok(findings.into_iter().map(|finding| finding.with_time_scale(scale)).collect())
+    Ok(findings.into_iter().map(|finding| finding.with_time_scale(length.scale as f64)).collect())
 }
+
+/// Positions of two programs in [`PROGRAMS`].
+type PairIndices = (usize, usize);
+
+fn pair_name((first, second): PairIndices) -> String {
+    format!("{}+{}", PROGRAMS[first], PROGRAMS[second])
+}
+
+type PairRuns = SeededRuns<PairIndices, PairRun>;
 
 fn program_job(program: usize, seed: u64, copy_index: u64) -> WorkloadJob {
     WorkloadJob::new(PROGRAMS[program], 10 * seed + copy_index)
@@ -114,49 +122,45 @@ fn build_workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workl
     Ok(workload)
 }
 
-/// Thresholds from the nine programs alone, for each of [`FORMS`].
+/// By seed: thresholds from the nine programs alone, for each of [`FORMS`].
 fn measure_thresholds(
     context: &ExperimentContext<'_>,
     length: &PairLength,
-    seed: u64,
-) -> Result<Vec<Thresholds>, ReproError> {
+) -> Result<BTreeMap<u64, Vec<Thresholds>>, ReproError> {
     let program_indices: Vec<usize> = (0..PROGRAMS.len()).collect();
-    let solo_samples = context.run_all_stored(
+    let solo_samples = context.run_cases(
         module_path!(),
         &program_indices,
-        |program| format!("alone {program} {seed} {length:?}"),
-        |&program| {
+        |program, seed| format!("alone {program} {seed} {length:?}"),
+        |program, seed| {
+            context.report_progress(&format!("{} alone, seed {seed}", PROGRAMS[program]));
             let workload = build_workload(vec![program_job(program, seed, 0)], seed, length.scale)?;
             Ok(sample_by_set(workload, length.warm_up_samples, length.measured_samples)?.0)
         },
     )?;
-    let thresholds_of_form = |(_, form): &(&str, SuperSets)| {
-        let solo_activities: Vec<TaskActivity> =
-            solo_samples.iter().flatten().map(|sample: &ActivitySample| form.fold_sets(&sample.tasks[0])).collect();
-        Thresholds::mean_of(solo_activities.iter())
+    let thresholds_of_form = |seed: u64, form: SuperSets| {
+        let samples = solo_samples.of_seed(seed).flatten();
+        let activities: Vec<TaskActivity> =
+            samples.map(|sample: &ActivitySample| form.fold_sets(&sample.tasks[0])).collect();
+        Thresholds::mean_of(activities.iter())
     };
-    Ok(FORMS.iter().map(thresholds_of_form).collect())
+    let thresholds_of_seed = |&seed| (seed, FORMS.map(|(_, form)| thresholds_of_form(seed, form)).to_vec());
+    Ok(context.seeds.iter().map(thresholds_of_seed).collect())
 }
 
 fn run_pair(
     length: &PairLength,
     seed: u64,
-    first_program: usize,
-    second_program: usize,
+    pair: PairIndices,
     thresholds_by_form: &[Thresholds],
 ) -> Result<PairRun, ReproError> {
-    let name = format!("{}+{}", PROGRAMS[first_program], PROGRAMS[second_program]);
-    let workload = build_workload(
-        vec![program_job(first_program, seed, 0), program_job(second_program, seed, 1)],
-        seed,
-        length.scale,
-    )?;
+    let workload =
+        build_workload(vec![program_job(pair.0, seed, 0), program_job(pair.1, seed, 1)], seed, length.scale)?;
     let set_samples = sample_by_set(workload.clone(), length.warm_up_samples, length.measured_samples)?.0;
     let (samples, thresholds) = (fold_samples(&set_samples, FORMS[0].1), &thresholds_by_form[0]);
     let results = workload.with_length(length.cause_run_cycles.0, length.cause_run_cycles.1).unmanaged_run()?;
-    let l2 =
-        results.level_breakdown(CacheLevel::L2).ok_or_else(|| ReproError::Failed(name.clone(), "no L2".to_string()))?;
-    let instr_per_cycle = mean(&samples.iter().map(|sample| sample.instr_per_cycle).collect::<Vec<f64>>());
+    let l2 = results.level_breakdown(CacheLevel::L2).ok_or_else(|| failed(&pair_name(pair))("no L2"))?;
+    let instr_per_cycle = mean(samples.iter().map(|sample| sample.instr_per_cycle));
     let fits_by_threshold = |(_, times): &(&str, Option<f64>)| match times {
         Some(times) => fit_ipc_over_bits(&samples, |activity| thresholds.scaled_by(*times).vectors_of(activity)),
         None => fit_ipc_over_bits(&samples, vectors_above_own_mean),
@@ -166,16 +170,14 @@ fn run_pair(
         other_fits
             .push(fit_ipc_over_bits(&fold_samples(&set_samples, *form), |activity| thresholds.vectors_of(activity)));
     }
+    let vectors = |activity: &TaskActivity| thresholds.vectors_of(activity);
     let overlap_deviations = std::array::from_fn(|cell| {
-        let shared_bit_counts =
-            samples.iter().map(|sample| count_shared_bits(sample, &|activity| thresholds.vectors_of(activity))[cell]);
-        let bits: Vec<f64> = shared_bit_counts.collect();
-        let mean_shared_bits = mean(&bits);
-        mean(&bits.iter().map(|bits| (bits - mean_shared_bits) * (bits - mean_shared_bits)).collect::<Vec<f64>>())
-            .sqrt()
+        root_mean_square_deviation(
+            &samples.iter().map(|sample| count_shared_bits(sample, &vectors)[cell]).collect::<Vec<f64>>(),
+        )
     });
-    let cell_fits = fit_ipc_over_bits(&samples, |activity| thresholds.vectors_of(activity));
-    Ok(PairRun { seed, name, instr_per_cycle, cells: cell_fits, moved: overlap_deviations, otherwise: other_fits, l2 })
+    let cell_fits = fit_ipc_over_bits(&samples, vectors);
+    Ok(PairRun { instr_per_cycle, cells: cell_fits, moved: overlap_deviations, otherwise: other_fits, l2 })
 }
 
 /// Number of bits that are set in the vectors of both tasks, by vector.
@@ -189,45 +191,43 @@ fn fit_ipc_over_bits(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity)
         samples.iter().map(|sample| (count_shared_bits(sample, &vectors), sample.instr_per_cycle)).collect();
     std::array::from_fn(|cell| {
         let cell_points: Vec<(f64, f64)> = bits_and_ipc.iter().map(|(bits, ipc)| (bits[cell], *ipc)).collect();
-        (mean(&cell_points.iter().map(|point| point.0).collect::<Vec<f64>>()), FittedLine::fit(&cell_points))
+        (mean(cell_points.iter().map(|point| point.0)), FittedLine::fit(&cell_points))
     })
 }
 
-fn pairs_of_seed(pairs: &[PairRun], seed: u64) -> impl Iterator<Item = &PairRun> {
-    pairs.iter().filter(move |pair| pair.seed == seed)
+/// Deviation of the values themselves from their mean.
+fn root_mean_square_deviation(values: &[f64]) -> f64 {
+    let mean_value = mean(values);
+    mean(values.iter().map(|value| (value - mean_value) * (value - mean_value))).sqrt()
+}
+
+/// One value per seed, from the pairs of that seed.
+fn values_by_seed(pairs: &PairRuns, value: impl Fn(&[&PairRun]) -> f64) -> Vec<f64> {
+    pairs.per_seed(value).into_iter().map(|(_, value)| value).collect()
 }
 
 /// Averages over the pairs with a line, seed by seed.
 fn mean_lines_by_seed(
-    context: &ExperimentContext<'_>,
-    pairs: &[PairRun],
+    pairs: &PairRuns,
     line: impl Fn(&PairRun) -> Option<FittedLine>,
     metric: fn(&FittedLine) -> f64,
 ) -> Vec<f64> {
-    let lines_of_seed = |seed| pairs_of_seed(pairs, seed).filter_map(&line).collect::<Vec<FittedLine>>();
-    context.seeds.iter().map(|&seed| mean(&lines_of_seed(seed).iter().map(metric).collect::<Vec<f64>>())).collect()
+    values_by_seed(pairs, |pairs| mean(pairs.iter().filter_map(|pair| Some(metric(&line(pair)?)))))
 }
 
 /// Mean slope of all pairs, seed by seed. An overlap that never changed counts as slope 0: the paper's pairs "with weak
 /// negative or zero correlation" are in the average "over all 45 tests" (AV 2.3).
-fn mean_slopes_by_seed(context: &ExperimentContext<'_>, pairs: &[PairRun], cell: usize) -> Vec<f64> {
+fn mean_slopes_by_seed(pairs: &PairRuns, cell: usize) -> Vec<f64> {
     let slope = |pair: &PairRun| pair.cells[cell].1.map_or(0.0, |line| line.slope);
-    context.seeds.iter().map(|&seed| mean(&pairs_of_seed(pairs, seed).map(slope).collect::<Vec<f64>>())).collect()
+    values_by_seed(pairs, |pairs| mean(pairs.iter().map(|pair| slope(pair))))
 }
 
 /// The line of IPC over shared bits through the means of the pairs, seed by seed.
-fn fit_pair_means_by_seed(
-    context: &ExperimentContext<'_>,
-    pairs: &[PairRun],
-    metric: impl Fn(&PairRun) -> f64,
-    get: fn(&FittedLine) -> f64,
-) -> Vec<f64> {
-    let line_of_seed = |&seed: &u64| {
-        let means: Vec<(f64, f64)> =
-            pairs_of_seed(pairs, seed).map(|pair| (metric(pair), pair.instr_per_cycle)).collect();
+fn fit_pair_means_by_seed(pairs: &PairRuns, metric: impl Fn(&PairRun) -> f64, get: fn(&FittedLine) -> f64) -> Vec<f64> {
+    values_by_seed(pairs, |pairs| {
+        let means: Vec<(f64, f64)> = pairs.iter().map(|pair| (metric(pair), pair.instr_per_cycle)).collect();
         FittedLine::fit(&means).as_ref().map_or(f64::NAN, get)
-    };
-    context.seeds.iter().map(line_of_seed).collect()
+    })
 }
 
 /// Ratio of the L2 miss slope to the steepest of the others, seed by seed.
@@ -246,21 +246,20 @@ fn excess_slopes_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     let ratio_of_seed = |seed: usize| {
         let other_slopes =
             slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS_CELL).map(|(_, slopes)| slopes[seed]);
-        other_slopes.fold(f64::INFINITY, f64::min) - slopes[L2_MISS_CELL][seed]
+        least(other_slopes) - slopes[L2_MISS_CELL][seed]
     };
     (0..slopes[L2_MISS_CELL].len()).map(ratio_of_seed).collect()
 }
 
 /// Slopes within pairs, averaged as the paper averages them; other readings are points.
-fn correlation_findings(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Finding> {
+fn correlation_findings(context: &ExperimentContext<'_>, pairs: &PairRuns) -> Vec<Finding> {
     let slope_of = |line: &FittedLine| line.slope;
     let slopes_within: Vec<Vec<f64>> =
-        (0..6).map(|cell| mean_lines_by_seed(context, pairs, |pair| pair.cells[cell].1, slope_of)).collect();
-    let slopes_over_all_pairs: Vec<Vec<f64>> = (0..6).map(|cell| mean_slopes_by_seed(context, pairs, cell)).collect();
+        (0..6).map(|cell| mean_lines_by_seed(pairs, |pair| pair.cells[cell].1, slope_of)).collect();
+    let slopes_over_all_pairs: Vec<Vec<f64>> = (0..6).map(|cell| mean_slopes_by_seed(pairs, cell)).collect();
     let slopes_between: Vec<Vec<f64>> =
-        (0..6).map(|cell| fit_pair_means_by_seed(context, pairs, |pair| pair.cells[cell].0, slope_of)).collect();
-    let pair_with_seeds =
-        |values: &[f64]| -> Vec<(u64, f64)> { context.seeds.iter().copied().zip(values.to_vec()).collect() };
+        (0..6).map(|cell| fit_pair_means_by_seed(pairs, |pair| pair.cells[cell].0, slope_of)).collect();
+    let pair_with_seeds = |values: &[f64]| context.with_seeds(values.to_vec());
     let mut slope_finding = Finding::declared("av-1-slope", &pair_with_seeds(&slopes_over_all_pairs[L2_MISS_CELL]));
     let mut excess_finding =
         Finding::declared("av-1-steepness", &pair_with_seeds(&excess_slopes_by_seed(&slopes_over_all_pairs)));
@@ -275,15 +274,15 @@ fn correlation_findings(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> V
     ];
     excess_finding.points = readings
         .map(|(reading, slopes)| {
-            DataPoint::from_values("absolute slope over the others'", reading, &steepness_ratios_by_seed(slopes))
+            DataPoint::from_values("absolute slope over the others'", reading, steepness_ratios_by_seed(slopes))
         })
         .into();
     excess_finding.note = describe_steepness(context, pairs, &steepness_ratios_by_seed(&slopes_over_all_pairs));
     vec![slope_finding, excess_finding]
 }
 
-fn describe_fit(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
-    let count_fitted_pairs = |cell: usize| pairs.iter().filter(|pair| pair.cells[cell].1.is_some()).count();
+fn describe_fit(context: &ExperimentContext<'_>, pairs: &PairRuns) -> String {
+    let count_fitted_pairs = |cell: usize| pairs.all().filter(|pair| pair.cells[cell].1.is_some()).count();
     let lines: Vec<String> = (0..6)
         .map(|cell| format!("{} {}", CELLS[cell], count_fitted_pairs(cell) / context.seeds.len().max(1)))
         .collect();
@@ -299,13 +298,11 @@ fn describe_fit(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
 }
 
 /// Variation of the overlap within a pair and between pairs, per level: the possible source of a slope.
-fn describe_steepness(context: &ExperimentContext<'_>, pairs: &[PairRun], overlap_counts: &[f64]) -> String {
+fn describe_steepness(context: &ExperimentContext<'_>, pairs: &PairRuns, overlap_counts: &[f64]) -> String {
     let describe_spread = |cell: usize| {
-        let deviation_within = mean(&pairs.iter().map(|pair| pair.moved[cell]).collect::<Vec<f64>>());
-        let means: Vec<f64> = pairs_of_seed(pairs, context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
-        let mean_overlap = mean(&means);
-        let deviation_between =
-            mean(&means.iter().map(|bits| (bits - mean_overlap) * (bits - mean_overlap)).collect::<Vec<f64>>()).sqrt();
+        let deviation_within = mean(pairs.by_seed().map(|pair| pair.moved[cell]));
+        let means: Vec<f64> = pairs.of_seed(context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
+        let deviation_between = root_mean_square_deviation(&means);
         format!("{} {deviation_within:.2} and {deviation_between:.1}", CELLS[cell])
     };
     let spreads: Vec<String> = (0..6).map(describe_spread).collect();
@@ -321,7 +318,7 @@ fn describe_steepness(context: &ExperimentContext<'_>, pairs: &[PairRun], overla
 
 fn table_points(
     context: &ExperimentContext<'_>,
-    pairs: &[PairRun],
+    pairs: &PairRuns,
     slopes_within: &[Vec<f64>],
     slopes_between: &[Vec<f64>],
 ) -> Vec<DataPoint> {
@@ -331,38 +328,34 @@ fn table_points(
     for (cell, name) in CELLS.iter().enumerate() {
         let mut add_point = |series: &str, values: &[f64]| points.push(DataPoint::from_values(series, *name, values));
         add_point("slope, paper", &[PAPER_SLOPES[cell].0]);
-        add_point("slope within pairs, all 45", &mean_slopes_by_seed(context, pairs, cell));
+        add_point("slope within pairs, all 45", &mean_slopes_by_seed(pairs, cell));
         add_point("slope within pairs", &slopes_within[cell]);
         add_point("slope between pairs", &slopes_between[cell]);
         add_point("r², paper", &[PAPER_SLOPES[cell].1]);
-        add_point("r² within pairs", &mean_lines_by_seed(context, pairs, |pair| pair.cells[cell].1, r_squared));
-        add_point("r² between pairs", &fit_pair_means_by_seed(context, pairs, |pair| pair.cells[cell].0, r_squared));
-        let strong_pair_count = |&seed: &u64| {
-            let lines = pairs_of_seed(pairs, seed).filter_map(|pair| pair.cells[cell].1);
-            lines.filter(|line| line.r_squared > 0.5).count() as f64
+        add_point("r² within pairs", &mean_lines_by_seed(pairs, |pair| pair.cells[cell].1, r_squared));
+        add_point("r² between pairs", &fit_pair_means_by_seed(pairs, |pair| pair.cells[cell].0, r_squared));
+        let strong_pair_count = |pairs: &[&PairRun]| {
+            pairs.iter().filter_map(|pair| pair.cells[cell].1).filter(|line| line.r_squared > 0.5).count() as f64
         };
-        add_point("pairs with r² above 0.5", &context.seeds.iter().map(strong_pair_count).collect::<Vec<f64>>());
+        add_point("pairs with r² above 0.5", &values_by_seed(pairs, strong_pair_count));
         for (reading, threshold) in other_reading_names().enumerate() {
-            let lines = mean_lines_by_seed(context, pairs, |pair| pair.otherwise[reading][cell].1, slope);
+            let lines = mean_lines_by_seed(pairs, |pair| pair.otherwise[reading][cell].1, slope);
             add_point(&format!("slope within pairs, {threshold}"), &lines);
-            let line = fit_pair_means_by_seed(context, pairs, |pair| pair.otherwise[reading][cell].0, slope);
+            let line = fit_pair_means_by_seed(pairs, |pair| pair.otherwise[reading][cell].0, slope);
             add_point(&format!("slope between pairs, {threshold}"), &line);
         }
     }
-    for pair in pairs_of_seed(pairs, context.seeds[0]) {
-        for (cell, name) in CELLS.iter().enumerate() {
-            let slope: Vec<f64> = pair.cells[cell].1.iter().map(|line| line.slope).collect();
-            points.push(DataPoint::from_values(format!("slope of {}", pair.name), *name, &slope));
-        }
+    for &((pair, _), ref run) in pairs.iter().filter(|((_, seed), _)| *seed == context.seeds[0]) {
+        let slope_point = |(name, (_, line)): (&&str, &(f64, Option<FittedLine>))| {
+            DataPoint::from_values(format!("slope of {}", pair_name(pair)), *name, line.iter().map(|line| line.slope))
+        };
+        points.extend(CELLS.iter().zip(&run.cells).map(slope_point));
     }
     points
 }
 
 fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> ResultFigure {
-    let slope_bar = |slopes: &[f64]| {
-        let bar_range = DataPoint::from_values("", "", slopes);
-        FigureBar { value: bar_range.value, interval: bar_range.low.zip(bar_range.high) }
-    };
+    let slope_bar = |slopes: &[f64]| DataPoint::from_values("", "", slopes).bar();
     let group = |(cell, name): (usize, &&str)| {
         let bars = vec![
             slope_bar(&slopes_within[cell]),
@@ -381,12 +374,13 @@ fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> Res
     ResultFigure::bars("av-1-slopes", &bars)
 }
 
-fn overlap_figure(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> ResultFigure {
-    let point = |pair: &PairRun| ChartPoint {
-        title: Some(format!("{}: {:.1} bits, IPC {:.2}", pair.name, pair.cells[L2_MISS_CELL].0, pair.instr_per_cycle)),
-        ..ChartPoint::new(pair.cells[L2_MISS_CELL].0, pair.instr_per_cycle)
+fn overlap_figure(context: &ExperimentContext<'_>, pairs: &PairRuns) -> ResultFigure {
+    let point = |((pair, _), run): &((PairIndices, u64), PairRun)| {
+        let bits = run.cells[L2_MISS_CELL].0;
+        let title = format!("{}: {bits:.1} bits, IPC {:.2}", pair_name(*pair), run.instr_per_cycle);
+        ChartPoint { title: Some(title), ..ChartPoint::new(bits, run.instr_per_cycle) }
     };
-    let points = pairs_of_seed(pairs, context.seeds[0]).map(point).collect();
+    let points = pairs.iter().filter(|((_, seed), _)| *seed == context.seeds[0]).map(point).collect();
     let chart = Chart {
         title: "Shared bits of the L2 miss vectors and IPC, one point a pair".to_string(),
         x: Axis::linear("bits shared, mean over samples (of 32)"),
@@ -397,46 +391,29 @@ fn overlap_figure(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> ResultF
     ResultFigure::chart("av-1-pairs", &chart)
 }
 
-fn inter_thread_findings(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding; 2] {
+fn inter_thread_findings(context: &ExperimentContext<'_>, pairs: &PairRuns) -> [Finding; 2] {
     let inter_task_percent = |pair: &PairRun| 100.0 * pair.l2.inter_task as f64 / pair.l2.misses.max(1) as f64;
     let inter_task_share_of_warm = |pair: &PairRun| {
         let warm_misses = pair.l2.misses - pair.l2.cold;
         if warm_misses > 0 { 100.0 * pair.l2.inter_task as f64 / warm_misses as f64 } else { f64::NAN }
     };
-    let mean_cold_percent = mean(
-        &pairs.iter().map(|pair| 100.0 * pair.l2.cold as f64 / pair.l2.misses.max(1) as f64).collect::<Vec<f64>>(),
-    );
-    let warm_share_of_seed = |&seed: &u64| {
-        let shares = pairs_of_seed(pairs, seed).map(inter_task_share_of_warm).filter(|share| share.is_finite());
-        (seed, mean(&shares.collect::<Vec<f64>>()))
+    let mean_cold_percent =
+        mean(pairs.by_seed().map(|pair| 100.0 * pair.l2.cold as f64 / pair.l2.misses.max(1) as f64));
+    let mean_warm_share = |pairs: &[&PairRun]| {
+        mean(pairs.iter().map(|pair| inter_task_share_of_warm(pair)).filter(|share| share.is_finite()))
     };
-    let warm_shares: Vec<(u64, f64)> = context.seeds.iter().map(warm_share_of_seed).collect();
-    let per_seed =
-        |&seed: &u64| (seed, mean(&pairs_of_seed(pairs, seed).map(inter_task_percent).collect::<Vec<f64>>()));
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
     let percent_of_references = |count: u64, pair: &PairRun| 100.0 * count as f64 / pair.l2.references.max(1) as f64;
     let (mut points, mut groups) = (Vec::new(), Vec::new());
-    for pair in pairs_of_seed(pairs, context.seeds[0]) {
-        let of_name = || pairs.iter().filter(|run| run.name == pair.name);
-        let values_of = |value: &dyn Fn(&PairRun) -> f64| of_name().map(value).collect::<Vec<f64>>();
-        points.push(DataPoint::from_values(
-            "L2 miss ratio, %",
-            &pair.name,
-            &values_of(&|pair| percent_of_references(pair.l2.misses, pair)),
-        ));
-        points.push(DataPoint::from_values(
-            "inter-thread share of misses, %",
-            &pair.name,
-            &values_of(&inter_task_percent),
-        ));
-        points.push(DataPoint::from_values(
-            "inter-thread share without cold misses, %",
-            &pair.name,
-            &values_of(&inter_task_share_of_warm),
-        ));
-        let miss_counts = [pair.l2.inter_task, pair.l2.own + pair.l2.coherence, pair.l2.cold];
-        let bars = miss_counts.map(|count| FigureBar::from(percent_of_references(count, pair))).to_vec();
-        groups.push(BarGroup { name: pair.name.clone(), bars });
+    for &((pair, _), ref run) in pairs.iter().filter(|((_, seed), _)| *seed == context.seeds[0]) {
+        let name = pair_name(pair);
+        points.extend([
+            pairs.point(pair, "L2 miss ratio, %", &name, |run| percent_of_references(run.l2.misses, run)),
+            pairs.point(pair, "inter-thread share of misses, %", &name, inter_task_percent),
+            pairs.point(pair, "inter-thread share without cold misses, %", &name, inter_task_share_of_warm),
+        ]);
+        let miss_counts = [run.l2.inter_task, run.l2.own + run.l2.coherence, run.l2.cold];
+        let bars = miss_counts.map(|count| FigureBar::from(percent_of_references(count, run))).to_vec();
+        groups.push(BarGroup { name, bars });
     }
     let bars = BarChart {
         title: "L2 misses by cause, 45 pairs".to_string(),
@@ -448,7 +425,7 @@ fn inter_thread_findings(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> 
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-7-causes", &bars);
-    let miss_share_finding = Finding::declared("av-7-warm-misses", &warm_shares)
+    let miss_share_finding = Finding::declared("av-7-warm-misses", &pairs.per_seed(mean_warm_share))
     .with_points(points)
     .with_note(format!(
         "Which pairs the paper's Figure 1 shows is not stated: all 45 are taken. {mean_cold_percent:.1} % of the misses are cold ones (no \
@@ -457,8 +434,7 @@ fn inter_thread_findings(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> 
          and still less in the six of the quick one."
     ))
     .with_figure(figure);
-    let warm_share_finding = Finding::declared("av-7-all-misses", &per_seed);
-    [miss_share_finding, warm_share_finding]
+    [miss_share_finding, Finding::declared("av-7-all-misses", &pairs.mean_per_seed(inter_task_percent))]
 }
 
 #[cfg(test)]

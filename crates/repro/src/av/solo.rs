@@ -5,13 +5,12 @@
 use cachemate_core::SuperSetCount;
 use cachemate_locality::activity::LastVectorPredictor;
 use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar, HeatMap, Shade};
-use serde::{Deserialize, Serialize};
 
 use super::bits::{CELLS, Thresholds, combine_samples};
 use super::samples::{ActivitySample, sample_workload};
 use super::{MACHINE, PROGRAMS, SUPER_SETS};
+use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, WorkloadJob};
-use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Table 2, in the order of the six cells.
@@ -24,28 +23,20 @@ const PICTURED_PROGRAMS: [&str; 4] = ["gzip", "perl", "mcf", "equake"];
 /// Number of samples from the start of the long run.
 const PICTURED_SAMPLE_COUNT: usize = 160;
 
-#[derive(Serialize, Deserialize)]
-struct SoloSamples {
-    seed: u64,
-    program: Name,
-    samples: Vec<ActivitySample>,
-}
+/// Samples of each program alone.
+type SoloSamples = SeededRuns<&'static str, Vec<ActivitySample>>;
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let (scale, long_samples) = context.pick((200, 10), (50, 16));
-    let items: Vec<(u64, &'static str)> =
-        context.seeds.iter().flat_map(|&seed| PROGRAMS.map(|program| (seed, program))).collect();
     context.report_progress("9 programs alone");
-    let runs = context.run_all_stored(
+    let runs = context.run_cases(
         module_path!(),
-        &items,
-        |item| format!("{item:?} {scale} {long_samples}"),
-        |&(seed, program)| {
+        &PROGRAMS,
+        |program, seed| format!("{program} {seed} {scale} {long_samples}"),
+        |program, seed| {
             let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
             workload.options.scale = scale;
-            let (samples, _) =
-                sample_workload(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?;
-            Ok(SoloSamples { seed, program: Name(program), samples })
+            Ok(sample_workload(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?.0)
         },
     )?;
     let findings = [predictability_finding(context, &runs), activity_finding(context, &runs)];
@@ -80,29 +71,27 @@ fn score_predictions(samples: &[ActivitySample], thresholds: Thresholds) -> Pred
     }
 }
 
-fn predictability_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
+fn predictability_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -> Finding {
     // By seed, by vector: mean over programs of (last value, zero).
     let mut accuracy_by_seed: Vec<[(f64, f64); 6]> = Vec::new();
     let mut points = Vec::new();
     for &seed in &context.seeds {
-        let of_seed = || runs.iter().filter(|run| run.seed == seed);
-        let activities = of_seed().flat_map(|run| &run.samples).map(|sample| &sample.tasks[0]);
+        let activities = runs.of_seed(seed).flatten().map(|sample| &sample.tasks[0]);
         let thresholds = Thresholds::mean_of(activities);
-        let program_accuracy: Vec<(&str, PredictionRates)> =
-            of_seed().map(|run| (run.program.0, score_predictions(&run.samples, thresholds))).collect();
+        let program_accuracy: Vec<PredictionRates> =
+            runs.of_seed(seed).map(|samples| score_predictions(samples, thresholds)).collect();
         accuracy_by_seed.push(std::array::from_fn(|cell| {
-            let mean_over_programs = |value: &dyn Fn(&PredictionRates) -> Option<f64>| {
-                mean(&program_accuracy.iter().filter_map(|(_, predicted)| value(predicted)).collect::<Vec<f64>>())
-            };
+            let mean_over_programs =
+                |value: &dyn Fn(&PredictionRates) -> Option<f64>| mean(program_accuracy.iter().filter_map(value));
             (
                 mean_over_programs(&|predicted| predicted.by_last_value[cell]),
                 mean_over_programs(&|predicted| predicted.by_zero[cell]),
             )
         }));
         if seed == context.seeds[0] {
-            for (program, prediction_rates) in &program_accuracy {
+            for (program, prediction_rates) in PROGRAMS.into_iter().zip(&program_accuracy) {
                 let cells = CELLS.iter().zip(prediction_rates.by_last_value);
-                points.extend(cells.map(|(cell, share)| DataPoint::from_values(*program, *cell, share.as_slice())));
+                points.extend(cells.map(|(cell, share)| DataPoint::from_values(program, *cell, share)));
             }
         }
     }
@@ -115,7 +104,7 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples])
             (cell_values(cell, |pair| pair.0), cell_values(cell, |pair| pair.1));
         points.push(DataPoint::from_values("last value", *name, &last_value_percents));
         points.push(DataPoint::from_values("always zero", *name, &always_zero_percents));
-        points.push(DataPoint::from_values("last value, paper", *name, &[PAPER_ACCURACY_PERCENT[cell]]));
+        points.push(DataPoint::from_values("last value, paper", *name, [PAPER_ACCURACY_PERCENT[cell]]));
         let bars = [mean(&last_value_percents), mean(&always_zero_percents), PAPER_ACCURACY_PERCENT[cell]]
             .map(FigureBar::from)
             .to_vec();
@@ -129,10 +118,9 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples])
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-2-predictability", &bars);
-    let mean_of = |cells: &[(f64, f64); 6]| mean(&cells.map(|pair| pair.0));
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(accuracy_by_seed.iter().map(mean_of)).collect();
-    let mean_zero_percent =
-        mean(&accuracy_by_seed.iter().map(|cells| mean(&cells.map(|pair| pair.1))).collect::<Vec<f64>>());
+    let mean_of = |cells: &[(f64, f64); 6]| mean(cells.map(|pair| pair.0));
+    let per_seed = context.with_seeds(accuracy_by_seed.iter().map(mean_of));
+    let mean_zero_percent = mean(accuracy_by_seed.iter().map(|cells| mean(cells.map(|pair| pair.1))));
     Finding::declared("av-2-predicted-bits", &per_seed)
     .with_points(points)
     .with_note(format!(
@@ -142,23 +130,24 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples])
     .with_figure(figure)
 }
 
-fn activity_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
-    let pictured_runs = || runs.iter().filter(|run| PICTURED_PROGRAMS.contains(&run.program.0));
-    let run_concentration =
-        |run: &SoloSamples| mean_concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
-    let per_seed = |&seed: &u64| {
-        let shares: Vec<f64> = pictured_runs().filter(|run| run.seed == seed).filter_map(run_concentration).collect();
-        (seed, mean(&shares))
+fn activity_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -> Finding {
+    let concentration =
+        |samples: &Vec<ActivitySample>| mean_concentration(samples.iter().map(|sample| &sample.tasks[0][0]));
+    let pictured_samples = |seed: u64| {
+        PROGRAMS
+            .into_iter()
+            .filter(|program| PICTURED_PROGRAMS.contains(program))
+            .filter_map(move |program| Some((program, runs.get(program, seed)?)))
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
-    let mut finding = Finding::declared("av-6-heat-maps", &per_seed);
+    let mean_concentration_of =
+        |seed: u64| mean(pictured_samples(seed).filter_map(|(_, samples)| concentration(samples)));
+    let mut finding = Finding::declared("av-6-heat-maps", &context.values_by_seed(mean_concentration_of));
     for program in PROGRAMS {
-        let program_runs = runs.iter().filter(|run| run.program.0 == program);
-        let shares: Vec<f64> = program_runs.filter_map(run_concentration).collect();
+        let shares: Vec<f64> = runs.of_case(program).filter_map(concentration).collect();
         finding.points.push(DataPoint::from_values("share of the busiest quarter, %", program, &shares));
     }
-    for run in pictured_runs().filter(|run| run.seed == context.seeds[0]) {
-        finding.figures.push(draw_activity_map(run));
+    for (program, samples) in pictured_samples(context.seeds[0]) {
+        finding.figures.push(draw_activity_map(program, samples));
     }
     finding.with_note("Dark is high activity here, light low (the paper's colors are the other way round).")
 }
@@ -176,15 +165,15 @@ fn mean_concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>)
     (!shares.is_empty()).then(|| mean(&shares))
 }
 
-fn draw_activity_map(run: &SoloSamples) -> ResultFigure {
-    let samples = &run.samples[..run.samples.len().min(PICTURED_SAMPLE_COUNT)];
+fn draw_activity_map(program: &str, samples: &[ActivitySample]) -> ResultFigure {
+    let samples = &samples[..samples.len().min(PICTURED_SAMPLE_COUNT)];
     let accesses_by_sample = |super_set: u32| -> Vec<Option<f64>> {
         let busiest_count =
             |sample: &ActivitySample| sample.tasks[0][0].get(super_set as usize).map(|count| count.accesses as f64);
         samples.iter().map(busiest_count).collect()
     };
     let map = HeatMap {
-        title: format!("{}: accesses to the L1 data cache by super set", run.program),
+        title: format!("{program}: accesses to the L1 data cache by super set"),
         rows: (0..SUPER_SETS).map(|super_set| super_set.to_string()).collect(),
         columns: (0..samples.len()).map(|sample| sample.to_string()).collect(),
         row_label: "super set".to_string(),
@@ -195,5 +184,5 @@ fn draw_activity_map(run: &SoloSamples) -> ResultFigure {
         hides_numbers: true,
         ..HeatMap::default()
     };
-    ResultFigure::heat_map(format!("av-6-{}", run.program), &map)
+    ResultFigure::heat_map(format!("av-6-{program}"), &map)
 }

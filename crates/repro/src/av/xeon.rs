@@ -9,13 +9,13 @@
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength};
 use cachemate_locality::activity::common_active_count;
-use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar};
+use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use serde::{Deserialize, Serialize};
 
 use super::bits::{Thresholds, combine_samples};
 use super::samples::{LEVELS, TaskActivity, sample_workload};
+use crate::seeded_runs::SeededRuns;
 use crate::setup::{ManagedRun, Workload, WorkloadJob, build_pipeline};
-use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 const MACHINE: &str = "p4-xeon-ht";
@@ -51,7 +51,6 @@ struct WorkloadLength {
 /// The recording of a program.
 #[derive(Serialize, Deserialize)]
 struct ProgramRecord {
-    program: Name,
     activity: TaskActivity,
     instr_per_cycle: f64,
     misses_per_kilo_instr: f64,
@@ -70,13 +69,11 @@ struct WorkloadRun {
 
 #[derive(Serialize, Deserialize)]
 struct XeonRun {
-    seed: u64,
-    workload: usize,
     by_default: WorkloadRun,
     vectors: WorkloadRun,
     counters: WorkloadRun,
-    /// Runs with the vectors' advice under each of the other bounds.
-    bounded: Vec<(Name, WorkloadRun)>,
+    /// Runs with the vectors' advice under each of the length's other bounds.
+    bounded: Vec<WorkloadRun>,
     choices: PairingCounts,
 }
 
@@ -98,28 +95,28 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut distinct_programs: Vec<&'static str> = PAPER_WORKLOADS.iter().flatten().copied().collect();
     distinct_programs.sort_unstable();
     distinct_programs.dedup();
-    let mut runs = Vec::new();
-    for &seed in &context.seeds {
-        context.report_progress(&format!("eight jobs on two contexts, seed {seed}"));
-        let program_records = context.run_all_stored(
-            module_path!(),
-            &distinct_programs,
-            |program| format!("{program} {seed} {length:?}"),
-            |program| record_program(program, seed, &length),
-        )?;
-        let thresholds = Thresholds::mean_of(program_records.iter().map(|recorded| &recorded.activity));
-        let workload_indices: Vec<usize> = (0..PAPER_WORKLOADS.len()).collect();
-        runs.extend(context.run_all_stored(
-            module_path!(),
-            &workload_indices,
-            |workload| format!("{workload} {seed} {length:?}"),
-            |&workload| run_workload(workload, seed, &length, &program_records, thresholds),
-        )?);
-    }
-    let scale = length.scale as f64;
+    let program_records = context.run_cases(
+        module_path!(),
+        &distinct_programs,
+        |program, seed| format!("{program} {seed} {length:?}"),
+        |program, seed| {
+            context.report_progress(&format!("{program} alone, seed {seed}"));
+            record_program(program, seed, &length)
+        },
+    )?;
+    let workloads: Vec<usize> = (0..PAPER_WORKLOADS.len()).collect();
+    let runs = context.run_cases(
+        module_path!(),
+        &workloads,
+        |workload, seed| format!("{workload} {seed} {length:?}"),
+        |workload, seed| {
+            context.report_progress(&format!("eight jobs on two contexts, workload {workload}, seed {seed}"));
+            run_workload(workload, seed, &length, &program_records)
+        },
+    )?;
     let findings =
-        [opportunity_findings(context, &runs), finish_times(context, &runs), counter_findings(context, &runs)];
-    Ok(findings.into_iter().flatten().map(|finding| finding.with_time_scale(scale)).collect())
+        [opportunity_findings(&runs), finish_times(&runs, length.lag_bounds), counter_findings(&runs)].concat();
+    Ok(findings.into_iter().map(|finding| finding.with_time_scale(length.scale as f64)).collect())
 }
 
 fn slice_cycles(workload: &Workload) -> u64 {
@@ -138,29 +135,27 @@ fn record_program(program: &'static str, seed: u64, length: &WorkloadLength) -> 
     let misses = results.level_breakdown(LEVELS[2]).map_or(0.0, |l2| l2.misses as f64);
     let instructions = results.tasks.first().map_or(0, |task| task.instructions).max(1) as f64;
     let (instr_per_cycle, misses_per_kilo_instr) = (results.instructions_per_cycle(), 1000.0 * misses / instructions);
-    Ok(ProgramRecord { program: Name(program), activity: total_activity, instr_per_cycle, misses_per_kilo_instr })
+    Ok(ProgramRecord { activity: total_activity, instr_per_cycle, misses_per_kilo_instr })
 }
 
 fn run_workload(
     workload_index: usize,
     seed: u64,
     length: &WorkloadLength,
-    program_records: &[ProgramRecord],
-    thresholds: Thresholds,
+    program_records: &SeededRuns<&'static str, ProgramRecord>,
 ) -> Result<XeonRun, ReproError> {
-    let records: Vec<&ProgramRecord> = PAPER_WORKLOADS[workload_index]
-        .iter()
-        .filter_map(|name| program_records.iter().find(|recorded| recorded.program.0 == *name))
-        .collect();
+    let thresholds = Thresholds::mean_of(program_records.of_seed(seed).map(|recorded| &recorded.activity));
+    let programs = &PAPER_WORKLOADS[workload_index];
+    let records: Vec<&ProgramRecord> = programs.iter().filter_map(|name| program_records.get(name, seed)).collect();
     let mut workload = Workload::from_machine_name(MACHINE_WITHOUT_SUPER_SETS, Vec::new(), seed)?;
     workload.options.scale = length.scale;
     let solo_cycles = (length.slices_per_job * slice_cycles(&workload)) as f64;
-    let recorded_job = |(job_index, recorded): (usize, &&ProgramRecord)| {
-        let mut job = WorkloadJob::new(recorded.program.0, 10 * seed + job_index as u64);
+    let recorded_job = |(job_index, (program, recorded)): (usize, (&&str, &&ProgramRecord))| {
+        let mut job = WorkloadJob::new(program, 10 * seed + job_index as u64);
         job.instructions = Some((solo_cycles * recorded.instr_per_cycle) as u64);
         job
     };
-    workload.jobs = records.iter().enumerate().map(recorded_job).collect();
+    workload.jobs = programs.iter().zip(&records).enumerate().map(recorded_job).collect();
     // The length exceeds the longest possible run, because the run ends with the last job.
     let workload = workload.with_length(0, 1_000 * solo_cycles as u64);
     let profiles: Vec<Profile> = records.iter().map(|recorded| recorded_profile(recorded)).collect();
@@ -168,7 +163,7 @@ fn run_workload(
     let vector_run = run_managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
     let run_bounded = |&bound: &&'static str| {
         let parameters = format!("form = \"advice\"\nmax_lag_samples = {bound}\n");
-        Ok((Name(bound), summarize_run(&run_managed(&workload, "activity-vector", &parameters, profiles.clone())?)?))
+        summarize_run(&run_managed(&workload, "activity-vector", &parameters, profiles.clone())?)
     };
     let runs_by_bound = length.lag_bounds.iter().map(run_bounded).collect::<Result<_, ReproError>>()?;
     let counter_run = run_managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
@@ -176,8 +171,6 @@ fn run_workload(
         records.iter().map(|recorded| thresholds.vectors_of(&recorded.activity)[L2_MISS_CELL].clone()).collect();
     let default_pairings = count_pairings(&default_run, |a, b| common_active_count(&bits[a], &bits[b]));
     Ok(XeonRun {
-        seed,
-        workload: workload_index,
         by_default: summarize_run(&default_run)?,
         vectors: summarize_run(&vector_run)?,
         counters: summarize_run(&counter_run)?,
@@ -258,41 +251,33 @@ fn count_pairings(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -
     counts
 }
 
-fn means_by_seed(
-    context: &ExperimentContext<'_>,
-    runs: &[XeonRun],
-    metric: impl Fn(&XeonRun) -> f64,
-) -> Vec<(u64, f64)> {
-    let of_seed = |seed: u64| {
-        let values = runs.iter().filter(|run| run.seed == seed).map(&metric).filter(|value| value.is_finite());
-        mean(&values.collect::<Vec<f64>>())
-    };
-    context.values_by_seed(of_seed)
+/// Runs by workload of Table 5 and seed.
+type XeonRuns = SeededRuns<usize, XeonRun>;
+
+fn declared_mean(name: &str, runs: &XeonRuns, metric: impl Fn(&XeonRun) -> f64) -> Finding {
+    let mean_of = |runs: &[&XeonRun]| mean(runs.iter().map(|run| metric(run)).filter(|value| value.is_finite()));
+    Finding::declared(name, &runs.per_seed(mean_of))
 }
 
-fn values_over_workloads(runs: &[XeonRun], series: &str, metric: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
-    let point = |index: usize| {
-        let values: Vec<f64> = runs.iter().filter(|run| run.workload == index).map(&metric).collect();
-        DataPoint::from_values(series, format!("WL{index}"), &values)
-    };
-    (0..PAPER_WORKLOADS.len()).map(point).collect()
+fn points_by_workload(runs: &XeonRuns, series: &str, metric: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
+    (0..PAPER_WORKLOADS.len()).map(|workload| runs.point(workload, series, format!("WL{workload}"), &metric)).collect()
 }
 
-fn opportunity_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
+fn opportunity_findings(runs: &XeonRuns) -> Vec<Finding> {
     let choice_count = |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
     let bad_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.bad) / choice_count(&run.choices);
     let good_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.good) / choice_count(&run.choices);
     let share_with_better = |run: &XeonRun| 100.0 * f64::from(run.choices.bad_with_better) / f64::from(run.choices.bad);
     let mean_better_choices = |run: &XeonRun| f64::from(run.choices.better_at_bad) / f64::from(run.choices.bad);
     let choice_percent = |run: &XeonRun| 100.0 * run.by_default.choice_share;
-    let bad_pair_finding = Finding::declared("av-4-bad-picks", &means_by_seed(context, runs, bad_share));
-    let better_finding = Finding::declared("av-4-better-job-waited", &means_by_seed(context, runs, share_with_better));
-    let calls = Finding::declared("av-9-choices", &means_by_seed(context, runs, choice_percent));
+    let bad_pair_finding = declared_mean("av-4-bad-picks", runs, bad_share);
+    let better_finding = declared_mean("av-4-better-job-waited", runs, share_with_better);
+    let calls = declared_mean("av-9-choices", runs, choice_percent);
     let points =
-        [values_over_workloads(runs, "bad, %", bad_share), values_over_workloads(runs, "good, %", good_share)].concat();
+        [points_by_workload(runs, "bad, %", bad_share), points_by_workload(runs, "good, %", good_share)].concat();
     let better_points = [
-        values_over_workloads(runs, "with a better one, %", share_with_better),
-        values_over_workloads(runs, "better ones", mean_better_choices),
+        points_by_workload(runs, "with a better one, %", share_with_better),
+        points_by_workload(runs, "better ones", mean_better_choices),
     ];
     vec![
         bad_pair_finding.with_points(points).with_note(
@@ -300,7 +285,7 @@ fn opportunity_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Ve
              from the side of either context.",
         ),
         better_finding.with_points(better_points.concat()),
-        calls.with_points(values_over_workloads(runs, "calls with a choice, %", choice_percent)).with_note(
+        calls.with_points(points_by_workload(runs, "calls with a choice, %", choice_percent)).with_note(
             "There are no system tasks here, which made up the rest of the paper's calls: what is left are calls after jobs have ended.",
         ),
     ]
@@ -328,31 +313,24 @@ fn last_delay(delays: &[f64]) -> f64 {
     delays[delays.len() - 1]
 }
 
-fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
+fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
     let delay_metric =
         |run: &XeonRun, get: fn(&[f64]) -> f64| get(&finish_delays_percent(&run.vectors, &run.by_default));
-    let last_delay_finding =
-        Finding::declared("av-5-latest-job", &means_by_seed(context, runs, |run| delay_metric(run, last_delay)));
+    let last_delay_finding = declared_mean("av-5-latest-job", runs, |run| delay_metric(run, last_delay));
     let speed_gain_percent = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.vectors.cycles - 1.0);
     let saved_misses_percent = |run: &XeonRun| 100.0 * (1.0 - run.vectors.l2_misses / run.by_default.l2_misses);
-    let speed_finding = Finding::declared("av-4-speed", &means_by_seed(context, runs, speed_gain_percent));
+    let speed_finding = declared_mean("av-4-speed", runs, speed_gain_percent);
     let series: [(&str, fn(&[f64]) -> f64); 3] = [("early", first_delay), ("median", median), ("late", last_delay)];
     let points: Vec<DataPoint> = series
         .iter()
         .flat_map(|(name, get)| {
-            values_over_workloads(runs, &format!("{name} finish time, % of change"), |run| delay_metric(run, *get))
+            points_by_workload(runs, &format!("{name} finish time, % of change"), |run| delay_metric(run, *get))
         })
         .collect();
-    let points = [points, other_bound_points(runs)].concat();
-    let delay_bar = |index: usize, get: fn(&[f64]) -> f64| {
-        let values: Vec<f64> =
-            runs.iter().filter(|run| run.workload == index).map(|run| delay_metric(run, get)).collect();
-        let point = DataPoint::from_values("", "", &values);
-        FigureBar { value: point.value, interval: point.low.zip(point.high) }
-    };
-    let group = |index: usize| BarGroup {
-        name: format!("WL{index}"),
-        bars: series.iter().map(|(_, get)| delay_bar(index, *get)).collect(),
+    let points = [points, other_bound_points(runs, lag_bounds)].concat();
+    let group = |workload: usize| BarGroup {
+        name: format!("WL{workload}"),
+        bars: series.iter().map(|(_, get)| runs.point(workload, "", "", |run| delay_metric(run, *get)).bar()).collect(),
     };
     let bars = BarChart {
         title: "Finish times by the vectors' advice, change against the default scheduler".to_string(),
@@ -363,8 +341,8 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
     };
     let figure = ResultFigure::bars("av-5-finish-times", &bars);
     let gain_points = [
-        values_over_workloads(runs, "IPC gain, %", speed_gain_percent),
-        values_over_workloads(runs, "L2 misses saved, %", saved_misses_percent),
+        points_by_workload(runs, "IPC gain, %", speed_gain_percent),
+        points_by_workload(runs, "L2 misses saved, %", saved_misses_percent),
     ];
     let note = "Advice changes the order of turns and no job's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
@@ -375,29 +353,28 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
 }
 
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
-fn other_bound_points(runs: &[XeonRun]) -> Vec<DataPoint> {
-    let bounds = runs.first().map_or(&[][..], |run| &run.bounded);
-    let bound_points = |(nth, (bound, _)): (usize, &(Name, WorkloadRun))| {
+fn other_bound_points(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<DataPoint> {
+    let bound_points = |(nth, bound): (usize, &&str)| {
         let mean_over_runs = |metric: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
-            let value = |run: &XeonRun| metric(run, &run.bounded[nth].1);
-            mean(&runs.iter().map(value).collect::<Vec<f64>>())
+            let value = |run: &XeonRun| metric(run, &run.bounded[nth]);
+            mean(runs.by_seed().map(value))
         };
         let delay = mean_over_runs(&|run, finished| last_delay(&finish_delays_percent(finished, &run.by_default)));
         let speed = mean_over_runs(&|run, finished| 100.0 * (run.by_default.cycles / finished.cycles - 1.0));
         let bound_label = format!("{bound} samples");
         [("late finish time, %, by bound", delay), ("IPC gain, %, by bound", speed)]
-            .map(|(series, value)| DataPoint::from_values(series, &bound_label, &[value]))
+            .map(|(series, value)| DataPoint::from_values(series, &bound_label, [value]))
     };
-    bounds.iter().enumerate().flat_map(bound_points).collect()
+    lag_bounds.iter().enumerate().flat_map(bound_points).collect()
 }
 
-fn counter_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
+fn counter_findings(runs: &XeonRuns) -> Vec<Finding> {
     let vectors_over_counters = |run: &XeonRun| 100.0 * (run.counters.cycles / run.vectors.cycles - 1.0);
     let counters_over_default = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.counters.cycles - 1.0);
-    let finding = Finding::declared("av-8-miss-counters", &means_by_seed(context, runs, vectors_over_counters));
+    let finding = declared_mean("av-8-miss-counters", runs, vectors_over_counters);
     let points = [
-        values_over_workloads(runs, "counters over vectors, %", vectors_over_counters),
-        values_over_workloads(runs, "IPC gain of counters, %", counters_over_default),
+        points_by_workload(runs, "counters over vectors, %", vectors_over_counters),
+        points_by_workload(runs, "IPC gain of counters, %", counters_over_default),
     ];
     vec![finding.with_points(points.concat())]
 }

@@ -1,7 +1,7 @@
 //! BS-2, -3, -4, -6: a mix on two cores at several sizes of the L2, under the default scheduler and balance sets.
 
 use crate::niagara::cells::{
-    METRICS, SizeSweep, describe_shortfall, measure_bandwidth_sweep, metric_points, run_cells, size_chart,
+    METRICS, SizeSweep, describe_shortfall, measure_bandwidth_sweep, metric_points, run_cells, size_chart, size_label,
 };
 use crate::niagara::{
     NiagaraPolicy, NiagaraSetting, TIME_SCALE, ThreadMix, l2_miss_ratio, run as run_mix, sensitivity,
@@ -16,10 +16,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let sizes: &[u64] = context.pick(&[192], &[48, 96, 192, 384]);
     let uniform_policy = paper_policy();
     let uniform_cells = run_cells(context, ThreadMix::Spec2000, &uniform_policy, sizes)?;
-    let mut all_points = metric_points(UNIFORM_NAME, &uniform_cells, sizes);
+    let mut all_points = metric_points(UNIFORM_NAME, &uniform_cells, sizes, size_label);
     let fair_cells =
         run_cells(context, ThreadMix::Spec2000, &NiagaraPolicy::BalanceSet(BALANCE_SET_PARAMETERS.to_string()), sizes)?;
-    all_points.extend(metric_points(FAIR_NAME, &fair_cells, sizes));
+    all_points.extend(metric_points(FAIR_NAME, &fair_cells, sizes, size_label));
     if !context.quick {
         all_points.extend(sensitivity::compare_variations(context, ThreadMix::Spec2000, &uniform_policy, &[])?);
         let composed_policy = NiagaraPolicy::BalanceSet(format!("{BALANCE_SET_PARAMETERS}group_model = \"composed\""));
@@ -27,37 +27,31 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             "composed",
             &run_cells(context, ThreadMix::Spec2000, &composed_policy, &[192])?,
             &[192],
+            size_label,
         ));
         let casc_cells = run_cells(context, ThreadMix::Casc, &uniform_policy, sizes)?;
-        all_points.extend(metric_points("balance sets on CASC's 18 threads", &casc_cells, sizes));
+        all_points.extend(metric_points("balance sets on CASC's 18 threads", &casc_cells, sizes, size_label));
     }
     let (bandwidth_points, bandwidth_figure) =
         measure_bandwidth_sweep(context, ThreadMix::Spec2000, &uniform_policy, "bs-3-bandwidth", UNIFORM_NAME)?;
     all_points.extend(bandwidth_points);
     let scale = TIME_SCALE as f64;
     let default_sizes: Vec<u64> = context.pick(&[96, 384][..], &[48, 96, 192, 384, 768][..]).to_vec();
-    let mut metrics_by_size = Vec::new();
-    let mut miss_ratio_falls = Vec::new();
-    for &seed in &context.seeds {
-        let runs_by_size = context.run_all(&default_sizes, |&kb| {
-            let setting = NiagaraSetting { mix: ThreadMix::Spec2000, ..NiagaraSetting::new(kb, seed, context) };
-            let default = run_mix(&setting, &NiagaraPolicy::Default)?;
-            let misses = l2_miss_ratio(&default).ok_or_else(|| failed("default")("no references"))?;
-            Ok((kb, default.instructions_per_cycle(), misses))
-        })?;
-        miss_ratio_falls.push((seed, 100.0 * (runs_by_size[0].1 / runs_by_size[runs_by_size.len() - 1].1 - 1.0)));
-        metrics_by_size.extend(runs_by_size);
-    }
+    let setting_of = |kb, seed| NiagaraSetting { mix: ThreadMix::Spec2000, ..NiagaraSetting::new(kb, seed, context) };
+    let default_runs = context.run_unstored_cases(&default_sizes, |kb, seed| {
+        let default = run_mix(&setting_of(kb, seed), &NiagaraPolicy::Default)?;
+        let miss_ratio = l2_miss_ratio(&default).ok_or_else(|| failed("default")("no references"))?;
+        Ok((default.instructions_per_cycle(), miss_ratio))
+    })?;
+    let ipc_change_percent = |runs: &[&(f64, f64)]| 100.0 * (runs[0].0 / runs[runs.len() - 1].0 - 1.0);
+    let ipc_changes = default_runs.per_seed(ipc_change_percent);
     let mut ipc_by_size = Vec::new();
     for &kb in &default_sizes {
-        let values_at_size = |value: fn(&(u64, f64, f64)) -> f64| -> Vec<f64> {
-            metrics_by_size.iter().filter(|p| p.0 == kb).map(value).collect()
-        };
-        ipc_by_size.push(DataPoint::from_values("IPC", format!("{kb} KB"), &values_at_size(|point| point.1)));
-        ipc_by_size.push(DataPoint::from_values("L2 miss ratio", format!("{kb} KB"), &values_at_size(|point| point.2)));
+        ipc_by_size.push(default_runs.point(kb, "IPC", size_label(kb), |run| run.0));
+        ipc_by_size.push(default_runs.point(kb, "L2 miss ratio", size_label(kb), |run| run.1));
     }
     let series = ["IPC", "L2 miss ratio"];
-    let bs_2 = Finding::declared("bs-2-smallest-cache", &miss_ratio_falls)
+    let bs_2 = Finding::declared("bs-2-smallest-cache", &ipc_changes)
         .with_figure(size_chart(
             "bs-2-second-level",
             "A mix of SPEC CPU2000 on two cores",
@@ -108,33 +102,18 @@ fn doubled_cache_finding(
     sizes: &[u64],
     policy: &NiagaraPolicy,
 ) -> Result<Finding, ReproError> {
-    let mut least_leads_by_seed = Vec::new();
-    let mut leads_by_size: Vec<(u64, f64)> = Vec::new();
-    for &seed in &context.seeds {
-        let setting_of_size =
+    let leads = context.run_unstored_cases(sizes, |kb, seed| {
+        let setting_of =
             |kb: u64| NiagaraSetting { mix: ThreadMix::Spec2000, ..NiagaraSetting::new(kb, seed, context) };
-        let gains = context.run_all(sizes, |&kb| {
-            let (policy_run, double_cache_run) =
-                (run_mix(&setting_of_size(kb), policy)?, run_mix(&setting_of_size(2 * kb), &NiagaraPolicy::Default)?);
-            Ok(100.0 * (policy_run.instructions_per_cycle() / double_cache_run.instructions_per_cycle() - 1.0))
-        })?;
-        least_leads_by_seed.push((seed, gains.iter().copied().fold(f64::INFINITY, f64::min)));
-        leads_by_size.extend(sizes.iter().copied().zip(gains));
-    }
-    let gains_at_size =
-        |kb: u64| leads_by_size.iter().filter(|(at, _)| *at == kb).map(|(_, gain)| *gain).collect::<Vec<f64>>();
-    let points: Vec<DataPoint> = sizes
-        .iter()
-        .map(|&kb| {
-            DataPoint::from_values(
-                "IPC of balance sets over the default's on twice the cache, %",
-                format!("{kb} KB"),
-                &gains_at_size(kb),
-            )
-        })
-        .collect();
-    let note = describe_shortfall(sizes.iter().map(|&kb| (kb, mean(&gains_at_size(kb)))), |value| value >= 0.0);
-    Ok(Finding::declared("bs-6-twice-the-cache", &least_leads_by_seed)
+        let (policy_run, double_cache_run) =
+            (run_mix(&setting_of(kb), policy)?, run_mix(&setting_of(2 * kb), &NiagaraPolicy::Default)?);
+        Ok(100.0 * (policy_run.instructions_per_cycle() / double_cache_run.instructions_per_cycle() - 1.0))
+    })?;
+    let series = "IPC of balance sets over the default's on twice the cache, %";
+    let points: Vec<DataPoint> =
+        sizes.iter().map(|&kb| leads.point(kb, series, size_label(kb), |&lead| lead)).collect();
+    let note = describe_shortfall(sizes.iter().map(|&kb| (kb, mean(leads.of_case(kb)))), |value| value >= 0.0);
+    Ok(Finding::declared("bs-6-twice-the-cache", &leads.least_per_seed(|&lead| lead))
         .require_every_seed()
         .with_points(points)
         .with_note(note)

@@ -11,12 +11,9 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, mean};
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs: &[&str] = context.pick(&["gzip", "mcf", "twolf"], &SPEC_2000_PROGRAMS);
     let sizes: &[u64] = context.pick(&[8, 128], &[8, 16, 32, 64, 128]);
-    let settings: Vec<(u64, u64, &str)> = sizes
-        .iter()
-        .flat_map(|&kb| context.seeds.iter().map(move |&seed| (kb, seed)))
-        .flat_map(|(kb, seed)| programs.iter().map(move |&program| (kb, seed, program)))
-        .collect();
-    let runs = context.run_all(&settings, |&(kb, seed, program)| {
+    let cases: Vec<(u64, &str)> =
+        sizes.iter().flat_map(|&kb| programs.iter().map(move |&program| (kb, program))).collect();
+    let runs = context.run_unstored_cases(&cases, |(kb, program), seed| {
         context.report_progress(&format!("four copies of {program}, {kb} KB L1D"));
         let setting = NiagaraSetting { l2_kb: 3072, ..NiagaraSetting::new(768, seed, context) };
         let mut workload =
@@ -27,27 +24,33 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         l1.ok_or_else(|| failed("BS-1")("no L1 data cache"))?.size_bytes = kb << 10;
         workload.unmanaged_run()
     })?;
-    let metric_at_size = |value: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
-        let is_selected = |(at, run_seed, _): &(u64, u64, &str)| *at == kb && seed.is_none_or(|seed| seed == *run_seed);
-        settings.iter().zip(&runs).filter(|(s, _)| is_selected(s)).filter_map(|(_, run)| value(run)).collect()
+    let metric_at_size = |value: fn(&RunResults) -> Option<f64>, kb: u64, seeds: &[u64]| -> Vec<f64> {
+        let values_of_seed = |&seed: &u64| {
+            programs.iter().filter_map(|&program| value(runs.get((kb, program), seed)?)).collect::<Vec<_>>()
+        };
+        seeds.iter().flat_map(values_of_seed).collect()
     };
     let ipc: fn(&RunResults) -> Option<f64> = |run| Some(run.instructions_per_cycle());
     let misses: fn(&RunResults) -> Option<f64> =
         |run| run.level_breakdown(CacheLevel::L1Data)?.miss_ratio().map(|ratio| 100.0 * ratio);
     let mut points = Vec::new();
     for &kb in sizes {
-        points.push(DataPoint::from_values("IPC", format!("{kb} KB"), &metric_at_size(ipc, kb, None)));
-        points.push(DataPoint::from_values("L1D miss ratio %", format!("{kb} KB"), &metric_at_size(misses, kb, None)));
+        points.push(DataPoint::from_values("IPC", format!("{kb} KB"), metric_at_size(ipc, kb, &context.seeds)));
+        points.push(DataPoint::from_values(
+            "L1D miss ratio %",
+            format!("{kb} KB"),
+            metric_at_size(misses, kb, &context.seeds),
+        ));
     }
     let (smallest_kb, largest_kb) = (sizes[0], sizes[sizes.len() - 1]);
     let ipc_change_percent = |seed: u64| {
-        let mean_ipc_at = |kb: u64| mean(&metric_at_size(ipc, kb, Some(seed)));
+        let mean_ipc_at = |kb: u64| mean(metric_at_size(ipc, kb, &[seed]));
         100.0 * (mean_ipc_at(smallest_kb) / mean_ipc_at(largest_kb) - 1.0)
     };
     let per_seed = context.values_by_seed(ipc_change_percent);
     let figure =
         size_chart("bs-1-first-level", "Mean IPC of four copies over the L1D (L2 3 MB)", "IPC", &points, &["IPC"]);
-    let miss_ratios = [smallest_kb, largest_kb].map(|kb| mean(&metric_at_size(misses, kb, None)));
+    let miss_ratios = [smallest_kb, largest_kb].map(|kb| mean(metric_at_size(misses, kb, &context.seeds)));
     let note = format!(
         "Mean over the programs; the points' intervals are the programs' least and most. The L2 is 3 MB, large against four copies, \
          as the paper's is not stated. Of data accesses {:.0} % miss the smallest L1D and {:.0} % the largest.",

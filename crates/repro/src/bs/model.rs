@@ -23,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use super::stretch::{InstructionSpan, ReuseTimesByFilter, measure_reuse};
 use crate::niagara::groups::{GROUPS_PROBE_ID, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
 use crate::niagara::{CONTEXT_COUNT, NiagaraSetting, TIME_SCALE, casc_jobs, l2_miss_ratio};
+use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, WorkloadJob, failed};
-use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 const WATCHED_LOCATIONS: u32 = 1_000;
@@ -56,91 +56,76 @@ const PREDICTION_LABELS: [&str; 8] = [
 /// Measured and expected miss ratios of a group, in misses per 100 references.
 #[derive(Serialize, Deserialize)]
 struct RatioPair {
-    form: Name,
+    form: String,
     measured: f64,
     expected: f64,
 }
 
-/// One machine and seed.
+/// One machine.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct ModelCase {
     replacement: ReplacementPolicy,
     model: ReplacementModel,
     l2_kb: u64,
-    seed: u64,
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 192, 768]);
     let replacements =
         [(ReplacementPolicy::Random, ReplacementModel::Random), (ReplacementPolicy::Lru, ReplacementModel::Lru)];
-    let mut cases = Vec::new();
-    for (replacement, model) in replacements {
-        for &kb in sizes {
-            cases.extend(context.seeds.iter().map(|&seed| ModelCase { replacement, model, l2_kb: kb, seed }));
-        }
-    }
-    let pairs = context.run_all_stored(
+    let cases_of = |(replacement, model)| sizes.iter().map(move |&l2_kb| ModelCase { replacement, model, l2_kb });
+    let cases: Vec<ModelCase> = replacements.into_iter().flat_map(cases_of).collect();
+    let pairs = context.run_cases(
         module_path!(),
         &cases,
-        |case| format!("{case:?}"),
-        |case| {
-            context
-                .report_progress(&format!("groups at {} KB, {:?}, seed {}", case.l2_kb, case.replacement, case.seed));
-            let mut pairs = measure_isolated_groups(context, case)?;
+        |case, seed| format!("{case:?} {seed}"),
+        |case, seed| {
+            context.report_progress(&format!("groups at {} KB, {:?}, seed {seed}", case.l2_kb, case.replacement));
+            let mut pairs = measure_isolated_groups(context, case, seed)?;
             if !context.quick {
-                pairs.extend(measure_time_shared_groups(context, case)?);
+                pairs.extend(measure_time_shared_groups(context, case, seed)?);
             }
             Ok(pairs)
         },
     )?;
-    let case_estimates: Vec<(ModelCase, Vec<RatioPair>)> = cases.into_iter().zip(pairs).collect();
     let names = ["StatCache on random replacement", "StatStack on LRU"];
     Ok(replacements
-        .iter()
+        .into_iter()
         .zip(names)
-        .map(|(&(_, model), name)| model_finding(context, &case_estimates, sizes, model, name))
+        .map(|((_, model), name)| model_finding(context, &pairs, sizes, model, name))
         .collect())
 }
 
 fn model_finding(
     context: &ExperimentContext<'_>,
-    estimates: &[(ModelCase, Vec<RatioPair>)],
+    estimates: &SeededRuns<ModelCase, Vec<RatioPair>>,
     sizes: &[u64],
     replacement_model: ReplacementModel,
     name: &str,
 ) -> Finding {
-    let pairs_of = |form: &'static str, seed: Option<u64>, kb: Option<u64>| -> Vec<&RatioPair> {
-        let is_selected = |case: &ModelCase| {
+    let pairs_of = |form: &str, seed: Option<u64>, kb: Option<u64>| -> Vec<&RatioPair> {
+        let is_selected = |case: &ModelCase, own_seed: u64| {
             case.model == replacement_model
-                && seed.is_none_or(|seed| seed == case.seed)
+                && seed.is_none_or(|seed| seed == own_seed)
                 && kb.is_none_or(|kb| kb == case.l2_kb)
         };
-        let selected_pairs = estimates.iter().filter(|(case, _)| is_selected(case)).flat_map(|(_, pairs)| pairs);
-        selected_pairs.filter(|pair| pair.form.0 == form).collect()
+        let selected_runs = estimates.iter().filter(|((case, own_seed), _)| is_selected(case, *own_seed));
+        selected_runs.flat_map(|(_, pairs)| pairs).filter(|pair| pair.form == form).collect()
     };
     let mut points = Vec::new();
     for form in PREDICTION_LABELS {
         for &kb in sizes.iter().filter(|&&kb| !pairs_of(form, None, Some(kb)).is_empty()) {
-            let means_by_seed = |of_pairs: fn(&[&RatioPair]) -> f64| {
-                context.seeds.iter().map(|&seed| of_pairs(&pairs_of(form, Some(seed), Some(kb)))).collect::<Vec<f64>>()
+            let mut add_point = |metric: &str, of_pairs: fn(&[&RatioPair]) -> f64| {
+                let values = context.seeds.iter().map(|&seed| of_pairs(&pairs_of(form, Some(seed), Some(kb))));
+                points.push(DataPoint::from_values(format!("{form}: {metric} %"), format!("{kb} KB"), values));
             };
-            points.push(DataPoint::from_values(
-                format!("{form}: mean error %"),
-                format!("{kb} KB"),
-                &means_by_seed(mean_error_percent),
-            ));
-            points.push(DataPoint::from_values(
-                format!("{form}: bias %"),
-                format!("{kb} KB"),
-                &means_by_seed(mean_bias_percent),
-            ));
+            add_point("mean error", mean_error_percent);
+            add_point("bias", mean_bias_percent);
         }
     }
     let per_seed: Vec<(u64, f64)> =
         context.values_by_seed(|seed| mean_error_percent(&pairs_of(WATCHED_LABEL, Some(seed), None)));
-    let case_points =
-        |form: &'static str| pairs_of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
+    let case_points = |form: &str| pairs_of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
     let figure_name = if replacement_model == ReplacementModel::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
     let [watched, exact, data, behind, cold] =
         [WATCHED_LABEL, EXACT_LABEL, DATA_ONLY_LABEL, BEHIND_L1_LABEL, COLD_GROUP_LABEL]
@@ -169,11 +154,11 @@ fn model_finding(
 }
 
 fn mean_error_percent(pairs: &[&RatioPair]) -> f64 {
-    mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0).abs()).collect::<Vec<f64>>())
+    mean(pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0).abs()))
 }
 
 fn mean_bias_percent(pairs: &[&RatioPair]) -> f64 {
-    mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0)).collect::<Vec<f64>>())
+    mean(pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0)))
 }
 
 fn shared_ratios(at_rates: &[ReuseAtRate<'_>], lines: u64, model: ReplacementModel) -> Result<Vec<f64>, ReproError> {
@@ -193,25 +178,30 @@ fn solo_ratio(times: &ReuseTimes, lines: u64, model: ReplacementModel) -> Result
 }
 
 /// Miss ratios of random groups that run without other threads.
-fn measure_isolated_groups(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
-    let mut generator = SplitMix64::new(case.seed);
+fn measure_isolated_groups(
+    context: &ExperimentContext<'_>,
+    case: ModelCase,
+    seed: u64,
+) -> Result<Vec<RatioPair>, ReproError> {
+    let mut generator = SplitMix64::new(seed);
     let mut pairs = Vec::new();
     for _ in 0..context.pick(4, 12) {
         context.check_not_stopped()?;
-        let mut group_jobs = casc_jobs(case.seed);
+        let mut group_jobs = casc_jobs(seed);
         generator.shuffle(&mut group_jobs);
         group_jobs.truncate(CONTEXT_COUNT);
-        pairs.extend(measure_group(context, case, group_jobs)?);
+        pairs.extend(measure_group(context, case, seed, group_jobs)?);
     }
     Ok(pairs)
 }
 
 fn measure_group(
     context: &ExperimentContext<'_>,
-    case: &ModelCase,
+    case: ModelCase,
+    seed: u64,
     members: Vec<WorkloadJob>,
 ) -> Result<Vec<RatioPair>, ReproError> {
-    let mut workload = NiagaraSetting::new(case.l2_kb, case.seed, context).build_workload(members)?;
+    let mut workload = NiagaraSetting::new(case.l2_kb, seed, context).build_workload(members)?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
     let warm_run = workload.clone().with_length(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged_run()?;
     let mut pairs = predict_group(case, &workload, &warm_run, (WARM_UP_CYCLES, MEASURED_CYCLES))?;
@@ -222,15 +212,15 @@ fn measure_group(
     pairs.extend(
         cold_pairs
             .into_iter()
-            .filter(|pair| pair.form.0 == EXACT_LABEL)
-            .map(|pair| RatioPair { form: Name(COLD_GROUP_LABEL), ..pair }),
+            .filter(|pair| pair.form == EXACT_LABEL)
+            .map(|pair| RatioPair { form: COLD_GROUP_LABEL.to_string(), ..pair }),
     );
     Ok(pairs)
 }
 
 /// Predictions of every form for one group that ran.
 fn predict_group(
-    case: &ModelCase,
+    case: ModelCase,
     workload: &Workload,
     run_results: &RunResults,
     cycles: (u64, u64),
@@ -264,7 +254,7 @@ fn predict_group(
     };
     let misses_on_shares =
         reuse_by_job.iter().zip(&l2_refs).map(ratio_on_share).collect::<Result<Vec<f64>, ReproError>>()?;
-    let ratio_pair = |form, expected| RatioPair { form: Name(form), measured: measured_percent, expected };
+    let ratio_pair = |form: &str, expected| RatioPair { form: form.to_string(), measured: measured_percent, expected };
     Ok(vec![
         ratio_pair(WATCHED_LABEL, composed_ratio_pair(&|s| (&s.watched_times, s.all_accesses.accesses), false)?),
         ratio_pair(EXACT_LABEL, composed_ratio_pair(&|s| (&s.all_accesses.times, s.all_accesses.accesses), false)?),
@@ -287,8 +277,12 @@ fn l2_references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
 }
 
 /// Miss ratios by the policy's method: all threads are watched under time sharing, and groups run together afterward.
-fn measure_time_shared_groups(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
-    let mut workload = NiagaraSetting::new(case.l2_kb, case.seed, context).build_workload(casc_jobs(case.seed))?;
+fn measure_time_shared_groups(
+    context: &ExperimentContext<'_>,
+    case: ModelCase,
+    seed: u64,
+) -> Result<Vec<RatioPair>, ReproError> {
+    let mut workload = NiagaraSetting::new(case.l2_kb, seed, context).build_workload(casc_jobs(seed))?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
     let request =
         GroupRequest { rows_ns: None, locations: Some(WATCHED_LOCATIONS), group_count: 12, group_ns: 10_000_000 };
@@ -305,12 +299,12 @@ fn measure_time_shared_groups(context: &ExperimentContext<'_>, case: &ModelCase)
         let ratios = shared_ratios(&at_rates, (case.l2_kb << 10) / LINE_BYTES, case.model)?;
         let misses: f64 = ratios.iter().zip(&at_rates).map(|(ratio, (_, rate))| ratio * rate).sum();
         let expected = 100.0 * misses / at_rates.iter().map(|(_, rate)| rate).sum::<f64>();
-        Ok(RatioPair { form: Name(TIME_SHARED_LABEL), measured: sum.misses_per_100_references(), expected })
+        Ok(RatioPair { form: TIME_SHARED_LABEL.to_string(), measured: sum.misses_per_100_references(), expected })
     };
     sums_by_group(&records).iter().map(ratio_pair).collect()
 }
 
-fn reuse_times_by_task(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
+fn reuse_times_by_task(records: &[WindowRecord], case: ModelCase) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::Reuse {
         level: CacheLevel::L2,
         replacement: case.model,

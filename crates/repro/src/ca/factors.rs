@@ -7,7 +7,7 @@ use cachemate_sim::machine::SimOptions;
 use crate::corun::{CoRunBench, cpus_by_cache};
 use crate::decompose::{Decomposition, decompose};
 use crate::setup::WorkloadJob;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// CA 3: programs that lose at least this are shown.
 const MIN_SHOWN_LOSS_PERCENT: f64 = 45.0;
@@ -58,11 +58,11 @@ fn sweep_bandwidth(
             names
                 .iter()
                 .zip(&slowdown_percents)
-                .map(|(name, &slowdown)| DataPoint::from_values("total", point_title(name), &[slowdown])),
+                .map(|(name, &slowdown)| DataPoint::from_values("total", point_title(name), [slowdown])),
         );
         let loser_count =
             slowdown_percents.iter().filter(|slowdown| **slowdown >= MIN_SHOWN_LOSS_PERCENT).count() as f64;
-        points.push(DataPoint::from_values("programs that lose 45 % or more", series, &[loser_count]));
+        points.push(DataPoint::from_values("programs that lose 45 % or more", series, [loser_count]));
     }
     Ok(points)
 }
@@ -112,7 +112,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         points.extend(sweep_bandwidth(context, &memory, names)?);
         let traffic_by_pair = demand_traffic(context, names)?;
         let point =
-            |(name, &bytes): (&&str, &f64)| DataPoint::from_values("demand bytes a cycle of the pair", *name, &[bytes]);
+            |(name, &bytes): (&&str, &f64)| DataPoint::from_values("demand bytes a cycle of the pair", *name, [bytes]);
         points.extend(names.iter().zip(&traffic_by_pair).map(point));
         let max_bytes = traffic_by_pair.iter().copied().fold(0.0, f64::max);
         let bus = memory.package_bus_bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
@@ -123,10 +123,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         );
     }
     // Number of programs that lose at least this, seed by seed.
-    let count_losers = |also: &dyn Fn(&Decomposition) -> bool| -> Vec<(u64, f64)> {
+    let count_losers = |also: &dyn Fn(&Decomposition) -> bool| {
         let loses_enough = |d: &&Decomposition| d.total_slowdown_percent >= MIN_SHOWN_LOSS_PERCENT && also(d);
-        let losers_by_seed = decompositions_by_seed.iter().map(|seed| seed.iter().filter(loses_enough).count() as f64);
-        context.seeds.iter().copied().zip(losers_by_seed).collect()
+        context.with_seeds(decompositions_by_seed.iter().map(|seed| seed.iter().filter(loses_enough).count() as f64))
     };
     let figure = ResultFigure::bars("ca-2-factors", &parts_chart(names, &decompositions_by_seed));
     let loser_finding = Finding::declared("ca-2-losers", &count_losers(&|_| true));
@@ -139,28 +138,20 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 fn part_points(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (program, name) in names.iter().enumerate() {
-        let per_seed = |value: &dyn Fn(&Decomposition) -> Option<f64>| -> Vec<f64> {
-            decompositions.iter().filter_map(|seed| value(&seed[program])).collect()
-        };
-        points.push(DataPoint::from_values("total", *name, &per_seed(&|d| Some(d.total_slowdown_percent))));
-        for index in 0..decompositions[0][program].parts.len() {
-            let series = &decompositions[0][program].parts[index].cause;
-            let values = per_seed(&|d| d.parts.get(index).map(|part| part.slowdown_percent));
-            points.push(DataPoint::from_values(series, *name, &values));
+        let totals = decompositions.iter().map(|seed| seed[program].total_slowdown_percent);
+        points.push(DataPoint::from_values("total", *name, totals));
+        for (index, part) in decompositions[0][program].parts.iter().enumerate() {
+            let parts = decompositions.iter().filter_map(|seed| seed[program].parts.get(index));
+            points.push(DataPoint::from_values(&part.cause, *name, parts.map(|part| part.slowdown_percent)));
         }
     }
     points
 }
 
 fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> String {
-    let total_slowdown = |program: usize| -> f64 {
-        decompositions.iter().map(|seed| seed[program].total_slowdown_percent).sum::<f64>()
-            / decompositions.len() as f64
-    };
-    let loser_names: Vec<&str> = (0..names.len())
-        .filter(|&program| total_slowdown(program) >= MIN_SHOWN_LOSS_PERCENT)
-        .map(|program| names[program])
-        .collect();
+    let total_slowdown = |program: usize| mean(decompositions.iter().map(|seed| seed[program].total_slowdown_percent));
+    let is_loser = |program: &usize| total_slowdown(*program) >= MIN_SHOWN_LOSS_PERCENT;
+    let loser_names: Vec<&str> = (0..names.len()).filter(is_loser).map(|program| names[program]).collect();
     let losers_text = if loser_names.is_empty() { "none".to_string() } else { loser_names.join(", ") };
     format!(
         "Lose {MIN_SHOWN_LOSS_PERCENT} % or more in the mean over seeds: {losers_text}. The memory controller's part is a lower bound, \

@@ -19,7 +19,7 @@ use crate::setup::{Workload, WorkloadJob, failed};
 use crate::solo;
 use crate::steered;
 use crate::work;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, least, mean};
 
 /// CA Table 2.
 const PAPER_WORKLOADS: [[&str; 4]; 8] = [
@@ -309,7 +309,7 @@ fn four_core_findings(
     let worst_excess_by_seed = |pick: FigureGetter| -> Vec<(u64, f64)> {
         let worst_of_seed = |seed: usize| {
             let values = workloads.iter().map(|&workload| values_of_workload(scale_figures, workload, pick)[seed]);
-            values.fold(f64::NEG_INFINITY, f64::max)
+            greatest(values)
         };
         context.seeds.iter().enumerate().map(|(index, &seed)| (seed, worst_of_seed(index))).collect()
     };
@@ -492,27 +492,26 @@ fn eight_core_findings(
         .flat_map(|&source| cases_of_source(source))
         .map(|(at, source, w)| mean_gain(at, source, w))
         .collect();
-    let best_mean = means.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let least_mean = means.iter().copied().fold(f64::INFINITY, f64::min);
+    let best_mean = greatest(&means);
+    let least_mean = least(&means);
     let ratios: Vec<f64> = machine_indices
         .clone()
         .map(|at| {
-            let best_over_seeds = |source: PlacementSource| {
-                mean(&(0..seeds.len()).map(|seed| mean(&gains_of_seed(seed, at, source))).collect::<Vec<f64>>())
-            };
+            let best_over_seeds =
+                |source: PlacementSource| mean((0..seeds.len()).map(|seed| mean(gains_of_seed(seed, at, source))));
             let lesser_best = best_over_seeds(PlacementSource::Dio).min(best_over_seeds(PlacementSource::DiWhole));
             percent_of_optimal_gain(lesser_best, best_over_seeds(PlacementSource::Optimal))
         })
         .collect();
     points.extend(machines.iter().zip(&ratios).map(|(machine, &ratio)| {
-        DataPoint::from_values("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, &[ratio])
+        DataPoint::from_values("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, [ratio])
     }));
     points.extend(machines.iter().enumerate().map(|(index, machine)| {
         let best_gains_of_seed: Vec<f64> =
-            (0..seeds.len()).map(|seed| mean(&gains_of_seed(seed, index, PlacementSource::Optimal))).collect();
+            (0..seeds.len()).map(|seed| mean(gains_of_seed(seed, index, PlacementSource::Optimal))).collect();
         DataPoint::from_values("the optimal's mean gain over workloads, %", *machine, &best_gains_of_seed)
     }));
-    let ratio = ratios.into_iter().fold(f64::INFINITY, f64::min);
+    let ratio = least(ratios);
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
                 both policies. Optimal = the assignment with the least sum of measured pair slowdowns, run. Where that \
                 loses: 100 if the policies lose no more, else 0.";
@@ -588,7 +587,7 @@ fn findings_by_program(
         let deviation = deviation_percent(values);
         deviations.entry(*source).or_default().push(deviation);
         points.push(DataPoint::from_values(format!("run time over alone, {}", source.name()), label.clone(), values));
-        points.push(DataPoint::from_values(format!("deviation, {}, %", source.name()), label.clone(), &[deviation]));
+        points.push(DataPoint::from_values(format!("deviation, {}, %", source.name()), label.clone(), [deviation]));
         if *source != PlacementSource::Default {
             let default_times = &times_by_program[&(*workload, name.clone(), PlacementSource::Default)];
             let worst_case_gain = percent_above(max_slowdown(default_times), max_slowdown(values));
@@ -597,7 +596,7 @@ fn findings_by_program(
             points.push(DataPoint::from_values(
                 format!("worst case over the default's, {}, %", source.name()),
                 label,
-                &[worst_case_gain],
+                [worst_case_gain],
             ));
         }
     }

@@ -5,13 +5,13 @@ use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::measured_matrix::MeasuredMatrix;
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_policy::solvers::{self, Seats};
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, HeatMap, IntervalStyle, Series};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, HeatMap, IntervalStyle, Series};
 use cachemate_spec::parse_percent_matrix;
 
 use super::{TEN_PROGRAMS, program_jobs, program_names};
 use crate::corun::{CoRunBench, CoRunMatrix};
 use crate::setup::{WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean, solo};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, mean, solo};
 
 /// Numbers of cores of the compared machines; every two cores share a cache.
 const CORE_COUNTS: [usize; 4] = [4, 6, 8, 10];
@@ -123,9 +123,8 @@ fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInput
             if series.iter().all(|series| series.name != *name) {
                 series.push(Series { name: name.clone(), spread: IntervalStyle::Whiskers, ..Series::default() });
             }
-            let drawn_points =
-                ChartPoint { interval: point.low.zip(point.high), ..ChartPoint::new(cores as f64, mean(&values)) };
-            series.iter_mut().filter(|series| series.name == *name).for_each(|s| s.points.push(drawn_points.clone()));
+            let own_series = series.iter_mut().filter(|series| series.name == *name);
+            own_series.for_each(|series| series.points.extend(point.chart_point(cores as f64)));
             points.push(point);
         }
     }
@@ -136,7 +135,7 @@ fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInput
         series,
         ..Chart::default()
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(worst_pain_by_seed).collect();
+    let per_seed = context.with_seeds(worst_pain_by_seed);
     let workloads: Vec<String> = core_counts
         .iter()
         .map(|&cores| program_subsets(scheme_inputs[0].profiles.len(), cores).len().to_string())
@@ -183,24 +182,17 @@ fn make_up_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInpu
     }
     let mut points = Vec::new();
     for intensive_count in 0..5 {
-        let all_gains: Vec<f64> = gains_by_seed.iter().flat_map(|seed| seed[intensive_count].clone()).collect();
-        points.push(DataPoint::from_values(
-            "mean, least and greatest gain",
-            format!("{intensive_count} intensive of 4"),
-            &all_gains,
-        ));
+        let label = format!("{intensive_count} intensive of 4");
+        let all_gains = gains_by_seed.iter().flat_map(|seed| &seed[intensive_count]);
+        points.push(DataPoint::from_values("mean, least and greatest gain", label, all_gains));
     }
     let ratio_to_next_make_up = |seed: &Vec<Vec<f64>>| {
         // NaN if no workload has this number, which `max` ignores.
-        let means: Vec<f64> = seed.iter().map(|gains| mean(gains)).collect();
+        let means: Vec<f64> = seed.iter().map(mean).collect();
         means[2] / [means[0], means[1], means[3], means[4]].into_iter().fold(f64::NAN, f64::max)
     };
-    let ratios: Vec<(u64, f64)> =
-        context.seeds.iter().copied().zip(gains_by_seed.iter().map(ratio_to_next_make_up)).collect();
-    let groups = points.iter().map(|point| BarGroup {
-        name: point.at.clone(),
-        bars: vec![cachemate_report::figure::ChartBar { value: point.value, interval: point.low.zip(point.high) }],
-    });
+    let ratios = context.with_seeds(gains_by_seed.iter().map(ratio_to_next_make_up));
+    let groups = points.iter().map(|point| BarGroup { name: point.at.clone(), bars: vec![point.bar()] });
     let figure = BarChart {
         title: "Gain of the best over the worst schedule, by make-up of the workload".into(),
         y: Axis::linear("percent"),
@@ -208,8 +200,8 @@ fn make_up_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInpu
         groups: groups.collect(),
         ..BarChart::default()
     };
-    let max_gain = |seed: &Vec<Vec<f64>>| seed.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
-    let max_gains: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains_by_seed.iter().map(max_gain)).collect();
+    let max_gain = |seed: &Vec<Vec<f64>>| greatest(seed.iter().flatten());
+    let max_gains = context.with_seeds(gains_by_seed.iter().map(max_gain));
     let make_up_finding = Finding::declared("ca-4-make-up", &ratios)
         .with_points(points)
         .with_figure(ResultFigure::bars("ca-4-make-up", &figure));
@@ -231,8 +223,8 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
             .fold(solo_mpki(matrix, program_index), f64::max)
     };
     for (program_index, name) in names.iter().enumerate() {
-        points.push(DataPoint::from_values("alone", name, &metric_row(&solo_mpki, program_index)));
-        points.push(DataPoint::from_values("most beside any other", name, &metric_row(&max_mpki, program_index)));
+        points.push(DataPoint::from_values("alone", name, metric_row(&solo_mpki, program_index)));
+        points.push(DataPoint::from_values("most beside any other", name, metric_row(&max_mpki, program_index)));
     }
     let mut pairs: Vec<String> = Vec::new();
     for seed_inputs in scheme_inputs {
@@ -280,7 +272,7 @@ fn miss_order_findings(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeI
         decimals: Some(0),
         ..HeatMap::default()
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(changed_pair_counts).collect();
+    let per_seed = context.with_seeds(changed_pair_counts);
     let pair_count = names.len() * (names.len() - 1) / 2;
     let note = match pairs.is_empty() {
         true => format!("None of {pair_count} pairs changes."),
@@ -314,9 +306,9 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
     let (best_assignment, worst_assignment) =
         (solvers::best_assignment(cost, &seats), solvers::worst_assignment(cost, &seats));
     let mut points = vec![
-        DataPoint::from_values("solver", "best", &[mean_percent(best_assignment.total)]),
-        DataPoint::from_values("solver", "worst", &[mean_percent(worst_assignment.total)]),
-        DataPoint::from_values("solver", "random", &[mean_percent(solvers::random_totals(cost, &seats, 1).mean)]),
+        DataPoint::from_values("solver", "best", [mean_percent(best_assignment.total)]),
+        DataPoint::from_values("solver", "worst", [mean_percent(worst_assignment.total)]),
+        DataPoint::from_values("solver", "random", [mean_percent(solvers::random_totals(cost, &seats, 1).mean)]),
     ];
     let mut max_deviation = (mean_percent(best_assignment.total) - PUBLISHED_SCHEDULES[1].1)
         .abs()
@@ -328,7 +320,7 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
                 + measured_table.costs.mutual_cost(other_pair[0], other_pair[1]),
         );
         max_deviation = max_deviation.max((computed_mean - published_mean).abs());
-        points.push(DataPoint::from_values("mean slowdown", format!("mcf beside {mcf_partner}"), &[computed_mean]));
+        points.push(DataPoint::from_values("mean slowdown", format!("mcf beside {mcf_partner}"), [computed_mean]));
     }
     let pair_texts: Vec<String> =
         best_assignment.seating.by_cache.iter().map(|cache| describe_cache(cache, &measured_table.names)).collect();
@@ -343,8 +335,7 @@ fn describe_cache(cache: &[Vec<usize>], names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
-
+    use crate::experiment::quick_context;
     /// Does the number of workloads match the paper's?
     #[test]
     fn the_number_of_workloads_matches_the_papers() {
@@ -354,8 +345,7 @@ mod tests {
     /// Does the published table give the published schedules and the best pairs, by name?
     #[test]
     fn the_published_table_gives_the_published_schedules() {
-        let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
+        let context = quick_context();
         let findings = published_findings(&context).unwrap();
         assert_eq!(findings[0].verdict, Some(crate::ResultVerdict::Met), "{findings:?}");
         assert_eq!(findings[0].note, "Best: mcf + gamess and milc + namd.");

@@ -4,21 +4,21 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 
 use crate::niagara::SIZES_KB;
 use crate::niagara::cells::{
-    Cell, METRICS, SizeSweep, describe_shortfall, measure_bandwidth_sweep, metric_points, run_cells, size_chart,
+    Cells, METRICS, ResultMetric, SizeSweep, describe_shortfall, measure_bandwidth_sweep, metric_points, run_cells,
+    size_chart, size_label,
 };
 use crate::niagara::{
-    NiagaraPolicy, NiagaraResult, NiagaraSetting, TIME_SCALE, ThreadMix, l2_miss_ratio, measure, run as run_mix,
-    sensitivity,
+    NiagaraPolicy, NiagaraSetting, TIME_SCALE, ThreadMix, l2_miss_ratio, measure, run as run_mix, sensitivity,
 };
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, least};
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let better_cells = run_cells(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), sizes)?;
     let literal_cells = run_cells(context, ThreadMix::Casc, &NiagaraPolicy::literal_policy(""), sizes)?;
-    let mut all_points = metric_points("casc", &better_cells, sizes);
-    all_points.extend(metric_points(LITERAL_LABEL, &literal_cells, sizes));
+    let mut all_points = metric_points("casc", &better_cells, sizes, size_label);
+    all_points.extend(metric_points(LITERAL_LABEL, &literal_cells, sizes, size_label));
     let (gain_bound, gain_bound_text) = sensitivity::gain_bound(context, sizes)?;
     all_points.extend(gain_bound);
     if !context.quick {
@@ -33,6 +33,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             "one greedy thread at a time",
             &run_cells(context, ThreadMix::Casc, &NiagaraPolicy::OneGreedy, sizes)?,
             sizes,
+            size_label,
         ));
         all_points.extend(latency_points(context)?);
     }
@@ -94,65 +95,35 @@ fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, gain_bound_text: &str
 
 /// CASC-1 and -2 for several memory latencies (the paper does not state one), at 192 KB.
 fn latency_points(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> {
-    let base_setting = NiagaraSetting::new(192, context.seeds[0], context);
-    let settings = [112, 200, 300].map(|cycles| {
-        (format!("memory {cycles} cycles"), NiagaraSetting { memory_latency_cycles: Some(cycles), ..base_setting })
-    });
-    let results = context.run_all(&settings, |(name, setting)| {
-        context.report_progress(&format!("sweep, {name}"));
-        measure(setting, &NiagaraPolicy::better_policy(""))
+    let first_seed = ExperimentContext { seeds: vec![context.seeds[0]], ..*context };
+    let latencies = [112, 200, 300];
+    let results = first_seed.run_unstored_cases(&latencies, |cycles, seed| {
+        context.report_progress(&format!("sweep, memory {cycles} cycles"));
+        let setting = NiagaraSetting::new(192, seed, context);
+        let setting = NiagaraSetting { memory_latency_cycles: Some(cycles), ..setting };
+        measure(&setting, &NiagaraPolicy::better_policy(""))
     })?;
-    let mut points = Vec::new();
-    for ((name, _), result) in settings.iter().zip(&results) {
-        for (metric, value_of) in METRICS {
-            points.push(DataPoint::from_values(
-                format!("sweep at 192 KB: {metric}"),
-                name.clone(),
-                &[value_of(result)],
-            ));
-        }
-    }
-    Ok(points)
+    Ok(metric_points("sweep at 192 KB", &results, &latencies, |cycles| format!("memory {cycles} cycles")))
 }
 
 /// CASC-3: hit rate compared with that of the default on a cache of twice the size.
 fn twice_cache_finding(
     context: &ExperimentContext<'_>,
     sizes: &[u64],
-    better_cells: &[Cell],
+    better_cells: &Cells,
 ) -> Result<Finding, ReproError> {
-    let double_size_runs = context.run_all(better_cells, |cell| {
-        context.report_progress(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
-        let default_run = run_mix(&NiagaraSetting::new(2 * cell.l2_kb, cell.seed, context), &NiagaraPolicy::Default)?;
-        l2_miss_ratio(&default_run).ok_or_else(|| failed("default")("no references"))
+    let leads = context.run_unstored_cases(sizes, |l2_kb, seed| {
+        context.report_progress(&format!("default at {} KB, seed {seed}", 2 * l2_kb));
+        let default_run = run_mix(&NiagaraSetting::new(2 * l2_kb, seed, context), &NiagaraPolicy::Default)?;
+        let default_ratio = l2_miss_ratio(&default_run).ok_or_else(|| failed("default")("no references"))?;
+        Ok(100.0 * (default_ratio - better_cells.get(l2_kb, seed).map_or(f64::NAN, |result| result.miss_ratio)))
     })?;
-    let hit_rate_leads: Vec<(u64, u64, f64)> = better_cells
-        .iter()
-        .zip(&double_size_runs)
-        .map(|(cell, twice)| (cell.l2_kb, cell.seed, 100.0 * (twice - cell.measured.miss_ratio)))
-        .collect();
-    let per_seed: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .map(|&seed| {
-            let seed_leads =
-                hit_rate_leads.iter().filter(|(_, own_seed, _)| *own_seed == seed).map(|(_, _, points)| *points);
-            (seed, seed_leads.fold(f64::INFINITY, f64::min))
-        })
-        .collect();
-    let size_point = |&size: &u64| {
-        let values: Vec<f64> =
-            hit_rate_leads.iter().filter(|(own_size, _, _)| *own_size == size).map(|(_, _, points)| *points).collect();
-        DataPoint::from_values(
-            "hit rate of CASC over the default's on twice the cache, points",
-            format!("{size} KB"),
-            &values,
-        )
-    };
-    let points: Vec<DataPoint> = sizes.iter().map(size_point).collect();
+    let series = "hit rate of CASC over the default's on twice the cache, points";
+    let points: Vec<DataPoint> =
+        sizes.iter().map(|&size| leads.point(size, series, size_label(size), |&lead| lead)).collect();
     let leads_by_size = points.iter().zip(sizes).map(|(point, &size)| (size, point.value.unwrap_or(f64::NAN)));
     let note = describe_shortfall(leads_by_size, |value| value >= 0.0);
-    Ok(Finding::declared("casc-3-twice-the-cache", &per_seed)
+    Ok(Finding::declared("casc-3-twice-the-cache", &leads.least_per_seed(|&lead| lead))
         .require_every_seed()
         .with_points(points)
         .with_note(note)
@@ -160,15 +131,12 @@ fn twice_cache_finding(
 }
 
 /// Every size, with the spread of run times limited to that of the default scheduler.
-fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
-    let settings: Vec<(u64, u64)> =
-        sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
-    context.run_all(&settings, |&(l2_kb, seed)| {
+fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Cells, ReproError> {
+    context.run_unstored_cases(sizes, |l2_kb, seed| {
         context.report_progress(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
         let setting = NiagaraSetting::new(l2_kb, seed, context);
         let default_variation = measure(&setting, &NiagaraPolicy::Default)?.default_variation;
-        let policy = NiagaraPolicy::better_policy(&format!("max_run_time_variation = {default_variation}"));
-        Ok(Cell { l2_kb, seed, measured: measure(&setting, &policy)? })
+        measure(&setting, &NiagaraPolicy::better_policy(&format!("max_run_time_variation = {default_variation}")))
     })
 }
 
@@ -176,10 +144,10 @@ fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> 
 fn fairness_findings(
     context: &ExperimentContext<'_>,
     sizes: &[u64],
-    better_cells: &[Cell],
+    better_cells: &Cells,
 ) -> Result<Vec<Finding>, ReproError> {
-    let least_cpu_share = better_cells.iter().map(|cell| cell.measured.least_share).fold(f64::INFINITY, f64::min);
-    let spread_points = metric_points("casc", better_cells, sizes);
+    let least_cpu_share = least(better_cells.all().map(|result| result.least_share));
+    let spread_points = metric_points("casc", better_cells, sizes, size_label);
     let spread_finding = SizeSweep { cells: better_cells, sizes, points: &spread_points }
         .worst_size_finding(
             "CASC-6",
@@ -192,14 +160,11 @@ fn fairness_findings(
     let largest_size = *sizes.last().unwrap_or(&768);
     let bounded_cells = cells_with_default_spread(context, sizes)?;
     let bounds: &[f64] = context.pick(&[], &[0.1, 0.3, 0.5, 0.7, 0.9, 1.1]);
-    let mut results_by_bound = Vec::new();
-    for &bound in bounds {
+    let results_by_bound = context.run_unstored_cases(bounds, |bound, seed| {
         let policy = NiagaraPolicy::better_policy(&format!("max_run_time_variation = {bound}"));
-        for cell in run_cells(context, ThreadMix::Casc, &policy, &[largest_size])? {
-            results_by_bound.push((format!("{bound}"), cell.measured));
-        }
-    }
-    let mut points = metric_points("bound to the default's spread", &bounded_cells, sizes);
+        measure(&NiagaraSetting::new(largest_size, seed, context), &policy)
+    })?;
+    let mut points = metric_points("bound to the default's spread", &bounded_cells, sizes, size_label);
     let bounded_finding = SizeSweep { cells: &bounded_cells, sizes, points: &points }.worst_size_finding(
         "CASC-6",
         "weighted speed-up against the default's, with the spread of run times bound to the default's, worst size",
@@ -207,44 +172,23 @@ fn fairness_findings(
         METRICS[8].1,
         ResultTarget::AtLeast { target: 0.0, paper_best: None },
     );
-    let cells_at_size = bounded_cells.into_iter().filter(|cell| cell.l2_kb == largest_size);
-    results_by_bound.extend(cells_at_size.map(|cell| ("the default's".to_string(), cell.measured)));
-    let mut names: Vec<String> = results_by_bound.iter().map(|(name, _)| name.clone()).collect();
-    names.dedup();
     for (metric, value_of) in METRICS {
-        for name in &names {
-            let values: Vec<f64> = results_by_bound
-                .iter()
-                .filter(|(owner, _)| owner == name)
-                .map(|(_, result)| value_of(result))
-                .collect();
-            points.push(DataPoint::from_values(format!("bound on the spread: {metric}"), name.clone(), &values));
-        }
+        let series = format!("bound on the spread: {metric}");
+        points.extend(bounds.iter().map(|&bound| results_by_bound.point(bound, &series, bound.to_string(), value_of)));
+        points.push(bounded_cells.point(largest_size, series, "the default's", value_of));
     }
-    let chart_point = |(_, result): &(String, NiagaraResult)| {
-        ChartPoint::new(100.0 * result.variation, 100.0 * result.gain.throughput_gain)
+    let drawn_results = || results_by_bound.all().chain(bounded_cells.of_case(largest_size));
+    let drawn_series = |name: &str, value_of: ResultMetric| Series {
+        name: name.to_string(),
+        points: drawn_results().map(|result| ChartPoint::new(100.0 * result.variation, value_of(result))).collect(),
+        mark: Mark::Points,
+        ..Series::default()
     };
-    let speedup_point =
-        |(_, result): &(String, NiagaraResult)| ChartPoint::new(100.0 * result.variation, METRICS[8].1(result));
-    let mark = Mark::Points;
     let chart = Chart {
         title: format!("Gain against fairness at {largest_size} KB"),
         x: Axis::linear("standard deviation of run times, % of mean"),
         y: Axis::linear("%"),
-        series: vec![
-            Series {
-                name: "throughput gain".to_string(),
-                points: results_by_bound.iter().map(chart_point).collect(),
-                mark,
-                ..Series::default()
-            },
-            Series {
-                name: "weighted speed-up".to_string(),
-                points: results_by_bound.iter().map(speedup_point).collect(),
-                mark,
-                ..Series::default()
-            },
-        ],
+        series: vec![drawn_series("throughput gain", METRICS[0].1), drawn_series("weighted speed-up", METRICS[8].1)],
         ..Chart::default()
     };
     let figure = ResultFigure::chart("casc-6-fairness", &chart);

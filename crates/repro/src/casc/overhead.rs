@@ -3,8 +3,9 @@
 use cachemate_core::CacheLevel;
 
 use crate::niagara::{NiagaraPolicy, NiagaraSetting, SPEC_2000_PROGRAMS, TIME_SCALE, run_jobs, run_workload};
+use crate::seeded_runs::SeededRuns;
 use crate::setup::{Comparison, Workload, WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// "With the default scheduler it took 63 minutes to complete the entire workload, the same time that it took with CASC"
 /// (CASC 5.3.4): the paper resolves one minute of 63, rounded down here.
@@ -41,58 +42,37 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let never_ran_error = |name: &'static str| move || failed(name)("a thread never ran");
     // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).
     let measuring_policy = NiagaraPolicy::literal_policy("threshold = 1000.0\nremeasure_every_ns = 250000000");
-    let inputs = context.pick_by_length(1, INPUTS_PER_SEED, INPUTS_PER_SEED);
-    let seeds_and_inputs: Vec<(u64, u64)> =
-        context.seeds.iter().flat_map(|&seed| (0..inputs).map(move |input| (seed, input))).collect();
-    let measuring_costs: Vec<(u64, Comparison)> = context.run_all(&seeds_and_inputs, |&(seed, input)| {
+    let inputs: Vec<u64> = (0..context.pick_by_length(1, INPUTS_PER_SEED, INPUTS_PER_SEED)).collect();
+    let measuring_gains = context.run_unstored_cases(&inputs, |input, seed| {
         let workload = processors_workload(context, seed + 1_000_000 * input)?;
         let run_under = |policy| run_workload(&workload, policy, SPACIOUS_L2_KB);
         let (measuring_run, default_run) = (run_under(&measuring_policy)?, run_under(&NiagaraPolicy::Default)?);
-        Ok((seed, Comparison::compare(&measuring_run, &default_run).ok_or_else(never_ran_error("measuring"))?))
+        Comparison::compare(&measuring_run, &default_run).ok_or_else(never_ran_error("measuring"))
     })?;
-    let mut identical_gains = Vec::new();
-    for &seed in &context.seeds {
+    let identical_gains = context.run_unstored_cases(&["twolf"], |kernel, seed| {
         let setting = NiagaraSetting::new(l2_kb, seed, context);
         let identical_jobs: Vec<WorkloadJob> = (0..18)
-            .map(|index| WorkloadJob { name: format!("twolf-{index}"), ..WorkloadJob::new("twolf", 1_000 * seed) })
+            .map(|index| WorkloadJob { name: format!("{kernel}-{index}"), ..WorkloadJob::new(kernel, 1_000 * seed) })
             .collect();
         let run_under = |policy| run_jobs(&setting, policy, &identical_jobs);
         let (managed_run, default_run) =
             (run_under(&NiagaraPolicy::better_policy(""))?, run_under(&NiagaraPolicy::Default)?);
-        identical_gains
-            .push((seed, Comparison::compare(&managed_run, &default_run).ok_or_else(never_ran_error("identical"))?));
-    }
-    context.check_not_stopped()?;
-    let mean_by_seed = |value: fn(&Comparison) -> f64, gains: &[(u64, Comparison)]| {
-        let values_of_seed =
-            |seed| gains.iter().filter(move |(gain_seed, _)| *gain_seed == seed).map(|(_, gain)| 100.0 * value(gain));
-        context.values_by_seed(|seed| mean(&values_of_seed(seed).collect::<Vec<f64>>()))
-    };
-    let split_points = |name: &str, at: &str, gains: &[(u64, Comparison)]| {
-        let parts: [(&str, fn(&Comparison) -> f64); 4] = [
-            ("throughput gain %", |gain| gain.throughput_gain),
-            ("of which mix %", |gain| gain.mix_gain),
-            ("of which contention %", |gain| gain.contention_gain),
-            ("busy gain %", |gain| gain.busy_gain),
-        ];
-        let point = |(title, value): (&str, fn(&Comparison) -> f64)| {
-            let values: Vec<f64> = gains.iter().map(|(_, gain)| 100.0 * value(gain)).collect();
-            DataPoint::from_values(format!("{name}: {title}"), at, &values)
-        };
-        parts.map(point).to_vec()
-    };
+        Comparison::compare(&managed_run, &default_run).ok_or_else(never_ran_error("identical"))
+    })?;
     let overhead_finding = Finding::new(
         "CASC-7",
         "time lost to measuring one thread again every 250 ms, without a shared cache and without restricting any thread",
         "not measurable: 63 minutes with and without",
         "%",
         ResultTarget::AtMost { target: PAPER_RESOLUTION_PERCENT, paper_best: None },
-        &mean_by_seed(|gain| 1.0 - (1.0 + gain.contention_gain) * (1.0 + gain.busy_gain), &measuring_costs),
+        &measuring_gains
+            .mean_per_seed(|gain| 100.0 * (1.0 - (1.0 + gain.contention_gain) * (1.0 + gain.busy_gain))),
     )
-    .with_points(split_points("measuring", "four processors", &measuring_costs))
+    .with_points(split_points("measuring", "four processors", &measuring_gains))
     .with_note(format!(
-        "{PROGRAM_COUNT} SPEC CPU2000 programs on {PROCESSOR_COUNT} processors, in the mean of {inputs} inputs for each seed: slower threads at equal \
-         shares of time, and idle processors. Deciding is not simulated: the bench group 'policies' has its time."
+        "{PROGRAM_COUNT} SPEC CPU2000 programs on {PROCESSOR_COUNT} processors, in the mean of {} inputs for each seed: slower threads at equal \
+         shares of time, and idle processors. Deciding is not simulated: the bench group 'policies' has its time.",
+        inputs.len()
     ))
     .with_time_scale(TIME_SCALE as f64);
     let identical_threads_finding = Finding::new(
@@ -101,9 +81,23 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "no gain, no penalty, \"as we showed in the previous section\" (CASC 5.4.1): in 63 minutes",
         "%",
         ResultTarget::Within { low: -PAPER_RESOLUTION_PERCENT, high: PAPER_RESOLUTION_PERCENT },
-        &mean_by_seed(|gain| gain.throughput_gain, &identical_gains),
+        &identical_gains.mean_per_seed(|gain| 100.0 * gain.throughput_gain),
     )
     .with_points(split_points("identical", &format!("{l2_kb} KB"), &identical_gains))
     .with_time_scale(TIME_SCALE as f64);
     Ok(vec![overhead_finding, identical_threads_finding])
+}
+
+/// Points of a gain and its parts, over all inputs and seeds.
+fn split_points<C: PartialEq>(name: &str, at: &str, gains: &SeededRuns<C, Comparison>) -> Vec<DataPoint> {
+    let parts: [(&str, fn(&Comparison) -> f64); 4] = [
+        ("throughput gain %", |gain| gain.throughput_gain),
+        ("of which mix %", |gain| gain.mix_gain),
+        ("of which contention %", |gain| gain.contention_gain),
+        ("busy gain %", |gain| gain.busy_gain),
+    ];
+    let point = |(title, value): (&str, fn(&Comparison) -> f64)| {
+        DataPoint::from_values(format!("{name}: {title}"), at, gains.by_seed().map(|gain| 100.0 * value(gain)))
+    };
+    parts.map(point).to_vec()
 }

@@ -16,7 +16,7 @@ use super::pairs::{
     CONTROL_PAIRS, ColorCurves, MeasuredPair, PAIRS, PairForecast, PairRequest, ProgramPair, SoloWork, forecast_split,
     measure_color_curves, measure_pairs, measure_solos, pair_inputs, pair_on_chip,
 };
-use super::{COLORS, RunScale, nominal_ns, pipeline_config_for};
+use super::{COLORS, RunScale, nominal_ns};
 use crate::setup::{Workload, build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -245,7 +245,7 @@ pub(crate) fn sizing_policy(
         "window_ns = {window_ns}\ntrace_entries = {trace_entries}\ntrace_budget_ns = {budget_ns}\n{parameters}"
     );
     let window = WindowLength::Cycles { cycles: from_cycle.max(window_cycles) * workload.options.scale };
-    let mut config = pipeline_config_for(workload, "cache-sizing", &parameters, window);
+    let mut config = workload.pipeline("cache-sizing", &parameters, Vec::new(), window);
     let l2 = workload.machine.caches.iter().find(|cache| cache.level == CacheLevel::L2);
     let (size_bytes, ways) = l2.map_or((0, 0), |cache| (cache.size_bytes, cache.ways));
     let cache = TracedCache { level: CacheLevel::L2, size_bytes, colors: COLORS, ways, points: COLORS };
@@ -296,7 +296,7 @@ fn curve_kind_finding(context: &ExperimentContext<'_>, study: &SplitStudy, scale
                 &values,
             ));
         }
-        gains_by_kind.push(gains_by_seed.iter().map(|values| mean(values)).collect());
+        gains_by_kind.push(gains_by_seed.iter().map(mean).collect());
     }
     let per_seed: Vec<(u64, f64)> = context
         .seeds
@@ -342,7 +342,7 @@ fn online_findings(
     let share_of_offline_gain = |index: usize| {
         let pairs = &study.pairs_by_seed[index];
         let mean_gain = |choice: &[Option<u32>]| {
-            mean(&pairs.iter().zip(choice).map(|(pair, &index)| gain_percent(pair, index)).collect::<Vec<_>>())
+            mean(pairs.iter().zip(choice).map(|(pair, &index)| gain_percent(pair, index)).collect::<Vec<_>>())
         };
         let (online_gain, offline_gain) =
             (mean_gain(&study.online_splits_by_seed[index]), mean_gain(&study.offline_splits));

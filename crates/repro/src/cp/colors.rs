@@ -1,11 +1,11 @@
 //! CP-1: a program's run time with 1 to 16 colors (thesis Figure 4.5).
 
-use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
+use cachemate_report::figure::{Axis, Chart, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::RunLimit;
 
 use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, thesis_job};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, mean};
 
 /// Minimum rise of the run time with more colors that counts, if the seeds' ranges do not overlap either.
 const NOISE_SHARE: f64 = 0.01;
@@ -30,7 +30,7 @@ impl ColorCurve {
             let (times_with_fewer, times_with_more) =
                 (self.values_over_seeds(index - 1), self.values_over_seeds(index));
             let growth = mean(&times_with_more) / mean(&times_with_fewer) - 1.0;
-            let slowest_before = times_with_fewer.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let slowest_before = greatest(&times_with_fewer);
             let is_above_noise = growth > NOISE_SHARE && times_with_more.iter().all(|&time| time > slowest_before);
             is_above_noise.then_some((self.colors[index], growth))
         };
@@ -98,7 +98,7 @@ fn sensitivity_finding(context: &ExperimentContext<'_>, scale: u64, curves: &[Co
     let rise_list = if rises.is_empty() { "none".to_string() } else { rises.join(", ") };
     let points = curves.iter().flat_map(|curve| {
         let point = |index: usize| {
-            DataPoint::from_values(curve.program, curve.colors[index].to_string(), &curve.values_over_seeds(index))
+            DataPoint::from_values(curve.program, curve.colors[index].to_string(), curve.values_over_seeds(index))
         };
         (0..curve.colors.len()).map(point).collect::<Vec<_>>()
     });
@@ -118,16 +118,13 @@ fn sensitivity_finding(context: &ExperimentContext<'_>, scale: u64, curves: &[Co
 fn sensitivity_figure(curves: &[ColorCurve]) -> ResultFigure {
     // Only programs that depend on colors are drawn; the lines of the others would all be flat.
     let mut curves_by_sensitivity: Vec<&ColorCurve> = curves.iter().collect();
-    let one_color_value = |curve: &ColorCurve| mean(&curve.values_over_seeds(0));
+    let one_color_value = |curve: &ColorCurve| mean(curve.values_over_seeds(0));
     curves_by_sensitivity.sort_by(|a, b| one_color_value(b).total_cmp(&one_color_value(a)));
     let series = curves_by_sensitivity.iter().take(8).map(|curve| {
         let point = |(color_index, &colors): (usize, &u32)| {
-            let values = curve.values_over_seeds(color_index);
-            let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-            let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(colors), mean(&values)) }
+            DataPoint::from_values("", "", curve.values_over_seeds(color_index)).chart_point(f64::from(colors))
         };
-        let points = curve.colors.iter().enumerate().map(point).collect();
+        let points = curve.colors.iter().enumerate().filter_map(point).collect();
         Series { name: curve.program.to_string(), points, ..Series::default() }
     });
     let chart = Chart {

@@ -5,16 +5,18 @@
 //! stretch of its work. With a floor, the first program may be at most 5 % slower than alone; the cost to the other
 //! program is listed beside it.
 
-use cachemate_core::{CacheLevel, Goal, WayPartitions};
+use std::collections::BTreeMap;
+
+use cachemate_core::{CacheLevel, Goal, MachineSpec, WayPartitions};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
 use super::RunScale;
 use super::choices::sizing_policy;
 use super::pairs::{ProgramPair, SoloWork, measure_solos, pair_inputs, pair_on_chip};
 use crate::run_request;
-use crate::setup::Workload;
+use crate::seeded_runs::SeededRuns;
 use crate::steered;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, greatest, mean};
 
 /// Pairs whose first program has the floor.
 pub(crate) const PAIRS: [ProgramPair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
@@ -44,6 +46,9 @@ const CACHE_MODES: [(&str, CacheMode); 5] = [
     ("floor, in ways", CacheMode::Sized { objective: "weighted-speedup", has_floor: true, uses_ways: true }),
 ];
 
+/// Indices of a pair and of a cache mode.
+type PairAndMode = (usize, usize);
+
 /// Slowdowns of both programs relative to running alone, in percent.
 fn measure_slowdowns(
     pair: ProgramPair,
@@ -60,7 +65,7 @@ fn measure_slowdowns(
                 workload.jobs[0].goal = Some(Goal { max_slowdown: Some(FLOOR_SLOWDOWN), ..Goal::default() });
             }
             if ways {
-                divide_in_ways(&mut workload);
+                divide_in_ways(&mut workload.machine);
             }
             let parameters = format!("objective = '{objective}'\nmeasure_windows = 0");
             Some(sizing_policy(&workload, TRACE_ENTRIES, FIRST_DECISION_CYCLE, DECISION_CYCLES, &parameters))
@@ -75,10 +80,9 @@ fn measure_slowdowns(
 }
 
 /// Gives the machine cache allocation by ways in the L2, instead of a kernel that colors pages.
-fn divide_in_ways(workload: &mut Workload) {
-    workload.machine.pages.colors = None;
-    let l2 = workload.machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2);
-    l2.for_each(|cache| {
+pub(crate) fn divide_in_ways(machine: &mut MachineSpec) {
+    machine.pages.colors = None;
+    machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2).for_each(|cache| {
         cache.way_partitions = Some(WayPartitions { groups: 4, min_ways: 1, contiguous: true });
     });
 }
@@ -89,65 +93,43 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         RunScale { scale: 15_000, warm_up_cycles: 12_000_000 },
     );
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
-    let mut slowdowns_by_seed = Vec::new();
+    let mut solos_by_seed = BTreeMap::new();
     for &seed in &context.seeds {
         let programs: Vec<_> = pairs.iter().flat_map(|&pair| pair_inputs(pair, seed)).collect();
-        let solos = measure_solos(context, &programs, true, scale, seed)?;
-        let runs: Vec<(usize, CacheMode)> =
-            (0..pairs.len()).flat_map(|at| CACHE_MODES.iter().map(move |&(_, way)| (at, way))).collect();
-        slowdowns_by_seed.push(context.run_all(&runs, |&(at, way)| {
-            context.report_progress(&format!("{}+{}, {way:?}, seed {seed}", pairs[at].0, pairs[at].1));
-            measure_slowdowns(pairs[at], [solos[2 * at], solos[2 * at + 1]], way, scale, seed)
-        })?);
+        solos_by_seed.insert(seed, measure_solos(context, &programs, true, scale, seed)?);
     }
-    Ok(vec![goals_finding(context, pairs, &slowdowns_by_seed, scale)])
+    let cases: Vec<PairAndMode> =
+        (0..pairs.len()).flat_map(|pair| (0..CACHE_MODES.len()).map(move |mode| (pair, mode))).collect();
+    let slowdowns = context.run_unstored_cases(&cases, |(pair_index, mode_index), seed| {
+        let (pair, solos, mode) = (pairs[pair_index], &solos_by_seed[&seed], CACHE_MODES[mode_index].1);
+        context.report_progress(&format!("{}+{}, {mode:?}, seed {seed}", pair.0, pair.1));
+        measure_slowdowns(pair, [solos[2 * pair_index], solos[2 * pair_index + 1]], mode, scale, seed)
+    })?;
+    Ok(vec![goals_finding(context, pairs, &slowdowns, scale)])
 }
 
 fn goals_finding(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
-    slowdowns_by_seed: &[Vec<[f64; 2]>],
+    slowdowns: &SeededRuns<PairAndMode, [f64; 2]>,
     scale: RunScale,
 ) -> Finding {
-    let slowdowns_of =
-        |seed: &[[f64; 2]], pair_index: usize, mode_index: usize| seed[pair_index * CACHE_MODES.len() + mode_index];
-    let floor_modes = || {
-        CACHE_MODES.iter().enumerate().filter(|(_, (_, way))| matches!(way, CacheMode::Sized { has_floor: true, .. }))
-    };
-    let worst_slowdown = |seed: &[[f64; 2]]| {
-        let slowdowns =
-            floor_modes().flat_map(|(way, _)| (0..pairs.len()).map(move |at| slowdowns_of(seed, at, way)[0]));
-        slowdowns.fold(f64::NEG_INFINITY, f64::max)
-    };
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(slowdowns_by_seed).map(|(&seed, rows)| (seed, worst_slowdown(rows))).collect();
+    let has_floor = |mode: usize| matches!(CACHE_MODES[mode].1, CacheMode::Sized { has_floor: true, .. });
+    let per_seed = context.values_by_seed(|seed| {
+        let runs = slowdowns.iter().filter(|(((_, mode), own_seed), _)| *own_seed == seed && has_floor(*mode));
+        greatest(runs.map(|(_, row)| row[0]))
+    });
     let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for (pair_index, pair) in pairs.iter().enumerate() {
-        for (mode_index, (name, _)) in CACHE_MODES.iter().enumerate() {
-            let values_of = |program: usize| {
-                slowdowns_by_seed
-                    .iter()
-                    .map(|seed| slowdowns_of(seed, pair_index, mode_index)[program])
-                    .collect::<Vec<f64>>()
-            };
-            points.push(DataPoint::from_values(
-                format!("{} (has the floor), % slower than alone", pair.0),
-                *name,
-                &values_of(0),
-            ));
-            points.push(DataPoint::from_values(format!("{} beside it", pair.1), *name, &values_of(1)));
-            let bars = vec![mean(&values_of(0)).into(), mean(&values_of(1)).into()];
+        let series = [format!("{} (has the floor), % slower than alone", pair.0), format!("{} beside it", pair.1)];
+        let mean_of = |mode: usize, program: usize| mean(slowdowns.values((pair_index, mode), |row| row[program]));
+        for (mode, (name, _)) in CACHE_MODES.iter().enumerate() {
+            points.extend([0, 1].map(|nth| slowdowns.point((pair_index, mode), &series[nth], *name, |row| row[nth])));
+            let bars = [0, 1].map(|program| mean_of(mode, program).into()).to_vec();
             groups.push(BarGroup { name: format!("{}+{}: {name}", pair.0, pair.1), bars });
-        }
-        for (mode_index, (name, _)) in floor_modes() {
-            let mean_co_runner_slowdown = |way: usize| {
-                mean(&slowdowns_by_seed.iter().map(|seed| slowdowns_of(seed, pair_index, way)[1]).collect::<Vec<_>>())
-            };
-            costs.push(format!(
-                "{} {:+.1} points ({name})",
-                pair.1,
-                mean_co_runner_slowdown(mode_index) - mean_co_runner_slowdown(0)
-            ));
+            if has_floor(mode) {
+                costs.push(format!("{} {:+.1} points ({name})", pair.1, mean_of(mode, 1) - mean_of(0, 1)));
+            }
         }
     }
     let bars = BarChart {
@@ -185,7 +167,7 @@ mod tests {
     fn the_machine_with_ways_can_be_built() {
         let scale = RunScale { scale: 60_000, warm_up_cycles: 0 };
         let mut workload = pair_on_chip(("vortex", "art"), true, scale, 1, 0).unwrap();
-        divide_in_ways(&mut workload);
+        divide_in_ways(&mut workload.machine);
         workload.machine.check().unwrap();
         let topology = workload.machine.topology();
         let machine = workload.with_length(0, 1_000).build_machine().unwrap();

@@ -1,11 +1,11 @@
 //! CP-2 and CP-3: the gain of a partitioned over a shared cache, and the share of the slowdown that it recovers
 //! (thesis Figures 4.6 and 4.7).
 
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, ReferenceLine, Series};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ReferenceLine, Series};
 
 use super::pairs::{MeasuredPair, PairForecast, ProgramPair};
 use super::{COLORS, RunScale};
-use crate::{DataPoint, ExperimentContext, Finding, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ResultFigure, ResultTarget, greatest, least, mean};
 
 pub(super) fn to_percent(share: f64) -> f64 {
     100.0 * share
@@ -89,16 +89,13 @@ fn pair_figure(pairs_by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigur
     let pair = &pairs_by_seed[0][index];
     let split_series = |side: usize| {
         let point = |(split_index, (first, _)): (usize, &(u32, [f64; 2]))| {
-            let values: Vec<f64> = pairs_by_seed
+            let values = pairs_by_seed
                 .iter()
-                .map(|seed| to_percent(seed[index].relative_gains(&seed[index].rates_by_split[split_index].1)[side]))
-                .collect();
-            let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-            let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(*first), mean(&values)) }
+                .map(|seed| to_percent(seed[index].relative_gains(&seed[index].rates_by_split[split_index].1)[side]));
+            DataPoint::from_values("", "", values).chart_point(f64::from(*first))
         };
         let name = [pair.pair.0, pair.pair.1][side].to_string();
-        Series { name, points: pair.rates_by_split.iter().enumerate().map(point).collect(), ..Series::default() }
+        Series { name, points: pair.rates_by_split.iter().enumerate().filter_map(point).collect(), ..Series::default() }
     };
     let chart = Chart {
         title: format!("{}: gain over sharing the cache", pair_name(pair.pair)),
@@ -122,7 +119,7 @@ pub(super) fn chosen_sum_finding(
     let gain_sum_percent =
         |pair: &MeasuredPair, first| pair.rates_at(first).map_or(f64::NAN, |rates| to_percent(pair.gain_sum(&rates)));
     let worst_gain = |(pairs, seed_choices): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
-        pairs.iter().zip(seed_choices).map(|(pair, &first)| gain_sum_percent(pair, first)).fold(f64::INFINITY, f64::min)
+        least(pairs.iter().zip(seed_choices).map(|(pair, &first)| gain_sum_percent(pair, first)))
     };
     let per_seed: Vec<(u64, f64)> = context
         .seeds
@@ -165,7 +162,7 @@ pub(super) fn recovery_finding(
 ) -> Finding {
     let best_recovered_share = |pairs: &[MeasuredPair]| {
         let shares = pairs.iter().flat_map(MeasuredPair::recovered_shares);
-        shares.map(|(_, _, share)| to_percent(share)).fold(f64::NEG_INFINITY, f64::max)
+        greatest(shares.map(|(_, _, share)| to_percent(share)))
     };
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(pairs_by_seed).map(|(&seed, pairs)| (seed, best_recovered_share(pairs))).collect();
@@ -253,14 +250,10 @@ pub(super) fn forecast_finding(
         // A forecast is wrong if the alternative would have been better by more than 1 %.
         let gain_of = |seed: &Vec<MeasuredPair>| {
             let pair = &seed[index];
-            let best_speedup = pair
-                .rates_by_split
-                .iter()
-                .map(|(_, rates)| pair.weighted_speedup(rates))
-                .fold(f64::NEG_INFINITY, f64::max);
+            let best_speedup = greatest(pair.rates_by_split.iter().map(|(_, rates)| pair.weighted_speedup(rates)));
             best_speedup / pair.weighted_speedup(&pair.shared_rates) - 1.0
         };
-        let mean_best_gain = mean(&pairs_by_seed.iter().map(gain_of).collect::<Vec<_>>());
+        let mean_best_gain = mean(pairs_by_seed.iter().map(gain_of));
         let chosen_split = forecast.choose_split(pairs_by_seed[0][index].shared_speedup());
         wrong_count += usize::from(if chosen_split.is_none() { mean_best_gain > 0.01 } else { mean_best_gain < -0.01 });
     }
@@ -273,7 +266,7 @@ pub(super) fn forecast_finding(
                 .iter()
                 .zip(forecasts)
                 .filter_map(|(pair, forecast)| Some(forecast_error(pair, forecast.as_ref()?)[0]?.abs()));
-            (seed, mean(&errors.collect::<Vec<_>>()))
+            (seed, mean(errors))
         })
         .collect();
     Finding::declared("cp-2-forecast", &per_seed)

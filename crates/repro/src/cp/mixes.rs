@@ -15,7 +15,7 @@ use super::{COLORS, RunScale, chip_workload, fixed_plan_policy, thesis_job};
 use crate::run_request;
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, least, mean};
 
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
 pub(crate) const PROGRAMS: [&str; 12] =
@@ -169,11 +169,9 @@ fn mix_findings(
             .map(|(seed, seed_mixes)| (seed, metric(&seed_mixes)))
             .collect()
     };
-    let mean_over = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| {
-        mean(&mixes.iter().map(|mix| metric(mix)).collect::<Vec<_>>())
-    };
-    let worst_gain = sized_mixes.iter().map(SizedMix::gain_percent).fold(f64::INFINITY, f64::min);
-    let worst_shortfall = sized_mixes.iter().map(SizedMix::percent_short_of_best).fold(f64::NEG_INFINITY, f64::max);
+    let mean_over = |mixes: &[&SizedMix], metric: fn(&SizedMix) -> f64| mean(mixes.iter().map(|mix| metric(mix)));
+    let worst_gain = least(sized_mixes.iter().map(SizedMix::gain_percent));
+    let worst_shortfall = greatest(sized_mixes.iter().map(SizedMix::percent_short_of_best));
     let losing_mixes = sized_mixes
         .iter()
         .filter(|mix| mix.gain_percent() < -1.0)
@@ -185,9 +183,9 @@ fn mix_findings(
             DataPoint::from_values(
                 "online",
                 format!("{} [{}]", mix.name(), mix.online_shares),
-                &gain_percent(mix.online),
+                gain_percent(mix.online),
             ),
-            DataPoint::from_values("offline", mix.name(), &gain_percent(mix.offline)),
+            DataPoint::from_values("offline", mix.name(), gain_percent(mix.offline)),
         ]
     });
     let points: Vec<DataPoint> = points.collect();

@@ -16,8 +16,7 @@ pub(crate) mod serve;
 pub(crate) use choices::sizing_policy;
 
 use cachemate_core::{
-    CacheLevel, CacheShare, GroupId, IndexSet, PageMigration, PipelineConfig, Plan, ProcessId, ShareMember, Units,
-    WindowLength,
+    CacheLevel, CacheShare, GroupId, IndexSet, PageMigration, Plan, ProcessId, ShareMember, Units, WindowLength,
 };
 use cachemate_sim::machine::SimOptions;
 
@@ -118,16 +117,6 @@ pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
     cycles * workload.options.scale * 1_000 / (workload.machine.hertz / 1_000_000)
 }
 
-/// Runs a policy under its own name.
-pub(crate) fn pipeline_config_for(
-    workload: &Workload,
-    name: &str,
-    parameters: &str,
-    first_window: WindowLength,
-) -> PipelineConfig {
-    workload.pipeline(name, parameters, Vec::new(), first_window)
-}
-
 /// Gives the first program `first_colors` colors, and the second program all others.
 pub(crate) fn split_shares(first_colors: u32) -> Vec<String> {
     vec![format!("0-{}", first_colors - 1), format!("{first_colors}-{}", COLORS - 1)]
@@ -151,7 +140,7 @@ mod tests {
         let fixed = work::measure_joint(&workload, &works, Some(&plan)).unwrap();
         let window_ns = nominal_ns(&workload, FIXED_PLAN_WINDOW_CYCLES);
         let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-3', '4-15'] }}]");
-        let config = pipeline_config_for(&workload, "static-partition", &parameters, plan.first_window);
+        let config = workload.pipeline("static-partition", &parameters, Vec::new(), plan.first_window);
         let stated = steered::run_together(&workload, &works, build_pipeline(config).unwrap()).unwrap();
         assert_eq!((fixed.rates, fixed.results), (stated.rates, stated.results));
     }

@@ -11,7 +11,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::{RunScale, chip_workload, pipeline_config_for, thesis_job};
+use super::{RunScale, chip_workload, nominal_ns, thesis_job};
 use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, build_pipeline};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
@@ -38,19 +38,14 @@ fn warehouse_workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> 
         .with_length(2 * interval_cycles, SWAP_COUNT * interval_cycles))
 }
 
-fn cycles_to_ns(workload: &Workload, cycles: u64) -> u64 {
-    (u128::from(cycles) * 1_000_000_000 / u128::from(workload.machine.hertz)) as u64
-}
-
-/// A run that swaps between the halves every interval; `migration_mode` is the policy's parameter, `None` to stay in
-/// the first
-/// half.
+/// A run that swaps between the halves every interval; `migration_mode` is the policy's parameter, `None` to stay
+/// in the first half.
 fn run_with_swaps(
     workload: &Workload,
     interval_cycles: u64,
     migration_mode: Option<&str>,
 ) -> Result<(RunResults, Vec<WindowRecord>), ReproError> {
-    let interval_ns = cycles_to_ns(workload, interval_cycles);
+    let interval_ns = nominal_ns(workload, interval_cycles);
     let window_ns = interval_ns / 4;
     let parameters = match migration_mode {
         Some(mode_name) => format!(
@@ -60,10 +55,10 @@ fn run_with_swaps(
         ),
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
-    let pipeline = build_pipeline(pipeline_config_for(
-        workload,
+    let pipeline = build_pipeline(workload.pipeline(
         "static-partition",
         &parameters,
+        Vec::new(),
         WindowLength::Cycles { cycles: 1_000 },
     ))?;
     let run = workload.run_managed(pipeline)?;
@@ -105,7 +100,7 @@ fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
 fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproError> {
     let (run_without_swaps, _) = run_with_swaps(workload, interval_cycles, None)?;
     let (run_with_swaps, records) = run_with_swaps(workload, interval_cycles, Some("all"))?;
-    let pages = count_copied_pages(&records, cycles_to_ns(workload, workload.warm_up_cycles));
+    let pages = count_copied_pages(&records, nominal_ns(workload, workload.warm_up_cycles));
     let copy_cycles = pages * workload.machine.pages.migration_cycles as f64;
     Ok(ResizeCost {
         measured: 1.0 - total_instructions(&run_with_swaps) / total_instructions(&run_without_swaps),
@@ -159,9 +154,9 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
     // size.
     let longest_interval_index = intervals[intervals.len() - 1];
     let one_percent_ms = longest_interval_index as f64 / 1.5e6
-        * mean(&costs.values(longest_interval_index, |lost| 100.0 * lost.measured));
+        * mean(costs.values(longest_interval_index, |lost| 100.0 * lost.measured));
     // All pages of the program, as copied at each swap.
-    let copied_share = mean(&costs.values(longest_interval_index, |lost| lost.computed));
+    let copied_share = mean(costs.values(longest_interval_index, |lost| lost.computed));
     let megabytes = copied_share * longest_interval_index as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
     let chart = Chart {
         title: "Throughput lost by swapping halves of the cache".to_string(),
@@ -221,7 +216,7 @@ mod tests {
         let interval = footprint / 4096 * 11_051 * 4;
         let workload = warehouse_workload(footprint, interval, 1).unwrap();
         let (_, records) = run_with_swaps(&workload, interval, Some("all")).unwrap();
-        let pages = count_copied_pages(&records, cycles_to_ns(&workload, workload.warm_up_cycles));
+        let pages = count_copied_pages(&records, nominal_ns(&workload, workload.warm_up_cycles));
         assert!(pages >= 40.0 * SWAP_COUNT as f64, "{pages} pages in {SWAP_COUNT} swaps");
         let cost = measure_lost_work(&workload, interval).unwrap();
         assert!(cost.measured > 0.0 && cost.computed > 0.05, "{cost:?}");

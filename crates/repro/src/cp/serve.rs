@@ -13,7 +13,7 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::{SimMachine, SimOptions, SimProgram};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_workload, pipeline_config_for, thesis_job};
+use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_workload, thesis_job};
 use crate::setup::{Workload, build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
@@ -146,10 +146,10 @@ fn measure_static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients:
     let late_arrival_cycle = if clients == CLIENT_COUNT { 0 } else { u64::MAX >> 20 };
     let parameters =
         format!("window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]", window_ns(&workload, lengths), colors - 1);
-    let config = pipeline_config_for(&workload, "static-partition", &parameters, first_window());
+    let config = workload.pipeline("static-partition", &parameters, Vec::new(), first_window());
     let service_windows =
         collect_windows(build_machine(&workload, late_arrival_cycle)?, config, lengths.warm_up_windows)?;
-    Ok(mean(&service_windows.iter().map(|window| window.rate_per_s).collect::<Vec<_>>()))
+    Ok(mean(service_windows.iter().map(|window| window.rate_per_s)))
 }
 
 /// The managed run and both static ones, window by window.
@@ -180,7 +180,7 @@ fn measure_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<
     let late_arrival_cycle = workload.warm_up_cycles + lengths.windows_per_phase * lengths.window_cycles;
     let window_ns = window_ns(&workload, lengths);
     let run_policy = |name: &str, parameters: &str| {
-        let config = pipeline_config_for(&workload, name, parameters, first_window());
+        let config = workload.pipeline(name, parameters, Vec::new(), first_window());
         collect_windows(build_machine(&workload, late_arrival_cycle)?, config, lengths.warm_up_windows)
     };
     let run_fixed_colors = |colors: u32| {
@@ -221,7 +221,7 @@ impl ServiceRun {
     pub fn level_deviation_percent(&self, windows: &[ServiceWindow]) -> f64 {
         let rates_with_all_clients =
             windows.iter().filter(|window| window.clients == CLIENT_COUNT).map(|window| window.rate_per_s);
-        100.0 * (mean(&rates_with_all_clients.collect::<Vec<_>>()) / self.level - 1.0)
+        100.0 * (mean(rates_with_all_clients) / self.level - 1.0)
     }
 }
 
@@ -251,24 +251,24 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         DataPoint::from_values(
             "rate of four clients over the level, %",
             format!("static {}", first_run.small),
-            &values_over_runs(|run| run.level_deviation_percent(&run.static_small)),
+            values_over_runs(|run| run.level_deviation_percent(&run.static_small)),
         ),
         DataPoint::from_values(
             "rate of four clients over the level, %",
             "resized",
-            &values_over_runs(|run| run.level_deviation_percent(&run.managed)),
+            values_over_runs(|run| run.level_deviation_percent(&run.managed)),
         ),
         DataPoint::from_values(
             "rate of four clients over the level, %",
             format!("static {}", first_run.large),
-            &values_over_runs(|run| run.level_deviation_percent(&run.static_large)),
+            values_over_runs(|run| run.level_deviation_percent(&run.static_large)),
         ),
-        DataPoint::from_values("colors", "static small", &values_over_runs(|run| f64::from(run.small))),
-        DataPoint::from_values("colors", "static large", &values_over_runs(|run| f64::from(run.large))),
+        DataPoint::from_values("colors", "static small", values_over_runs(|run| f64::from(run.small))),
+        DataPoint::from_values("colors", "static large", values_over_runs(|run| f64::from(run.large))),
         DataPoint::from_values(
             "colors, mean over the run",
             "resized",
-            &values_over_runs(|run| mean(&run.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<_>>())),
+            values_over_runs(|run| mean(run.managed.iter().map(|seen| f64::from(seen.colors)))),
         ),
     ];
     let note = format!(
@@ -278,7 +278,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
          {} colors and up four clients reach the level{}.",
         first_run.level,
         first_run.managed.len(),
-        mean(&values_over_runs(unexcused_misses)),
+        mean(values_over_runs(unexcused_misses)),
         first_run.large,
         if service_runs.iter().all(|run| run.reachable) { "" } else { " (not under every seed, whatever the share)" },
     );
@@ -348,10 +348,10 @@ mod tests {
     fn late_clients_arrive_halfway() {
         let lengths = ServiceLengths { window_cycles: 100_000, warm_up_windows: 1, windows_per_phase: 2 };
         let workload = server_workload(1, lengths).unwrap();
-        let config = pipeline_config_for(
-            &workload,
+        let config = workload.pipeline(
             "static-partition",
             &format!("window_ns = {}\nsteps = [{{ shares = ['0-7'] }}]", window_ns(&workload, lengths)),
+            Vec::new(),
             first_window(),
         );
         let service_windows =

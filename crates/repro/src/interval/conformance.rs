@@ -41,7 +41,7 @@ struct PolicyBehavior {
 /// Runs every policy of the registry, and checks its behavior.
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let windows = context.pick(500, 10_000);
-    let seed = context.seeds.first().copied().unwrap_or(1);
+    let seed = context.seeds[0];
     // Policies run one after another, because memory is measured for the whole process.
     let mut behaviors = Vec::new();
     for entry in policies::ENTRIES {
@@ -56,7 +56,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
     let max_over_policies = |metric: &dyn Fn(&PolicyBehavior) -> f64| behaviors.iter().map(metric).fold(0.0, f64::max);
     let policy_points = |series: &str, metric: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
-        behaviors.iter().map(|behavior| DataPoint::from_values(series, behavior.policy, &[metric(behavior)])).collect()
+        behaviors.iter().map(|behavior| DataPoint::from_values(series, behavior.policy, [metric(behavior)])).collect()
     };
     let longest_wait = |behavior: &PolicyBehavior| behavior.longest_wait_seconds;
     let changes_per_hour = |behavior: &PolicyBehavior| behavior.changes as f64 / behavior.hours;

@@ -392,10 +392,11 @@ pub(super) fn window_rates(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_interval::closed_form;
+    use crate::interval::fixtures::{reuser, stream};
+    use cachemate_interval::IntervalJob;
 
-    fn steady_program(name: &str, phase: cachemate_interval::ProgramPhase) -> TimedProgram {
-        TimedProgram { timed_draws: vec![PhasedProgram::endless_program(name, phase)], basis: TimingBasis::SoloRun }
+    fn steady_program(job: IntervalJob) -> TimedProgram {
+        TimedProgram { timed_draws: vec![(*job.program).clone()], basis: TimingBasis::SoloRun }
     }
 
     /// Do programs that fit together not slow each other down, does a stream slow a program that reuses data, and does
@@ -403,10 +404,9 @@ mod tests {
     #[test]
     fn forecasts_follow_the_interval_machine() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let small = steady_program("small", closed_form::uniform_phase(64.0, lines, 0.2 * lines, 0.02));
-        let large = steady_program("large", closed_form::uniform_phase(64.0, lines, 0.8 * lines, 0.02));
-        let stream = steady_program("stream", closed_form::stream_phase(64.0, lines, 0.02));
+        let small = steady_program(reuser("small", &machine, 0.2, 0.02));
+        let large = steady_program(reuser("large", &machine, 0.8, 0.02));
+        let stream = steady_program(stream(&machine, 0.02));
         let forecast_pair = |a: &TimedProgram, b: &TimedProgram| forecast_together(&machine, &[a, b]).unwrap();
         assert!(forecast_pair(&small, &small)[0].slowdown.value < 0.01);
         let slowed = forecast_pair(&large, &stream)[0].slowdown;
@@ -420,8 +420,7 @@ mod tests {
     #[test]
     fn a_stream_on_another_cache_takes_bandwidth() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let stream = steady_program("stream", closed_form::stream_phase(64.0, lines, 0.02));
+        let stream = steady_program(stream(&machine, 0.02));
         let slowdown_of_first = |programs: &[&TimedProgram], cpus: &[u32]| {
             forecast_placed(&machine, programs, cpus).unwrap()[0].slowdown.value
         };

@@ -114,7 +114,7 @@ pub fn score_offline(
     if recordings.len() < 2 {
         return Err(failed("recordings")(format!("found {}, expected two or more", recordings.len())));
     }
-    let seed = context.seeds.first().copied().unwrap_or(1);
+    let seed = context.seeds[0];
     let (pair_count, group_count) = context.pick((4, 1), (14, 5));
     let (mut tasks, mut run_count) = (Vec::new(), 0);
     for name in MACHINES {
@@ -256,12 +256,12 @@ fn summarize_score(
         mean_absolute_error_points: mean(&absolute_errors),
         p90_error_points: percentile_value(&absolute_errors, 0.9),
         mean_signed_error_points: mean(&signed_errors),
-        error_of_predicting_nothing_points: mean(&task_values(&|task| task.measured_slowdown_percent.abs())),
+        error_of_predicting_nothing_points: mean(task_values(&|task| task.measured_slowdown_percent.abs())),
         kendall_tau: kendall_tau(&slowdown_pairs, 0.0),
         coverage_percent: 100.0 * tasks.iter().filter(is_within_bounds).count() as f64 / tasks.len().max(1) as f64,
         error_by_cause_points: OfflineCauses {
-            composition: mean(&task_values(&|task| task.causes.composition.abs())),
-            cost: mean(&task_values(&|task| task.causes.cost.abs())),
+            composition: mean(task_values(&|task| task.causes.composition.abs())),
+            cost: mean(task_values(&|task| task.causes.cost.abs())),
         },
         tasks,
     }

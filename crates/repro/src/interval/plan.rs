@@ -228,23 +228,15 @@ fn initial_state(tasks: &[TaskSample], machine: &IntervalMachine) -> MachineStat
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use super::*;
-    use cachemate_interval::{IntervalJob, PhasedProgram, closed_form};
+    use crate::experiment::quick_context;
+    use crate::interval::fixtures::two_kinds_of_jobs;
 
     /// Is the plan a list of changes to an untouched machine, with reasons that name the programs?
     #[test]
     fn a_plan_is_a_list_of_changes_with_reasons() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady_job = |name: &str, phase| IntervalJob::new(PhasedProgram::endless_program(name, phase));
-        let jobs = vec![
-            steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
-            steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.4 * lines, 0.02)),
-            steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
-            steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.4 * lines, 0.02)),
-        ];
+        let jobs = two_kinds_of_jobs(&machine, 0.4);
         let question = WhatIfQuery {
             machine,
             jobs,
@@ -253,8 +245,7 @@ mod tests {
             has_explicit_turns: false,
             has_guard: false,
         };
-        let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
+        let context = quick_context();
         let plan = plan_under_policy(&context, &question, "round-robin").unwrap();
         assert!(plan.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{plan:?}");
         let was_reason_given = |reason: &str| {

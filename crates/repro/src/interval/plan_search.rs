@@ -99,7 +99,7 @@ impl<'a> PlanTruth<'a> {
         let slowdowns = self.solve_slowdowns(&plan)?;
         let shortfall = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
         let total_shortfall = self.jobs.iter().zip(&slowdowns).filter_map(shortfall).sum::<f64>();
-        let mean_speed = mean(&slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)).collect::<Vec<f64>>());
+        let mean_speed = mean(slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)));
         Ok(SearchedPlan { plan, slowdowns, total_shortfall, mean_speed, keeps_all_promises: total_shortfall <= 0.0 })
     }
 
@@ -239,6 +239,7 @@ fn is_better(candidate_plan: &SearchedPlan, other_plan: &SearchedPlan) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::interval::fixtures::{reuser, stream};
     use cachemate_core::Goal;
 
     /// Is a program alone on the machine not slowed, does a co-runner slow it, and does a partition restore most of its
@@ -246,13 +247,7 @@ mod tests {
     #[test]
     fn a_co_runner_slows_a_program_and_a_partition_restores_it() {
         let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
-        let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady_job =
-            |name: &str, phase| IntervalJob::new(cachemate_interval::PhasedProgram::endless_program(name, phase));
-        let reuser =
-            steady_job("reuser", cachemate_interval::closed_form::uniform_phase(64.0, lines, 0.7 * lines, 0.02));
-        let stream = steady_job("stream", cachemate_interval::closed_form::stream_phase(64.0, lines, 0.02));
-        let jobs = [reuser, stream];
+        let jobs = [reuser("reuser", &spec, 0.7, 0.02), stream(&spec, 0.02)];
         let truth = PlanTruth::new(&spec, &jobs).unwrap();
         let solved_slowdown = |cpus: [u32; 2], units: u32| {
             truth
@@ -272,22 +267,12 @@ mod tests {
     #[test]
     fn the_search_keeps_promises_that_can_be_kept() {
         let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let promised_job = |name: &str, share: f64, max: Option<f64>| {
-            let phase = match share > 0.0 {
-                true => cachemate_interval::closed_form::uniform_phase(64.0, lines, share * lines, 0.01),
-                false => cachemate_interval::closed_form::stream_phase(64.0, lines, 0.002),
-            };
-            let goal = max.map(|max| Goal { max_slowdown: Some(max), ..Goal::default() });
-            IntervalJob { goal, ..IntervalJob::new(cachemate_interval::PhasedProgram::endless_program(name, phase)) }
-        };
         let search_with_floor = |max: f64| {
-            let jobs = [
-                promised_job("a", 0.9, Some(max)),
-                promised_job("b", 0.9, Some(max)),
-                promised_job("stream", 0.0, None),
-                promised_job("small", 0.02, None),
-            ];
+            let promised_job = |name: &str| IntervalJob {
+                goal: Some(Goal { max_slowdown: Some(max), ..Goal::default() }),
+                ..reuser(name, &spec, 0.9, 0.01)
+            };
+            let jobs = [promised_job("a"), promised_job("b"), stream(&spec, 0.002), reuser("small", &spec, 0.02, 0.01)];
             PlanTruth::new(&spec, &jobs).unwrap().search_best_plan(1).unwrap()
         };
         let loose = search_with_floor(0.6);

@@ -9,8 +9,8 @@ use serde::Serialize;
 use super::ValidationTruth;
 use super::draw::{CoRun, CoRunKind, MachineTruth, ProfiledProgram, ProgramRate};
 use super::predict;
-use crate::ReproError;
 use crate::setup::failed;
+use crate::{ReproError, mean};
 
 /// Minimum share of the bandwidth in use for a run to count as bandwidth-bound.
 pub const BANDWIDTH_BOUND_SHARE: f64 = 0.7;
@@ -106,9 +106,7 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
             let rates = predict::predict_rates(&machine, &bench.programs, run)?;
             let comparison = compare_run(bench, run, &rates, &predicted_solo_rates);
             if let CoRunKind::Plan(mix) = run.kind {
-                let mean_over_tasks = |value: fn(&TaskComparison) -> f64| {
-                    comparison.iter().map(value).sum::<f64>() / comparison.len() as f64
-                };
+                let mean_over_tasks = |value: fn(&TaskComparison) -> f64| mean(comparison.iter().map(value));
                 let mean_slowdown_pair = (
                     mean_over_tasks(|task| task.measured_slowdown_percent),
                     mean_over_tasks(|task| task.predicted_slowdown_percent),
@@ -227,9 +225,7 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
     let signed_error = |task: &&TaskComparison| task.predicted_slowdown_percent - task.measured_slowdown_percent;
     let absolute_errors: Vec<f64> = tasks.iter().map(|task| signed_error(task).abs()).collect();
     let relative_errors: Vec<f64> = tasks.iter().map(|task| task.cycles_per_instr_error_percent.abs()).collect();
-    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let mean_over_tasks =
-        |value: &dyn Fn(&TaskComparison) -> f64| tasks.iter().map(|task| value(task)).sum::<f64>() / tasks.len() as f64;
+    let mean_over_tasks = |value: &dyn Fn(&TaskComparison) -> f64| mean(tasks.iter().map(|task| value(task)));
     let slowdown_pairs: Vec<(f64, f64)> =
         tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
     let losing_runs = runs.iter().filter(|run| run.iter().any(|task| task.measured_slowdown_percent >= 10.0));
@@ -241,7 +237,7 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
         error_of_predicting_nothing_points: Some(mean_over_tasks(&|task| task.measured_slowdown_percent.abs())),
         mean_error_percent: Some(mean(&relative_errors)),
         p90_error_percent: Some(percentile_value(&relative_errors, 0.9)),
-        mean_signed_error_points: Some(mean(&tasks.iter().map(signed_error).collect::<Vec<f64>>())),
+        mean_signed_error_points: Some(mean(tasks.iter().map(signed_error))),
         runs_losing_10_percent: Some(losing_runs.count() as f64 / runs.len() as f64),
         error_by_cause_points: Some(ErrorCauses {
             profile: mean_over_tasks(&|task| task.causes.profile.abs()),

@@ -11,6 +11,7 @@ use cachemate_core::SplitMix64;
 
 use super::plan_search::{PlanTruth, SearchedPlan};
 use crate::ReproError;
+use crate::greatest;
 
 /// Plans tried in the neighborhood of the front.
 const TRIED_PLANS: u32 = 240;
@@ -72,7 +73,7 @@ fn evaluate_objectives(truth: &PlanTruth<'_>, plan: &SearchedPlan) -> PlanObject
     used_caches.dedup();
     PlanObjectives {
         mean_slowdown: crate::mean(&plan.slowdowns),
-        worst_slowdown: plan.slowdowns.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        worst_slowdown: greatest(plan.slowdowns.iter()),
         caches_in_use: used_caches.len(),
     }
 }
@@ -98,8 +99,7 @@ fn insert_into_front(front: &mut Vec<TradeOff>, candidate: TradeOff) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_interval::closed_form::{stream_phase, uniform_phase};
-    use cachemate_interval::{IntervalJob, PhasedProgram};
+    use crate::interval::fixtures::{reuser, stream};
 
     fn plan(missing: f64, slowdowns: [f64; 2], cpus: [u32; 2]) -> TradeOff {
         let caches_in_use = if cpus[0] / 4 == cpus[1] / 4 { 1 } else { 2 };
@@ -142,10 +142,7 @@ mod tests {
     #[test]
     fn a_front_has_the_plan_on_one_cache_and_the_plan_on_two() {
         let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
-        let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let job = |name: &str, phase| IntervalJob::new(PhasedProgram::endless_program(name, phase));
-        let reuser = job("reuser", uniform_phase(64.0, lines, 0.7 * lines, 0.02));
-        let jobs = [reuser, job("stream", stream_phase(64.0, lines, 0.02))];
+        let jobs = [reuser("reuser", &spec, 0.7, 0.02), stream(&spec, 0.02)];
         let truth = PlanTruth::new(&spec, &jobs).unwrap();
         let front = pareto_front(&truth, 1).unwrap();
         let caches: Vec<usize> = front.iter().map(|trade_off| trade_off.objectives.caches_in_use).collect();

@@ -314,28 +314,18 @@ pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use super::*;
-    use cachemate_interval::{PhasedProgram, closed_form};
+    use crate::experiment::quick_context;
+    use crate::interval::fixtures::two_kinds_of_jobs;
 
     fn test_query() -> WhatIfQuery {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady_job = |name: &str, phase| IntervalJob::new(PhasedProgram::endless_program(name, phase));
-        let jobs = vec![
-            steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
-            steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.8 * lines, 0.02)),
-            steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
-            steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.8 * lines, 0.02)),
-        ];
+        let jobs = two_kinds_of_jobs(&machine, 0.8);
         WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, has_explicit_turns: false, has_guard: true }
     }
 
     fn policy_outcome(policy: &str) -> PolicyOutcome {
-        let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
-        run_query(&context, &test_query(), policy).unwrap()
+        run_query(&quick_context(), &test_query(), policy).unwrap()
     }
 
     /// Do time lines cover the whole run without a gap, agree with the table, and repeat to the bit?
@@ -374,9 +364,7 @@ mod tests {
     /// Is an unknown policy an error with its name?
     #[test]
     fn an_unknown_policy_is_named() {
-        let stop = AtomicBool::new(false);
-        let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
-        let error = run_query(&context, &test_query(), "dioo").unwrap_err().to_string();
+        let error = run_query(&quick_context(), &test_query(), "dioo").unwrap_err().to_string();
         assert!(error.contains("dioo"), "{error}");
     }
 }

@@ -30,7 +30,7 @@ use crate::run_request::workload_label;
 use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, build_pipeline, failed, score_results};
 use crate::sources::digest_of;
 use crate::store::{self, RunName};
-use crate::{ExperimentContext, ReproError, mean};
+use crate::{ExperimentContext, ReproError, least, mean};
 
 /// The papers' L2 sizes, in KB.
 pub const SIZES_KB: [u64; 5] = [48, 96, 192, 384, 768];
@@ -363,7 +363,7 @@ pub fn measure_against(
         |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
     let time_shares = run_time_shares(new_results);
     let total_time: f64 = time_shares.iter().sum();
-    let min_share = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min) / mean(times);
+    let min_share = |times: &[f64]| least(times.iter()) / mean(times);
     let art_tasks = new_results.tasks.iter().filter(|task| task.name.starts_with(GREEDY_PROGRAM));
     let (miss_ratio, default_miss_ratio) = (
         l2_miss_ratio(new_results).ok_or_else(no_references_error)?,

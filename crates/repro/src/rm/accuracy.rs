@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::solo::{COLORS, MACHINE, SoloMachine, TraceCapture};
 use crate::setup::{Workload, WorkloadJob};
-use crate::split_runs::{self, Name};
+use crate::split_runs;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Maximum length of the log (thesis Table 5.4).
@@ -36,7 +36,7 @@ pub struct LogLengths {
 /// One program with one seed.
 #[derive(Serialize, Deserialize)]
 pub struct CurveStudy {
-    pub program: Name,
+    pub program: String,
     pub seed: u64,
     #[serde(with = "split_runs::curve")]
     pub real: MissRateCurve,
@@ -115,17 +115,12 @@ pub fn curve_from_capture(uses_thesis_method: bool, traced: &TraceCapture) -> Op
     MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
 }
 
-fn study_program(
-    program: &'static str,
-    seed: u64,
-    lengths: LogLengths,
-    colors: &[u32],
-) -> Result<CurveStudy, ReproError> {
+fn study_program(program: &str, seed: u64, lengths: LogLengths, colors: &[u32]) -> Result<CurveStudy, ReproError> {
     let workload = build_workload(program, seed)?;
     let full_capture = capture_program_log(&workload, lengths, 1.0)?;
     let short_log = capture_program_log(&workload, lengths, SHORT_LOG_SHARE)?;
     let measured_curve = measure_real_curve(&workload, full_capture.from, full_capture.to, colors)?;
-    Ok(CurveStudy { program: Name(program), seed, real: measured_curve, traced: full_capture, short: short_log })
+    Ok(CurveStudy { program: program.to_string(), seed, real: measured_curve, traced: full_capture, short: short_log })
 }
 
 /// The compared forms, each a separate profiler over the same kind of evidence.
@@ -174,9 +169,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         context.values_by_seed(|seed| measure(&studies_of(seed)))
     };
     let mean_distance = |form: &'static str| {
-        values_by_seed(&|own_studies| {
-            mean(&own_studies.iter().map(|study| study.distance_of_form(form)).collect::<Vec<_>>())
-        })
+        values_by_seed(&|own_studies| mean(own_studies.iter().map(|study| study.distance_of_form(form))))
     };
     let worst_ratio = values_by_seed(&|own_studies| {
         own_studies
@@ -216,7 +209,7 @@ fn distance_points(studies: &[CurveStudy]) -> Vec<DataPoint> {
     let mut distances: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for study in studies {
         for form in FORMS {
-            distances.entry((form, study.program.0)).or_default().push(study.distance_of_form(form));
+            distances.entry((form, study.program.as_str())).or_default().push(study.distance_of_form(form));
         }
     }
     distances.into_iter().map(|((form, program), values)| DataPoint::from_values(form, program, &values)).collect()

@@ -79,7 +79,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             points.push(row_gains.point(row, format!("IPC of the first, %: {series}"), &point_label, |gains| {
                 gains.first_gains_percent[kind]
             }));
-            points.push(DataPoint::from_values(format!("aggregate IPC, %, paper: {series}"), &point_label, &[paper]));
+            points.push(DataPoint::from_values(format!("aggregate IPC, %, paper: {series}"), &point_label, [paper]));
         }
     }
     let finding = Finding::new(

@@ -10,7 +10,6 @@ use super::accuracy::{
     measure_real_curve,
 };
 use super::solo::COLORS;
-use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Average phase lengths that the thesis measured (Table 5.5 d), in 10^9 cycles, of the programs in our table.
@@ -44,7 +43,7 @@ const COMPUTING_CYCLES_PER_ENTRY: f64 = 5e-3 * 1.5e9 / MAX_LOG_ENTRIES;
 /// Cost of tracing one program.
 #[derive(Serialize, Deserialize)]
 struct TracingCost {
-    program: Name,
+    program: String,
     phase_cycles: f64,
     /// Measured cycles for tracing, plus those for computing.
     cycles_per_entry: f64,
@@ -63,13 +62,13 @@ impl TracingCost {
     }
 }
 
-fn measure_tracing_cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<TracingCost, ReproError> {
+fn measure_tracing_cost(program: &str, giga_cycles: f64, seed: u64) -> Result<TracingCost, ReproError> {
     let workload = build_workload(program, seed)?;
     let log_capture = capture_program_log(&workload, LogLengths { warm_up_instr: 3e5, logged_instr: 1e5 }, 1.0)?;
     let tracing_cycles_per_entry =
         log_capture.cost_ns * 1e-9 * workload.machine.hertz as f64 / log_capture.entry_count() as f64;
     let cycles_per_entry = tracing_cycles_per_entry + COMPUTING_CYCLES_PER_ENTRY;
-    Ok(TracingCost { program: Name(program), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
+    Ok(TracingCost { program: program.to_string(), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
 }
 
 /// Distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its maximum).
@@ -79,7 +78,7 @@ fn measure_cut_log_distance(
     warm_up: f64,
     colors: &[u32],
 ) -> Result<[f64; 2], ReproError> {
-    let workload = build_workload(cost.program.0, seed)?;
+    let workload = build_workload(&cost.program, seed)?;
     let log_capture = capture_log(&workload, warm_up, cost.affordable_entries() as u32)?;
     let measured_curve = measure_real_curve(&workload, log_capture.from, log_capture.to, colors)?;
     let curve = curve_from_capture(false, &log_capture);
@@ -117,7 +116,7 @@ pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<F
         },
     )?;
     let point = |(at, cost): (usize, &&TracingCost)| {
-        distances.point(at, "distance, misses/1000 instructions", cost.program.0, |distance| distance[0])
+        distances.point(at, "distance, misses/1000 instructions", &cost.program, |distance| distance[0])
     };
     let per_seed = distances.greatest_per_seed(|distance| distance[1]);
     let cut =
@@ -129,11 +128,11 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
     let worst_overhead = costs.iter().map(|cost| cost.overhead_percent(cost.affordable_entries())).fold(0.0, f64::max);
     let mut points = Vec::new();
     for cost in costs {
-        points.push(DataPoint::from_values("full log, %", cost.program.0, &[cost.overhead_percent(MAX_LOG_ENTRIES)]));
+        points.push(DataPoint::from_values("full log, %", &cost.program, [cost.overhead_percent(MAX_LOG_ENTRIES)]));
         points.push(DataPoint::from_values(
             "log that the phase allows, %",
-            cost.program.0,
-            &[cost.overhead_percent(cost.affordable_entries())],
+            &cost.program,
+            [cost.overhead_percent(cost.affordable_entries())],
         ));
     }
     let cut_costs = costs.iter().filter(|cost| cost.is_log_cut());

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use super::alternating::{INSTRUCTION_SCALE, INTERVAL_INSTRUCTIONS, INTERVALS_PER_PHASE, alternating_program};
 use super::solo::{MACHINE, MissTimeline, SoloMachine};
 use crate::setup::{Workload, failed};
-use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Pairs of phases: streams, chases, and working sets that fit at some sizes only.
@@ -25,7 +24,7 @@ const WINDOW_CYCLES: u64 = 50_000;
 /// One pair at one size, interval by interval.
 #[derive(Serialize, Deserialize)]
 struct PhaseRun {
-    pair: [Name; 2],
+    pair: [String; 2],
     seed: u64,
     colors: u32,
     misses: Vec<f64>,
@@ -41,7 +40,7 @@ fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> R
     let mut solo_machine = SoloMachine::from_machine(machine, colors, WINDOW_CYCLES)?;
     solo_machine.run_to_instruction(phase_instructions * phases as f64 + INTERVAL_INSTRUCTIONS)?;
     let (misses, first_level) = rates_by_interval(&solo_machine.timeline, phases * INTERVALS_PER_PHASE);
-    Ok(PhaseRun { pair: pair.map(Name), seed, colors, misses, first_level })
+    Ok(PhaseRun { pair: pair.map(str::to_string), seed, colors, misses, first_level })
 }
 
 fn rates_by_interval(timeline: &MissTimeline, interval_count: usize) -> (Vec<f64>, Vec<[f64; 3]>) {
@@ -149,12 +148,12 @@ fn phase_points(runs: &[PhaseRun], colors: &[u32]) -> Vec<DataPoint> {
         points.push(DataPoint::from_values(
             "by miss rate, %",
             label.clone(),
-            &[found_percent(&runs_at_size, PhaseRun::count_found_by_miss_rate)],
+            [found_percent(&runs_at_size, PhaseRun::count_found_by_miss_rate)],
         ));
         points.push(DataPoint::from_values(
             "by first level, %",
             label,
-            &[found_percent(&runs_at_size, PhaseRun::count_found_by_first_level)],
+            [found_percent(&runs_at_size, PhaseRun::count_found_by_first_level)],
         ));
     }
     points

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::accuracy::{LogLengths, build_workload, capture_program_log, color_count, measure_real_curve, size_bytes};
 use super::solo::{COLORS, TraceCapture};
 use crate::setup::{Workload, failed};
-use crate::split_runs::{self, Name};
+use crate::split_runs;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 const WAY_COUNT: u32 = 10;
@@ -31,9 +31,9 @@ struct NamedCurve {
 /// All curves of one program and seed by study, each with the real one first.
 #[derive(Serialize, Deserialize)]
 struct SensitivityCurves {
-    program: Name,
+    program: String,
     seed: u64,
-    studies: Vec<(Name, Vec<NamedCurve>)>,
+    studies: Vec<(String, Vec<NamedCurve>)>,
 }
 
 fn all_sizes() -> Vec<u64> {
@@ -138,7 +138,7 @@ fn run_and_measure_curves(
 }
 
 fn measure_curves(
-    program: &'static str,
+    program: &str,
     seed: u64,
     lengths: LogLengths,
     colors: &[u32],
@@ -159,8 +159,8 @@ fn measure_curves(
     let in_order_curves = run_and_measure_curves(&in_order_workload, "one instruction at a time", lengths, colors)?;
     studies.push(("prefetching", prefetch_curves.into_iter().chain(no_prefetch_curves).collect()));
     studies.push(("issue order", out_of_order_curves.into_iter().chain(in_order_curves).collect()));
-    let studies = studies.into_iter().map(|(study, curves)| (Name(study), curves)).collect();
-    Ok(SensitivityCurves { program: Name(program), seed, studies })
+    let studies = studies.into_iter().map(|(study, curves)| (study.to_string(), curves)).collect();
+    Ok(SensitivityCurves { program: program.to_string(), seed, studies })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -200,7 +200,7 @@ fn sensitivity_finding(
         _ => ("RM-3", "one instruction at a time brings art's curve nearer (Fig. 5.15)"),
     };
     let shift_of = |curves: &&SensitivityCurves| -> Option<f64> {
-        let named_curves = &curves.studies.iter().find(|(name, _)| name.0 == study)?.1;
+        let named_curves = &curves.studies.iter().find(|(name, _)| name == study)?.1;
         let calculated_curves: Vec<&NamedCurve> =
             named_curves.iter().filter(|named_curve| !named_curve.name.starts_with("real")).collect();
         let max_distance = |a: &&NamedCurve| {
@@ -210,7 +210,7 @@ fn sensitivity_finding(
     };
     let per_seed = context.values_by_seed(|seed| {
         let own_curves = sensitivity_curves.iter().filter(|curves| curves.seed == seed);
-        mean(&own_curves.filter_map(|curves| shift_of(&curves)).collect::<Vec<_>>())
+        mean(own_curves.filter_map(|curves| shift_of(&curves)))
     });
     let title = format!("{study}: mean distance of the calculated curves that lie farthest apart");
     let finding = Finding::new(id, &title, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
@@ -225,11 +225,11 @@ fn sensitivity_finding(
 fn sensitivity_points(sensitivity_curves: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for curves in sensitivity_curves {
-        for (_, named_curves) in curves.studies.iter().filter(|(name, _)| name.0 == study) {
+        for (_, named_curves) in curves.studies.iter().filter(|(name, _)| name == study) {
             for named_curve in named_curves {
                 let series = format!("{}, seed {}: {}", curves.program, curves.seed, named_curve.name);
                 points.extend(named_curve.curve.points().iter().map(|&(size, rate)| {
-                    DataPoint::from_values(series.clone(), format!("{:.0} colors", color_count(size)), &[rate])
+                    DataPoint::from_values(series.clone(), format!("{:.0} colors", color_count(size)), [rate])
                 }));
             }
         }
@@ -238,7 +238,7 @@ fn sensitivity_points(sensitivity_curves: &[SensitivityCurves], study: &str) -> 
 }
 
 fn study_figure(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFigure> {
-    let (_, named_curves) = curves.studies.iter().find(|(name, _)| name.0 == study)?;
+    let (_, named_curves) = curves.studies.iter().find(|(name, _)| name == study)?;
     let series = named_curves.iter().map(|named_curve| Series {
         name: named_curve.name.clone(),
         points: named_curve

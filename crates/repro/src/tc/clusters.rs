@@ -1,22 +1,16 @@
 //! TC-2: do the clusters match the program's own groups? With the picture of Figure 3.5, before and after.
 
-use cachemate_locality::shmap::SharingCriteria;
-use cachemate_policy::clustering::{
-    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
-};
+use cachemate_policy::clustering::ClusteringMethod;
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
 use super::figures::sharing_map_figures as shmap_figures;
 use super::insight::{RoundAccuracy, round_accuracies};
 use super::setup::{
-    ClusterCase, ClusterSetting, PlacementRound, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
-    paper_programs, placement_rounds,
+    ClusterCase, ClusterSetting, LOW_ACTIVATION, PlacementRound, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE,
+    ThreadPlacement, agreement_of_workers, cluster_maps, label_clusters, paper_programs, placement_rounds,
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError};
-
-/// A threshold below every program's share of remote stalls, so that all four are examined.
-const LOW_ACTIVATION: &str = "activation_share = 0.02";
 
 /// The clusters found in one run.
 #[derive(Serialize, Deserialize)]
@@ -60,11 +54,7 @@ fn run_case(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> R
 fn accuracy_points<'a>(case: &ClusterCase, runs: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
     let accuracies: Vec<&RoundAccuracy> = runs.filter_map(|run| run.insight.as_ref()).collect();
     let accuracy_point = |label: &str, value_of: &dyn Fn(&RoundAccuracy) -> f64| {
-        DataPoint::from_values(
-            label,
-            case.name,
-            &accuracies.iter().map(|accuracy| value_of(accuracy)).collect::<Vec<f64>>(),
-        )
+        DataPoint::from_values(label, case.name, accuracies.iter().map(|accuracy| value_of(accuracy)))
     };
     vec![
         accuracy_point("first round: samples", &|accuracy| accuracy.samples as f64),
@@ -136,32 +126,33 @@ fn agreement_finding(
     cases: &[ClusterCase],
     name: &str,
 ) -> Result<Finding, ReproError> {
-    let indices: Vec<usize> = (0..cases.len()).collect();
     let runs = context.run_cases(
         module_path!(),
-        &indices,
-        |case, seed| format!("{:?} {seed}", cases[case]),
+        &cases.iter().collect::<Vec<&ClusterCase>>(),
+        |case, seed| format!("{case:?} {seed}"),
         |case, seed| {
-            context.report_progress(&format!("TC-2 {} seed {seed}", cases[case].name));
-            run_case(context, &cases[case], seed)
+            context.report_progress(&format!("TC-2 {} seed {seed}", case.name));
+            run_case(context, case, seed)
         },
     )?;
-    let mut points = Vec::new();
-    let mut figures = Vec::new();
-    for (index, case) in cases.iter().enumerate() {
-        points.push(runs.point(index, "adjusted Rand index", case.name, |run| run.agreement));
-        points.push(runs.point(index, "clusters", case.name, |run| run.clusters as f64));
-        points.push(runs.point(index, "unclustered workers", case.name, |run| run.unclustered as f64));
-        points.push(runs.point(index, "rounds that found clusters", case.name, |run| run.rounds as f64));
-        points.extend(accuracy_points(case, runs.of_case(index)));
-        points.push(runs.point(index, "adjusted Rand index, one pass", case.name, |run| {
-            one_pass_agreement(run, &case.true_groups(1).unwrap_or_default())
-        }));
-        if let Some(round) = runs.of_case(index).find_map(|run| run.first.as_ref().or(run.last.as_ref())) {
+    let (mut points, mut figures) = (Vec::new(), Vec::new());
+    for case in cases {
+        let true_groups = case.true_groups(1)?;
+        points.extend([
+            runs.point(case, "adjusted Rand index", case.name, |run| run.agreement),
+            runs.point(case, "clusters", case.name, |run| run.clusters as f64),
+            runs.point(case, "unclustered workers", case.name, |run| run.unclustered as f64),
+            runs.point(case, "rounds that found clusters", case.name, |run| run.rounds as f64),
+        ]);
+        points.extend(accuracy_points(case, runs.of_case(case)));
+        points.push(
+            runs.point(case, "adjusted Rand index, one pass", case.name, |run| one_pass_agreement(run, &true_groups)),
+        );
+        if let Some(round) = runs.of_case(case).find_map(|run| run.first.as_ref().or(run.last.as_ref())) {
             figures.extend(shmap_figures(case.name, round));
         }
         if case.options.regroup_after.is_some()
-            && let Some(later_round) = runs.of_case(index).find_map(|run| run.first.as_ref().and(run.last.as_ref()))
+            && let Some(later_round) = runs.of_case(case).find_map(|run| run.first.as_ref().and(run.last.as_ref()))
         {
             figures.extend(shmap_figures(&format!("{}, at the end", case.name), later_round));
         }
@@ -172,32 +163,10 @@ fn agreement_finding(
     Ok(finding)
 }
 
-/// Agreement of the thesis's scan on the same maps, at the threshold that the policy's default gives for these samples.
+/// Agreement of the thesis's scan on the same maps.
 fn one_pass_agreement(run: &ClusterRun, true_groups: &[Option<u32>]) -> f64 {
     let Some(round) = run.first.as_ref().or(run.last.as_ref()) else { return 0.0 };
-    let threads: Vec<ThreadMap<'_>> =
-        round.maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
-    let sampled_share = SAMPLES_PER_THREAD as f64 / THRESHOLD_SAMPLES_PER_THREAD;
-    let sharing = SharingCriteria::default();
-    let clusters = find_clusters(
-        ClusteringMethod::OnePass,
-        &threads,
-        &sharing,
-        scaled_threshold(THRESHOLD, sampled_share, sharing.floor),
-    );
-    let singleton_cluster = |index: usize| clusters.cluster_count + index;
-    let cluster_by_thread = clusters
-        .cluster_by_thread
-        .iter()
-        .enumerate()
-        .map(|(index, cluster)| cluster.unwrap_or(singleton_cluster(index)))
-        .collect();
-    let is_clustered = clusters.cluster_by_thread.iter().map(Option::is_some).collect();
-    PlacementRound {
-        cluster_of: cluster_by_thread,
-        clusters: clusters.cluster_count,
-        clustered: is_clustered,
-        maps: Vec::new(),
-    }
-    .agreement(true_groups)
+    let maps: Vec<&[u8]> = round.maps.iter().map(Vec::as_slice).collect();
+    let clusters = cluster_maps(&maps, ClusteringMethod::OnePass, SAMPLES_PER_THREAD as f64);
+    agreement_of_workers(&label_clusters(&clusters), true_groups)
 }

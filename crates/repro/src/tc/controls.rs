@@ -4,7 +4,8 @@ use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, remote_stall_share, work_rate,
+    ClusterCase, ClusterSetting, LOW_ACTIVATION, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, remote_stall_share,
+    work_rate,
 };
 use crate::{ExperimentContext, Finding, ReproError};
 
@@ -20,7 +21,7 @@ fn run_control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
     let setting = ClusterSetting { warm_up_windows: context.pick(3, 12), ..short_setting };
     let true_groups = case.true_groups(seed)?;
     let default_results = setting.run(&ThreadPlacement::Default)?.results;
-    let placed_run = setting.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
+    let placed_run = setting.run(&ThreadPlacement::Automatic(LOW_ACTIVATION.to_string()))?;
     let placed_threads = placed_run.records.iter().map(|record| record.decision.plan.affinity.len()).max().unwrap_or(0);
     let work_loss = 1.0 - work_rate(&placed_run.results, &true_groups) / work_rate(&default_results, &true_groups);
     Ok(ControlOutcome {
@@ -35,18 +36,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let cases = [default_case("share-nothing"), default_case("share-everything")];
     let runs = context.run_cases(
         module_path!(),
-        &[0, 1],
-        |case, seed| format!("{:?} {seed}", cases[case]),
+        &cases.each_ref(),
+        |case, seed| format!("{case:?} {seed}"),
         |case, seed| {
-            context.report_progress(&format!("TC controls {} seed {seed}", cases[case].name));
-            run_control(context, &cases[case], seed)
+            context.report_progress(&format!("TC controls {} seed {seed}", case.name));
+            run_control(context, case, seed)
         },
     )?;
     let mut points = Vec::new();
-    for (index, case) in cases.iter().enumerate() {
-        points.push(runs.point(index, "threads placed", case.name, |outcome| outcome.moved));
-        points.push(runs.point(index, "loss against the default, %", case.name, |outcome| outcome.loss));
-        points.push(runs.point(index, "cycles stalled on remote caches, %", case.name, |outcome| outcome.remote));
+    for case in &cases {
+        points.push(runs.point(case, "threads placed", case.name, |outcome| outcome.moved));
+        points.push(runs.point(case, "loss against the default, %", case.name, |outcome| outcome.loss));
+        points.push(runs.point(case, "cycles stalled on remote caches, %", case.name, |outcome| outcome.remote));
     }
     let time_scale = TIME_SCALE as f64;
     Ok(vec![

@@ -2,12 +2,9 @@
 
 use cachemate_sim::kernels::Options;
 
-use super::placements::{
-    AUTOMATIC_INDEX, GAIN_LABEL, HAND_INDEX, PlacementRuns, compared_placements, gain_percent, stall_reduction_percent,
-    values_by_seed,
-};
+use super::placements::{AUTOMATIC_INDEX, GAIN_LABEL, HAND_INDEX, PlacementRuns, compared_placements};
 use super::setup::{ClusterCase, LARGE_MACHINE, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, paper_programs};
-use crate::{ExperimentContext, Finding, ReproError};
+use crate::{ExperimentContext, Finding, ReproError, greatest, least};
 
 /// Eight clusters of the same size as the small machine's.
 fn eight_cluster_cases() -> Vec<ClusterCase> {
@@ -62,30 +59,29 @@ pub(super) fn eight_chip_findings(context: &ExperimentContext<'_>) -> Result<Vec
         scale,
     )?;
     // The same program on both machines: scoreboards, warehouses.
-    let extra_gain_percent = |seed: usize| {
+    let extra_gain_percent = |seed: u64| {
         let gain_pair = |case: usize| {
-            gain_percent(&large_machine_runs, case, AUTOMATIC_INDEX, seed)
-                - gain_percent(&small_machine_runs, case, AUTOMATIC_INDEX, seed)
+            large_machine_runs.gain_percent(case, AUTOMATIC_INDEX, seed)
+                - small_machine_runs.gain_percent(case, AUTOMATIC_INDEX, seed)
         };
-        (0..programs).map(gain_pair).fold(f64::INFINITY, f64::min)
+        least((0..programs).map(gain_pair))
     };
-    let mut points = large_machine_runs.placement_points("gain, %", gain_percent);
-    points.extend(small_machine_runs.placement_points("gain, %", gain_percent));
-    points.extend(large_machine_runs.placement_points("remote stalls taken away, %", stall_reduction_percent));
+    let mut points = large_machine_runs.placement_points("gain, %", PlacementRuns::gain_percent);
+    points.extend(small_machine_runs.placement_points("gain, %", PlacementRuns::gain_percent));
+    points.extend(
+        large_machine_runs.placement_points("remote stalls taken away, %", PlacementRuns::stall_reduction_percent),
+    );
     Ok(vec![
-        Finding::declared(
-            "tc-4-eight-chips",
-            &values_by_seed(context, |seed| large_machine_runs.worst_hand_gain(seed)),
-        )
-        .with_points(points)
-        .with_time_scale(scale as f64)
-        .with_figure(large_machine_runs.placement_figure(
-            "tc-4-eight-chips",
-            "Eight chips: performance over the default scheduler",
-            GAIN_LABEL,
-            gain_percent,
-        )),
-        Finding::declared("tc-4-eight-over-two", &values_by_seed(context, extra_gain_percent))
+        Finding::declared("tc-4-eight-chips", &context.values_by_seed(|seed| large_machine_runs.worst_hand_gain(seed)))
+            .with_points(points)
+            .with_time_scale(scale as f64)
+            .with_figure(large_machine_runs.placement_figure(
+                "tc-4-eight-chips",
+                "Eight chips: performance over the default scheduler",
+                GAIN_LABEL,
+                PlacementRuns::gain_percent,
+            )),
+        Finding::declared("tc-4-eight-over-two", &context.values_by_seed(extra_gain_percent))
             .with_time_scale(scale as f64),
     ])
 }
@@ -103,21 +99,19 @@ pub(super) fn uneven_cluster_findings(context: &ExperimentContext<'_>) -> Result
 
 /// Uneven clusters, compared with the program's own ones under the same balance limit.
 fn uneven_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
-    let shortfall_from_hand = |case: usize, seed: usize| {
-        gain_percent(runs, case, HAND_INDEX, seed) - gain_percent(runs, case, AUTOMATIC_INDEX, seed)
+    let shortfall_from_hand = |case: usize, seed: u64| {
+        runs.gain_percent(case, HAND_INDEX, seed) - runs.gain_percent(case, AUTOMATIC_INDEX, seed)
     };
-    let worst_shortfall = |seed: usize| {
-        (0..runs.cases.len()).map(|case| shortfall_from_hand(case, seed)).fold(f64::NEG_INFINITY, f64::max)
-    };
-    let mut points = runs.placement_points("gain, %", gain_percent);
-    points.extend(runs.placement_points("remote stalls taken away, %", stall_reduction_percent));
-    Finding::declared("tc-4-uneven", &values_by_seed(context, worst_shortfall))
+    let worst_shortfall = |seed: u64| greatest((0..runs.cases.len()).map(|case| shortfall_from_hand(case, seed)));
+    let mut points = runs.placement_points("gain, %", PlacementRuns::gain_percent);
+    points.extend(runs.placement_points("remote stalls taken away, %", PlacementRuns::stall_reduction_percent));
+    Finding::declared("tc-4-uneven", &context.values_by_seed(worst_shortfall))
         .with_points(points)
         .with_time_scale(TIME_SCALE as f64)
         .with_figure(runs.placement_figure(
             "tc-4-uneven",
             "Uneven clusters: performance over the default scheduler",
             GAIN_LABEL,
-            gain_percent,
+            PlacementRuns::gain_percent,
         ))
 }

@@ -14,8 +14,8 @@ use cachemate_sim::machine::{COUNTER_ROTATION_NS, NominalClock};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    COUNTER_TURN_CYCLES, ClusterCase, ClusterSetting, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, paper_programs,
-    work_rate,
+    COUNTER_TURN_CYCLES, ClusterCase, ClusterSetting, LOW_ACTIVATION, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
+    paper_programs, work_rate,
 };
 use crate::seeded_runs::SeededRuns;
 use crate::setup::failed;
@@ -116,31 +116,22 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     points.push(DataPoint::from_values(
         "stall breakdown's own cost, % (one interrupt a turn)",
         "always",
-        &[breakdown_percent],
+        [breakdown_percent],
     ));
-    let chosen_rate_costs = context.run_all_stored(
+    let own_rate = "the policy's own rate";
+    let chosen_rate_costs = context.run_cases(
         module_path!(),
-        &context.seeds,
-        |seed| format!("own rate {seed}"),
-        |&seed| measure_chosen_rate_cost(context, seed),
+        &[own_rate],
+        |_, seed| format!("own rate {seed}"),
+        |_, seed| measure_chosen_rate_cost(context, seed),
     )?;
-    let chosen_rate_points = |series: &str, value: fn(&ChosenRateCost) -> f64| {
-        DataPoint::from_values(
-            series,
-            "the policy's own rate",
-            &chosen_rate_costs.iter().map(value).collect::<Vec<f64>>(),
-        )
-    };
-    points.push(chosen_rate_points("charged while detecting, first window of sampling, %", |own| 100.0 * own.first));
-    points.push(chosen_rate_points("charged while detecting, costliest window, %", |own| 100.0 * own.most));
-    points.push(chosen_rate_points("windows of sampling", |own| own.windows));
-    let per_seed = |value: fn(&ChosenRateCost) -> f64| -> Vec<(u64, f64)> {
-        context
-            .seeds
-            .iter()
-            .zip(&chosen_rate_costs)
-            .map(|(&seed, own)| (seed, 100.0 * value(own) + breakdown_percent))
-            .collect()
+    let chosen_rate_point =
+        |series: &str, value: fn(&ChosenRateCost) -> f64| chosen_rate_costs.point(own_rate, series, own_rate, value);
+    points.push(chosen_rate_point("charged while detecting, first window of sampling, %", |own| 100.0 * own.first));
+    points.push(chosen_rate_point("charged while detecting, costliest window, %", |own| 100.0 * own.most));
+    points.push(chosen_rate_point("windows of sampling", |own| own.windows));
+    let per_seed = |value: fn(&ChosenRateCost) -> f64| {
+        chosen_rate_costs.per_seed(|costs| 100.0 * value(costs[0]) + breakdown_percent)
     };
     let mut findings = vec![
         Finding::declared("tc-5-detecting", &per_seed(|own| own.detecting))
@@ -182,13 +173,13 @@ fn breakdown_share() -> Result<f64, ReproError> {
 fn measure_chosen_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
     let unscaled_setting = sampling_setting(context, &warehouse_case(), seed);
     // In nominal nanoseconds, a sample takes its cycles on a clock that is slower by the scale.
-    let cost_parameters = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * TIME_SCALE);
+    let cost_parameters = format!("{LOW_ACTIVATION}\nsample_cost_ns = {}.0", 2_000 * TIME_SCALE);
     let sampled_records = unscaled_setting.run(&ThreadPlacement::Automatic(cost_parameters))?.records;
     let share_of_window = |record: &WindowRecord| sampling_share_and_rate(std::slice::from_ref(record)).0;
     let window_shares: Vec<f64> =
         sampled_records.iter().filter(|r| !r.observation.probe_results.is_empty()).map(share_of_window).collect();
     let scaled_setting = ClusterSetting::new(context, SMALL_MACHINE, &warehouse_case(), seed);
-    let run = scaled_setting.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
+    let run = scaled_setting.run(&ThreadPlacement::Automatic(LOW_ACTIVATION.to_string()))?;
     let sum_windows = |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
     let cost_ns =
         sum_windows(|r| r.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
@@ -204,7 +195,7 @@ fn measure_chosen_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Resul
 
 fn draw_cost_chart(rates: &[u32], costs: &SeededRuns<u32, SamplingCost>) -> ResultFigure {
     let cost_point = |rate: u32, value: fn(&SamplingCost) -> f64| {
-        ChartPoint::new(100.0 / f64::from(rate), mean(&costs.values(rate, value)))
+        ChartPoint::new(100.0 / f64::from(rate), mean(costs.values(rate, value)))
     };
     let cost_series = |name: &str, value: fn(&SamplingCost) -> f64| Series {
         name: name.to_string(),

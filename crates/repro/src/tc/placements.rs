@@ -7,20 +7,18 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, paper_programs,
-    remote_stall_share, remote_stalls_per_instr, work_rate,
+    ClusterCase, ClusterSetting, LOW_ACTIVATION, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
+    paper_programs, remote_stall_share, remote_stalls_per_instr, work_rate,
 };
+use crate::seeded_runs::SeededRuns;
 use crate::setup::ManagedRun;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, least, mean};
 
 /// The placements. The first is the baseline of the others, and the targets apply to the second and third; quick runs
 /// have no more. Activation is at the paper's threshold, and at one that VolanoMark's 6 % of remote stalls exceeds.
 pub(super) fn compared_placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
-    let mut placements = vec![
-        ThreadPlacement::Default,
-        ThreadPlacement::Hand,
-        ThreadPlacement::Automatic("activation_share = 0.02".to_string()),
-    ];
+    let mut placements =
+        vec![ThreadPlacement::Default, ThreadPlacement::Hand, ThreadPlacement::Automatic(LOW_ACTIVATION.to_string())];
     if !context.quick {
         placements.push(ThreadPlacement::Automatic("activation_share = 0.2".to_string()));
         placements.push(ThreadPlacement::RoundRobin);
@@ -85,12 +83,13 @@ fn cycle_breakdown(results: &RunResults) -> Vec<(String, f64)> {
     parts
 }
 
-/// All runs of some cases on one machine, by case, placement and seed.
+/// All runs of some cases on one machine.
 pub(super) struct PlacementRuns {
     pub cases: Vec<ClusterCase>,
     machine: &'static str,
-    /// `[case][placement][seed]`.
-    results_by_case: Vec<Vec<Vec<PlacementResult>>>,
+    seeds: Vec<u64>,
+    /// Results by the case's position, for each placement.
+    runs_by_placement: Vec<SeededRuns<usize, PlacementResult>>,
 }
 
 impl PlacementRuns {
@@ -101,84 +100,79 @@ impl PlacementRuns {
         placements: Vec<ThreadPlacement>,
         scale: u64,
     ) -> Result<Self, ReproError> {
-        let seed_count = context.seeds.len();
-        let run_placement = |placement: &ThreadPlacement, windows_before: &[u64]| {
-            let seeded_cases = cases.iter().flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed)));
-            let run_inputs: Vec<((&ClusterCase, u64), u64)> =
-                seeded_cases.zip(windows_before.iter().copied()).collect();
-            context.run_all_stored(
+        let case_indices: Vec<usize> = (0..cases.len()).collect();
+        let run_placement = |placement: &ThreadPlacement, windows_before: &(dyn Fn(usize, u64) -> u64 + Sync)| {
+            context.run_cases(
                 module_path!(),
-                &run_inputs,
-                |item| format!("{item:?} {placement:?} {machine} {scale}"),
-                |&((case, seed), windows)| {
+                &case_indices,
+                |at, seed| {
+                    format!("{:?} {seed} {} {placement:?} {machine} {scale}", cases[at], windows_before(at, seed))
+                },
+                |at, seed| {
+                    let case = &cases[at];
                     context.report_progress(&format!("{machine} {} {} seed {seed}", case.name, placement.name()));
-                    measure(context, machine, case, seed, placement, scale, windows)
+                    measure(context, machine, case, seed, placement, scale, windows_before(at, seed))
                 },
             )
         };
-        let no_delays = vec![0; cases.len() * seed_count];
-        let automatic_results = run_placement(&placements[AUTOMATIC_INDEX], &no_delays)?;
+        let automatic_runs = run_placement(&placements[AUTOMATIC_INDEX], &|_, _| 0)?;
         // The hand placement comes into force in the window in which the policy places, so that caches are as old under
         // both.
-        let windows_before: Vec<u64> = automatic_results.iter().map(|result| result.windows_to_placement).collect();
-        let mut automatic_results = Some(automatic_results);
-        let mut results_by_case: Vec<Vec<Vec<PlacementResult>>> = cases.iter().map(|_| Vec::new()).collect();
-        for (index, placement) in placements.iter().enumerate() {
-            let results = match index {
-                AUTOMATIC_INDEX => automatic_results.take().unwrap_or_default(),
-                HAND_INDEX => run_placement(placement, &windows_before)?,
-                _ => run_placement(placement, &no_delays)?,
-            };
-            let mut results = results.into_iter();
-            results_by_case.iter_mut().for_each(|of_case| of_case.push(results.by_ref().take(seed_count).collect()));
+        let windows_to_placement =
+            |at, seed| automatic_runs.get(at, seed).map_or(0, |result| result.windows_to_placement);
+        let mut runs_by_placement = Vec::new();
+        for (index, placement) in placements.iter().enumerate().filter(|(index, _)| *index != AUTOMATIC_INDEX) {
+            let is_by_hand = index == HAND_INDEX;
+            runs_by_placement.push(run_placement(placement, &|at, seed| {
+                if is_by_hand { windows_to_placement(at, seed) } else { 0 }
+            })?);
         }
-        Ok(PlacementRuns { cases, machine, results_by_case })
+        runs_by_placement.insert(AUTOMATIC_INDEX, automatic_runs);
+        Ok(PlacementRuns { cases, machine, seeds: context.seeds.clone(), runs_by_placement })
+    }
+
+    fn result(&self, case: usize, placement: usize, seed: u64) -> &PlacementResult {
+        self.runs_by_placement[placement].get(case, seed).expect("every case ran under every seed")
     }
 
     /// Reduction by a placement of remote stalls per instruction, relative to the default.
-    pub fn stall_reduction(&self, case: usize, placement: usize, seed: usize) -> f64 {
-        let remote_rate = |placement: usize| self.results_by_case[case][placement][seed].remote_per_instr;
+    fn stall_reduction(&self, case: usize, placement: usize, seed: u64) -> f64 {
+        let remote_rate = |placement: usize| self.result(case, placement, seed).remote_per_instr;
         1.0 - remote_rate(placement) / remote_rate(0)
     }
 
-    pub fn work_gain(&self, case: usize, placement: usize, seed: usize) -> f64 {
-        let work_rate = |placement: usize| self.results_by_case[case][placement][seed].work_rate;
+    /// Share of the default's remote stalls that is avoided, in percent.
+    pub fn stall_reduction_percent(&self, case: usize, placement: usize, seed: u64) -> f64 {
+        100.0 * self.stall_reduction(case, placement, seed)
+    }
+
+    fn work_gain(&self, case: usize, placement: usize, seed: u64) -> f64 {
+        let work_rate = |placement: usize| self.result(case, placement, seed).work_rate;
         work_rate(placement) / work_rate(0) - 1.0
     }
 
+    /// Work relative to the default's, in percent.
+    pub fn gain_percent(&self, case: usize, placement: usize, seed: u64) -> f64 {
+        100.0 * self.work_gain(case, placement, seed)
+    }
+
     /// Worst gain, over the programs and seeds where manual placement gains at least 2 %.
-    pub fn worst_hand_gain(&self, seed: usize) -> f64 {
+    pub fn worst_hand_gain(&self, seed: u64) -> f64 {
         let gains_by_hand =
-            |case: usize| mean(&self.values_over_seeds(|seed| self.work_gain(case, HAND_INDEX, seed))) >= 0.02;
+            |case: usize| mean(self.seeds.iter().map(|&seed| self.work_gain(case, HAND_INDEX, seed))) >= 0.02;
         let percent_of_hand_gain =
             |case| 100.0 * self.work_gain(case, AUTOMATIC_INDEX, seed) / self.work_gain(case, HAND_INDEX, seed);
-        (0..self.cases.len())
-            .filter(|&case| gains_by_hand(case))
-            .map(percent_of_hand_gain)
-            .fold(f64::INFINITY, f64::min)
-    }
-
-    fn seed_count(&self) -> usize {
-        self.results_by_case[0][0].len()
-    }
-
-    fn values_over_seeds(&self, value: impl Fn(usize) -> f64) -> Vec<f64> {
-        (0..self.seed_count()).map(value).collect()
+        least((0..self.cases.len()).filter(|&case| gains_by_hand(case)).map(percent_of_hand_gain))
     }
 
     /// A point for every case and placement.
-    pub fn placement_points(&self, series: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Vec<DataPoint> {
+    pub fn placement_points(&self, series: &str, value: impl Fn(&Self, usize, usize, u64) -> f64) -> Vec<DataPoint> {
         let mut points = Vec::new();
         for (case, case_data) in self.cases.iter().enumerate() {
-            for (placement, placement_name) in
-                SHOWN_PLACEMENTS.iter().take(self.results_by_case[case].len()).enumerate()
-            {
-                let values = self.values_over_seeds(|seed| value(self, case, placement, seed));
-                points.push(DataPoint::from_values(
-                    format!("{series}, {placement_name}"),
-                    format!("{} ({})", case_data.name, self.machine),
-                    &values,
-                ));
+            for (placement, name) in SHOWN_PLACEMENTS.iter().take(self.runs_by_placement.len()).enumerate() {
+                let label = format!("{} ({})", case_data.name, self.machine);
+                let values = self.seeds.iter().map(|&seed| value(self, case, placement, seed));
+                points.push(DataPoint::from_values(format!("{series}, {name}"), label, values));
             }
         }
         points
@@ -189,19 +183,19 @@ impl PlacementRuns {
         name: &str,
         title: &str,
         label: &str,
-        value: impl Fn(&Self, usize, usize, usize) -> f64,
+        value: impl Fn(&Self, usize, usize, u64) -> f64,
     ) -> ResultFigure {
-        let group = |case: usize| BarGroup {
-            name: self.cases[case].name.to_string(),
-            bars: (1..self.results_by_case[case].len())
-                .map(|placement| mean(&self.values_over_seeds(|seed| value(self, case, placement, seed))).into())
-                .collect(),
+        let mean_value =
+            |case, placement| mean(self.seeds.iter().map(|&seed| value(self, case, placement, seed))).into();
+        let group = |(case, case_data): (usize, &ClusterCase)| BarGroup {
+            name: case_data.name.to_string(),
+            bars: (1..self.runs_by_placement.len()).map(|placement| mean_value(case, placement)).collect(),
         };
         let bars = BarChart {
             title: title.to_string(),
             y: Axis::linear(label),
-            series: SHOWN_PLACEMENTS[1..self.results_by_case[0].len()].iter().map(|name| name.to_string()).collect(),
-            groups: (0..self.cases.len()).map(group).collect(),
+            series: SHOWN_PLACEMENTS[1..self.runs_by_placement.len()].iter().map(|name| name.to_string()).collect(),
+            groups: self.cases.iter().enumerate().map(group).collect(),
             ..BarChart::default()
         };
         ResultFigure::bars(name, &bars)
@@ -214,7 +208,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         cases.truncate(2);
     }
     let runs = PlacementRuns::run_placements(context, SMALL_MACHINE, cases, compared_placements(context), TIME_SCALE)?;
-    let mut findings = vec![stall_finding(context, &runs)];
+    let mut findings = vec![stall_finding(&runs)];
     findings.extend(remote_stall_findings(context, &runs));
     findings.push(performance_finding(context, &runs));
     Ok(findings)
@@ -222,36 +216,22 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 
 pub(super) const GAIN_LABEL: &str = "% more work than by default";
 
-/// Work relative to the default's, in percent.
-pub(super) fn gain_percent(runs: &PlacementRuns, case: usize, placement: usize, seed: usize) -> f64 {
-    100.0 * runs.work_gain(case, placement, seed)
-}
-
-/// Share of the default's remote stalls that is avoided, in percent.
-pub(super) fn stall_reduction_percent(runs: &PlacementRuns, case: usize, placement: usize, seed: usize) -> f64 {
-    100.0 * runs.stall_reduction(case, placement, seed)
-}
-
-pub(super) fn values_by_seed(context: &ExperimentContext<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
-    context.seeds.iter().enumerate().map(|(index, &seed)| (seed, value(index))).collect()
-}
-
-fn stall_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
+fn stall_finding(runs: &PlacementRuns) -> Finding {
     let case_indices = || 0..runs.cases.len();
     let part_names: Vec<String> =
-        runs.results_by_case[0][0][0].breakdown.iter().map(|(part, _)| part.clone()).collect();
+        runs.result(0, 0, runs.seeds[0]).breakdown.iter().map(|(part, _)| part.clone()).collect();
     let mean_share =
-        |case: usize, part: usize| runs.values_over_seeds(|seed| runs.results_by_case[case][0][seed].breakdown[part].1);
+        |case: usize, part: usize| runs.runs_by_placement[0].values(case, |result| result.breakdown[part].1);
     let points = case_indices().flat_map(|case| {
         let case_name = runs.cases[case].name;
         part_names
             .iter()
             .enumerate()
-            .map(move |(part, name)| DataPoint::from_values(name, case_name, &mean_share(case, part)))
+            .map(move |(part, name)| DataPoint::from_values(name, case_name, mean_share(case, part)))
     });
     let group = |case: usize| BarGroup {
         name: runs.cases[case].name.to_string(),
-        bars: (0..part_names.len()).map(|part| (100.0 * mean(&mean_share(case, part))).into()).collect(),
+        bars: (0..part_names.len()).map(|part| (100.0 * mean(mean_share(case, part))).into()).collect(),
     };
     let bars = BarChart {
         title: "Where cycles go under the default scheduler".to_string(),
@@ -262,10 +242,9 @@ fn stall_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Findi
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("tc-1-stall-breakdown", &bars);
-    let max_share = |seed: usize| {
-        case_indices().map(|case| 100.0 * runs.results_by_case[case][0][seed].remote_share).fold(0.0, f64::max)
-    };
-    Finding::declared("tc-1-breakdown", &values_by_seed(context, max_share))
+    let max_share =
+        |results: &[&PlacementResult]| results.iter().map(|result| 100.0 * result.remote_share).fold(0.0, f64::max);
+    Finding::declared("tc-1-breakdown", &runs.runs_by_placement[0].per_seed(max_share))
         .with_points(points.collect())
         .with_time_scale(TIME_SCALE as f64)
         .with_figure(figure)
@@ -273,21 +252,17 @@ fn stall_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Findi
 
 fn remote_stall_findings(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding> {
     let case_indices = || 0..runs.cases.len();
-    let percent_of_hand = |case: usize, seed: usize| {
-        stall_reduction_percent(runs, case, AUTOMATIC_INDEX, seed) / runs.stall_reduction(case, HAND_INDEX, seed)
+    let percent_of_hand = |case: usize, seed: u64| {
+        runs.stall_reduction_percent(case, AUTOMATIC_INDEX, seed) / runs.stall_reduction(case, HAND_INDEX, seed)
     };
-    let worst_percent =
-        |seed: usize| case_indices().map(|case| percent_of_hand(case, seed)).fold(f64::INFINITY, f64::min);
-    let best_percent = |seed: usize| {
-        case_indices()
-            .map(|case| stall_reduction_percent(runs, case, AUTOMATIC_INDEX, seed))
-            .fold(f64::NEG_INFINITY, f64::max)
-    };
+    let worst_percent = |seed: u64| least(case_indices().map(|case| percent_of_hand(case, seed)));
+    let best_percent =
+        |seed: u64| greatest(case_indices().map(|case| runs.stall_reduction_percent(case, AUTOMATIC_INDEX, seed)));
     let figure = runs.placement_figure(
         "tc-3-remote-stalls",
         "Remote-cache stalls taken away",
         "% of the default's",
-        stall_reduction_percent,
+        PlacementRuns::stall_reduction_percent,
     );
     let note = format!(
         "Stalls per instruction, after the clusters were found. {SAMPLES_PER_THREAD} samples a thread and round. Work and \
@@ -295,29 +270,29 @@ fn remote_stall_findings(context: &ExperimentContext<'_>, runs: &PlacementRuns) 
          window in which the policy places threads first, and both are measured equally long after that. The thesis \
          reports throughput over whole runs, of which detection takes seconds (3.6.2, 3.6.3); TC-7 has its price."
     );
-    let mut points = runs.placement_points("remote stalls taken away, %", stall_reduction_percent);
+    let mut points = runs.placement_points("remote stalls taken away, %", PlacementRuns::stall_reduction_percent);
     points.extend(runs.placement_points("cycles stalled on remote caches, %", |runs, case, by, seed| {
-        100.0 * runs.results_by_case[case][by][seed].remote_share
+        100.0 * runs.result(case, by, seed).remote_share
     }));
     vec![
-        Finding::declared("tc-3-worst-program", &values_by_seed(context, worst_percent))
+        Finding::declared("tc-3-worst-program", &context.values_by_seed(worst_percent))
             .with_points(points)
             .with_time_scale(TIME_SCALE as f64)
             .with_figure(figure)
             .with_note(note),
-        Finding::declared("tc-3-best-program", &values_by_seed(context, best_percent))
+        Finding::declared("tc-3-best-program", &context.values_by_seed(best_percent))
             .with_time_scale(TIME_SCALE as f64),
     ]
 }
 
 fn performance_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
-    Finding::declared("tc-4-two-chips", &values_by_seed(context, |seed| runs.worst_hand_gain(seed)))
-        .with_points(runs.placement_points("gain, %", gain_percent))
+    Finding::declared("tc-4-two-chips", &context.values_by_seed(|seed| runs.worst_hand_gain(seed)))
+        .with_points(runs.placement_points("gain, %", PlacementRuns::gain_percent))
         .with_time_scale(TIME_SCALE as f64)
         .with_figure(runs.placement_figure(
             "tc-4-performance",
             "Performance over the default scheduler",
             GAIN_LABEL,
-            gain_percent,
+            PlacementRuns::gain_percent,
         ))
 }

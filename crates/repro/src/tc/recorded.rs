@@ -10,26 +10,23 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::{
-    Access, AccessKind, AccessSource, BatchEnd, CounterEvent, PipelineConfig, PolicyConfig, ProfilerConfig,
-    ShMapParameters, StallCause, WindowLength, WindowRecord,
+    Access, AccessKind, AccessSource, BatchEnd, CounterEvent, ShMapParameters, StallCause, WindowRecord,
 };
-use cachemate_pipeline::miss_penalty_of_machine;
-use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
+use cachemate_sim::machine::SimProgram;
 use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, recording_dirs};
 use serde::{Deserialize, Serialize};
 
 use super::figures::sharing_map_figures as shmap_figures;
 use super::insight::{RoundAccuracy, round_accuracies};
-use super::setup::{COUNTER_TURN_CYCLES, PlacementRound, SMALL_MACHINE, TIME_SCALE, WINDOW_CYCLES, placement_rounds};
+use super::setup::{PlacementRound, SMALL_MACHINE, TIME_SCALE, WINDOW_CYCLES, placement_rounds, run_clustering};
 use crate::recordings;
-use crate::setup::{build_pipeline, failed, run_under};
+use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError};
 
 /// Samples of one round.
 const ROUND_SAMPLES: u64 = 50_000;
 const MAX_THREAD_LIST_BYTES: u64 = 16 << 20;
 const RECORDING_NAME: &str = "mariadb";
-const POLICY_NAME: &str = "thread-clustering";
 const CLUSTERING_METHODS: [&str; 2] = ["co-clusters", "one-pass"];
 
 /// A thread of the recording.
@@ -234,33 +231,11 @@ fn run_recorded(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Res
     let path = find_recording()?;
     let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
     let threads = recorded_threads(&path, spec.hertz)?;
-    let run_limit = Some(RunLimit::Cycles(context.pick(6, 12) * WINDOW_CYCLES / TIME_SCALE));
-    let options = SimOptions {
-        seed,
-        scale: TIME_SCALE,
-        ends: run_limit,
-        counter_turn_cycles: COUNTER_TURN_CYCLES,
-        ..SimOptions::default()
-    };
-    let machine =
-        SimMachine::new(&spec, &options, vec![replay_program(&path, &threads)?]).map_err(failed(RECORDING_NAME))?;
     let parameters = format!(
         "window_cycles = {WINDOW_CYCLES}\nsamples = {ROUND_SAMPLES}\nactivation_share = 0.01\nmethod = \"{method}\""
     );
-    let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: false }];
-    let config = PipelineConfig {
-        policy: PolicyConfig { name: POLICY_NAME.to_string(), parameters, seed },
-        guard: None,
-        profilers,
-        predictor: miss_penalty_of_machine(&spec),
-        first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
-    };
-    let mut records: Vec<WindowRecord> = Vec::new();
-    let on_window = |_: &mut SimMachine, record| {
-        records.push(record);
-        true
-    };
-    run_under(machine, build_pipeline(config)?, on_window).map_err(failed(RECORDING_NAME))?;
+    let programs = vec![replay_program(&path, &threads)?];
+    let records = run_clustering(&spec, programs, context.pick(6, 12) * WINDOW_CYCLES, parameters, false, seed)?;
     let true_groups: Vec<Option<u32>> = threads.iter().map(|thread| thread.database).collect();
     let entries = ShMapParameters::default().entries;
     let first_round_accuracy = round_accuracies(&records, &true_groups, entries).into_iter().next();
@@ -287,8 +262,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut points = Vec::new();
     for method in CLUSTERING_METHODS {
         let mut add_point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
-            let values: Vec<f64> = runs.of_case(method).filter_map(value).collect();
-            points.push(DataPoint::from_values(series, method, &values));
+            points.push(DataPoint::from_values(series, method, runs.of_case(method).filter_map(value)));
         };
         add_point("adjusted Rand index", &|runs| Some(runs.agreement()));
         add_point("clusters", &|runs| Some(runs.last.as_ref()?.clusters as f64));
@@ -308,7 +282,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         add_point("first round: mean similarity across databases", &|runs| Some(runs.insight.as_ref()?.across));
     }
     let agreements = runs.of_case(CLUSTERING_METHODS[0]).map(RecordedRunResult::agreement);
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(agreements).collect();
+    let per_seed = context.with_seeds(agreements);
     let mut finding =
         Finding::declared("tc-2-recorded-server", &per_seed).with_points(points).with_time_scale(TIME_SCALE as f64);
     if let Some(round) = runs.of_case(CLUSTERING_METHODS[0]).find_map(|runs| runs.last.as_ref()) {

@@ -2,19 +2,16 @@
 //! last?
 
 use cachemate_core::{Observation, ProbeEvidence, ProbeResult, ShMapParameters, TaskId, WindowRecord};
-use cachemate_locality::shmap::SharingCriteria;
 use cachemate_pipeline::OfflineProfiler;
-use cachemate_policy::clustering::{
-    ClusteringMethod, Clusters, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
-};
+use cachemate_policy::clustering::ClusteringMethod;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, adjusted_rand_index,
-    paper_programs, sharing_profiler,
+    ClusterCase, ClusterSetting, LOW_ACTIVATION, SAMPLES_PER_THREAD, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
+    adjusted_rand_index, cluster_maps, label_clusters, paper_programs, sharing_profiler,
 };
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, least};
 
 const ENTRY_COUNTS: [usize; 3] = [128, 256, 512];
 const SAMPLING_INTERVALS: [usize; 5] = [1, 2, 10, 50, 100];
@@ -53,7 +50,8 @@ fn keep_every_nth_sample(round: &[Observation], one_in: usize) -> Vec<Observatio
     round.iter().map(thinned_observation).collect()
 }
 
-fn cluster_round(round: &[Observation], threads: usize, entries: usize, method: ClusteringMethod) -> Clusters {
+/// Cluster labels of the threads from the samples of a round.
+fn cluster_round(round: &[Observation], threads: usize, entries: usize, method: ClusteringMethod) -> Vec<usize> {
     let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
     for observation in round {
         profiler.update(observation);
@@ -61,27 +59,13 @@ fn cluster_round(round: &[Observation], threads: usize, entries: usize, method: 
     let profiles = profiler.profiles();
     let map_of = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
     let map_counters = |thread: usize| map_of(thread).map(|map| map.counters.as_slice());
-    let maps: Vec<ThreadMap<'_>> = (0..threads)
-        .map(|thread| ThreadMap { counters: map_counters(thread).unwrap_or(&[]), previous_cluster: None })
-        .collect();
+    let maps: Vec<&[u8]> = (0..threads).map(|thread| map_counters(thread).unwrap_or(&[])).collect();
     let count_samples = |answer: &ProbeResult| match &answer.evidence {
         ProbeEvidence::Samples { samples, .. } => samples.len(),
         _ => 0,
     };
     let sample_count: usize = round.iter().flat_map(|observation| &observation.probe_results).map(count_samples).sum();
-    let sampled_share = sample_count as f64 / threads.max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
-    let sharing = SharingCriteria::default();
-    find_clusters(method, &maps, &sharing, scaled_threshold(THRESHOLD, sampled_share, sharing.floor))
-}
-
-/// Cluster labels; each unclustered thread has its own label.
-fn label_clusters(clusters: &Clusters) -> Vec<usize> {
-    clusters
-        .cluster_by_thread
-        .iter()
-        .enumerate()
-        .map(|(index, cluster)| cluster.unwrap_or(clusters.cluster_count + index))
-        .collect()
+    label_clusters(&cluster_maps(&maps, method, sample_count as f64 / threads.max(1) as f64))
 }
 
 #[derive(Serialize, Deserialize)]
@@ -112,40 +96,21 @@ fn measure_sensitivity(
         first_round(&setting.run(&ThreadPlacement::Automatic(FULL_SAMPLING_PARAMETERS.to_string()))?.records);
     let true_labels: Vec<usize> =
         case.true_groups(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
-    let cluster_labels = |entries| {
-        label_clusters(&cluster_round(&first_round, true_labels.len(), entries, ClusteringMethod::CoClusters))
+    let default_entries = ShMapParameters::default().entries;
+    let labels = |round: &[Observation], entries, method| cluster_round(round, true_labels.len(), entries, method);
+    let labels_at_size = |entries| labels(&first_round, entries, ClusteringMethod::CoClusters);
+    let labels_at_rate =
+        |one_in| labels(&keep_every_nth_sample(&first_round, one_in), default_entries, ClusteringMethod::CoClusters);
+    let one_pass_labels = labels(&first_round, default_entries, ClusteringMethod::OnePass);
+    let reference_labels = labels_at_size(default_entries);
+    let agreement_at_sizes = |reference: &[usize]| {
+        ENTRY_COUNTS.map(|entries| adjusted_rand_index(&labels_at_size(entries), reference)).to_vec()
     };
-    let labels_at_rate = |one_in| {
-        label_clusters(&cluster_round(
-            &keep_every_nth_sample(&first_round, one_in),
-            true_labels.len(),
-            ShMapParameters::default().entries,
-            ClusteringMethod::CoClusters,
-        ))
-    };
-    let reference_labels = cluster_labels(ShMapParameters::default().entries);
     Ok(AgreementSensitivity {
-        by_size: ENTRY_COUNTS
-            .iter()
-            .map(|&entries| adjusted_rand_index(&cluster_labels(entries), &reference_labels))
-            .collect(),
-        own_by_size: ENTRY_COUNTS
-            .iter()
-            .map(|&entries| adjusted_rand_index(&cluster_labels(entries), &true_labels))
-            .collect(),
-        own_by_rate: SAMPLING_INTERVALS
-            .iter()
-            .map(|&rate| adjusted_rand_index(&labels_at_rate(rate), &true_labels))
-            .collect(),
-        own_one_pass: adjusted_rand_index(
-            &label_clusters(&cluster_round(
-                &first_round,
-                true_labels.len(),
-                ShMapParameters::default().entries,
-                ClusteringMethod::OnePass,
-            )),
-            &true_labels,
-        ),
+        by_size: agreement_at_sizes(&reference_labels),
+        own_by_size: agreement_at_sizes(&true_labels),
+        own_by_rate: SAMPLING_INTERVALS.map(|rate| adjusted_rand_index(&labels_at_rate(rate), &true_labels)).to_vec(),
+        own_one_pass: adjusted_rand_index(&one_pass_labels, &true_labels),
     })
 }
 
@@ -154,20 +119,19 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
     if context.quick {
         cases.truncate(2);
     }
-    let indices: Vec<usize> = (0..cases.len()).collect();
     let runs = context.run_cases(
         module_path!(),
-        &indices,
-        |case, seed| format!("TC-6 {:?} {seed}", cases[case]),
+        &cases.iter().collect::<Vec<&ClusterCase>>(),
+        |case, seed| format!("TC-6 {case:?} {seed}"),
         |case, seed| {
-            context.report_progress(&format!("TC-6 {} seed {seed}", cases[case].name));
-            measure_sensitivity(context, &cases[case], seed)
+            context.report_progress(&format!("TC-6 {} seed {seed}", case.name));
+            measure_sensitivity(context, case, seed)
         },
     )?;
     let mut points = Vec::new();
-    for (index, case) in cases.iter().enumerate() {
+    for case in &cases {
         let mut add = |label: String, value: &dyn Fn(&AgreementSensitivity) -> f64| {
-            points.push(runs.point(index, label, case.name, value));
+            points.push(runs.point(case, label, case.name, value));
         };
         for (size_index, entries) in ENTRY_COUNTS.iter().enumerate() {
             add(format!("{entries} entries, against 256"), &|result| result.by_size[size_index]);
@@ -180,7 +144,7 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
         }
         add("one pass, 256 entries".to_string(), &|result| result.own_one_pass);
     }
-    let per_seed = runs.least_per_seed(|result| result.by_size.iter().copied().fold(f64::INFINITY, f64::min));
+    let per_seed = runs.least_per_seed(|result| least(result.by_size.iter()));
     Ok(vec![
         Finding::declared("tc-6-sizes", &per_seed)
         .with_points(points)
@@ -237,7 +201,7 @@ fn measure_advantage(
         measured_windows: context.pick(4, 16),
         ..ClusterSetting::new(context, SMALL_MACHINE, case, seed)
     };
-    let automatic_placement = ThreadPlacement::Automatic("activation_share = 0.02".to_string());
+    let automatic_placement = ThreadPlacement::Automatic(LOW_ACTIVATION.to_string());
     let automatic_work = cumulative_work(&setting.run_after_windows(QUIET_WINDOWS, &automatic_placement)?.records);
     let default_work = cumulative_work(&setting.run_after_windows(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
     let Some(&(end_seconds, work)) = default_work.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
@@ -258,23 +222,22 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
     if context.quick {
         cases.truncate(1);
     }
-    let indices: Vec<usize> = (0..cases.len()).collect();
     let leads = context.run_cases(
         module_path!(),
-        &indices,
-        |case, seed| format!("TC-7 {:?} {seed}", cases[case]),
+        &cases.iter().collect::<Vec<&ClusterCase>>(),
+        |case, seed| format!("TC-7 {case:?} {seed}"),
         |case, seed| {
-            context.report_progress(&format!("TC-7 {} seed {seed}", cases[case].name));
-            measure_advantage(context, &cases[case], seed)
+            context.report_progress(&format!("TC-7 {} seed {seed}", case.name));
+            measure_advantage(context, case, seed)
         },
     )?;
     let mut points = Vec::new();
     let mut series = Vec::new();
-    for (number, case) in cases.iter().enumerate() {
-        let seconds: Vec<f64> = leads.of_case(number).filter_map(|lead| break_even_seconds(lead)).collect();
+    for case in &cases {
+        let seconds: Vec<f64> = leads.of_case(case).filter_map(|lead| break_even_seconds(lead)).collect();
         points.push(DataPoint::from_values("break-even, nominal seconds", case.name, &seconds));
-        points.push(DataPoint::from_values("runs that broke even", case.name, &[seconds.len() as f64]));
-        if let Some(lead) = leads.of_case(number).next() {
+        points.push(DataPoint::from_values("runs that broke even", case.name, [seconds.len() as f64]));
+        if let Some(lead) = leads.of_case(case).next() {
             let points = lead.iter().map(|&(time, lead)| ChartPoint::new(time, lead)).collect();
             series.push(Series { name: case.name.to_string(), points, ..Series::default() });
         }

@@ -3,18 +3,22 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CpuSet, Decision, Machine, Plan, Policy, ProfilerConfig, Reason, ReasonKind, ShMapParameters, TaskId, View,
-    WindowLength, WindowRecord,
+    CpuSet, Decision, Machine, MachineSpec, PipelineConfig, Plan, Policy, PolicyConfig, ProfilerConfig, Reason,
+    ReasonKind, ShMapParameters, TaskId, View, WindowLength, WindowRecord,
 };
-use cachemate_pipeline::{OfflineProfiler, Pipeline};
+use cachemate_locality::shmap::SharingCriteria;
+use cachemate_pipeline::{OfflineProfiler, Pipeline, miss_penalty_of_machine};
 use cachemate_policy::clustering::assign::{Chip, ThreadToPlace, assign};
+use cachemate_policy::clustering::{
+    ClusteringMethod, Clusters, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
+};
 use cachemate_policy::policies;
 use cachemate_sim::kernels::{self, Options};
-use cachemate_sim::machine::SimOptions;
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use crate::setup::{ManagedRun, Workload, WorkloadJob, failed};
+use crate::setup::{ManagedRun, Workload, WorkloadJob, build_pipeline, failed, run_under};
 use crate::{ExperimentContext, ReproError};
 
 pub(super) const SMALL_MACHINE: &str = "power5-2x2x2";
@@ -32,11 +36,13 @@ pub(super) const SAMPLES_PER_THREAD: u64 = 3_125;
 /// Cycles of a turn of the counters: one interrupt on each busy CPU. Runs of the policy always pay this cost, others
 /// never do.
 pub(super) const COUNTER_TURN_CYCLES: u64 = 3_000;
+/// An activation threshold below every program's share of remote stalls, so that all four are examined.
+pub(super) const LOW_ACTIVATION: &str = "activation_share = 0.02";
 /// Imbalance between chips that the paper tolerates.
 const MAX_CHIP_IMBALANCE: f64 = 0.25;
 
 /// A program of the chapter with the partition of its threads.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct ClusterCase {
     pub name: &'static str,
     pub kernel: &'static str,
@@ -197,6 +203,41 @@ impl ClusterSetting {
     }
 }
 
+/// Runs programs of other forms under `thread-clustering` for so many nominal cycles. `machine_wide` is whether all
+/// processes share one filter.
+pub(super) fn run_clustering(
+    spec: &MachineSpec,
+    programs: Vec<SimProgram>,
+    nominal_cycles: u64,
+    parameters: String,
+    machine_wide: bool,
+    seed: u64,
+) -> Result<Vec<WindowRecord>, ReproError> {
+    let policy_error = failed("thread-clustering");
+    let options = SimOptions {
+        seed,
+        scale: TIME_SCALE,
+        ends: Some(RunLimit::Cycles(nominal_cycles / TIME_SCALE)),
+        counter_turn_cycles: COUNTER_TURN_CYCLES,
+        ..SimOptions::default()
+    };
+    let machine = SimMachine::new(spec, &options, programs).map_err(failed(&spec.name))?;
+    let config = PipelineConfig {
+        policy: PolicyConfig { name: "thread-clustering".to_string(), parameters, seed },
+        guard: None,
+        profilers: vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide }],
+        predictor: miss_penalty_of_machine(spec),
+        first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
+    };
+    let mut records = Vec::new();
+    run_under(machine, build_pipeline(config)?, |_, record| {
+        records.push(record);
+        true
+    })
+    .map_err(policy_error)?;
+    Ok(records)
+}
+
 /// A profiler with this many counters for each thread and one filter for each process.
 pub(super) fn sharing_profiler(entries: usize) -> ProfilerConfig {
     let parameters = ShMapParameters { entries, ..ShMapParameters::default() };
@@ -266,6 +307,29 @@ pub(super) fn adjusted_rand_index(first_labels: &[usize], second_labels: &[usize
     if max_pairs == expected_pairs { 1.0 } else { (joint_pairs - expected_pairs) / (max_pairs - expected_pairs) }
 }
 
+/// Cluster labels of threads; each unclustered thread has its own label.
+pub(super) fn label_clusters(clusters: &Clusters) -> Vec<usize> {
+    let label = |(thread, cluster): (usize, &Option<usize>)| cluster.unwrap_or(clusters.cluster_count + thread);
+    clusters.cluster_by_thread.iter().enumerate().map(label).collect()
+}
+
+/// Clusters of shMaps, at the threshold that the policy's default gives for this many samples of each thread.
+pub(super) fn cluster_maps(maps: &[&[u8]], method: ClusteringMethod, samples_per_thread: f64) -> Clusters {
+    let threads: Vec<ThreadMap<'_>> =
+        maps.iter().map(|counters| ThreadMap { counters, previous_cluster: None }).collect();
+    let sharing = SharingCriteria::default();
+    let sampled_share = samples_per_thread / THRESHOLD_SAMPLES_PER_THREAD;
+    find_clusters(method, &threads, &sharing, scaled_threshold(THRESHOLD, sampled_share, sharing.floor))
+}
+
+/// Agreement of a partition with the program's own, over the program's workers.
+pub(super) fn agreement_of_workers(cluster_of: &[usize], true_groups: &[Option<u32>]) -> f64 {
+    let workers =
+        true_groups.iter().zip(cluster_of).filter_map(|(group, &cluster)| Some(((*group)? as usize, cluster)));
+    let (own_groups, found_groups): (Vec<usize>, Vec<usize>) = workers.unzip();
+    adjusted_rand_index(&own_groups, &found_groups)
+}
+
 /// One round that placed threads: the clusters in its reasons, and the shMaps from which they came.
 #[derive(Serialize, Deserialize)]
 pub(super) struct PlacementRound {
@@ -279,11 +343,7 @@ pub(super) struct PlacementRound {
 impl PlacementRound {
     /// Adjusted Rand index against the program's own partition, over the program's workers.
     pub fn agreement(&self, true_groups: &[Option<u32>]) -> f64 {
-        let workers = || {
-            true_groups.iter().zip(&self.cluster_of).filter_map(|(group, &cluster)| Some(((*group)? as usize, cluster)))
-        };
-        let (own_groups, found_groups): (Vec<usize>, Vec<usize>) = workers().unzip();
-        adjusted_rand_index(&own_groups, &found_groups)
+        agreement_of_workers(&self.cluster_of, true_groups)
     }
 
     pub fn count_unclustered_workers(&self, true_groups: &[Option<u32>]) -> usize {

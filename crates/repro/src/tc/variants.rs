@@ -5,24 +5,19 @@
 //! of arrival reveals which threads share. Only samples with physical lines (PEBS, IBS) can show it, through one filter
 //! for the whole machine.
 
-use cachemate_core::{
-    AccessSource, PipelineConfig, PolicyConfig, ProfilerConfig, ShMapParameters, WindowLength, WindowRecord,
-};
-use cachemate_pipeline::miss_penalty_of_machine;
+use cachemate_core::{AccessSource, ShMapParameters};
 use cachemate_sim::kernels::{self, RegionUsers};
-use cachemate_sim::machine::{RunLimit, SharedMemory, SimMachine, SimOptions, SimProgram};
+use cachemate_sim::machine::{SharedMemory, SimProgram};
 
 use super::setup::{
-    COUNTER_TURN_CYCLES, ClusterCase, ClusterSetting, PlacementRound, SMALL_MACHINE, TIME_SCALE, ThreadPlacement,
-    WINDOW_CYCLES, paper_programs, placement_rounds,
+    ClusterCase, ClusterSetting, LOW_ACTIVATION, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, WINDOW_CYCLES,
+    paper_programs, placement_rounds, run_clustering,
 };
-use crate::setup::{build_pipeline, failed, run_under};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError};
+use crate::setup::failed;
+use crate::{ExperimentContext, Finding, ReproError, least};
 
-const LOW_ACTIVATION: &str = "activation_share = 0.02";
 const TAGGED_SAMPLER_MACHINE: &str = "power5-2x2x2?counters.sampler=tagged";
 const PROCESS_COUNT: usize = 2;
-const POLICY_NAME: &str = "thread-clustering";
 
 struct Variant {
     name: &'static str,
@@ -75,62 +70,26 @@ fn program_of_process(case: &ClusterCase, seed: u64, process: usize) -> Result<S
     Ok(SimProgram { shared_memory, ..SimProgram::new(format!("{}-{process}", case.kernel), Box::new(make_threads)) })
 }
 
-/// All records of one run with two processes, and the group of each thread in the order of arrival.
-fn run_two_processes(
-    context: &ExperimentContext<'_>,
-    case: &ClusterCase,
-    seed: u64,
-) -> Result<(Vec<WindowRecord>, Vec<Option<u32>>), ReproError> {
-    let setting =
-        ClusterSetting { measured_windows: 1, ..ClusterSetting::new(context, TAGGED_SAMPLER_MACHINE, case, seed) };
-    let groups_in_order = case.true_groups(seed)?;
-    let groups_by_arrival = (0..PROCESS_COUNT)
-        .flat_map(|process| groups_in_order.iter().skip(process).step_by(PROCESS_COUNT))
-        .copied()
-        .collect();
-    let spec = cachemate_spec::load_machine(TAGGED_SAMPLER_MACHINE).map_err(failed(TAGGED_SAMPLER_MACHINE))?;
-    let window_count = setting.warm_up_windows + setting.measured_windows;
-    let run_limit = Some(RunLimit::Cycles(window_count * WINDOW_CYCLES / TIME_SCALE));
-    let options = SimOptions {
-        seed,
-        scale: TIME_SCALE,
-        ends: run_limit,
-        counter_turn_cycles: COUNTER_TURN_CYCLES,
-        ..SimOptions::default()
-    };
-    let programs =
-        (0..PROCESS_COUNT).map(|process| program_of_process(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
-    let machine = SimMachine::new(&spec, &options, programs).map_err(failed(case.name))?;
-    let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: true }];
-    let config = PipelineConfig {
-        policy: PolicyConfig {
-            name: POLICY_NAME.to_string(),
-            parameters: setting.policy_parameters(LOW_ACTIVATION)?,
-            seed,
-        },
-        guard: None,
-        profilers,
-        predictor: miss_penalty_of_machine(&spec),
-        first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
-    };
-    let mut records = Vec::new();
-    let on_window = |_: &mut SimMachine, record| {
-        records.push(record);
-        true
-    };
-    run_under(machine, build_pipeline(config)?, on_window).map_err(failed(POLICY_NAME))?;
-    Ok((records, groups_by_arrival))
-}
-
 fn measure_agreement_across_processes(
     context: &ExperimentContext<'_>,
     case: &ClusterCase,
     seed: u64,
 ) -> Result<f64, ReproError> {
-    let (records, true_groups) = run_two_processes(context, case, seed)?;
-    let placement_rounds: Vec<PlacementRound> =
-        placement_rounds(&records, true_groups.len(), ShMapParameters::default().entries);
-    Ok(placement_rounds.last().map_or(0.0, |round| round.agreement(&true_groups)))
+    let setting =
+        ClusterSetting { measured_windows: 1, ..ClusterSetting::new(context, TAGGED_SAMPLER_MACHINE, case, seed) };
+    let groups_in_order = case.true_groups(seed)?;
+    let groups_by_arrival: Vec<Option<u32>> = (0..PROCESS_COUNT)
+        .flat_map(|process| groups_in_order.iter().skip(process).step_by(PROCESS_COUNT))
+        .copied()
+        .collect();
+    let spec = cachemate_spec::load_machine(TAGGED_SAMPLER_MACHINE).map_err(failed(TAGGED_SAMPLER_MACHINE))?;
+    let programs =
+        (0..PROCESS_COUNT).map(|process| program_of_process(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
+    let nominal_cycles = (setting.warm_up_windows + setting.measured_windows) * WINDOW_CYCLES;
+    let parameters = setting.policy_parameters(LOW_ACTIVATION)?;
+    let records = run_clustering(&spec, programs, nominal_cycles, parameters, true, seed)?;
+    let rounds = placement_rounds(&records, groups_by_arrival.len(), ShMapParameters::default().entries);
+    Ok(rounds.last().map_or(0.0, |round| round.agreement(&groups_by_arrival)))
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -146,17 +105,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         (!context.quick || is_in_quick_run(variant)) && (variant < variant_count || cases[case].kernel != "chatrooms")
     };
     // The last "variant" of each case is the two processes.
-    let run_inputs: Vec<(usize, usize, u64)> = (0..cases.len())
-        .flat_map(|case| {
-            (0..=variant_count).flat_map(move |variant| context.seeds.iter().map(move |&s| (case, variant, s)))
-        })
-        .filter(|&(case, variant, _)| is_requested(case, variant))
+    let run_inputs: Vec<(usize, usize)> = (0..cases.len())
+        .flat_map(|case| (0..=variant_count).map(move |variant| (case, variant)))
+        .filter(|&(case, variant)| is_requested(case, variant))
         .collect();
-    let runs = context.run_all_stored(
+    let runs = context.run_cases(
         module_path!(),
         &run_inputs,
-        |&(case, variant, seed)| format!("{:?} {variant} {seed}", cases[case]),
-        |&(case, variant, seed)| {
+        |(case, variant), seed| format!("{:?} {variant} {seed}", cases[case]),
+        |(case, variant), seed| {
             context.report_progress(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
             match VARIANTS.get(variant) {
                 Some(variant) => measure_agreement(context, variant, &cases[case], seed),
@@ -164,34 +121,20 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             }
         },
     )?;
-    let variant_values = |case: usize, variant: usize| -> Vec<f64> {
-        let matching_runs = run_inputs.iter().zip(&runs).filter(|((c, v, _), _)| (*c, *v) == (case, variant));
-        matching_runs.map(|(_, &value)| value).collect()
-    };
-    let variant_points = |variants: std::ops::RangeInclusive<usize>| -> Vec<DataPoint> {
-        let variant_name = |variant: usize| VARIANTS.get(variant).map_or("two processes", |variant| variant.name);
-        let points_of_case = |case: usize| {
-            let point_of_variant = |variant| {
-                DataPoint::from_values(variant_name(variant), cases[case].name, &variant_values(case, variant))
-            };
-            variants.clone().filter(|&variant| is_requested(case, variant)).map(point_of_variant).collect::<Vec<_>>()
+    let variants_finding = |name: &str, variants: std::ops::RangeInclusive<usize>| {
+        let selected_inputs = || run_inputs.iter().copied().filter(|(_, variant)| variants.contains(variant));
+        let point = |input: (usize, usize)| {
+            let variant_name = VARIANTS.get(input.1).map_or("two processes", |variant| variant.name);
+            runs.point(input, variant_name, cases[input.0].name, |&agreement| agreement)
         };
-        (0..cases.len()).flat_map(points_of_case).collect()
-    };
-    let min_of_seed = |seed: u64, is_selected: &dyn Fn(usize) -> bool| {
-        let matching_runs =
-            run_inputs.iter().zip(&runs).filter(|((_, variant, at), _)| *at == seed && is_selected(*variant));
-        matching_runs.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
-    };
-    let per_seed = |is_selected: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> {
-        context.values_by_seed(|seed| min_of_seed(seed, is_selected))
+        let per_seed =
+            context.values_by_seed(|seed| least(selected_inputs().filter_map(|input| runs.get(input, seed))));
+        Finding::declared(name, &per_seed)
+            .with_points(selected_inputs().map(point).collect())
+            .with_time_scale(TIME_SCALE as f64)
     };
     Ok(vec![
-        Finding::declared("tc-2-variants", &per_seed(&|variant| variant < variant_count))
-            .with_points(variant_points(0..=variant_count - 1))
-            .with_time_scale(TIME_SCALE as f64),
-        Finding::declared("tc-2-two-processes", &per_seed(&|variant| variant == variant_count))
-            .with_points(variant_points(variant_count..=variant_count))
-            .with_time_scale(TIME_SCALE as f64),
+        variants_finding("tc-2-variants", 0..=variant_count - 1),
+        variants_finding("tc-2-two-processes", variant_count..=variant_count),
     ])
 }

@@ -1,10 +1,10 @@
 //! INTERVAL-5: a floor for one program and fairness for all, sized online (GOALS at nominal time).
 
-use cachemate_core::{Goal, WayPartitions};
+use cachemate_core::Goal;
 
 use super::*;
-use crate::cp::goals::{FLOOR_SLOWDOWN, PAIRS};
-use crate::{DataPoint, Finding, ResultTarget};
+use crate::cp::goals::{FLOOR_SLOWDOWN, PAIRS, divide_in_ways};
+use crate::{DataPoint, Finding, ResultTarget, greatest};
 
 /// How the cache is managed: name, policy, whether the first program has its floor, and whether it is divided by ways.
 const CACHE_MODES: [(&str, &str, bool, bool); 5] = [
@@ -14,16 +14,6 @@ const CACHE_MODES: [(&str, &str, bool, bool); 5] = [
     ("floor", "cache-sizing:objective = 'weighted-speedup'", true, false),
     ("floor, in ways", "cache-sizing:objective = 'weighted-speedup'", true, true),
 ];
-
-/// The chip with cache allocation in its L2 instead of a kernel that colors.
-fn load_machine_with_ways() -> Result<MachineSpec, ReproError> {
-    let mut machine = chip_with_cores(2)?;
-    machine.pages.colors = None;
-    machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2).for_each(|cache| {
-        cache.way_partitions = Some(WayPartitions { groups: 4, min_ways: 1, contiguous: true });
-    });
-    Ok(machine)
-}
 
 /// Slowdown of both programs relative to running alone, once settled, in percent.
 fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
@@ -37,9 +27,11 @@ fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
 
 /// GOALS at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let seed = context.seeds.first().copied().unwrap_or(1);
+    let seed = context.seeds[0];
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
-    let (color_machine, way_machine) = (chip_with_cores(2)?, load_machine_with_ways()?);
+    let color_machine = chip_with_cores(2)?;
+    let mut way_machine = color_machine.clone();
+    divide_in_ways(&mut way_machine);
     let names: Vec<&'static str> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
     let programs = measure_programs(context, &names, &color_machine, seed)?;
     let runs: Vec<(usize, usize)> =
@@ -54,16 +46,16 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     })?;
     let floor_slowdowns =
         runs.iter().zip(&slowdowns_by_run).filter(|((_, way), _)| CACHE_MODES[*way].2).map(|(_, slowed)| slowed[0]);
-    let max_floor_slowdown = floor_slowdowns.fold(f64::NEG_INFINITY, f64::max);
+    let max_floor_slowdown = greatest(floor_slowdowns);
     let points = runs.iter().zip(&slowdowns_by_run).flat_map(|(&(pair, way), slowed)| {
         let (a, b) = pairs[pair];
         [
             DataPoint::from_values(
                 format!("{a} (has the floor), % slower than alone"),
                 CACHE_MODES[way].0,
-                &[slowed[0]],
+                [slowed[0]],
             ),
-            DataPoint::from_values(format!("{b} beside it"), CACHE_MODES[way].0, &[slowed[1]]),
+            DataPoint::from_values(format!("{b} beside it"), CACHE_MODES[way].0, [slowed[1]]),
         ]
     });
     let finding = Finding::new(

@@ -8,7 +8,7 @@ use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exact
 
 use super::*;
 use crate::cp::mixes::{PROGRAMS, draw_programs};
-use crate::{DataPoint, Finding, ResultTarget};
+use crate::{DataPoint, Finding, ResultTarget, least};
 
 /// Length of a run that only evaluates a division: several repetitions of the programs' phases.
 const DIVISION_RUN_NS: u64 = 100_000_000_000;
@@ -75,33 +75,6 @@ fn climb_to_best_split(
     }
 }
 
-/// Weighted speed-ups of one mix.
-#[derive(Serialize, Deserialize)]
-struct OnlineMix {
-    programs: Vec<usize>,
-    shared: f64,
-    divided: f64,
-    /// The division of the reference, as each program's colors.
-    colors: Vec<String>,
-    /// Speedup under each of [`ONLINE_POLICIES`].
-    online: Vec<Speedup>,
-}
-
-impl OnlineMix {
-    fn best_speedup(&self) -> f64 {
-        self.divided.max(self.shared)
-    }
-    fn gain_percent(&self, value: f64) -> f64 {
-        100.0 * (value / self.shared - 1.0)
-    }
-    fn shortfall_percent(&self, policy_index: usize) -> f64 {
-        100.0 * (1.0 - self.online[policy_index].settled / self.best_speedup())
-    }
-    fn name(&self) -> String {
-        self.programs.iter().map(|&at| PROGRAMS[at]).collect::<Vec<_>>().join("+")
-    }
-}
-
 /// Solo speeds with 1, 2, ... colors, as costs.
 fn measure_color_costs(
     context: &ExperimentContext<'_>,
@@ -116,13 +89,14 @@ fn measure_color_costs(
     (1..=COLOR_COUNT).map(cost_with_colors).collect()
 }
 
+/// Speed-ups of one mix, and each program's colors in the best known division.
 fn measure_mix(
     context: &ExperimentContext<'_>,
     measured_programs: &[(&'static str, Arc<PhasedProgram>)],
     costs: &[(&'static str, Vec<f64>)],
     program_indices: &[usize],
     seed: u64,
-) -> Result<OnlineMix, ReproError> {
+) -> Result<(OnlineMix, Vec<String>), ReproError> {
     let machine = chip_with_cores(program_indices.len() as u32)?;
     let names: Vec<&str> = program_indices.iter().map(|&at| PROGRAMS[at]).collect();
     let jobs = names.iter().map(|name| build_job(measured_programs, name, None)).collect::<Result<_, _>>()?;
@@ -143,19 +117,18 @@ fn measure_mix(
         settled_speedup(&trial_query, &confining_policy(&division.color_ranges(names.len())))
     })?;
     let colors = best_split.color_ranges(names.len());
-    let measure_online = |policy: &&str| Ok(speedup_of_outcome(&run_query(context, &guarded_query(&query), policy)?));
-    Ok(OnlineMix {
-        programs: program_indices.to_vec(),
+    let mix = OnlineMix {
+        name: names.join("+"),
         shared: settled_speedup(&query, "default")?,
         divided: settled_speedup(&query, &confining_policy(&colors))?,
-        colors,
-        online: ONLINE_POLICIES.iter().map(measure_online).collect::<Result<_, ReproError>>()?,
-    })
+        online: run_online(context, &query)?,
+    };
+    Ok((mix, colors))
 }
 
 /// MULTI at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let seed = context.seeds.first().copied().unwrap_or(1);
+    let seed = context.seeds[0];
     let mixes_by_size: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);
     let mixes: Vec<Vec<usize>> = mixes_by_size
         .iter()
@@ -170,37 +143,31 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let color_costs = context.run_all_in_process(&measured_programs, |(name, _)| {
         Ok((*name, measure_color_costs(context, &two_cores, &build_job(&measured_programs, name, None)?, seed)?))
     })?;
-    let online_mixes = context.run_all(&mixes, |program_indices| {
+    let mixes_and_colors = context.run_all(&mixes, |program_indices| {
         context.report_progress(&format!("INTERVAL-4: {} programs", program_indices.len()));
         measure_mix(context, &measured_programs, &color_costs, program_indices, seed)
     })?;
-    Ok((0..ONLINE_POLICIES.len()).flat_map(|policy| policy_findings(&online_mixes, policy, seed)).collect())
+    let (online_mixes, colors): (Vec<OnlineMix>, Vec<Vec<String>>) = mixes_and_colors.into_iter().unzip();
+    Ok((0..ONLINE_POLICIES.len()).flat_map(|policy| policy_findings(&online_mixes, &colors, policy, seed)).collect())
 }
 
 /// Findings for the policy at this position in [`ONLINE_POLICIES`].
-fn policy_findings(online_mixes: &[OnlineMix], policy_index: usize, seed: u64) -> Vec<Finding> {
-    let online_speedup_of = |mix: &OnlineMix| mix.online[policy_index];
-    let values_of = |metric: &dyn Fn(&OnlineMix) -> f64| online_mixes.iter().map(metric).collect::<Vec<f64>>();
-    let points = online_mixes.iter().flat_map(|mix| {
-        let label = format!("{} [{}]", mix.name(), mix.colors.join(" "));
+fn policy_findings(
+    online_mixes: &[OnlineMix],
+    colors_by_mix: &[Vec<String>],
+    policy_index: usize,
+    seed: u64,
+) -> Vec<Finding> {
+    let points = online_mixes.iter().zip(colors_by_mix).flat_map(|(mix, colors)| {
+        let best_gain = mix.gain_percent(mix.best_speedup());
+        let label = format!("{} [{}]", mix.name, colors.join(" "));
         [
-            DataPoint::from_values(
-                "best division known, % over shared",
-                label,
-                &[mix.gain_percent(mix.best_speedup())],
-            ),
-            DataPoint::from_values(
-                "online once settled, %",
-                mix.name(),
-                &[mix.gain_percent(online_speedup_of(mix).settled)],
-            ),
-            DataPoint::from_values(
-                "online over the whole run, %",
-                mix.name(),
-                &[mix.gain_percent(online_speedup_of(mix).whole)],
-            ),
+            DataPoint::from_values("best division known, % over shared", label, [best_gain]),
+            DataPoint::from_values("online once settled, %", &mix.name, [mix.settled_gain_percent(policy_index)]),
+            DataPoint::from_values("online over the whole run, %", &mix.name, [mix.whole_gain_percent(policy_index)]),
         ]
     });
+    let shortfall = |mix: &OnlineMix| 100.0 * (1.0 - mix.online[policy_index].0.settled / mix.best_speedup());
     let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-4",
@@ -211,17 +178,13 @@ fn policy_findings(online_mixes: &[OnlineMix], policy_index: usize, seed: u64) -
             &[(seed, value)],
         )
     };
-    let worst_gain =
-        values_of(&|mix| mix.gain_percent(online_speedup_of(mix).settled)).into_iter().fold(f64::INFINITY, f64::min);
-    let mean_settling_cost = mean(&values_of(&|mix| {
-        mix.gain_percent(online_speedup_of(mix).settled) - mix.gain_percent(online_speedup_of(mix).whole)
-    }));
+    let worst_gain = least(online_mixes.iter().map(|mix| mix.settled_gain_percent(policy_index)));
     vec![
         nominal_finding(
             "short of the best division known once settled, mean over mixes",
             "%",
             ResultTarget::AtMost { target: 2.0, paper_best: None },
-            mean(&values_of(&|mix| mix.shortfall_percent(policy_index))),
+            mean(online_mixes.iter().map(shortfall)),
         )
         .with_points(points.collect())
         .with_note(format!(
@@ -235,7 +198,7 @@ fn policy_findings(online_mixes: &[OnlineMix], policy_index: usize, seed: u64) -
             ResultTarget::AtLeast { target: -1.0, paper_best: None },
             worst_gain,
         ),
-        nominal_finding("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, mean_settling_cost),
+        search_price_finding("INTERVAL-4", "MULTI at nominal time", online_mixes, policy_index, seed),
     ]
 }
 

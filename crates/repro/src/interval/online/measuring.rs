@@ -10,7 +10,7 @@ const MEASURING_POLICY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeas
 
 /// CASC-7 at nominal time: 18 threads on 8 contexts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let seed = context.seeds.first().copied().unwrap_or(1);
+    let seed = context.seeds[0];
     let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;
     let last_cache = machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
     last_cache.size_bytes = L2_BYTES;
@@ -30,7 +30,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         Ok((mean(&slowdowns_on_cpu), run.weighted_speedup.unwrap_or(f64::NAN), run.overhead_seconds))
     })?;
     let ((default_slowdown, _, _), (measuring_slowdown, _, measuring_cost)) = (runs_by_policy[0], runs_by_policy[1]);
-    let single_point = |series: &str, at: &str, value: f64| DataPoint::from_values(series, at, &[value]);
+    let single_point = |series: &str, at: &str, value: f64| DataPoint::from_values(series, at, [value]);
     let points = runs_by_policy.iter().zip(["default", "measuring"]).flat_map(|((on_cpu, speedup, _), name)| {
         [
             single_point("time on a CPU over that alone, mean", name, *on_cpu),

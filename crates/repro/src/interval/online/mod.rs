@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::nominal::{HOUR_PROFILE_CYCLES, measure};
 use super::whatif::{WhatIfQuery, run_query};
 use crate::setup::failed;
-use crate::{ExperimentContext, ReproError, mean};
+use crate::{ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
 const PHASE_STRETCH: f64 = 1000.0;
 /// The thesis's chip without its L3, so that the divided cache is the last before memory.
@@ -66,7 +66,7 @@ struct Speedup {
 
 /// Mean speed relative to running alone, from the slowdowns in stretches of equal length.
 fn mean_speed(slowdowns: &[f64]) -> f64 {
-    mean(&slowdowns.iter().map(|slowdown| 1.0 / slowdown).collect::<Vec<f64>>())
+    mean(slowdowns.iter().map(|slowdown| 1.0 / slowdown))
 }
 
 fn speedup_of_outcome(outcome: &PolicyOutcome) -> Speedup {
@@ -79,6 +79,50 @@ fn speedup_of_outcome(outcome: &PolicyOutcome) -> Speedup {
         slowdown_rows.iter().map(mean_speed_of_row).sum()
     };
     Speedup { settled: speedup_from(outcome.series.seconds.len() * 3 / 4), whole: speedup_from(0) }
+}
+
+/// Weighted speed-ups of programs that share one cache.
+#[derive(Serialize, Deserialize)]
+struct OnlineMix {
+    name: String,
+    shared: f64,
+    /// Speedup with the best known division of the cache.
+    divided: f64,
+    /// Speedup under each of [`ONLINE_POLICIES`], with the seconds that its probes and page moves took.
+    online: Vec<(Speedup, f64)>,
+}
+
+impl OnlineMix {
+    /// The better of sharing and the best division.
+    fn best_speedup(&self) -> f64 {
+        self.divided.max(self.shared)
+    }
+    fn gain_percent(&self, value: f64) -> f64 {
+        100.0 * (value / self.shared - 1.0)
+    }
+    fn settled_gain_percent(&self, policy_index: usize) -> f64 {
+        self.gain_percent(self.online[policy_index].0.settled)
+    }
+    fn whole_gain_percent(&self, policy_index: usize) -> f64 {
+        self.gain_percent(self.online[policy_index].0.whole)
+    }
+}
+
+/// Runs the query under each of [`ONLINE_POLICIES`].
+fn run_online(context: &ExperimentContext<'_>, query: &WhatIfQuery) -> Result<Vec<(Speedup, f64)>, ReproError> {
+    let run_under = |policy: &&str| {
+        let outcome = run_query(context, &guarded_query(query), policy)?;
+        Ok((speedup_of_outcome(&outcome), outcome.overhead_seconds))
+    };
+    ONLINE_POLICIES.iter().map(run_under).collect()
+}
+
+/// The finding about the gain that a policy loses while it searches.
+fn search_price_finding(id: &str, paper: &str, mixes: &[OnlineMix], policy_index: usize, seed: u64) -> Finding {
+    let title = "price of the search: gain once settled less gain over the whole run";
+    let price = |mix: &OnlineMix| mix.settled_gain_percent(policy_index) - mix.whole_gain_percent(policy_index);
+    let title = policy_title(ONLINE_POLICIES[policy_index], title);
+    Finding::new(id, &title, paper, "points", ResultTarget::Shown, &[(seed, mean(mixes.iter().map(price)))])
 }
 
 /// A query without the guard, for references that are to stay in force.

@@ -12,7 +12,7 @@ const PAPER_PROGRAMS: [&str; 10] =
 /// CA-6 at nominal time: DIO on four cores against all schedules.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = cachemate_spec::load_machine("xeon-x5365-4").map_err(failed("xeon-x5365-4"))?;
-    let seed = context.seeds.first().copied().unwrap_or(1);
+    let seed = context.seeds[0];
     let mut generator = SplitMix64::new(seed);
     let drawn_mixes: Vec<[&'static str; 4]> = (0..context.pick(2, 8))
         .map(|_| {
@@ -51,10 +51,10 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             DataPoint::from_values(
                 "short of the best schedule once settled, %",
                 name.clone(),
-                &[shortfall_percent(dio.settled, *best)],
+                [shortfall_percent(dio.settled, *best)],
             ),
-            DataPoint::from_values("over the whole run, %", name.clone(), &[shortfall_percent(dio.whole, *best)]),
-            DataPoint::from_values("changes an hour", name.clone(), &[*changes]),
+            DataPoint::from_values("over the whole run, %", name.clone(), [shortfall_percent(dio.whole, *best)]),
+            DataPoint::from_values("changes an hour", name.clone(), [*changes]),
         ]
     });
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };

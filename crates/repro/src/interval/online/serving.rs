@@ -43,7 +43,7 @@ fn fixed_policy(colors: u32) -> String {
 
 /// CP-5 at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let seed = context.seeds.first().copied().unwrap_or(1);
+    let seed = context.seeds[0];
     let machine = chip_with_cores(CLIENT_COUNT as u32)?;
     context.report_progress("INTERVAL-7: a client alone");
     let measured_program =
@@ -59,7 +59,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             &query_of_job(server_job(&client, clients, None), phase_ns),
             &fixed_policy(colors),
         )?;
-        Ok::<_, ReproError>(mean(&service_windows.iter().map(|window| window.rate_per_s).collect::<Vec<f64>>()))
+        Ok::<_, ReproError>(mean(service_windows.iter().map(|window| window.rate_per_s)))
     };
     let small_share_colors = 1;
     let rate_level = LEVEL_SHARE * measure_rate(small_share_colors, FIRST_CLIENT_COUNT)?;
@@ -93,10 +93,10 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 }
 
 fn service_finding(service_run: &ServiceRun, migration_seconds: f64, seed: u64) -> Finding {
-    let mean_colors = mean(&service_run.managed.iter().map(|window| f64::from(window.colors)).collect::<Vec<f64>>());
+    let mean_colors = mean(service_run.managed.iter().map(|window| f64::from(window.colors)));
     let missed_count = service_run.miss_flags(&service_run.managed).iter().filter(|missed| **missed).count();
     let rate_series = "rate of four clients over the level, %";
-    let single_point = |series: &str, at: String, value: f64| DataPoint::from_values(series, at, &[value]);
+    let single_point = |series: &str, at: String, value: f64| DataPoint::from_values(series, at, [value]);
     let points = vec![
         single_point(
             rate_series,

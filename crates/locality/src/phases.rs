@@ -12,6 +12,9 @@
 //! Therefore, from two intervals after a change on, a signal is another change if its distance from each of the w
 //! intervals exceeds the threshold and their distances from each other.
 //!
+//! A counted signal has noise, and multiplexed counters of short windows may err by more than the threshold. The caller
+//! may therefore raise the threshold of each entry, for example to a multiple of its measured noise ([`SignalNoise`]).
+//!
 //! The signal is a list of numbers, and the difference of two signals is the largest difference of an entry:
 //! - The miss rate, a single entry, is the thesis's own signal ([`PhaseDetector::new`] with its defaults: w = 3, 3
 //!   misses per thousand instructions, 50 %). It is cheap (one counter), but if the *allocation* changes, the miss rate
@@ -71,19 +74,33 @@ impl PhaseDetector {
     /// Adds one more interval's signal, whose numbers must be finite. The first interval counts as steady, because
     /// there is nothing to compare it with.
     pub fn push(&mut self, signal: &[f64]) -> PhaseEvent {
+        self.push_with_thresholds(signal, &[])
+    }
+
+    /// Adds one more interval's signal, as [`push`](Self::push) does, with a threshold for each of its first entries.
+    pub fn push_with_thresholds(&mut self, signal: &[f64], thresholds: &[f64]) -> PhaseEvent {
+        let usual_threshold = self.parameters.threshold;
+        let relative_difference = |a: &[f64], b: &[f64]| {
+            let entry_or_zero = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
+            let relative_entry = |index: usize| {
+                let threshold = thresholds.get(index).copied().unwrap_or(usual_threshold);
+                (entry_or_zero(a, index) - entry_or_zero(b, index)).abs() / threshold
+            };
+            (0..a.len().max(b.len())).map(relative_entry).fold(0.0, f64::max)
+        };
         let difference =
-            if self.recent_signals.is_empty() { 0.0 } else { signal_difference(signal, &self.mean_signal()) };
-        let edge_difference = self.parameters.threshold * self.parameters.edge_share;
-        let exceeds_threshold = difference > self.parameters.threshold;
+            if self.recent_signals.is_empty() { 0.0 } else { relative_difference(signal, &self.mean_signal()) };
+        let exceeds_threshold = difference > 1.0;
         let (interval_index, history) = (self.interval_count, self.parameters.history.max(1));
-        let is_outlier = exceeds_threshold && self.is_outlier(signal);
+        let is_outlier = exceeds_threshold && self.is_outlier(signal, relative_difference);
+        let edge_share = self.parameters.edge_share;
         let event = match &mut self.transition {
-            None if difference <= edge_difference => PhaseEvent::Steady,
+            None if difference <= edge_share => PhaseEvent::Steady,
             None => {
                 self.transition = Some((interval_index, exceeds_threshold.then_some(interval_index)));
                 if exceeds_threshold { PhaseEvent::Changed { since: interval_index } } else { PhaseEvent::Drifting }
             }
-            Some((_, reported)) if difference <= edge_difference => {
+            Some((_, reported)) if difference <= edge_share => {
                 let event = if reported.is_some() { PhaseEvent::Settled } else { PhaseEvent::Steady };
                 self.transition = None;
                 event
@@ -119,16 +136,12 @@ impl PhaseDetector {
 
     /// Returns whether the signal's distance from each interval of the history exceeds the threshold and all distances
     /// among these intervals.
-    fn is_outlier(&self, signal: &[f64]) -> bool {
-        let max_difference =
-            |a: &Vec<f64>| self.recent_signals.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
-        let max_history_difference = self.recent_signals.iter().map(max_difference).fold(0.0, f64::max);
-        let min_difference = self
-            .recent_signals
-            .iter()
-            .map(|recent_signal| signal_difference(signal, recent_signal))
-            .fold(f64::INFINITY, f64::min);
-        min_difference > max_history_difference.max(self.parameters.threshold)
+    fn is_outlier(&self, signal: &[f64], relative_difference: impl Fn(&[f64], &[f64]) -> f64) -> bool {
+        let differences_from =
+            |a: &[f64]| -> Vec<f64> { self.recent_signals.iter().map(|b| relative_difference(a, b)).collect() };
+        let max_history_difference = self.recent_signals.iter().flat_map(|a| differences_from(a)).fold(0.0, f64::max);
+        let min_difference = differences_from(signal).into_iter().fold(f64::INFINITY, f64::min);
+        min_difference > max_history_difference.max(1.0)
     }
 
     fn mean_signal(&self) -> Vec<f64> {
@@ -147,6 +160,78 @@ fn mean_of_signals<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec
     }
     sum.iter_mut().for_each(|entry| *entry /= count);
     sum
+}
+
+/// Number of intervals from which noise is estimated.
+const NOISE_INTERVALS: usize = 16;
+
+/// The noise of a signal that is the mean of several windows: the standard error of that mean, from the differences
+/// between windows of one interval.
+///
+/// Differences between intervals would not show the noise alone, because phases may last for few intervals. The median
+/// over the last intervals leaves out those that span a change of phase. An interval of one window shows no noise.
+#[derive(Clone, Debug, Default)]
+pub struct SignalNoise {
+    /// Number of windows of the current interval, their total weight, their mean, and their weighted squared deviations.
+    window_count: u32,
+    weight: f64,
+    mean: Vec<f64>,
+    square_sums: Vec<f64>,
+    /// Squared standard errors of the last intervals, each over its median for normal noise of variance one.
+    variances: VecDeque<Vec<f64>>,
+}
+
+impl SignalNoise {
+    /// Begins an interval.
+    pub fn begin_interval(&mut self) {
+        (self.window_count, self.weight) = (0, 0.0);
+        self.mean.clear();
+        self.square_sums.clear();
+    }
+
+    /// Adds a window of the current interval with its weight in the interval's signal.
+    pub fn add_window(&mut self, signal: &[f64], weight: f64) {
+        if self.mean.len() != signal.len() {
+            self.begin_interval();
+            (self.mean, self.square_sums) = (vec![0.0; signal.len()], vec![0.0; signal.len()]);
+        }
+        self.window_count += 1;
+        self.weight += weight;
+        for ((mean, square_sum), value) in self.mean.iter_mut().zip(&mut self.square_sums).zip(signal) {
+            let deviation = value - *mean;
+            *mean += deviation * weight / self.weight;
+            *square_sum += weight * deviation * (value - *mean);
+        }
+    }
+
+    /// Ends the interval.
+    pub fn end_interval(&mut self) {
+        if self.window_count < 2 {
+            return;
+        }
+        if self.variances.back().is_some_and(|last| last.len() != self.mean.len()) {
+            self.variances.clear();
+        }
+        if self.variances.len() == NOISE_INTERVALS {
+            self.variances.pop_front();
+        }
+        let degrees_of_freedom = f64::from(self.window_count - 1);
+        // Median of a variance with these degrees of freedom (Wilson and Hilferty 1931).
+        let cube_root = 1.0 - 2.0 / (9.0 * degrees_of_freedom);
+        let divisor = self.weight * degrees_of_freedom * cube_root * cube_root * cube_root;
+        self.variances.push_back(self.square_sums.iter().map(|square_sum| square_sum / divisor).collect());
+    }
+
+    /// Returns the standard error of an entry in one interval; 0 if it is unknown.
+    pub fn standard_error(&self, entry: usize) -> f64 {
+        let mut entry_variances: Vec<f64> =
+            self.variances.iter().filter_map(|variances| variances.get(entry).copied()).collect();
+        if entry_variances.is_empty() {
+            return 0.0;
+        }
+        let middle = entry_variances.len() / 2;
+        libm::sqrt(*entry_variances.select_nth_unstable_by(middle, f64::total_cmp).1)
+    }
 }
 
 /// A phase found in a finished run.

@@ -85,14 +85,14 @@ impl PhaseKinds {
         })
     }
 
-    /// Returns whether one of these first numbers of a signal lies outside the range of the kind's intervals, and at
-    /// least `min_distance` from their mean.
-    pub fn is_outside(&self, kind: u32, signal_start: &[f64], min_distance: f64) -> bool {
+    /// Returns whether one of these first numbers of a signal lies outside the range of the kind's intervals, and
+    /// farther from their mean than `min_distance` of its position.
+    pub fn is_outside(&self, kind: u32, signal_start: &[f64], min_distance: impl Fn(usize) -> f64) -> bool {
         let Some(kind) = self.0.get(kind as usize) else { return false };
-        let is_out_of_range = |(range, &value): (&FeatureRange, &f64)| {
-            range.relative_distance(value) > 1.0 && (value - range.mean).abs() > min_distance
+        let is_out_of_range = |(entry, (range, &value)): (usize, (&FeatureRange, &f64))| {
+            range.relative_distance(value) > 1.0 && (value - range.mean).abs() > min_distance(entry)
         };
-        kind.feature_ranges.iter().zip(signal_start).any(is_out_of_range)
+        kind.feature_ranges.iter().zip(signal_start).enumerate().any(is_out_of_range)
     }
 
     /// Adds another steady interval of a phase of this kind.

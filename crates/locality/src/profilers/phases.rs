@@ -8,7 +8,8 @@
 //! does not change the levels before it.
 //!
 //! Reports by two signals within the history length of one count as one change; two reports by one signal count as two.
-//! Accesses are compared by their relative difference too, as in [`super::phase_kinds`].
+//! A difference counts only if it exceeds the noise of its signal, as far as an interval consists of several windows,
+//! and for accesses also the share within which intervals are of one kind ([`super::phase_kinds`]).
 //! A change that is too small for the mean of the last intervals is detected by the kind of the phase: its incoming
 //! accesses stay outside the range of the kind's intervals.
 
@@ -19,12 +20,17 @@ use cachemate_core::{
 
 use super::phase_kinds::{PhaseKinds, SAME_KIND_SHARE};
 use super::{PerTask, probe_evidence, retain_live};
-use crate::phases::{PhaseDetector, PhaseEvent};
+use crate::phases::{PhaseDetector, PhaseEvent, SignalNoise};
 use crate::reuse::ReuseTimes;
 use crate::signature::locality_signature;
 
 /// Number of successive intervals outside the kind's range that mark a change; one alone may merely span two phases.
 const OUTSIDE_INTERVALS: usize = 2;
+/// Standard errors that the noise of one interval exceeds with a probability of one in a thousand. A false change costs a
+/// trace, which takes about as long as an interval.
+const NOISE_BOUND: f64 = 3.29;
+/// Standard errors that the noise of [`OUTSIDE_INTERVALS`] successive intervals exceeds with that probability.
+const REPEATED_NOISE_BOUND: f64 = 2.15;
 
 /// Fills `phase_number` and `phase.kind`, and clears the rest of the profile at a phase change.
 ///
@@ -51,6 +57,8 @@ struct PhaseState {
     miss_rate_detector: Option<PhaseDetector>,
     incoming_detector: Option<PhaseDetector>,
     signature_detector: Option<PhaseDetector>,
+    /// Noise of the miss rate, followed by the incoming accesses.
+    noise: SignalNoise,
     /// Cycles that do not wait for memory; `None` if one of the counts was missing in the interval.
     busy_cycles: Option<f64>,
     kinds: PhaseKinds,
@@ -111,6 +119,7 @@ impl PhaseProfiler {
         }
         if state.instructions == 0.0 {
             (state.incoming_counts, state.busy_cycles) = ([Some(0.0); 3], Some(0.0));
+            state.noise.begin_interval();
         }
         state.instructions += instructions;
         state.misses += misses;
@@ -118,27 +127,39 @@ impl PhaseProfiler {
         state.incoming_counts = [0, 1, 2]
             .map(|index| state.incoming_counts[index].zip(incoming_counts[index]).map(|(sum, addend)| sum + addend));
         state.busy_cycles = state.busy_cycles.zip(cycles_without_waits(counts)).map(|(sum, addend)| sum + addend);
+        if instructions > 0.0 {
+            let window_counts = std::iter::once(misses).chain(incoming_counts.into_iter().flatten());
+            let window_signal: Vec<f64> = window_counts.map(|count| 1000.0 * count / instructions).collect();
+            state.noise.add_window(&window_signal, instructions);
+        }
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
             return false;
         }
         let per_kilo_instr = 1000.0 / state.instructions;
         let rate = [state.misses * per_kilo_instr];
-        let rate_event = miss_rate_detector.push(&rate);
         // Without references, the signal of incoming accesses is absent.
         let incoming_signal: Option<Vec<f64>> = state.incoming_counts[0]
             .map(|_| state.incoming_counts.iter().flatten().map(|sum| sum * per_kilo_instr).collect());
+        state.noise.end_interval();
+        let noise_of = |entry: usize| state.noise.standard_error(entry);
+        // The mean of the last intervals has noise too.
+        let noise_bound = NOISE_BOUND * libm::sqrt(1.0 + 1.0 / self.parameters.history.max(1) as f64);
+        let rate_threshold = self.parameters.threshold.max(noise_bound * noise_of(0));
+        let rate_event = miss_rate_detector.push_with_thresholds(&rate, &[rate_threshold]);
         let incoming_event = incoming_signal.as_ref().map(|signal| {
             let detector = state.incoming_detector.get_or_insert_with(|| PhaseDetector::new(self.parameters));
-            let scaled_signal: Vec<f64> =
-                signal.iter().map(|&rate| scale_access_rate(rate, self.parameters.threshold)).collect();
-            detector.push(&scaled_signal)
+            let threshold_of = |(index, access_rate): (usize, &f64)| {
+                self.parameters.threshold.max(SAME_KIND_SHARE * access_rate).max(noise_bound * noise_of(index + 1))
+            };
+            let thresholds: Vec<f64> = signal.iter().enumerate().map(threshold_of).collect();
+            detector.push_with_thresholds(signal, &thresholds)
         });
         (state.instructions, state.misses) = (0.0, 0.0);
         let is_settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
         let is_change = |event| matches!(event, PhaseEvent::Changed { .. });
         let is_outside_range = state.kind.zip(incoming_signal.as_ref()).is_some_and(|(kind, signal)| {
-            let minimum = self.parameters.threshold * self.parameters.edge_share;
-            state.kinds.is_outside(kind, signal, minimum)
+            let edge = self.parameters.threshold * self.parameters.edge_share;
+            state.kinds.is_outside(kind, signal, |entry| edge.max(REPEATED_NOISE_BOUND * noise_of(entry + 1)))
         });
         state.outside_intervals = if is_outside_range { state.outside_intervals + 1 } else { 0 };
         let reports = [
@@ -170,14 +191,6 @@ impl PhaseProfiler {
             misses_at(CacheLevel::L1Instruction),
         ]
     }
-}
-
-/// Returns an access rate on a scale on which the detector's threshold is never below [`SAME_KIND_SHARE`] of the rate:
-/// linear up to the rate at which the two are equal, and logarithmic beyond. Otherwise the noise of frequent accesses
-/// would exceed a threshold that is meant for misses.
-fn scale_access_rate(rate: f64, threshold: f64) -> f64 {
-    let linear_limit = threshold / SAME_KIND_SHARE;
-    if rate <= linear_limit { rate } else { linear_limit * (1.0 + libm::log(rate / linear_limit)) }
 }
 
 /// Returns the cycles minus those that wait for memory or for other caches; `None` if one of these was not counted.
@@ -309,6 +322,31 @@ mod tests {
             phases.push((profile.phase_number, profile.phase.kind.as_ref().map(|fact| fact.value)));
         }
         assert_eq!([phases[5], phases[11], phases[17]], [(0, Some(0)), (1, Some(1)), (2, Some(0))], "{phases:?}");
+    }
+
+    /// Is noise of frequent accesses above the threshold no phase, and is a difference above the noise still one?
+    #[test]
+    fn noise_above_the_threshold_is_no_phase() {
+        let mut profiler = PhaseProfiler::new(LLC, PhaseParameters::default(), 3e6);
+        let mut profiles = Profiles::new();
+        let mut generator = cachemate_core::SplitMix64::new(3);
+        let mut changes_at = [0; 2];
+        for number in 0..1_200 {
+            // Twelve uniform numbers have a variance of one: the noise of an interval of three windows is 3.5 %.
+            let normal = (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0;
+            let level = if number < 1_150 { 120_000.0 } else { 170_000.0 };
+            let mut observation = idle_window(number, &[]);
+            let counts = [
+                (CounterEvent::Instructions, 1_000_000),
+                (CounterEvent::Misses(LLC), 1_000),
+                (CounterEvent::References(LLC), (level * (1.0 + 0.06 * normal)) as u64),
+            ];
+            observation.tasks = vec![synthetic_sample(0, &counts)];
+            profiler.update(&observation, &mut profiles);
+            changes_at[usize::from(number >= 1_150)] = profiles[&TaskId(0)].phase_number;
+        }
+        assert!(changes_at[0] <= 3, "{changes_at:?}: noise");
+        assert!(changes_at[1] > changes_at[0], "{changes_at:?}: a phase");
     }
 
     /// Is a new allocation not reported as a phase, and is a phase after it still detected?

@@ -13,6 +13,9 @@
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, RateFacts, SizeCurve};
 
+/// Factor by which the entries of a log are increased if it was too short for the largest size.
+pub(crate) const ENTRIES_FACTOR: u32 = 4;
+
 /// A speed and a miss rate that were measured in the same windows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MeasuredSpeed {
@@ -22,6 +25,14 @@ pub struct MeasuredSpeed {
     pub misses_per_kilo_instr: Option<f64>,
     /// Cycles stalled beyond the cache per miss; `None` if these were not counted.
     pub stall_cycles_per_miss: Option<f64>,
+}
+
+impl MeasuredSpeed {
+    /// Returns the share of the cycles that are stalled beyond the cache; `None` if these were not counted.
+    pub fn stall_share(&self) -> Option<f64> {
+        let misses_per_instr = self.misses_per_kilo_instr? / 1000.0;
+        Some(misses_per_instr * self.stall_cycles_per_miss? / self.cycles_per_instr)
+    }
 }
 
 /// The cost of a process by the number of units that it has.
@@ -149,6 +160,14 @@ impl DemandCurve {
             )
             .with_rates(RateFacts { solo_instr_per_cycle: solo, ..RateFacts::default() })
     }
+}
+
+/// Returns whether a curve is far less certain at this size than where it is most certain.
+pub(crate) fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
+    let error_width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
+    let min_width = curve.iter().map(error_width).fold(f64::INFINITY, f64::min);
+    let curve_point = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
+    curve_point.is_some_and(|point| error_width(point) > 2.0 * min_width)
 }
 
 /// Returns the stalls by number of units; `None` unless the stall curve spans the sizes, because it is unknown beyond

@@ -7,4 +7,5 @@ pub mod demand_curve;
 pub(crate) mod partitioned_cache;
 pub(crate) mod share_controller;
 pub(crate) mod speed_history;
+pub(crate) mod trace_planner;
 pub mod units;

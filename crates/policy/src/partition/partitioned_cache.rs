@@ -12,12 +12,13 @@ use cachemate_core::{
 
 use super::ab_test::AbTestLengths;
 use super::units::PartitionUnits;
+use crate::verifier::speeds::ProcessPhase;
 
 /// A process that uses this cache.
 pub struct CacheProcess<'a> {
     pub process: ProcessId,
     pub tasks: Vec<&'a TaskSample>,
-    pub phase: u32,
+    pub phase: ProcessPhase,
 }
 
 impl CacheProcess<'_> {

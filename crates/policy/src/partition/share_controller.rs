@@ -12,10 +12,11 @@
 //! - Hysteresis: shares are adopted if they are significantly faster by at least the minimum gain, and removed if
 //!   sharing is as fast.
 //! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::apply_bound`]),
-//!   so that shares that failed are not proposed again.
+//!   so that shares that failed are not proposed again. What it measured with units of its own applies again in later
+//!   phases of the same kind.
 //!
 //! Properties: trials cost at most the configured fraction of the time; the first trial with new co-runners is exempt.
-//! A change of co-runners discards all evidence.
+//! Other co-runners discard all evidence.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +24,9 @@ use cachemate_core::{CacheShare, ProcessId, ShareMember, View};
 
 use super::ab_test::{AbArm, AbTest, AbTestLengths, AbTestStatus, CLEAR_LOSS, SettlingPeriod};
 use super::demand_curve::{DemandCurve, MeasuredSpeed};
-use super::partitioned_cache::{PartitionedCache, units_of};
+use super::partitioned_cache::{CacheProcess, PartitionedCache, units_of};
 use super::speed_history::{Ratio, SpeedRecord};
+use crate::verifier::speeds::ProcessPhase;
 
 /// The processes on a cache with their phases. A verdict applies only to the processes and phases with which it was
 /// reached.
@@ -52,9 +54,10 @@ impl ShareTrial {
     }
 }
 
-/// The measured performance of a process with a number of units, and whether the units were its own.
+/// The measured performance of a process in a phase with a number of units, and whether the units were its own.
 struct MeasuredBound {
     process: ProcessId,
+    phase: ProcessPhase,
     units: u32,
     is_exclusive: bool,
     speed: MeasuredSpeed,
@@ -170,7 +173,7 @@ impl ShareController {
         let mut remaining_shares = domain.surviving_shares(&view.previous_plan.shares);
         self.phase_stability.windows += 1;
         let co_runners: ProcessPhases =
-            domain.processes.iter().map(|cache_process| (cache_process.process, cache_process.phase)).collect();
+            domain.processes.iter().map(|cache_process| (cache_process.process, cache_process.phase.number)).collect();
         if co_runners != self.co_runners {
             let allows_trials = terms.lengths.measure_windows > 0 && !domain.has_goals();
             self.phase_stability.record_change();
@@ -221,7 +224,13 @@ impl ShareController {
         }
         self.speeds.clear();
         self.insufficient_units.clear();
-        self.bounds.clear();
+        // What a process measured with its own units does not depend on the phases of others.
+        self.bounds.retain(|bound| {
+            bound.is_exclusive
+                && co_runners.iter().any(|&(process, phase)| {
+                    bound.process == process && (bound.phase.kind.is_some() || bound.phase.number == phase)
+                })
+        });
         self.accepted_speeds = None;
         self.co_runners = co_runners;
     }
@@ -294,9 +303,12 @@ impl ShareController {
         });
     }
 
-    /// Returns the demand curve of a process, bounded by the measurements of that process.
-    pub fn apply_bounds(&self, process: ProcessId, demand: DemandCurve) -> DemandCurve {
-        let process_bounds = self.bounds.iter().filter(|bound| bound.process == process);
+    /// Returns the demand curve of a process, bounded by the measurements of that process in phases of this kind.
+    pub fn apply_bounds(&self, cache_process: &CacheProcess<'_>, demand: DemandCurve) -> DemandCurve {
+        let is_applicable = |bound: &&MeasuredBound| {
+            bound.process == cache_process.process && bound.phase.is_comparable(cache_process.phase)
+        };
+        let process_bounds = self.bounds.iter().filter(is_applicable);
         process_bounds.fold(demand, |demand, bound| demand.apply_bound(bound.units, bound.speed, bound.is_exclusive))
     }
 
@@ -366,6 +378,8 @@ impl ShareController {
             let (units, is_own) = (units_of(share).count(), share.members.len() == 1);
             for member in &share.members {
                 let ShareMember::Process(process) = *member else { continue };
+                let cache_process = domain.processes.iter().find(|cache_process| cache_process.process == process);
+                let Some(phase) = cache_process.map(|cache_process| cache_process.phase) else { continue };
                 let Some((speed, matched_speeds)) = trial
                     .speeds_under_new
                     .measured_speed(process)
@@ -373,9 +387,12 @@ impl ShareController {
                 else {
                     continue;
                 };
-                self.bounds.retain(|bound| (bound.process, bound.units) != (process, units));
+                let is_superseded = |bound: &MeasuredBound| {
+                    (bound.process, bound.units) == (process, units) && bound.phase.is_comparable(phase)
+                };
+                self.bounds.retain(|bound| !is_superseded(bound));
                 let speed = MeasuredSpeed { cycles_per_instr: matched_speeds.cycles_per_instr[0], ..speed };
-                self.bounds.push(MeasuredBound { process, units, is_exclusive: is_own, speed });
+                self.bounds.push(MeasuredBound { process, phase, units, is_exclusive: is_own, speed });
             }
         }
     }

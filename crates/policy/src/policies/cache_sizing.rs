@@ -4,6 +4,7 @@
 //! sizes are right and up to date, and if its gain exceeds its cost. Method, for each cache:
 //! 1. Request a trace of every process without a curve for its present phase, a few at a time, and at once after a
 //!    change of phase. If the phase turns out to be of a known kind, it has the curve of that kind, and the trace ends.
+//!    A trace that was too short for the whole cache is repeated once, several times as long, if that is paid for.
 //! 2. Once all processes have a curve, [`allocate`] sizes the shares. The predictor forecasts the performance of all
 //!    processes under these shares, under the present ones, and without any. The best of the three is chosen if it
 //!    gains enough and the gain repays the copying of pages in time. A goal that is missed now is sufficient reason by
@@ -20,8 +21,8 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, IndexSet, PageMigration, Plan, Policy,
-    ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId,
-    TaskSample, Verification, View, WindowLength,
+    ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId, TaskSample, Verification, View,
+    WindowLength,
 };
 use serde::Deserialize;
 
@@ -33,7 +34,9 @@ use crate::partition::demand_curve::DemandCurve;
 use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache, units_of};
 use crate::partition::share_controller::{self, ShareController, ShareVerdict, TrialStatus};
 use crate::partition::speed_history::SpeedRecord;
+use crate::partition::trace_planner::{TracePlanner, TraceTerms};
 use crate::partition::units::{PartitionUnits, assign, pages_to_move};
+use crate::verifier::speeds::ProcessPhase;
 
 /// Parameters of `cache-sizing`, which the policy's page explains.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -107,21 +110,19 @@ impl Parameters {
 
 /// Number of times that the shares change in a trial that ends with adoption.
 const CHANGES_OF_A_TRIAL: f64 = 3.0;
-/// Maximum number of processes of one cache that are traced at once.
-const TRACED_AT_ONCE: usize = 4;
 
 struct CacheSizing {
     parameters: Parameters,
     caches: BTreeMap<CacheId, ShareController>,
     home_caches: BTreeMap<ProcessId, CacheId>,
-    last_probes: BTreeMap<TaskId, (u32, ProbeId)>,
-    next_probe: u32,
+    traces: TracePlanner,
 }
 
 impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
+        self.traces.record_answers(view);
         for domain in self.collect_partitionable_caches(view) {
             let controller = self.caches.entry(domain.cache.id).or_default();
             let current_shares = controller.observe(view, &domain, self.parameters.trial_terms(&domain));
@@ -130,7 +131,6 @@ impl Policy for CacheSizing {
             plan.shares.extend(shares);
             plan.probes.extend(self.request_traces(view, &domain));
         }
-        self.last_probes.retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task));
         Decision { verification: self.verification_terms(&reasons), ..Decision::new(plan, reasons) }
     }
 }
@@ -155,17 +155,18 @@ impl CacheSizing {
             // A process is not partitioned if any of its threads must not be changed.
             let is_unmovable =
                 view.observation.tasks.iter().any(|sample| sample.process == task.process && sample.unmovable);
-            let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
             match processes.iter_mut().find(|cache_process| cache_process.process == task.process) {
-                Some(cache_process) => {
-                    cache_process.tasks.push(task);
-                    cache_process.phase = cache_process.phase.max(phase);
-                }
-                None if !is_unmovable => {
-                    processes.push(CacheProcess { process: task.process, tasks: vec![task], phase })
-                }
+                Some(cache_process) => cache_process.tasks.push(task),
+                None if !is_unmovable => processes.push(CacheProcess {
+                    process: task.process,
+                    tasks: vec![task],
+                    phase: ProcessPhase::default(),
+                }),
                 None => {}
             }
+        }
+        for cache_process in &mut processes {
+            cache_process.phase = ProcessPhase::from_threads(&cache_process.tasks, view);
         }
         let caches: Vec<(&Cache, PartitionUnits)> = view
             .topology
@@ -268,52 +269,24 @@ impl CacheSizing {
         }
     }
 
-    /// Returns trace requests for a few processes of one cache. Several are traced at once because a process that
-    /// rarely misses takes long to fill its log, and must not delay the others.
+    /// Returns the trace requests for one cache.
     fn request_traces(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>) -> Vec<ProbeRequest> {
         let can_trace = view.capabilities.has_ability(Ability::TraceAddresses);
+        let controller = self.caches.entry(domain.cache.id).or_default();
         // While no trial may begin, no curve is needed.
-        let is_cooling_down =
-            !domain.has_goals() && self.caches.get(&domain.cache.id).is_some_and(|cache| !cache.can_start_trial());
-        if !can_trace || self.parameters.trace_entries == 0 || is_cooling_down || !domain.needs_partition() {
+        let is_cooling_down = !domain.has_goals() && !controller.can_start_trial();
+        let parameters = &self.parameters;
+        if !can_trace || parameters.trace_entries == 0 || is_cooling_down || !domain.needs_partition() {
             return Vec::new();
         }
-        let unknown_processes = domain.processes.iter().filter(|cache_process| {
-            let has_curve = |task: &&TaskSample| {
-                view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
-            };
-            !cache_process.tasks.iter().any(has_curve)
-        });
-        unknown_processes
-            .take(TRACED_AT_ONCE)
-            .map(|unprofiled_process| self.request_trace(view, unprofiled_process))
-            .collect()
-    }
-
-    /// Returns the trace request of one process; the request stays the same until it is answered.
-    fn request_trace(&mut self, view: &View<'_>, unknown_process: &CacheProcess<'_>) -> ProbeRequest {
-        // The thread that ran longest represents its process.
-        let running_ns = |task: &TaskSample| task.ran_ns();
-        let busiest_task =
-            unknown_process.tasks.iter().copied().reduce(|a, b| if running_ns(b) > running_ns(a) { b } else { a });
-        let busiest_task_id = busiest_task.unwrap_or(unknown_process.tasks[0]);
-        let probe = unknown_process.tasks.iter().find_map(|task| {
-            let (phase, probe) = *self.last_probes.get(&task.task)?;
-            let is_answered = view.observation.probe_results.iter().any(|probe_result| {
-                let is_trace = matches!(&probe_result.evidence, ProbeEvidence::Trace { .. });
-                probe_result.probe == probe && probe_result.complete && is_trace
-            });
-            (phase == unknown_process.phase && !is_answered).then_some((task.task, probe))
-        });
-        let (task, id) = probe.unwrap_or_else(|| {
-            let id = ProbeId(self.next_probe);
-            self.next_probe += 1;
-            self.last_probes.insert(busiest_task_id.task, (unknown_process.phase, id));
-            (busiest_task_id.task, id)
-        });
-        let Parameters { trace_entries: entries, trace_code: code, .. } = self.parameters;
-        let probe_kind = ProbeKind::MissTrace { task, entries, includes_code: code };
-        ProbeRequest { id, kind: probe_kind, budget_ns: self.parameters.trace_budget_ns }
+        let terms = TraceTerms {
+            entries: parameters.trace_entries,
+            includes_code: parameters.trace_code,
+            budget_ns: parameters.trace_budget_ns,
+            min_gain: parameters.min_gain,
+            max_share: parameters.trial_share,
+        };
+        self.traces.request_traces(view, domain, &controller.speeds, &terms)
     }
 }
 
@@ -335,7 +308,7 @@ fn build_claimant(
     let goal = cache_process.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
     let min_units = controller.insufficient_units.get(&cache_process.process).map_or(1, |units| units + 1);
-    let demand = controller.apply_bounds(cache_process.process, DemandCurve::mean_of_curves(&thread_demands)?);
+    let demand = controller.apply_bounds(cache_process, DemandCurve::mean_of_curves(&thread_demands)?);
     Some(Claimant { demand, priority, max_slowdown: goal.max_slowdown, min_units })
 }
 
@@ -672,8 +645,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         parameters: Parameters::parse(parameters)?,
         caches: BTreeMap::new(),
         home_caches: BTreeMap::new(),
-        last_probes: BTreeMap::new(),
-        next_probe: 0,
+        traces: TracePlanner::default(),
     }))
 }
 

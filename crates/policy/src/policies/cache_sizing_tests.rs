@@ -4,6 +4,7 @@ use super::*;
 use crate::conformance::check_policy;
 use crate::reference_predictor::ReferencePredictor;
 use cachemate_core::*;
+use std::collections::BTreeSet;
 
 const BYTES: u64 = 16 << 16;
 const COLORS: PartitionSupport = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
@@ -20,6 +21,8 @@ struct World {
     previous_plan: Plan,
     policy: Box<dyn Policy>,
     window: u64,
+    /// Results of probes for the next window.
+    probe_results: Vec<ProbeResult>,
 }
 
 /// Returns a profile whose miss rate falls from `miss_rate` to `fit_rate` at `units`.
@@ -55,6 +58,7 @@ impl World {
             previous_plan: Plan::idle(WindowLength::Time { ns: 1 }),
             policy: build(parameters, 1).unwrap(),
             window: 0,
+            probe_results: Vec::new(),
         }
     }
 
@@ -89,7 +93,7 @@ impl World {
             end_reason: WindowEnd::Elapsed,
             tasks: self.tasks.clone(),
             shared_counts: Vec::new(),
-            probe_results: Vec::new(),
+            probe_results: std::mem::take(&mut self.probe_results),
             applied: AppliedPlan::default(),
         };
         self.window += 1;
@@ -156,6 +160,70 @@ fn curves_are_requested_before_a_cache_is_divided() {
     world.window();
     world.profiles.insert(b, Profile { phase_number: 1, ..Profile::default() });
     assert_eq!(traced_tasks(&world.window()), [b]);
+}
+
+/// Is a log that was too short for the whole cache recorded once more, as soon as that is paid for, and only once?
+#[test]
+fn a_log_that_was_too_short_is_recorded_once_more() {
+    let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\ntrace_entries = 10");
+    let profile = world.profiles.get_mut(&TaskId(0)).unwrap();
+    profile.phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
+    let curve = profile.locality.misses_per_kilo_instr.get_mut(&CacheLevel::L2).unwrap();
+    curve.value[15].1 = Estimate { value: 1.0, low: 0.0, high: 20.0 };
+    // One nanosecond for each entry: 10 and 40 are one percent of 5,000, and the programs run for 2,000 in each window.
+    let answer = |probe: ProbeId, entries: u64| ProbeResult {
+        probe,
+        evidence: ProbeEvidence::Trace {
+            task: TaskId(0),
+            space: AddressKind::Virtual,
+            line_bytes: 64,
+            lines: vec![0; entries as usize],
+            code_positions: Vec::new(),
+            lost: None,
+            counts: EventCounts::default(),
+            elapsed_ns: 1,
+        },
+        complete: true,
+        cost_ns: vec![(Some(TaskId(0)), entries)],
+    };
+    world.probe_results = vec![answer(ProbeId(99), 10)];
+    assert!((0..2).all(|_| world.window().plan.probes.is_empty()), "it is not paid for");
+    let request = world.window().plan.probes;
+    assert!(
+        matches!(request[..], [ProbeRequest { kind: ProbeKind::MissTrace { entries: 40, .. }, .. }]),
+        "{request:?}"
+    );
+    assert_eq!(world.window().plan.probes, request, "the same probe until it is answered");
+    world.probe_results = vec![answer(request[0].id, 40)];
+    assert!((0..20).all(|_| world.window().plan.probes.is_empty()));
+}
+
+/// Are shares that failed proposed again in a phase of another kind, but not in a later phase of the same kind?
+#[test]
+fn shares_that_failed_are_proposed_again_only_in_another_kind_of_phase() {
+    for kind in [0, 1] {
+        let mut world = World::needy_beside_stream(COLORS, "");
+        let set_phase = |world: &mut World, number: u32, kind: u32| {
+            for profile in world.profiles.values_mut() {
+                profile.phase_number = number;
+                profile.phase.kind = Some(Fact::new(kind, FactSource::PhaseDetector, 0));
+            }
+        };
+        let tried_units = |world: &mut World| -> BTreeSet<Vec<String>> {
+            let mut units = BTreeSet::new();
+            for _ in 0..400 {
+                run_windows(world, 1, [3_000_000, 5_000_000], [4_000_000, 6_000_000]);
+                units.extend(world.divided().then(|| world.units()));
+            }
+            units
+        };
+        set_phase(&mut world, 0, 0);
+        let failed_units = tried_units(&mut world);
+        set_phase(&mut world, 1, kind);
+        let is_repeated = !failed_units.is_disjoint(&tried_units(&mut world));
+        assert!(!failed_units.is_empty());
+        assert_eq!(is_repeated, kind == 1, "kind {kind}: {failed_units:?}");
+    }
 }
 
 /// Does the program that needs space get it, both in colors and in contiguous ways?

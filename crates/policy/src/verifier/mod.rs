@@ -37,7 +37,7 @@ mod home_restore;
 mod judge;
 pub(crate) mod live_tasks;
 pub(crate) mod noise;
-mod speeds;
+pub(crate) mod speeds;
 pub(crate) mod symmetry;
 #[cfg(test)]
 mod tests;

@@ -28,12 +28,12 @@ pub struct ProcessSpeed {
 /// A phase by its number, and by its kind if that is known.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct ProcessPhase {
-    number: u32,
-    kind: Option<u32>,
+    pub number: u32,
+    pub kind: Option<u32>,
 }
 
 impl ProcessPhase {
-    fn from_threads(threads: &[&TaskSample], view: &View<'_>) -> Self {
+    pub fn from_threads(threads: &[&TaskSample], view: &View<'_>) -> Self {
         let profiles = threads.iter().filter_map(|thread| view.profiles.get(&thread.task));
         let phase_of = |profile: &Profile| ProcessPhase {
             number: profile.phase_number,

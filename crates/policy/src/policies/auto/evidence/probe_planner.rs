@@ -10,9 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{
-    Ability, Estimate, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, SizeCurve, TaskId, View,
-};
+use cachemate_core::{Ability, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, TaskId, View};
 use cachemate_locality::shmap::SharingCriteria as Filter;
 
 use super::curves::CurveChecks;
@@ -23,6 +21,7 @@ use super::thread_clusters::join_unclustered;
 use crate::clustering::{
     ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find_clusters, scaled_threshold,
 };
+use crate::partition::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
 use crate::policies::auto::model::problem::{CacheSite, CpuSites};
 
 /// Limits of the probes.
@@ -86,8 +85,6 @@ const SOLO_REPEAT_NS: u64 = 300_000_000_000;
 /// Time after which a solo speed is measured in another phase, if that phase's solo speed is unknown.
 const SOLO_PAUSE_NS: u64 = 5_000_000_000;
 
-/// Factor by which the entries of a log are increased if it was too short.
-const ENTRIES_FACTOR: u32 = 4;
 /// A process is not sampled if it waits for other caches for less than this share of its cycles.
 const MIN_REMOTE_SHARE: f64 = 0.03;
 /// Maximum number of probes with watch points at once: processors have four watch points.
@@ -454,14 +451,6 @@ fn log_entries(probe: &ProbeRequest) -> Option<u32> {
     }
 }
 
-/// Returns whether a curve is far less certain at this size than where it is most certain.
-fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
-    let error_width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
-    let min_width = curve.iter().map(error_width).fold(f64::INFINITY, f64::min);
-    let curve_point = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
-    curve_point.is_some_and(|point| error_width(point) > 2.0 * min_width)
-}
-
 /// Returns whether the probes in force leave all speeds unchanged. Watch points of an idle thread do, because they wait
 /// for it to run.
 pub fn are_probes_harmless(view: &View<'_>) -> bool {
@@ -528,6 +517,7 @@ fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], share: f64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_core::Estimate;
 
     /// Do watch points of an idle thread leave windows undisturbed, while those of a running thread and all traces
     /// disturb them?

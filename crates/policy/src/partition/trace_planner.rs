@@ -1,0 +1,162 @@
+//! Planning of the traces from which shares are sized.
+//!
+//! A process without a curve for its phase is traced at once. Several processes are traced at once, because a process
+//! that rarely misses takes long to fill its log, and must not delay the others. Beyond the lines that a log touches
+//! again, its curve is an extrapolation. A log that was too short for the whole cache is therefore recorded once more
+//! with more entries for each kind of phase, if waits for memory cost its process enough. Properties: longer logs never
+//! raise the cost of all logs above the given share of processor time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, TaskId, TaskSample, View};
+
+use super::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
+use super::partitioned_cache::{CacheProcess, PartitionedCache};
+use super::speed_history::SpeedRecord;
+use crate::verifier::speeds::ProcessPhase;
+
+/// Maximum number of processes of one cache that are traced at once.
+const TRACED_AT_ONCE: usize = 4;
+
+/// The conditions of traces.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TraceTerms {
+    pub entries: u32,
+    pub includes_code: bool,
+    /// Maximum processor time of a trace of this length.
+    pub budget_ns: u64,
+    /// Minimum share of its cycles that a process waits for memory, for a longer trace.
+    pub min_gain: f64,
+    /// Maximum share of processor time for all traces with a longer one.
+    pub max_share: f64,
+}
+
+impl TraceTerms {
+    fn longer_entries(&self) -> u32 {
+        self.entries.saturating_mul(ENTRIES_FACTOR)
+    }
+}
+
+/// The last trace requested of a task, with the phase of its process at that time.
+struct RequestedTrace {
+    phase: ProcessPhase,
+    probe: ProbeRequest,
+    is_longer: bool,
+    is_answered: bool,
+}
+
+/// The planner of traces; see the module's documentation.
+#[derive(Default)]
+pub struct TracePlanner {
+    last_traces: BTreeMap<TaskId, RequestedTrace>,
+    next_probe: u32,
+    /// Tasks with the kinds of phases of which a longer trace was recorded.
+    longer_traces: BTreeSet<(TaskId, u32)>,
+    /// Processor time of all traces, and of all tasks.
+    spent_ns: f64,
+    processor_ns: f64,
+    /// Cost of one entry of the last trace; `None` until one was recorded.
+    entry_ns: Option<f64>,
+}
+
+impl TracePlanner {
+    /// Records the answers to traces and their cost.
+    pub fn record_answers(&mut self, view: &View<'_>) {
+        self.processor_ns += view.live_tasks().map(|task| task.ran_ns() as f64).sum::<f64>();
+        for result in &view.observation.probe_results {
+            let ProbeEvidence::Trace { task, lines, .. } = &result.evidence else { continue };
+            let cost_ns = result.cost_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
+            self.spent_ns += cost_ns;
+            self.entry_ns = Some(cost_ns / lines.len().max(1) as f64);
+            let trace = self.last_traces.get_mut(task);
+            let Some(trace) = trace.filter(|trace| trace.probe.id == result.probe && result.complete) else { continue };
+            trace.is_answered = true;
+            self.longer_traces.extend(trace.phase.kind.filter(|_| trace.is_longer).map(|kind| (*task, kind)));
+        }
+        let is_live = |task: TaskId| view.observation.tasks.iter().any(|sample| sample.task == task);
+        self.last_traces.retain(|task, _| is_live(*task));
+        self.longer_traces.retain(|(task, _)| is_live(*task));
+    }
+
+    /// Returns the trace requests for a few processes of one cache; a request stays the same until it is answered.
+    pub fn request_traces(
+        &mut self,
+        view: &View<'_>,
+        domain: &PartitionedCache<'_>,
+        speeds: &SpeedRecord,
+        terms: &TraceTerms,
+    ) -> Vec<ProbeRequest> {
+        let has_curve = |task: &&TaskSample| {
+            view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
+        };
+        // Whether the trace of a process is a longer one; `None` if the process needs no trace.
+        let needed_trace = |cache_process: &CacheProcess<'_>| {
+            let has_curve = cache_process.tasks.iter().any(has_curve);
+            (!has_curve || self.needs_longer_trace(view, domain, cache_process, speeds, terms)).then_some(has_curve)
+        };
+        let needed_traces: Vec<(&CacheProcess<'_>, bool)> = domain
+            .processes
+            .iter()
+            .filter_map(|cache_process| Some((cache_process, needed_trace(cache_process)?)))
+            .take(TRACED_AT_ONCE)
+            .collect();
+        needed_traces.into_iter().map(|(process, is_longer)| self.request_trace(process, is_longer, terms)).collect()
+    }
+
+    /// Returns whether the curve of a process is uncertain at the size of the whole cache, its misses cost it enough, and
+    /// a longer trace is paid for or has begun.
+    fn needs_longer_trace(
+        &self,
+        view: &View<'_>,
+        domain: &PartitionedCache<'_>,
+        cache_process: &CacheProcess<'_>,
+        speeds: &SpeedRecord,
+        terms: &TraceTerms,
+    ) -> bool {
+        let Some((kind, bytes)) = cache_process.phase.kind.zip(domain.cache.size_bytes) else { return false };
+        let is_uncertain = |task: &&TaskSample| {
+            let profile = view.profiles.get(&task.task);
+            let curve = profile.and_then(|profile| profile.misses_per_kilo_instr());
+            curve.is_some_and(|curve| is_uncertain_at(curve, bytes as f64))
+        };
+        let is_recorded = |task: &&TaskSample| self.longer_traces.contains(&(task.task, kind));
+        if !cache_process.tasks.iter().any(is_uncertain) || cache_process.tasks.iter().any(is_recorded) {
+            return false;
+        }
+        let stall_share = speeds.measured_speed(cache_process.process).and_then(|speed| speed.stall_share());
+        let is_worthwhile = stall_share.is_none_or(|share| share >= terms.min_gain);
+        let is_paid = |entry_ns: f64| {
+            self.spent_ns + f64::from(terms.longer_entries()) * entry_ns <= terms.max_share * self.processor_ns
+        };
+        self.pending_trace(cache_process, true).is_some() || is_worthwhile && self.entry_ns.is_some_and(is_paid)
+    }
+
+    /// Returns the unanswered trace of this length that was requested in the present phase of a process, if any.
+    fn pending_trace(&self, cache_process: &CacheProcess<'_>, is_longer: bool) -> Option<&ProbeRequest> {
+        let is_pending = |trace: &&RequestedTrace| {
+            (trace.phase.number, trace.is_longer, trace.is_answered) == (cache_process.phase.number, is_longer, false)
+        };
+        let mut traces = cache_process.tasks.iter().filter_map(|task| self.last_traces.get(&task.task));
+        traces.find(is_pending).map(|trace| &trace.probe)
+    }
+
+    fn request_trace(&mut self, cache_process: &CacheProcess<'_>, is_longer: bool, terms: &TraceTerms) -> ProbeRequest {
+        if let Some(pending_trace) = self.pending_trace(cache_process, is_longer) {
+            return pending_trace.clone();
+        }
+        // The thread that ran longest represents its process.
+        let busiest_task = cache_process.tasks.iter().reduce(|a, b| if b.ran_ns() > a.ran_ns() { b } else { a });
+        let task = busiest_task.unwrap_or(&cache_process.tasks[0]).task;
+        let (entries, budget_ns) = if is_longer {
+            (terms.longer_entries(), terms.budget_ns.saturating_mul(ENTRIES_FACTOR.into()))
+        } else {
+            (terms.entries, terms.budget_ns)
+        };
+        let kind = ProbeKind::MissTrace { task, entries, includes_code: terms.includes_code };
+        let probe = ProbeRequest { id: ProbeId(self.next_probe), kind, budget_ns };
+        self.next_probe += 1;
+        let trace = RequestedTrace { phase: cache_process.phase, probe: probe.clone(), is_longer, is_answered: false };
+        self.last_traces.insert(task, trace);
+        probe
+    }
+}

@@ -15,6 +15,9 @@ use serde::Serialize;
 use crate::args::{ColorChoice, Global};
 use crate::files::write_file;
 
+/// Interval between lines about progress where no progress bar can be drawn.
+const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(10);
+
 /// State of one run of the command.
 #[derive(Clone)]
 pub struct Session {
@@ -99,7 +102,8 @@ impl Session {
         }
     }
 
-    /// Progress bar over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints.
+    /// Progress bar over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints. Off a
+    /// terminal, a line of text takes its place every ten seconds, unless `--quiet` was given.
     pub fn progress_bar(&self, stage: &'static str, total: Option<u64>) -> ProgressBar {
         let bar = match total {
             Some(total) => ProgressBar::new(total),
@@ -118,6 +122,8 @@ impl Session {
         bar.set_prefix(stage);
         if self.shows_notes {
             bar.enable_steady_tick(Duration::from_millis(250));
+        } else if !self.is_quiet {
+            report_progress_lines(stage, &bar);
         }
         bar
     }
@@ -173,4 +179,18 @@ impl Session {
         let mut out = io::stdout().lock();
         out.write_all(text.as_str().as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
     }
+}
+
+/// Prints the state of a hidden bar to standard error at every interval until it is finished or dropped.
+fn report_progress_lines(stage: &'static str, bar: &ProgressBar) {
+    let weak_bar = bar.downgrade();
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(PROGRESS_LINE_INTERVAL);
+            let Some(bar) = weak_bar.upgrade().filter(|bar| !bar.is_finished()) else { return };
+            let total = bar.length().map_or(String::new(), |total| format!(" of {total}"));
+            let line = format!("{stage}: {}{total}, {} s {}", bar.position(), bar.elapsed().as_secs(), bar.message());
+            let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::for_line(line.trim_end()));
+        }
+    });
 }

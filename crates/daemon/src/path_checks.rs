@@ -1,11 +1,12 @@
 //! Checks that a daemon could use the paths and addresses in a configuration. The check creates nothing.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use cachemate_core::CpuSet;
+use cachemate_core::{CpuSet, Profile};
 use cachemate_linux::sense::topology::read_topology;
 use cachemate_spec::ManageConfig;
 use rustix::fs::{Access, AtFlags, CWD};
@@ -15,21 +16,21 @@ use crate::{host, paths};
 /// Maximum length of a socket's path: `sun_path` of unix(7) without the terminating zero.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// Finds the first path that a daemon could not use.
+/// Finds the first path that a daemon could not use. Returns the configured profiles by program.
 ///
 /// # Errors
 /// The path, and the reason.
-pub fn check_config(config: &ManageConfig) -> anyhow::Result<()> {
+pub fn check_config(config: &ManageConfig) -> anyhow::Result<BTreeMap<String, Profile>> {
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     check_dir(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
     check_cpusets(config)?;
     let path = config.socket.clone().unwrap_or_else(paths::default_socket);
     check_socket(&path).with_context(|| format!("socket: {}", path.display()))?;
-    host::read_known_profiles(&config.profiles).context("profiles")?;
+    let profiles = host::read_known_profiles(&config.profiles).context("profiles")?;
     if let Some(path) = &config.run_log {
         check_log_file(path).with_context(|| format!("run_log: {}", path.display()))?;
     }
-    Ok(())
+    Ok(profiles)
 }
 
 /// Checks that every CPU of the confined groups exists.

@@ -26,22 +26,16 @@ pub struct RuleReport {
     pub warnings: Vec<String>,
 }
 
-/// Tests every process of this host against the rules.
+/// Tests every process of this host against the rules, the cpusets, the floors and the profiles of `profiled_programs`.
 ///
 /// # Errors
 /// The processes of this host cannot be listed.
-pub fn build_rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
-    let matches =
-        find_rule_matches(&LinuxHost::new("/"), &host::manage_rules(&config.rules), &ServiceDirectory::default());
-    let matches = matches.context("cannot read the processes of this host")?;
-    let mut report = RuleReport::default();
-    for (index, (rule, rule_match)) in config.rules.iter().zip(&matches).enumerate() {
-        let (conditions, treatment) = (describe_conditions(rule), describe_treatment(rule));
-        report.lines.push(format!("rules[{index}] ({conditions}) {treatment}: {}", describe_match(rule_match)));
-    }
-    report.warnings = describe_unmatched_rules(&config.rules, &matches);
-    let managed = config.rules.iter().zip(&matches).filter(|(rule, _)| rule.action == RuleAction::Manage);
-    let services: BTreeSet<ServiceIdentity> = managed.flat_map(|(_, matched)| matched.services.clone()).collect();
+pub fn build_rule_report<'a>(
+    config: &ManageConfig,
+    profiled_programs: impl Iterator<Item = &'a str>,
+) -> anyhow::Result<RuleReport> {
+    let (mut report, services) = match_entries(config, profiled_programs, &ServiceDirectory::default())
+        .context("cannot read the processes of this host")?;
     for (index, budget) in host::slowdown_budgets(config).iter().enumerate() {
         let limits = budget.divide(services.clone());
         if limits.is_empty() {
@@ -49,16 +43,6 @@ pub fn build_rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
             continue;
         }
         report.lines.push(format!("budgets[{index}] {}", describe_budget(budget, &limits)));
-    }
-    for (label, rule) in named_programs(config) {
-        // Each entry is tested on its own, because several entries may name the same program.
-        let rules = host::manage_rules(&[rule]);
-        let matches = find_rule_matches(&LinuxHost::new("/"), &rules, &ServiceDirectory::default())?;
-        let rule_match = matches.into_iter().next().unwrap_or_default();
-        match rule_match.decided_commands.is_empty() {
-            true => report.warnings.push(format!("{label} {}", describe_absence(&rule_match))),
-            false => report.lines.push(format!("{label}: {}", describe_match(&rule_match))),
-        }
     }
     for (index, floor) in config.service_floors.iter().enumerate() {
         if let Some(path) = floor.progress_file.as_ref().filter(|path| !cachemate_files::path_exists(path)) {
@@ -78,8 +62,45 @@ pub fn build_rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
     Ok(report)
 }
 
+/// Matches of the entries that name programs, and the services that the rules manage. One pass over the processes tests all
+/// entries: rules come first, so that they decide, and the other entries match whatever the rules decide.
+fn match_entries<'a>(
+    config: &ManageConfig,
+    profiled_programs: impl Iterator<Item = &'a str>,
+    directory: &ServiceDirectory,
+) -> std::io::Result<(RuleReport, BTreeSet<ServiceIdentity>)> {
+    let named_programs = named_programs(config, profiled_programs);
+    let entry_rules = named_programs.iter().map(|(_, rule)| rule.clone());
+    let rules: Vec<RuleConfig> = config.rules.iter().cloned().chain(entry_rules).collect();
+    let matches = find_rule_matches(&LinuxHost::new("/"), &host::manage_rules(&rules), directory)?;
+    let (rule_matches, entry_matches) = matches.split_at(config.rules.len());
+    let (mut report, mut services) = (RuleReport::default(), BTreeSet::new());
+    for (index, (rule, rule_match)) in config.rules.iter().zip(rule_matches).enumerate() {
+        let label = format!("rules[{index}] ({})", describe_conditions(rule));
+        let commands = &rule_match.decided_commands;
+        report.lines.push(format!("{label} {}: {}", describe_treatment(rule), describe_commands(commands)));
+        if commands.is_empty() {
+            report.warnings.push(format!("{label} {}", describe_absence(rule_match)));
+        }
+        if rule.action == RuleAction::Manage {
+            services.extend(rule_match.services.iter().cloned());
+        }
+    }
+    for ((label, _), entry_match) in named_programs.iter().zip(entry_matches) {
+        let commands = [entry_match.decided_commands.as_slice(), &entry_match.earlier_commands].concat();
+        match commands.is_empty() {
+            true => report.warnings.push(format!("{label} {}", describe_absence(entry_match))),
+            false => report.lines.push(format!("{label}: {}", describe_commands(&commands))),
+        }
+    }
+    Ok((report, services))
+}
+
 /// The cpusets, floors and profiles as rules that match the same programs, with their descriptions.
-fn named_programs(config: &ManageConfig) -> Vec<(String, RuleConfig)> {
+fn named_programs<'a>(
+    config: &ManageConfig,
+    profiled_programs: impl Iterator<Item = &'a str>,
+) -> Vec<(String, RuleConfig)> {
     let cpuset_rule = |(index, cpuset): (usize, &CpusetConfig)| {
         let rule = RuleConfig { cgroup: Some(cpuset.cgroup.clone()), ..RuleConfig::default() };
         (format!("cpusets[{index}] ({}) to CPUs {}", describe_conditions(&rule), cpuset.cpus), rule)
@@ -89,15 +110,13 @@ fn named_programs(config: &ManageConfig) -> Vec<(String, RuleConfig)> {
         let (conditions, rate) = (describe_conditions(&rule), format_number(floor.min_rate));
         (format!("service_floors[{index}] ({conditions}) at least {rate} a second"), rule)
     };
-    let profile_rule = |name: String| {
-        let label = format!("profile of '{}'", escape_controls(&name));
-        (label, RuleConfig { command: Some(name), ..RuleConfig::default() })
+    let profile_rule = |name: &str| {
+        let label = format!("profile of '{}'", escape_controls(name));
+        (label, RuleConfig { command: Some(name.to_string()), ..RuleConfig::default() })
     };
-    // Unreadable profiles are an error of the start and of the check.
-    let profiles = host::read_known_profiles(&config.profiles).unwrap_or_default();
     let cpuset_rules = config.cpusets.iter().enumerate().map(cpuset_rule);
     let floor_rules = config.service_floors.iter().enumerate().map(floor_rule);
-    cpuset_rules.chain(floor_rules).chain(profiles.into_keys().map(profile_rule)).collect()
+    cpuset_rules.chain(floor_rules).chain(profiled_programs.map(profile_rule)).collect()
 }
 
 /// The treatment of the programs that match a rule, with their goals as they were understood.
@@ -132,8 +151,7 @@ const RULE_CHECK_PERIOD: Duration = Duration::from_secs(60);
 
 /// Tracks which rules and other entries of a running daemon match nothing.
 pub(crate) struct RuleCheck {
-    rules: Vec<RuleConfig>,
-    named_programs: Vec<(String, RuleConfig)>,
+    config: ManageConfig,
     last_check: Instant,
     warnings: Vec<String>,
 }
@@ -141,42 +159,27 @@ pub(crate) struct RuleCheck {
 impl RuleCheck {
     /// Builds the check. The first comparison takes place one interval from now, so a rule may match nothing for a
     /// minute.
-    pub(crate) fn new(config: &ManageConfig) -> Self {
-        let named_programs = named_programs(config);
-        RuleCheck { rules: config.rules.clone(), named_programs, last_check: Instant::now(), warnings: Vec::new() }
+    pub(crate) fn new(config: ManageConfig) -> Self {
+        RuleCheck { config, last_check: Instant::now(), warnings: Vec::new() }
     }
 
     /// Returns the entries that match nothing, once a minute; `None` between checks. Logs rules that were not in the
     /// previous result.
-    pub(crate) fn poll(&mut self, directory: &ServiceDirectory, report: &dyn Fn(&str)) -> Option<Vec<String>> {
+    pub(crate) fn poll<'a>(
+        &mut self,
+        directory: &ServiceDirectory,
+        profiled_programs: impl Iterator<Item = &'a str>,
+        report: &dyn Fn(&str),
+    ) -> Option<Vec<String>> {
         if self.last_check.elapsed() < RULE_CHECK_PERIOD {
             return None;
         }
         self.last_check = Instant::now();
-        // The entries follow the rules, so that one pass over the processes tests both and the rules decide.
-        let entry_rules = self.named_programs.iter().map(|(_, rule)| rule.clone());
-        let rules: Vec<RuleConfig> = self.rules.iter().cloned().chain(entry_rules).collect();
-        let matches = find_rule_matches(&LinuxHost::new("/"), &host::manage_rules(&rules), directory).ok()?;
-        let mut unmatched_texts = describe_unmatched_rules(&self.rules, &matches);
-        for ((label, _), entry_match) in self.named_programs.iter().zip(&matches[self.rules.len()..]) {
-            if entry_match.decided_commands.is_empty() && entry_match.earlier_count == 0 {
-                unmatched_texts.push(format!("{label} {}", describe_absence(entry_match)));
-            }
-        }
+        let unmatched_texts = match_entries(&self.config, profiled_programs, directory).ok()?.0.warnings;
         unmatched_texts.iter().filter(|text| !self.warnings.contains(text)).for_each(|text| report(text));
         self.warnings.clone_from(&unmatched_texts);
         Some(unmatched_texts)
     }
-}
-
-/// Describes the rules that decide about no process, because they match none or an earlier rule applies first.
-fn describe_unmatched_rules(rules: &[RuleConfig], matches: &[RuleMatch]) -> Vec<String> {
-    let rules = rules.iter().zip(matches).enumerate();
-    let rules = rules.filter(|(_, (_, matched))| matched.decided_commands.is_empty());
-    let describe_rule = |(index, (rule, matched)): (usize, (&RuleConfig, &RuleMatch))| {
-        format!("rules[{index}] ({}) {}", describe_conditions(rule), describe_absence(matched))
-    };
-    rules.map(describe_rule).collect()
 }
 
 fn describe_conditions(rule: &RuleConfig) -> String {
@@ -203,16 +206,16 @@ fn describe_labels(labels: &BTreeMap<String, String>) -> String {
     pairs.join(",")
 }
 
-fn describe_match(rule_match: &RuleMatch) -> String {
+fn describe_commands(commands: &[String]) -> String {
     let mut names: Vec<&str> = Vec::new();
-    for name in &rule_match.decided_commands {
+    for name in commands {
         if !names.contains(&name.as_str()) {
             names.push(name);
         }
     }
     let shown_names: Vec<String> = names.iter().take(MAX_NAMES).map(|name| escape_controls(name)).collect();
     let ellipsis = if names.len() > MAX_NAMES { ", ..." } else { "" };
-    let count = match rule_match.decided_commands.len() {
+    let count = match commands.len() {
         0 => "0 processes".to_string(),
         1 => "1 process".to_string(),
         count => format!("{count} processes"),
@@ -221,8 +224,8 @@ fn describe_match(rule_match: &RuleMatch) -> String {
 }
 
 fn describe_absence(rule_match: &RuleMatch) -> String {
-    if rule_match.earlier_count > 0 {
-        let count = rule_match.earlier_count;
+    let count = rule_match.earlier_commands.len();
+    if count > 0 {
         return format!(
             "decides nothing now, because earlier rules apply first to the processes that it matches ({count})"
         );
@@ -246,13 +249,12 @@ mod tests {
     #[test]
     fn names_are_listed_once_and_escaped() {
         let decided = ["redis", "redis", "evil\x1b[2J"].map(String::from).to_vec();
-        let matched = RuleMatch { decided_commands: decided, ..RuleMatch::default() };
-        assert_eq!(describe_match(&matched), "3 processes: redis, evil\\u{1b}[2J");
+        assert_eq!(describe_commands(&decided), "3 processes: redis, evil\\u{1b}[2J");
         let budget = SlowdownBudget { max_slowdown: 0.3, weights: vec![("*".into(), 1.0), ("unit/*".into(), 2.0)] };
         let services = [ServiceIdentity::command("a\x1b"), ServiceIdentity::new(ServiceKind::Unit, "b.service")];
         let limits = budget.divide(services.into());
         assert_eq!(describe_budget(&budget, &limits), "(30.0 %): unit/b.service 15.0 %, command/a\\u{1b} 15.0 %");
-        let shadowed = RuleMatch { earlier_count: 2, ..RuleMatch::default() };
+        let shadowed = RuleMatch { earlier_commands: vec![String::new(); 2], ..RuleMatch::default() };
         assert!(describe_absence(&shadowed).contains("earlier rules apply first"));
     }
 
@@ -262,12 +264,13 @@ mod tests {
         let text = "[[rules]]\npid = 1\nmax_slowdown = '0.05%'\n[[cpusets]]\ncgroup = '/no/such.service'\ncpus = '0'\n\
                     [[service_floors]]\nservice = 'no-such-service'\nmin_rate = 5\nprogress_file = '/no/such/file'";
         let config = cachemate_spec::parse_manage_config("c.toml", text, &|_| None).unwrap();
-        let report = build_rule_report(&config).unwrap();
+        let report = build_rule_report(&config, std::iter::once("no-such-program")).unwrap();
         assert!(report.lines[0].starts_with("rules[0] (pid 1) managed, at most 0.05 % slower: "), "{:?}", report.lines);
         let starts = [
             "cpusets[0] (cgroup '/no/such.service') to CPUs 0 matches nothing now",
             "service_floors[0] (service 'no-such-service') at least 5 a second matches nothing now",
             "service_floors[0].progress_file: /no/such/file: no such file now",
+            "profile of 'no-such-program' matches nothing now",
         ];
         for start in starts {
             assert!(report.warnings.iter().any(|warning| warning.starts_with(start)), "{start}: {:?}", report.warnings);

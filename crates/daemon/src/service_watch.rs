@@ -47,7 +47,7 @@ impl ServiceWatch {
             nri.map(start_plugin).transpose().context("cannot start the thread of the container runtime's plugin")?;
         Ok(ServiceWatch {
             profile_store: ProfileStore::new(state_dir),
-            rule_check: RuleCheck::new(config),
+            rule_check: RuleCheck::new(config.clone()),
             service_floors: ServiceFloors::new(config.service_floors.clone()),
             directory,
             nri_plugin: nri,
@@ -90,7 +90,7 @@ impl ServiceWatch {
             service.tasks += idle_threads.get(&service.identity()).copied().unwrap_or(0);
         }
         self.profile_store.observe(machine.learn(profiles), machine.learned_profiles(), report);
-        if let Some(unmatched_rules) = self.rule_check.poll(&self.directory, report) {
+        if let Some(unmatched_rules) = self.rule_check.poll(&self.directory, machine.profiled_programs(), report) {
             status.unmatched_rules = unmatched_rules;
         }
         status.nri = self.nri_plugin.as_ref().map(|(thread, _)| NriStatus::from(thread.state()));
@@ -98,8 +98,8 @@ impl ServiceWatch {
 
     /// Replaces the configuration after a reload.
     pub(crate) fn set_config(&mut self, config: ManageConfig) {
-        self.rule_check = RuleCheck::new(&config);
-        self.service_floors = ServiceFloors::new(config.service_floors);
+        self.service_floors = ServiceFloors::new(config.service_floors.clone());
+        self.rule_check = RuleCheck::new(config);
     }
 
     /// Stores everything that was learned.

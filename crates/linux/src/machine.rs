@@ -287,6 +287,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         &self.options.learned_profiles
     }
 
+    /// Programs whose profiles the operator configured.
+    pub fn profiled_programs(&self) -> impl Iterator<Item = &str> {
+        self.options.known_profiles.keys().map(String::as_str)
+    }
+
     /// Programs of each service that ended before any window read them; `None` if the kernel sends no process events.
     pub fn unread_programs(&self) -> Option<&BTreeMap<ServiceIdentity, u64>> {
         self.tasks.unread_programs()

@@ -226,15 +226,26 @@ fn severity(value: Option<f64>, unit: &str) -> &'static str {
     }
 }
 
+/// Multiple of the second largest value beyond which a bar is cut, so that it does not flatten the others.
+const MAX_BAR_RATIO: f64 = 4.0;
+
+/// Renders a bar whose length is proportional to the value. The largest of `all_values` has the length `max_rem`; if it
+/// dwarfs all others, the scale ends at [`MAX_BAR_RATIO`] times the second largest, and the bar has an open end.
+fn cost_bar(value: Option<f64>, all_values: &[f64], max_rem: f64, unit: &str) -> Markup {
+    let mut sorted: Vec<f64> = all_values.iter().copied().filter(|value| *value > 0.0).collect();
+    sorted.sort_by(f64::total_cmp);
+    let largest = sorted.pop().unwrap_or(0.0);
+    let scale = largest.min(MAX_BAR_RATIO * sorted.last().copied().unwrap_or(largest));
+    let value_share = value.filter(|value| *value > 0.0 && scale > 0.0).map_or(0.0, |value| value / scale);
+    let end = if value_share > 1.0 { " open" } else { "" };
+    let class = format!("bar {}{end}", severity(value, unit));
+    html! { span class=(class) style=(format!("width:{:.2}rem", value_share.min(1.0) * max_rem)) {} }
+}
+
 fn plan_section(plan: &PlanResult) -> Markup {
     let programs = || plan.caches.iter().flat_map(|cache| &cache.programs);
-    let largest_slowdown = programs().filter_map(|p| p.slowdown).fold(0.0, f64::max);
-    let bar_style = |value: Option<f64>| match value {
-        Some(value) if largest_slowdown > 0.0 && value > 0.0 => {
-            format!("width:{:.2}rem", value / largest_slowdown * 3.0)
-        }
-        _ => "width:0".to_string(),
-    };
+    let slowdowns: Vec<f64> = programs().filter_map(|program| program.slowdown).collect();
+    let bar = |value: Option<f64>| cost_bar(value, &slowdowns, 3.0, &plan.unit);
     html! {
         h2 { "The plan" }
         p.soft {
@@ -244,13 +255,14 @@ fn plan_section(plan: &PlanResult) -> Markup {
                 "traffic; 90 % intervals are in brackets."
             }
             @if plan.unit == "percent" { " Bars are blue below 5 %, yellow below 20 % and red from there." }
+            " A bar with an open end is longer than shown."
         }
         div.cards { @for cache in &plan.caches { div.card {
             h3 { (cache.cache) " " span { "CPUs " (cache.cpus) } }
             @if cache.programs.is_empty() { p.soft { "idle" } }
             @for program in &cache.programs { div.row {
                 b { (program.name) }
-                span.cost { span.bar.(severity(program.slowdown, &plan.unit)) style=(bar_style(program.slowdown)) {} (render_cost(program.slowdown, &plan.unit))
+                span.cost { (bar(program.slowdown)) (render_cost(program.slowdown, &plan.unit))
                     @if let Some(range) = program.interval { " " span.range { "(" (range.describe()) ")" } }
                 }
             } }
@@ -285,21 +297,31 @@ fn alternatives_table(plan: &PlanResult) -> Markup {
         ("a random one, on average", expected.random),
         ("the worst", expected.worst),
     ];
-    let largest_slowdown = rows.iter().filter_map(|row| row.1).fold(0.0, f64::max);
-    let width_style = |value: Option<f64>| match value {
-        Some(value) if largest_slowdown > 0.0 && value > 0.0 => {
-            format!("width:{:.2}rem", value / largest_slowdown * 5.5)
-        }
-        _ => "width:0".to_string(),
-    };
+    let costs: Vec<f64> = rows.iter().filter_map(|row| row.1).collect();
     html! {
         (scroll_box("Against the alternatives", &html! { table.alt style="min-width:0" {
             thead { tr { th { "assignment" } th { (plan.measure()) } td {} } }
             tbody { @for (name, value) in rows { tr {
                 td { (name) }
                 td { (render_cost(value, &plan.unit)) }
-                td.l { span.bar.(severity(value, &plan.unit)) style=(width_style(value)) {} }
+                td.l { (cost_bar(value, &costs, 5.5, &plan.unit)) }
             } } }
         } }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a long bar cut and marked before it flattens the others, and are bars of similar values proportional?
+    #[test]
+    fn a_long_bar_does_not_flatten_the_others() {
+        let bar = |value: f64, all: &[f64]| cost_bar(Some(value), all, 3.0, "percent").into_string();
+        let uneven = [1.0, 2.0, 300.0];
+        assert!(bar(300.0, &uneven).contains("bar high open") && bar(300.0, &uneven).contains("width:3.00rem"));
+        assert!(bar(2.0, &uneven).contains("class=\"bar low\"") && bar(2.0, &uneven).contains("width:0.75rem"));
+        assert!(bar(150.0, &[150.0, 300.0]).contains("width:1.50rem"));
+        assert!(cost_bar(None, &uneven, 3.0, "percent").into_string().contains("width:0.00rem"));
     }
 }

@@ -53,7 +53,8 @@ pub struct SlowdownPart {
     pub cause: String,
     /// Slowdown in percent of the solo run time; may be negative.
     pub slowdown_percent: f64,
-    /// Share of the total slowdown; `None` if the total is about zero.
+    /// Share of the total slowdown; `None` if the total is about zero, or if a part is negative, so that the others exceed
+    /// the whole.
     pub share_percent: Option<f64>,
 }
 
@@ -84,7 +85,14 @@ impl Decomposition {
     /// slowdown.
     pub fn not_cache_percent(&self) -> Option<f64> {
         let cache_part = self.parts.iter().find(|part| part.cause.starts_with("cache"))?;
-        Some(100.0 - cache_part.share_percent?)
+        let has_slowdown = self.total_slowdown_percent.abs() > 100.0 * NOTICEABLE;
+        has_slowdown.then(|| 100.0 * (1.0 - cache_part.slowdown_percent / self.total_slowdown_percent))
+    }
+
+    /// The part that hides others, if one is negative: that of prefetching if prefetched lines wait less than the misses
+    /// without prefetching, otherwise that of a nearer location at which the co-runner costs less than at the farther one.
+    pub fn hiding_part(&self) -> Option<&SlowdownPart> {
+        self.parts.iter().find(|part| part.slowdown_percent < -100.0 * NOTICEABLE)
     }
 }
 
@@ -160,10 +168,12 @@ fn decompose_runs(machine: &str, victim: &str, aggressor: &str, runs: Vec<Decomp
         (None, None) => vec![("cache, bus and memory controller", same_cache_slowdown)],
     };
     let remainder = total_slowdown - named_parts.iter().map(|(_, part)| part).sum::<f64>();
+    let has_shares = total_slowdown.abs() > NOTICEABLE
+        && named_parts.iter().map(|(_, value)| *value).chain([remainder]).all(|value| value >= -NOTICEABLE);
     let part = |(cause, value): (&str, f64)| SlowdownPart {
         cause: cause.to_string(),
         slowdown_percent: 100.0 * value,
-        share_percent: (total_slowdown.abs() > NOTICEABLE).then(|| 100.0 * value / total_slowdown),
+        share_percent: has_shares.then(|| 100.0 * value / total_slowdown),
     };
     let unavailable = [(CoRunnerPlace::OtherPackage, slowdown_steps.0), (CoRunnerPlace::OtherCache, slowdown_steps.1)]
         .into_iter()
@@ -210,6 +220,19 @@ mod tests {
         assert_eq!(one_package.parts[0].cause, "memory controller and bus");
         let nothing = decompose_runs("m", "a", "b", pair_with_solo_runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));
         assert_eq!(nothing.parts[0].share_percent, Option::None);
+    }
+
+    /// If prefetching hides most of what the cache costs without it, are the parts named without shares of the whole?
+    #[test]
+    fn parts_beyond_the_whole_have_no_shares() {
+        use CoRunnerPlace::*;
+        let times = [(None, 1.0, 2.0), (OtherCache, 1.0, 2.0), (SameCache, 1.2, 3.0)];
+        let decomposition = decompose_runs("m", "a", "b", pair_with_solo_runs(&times));
+        let parts: Vec<i64> = decomposition.parts.iter().map(|part| part.slowdown_percent.round() as i64).collect();
+        assert_eq!(parts, [0, 50, -30]);
+        assert!(decomposition.parts.iter().all(|part| part.share_percent.is_none()), "{decomposition:?}");
+        assert_eq!(decomposition.hiding_part().map(|part| part.cause.as_str()), Some("prefetching"));
+        assert_eq!(decomposition.not_cache_percent().map(|share| share.round()), Some(-150.0));
     }
 
     /// On the two-socket machine, are all steps run, and do the parts of a slowed program add up?

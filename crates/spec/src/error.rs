@@ -4,6 +4,9 @@ use std::fmt;
 
 use cachemate_core::nearest_name;
 
+/// The value found if a required field is missing.
+pub(crate) const MISSING: &str = "nothing";
+
 /// Something in a file (or in an override on the command line) that cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SpecError {
@@ -21,6 +24,8 @@ pub struct SpecError {
     pub nearest: Option<Box<str>>,
     /// The spelling that replaced the field's; set only if the field has no other error.
     pub successor: Option<Box<str>>,
+    /// The next error of the same file.
+    pub next: Option<Box<SpecError>>,
 }
 
 impl std::error::Error for SpecError {}
@@ -31,15 +36,20 @@ impl fmt::Display for SpecError {
         if let Some((line, column)) = self.line_column {
             write!(out, ":{line}:{column}")?;
         }
-        if let (Some(field), Some(successor)) = (&self.field, &self.successor) {
-            return write!(out, ": '{field}' is now '{successor}'");
+        match (&self.field, &self.successor) {
+            (Some(field), Some(successor)) => write!(out, ": '{field}' is now '{successor}'")?,
+            (field, _) => {
+                if let Some(field) = field {
+                    write!(out, ": field '{field}'")?;
+                }
+                write!(out, ": found {}, expected {}", self.found, self.expected)?;
+            }
         }
-        if let Some(field) = &self.field {
-            write!(out, ": field '{field}'")?;
+        if let Some(meant) = &self.nearest {
+            write!(out, " (did you mean '{meant}'?)")?;
         }
-        write!(out, ": found {}, expected {}", self.found, self.expected)?;
-        match &self.nearest {
-            Some(meant) => write!(out, " (did you mean '{meant}'?)"),
+        match &self.next {
+            Some(next) => write!(out, "\n{next}"),
             None => Ok(()),
         }
     }
@@ -56,7 +66,16 @@ impl SpecError {
             expected: expected.into(),
             nearest: None,
             successor: None,
+            next: None,
         }
+    }
+
+    /// Joins the errors of one file, in the order of their positions; missing fields, which have none, come last. `None`
+    /// without errors.
+    pub(crate) fn join(mut errors: Vec<SpecError>) -> Option<SpecError> {
+        errors.sort_by_key(|error| (&*error.found == MISSING, error.line_column));
+        let prepend = |next: Option<SpecError>, error| Some(SpecError { next: next.map(Box::new), ..error });
+        errors.into_iter().rev().fold(None, prepend)
     }
 
     /// The error for an unknown name; it lists the known names and the nearest one.

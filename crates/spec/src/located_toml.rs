@@ -10,7 +10,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::SpecError;
+use crate::error::MISSING;
 use crate::overrides::{Override, apply_override};
+
+/// Maximum number of errors that are reported for one file.
+const MAX_ERRORS: usize = 20;
 
 /// A TOML text, retained so that errors can point into it.
 pub struct Located<'a> {
@@ -66,56 +70,86 @@ impl<'a> Located<'a> {
         &self,
         change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
     ) -> Result<T, SpecError> {
+        let (value, errors) = self.deserialize_usable(change)?;
+        match (SpecError::join(errors), value) {
+            (None, Some(value)) => Ok(value),
+            (error, _) => Err(error.unwrap_or_else(|| SpecError::for_file(self.file, MISSING, "TOML"))),
+        }
+    }
+
+    /// The usable part of the text as a `T`, and the errors of the other fields. A field with an error is left out, so that
+    /// the next error is found.
+    ///
+    /// # Errors
+    /// A number out of range, or a change that fails.
+    pub(crate) fn deserialize_usable<T: DeserializeOwned>(
+        &self,
+        change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
+    ) -> Result<(Option<T>, Vec<SpecError>), SpecError> {
         // The tree above was parsed from the same text, so only a number out of range can fail here.
         let mut table: toml::Table = toml::from_str(self.text).map_err(|error| SpecError {
             line_column: error.span().map(|span| line_column(self.text, span.start)),
             ..SpecError::for_file(self.file, first_line(error.message()), "TOML")
         })?;
         change(&mut table).map_err(|error| SpecError { file: self.file.into(), ..error })?;
-        if let Some(scope) = self.scope {
-            self.check_spellings(scope, &table, "", "")?;
+        let retired = self.scope.map_or(Vec::new(), |scope| self.retired_spellings(scope, &table, "", ""));
+        // What is below a retired key can only be judged under its successor.
+        if !retired.is_empty() {
+            return Ok((None, retired));
         }
-        serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
+        let mut errors = Vec::new();
+        while errors.len() < MAX_ERRORS {
+            let deserialized = serde_path_to_error::deserialize(toml::Value::Table(table.clone()));
+            let error = match deserialized {
+                Ok(value) => return Ok((Some(value), errors)),
+                Err(error) => error,
+            };
             let path = error.path().to_string();
-            self.build_error(if path == "." { "" } else { &path }, error.inner().message())
-        })
+            let error = self.build_error(if path == "." { "" } else { &path }, error.inner().message());
+            let field = error.field.clone().unwrap_or_default();
+            if !errors.iter().any(|earlier| is_consequence(&error, earlier)) {
+                errors.push(error);
+            }
+            if !remove_field(&mut table, &path_segments(&field)) {
+                break;
+            }
+        }
+        Ok((None, errors))
     }
 
-    /// Rejects retired keys and values, the innermost first. `place` is the position of `table`; `path` is its path
-    /// without indices, as in the table of retired spellings.
-    fn check_spellings(
-        &self,
-        scope: SpellingScope,
-        table: &toml::Table,
-        place: &str,
-        path: &str,
-    ) -> Result<(), SpecError> {
+    /// Errors of retired keys and values, the innermost first. `place` is the position of `table`; `path`
+    /// is its path without indices, as in the table of retired spellings.
+    fn retired_spellings(&self, scope: SpellingScope, table: &toml::Table, place: &str, path: &str) -> Vec<SpecError> {
         let join_path =
             |prefix: &str, key: &str| if prefix.is_empty() { key.into() } else { format!("{prefix}.{key}") };
+        let mut errors = Vec::new();
         for (key, value) in table {
             let (place, path) = (join_path(place, key), join_path(path, key));
             let mut spellings = vec![path.clone()];
+            let outer_count = errors.len();
             match value {
-                toml::Value::Table(inner_table) => self.check_spellings(scope, inner_table, &place, &path)?,
+                toml::Value::Table(inner_table) => {
+                    errors.extend(self.retired_spellings(scope, inner_table, &place, &path));
+                }
                 toml::Value::Array(entries) => {
                     for (index, entry) in entries.iter().enumerate() {
                         if let toml::Value::Table(inside) = entry {
-                            self.check_spellings(scope, inside, &format!("{place}[{index}]"), &path)?;
+                            errors.extend(self.retired_spellings(scope, inside, &format!("{place}[{index}]"), &path));
                         }
                     }
                 }
                 toml::Value::String(text) => spellings.push(format!("{path} = {text}")),
                 _ => {}
             }
-            for old_key in spellings {
-                if let Some(new_key) = key_successor(scope, &old_key) {
-                    let line_column = Some(self.locate_path(&place));
-                    let (field, successor) = (Some(old_key.into()), Some(new_key.into()));
-                    return Err(SpecError { line_column, field, successor, ..SpecError::for_file(self.file, "", "") });
-                }
+            let successor = |old_key: String| Some((key_successor(scope, &old_key)?.into(), old_key.into()));
+            let has_inner_error = errors.len() > outer_count;
+            if let Some((new_key, old_key)) = spellings.into_iter().find_map(successor).filter(|_| !has_inner_error) {
+                let line_column = Some(self.locate_path(&place));
+                let (field, successor) = (Some(old_key), Some(new_key));
+                errors.push(SpecError { line_column, field, successor, ..SpecError::for_file(self.file, "", "") });
             }
         }
-        Ok(())
+        errors
     }
 
     /// An error about a field that was found after parsing.
@@ -137,7 +171,7 @@ impl<'a> Located<'a> {
         };
         let expected_part = || message.split_once(", expected ").map_or("something else", |(_, rest)| rest).to_string();
         if message.starts_with("missing field") {
-            return self.error_at(&field_path(&quoted_name()), "nothing", "this field");
+            return self.error_at(&field_path(&quoted_name()), MISSING, "this field");
         }
         if message.starts_with("unknown field") || message.starts_with("unknown variant") {
             let field =
@@ -171,6 +205,32 @@ impl<'a> Located<'a> {
         }
         line_column(self.text, span.start)
     }
+}
+
+/// Returns whether a field is only missing because an earlier error left it out, or because its name is misspelled.
+fn is_consequence(error: &SpecError, earlier: &SpecError) -> bool {
+    let (Some(field), Some(earlier_field)) = (&error.field, &earlier.field) else { return false };
+    let rest = earlier_field.strip_prefix(&**field);
+    let is_left_out = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+    let (table, name) = field.rsplit_once('.').unwrap_or(("", field));
+    let (earlier_table, _) = earlier_field.rsplit_once('.').unwrap_or(("", earlier_field));
+    let is_misspelled = table == earlier_table && earlier.nearest.as_deref() == Some(name);
+    *error.found == *MISSING && (is_left_out || is_misspelled)
+}
+
+/// Removes a field from the values; the field around it if there is none at this path, or if it is an entry of an array,
+/// whose further entries must keep their places. Returns whether anything was removed.
+fn remove_field(table: &mut toml::Table, segments: &[PathSegment<'_>]) -> bool {
+    let [PathSegment::Key(key), inner_segments @ ..] = segments else { return false };
+    let is_removed_inside = match (table.get_mut(*key), inner_segments) {
+        (Some(toml::Value::Table(inner_table)), _) => remove_field(inner_table, inner_segments),
+        (Some(toml::Value::Array(entries)), [PathSegment::Index(index), entry_segments @ ..]) => {
+            let entry = entries.get_mut(*index).and_then(toml::Value::as_table_mut);
+            entry.is_some_and(|entry| remove_field(entry, entry_segments))
+        }
+        _ => false,
+    };
+    is_removed_inside || table.remove(*key).is_some()
 }
 
 fn name_or(path: &str, name: &str) -> String {

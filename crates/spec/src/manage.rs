@@ -214,27 +214,45 @@ pub fn parse_manage_config(
     user_id: &dyn Fn(&str) -> Option<u32>,
 ) -> Result<ManageConfig, SpecError> {
     let located = Located::parse(file, text)?.with_scope(SpellingScope::Configuration);
-    let mut config: ManageConfig = located.deserialize_with_overrides(&[])?;
-    let resolve_user = |field: String, user: &mut User| match user {
-        User::Id(_) => Ok(()),
-        User::Name(name) => match user_id(name) {
-            Some(id) => {
-                *user = User::Id(id);
-                Ok(())
-            }
-            None => Err(located.error_at(&field, format!("'{name}'"), "a user of this host, by name or number")),
-        },
-    };
-    for (index, user) in config.allow_users.iter_mut().enumerate() {
-        resolve_user(format!("allow_users[{index}]"), user)?;
-    }
-    for (index, rule) in config.rules.iter_mut().enumerate() {
-        if let Some(user) = &mut rule.user {
-            resolve_user(format!("rules[{index}].user"), user)?;
+    let (config, errors) = located.deserialize_usable::<ManageConfig>(|_| Ok(()))?;
+    let mut check = FieldCheck { located: &located, errors };
+    let Some(mut config) = config else { return check.finish(ManageConfig::default()) };
+    let listed_users =
+        config.allow_users.iter_mut().enumerate().map(|(index, user)| (format!("allow_users[{index}]"), user));
+    let rule_users = config.rules.iter_mut().enumerate();
+    let rule_users = rule_users.filter_map(|(index, rule)| Some((format!("rules[{index}].user"), rule.user.as_mut()?)));
+    for (field, user) in listed_users.chain(rule_users) {
+        let User::Name(name) = user else { continue };
+        match user_id(name) {
+            Some(id) => *user = User::Id(id),
+            None => check.require(false, &field, format!("'{name}'"), "a user of this host, by name or number"),
         }
     }
-    config.check(&located)?;
-    Ok(config)
+    config.check(&mut check);
+    check.finish(config)
+}
+
+/// The errors that were found in the fields of one file.
+struct FieldCheck<'a> {
+    located: &'a Located<'a>,
+    errors: Vec<SpecError>,
+}
+
+impl FieldCheck<'_> {
+    /// Records an error unless the field is valid.
+    fn require(&mut self, is_valid: bool, field: &str, found: impl std::fmt::Display, expected: &str) {
+        if !is_valid {
+            self.errors.push(self.located.error_at(field, found.to_string(), expected));
+        }
+    }
+
+    fn is_reported(&self, field: &str) -> bool {
+        self.errors.iter().any(|error| error.field.as_deref() == Some(field))
+    }
+
+    fn finish<T>(self, value: T) -> Result<T, SpecError> {
+        SpecError::join(self.errors).map_or(Ok(value), Err)
+    }
 }
 
 const EXPECTED_SERVICE: &str = "a name, such as 'redis' or 'unit/redis*'";
@@ -243,14 +261,15 @@ fn is_service_pattern(pattern: &str) -> bool {
     !pattern.is_empty() && !pattern.starts_with('/')
 }
 
+fn is_positive(value: f64) -> bool {
+    value.is_finite() && value > 0.0
+}
+
 impl ManageConfig {
-    fn check(&self, located: &Located<'_>) -> Result<(), SpecError> {
-        if self.window_ms == Some(0) {
-            return Err(located.error_at("window_ms", "0", "1 or more"));
-        }
-        if let Some(tolerance) = self.kernel_cache_tolerance.filter(|tolerance| *tolerance > 100) {
-            return Err(located.error_at("kernel_cache_tolerance", tolerance.to_string(), "0 to 100"));
-        }
+    fn check(&self, check: &mut FieldCheck<'_>) {
+        check.require(self.window_ms != Some(0), "window_ms", 0, "1 or more");
+        let tolerance = self.kernel_cache_tolerance.unwrap_or(0);
+        check.require(tolerance <= 100, "kernel_cache_tolerance", tolerance, "0 to 100");
         let paths = [
             ("state_dir", &self.state_dir),
             ("socket", &self.socket),
@@ -262,141 +281,88 @@ impl ManageConfig {
         let profiles = self.profiles.iter().enumerate().map(|(index, path)| (format!("profiles[{index}]"), path));
         let named_paths = paths.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
         for (field, path) in named_paths.chain(profiles) {
-            if path.as_os_str().is_empty() {
-                return Err(located.error_at(&field, "''", "a path"));
-            }
+            check.require(!path.as_os_str().is_empty(), &field, "''", "a path");
         }
         if let Some(address) = &self.metrics_address {
             let socket_address: Option<std::net::SocketAddr> = address.parse().ok();
-            let has_token = self.metrics_token_file.is_some();
-            if socket_address.is_none_or(|address| !address.ip().is_loopback() && !has_token) {
-                let expected =
-                    "a loopback address and port, such as 127.0.0.1:9753, or with metrics_token_file another";
-                return Err(located.error_at("metrics_address", format!("'{address}'"), expected));
-            }
+            let has_token = self.metrics_token_file.is_some() || check.is_reported("metrics_token_file");
+            let is_valid = socket_address.is_some_and(|address| address.ip().is_loopback() || has_token);
+            let expected = "a loopback address and port, such as 127.0.0.1:9753, or with metrics_token_file another";
+            check.require(is_valid, "metrics_address", format!("'{address}'"), expected);
         }
         let RollbackSection { trial_windows, min_loss, .. } = self.rollback;
-        if trial_windows < 2 {
-            return Err(located.error_at("rollback.trial_windows", trial_windows.to_string(), "2 or more"));
+        check.require(trial_windows >= 2, "rollback.trial_windows", trial_windows, "2 or more");
+        check.require((0.0..1.0).contains(&min_loss), "rollback.min_loss", min_loss, "0 to 1");
+        self.rules.iter().enumerate().for_each(|(index, rule)| rule.check(index, check));
+        self.check_cpusets(check);
+        for (index, ServiceFloorConfig { service, min_rate, progress_file }) in self.service_floors.iter().enumerate() {
+            let field = |key: &str| format!("service_floors[{index}].{key}");
+            check.require(is_service_pattern(service), &field("service"), format!("'{service}'"), EXPECTED_SERVICE);
+            let expected = "a positive number, in work a second";
+            check.require(is_positive(*min_rate), &field("min_rate"), min_rate, expected);
+            let is_absolute = progress_file.as_ref().is_none_or(|path| path.is_absolute());
+            check.require(is_absolute, &field("progress_file"), format!("{progress_file:?}"), "an absolute path");
         }
-        if !(0.0..1.0).contains(&min_loss) {
-            return Err(located.error_at("rollback.min_loss", min_loss.to_string(), "0 to 1"));
-        }
-        self.rules.iter().enumerate().try_for_each(|(index, rule)| rule.check(index, located))?;
-        self.check_cpusets(located)?;
-        for (index, floor) in self.service_floors.iter().enumerate() {
-            let floor_error = |field: &str, found: String, expected: &str| {
-                Err(located.error_at(&format!("service_floors[{index}].{field}"), found, expected))
-            };
-            if !is_service_pattern(&floor.service) {
-                return floor_error("service", format!("'{}'", floor.service), EXPECTED_SERVICE);
-            }
-            if !(floor.min_rate.is_finite() && floor.min_rate > 0.0) {
-                return floor_error("min_rate", floor.min_rate.to_string(), "a positive number, in work a second");
-            }
-            if floor.progress_file.as_ref().is_some_and(|path| !path.is_absolute()) {
-                return floor_error("progress_file", format!("{:?}", floor.progress_file), "an absolute path");
-            }
-        }
-        self.check_budgets(located)
-    }
-
-    fn check_budgets(&self, located: &Located<'_>) -> Result<(), SpecError> {
         for (index, budget) in self.budgets.iter().enumerate() {
             let field = format!("budgets[{index}].services");
-            if budget.services.is_empty() {
-                return Err(located.error_at(&field, "no service", "at least one"));
-            }
+            check.require(!budget.services.is_empty(), &field, "no service", "at least one");
             for (position, BudgetServiceConfig { service, weight }) in budget.services.iter().enumerate() {
-                let entry_error = |key: &str, found: String, expected: &str| {
-                    Err(located.error_at(&format!("{field}[{position}].{key}"), found, expected))
-                };
-                if !is_service_pattern(service) {
-                    return entry_error("service", format!("'{service}'"), EXPECTED_SERVICE);
-                }
-                if !(weight.is_finite() && *weight > 0.0) {
-                    return entry_error("weight", weight.to_string(), "a positive number");
-                }
+                let field = |key: &str| format!("{field}[{position}].{key}");
+                check.require(is_service_pattern(service), &field("service"), format!("'{service}'"), EXPECTED_SERVICE);
+                check.require(is_positive(*weight), &field("weight"), weight, "a positive number");
             }
         }
-        Ok(())
     }
 
-    fn check_cpusets(&self, located: &Located<'_>) -> Result<(), SpecError> {
+    fn check_cpusets(&self, check: &mut FieldCheck<'_>) {
         for (index, cpuset) in self.cpusets.iter().enumerate() {
-            let (field, path) = (format!("cpusets[{index}]"), &cpuset.cgroup);
+            let (field, path) = (format!("cpusets[{index}].cgroup"), &cpuset.cgroup);
             let names: Vec<&str> = path.trim_end_matches('/').split('/').skip(1).collect();
             let is_below_root = path.starts_with('/') && !names.is_empty();
-            if !is_below_root || names.iter().any(|name| matches!(*name, "" | "." | "..")) {
-                let expected = "a path below the root such as '/system.slice/backup.service'";
-                return Err(located.error_at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
-            }
-            if path.contains(['*', '?']) {
-                let expected = "one cgroup, because wildcards work in rules only";
-                return Err(located.error_at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
-            }
-            if cpuset.cpus.is_empty() {
-                return Err(located.error_at(&format!("{field}.cpus"), "no CPU", "at least one, such as '0-3'"));
-            }
-            if self.cpusets[..index].iter().any(|other| other.cgroup == *path) {
-                return Err(located.error_at(
-                    &format!("{field}.cgroup"),
-                    format!("'{path}' again"),
-                    "each cgroup once",
-                ));
-            }
+            let is_path = is_below_root && !names.iter().any(|name| matches!(*name, "" | "." | ".."));
+            let expected = "a path below the root such as '/system.slice/backup.service'";
+            check.require(is_path, &field, format!("'{path}'"), expected);
+            let expected = "one cgroup, because wildcards work in rules only";
+            check.require(!path.contains(['*', '?']), &field, format!("'{path}'"), expected);
+            let is_repeated = self.cpusets[..index].iter().any(|other| other.cgroup == *path);
+            check.require(!is_repeated, &field, format!("'{path}' again"), "each cgroup once");
+            let cpus_field = format!("cpusets[{index}].cpus");
+            check.require(!cpuset.cpus.is_empty(), &cpus_field, "no CPU", "at least one, such as '0-3'");
         }
-        Ok(())
     }
 }
 
 impl RuleConfig {
-    fn check(&self, index: usize, located: &Located<'_>) -> Result<(), SpecError> {
-        let rule_error = |field: &str, found: String, expected: &str| {
-            Err(located.error_at(&format!("rules[{index}].{field}"), found, expected))
-        };
-        if let Some(command) = self.command.as_ref().filter(|command| command.is_empty() || command.len() > 15) {
+    fn check(&self, index: usize, check: &mut FieldCheck<'_>) {
+        let field = |key: &str| format!("rules[{index}].{key}");
+        if let Some(command) = &self.command {
             // The kernel truncates names at 15 bytes, so a longer pattern without a star would never match.
-            if command.is_empty() || !command.contains('*') {
-                return rule_error(
-                    "command",
-                    format!("'{command}'"),
-                    "1 to 15 bytes, because the kernel truncates names; or a '*'",
-                );
-            }
+            let is_valid = !command.is_empty() && (command.len() <= 15 || command.contains('*'));
+            let expected = "1 to 15 bytes, because the kernel truncates names; or a '*'";
+            check.require(is_valid, &field("command"), format!("'{command}'"), expected);
         }
-        if let Some(cgroup) = self.cgroup.as_ref().filter(|path| !path.starts_with('/')) {
-            return rule_error("cgroup", format!("'{cgroup}'"), "a path from the root such as '/system.slice'");
+        if let Some(cgroup) = &self.cgroup {
+            let expected = "a path from the root such as '/system.slice'";
+            check.require(cgroup.starts_with('/'), &field("cgroup"), format!("'{cgroup}'"), expected);
         }
         let names =
             [("service", &self.service, EXPECTED_SERVICE), ("namespace", &self.namespace, "a name, such as 'web'")];
-        for (field, value, expected) in names {
-            if value.as_ref().is_some_and(String::is_empty) {
-                return rule_error(field, "''".to_string(), expected);
-            }
+        for (key, value, expected) in names {
+            check.require(value.as_ref().is_none_or(|name| !name.is_empty()), &field(key), "''", expected);
         }
-        if let Some(service) = &self.service
-            && service.starts_with('/')
-        {
-            return rule_error("service", format!("'{service}'"), "a service's name; 'cgroup' takes paths");
+        if let Some(service) = &self.service {
+            let expected = "a service's name; 'cgroup' takes paths";
+            check.require(!service.starts_with('/'), &field("service"), format!("'{service}'"), expected);
         }
-        if let Some(pid) = self.pid.filter(|&pid| pid <= 0) {
-            return rule_error("pid", pid.to_string(), "1 or more");
-        }
-        if let Some(priority) = self.priority.filter(|priority| !(priority.is_finite() && *priority > 0.0)) {
-            return rule_error("priority", priority.to_string(), "a positive number");
-        }
-        if let Some(rate) = self.min_rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
-            return rule_error("min_rate", rate.to_string(), "a positive number, in work a second");
-        }
-        if self.goal().is_some() && self.action != RuleAction::Manage {
-            return rule_error(
-                "action",
-                format!("{:?}", self.action).to_lowercase(),
-                "'manage', because the rule has a goal",
-            );
-        }
-        Ok(())
+        let pid = self.pid.unwrap_or(1);
+        check.require(pid > 0, &field("pid"), pid, "1 or more");
+        let priority = self.priority.unwrap_or(1.0);
+        check.require(is_positive(priority), &field("priority"), priority, "a positive number");
+        let min_rate = self.min_rate.unwrap_or(1.0);
+        check.require(is_positive(min_rate), &field("min_rate"), min_rate, "a positive number, in work a second");
+        let has_unmanaged_goal = self.goal().is_some() && self.action != RuleAction::Manage;
+        let action = format!("{:?}", self.action).to_lowercase();
+        check.require(!has_unmanaged_goal, &field("action"), action, "'manage', because the rule has a goal");
     }
 
     /// Goal of the matching programs; `None` if the rule has none.

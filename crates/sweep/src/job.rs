@@ -286,5 +286,6 @@ pub(crate) fn whole_file_error(file: &str, found: &str) -> SpecError {
         expected: "a usable point".into(),
         nearest: None,
         successor: None,
+        next: None,
     }
 }

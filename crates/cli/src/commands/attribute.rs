@@ -121,8 +121,16 @@ fn render(decomposition: &Decomposition) -> String {
         [] => "",
         _ => "The machine lacks some of these locations, so some causes are reported together.\n",
     };
+    let hiding_note = decomposition.hiding_part().map_or(String::new(), |part| {
+        format!(
+            "The part of {} is negative: it hides {} points of what the others cost without it. So no part has a share of the \
+             whole.\n",
+            part.cause,
+            format_number(-part.slowdown_percent)
+        )
+    });
     format!(
-        "{} beside {} on {}: {} % slower\n\n{}\n{}\n{unavailable_note}The memory controller's part is a lower bound, and that of prefetching an upper bound.\n",
+        "{} beside {} on {}: {} % slower\n\n{}\n{}\n{unavailable_note}{hiding_note}The memory controller's part is a lower bound, and that of prefetching an upper bound.\n",
         decomposition.victim,
         decomposition.aggressor,
         decomposition.machine,

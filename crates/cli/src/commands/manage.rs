@@ -92,8 +92,8 @@ impl Manage {
         };
         if self.check {
             let config = source.read()?;
-            path_checks::check_config(&config)?;
-            let report = build_rule_report(&config)?;
+            let profiles = path_checks::check_config(&config)?;
+            let report = build_rule_report(&config, profiles.keys().map(String::as_str))?;
             source.describe_absence().iter().for_each(|absence| session.warn(absence));
             report.lines.iter().try_for_each(|line| session.print(&format!("{line}\n")))?;
             report.warnings.iter().for_each(|warning| session.warn(warning));

@@ -77,10 +77,10 @@ fn interval_table(matrix: &CostTable) -> String {
     format!("\n{}", table.text())
 }
 
-/// Formats the programs' classes, and each curve from 64K to 16M as a line of blocks with its own scale.
+/// Formats the programs' classes, and each curve from 64K to 16M as a line of blocks, of which the highest is a full one.
 pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> String {
     let mut table = Table::from_header(
-        "program | class | MPKI 64K to 16M | > at 64K | > alone | > on half | > hits lost with half",
+        "program | class | MPKI 64K to 16M | > highest | > alone | > on half | > hits lost with half",
     );
     for (summary, program) in programs.iter().zip(&prediction.programs) {
         let curve = program.curve();
@@ -91,7 +91,7 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
             summary.name.clone(),
             value_or_dash(summary.class.clone()),
             sparkline(&values, peak),
-            value_or_dash(values.first().copied().flatten().map(format_number)),
+            value_or_dash((peak > 0.0).then(|| format_number(peak))),
             value_or_dash(summary.solo_mpki.map(format_number)),
             value_or_dash(summary.half_cache_mpki.map(format_number)),
             value_or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1))),

@@ -17,8 +17,8 @@ pub struct RuleMatch {
     pub decided_commands: Vec<String>,
     /// Services of the processes that this rule decides.
     pub services: BTreeSet<ServiceIdentity>,
-    /// Number of processes that this rule matches as well, but an earlier rule decides.
-    pub earlier_count: usize,
+    /// Command names of the processes that this rule matches as well, but an earlier rule decides.
+    pub earlier_commands: Vec<String>,
     /// If the rule matches no process: the nearest existing cgroups or command names.
     pub nearest: Vec<String>,
 }
@@ -46,7 +46,7 @@ pub fn find_rule_matches(
         let mut is_decided = false;
         for (_, entry) in rules.iter().zip(&mut matches).filter(|(rule, _)| rule.matches(&subject)) {
             match is_decided {
-                true => entry.earlier_count += 1,
+                true => entry.earlier_commands.push(stat.name.clone()),
                 false => {
                     entry.decided_commands.push(stat.name.clone());
                     entry.services.insert(properties.service_or_command());
@@ -59,7 +59,7 @@ pub fn find_rule_matches(
         commands.insert(stat.name);
     }
     for (rule, entry) in rules.iter().zip(&mut matches) {
-        if entry.decided_commands.is_empty() && entry.earlier_count == 0 {
+        if entry.decided_commands.is_empty() && entry.earlier_commands.is_empty() {
             entry.nearest = find_nearest_names(rule, &commands, &cgroups, &services);
         }
     }
@@ -148,7 +148,8 @@ mod tests {
             ManageRule { service: Some("opscn".into()), ..ManageRule::default() },
         ];
         let matches = find_rule_matches(&host, &rules, &ServiceDirectory::default()).unwrap();
-        let counts: Vec<(usize, usize)> = matches.iter().map(|m| (m.decided_commands.len(), m.earlier_count)).collect();
+        let counts: Vec<(usize, usize)> =
+            matches.iter().map(|entry| (entry.decided_commands.len(), entry.earlier_commands.len())).collect();
         assert_eq!(counts, [(1, 0), (1, 1), (0, 1), (0, 0), (0, 0), (0, 0)]);
         assert_eq!(matches[3].nearest[0], "/system.slice/db");
         assert_eq!(matches[5].nearest, ["opscan"]);

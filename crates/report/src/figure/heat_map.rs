@@ -1,6 +1,6 @@
 //! A matrix of colored cells, with numbers in cells that are large enough.
 
-use super::svg::{Anchor, Drawing, Svg, text_width};
+use super::svg::{Anchor, Drawing, Svg, heading_width, text_width};
 use crate::text::format_number;
 
 /// Color scale of a heat map.
@@ -76,7 +76,7 @@ impl HeatMap {
         let (columns, rows) = (self.columns.len() as f64, self.rows.len() as f64);
         let bottom = title_height + rows * cell_height;
         let label_room = if self.column_label.is_empty() { 4.0 } else { 24.0 };
-        let width = (left_edge + columns * cell_width + 14.0).max(text_width(&self.title) * 1.2 + 24.0);
+        let width = (left_edge + columns * cell_width + 14.0).max(heading_width(&self.title) + 24.0);
         // The column label is centered below the cells and may be wider than they are.
         let width = width.max(left_edge + columns * cell_width / 2.0 + text_width(&self.column_label) / 2.0 + 8.0);
         let axis_label = format!("{} {}", self.row_label, self.column_label);

@@ -1,7 +1,7 @@
 //! Makes programs for hours of nominal time, from solo runs on the cycle-level machine or from profile files.
 
 use cachemate_core::{CoreModel, MachineSpec};
-use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint};
+use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint, UnprefetchedRates};
 use cachemate_sim::machine::SimOptions;
 use cachemate_trace::ProfileFile;
 
@@ -61,6 +61,8 @@ pub struct TimingPrior {
     pub overlapping_misses: f64,
     /// Cycles per instruction beyond those for issue slots, hits and misses.
     pub other_cycles_per_instr: f64,
+    /// Share of the misses that prefetchers fetch in time unless memory is busy; none without prefetchers.
+    pub prefetched_share: f64,
 }
 
 const OVERLAPPING_MISSES: (f64, f64) = (1.0, 4.0);
@@ -69,33 +71,40 @@ const OTHER_CYCLES_PER_INSTR: (f64, f64) = (0.1, 1.0);
 const DIRTY_EVICTION_SHARE: f64 = 0.3;
 
 impl TimingPrior {
-    /// The geometric middle of both ranges.
+    /// The geometric middle of both ranges, without prefetching.
     pub fn midpoint() -> Self {
-        TimingPrior::new(0.5, 0.5)
+        TimingPrior::new(0.5, 0.5, 0.0)
     }
 
-    /// Draw `draw_index` of `draw_count`, which cover both ranges evenly.
+    /// Draw `draw_index` of `draw_count`, which cover the ranges evenly. A recording does not say which of its misses a
+    /// prefetcher would fetch, so any share is as likely as any other.
     pub fn draw(draw_index: usize, draw_count: usize) -> Self {
-        // The second coordinate of a lattice whose points never align with the first.
-        let golden_ratio_multiple = (draw_index as f64 + 0.5) * 0.618_033_988_749_895;
+        // The other coordinates of a lattice whose points never align: of the golden ratio and of the plastic number.
+        let multiple_part = |ratio: f64| {
+            let multiple = (draw_index as f64 + 0.5) * ratio;
+            multiple - libm::floor(multiple)
+        };
         TimingPrior::new(
             (draw_index as f64 + 0.5) / draw_count as f64,
-            golden_ratio_multiple - libm::floor(golden_ratio_multiple),
+            multiple_part(0.618_033_988_749_895),
+            multiple_part(0.754_877_666_246_693),
         )
     }
 
-    fn new(overlap_share: f64, other_share: f64) -> Self {
+    fn new(overlap_share: f64, other_share: f64, prefetched_share: f64) -> Self {
         let interpolate = |(low, high): (f64, f64), share: f64| low * libm::pow(high / low, share);
         TimingPrior {
             overlapping_misses: interpolate(OVERLAPPING_MISSES, overlap_share),
             other_cycles_per_instr: interpolate(OTHER_CYCLES_PER_INSTR, other_share),
+            prefetched_share,
         }
     }
 }
 
 /// A profile file's program. Such a file has no timing: an instruction takes its share of an issue slot, a hit in the
-/// shared cache takes its latency, and a miss that of memory, divided by the number of overlapping misses. Other
-/// cycles come from a prior, unless the file states the solo speed.
+/// shared cache takes its latency, and a miss that of memory, divided by the number of overlapping misses. A prefetched
+/// line takes as long as a hit, but the program never outruns its lines on the bus. Other cycles come from a prior, unless
+/// the file states the solo speed.
 pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram, ReproError> {
     from_file_with(file, machine, &TimingPrior::midpoint())
 }
@@ -128,22 +137,43 @@ pub fn from_file_with(
         CoreModel::OutOfOrder { issue_width, .. } => (issue_width, prior.overlapping_misses),
     };
     let (hit_cycles, miss_cycles) = (f64::from(cache.latency_cycles), f64::from(machine.memory.local_latency_cycles));
-    let cycles_per_instr = |misses: f64| {
-        let hits = (references - misses).max(0.0);
-        1.0 / f64::from(issue_width) + (hits * hit_cycles + misses * miss_cycles) / overlapping_misses
+    let prefetched_share = if machine.prefetchers.is_empty() { 0.0 } else { prior.prefetched_share };
+    let memory = &machine.memory;
+    let narrowest_bytes_per_cycle =
+        memory.package_bus_bytes_per_cycle.unwrap_or(f64::INFINITY).min(memory.bytes_per_cycle);
+    let transfer_cycles = (1.0 + DIRTY_EVICTION_SHARE) * f64::from(cache.line_bytes) / narrowest_bytes_per_cycle;
+    let stall_cycles = |waited_misses: f64| waited_misses * miss_cycles / overlapping_misses;
+    let cycles_per_instr = |waited_misses: f64| {
+        let hits = (references - waited_misses).max(0.0);
+        let busy_cycles = 1.0 / f64::from(issue_width) + hits * hit_cycles / overlapping_misses;
+        busy_cycles + stall_cycles(waited_misses)
     };
     let full_size_point = known_points.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
-    let modeled_cycles = cycles_per_instr(full_size_point.map_or(0.0, |(_, misses)| *misses));
+    let full_size_misses = full_size_point.map_or(0.0, |(_, misses)| *misses);
+    let modeled_cycles = cycles_per_instr((1.0 - prefetched_share) * full_size_misses);
     let solo_cycles = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
     let other_cycles = solo_cycles.map_or(prior.other_cycles_per_instr, |alone| (alone - modeled_cycles).max(0.0));
-    let point = |&(size_bytes, misses): &(f64, f64)| SizePoint {
-        size_bytes,
-        cycles_per_instr: cycles_per_instr(misses) + other_cycles,
-        demand_fills_per_instr: misses,
-        prefetch_fills_per_instr: 0.0,
-        writebacks_per_instr: DIRTY_EVICTION_SHARE * misses,
-        memory_stall_cycles_per_instr: misses * miss_cycles / overlapping_misses,
-        without_prefetch: None,
+    let point = |&(size_bytes, misses): &(f64, f64)| {
+        let waited_misses = (1.0 - prefetched_share) * misses;
+        let timely_cycles = cycles_per_instr(waited_misses) + other_cycles;
+        // Without prefetches, a core waits for its misses, so that memory's latency limits it.
+        let late_cycles =
+            if prefetched_share > 0.0 { (misses * transfer_cycles - timely_cycles).max(0.0) } else { 0.0 };
+        let without_prefetch = UnprefetchedRates {
+            cycles_per_instr: cycles_per_instr(misses) + other_cycles,
+            demand_fills_per_instr: misses,
+            writebacks_per_instr: DIRTY_EVICTION_SHARE * misses,
+            memory_stall_cycles_per_instr: stall_cycles(misses),
+        };
+        SizePoint {
+            size_bytes,
+            cycles_per_instr: timely_cycles + late_cycles,
+            demand_fills_per_instr: waited_misses,
+            prefetch_fills_per_instr: misses - waited_misses,
+            memory_stall_cycles_per_instr: stall_cycles(waited_misses) + late_cycles,
+            writebacks_per_instr: without_prefetch.writebacks_per_instr,
+            without_prefetch: (prefetched_share > 0.0).then_some(without_prefetch),
+        }
     };
     let phase = ProgramPhase {
         instructions: None,

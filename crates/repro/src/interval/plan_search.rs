@@ -9,7 +9,7 @@
 
 use cachemate_core::{CpuSet, MachineSpec, SplitMix64};
 use cachemate_interval::IntervalJob;
-use cachemate_interval::engine::IntervalEngine;
+use cachemate_interval::engine::{DEMAND, IntervalEngine};
 
 use super::forecast::window_rates;
 use crate::setup::failed;
@@ -225,7 +225,7 @@ impl<'a> PlanTruth<'a> {
                 domain_lines.iter().enumerate().map(|(index, &size)| (size, index as u8)).collect();
             engine.divide(cache as usize, &domains, &domain_lines, domain_of_slot);
         }
-        let rates = window_rates(&mut engine, &slots, SETTLING_CYCLES, MEASURED_CYCLES);
+        let rates = window_rates(&mut engine, &slots, &vec![DEMAND; slots.len()], SETTLING_CYCLES, MEASURED_CYCLES);
         Ok(rates.iter().map(|[slowdown, ..]| *slowdown).collect())
     }
 }

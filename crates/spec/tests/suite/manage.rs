@@ -60,6 +60,28 @@ fn a_limit_is_the_same_as_a_fraction_and_as_a_percentage() {
     }
 }
 
+/// Are all errors of a file reported, each once, in the order of their lines and missing fields last, whether a type or a
+/// value is wrong?
+#[test]
+fn all_errors_of_a_file_are_reported_by_line() {
+    let text = "window_ms = 0\nmode = 1\n[[rules]]\ncomand = 'a'\npid = -1\n[[rules]]\npriority = 'high'\nuser = 'nobdy'\n\
+                [[service_floors]]\nmin_rate = 5\n[[cpusets]]\ncgroup = '/'\ncpus = ''";
+    let message = parse_manage_config("c.toml", text, &|_| None).unwrap_err().to_string();
+    let places: Vec<&str> = message.lines().filter_map(|line| line.split(": found").next()).collect();
+    let expected = [
+        "c.toml:1:13: field 'window_ms'",
+        "c.toml:2:8: field 'mode'",
+        "c.toml:4:10: field 'rules[0].comand'",
+        "c.toml:5:7: field 'rules[0].pid'",
+        "c.toml:7:12: field 'rules[1].priority'",
+        "c.toml:8:8: field 'rules[1].user'",
+        "c.toml:12:10: field 'cpusets[0].cgroup'",
+        "c.toml:13:8: field 'cpusets[0].cpus'",
+        "c.toml:9:1: field 'service_floors[0].service'",
+    ];
+    assert_eq!(places, expected, "{message}");
+}
+
 /// Does every error give its line, the value found and the values expected?
 #[test]
 fn errors_have_their_line() {

@@ -53,8 +53,8 @@ fn name_version() {
 }
 
 fn git(args: &[&str]) -> Option<String> {
-    let answer = Command::new("git").args(args).output().ok().filter(|answer| answer.status.success())?;
-    Some(String::from_utf8(answer.stdout).ok()?.trim().to_string())
+    let output = Command::new("git").args(args).output().ok().filter(|answer| answer.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_string())
 }
 
 /// Sets the fingerprint of the sources, which identifies the version to which a sweep's results belong. It is the

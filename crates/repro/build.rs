@@ -134,16 +134,16 @@ fn strip_tests(tokens: TokenStream) -> (TokenStream, Vec<String>) {
 /// Skips the next item. For a module without a body, returns its file, from the attribute `path` or from its own
 /// name.
 fn skip_item(tokens: &mut impl Iterator<Item = TokenTree>) -> Option<String> {
-    let (mut last, mut path) = (None, None);
+    let (mut last_word, mut path) = (None, None);
     for token in tokens {
         match &token {
             TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => return None,
-            TokenTree::Punct(mark) if mark.as_char() == ';' => return path.or(last),
+            TokenTree::Punct(mark) if mark.as_char() == ';' => return path.or(last_word),
             TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket => {
                 let attribute = group.stream().to_string();
                 path = attribute.starts_with("path").then(|| attribute.split('"').nth(1).map(str::to_string)).flatten();
             }
-            other => last = Some(other.to_string()),
+            other => last_word = Some(other.to_string()),
         }
     }
     None

@@ -3,7 +3,7 @@
 use cachemate_locality::sampled::FixedRateSampler;
 use cachemate_report::CurveCounts;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
-use cachemate_report::text::{format_number, size_text};
+use cachemate_report::text::{format_number, format_size};
 use cachemate_study::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, default_sizes,
     drop_filtered_sizes,
@@ -34,16 +34,17 @@ impl Curve {
 
     fn chart(&self) -> Chart {
         let points = &self.counts.curve;
-        let mpki = points.iter().all(|point| point.mpki.is_some());
+        let has_mpki = points.iter().all(|point| point.mpki.is_some());
         let (label, unit) =
-            if mpki { ("misses per 1000 instructions", "MPKI") } else { ("misses, % of accesses", "%") };
+            if has_mpki { ("misses per 1000 instructions", "MPKI") } else { ("misses, % of accesses", "%") };
         let shown_points = points.iter().map(|point| {
             let y = point.mpki.unwrap_or(100.0 * point.miss_ratio);
             // Both are the ratio in another unit.
             let scale = if point.miss_ratio > 0.0 { y / point.miss_ratio } else { 0.0 };
-            let bar = |error: f64| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale);
-            let title = Some(format!("{}: {} {unit} with {}", self.name, format_number(y), size_text(point.bytes)));
-            ChartPoint { x: point.bytes as f64, y, interval: point.miss_ratio_error.map(bar), title }
+            let error_interval =
+                |error: f64| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale);
+            let title = Some(format!("{}: {} {unit} with {}", self.name, format_number(y), format_size(point.bytes)));
+            ChartPoint { x: point.bytes as f64, y, interval: point.miss_ratio_error.map(error_interval), title }
         });
         let series = Series { name: self.name.clone(), points: shown_points.collect(), ..Series::default() };
         let (x, y) = (Axis::bytes("cache to itself"), Axis::linear(label));

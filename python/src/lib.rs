@@ -33,8 +33,8 @@ fn machines() -> Vec<&'static str> {
 /// Names of the slowdown models.
 #[pyfunction]
 fn models() -> Vec<&'static str> {
-    let papers = cachemate_policy::schemes::all_schemes();
-    std::iter::once("interval").chain(papers.iter().map(|scheme| scheme.name())).collect()
+    let schemes = cachemate_policy::schemes::all_schemes();
+    std::iter::once("interval").chain(schemes.iter().map(|scheme| scheme.name())).collect()
 }
 
 #[pymodule]

@@ -113,13 +113,13 @@ fn costs_of(
 ) -> PyResult<(MachineSpec, Matrix, Option<Vec<TimedProgram>>)> {
     let machine = cachemate_spec::load_machine(machine).map_err(value_error)?;
     let names: Vec<String> = programs.iter().map(|program| escape_controls(&program.file.program)).collect();
-    let by_prior = match timing {
+    let uses_prior = match timing {
         "solo-run" => false,
         "prior" => true,
         found => return Err(PyValueError::new_err(format!("timing: found '{found}', expected solo-run or prior"))),
     };
     if model == INTERVAL_MODEL {
-        let timed = time_programs(py, programs, &machine, by_prior)?;
+        let timed = time_programs(py, programs, &machine, uses_prior)?;
         let pairs = py.detach(|| forecast::forecast_pairs(&machine, &timed.iter().collect::<Vec<_>>()));
         let intervals = pairs.map_err(value_error)?;
         let costs = forecast::costs_of_pairs(&intervals);
@@ -147,12 +147,12 @@ fn time_programs(
     py: Python<'_>,
     programs: &[PyRef<'_, Profile>],
     machine: &MachineSpec,
-    by_prior: bool,
+    uses_prior: bool,
 ) -> PyResult<Vec<TimedProgram>> {
     let mut timed = Vec::with_capacity(programs.len());
     for program in programs {
         py.check_signals()?;
-        let (file, recording) = (&program.file, program.recording.as_deref().filter(|_| !by_prior));
+        let (file, recording) = (&program.file, program.recording.as_deref().filter(|_| !uses_prior));
         let timed_program = py.detach(|| match recording {
             Some(path) => TimedProgram::from_recording(path, file, machine),
             None => TimedProgram::from_profile(file, machine),
@@ -198,7 +198,7 @@ impl Plan {
         to_python(py, &BTreeMap::from([("plan", plan), ("best", best), ("worst", worst), ("random", random)]))
     }
 
-    /// Is it proved that no placement is better under this model?
+    /// Whether it is proved that no placement is better under this model.
     #[getter]
     fn optimal(&self) -> bool {
         self.shown.optimal
@@ -225,8 +225,8 @@ impl Plan {
 
     /// The caches with their programs and the reasons.
     fn _repr_html_(&self) -> String {
-        let percent = self.shown.unit == "percent";
-        let cost = |value: f64| if percent { format!("{} %", format_fixed(value, 1)) } else { format_number(value) };
+        let is_percent = self.shown.unit == "percent";
+        let cost = |value: f64| if is_percent { format!("{} %", format_fixed(value, 1)) } else { format_number(value) };
         let mut rows = String::new();
         for cache in &self.shown.caches {
             for program in &cache.programs {

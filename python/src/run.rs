@@ -49,7 +49,7 @@ struct ViewJson<'a> {
 struct PythonPolicy {
     events: Sender<RunEvent>,
     /// Decisions from the calling thread; `None` keeps the previous plan.
-    answers: Receiver<Option<Decision>>,
+    decisions: Receiver<Option<Decision>>,
 }
 
 impl Policy for PythonPolicy {
@@ -59,8 +59,8 @@ impl Policy for PythonPolicy {
         let text = serde_json::to_string(&view_json).expect("run logs hold the same as JSON");
         // Sending fails if the caller has stopped the run, which then ends with this window.
         let sent = self.events.send(RunEvent::DecisionRequested(text, previous_plan.window));
-        let answer = sent.ok().and_then(|()| self.answers.recv().ok()).flatten();
-        answer.unwrap_or_else(|| Decision::new(previous_plan.clone(), Vec::new()))
+        let decision = sent.ok().and_then(|()| self.decisions.recv().ok()).flatten();
+        decision.unwrap_or_else(|| Decision::new(previous_plan.clone(), Vec::new()))
     }
 }
 
@@ -115,7 +115,7 @@ impl ScenarioRun<'_> {
     fn run_scenario(
         &self,
         events: Sender<RunEvent>,
-        answers: Option<Receiver<Option<Decision>>>,
+        decisions: Option<Receiver<Option<Decision>>>,
         stop: &AtomicBool,
     ) -> Result<(RunResults, u64), String> {
         let error_text = |error: &dyn std::fmt::Display| error.to_string();
@@ -124,11 +124,11 @@ impl ScenarioRun<'_> {
         let mut config = cachemate_scenario::pipeline_config(self.scenario, self.spec, &machine);
         // Sending fails if the caller has stopped waiting, which is not an error.
         let _ = events.send(RunEvent::Started(machine.stop_flag()));
-        let pipeline = match answers {
-            Some(answers) => {
+        let pipeline = match decisions {
+            Some(decisions) => {
                 // Replay refuses this name, because the registry has no such policy.
                 config.policy = PolicyConfig { name: "python".into(), parameters: String::new(), ..config.policy };
-                Pipeline::with_policy(config, Box::new(PythonPolicy { events: events.clone(), answers }))
+                Pipeline::with_policy(config, Box::new(PythonPolicy { events: events.clone(), decisions }))
             }
             None => Pipeline::build(config).map_err(|error| error_text(&error))?,
         };
@@ -138,13 +138,13 @@ impl ScenarioRun<'_> {
         let create = |path| RunLogWriter::create(path, self.force, &pipeline.build_run_header(&machine));
         let mut log = self.log.map(create).transpose().map_err(|error| error_text(&error))?;
         machine.set_first_window(pipeline.config().first_window);
-        let (mut windows, mut broken) = (0, None);
+        let (mut windows, mut log_error) = (0, None);
         let outcome = pipeline.run(machine, |_, record| {
             windows += 1;
-            broken = log.as_mut().and_then(|log| log.push(&record).err());
-            broken.is_none() && !stop.load(Ordering::Relaxed)
+            log_error = log.as_mut().and_then(|log| log.push(&record).err());
+            log_error.is_none() && !stop.load(Ordering::Relaxed)
         });
-        if let Some(error) = broken {
+        if let Some(error) = log_error {
             return Err(error.to_string());
         }
         log.map_or(Ok(()), RunLogWriter::finish).map_err(|error| error_text(&error))?;
@@ -171,14 +171,14 @@ fn follow(
                 machine = Some(flag);
                 Ok(())
             }
-            Ok(RunEvent::Missing(words)) => {
-                let message = std::ffi::CString::new(words).unwrap_or_default();
+            Ok(RunEvent::Missing(evidence)) => {
+                let message = std::ffi::CString::new(evidence).unwrap_or_default();
                 PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)
             }
             Ok(RunEvent::DecisionRequested(view, window)) => match &policy {
-                Some((callable, answers)) => query_decision(py, callable, &view, window).map(|decision| {
+                Some((callable, decisions)) => query_decision(py, callable, &view, window).map(|decision| {
                     // Sending fails if the run has ended, which the events report.
-                    let _ = answers.send(decision);
+                    let _ = decisions.send(decision);
                 }),
                 None => Ok(()),
             },
@@ -218,22 +218,22 @@ pub fn simulate<'py>(
     }
     let run = ScenarioRun { file: &file, scenario: &scenario, spec: &spec, log: log.as_deref(), force };
     let stop = AtomicBool::new(false);
-    let (tells, events) = channel();
-    let (policy, answers) = match policy {
+    let (event_sender, events) = channel();
+    let (policy, decisions) = match policy {
         Some(callable) => {
-            let (answers, wait) = channel();
-            (Some((callable, answers)), Some(wait))
+            let (decision_sender, decision_receiver) = channel();
+            (Some((callable, decision_sender)), Some(decision_receiver))
         }
         None => (None, None),
     };
     let (followed, outcome) = std::thread::scope(|scope| {
-        let run_thread = scope.spawn(|| run.run_scenario(tells, answers, &stop));
+        let run_thread = scope.spawn(|| run.run_scenario(event_sender, decisions, &stop));
         let followed = follow(py, events, policy, &stop);
         (followed, py.detach(|| run_thread.join()))
     });
     followed?;
     let (results, windows) = outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(value_error)?;
-    let answer = to_python(py, &results)?;
-    answer.cast::<PyDict>()?.set_item("windows", windows)?;
-    Ok(answer)
+    let result = to_python(py, &results)?;
+    result.cast::<PyDict>()?.set_item("windows", windows)?;
+    Ok(result)
 }

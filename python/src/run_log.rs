@@ -61,12 +61,12 @@ impl RunLog {
     /// The dashboard with the recorded run, as one HTML file.
     fn page(&self, py: Python<'_>) -> PyResult<String> {
         let name = self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let plan = py.detach(|| {
+        let html = py.detach(|| {
             let log = RunLogReader::open(&self.path).map_err(|error| error.to_string())?;
             let run = read_recording(log, &name).map_err(|error| error.to_string())?;
             page_html(Some(&run)).map_err(|error| error.to_string())
         });
-        plan.map_err(value_error)
+        html.map_err(value_error)
     }
 
     fn __repr__(&self) -> String {

@@ -56,8 +56,9 @@ impl Trace {
             path.to_str().ok_or_else(|| value_error(format!("{}: expected a name in UTF-8", path.display())))?;
         let reader = cachemate_trace::open(path_text, format).map_err(value_error)?;
         let accesses = reader.totals().map(|totals| totals.records);
-        let last = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let first_part = || last.split('.').next().filter(|part| !part.is_empty()).unwrap_or(&last).to_string();
+        let file_name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let first_part =
+            || file_name.split('.').next().filter(|part| !part.is_empty()).unwrap_or(&file_name).to_string();
         let name = name.unwrap_or_else(first_part);
         Ok(Trace { source: TraceSource::File { path: path_text.to_string(), format }, name, accesses })
     }

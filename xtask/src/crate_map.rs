@@ -60,7 +60,8 @@ pub fn used_crates(manifest: &toml::Table) -> impl Iterator<Item = &str> {
     dependencies.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix(CRATE_PREFIX))
 }
 
-/// Row of each crate: 0 for crates that use no other crate; every other crate is below all crates that it uses.
+/// Returns the row of each crate: 0 for crates that use no other crate; every other crate is below all crates that it
+/// uses.
 fn assign_rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
     let mut rows: BTreeMap<&str, usize> = graph.keys().map(|name| (name.as_str(), 0)).collect();
     // Cargo rejects cycles, so a path has fewer edges than there are crates.

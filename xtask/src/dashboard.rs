@@ -40,7 +40,7 @@ fn metric_names(dashboard: &str) -> BTreeSet<String> {
     words.filter(|word| word.starts_with("cachemate_")).map(str::to_string).collect()
 }
 
-/// The name under which a metric is registered, without prefix and suffixes.
+/// Returns the name under which a metric is registered, without prefix and suffixes.
 fn bare_name(name: &str) -> &str {
     let name = name.strip_prefix("cachemate_").unwrap_or(name);
     let name = name.strip_suffix("_total").unwrap_or(name);

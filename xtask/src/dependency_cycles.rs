@@ -18,7 +18,7 @@ const ALLOWED_CYCLES: &[(&str, &str, &str)] = &[
     ("policy", "policies/auto/model/problem", "auto's problem and the modules that score it"),
 ];
 
-/// A complaint for each cycle of a crate, and for each entry of [`ALLOWED_CYCLES`] that no longer exists.
+/// Adds a complaint for each cycle of a crate, and for each entry of [`ALLOWED_CYCLES`] that no longer exists.
 ///
 /// # Errors
 /// The tree cannot be read.
@@ -43,7 +43,7 @@ pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut V
     Ok(())
 }
 
-/// The files that each file uses, except its parents and children.
+/// Returns the files that each file uses, except its parents and children.
 fn file_edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<Module>>> {
     let mut texts = BTreeMap::new();
     for file in files {
@@ -73,7 +73,7 @@ fn module_of(relative_path: &Path) -> Module {
     module
 }
 
-/// Every path outside of tests that begins with `crate`, `self` or `super`, with groups expanded.
+/// Returns every path outside of tests that begins with `crate`, `self` or `super`, with groups expanded.
 fn crate_paths(text: &str) -> Vec<String> {
     let code = text.split("mod tests {").next().unwrap_or_default();
     let code: String =
@@ -91,7 +91,7 @@ fn crate_paths(text: &str) -> Vec<String> {
     paths
 }
 
-/// Length of a path, including its groups.
+/// Returns the length of a path, including its groups.
 fn tree_length(text: &str) -> usize {
     let mut depth = 0;
     for (index, c) in text.char_indices() {
@@ -131,7 +131,7 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// The file to which a path within a module refers.
+/// Returns the file to which a path within a module refers.
 fn resolve_path(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Module> {
     let mut current = module.clone();
     for (position, part) in path.split("::").enumerate() {

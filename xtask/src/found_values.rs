@@ -26,7 +26,8 @@ fn binds_found(code: &str) -> bool {
     ["let found", "let mut found"].iter().any(|binding| has_word(code, binding))
 }
 
-/// Lines of the innermost function around a line, up to the brace at the function's depth, as rustfmt places it.
+/// Returns the lines of the innermost function around a line, up to the brace at the function's depth, as rustfmt
+/// places it.
 fn function_around(lines: &[RustLine], index: usize) -> &[RustLine] {
     let indent_of = |line: &RustLine| line.code.len() - line.code.trim_start().len();
     let begins_function = |line: &&RustLine, within: usize| has_word(&line.code, "fn") && indent_of(line) < within;

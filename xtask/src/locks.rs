@@ -32,7 +32,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Dependencies in the manifest that the package in the lock file lacks.
+/// Returns the dependencies in the manifest that the package in the lock file lacks.
 fn missing_dependencies(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
     let locked_entries = package.get("dependencies").and_then(|list| list.as_array());
     // A lock file's entry is a name, or a name and a version if there are several versions.

@@ -39,7 +39,7 @@ pub fn print(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Numeric constants of a file outside of tests, in order.
+/// Returns the numeric constants of a file outside of tests, in order.
 fn read_constants(text: &str) -> Vec<PolicyConstant> {
     let mut constants: Vec<PolicyConstant> = Vec::new();
     let mut comment: Vec<&str> = Vec::new();
@@ -60,8 +60,8 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
 fn numeric_constant(line: &str, meaning: &str) -> Option<PolicyConstant> {
     let (_, constant) =
         line.split_once("const ").filter(|(prefix, _)| prefix.is_empty() || prefix.starts_with("pub"))?;
-    let (name, rest) = constant.split_once(": ")?;
-    let (type_name, value) = rest.strip_suffix(';')?.split_once(" = ")?;
+    let (name, type_and_value) = constant.split_once(": ")?;
+    let (type_name, value) = type_and_value.strip_suffix(';')?.split_once(" = ")?;
     let is_number = ["f64", "u32", "u64", "usize"].contains(&type_name);
     is_number.then(|| PolicyConstant {
         name: name.to_string(),

@@ -134,14 +134,14 @@ fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragrap
     text_paragraphs
 }
 
-/// The text of a list item after its bullet or number.
+/// Returns the text of a list item after its bullet or number.
 fn strip_bullet(text: &str) -> Option<&str> {
     let numbered_item = text.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix(". ");
     let numbered = numbered_item.filter(|_| text.starts_with(|c: char| c.is_ascii_digit()));
     text.strip_prefix("- ").or_else(|| text.strip_prefix("* ")).or(numbered)
 }
 
-/// Text without the targets of links, and with one letter for each piece of code.
+/// Returns the text without the targets of links, and with one letter for each piece of code.
 fn plain_text(text: &str) -> String {
     let mut spans = text.split('`');
     let mut plain_text = spans.next().unwrap_or_default().to_string();
@@ -176,7 +176,7 @@ fn count_words(text: &str) -> usize {
     text.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count()
 }
 
-/// Abbreviations on a page that the glossary does not contain.
+/// Adds a complaint for each abbreviation on a page that the glossary does not contain.
 pub fn check_abbreviations(root: &Path, shown_path: &str, text: &str, complaints: &mut Vec<String>) -> io::Result<()> {
     let Ok(glossary) = fs::read_to_string(root.join(GLOSSARY_FILE)) else { return Ok(()) };
     let known_words: BTreeSet<&str> = split_words(&glossary).chain(COMMON_ABBREVIATIONS.iter().copied()).collect();
@@ -193,12 +193,12 @@ pub fn check_abbreviations(root: &Path, shown_path: &str, text: &str, complaints
     Ok(())
 }
 
-/// Words of a text; hyphenated words stay whole, because a result id such as `RM-1` is not an abbreviation.
+/// Returns the words of a text; hyphenated words stay whole, because a result id such as `RM-1` is not an abbreviation.
 fn split_words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').filter(|word| !word.is_empty())
 }
 
-/// Pages that no index lists, if there is an index. `pages` are paths below the root.
+/// Adds a complaint for each page that no index lists, if there is an index. `pages` are paths below the root.
 ///
 /// # Errors
 /// An index exists and cannot be read.

@@ -30,7 +30,7 @@ struct ResultRecord {
     spread: Option<f64>,
     unit: String,
     seeds: Vec<u64>,
-    /// Is this a quick run, with fewer sizes, programs, mixes or workloads than the target requires?
+    /// Whether this is a quick run, with fewer sizes, programs, mixes or workloads than the target requires.
     quick: bool,
     /// Date in UTC, such as `2026-11-21T05:52:57Z`, so that dates sort by time.
     date: String,
@@ -82,7 +82,9 @@ struct Paper {
 
 impl Paper {
     fn has_id(&self, id: &str) -> bool {
-        self.ids.iter().any(|own| if own.ends_with('-') { id.starts_with(own.as_str()) } else { id == own })
+        self.ids
+            .iter()
+            .any(|known_id| if known_id.ends_with('-') { id.starts_with(known_id.as_str()) } else { id == known_id })
     }
 }
 
@@ -152,7 +154,7 @@ fn list_pages(root: &Path) -> Result<Vec<PathBuf>, String> {
     list_files(&root.join(RESULTS_DIR), "md")
 }
 
-/// All figures, in the order of the files and of their lines.
+/// Returns all figures, in the order of the files and of their lines.
 fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut records = Vec::new();
     for path in list_files(&root.join(RESULTS_DIR).join("data"), "jsonl")? {
@@ -165,16 +167,16 @@ fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     Ok(records)
 }
 
-/// Path and text of every page.
+/// Returns the path and text of every page.
 fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(RESULTS_DIR).join("findings.toml");
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
-    let text: ResultText = toml::from_str(&text).map_err(error_in_file(&path))?;
+    let result_text: ResultText = toml::from_str(&text).map_err(error_in_file(&path))?;
     let figures = read_figures(root)?;
-    if let Some(stray) = figures.iter().find(|figure| !text.paper.iter().any(|paper| paper.has_id(&figure.id))) {
+    if let Some(stray) = figures.iter().find(|figure| !result_text.paper.iter().any(|paper| paper.has_id(&figure.id))) {
         return Err(format!("{}: no paper has the id '{}'", path.display(), stray.id));
     }
-    for paper in &text.paper {
+    for paper in &result_text.paper {
         let count = paper.findings.len();
         if count > MAX_SENTENCES {
             let (page, file) = (&paper.page, path.display());
@@ -184,18 +186,18 @@ fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let newest_version = figures.iter().max_by(|a, b| a.date.cmp(&b.date)).map(|figure| figure.version.clone());
     let newest_version = newest_version.unwrap_or_default();
     let mut papers = Vec::new();
-    for paper in &text.paper {
+    for paper in &result_text.paper {
         papers.push((paper, current_figures(figures.iter().filter(|figure| paper.has_id(&figure.id)))));
     }
     let dir = root.join(RESULTS_DIR);
-    let mut pages = vec![(dir.join("index.md"), render_index(&text.introduction, &papers, &newest_version))];
+    let mut pages = vec![(dir.join("index.md"), render_index(&result_text.introduction, &papers, &newest_version))];
     for (paper, figures) in &papers {
         pages.push((dir.join(format!("{}.md", paper.page)), render_page(paper, figures, &newest_version)));
     }
     Ok(pages)
 }
 
-/// The newest figure of each result in each form, and older figures with more seeds; ordered by id.
+/// Returns the newest figure of each result in each form, and older figures with more seeds; ordered by id.
 fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&'a ResultRecord> {
     let mut records: Vec<&ResultRecord> = figures.collect();
     let is_same = |a: &ResultRecord, b: &ResultRecord| (&a.id, &a.title, a.quick) == (&b.id, &b.title, b.quick);
@@ -254,7 +256,7 @@ fn generator_note() -> String {
     "Generated from `data/` and `findings.toml` by `cargo run -p xtask -- results`; edit those.\n\n".to_string()
 }
 
-/// Does the figure have a target? The pages omit results without a target, because they have no verdict.
+/// Returns whether the figure has a target. The pages omit results without a target, because they have no verdict.
 fn has_target(figure: &ResultRecord) -> bool {
     figure.target != "shown as measured"
 }
@@ -308,7 +310,7 @@ impl<'a> FigureOrigin<'a> {
     }
 }
 
-/// Runs that measured these figures, in the order of the figures.
+/// Returns the runs that measured these figures, in the order of the figures.
 fn figure_origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut origins = Vec::new();
     for origin in figures.iter().map(|figure| FigureOrigin::from_record(figure)) {
@@ -324,7 +326,7 @@ fn format_cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
     let verdict = if is_missed(figure) { "**missed**" } else { figure.verdict.as_deref().unwrap_or("–") };
     let run_index =
         origins.iter().position(|origin| *origin == FigureOrigin::from_record(figure)).filter(|_| origins.len() > 1);
-    let run_text = run_index.map_or(String::new(), |at| format!(" ({})", at + 1));
+    let run_text = run_index.map_or(String::new(), |index| format!(" ({})", index + 1));
     format!("{}, {verdict}{run_text}", format_value(figure))
 }
 

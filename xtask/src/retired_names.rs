@@ -86,7 +86,7 @@ pub fn check(shown_path: &str, text: &str, complaints: &mut Vec<String>) {
     }
 }
 
-/// Does the name occur as a whole, rather than as a part of a longer name?
+/// Returns whether the name occurs as a whole, rather than as a part of a longer name.
 fn has_name(line: &str, name: &str) -> bool {
     let is_word_part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(name).any(|(index, _)| {
@@ -96,7 +96,7 @@ fn has_name(line: &str, name: &str) -> bool {
     })
 }
 
-/// Is this file checked? The list itself and the history of changes must contain retired names.
+/// Returns whether this file is checked. The list itself and the history of changes must contain retired names.
 pub fn is_checked(path: &str) -> bool {
     let is_text =
         ["rs", "md", "toml", "sh", "html", "js", "py"].iter().any(|known| path.ends_with(&format!(".{known}")));

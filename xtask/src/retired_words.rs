@@ -105,7 +105,7 @@ struct Spelling {
 }
 
 impl Spelling {
-    /// Does a text contain the words of the spelling, wherever they stand?
+    /// Returns whether a text contains the words of the spelling, wherever they stand.
     fn occurs_in(&self, text: &str) -> bool {
         self.bare_key.as_deref().unwrap_or(&self.old_spelling).split(' ').all(|word| contains(text, word))
     }
@@ -133,14 +133,14 @@ impl Spelling {
         }
     }
 
-    /// Does a line contain the last part of the key? Parameters of policies share names with keys of other files, so
-    /// they count only in assignments and on the policies' pages.
+    /// Returns whether a line contains the last part of the key. Parameters of policies share names with keys of other
+    /// files, so they count only in assignments and on the policies' pages.
     fn has_bare(&self, bare_key: &str, file: &str, text: &str) -> bool {
         let is_set = || text.contains(&format!("{bare_key} =")) || file.starts_with("docs/policies/");
         has_word(text, bare_key) && (self.scope != "PolicyParameter" || is_set())
     }
 
-    /// The text for which a line is searched. A key of one part is searched as a table: `[guard]`.
+    /// Returns the text for which a line is searched. A key of one part is searched as a table: `[guard]`.
     fn old_key(&self) -> String {
         let is_plain = self.scope != "Environment" && !self.old_spelling.contains('.') && self.bare_key.is_none();
         if is_plain { format!("[{}]", self.old_spelling) } else { self.old_spelling.clone() }
@@ -173,7 +173,7 @@ fn parse_spellings(table: &str) -> Vec<Spelling> {
         .collect()
 }
 
-/// Lines of a file that users may read.
+/// Returns the lines of a file that users may read.
 fn readable_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
     // Fixtures of earlier formats keep their keys, and the table of retired spellings must contain them.
     let is_exempt = file.path.starts_with("xtask/") || file.path.contains("/earlier/") || file.path == SPELLINGS_FILE;
@@ -187,7 +187,7 @@ fn readable_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
     }
 }
 
-/// Doc comments, and strings outside of tests.
+/// Returns the doc comments, and strings outside of tests.
 fn rust_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
     let mut is_test = crate::tidy::is_test_file(std::path::Path::new(&file.path));
     let mut lines = Vec::new();

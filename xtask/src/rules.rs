@@ -18,7 +18,7 @@ pub struct Complaint {
 }
 
 impl Complaint {
-    /// A complaint about one line, numbered from one.
+    /// Builds a complaint about one line, numbered from one.
     pub fn new(file: &str, line: usize, text: String) -> Self {
         Complaint { location: format!("{file}:{line}"), text }
     }
@@ -67,7 +67,7 @@ pub mod tests {
     use super::*;
     use crate::source_tree::SourceFile;
 
-    /// The files for a test of a rule, by path.
+    /// Returns the files for a test of a rule, by path.
     pub fn tree_of(files: &[(&str, &str)]) -> SourceTree {
         let paths = files.iter().map(|(path, _)| path.to_string()).collect();
         let file = |(path, text): &(&str, &str)| SourceFile::new(path.to_string(), text.to_string());

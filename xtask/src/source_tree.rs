@@ -23,22 +23,22 @@ pub struct SourceFile {
 }
 
 impl SourceFile {
-    /// A file with this content.
+    /// Builds a file with this content.
     pub fn new(path: String, text: String) -> Self {
         SourceFile { path, text, rust_lines: OnceCell::new() }
     }
 
-    /// The parts of its lines, if the file is Rust; scanned once for all rules.
+    /// Returns the parts of its lines, if the file is Rust; scanned once for all rules.
     pub fn rust_lines(&self) -> &[RustLine] {
         self.rust_lines.get_or_init(|| scan(&self.text))
     }
 
-    /// Does the file name have this extension (`rs`)?
+    /// Returns whether the file name has this extension (`rs`).
     pub fn has_ending(&self, ending: &str) -> bool {
         Path::new(&self.path).extension().is_some_and(|extension| extension == ending)
     }
 
-    /// The lines as text, numbered from one.
+    /// Returns the lines as text, numbered from one.
     pub fn numbered_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
@@ -162,7 +162,7 @@ fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
     parts
 }
 
-/// Number of hashes of a raw string, and the text after `r"`, `r#"` or `br"`.
+/// Returns the number of hashes of a raw string, and the text after `r"`, `r#"` or `br"`.
 fn raw_string_start<'a>(remaining: &'a str, preceding_code: &str) -> Option<(usize, &'a str)> {
     if preceding_code.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
         return None;
@@ -172,24 +172,24 @@ fn raw_string_start<'a>(remaining: &'a str, preceding_code: &str) -> Option<(usi
     Some((hashes, remaining[hashes..].strip_prefix('"')?))
 }
 
-/// Length of a character literal; `None` for lifetimes and other code.
+/// Returns the length of a character literal; `None` for lifetimes and other code.
 fn character_length(remaining: &str) -> Option<usize> {
     let inner = remaining.strip_prefix('\'')?;
     let end = if inner.starts_with('\\') { 2 + inner[2..].find('\'')? } else { inner.chars().next()?.len_utf8() };
     inner[end..].starts_with('\'').then_some(end + 2)
 }
 
-/// Does a whole word occur in a text, without adjacent letters, digits or underscores?
+/// Returns whether a whole word occurs in a text, without adjacent letters, digits or underscores.
 pub fn has_word(text: &str, word: &str) -> bool {
     word_position(text, word).is_some()
 }
 
-/// Does a long text contain this part? Unlike that of `str`, the search is compiled with optimization.
+/// Returns whether a long text contains this part. Unlike that of `str`, the search is compiled with optimization.
 pub fn contains(text: &str, part: &str) -> bool {
     memchr::memmem::find(text.as_bytes(), part.as_bytes()).is_some()
 }
 
-/// Position of the first occurrence as a whole word.
+/// Returns the position of the first occurrence as a whole word.
 pub fn word_position(text: &str, word: &str) -> Option<usize> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let mut positions = text.match_indices(word).map(|(at, _)| at);

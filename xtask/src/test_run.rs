@@ -147,7 +147,7 @@ fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(parse_test_program).collect())
 }
 
-/// The test program that a message of cargo names, if any.
+/// Returns the test program that a message of cargo names, if any.
 fn parse_test_program(line: &str) -> Option<TestProgram> {
     let message: CargoMessage = serde_json::from_str(line).ok()?;
     let (executable, target) = (message.executable?, message.target?);

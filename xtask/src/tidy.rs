@@ -118,7 +118,7 @@ fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     prose::check_index(root, &pages, complaints)
 }
 
-/// Source directories of the crates and of the Python package, by name.
+/// Returns the source directories of the crates and of the Python package, by name.
 fn crate_source_dirs(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let python = root.join("python");
     let mut crates = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
@@ -169,7 +169,7 @@ fn rust_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// All files below a directory, or the file itself; build products are skipped.
+/// Returns all files below a directory, or the file itself; build products are skipped.
 fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let (mut paths, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
@@ -185,7 +185,8 @@ fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Files that contain only tests, examples or build scripts, in which only length and unfinished work are checked.
+/// Returns whether a file contains only tests, examples or a build script, so that only its length and unfinished work
+/// are checked.
 pub fn is_test_file(path: &Path) -> bool {
     let is_test_dir = |part: &std::ffi::OsStr| part.to_string_lossy().ends_with("_tests");
     let is_in_test_dir =
@@ -238,8 +239,8 @@ fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec
     Ok(())
 }
 
-/// Line and length of functions that are too long. A function ends at the next brace at its own depth, as rustfmt
-/// places it.
+/// Returns the line and length of functions that are too long. A function ends at the next brace at its own depth, as
+/// rustfmt places it.
 fn long_functions(text: &str) -> Vec<(usize, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let is_modifier =
@@ -268,8 +269,8 @@ fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     Ok(())
 }
 
-/// Does the code build the type itself? A longer name with the same ending does not count (`OfflineProfiler` is the
-/// pipeline's front end).
+/// Returns whether the code builds the type itself. A longer name with the same ending does not count
+/// (`OfflineProfiler` is the pipeline's front end).
 fn builds_type(code: &str, fragment: &str) -> bool {
     code.match_indices(fragment).any(|(index, _)| !code[..index].ends_with("Offline"))
 }

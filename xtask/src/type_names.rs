@@ -35,7 +35,7 @@ struct TypeDeclaration<'a> {
     line: usize,
 }
 
-/// Complaints about names that are declared more than once.
+/// Returns complaints about names that are declared more than once.
 pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     let mut by_name: BTreeMap<String, Vec<TypeDeclaration<'_>>> = BTreeMap::new();
     for declaration in type_declarations(tree) {
@@ -43,10 +43,10 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     }
     let may_repeat =
         |name: &str| REPEATABLE_NAMES.contains(&name) || ALLOWED_TWICE.iter().any(|(allowed, _)| *allowed == name);
-    let duplicates = by_name.iter().filter(|(name, items)| items.len() > 1 && !may_repeat(name));
-    let complaints = duplicates.flat_map(|(name, items)| {
-        items.iter().skip(1).map(move |item| {
-            let first = &items[0];
+    let duplicates = by_name.iter().filter(|(name, declarations)| declarations.len() > 1 && !may_repeat(name));
+    let complaints = duplicates.flat_map(|(name, declarations)| {
+        declarations.iter().skip(1).map(move |item| {
+            let first = &declarations[0];
             Complaint::new(
                 item.file,
                 item.line,
@@ -57,7 +57,7 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     complaints.collect()
 }
 
-/// Complaints about names that end in a word of [`NON_NOUNS`].
+/// Returns complaints about names that end in a word of [`NON_NOUNS`].
 pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
     let lacks_noun =
         |declaration: &TypeDeclaration<'_>| NON_NOUNS.split(' ').any(|word| word == last_word(&declaration.name));
@@ -70,7 +70,7 @@ pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
         .collect()
 }
 
-/// Last word of a name: `Assigned` of `CacheAssigned`.
+/// Returns the last word of a name: `Assigned` of `CacheAssigned`.
 fn last_word(name: &str) -> &str {
     name.rfind(char::is_uppercase).map_or(name, |index| &name[index..])
 }
@@ -101,7 +101,7 @@ fn type_declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
     declarations
 }
 
-/// Keyword and name, if the line declares a type.
+/// Returns the keyword and name, if the line declares a type.
 fn declared_type(line: &RustLine) -> Option<(&str, String)> {
     let mut words = words_after_visibility(&line.code);
     let keyword = words.next().filter(|word| matches!(*word, "struct" | "enum" | "trait" | "union" | "type"))?;

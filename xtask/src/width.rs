@@ -6,7 +6,7 @@ use crate::source_tree::SourceTree;
 /// Maximum number of columns of a line of prose, in pages and in comments.
 const MAX_COLUMNS: usize = 126;
 
-/// Complaints about lines of pages, and about whole-line comments, that are too wide.
+/// Returns complaints about lines of pages, and about whole-line comments, that are too wide.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for file in &tree.files {

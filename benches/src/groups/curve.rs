@@ -43,8 +43,13 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let run_form = |form: fn(&MissLog<'_>, &[u64]) -> Option<MissRateCurve>| {
         let (logs, sizes) = (&logs, &sizes);
         move || {
-            let log_of =
-                |lines| MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions: 4e6, lost_accesses: None };
+            let log_of = |lines| MissLog {
+                lines,
+                code_positions: &[],
+                line_bytes: LINE_BYTES,
+                instructions: 4e6,
+                lost_accesses: None,
+            };
             logs.iter().map(|lines| at_all(form(&log_of(lines), sizes))).sum()
         }
     };

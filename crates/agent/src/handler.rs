@@ -3,7 +3,7 @@
 //!
 //! This thread handles a fault, an event, a page being moved, and a frame being classified one after the other. The
 //! code here allocates nothing, acquires no lock of the program, and touches no memory whose pages may be missing:
-//! the stack, the stock and the file mappings belong to the handler, and are never registered with the userfaultfd.
+//! the stack, the frame pool and the file mappings belong to the handler, and are never registered with the userfaultfd.
 
 use crate::frame_pool::{FramePool, FreeList};
 use crate::handshake;
@@ -70,7 +70,7 @@ account!(
     fault_ns,
     /// Pages that had a frame before they were touched.
     faults_ahead,
-    /// Pages that got a frame from the stock whose color is not allowed, or is not known.
+    /// Pages that got a frame from the pool whose color is not allowed, or is not known.
     fallback_frames,
     /// Pages that were left to the kernel's zero page, and therefore to its frames.
     kernel_frames,
@@ -94,11 +94,11 @@ account!(
     copied_back,
     /// Pages that could not be restored at all.
     lost_pages,
-    /// Frames in the stock.
+    /// Frames in the pool.
     held_frames,
-    /// Maximum number of frames that were in the stock.
+    /// Maximum number of frames that were in the pool.
     max_held,
-    /// Number of frames that the stock may hold.
+    /// Number of frames that the pool may hold.
     max_hold,
     /// Frames whose color was measured by timing, with or without a result.
     classified,
@@ -147,7 +147,7 @@ pub struct Agent {
     ranges: AddressRanges,
     /// The agent's own memory, which is never registered.
     own_range: (u64, u64),
-    program: [u8; 256],
+    program_path: [u8; 256],
     counters: AgentCounters,
     residency_scan: ResidencyScan,
     next_pass_ns: u64,
@@ -187,7 +187,7 @@ impl Agent {
             removed_ranges: RemovedRanges::default(),
             ranges: AddressRanges::default(),
             own_range: (own_start, own_start + own_bytes),
-            program: [0; 256],
+            program_path: [0; 256],
             counters,
             residency_scan: ResidencyScan::default(),
             next_pass_ns: 0,
@@ -214,7 +214,7 @@ impl Agent {
         unsafe { self.region.add(slot as usize * PAGE_BYTES) }
     }
 
-    /// Creates a separate table of descriptors and opens the remaining ones; false if the agent cannot work.
+    /// Creates a separate table of descriptors and opens the remaining ones. Returns false if the agent cannot work.
     pub fn open_own_descriptors(&mut self) -> bool {
         let mut kept_fds = [self.files.fault_fd, self.files.target_fd, self.files.status_fd];
         kept_fds.sort_unstable();
@@ -234,8 +234,11 @@ impl Agent {
             sys::call(sys::CLOSE_RANGE, [range_start as usize, u32::MAX as usize, 0, 0, 0, 0]);
             let path = b"/proc/self/pagemap\0";
             self.files.pagemap_fd = sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]);
-            let (exe, capacity) = (b"/proc/self/exe\0", self.program.len());
-            sys::call(sys::READLINK, [exe.as_ptr() as usize, self.program.as_mut_ptr() as usize, capacity, 0, 0, 0]);
+            let (exe, capacity) = (b"/proc/self/exe\0", self.program_path.len());
+            sys::call(
+                sys::READLINK,
+                [exe.as_ptr() as usize, self.program_path.as_mut_ptr() as usize, capacity, 0, 0, 0],
+            );
         }
         // The half to which pages are moved must be a range whose missing pages the agent handles.
         let (half_slots, start) = (u64::from(self.frame_pool.half_slots()), self.region as u64);
@@ -254,9 +257,9 @@ impl Agent {
         let mut has_more_work = false;
         loop {
             let mut poll_fd = [self.files.fault_fd as u64 | 1 << 32];
-            let wait = if has_more_work { 0 } else { TICK_MS as usize };
+            let max_wait_ms = if has_more_work { 0 } else { TICK_MS as usize };
             // SAFETY: one pollfd: descriptor, POLLIN.
-            let ready_count = unsafe { sys::call(sys::POLL, [poll_fd.as_mut_ptr() as usize, 1, wait, 0, 0, 0]) };
+            let ready_count = unsafe { sys::call(sys::POLL, [poll_fd.as_mut_ptr() as usize, 1, max_wait_ms, 0, 0, 0]) };
             if ready_count > 0 && !self.read_messages() {
                 return;
             }
@@ -264,7 +267,7 @@ impl Agent {
         }
     }
 
-    /// Reads the kernel's messages; false if there will be no more.
+    /// Reads the kernel's messages. Returns false if there will be no more.
     fn read_messages(&mut self) -> bool {
         let mut messages = [[0u64; 4]; 16];
         let (fault_fd, bytes) = (self.files.fault_fd as usize, size_of_val(&messages));
@@ -296,14 +299,16 @@ impl Agent {
     }
 
     fn record_unmapped(&mut self, start: u64, end: u64) {
-        if let Some(in_flight_page) = self.in_flight.as_mut().filter(|out| (start..end).contains(&out.address)) {
+        if let Some(in_flight_page) =
+            self.in_flight.as_mut().filter(|page_out| (start..end).contains(&page_out.address))
+        {
             in_flight_page.is_dropped = true;
         }
     }
 
     fn track_remap(&mut self, old_start: u64, new_start: u64, bytes: u64) {
         if let Some(in_flight_page) =
-            self.in_flight.as_mut().filter(|out| (old_start..old_start + bytes).contains(&out.address))
+            self.in_flight.as_mut().filter(|page_out| (old_start..old_start + bytes).contains(&page_out.address))
         {
             in_flight_page.address = in_flight_page.address - old_start + new_start;
         }
@@ -311,7 +316,7 @@ impl Agent {
 
     /// Assigns a frame to the page, and also to the following pages if pages are touched in sequence.
     fn serve_fault(&mut self, page: u64) {
-        let start = sys::now_ns();
+        let start_ns = sys::now_ns();
         self.counters.faults += 1;
         self.scan_period_ns = MIN_SCAN_PERIOD_NS;
         let is_supplied = self.supply_page(page);
@@ -333,7 +338,7 @@ impl Agent {
                 self.counters.faults_ahead += 1;
             }
         }
-        self.counters.fault_ns += sys::now_ns() - start;
+        self.counters.fault_ns += sys::now_ns() - start_ns;
     }
 
     fn release_slot(&mut self, slot: u32) {
@@ -341,8 +346,8 @@ impl Agent {
         self.frame_pool.push(list, slot);
     }
 
-    /// Assigns a frame of an allowed color, otherwise any frame of the stock, otherwise one from the kernel. Threads
-    /// that wait for the page always continue.
+    /// Assigns a frame of an allowed color, otherwise any frame of the pool, otherwise one from the kernel. Threads
+    /// that wait for the page always continue. Returns whether the page got a frame of the pool.
     fn supply_page(&mut self, page: u64) -> bool {
         let mask = self.counters.mask;
         let mut slot_and_color = self.frame_pool.take_allowed(mask);
@@ -397,21 +402,21 @@ impl Agent {
         if read_bytes < 0 { 0 } else { read_bytes as usize / 8 }
     }
 
-    /// Does deferrable work: requests, new ranges, the stock, the count; true if more work is pending.
+    /// Does deferrable work: requests, new ranges, the frame pool, the count. Returns true if more work is pending.
     fn run_background_work(&mut self) -> bool {
-        let now = sys::now_ns();
-        if now >= self.next_tick_ns {
-            self.next_tick_ns = now + TICK_MS * 1_000_000;
+        let now_ns = sys::now_ns();
+        if now_ns >= self.next_tick_ns {
+            self.next_tick_ns = now_ns + TICK_MS * 1_000_000;
             self.counters.turn += 1;
-            self.apply_target(now);
+            self.apply_target(now_ns);
             self.write_status();
         }
-        if now >= self.next_scan_ns || (handshake::is_ending() && !self.residency_scan.is_running) {
+        if now_ns >= self.next_scan_ns || (handshake::is_ending() && !self.residency_scan.is_running) {
             self.register_new_ranges();
             self.scan_period_ns = (2 * self.scan_period_ns).min(MAX_SCAN_PERIOD_NS);
             self.next_scan_ns = sys::now_ns() + self.scan_period_ns;
         }
-        if !self.residency_scan.is_running && (now >= self.next_pass_ns || handshake::is_ending()) {
+        if !self.residency_scan.is_running && (now_ns >= self.next_pass_ns || handshake::is_ending()) {
             self.residency_scan = ResidencyScan { is_running: true, ..ResidencyScan::default() };
         }
         let mut has_more = false;
@@ -427,29 +432,29 @@ impl Agent {
         has_more
     }
 
-    fn apply_target(&mut self, now: u64) {
+    fn apply_target(&mut self, now_ns: u64) {
         let mut text = [0u8; TARGET_BYTES];
         let args = [self.files.target_fd as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
         // SAFETY: the kernel writes at most that many bytes.
         let read_bytes = unsafe { sys::call(sys::PREAD, args) };
         let all_colors_mask =
             if self.reference_set.colors() == 64 { u64::MAX } else { (1 << self.reference_set.colors()) - 1 };
-        let Some((mask, move_all)) = parse_target(&text).filter(|_| read_bytes > 0) else { return };
+        let Some((mask, must_move_all)) = parse_target(&text).filter(|_| read_bytes > 0) else { return };
         let mask = mask & all_colors_mask;
-        if mask != 0 && (mask, move_all) != (self.counters.mask, self.must_move_all) {
-            self.must_move_all = move_all;
+        if mask != 0 && (mask, must_move_all) != (self.counters.mask, self.must_move_all) {
+            self.must_move_all = must_move_all;
             self.counters.mask = mask;
             self.counters.recolor_done = 0;
             self.counters.recolor_total = 0;
             self.residency_scan = ResidencyScan::default();
-            self.next_pass_ns = now;
+            self.next_pass_ns = now_ns;
         }
     }
 
     /// Registers the ranges that the program has mapped since the last scan.
     fn register_new_ranges(&mut self) {
-        let program_len = self.program.iter().position(|&byte| byte == 0).unwrap_or(self.program.len());
-        let program = &self.program[..program_len];
+        let program_len = self.program_path.iter().position(|&byte| byte == 0).unwrap_or(self.program_path.len());
+        let program = &self.program_path[..program_len];
         read_ranges(&mut self.ranges, &[self.own_range], program, &mut self.buffer);
         for range in self.ranges.as_slice() {
             // A range that cannot be registered keeps the kernel's frames; registering a range twice changes nothing.
@@ -459,12 +464,12 @@ impl Agent {
 
     /// Counts resident pages for a while, and re-colors those with a wrong frame.
     fn continue_pass(&mut self) {
-        let start = sys::now_ns();
-        let mut now = start;
-        while now - start < SLICE_NS {
+        let start_ns = sys::now_ns();
+        let mut now_ns = start_ns;
+        while now_ns - start_ns < SLICE_NS {
             let Some(&range) = self.ranges.as_slice().get(self.residency_scan.range) else {
-                self.residency_scan.spent_ns += now - start;
-                self.finish_pass(now);
+                self.residency_scan.spent_ns += now_ns - start_ns;
+                self.finish_pass(now_ns);
                 return;
             };
             if !range.is_readable {
@@ -480,13 +485,13 @@ impl Agent {
                 self.residency_scan.page = 0;
                 continue;
             }
-            self.count_pages(range, remaining.min(self.pagemap_entries.len() as u64) as usize, start);
-            now = sys::now_ns();
+            self.count_pages(range, remaining.min(self.pagemap_entries.len() as u64) as usize, start_ns);
+            now_ns = sys::now_ns();
         }
-        self.residency_scan.spent_ns += now - start;
+        self.residency_scan.spent_ns += now_ns - start_ns;
     }
 
-    fn count_pages(&mut self, range: AddressRange, pages: usize, start: u64) {
+    fn count_pages(&mut self, range: AddressRange, pages: usize, start_ns: u64) {
         let first_page = self.residency_scan.page;
         let entry_count = self.read_entries(first_page, pages);
         if entry_count == 0 {
@@ -518,13 +523,13 @@ impl Agent {
             } else {
                 self.residency_scan.unknown_pages += 1;
             }
-            if sys::now_ns() - start > SLICE_NS {
+            if sys::now_ns() - start_ns > SLICE_NS {
                 return;
             }
         }
     }
 
-    fn finish_pass(&mut self, now: u64) {
+    fn finish_pass(&mut self, now_ns: u64) {
         self.counters.allowed_pages = self.residency_scan.allowed_pages;
         self.counters.other_pages = self.residency_scan.other_pages;
         self.counters.unknown_pages = self.residency_scan.unknown_pages;
@@ -532,11 +537,11 @@ impl Agent {
             self.counters.recolor_done + self.residency_scan.other_pages + self.residency_scan.unknown_pages;
         self.counters.counts += 1;
         self.counters.count_ns += self.residency_scan.spent_ns;
-        self.next_pass_ns = now + MIN_COUNT_PERIOD_NS.max(self.residency_scan.spent_ns * COUNT_TIME_DIVISOR);
+        self.next_pass_ns = now_ns + MIN_COUNT_PERIOD_NS.max(self.residency_scan.spent_ns * COUNT_TIME_DIVISOR);
         self.residency_scan = ResidencyScan::default();
         if handshake::is_ending() {
             // At the start, the program's first pages move immediately.
-            self.next_pass_ns = now;
+            self.next_pass_ns = now_ns;
             self.write_status();
             handshake::finish_final_count();
         }
@@ -563,18 +568,18 @@ impl Agent {
             self.frame_pool.push(FreeList::Color(color), fresh_slot);
             return false;
         };
-        let (target, source) = (self.slot_address(fresh_slot), self.slot_address(in_flight_slot));
+        let (fresh_page, parked_page) = (self.slot_address(fresh_slot), self.slot_address(in_flight_slot));
         let move_start_ns = sys::now_ns();
-        if fault::move_page(self.files.fault_fd, page, source as u64) < 0 {
+        if fault::move_page(self.files.fault_fd, page, parked_page as u64) < 0 {
             self.counters.busy_pages += 1;
             self.frame_pool.push(FreeList::EmptyInFlight, in_flight_slot);
             self.frame_pool.push(FreeList::Color(color), fresh_slot);
             return false;
         }
         // SAFETY: two pages of the region: one holds a fresh frame, the other one the page that was just taken out.
-        unsafe { sys::copy_page(source, target) };
+        unsafe { sys::copy_page(parked_page, fresh_page) };
         self.in_flight = Some(InFlightPage { address: page, is_dropped: false });
-        let is_restored = self.restore_page(target as u64, source as u64);
+        let is_restored = self.restore_page(fresh_page as u64, parked_page as u64);
         // Counts only the time in which the program may wait, because finding a frame before and zeroing the old one
         // afterward delay no thread.
         self.counters.moved_ns += sys::now_ns() - move_start_ns;
@@ -582,21 +587,22 @@ impl Agent {
             self.release_slot(fresh_slot);
         } else {
             // SAFETY: still a page of the agent.
-            unsafe { sys::zero_page(target) };
+            unsafe { sys::zero_page(fresh_page) };
             self.frame_pool.push(FreeList::Color(color), fresh_slot);
         }
         // SAFETY: as above; the program's data must not leak to the next user of the frame.
-        unsafe { sys::zero_page(source) };
+        unsafe { sys::zero_page(parked_page) };
         // The ledger's color is used here without a test, because it is verified before the frame is used.
-        let old_color = self.read_frame(source as u64).and_then(|frame| self.recorded_color(frame));
+        let old_color = self.read_frame(parked_page as u64).and_then(|frame| self.recorded_color(frame));
         self.frame_pool.push(old_color.map_or(FreeList::Unclassified, FreeList::Color), in_flight_slot);
         is_restored
     }
 
-    /// Moves the copy in; if this fails, retries after an event, copies the page, or wakes the waiting thread.
+    /// Moves the copy in; if this fails, retries after an event, copies the page, or wakes the waiting thread. Returns
+    /// whether the copy was moved in.
     fn restore_page(&mut self, copy: u64, original: u64) -> bool {
         for _ in 0..1_000_000 {
-            let Some(in_flight_page) = self.in_flight.filter(|out| !out.is_dropped) else {
+            let Some(in_flight_page) = self.in_flight.filter(|page_out| !page_out.is_dropped) else {
                 self.in_flight = None;
                 return false;
             };
@@ -653,10 +659,10 @@ impl Agent {
 
     fn write_status(&mut self) {
         self.counters.held_frames = u64::from(self.frame_pool.held_count());
-        let (mut position, mut text) = (0, [0u8; 20]);
+        let (mut position, mut digit_buffer) = (0, [0u8; 20]);
         let turn = [("turn", self.counters.turn)];
         for (name, value) in self.counters.lines().iter().chain(&turn) {
-            let digits = sys::decimal_digits(*value, &mut text);
+            let digits = sys::decimal_digits(*value, &mut digit_buffer);
             // Always twenty digits, because a shorter text would leave part of the longer one before it.
             for byte in name
                 .bytes()

@@ -49,7 +49,7 @@ impl AddressRanges {
     }
 }
 
-/// Fields of a line; `None` if it is malformed.
+/// Fields of a line of `/proc/PID/maps`.
 struct MapsLine<'a> {
     range: AddressRange,
     is_private: bool,
@@ -71,11 +71,12 @@ fn parse_hexadecimal(digits: &[u8]) -> Option<u64> {
     })
 }
 
+/// Parses a line; `None` if it is malformed.
 fn parse_maps_line(line: &[u8]) -> Option<MapsLine<'_>> {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     let mut addresses = words.next()?.split(|&byte| byte == b'-');
     let (start, end) = (parse_hexadecimal(addresses.next()?)?, parse_hexadecimal(addresses.next()?)?);
-    let modes = words.next()?;
+    let permissions = words.next()?;
     let (_offset, _device) = (words.next()?, words.next()?);
     let inode = words.next()?.iter().try_fold(0u64, |number, &digit| {
         digit.is_ascii_digit().then(|| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
@@ -84,10 +85,10 @@ fn parse_maps_line(line: &[u8]) -> Option<MapsLine<'_>> {
     let range = AddressRange {
         start,
         end,
-        is_writable: modes.get(1) == Some(&b'w'),
-        is_readable: modes.first() == Some(&b'r'),
+        is_writable: permissions.get(1) == Some(&b'w'),
+        is_readable: permissions.first() == Some(&b'r'),
     };
-    Some(MapsLine { range, is_private: modes.get(3) == Some(&b'p'), inode, name })
+    Some(MapsLine { range, is_private: permissions.get(3) == Some(&b'p'), inode, name })
 }
 
 /// Selects the program's own anonymous memory line by line, including the first thread's stack. It omits the kernel's
@@ -123,8 +124,8 @@ pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program:
     ranges.clear();
     let path = b"/proc/self/maps\0";
     // SAFETY: a path that ends with a zero.
-    let file = unsafe { sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]) };
-    if file < 0 {
+    let fd = unsafe { sys::call(sys::OPEN, [path.as_ptr() as usize, 0o2_000_000, 0, 0, 0, 0]) };
+    if fd < 0 {
         return;
     }
     let (mut mapping_filter, mut filled_bytes) = (MappingFilter::default(), 0);
@@ -132,7 +133,7 @@ pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program:
         let free_buffer = &mut buffer[filled_bytes..];
         // SAFETY: the kernel writes at most as many bytes as the buffer has left.
         let read_bytes = unsafe {
-            sys::call(sys::READ, [file as usize, free_buffer.as_mut_ptr() as usize, free_buffer.len(), 0, 0, 0])
+            sys::call(sys::READ, [fd as usize, free_buffer.as_mut_ptr() as usize, free_buffer.len(), 0, 0, 0])
         };
         if read_bytes <= 0 {
             break;
@@ -154,7 +155,7 @@ pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program:
         }
     }
     // SAFETY: a descriptor of the agent.
-    unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
+    unsafe { sys::call(sys::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
 #[cfg(test)]

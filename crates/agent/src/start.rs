@@ -104,8 +104,8 @@ impl PathBuffer {
         // Close-on-exec, and without following links: the directory contains only regular files.
         let flags = flags | 0o2_000_000 | 0o400_000;
         // SAFETY: a path that ends with a zero.
-        let file = unsafe { sys::call(sys::OPEN, [self.0.as_ptr() as usize, flags, 0o600, 0, 0, 0]) };
-        (file >= 0).then_some(file)
+        let fd = unsafe { sys::call(sys::OPEN, [self.0.as_ptr() as usize, flags, 0o600, 0, 0, 0]) };
+        (fd >= 0).then_some(fd)
     }
 }
 
@@ -129,11 +129,11 @@ fn parse_decimal(digits: &[u8]) -> Option<u64> {
 fn map_file(path: &PathBuffer, prot: usize, flags: usize) -> Option<(*mut u8, usize)> {
     let fd = path.open(if prot == READ_WRITE { 2 } else { 0 })?;
     // SAFETY: no memory is passed. The end offset of a seekable file is its size.
-    let bytes = unsafe { sys::call(8, [fd as usize, 0, 2, 0, 0, 0]) };
-    let start = if bytes > 0 { sys::map(bytes as usize, prot, 1 | flags, fd) } else { None };
+    let file_bytes = unsafe { sys::call(8, [fd as usize, 0, 2, 0, 0, 0]) };
+    let start = if file_bytes > 0 { sys::map(file_bytes as usize, prot, 1 | flags, fd) } else { None };
     // SAFETY: a descriptor of the agent.
     unsafe { sys::call(sys::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
-    Some((start?, bytes as usize))
+    Some((start?, file_bytes as usize))
 }
 
 /// Does everything that can fail, before anything of the program is changed.
@@ -149,10 +149,12 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     // SAFETY: a path that ends with a zero; an existing directory is fine.
     unsafe { sys::call(sys::MKDIR, [own_path.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
     let create_flags = 0o100 | 2 | 0o1000;
-    let status = PathBuffer::new(&[dir, b"/", pid_text, b"/status"])?.open(create_flags)?;
+    let status_fd = PathBuffer::new(&[dir, b"/", pid_text, b"/status"])?.open(create_flags)?;
     let report_refusal = |status_text: &str| {
         // SAFETY: the text's bytes.
-        unsafe { sys::call(sys::PWRITE, [status as usize, status_text.as_ptr() as usize, status_text.len(), 0, 0, 0]) };
+        unsafe {
+            sys::call(sys::PWRITE, [status_fd as usize, status_text.as_ptr() as usize, status_text.len(), 0, 0, 0])
+        };
         None
     };
     let wanted_path = PathBuffer::new(&[dir, b"/", pid_text, b"/wanted"])?;
@@ -190,7 +192,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let Some(memory) = AgentMemory::new(hold_pages) else {
         return report_refusal("refused no address space for the frames held\n");
     };
-    let files = Files { fault_fd, target_fd, status_fd: status, pagemap_fd: -1 };
+    let files = Files { fault_fd, target_fd, status_fd, pagemap_fd: -1 };
     // SAFETY: parts of a fresh mapping, of these sizes and page-aligned, that lives as long as the process.
     unsafe {
         let slot_links = core::slice::from_raw_parts_mut(memory.slot_links_start().cast::<u32>(), 2 * hold_pages);
@@ -304,7 +306,7 @@ fn start_handler() -> Option<()> {
 }
 
 extern "C" fn run_handler(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: the agent that `start` created, which has no other user from now on.
+    // SAFETY: the agent that `prepare` created, which has no other user from now on.
     let agent = unsafe { &mut *argument.cast::<Agent>() };
     if agent.open_own_descriptors() {
         // SAFETY: no memory is passed.

@@ -14,7 +14,7 @@ const LINES_PER_PAGE: usize = PAGE_BYTES / LINE_BYTES;
 const PASS_COUNT: u32 = 2;
 
 /// Can loads be timed on this processor?
-pub const SUPPORTED: bool = cfg!(target_arch = "x86_64");
+pub const IS_SUPPORTED: bool = cfg!(target_arch = "x86_64");
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
@@ -93,8 +93,8 @@ unsafe fn reload_each(
     }
 }
 
-/// Decides between slow and fast reloads, each of which may mislead, by Wald's sequential test. Replacement that is not
-/// LRU sometimes keeps a line that should be evicted (measured: slow in 70 to 75 of 100 cases in which it should be). A
+/// Decides by Wald's sequential test whether reloads are slow, because a single reload may mislead. Replacement that is
+/// not LRU sometimes keeps a line that should be evicted (measured: slow in 70 to 75 of 100 cases in which it should be). A
 /// neighbor on the same core evicts a line that should stay in 1 to 5 of 100. So one slow reload weighs as much as
 /// three fast ones.
 pub fn is_slow(mut is_reload_slow: impl FnMut() -> bool) -> bool {
@@ -189,12 +189,12 @@ impl ReferenceSet {
         if !table.chunks_exact(4).all(is_inside_file) {
             return None;
         }
-        let (colors, per_color) = (header.colors, header.frames_per_color);
+        let (colors, frames_per_color) = (header.colors, header.frames_per_color);
         Some(ReferenceSet {
             file,
             page_numbers: table.as_ptr().cast(),
             colors,
-            frames_per_color: per_color,
+            frames_per_color,
             threshold_cycles: u64::MAX,
             line_index: 0,
         })
@@ -211,8 +211,8 @@ impl ReferenceSet {
     }
 
     fn page_address(&self, index: u32) -> *const u8 {
-        // SAFETY: callers stay below colors * per_color, and `new` has checked every entry of the table, which begins at
-        // a multiple of four bytes of a page.
+        // SAFETY: callers stay below colors * frames_per_color, and `new` has checked every entry of the table, which
+        // begins at a multiple of four bytes of a page.
         unsafe { self.file.add(self.page_numbers.add(index as usize).read() as usize * PAGE_BYTES) }
     }
 
@@ -223,7 +223,7 @@ impl ReferenceSet {
     /// Measures the time of a hit and of a miss with the reference frames themselves. If they cannot be distinguished
     /// now, the previous threshold stays.
     pub fn calibrate(&mut self) -> Calibration {
-        let (mut hits, mut misses) = ([0; CALIBRATION_SAMPLES], [0; CALIBRATION_SAMPLES]);
+        let (mut hit_samples, mut miss_samples) = ([0; CALIBRATION_SAMPLES], [0; CALIBRATION_SAMPLES]);
         for index in 0..CALIBRATION_SAMPLES {
             let color = index as u32 % self.colors;
             let other_color = (color + 1) % self.colors;
@@ -232,14 +232,17 @@ impl ReferenceSet {
                 .map(|index| self.page_address(index));
             // SAFETY: pages of the reference set.
             unsafe {
-                hits[index] = reload_cycles(target, self.page_addresses(other_color..other_color + 1), index * 7 + 1);
-                misses[index] = reload_cycles(target, own_pages, index * 7 + 1);
+                hit_samples[index] =
+                    reload_cycles(target, self.page_addresses(other_color..other_color + 1), index * 7 + 1);
+                miss_samples[index] = reload_cycles(target, own_pages, index * 7 + 1);
             }
         }
-        hits.sort_unstable();
-        misses.sort_unstable();
-        let calibration =
-            Calibration { hit_cycles: hits[CALIBRATION_SAMPLES / 2], miss_cycles: misses[CALIBRATION_SAMPLES / 2] };
+        hit_samples.sort_unstable();
+        miss_samples.sort_unstable();
+        let calibration = Calibration {
+            hit_cycles: hit_samples[CALIBRATION_SAMPLES / 2],
+            miss_cycles: miss_samples[CALIBRATION_SAMPLES / 2],
+        };
         self.threshold_cycles = calibration.threshold_cycles().unwrap_or(self.threshold_cycles);
         calibration
     }
@@ -257,7 +260,7 @@ impl ReferenceSet {
     }
 
     /// A load that takes longer has left the private cache; [`u64::MAX`] until [`ReferenceSet::calibrate`] has
-    /// distinguished the two.
+    /// distinguished hits from misses.
     pub fn threshold_cycles(&self) -> u64 {
         self.threshold_cycles
     }
@@ -351,10 +354,10 @@ impl ReferenceSet {
                 break;
             }
         }
-        for ((page, votes), told) in pages.iter().zip(votes).zip(page_colors) {
+        for ((page, votes), page_color) in pages.iter().zip(votes).zip(page_colors) {
             let color = Some(votes.decode_color(bits)).filter(|color| votes.is_settled(bits) && *color < self.colors);
             // SAFETY: as above.
-            *told = color.or_else(|| unsafe { self.classify(*page) });
+            *page_color = color.or_else(|| unsafe { self.classify(*page) });
         }
     }
 

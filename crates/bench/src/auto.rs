@@ -7,7 +7,7 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 
 use crate::bench_host::{BenchHost, BenchRow, median};
-use crate::overhead::{BenchDaemon, measure_pairs, ratio_text};
+use crate::overhead::{BenchDaemon, describe_ratios, measure_pairs};
 use crate::programs::Actor;
 
 /// Windows before the comparison, in which `auto` profiles the programs and searches for a plan.
@@ -23,6 +23,8 @@ fn actor_states(actors: &[Actor]) -> Vec<(Option<CpuSet>, Option<u32>)> {
     actors.iter().map(actor_state).collect()
 }
 
+/// Measures part (h).
+///
 /// # Errors
 /// A program or the daemon cannot be started.
 pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
@@ -30,8 +32,8 @@ pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     const CHANGE_TITLE: &str = "programs of which 'auto' changed CPUs or scheduling there";
     let actors =
         [Actor::start_own(bench_host, "spared-1", "quiet", 0)?, Actor::start_own(bench_host, "spared-2", "quiet", 0)?];
-    let rule_text = |actor: &Actor| format!("[[rules]]\npid = {}\n", actor.pid());
-    let rules: String = actors.iter().map(rule_text).collect();
+    let format_rule = |actor: &Actor| format!("[[rules]]\npid = {}\n", actor.pid());
+    let rules: String = actors.iter().map(format_rule).collect();
     std::fs::write(bench_host.work_dir.join("spared.toml"), format!("mode = \"act\"\nwindow_ms = 1000\n{rules}"))
         .context("the daemon's configuration cannot be written")?;
     let states_before = actor_states(&actors);
@@ -46,7 +48,7 @@ pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         None => BenchRow::skipped("h", COST_TITLE, "no round came to its end".to_string()),
         Some((ratio, _)) => {
             // A control ratio as high as the managed ratio means that the host causes it, not the policy.
-            let measured = ratio_text(&managed_ratios, &control_ratios);
+            let measured = describe_ratios(&managed_ratios, &control_ratios);
             BenchRow::from_target("h", COST_TITLE, "1 % less at most", measured, ratio >= 0.99)
         }
     };

@@ -35,6 +35,8 @@ const NO_TIME_REASON: &str = "no time was left";
 /// Maximum time in which a program must start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Measures parts (d) to (g): page colors.
+///
 /// # Errors
 /// A program cannot be started, or inputs cannot be written.
 pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
@@ -78,7 +80,7 @@ fn ensure_color_count(bench_host: &BenchHost) -> anyhow::Result<u32> {
 fn coverage_row() -> BenchRow {
     const TITLE: &str = "what colors confine on this host";
     let coverage_text = ColorMap::open_for_host(Path::new(BASE)).map(|map| {
-        let describe = |confines: Option<bool>| match confines {
+        let describe = |is_partitioned: Option<bool>| match is_partitioned {
             Some(true) => "yes",
             Some(false) => "no",
             None => "unknown",
@@ -106,7 +108,7 @@ fn start_colored(
     variables: &[(&str, &Path)],
 ) -> anyhow::Result<ColoredProgram> {
     let max_held_bytes = available_bytes().unwrap_or(1 << 30) / 4;
-    ColoredProgram::colored_command(&ColoredCommand {
+    ColoredProgram::start(&ColoredCommand {
         command,
         mask,
         hold_bytes: max_held_bytes,
@@ -174,16 +176,16 @@ fn measure_partition(bench_host: &BenchHost, half_mask: u64, other_mask: u64) ->
             let title = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
             rows.push(match actor.program.poll_resident_pages().and_then(|pages| Some((pages, pages.allowed_anonymous_share()?))) {
                 None => BenchRow::skipped("d", &title, "its page map cannot be read".to_string()),
-                Some((found, share)) => {
+                Some((resident_pages, share)) => {
                     let measured = format!(
                         "{:.2} % of the {} pages of its anonymous mappings ({} of them cannot be colored); {:.2} % of all that are its own, with {} copied from files, which cannot be moved; beside them {} held, {} of files",
                         100.0 * share,
-                        found.anonymous_pages(),
-                        found.excluded_pages,
-                        100.0 * found.allowed_own_share().unwrap_or(0.0),
-                        found.copied_pages,
-                        found.held_pages,
-                        found.file_pages
+                        resident_pages.anonymous_pages(),
+                        resident_pages.excluded_pages,
+                        100.0 * resident_pages.allowed_own_share().unwrap_or(0.0),
+                        resident_pages.copied_pages,
+                        resident_pages.held_pages,
+                        resident_pages.file_pages
                     );
                     BenchRow::from_target("d", &title, "99 %", measured, share >= 0.99)
                 }
@@ -196,7 +198,10 @@ fn measure_partition(bench_host: &BenchHost, half_mask: u64, other_mask: u64) ->
 /// Waits until every program has allocated its memory and reports work.
 fn wait_until_warm(bench_host: &BenchHost, work_readers: &[&dyn Fn() -> u64]) {
     let start = Instant::now();
-    while work_readers.iter().any(|work| work() == 0) && start.elapsed() < START_TIMEOUT && !bench_host.is_stopped() {
+    while work_readers.iter().any(|read_work| read_work() == 0)
+        && start.elapsed() < START_TIMEOUT
+        && !bench_host.is_stopped()
+    {
         bench_host.sleep_unless_stopped(Duration::from_millis(50));
     }
 }
@@ -471,8 +476,8 @@ fn measure_curve(bench_host: &BenchHost, colors: u32) -> anyhow::Result<Vec<Benc
         let mask = if allowed_count == 64 { u64::MAX } else { (1 << allowed_count) - 1 };
         let mut durations = Vec::new();
         for _ in 0..3 {
-            let out = bench_host.work_dir.join("curve.out");
-            let mut program = start_colored(&command, mask, &out, &[])?;
+            let output_path = bench_host.work_dir.join("curve.out");
+            let mut program = start_colored(&command, mask, &output_path, &[])?;
             program.wait_until_ready(START_TIMEOUT)?;
             let start = Instant::now();
             program.wait(&bench_host.stop_flag, Duration::from_secs(60))?;

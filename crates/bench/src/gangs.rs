@@ -40,13 +40,15 @@ impl GangArm {
 /// Managed and unmanaged samples, with a shared cache and without.
 #[derive(Default)]
 struct GangArms {
-    managed: [GangArm; 2],
+    managed_arms: [GangArm; 2],
     unmanaged_arms: [GangArm; 2],
     unclear_count: usize,
     /// Number of managed windows with gangs in force, and of all managed windows, by sharing.
     gang_windows: [(usize, usize); 2],
 }
 
+/// Measures part (b): gangs.
+///
 /// # Errors
 /// A program cannot be started, or the host cannot be managed.
 pub fn bench_rows(bench_host: &BenchHost, host_survey: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
@@ -87,9 +89,9 @@ pub fn bench_rows(bench_host: &BenchHost, host_survey: &HostSurvey) -> anyhow::R
 
 fn is_complete(arms: &GangArms) -> bool {
     let has_enough = |index: usize| {
-        arms.managed[index].rates.len() >= MIN_SAMPLES && arms.unmanaged_arms[index].rates.len() >= MIN_SAMPLES
+        arms.managed_arms[index].rates.len() >= MIN_SAMPLES && arms.unmanaged_arms[index].rates.len() >= MIN_SAMPLES
     };
-    has_enough(1) && (has_enough(0) || arms.managed[0].rates.len() + arms.unmanaged_arms[0].rates.len() < 4)
+    has_enough(1) && (has_enough(0) || arms.managed_arms[0].rates.len() + arms.unmanaged_arms[0].rates.len() < 4)
 }
 
 /// Waits until all programs report work, because they first allocate their memory.
@@ -214,7 +216,7 @@ fn run_managed_block(
         }
         if let Some(shared) = sharing_state.filter(|_| index > 0) {
             let sharing_index = usize::from(shared);
-            arms.managed[sharing_index].rates.push(rates);
+            arms.managed_arms[sharing_index].rates.push(rates);
             arms.gang_windows[sharing_index].0 += usize::from(!record.applied.gangs.is_empty());
             arms.gang_windows[sharing_index].1 += 1;
         }
@@ -237,7 +239,7 @@ const AGGRESSORS: [usize; 2] = [1, 3];
 
 fn gang_rows(
     arms: &GangArms,
-    solo: &[Option<f64>],
+    solo_rates: &[Option<f64>],
     probing_time: Option<Duration>,
     forecast_slowdowns: (Option<f64>, Option<f64>),
 ) -> Vec<BenchRow> {
@@ -245,24 +247,26 @@ fn gang_rows(
     let measured = probing_time
         .map_or("not all tasks were probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
     rows.push(BenchRow::new("b", "until all tasks were probed", "", measured, BenchVerdict::Reported));
-    let sample_counts = |side: usize| (arms.managed[side].rates.len(), arms.unmanaged_arms[side].rates.len());
+    let sample_counts = |sharing_index: usize| {
+        (arms.managed_arms[sharing_index].rates.len(), arms.unmanaged_arms[sharing_index].rates.len())
+    };
     let gang_text = format!(
         "gangs in {} of {} windows while shared, {} of {} while split",
         arms.gang_windows[1].0, arms.gang_windows[1].1, arms.gang_windows[0].0, arms.gang_windows[0].1
     );
     rows.push(BenchRow::new("b", "what the policy chose", "", gang_text, BenchVerdict::Reported));
-    let (managed_count, other_count) = sample_counts(1);
-    if managed_count < MIN_SAMPLES || other_count < MIN_SAMPLES {
+    let (managed_count, unmanaged_count) = sample_counts(1);
+    if managed_count < MIN_SAMPLES || unmanaged_count < MIN_SAMPLES {
         let reason = format!(
-            "{managed_count} managed and {other_count} other samples while the CPUs shared, of {MIN_SAMPLES} each ({} unclear)",
+            "{managed_count} managed and {unmanaged_count} other samples while the CPUs shared, of {MIN_SAMPLES} each ({} unclear)",
             arms.unclear_count
         );
         rows.push(BenchRow::skipped("b", "gangs while shared", reason));
     } else if let Some(reason) =
-        relative_speeds(arms, solo, 1).and_then(|relative_rates| no_gain_reason(&relative_rates.1))
+        relative_speeds(arms, solo_rates, 1).and_then(|relative_rates| no_gain_reason(&relative_rates.1))
     {
         rows.push(BenchRow::skipped("b", "gangs while shared", reason));
-    } else if let Some(relative_rates) = relative_speeds(arms, solo, 1) {
+    } else if let Some(relative_rates) = relative_speeds(arms, solo_rates, 1) {
         let speed_sum = |arm: &[f64; 4], programs: [usize; 2]| arm[programs[0]] + arm[programs[1]];
         let victim_speedup = speed_sum(&relative_rates.0, VICTIMS) / speed_sum(&relative_rates.1, VICTIMS);
         rows.push(BenchRow::from_target(
@@ -292,12 +296,12 @@ fn gang_rows(
         ));
         rows.push(forecast_row(&relative_rates, forecast_slowdowns));
     }
-    let (managed_count, other_count) = sample_counts(0);
-    rows.push(match relative_speeds(arms, solo, 0).filter(|_| managed_count >= 8 && other_count >= 8) {
+    let (managed_count, unmanaged_count) = sample_counts(0);
+    rows.push(match relative_speeds(arms, solo_rates, 0).filter(|_| managed_count >= 8 && unmanaged_count >= 8) {
         None => BenchRow::skipped(
             "b",
             "no harm while split",
-            format!("{managed_count} managed and {other_count} other samples while split, of 8 each"),
+            format!("{managed_count} managed and {unmanaged_count} other samples while split, of 8 each"),
         ),
         Some(relative_rates) => {
             let ratio = relative_rates.0.iter().sum::<f64>() / relative_rates.1.iter().sum::<f64>();
@@ -321,12 +325,12 @@ fn no_gain_reason(unmanaged_speeds: &[f64; 4]) -> Option<String> {
 }
 
 /// Speed of each program as a share of its solo speed: managed and unmanaged.
-fn relative_speeds(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4], [f64; 4])> {
+fn relative_speeds(arms: &GangArms, solo_rates: &[Option<f64>], sharing_index: usize) -> Option<([f64; 4], [f64; 4])> {
     let mut relative_rates = ([0.0; 4], [0.0; 4]);
     for program in 0..4 {
-        let solo_rate = solo.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
-        relative_rates.0[program] = arms.managed[side].median_rate(program)? / solo_rate;
-        relative_rates.1[program] = arms.unmanaged_arms[side].median_rate(program)? / solo_rate;
+        let solo_rate = solo_rates.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
+        relative_rates.0[program] = arms.managed_arms[sharing_index].median_rate(program)? / solo_rate;
+        relative_rates.1[program] = arms.unmanaged_arms[sharing_index].median_rate(program)? / solo_rate;
     }
     Some(relative_rates)
 }

@@ -60,6 +60,8 @@ struct LiveJson {
 }
 
 impl LiveBench {
+    /// Runs the selected parts and prints their rows.
+    ///
     /// # Errors
     /// The host cannot be read, the command does not exist, or the result cannot be written.
     pub fn run(&self, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
@@ -70,7 +72,7 @@ impl LiveBench {
         let dir = tempfile::tempdir().context("cannot create a working directory")?;
         let is_selected = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
         let mut rows = Vec::new();
-        let mut bench_host = match find_two_cpus(&host.topology) {
+        let mut usable_host = match find_two_cpus(&host.topology) {
             Err(reason) => {
                 rows.push(BenchRow::skipped("a-h", "everything", reason));
                 None
@@ -97,18 +99,18 @@ impl LiveBench {
                 })
             }
         };
-        let reported_bytes = bench_host.as_ref().map_or(0, |place| place.cache_bytes);
+        let reported_bytes = usable_host.as_ref().map_or(0, |place| place.cache_bytes);
         let must_measure = is_selected(BenchPart::Ranking) || is_selected(BenchPart::Gangs);
         let measured_bytes =
-            bench_host.as_ref().filter(|_| must_measure).and_then(|place| measure_cache(place, &mut rows));
-        if let (Some(place), Some(measured)) = (&mut bench_host, measured_bytes) {
-            place.cache_bytes = measured;
+            usable_host.as_ref().filter(|_| must_measure).and_then(|place| measure_cache(place, &mut rows));
+        if let (Some(place), Some(bytes)) = (&mut usable_host, measured_bytes) {
+            place.cache_bytes = bytes;
             // Probes take the cache's size from this topology as well.
             for cache in host.topology.caches.iter_mut().filter(|cache| cache.last_level) {
-                cache.size_bytes = Some(measured);
+                cache.size_bytes = Some(bytes);
             }
         }
-        if let Some(place) = &mut bench_host {
+        if let Some(place) = &mut usable_host {
             if is_selected(BenchPart::Overhead) {
                 print_note("(c) overhead ...");
                 rows.extend(BenchRow::rows_or_skipped("c", "overhead", overhead::bench_rows(place)));
@@ -134,15 +136,15 @@ impl LiveBench {
             }
         }
         rows.sort_by_key(|row| row.part);
-        let result = LiveJson {
-            cpus: bench_host.as_ref().map_or((0, 0), |place| (place.cpus.0.0, place.cpus.1.0)),
+        let report = LiveJson {
+            cpus: usable_host.as_ref().map_or((0, 0), |place| (place.cpus.0.0, place.cpus.1.0)),
             cache_bytes: reported_bytes,
             measured_cache_bytes: measured_bytes,
             seconds: start.elapsed().as_secs_f64(),
             rows,
         };
-        let text = if self.json { serde_json::to_string_pretty(&result)? + "\n" } else { render(&result) };
-        std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")
+        let output = if self.json { serde_json::to_string_pretty(&report)? + "\n" } else { render(&report) };
+        std::io::stdout().lock().write_all(output.as_bytes()).context("cannot write to standard output")
     }
 
     fn find_command(&self) -> anyhow::Result<PathBuf> {
@@ -172,7 +174,7 @@ fn max_private_bytes(topology: &Topology) -> u64 {
 fn measure_cache(bench_host: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
     const TITLE: &str = "last-level cache by measurement";
     let prober_result = PinnedThread::new(bench_host.cpus.0)
-        .and_then(|_here| PrimeProber::fit_to_cache(Some(bench_host.cache_bytes), 1));
+        .and_then(|_pinned_thread| PrimeProber::fit_to_cache(Some(bench_host.cache_bytes), 1));
     match prober_result {
         Err(error) => {
             rows.push(BenchRow::skipped("a-b", TITLE, error.to_string()));
@@ -180,7 +182,7 @@ fn measure_cache(bench_host: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64
         }
         Ok(prober) => {
             let (bytes, reported_bytes) = (prober.cache_bytes().min(bench_host.cache_bytes), bench_host.cache_bytes);
-            let format_size = cachemate_report::text::size_text;
+            let format_size = cachemate_report::text::format_size;
             let measured = format!(
                 "{} (reported: {}); it determines the sizes of programs and probes",
                 format_size(bytes),
@@ -198,16 +200,16 @@ fn find_two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
         let mut cpus = topology.cpus.iter().filter(|cpu| cpu.online && cache.cpus.contains(cpu.id.0));
         let Some(first) = cpus.next() else { continue };
         if let Some(second) = cpus.find(|cpu| cpu.core != first.core || cpu.package != first.package) {
-            let size = cache.size_bytes.ok_or("the kernel does not say how large the last-level cache is")?;
-            return Ok(((first.id, second.id), size));
+            let cache_bytes = cache.size_bytes.ok_or("the kernel does not say how large the last-level cache is")?;
+            return Ok(((first.id, second.id), cache_bytes));
         }
     }
     Err("according to the kernel, no two cores share a last-level cache".to_string())
 }
 
-fn render(result: &LiveJson) -> String {
+fn render(report: &LiveJson) -> String {
     let mut table = Table::with_columns(" | what | target | measured | verdict", "");
-    for row in &result.rows {
+    for row in &report.rows {
         let verdict = match row.verdict {
             BenchVerdict::Met => "met",
             BenchVerdict::Missed => "MISSED",
@@ -218,10 +220,10 @@ fn render(result: &LiveJson) -> String {
     }
     format!(
         "CPUs {} and {}, last-level cache of {}, {:.0} s\n{}",
-        result.cpus.0,
-        result.cpus.1,
-        cachemate_report::text::size_text(result.cache_bytes),
-        result.seconds,
+        report.cpus.0,
+        report.cpus.1,
+        cachemate_report::text::format_size(report.cache_bytes),
+        report.seconds,
         table.text()
     )
 }

@@ -26,6 +26,8 @@ const SETTLING_TIME: Duration = Duration::from_millis(400);
 /// takes several seconds, and it is not part of the cost of managing.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Measures part (c): the cost of managing.
+///
 /// # Errors
 /// A program or the daemon cannot be started.
 pub fn bench_rows(host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
@@ -149,7 +151,7 @@ fn neutral_load_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
     Ok(match median(&managed_ratios) {
         None => BenchRow::skipped("c", TITLE, "no round came to its end".to_string()),
         Some(ratio) => {
-            let measured = ratio_text(&managed_ratios, &control_ratios);
+            let measured = describe_ratios(&managed_ratios, &control_ratios);
             BenchRow::from_target("c", TITLE, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
         }
     })
@@ -181,7 +183,7 @@ pub fn measure_pairs(host: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -
 }
 
 /// The median of the managed ratios, with the spread of the control ratios.
-pub fn ratio_text(managed_ratios: &[f64], control_ratios: &[f64]) -> String {
+pub fn describe_ratios(managed_ratios: &[f64], control_ratios: &[f64]) -> String {
     let median_and_quartiles = |values: &[f64]| {
         let (low, high) = quartiles(values);
         (median(values).unwrap_or(f64::NAN), low, high)
@@ -203,7 +205,7 @@ fn quartiles(values: &[f64]) -> (f64, f64) {
     (quartile_at(1), quartile_at(3))
 }
 
-/// A group of two hundred programs that sleep and wake.
+/// A group of [`TASK_COUNT`] programs that sleep.
 struct SleeperGroup(Child);
 
 impl SleeperGroup {

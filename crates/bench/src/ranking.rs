@@ -54,6 +54,8 @@ struct RankedProgram {
     sample_count: usize,
 }
 
+/// Measures part (a): the ranking by intensity.
+///
 /// # Errors
 /// The inputs cannot be written, or a program cannot be started.
 pub fn bench_rows(bench_host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
@@ -153,7 +155,7 @@ fn measure_program(
     while shares_by_sharing[1][1].len() < SAMPLE_COUNT && start.elapsed() < MAX_PROGRAM_TIME && !bench_host.is_stopped()
     {
         let (sharing_state, samples) = bench_host.sample_between_ping_pongs(|| {
-            let Ok(_here) = PinnedThread::new(bench_host.cpus.0) else { return Vec::new() };
+            let Ok(_pinned_thread) = PinnedThread::new(bench_host.cpus.0) else { return Vec::new() };
             let mut samples = Vec::new();
             for (is_running, is_counted) in
                 [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]

@@ -1,4 +1,4 @@
-//! A client of the Kubernetes API server: requests whose answers are read as a stream, with a service account's token.
+//! A client of the Kubernetes API server: requests whose responses are read as a stream, with a service account's token.
 //!
 //! A crate for Kubernetes would add about a fifth to the build of the whole workspace, and few requests are needed: the
 //! extender's list and watch, and the daemon's writes. Every request has its own connection, so that a failed request
@@ -23,8 +23,9 @@ pub const RESOURCE_PATH: &str = "/apis/cachemate.io/v1alpha1";
 /// Directory in which Kubernetes mounts a pod's token and the certificate of the API server's authority.
 const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// Maximum size of a token or of a file of certificates, of the head of an answer, and of one of its lines.
+/// Maximum size of a token or of a file of certificates.
 const MAX_SECRET_BYTES: u64 = 1 << 20;
+/// Maximum size of the head of a response, and of one of its lines.
 const MAX_HEAD_BYTES: u64 = 64 << 10;
 
 /// Options that name an API server.
@@ -64,7 +65,7 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// The server that a pod finds in its environment.
+    /// Returns the server that a pod finds in its environment.
     pub fn in_cluster() -> anyhow::Result<Self> {
         let env_variable = |name: &str| std::env::var(name).with_context(|| format!("{name}: not set; expected a pod"));
         let (host, port) = (env_variable("KUBERNETES_SERVICE_HOST")?, env_variable("KUBERNETES_SERVICE_PORT")?);
@@ -73,7 +74,7 @@ impl ApiServer {
         Self::new(&format!("https://{host}:{port}"), Some(&dir.join("ca.crt")), Some(dir.join("token")))
     }
 
-    /// A server by its URL.
+    /// Builds a server by its URL.
     pub fn new(url: &str, ca_file: Option<&Path>, token_file: Option<PathBuf>) -> anyhow::Result<Self> {
         let url_problem = || format!("found '{url}', expected https://HOST:PORT, http://HOST:PORT or in-cluster");
         let (scheme, address) = url.split_once("://").with_context(url_problem)?;
@@ -90,7 +91,7 @@ impl ApiServer {
         Ok(ApiServer { host, port, tls, token_file })
     }
 
-    /// Requests a path. `read_deadline` applies to every read of the answer.
+    /// Requests a path. `read_deadline` applies to every read of the response.
     pub fn get(&self, path: &str, read_deadline: Duration) -> anyhow::Result<ApiResponse> {
         self.send("GET", path, None, read_deadline)
     }
@@ -153,7 +154,7 @@ fn tls_config(ca_file: &Path) -> anyhow::Result<ClientConfig> {
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// The rest of an answer, as its head describes it.
+/// The remaining body of a response, as its head describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RemainingBody {
     /// Bytes that are left of a body of known length.
@@ -164,7 +165,7 @@ enum RemainingBody {
     UntilClosed,
 }
 
-/// An answer whose body is read as it arrives.
+/// A response whose body is read as it arrives.
 pub struct ApiResponse {
     pub status: u16,
     stream: BufReader<Box<dyn ApiStream>>,
@@ -225,17 +226,17 @@ impl Read for ApiResponse {
         if let RemainingBody::Chunked(Some(0)) = self.remaining_body {
             self.remaining_body = RemainingBody::Chunked(self.read_chunk_size()?);
         }
-        let remaining = match self.remaining_body {
+        let remaining_bytes = match self.remaining_body {
             RemainingBody::UntilClosed => return self.stream.read(buffer),
             RemainingBody::Chunked(None) | RemainingBody::Known(0) => return Ok(0),
             RemainingBody::Chunked(Some(left)) | RemainingBody::Known(left) => left,
         };
-        let max_bytes = buffer.len().min(usize::try_from(remaining).unwrap_or(usize::MAX));
+        let max_bytes = buffer.len().min(usize::try_from(remaining_bytes).unwrap_or(usize::MAX));
         let count = self.stream.read(&mut buffer[..max_bytes])?;
         if count == 0 && max_bytes > 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        let remaining_after = remaining - count as u64;
+        let remaining_after = remaining_bytes - count as u64;
         self.remaining_body = match self.remaining_body {
             RemainingBody::Chunked(_) => RemainingBody::Chunked(Some(remaining_after)),
             _ => RemainingBody::Known(remaining_after),

@@ -86,7 +86,7 @@ pub struct SizeList(pub Vec<u64>);
 const MAX_SIZES: usize = 10_000;
 
 impl SizeList {
-    /// Default sizes: from 4K to 64M, two per doubling.
+    /// Returns the default sizes: from 4K to 64M, two per doubling.
     pub fn with_defaults() -> Self {
         SizeList(default_sizes())
     }

@@ -39,8 +39,8 @@ pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Describes an error and its causes, without causes that the error above them already quotes. The place, which comes
-/// first, is named once.
+/// Describes an error and its causes, without causes that the error above them already quotes. The location, which
+/// comes first, is named once.
 fn describe(error: &anyhow::Error) -> String {
     let mut causes = error.chain().map(ToString::to_string);
     let outermost_cause = causes.next().unwrap_or_default();

@@ -40,8 +40,8 @@ impl Default for ExtenderMetrics {
 }
 
 impl ExtenderMetrics {
-    /// Records an answer to `filter` or `prioritize`.
-    pub fn record_answer(&self, verb: &'static str, seconds: f64) {
+    /// Records a response to `filter` or `prioritize`.
+    pub fn record_response(&self, verb: &'static str, seconds: f64) {
         self.times.get_or_create(&[("verb", verb)]).observe(seconds);
     }
 

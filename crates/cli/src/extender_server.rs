@@ -52,12 +52,12 @@ impl ExtenderState {
         self.metrics.page(extender.fresh_nodes(unix_seconds()), extender.placements_in_flight())
     }
 
-    fn answer_request(&self, verb: &'static str, body: &[u8]) -> (StatusCode, Vec<u8>) {
+    fn handle_request(&self, verb: &'static str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         let start_time = Instant::now();
-        match self.answer_json(verb, body) {
-            Ok(answer) => {
-                self.metrics.record_answer(verb, start_time.elapsed().as_secs_f64());
-                (StatusCode::OK, answer)
+        match self.response_json(verb, body) {
+            Ok(response) => {
+                self.metrics.record_response(verb, start_time.elapsed().as_secs_f64());
+                (StatusCode::OK, response)
             }
             Err(reason) => {
                 self.metrics.record_refusal();
@@ -66,15 +66,15 @@ impl ExtenderState {
         }
     }
 
-    fn answer_json(&self, verb: &str, body: &[u8]) -> Result<Vec<u8>, String> {
+    fn response_json(&self, verb: &str, body: &[u8]) -> Result<Vec<u8>, String> {
         let request: ExtenderRequest =
             serde_json::from_slice(body).map_err(|error| format!("{error}; expected ExtenderArgs in JSON"))?;
         let (mut extender, now) = (self.lock(), unix_seconds());
-        let answer = match verb {
+        let response = match verb {
             "filter" => extender.filter(&request, now).map(|answer| json_bytes(&answer)),
             _ => extender.prioritize(&request, now).map(|answer| json_bytes(&answer)),
         };
-        answer.map_err(|error| error.to_string())
+        response.map_err(|error| error.to_string())
     }
 }
 
@@ -86,7 +86,7 @@ fn error_response(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
     (status, format!("{{\"error\":{}}}", serde_json::Value::String(text.to_string())).into_bytes())
 }
 
-/// Current time in seconds since the epoch, as in published states.
+/// Returns the current time in seconds since the epoch, as in published states.
 pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
@@ -107,7 +107,7 @@ async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Resul
         (&Method::POST, _, Some(verb)) => {
             let body_future = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect();
             match tokio::time::timeout(BODY_DEADLINE, body_future).await {
-                Ok(Ok(body)) => state.answer_request(verb, &body.to_bytes()),
+                Ok(Ok(body)) => state.handle_request(verb, &body.to_bytes()),
                 Ok(Err(error)) => error_response(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
                 Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 2 s"),
             }

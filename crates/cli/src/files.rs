@@ -48,7 +48,7 @@ impl OutputFile {
     }
 }
 
-/// The umask of the process, which can be read only by setting it.
+/// Returns the umask of the process, which can be read only by setting it.
 fn umask() -> u32 {
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     rustix::process::umask(mask);

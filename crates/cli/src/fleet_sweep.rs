@@ -94,7 +94,7 @@ impl FleetRequest {
     }
 }
 
-/// Stored outcomes of parts; those without a result are left out.
+/// Returns the stored outcomes of parts; those without a result are left out.
 fn read_outcomes(
     store: &Store,
     task_id: &dyn Fn(FleetPart) -> SweepTaskId,

@@ -58,7 +58,7 @@ pub struct PlannedPlacement {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GoalPlan {
     goals: Vec<GoalForecast>,
-    /// Does the forecast keep all promises under the plan?
+    /// Whether the forecast keeps all promises under the plan.
     keeps_all: bool,
     /// Number of ways or colors of each cache; 1 if the cache cannot be partitioned.
     units_per_cache: u32,
@@ -77,6 +77,8 @@ pub struct StaticPlanSearch {
 }
 
 impl StaticPlanSearch {
+    /// Builds the search for these programs and promises.
+    ///
     /// # Errors
     /// A promise names a program that is not in the list.
     pub fn new(
@@ -189,16 +191,16 @@ impl GoalPlan {
                 100.0 * goal.max_slowdown
             );
         }
-        for place in &self.placement {
-            let share_text = match place.exclusive_units {
+        for placement in &self.placement {
+            let share_text = match placement.exclusive_units {
                 0 => String::new(),
                 units => format!(", {units} of {} parts of its cache for itself", self.units_per_cache),
             };
             text += &format!(
                 "  {} on CPU {}{share_text}: {:.1} % slower\n",
-                place.program,
-                place.cpu,
-                100.0 * place.forecast_slowdown
+                placement.program,
+                placement.cpu,
+                100.0 * placement.forecast_slowdown
             );
         }
         if !self.must_leave.is_empty() {

@@ -127,9 +127,9 @@ fn load_program(
 }
 
 fn find_recording(name: &str) -> anyhow::Result<std::path::PathBuf> {
-    bundled_recording(name).or_else(|missing| match kernels::build_threads(name, 1, &Options::default()) {
-        Ok(_) => Err(missing.into()),
-        Err(unknown) => bail!("{unknown}; nor is it a file of phases or a bundled recording: {missing}"),
+    bundled_recording(name).or_else(|recording_error| match kernels::build_threads(name, 1, &Options::default()) {
+        Ok(_) => Err(recording_error.into()),
+        Err(unknown) => bail!("{unknown}; nor is it a file of phases or a bundled recording: {recording_error}"),
     })
 }
 

@@ -49,11 +49,11 @@ impl JobRunner for LocalJobRunner {
         if program.ends_with(".cmt") {
             return Ok(Some(program.into()));
         }
-        bundled_recording(program).map(Some).map_err(|missing| {
+        bundled_recording(program).map(Some).map_err(|recording_error| {
             let unknown_program = kernels::build_threads(program, 1, &Options::default()).err();
             let problem_prefix =
                 unknown_program.map_or(String::new(), |unknown| format!("{unknown}; nor is it a bundled recording: "));
-            format!("{problem_prefix}{missing}")
+            format!("{problem_prefix}{recording_error}")
         })
     }
 
@@ -78,7 +78,7 @@ impl JobRunner for LocalJobRunner {
     }
 }
 
-/// Pipeline for the job's scenario.
+/// Returns the pipeline for the job's scenario.
 fn build_pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
     let config = cachemate_scenario::pipeline_config(&job.scenario, &job.machine, machine);
     Pipeline::build(config).map_err(|error| error.to_string())
@@ -120,13 +120,13 @@ fn run_scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunEr
 
 /// Calls `run`, and meanwhile copies the stop flag to the machine's own flag, so that the run ends within a window. The two
 /// are separate, because a machine may also stop by itself.
-pub fn run_until_stopped<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
+pub fn run_until_stopped<T>(machine_stop: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
     let (done_sender, done_receiver) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while done_receiver.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
                 if stop.load(Ordering::Relaxed) {
-                    flag.store(true, Ordering::Relaxed);
+                    machine_stop.store(true, Ordering::Relaxed);
                 }
             }
         });
@@ -136,7 +136,7 @@ pub fn run_until_stopped<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl
     })
 }
 
-/// Figures of a run that reports show.
+/// Returns the figures of a run that reports show.
 fn run_figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     let cycles = results.elapsed_cycles as f64;
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();

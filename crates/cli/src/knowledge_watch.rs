@@ -1,6 +1,6 @@
 //! Follows the two resources on an API server: a list, then a watch from the list's version.
 //!
-//! A watch that ends or breaks is opened again from the last version that it has seen; a version that has expired needs
+//! A watch that ends or breaks is opened again from the last version that it received; a version that has expired needs
 //! a new list. If the server is unreachable, the last known objects stay in use, and the states of nodes age until the
 //! scores are neutral. Therefore no failure here delays a request of the scheduler.
 
@@ -72,8 +72,9 @@ impl KnowledgeWatch {
         Ok(KnowledgeWatch { change_receiver, knowledge: ClusterKnowledge::default(), refusals: BTreeMap::new() })
     }
 
-    /// Takes in what has changed. Returns the knowledge if it is new, and messages for the log.
-    pub fn take_changes(&mut self) -> (Option<ClusterKnowledge>, Vec<String>) {
+    /// Applies the changes that have arrived since the last call. Returns the knowledge if it is new, and messages for
+    /// the log.
+    pub fn apply_changes(&mut self) -> (Option<ClusterKnowledge>, Vec<String>) {
         let (mut is_new, mut messages) = (false, Vec::new());
         while let Ok(change) = self.change_receiver.try_recv() {
             match change {
@@ -221,9 +222,9 @@ impl ResourceWatch<'_> {
         let (mut objects, mut page_query) = (Vec::new(), String::new());
         for _ in 0..MAX_PAGES {
             let path = format!("{RESOURCE_PATH}/{}?limit={OBJECTS_PER_PAGE}{page_query}", self.plural);
-            let answer = self.server.get(&path, LIST_DEADLINE)?;
-            ensure!(answer.status == 200, "found status {}, expected 200", answer.status);
-            let page: ObjectPage = serde_json::from_reader(BufReader::new(answer.take(MAX_PAGE_BYTES)))
+            let response = self.server.get(&path, LIST_DEADLINE)?;
+            ensure!(response.status == 200, "found status {}, expected 200", response.status);
+            let page: ObjectPage = serde_json::from_reader(BufReader::new(response.take(MAX_PAGE_BYTES)))
                 .context("expected a list of objects")?;
             objects.extend(page.items);
             match page.metadata.next_page.filter(|next| !next.is_empty()) {
@@ -242,12 +243,12 @@ impl ResourceWatch<'_> {
             percent_encode(version),
             self.max_silence.as_secs()
         );
-        let answer = self.server.get(&path, self.max_silence)?;
-        if answer.status == 410 {
+        let response = self.server.get(&path, self.max_silence)?;
+        if response.status == 410 {
             return Ok(WatchEnd::Expired);
         }
-        ensure!(answer.status == 200, "found status {}, expected 200", answer.status);
-        let mut lines = BufReader::new(answer);
+        ensure!(response.status == 200, "found status {}, expected 200", response.status);
+        let mut lines = BufReader::new(response);
         loop {
             let mut line = Vec::new();
             (&mut lines).take(MAX_OBJECT_BYTES).read_until(b'\n', &mut line)?;

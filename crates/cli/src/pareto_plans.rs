@@ -21,7 +21,7 @@ struct ParetoPlan {
     mean_slowdown: f64,
     worst_slowdown: f64,
     caches_in_use: usize,
-    /// Does the forecast keep all promises under the plan?
+    /// Whether the forecast keeps all promises under the plan.
     keeps_all: bool,
     placement: Vec<ParetoPlacement>,
 }
@@ -35,6 +35,8 @@ struct ParetoPlacement {
 }
 
 impl ParetoPlans {
+    /// Searches the plans that no other plan beats in all objectives.
+    ///
     /// # Errors
     /// There are more programs than cores.
     pub fn plan_search(search: &StaticPlanSearch) -> anyhow::Result<Self> {
@@ -76,15 +78,15 @@ impl ParetoPlans {
     }
 
     fn describe_caches(&self, plan: &ParetoPlan) -> String {
-        let mut caches: Vec<u32> = plan.placement.iter().map(|place| place.cache).collect();
+        let mut caches: Vec<u32> = plan.placement.iter().map(|placement| placement.cache).collect();
         caches.sort_unstable();
         caches.dedup();
-        let program_text = |place: &ParetoPlacement| match place.placement.exclusive_units {
-            0 => place.placement.program.clone(),
-            units => format!("{} ({units} of {} parts alone)", place.placement.program, self.units_per_cache),
+        let program_text = |placement: &ParetoPlacement| match placement.placement.exclusive_units {
+            0 => placement.placement.program.clone(),
+            units => format!("{} ({units} of {} parts alone)", placement.placement.program, self.units_per_cache),
         };
         let cache_text = |cache: &u32| {
-            let members = plan.placement.iter().filter(|place| place.cache == *cache);
+            let members = plan.placement.iter().filter(|placement| placement.cache == *cache);
             members.map(program_text).collect::<Vec<_>>().join(", ")
         };
         caches.iter().map(cache_text).collect::<Vec<_>>().join(" | ")

@@ -92,7 +92,7 @@ pub enum SlowdownModel {
 }
 
 impl SlowdownModel {
-    /// Name of the model, as `--model` accepts it.
+    /// Returns the name of the model, as `--model` accepts it.
     pub fn name(&self) -> &'static str {
         match self {
             SlowdownModel::Interval { .. } => INTERVAL_MODEL,
@@ -114,6 +114,8 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// Predicts the pairwise slowdowns of programs on one cache of a machine.
+    ///
     /// # Errors
     /// A machine, model or program is unknown, or a profile lacks data that the model needs.
     pub fn new(
@@ -144,11 +146,11 @@ impl Prediction {
         Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: None })
     }
 
-    /// Matrix of costs, with intervals if the model has them.
+    /// Returns the matrix of costs, with intervals if the model has them.
     pub fn matrix(&self) -> CostTable {
         let interval_ends = |end: fn(&Estimate) -> f64| {
-            let row = |row: &Vec<Estimate>| row.iter().map(|estimate| Some(100.0 * end(estimate))).collect();
-            self.intervals.as_ref().map(|rows| rows.iter().map(row).collect())
+            let estimates = |row: &Vec<Estimate>| row.iter().map(|estimate| Some(100.0 * end(estimate))).collect();
+            self.intervals.as_ref().map(|rows| rows.iter().map(estimates).collect())
         };
         CostTable {
             low: interval_ends(|estimate| estimate.low),
@@ -157,7 +159,7 @@ impl Prediction {
         }
     }
 
-    /// Source of each program's timing; `None` for schemes.
+    /// Returns the source of each program's timing; `None` for schemes.
     pub fn timing_bases(&self) -> Option<Vec<TimingBasis>> {
         match &self.model {
             SlowdownModel::Interval { timed, .. } => Some(timed.iter().map(|program| program.basis).collect()),
@@ -228,18 +230,18 @@ impl Prediction {
     }
 
     /// Places all programs: by forecasts of the whole machine if the interval model predicts, otherwise by pairs. If
-    /// `judge` is given, pairs decide, and it evaluates the placement.
+    /// `evaluation_costs` are given, pairs decide, and these costs evaluate the placement.
     ///
     /// # Errors
     /// The machine has no CPU.
-    pub fn place(&self, judge: Option<&PairCosts>, seed: u64) -> anyhow::Result<Placement> {
+    pub fn place(&self, evaluation_costs: Option<&PairCosts>, seed: u64) -> anyhow::Result<Placement> {
         let names = self.program_names();
-        Ok(match (&self.model, judge) {
+        Ok(match (&self.model, evaluation_costs) {
             (SlowdownModel::Interval { timed, .. }, None) => {
                 let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
                 place_programs(&self.machine, &names, &self.costs, &timed, seed)?
             }
-            _ => place(&names, &self.costs, judge.unwrap_or(&self.costs), &self.machine.topology(), seed)?,
+            _ => place(&names, &self.costs, evaluation_costs.unwrap_or(&self.costs), &self.machine.topology(), seed)?,
         })
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
-use cachemate_report::text::{escape_controls, size_text};
+use cachemate_report::text::{escape_controls, format_size};
 use cachemate_report::{CurvePoint, ProgramSummary};
 use cachemate_study::{ProfilePass, ProfileTarget, burst_reach_bytes, profile_for_target, whole_curve};
 use cachemate_trace::{ProfileFile, TraceReader};
@@ -52,8 +52,8 @@ pub fn load_partial(
         session.warn(&format!(
             "{path_text}: found a curve from bursts that ends at {}, expected one up to the cache's {}; forecasts use its \
              last point, which overstates misses; record longer bursts, or the whole program",
-            size_text(reach),
-            size_text(target.size_bytes)
+            format_size(reach),
+            format_size(target.size_bytes)
         ));
     }
     let profile = match target {
@@ -86,7 +86,7 @@ pub fn load_all(session: &Session, names: &[String], target: ProfileTarget) -> a
     names.iter().map(|name| load(session, name, Some(target))).collect()
 }
 
-/// Is the file a profile rather than a recording?
+/// Returns whether the file is a profile rather than a recording.
 pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
     let mut first_bytes = Vec::new();
     let file = cachemate_files::open_plain(path).with_context(|| format!("{}: cannot be opened", path.display()))?;
@@ -95,7 +95,7 @@ pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
 }
 
 impl ProfiledInput {
-    /// Summary of the program for tables and pages.
+    /// Returns the summary of the program for tables and pages.
     pub fn summary(&self) -> ProgramSummary {
         let positions = self.profile.stack_positions();
         let class = positions.and_then(|positions| classify(positions, &AnimalThresholds::default()));
@@ -116,7 +116,7 @@ impl ProfiledInput {
         }
     }
 
-    /// The program's miss-rate curve.
+    /// Returns the program's miss-rate curve.
     pub fn curve(&self) -> Vec<CurvePoint> {
         whole_curve(&self.file).unwrap_or_default()
     }

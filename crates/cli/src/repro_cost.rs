@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cachemate_report::Table;
-use cachemate_report::text::counted_text;
+use cachemate_report::text::format_count_of;
 use cachemate_repro::split_runs::RunDivision;
 use cachemate_repro::{Experiment, ReproError};
 use cachemate_sweep::Store;
 
 use crate::repro_sweep::{ReproRequest, indexed_experiments};
 
-/// CPU hours of full runs, from measurements on two cores with three seeds.
+/// Returns the CPU hours of full runs, from measurements on two cores with three seeds.
 pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>, seeds: usize) -> f64 {
     let minutes: f64 = experiments.into_iter().map(|experiment| experiment.full_minutes).sum();
     2.0 * minutes / 60.0 * seeds as f64 / 3.0
@@ -33,7 +33,7 @@ pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<
             unfinished_experiments.push(experiment);
         }
     }
-    let (open_count, seeds_text) = (unfinished_experiments.len(), counted_text(seeds as u64, "seed"));
+    let (open_count, seeds_text) = (unfinished_experiments.len(), format_count_of(seeds as u64, "seed"));
     let hours = match request.quick {
         true => "minutes in all".to_string(),
         false => format!("at most about {:.1} processor hours", processor_hours(unfinished_experiments, seeds)),
@@ -72,12 +72,12 @@ fn run_counts(request: &ReproRequest, store: &Store, experiment_index: usize, ex
     let (find, made_count, stop) =
         (request.stored_lookup(store, experiment_index), AtomicUsize::new(0), AtomicBool::new(false));
     let find_counted = |run: &str| {
-        let answer = find(run);
-        made_count.fetch_add(usize::from(answer.is_some()), Ordering::Relaxed);
-        answer
+        let stored_result = find(run);
+        made_count.fetch_add(usize::from(stored_result.is_some()), Ordering::Relaxed);
+        stored_result
     };
     let split = RunDivision::list(&find_counted);
-    let (is_finished, fails) = match (experiment.run)(&request.build_context(&split, &stop)) {
+    let (is_finished, failure) = match (experiment.run)(&request.build_context(&split, &stop)) {
         Ok(_) => (true, None),
         Err(ReproError::Failed(what, why)) => (false, Some(format!("{what}: {why}"))),
         Err(ReproError::Elsewhere | ReproError::Interrupted) => (false, None),
@@ -86,6 +86,6 @@ fn run_counts(request: &ReproRequest, store: &Store, experiment_index: usize, ex
         made_runs: made_count.load(Ordering::Relaxed),
         next_runs: split.missing_runs().len(),
         is_finished,
-        failure: fails,
+        failure,
     }
 }

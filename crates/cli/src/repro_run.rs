@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_report::text::{counted_text, format_number};
+use cachemate_report::text::{format_count_of, format_number};
 use cachemate_report::{Align, Table};
 use cachemate_repro::confidence::{MAX_SEEDS, MIN_SEEDS};
 use cachemate_repro::store::{self, ExperimentCost, StoreMode};
@@ -62,8 +62,8 @@ impl FormArgs {
         }
     }
 
-    /// CPU seconds of an experiment that starts from an empty store. This is the last measured value or, for full
-    /// runs, the declared one; `None` if neither is known.
+    /// Returns the CPU seconds of an experiment that starts from an empty store. This is the last measured value or,
+    /// for full runs, the declared one; `None` if neither is known.
     fn estimate_cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
         let measured_cost = store::dir().and_then(|dir| dir.latest_cost(&experiment.ids, self.form()));
         let declared_cost = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
@@ -71,7 +71,7 @@ impl FormArgs {
     }
 }
 
-/// Name of the form (full, quick or sample) under which costs are stored.
+/// Returns the name of the form (full, quick or sample) under which costs are stored.
 pub fn form_name(quick: bool, sample: bool) -> &'static str {
     match (quick, sample) {
         (_, true) => "sample",
@@ -80,7 +80,7 @@ pub fn form_name(quick: bool, sample: bool) -> &'static str {
     }
 }
 
-/// CPU time of this process.
+/// Returns the CPU time of this process.
 pub fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
@@ -97,7 +97,7 @@ impl CostMeter {
         CostMeter { cpu_seconds: cpu_seconds(), reused_cpu_seconds: store::store_counts().reused_cpu_seconds }
     }
 
-    /// CPU seconds since the start.
+    /// Returns the CPU seconds since the start.
     pub fn cpu_seconds(&self) -> f64 {
         cpu_seconds() - self.cpu_seconds
     }
@@ -219,7 +219,7 @@ impl CostPlan {
         } else {
             String::new()
         };
-        let seeds_text = counted_text(self.seeds as u64, "seed");
+        let seeds_text = format_count_of(self.seeds as u64, "seed");
         format!(
             "{}\n{} form, {seeds_text}: {remaining_hours:.2} processor hours left{unknown_text}\n",
             table.text(),
@@ -258,7 +258,7 @@ struct ExperimentProgress {
     spent_seconds: f64,
     findings: Vec<Finding>,
     failure: Option<String>,
-    /// Was the experiment skipped because it did not fit the budget?
+    /// Whether the experiment was skipped because it did not fit the budget.
     is_over_budget: bool,
 }
 
@@ -274,7 +274,7 @@ impl ExperimentProgress {
         }
     }
 
-    /// Number of seeds for the next run; `None` once all results are decided or the limit is reached.
+    /// Returns the number of seeds for the next run; `None` once all results are decided or the limit is reached.
     fn next_seeds(&self, max_seeds: usize) -> Option<usize> {
         if self.failure.is_some() || self.is_over_budget || self.seeds >= max_seeds {
             return None;
@@ -288,7 +288,7 @@ impl ExperimentProgress {
         Some(next_count.min(max_seeds))
     }
 
-    /// Number of results that more seeds can decide.
+    /// Returns the number of results that more seeds can decide.
     fn open_result_count(&self) -> usize {
         match self.seeds {
             0 => self.experiment.ids.len(),
@@ -345,13 +345,17 @@ impl ReproRun {
     }
 
     /// Selects the experiment with the most open results per expected CPU second, and its number of seeds.
-    fn select_next(&self, experiments: &mut [ExperimentProgress], left_seconds: Option<f64>) -> Option<(usize, usize)> {
+    fn select_next(
+        &self,
+        experiments: &mut [ExperimentProgress],
+        remaining_seconds: Option<f64>,
+    ) -> Option<(usize, usize)> {
         let mut best_step: Option<(f64, usize, usize)> = None;
         for (index, experiment) in experiments.iter_mut().enumerate() {
             let Some(seeds) = experiment.next_seeds(self.max_seeds) else { continue };
             // Runs of earlier seeds are stored, so only the additional seeds cost time.
             let cost = self.form.estimate_cost(&experiment.experiment, seeds - experiment.seeds);
-            if left_seconds.is_some_and(|remaining| cost.unwrap_or(0.0) > remaining) {
+            if remaining_seconds.is_some_and(|remaining| cost.unwrap_or(0.0) > remaining) {
                 experiment.is_over_budget = true;
                 continue;
             }
@@ -431,7 +435,7 @@ impl RunAccount<'_> {
                 .map_or("–".to_string(), |value| format!("{} {}", format_number(value), finding.unit));
             let cells = [&finding.id, &finding.title, &finding.target.describe(), &measured_text, &interval_text];
             let seeds_text = finding.seeds.len().to_string();
-            result_table.add_row(cells.into_iter().cloned().chain([seeds_text, verdict_text(finding)]));
+            result_table.add_row(cells.into_iter().cloned().chain([seeds_text, describe_verdict(finding)]));
         }
         let columns = [left_aligned("ids"), right_aligned("seeds"), right_aligned("processor hours"), left_aligned("")];
         let mut account_table = Table::new(&columns);
@@ -461,8 +465,8 @@ impl RunAccount<'_> {
     }
 }
 
-/// The verdict, and for an undecided result the number of seeds that would decide it.
-fn verdict_text(finding: &Finding) -> String {
+/// Returns the verdict, and for an undecided result the number of seeds that would decide it.
+fn describe_verdict(finding: &Finding) -> String {
     let Some(verdict) = finding.verdict else { return String::new() };
     if !finding.is_undecided() {
         return verdict.name().to_string();
@@ -495,8 +499,8 @@ mod tests {
         assert_eq!(progress_fixture(&[9.0, 12.0]).next_seeds(40), Some(4), "twice as many at most");
         assert_eq!(progress_fixture(&[9.0, 12.0]).next_seeds(3), Some(3));
         assert_eq!(progress_fixture(&[9.0, 12.0]).next_seeds(2), None);
-        let open = verdict_text(&progress_fixture(&[9.0, 12.0]).findings[0]);
+        let open = describe_verdict(&progress_fixture(&[9.0, 12.0]).findings[0]);
         assert!(open.starts_with("undecided (") && open.ends_with("seeds would decide it)"), "{open}");
-        assert_eq!(verdict_text(&progress_fixture(&[20.0, 20.5]).findings[0]), "met");
+        assert_eq!(describe_verdict(&progress_fixture(&[20.0, 20.5]).findings[0]), "met");
     }
 }

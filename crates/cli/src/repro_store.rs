@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use cachemate_report::Table;
-use cachemate_report::text::counted_text;
+use cachemate_report::text::format_count_of;
 use cachemate_repro::ReproError;
 use cachemate_repro::run_request::rerun_and_compare;
 use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, read_file, remove};
@@ -135,7 +135,7 @@ impl StoreContent {
             let KindContent { runs, bytes, cpu_hours } = content;
             table.add_row([kind.clone(), runs.to_string(), (bytes >> 10).to_string(), format!("{cpu_hours:.2}")]);
         }
-        let (files, dir) = (counted_text(self.files as u64, "file"), self.dir.display());
+        let (files, dir) = (format_count_of(self.files as u64, "file"), self.dir.display());
         let damaged_text = if self.damaged > 0 { format!(", {} damaged", self.damaged) } else { String::new() };
         format!("{}\n{dir}: {files} of {} MiB{damaged_text}\n", table.text(), self.bytes >> 20)
     }
@@ -149,7 +149,7 @@ impl StorePrune {
             removed: u64,
             bytes: u64,
         }
-        let removal_text = || format!("removed {} of {} MiB\n", counted_text(removed_files, "file"), bytes >> 20);
+        let removal_text = || format!("removed {} of {} MiB\n", format_count_of(removed_files, "file"), bytes >> 20);
         session.print_result(self.dir.json.json, &PrunedFiles { removed: removed_files, bytes }, removal_text)
     }
 }
@@ -198,7 +198,7 @@ impl StoreVerify {
     }
 }
 
-/// Position of an entry in a random order that the content and the seed determine.
+/// Returns the position of an entry in a random order that the content and the seed determine.
 fn draw_order(entry: &StoredEntry, seed: u64) -> u64 {
     let mix_byte = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     entry.inputs.as_bytes().iter().fold(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), mix_byte)
@@ -208,7 +208,7 @@ impl StoreCheck {
     fn describe(&self) -> String {
         let lines: String = self.damaged.iter().chain(&self.wrong).map(|line| format!("{line}\n")).collect();
         let (files, remade_runs) =
-            (counted_text(self.files as u64, "file"), counted_text(self.made_again as u64, "run"));
+            (format_count_of(self.files as u64, "file"), format_count_of(self.made_again as u64, "run"));
         let (damaged, wrong) = (self.damaged.len(), self.wrong.len());
         format!("{lines}{files} read, {damaged} damaged and removed; {remade_runs} made again, {wrong} wrong\n")
     }

@@ -33,12 +33,12 @@ pub struct ReproRequest {
 }
 
 impl ReproRequest {
-    /// Id of a run: a hash of everything on which the result depends.
+    /// Returns the id of a run: a hash of everything on which the result depends.
     fn task_id(&self, run: &str) -> SweepTaskId {
         SweepTaskId::from_text(&format!("{} repro {self:?} {run}", source_version()))
     }
 
-    /// Lookup of an experiment's stored results by the names of its runs.
+    /// Returns the lookup of an experiment's stored results by the names of its runs.
     pub fn stored_lookup<'a>(
         &'a self,
         store: &'a Store,
@@ -51,7 +51,11 @@ impl ReproRequest {
         }
     }
 
-    pub fn build_context<'a>(&'a self, split: &'a RunDivision<'a>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
+    pub fn build_context<'a>(
+        &'a self,
+        run_division: &'a RunDivision<'a>,
+        stop: &'a AtomicBool,
+    ) -> ExperimentContext<'a> {
         ExperimentContext {
             quick: self.quick,
             sample: self.sample,
@@ -60,7 +64,7 @@ impl ReproRequest {
             mixes: self.mixes,
             machine: self.machine.as_deref(),
             progress: &|_| (),
-            run_division: Some(split),
+            run_division: Some(run_division),
         }
     }
 }
@@ -77,21 +81,21 @@ pub fn run_task(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool)
     let experiment = experiments.get(experiment_index).ok_or_else(no_such_run)?;
     let store = Store::open(dir).map_err(|error| run_error(error.to_string()))?;
     use_store_dir(&store.path().join(SHARED_RUNS_DIR));
-    let find = request.stored_lookup(&store, experiment_index);
-    let split = RunDivision::pass_for_run(name, &find).map_err(|error| run_error(error.to_string()))?;
-    match (experiment.run)(&request.build_context(&split, stop)) {
+    let lookup = request.stored_lookup(&store, experiment_index);
+    let run_division = RunDivision::pass_for_run(name, &lookup).map_err(|error| run_error(error.to_string()))?;
+    match (experiment.run)(&request.build_context(&run_division, stop)) {
         Err(ReproError::Interrupted) => Err(RunError::Stopped),
         Err(ReproError::Elsewhere) | Ok(_) => {
-            let answer = split
-                .into_answer()
+            let encoded_result = run_division
+                .take_result()
                 .ok_or_else(|| run_error("an earlier run that it needs has no answer".to_string()))?;
-            Ok(JobResult { detail: Some(json!({ ANSWER: encode_hex(&answer) })), ..JobResult::default() })
+            Ok(JobResult { detail: Some(json!({ ANSWER: encode_hex(&encoded_result) })), ..JobResult::default() })
         }
         Err(error) => Err(run_error(error.to_string())),
     }
 }
 
-/// Field of a result with the run's answer: MessagePack in hexadecimal digits.
+/// Field of a task's result that contains the run's value: MessagePack in hexadecimal digits.
 const ANSWER: &str = "messagepack";
 
 fn encode_hex(bytes: &[u8]) -> String {
@@ -124,7 +128,7 @@ pub struct Waves {
 }
 
 impl Waves {
-    /// Runs of an earlier command with the same request stay in the manifest.
+    /// Opens the sweep of a request; the runs of an earlier command with the same request stay in its manifest.
     pub fn new(request: ReproRequest, experiments: &[Experiment], store: &Store) -> Self {
         let has_same_request =
             |earlier: &Manifest| earlier.header.version == source_version() && earlier.header.repro == json!(request);
@@ -167,9 +171,9 @@ impl Waves {
         experiment: &Experiment,
         stop: &AtomicBool,
     ) -> Result<WaveStep, String> {
-        let find = self.request.stored_lookup(store, experiment_index);
-        let split = RunDivision::list(&find);
-        match (experiment.run)(&self.request.build_context(&split, stop)) {
+        let lookup = self.request.stored_lookup(store, experiment_index);
+        let run_division = RunDivision::list(&lookup);
+        match (experiment.run)(&self.request.build_context(&run_division, stop)) {
             Ok(findings) => return Ok(WaveStep::Findings(findings)),
             Err(ReproError::Elsewhere) => {}
             Err(ReproError::Interrupted) => return Ok(WaveStep::Needs(Vec::new())),
@@ -181,7 +185,7 @@ impl Waves {
             let point = json!({ "experiment": ids, "run": run }).to_string();
             SweepTask { id: self.request.task_id(&run), point: point.into() }
         };
-        let needed_tasks: Vec<SweepTask> = split.missing_runs().iter().map(sweep_task).collect();
+        let needed_tasks: Vec<SweepTask> = run_division.missing_runs().iter().map(sweep_task).collect();
         match needed_tasks.iter().find_map(|task| self.abandoned.get(&task.id)) {
             Some(reason) => Err(reason.clone()),
             None => Ok(WaveStep::Needs(needed_tasks)),
@@ -199,7 +203,7 @@ impl Waves {
         (Findings { results: self.findings.into_iter().flat_map(|(_, findings)| findings).collect() }, self.failures)
     }
 
-    /// Manifest with the tasks of all waves so far.
+    /// Returns the manifest with the tasks of all waves so far.
     pub fn manifest(&self) -> Manifest {
         let header = ManifestHeader {
             format: MANIFEST_FORMAT,

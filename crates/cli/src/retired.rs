@@ -18,7 +18,7 @@ pub fn retired_refusal<A: AsRef<OsStr>>(
     variable_error.chain(find_refused_argument(cli, args)).next()
 }
 
-/// The first retired argument. Arguments after `--`, and those of a program that the command starts, are not
+/// Returns the first retired argument. Arguments after `--`, and those of a program that the command starts, are not
 /// examined.
 fn find_refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<String> {
     let (mut command, mut path) = (cli, Vec::new());
@@ -53,7 +53,7 @@ fn find_refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<S
     None
 }
 
-/// Is `name` the option's long or short name?
+/// Returns whether `name` is the option's long or short name.
 fn is_spelled(option: &clap::Arg, name: &str) -> bool {
     match name.strip_prefix("--") {
         Some(long) => option.get_long() == Some(long),

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cachemate_report::text::counted_text;
+use cachemate_report::text::format_count_of;
 use cachemate_repro::store::{self, MAX_DIR_BYTES, RunDir};
 use clap::Args;
 
@@ -34,7 +34,7 @@ impl RunStoreArgs {
     pub fn report_reuse(&self, session: &Session) {
         let counts = store::store_counts();
         if counts.reused > 0 {
-            let (runs, dir) = (counted_text(counts.reused as u64, "run"), self.dir());
+            let (runs, dir) = (format_count_of(counts.reused as u64, "run"), self.dir());
             let saved_minutes = counts.reused_cpu_seconds / 60.0;
             session.note(&format!("{runs} of {saved_minutes:.1} processor minutes reused from {}", dir.display()));
         }
@@ -45,7 +45,7 @@ impl RunStoreArgs {
     }
 }
 
-/// Default directory of a user's store.
+/// Returns the default directory of a user's store.
 pub fn default_dir() -> PathBuf {
     paths::cache_dir().join("runs")
 }
@@ -60,8 +60,8 @@ pub fn open_store(dir: Arc<RunDir>) {
     store::use_directory(dir, |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}"));
 }
 
-/// Version of the package, and a fingerprint of all sources on which a result depends. Hosts that build the same
-/// sources get the same text.
+/// Returns the version of the package, and a fingerprint of all sources on which a result depends. Hosts that build the
+/// same sources get the same text.
 pub fn source_version() -> String {
     format!("{}+{}", env!("CARGO_PKG_VERSION"), env!("CACHEMATE_SOURCES"))
 }

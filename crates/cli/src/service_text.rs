@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
 use cachemate_report::Table;
-use cachemate_report::text::{escape_controls, format_fixed, listed_text, value_or_dash};
+use cachemate_report::text::{escape_controls, format_fixed, format_names, value_or_dash};
 
 /// Maximum number of losses listed above the table.
 const MAX_LOSSES: usize = 8;
@@ -13,11 +13,11 @@ fn signed_percent(percent: f64) -> String {
     format!("{}{} %", if percent < 0.0 { "" } else { "+" }, format_fixed(percent, 0))
 }
 
-fn range_text((low, high): (f64, f64)) -> String {
+fn format_range((low, high): (f64, f64)) -> String {
     format!("{} to {}", signed_percent(low), signed_percent(high))
 }
 
-fn evidence_text(cause: &SlowdownCause) -> String {
+fn describe_evidence(cause: &SlowdownCause) -> String {
     let forecast = cause.forecast_percent.filter(|_| cause.source != "forecast");
     let forecast_text = forecast.map_or(String::new(), |percent| format!(", forecast {}", signed_percent(percent)));
     let windows_text = match cause.source.as_str() {
@@ -27,7 +27,7 @@ fn evidence_text(cause: &SlowdownCause) -> String {
     format!("{}{windows_text}{forecast_text}", cause.source)
 }
 
-/// One line for each loss, the largest first; if there are none, a line with the reason.
+/// Returns one line for each loss, the largest first; if there are none, a line with the reason.
 pub fn loss_lines(services: &[ServiceStatus]) -> String {
     let pairs = services.iter().flat_map(|service| service.slowdown_by.iter().map(move |cause| (service, cause)));
     let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> = pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
@@ -43,9 +43,9 @@ pub fn loss_lines(services: &[ServiceStatus]) -> String {
         };
     }
     let loss_line = |(service, cause): &(&ServiceStatus, &SlowdownCause)| {
-        let (percent, range) = (signed_percent(cause.percent), range_text(cause.range_percent));
+        let (percent, range) = (signed_percent(cause.percent), format_range(cause.range_percent));
         let (cause_name, name) = (escape_controls(&cause.service), escape_controls(&service.name));
-        format!("  {cause_name} slows {name} by {percent} ({range}; {})\n", evidence_text(cause))
+        format!("  {cause_name} slows {name} by {percent} ({range}; {})\n", describe_evidence(cause))
     };
     let lines: String = pairs.iter().take(MAX_LOSSES).map(loss_line).collect();
     let hidden_count = pairs.len().saturating_sub(MAX_LOSSES);
@@ -53,7 +53,8 @@ pub fn loss_lines(services: &[ServiceStatus]) -> String {
     format!("which service slows which\n{lines}{more_line}{reasons}")
 }
 
-/// Each reason why a loss is unknown, once, with its services, and the services that wait for CPUs longer than they run.
+/// Returns each reason why a loss is unknown, once, with its services, and the services that wait for CPUs longer than
+/// they run.
 fn reason_lines(services: &[ServiceStatus]) -> String {
     let mut names_by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for service in services {
@@ -62,7 +63,7 @@ fn reason_lines(services: &[ServiceStatus]) -> String {
         }
     }
     let reason_line =
-        |(reason, names): (&str, Vec<String>)| format!("  {}: {reason}\n", listed_text(&names, MAX_LOSSES));
+        |(reason, names): (&str, Vec<String>)| format!("  {}: {reason}\n", format_names(&names, MAX_LOSSES));
     let waiting_line = |service: &ServiceStatus| {
         let share = service.waiting_share.filter(|share| *share > service.cpu_share)?;
         let (waiting, running) = (format_fixed(share, 2), format_fixed(service.cpu_share, 2));
@@ -73,7 +74,7 @@ fn reason_lines(services: &[ServiceStatus]) -> String {
     names_by_reason.into_iter().take(MAX_LOSSES).map(reason_line).chain(waiting_lines).collect()
 }
 
-/// Table of the services, with at most `max_rows` rows.
+/// Returns the table of the services, with at most `max_rows` rows.
 pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();
@@ -107,7 +108,7 @@ pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
     format!("{}{more_line}", table.text())
 }
 
-/// One line for each service that has a promised floor.
+/// Returns one line for each service that has a promised floor.
 fn floor_lines(services: &[ServiceStatus]) -> String {
     let floor_line = |service: &ServiceStatus| {
         let floor = service.floor.as_ref()?;
@@ -133,7 +134,7 @@ fn floor_lines(services: &[ServiceStatus]) -> String {
 }
 
 /// Losses, table and floors of the services.
-pub fn services_text(services: &[ServiceStatus], max_rows: usize) -> String {
+pub fn render_services(services: &[ServiceStatus], max_rows: usize) -> String {
     format!("\n{}\n{}{}", loss_lines(services), service_table(services, max_rows), floor_lines(services))
 }
 
@@ -179,7 +180,7 @@ mod tests {
         };
         let web = sample_service("web", vec![sample_cause("scan", 5.0, "forecast")], None);
         let store = sample_service("store", vec![sample_cause("batch", 42.0, "measured")], None);
-        let text = services_text(&[web, store], 10);
+        let text = render_services(&[web, store], 10);
         let mut lines = text.lines().skip(2);
         let first = lines.next().unwrap();
         assert_eq!(
@@ -190,7 +191,7 @@ mod tests {
         let reason = Some("no work is counted");
         let waiting = ServiceStatus { waiting_share: Some(1.5), ..sample_service("mail", Vec::new(), None) };
         let quiet = [sample_service("web", Vec::new(), reason), sample_service("db", Vec::new(), reason), waiting];
-        let text = services_text(&quiet, 10);
+        let text = render_services(&quiet, 10);
         assert_eq!(text.matches("  web, db: no work is counted\n").count(), 1, "{text}");
         assert_eq!(text.matches("no work is counted").count(), 1, "{text}");
         assert!(text.contains("  mail waits for CPUs longer than it runs (1.50 waiting, 1.00 running)\n"), "{text}");

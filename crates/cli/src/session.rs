@@ -21,7 +21,7 @@ const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// State of one run of the command.
 #[derive(Clone)]
 pub struct Session {
-    /// Is standard error a terminal, and was `--quiet` not given?
+    /// Whether standard error is a terminal, and `--quiet` was not given.
     shows_notes: bool,
     is_quiet: bool,
     paint: Paint,
@@ -58,13 +58,13 @@ impl Session {
         }
     }
 
-    /// A session for concurrent work: it shares the interruption flag, but shows no progress and no messages.
+    /// Returns a session for concurrent work: it shares the interruption flag, but shows no progress and no messages.
     pub fn silent(&self) -> Self {
         let interrupted = Arc::clone(&self.interrupted);
         Session { is_quiet: true, shows_notes: false, paint: self.paint, columns: self.columns, interrupted }
     }
 
-    /// Width to which lines are truncated; `None` for a pipe or file, where lines are not truncated.
+    /// Returns the width to which lines are truncated; `None` for a pipe or file, where lines are not truncated.
     pub fn columns(&self) -> Option<usize> {
         self.columns
     }
@@ -73,7 +73,7 @@ impl Session {
         self.paint
     }
 
-    /// The flag that Ctrl-C and termination signals set.
+    /// Returns the flag that Ctrl-C and termination signals set.
     pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.interrupted)
     }

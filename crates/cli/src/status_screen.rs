@@ -18,7 +18,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
-use crate::service_text::services_text;
+use crate::service_text::render_services;
 use crate::status_text::{
     COLUMNS, decisions_text, gang_lines, problems_text, shares_text, status_head, task_row, tasks_by_cache,
 };
@@ -172,7 +172,7 @@ impl ScreenState {
         lines
     }
 
-    /// The services, then the column names and the lines of each cache with its programs.
+    /// Returns the services, then the column names and the lines of each cache with its programs.
     fn body_lines(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let groups = tasks_by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
@@ -180,7 +180,7 @@ impl ScreenState {
         let width =
             |index: usize| rows.iter().chain([&names]).map(|cells| cells[index].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
-        let services = services_text(&status.services, MAX_SERVICES);
+        let services = render_services(&status.services, MAX_SERVICES);
         let services = EscapedText::for_output(services.trim_start());
         let mut lines: Vec<Line<'_>> = match status.services.is_empty() {
             true => Vec::new(),

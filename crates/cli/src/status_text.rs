@@ -3,7 +3,7 @@
 use cachemate_core::Estimate;
 use cachemate_linux::machine::OBSERVE_ONLY_REASON;
 use cachemate_report::text::{
-    counted_text, escape_controls, format_fixed, format_number, listed_text, size_text, value_or_dash,
+    escape_controls, format_count_of, format_fixed, format_names, format_number, format_size, value_or_dash,
 };
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
@@ -15,7 +15,7 @@ use cachemate_daemon::status::{
     CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, describe_evidence_level, describe_thread,
 };
 
-use crate::service_text::services_text;
+use crate::service_text::render_services;
 
 fn signed_percent_text(value: Option<f64>) -> String {
     value_or_dash(
@@ -78,8 +78,8 @@ pub fn status_head(status: &DaemonStatus) -> String {
 
 fn cache_line(cache: &CacheStatus) -> String {
     let forecast_text = cache.forecast_miss_ratio.map_or(String::new(), |r| format!(", forecast miss ratio {r:.2}"));
-    let bytes_text = cache.size_bytes.map_or(String::new(), |bytes| format!(", {}", size_text(bytes)));
-    let threads = counted_text(cache.tasks.len() as u64, "thread");
+    let bytes_text = cache.size_bytes.map_or(String::new(), |bytes| format!(", {}", format_size(bytes)));
+    let threads = format_count_of(cache.tasks.len() as u64, "thread");
     format!("{} of CPUs {}{bytes_text}: {threads}{forecast_text}\n", cache.level, cache.cpus)
 }
 
@@ -118,7 +118,7 @@ pub fn task_row(task: &TaskStatus) -> Vec<String> {
     ]
 }
 
-/// Tasks of each last-level cache, the busiest first; tasks whose cache is unknown follow at the end.
+/// Returns the tasks of each last-level cache, the busiest first; tasks whose cache is unknown follow at the end.
 pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
     let tasks_of = |cache: Option<u32>| {
         let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
@@ -149,7 +149,7 @@ fn cache_tables(status: &DaemonStatus, max_rows: usize) -> String {
     text
 }
 
-/// One line per cache, without threads.
+/// Returns one line per cache, without threads.
 fn cache_summary(status: &DaemonStatus) -> String {
     let caches: String = status.caches.iter().map(cache_line).collect();
     format!("\n{caches}threads: --threads\n")
@@ -178,18 +178,18 @@ pub fn shares_text(status: &DaemonStatus) -> String {
     };
     let share_line = |share: &cachemate_daemon::status::ShareStatus| {
         let occupancy_text =
-            share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", size_text(bytes)));
+            share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", format_size(bytes)));
         let task_names: Vec<String> = share.tasks.iter().map(task_name).collect();
         let units_text = match (&share.ways, &share.colors) {
             (Some(ways), _) => format!("ways {ways}"),
             (None, colors) => format!("colors {}", colors.as_deref().unwrap_or("-")),
         };
-        let allowed_text = share
-            .allowed_page_share
-            .map_or(String::new(), |inside| format!(", {:.1} % of the pages in allowed colors", 100.0 * inside));
+        let allowed_text = share.allowed_page_share.map_or(String::new(), |share_in_colors| {
+            format!(", {:.1} % of the pages in allowed colors", 100.0 * share_in_colors)
+        });
         let pending_move = status.pending.iter().find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
-        let progress_text = pending_move.map_or(String::new(), |p| match p.total {
-            Some(total) => format!(", moving: {} of {total} pages done", p.done),
+        let progress_text = pending_move.map_or(String::new(), |progress| match progress.total {
+            Some(total) => format!(", moving: {} of {total} pages done", progress.done),
             None => ", not started yet".to_string(),
         });
         let notes: String = share.notes.iter().map(|note| format!("  {note}\n")).collect();
@@ -218,8 +218,8 @@ pub fn problems_text(status: &DaemonStatus) -> String {
             None => refused.push(format!("refused: {line}\n")),
         }
     }
-    let planned_line =
-        (!planned.is_empty()).then(|| format!("planned, but not made in mode observe: {}\n", listed_text(&planned, 5)));
+    let planned_line = (!planned.is_empty())
+        .then(|| format!("planned, but not made in mode observe: {}\n", format_names(&planned, 5)));
     let refusals = refused_plan.chain(refused.into_iter().take(5)).chain(planned_line);
     unmatched_lines
         .chain(refusals)
@@ -239,7 +239,7 @@ fn describe_plan(status: &DaemonStatus) -> String {
 pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     let decisions = decisions_text(&status.decisions, 10);
     let decisions_section = if decisions.is_empty() { String::new() } else { format!("\nlast decisions\n{decisions}") };
-    let services = services_text(&status.services, usize::MAX);
+    let services = render_services(&status.services, usize::MAX);
     let threads = if with_threads { cache_tables(status, usize::MAX) } else { cache_summary(status) };
     format!("{}{services}{threads}\n{}{decisions_section}", status_head(status), describe_plan(status))
 }
@@ -248,7 +248,7 @@ pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
 pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize>) -> String {
     let decisions = decisions_text(&status.decisions, 6);
     let decisions_section = if decisions.is_empty() { String::new() } else { format!("\nlast decisions\n{decisions}") };
-    let services = services_text(&status.services, 20);
+    let services = render_services(&status.services, 20);
     let threads = if with_threads { cache_tables(status, 15) } else { cache_summary(status) };
     let text = format!("{}{services}{threads}\n{}{decisions_section}", status_head(status), describe_plan(status));
     let columns = columns.unwrap_or(usize::MAX);
@@ -284,7 +284,7 @@ pub fn explain_text(explanation: &ExplainJson) -> String {
     for task in tasks {
         table.add_row(task_row(task));
     }
-    let mut text = format!("{}\n{}", services_text(services, usize::MAX).trim_start(), table.text());
+    let mut text = format!("{}\n{}", render_services(services, usize::MAX).trim_start(), table.text());
     text.push_str(&promises_text(promised));
     if *mode == ManageMode::Observe {
         text.push_str("observing only: nothing is changed, and the reasons describe the plan that would be applied\n");

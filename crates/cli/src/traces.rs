@@ -127,12 +127,13 @@ impl TraceInput {
         self.reader.totals().filter(|_| is_whole).cloned()
     }
 
-    /// Number of records if it is known before reading, otherwise 0.
+    /// Returns the number of records if it is known before reading, otherwise 0.
     pub fn expected_records(&self) -> u64 {
         self.bar.length().unwrap_or(0)
     }
 
-    /// First records of the bursts of a seekable file, before it is read; empty for a recording without gaps.
+    /// Returns the first records of the bursts of a seekable file, before it is read; empty for a recording without
+    /// gaps.
     pub fn burst_starts(&self) -> &[u64] {
         self.reader.totals().map_or(&[], |totals| &totals.bursts)
     }
@@ -146,7 +147,7 @@ impl TraceInput {
     }
 }
 
-/// Path of a recording: `name` is a path, or the name of a bundled recording.
+/// Returns the path of a recording: `name` is a path, or the name of a bundled recording.
 pub fn recording_path(name: &str) -> anyhow::Result<PathBuf> {
     let path = Path::new(name);
     let is_path = cachemate_files::path_exists(path) || name.contains(['/', '.']);

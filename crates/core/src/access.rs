@@ -41,38 +41,38 @@ impl Access {
                 | u64::from(gap & (Self::GAP_LIMIT - 1)) << 51,
         )
     }
-    /// A load from a byte address, `gap` instructions after the preceding record.
+    /// Returns a load from a byte address, `gap` instructions after the preceding record.
     #[inline]
     pub fn load(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Load, address, gap, false)
     }
-    /// A load whose address depends on the preceding load.
+    /// Returns a load whose address depends on the preceding load.
     #[inline]
     pub fn dependent_load(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Load, address, gap, true)
     }
-    /// A store to a byte address, `gap` instructions after the preceding record.
+    /// Returns a store to a byte address, `gap` instructions after the preceding record.
     #[inline]
     pub fn store(address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Store, address, gap, false)
     }
-    /// A number of instructions that touch no data.
+    /// Returns a number of instructions that touch no data.
     #[inline]
     pub fn compute(instructions: u64) -> Self {
         Self::new(AccessKind::Compute, instructions, 0, false)
     }
-    /// A jump to `code_address`.
+    /// Returns a jump to `code_address`.
     #[inline]
     pub fn jump(code_address: u64, gap: u32) -> Self {
         Self::new(AccessKind::Jump, code_address, gap, false)
     }
-    /// The byte address of a load or store, the code address of a jump, or the number of instructions of a compute
-    /// record.
+    /// Returns the byte address of a load or store, the code address of a jump, or the number of instructions of a
+    /// compute record.
     #[inline]
     pub fn address(self) -> u64 {
         self.0 & (Self::ADDRESS_LIMIT - 1)
     }
-    /// The kind of the record.
+    /// Returns the kind of the record.
     #[inline]
     pub fn kind(self) -> AccessKind {
         match self.0 >> 48 & 3 {
@@ -82,17 +82,17 @@ impl Access {
             _ => AccessKind::Compute,
         }
     }
-    /// Does it load or store?
+    /// Returns whether the record is a load or a store.
     #[inline]
     pub fn is_data(self) -> bool {
         self.0 >> 49 & 1 == 0
     }
-    /// Does it store?
+    /// Returns whether the record is a store.
     #[inline]
     pub fn is_store(self) -> bool {
         self.0 >> 48 & 3 == AccessKind::Store as u64
     }
-    /// Does its address depend on the preceding load, so that it waits for that load?
+    /// Returns whether the address depends on the preceding load, so that the record waits for that load.
     #[inline]
     pub fn is_dependent(self) -> bool {
         self.0 >> 50 & 1 == 1
@@ -155,7 +155,7 @@ pub trait AccessSource: Send {
     /// [`BatchEnd::More`].
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd;
 
-    /// Work done so far, in the program's own unit (rounds, operations), if it has one.
+    /// Returns the work done so far, in the program's own unit (rounds, operations); `None` if it has none.
     fn progress(&self) -> Option<f64> {
         None
     }

@@ -69,7 +69,7 @@ pub struct RefusedItem {
 pub struct PendingItem {
     /// The item of the plan that is in progress.
     pub item: PlanItem,
-    /// Number of finished pages, at most `total`.
+    /// Number of finished pages, tasks or probe samples, at most `total`.
     pub done: u64,
     /// The total; `None` if it is not known yet.
     pub total: Option<u64>,
@@ -116,7 +116,7 @@ pub struct AppliedPlan {
 }
 
 impl AppliedPlan {
-    /// Whether the machine refused this probe.
+    /// Returns whether the machine has refused this probe.
     pub fn has_refused_probe(&self, probe: ProbeId) -> bool {
         self.refused.iter().any(|refused| refused.item == PlanItem::Probe(probe))
     }

@@ -48,7 +48,7 @@ pub enum PlanError {
 /// Checks a plan against the machine and the tasks of the preceding window.
 ///
 /// # Errors
-/// The first violated invariant, in the order of the plan's fields.
+/// Returns the first violated invariant, in the order of the plan's fields.
 pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     let tasks: BTreeMap<TaskId, &TaskSample> = view.observation.tasks.iter().map(|task| (task.task, task)).collect();
     let online_cpus = view.online();
@@ -213,9 +213,9 @@ fn check_share(
                 };
             }
             (PartitionSupport::Ways { ways, min_ways: at_least, contiguous, .. }, Units::Ways { mask }) => {
-                let last = mask.iter().last().unwrap_or(0);
-                let is_contiguous = mask.first().is_some_and(|first| last - first + 1 == mask.count());
-                return if mask.count() < *at_least || last >= *ways {
+                let last_way = mask.iter().last().unwrap_or(0);
+                let is_contiguous = mask.first().is_some_and(|first| last_way - first + 1 == mask.count());
+                return if mask.count() < *at_least || last_way >= *ways {
                     invalid_share(format!(
                         "way mask {mask} needs at least {at_least} of ways 0-{}",
                         ways.saturating_sub(1)

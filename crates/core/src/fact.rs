@@ -63,25 +63,25 @@ pub struct ConfidenceInterval {
 }
 
 impl<T> Fact<T> {
-    /// A value without an interval of its own.
+    /// Builds a value without an interval of its own.
     pub fn new(value: T, source: FactSource, window: u64) -> Self {
         Fact { value, error: None, source, window }
     }
 }
 
 impl Fact<f64> {
-    /// A number with its confidence interval.
+    /// Returns a number with its confidence interval.
     pub fn from_measurement(estimate: Estimate, source: FactSource, window: u64) -> Self {
         let error = Some(ConfidenceInterval { low: estimate.low, high: estimate.high });
         Fact { value: estimate.value, error, source, window }
     }
 
-    /// An exact value, known before anything ran.
+    /// Returns an exact value, known before anything ran.
     pub fn oracle(value: f64) -> Self {
         Fact::from_measurement(Estimate::exact(value), FactSource::Oracle, 0)
     }
 
-    /// The number with its interval; exact if it has none.
+    /// Returns the number with its interval; exact if it has none.
     pub fn estimate(&self) -> Estimate {
         let interval = self.error.unwrap_or(ConfidenceInterval { low: self.value, high: self.value });
         Estimate { value: self.value, low: interval.low, high: interval.high }

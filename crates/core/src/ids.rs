@@ -40,7 +40,7 @@ impl IndexSet {
     /// Exclusive upper bound of indices read from text, so that a malformed file cannot request unbounded memory.
     pub const LIMIT: u32 = 1 << 20;
 
-    /// Is the index in the set? One beyond the largest index is not.
+    /// Returns whether the index is in the set; an index beyond the largest one is not.
     pub fn contains(&self, index: u32) -> bool {
         self.0.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
@@ -61,39 +61,39 @@ impl IndexSet {
             self.0.pop();
         }
     }
-    /// Is the set empty?
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-    /// The smallest index; `None` if the set is empty.
+    /// Returns the smallest index; `None` if the set is empty.
     pub fn first(&self) -> Option<u32> {
         self.iter().next()
     }
-    /// Do the sets have an index in common?
+    /// Returns whether the sets have an index in common.
     pub fn intersects(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }
-    /// Is every index also in `superset`?
+    /// Returns whether every index is also in `superset`.
     pub fn is_subset(&self, superset: &Self) -> bool {
         self.0.iter().enumerate().all(|(i, word)| word & !superset.0.get(i).copied().unwrap_or(0) == 0)
     }
-    /// The indices that are in either set.
+    /// Returns the indices that are in either set.
     pub fn union(&self, other: &Self) -> Self {
         self.iter().chain(other.iter()).collect()
     }
-    /// The indices that are in both sets.
+    /// Returns the indices that are in both sets.
     pub fn intersection(&self, other: &Self) -> Self {
         self.iter().filter(|&index| other.contains(index)).collect()
     }
-    /// The number of indices in both sets, computed without building the intersection.
+    /// Returns the number of indices in both sets, computed without building the intersection.
     pub fn common_count(&self, other: &Self) -> u32 {
         self.0.iter().zip(&other.0).map(|(a, b)| (a & b).count_ones()).sum()
     }
-    /// The number of indices.
+    /// Returns the number of indices.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
-    /// The indices in ascending order.
+    /// Returns the indices in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().enumerate().flat_map(|(i, &word)| {
             let mut remaining = word;
@@ -190,7 +190,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// An exact value (the result of an exact computation).
+    /// Returns an exact value (the result of an exact computation).
     pub fn exact(value: f64) -> Self {
         Estimate { value, low: value, high: value }
     }

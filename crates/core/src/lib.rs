@@ -1,7 +1,7 @@
 //! The types that crates share, and the one loop that connects the stages.
 //!
-//! The types enforce these rules: missing evidence is a missing entry or `None`, never zero; the unit stands last in a
-//! name; ids are dense, assigned by the machine in order of arrival and never reused within a run. Every `Vec` of tasks
+//! The types enforce these rules. Missing evidence is a missing entry or `None`, never zero. The unit stands last in a
+//! name. Ids are dense, assigned by the machine in order of arrival and never reused within a run. Every `Vec` of tasks
 //! is in order of arrival, and that order, never the id's value, breaks ties.
 
 #![warn(missing_docs)]

@@ -174,40 +174,41 @@ pub struct Cache {
 }
 
 impl Topology {
-    /// The online CPUs.
+    /// Returns the online CPUs.
     pub fn online(&self) -> CpuSet {
         self.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id.0).collect()
     }
 
-    /// A cache by its id.
+    /// Returns the cache with this id.
     pub fn cache(&self, id: CacheId) -> Option<&Cache> {
         self.caches.iter().find(|cache| cache.id == id)
     }
 
-    /// The last-level caches, in order of their ids.
+    /// Returns the last-level caches, in order of their ids.
     pub fn last_level_caches(&self) -> impl Iterator<Item = &Cache> {
         self.caches.iter().filter(|cache| cache.last_level)
     }
 
-    /// The level of the first last-level cache.
+    /// Returns the level of the first last-level cache.
     pub fn last_level(&self) -> Option<CacheLevel> {
         self.last_level_caches().next().map(|cache| cache.level)
     }
 
-    /// The factor by which an access from node `node_from` takes longer than one to its own memory, averaged over these
-    /// pages by node. `None` if the latency between the nodes or the location of the pages is unknown.
-    pub fn memory_factor(&self, node_from: u32, pages_per_node: &[u64]) -> Option<f64> {
-        let row = self.memory_latency.get(node_from as usize)?;
+    /// Returns the factor by which an access from node `node_from` takes longer than one to its own memory, averaged
+    /// over these pages by node. `None` if the latency between the nodes or the location of the pages is unknown.
+    pub fn memory_factor(&self, source_node: u32, pages_per_node: &[u64]) -> Option<f64> {
+        let row = self.memory_latency.get(source_node as usize)?;
         let pages: u64 = pages_per_node.iter().sum();
-        let weighted_factor =
-            |(node, &pages): (usize, &u64)| Some(pages as f64 * row.get(node).copied().filter(|far| *far >= 1.0)?);
+        let weighted_factor = |(node, &pages): (usize, &u64)| {
+            Some(pages as f64 * row.get(node).copied().filter(|factor| *factor >= 1.0)?)
+        };
         let nodes = pages_per_node.iter().enumerate().filter(|(_, pages)| **pages > 0).map(weighted_factor);
         let total_factor = nodes.sum::<Option<f64>>()?;
         (pages > 0).then(|| total_factor / pages as f64)
     }
 
-    /// The last-level cache behind a CPU.
-    pub fn last_level_of(&self, cpu: CpuId) -> Option<&Cache> {
+    /// Returns the last-level cache behind a CPU.
+    pub fn last_level_cache_of(&self, cpu: CpuId) -> Option<&Cache> {
         self.last_level_caches().find(|cache| cache.cpus.contains(cpu.0))
     }
 
@@ -226,17 +227,17 @@ impl Topology {
 }
 
 impl Capabilities {
-    /// Does the machine have this ability?
+    /// Returns whether the machine has this ability.
     pub fn has_ability(&self, ability: Ability) -> bool {
         matches!(self.abilities.get(&ability), Some(Support::Yes { .. }))
     }
 
-    /// The ways in which a cache can be partitioned; empty if there is none.
+    /// Returns the ways in which a cache can be partitioned; empty if there is none.
     pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &PartitionSupport> {
         self.partitions.iter().filter(move |(id, _)| *id == cache).map(|(_, partition)| partition)
     }
 
-    /// Number of page colors of a cache; `None` if pages cannot be placed by color.
+    /// Returns the number of page colors of a cache; `None` if pages cannot be placed by color.
     pub fn colors_of(&self, cache: CacheId) -> Option<u32> {
         self.partitions_of(cache).find_map(|partition| match partition {
             PartitionSupport::Colors { colors, .. } => Some(*colors),
@@ -252,9 +253,9 @@ pub struct MachineError(pub String);
 
 /// A machine on which tasks run: a host, a simulated machine or a recording.
 pub trait Machine {
-    /// CPUs and caches. The set of online CPUs may change between windows.
+    /// Returns the CPUs and caches. The set of online CPUs may change between windows.
     fn topology(&self) -> &Topology;
-    /// The abilities of this machine.
+    /// Returns the abilities of this machine.
     fn capabilities(&self) -> &Capabilities;
     /// Runs or waits for one window; `None` if the run has ended.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError>;

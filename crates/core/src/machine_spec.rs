@@ -77,7 +77,7 @@ pub enum CoreModel {
 const STORE_BUFFER: u32 = 8;
 
 impl CoreModel {
-    /// Maximum number of misses in flight: a core's miss registers, or the stores of an in-order context.
+    /// Returns the maximum number of misses in flight: a core's miss registers, or the stores of an in-order context.
     pub fn max_misses_in_flight(self) -> u32 {
         match self {
             CoreModel::InOrder { .. } => STORE_BUFFER,
@@ -360,21 +360,21 @@ impl CacheSpec {
 }
 
 impl MachineSpec {
-    /// Number of cores in all packages.
+    /// Returns the number of cores in all packages.
     pub fn cores(&self) -> u32 {
         self.packages * self.cores_per_package
     }
-    /// Number of hardware contexts of all cores; they are numbered from 0.
+    /// Returns the number of hardware contexts of all cores; they are numbered from 0.
     pub fn cpus(&self) -> u32 {
         self.cores() * self.contexts_per_core
     }
-    /// Number of instances of one cache.
+    /// Returns the number of instances of one cache.
     pub fn instance_count(&self, cache: &CacheSpec) -> u32 {
         self.cores() / cache.shared_by_cores
     }
-    /// The contended level: the last one that is filled by misses (a victim cache behind it does not count). `None`
-    /// only for a machine without data caches.
-    pub fn last_level(&self) -> Option<&CacheSpec> {
+    /// Returns the contended level: the last one that is filled by misses (a victim cache behind it does not count).
+    /// `None` only for a machine without data caches.
+    pub fn last_level_cache(&self) -> Option<&CacheSpec> {
         let is_filled_by_misses =
             |cache: &&CacheSpec| cache.level != CacheLevel::L1Instruction && cache.inclusion != Inclusion::Victim;
         self.caches.iter().rfind(is_filled_by_misses)
@@ -383,7 +383,7 @@ impl MachineSpec {
     /// Checks that the machine could be built.
     ///
     /// # Errors
-    /// The first impossible field, with the value found and the values expected.
+    /// Returns the first impossible field, with the value found and the values expected.
     pub fn check(&self) -> Result<(), MachineSpecError> {
         let spec_error = |field: &str, found: String, expected: &str| {
             Err(MachineSpecError {
@@ -545,7 +545,7 @@ impl MachineSpec {
 
     fn check_colors(&self) -> Result<(), MachineSpecError> {
         let Some(colors) = self.pages.colors else { return Ok(()) };
-        let max_colors = self.last_level().map_or(1, |cache| self.colors_of(cache));
+        let max_colors = self.last_level_cache().map_or(1, |cache| self.colors_of(cache));
         if colors.is_power_of_two() && u64::from(colors) <= max_colors {
             return Ok(());
         }
@@ -557,8 +557,8 @@ impl MachineSpec {
         })
     }
 
-    /// Page colors of a cache: the sets of one slice, times the line size, over the page size; 1 if a page covers all
-    /// sets.
+    /// Returns the number of page colors of a cache: the sets of one slice, times the line size, over the page size; 1
+    /// if a page covers all sets.
     pub fn colors_of(&self, cache: &CacheSpec) -> u64 {
         (cache.sets_per_slice() * u64::from(cache.line_bytes) / self.pages.page_bytes).max(1)
     }
@@ -567,11 +567,11 @@ impl MachineSpec {
         let (memory, nodes) = (&self.memory, self.memory.nodes as usize);
         let remote_factor = f64::from(memory.remote_latency_cycles) / f64::from(memory.local_latency_cycles.max(1));
         let latency_row =
-            |node_from: usize| (0..nodes).map(|node| if node == node_from { 1.0 } else { remote_factor }).collect();
+            |source_node: usize| (0..nodes).map(|node| if node == source_node { 1.0 } else { remote_factor }).collect();
         if nodes > 1 { (0..nodes).map(latency_row).collect() } else { Vec::new() }
     }
 
-    /// The topology that policies use. Cache ids follow the order of `caches`, instance by instance.
+    /// Returns the topology that policies use. Cache ids follow the order of `caches`, instance by instance.
     pub fn topology(&self) -> Topology {
         let cpus = (0..self.cpus()).map(|cpu| {
             let core = cpu / self.contexts_per_core;
@@ -585,7 +585,7 @@ impl MachineSpec {
                 hertz: Some(self.hertz),
             }
         });
-        let last_level = self.last_level().map(|cache| cache.level);
+        let last_level = self.last_level_cache().map(|cache| cache.level);
         let instances =
             self.caches.iter().flat_map(|cache| (0..self.instance_count(cache)).map(move |instance| (cache, instance)));
         let caches = instances.enumerate().map(|(id, (cache, instance))| {

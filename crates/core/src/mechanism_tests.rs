@@ -40,12 +40,12 @@ fn casc_can_be_computed_from_an_observation() {
     let rate = |left_out: u32| {
         let of_row = intervals.iter().filter(|i| !i.tasks.contains(&TaskId(left_out)) && i.span.elapsed_ns >= 200_000);
         let (sum, ns) = of_row.fold((0.0, 0.0), |(sum, ns), i| {
-            let w = i.span.elapsed_ns as f64;
-            let c = &i.cache_counts;
+            let weight_ns = i.span.elapsed_ns as f64;
+            let counts = &i.cache_counts;
             (
-                sum + w * 100.0 * c.get(CounterEvent::Misses(CacheLevel::L2)).unwrap()
-                    / c.get(CounterEvent::References(CacheLevel::L2)).unwrap(),
-                ns + w,
+                sum + weight_ns * 100.0 * counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap()
+                    / counts.get(CounterEvent::References(CacheLevel::L2)).unwrap(),
+                ns + weight_ns,
             )
         });
         sum / ns
@@ -135,9 +135,9 @@ impl Machine for Canned {
         &self.3
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
-        let Some((seen, plan, applied)) = self.0.next() else { return Ok(None) };
+        let Some((observation, plan, applied)) = self.0.next() else { return Ok(None) };
         self.1 = Some((plan, applied));
-        Ok(Some(seen))
+        Ok(Some(observation))
     }
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         let (recorded, applied) = self.1.take().ok_or_else(|| MachineError("apply before observe".into()))?;

@@ -112,7 +112,7 @@ impl EventCounts {
         EventCounts(readings)
     }
 
-    /// The count, scaled for multiplexing; `None` if the event was not measured or never scheduled.
+    /// Returns the count, scaled for multiplexing; `None` if the event was not measured or never scheduled.
     pub fn get(&self, event: CounterEvent) -> Option<f64> {
         let reading = self.0.iter().find(|reading| reading.event == event)?;
         (reading.enabled_share > 0.0).then(|| reading.count as f64 / reading.enabled_share)
@@ -163,7 +163,7 @@ pub struct TaskSample {
 }
 
 impl TaskSample {
-    /// The service that the task belongs to: its command name if there is no other.
+    /// Returns the service that the task belongs to: its command name if there is no other.
     pub fn service_or_command(&self) -> Cow<'_, ServiceIdentity> {
         let command = || Cow::Owned(ServiceIdentity::command(&self.name));
         self.service.as_ref().map_or_else(command, Cow::Borrowed)
@@ -174,17 +174,17 @@ impl TaskSample {
         self.on_cpu_ns.iter().any(|(_, ns)| *ns > 0)
     }
 
-    /// Time on any CPU within the window.
+    /// Returns the time on any CPU within the window.
     pub fn ran_ns(&self) -> u64 {
         self.on_cpu_ns.iter().map(|(_, ns)| ns).sum()
     }
 
-    /// Time on these CPUs within the window.
+    /// Returns the time on these CPUs within the window.
     pub fn ran_on_ns(&self, cpus: &CpuSet) -> u64 {
         self.on_cpu_ns.iter().filter(|(cpu, _)| cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
     }
 
-    /// A thread that exists since the start of the run, without any measurement.
+    /// Builds a thread that exists since the start of the run, without any measurement.
     pub fn new(task: TaskId, process: ProcessId) -> Self {
         Self {
             task,
@@ -497,7 +497,7 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// The tasks that did not end in this window.
+    /// Returns the tasks that did not end in this window.
     pub fn live_tasks(&self) -> BTreeSet<TaskId> {
         self.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect()
     }

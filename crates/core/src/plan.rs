@@ -237,7 +237,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A plan that changes nothing and measures nothing.
+    /// Returns a plan that changes nothing and measures nothing.
     pub fn idle(window: WindowLength) -> Self {
         Plan {
             affinity: BTreeMap::new(),

@@ -22,20 +22,21 @@ pub struct Reason {
 }
 
 impl Reason {
-    /// The text with a name in place of each task. Names are inserted in one pass and not expanded again, because a
-    /// program can be called `{1}`.
+    /// Returns the text with a name in place of each task. Names are inserted in one pass and not expanded again,
+    /// because a program can be called `{1}`.
     pub fn render<N: std::fmt::Display>(&self, name: impl Fn(TaskId) -> N) -> String {
         let mut output = String::with_capacity(self.text.len());
         let mut remaining_text = self.text.as_str();
         while let Some(open) = remaining_text.find('{') {
             let (literal_text, placeholder) = remaining_text.split_at(open);
             output.push_str(literal_text);
-            let index_and_rest =
-                placeholder[1..].split_once('}').and_then(|(index, after)| Some((index.parse::<usize>().ok()?, after)));
-            match index_and_rest.and_then(|(index, after)| Some((*self.tasks.get(index)?, after))) {
-                Some((task, after)) => {
+            let index_and_remaining = placeholder[1..]
+                .split_once('}')
+                .and_then(|(index, remaining)| Some((index.parse::<usize>().ok()?, remaining)));
+            match index_and_remaining.and_then(|(index, remaining)| Some((*self.tasks.get(index)?, remaining))) {
+                Some((task, remaining)) => {
                     output.push_str(&name(task).to_string());
-                    remaining_text = after;
+                    remaining_text = remaining;
                 }
                 None => {
                     output.push('{');
@@ -180,17 +181,18 @@ pub struct ChangeVerdict {
 
 /// Verdicts of the verifier, as policies query them.
 pub trait Verdicts {
-    /// The verdict reached since the last decision.
+    /// Returns the verdict reached since the last decision.
     fn latest(&self) -> Option<&ChangeVerdict>;
 
-    /// Have plans failed, so that [`Verdicts::excludes`] may be true?
+    /// Returns whether plans have failed, so that [`Verdicts::excludes`] may be true.
     fn has_failed_plans(&self) -> bool;
 
-    /// Is a plan on cooldown, either itself or as the image of a failed plan on identical caches? `replacement` is the
-    /// plan that would replace it: if that is an image as well, only the failed plan itself is excluded.
+    /// Returns whether a plan is on cooldown, either itself or as the image of a failed plan on identical caches.
+    /// `replacement` is the plan that would replace it: if that is an image as well, only the failed plan itself is
+    /// excluded.
     fn excludes(&self, plan: &Plan, replacement: &Plan, view: &View<'_>) -> bool;
 
-    /// Are no plans tried in this window, because earlier ones failed?
+    /// Returns whether no plans are tried in this window because earlier ones failed.
     fn is_paused(&self, window: u64) -> bool;
 }
 
@@ -231,7 +233,7 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// A decision without a forecast of its own, verified by comparison with the state before.
+    /// Builds a decision without a forecast of its own, verified by comparison with the state before.
     pub fn new(plan: Plan, reasons: Vec<Reason>) -> Self {
         Decision { plan, reasons, forecast: None, verification: Verification::default() }
     }
@@ -253,23 +255,23 @@ pub struct Goal {
 }
 
 impl Default for Goal {
-    /// A task without a goal.
+    /// Returns a task without a goal.
     fn default() -> Self {
         Goal { priority: 1.0, max_slowdown: None, min_rate: None }
     }
 }
 
 impl Goal {
-    /// Does the goal promise a speed?
+    /// Returns whether the goal promises a speed.
     pub fn is_promised(&self) -> bool {
         self.max_slowdown.is_some() || self.min_rate.is_some()
     }
 
-    /// The combination of two goals: the highest priority and the strictest of each promise.
+    /// Returns the combination of two goals: the highest priority and the strictest of each promise.
     #[must_use]
     pub fn merged_with(self, other: Goal) -> Goal {
-        let stricter_of = |a: Option<f64>, b: Option<f64>, value: fn(f64, f64) -> f64| match (a, b) {
-            (Some(a), Some(b)) => Some(value(a, b)),
+        let stricter_of = |a: Option<f64>, b: Option<f64>, stricter: fn(f64, f64) -> f64| match (a, b) {
+            (Some(a), Some(b)) => Some(stricter(a, b)),
             (a, b) => a.or(b),
         };
         Goal {
@@ -300,22 +302,22 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The plan from which a policy continues: the plan of the verdict, or else the previous one.
+    /// Returns the plan from which a policy continues: the plan of the verdict, or else the previous one.
     pub fn plan_to_keep(&self) -> &'a Plan {
         self.verdicts.latest().map_or(self.previous_plan, |verdict| &verdict.plan)
     }
 
-    /// The online CPUs.
+    /// Returns the online CPUs.
     pub fn online(&self) -> CpuSet {
         self.topology.online()
     }
 
-    /// Tasks that have not exited, in order of arrival.
+    /// Returns the tasks that have not exited, in order of arrival.
     pub fn live_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.observation.tasks.iter().filter(|task| !task.exited)
     }
 
-    /// Tasks whose CPUs and shares may be changed, in order of arrival.
+    /// Returns the tasks whose CPUs and shares may be changed, in order of arrival.
     pub fn movable_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.live_tasks().filter(|task| !task.unmovable)
     }
@@ -325,12 +327,12 @@ impl<'a> View<'a> {
         self.topology.last_level_domains()
     }
 
-    /// The last-level cache behind a CPU.
-    pub fn last_level_of(&self, cpu: CpuId) -> Option<&'a Cache> {
-        self.topology.last_level_of(cpu)
+    /// Returns the last-level cache behind a CPU.
+    pub fn last_level_cache_of(&self, cpu: CpuId) -> Option<&'a Cache> {
+        self.topology.last_level_cache_of(cpu)
     }
 
-    /// The ways in which a cache can be partitioned; empty if there is none.
+    /// Returns the ways in which a cache can be partitioned; empty if there is none.
     pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &'a PartitionSupport> {
         self.capabilities.partitions_of(cache)
     }

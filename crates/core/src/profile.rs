@@ -145,46 +145,46 @@ impl Facts for Profile {
 }
 
 impl Profile {
-    /// The curve of misses at the level nearest to memory.
+    /// Returns the curve of misses at the level nearest to memory.
     pub fn misses_per_kilo_instr(&self) -> Option<&SizeCurve> {
         outermost_curve(&self.locality.misses_per_kilo_instr)
     }
 
-    /// The curve of stalls at the level nearest to memory.
+    /// Returns the curve of stalls at the level nearest to memory.
     pub fn stalls_per_kilo_instr(&self) -> Option<&SizeCurve> {
         outermost_curve(&self.locality.stalls_per_kilo_instr)
     }
 
-    /// Reuse times of the accesses that reach the last level.
+    /// Returns the reuse times of the accesses that reach the last level.
     pub fn reuse_times(&self) -> Option<&ReuseHistogram> {
         self.locality.reuse_times.as_ref().map(|fact| &fact.value)
     }
 
-    /// LRU stack positions, then misses, per million instructions.
+    /// Returns LRU stack positions, then misses, per million instructions.
     pub fn stack_positions(&self) -> Option<&[f64]> {
         self.locality.stack_positions.as_ref().map(|fact| fact.value.as_slice())
     }
 
-    /// The task's counters of shared regions.
+    /// Returns the task's counters of shared regions.
     pub fn sharing_map(&self) -> Option<&SharingMap> {
         self.sharing.map.as_ref().map(|fact| &fact.value)
     }
 
-    /// The profile, extended by a curve of misses at `level`.
+    /// Returns the profile, extended by a curve of misses at `level`.
     #[must_use]
     pub fn with_misses(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
         self.locality.misses_per_kilo_instr.insert(level, Fact::new(points, source, 0));
         self
     }
 
-    /// The profile, extended by a curve of stalls at `level`.
+    /// Returns the profile, extended by a curve of stalls at `level`.
     #[must_use]
     pub fn with_stalls(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
         self.locality.stalls_per_kilo_instr.insert(level, Fact::new(points, source, 0));
         self
     }
 
-    /// The profile with these rates; the other groups are unchanged.
+    /// Returns the profile with these rates; the other groups are unchanged.
     #[must_use]
     pub fn with_rates(mut self, rates: RateFacts) -> Self {
         self.rates = rates;
@@ -271,9 +271,9 @@ pub enum EvidenceKind {
 
 /// A profiler turns raw observations into profiles. It is pure: the same observations give the same profiles.
 pub trait Profiler {
-    /// Name of the profiler in messages and headers.
+    /// Returns the name of the profiler in messages and headers.
     fn name(&self) -> &'static str;
-    /// The evidence that it requires.
+    /// Returns the evidence that it requires.
     fn needs(&self) -> &'static [EvidenceKind];
     /// Updates its own fields, adds tasks that arrived, and removes tasks that exited.
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles);
@@ -290,7 +290,8 @@ pub trait ProfileRecall {
 pub trait Predictor {
     /// Forecasts the tasks of the view under a plan; the view contains the machine's abilities and the state in force.
     fn forecast(&self, view: &View<'_>, plan: &Plan) -> Forecast;
-    /// Cycles per last-level miss of a task that has no stall curve; `None` if the predictor has no such number.
+    /// Returns the cycles per last-level miss of a task that has no stall curve; `None` if the predictor has no such
+    /// number.
     fn miss_penalty_cycles(&self) -> Option<f64> {
         None
     }

@@ -47,7 +47,7 @@ impl PromiseState {
         PromiseState::Infeasible,
     ];
 
-    /// The name of the state, the same on every front end.
+    /// Returns the name of the state, the same on every front end.
     pub fn describe(self) -> &'static str {
         match self {
             PromiseState::Kept => "kept",
@@ -71,7 +71,7 @@ pub enum PromiseTerm {
 }
 
 impl PromiseTerm {
-    /// The state that follows from the interval of a slowdown or a rate.
+    /// Returns the state that follows from the interval of a slowdown or a rate.
     pub fn state_of(self, measured: Estimate) -> PromiseState {
         // Differences from the bound; a positive one is outside the promise.
         let (value, low, high) = match self {
@@ -100,7 +100,7 @@ pub enum SoloBasis {
 }
 
 impl SoloBasis {
-    /// The name of the source, as users read it.
+    /// Returns the name of the source, as users read it.
     pub fn describe(self) -> &'static str {
         match self {
             SoloBasis::SoloProfile => "a solo profile",
@@ -125,7 +125,7 @@ pub enum MissingPromiseEvidence {
 }
 
 impl MissingPromiseEvidence {
-    /// The missing evidence and what would supply it, as text.
+    /// Returns the missing evidence and what would supply it, as text.
     pub fn describe(self) -> &'static str {
         match self {
             MissingPromiseEvidence::Counters => {
@@ -173,17 +173,18 @@ pub struct PromiseReport {
 }
 
 impl PromiseReport {
-    /// The report as a clause without a subject, such as `broken: 17 % slower (15 to 19 %), promised at most 5 %`.
+    /// Returns the report as a clause without a subject, such as `broken: 17.0 % slower than alone (15.0 to 19.0 %),
+    /// promised at most 5.0 %`.
     pub fn describe(&self, name: impl Fn(TaskId) -> String) -> String {
         let mut text = self.state.describe().to_string();
         let format_percent = |share: f64| format!("{:.1} %", 100.0 * share);
         match (self.term, self.measured) {
-            (PromiseTerm::MaxSlowdown(max), Some(slower)) => {
+            (PromiseTerm::MaxSlowdown(max), Some(slowdown)) => {
                 text += &format!(
                     ": {} slower than alone ({:.1} to {:.1} %), promised at most {}",
-                    format_percent(slower.value),
-                    100.0 * slower.low,
-                    100.0 * slower.high,
+                    format_percent(slowdown.value),
+                    100.0 * slowdown.low,
+                    100.0 * slowdown.high,
                     format_percent(max)
                 );
             }
@@ -246,7 +247,7 @@ pub struct SoloCycles {
     pub basis: SoloBasis,
 }
 
-/// The best known solo speed of a task; `None` if neither a fact nor the counters give one.
+/// Returns the best known solo speed of a task; `None` if neither a fact nor the counters give one.
 pub fn solo_cycles(task: &TaskSample, profile: &Profile, last_level: Option<(CacheLevel, u64)>) -> Option<SoloCycles> {
     if let Some(fact) = profile.rates.solo_instr_per_cycle.filter(|fact| fact.value > 0.0) {
         return Some(SoloCycles { cycles_per_instr: inverse_estimate(&fact), basis: solo_basis(fact.source) });
@@ -270,9 +271,9 @@ fn inverse_estimate(fact: &Fact<f64>) -> Estimate {
     Estimate { value: 1.0 / fact.value, low: 1.0 / high.max(fact.value), high: 1.0 / low.clamp(1e-9, fact.value) }
 }
 
-/// The model: counted cycles per instruction, minus the waits of misses beyond those that the curve has for the whole
-/// cache, minus the queueing that others cause. The program's own part of the queueing is not counted, so the interval
-/// ranges from none of it to all of it.
+/// Returns the model: counted cycles per instruction, minus the waits of misses beyond those that the curve has for the
+/// whole cache, minus the queueing that others cause. The program's own part of the queueing is not counted, so the
+/// interval ranges from none of it to all of it.
 fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, bytes: u64) -> Option<Estimate> {
     let event_count = |event| task.counts.get(event);
     let instructions = event_count(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
@@ -334,6 +335,7 @@ struct InfeasiblePromise {
 /// Judges every promise, window by window; see the module documentation.
 #[derive(Clone, Debug, Default)]
 pub struct PromiseTracker {
+    /// By process; the flag is true for the promise of a rate.
     histories: BTreeMap<(ProcessId, bool), PromiseHistory>,
     /// Windows that do not count yet, because caches refill after a plan change.
     settling_windows: u32,
@@ -398,14 +400,14 @@ impl PromiseTracker {
     }
 }
 
-/// Does the second plan have another placement, partition or rotation?
+/// Returns whether the second plan has another placement, partition or rotation.
 fn has_other_placement(a: &Plan, b: &Plan) -> bool {
     a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
 }
 
-/// The time that a process ran or waited to run in one window, and the solo time of its work. Both are sums over
-/// threads, so that each thread is weighted by the time that its work takes. A thread that only waits has work that
-/// takes no time alone. The basis is `None` if no thread ran.
+/// Returns the time that a process ran or waited to run in one window, and the solo time of its work. Both are sums
+/// over threads, so that each thread is weighted by the time that its work takes. A thread that only waits has work
+/// that takes no time alone. The basis is `None` if no thread ran.
 fn estimate_slowdown(
     threads: &[&TaskSample],
     observation: &Observation,
@@ -449,7 +451,8 @@ fn estimate_slowdown(
     Ok((JudgedWindow { amount: demand_ns, reference: solo_ns }, basis))
 }
 
-/// Work per second of each working thread in one window: reported work, or instructions if no thread reports any.
+/// Returns the work per second of each working thread in one window: reported work, or instructions if no thread
+/// reports any.
 fn measure_work_rate(
     threads: &[&TaskSample],
     observation: &Observation,
@@ -499,8 +502,8 @@ impl PromiseHistory {
         self.windows.iter().flatten()
     }
 
-    /// Are there enough windows, and at least half of all, so that a promise is not judged by only the measurable part
-    /// of the work?
+    /// Returns whether there are enough windows, and at least half of all, so that a promise is not judged by only the
+    /// measurable part of the work.
     fn has_enough_windows(&self) -> bool {
         let judged_count = self.judged_windows().count();
         judged_count >= MIN_WINDOWS && 2 * judged_count >= self.windows.len()
@@ -526,8 +529,8 @@ impl PromiseHistory {
         }
     }
 
-    /// The ratio over all windows with its 95 % interval, which combines the spread of the windows and the error of the
-    /// solo speed.
+    /// Returns the ratio over all windows with its 95 % interval, which combines the spread of the windows and the
+    /// error of the solo speed.
     fn measured_value(&self, term: PromiseTerm) -> Option<Estimate> {
         let count = self.judged_windows().count() as f64;
         let sum_over_windows = |amount_of: fn(&JudgedWindow) -> f64| self.judged_windows().map(amount_of).sum::<f64>();
@@ -554,14 +557,14 @@ impl PromiseHistory {
         })
     }
 
-    fn judge_value(&self, measured: Option<Estimate>, term: PromiseTerm) -> PromiseState {
+    fn judge(&self, measured: Option<Estimate>, term: PromiseTerm) -> PromiseState {
         let Some(measured) = measured.filter(|_| self.has_enough_windows()) else { return PromiseState::Unknown };
         term.state_of(measured)
     }
 
     fn build_report(&mut self, process: ProcessId, task: TaskId, term: PromiseTerm) -> PromiseReport {
         let measured = self.measured_value(term);
-        let measured_state = self.judge_value(measured, term);
+        let measured_state = self.judge(measured, term);
         if matches!(measured_state, PromiseState::Kept | PromiseState::Likely) {
             self.infeasibility = None;
         }

@@ -36,13 +36,13 @@ fn profiles_fixture(solo: Option<Estimate>) -> Profiles {
 fn state_after(windows: &[f64], solo: Option<Estimate>, has_counts: bool, reasons: Vec<Reason>) -> PromiseReport {
     let mut tracker = PromiseTracker::default();
     let decision = Decision::new(idle_plan(), reasons);
-    let mut last = None;
+    let mut last_report = None;
     for (number, cycles) in windows.iter().enumerate() {
         let observation = window_fixture(number as u64, *cycles, has_counts);
-        last =
+        last_report =
             tracker.observe(&observation, &profiles_fixture(solo), &sample_topology(), &idle_plan(), &decision).pop();
     }
-    last.expect("the program has a promise")
+    last_report.expect("the program has a promise")
 }
 
 fn solo_estimate(error: f64) -> Option<Estimate> {

@@ -11,14 +11,14 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// A generator that starts from `seed`.
+    /// Builds a generator that starts from `seed`.
     #[inline]
     pub const fn new(seed: u64) -> Self {
         SplitMix64(seed)
     }
 
-    /// The generator's finalizer: a bijection of 64-bit words that scatters neighboring words, and therefore a good
-    /// hash.
+    /// Returns the generator's finalizer: a bijection of 64-bit words that scatters neighboring words, and therefore a
+    /// good hash.
     #[inline(always)]
     pub const fn scatter(word: u64) -> u64 {
         let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,15 +26,15 @@ impl SplitMix64 {
         word ^ (word >> 31)
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     #[inline]
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         Self::scatter(self.0)
     }
 
-    /// A uniform draw from `0..limit` without bias (Lemire 2019: multiplication, and rejection of the excess). 0 for an
-    /// empty range.
+    /// Returns a uniform draw from `0..limit` without bias (Lemire 2019: multiplication, and rejection of the excess).
+    /// 0 for an empty range.
     #[inline]
     pub fn draw_below(&mut self, limit: u64) -> u64 {
         loop {
@@ -47,7 +47,7 @@ impl SplitMix64 {
         }
     }
 
-    /// A uniform draw from 0 (inclusive) to 1 (exclusive) with 53 bits.
+    /// Returns a uniform draw from 0 (inclusive) to 1 (exclusive) with 53 bits.
     #[inline]
     pub fn draw_unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64

@@ -157,13 +157,14 @@ pub const RETIRED_SPELLINGS: &[RetiredSpelling] = &[
     retired_spelling(SpellingScope::Machine, "pages.move_page_cycles", "pages.migration_cycles"),
 ];
 
-/// The spelling that replaced `spelling`, or `None` if `spelling` was never valid there.
+/// Returns the spelling that replaced `spelling`, or `None` if `spelling` was never valid there.
 pub fn successor_of(scope: SpellingScope, spelling: &str) -> Option<&'static str> {
     let row = RETIRED_SPELLINGS.iter().find(|row| row.scope == scope && row.old == spelling);
     row.map(|row| row.new)
 }
 
-/// The spelling that replaced the key or value `path` of a file; the tables around the key may have their new names.
+/// Returns the spelling that replaced the key or value `path` of a file; the tables around the key may have their new
+/// names.
 pub fn key_successor(scope: SpellingScope, path: &str) -> Option<&'static str> {
     let is_in_new_table = |row: &RetiredSpelling| {
         let key = row.old.rsplit('.').next().unwrap_or(row.old);

@@ -96,7 +96,7 @@ pub struct ControlLoop<M, P> {
 }
 
 impl<M: Machine, P: Policy> ControlLoop<M, P> {
-    /// A loop at its start: empty profiles, and an idle plan with the given first window.
+    /// Builds a loop at its start: empty profiles, and an idle plan with the given first window.
     pub fn new(
         machine: M,
         profilers: Vec<Box<dyn Profiler>>,
@@ -125,7 +125,8 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// Runs one window through all stages; the only place that connects them. `None` if the run has ended.
     ///
     /// # Errors
-    /// The machine's own, or a plan that violates an invariant of [`check_plan`], which is then not applied.
+    /// Returns the machine's error, or an error if the plan violates an invariant of [`check_plan`]; that plan is not
+    /// applied.
     pub fn step(&mut self) -> Result<Option<WindowRecord>, ControlLoopError> {
         let Some(observation) = self.observe()? else { return Ok(None) };
         let changed_online_cpus = self.take_online_change();
@@ -166,7 +167,8 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         }))
     }
 
-    /// The next observation, completed with the refusals of the plan in force, which a recording already contains.
+    /// Returns the next observation, completed with the refusals of the plan in force, which a recording already
+    /// contains.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut observation) = self.machine.observe()? else { return Ok(None) };
         for refused_item in self.refused_items.drain(..) {
@@ -177,7 +179,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
         Ok(Some(observation))
     }
 
-    /// The online CPUs, if they differ from the window before.
+    /// Returns the online CPUs, if they differ from the window before.
     fn take_online_change(&mut self) -> Option<CpuSet> {
         let online = self.machine.topology().online();
         let changed_cpus = (online != self.online_cpus).then(|| online.clone());
@@ -201,12 +203,12 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
 }
 
 impl<M: Machine, P> ControlLoop<M, P> {
-    /// The profiles after the last step, as the policy received them.
+    /// Returns the profiles after the last step, as the policy received them.
     pub fn profiles(&self) -> &Profiles {
         self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles)
     }
 
-    /// The machine, and the profiles after the last step for the machine to learn from.
+    /// Returns the machine, and the profiles after the last step for the machine to learn from.
     pub fn machine_and_profiles(&mut self) -> (&mut M, &Profiles) {
         (&mut self.machine, self.recalled_profiles.as_ref().unwrap_or(&self.measured_profiles))
     }

@@ -42,7 +42,7 @@ impl ServiceKind {
         ServiceKind::Command,
     ];
 
-    /// The name in files and tables.
+    /// Returns the name in files and tables.
     pub fn text(self) -> &'static str {
         match self {
             ServiceKind::Unit => "unit",
@@ -83,22 +83,22 @@ pub struct ServiceIdentity {
 const SHORT_ID: usize = 12;
 
 impl ServiceIdentity {
-    /// A service without pod and container.
+    /// Builds a service without pod and container.
     pub fn new(kind: ServiceKind, name: impl Into<String>) -> Self {
         ServiceIdentity { kind, name: name.into(), pod: None, container: None }
     }
 
-    /// A program without a service.
+    /// Returns a program without a service.
     pub fn command(program: &str) -> Self {
         ServiceIdentity::new(ServiceKind::Command, program)
     }
 
-    /// A container outside any pod.
+    /// Returns a container outside any pod.
     pub fn container(id: &str) -> Self {
         ServiceIdentity { container: Some(id.to_string()), ..Self::new(ServiceKind::Container, shorten_id(id)) }
     }
 
-    /// A container of a pod; without one, the pod as a whole.
+    /// Returns a container of a pod; without one, the pod as a whole.
     pub fn from_pod(pod: &str, container: Option<&str>) -> Self {
         let name = container.map_or_else(|| pod.to_string(), |id| format!("{pod}/{}", shorten_id(id)));
         ServiceIdentity {
@@ -109,7 +109,8 @@ impl ServiceIdentity {
         }
     }
 
-    /// Does a name that a user wrote match this service: `redis`, `redis.service`, `unit/redis`, `pod/namespace/name`?
+    /// Returns whether a name that a user wrote matches this service: `redis`, `redis.service`, `unit/redis`,
+    /// `pod/namespace/name`.
     pub fn is_named(&self, word: &str) -> bool {
         let is_named_by = |word: &str| {
             let stem = self.name.rsplit_once('.').filter(|(_, suffix)| UNIT_SUFFIXES.contains(suffix));
@@ -141,7 +142,7 @@ pub struct CgroupService {
 
 const UNIT_SUFFIXES: [&str; 5] = ["service", "scope", "socket", "mount", "swap"];
 
-/// The service of a process, from the text of its `/proc/PID/cgroup`; `None` if no path names one.
+/// Returns the service of a process, from the text of its `/proc/PID/cgroup`; `None` if no path names one.
 ///
 /// On cgroup v1 each controller has its own hierarchy, and a batch system uses only some of them, so the most specific
 /// path counts.
@@ -154,7 +155,7 @@ pub fn service_of_cgroups(text: &str) -> Option<CgroupService> {
     })
 }
 
-/// A kind of higher rank is more specific.
+/// Returns the rank of a kind; a kind of higher rank is more specific.
 fn specificity_of(kind: ServiceKind) -> u32 {
     match kind {
         ServiceKind::Command => 0,
@@ -168,7 +169,7 @@ fn specificity_of(kind: ServiceKind) -> u32 {
     }
 }
 
-/// The service that one path names; `None` if it names none.
+/// Returns the service that one path names; `None` if it names none.
 pub fn service_of_cgroup(path: &str) -> Option<CgroupService> {
     let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
     pod_service(&names)
@@ -182,7 +183,8 @@ fn program_service(identity: ServiceIdentity) -> CgroupService {
     CgroupService { identity, is_helper: false }
 }
 
-/// `/kubepods/burstable/podUID/ID` and `/kubepods.slice/.../kubepods-burstable-podUID.slice/cri-containerd-ID.scope`.
+/// Parses `/kubepods/burstable/podUID/ID` and
+/// `/kubepods.slice/.../kubepods-burstable-podUID.slice/cri-containerd-ID.scope`.
 fn pod_service(names: &[&str]) -> Option<CgroupService> {
     let uid_of = |name: &&str| {
         let uid = match name.strip_suffix(".slice") {
@@ -205,7 +207,7 @@ fn is_pod_uid(uid: &str) -> bool {
     uid.len() >= 8 && uid.len() <= 64 && uid.chars().all(|c| c.is_ascii_hexdigit() || c == '-')
 }
 
-/// `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `cri-containerd:...:ID`.
+/// Parses `ID`, `docker-ID.scope`, `cri-containerd-ID.scope` and `cri-containerd:...:ID`; returns the id.
 fn container_id(name: &str) -> Option<&str> {
     let name = name.strip_suffix(".scope").unwrap_or(name);
     let id = name.rsplit(['-', ':']).next()?;
@@ -215,7 +217,7 @@ fn container_id(name: &str) -> Option<&str> {
 /// Prefixes of the scopes in which container engines put a container.
 const CONTAINER_SCOPES: [&str; 6] = ["docker-", "libpod-", "cri-containerd-", "crio-", "nerdctl-", "buildkit-"];
 
-/// `/docker/ID`, `/system.slice/docker-ID.scope`, `/machine.slice/libpod-ID.scope`, `lxc.payload.NAME`.
+/// Parses `/docker/ID`, `/system.slice/docker-ID.scope`, `/machine.slice/libpod-ID.scope` and `lxc.payload.NAME`.
 fn container_service(names: &[&str]) -> Option<CgroupService> {
     names.iter().enumerate().find_map(|(index, name)| {
         if let Some(monitored_name) = name.strip_prefix("libpod-conmon-").or_else(|| name.strip_prefix("crio-conmon-"))
@@ -227,7 +229,7 @@ fn container_service(names: &[&str]) -> Option<CgroupService> {
             let identity = ServiceIdentity::container(name);
             return Some(CgroupService { identity, is_helper: names[index].starts_with("lxc.monitor.") });
         }
-        let parent_name = index.checked_sub(1).map(|above| names[above]);
+        let parent_name = index.checked_sub(1).map(|parent_index| names[parent_index]);
         let is_scope = name.ends_with(".scope") && CONTAINER_SCOPES.iter().any(|prefix| name.starts_with(prefix));
         let is_bare = matches!(parent_name, Some("docker" | "libpod" | "libpod_parent"));
         let id = container_id(name).filter(|_| is_scope || is_bare || !name.contains(['-', '.']))?;
@@ -235,7 +237,7 @@ fn container_service(names: &[&str]) -> Option<CgroupService> {
     })
 }
 
-/// `/machine.slice/machine-qemu\x2dN\x2dNAME.scope/libvirt/{vcpuN,emulator}`.
+/// Parses `/machine.slice/machine-qemu\x2dN\x2dNAME.scope/libvirt/{vcpuN,emulator}`.
 fn guest_service(names: &[&str]) -> Option<CgroupService> {
     let index = names.iter().position(|name| name.starts_with("machine-") && name.ends_with(".scope"))?;
     let machine = unescape_unit_name(names[index].strip_prefix("machine-")?.strip_suffix(".scope")?);
@@ -251,7 +253,7 @@ fn guest_service(names: &[&str]) -> Option<CgroupService> {
     Some(CgroupService { identity: ServiceIdentity::new(ServiceKind::Guest, name), is_helper })
 }
 
-/// `/slurm_NODE/uid_U/job_J/step_S/task_T` and `/system.slice/slurmstepd.scope/job_J/step_S/user/task_T`.
+/// Parses `/slurm_NODE/uid_U/job_J/step_S/task_T` and `/system.slice/slurmstepd.scope/job_J/step_S/user/task_T`.
 fn job_service(names: &[&str]) -> Option<CgroupService> {
     let is_slurm = |name: &&str| name.starts_with("slurm") || name.ends_with("slurmstepd.scope");
     let index = names.iter().position(is_slurm)?;
@@ -282,7 +284,7 @@ fn unit_service(names: &[&str]) -> Option<CgroupService> {
     Some(program_service(ServiceIdentity::new(kind, *name)))
 }
 
-/// `\x2d` as systemd writes a `-` that is part of a name.
+/// Decodes systemd's escapes, such as `\x2d` for a `-` that is part of a name.
 fn unescape_unit_name(name: &str) -> String {
     let mut bytes = Vec::with_capacity(name.len());
     let mut remaining_bytes = name.as_bytes();
@@ -308,8 +310,8 @@ fn shorten_id(id: &str) -> &str {
     if is_id { &id[..SHORT_ID] } else { id }
 }
 
-/// Does a program of this name belong to the runtime of a service rather than to the service? These are pause
-/// containers, monitors, shims, step daemons, and a child that has not yet executed its program (`runc:[2:INIT]`,
+/// Returns whether a program of this name belongs to the runtime of a service rather than to the service. These are
+/// pause containers, monitors, shims, step daemons, and a child that has not yet executed its program (`runc:[2:INIT]`,
 /// `(server)`).
 pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>) -> bool {
     let helper_prefixes = ["containerd-shim", "runc:[", "slurmstepd", "conmon", "crun:["];
@@ -319,7 +321,7 @@ pub fn is_runtime_helper(command: &str, kind: Option<ServiceKind>) -> bool {
         || command.starts_with('(') && command.ends_with(')')
 }
 
-/// Is a thread of a guest's process a virtual CPU? The others emulate devices.
+/// Returns whether a thread of a guest's process is a virtual CPU. The others emulate devices.
 pub fn is_virtual_cpu(thread: &str) -> bool {
     let number = thread.strip_prefix("CPU ").and_then(|after_prefix| after_prefix.split('/').next());
     number.is_some_and(|number| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()))

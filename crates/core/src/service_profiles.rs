@@ -23,8 +23,8 @@ pub struct ProfileKey {
 }
 
 impl ProfileKey {
-    /// The key of a program. Sessions, jobs and containers get a new number or id at each start, so their keys use the
-    /// user instead; a container named by its runtime keeps that name.
+    /// Builds the key of a program. Sessions, jobs and containers get a new number or id at each start, so their keys
+    /// use the user instead; a container named by its runtime keeps that name.
     pub fn new(service: &ServiceIdentity, program: &str, image: Option<&str>, user: Option<u32>) -> Self {
         let user_key = || user.map_or_else(|| "user".to_string(), |user| format!("user {user}"));
         let is_id = |name: &str| name.len() >= 12 && name.chars().all(|c| c.is_ascii_hexdigit());
@@ -47,7 +47,7 @@ impl ProfileKey {
     }
 }
 
-/// `namespace/container`, if the runtime reports names, because a pod's own name differs between replicas.
+/// Returns `namespace/container` if the runtime reports names, because a pod's own name differs between replicas.
 fn pod_owner(service: &ServiceIdentity) -> Option<String> {
     let (namespace, _) = service.pod.as_deref()?.split_once('/')?;
     Some(format!("{namespace}/{}", service.container.as_deref()?))
@@ -105,19 +105,19 @@ impl ServiceProfiles {
         has_changed
     }
 
-    /// The profile of a program; of a service that has never run, that of the same program from the same image, whichever
-    /// service used it last.
+    /// Returns the profile of a program. If its service has never run, this is the profile of the same program from the
+    /// same image, whichever service used it last; `None` if there is none.
     pub fn get(&self, key: &ProfileKey) -> Option<&Profile> {
         let is_same_program =
             |stored: &&StoredServiceProfile| stored.key.program == key.program && stored.key.image == key.image;
-        let of_image = || {
+        let find_same_program = || {
             key.image.as_ref()?;
             self.profiles.values().filter(is_same_program).max_by_key(|stored| stored.last_use)
         };
-        self.profiles.get(key).or_else(of_image).map(|stored| &stored.profile)
+        self.profiles.get(key).or_else(find_same_program).map(|stored| &stored.profile)
     }
 
-    /// All entries, for a file.
+    /// Returns all entries, for a file.
     pub fn entries(&self) -> impl Iterator<Item = &StoredServiceProfile> {
         self.profiles.values()
     }

@@ -1,7 +1,7 @@
 //! Suggests the known name that the user of an unknown one probably meant.
 
-/// The candidate with the smallest edit distance to `name`, the first of equally close ones; a prefix counts as one edit,
-/// and the number of differing letters breaks ties. `None` if more than a third of the letters differ in
+/// Returns the candidate with the smallest edit distance to `name`, the first of equally close ones; a prefix counts as
+/// one edit, and the number of differing letters breaks ties. `None` if more than a third of the letters differ in
 /// every candidate, and neither name is a prefix of the other.
 pub fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lowercase_name = name.to_lowercase();

@@ -59,8 +59,8 @@ impl ColoredProgram {
     ///
     /// # Errors
     /// There is no reference set, the program is not found or cannot be preloaded, or it cannot be started.
-    pub fn colored_command(start: &ColoredCommand<'_>) -> anyhow::Result<Self> {
-        let name = start.command.first().context("no command")?;
+    pub fn start(launch: &ColoredCommand<'_>) -> anyhow::Result<Self> {
+        let name = launch.command.first().context("no command")?;
         let path = std::env::var("PATH").ok();
         let program_path =
             preloadable::find_executable(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
@@ -83,11 +83,11 @@ impl ColoredProgram {
             _ => library.display().to_string(),
         };
         let mut command = Command::new(&program_path);
-        command.arg0(name).args(&start.command[1..]).env("LD_PRELOAD", preload);
-        command.env(DIR_VARIABLE, &dir).env(MASK_VARIABLE, target_text(start.mask, true));
-        command.env(HOLD_VARIABLE, start.hold_bytes.to_string());
-        command.envs(start.variables.iter().map(|(name, value)| (*name, value.as_os_str())));
-        if let Some(path) = start.output {
+        command.arg0(name).args(&launch.command[1..]).env("LD_PRELOAD", preload);
+        command.env(DIR_VARIABLE, &dir).env(MASK_VARIABLE, target_text(launch.mask, true));
+        command.env(HOLD_VARIABLE, launch.hold_bytes.to_string());
+        command.envs(launch.variables.iter().map(|(name, value)| (*name, value.as_os_str())));
+        if let Some(path) = launch.output {
             let file = cachemate_files::create(path, true)
                 .with_context(|| format!("{}: cannot be written", path.display()))?;
             command.stdin(Stdio::null()).stdout(file);
@@ -97,7 +97,7 @@ impl ColoredProgram {
         unsafe {
             command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
         }
-        if start.ends_with_parent {
+        if launch.ends_with_parent {
             crate::children::end_with_parent(&mut command, rustix::process::Signal::KILL);
         }
         let child = match command.spawn() {
@@ -107,7 +107,7 @@ impl ColoredProgram {
                 return Err(error).with_context(|| format!("{name}: cannot be started"));
             }
         };
-        Ok(ColoredProgram { child, dir, ledger, reference_set_id, resident_by_pid: BTreeMap::new(), mask: start.mask })
+        Ok(ColoredProgram { child, dir, ledger, reference_set_id, resident_by_pid: BTreeMap::new(), mask: launch.mask })
     }
 
     /// Process id of the program itself.

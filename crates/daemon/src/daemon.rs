@@ -120,7 +120,7 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
     let recovery = restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), &state_dir)?;
     report_damage(&recovery, report);
     report_failures(&recovery.restored_objects, report)?;
-    let host = host::survey_host(false)?;
+    let host_survey = host::survey_host(false)?;
     let progress = make_progress_files(&config, report);
     let service_watch = ServiceWatch::start(&state_dir, &config, source.nri.clone(), flags.wake.clone())?;
     let options = LiveRunOptions {
@@ -133,23 +133,24 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
         wake: flags.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, header, missing_evidence } = host::build_live_run(&host, &options)?;
+    let host::LiveRun { control_loop: mut live, header, missing_evidence } =
+        host::build_live_run(&host_survey, &options)?;
     missing_evidence.iter().for_each(|evidence| report(&evidence.to_string()));
     let shared_status = new_shared_status(&options.config, flags);
-    let mut watcher = StatusTracker::new(header.pipeline.predictor.clone());
+    let mut status_tracker = StatusTracker::new(header.pipeline.predictor.clone());
     let missing_config = source.describe_absence();
     missing_config.iter().for_each(|absence| report(absence));
-    watcher.status.config = missing_config.is_none().then(|| source.path().display().to_string());
-    watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
-    watcher.status.pid = std::process::id();
-    watcher.status.level = host.capability_survey.level;
-    let calibrated_level = host::start_calibration(&host);
-    watcher.status.calibrated = calibrated_level.load(Ordering::Relaxed) != 0;
-    watcher.status.hertz = Some(1e9 / cycle_ns(cachemate_core::Machine::topology(&live.machine)));
-    watcher.status.mode = options.config.mode;
-    watcher.status.policy = live.policy_name.clone();
-    watcher.status.colors = Some(describe_colors(&live));
-    publish(&shared_status, &watcher);
+    status_tracker.status.config = missing_config.is_none().then(|| source.path().display().to_string());
+    status_tracker.status.version = env!("CARGO_PKG_VERSION").to_string();
+    status_tracker.status.pid = std::process::id();
+    status_tracker.status.level = host_survey.capability_survey.level;
+    let calibrated_level = host::start_calibration(&host_survey);
+    status_tracker.status.calibrated = calibrated_level.load(Ordering::Relaxed) != 0;
+    status_tracker.status.hertz = Some(1e9 / cycle_ns(cachemate_core::Machine::topology(&live.machine)));
+    status_tracker.status.mode = options.config.mode;
+    status_tracker.status.policy = live.policy_name.clone();
+    status_tracker.status.colors = Some(describe_colors(&live));
+    publish(&shared_status, &status_tracker);
     let socket_path = options.config.socket.clone().unwrap_or_else(paths::default_socket);
     let _server = socket::serve(&socket_path, shared_status.clone())?;
     let metrics_address = MetricsAddress::from_config(&options.config)?;
@@ -157,8 +158,8 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
         metrics::write_textfile(path, shared_status.clone())?;
     }
     let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared_status, &header, report)?;
-    watcher.status.unavailable.clone_from(&endpoints.unavailable);
-    publish(&shared_status, &watcher);
+    status_tracker.status.unavailable.clone_from(&endpoints.unavailable);
+    publish(&shared_status, &status_tracker);
     let log = create_run_log(&options.config, &header)?;
     // An error means that systemd did not start this process, so there is nothing to notify.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
@@ -166,12 +167,12 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
         "{} with policy '{}', {} (cachemate doctor); socket {}",
         if options.config.mode == ManageMode::Act { "managing" } else { "observing only" },
         live.policy_name,
-        describe_evidence_level(host.capability_survey.level, calibrated_level.load(Ordering::Relaxed) != 0),
+        describe_evidence_level(host_survey.capability_survey.level, calibrated_level.load(Ordering::Relaxed) != 0),
         socket_path.display()
     ));
     let sinks = WindowSinks { shared_status, log, endpoints, header, services: service_watch };
     live.machine.set_heartbeat(|| _ = sd_notify::notify(false, &[NotifyState::Watchdog]));
-    let outcome = run_windows(source, flags, &mut live, &mut watcher, sinks, &calibrated_level, report);
+    let outcome = run_windows(source, flags, &mut live, &mut status_tracker, sinks, &calibrated_level, report);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     let restored_objects = live.machine.restore_all()?;
     report_failures(&restored_objects, report)?;
@@ -232,8 +233,8 @@ fn create_run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<O
     Ok(Some(RunLogWriter::create(path, true, header)?))
 }
 
-fn publish(shared_status: &SharedStatus, watcher: &StatusTracker) {
-    shared_status.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&watcher.status);
+fn publish(shared_status: &SharedStatus, status_tracker: &StatusTracker) {
+    shared_status.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&status_tracker.status);
 }
 
 /// Receivers of each window: the control socket, the metrics, the run log, and the dashboard.
@@ -249,7 +250,7 @@ fn run_windows(
     source: &ConfigSource,
     flags: &ControlFlags,
     control_loop: &mut LiveLoop,
-    watcher: &mut StatusTracker,
+    status_tracker: &mut StatusTracker,
     sinks: WindowSinks,
     calibrated_level: &AtomicU32,
     report: &dyn Fn(&str),
@@ -258,7 +259,7 @@ fn run_windows(
     let start_time = Instant::now();
     loop {
         if flags.reload.swap(false, Ordering::Relaxed)
-            && reload(source, control_loop, watcher, &shared_status, &mut services, report)
+            && reload(source, control_loop, status_tracker, &shared_status, &mut services, report)
         {
             end_log(&mut log, "the configuration was reloaded", report);
         }
@@ -267,12 +268,12 @@ fn run_windows(
             Ok(None) => break,
             Err(ControlLoopError::Plan { bad, window, .. }) => {
                 end_log(&mut log, "a plan was refused", report);
-                if watcher.refuse_plan(window, &bad) {
+                if status_tracker.refuse_plan(window, &bad) {
                     report(&format!(
                         "the plan of window {window} is invalid, so the previous plan stays in force: {bad}"
                     ));
                 }
-                publish(&shared_status, watcher);
+                publish(&shared_status, status_tracker);
                 let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
                 continue;
             }
@@ -289,27 +290,30 @@ fn run_windows(
             log = None;
         }
         let topology = cachemate_core::Machine::topology(&control_loop.machine).clone();
-        watcher.observe(&record, &control_loop.machine, &topology, control_loop.profiles());
-        services.observe(control_loop, &record.observation, &mut watcher.status, report);
+        status_tracker.observe(&record, &control_loop.machine, &topology, control_loop.profiles());
+        services.observe(control_loop, &record.observation, &mut status_tracker.status, report);
         let level = calibrated_level.load(Ordering::Relaxed);
-        if level != 0 && !watcher.status.calibrated {
+        if level != 0 && !status_tracker.status.calibrated {
             report(&describe_evidence_level(level, true));
-            (watcher.status.level, watcher.status.calibrated) = (level, true);
+            (status_tracker.status.level, status_tracker.status.calibrated) = (level, true);
         }
-        if watcher.status.mode == ManageMode::Act && !control_loop.machine.is_acting() {
+        if status_tracker.status.mode == ManageMode::Act && !control_loop.machine.is_acting() {
             report(
                 "root's cachemate is now managing this host: this daemon has restored its changes and only observes",
             );
             report_restored(&control_loop.machine.take_overruled(), report);
         }
-        watcher.status.mode = if control_loop.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
-        watcher.status.running_ns = start_time.elapsed().as_nanos() as u64;
+        status_tracker.status.mode =
+            if control_loop.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
+        status_tracker.status.running_ns = start_time.elapsed().as_nanos() as u64;
         if endpoints.retry_unavailable(&shared_status, &header, report) {
-            watcher.status.unavailable.clone_from(&endpoints.unavailable);
+            status_tracker.status.unavailable.clone_from(&endpoints.unavailable);
         }
-        publish(&shared_status, watcher);
+        publish(&shared_status, status_tracker);
         if let Some(feed) = &endpoints.feed {
-            feed.push(&record, control_loop.profiles(), || page::daemon_state(&control_loop.machine, &watcher.status));
+            feed.push(&record, control_loop.profiles(), || {
+                page::daemon_state(&control_loop.machine, &status_tracker.status)
+            });
         }
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
@@ -345,7 +349,7 @@ fn record_window(writer: &mut RunLogWriter, record: &WindowRecord, report: &dyn 
 fn reload(
     source: &ConfigSource,
     control_loop: &mut LiveLoop,
-    watcher: &mut StatusTracker,
+    status_tracker: &mut StatusTracker,
     shared_status: &SharedStatus,
     services: &mut ServiceWatch,
     report: &dyn Fn(&str),
@@ -373,16 +377,16 @@ fn reload(
     let is_reloaded = outcome.is_ok();
     match outcome {
         Ok(config) => {
-            watcher.status.mode = config.mode;
-            watcher.status.policy.clone_from(&control_loop.policy_name);
-            watcher.status.config_error = None;
-            watcher.status.unmatched_rules.clear();
+            status_tracker.status.mode = config.mode;
+            status_tracker.status.policy.clone_from(&control_loop.policy_name);
+            status_tracker.status.config_error = None;
+            status_tracker.status.unmatched_rules.clear();
             services.set_config(config);
             report("configuration reloaded");
         }
         Err(error) => {
             report(&format!("configuration not reloaded: {error:#}"));
-            watcher.status.config_error = Some(format!("{error:#}"));
+            status_tracker.status.config_error = Some(format!("{error:#}"));
         }
     }
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);

@@ -46,7 +46,7 @@ impl DryRun {
         DryRun { policy: policy.to_string(), ..DryRun::default() }
     }
 
-    /// Observes one window and the resulting list; true if this is the list to report.
+    /// Observes one window and the resulting list. Returns whether a list to report has been found.
     pub fn observe(&mut self, record: &WindowRecord, changes: &[Change]) -> bool {
         self.windows += 1;
         let messages =
@@ -91,8 +91,8 @@ impl DryRun {
     }
 
     /// Runs a loop that does not act until there is a list, or until `windows` windows have been observed.
-    fn run_until_changes(&mut self, control_loop: &mut LiveLoop, windows: u64) -> anyhow::Result<()> {
-        while self.windows < windows {
+    fn run_until_changes(&mut self, control_loop: &mut LiveLoop, max_windows: u64) -> anyhow::Result<()> {
+        while self.windows < max_windows {
             match control_loop.step() {
                 Ok(Some(record)) => {
                     if self.observe(&record, control_loop.machine.planned_changes()) {
@@ -116,11 +116,11 @@ impl DryRun {
 ///
 /// # Errors
 /// The configuration is invalid, or the host cannot be read.
-pub fn dry_run(source: &ConfigSource, flags: &ControlFlags, windows: u64) -> anyhow::Result<DryRun> {
+pub fn dry_run(source: &ConfigSource, flags: &ControlFlags, max_windows: u64) -> anyhow::Result<DryRun> {
     let mut config = source.read()?;
     config.mode = ManageMode::Observe;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
-    let host = host::survey_host(false)?;
+    let host_survey = host::survey_host(false)?;
     let options = LiveRunOptions {
         rules: host::manage_rules(&config.rules),
         progress: progress_dir(&config).map_or_else(ProgressFiles::default, ProgressFiles::for_other_users),
@@ -131,16 +131,16 @@ pub fn dry_run(source: &ConfigSource, flags: &ControlFlags, windows: u64) -> any
         wake: flags.wake.clone(),
         config,
     };
-    let host::LiveRun { control_loop: mut live, missing_evidence, .. } = host::build_live_run(&host, &options)?;
+    let host::LiveRun { control_loop: mut live, missing_evidence, .. } = host::build_live_run(&host_survey, &options)?;
     let mut dry_run_result = DryRun::new(&live.policy_name);
     dry_run_result.notes.extend(missing_evidence.iter().map(ToString::to_string));
     dry_run_result.notes.extend(describe_active_daemon(&state_dir));
-    dry_run_result.run_until_changes(&mut live, windows)?;
+    dry_run_result.run_until_changes(&mut live, max_windows)?;
     Ok(dry_run_result)
 }
 
-/// Describes a daemon that is already changing the host, because the dry run would take its changes for the original
-/// state.
+/// Describes a daemon that is already changing the host, whose changes the dry run takes for the original state; `None`
+/// if there is none.
 fn describe_active_daemon(state_dir: &Path) -> Option<String> {
     let journal = state_dir.join(Journal::FILE_NAME);
     let message = "changes of another daemon are in force, and these would come on top of them";

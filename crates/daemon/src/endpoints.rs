@@ -16,7 +16,7 @@ use crate::socket::SharedStatus;
 /// Time between two attempts.
 const RETRY_PERIOD: Duration = Duration::from_secs(30);
 
-/// Configured endpoints, some of which may not be served yet.
+/// Configured endpoints, whether or not they are served yet.
 pub(crate) struct Endpoints {
     /// Address of the metrics while they are not served.
     pending_metrics: Option<MetricsAddress>,

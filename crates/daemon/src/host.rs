@@ -60,7 +60,7 @@ const MIN_WINDOW_INSTRUCTIONS: f64 = 1e6;
 
 /// The evidence level that depends on a calibration.
 pub const PROBE_LEVEL: u32 = 2;
-/// The level without it.
+/// The evidence level if the calibration fails.
 const TOPOLOGY_ONLY: u32 = 3;
 
 /// Survey of this host.
@@ -82,15 +82,16 @@ pub struct HostSurvey {
 /// # Errors
 /// The kernel's description of the CPUs cannot be read.
 pub fn survey_host(must_calibrate: bool) -> anyhow::Result<HostSurvey> {
-    let host = read_topology(Path::new("/")).context("cannot read the caches of this host")?;
+    let host_topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?;
     let kernel = LinuxHost::new("/");
-    let events = survey(&kernel, last_level(&host.topology));
-    let resctrl = resctrl::find(&kernel, &host);
-    let capability_survey = survey_capabilities(&kernel, &host.topology, &resctrl, &events, must_calibrate);
+    let event_surveys = survey(&kernel, last_level(&host_topology.topology));
+    let resctrl = resctrl::find(&kernel, &host_topology);
+    let capability_survey =
+        survey_capabilities(&kernel, &host_topology.topology, &resctrl, &event_surveys, must_calibrate);
     Ok(HostSurvey {
-        topology: host.topology,
-        warnings: host.warnings,
-        event_surveys: events,
+        topology: host_topology.topology,
+        warnings: host_topology.warnings,
+        event_surveys,
         capability_survey,
         resctrl: resctrl.ok(),
     })
@@ -143,8 +144,8 @@ pub struct LiveRunOptions {
 /// # Errors
 /// An unknown policy or invalid parameters, a profile that cannot be read, or a state directory that cannot be created.
 pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::Result<LiveRun> {
-    let is_acting = run_options.config.mode == ManageMode::Act;
-    if is_acting {
+    let should_act = run_options.config.mode == ManageMode::Act;
+    if should_act {
         crate::paths::create_private_dir(&run_options.state_dir)?;
     }
     let window = window_length(&run_options.config);
@@ -163,7 +164,7 @@ pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) ->
     let options = LiveOptions {
         rules: run_options.rules.clone(),
         cpusets: cpuset_groups(&run_options.config),
-        should_act: is_acting,
+        should_act,
         state_dir: run_options.state_dir.clone(),
         guardian: GuardianCommand {
             // After an upgrade, the path by which this process was started may name another file.
@@ -180,7 +181,7 @@ pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) ->
         directory: run_options.runtime.as_ref().map(|runtime| runtime.directory.clone()).unwrap_or_default(),
         starts: run_options.runtime.as_ref().map(|runtime| runtime.starts.clone()).unwrap_or_default(),
         known_profiles: read_known_profiles(&run_options.config.profiles)?,
-        actuation_lock: if is_acting { Some(acquire_actuation_lock(&run_options.state_dir)?) } else { None },
+        actuation_lock: if should_act { Some(acquire_actuation_lock(&run_options.state_dir)?) } else { None },
         stop_flag: run_options.stop.clone(),
         wake_flag: run_options.wake.clone(),
     };
@@ -242,10 +243,11 @@ fn build_pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Cap
         watches_code: false,
         first_window: WindowLength::Time { ns: window_length(config).as_nanos() as u64 },
     };
-    let config = with_size_sweeps(standard_pipeline.for_machine(topology, capabilities), MIN_WINDOW_INSTRUCTIONS);
-    Ok(match chaos_policy(&config.policy) {
-        Some(policy) => Pipeline::with_policy(config, policy),
-        None => Pipeline::build(config)?,
+    let pipeline_config =
+        with_size_sweeps(standard_pipeline.for_machine(topology, capabilities), MIN_WINDOW_INSTRUCTIONS);
+    Ok(match chaos_policy(&pipeline_config.policy) {
+        Some(policy) => Pipeline::with_policy(pipeline_config, policy),
+        None => Pipeline::build(pipeline_config)?,
     })
 }
 
@@ -254,9 +256,9 @@ const DEFAULT_POLICY: &str = "auto";
 
 /// The configured policy, or the default one.
 pub(crate) fn policy_config(config: &ManageConfig) -> PolicyConfig {
-    let choice =
+    let policy_choice =
         config.policy.clone().unwrap_or(PolicyChoice { name: DEFAULT_POLICY.into(), parameters: Default::default() });
-    PolicyConfig { name: choice.name, parameters: choice.parameters.to_string(), seed: config.seed }
+    PolicyConfig { name: policy_choice.name, parameters: policy_choice.parameters.to_string(), seed: config.seed }
 }
 
 /// Always `None`, because this build lacks the chaos policies, which only tests use.
@@ -279,7 +281,7 @@ pub fn build_verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPo
 }
 
 /// The configured rules in the machine's form.
-pub(crate) fn manage_rules(config: &[RuleConfig]) -> Vec<ManageRule> {
+pub(crate) fn manage_rules(rules: &[RuleConfig]) -> Vec<ManageRule> {
     let build_rule = |rule: &RuleConfig| ManageRule {
         command: rule.command.clone(),
         cgroup: rule.cgroup.clone(),
@@ -298,7 +300,7 @@ pub(crate) fn manage_rules(config: &[RuleConfig]) -> Vec<ManageRule> {
             RuleAction::Ignore => ManageAction::Ignore,
         },
     };
-    config.iter().map(build_rule).collect()
+    rules.iter().map(build_rule).collect()
 }
 
 /// The confined cgroups in the machine's form.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context;
 use cachemate_page::serve::connection_limit::{ConnectionLimit, Deadlines, accept, serve_in_own_thread};
 use cachemate_page::serve::page::constant_time_eq;
-use cachemate_page::serve::{is_this_host, one_answer_server};
+use cachemate_page::serve::{is_this_host, single_request_server};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, WWW_AUTHENTICATE};
@@ -62,7 +62,7 @@ async fn listen(listener: tokio::net::TcpListener, token_and_pages: Arc<(Option<
             let respond = |request| std::future::ready(Ok::<_, Infallible>(answer(&request, token.as_deref(), pages)));
             let service = service_fn(respond);
             // A peer that sends an invalid request, or disconnects, needs no response.
-            let _ = one_answer_server().serve_connection(TokioIo::new(stream), service).await;
+            let _ = single_request_server().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }

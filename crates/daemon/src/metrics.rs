@@ -64,9 +64,9 @@ fn metric_label(name: &'static str, value: &str) -> (&'static str, LabelValue) {
 /// # Errors
 /// The address is taken, or is not of this host.
 pub fn serve(metrics_address: &MetricsAddress, shared_status: SharedStatus) -> anyhow::Result<SocketAddr> {
-    let pages = Arc::new(MetricsPage { shared_status, last_page: Mutex::default() });
+    let page = Arc::new(MetricsPage { shared_status, last_page: Mutex::default() });
     http::serve(&metrics_address.address, metrics_address.token.clone(), move |path| match path {
-        "/metrics" => Some((OPEN_METRICS, pages.render())),
+        "/metrics" => Some((OPEN_METRICS, page.render())),
         _ => None,
     })
 }
@@ -96,10 +96,10 @@ impl MetricsAddress {
 fn read_token(path: &Path) -> anyhow::Result<String> {
     let file = path.display();
     let not_found = || anyhow::anyhow!("{file}: no such file, expected the token of the metrics");
-    let mode = cachemate_files::metadata_if_exists(path)
+    let metadata = cachemate_files::metadata_if_exists(path)
         .with_context(|| format!("{file}: cannot be read"))?
         .ok_or_else(not_found)?;
-    let mode = mode.permissions().mode() & 0o777;
+    let mode = metadata.permissions().mode() & 0o777;
     if mode & 0o007 != 0 {
         bail!("{file}: found mode {mode:03o}, expected one that keeps the token from other users (chmod 640)");
     }
@@ -271,10 +271,10 @@ fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
     });
     register_gauge(registry, "promise_state", "1 = the promise is in this state, by measurements", states.collect());
     let slowdowns: Vec<_> = status.promises.iter().filter(|promise| promise.max_slowdown.is_some()).collect();
-    let slowdown_rows = |value: fn(&PromiseStatus) -> Option<f64>| {
+    let slowdown_rows = |select_slowdown: fn(&PromiseStatus) -> Option<f64>| {
         slowdowns
             .iter()
-            .filter_map(|promise| Some((promise_labels(promise, term_name(promise)), value(promise)?)))
+            .filter_map(|promise| Some((promise_labels(promise, term_name(promise)), select_slowdown(promise)?)))
             .collect()
     };
     let help = "Measured slowdown of a program with a promise, over its solo speed";
@@ -303,16 +303,16 @@ fn register_services(registry: &mut Registry, services: &[ServiceStatus]) {
         labels.extend(service.container.as_ref().map(|container| metric_label("container", container)));
         labels
     };
-    let rows_of = |value: fn(&ServiceStatus) -> f64| {
-        shown_services.iter().map(|status| (service_labels(status), value(status))).collect()
+    let build_rows = |select_figure: fn(&ServiceStatus) -> f64| {
+        shown_services.iter().map(|status| (service_labels(status), select_figure(status))).collect()
     };
     register_gauge(
         registry,
         "service_tasks",
         "Managed threads of the service",
-        rows_of(|status| f64::from(status.tasks)),
+        build_rows(|status| f64::from(status.tasks)),
     );
-    register_gauge(registry, "service_cpus", "Processor time per time", rows_of(|status| status.cpu_share));
+    register_gauge(registry, "service_cpus", "Processor time per time", build_rows(|status| status.cpu_share));
     let slowdowns = shown_services.iter().filter_map(|service| {
         let source = vec![metric_label("source", service.slowdown_source.as_ref()?)];
         Some(([service_labels(service), source].concat(), service.slowdown_percent? / 100.0))

@@ -15,17 +15,17 @@ const JOURNAL_LINES: usize = 200;
 pub fn daemon_state(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> DaemonState {
     let managed_threads = machine.managed_threads();
     let name_of = |pid: i32| managed_threads.iter().find(|task| task.pid == pid).map_or("", |task| task.name.as_str());
-    let thread_text = |pid: i32, tid: i32| match tid == pid {
+    let describe_thread = |pid: i32, tid: i32| match tid == pid {
         true => format!("{}({pid})", escape_controls(name_of(pid))),
         false => format!("{}({pid}), thread {tid}", escape_controls(name_of(pid))),
     };
     let journal_line = |(object, state): (&JournalObject, &ObjectState)| JournalLine {
         object: match object {
-            JournalObject::Affinity { pid, thread: of } => format!("CPUs of {}", thread_text(*pid, of.tid)),
-            JournalObject::Nice { pid, thread: of } => format!("nice value of {}", thread_text(*pid, of.tid)),
-            JournalObject::Policy { pid, thread: of } => format!("scheduling of {}", thread_text(*pid, of.tid)),
+            JournalObject::Affinity { pid, thread: of } => format!("CPUs of {}", describe_thread(*pid, of.tid)),
+            JournalObject::Nice { pid, thread: of } => format!("nice value of {}", describe_thread(*pid, of.tid)),
+            JournalObject::Policy { pid, thread: of } => format!("scheduling of {}", describe_thread(*pid, of.tid)),
             JournalObject::Membership { hierarchy, pid, thread: of } => {
-                format!("group of {} in {}", thread_text(*pid, of.tid), hierarchy.display())
+                format!("group of {} in {}", describe_thread(*pid, of.tid), hierarchy.display())
             }
             JournalObject::File { path } | JournalObject::Schemata { path } | JournalObject::Directory { path } => {
                 path.display().to_string()

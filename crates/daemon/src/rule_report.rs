@@ -141,9 +141,9 @@ fn describe_budget(budget: &SlowdownBudget, limits: &BTreeMap<ServiceIdentity, f
     let describe_limit = |(service, limit): &(&ServiceIdentity, f64)| {
         format!("{} {:.1} %", escape_controls(&service.to_string()), 100.0 * limit)
     };
-    let listed: Vec<String> = limits.iter().take(MAX_NAMES).map(describe_limit).collect();
+    let limit_texts: Vec<String> = limits.iter().take(MAX_NAMES).map(describe_limit).collect();
     let ellipsis = if limits.len() > MAX_NAMES { ", ..." } else { "" };
-    format!("({:.1} %): {}{ellipsis}", 100.0 * budget.max_slowdown, listed.join(", "))
+    format!("({:.1} %): {}{ellipsis}", 100.0 * budget.max_slowdown, limit_texts.join(", "))
 }
 
 /// Interval between checks of the rules of a running daemon.

@@ -117,10 +117,10 @@ impl RateHistory {
 fn sum_task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
     let own_tasks: Vec<&TaskSample> =
         observation.tasks.iter().filter(|task| *task.service_or_command() == *service).collect();
-    let sum_work = |work: fn(&TaskSample) -> Option<f64>| {
+    let sum_work = |select_work: fn(&TaskSample) -> Option<f64>| {
         own_tasks
             .iter()
-            .filter_map(|task| work(task))
+            .filter_map(|task| select_work(task))
             .fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
     };
     let reported_work = sum_work(|task| task.progress).map(|work| (FloorMeasure::Reported, work));

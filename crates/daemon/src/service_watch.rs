@@ -43,14 +43,14 @@ impl ServiceWatch {
             let channels = NriChannels { directory: directory.clone(), starts, updates, wake };
             std::io::Result::Ok((NriThread::start(options, channels.clone())?, channels))
         };
-        let nri =
+        let nri_plugin =
             nri.map(start_plugin).transpose().context("cannot start the thread of the container runtime's plugin")?;
         Ok(ServiceWatch {
             profile_store: ProfileStore::new(state_dir),
             rule_check: RuleCheck::new(config.clone()),
             service_floors: ServiceFloors::new(config.service_floors.clone()),
             directory,
-            nri_plugin: nri,
+            nri_plugin,
         })
     }
 

@@ -144,8 +144,8 @@ async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus)
 /// Answers a request. If the peer has disconnected, the error is ignored.
 async fn answer_request(mut stream: tokio::net::UnixStream, peer: Peer, shared_status: SharedStatus) {
     let Ok(request) = read_request(&mut stream).await else { return };
-    if let Ok(text) = render_reply(&request, peer, &shared_status) {
-        let _ = stream.write_all(text.as_bytes()).await;
+    if let Ok(reply) = render_reply(&request, peer, &shared_status) {
+        let _ = stream.write_all(reply.as_bytes()).await;
     }
 }
 
@@ -180,10 +180,10 @@ fn render_reply(request: &str, peer: Peer, shared_status: &SharedStatus) -> serd
     }
 }
 
-/// Sends a request to a running daemon and returns the answer.
+/// Sends a request to a running daemon and returns the reply.
 ///
 /// # Errors
-/// No daemon listens there, it does not answer, or it refuses.
+/// No daemon listens there, it does not reply, or it refuses.
 pub(crate) fn query(path: &Path, request: &str) -> anyhow::Result<String> {
     let path_text = path.display();
     let stream =
@@ -193,26 +193,26 @@ pub(crate) fn query(path: &Path, request: &str) -> anyhow::Result<String> {
     exchange(stream, path, request)
 }
 
-/// One request and its answer; `path` is the socket's name in errors.
+/// Sends one request and returns the reply; `path` is the socket's name in errors.
 fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Result<String> {
     let path_text = path.display();
     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("{path_text}: cannot ask"))?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).with_context(|| format!("{path_text}: no answer"))?;
-    if let Ok(refusal) = serde_json::from_str::<SocketError>(&text) {
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).with_context(|| format!("{path_text}: no answer"))?;
+    if let Ok(refusal) = serde_json::from_str::<SocketError>(&reply) {
         bail!("{path_text}: {}", refusal.error);
     }
-    Ok(text)
+    Ok(reply)
 }
 
 /// The status of a running daemon.
 ///
 /// # Errors
-/// The errors of [`query`], or an answer of another version.
+/// The errors of [`query`], or a reply of another version.
 pub fn query_status(path: &Path) -> anyhow::Result<DaemonStatus> {
-    let text = query(path, "status")?;
-    serde_json::from_str(&text).with_context(|| format!("{}: the daemon is of another version", path.display()))
+    let reply = query(path, "status")?;
+    serde_json::from_str(&reply).with_context(|| format!("{}: the daemon is of another version", path.display()))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use cachemate_linux::safety::guardian::cgroup::ends_with_group_of;
 use cachemate_linux::sense::pressure::{self, Pressure};
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
 use cachemate_page::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
-use cachemate_report::level_text;
+use cachemate_report::level_name;
 use cachemate_report::text::escape_controls;
 use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
@@ -368,10 +368,10 @@ fn withheld_ns(result: &ProbeResult) -> u64 {
 pub struct StatusTracker {
     /// The status after the last record.
     pub status: DaemonStatus,
-    tracker: WindowTracker,
+    window_tracker: WindowTracker,
     host_use: HostUse,
     /// Time of the last read of the host's slowly changing state.
-    host_read: Option<Instant>,
+    last_host_read: Option<Instant>,
     reasons_by_task: BTreeMap<TaskId, Vec<String>>,
     /// Threads that wait for a CPU, with the time since they began to wait.
     waiting_ns_by_task: BTreeMap<TaskId, u64>,
@@ -393,12 +393,12 @@ pub fn describe_evidence_level(level: u32, is_calibrated: bool) -> String {
 }
 
 impl StatusTracker {
-    /// A watcher that forecasts pairs of programs with the run's predictor.
+    /// A tracker that forecasts pairs of programs with the run's predictor.
     pub fn new(predictor: PredictorConfig) -> Self {
         let miss_penalty_cycles = Some(predictor.miss_penalty_cycles);
         StatusTracker {
             status: DaemonStatus { miss_penalty_cycles, ..DaemonStatus::default() },
-            tracker: WindowTracker::new(predictor),
+            window_tracker: WindowTracker::new(predictor),
             ..StatusTracker::default()
         }
     }
@@ -417,7 +417,7 @@ impl StatusTracker {
         }
         self.host_use.observe(record);
         let names = task_names(record, machine);
-        let view = self.tracker.observe(record, topology, profiles, &names);
+        let view = self.window_tracker.observe(record, topology, profiles, &names);
         self.record_reasons(record.observation.window, &view.reasons);
         let ids: BTreeMap<TaskId, KernelThreadIds> = machine
             .managed_threads()
@@ -430,8 +430,8 @@ impl StatusTracker {
             identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology, elapsed_ns)).collect();
         let task_count = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(task_count.unwrap_or(0));
-        let refused = record.applied.refused.iter().filter(|refused| refused.message != OBSERVE_ONLY_REASON);
-        self.status.counters.refused_changes += refused.count() as u64;
+        let refused_changes = record.applied.refused.iter().filter(|refused| refused.message != OBSERVE_ONLY_REASON);
+        self.status.counters.refused_changes += refused_changes.count() as u64;
         self.reasons_by_task.retain(|task, _| ids.contains_key(task));
         self.status.services = view.services.iter().map(ServiceStatus::new).collect();
         observe_waits(&mut self.status.services, &record.observation);
@@ -461,8 +461,8 @@ impl StatusTracker {
     /// Reads the use of the caches, the host's pressure and the kernel's cache-aware scheduling, which change slowly, and
     /// compares the latter with the plan's affinities.
     fn observe_host(&mut self, kernel: &dyn Kernel, topology: &Topology, machine: &LiveMachine<LinuxHost>) {
-        if self.host_read.is_none_or(|read| read.elapsed() >= HOST_PERIOD) {
-            self.host_read = Some(Instant::now());
+        if self.last_host_read.is_none_or(|read| read.elapsed() >= HOST_PERIOD) {
+            self.last_host_read = Some(Instant::now());
             self.host_use.refresh(kernel, machine.cache_use());
             self.status.pressure = pressure::read(kernel);
             self.status.kernel_cache_scheduling = sched_cache::read(kernel);
@@ -479,8 +479,8 @@ impl StatusTracker {
         let threads: Vec<PlacedThread> = self.status.tasks.iter().map(placed_thread).collect();
         let pids: BTreeSet<i32> = threads.iter().map(|thread| thread.pid).collect();
         let process_conflicts = |pid: i32| {
-            let detail = sched_cache::find_conflicts(sched_cache_status, topology, pid, &threads);
-            detail.into_iter().map(move |conflict| ConflictStatus { pid, detail: conflict })
+            let conflicts = sched_cache::find_conflicts(sched_cache_status, topology, pid, &threads);
+            conflicts.into_iter().map(move |conflict| ConflictStatus { pid, detail: conflict })
         };
         self.status.kernel_conflicts = pids.into_iter().flat_map(process_conflicts).collect();
     }
@@ -571,7 +571,7 @@ impl StatusTracker {
         let TaskView { sample, profile, .. } = task;
         let contention = profile.map(|profile| profile.contention.clone()).unwrap_or_default();
         let cpu = sample.cpu.or(ids.last_cpu);
-        let cache = cpu.and_then(|cpu| topology.last_level_of(cpu));
+        let cache = cpu.and_then(|cpu| topology.last_level_cache_of(cpu));
         let fill_bytes_per_second =
             cache.and_then(|cache| self.host_use.fill_bytes_per_second(sample, cache.level, elapsed_ns, &contention));
         TaskStatus {
@@ -608,7 +608,7 @@ impl StatusTracker {
         };
         let cache_status = |cache: &Cache| CacheStatus {
             cache: cache.id.0,
-            level: level_text(cache.level).to_string(),
+            level: level_name(cache.level).to_string(),
             cpus: cache.cpus.to_string(),
             size_bytes: cache.size_bytes,
             tasks: tasks_on(cache),

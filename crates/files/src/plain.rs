@@ -43,10 +43,10 @@ pub fn path_exists(path: &Path) -> bool {
 ///
 /// # Errors
 /// The error of the file system; [`io::ErrorKind::AlreadyExists`] for an existing file without `overwrite`.
-pub fn create(path: &Path, overwrite: bool) -> io::Result<File> {
+pub fn create(path: &Path, may_overwrite: bool) -> io::Result<File> {
     let mut options = File::options();
     options.write(true);
-    if overwrite {
+    if may_overwrite {
         options.create(true).truncate(true)
     } else {
         options.create_new(true)

@@ -194,17 +194,17 @@ impl TrustedDir {
                 _ => return Err(Errno::XDEV),
             }
         }
-        let Some((last, dirs)) = names.split_last() else {
+        let Some((last_name, dir_names)) = names.split_last() else {
             return rustix::fs::openat(&dir, ".", flags, mode);
         };
-        for name in dirs {
+        for name in dir_names {
             dir = match rustix::fs::openat(&dir, *name, dir_flags, Mode::empty()) {
                 // With these flags openat(2) reports a link as `NOTDIR`, whereas `openat2` reports `LOOP`.
                 Err(Errno::NOTDIR) if is_link(&dir, name) => return Err(Errno::LOOP),
                 other => other?,
             };
         }
-        rustix::fs::openat(&dir, *last, flags, mode)
+        rustix::fs::openat(&dir, *last_name, flags, mode)
     }
 
     /// Opens a plain file in the directory. `flags` that write require a directory opened with

@@ -43,7 +43,7 @@ struct PlacedService {
 /// A departure, ordered by time and then by number of the service.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Departure {
-    hours: f64,
+    hour: f64,
     service: u32,
 }
 
@@ -51,7 +51,7 @@ impl Eq for Departure {}
 
 impl Ord for Departure {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        other.hours.total_cmp(&self.hours).then(other.service.cmp(&self.service))
+        other.hour.total_cmp(&self.hour).then(other.service.cmp(&self.service))
     }
 }
 
@@ -76,22 +76,22 @@ pub fn run_cell(setup: &CellSetup<'_>, lives: &[ServiceLife], should_stop: &dyn 
     let mut cell = FleetCell::new(setup);
     let mut departures = BinaryHeap::new();
     let mut next_life = 0;
-    let steps = libm::ceil(setup.hours / setup.step_hours - 1e-9) as u32;
-    for step in 0..steps {
+    let step_count = libm::ceil(setup.hours / setup.step_hours - 1e-9) as u32;
+    for step in 0..step_count {
         if should_stop() {
             return None;
         }
         // Speeds are sampled for the middle of the step, but with the services that are present at its start.
-        let start = f64::from(step) * setup.step_hours;
-        let hour = start + 0.5 * setup.step_hours;
-        while next_life < lives.len() && lives[next_life].arrival_hour <= start {
+        let start_hour = f64::from(step) * setup.step_hours;
+        let hour = start_hour + 0.5 * setup.step_hours;
+        while next_life < lives.len() && lives[next_life].arrival_hour <= start_hour {
             let life = &lives[next_life];
             cell.remove_departed(&mut departures, life.arrival_hour);
             let service = cell.add_service(life.kind, hour);
-            departures.push(Departure { hours: life.departure_hour, service });
+            departures.push(Departure { hour: life.departure_hour, service });
             next_life += 1;
         }
-        cell.remove_departed(&mut departures, start);
+        cell.remove_departed(&mut departures, start_hour);
         cell.place_waiting(hour);
         cell.sample_step(hour);
     }
@@ -121,17 +121,17 @@ impl<'a> FleetCell<'a> {
 
     /// Adds a service and places it, or lets it wait for room. Returns its number.
     fn add_service(&mut self, kind: u16, hour: f64) -> u32 {
-        let service = self.services.len() as u32;
+        let number = self.services.len() as u32;
         self.services.push(PlacedService { kind, host: None, is_live: true, lost_seconds: 0.0 });
         self.outcome.services += 1;
-        if !self.place_service(service, hour) {
-            self.waiting_services.push(service);
+        if !self.place_service(number, hour) {
+            self.waiting_services.push(number);
         }
-        service
+        number
     }
 
-    fn remove_departed(&mut self, departures: &mut BinaryHeap<Departure>, hours: f64) {
-        while departures.peek().is_some_and(|departure| departure.hours <= hours) {
+    fn remove_departed(&mut self, departures: &mut BinaryHeap<Departure>, hour: f64) {
+        while departures.peek().is_some_and(|departure| departure.hour <= hour) {
             let Some(departure) = departures.pop() else { break };
             let service = &mut self.services[departure.service as usize];
             service.is_live = false;

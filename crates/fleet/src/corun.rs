@@ -94,12 +94,13 @@ impl CoRunSolver {
     pub fn new(host: &MachineSpec, profiles: Vec<WorkloadProfile>) -> Result<Self, UnsuitableMachine> {
         let unsuitable_machine =
             |found: String, expected| UnsuitableMachine { machine: host.name.clone(), found, expected };
-        let last_level =
-            host.last_level().ok_or_else(|| unsuitable_machine("no data cache".to_string(), "a shared data cache"))?;
-        let caches = host.instance_count(last_level);
-        let caches_per_node = caches / host.memory.nodes;
-        if caches_per_node == 0 || !caches.is_multiple_of(host.memory.nodes) {
-            let found = format!("{caches} caches on {} memory nodes", host.memory.nodes);
+        let last_level = host
+            .last_level_cache()
+            .ok_or_else(|| unsuitable_machine("no data cache".to_string(), "a shared data cache"))?;
+        let cache_count = host.instance_count(last_level);
+        let caches_per_node = cache_count / host.memory.nodes;
+        if caches_per_node == 0 || !cache_count.is_multiple_of(host.memory.nodes) {
+            let found = format!("{cache_count} caches on {} memory nodes", host.memory.nodes);
             return Err(unsuitable_machine(found, "a multiple of its memory nodes"));
         }
         let mut machine = host.clone();
@@ -116,14 +117,14 @@ impl CoRunSolver {
         &self.host
     }
 
-    /// Profiles of the services, by index of their kind.
+    /// Returns the profiles of the services, by index of their kind.
     pub fn profiles(&self) -> &[WorkloadProfile] {
         &self.profiles
     }
 
     /// Returns the number of contended caches of a host.
     pub fn caches(&self) -> usize {
-        self.host.last_level().map_or(0, |last| self.host.instance_count(last) as usize)
+        self.host.last_level_cache().map_or(0, |last| self.host.instance_count(last) as usize)
     }
 
     /// Returns the number of caches that share one memory node.
@@ -133,12 +134,12 @@ impl CoRunSolver {
 
     /// Returns the number of CPUs that share one cache.
     pub fn cpus_per_cache(&self) -> u32 {
-        self.host.last_level().map_or(0, |last| last.shared_by_cores * self.host.contexts_per_core)
+        self.host.last_level_cache().map_or(0, |last| last.shared_by_cores * self.host.contexts_per_core)
     }
 
     /// Returns the capacity of one cache, in bytes.
     pub fn cache_bytes(&self) -> f64 {
-        self.host.last_level().map_or(0.0, |last| last.size_bytes as f64)
+        self.host.last_level_cache().map_or(0.0, |last| last.size_bytes as f64)
     }
 
     /// Returns the bandwidth that the caches of one memory node share, in bytes per cycle.
@@ -153,7 +154,7 @@ impl CoRunSolver {
 
     /// Returns whether the cache can be partitioned by ways.
     pub fn can_partition(&self) -> bool {
-        self.host.last_level().is_some_and(|last| last.way_partitions.is_some())
+        self.host.last_level_cache().is_some_and(|last| last.way_partitions.is_some())
     }
 
     /// Returns the steady speeds of a cache's services, from the store if they were computed before.
@@ -216,20 +217,20 @@ impl CoRunSolver {
         let totals_before: Vec<_> = slots.iter().map(|&(_, slot)| *engine.task_totals(slot)).collect();
         engine.run((SETTLING_SECONDS + MEASURED_SECONDS) * cycles_per_second);
         let mut sums = vec![(0.0, 0.0, 0.0); key.members.len()];
-        for (&(member, slot), before) in slots.iter().zip(&totals_before) {
+        for (&(member, slot), start_totals) in slots.iter().zip(&totals_before) {
             let totals = engine.task_totals(slot);
-            let lines_since = |index: usize| totals.counts[index] - before.counts[index];
+            let lines_since = |index: usize| totals.counts[index] - start_totals.counts[index];
             let sum = &mut sums[member];
-            sum.0 += totals.cycles - before.cycles;
-            sum.1 += totals.instructions - before.instructions;
+            sum.0 += totals.cycles - start_totals.cycles;
+            sum.1 += totals.instructions - start_totals.instructions;
             sum.2 += lines_since(FILLS) + lines_since(WRITEBACKS);
         }
         let elapsed = MEASURED_SECONDS * cycles_per_second;
-        let speed_of = |(cycles, instructions, lines): (f64, f64, f64)| MemberSpeed {
+        let member_speed = |(cycles, instructions, lines): (f64, f64, f64)| MemberSpeed {
             cycles_per_instr: (cycles / instructions.max(1.0)) as f32,
             bytes_per_cycle: (lines * self.line_bytes / elapsed) as f32,
         };
-        sums.into_iter().map(speed_of).collect()
+        sums.into_iter().map(member_speed).collect()
     }
 
     /// Assigns CPUs of the cache to the threads of each member, and returns them with the member's index. The heaviest
@@ -280,11 +281,11 @@ impl CpuLoads {
 
     /// Adds a load to the least loaded CPU, and returns that CPU; among equals, the one on the least loaded core.
     fn assign_cpu(&mut self, load: u8) -> u32 {
-        let load_of_core = |cpu: usize| {
+        let core_load = |cpu: usize| {
             let first_cpu = cpu / self.contexts_per_core * self.contexts_per_core;
             self.loads[first_cpu..first_cpu + self.contexts_per_core].iter().sum::<u32>()
         };
-        let cpu = (0..self.loads.len()).min_by_key(|&cpu| (self.loads[cpu], load_of_core(cpu), cpu)).unwrap_or(0);
+        let cpu = (0..self.loads.len()).min_by_key(|&cpu| (self.loads[cpu], core_load(cpu), cpu)).unwrap_or(0);
         self.loads[cpu] += u32::from(load);
         cpu as u32
     }
@@ -298,8 +299,8 @@ fn shard_of(key: &CoRunKey) -> usize {
             | u64::from(member.is_confined)
     };
     let initial_hash = u64::from(key.traffic) << 8 | u64::from(key.confined_ways);
-    let hash_of_members = key.members.iter().fold(initial_hash, |hash, member| {
+    let members_hash = key.members.iter().fold(initial_hash, |hash, member| {
         SplitMix64::scatter(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ pack_member(member))
     });
-    (hash_of_members % SHARD_COUNT as u64) as usize
+    (members_hash % SHARD_COUNT as u64) as usize
 }

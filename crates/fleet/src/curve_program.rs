@@ -37,7 +37,7 @@ pub struct CoreTiming {
 impl CoreTiming {
     /// Returns the times of a machine; `None` if it has no data cache.
     pub fn new(machine: &MachineSpec) -> Option<Self> {
-        let last_level = machine.last_level()?;
+        let last_level = machine.last_level_cache()?;
         // A load visits the levels one after the other.
         let data_caches = machine.caches.iter().filter(|cache| cache.level != CacheLevel::L1Instruction);
         let hit_cycles = data_caches.map(|cache| f64::from(cache.latency_cycles)).sum::<f64>();
@@ -97,7 +97,7 @@ impl LruStack {
 
 /// One thread of a service.
 pub struct CurveProgram {
-    times: CoreTiming,
+    timing: CoreTiming,
     profile: WorkloadProfile,
     generator: SplitMix64,
     stack: LruStack,
@@ -125,22 +125,22 @@ impl CurveProgram {
         profile: &WorkloadProfile,
         threads: u16,
         scale: u32,
-        times: CoreTiming,
+        timing: CoreTiming,
         busy_share: f64,
         cycles_per_instr: f64,
         seed: u64,
     ) -> Self {
-        let bytes_per_line = times.line_bytes as f64 * f64::from(scale) * f64::from(threads.max(1));
+        let bytes_per_line = timing.line_bytes as f64 * f64::from(scale) * f64::from(threads.max(1));
         let footprint_lines = profile.footprint_bytes() / bytes_per_line;
-        let lines = libm::ceil(footprint_lines.min(times.cache_lines as f64)) as usize;
-        let dependent_share = profile.stall_cycles_per_miss / times.memory_cycles.max(1.0);
+        let lines = libm::ceil(footprint_lines.min(timing.cache_lines as f64)) as usize;
+        let dependent_share = profile.stall_cycles_per_miss / timing.memory_cycles.max(1.0);
         let references = profile.references_per_kilo_instr;
         let base_cycles = profile.base_cycles_per_instr;
         CurveProgram {
-            times,
+            timing,
             profile: profile.clone(),
             generator: SplitMix64::new(SplitMix64::scatter(seed)),
-            stack: LruStack::new(lines, times.cache_lines),
+            stack: LruStack::new(lines, timing.cache_lines),
             bytes_per_line,
             untouched_lines: (0..lines as u32).collect(),
             cycles_per_reference: if references > 0.0 { 1000.0 / references * base_cycles } else { f64::INFINITY },
@@ -169,7 +169,7 @@ impl CurveProgram {
     }
 
     fn address_of(&self, line: u32) -> u64 {
-        LINES_BASE + u64::from(line) * self.times.line_bytes
+        LINES_BASE + u64::from(line) * self.timing.line_bytes
     }
 
     /// Emits a reference after the base cycles that are due; one instruction takes one cycle.
@@ -191,7 +191,7 @@ impl CurveProgram {
         if is_dependent {
             // The next load needs the value, and hits the first level. The base cycles contain the wait for a hit.
             batch.push(Access::dependent_load(address, 0));
-            self.pending_cycles -= self.times.hit_cycles + 1.0;
+            self.pending_cycles -= self.timing.hit_cycles + 1.0;
         }
         if is_written {
             batch.push(Access::store(address, 0));
@@ -235,7 +235,7 @@ impl AccessSource for CurveProgram {
         let busy_cycles = BUSY_CYCLES * (0.5 + self.generator.draw_unit());
         self.busy_cycles_left = busy_cycles - excess;
         let idle_cycles = busy_cycles * (1.0 - self.busy_share) / self.busy_share;
-        BatchEnd::Sleep { ns: (idle_cycles / self.times.hertz * 1e9).max(1.0) as u64 }
+        BatchEnd::Sleep { ns: (idle_cycles / self.timing.hertz * 1e9).max(1.0) as u64 }
     }
 
     fn progress(&self) -> Option<f64> {

@@ -180,15 +180,15 @@ impl Extender {
         self.drop_expired_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
         let keeps_node = passes_filter(&self.forecast_nodes(&pod, names, now));
-        let mut answer = FilterAnswer::default();
+        let mut filter_answer = FilterAnswer::default();
         for (name, is_kept) in names.iter().zip(keeps_node) {
             if is_kept {
-                answer.nodenames.push(name);
+                filter_answer.nodenames.push(name);
             } else {
-                answer.failed_nodes.insert(name, "a slowdown limit would break on its cache");
+                filter_answer.failed_nodes.insert(name, "a slowdown limit would break on its cache");
             }
         }
-        Ok(answer)
+        Ok(filter_answer)
     }
 
     /// Answers `prioritize`, and records the node that the scheduler will probably choose.
@@ -208,25 +208,25 @@ impl Extender {
             true => vec![NEUTRAL_SCORE; names.len()],
             false => score_nodes(&self.knowledge.pod_demand(&pod), &forecasts),
         };
-        let mut answer: Vec<NodeScore<'a>> =
+        let mut node_scores: Vec<NodeScore<'a>> =
             names.iter().zip(scores).map(|(host, score)| NodeScore { host, score }).collect();
-        let best_host = self.single_out_best(&pod, &mut answer);
+        let best_host = self.single_out_best(&pod, &mut node_scores);
         self.record_guess(&pod, best_host, now);
-        Ok(answer)
+        Ok(node_scores)
     }
 
     /// Leaves the highest score to one node, the one with the fewest busy CPUs of those that have it, and returns that
     /// node. If many nodes had it, the scheduler's other scores or chance would decide, and the guess would be wrong.
-    fn single_out_best<'a>(&self, pod: &ScoredPod, answer: &mut [NodeScore<'a>]) -> Option<&'a str> {
+    fn single_out_best<'a>(&self, pod: &ScoredPod, node_scores: &mut [NodeScore<'a>]) -> Option<&'a str> {
         let busy_cpus_of = |host: &str| {
             let caches = &self.nodes.node(self.nodes.find_number(host)?).state.caches;
-            let published: f64 = caches.iter().map(|cache| cache.busy_cpus).sum();
-            Some(published + self.ledger.busy_cpus(host, &pod.identity))
+            let published_cpus: f64 = caches.iter().map(|cache| cache.busy_cpus).sum();
+            Some(published_cpus + self.ledger.busy_cpus(host, &pod.identity))
         };
-        let best_nodes = answer.iter().filter(|node_score| node_score.score == MAX_SCORE);
+        let best_nodes = node_scores.iter().filter(|node_score| node_score.score == MAX_SCORE);
         let loads = best_nodes.filter_map(|node_score| Some((busy_cpus_of(node_score.host)?, node_score.host)));
         let (_, best_host) = loads.min_by(|a, b| a.0.total_cmp(&b.0))?;
-        for node_score in answer.iter_mut().filter(|node_score| node_score.host != best_host) {
+        for node_score in node_scores.iter_mut().filter(|node_score| node_score.host != best_host) {
             node_score.score = node_score.score.min(MAX_SCORE - 1);
         }
         Some(best_host)
@@ -262,7 +262,7 @@ impl Extender {
             });
         self.forecasts_by_kind.truncate(MAX_POD_KINDS - 1);
         self.forecasts_by_kind.insert(0, kind_forecasts);
-        let Extender { knowledge, nodes, ledger, forecasts_by_kind: kinds } = self;
+        let Extender { knowledge, nodes, ledger, forecasts_by_kind: pod_kinds } = self;
         let demand = knowledge.pod_demand(pod);
         let mut forecaster = ServiceForecaster::new(&demand);
         let guessed_node = ledger.node_of(&pod.identity);
@@ -275,7 +275,7 @@ impl Extender {
             if guessed_node == Some(name) {
                 return forecaster.forecast_node(&ledger.adjusted_state(name, &node.state, &pod.identity));
             }
-            let stored_forecast = &mut kinds[0].nodes[number];
+            let stored_forecast = &mut pod_kinds[0].nodes[number];
             if stored_forecast.0 != node.version {
                 *stored_forecast =
                     (node.version, forecaster.forecast_node(&ledger.adjusted_state(name, &node.state, &pod.identity)));

@@ -1,7 +1,7 @@
 //! A study's result as an HTML page, as CSV, and as a table.
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, Series};
-use cachemate_report::text::{format_number, percent_text, value_or_dash};
+use cachemate_report::text::{format_number, format_percent, value_or_dash};
 use cachemate_report::{Table, render_page, scroll_box};
 use maud::{Markup, html};
 
@@ -53,7 +53,7 @@ impl FleetResult {
         match (variant_with_fewest_hosts, self.promise) {
             (Some(fewest), Some(promise)) => format!(
                 "{lead_sentence} To keep {} of the limits, '{}' needs the fewest hosts: {}.",
-                percent_text(promise, 1),
+                format_percent(promise, 1),
                 fewest.name,
                 value_or_dash(fewest.hosts_needed.map(|hosts| hosts.to_string()))
             ),
@@ -147,7 +147,7 @@ impl FleetResult {
         html! {
             dl.how {
                 dt { "seed" } dd { (spec.seed) }
-                dt { "promise" } dd { (value_or_dash(self.promise.map(|promise| percent_text(promise, 1)))) " of the limits" }
+                dt { "promise" } dd { (value_or_dash(self.promise.map(|promise| format_percent(promise, 1)))) " of the limits" }
                 dt { "searched" } dd { "the first cell, of " (self.searched_hosts) " hosts; hosts needed are scaled to the fleet" }
                 dt { "speeds" } dd { "the interval machine" }
                 dt { "power" } dd {
@@ -210,7 +210,7 @@ fn variant_cells(variant: &VariantOutcome) -> Vec<String> {
         |share: f64| value_or_dash(total.slowdowns.percentile(share).map(|percent| format!("{percent:.1} %")));
     vec![
         variant.name.clone(),
-        value_or_dash(total.limit_kept_share().map(|share| percent_text(share, 1))),
+        value_or_dash(total.limit_kept_share().map(|share| format_percent(share, 1))),
         percentile(0.5),
         percentile(0.95),
         percentile(0.99),

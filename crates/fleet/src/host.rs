@@ -305,7 +305,7 @@ impl FleetHost {
         }
         if model.can_partition && model.solver.can_partition() {
             for (cache, parts) in slowdowns.iter_mut().enumerate() {
-                if self.excess_of_cache(model, cache, parts) > 0.0 {
+                if self.cache_excess(model, cache, parts) > 0.0 {
                     self.partition_cache(model, cache, parts);
                 }
             }
@@ -323,14 +323,14 @@ impl FleetHost {
         let mut worst_service: Option<(f64, usize, u32)> = None;
         for (cache, parts) in slowdowns.iter().enumerate() {
             for part in parts {
-                let excess = self.excess_of_part(model, cache, part);
+                let excess = self.part_excess(model, cache, part);
                 if excess > 0.0 && worst_service.is_none_or(|(worst_excess, ..)| excess > worst_excess) {
                     worst_service = Some((excess, cache, part.service));
                 }
             }
         }
         let (_, source, service) = worst_service?;
-        let old_objective = self.objective_of_host(model, slowdowns);
+        let old_objective = self.host_objective(model, slowdowns);
         let mut trial_host = self.clone();
         let index = trial_host.residents[source].iter().position(|resident| resident.service == service)?;
         let resident = trial_host.residents[source].remove(index);
@@ -342,7 +342,7 @@ impl FleetHost {
         trial_host.residents[target].push(resident);
         trial_host.update_state(model, target);
         let new_slowdowns = trial_host.evaluate_caches(model);
-        if trial_host.objective_of_host(model, &new_slowdowns) > old_objective - MIN_GAIN {
+        if trial_host.host_objective(model, &new_slowdowns) > old_objective - MIN_GAIN {
             return None;
         }
         *self = trial_host;
@@ -356,13 +356,13 @@ impl FleetHost {
             return;
         }
         self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = is_unlimited(resident));
-        let mut best_objective_and_ways = (self.objective_of_cache(model, cache, slowdowns) - MIN_GAIN, 0u8);
+        let mut best_objective_and_ways = (self.cache_objective(model, cache, slowdowns) - MIN_GAIN, 0u8);
         let ways = model.solver.ways();
         for divisor in [8, 4, 2] {
             let trial_ways = (ways / divisor).max(1) as u8;
             self.confined_ways[cache] = trial_ways;
             let trial_slowdowns = self.cache_slowdowns(model, cache);
-            let objective = self.objective_of_cache(model, cache, &trial_slowdowns);
+            let objective = self.cache_objective(model, cache, &trial_slowdowns);
             if objective < best_objective_and_ways.0 {
                 best_objective_and_ways = (objective, trial_ways);
                 *slowdowns = trial_slowdowns;
@@ -374,26 +374,26 @@ impl FleetHost {
         }
     }
 
-    fn excess_of_part(&self, model: &HostModel<'_>, cache: usize, part: &PartSlowdown) -> f64 {
+    fn part_excess(&self, model: &HostModel<'_>, cache: usize, part: &PartSlowdown) -> f64 {
         let resident = self.residents[cache].iter().find(|resident| resident.service == part.service);
         let limit = resident.and_then(|resident| kind_of(model, resident).max_slowdown_percent);
         limit.map_or(0.0, |limit| ((part.ratio - 1.0) * 100.0 - limit).max(0.0))
     }
 
-    fn excess_of_cache(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
-        slowdowns.iter().map(|part| self.excess_of_part(model, cache, part) * f64::from(part.threads)).sum()
+    fn cache_excess(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
+        slowdowns.iter().map(|part| self.part_excess(model, cache, part) * f64::from(part.threads)).sum()
     }
 
-    fn objective_of_cache(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
+    fn cache_objective(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
         let slowdown_sum: f64 = slowdowns.iter().map(|part| (part.ratio - 1.0) * 100.0 * f64::from(part.threads)).sum();
-        self.excess_of_cache(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * slowdown_sum
+        self.cache_excess(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * slowdown_sum
     }
 
-    fn objective_of_host(&self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> f64 {
-        slowdowns.iter().enumerate().map(|(cache, parts)| self.objective_of_cache(model, cache, parts)).sum()
+    fn host_objective(&self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> f64 {
+        slowdowns.iter().enumerate().map(|(cache, parts)| self.cache_objective(model, cache, parts)).sum()
     }
 
-    /// Keys of the caches, for the solver.
+    /// Returns the solver's key of each cache.
     pub fn corun_keys(&self, model: &HostModel<'_>) -> Vec<CoRunKey> {
         (0..self.residents.len()).map(|cache| self.corun_key(model, cache).0).collect()
     }

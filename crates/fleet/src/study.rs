@@ -66,7 +66,7 @@ pub struct VariantOutcome {
     pub variant: FleetVariant,
     /// All cells together.
     pub total: CellOutcome,
-    /// Number of hosts that keep the promise.
+    /// Number of hosts that keep the promise; `None` if no tested number does, or if no service has a limit.
     pub hosts_needed: Option<u32>,
     /// Number of hosts in the searched cell, and the share of limits that it keeps.
     pub searched: Vec<(u32, f64)>,
@@ -112,8 +112,8 @@ pub enum FleetPartOutcome {
 /// Result of a search for the smallest number of hosts of a cell.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct HostSearch {
-    /// Number of hosts with which the cell keeps the promise; `None` if [`MAX_HOSTS_FACTOR`] times its own number do
-    /// not.
+    /// Number of hosts with which the cell keeps the promise; `None` if no tested number does (at most
+    /// [`MAX_HOSTS_FACTOR`] times its own), or if no service has a limit.
     needed: Option<u32>,
     /// Number of hosts, and the share of limits that it keeps.
     searched: Vec<(u32, f64)>,
@@ -170,18 +170,20 @@ impl<'a> FleetStudy<'a> {
 
     /// Returns the number of hosts of each cell.
     fn hosts_by_cell(&self) -> Vec<u32> {
-        let count = self.spec.hosts.div_ceil(self.spec.cell_hosts);
-        (0..count).map(|cell| self.spec.hosts / count + u32::from(cell < self.spec.hosts % count)).collect()
+        let cell_count = self.spec.hosts.div_ceil(self.spec.cell_hosts);
+        (0..cell_count)
+            .map(|cell| self.spec.hosts / cell_count + u32::from(cell < self.spec.hosts % cell_count))
+            .collect()
     }
 
-    fn lives_of_cell(&self, cell: usize, cells: &[u32]) -> Vec<ServiceLife> {
+    fn cell_lives(&self, cell: usize, hosts_by_cell: &[u32]) -> Vec<ServiceLife> {
         match self.pods {
             None => {
-                let running_count = self.spec.services_per_host * f64::from(cells[cell]);
+                let running_count = self.spec.services_per_host * f64::from(hosts_by_cell[cell]);
                 draw_lives(self.kinds, running_count, self.spec.hours, self.spec.seed, cell as u32)
             }
             Some(pods) => {
-                let cell_pods = pods.iter().skip(cell).step_by(cells.len());
+                let cell_pods = pods.iter().skip(cell).step_by(hosts_by_cell.len());
                 cell_pods.map(|&kind| ServiceLife { kind, arrival_hour: 0.0, departure_hour: f64::INFINITY }).collect()
             }
         }
@@ -229,10 +231,10 @@ impl<'a> FleetStudy<'a> {
 
     /// Returns every part: the cells by variant, then the searches.
     pub fn parts(&self) -> Vec<FleetPart> {
-        let (cells, variants) = (self.hosts_by_cell().len(), self.variants.len());
+        let (cell_count, variant_count) = (self.hosts_by_cell().len(), self.variants.len());
         let cell_parts =
-            (0..variants).flat_map(|variant| (0..cells).map(move |cell| FleetPart::Cell { variant, cell }));
-        cell_parts.chain((0..variants).map(|variant| FleetPart::Search { variant })).collect()
+            (0..variant_count).flat_map(|variant| (0..cell_count).map(move |cell| FleetPart::Cell { variant, cell }));
+        cell_parts.chain((0..variant_count).map(|variant| FleetPart::Search { variant })).collect()
     }
 
     /// Runs one part; returns `None` if stopped. `known_outcomes` contains outcomes of other parts, which a search need
@@ -243,13 +245,14 @@ impl<'a> FleetStudy<'a> {
         known_outcomes: &BTreeMap<FleetPart, FleetPartOutcome>,
         should_stop: &dyn Fn() -> bool,
     ) -> Option<FleetPartOutcome> {
-        let cells = self.hosts_by_cell();
+        let hosts_by_cell = self.hosts_by_cell();
         match part {
             FleetPart::Cell { variant, cell } => {
                 let variant = &self.variants[variant];
-                let extra_hosts = u32::from(variant.change == FleetChange::OneMoreHost && cell + 1 == cells.len());
-                let lives = self.lives_of_cell(cell, &cells);
-                cell::run_cell(&self.cell_setup(variant, cells[cell] + extra_hosts), &lives, should_stop)
+                let extra_hosts =
+                    u32::from(variant.change == FleetChange::OneMoreHost && cell + 1 == hosts_by_cell.len());
+                let lives = self.cell_lives(cell, &hosts_by_cell);
+                cell::run_cell(&self.cell_setup(variant, hosts_by_cell[cell] + extra_hosts), &lives, should_stop)
                     .map(FleetPartOutcome::Cell)
             }
             FleetPart::Search { variant } => {
@@ -268,7 +271,7 @@ impl<'a> FleetStudy<'a> {
                 let current_outcome = first_cell_outcome(variant)?;
                 let search = self.search_hosts(
                     &self.variants[variant],
-                    &self.lives_of_cell(0, &cells),
+                    &self.cell_lives(0, &hosts_by_cell),
                     current_outcome,
                     promise,
                     should_stop,
@@ -281,11 +284,11 @@ impl<'a> FleetStudy<'a> {
     /// Returns the hosts of the first cell at the start, placed by the first policy without a node policy, and the
     /// constants of their model.
     pub(crate) fn initial_hosts(&self) -> (HostModel<'_>, Vec<FleetHost>) {
-        let cells = self.hosts_by_cell();
+        let hosts_by_cell = self.hosts_by_cell();
         let policy = self.spec.policies.first().copied().unwrap_or(PlacementPolicy::Requests);
         let variant = FleetVariant { policy, node: NodePolicy::Off, change: FleetChange::None };
-        let setup = self.cell_setup(&variant, cells[0]);
-        let hosts = cell::initial_hosts(&setup, &self.lives_of_cell(0, &cells), 0.5 * setup.step_hours);
+        let setup = self.cell_setup(&variant, hosts_by_cell[0]);
+        let hosts = cell::initial_hosts(&setup, &self.cell_lives(0, &hosts_by_cell), 0.5 * setup.step_hours);
         (setup.model, hosts)
     }
 
@@ -296,12 +299,12 @@ impl<'a> FleetStudy<'a> {
 
     /// Runs every part in this process; returns `None` if stopped.
     pub fn run(&self, control: &RunControl<'_>) -> Option<FleetResult> {
-        let (cells, searches): (Vec<_>, Vec<_>) =
+        let (cell_parts, search_parts): (Vec<_>, Vec<_>) =
             self.parts().into_iter().partition(|part| matches!(part, FleetPart::Cell { .. }));
-        let total_weight = cells.len() + searches.len() * SEARCH_CELLS;
+        let total_weight = cell_parts.len() + search_parts.len() * SEARCH_CELLS;
         let finished_weight = AtomicUsize::new(0);
         let mut known_outcomes = BTreeMap::new();
-        for (group_parts, weight) in [(cells, 1), (searches, SEARCH_CELLS)] {
+        for (group_parts, weight) in [(cell_parts, 1), (search_parts, SEARCH_CELLS)] {
             let outcomes = run_parallel(control.workers, group_parts.len(), &|index| {
                 let outcome = self.run_part(group_parts[index], &known_outcomes, &|| (control.should_stop)())?;
                 (control.report_progress)(finished_weight.fetch_add(weight, Ordering::Relaxed) + weight, total_weight);
@@ -314,16 +317,16 @@ impl<'a> FleetStudy<'a> {
 
     /// Combines the outcomes of all parts; returns `None` if one is missing.
     pub fn merge(&self, outcomes: &BTreeMap<FleetPart, FleetPartOutcome>) -> Option<FleetResult> {
-        let cells = self.hosts_by_cell();
+        let hosts_by_cell = self.hosts_by_cell();
         let cell_outcome = |variant: usize, cell: usize| match outcomes.get(&FleetPart::Cell { variant, cell })? {
             FleetPartOutcome::Cell(outcome) => Some(outcome),
             FleetPartOutcome::Search(_) => None,
         };
         let scale_to_fleet =
-            |needed: u32| (u64::from(needed) * u64::from(self.spec.hosts)).div_ceil(u64::from(cells[0])) as u32;
+            |needed: u32| (u64::from(needed) * u64::from(self.spec.hosts)).div_ceil(u64::from(hosts_by_cell[0])) as u32;
         let merge_variant = |(index, variant): (usize, &FleetVariant)| {
             let mut total = CellOutcome::default();
-            for cell in 0..cells.len() {
+            for cell in 0..hosts_by_cell.len() {
                 total.merge(cell_outcome(index, cell)?);
             }
             let FleetPartOutcome::Search(search) = outcomes.get(&FleetPart::Search { variant: index })? else {
@@ -342,7 +345,7 @@ impl<'a> FleetStudy<'a> {
             Some(percent) => Some(percent / 100.0),
             None => cell_outcome(self.reference_variant(), 0)?.limit_kept_share(),
         };
-        Some(FleetResult { variants, promise, searched_hosts: cells[0] })
+        Some(FleetResult { variants, promise, searched_hosts: hosts_by_cell[0] })
     }
 
     /// Finds the smallest number of hosts of a cell that keeps the promise; returns `None` if stopped.
@@ -457,8 +460,8 @@ pub(crate) fn run_parallel<R: Send>(
                     if index >= count {
                         break;
                     }
-                    let result = run_part(index);
-                    results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((index, result));
+                    let part_result = run_part(index);
+                    results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((index, part_result));
                 }
             });
         }

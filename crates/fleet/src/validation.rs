@@ -107,7 +107,7 @@ struct ScaledMachine<'a> {
     solver: &'a CoRunSolver,
     machine: MachineSpec,
     scale: u32,
-    times: CoreTiming,
+    timing: CoreTiming,
     time_slice: ValidationSlice,
 }
 
@@ -139,9 +139,9 @@ pub fn validate(
             return None;
         }
         let key = CoRunKey { members: vec![members[index]], ..CoRunKey::default() };
-        let run = machine.run(std::slice::from_ref(&key), SplitMix64::scatter(seed));
+        let cycles_by_cache = machine.run(std::slice::from_ref(&key), SplitMix64::scatter(seed));
         report_progress();
-        Some(run)
+        Some(cycles_by_cache)
     });
     let Some(solo_runs) = solo_runs else { return Ok(None) };
     let mut solo_cycles: BTreeMap<CoRunMember, f64> = BTreeMap::new();
@@ -152,24 +152,24 @@ pub fn validate(
         if (control.should_stop)() {
             return None;
         }
-        let run = machine.run(&keys[index], SplitMix64::scatter(seed ^ (index as u64 + 1)));
+        let cycles_by_cache = machine.run(&keys[index], SplitMix64::scatter(seed ^ (index as u64 + 1)));
         report_progress();
-        Some(run)
+        Some(cycles_by_cache)
     });
     let Some(runs) = runs else { return Ok(None) };
     let mut services_by_host = Vec::new();
     for (index, run) in runs.into_iter().enumerate() {
         let mut compared_services = Vec::new();
         for ((key, cycles_by_member), part_slowdowns) in keys[index].iter().zip(run?).zip(&forecasts[index]) {
-            for ((member, cycles), part) in key.members.iter().zip(cycles_by_member).zip(part_slowdowns) {
-                let curve_index = model.profiles.iter().position(|profile| *profile == Some(member.kind));
+            for ((member, cycles), part_slowdown) in key.members.iter().zip(cycles_by_member).zip(part_slowdowns) {
+                let kind_index = model.profiles.iter().position(|profile| *profile == Some(member.kind));
                 let profile = &model.solver.profiles()[usize::from(member.kind)];
                 let forecast_solo_cycles = f64::from(model.solver.solo_cycles_per_instr(*member));
                 compared_services.push(ComparedService {
                     measured_percent: (cycles / solo_cycles[member] - 1.0) * 100.0,
-                    forecast_percent: (part.ratio - 1.0) * 100.0,
+                    forecast_percent: (part_slowdown.ratio - 1.0) * 100.0,
                     solo_ratio: solo_cycles[member] * profile.base_cycles_per_instr / forecast_solo_cycles,
-                    max_slowdown_percent: curve_index.and_then(|kind| model.kinds[kind].max_slowdown_percent),
+                    max_slowdown_percent: kind_index.and_then(|kind| model.kinds[kind].max_slowdown_percent),
                 });
             }
         }
@@ -181,7 +181,7 @@ pub fn validate(
 impl<'a> ScaledMachine<'a> {
     fn new(solver: &'a CoRunSolver, slice: ValidationSlice) -> Option<Self> {
         let mut machine = solver.host().clone();
-        let last_level = machine.last_level()?.level;
+        let last_level = machine.last_level_cache()?.level;
         let min_data_sets = |machine: &MachineSpec| {
             let sets = machine.caches.iter().filter(|cache| cache.level != CacheLevel::L1Instruction);
             sets.map(|cache| cache.sets_per_slice()).min()
@@ -208,8 +208,8 @@ impl<'a> ScaledMachine<'a> {
             mshrs: MIN_MISSES_IN_FLIGHT,
             loads_pass: false,
         };
-        let times = CoreTiming::new(&machine)?;
-        Some(ScaledMachine { solver, machine, scale, times, time_slice: slice })
+        let timing = CoreTiming::new(&machine)?;
+        Some(ScaledMachine { solver, machine, scale, timing, time_slice: slice })
     }
 
     /// Runs the services of all caches of one machine. Returns the cycles per base cycle, by cache and member.
@@ -226,11 +226,11 @@ impl<'a> ScaledMachine<'a> {
                 for cpu in cpus {
                     let busy_share = f64::from(member.load) / f64::from(LOAD_LEVELS);
                     let cycles = f64::from(speeds[index].cycles_per_instr);
-                    let (times, scale, seed) = (self.times, self.scale, generator.next_u64());
+                    let (timing, scale, seed) = (self.timing, self.scale, generator.next_u64());
                     let profile = profile.clone();
                     let build_sources = Box::new(move |_| -> Vec<Box<dyn cachemate_core::AccessSource>> {
                         let thread =
-                            CurveProgram::new(&profile, member.threads, scale, times, busy_share, cycles, seed);
+                            CurveProgram::new(&profile, member.threads, scale, timing, busy_share, cycles, seed);
                         vec![Box::new(thread)]
                     });
                     let mut program = SimProgram::new("service", build_sources);

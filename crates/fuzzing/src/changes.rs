@@ -50,7 +50,7 @@ pub fn mutate(generator: &mut SplitMix64, seed: &[u8], other_seed: &[u8], max_by
 
 fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other_seed: &[u8]) {
     let index = random_index(generator, bytes.len() + 1);
-    let odd = ODD_VALUES[random_index(generator, ODD_VALUES.len())].as_bytes();
+    let odd_value = ODD_VALUES[random_index(generator, ODD_VALUES.len())].as_bytes();
     match generator.draw_below(9) {
         0 => bytes.iter_mut().skip(index).take(1).for_each(|byte| *byte ^= 1 << generator.draw_below(8)),
         1 => bytes.iter_mut().skip(index).take(1).for_each(|byte| *byte = generator.next_u64() as u8),
@@ -64,8 +64,8 @@ fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other_seed: &[u8
             let piece = random_piece(generator, other_seed);
             bytes.splice(index..index, piece);
         }
-        6 => drop(bytes.splice(index..index, odd.iter().copied())),
-        7 => insert_number(generator, bytes, odd),
+        6 => drop(bytes.splice(index..index, odd_value.iter().copied())),
+        7 => insert_number(generator, bytes, odd_value),
         _ => {
             let opening = [b'[', b'{', b'(', b'"', b' ', b'\n'][random_index(generator, 6)];
             let count = generator.draw_below(MAX_NESTING) as usize;
@@ -75,15 +75,17 @@ fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other_seed: &[u8
 }
 
 /// Replaces one number in a text.
-fn insert_number(generator: &mut SplitMix64, bytes: &mut Vec<u8>, odd: &[u8]) {
-    let begins = |at: &usize| bytes[*at].is_ascii_digit() && (*at == 0 || !bytes[*at - 1].is_ascii_digit());
-    let numbers: Vec<usize> = (0..bytes.len()).filter(begins).collect();
+fn insert_number(generator: &mut SplitMix64, bytes: &mut Vec<u8>, odd_value: &[u8]) {
+    let begins_number = |position: &usize| {
+        bytes[*position].is_ascii_digit() && (*position == 0 || !bytes[*position - 1].is_ascii_digit())
+    };
+    let numbers: Vec<usize> = (0..bytes.len()).filter(begins_number).collect();
     if numbers.is_empty() {
         return;
     }
     let start = numbers[random_index(generator, numbers.len())];
     let end = start + bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-    bytes.splice(start..end, odd.iter().copied());
+    bytes.splice(start..end, odd_value.iter().copied());
 }
 
 fn random_piece(generator: &mut SplitMix64, source: &[u8]) -> Vec<u8> {

@@ -53,8 +53,8 @@ impl InputHost {
 /// Returns the name as a path if it is absolute and has no `.` or `..` parts.
 fn plain_path(name: &str) -> Option<PathBuf> {
     let path = PathBuf::from(name);
-    let names = path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
-    (path.is_absolute() && names && !name.contains('\0')).then_some(path)
+    let has_plain_names = path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
+    (path.is_absolute() && has_plain_names && !name.contains('\0')).then_some(path)
 }
 
 fn not_found() -> io::Error {
@@ -79,8 +79,8 @@ impl Kernel for InputHost {
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         let files = self.files.borrow();
         let child = |file: &PathBuf| {
-            let first = file.strip_prefix(path).ok()?.components().next()?;
-            Some(first.as_os_str().to_string_lossy().into_owned())
+            let first_component = file.strip_prefix(path).ok()?.components().next()?;
+            Some(first_component.as_os_str().to_string_lossy().into_owned())
         };
         let names: BTreeSet<String> = files.keys().filter_map(child).collect();
         if names.is_empty() { Err(not_found()) } else { Ok(names.into_iter().collect()) }

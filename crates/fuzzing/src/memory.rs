@@ -5,33 +5,33 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The system's allocator, extended by counters of the bytes in use and of their maximum.
 pub struct CountingAllocator {
-    now_bytes: AtomicUsize,
+    used_bytes: AtomicUsize,
     peak_bytes: AtomicUsize,
     /// Size above which an allocation fails, as it does on a host that has run out of memory.
     max_piece_bytes: usize,
 }
 
 impl CountingAllocator {
-    /// An allocator whose counters are zero.
+    /// Builds an allocator whose counters are zero.
     pub const fn new(max_piece_bytes: usize) -> Self {
-        CountingAllocator { now_bytes: AtomicUsize::new(0), peak_bytes: AtomicUsize::new(0), max_piece_bytes }
+        CountingAllocator { used_bytes: AtomicUsize::new(0), peak_bytes: AtomicUsize::new(0), max_piece_bytes }
     }
 
     /// Resets the maximum to the bytes in use, and returns them.
     pub fn start(&self) -> usize {
-        let now = self.now_bytes.load(Ordering::Relaxed);
-        self.peak_bytes.store(now, Ordering::Relaxed);
-        now
+        let used_bytes = self.used_bytes.load(Ordering::Relaxed);
+        self.peak_bytes.store(used_bytes, Ordering::Relaxed);
+        used_bytes
     }
 
-    /// Maximum number of bytes in use since [`CountingAllocator::start`].
+    /// Returns the maximum number of bytes in use since [`CountingAllocator::start`].
     pub fn peak_bytes(&self) -> usize {
         self.peak_bytes.load(Ordering::Relaxed)
     }
 
     fn add_bytes(&self, bytes: usize) {
-        let now = self.now_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.peak_bytes.fetch_max(now, Ordering::Relaxed);
+        let used_bytes = self.used_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak_bytes.fetch_max(used_bytes, Ordering::Relaxed);
     }
 }
 
@@ -56,7 +56,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        self.now_bytes.fetch_sub(layout.size(), Ordering::Relaxed);
+        self.used_bytes.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(start, layout) }
     }

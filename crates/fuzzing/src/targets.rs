@@ -50,20 +50,20 @@ const fn new_target(name: &'static str, max_memory_mib: usize, run: fn(&[u8]), c
 pub const TARGETS: &[FuzzTarget] = &[
     new_target("trace", 32, fuzz_trace, ""),
     new_target("profile", 32, fuzz_profile, ""),
-    new_target("run-log", 32, run_log, ""),
+    new_target("run-log", 32, fuzz_run_log, ""),
     new_target("configuration", 32, fuzz_configuration, "packaging/cachemate.toml"),
     new_target("machine", 64, fuzz_machine, "machines"),
     new_target("scenario", 64, fuzz_scenario, "scenarios"),
     new_target("sweep", 64, fuzz_sweep, "scenarios"),
-    new_target("manifest", 32, manifest, ""),
+    new_target("manifest", 32, fuzz_manifest, ""),
     new_target("matrix", 32, fuzz_matrix, ""),
-    new_target("journal", 32, journal_lines, ""),
+    new_target("journal", 32, fuzz_journal, ""),
     new_target("host", 32, fuzz_host, "crates/linux/src/act/resctrl/trees"),
-    new_target("topology", 32, sysfs_topology, "crates/linux/src/act/resctrl/trees"),
+    new_target("topology", 32, fuzz_topology, "crates/linux/src/act/resctrl/trees"),
     new_target("texts", 32, fuzz_texts, ""),
     new_target("samples", 32, fuzz_samples, ""),
-    new_target("nri", 32, container_runtime, ""),
-    new_target("births", 32, process_events, ""),
+    new_target("nri", 32, fuzz_container_runtime, ""),
+    new_target("births", 32, fuzz_process_events, ""),
 ];
 
 /// Returns the target of this name.
@@ -82,12 +82,12 @@ pub fn read_corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     if !target.extra_dir.is_empty() {
         files.extend(list_files(&crate_dir.join("../..").join(target.extra_dir))?);
     }
-    let cut = |file: PathBuf| {
+    let read_truncated = |file: PathBuf| {
         let mut bytes = Vec::new();
         cachemate_files::open_plain(&file)?.take(MAX_INPUT_BYTES as u64).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    files.into_iter().map(cut).collect()
+    files.into_iter().map(read_truncated).collect()
 }
 
 /// Lists the files of a directory by name; for a file, returns the file itself.
@@ -134,7 +134,7 @@ fn fuzz_profile(bytes: &[u8]) {
     ProfileFile::parse(bytes, "fuzzed").ok();
 }
 
-fn run_log(bytes: &[u8]) {
+fn fuzz_run_log(bytes: &[u8]) {
     let Ok(mut log) = RunLogReader::new(boxed_input(bytes), "fuzzed") else { return };
     while let Ok(Some(_)) = log.next_record() {}
 }
@@ -162,7 +162,7 @@ fn fuzz_sweep(bytes: &[u8]) {
 }
 
 /// Reads the manifest of a sweep's directory, and the values of its tasks.
-fn manifest(bytes: &[u8]) {
+fn fuzz_manifest(bytes: &[u8]) {
     let Ok(manifest) = cachemate_sweep::Manifest::parse(Path::new("manifest.jsonl"), bytes) else { return };
     for task in manifest.distinct_tasks() {
         task.values().ok();
@@ -175,7 +175,7 @@ fn fuzz_matrix(bytes: &[u8]) {
 
 /// Reads a journal's lines both as they are and with valid checksums, so that changes to a line reach the code behind
 /// the checksum. The entries are then looked up on a host that has none of their objects.
-fn journal_lines(bytes: &[u8]) {
+fn fuzz_journal(bytes: &[u8]) {
     let path = Path::new("restore.journal");
     journal::parse(path, bytes).ok();
     let text = String::from_utf8_lossy(bytes);
@@ -184,11 +184,11 @@ fn journal_lines(bytes: &[u8]) {
         format!("{:016x} {message}\n", xxhash_rust::xxh3::xxh3_64(message.as_bytes()))
     });
     let Ok(recovered) = journal::parse(path, summed.collect::<String>().as_bytes()) else { return };
-    let nothing = InputHost::new(b"");
+    let empty_host = InputHost::new(b"");
     for (object, entry) in &recovered.entries {
-        object_state::read_state(&nothing, object).ok();
-        object_state::write_state(&nothing, object, &entry.original).ok();
-        object_state::write_state(&nothing, object, &entry.original).ok();
+        object_state::read_state(&empty_host, object).ok();
+        object_state::write_state(&empty_host, object, &entry.original).ok();
+        object_state::write_state(&empty_host, object, &entry.original).ok();
     }
 }
 
@@ -214,15 +214,15 @@ fn fuzz_host(bytes: &[u8]) {
     if let Some(cpusets) = cpusets::find_hierarchy(&fuzzed_host) {
         cpusets.control_file("/a/b").ok();
     }
-    let cpus = cachemate_core::Topology::default();
-    let host = topology::HostTopology { topology: cpus, kernel_cache_ids: Vec::new(), warnings: Vec::new() };
+    let empty_topology = cachemate_core::Topology::default();
+    let host = topology::HostTopology { topology: empty_topology, kernel_cache_ids: Vec::new(), warnings: Vec::new() };
     if let Ok(resctrl) = resctrl::find(&fuzzed_host, &host) {
         resctrl.partitions();
     }
 }
 
 /// Reads a synthetic sysfs from files below a directory, because the parser of the topology takes paths.
-fn sysfs_topology(bytes: &[u8]) {
+fn fuzz_topology(bytes: &[u8]) {
     let Ok(dir) = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." }) else {
         return;
     };
@@ -255,17 +255,17 @@ fn fuzz_texts(bytes: &[u8]) {
 
 /// Reads a ring buffer of sampled accesses in the kernel's format.
 fn fuzz_samples(bytes: &[u8]) {
-    let mut read = records::RingContents::default();
+    let mut ring_contents = records::RingContents::default();
     let (tail, head) = (bytes.len() as u64 / 3, bytes.len() as u64);
-    records::parse_samples(&records::unroll_ring(bytes, tail, head), &mut read);
-    records::parse_samples(bytes, &mut read);
-    for sample in &read.samples {
+    records::parse_samples(&records::unroll_ring(bytes, tail, head), &mut ring_contents);
+    records::parse_samples(bytes, &mut ring_contents);
+    for sample in &ring_contents.samples {
         records::decode_source(sample.data_source);
     }
 }
 
 /// Reads the container runtime's messages to the plugin, split in two as a socket may split them.
-fn container_runtime(bytes: &[u8]) {
+fn fuzz_container_runtime(bytes: &[u8]) {
     let mut plugin = nri::NriPlugin::new(ServiceDirectory::default());
     let mut reader = nri::wire::MessageReader::default();
     let (first, second) = bytes.split_at(bytes.len() / 3);
@@ -279,14 +279,14 @@ fn container_runtime(bytes: &[u8]) {
 }
 
 /// Records the kernel's messages about processes: each begins with a byte for its length.
-fn process_events(bytes: &[u8]) {
+fn fuzz_process_events(bytes: &[u8]) {
     let mut ledger = BirthLedger::default();
     ledger.add_listed([], true);
-    let mut rest = bytes;
-    while let Some((&length, following)) = rest.split_first() {
-        let (message, others) = following.split_at(following.len().min(length.into()));
+    let mut remaining_bytes = bytes;
+    while let Some((&length, following_bytes)) = remaining_bytes.split_first() {
+        let (message, other_messages) = following_bytes.split_at(following_bytes.len().min(length.into()));
         parse_message(message).into_iter().for_each(|event| ledger.record(event));
-        rest = others;
+        remaining_bytes = other_messages;
     }
     ledger.take_ended_leaders();
     ledger.take_ended_unread();

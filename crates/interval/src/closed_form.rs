@@ -15,8 +15,8 @@ pub fn build_phase(
     size_count: u32,
     fills_per_instr: impl Fn(f64) -> f64,
 ) -> ProgramPhase {
-    let curve_point = |at: u32| {
-        let lines = capacity_lines * f64::from(at) / f64::from(size_count);
+    let curve_point = |step: u32| {
+        let lines = capacity_lines * f64::from(step) / f64::from(size_count);
         let fills = fills_per_instr(lines);
         SizePoint {
             size_bytes: lines * line_bytes,

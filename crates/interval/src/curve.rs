@@ -69,12 +69,12 @@ impl PhaseCurves {
         self.lines_per_step * STEPS as f32
     }
 
-    /// Adds a checked phase and returns its number.
+    /// Adds a checked phase, and returns the number of its curve.
     pub fn add(&mut self, phase: &ProgramPhase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
         let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
-        let build_table = |is_unaided: bool| -> Vec<SizeRates> {
-            let joined_curve = JoinedCurve::new(phase, latency_cycles, is_unaided);
+        let build_table = |without_prefetch: bool| -> Vec<SizeRates> {
+            let joined_curve = JoinedCurve::new(phase, latency_cycles, without_prefetch);
             let mut nodes: Vec<SizeRates> =
                 (0..NODES).map(|index| joined_curve.rates_at_size(index as f64 * step * line_bytes)).collect();
             fill_windows(&mut nodes, step, footprint);
@@ -90,8 +90,8 @@ impl PhaseCurves {
         }
         self.with_prefetch.extend(table_with_prefetch);
         self.footprint_lines.push(footprint.min(f64::from(self.capacity_lines())) as f32);
-        let unaided = phase.points.iter().filter_map(|point| point.without_prefetch);
-        let (stall, fills) = unaided.fold((0.0, 0.0), |(stall, fills), rates| {
+        let unprefetched_rates = phase.points.iter().filter_map(|point| point.without_prefetch);
+        let (stall, fills) = unprefetched_rates.fold((0.0, 0.0), |(stall, fills), rates| {
             (stall + rates.memory_stall_cycles_per_instr, fills + rates.demand_fills_per_instr)
         });
         self.miss_cost_cycles.push(if fills > NEGLIGIBLE_FILLS {
@@ -172,14 +172,14 @@ impl PhaseCurves {
         if lines < max_lines { (lines, slope) } else { (max_lines, 0.0) }
     }
 
-    /// Returns the number of lines touched by the end of a window, if `start` lines had been touched before it.
+    /// Returns the number of lines touched by the end of a window, if `start_lines` had been touched before it.
     #[inline]
-    pub fn footprint_after(&self, curve: u32, start: f32, window_instr: f64, hint: &mut u8) -> f32 {
-        let instr_to_start = self.window_instr(curve, start);
+    pub fn footprint_after(&self, curve: u32, start_lines: f32, window_instr: f64, hint: &mut u8) -> f32 {
+        let instr_to_start = self.window_instr(curve, start_lines);
         if instr_to_start >= STAGNANT_INSTR {
-            start
+            start_lines
         } else {
-            self.window_footprint(curve, instr_to_start + window_instr, hint).0.max(start)
+            self.window_footprint(curve, instr_to_start + window_instr, hint).0.max(start_lines)
         }
     }
 
@@ -188,9 +188,9 @@ impl PhaseCurves {
         let nodes = &self.with_prefetch[curve as usize * NODES..(curve as usize + 1) * NODES];
         let total_demand = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
         let mut max_hit_share = 0.0f32;
-        let bound_of = |(at, node): (usize, &SizeRates)| {
+        let bound_of = |(index, node): (usize, &SizeRates)| {
             max_hit_share = max_hit_share.max(1.0 - node.demand_per_instr / total_demand);
-            (self.lines_per_step * at as f32, max_hit_share)
+            (self.lines_per_step * index as f32, max_hit_share)
         };
         DistanceDistribution { bounds: nodes.iter().enumerate().map(bound_of).skip(1).collect() }
     }
@@ -243,7 +243,7 @@ struct JoinedCurve {
 }
 
 impl JoinedCurve {
-    fn new(phase: &ProgramPhase, latency_cycles: f64, is_unaided: bool) -> Self {
+    fn new(phase: &ProgramPhase, latency_cycles: f64, without_prefetch: bool) -> Self {
         let smallest_point = phase.points[0];
         // Without a cache every reference is a miss, which costs as much as a miss at the smallest measured size.
         let demand_per_instr = phase.references_per_instr.max(smallest_point.demand_fills_per_instr);
@@ -253,14 +253,15 @@ impl JoinedCurve {
                 .min(latency_cycles),
             false => latency_cycles,
         };
-        let unprefetched_rates = smallest_point.without_prefetch.map(|unaided| {
-            let demand = demand_per_instr.max(unaided.demand_fills_per_instr);
-            let extra_demand = demand - unaided.demand_fills_per_instr;
+        let unprefetched_rates = smallest_point.without_prefetch.map(|unprefetched| {
+            let demand = demand_per_instr.max(unprefetched.demand_fills_per_instr);
+            let extra_demand = demand - unprefetched.demand_fills_per_instr;
             crate::program::UnprefetchedRates {
-                cycles_per_instr: unaided.cycles_per_instr + miss_cost_cycles * extra_demand,
+                cycles_per_instr: unprefetched.cycles_per_instr + miss_cost_cycles * extra_demand,
                 demand_fills_per_instr: demand,
-                writebacks_per_instr: unaided.writebacks_per_instr,
-                memory_stall_cycles_per_instr: unaided.memory_stall_cycles_per_instr + miss_cost_cycles * extra_demand,
+                writebacks_per_instr: unprefetched.writebacks_per_instr,
+                memory_stall_cycles_per_instr: unprefetched.memory_stall_cycles_per_instr
+                    + miss_cost_cycles * extra_demand,
             }
         });
         let zero_point = SizePoint {
@@ -276,8 +277,8 @@ impl JoinedCurve {
         JoinedCurve {
             sizes_bytes: point_sizes().collect(),
             logs: point_sizes().map(libm::log).collect(),
-            rates: phase.points.iter().map(|point| rates_of(point, is_unaided)).collect(),
-            rates_at_zero: rates_of(&zero_point, is_unaided),
+            rates: phase.points.iter().map(|point| rates_of(point, without_prefetch)).collect(),
+            rates_at_zero: rates_of(&zero_point, without_prefetch),
         }
     }
 
@@ -291,18 +292,18 @@ impl JoinedCurve {
         }
         let upper = self.sizes_bytes.partition_point(|size| *size <= size_bytes);
         let log_size = libm::log(size_bytes);
-        let interpolate_value = |value: fn(&SizeRates) -> f32| {
-            let curve_point = |index: usize| Some((*self.logs.get(index)?, f64::from(value(&self.rates[index]))));
+        let interpolate_field = |field: fn(&SizeRates) -> f32| {
+            let curve_point = |index: usize| Some((*self.logs.get(index)?, f64::from(field(&self.rates[index]))));
             let previous_point = upper.checked_sub(2).and_then(curve_point);
             let ends = curve_point(upper - 1).zip(curve_point(upper));
             ends.map_or(0.0, |ends| interpolate_monotone(log_size, previous_point, ends, curve_point(upper + 1)) as f32)
         };
         SizeRates {
-            cycles_per_instr: interpolate_value(|rates| rates.cycles_per_instr),
-            stall_per_instr: interpolate_value(|rates| rates.stall_per_instr),
-            demand_per_instr: interpolate_value(|rates| rates.demand_per_instr),
-            fills_per_instr: interpolate_value(|rates| rates.fills_per_instr),
-            writebacks_per_instr: interpolate_value(|rates| rates.writebacks_per_instr),
+            cycles_per_instr: interpolate_field(|rates| rates.cycles_per_instr),
+            stall_per_instr: interpolate_field(|rates| rates.stall_per_instr),
+            demand_per_instr: interpolate_field(|rates| rates.demand_per_instr),
+            fills_per_instr: interpolate_field(|rates| rates.fills_per_instr),
+            writebacks_per_instr: interpolate_field(|rates| rates.writebacks_per_instr),
             ..SizeRates::default()
         }
     }
@@ -322,11 +323,11 @@ fn interpolate_monotone(
     let (width, own_secant) = (high.0 - low.0, secant_slope(low, high));
     let end_slope = |adjacent: Option<(f64, f64)>| match adjacent {
         None => own_secant,
-        Some((_, other)) if other * own_secant <= 0.0 => 0.0,
+        Some((_, adjacent_secant)) if adjacent_secant * own_secant <= 0.0 => 0.0,
         // The harmonic mean, weighted by the width of the other interval.
-        Some((other_width, other)) => {
-            let (own_weight, other_weight) = (2.0 * other_width + width, other_width + 2.0 * width);
-            (own_weight + other_weight) / (own_weight / own_secant + other_weight / other)
+        Some((adjacent_width, adjacent_secant)) => {
+            let (own_weight, other_weight) = (2.0 * adjacent_width + width, adjacent_width + 2.0 * width);
+            (own_weight + other_weight) / (own_weight / own_secant + other_weight / adjacent_secant)
         }
     };
     let low_slope = end_slope(before.map(|before| (low.0 - before.0, secant_slope(before, low))));

@@ -89,8 +89,8 @@ struct Slots {
     starts_from_empty_cache: Vec<bool>,
     /// Instructions until the task ends, whatever its phases; infinite if its phases decide.
     work_left_instr: Vec<f64>,
-    cache_flow: Vec<u32>,
-    flow_entry: Vec<u32>,
+    model_index: Vec<u32>,
+    model_entry: Vec<u32>,
     memory_demand: Vec<MemoryDemand>,
     /// Share of the task's prefetches that are dropped.
     dropped_prefetch_share: Vec<f32>,
@@ -131,26 +131,26 @@ pub struct IntervalEngine {
     slots: Slots,
     free_slots: Vec<u32>,
     occupancy_models: Vec<OccupancyModel>,
-    package_of_flow: Vec<u32>,
-    node_of_flow: Vec<usize>,
+    package_of_model: Vec<u32>,
+    node_of_model: Vec<usize>,
     /// First CPU of each core that uses the cache, by cache.
-    cores_of_flow: Vec<Vec<u32>>,
+    cores_of_model: Vec<Vec<u32>>,
     /// Position of each cache in the topology; for a separated cache, that of the cache from which it was separated.
-    topology_cache_of_flow: Vec<usize>,
-    known_caches: usize,
-    /// Number of unused flows at the end of the list.
-    spare_flows: usize,
+    topology_cache_of_model: Vec<usize>,
+    cache_count: usize,
+    /// Number of unused models at the end of `occupancy_models`.
+    spare_models: usize,
     memory: MemorySystem,
     /// Node of each process's pages, which is the node where the process first ran (first touch).
     memory_nodes: Vec<Option<usize>>,
     shared_regions: Regions,
     pub(crate) run_queues: RunQueues,
     now: f64,
-    /// Time and length of each cache's next step.
+    /// Cycle at which each cache's next step is due.
     next_step_at: Vec<f64>,
     step_length: Vec<f64>,
-    /// Steps of all caches so far.
-    pub steps: u64,
+    /// Number of steps of all caches so far.
+    pub step_count: u64,
     /// Length of each cache's first step after a change, in turnovers; 0 if nothing has changed since its last step.
     first_step_turnovers: Vec<f64>,
     /// Time at which the first of a cache's current phases ends, by cache.
@@ -177,10 +177,10 @@ impl IntervalEngine {
     }
 
     /// Like [`IntervalEngine::new`], with spare caches for [`IntervalEngine::move_to_spare_cache`].
-    pub(crate) fn with_spares(spec: &MachineSpec, is_explicit: bool, spare_flows: usize) -> Option<Self> {
-        let last_level = spec.last_level()?;
+    pub(crate) fn with_spares(spec: &MachineSpec, is_explicit: bool, spare_models: usize) -> Option<Self> {
+        let last_level = spec.last_level_cache()?;
         let (cache_count, hertz) = (spec.instance_count(last_level) as usize, spec.hertz as f64);
-        let count = cache_count + spare_flows;
+        let model_count = cache_count + spare_models;
         let line_bytes = f64::from(last_level.line_bytes);
         let capacity = last_level.size_bytes as f64 / line_bytes;
         let cpus_per_cache = last_level.shared_by_cores * spec.contexts_per_core;
@@ -192,9 +192,10 @@ impl IntervalEngine {
         };
         let latency = f64::from(spec.memory.local_latency_cycles);
         let latency_or_memory = |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);
-        let cache_of_flow: Vec<usize> = (0..count).map(|at| if at < cache_count { at } else { 0 }).collect();
+        let cache_of_model: Vec<usize> =
+            (0..model_count).map(|index| if index < cache_count { index } else { 0 }).collect();
         let package_of_cache = |&cache: &usize| cache as u32 * cpus_per_cache / cpus_per_package;
-        let package_of_flow: Vec<u32> = cache_of_flow.iter().map(package_of_cache).collect();
+        let package_of_model: Vec<u32> = cache_of_model.iter().map(package_of_cache).collect();
         let cores_of_cache =
             |at: u32| (at * cpus_per_cache..(at + 1) * cpus_per_cache).step_by(spec.contexts_per_core as usize);
         Some(IntervalEngine {
@@ -204,16 +205,16 @@ impl IntervalEngine {
             programs: Vec::new(),
             slots: Slots::default(),
             free_slots: Vec::new(),
-            occupancy_models: vec![OccupancyModel::new(capacity as f32, last_level.replacement); count],
-            node_of_flow: package_of_flow.iter().map(|&package| memory.node_of(package)).collect(),
-            package_of_flow,
-            cores_of_flow: (0..count)
-                .map(|at| if at < cache_count { cores_of_cache(at as u32).collect() } else { Vec::new() })
+            occupancy_models: vec![OccupancyModel::new(capacity as f32, last_level.replacement); model_count],
+            node_of_model: package_of_model.iter().map(|&package| memory.node_of(package)).collect(),
+            package_of_model,
+            cores_of_model: (0..model_count)
+                .map(|index| if index < cache_count { cores_of_cache(index as u32).collect() } else { Vec::new() })
                 .collect(),
-            topology_cache_of_flow: cache_of_flow,
-            known_caches: cache_count,
-            spare_flows,
-            shared_regions: Regions::new(count),
+            topology_cache_of_model: cache_of_model,
+            cache_count,
+            spare_models,
+            shared_regions: Regions::new(model_count),
             run_queues: RunQueues::new(
                 cycles_of_ns(spec.os.time_slice_ns),
                 spec.os.context_switch_cycles as f64,
@@ -222,22 +223,22 @@ impl IntervalEngine {
                 (0..spec.cpus()).map(|cpu| cpu / spec.contexts_per_core).collect(),
             ),
             now: 0.0,
-            next_step_at: vec![f64::INFINITY; count],
-            step_length: vec![MAX_STEP_NS * hertz / 1e9; count],
-            steps: 0,
-            first_step_turnovers: vec![0.0; count],
-            phase_ends_at: vec![f64::INFINITY; count],
+            next_step_at: vec![f64::INFINITY; model_count],
+            step_length: vec![MAX_STEP_NS * hertz / 1e9; model_count],
+            step_count: 0,
+            first_step_turnovers: vec![0.0; model_count],
+            phase_ends_at: vec![f64::INFINITY; model_count],
             reported_load: vec![0.0; memory.controllers.len()],
             memory,
             memory_nodes: Vec::new(),
-            traffic: vec![0.0; count],
+            traffic: vec![0.0; model_count],
             ended_slots: Vec::new(),
             issue_slot_cycles: 1.0 / width as f32,
             contexts_per_core: spec.contexts_per_core,
             core_wait_share: vec![0.0; spec.cpus() as usize],
             same_package_cycles: latency_or_memory(spec.coherence.same_package_cycles),
             other_package_cycles: latency_or_memory(spec.coherence.other_package_cycles),
-            domain_members: vec![Vec::new(); count],
+            domain_members: vec![Vec::new(); model_count],
         })
     }
 
@@ -287,23 +288,23 @@ impl IntervalEngine {
     /// Moves these CPUs of one cache to another, empty cache of the same size. Returns `false` if no spare cache is
     /// left.
     pub(crate) fn move_to_spare_cache(&mut self, cpus: &CpuSet) -> bool {
-        let Some(first_cpu) = cpus.first().filter(|_| self.spare_flows > 0) else { return false };
-        let old_flow = self.run_queues.cache_of(first_cpu) as usize;
-        let flow = self.occupancy_models.len() - self.spare_flows;
-        self.spare_flows -= 1;
-        let topology_cache = self.topology_cache_of_flow[old_flow];
-        self.topology_cache_of_flow[flow] = topology_cache;
-        (self.package_of_flow[flow], self.node_of_flow[flow]) =
-            (self.package_of_flow[topology_cache], self.node_of_flow[topology_cache]);
+        let Some(first_cpu) = cpus.first().filter(|_| self.spare_models > 0) else { return false };
+        let old_index = self.run_queues.cache_of(first_cpu) as usize;
+        let new_index = self.occupancy_models.len() - self.spare_models;
+        self.spare_models -= 1;
+        let topology_cache = self.topology_cache_of_model[old_index];
+        self.topology_cache_of_model[new_index] = topology_cache;
+        (self.package_of_model[new_index], self.node_of_model[new_index]) =
+            (self.package_of_model[topology_cache], self.node_of_model[topology_cache]);
         let is_moved = |core: &u32| cpus.contains(*core);
-        self.cores_of_flow[flow] = self.cores_of_flow[old_flow].iter().copied().filter(is_moved).collect();
-        self.cores_of_flow[old_flow].retain(|core| !is_moved(core));
-        self.advance_flow(old_flow);
-        self.occupancy_models[flow].advanced_to = self.now;
-        let old_model = self.occupancy_models[old_flow].clone();
-        self.occupancy_models[flow].copy_division(&old_model);
-        self.domain_members[flow] = self.domain_members[old_flow].clone();
-        cpus.iter().for_each(|cpu| self.run_queues.set_cache(cpu, flow as u32));
+        self.cores_of_model[new_index] = self.cores_of_model[old_index].iter().copied().filter(is_moved).collect();
+        self.cores_of_model[old_index].retain(|core| !is_moved(core));
+        self.advance_model(old_index);
+        self.occupancy_models[new_index].advanced_to = self.now;
+        let old_model = self.occupancy_models[old_index].clone();
+        self.occupancy_models[new_index].copy_division(&old_model);
+        self.domain_members[new_index] = self.domain_members[old_index].clone();
+        cpus.iter().for_each(|cpu| self.run_queues.set_cache(cpu, new_index as u32));
         true
     }
 
@@ -326,8 +327,8 @@ impl IntervalEngine {
             slots.phase_left_instr.push(0.0);
             slots.work_left_instr.push(0.0);
             slots.starts_from_empty_cache.push(false);
-            slots.cache_flow.push(NO_CACHE);
-            slots.flow_entry.push(0);
+            slots.model_index.push(NO_CACHE);
+            slots.model_entry.push(0);
             slots.memory_demand.push(MemoryDemand::default());
             slots.dropped_prefetch_share.push(0.0);
             slots.extra_cycles_per_instr.push(0.0);
@@ -348,7 +349,7 @@ impl IntervalEngine {
             self.programs[program as usize].program.phases[0].instructions.unwrap_or(f64::INFINITY);
         slots.work_left_instr[index] = f64::INFINITY;
         slots.starts_from_empty_cache[index] = self.programs[program as usize].program.from_empty_cache;
-        slots.cache_flow[index] = NO_CACHE;
+        slots.model_index[index] = NO_CACHE;
         slots.memory_demand[index] = MemoryDemand::default();
         (slots.registered_phase[index], slots.switches[index], slots.stolen_share[index]) = (0, 0.0, 0.0);
         slots.memory_index[index] = self.memory_nodes.len() as u32;
@@ -367,15 +368,15 @@ impl IntervalEngine {
     /// Removes a task for good. Its lines stay until others need the space; its slot is reused.
     pub(crate) fn remove_task(&mut self, slot: u32) {
         self.slots.is_finished[slot as usize] = true;
-        let flow = self.slots.cache_flow[slot as usize];
+        let model_index = self.slots.model_index[slot as usize];
         self.unregister_rate(slot as usize);
-        self.occupancy_models.iter_mut().for_each(|flow| flow.remove_task(slot));
-        self.slots.cache_flow[slot as usize] = NO_CACHE;
+        self.occupancy_models.iter_mut().for_each(|occupancy_model| occupancy_model.remove_task(slot));
+        self.slots.model_index[slot as usize] = NO_CACHE;
         self.run_queues.remove(slot);
         self.run_queues.changed_slots.retain(|changed_slot| *changed_slot != slot);
         self.free_slots.push(slot);
-        if flow != NO_CACHE {
-            self.schedule_step(flow as usize, FIRST_STEP);
+        if model_index != NO_CACHE {
+            self.schedule_step(model_index as usize, FIRST_STEP);
         }
     }
 
@@ -397,20 +398,23 @@ impl IntervalEngine {
     }
     /// Returns the position, among the caches of the contended level, of the cache in which the task runs.
     pub fn cache_of(&self, slot: u32) -> Option<usize> {
-        let flow = self.slots.cache_flow[slot as usize];
-        (flow != NO_CACHE).then(|| self.topology_cache_of_flow[flow as usize])
+        let model_index = self.slots.model_index[slot as usize];
+        (model_index != NO_CACHE).then(|| self.topology_cache_of_model[model_index as usize])
     }
     fn occupancy_models(&self, cache: usize) -> impl Iterator<Item = &OccupancyModel> {
         self.occupancy_models
             .iter()
-            .zip(&self.topology_cache_of_flow)
+            .zip(&self.topology_cache_of_model)
             .filter(move |(_, home)| **home == cache)
-            .map(|(flow, _)| flow)
+            .map(|(occupancy_model, _)| occupancy_model)
     }
     /// Returns the bytes that the task occupies in a cache.
     pub(crate) fn occupied_bytes(&self, slot: u32, cache: usize) -> f64 {
-        let lines_of_task = |flow: &OccupancyModel| -> f64 {
-            (0..flow.len()).filter(|&index| flow.task[index] == slot).map(|index| f64::from(flow.lines[index])).sum()
+        let lines_of_task = |occupancy_model: &OccupancyModel| -> f64 {
+            (0..occupancy_model.len())
+                .filter(|&index| occupancy_model.task[index] == slot)
+                .map(|index| f64::from(occupancy_model.lines[index]))
+                .sum()
         };
         self.occupancy_models(cache).map(lines_of_task).sum::<f64>() * self.line_bytes
     }
@@ -418,18 +422,18 @@ impl IntervalEngine {
         self.line_bytes
     }
     /// Returns the number of contended caches in the topology.
-    pub(crate) fn caches(&self) -> usize {
-        self.known_caches
+    pub(crate) fn cache_count(&self) -> usize {
+        self.cache_count
     }
     pub(crate) fn node_of_cache(&self, cache: usize) -> usize {
-        self.node_of_flow[cache]
+        self.node_of_model[cache]
     }
 
     /// Divides a cache among domains, each given by its capacity in lines and its group. Domains that overlap belong
     /// to one group, and `groups` holds the number of lines of each group. `members` assigns tasks to domains; tasks
     /// that it omits are in the first domain.
     pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], members: Vec<(u32, u8)>) {
-        self.advance_flow(cache);
+        self.advance_model(cache);
         let domain_of = |slot: u32| members.iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
         self.occupancy_models[cache].divide(domains, groups, domain_of);
         self.domain_members[cache] = members;
@@ -445,11 +449,11 @@ impl IntervalEngine {
         groups: &[f32],
         members: &[(u32, u8)],
     ) {
-        for index in 0..self.occupancy_models.len() - self.spare_flows {
-            let flow = &self.occupancy_models[index];
-            let is_same = flow.domains.len() == domains.len()
-                && flow.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
-            if self.topology_cache_of_flow[index] == cache && (!is_same || self.domain_members[index] != members) {
+        for index in 0..self.occupancy_models.len() - self.spare_models {
+            let occupancy_model = &self.occupancy_models[index];
+            let is_same = occupancy_model.domains.len() == domains.len()
+                && occupancy_model.domains.iter().zip(domains).all(|(a, b)| (a.capacity_lines, a.group) == *b);
+            if self.topology_cache_of_model[index] == cache && (!is_same || self.domain_members[index] != members) {
                 self.divide(index, domains, groups, members.to_vec());
             }
         }
@@ -486,17 +490,17 @@ impl IntervalEngine {
     }
 
     /// Returns the distribution of the task's references over the LRU stack in its present phase.
-    pub(crate) fn hits_by_lines(&self, slot: u32) -> DistanceDistribution {
+    pub(crate) fn distance_distribution(&self, slot: u32) -> DistanceDistribution {
         self.curves.distance_distribution(self.curve_of(slot))
     }
     /// Returns whether this share of the task's references can hit, and the distance below which it falls; the capacity
     /// if it cannot.
     pub(crate) fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
-        let distance = self.hits_by_lines(slot).value_at(share);
+        let distance = self.distance_distribution(slot).value_at(share);
         (distance.is_some(), distance.map_or(self.capacity_lines(), |lines| lines as f32))
     }
     /// Returns the number of instructions in which the task touches this many lines.
-    pub(crate) fn window_of_lines(&self, slot: u32, lines: f32) -> f64 {
+    pub(crate) fn window_instr(&self, slot: u32, lines: f32) -> f64 {
         self.curves.window_instr(self.curve_of(slot), lines)
     }
 
@@ -507,11 +511,15 @@ impl IntervalEngine {
 
     /// Drops a share of a task's lines, because its pages have moved.
     pub(crate) fn drop_lines(&mut self, slot: u32, share: f64) {
-        let flow = self.slots.cache_flow[slot as usize];
-        if flow != NO_CACHE {
-            let cache = flow as usize;
-            self.advance_flow(cache);
-            self.occupancy_models[cache].drop_share(self.slots.flow_entry[slot as usize] as usize, share, &self.curves);
+        let model_index = self.slots.model_index[slot as usize];
+        if model_index != NO_CACHE {
+            let cache = model_index as usize;
+            self.advance_model(cache);
+            self.occupancy_models[cache].drop_share(
+                self.slots.model_entry[slot as usize] as usize,
+                share,
+                &self.curves,
+            );
             self.schedule_step(cache, FIRST_STEP_OF_NEWCOMER);
         }
     }
@@ -538,7 +546,7 @@ impl IntervalEngine {
             self.now = end_cycle;
         }
         for index in 0..self.occupancy_models.len() {
-            self.advance_flow(index);
+            self.advance_model(index);
         }
     }
 
@@ -553,23 +561,27 @@ impl IntervalEngine {
             }
             let queue_entry = &self.run_queues.tasks[index];
             let (share, cpu) = (queue_entry.share * (1.0 - self.slots.stolen_share[index]), queue_entry.cpu);
-            let flow = cpu.map(|cpu| self.run_queues.cache_of(cpu) as usize);
+            let model_index = cpu.map(|cpu| self.run_queues.cache_of(cpu) as usize);
             self.slots.switches[index] = self.run_queues.switches_per_cycle(slot);
-            let (old_flow, new_flow) = (self.slots.cache_flow[index], flow.map_or(NO_CACHE, |flow| flow as u32));
-            if old_flow != new_flow {
-                if old_flow != NO_CACHE {
-                    self.schedule_step(old_flow as usize, FIRST_STEP);
+            let (old_model_index, new_model_index) =
+                (self.slots.model_index[index], model_index.map_or(NO_CACHE, |flow| flow as u32));
+            if old_model_index != new_model_index {
+                if old_model_index != NO_CACHE {
+                    self.schedule_step(old_model_index as usize, FIRST_STEP);
                 }
-                self.move_to(slot, new_flow);
+                self.move_to(slot, new_model_index);
             }
-            if let Some(flow) =
-                flow.filter(|_| self.slots.memory_demand[index].cpu_share != share || old_flow != new_flow)
+            if let Some(model_index) = model_index
+                .filter(|_| self.slots.memory_demand[index].cpu_share != share || old_model_index != new_model_index)
             {
-                self.advance_flow(flow);
+                self.advance_model(model_index);
                 self.slots.memory_demand[index].cpu_share = share;
-                self.schedule_step(flow, if old_flow == new_flow { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
+                self.schedule_step(
+                    model_index,
+                    if old_model_index == new_model_index { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER },
+                );
             }
-            if flow.is_none() {
+            if model_index.is_none() {
                 self.slots.memory_demand[index].cpu_share = 0.0;
             }
         }
@@ -577,52 +589,54 @@ impl IntervalEngine {
         self.run_queues.changed_slots = changed_slots;
     }
 
-    fn move_to(&mut self, slot: u32, flow: u32) {
+    fn move_to(&mut self, slot: u32, model_index: u32) {
         let index = slot as usize;
-        let old_flow = self.slots.cache_flow[index];
-        if old_flow != NO_CACHE {
+        let old_model_index = self.slots.model_index[index];
+        if old_model_index != NO_CACHE {
             self.slots.starts_from_empty_cache[index] = false;
-            self.advance_flow(old_flow as usize);
+            self.advance_model(old_model_index as usize);
             self.unregister_rate(index);
-            self.occupancy_models[old_flow as usize].stop_task(self.slots.flow_entry[index] as usize);
+            self.occupancy_models[old_model_index as usize].stop_task(self.slots.model_entry[index] as usize);
         }
-        self.slots.cache_flow[index] = flow;
-        if flow != NO_CACHE {
-            let node = self.node_of_flow[flow as usize];
+        self.slots.model_index[index] = model_index;
+        if model_index != NO_CACHE {
+            let node = self.node_of_model[model_index as usize];
             self.memory_nodes[self.slots.memory_index[index] as usize].get_or_insert(node);
-            self.advance_flow(flow as usize);
+            self.advance_model(model_index as usize);
             let slots = &mut self.slots;
-            self.occupancy_models[flow as usize]
-                .remove_empty_entries(|moved_slot, entry| slots.flow_entry[moved_slot as usize] = entry as u32);
+            self.occupancy_models[model_index as usize]
+                .remove_empty_entries(|moved_slot, entry| slots.model_entry[moved_slot as usize] = entry as u32);
             let curve = self.programs[slots.program[index] as usize].first_curve + slots.phase[index];
-            let entry = self.occupancy_models[flow as usize].add_task(slot, curve, self.now);
+            let entry = self.occupancy_models[model_index as usize].add_task(slot, curve, self.now);
             // The task left its lines here in an earlier phase, and has changed phase since then.
-            if self.occupancy_models[flow as usize].curve[entry] != curve {
-                self.occupancy_models[flow as usize].start_phase(entry, curve, 0.0, &self.curves);
+            if self.occupancy_models[model_index as usize].curve[entry] != curve {
+                self.occupancy_models[model_index as usize].start_phase(entry, curve, 0.0, &self.curves);
             }
-            slots.flow_entry[index] = entry as u32;
-            let domain =
-                self.domain_members[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |member| member.1);
-            self.occupancy_models[flow as usize].set_domain(entry, domain);
+            slots.model_entry[index] = entry as u32;
+            let domain = self.domain_members[model_index as usize]
+                .iter()
+                .find(|(task, _)| *task == slot)
+                .map_or(0, |member| member.1);
+            self.occupancy_models[model_index as usize].set_domain(entry, domain);
         }
     }
 
     /// Schedules a short step of a cache now, because its state has changed.
-    fn schedule_step(&mut self, flow: usize, turnovers: f64) {
-        let pending_turnovers = self.first_step_turnovers[flow];
-        self.first_step_turnovers[flow] =
+    fn schedule_step(&mut self, model_index: usize, turnovers: f64) {
+        let pending_turnovers = self.first_step_turnovers[model_index];
+        self.first_step_turnovers[model_index] =
             if pending_turnovers > 0.0 { pending_turnovers.min(turnovers) } else { turnovers };
-        self.next_step_at[flow] = self.now;
+        self.next_step_at[model_index] = self.now;
     }
 
     /// Adds the work of a cache's tasks since the cache's last step to their totals, and updates its occupancies.
     /// Returns the largest change of an occupancy, as a share of the capacity.
-    fn advance_flow(&mut self, flow: usize) -> f32 {
-        let elapsed = self.now - self.occupancy_models[flow].advanced_to;
+    fn advance_model(&mut self, model_index: usize) -> f32 {
+        let elapsed = self.now - self.occupancy_models[model_index].advanced_to;
         if elapsed <= 0.0 {
             return 0.0;
         }
-        let occupancy_model = &self.occupancy_models[flow];
+        let occupancy_model = &self.occupancy_models[model_index];
         let slots = &mut self.slots;
         for entry in 0..occupancy_model.len() {
             if !occupancy_model.is_running[entry] {
@@ -646,7 +660,7 @@ impl IntervalEngine {
             slots.phase_left_instr[index] -= instructions;
             slots.work_left_instr[index] -= instructions;
         }
-        self.occupancy_models[flow].advance(self.now, &self.curves)
+        self.occupancy_models[model_index].advance(self.now, &self.curves)
     }
 }
 

@@ -209,7 +209,7 @@ fn a_migration_costs_the_refill_and_nothing_else() {
     let lost_instr = speed * 1e9 - (engine.task_totals(slot).instructions - instr_before);
     // It misses each of its lines once more, and each miss waits 100 cycles; at its usual speed it does this much work.
     let expected = 40_000.0 * 100.0 * speed;
-    assert!(engine.steps < 300, "{} steps", engine.steps);
+    assert!(engine.step_count < 300, "{} steps", engine.step_count);
     assert!((lost_instr / expected - 1.0).abs() < 0.08, "{lost_instr} {expected}");
     assert!(engine.occupied_bytes(slot, 0) > 0.9 * 40_000.0 * 64.0, "its old lines stay while nobody needs the room");
 }

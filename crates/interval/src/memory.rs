@@ -181,7 +181,7 @@ impl QueueServer {
     }
 }
 
-/// Returns the mean of an exponential distribution with this mean, below a limit.
+/// Returns the mean of those values of an exponential distribution with mean `mean` that lie below `upper_limit`.
 #[inline]
 fn mean_below_limit(upper_limit: f32, mean: f32) -> f32 {
     // Far below its mean, the distribution is uniform.

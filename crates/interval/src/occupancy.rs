@@ -45,8 +45,8 @@ struct PastPhase {
     curve: u32,
     /// First cycle of the interval over which these lines were touched, evenly spread. None is left once the cut-off
     /// has passed the interval's end.
-    from_cycle: f64,
-    until_cycle: f64,
+    start_cycle: f64,
+    end_cycle: f64,
     /// The task's instructions in the last phase between these cycles.
     window_instr: f64,
     /// Lines of earlier phases, beyond the footprint of the last one.
@@ -59,13 +59,13 @@ impl PastPhase {
     /// number falls per cycle of the cut-off.
     #[inline]
     fn remaining_lines_and_loss(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
-        if cutoff >= self.until_cycle {
+        if cutoff >= self.end_cycle {
             return (0.0, 0.0);
         }
-        let duration_cycles = self.until_cycle - self.from_cycle;
-        let remaining_share = ((self.until_cycle - cutoff) / duration_cycles).min(1.0);
+        let duration_cycles = self.end_cycle - self.start_cycle;
+        let remaining_share = ((self.end_cycle - cutoff) / duration_cycles).min(1.0);
         let (lines, slope) = curves.window_footprint(self.curve, self.window_instr * remaining_share, &mut self.hint);
-        let per_cycle = if cutoff < self.from_cycle { 0.0 } else { 1.0 / duration_cycles };
+        let per_cycle = if cutoff < self.start_cycle { 0.0 } else { 1.0 / duration_cycles };
         let loss = (f64::from(slope) * self.window_instr + f64::from(self.older_lines)) * per_cycle;
         (lines + self.older_lines * remaining_share as f32, loss as f32)
     }
@@ -73,13 +73,13 @@ impl PastPhase {
     /// Drops the lines that were touched before the cut-off.
     #[inline]
     fn apply_cutoff(&mut self, cutoff: f64) {
-        if cutoff >= self.until_cycle {
+        if cutoff >= self.end_cycle {
             *self = PastPhase::default();
-        } else if cutoff > self.from_cycle {
-            let remaining_share = (self.until_cycle - cutoff) / (self.until_cycle - self.from_cycle);
+        } else if cutoff > self.start_cycle {
+            let remaining_share = (self.end_cycle - cutoff) / (self.end_cycle - self.start_cycle);
             self.window_instr *= remaining_share;
             self.older_lines *= remaining_share as f32;
-            self.from_cycle = cutoff;
+            self.start_cycle = cutoff;
         }
     }
 }
@@ -105,9 +105,9 @@ pub struct OccupancyModel {
     past_phases: Vec<PastPhase>,
     /// Cycle at which the user arrived without lines.
     arrival_cycle: Vec<f64>,
-    /// First cycle of the interval over which `window_instr` is spread; `until_cycle` is its end.
-    from_cycle: Vec<f64>,
-    until_cycle: Vec<f64>,
+    /// First cycle of the interval over which `window_instr` is spread; `end_cycle` is its end.
+    start_cycle: Vec<f64>,
+    end_cycle: Vec<f64>,
     pub lines: Vec<f32>,
     /// Occupancy at the previous step.
     pub previous_lines: Vec<f32>,
@@ -140,8 +140,8 @@ impl OccupancyModel {
             window_instr: Vec::new(),
             past_phases: Vec::new(),
             arrival_cycle: Vec::new(),
-            from_cycle: Vec::new(),
-            until_cycle: Vec::new(),
+            start_cycle: Vec::new(),
+            end_cycle: Vec::new(),
             lines: Vec::new(),
             previous_lines: Vec::new(),
             rate: Vec::new(),
@@ -157,9 +157,9 @@ impl OccupancyModel {
 
     /// Adds a task that runs here from now on, and returns its entry. It regains the lines that it left here earlier.
     pub fn add_task(&mut self, task: u32, curve: u32, now: f64) -> usize {
-        if let Some(at) = self.task.iter().position(|&owner| owner == task && task != NO_TASK) {
-            self.is_running[at] = true;
-            return at;
+        if let Some(entry) = self.task.iter().position(|&owner| owner == task && task != NO_TASK) {
+            self.is_running[entry] = true;
+            return entry;
         }
         self.task.push(task);
         self.is_running.push(true);
@@ -168,8 +168,8 @@ impl OccupancyModel {
         self.window_instr.push(0.0);
         self.past_phases.push(PastPhase::default());
         self.arrival_cycle.push(now);
-        self.from_cycle.push(now);
-        self.until_cycle.push(now);
+        self.start_cycle.push(now);
+        self.end_cycle.push(now);
         self.lines.push(0.0);
         self.previous_lines.push(0.0);
         self.rate.push(0.0);
@@ -216,8 +216,8 @@ impl OccupancyModel {
         self.window_instr.swap_remove(index);
         self.past_phases.swap_remove(index);
         self.arrival_cycle.swap_remove(index);
-        self.from_cycle.swap_remove(index);
-        self.until_cycle.swap_remove(index);
+        self.start_cycle.swap_remove(index);
+        self.end_cycle.swap_remove(index);
         self.lines.swap_remove(index);
         self.previous_lines.swap_remove(index);
         self.rate.swap_remove(index);
@@ -244,19 +244,19 @@ impl OccupancyModel {
     /// phase; the rest belongs to earlier phases.
     pub fn start_phase(&mut self, entry: usize, curve: u32, rate: f64, curves: &PhaseCurves) {
         let (now, old_curve) = (self.advanced_to, std::mem::replace(&mut self.curve[entry], curve));
-        let from_cycle = if self.past_phases[entry].until_cycle > 0.0 {
-            self.past_phases[entry].from_cycle
+        let start_cycle = if self.past_phases[entry].end_cycle > 0.0 {
+            self.past_phases[entry].start_cycle
         } else {
-            self.from_cycle[entry]
+            self.start_cycle[entry]
         };
-        let (lines, elapsed_cycles) = (self.lines[entry], (now - from_cycle).max(0.0));
+        let (lines, elapsed_cycles) = (self.lines[entry], (now - start_cycle).max(0.0));
         let window_instr = curves.window_instr(old_curve, lines).min(rate * elapsed_cycles);
         let mut past_phase =
-            PastPhase { curve: old_curve, from_cycle, until_cycle: now, window_instr, ..PastPhase::default() };
+            PastPhase { curve: old_curve, start_cycle, end_cycle: now, window_instr, ..PastPhase::default() };
         past_phase.older_lines =
             (lines - curves.window_footprint(old_curve, window_instr, &mut past_phase.hint).0).max(0.0);
         self.past_phases[entry] = if elapsed_cycles > 0.0 { past_phase } else { PastPhase::default() };
-        (self.window_instr[entry], self.from_cycle[entry], self.until_cycle[entry]) = (0.0, now, now);
+        (self.window_instr[entry], self.start_cycle[entry], self.end_cycle[entry]) = (0.0, now, now);
     }
 
     /// Divides the cache again: by the capacity and group of each domain (at most 64), the capacity of each group,
@@ -306,10 +306,10 @@ impl OccupancyModel {
         for index in 0..self.len() {
             if self.rate[index] > 0.0 {
                 if self.window_instr[index] <= 0.0 {
-                    self.from_cycle[index] = now - elapsed;
+                    self.start_cycle[index] = now - elapsed;
                 }
                 self.window_instr[index] += self.rate[index] * elapsed;
-                self.until_cycle[index] = now;
+                self.end_cycle[index] = now;
             }
         }
         let mut change = 0.0f32;
@@ -388,21 +388,21 @@ impl OccupancyModel {
             if domains >> self.domain[index] & 1 == 0 {
                 continue;
             }
-            let (from_cycle, until_cycle) = (self.from_cycle[index], self.until_cycle[index]);
+            let (start_cycle, end_cycle) = (self.start_cycle[index], self.end_cycle[index]);
             let mut window = self.window_instr[index];
-            if cutoff >= until_cycle {
+            if cutoff >= end_cycle {
                 continue;
             }
-            if cutoff < self.past_phases[index].until_cycle {
+            if cutoff < self.past_phases[index].end_cycle {
                 let (start, start_loss) = self.past_phases[index].remaining_lines_and_loss(cutoff, curves);
                 sum += curves.footprint_after(self.curve[index], start, window, &mut self.hint[index]);
                 loss_per_cycle += start_loss;
                 continue;
             }
             let mut instr_per_cycle = 0.0;
-            if cutoff >= from_cycle && until_cycle > from_cycle {
-                instr_per_cycle = window / (until_cycle - from_cycle);
-                window = instr_per_cycle * (until_cycle - cutoff);
+            if cutoff >= start_cycle && end_cycle > start_cycle {
+                instr_per_cycle = window / (end_cycle - start_cycle);
+                window = instr_per_cycle * (end_cycle - cutoff);
             }
             let (lines, slope) = curves.window_footprint(self.curve[index], window, &mut self.hint[index]);
             sum += lines;
@@ -423,17 +423,17 @@ impl OccupancyModel {
             if domains >> self.domain[index] & 1 == 0 {
                 continue;
             }
-            let (from_cycle, until_cycle) = (self.from_cycle[index], self.until_cycle[index]);
-            if cutoff >= until_cycle {
-                (self.window_instr[index], self.from_cycle[index]) = (0.0, cutoff);
-            } else if cutoff > from_cycle {
-                self.window_instr[index] *= (until_cycle - cutoff) / (until_cycle - from_cycle);
-                self.from_cycle[index] = cutoff;
+            let (start_cycle, end_cycle) = (self.start_cycle[index], self.end_cycle[index]);
+            if cutoff >= end_cycle {
+                (self.window_instr[index], self.start_cycle[index]) = (0.0, cutoff);
+            } else if cutoff > start_cycle {
+                self.window_instr[index] *= (end_cycle - cutoff) / (end_cycle - start_cycle);
+                self.start_cycle[index] = cutoff;
             }
             self.past_phases[index].apply_cutoff(cutoff);
             let (mut lines, slope) =
                 curves.window_footprint(self.curve[index], self.window_instr[index], &mut self.hint[index]);
-            if self.past_phases[index].until_cycle > 0.0 {
+            if self.past_phases[index].end_cycle > 0.0 {
                 let (start, _) = self.past_phases[index].remaining_lines_and_loss(cutoff, curves);
                 lines =
                     curves.footprint_after(self.curve[index], start, self.window_instr[index], &mut self.hint[index]);
@@ -460,12 +460,12 @@ impl OccupancyModel {
             }
             let (has_room, total_inserted) = (occupancy + inserted_lines <= capacity, inserted_lines);
             for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
-                let own_fills = (self.rate[index] * elapsed) as f32 * self.slope[index];
+                let fills = (self.rate[index] * elapsed) as f32 * self.slope[index];
                 let lines_before = self.lines[index];
                 // Fills into free space evict no line.
                 let eviction_share =
                     if has_room { 0.0 } else { (occupancy + total_inserted - capacity).min(total_inserted) / capacity };
-                self.lines[index] = ((lines_before + own_fills) / (1.0 + eviction_share)).min(capacity);
+                self.lines[index] = ((lines_before + fills) / (1.0 + eviction_share)).min(capacity);
                 change = change.max((self.lines[index] - lines_before).abs() / capacity);
             }
         }

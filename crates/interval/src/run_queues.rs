@@ -155,8 +155,8 @@ impl RunQueues {
             return;
         }
         task.allowed_cpus = allowed_cpus;
-        let (cpu, in_gang) = (task.cpu, task.is_in_gang);
-        let lacks_turn = |cpu: u32| !in_gang && self.gang_only_cpus().contains(cpu);
+        let (cpu, is_in_gang) = (task.cpu, task.is_in_gang);
+        let lacks_turn = |cpu: u32| !is_in_gang && self.gang_only_cpus().contains(cpu);
         if cpu.is_none_or(|cpu| !self.may_run(slot, cpu) || lacks_turn(cpu)) {
             self.remove_from_queue(slot);
             self.assign_cpu(slot);
@@ -205,8 +205,8 @@ impl RunQueues {
     /// Returns the CPUs that have a gang member in every turn, so that no task without a gang can run there.
     fn gang_only_cpus(&self) -> CpuSet {
         let is_full = |rotation: &&QueueRotation| {
-            let seats = rotation.cpus.count() as usize;
-            !rotation.gangs.is_empty() && rotation.gangs.iter().all(|(members, _)| members.len() >= seats)
+            let cpu_count = rotation.cpus.count() as usize;
+            !rotation.gangs.is_empty() && rotation.gangs.iter().all(|(members, _)| members.len() >= cpu_count)
         };
         self.rotations.iter().filter(is_full).flat_map(|rotation| rotation.cpus.iter()).collect()
     }
@@ -302,14 +302,14 @@ impl RunQueues {
     }
 
     fn find_best_move(&self) -> Option<(u32, u32)> {
-        let mut best_cpu: Option<(f64, u32, u32)> = None;
+        let mut best_move: Option<(f64, u32, u32)> = None;
         let gang_only_cpus = self.gang_only_cpus();
         let loads: Vec<f64> = (0..self.queues.len() as u32).map(|cpu| self.queue_load(cpu)).collect();
         for source in 0..self.queues.len() as u32 {
             let load = if gang_only_cpus.contains(source) { NO_TURN_LOAD } else { loads[source as usize] };
             for &slot in &self.queues[source as usize].tasks {
                 let task = &self.tasks[slot as usize];
-                let own_load = task.weight * task.demand;
+                let task_load = task.weight * task.demand;
                 if task.is_in_gang {
                     continue;
                 }
@@ -317,14 +317,14 @@ impl RunQueues {
                     *target != source && !gang_only_cpus.contains(*target) && self.may_run(slot, *target)
                 };
                 for target in (0..self.queues.len() as u32).filter(can_receive) {
-                    let gain = load - own_load - loads[target as usize];
-                    if gain > 0.01 && best_cpu.is_none_or(|(best_gain, _, _)| gain > best_gain) {
-                        best_cpu = Some((gain, slot, target));
+                    let gain = load - task_load - loads[target as usize];
+                    if gain > 0.01 && best_move.is_none_or(|(best_gain, _, _)| gain > best_gain) {
+                        best_move = Some((gain, slot, target));
                     }
                 }
             }
         }
-        best_cpu.map(|(_, slot, target)| (slot, target))
+        best_move.map(|(_, slot, target)| (slot, target))
     }
 
     /// Updates shares after changes, and ends turns that are over.
@@ -414,8 +414,9 @@ impl RunQueues {
         let is_awake = |slot: &&u32| self.tasks[**slot as usize].wake_cycle <= now;
         let virtual_time_of = |slot: &u32| self.tasks[*slot as usize].virtual_time;
         let min_virtual_time = tasks.iter().filter(is_awake).map(virtual_time_of).fold(f64::INFINITY, f64::min);
-        let next_slot = tasks.iter().filter(is_awake).find(|slot| virtual_time_of(slot) <= min_virtual_time).copied();
-        let next = next_slot.filter(|_| self.queues[cpu].is_online);
+        let first_awake_slot =
+            tasks.iter().filter(is_awake).find(|slot| virtual_time_of(slot) <= min_virtual_time).copied();
+        let next_slot = first_awake_slot.filter(|_| self.queues[cpu].is_online);
         let wake_cycles = tasks.iter().map(|&slot| self.tasks[slot as usize].wake_cycle).filter(|wake| *wake > now);
         let mut turn_end = wake_cycles.fold(f64::INFINITY, f64::min);
         for &slot in &tasks {
@@ -427,7 +428,7 @@ impl RunQueues {
                 task.virtual_time
             };
             let mut share = 0.0;
-            if Some(slot) == next {
+            if Some(slot) == next_slot {
                 let burst = if task.demand < 1.0 { task.burst_left_cycles } else { f64::INFINITY };
                 let slice = if tasks.len() > 1 { self.slice_cycles.min(burst) } else { burst };
                 let switch_cycles = if tasks.len() > 1 { self.context_switch_cycles } else { 0.0 };
@@ -444,8 +445,8 @@ impl RunQueues {
     /// Starts the next gang's turn.
     fn start_next_gang(&mut self, index: usize, now: f64) {
         let rotation = &mut self.rotations[index];
-        let count = rotation.gangs.len().max(1);
-        let next_gang = if rotation.current_gang == usize::MAX { 0 } else { (rotation.current_gang + 1) % count };
+        let gang_count = rotation.gangs.len().max(1);
+        let next_gang = if rotation.current_gang == usize::MAX { 0 } else { (rotation.current_gang + 1) % gang_count };
         let slices = rotation.gangs.get(next_gang).map_or(1, |(_, slices)| *slices);
         rotation.current_gang = next_gang;
         rotation.turn_end = now + rotation.slice_cycles * f64::from(slices.max(1));

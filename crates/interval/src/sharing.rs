@@ -17,7 +17,7 @@ struct RegionRates {
 /// The rates at which each cache accesses each region.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Regions {
-    caches: usize,
+    cache_count: usize,
     /// Numbers of regions in programs, in order of first mention.
     region_numbers: Vec<u32>,
     /// Rates by region, then by cache.
@@ -34,17 +34,17 @@ pub struct RemoteTransfers {
 }
 
 impl Regions {
-    pub fn new(caches: usize) -> Self {
-        Regions { caches, ..Regions::default() }
+    pub fn new(cache_count: usize) -> Self {
+        Regions { cache_count, ..Regions::default() }
     }
 
     /// Returns the position of a region in this table.
     pub fn find_or_add_region(&mut self, number: u32) -> usize {
-        if let Some(at) = self.region_numbers.iter().position(|&known_number| known_number == number) {
-            return at;
+        if let Some(position) = self.region_numbers.iter().position(|&known_number| known_number == number) {
+            return position;
         }
         self.region_numbers.push(number);
-        self.rates.resize(self.rates.len() + self.caches, RegionRates::default());
+        self.rates.resize(self.rates.len() + self.cache_count, RegionRates::default());
         self.region_numbers.len() - 1
     }
 
@@ -54,7 +54,7 @@ impl Regions {
 
     /// Adds to (or subtracts from) the rates at which a cache accesses a region.
     pub fn add(&mut self, region: usize, cache: usize, reads_per_cycle: f64, writes_per_cycle: f64) {
-        let rates = &mut self.rates[region * self.caches + cache];
+        let rates = &mut self.rates[region * self.cache_count + cache];
         rates.reads = (rates.reads + reads_per_cycle).max(0.0);
         rates.writes = (rates.writes + writes_per_cycle).max(0.0);
     }
@@ -66,7 +66,7 @@ impl Regions {
         cache: usize,
         is_same_package: impl Fn(usize) -> bool,
     ) -> RemoteTransfers {
-        let region_rates = &self.rates[region * self.caches..(region + 1) * self.caches];
+        let region_rates = &self.rates[region * self.cache_count..(region + 1) * self.cache_count];
         let (mut reads, mut writes, mut near_accesses) = (0.0, 0.0, 0.0);
         for (index, rates) in region_rates.iter().enumerate().filter(|(index, _)| *index != cache) {
             reads += rates.reads;

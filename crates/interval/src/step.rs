@@ -15,56 +15,56 @@ fn step_growth(change: f32) -> f64 {
 
 impl IntervalEngine {
     /// Advances a cache to the present.
-    pub(super) fn advance_cache(&mut self, flow: usize) {
-        let change = self.advance_flow(flow);
-        let new_phase = self.advance_phases(flow);
-        let first_step_turnovers = std::mem::replace(&mut self.first_step_turnovers[flow], 0.0);
-        let growth = if first_step_turnovers > 0.0 || new_phase { 0.0 } else { step_growth(change) };
-        self.compute_demand(flow, 0.5 * growth.min(2.0) as f32);
-        let node = self.node_of_flow[flow];
-        let old_traffic = self.traffic[flow];
+    pub(super) fn advance_cache(&mut self, model_index: usize) {
+        let change = self.advance_model(model_index);
+        let has_new_phase = self.advance_phases(model_index);
+        let first_step_turnovers = std::mem::replace(&mut self.first_step_turnovers[model_index], 0.0);
+        let growth = if first_step_turnovers > 0.0 || has_new_phase { 0.0 } else { step_growth(change) };
+        self.compute_demand(model_index, 0.5 * growth.min(2.0) as f32);
+        let node = self.node_of_model[model_index];
+        let old_traffic = self.traffic[model_index];
         let controller = &mut self.memory.controllers[node];
-        let new_traffic = memory_traffic(&self.occupancy_models[flow], &self.slots, controller);
-        self.traffic[flow] = new_traffic;
+        let new_traffic = memory_traffic(&self.occupancy_models[model_index], &self.slots, controller);
+        self.traffic[model_index] = new_traffic;
         let load_shift = (new_traffic - old_traffic) * controller.cycles_per_line;
         controller.load = (controller.load + load_shift).clamp(0.0, 1.0);
         let load_change = (controller.load - self.reported_load[node]).abs();
         if load_change > MIN_REPORTED_LOAD_CHANGE * (1.0 - controller.load).max(0.05) * 4.0
             || !self.memory.buses.is_empty()
         {
-            self.solve_node(node, flow);
+            self.solve_node(node, model_index);
         } else {
-            self.update_cache_waits(node, flow);
+            self.update_cache_waits(node, model_index);
         }
-        self.set_speeds(flow);
-        self.schedule_next_step(flow, growth, first_step_turnovers);
+        self.set_speeds(model_index);
+        self.schedule_next_step(model_index, growth, first_step_turnovers);
     }
 
     /// Schedules the next step. If `growth` is 0, the state has changed, so the first step lasts `first_step_turnovers`
     /// turnovers.
-    fn schedule_next_step(&mut self, flow: usize, growth: f64, first_step_turnovers: f64) {
+    fn schedule_next_step(&mut self, model_index: usize, growth: f64, first_step_turnovers: f64) {
         let max_step_cycles = MAX_STEP_NS * self.hertz / 1e9;
         if growth > 0.0 {
-            self.step_length[flow] *= growth;
+            self.step_length[model_index] *= growth;
         } else {
-            let turnover = self.occupancy_models[flow].turnover_cycles(&self.curves).min(max_step_cycles);
-            self.step_length[flow] =
+            let turnover = self.occupancy_models[model_index].turnover_cycles(&self.curves).min(max_step_cycles);
+            self.step_length[model_index] =
                 turnover * if first_step_turnovers > 0.0 { first_step_turnovers } else { FIRST_STEP };
         }
-        self.step_length[flow] = self.step_length[flow].clamp(MIN_STEP_CYCLES, max_step_cycles);
-        self.next_step_at[flow] = self.now + self.step_length[flow];
-        self.steps += 1;
+        self.step_length[model_index] = self.step_length[model_index].clamp(MIN_STEP_CYCLES, max_step_cycles);
+        self.next_step_at[model_index] = self.now + self.step_length[model_index];
+        self.step_count += 1;
     }
 
     /// Starts the next phase of tasks whose phase is over, and records programs that have ended. Returns whether any
     /// phase changed.
-    fn advance_phases(&mut self, flow: usize) -> bool {
+    fn advance_phases(&mut self, model_index: usize) -> bool {
         let mut has_changed_phase = false;
-        for entry in 0..self.occupancy_models[flow].len() {
-            if !self.occupancy_models[flow].is_running[entry] {
+        for entry in 0..self.occupancy_models[model_index].len() {
+            if !self.occupancy_models[model_index].is_running[entry] {
                 continue;
             }
-            let slot = self.occupancy_models[flow].task[entry] as usize;
+            let slot = self.occupancy_models[model_index].task[entry] as usize;
             if self.slots.work_left_instr[slot] < 0.5 && !self.slots.is_finished[slot] {
                 self.slots.is_finished[slot] = true;
                 (self.slots.phase_left_instr[slot], self.slots.work_left_instr[slot]) = (f64::INFINITY, f64::INFINITY);
@@ -88,8 +88,8 @@ impl IntervalEngine {
                 let curve = compiled_program.first_curve + next_phase;
                 self.slots.phase[slot] = next_phase;
                 self.slots.phase_left_instr[slot] += length;
-                let rate = self.occupancy_models[flow].rate[entry];
-                self.occupancy_models[flow].start_phase(entry, curve, rate, &self.curves);
+                let rate = self.occupancy_models[model_index].rate[entry];
+                self.occupancy_models[model_index].start_phase(entry, curve, rate, &self.curves);
                 has_changed_phase = true;
             }
         }
@@ -98,18 +98,18 @@ impl IntervalEngine {
 
     /// Computes the memory demand of every task of the cache. Occupancies keep changing during the step; rates are
     /// those at its middle, which is `steps_ahead` steps of the last length away.
-    fn compute_demand(&mut self, flow: usize, steps_ahead: f32) {
-        let node = self.node_of_flow[flow];
-        let package = self.package_of_flow[flow];
-        let state = &mut self.occupancy_models[flow];
-        for entry in 0..state.len() {
-            let lines = state.lines[entry];
-            let middle_lines = (lines + steps_ahead * (lines - state.previous_lines[entry])).max(0.0);
-            state.previous_lines[entry] = lines;
-            if !state.is_running[entry] {
+    fn compute_demand(&mut self, model_index: usize, steps_ahead: f32) {
+        let node = self.node_of_model[model_index];
+        let package = self.package_of_model[model_index];
+        let occupancy_model = &mut self.occupancy_models[model_index];
+        for entry in 0..occupancy_model.len() {
+            let lines = occupancy_model.lines[entry];
+            let middle_lines = (lines + steps_ahead * (lines - occupancy_model.previous_lines[entry])).max(0.0);
+            occupancy_model.previous_lines[entry] = lines;
+            if !occupancy_model.is_running[entry] {
                 continue;
             }
-            let slot = state.task[entry] as usize;
+            let slot = occupancy_model.task[entry] as usize;
             let slots = &mut self.slots;
             // A task that waits for its turn has no demand; it is examined again when it runs.
             if slots.is_off_cpu(slot) {
@@ -117,12 +117,13 @@ impl IntervalEngine {
             }
             let dropped_share = slots.dropped_prefetch_share[slot];
             // The profile contains first touches: as long as the task has lost no line, it misses as often as alone.
-            slots.starts_from_empty_cache[slot] &= state.has_all_lines(entry);
-            let size = if slots.starts_from_empty_cache[slot] { state.max_lines(entry) } else { middle_lines };
-            let rates = self.curves.rates_at(state.curve[entry], size, dropped_share);
+            slots.starts_from_empty_cache[slot] &= occupancy_model.has_all_lines(entry);
+            let size =
+                if slots.starts_from_empty_cache[slot] { occupancy_model.max_lines(entry) } else { middle_lines };
+            let rates = self.curves.rates_at(occupancy_model.curve[entry], size, dropped_share);
             let demand = &mut slots.memory_demand[slot];
             demand.cycles = rates.cycles_per_instr + slots.extra_cycles_per_instr[slot];
-            let demand_stall = self.curves.demand_stall_per_instr(state.curve[entry], &rates);
+            let demand_stall = self.curves.demand_stall_per_instr(occupancy_model.curve[entry], &rates);
             demand.serial_misses = demand_stall / self.memory.latency_cycles;
             demand.serial_late_lines = (rates.stall_per_instr - demand_stall) / self.memory.latency_cycles;
             demand.lines = rates.fills_per_instr + rates.writebacks_per_instr;
@@ -133,7 +134,7 @@ impl IntervalEngine {
             }
             let prefetch = match self.memory.can_throttle_prefetch() && demand.serial_late_lines > 0.0 {
                 true => self.curves.prefetch_benefit(
-                    state.curve[entry],
+                    occupancy_model.curve[entry],
                     size,
                     demand.serial_late_lines / (demand.serial_late_lines + demand.serial_misses),
                 ),
@@ -146,21 +147,21 @@ impl IntervalEngine {
             counts_per_instr[FILLS] = rates.fills_per_instr;
             counts_per_instr[WRITEBACKS] = rates.writebacks_per_instr;
             counts_per_instr[STALL_CYCLES] = rates.stall_per_instr;
-            counts_per_instr[SOLO_CYCLES] = self.curves.solo_cycles_per_instr(state.curve[entry]);
+            counts_per_instr[SOLO_CYCLES] = self.curves.solo_cycles_per_instr(occupancy_model.curve[entry]);
         }
         if self.contexts_per_core > 1 {
-            self.compute_core_waits(flow);
+            self.compute_core_waits(model_index);
         }
-        for entry in 0..self.occupancy_models[flow].len() {
-            let slot = self.occupancy_models[flow].task[entry] as usize;
-            if self.occupancy_models[flow].is_running[entry] && !self.slots.is_off_cpu(slot) {
-                self.update_core_stalls(flow, slot);
+        for entry in 0..self.occupancy_models[model_index].len() {
+            let slot = self.occupancy_models[model_index].task[entry] as usize;
+            if self.occupancy_models[model_index].is_running[entry] && !self.slots.is_off_cpu(slot) {
+                self.update_core_stalls(model_index, slot);
             }
         }
     }
 
     /// Updates the extra cycles per instruction that the core's other contexts and remote lines cause.
-    fn update_core_stalls(&mut self, flow: usize, slot: usize) {
+    fn update_core_stalls(&mut self, model_index: usize, slot: usize) {
         let compiled_program = &self.programs[self.slots.program[slot] as usize];
         let phase = self.slots.phase[slot] as usize;
         self.slots.counts_per_instr[slot][REFERENCES] =
@@ -180,9 +181,9 @@ impl IntervalEngine {
         }
         let (mut hits, mut cycles) = (0.0, 0.0);
         for &(region, reads, writes) in &compiled_program.regions[phase] {
-            let package = self.package_of_flow[flow];
-            let is_same_package = |cache: usize| self.package_of_flow[cache] == package;
-            let remote_transfers = self.shared_regions.remote_transfers(region, flow, is_same_package);
+            let package = self.package_of_model[model_index];
+            let is_same_package = |cache: usize| self.package_of_model[cache] == package;
+            let remote_transfers = self.shared_regions.remote_transfers(region, model_index, is_same_package);
             let transfers = reads * remote_transfers.per_read + writes * remote_transfers.per_write;
             let near_share = remote_transfers.same_package_share;
             hits += transfers;
@@ -192,17 +193,17 @@ impl IntervalEngine {
         (self.slots.counts_per_instr[slot][REMOTE_HITS], self.slots.counts_per_instr[slot][REMOTE_CYCLES]) =
             (hits as f32, cycles as f32);
         extra_cycles += cycles as f32;
-        extra_cycles += self.add_far_memory_cycles(flow, slot);
+        extra_cycles += self.add_far_memory_cycles(model_index, slot);
         self.slots.memory_demand[slot].cycles += extra_cycles - self.slots.extra_cycles_per_instr[slot];
         self.slots.extra_cycles_per_instr[slot] = extra_cycles;
     }
 
     /// Adds the extra cycles of memory on another node to the task's counts, and returns them per instruction. Waits
     /// for memory grow in proportion to the latency.
-    fn add_far_memory_cycles(&mut self, flow: usize, slot: usize) -> f32 {
+    fn add_far_memory_cycles(&mut self, model_index: usize, slot: usize) -> f32 {
         let slots = &mut self.slots;
-        let is_local =
-            self.memory_nodes[slots.memory_index[slot] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
+        let is_local = self.memory_nodes[slots.memory_index[slot] as usize]
+            .is_none_or(|node| node == self.node_of_model[model_index]);
         let latencies = slots.memory_demand[slot].serial_misses + slots.memory_demand[slot].serial_late_lines;
         let far_cycles = if is_local { 0.0 } else { latencies * self.memory.remote_extra_cycles };
         slots.counts_per_instr[slot][STALL_CYCLES] += far_cycles;
@@ -212,12 +213,12 @@ impl IntervalEngine {
     }
 
     /// Computes how long contexts wait for issue slots that other contexts use.
-    fn compute_core_waits(&mut self, flow: usize) {
+    fn compute_core_waits(&mut self, model_index: usize) {
         let contexts_per_core = self.contexts_per_core;
         let mut contexts = [(0.0f32, 0.0f32); 16];
         let mut waits = [0.0f32; 16];
-        for index in 0..self.cores_of_flow[flow].len() {
-            let core = self.cores_of_flow[flow][index];
+        for index in 0..self.cores_of_model[model_index].len() {
+            let core = self.cores_of_model[model_index][index];
             let mut count = 0;
             for cpu in core..core + contexts_per_core {
                 let (mut share, mut speed) = (0.0, 0.0);
@@ -248,12 +249,12 @@ impl IntervalEngine {
     }
 
     /// Updates the waits of this cache's tasks only, because the node's load has hardly changed.
-    fn update_cache_waits(&mut self, node: usize, flow: usize) {
-        let package = self.package_of_flow[flow];
-        let state = &self.occupancy_models[flow];
-        for entry in 0..state.len() {
-            let slot = state.task[entry] as usize;
-            if state.is_running[entry] && !self.slots.is_off_cpu(slot) {
+    fn update_cache_waits(&mut self, node: usize, model_index: usize) {
+        let package = self.package_of_model[model_index];
+        let occupancy_model = &self.occupancy_models[model_index];
+        for entry in 0..occupancy_model.len() {
+            let slot = occupancy_model.task[entry] as usize;
+            if occupancy_model.is_running[entry] && !self.slots.is_off_cpu(slot) {
                 self.memory.update_queue_wait(node, package, &mut self.slots.memory_demand[slot]);
             }
         }
@@ -261,26 +262,26 @@ impl IntervalEngine {
 
     /// Advances all tasks of the node to the present and updates their waiting times, because the node's load has
     /// changed.
-    fn solve_node(&mut self, node: usize, excluded_flow: usize) {
-        for neighbor_flow in 0..self.occupancy_models.len() {
-            if neighbor_flow != excluded_flow && self.node_of_flow[neighbor_flow] == node {
-                self.advance_flow(neighbor_flow);
-                if self.advance_phases(neighbor_flow) {
-                    self.next_step_at[neighbor_flow] = self.now;
+    fn solve_node(&mut self, node: usize, excluded_index: usize) {
+        for neighbor_index in 0..self.occupancy_models.len() {
+            if neighbor_index != excluded_index && self.node_of_model[neighbor_index] == node {
+                self.advance_model(neighbor_index);
+                if self.advance_phases(neighbor_index) {
+                    self.next_step_at[neighbor_index] = self.now;
                 }
-                self.compute_demand(neighbor_flow, 0.0);
+                self.compute_demand(neighbor_index, 0.0);
             }
         }
-        let (flows, slots) = (&self.occupancy_models, &mut self.slots);
-        let (packages, nodes) = (&self.package_of_flow, &self.node_of_flow);
+        let (occupancy_models, slots) = (&self.occupancy_models, &mut self.slots);
+        let (packages, nodes) = (&self.package_of_model, &self.node_of_model);
         self.memory.solve_node(node, &mut |visit| {
-            for (index, state) in flows.iter().enumerate() {
+            for (index, occupancy_model) in occupancy_models.iter().enumerate() {
                 if nodes[index] != node {
                     continue;
                 }
-                for entry in 0..state.len() {
-                    let task = state.task[entry] as usize;
-                    if state.is_running[entry] && !slots.is_off_cpu(task) {
+                for entry in 0..occupancy_model.len() {
+                    let task = occupancy_model.task[entry] as usize;
+                    if occupancy_model.is_running[entry] && !slots.is_off_cpu(task) {
                         visit(packages[index], &mut slots.memory_demand[task]);
                     }
                 }
@@ -289,31 +290,31 @@ impl IntervalEngine {
         let utilization = self.memory.controllers[node].load;
         let is_large_change = (utilization - self.reported_load[node]).abs() > 10.0 * MIN_REPORTED_LOAD_CHANGE;
         self.reported_load[node] = utilization;
-        for neighbor_flow in 0..self.occupancy_models.len() {
-            if self.node_of_flow[neighbor_flow] != node {
+        for neighbor_index in 0..self.occupancy_models.len() {
+            if self.node_of_model[neighbor_index] != node {
                 continue;
             }
-            self.traffic[neighbor_flow] =
-                memory_traffic(&self.occupancy_models[neighbor_flow], &self.slots, &self.memory.controllers[node]);
-            if neighbor_flow != excluded_flow {
-                self.set_speeds(neighbor_flow);
+            self.traffic[neighbor_index] =
+                memory_traffic(&self.occupancy_models[neighbor_index], &self.slots, &self.memory.controllers[node]);
+            if neighbor_index != excluded_index {
+                self.set_speeds(neighbor_index);
                 if is_large_change {
-                    let middle_of_step = self.now + 0.5 * self.step_length[neighbor_flow];
-                    self.next_step_at[neighbor_flow] = self.next_step_at[neighbor_flow].min(middle_of_step);
+                    let middle_of_step = self.now + 0.5 * self.step_length[neighbor_index];
+                    self.next_step_at[neighbor_index] = self.next_step_at[neighbor_index].min(middle_of_step);
                 }
             }
         }
     }
 
     /// Sets the present speeds, and the time at which the first of the tasks' phases will end.
-    fn set_speeds(&mut self, flow: usize) {
-        let state = &mut self.occupancy_models[flow];
+    fn set_speeds(&mut self, model_index: usize) {
+        let occupancy_model = &mut self.occupancy_models[model_index];
         let mut phase_end = f64::INFINITY;
-        for entry in 0..state.len() {
-            if !state.is_running[entry] {
+        for entry in 0..occupancy_model.len() {
+            if !occupancy_model.is_running[entry] {
                 continue;
             }
-            let slot = state.task[entry] as usize;
+            let slot = occupancy_model.task[entry] as usize;
             let demand = &self.slots.memory_demand[slot];
             let external_rate = self.slots.external_rate[slot];
             let is_finished = self.slots.is_finished[slot];
@@ -324,34 +325,36 @@ impl IntervalEngine {
             };
             // A task that has never run has no speed yet.
             let rate = if is_finished || self.slots.is_off_cpu(slot) { 0.0 } else { rate };
-            state.rate[entry] = rate;
+            occupancy_model.rate[entry] = rate;
             self.slots.counts_per_instr[slot][QUEUE_CYCLES] = demand.queued_cycles;
             if rate > 0.0 {
                 let remaining_instr = self.slots.phase_left_instr[slot].min(self.slots.work_left_instr[slot]);
                 phase_end = phase_end.min(self.now + remaining_instr.max(0.0) / rate);
             }
         }
-        self.phase_ends_at[flow] = phase_end;
+        self.phase_ends_at[model_index] = phase_end;
         if !self.shared_regions.is_empty() {
-            for entry in 0..self.occupancy_models[flow].len() {
-                if self.occupancy_models[flow].is_running[entry] {
-                    let (slot, rate) =
-                        (self.occupancy_models[flow].task[entry] as usize, self.occupancy_models[flow].rate[entry]);
-                    self.register_rate(slot, flow, rate);
+            for entry in 0..self.occupancy_models[model_index].len() {
+                if self.occupancy_models[model_index].is_running[entry] {
+                    let (slot, rate) = (
+                        self.occupancy_models[model_index].task[entry] as usize,
+                        self.occupancy_models[model_index].rate[entry],
+                    );
+                    self.register_rate(slot, model_index, rate);
                 }
             }
         }
     }
 
     /// Registers with each region the rate at which a task uses the region from this cache.
-    fn register_rate(&mut self, slot: usize, flow: usize, rate: f64) {
+    fn register_rate(&mut self, slot: usize, model_index: usize, rate: f64) {
         let compiled_program = &self.programs[self.slots.program[slot] as usize];
         let phase = self.slots.phase[slot] as usize;
         if self.slots.registered_phase[slot] != phase as u32 {
             for &(region, reads, writes) in &compiled_program.regions[self.slots.registered_phase[slot] as usize] {
                 self.shared_regions.add(
                     region,
-                    flow,
+                    model_index,
                     -self.slots.registered_rate[slot] * reads,
                     -self.slots.registered_rate[slot] * writes,
                 );
@@ -361,29 +364,29 @@ impl IntervalEngine {
         }
         let rate_change = rate - self.slots.registered_rate[slot];
         for &(region, reads, writes) in &compiled_program.regions[phase] {
-            self.shared_regions.add(region, flow, rate_change * reads, rate_change * writes);
+            self.shared_regions.add(region, model_index, rate_change * reads, rate_change * writes);
         }
         self.slots.registered_rate[slot] = rate;
     }
 
     pub(super) fn unregister_rate(&mut self, slot: usize) {
-        let flow = self.slots.cache_flow[slot];
-        if flow != NO_CACHE && !self.shared_regions.is_empty() {
-            self.register_rate(slot, flow as usize, 0.0);
+        let model_index = self.slots.model_index[slot];
+        if model_index != NO_CACHE && !self.shared_regions.is_empty() {
+            self.register_rate(slot, model_index as usize, 0.0);
         }
     }
 }
 
-fn cpu_load(turns: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
-    turns.queued_tasks(cpu).iter().map(|&slot| slots.memory_demand[slot as usize].cpu_share).sum()
+fn cpu_load(run_queues: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
+    run_queues.queued_tasks(cpu).iter().map(|&slot| slots.memory_demand[slot as usize].cpu_share).sum()
 }
 
 /// Returns the lines per cycle between a cache's tasks and memory, at the tasks' present speeds.
-fn memory_traffic(flow: &OccupancyModel, slots: &Slots, controller: &QueueServer) -> f32 {
+fn memory_traffic(occupancy_model: &OccupancyModel, slots: &Slots, controller: &QueueServer) -> f32 {
     let mut sum = 0.0;
-    for entry in 0..flow.len() {
-        if flow.is_running[entry] {
-            let demand = &slots.memory_demand[flow.task[entry] as usize];
+    for entry in 0..occupancy_model.len() {
+        if occupancy_model.is_running[entry] {
+            let demand = &slots.memory_demand[occupancy_model.task[entry] as usize];
             if demand.cpu_share > 0.0 && demand.cycles > 0.0 {
                 sum += controller.lines_per_instr(demand) * demand.cpu_share * demand.speed();
             }

@@ -36,7 +36,7 @@ struct LastUseBits {
 }
 
 impl LastUseBits {
-    /// Creates room for `slots` slots, the first of which are last uses.
+    /// Creates room for `slots` slots. The first `first_live` of them are last uses.
     fn new(slots: usize, first_live: usize) -> Self {
         let words = slots.div_ceil(64);
         let mut last_uses = LastUseBits {
@@ -77,7 +77,7 @@ impl LastUseBits {
             counts.iter().rposition(stops_here).unwrap_or(0)
         };
         let region = skip_back(&self.regions);
-        let children_of = |at: usize, size: usize, total: usize| at * size..((at + 1) * size).min(total);
+        let children_of = |parent: usize, size: usize, total: usize| parent * size..((parent + 1) * size).min(total);
         let blocks = children_of(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
         let block = blocks.start + skip_back(&self.blocks[blocks.clone()]);
         let words = children_of(block, BLOCK_WORDS, self.words.len());

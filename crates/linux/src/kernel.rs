@@ -151,9 +151,9 @@ pub trait Kernel {
     fn affinity(&self, tid: i32) -> io::Result<CpuSet> {
         let path = PathBuf::from(format!("/proc/{tid}/status"));
         let text = self.read(&path)?;
-        let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        let list = list.ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
-        list.parse().map_err(|error| invalid_file(&path, format!("Cpus_allowed_list: {error}")))
+        let allowed_list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let allowed_list = allowed_list.ok_or_else(|| invalid_file(&path, "no line 'Cpus_allowed_list:'"))?;
+        allowed_list.parse().map_err(|error| invalid_file(&path, format!("Cpus_allowed_list: {error}")))
     }
     /// Does the thread still have this affinity? The check runs for every placed thread in every window, so a host
     /// may implement it faster than by reading the mask.
@@ -174,7 +174,7 @@ pub trait Kernel {
         let stat = self.stat(tid)?;
         Ok(SchedParams { priority: stat.priority, ..SchedParams::from_policy(stat.policy) })
     }
-    /// Processor time of all threads of a process so far, including those that have ended if the kernel counts them.
+    /// Returns the processor time of all threads of a process so far. Ended threads are included if the kernel counts them.
     fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
         sum_run_times(self, pid)
     }
@@ -526,7 +526,7 @@ impl Kernel for LinuxHost {
         let mut mask = vec![0u64; word_count];
         cpus.iter().for_each(|cpu| mask[cpu as usize / 64] |= 1 << (cpu % 64));
         self.check_fence()?;
-        // SAFETY: the kernel reads `words * 8` bytes from a live vector of that size.
+        // SAFETY: the kernel reads `word_count * 8` bytes from a live vector of that size.
         let status = unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, word_count * 8, mask.as_ptr()) };
         if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

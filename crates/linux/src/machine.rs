@@ -457,11 +457,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             // created in the window before and hardly ran there, so that the refresh left it to this one. For an older
             // thread without an earlier observation, the window's part of the total is unknown.
             let [before_last, last, _] = self.observation_ticks;
-            let has_started_in_window = before_last.or(last).is_some_and(|look| task.thread.start_ticks >= look);
-            let count_since = |value: fn(&ThreadUsage) -> Option<u64>| {
-                let current_total = value(&task.usage)?;
+            let has_started_in_window = before_last.or(last).is_some_and(|ticks| task.thread.start_ticks >= ticks);
+            let count_since = |select_total: fn(&ThreadUsage) -> Option<u64>| {
+                let current_total = select_total(&task.usage)?;
                 match &previous_usage {
-                    Some(previous) => Some(current_total.saturating_sub(value(previous)?)),
+                    Some(previous) => Some(current_total.saturating_sub(select_total(previous)?)),
                     None => has_started_in_window.then_some(current_total),
                 }
             };
@@ -503,7 +503,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     fn record_confined_groups(&mut self, report: &ApplyReport) {
-        let confined_group = |group: &CpusetGroup| {
+        let find_current_group = |group: &CpusetGroup| {
             let file_suffix = Path::new(group.cgroup.trim_matches('/')).join(crate::kernel::group_dirs::CPUSET_FILE);
             let state = report.read_back_states.iter().find_map(|(object, state)| match (object, state) {
                 (JournalObject::File { path }, ObjectState::Text(text)) if path.ends_with(&file_suffix) => {
@@ -513,7 +513,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             });
             Some(CpusetGroup { cgroup: group.cgroup.clone(), cpus: state? })
         };
-        self.confined_groups = self.options.cpusets.iter().filter_map(confined_group).collect();
+        self.confined_groups = self.options.cpusets.iter().filter_map(find_current_group).collect();
     }
 
     /// Current occupancy of the shares in force, and the traffic of this window.
@@ -580,21 +580,13 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         self.window_count += 1;
         // Color shares are read first, because reading the way shares covers only the latter.
         let color_shares = self.read_color_shares();
-        let scope_counts = self.refresh_way_shares();
+        let shared_counts = self.refresh_way_shares();
         self.applied_plan.shares.retain(|active_share| !matches!(active_share.share.units, Units::Colors { .. }));
         self.applied_plan.shares.extend(color_shares);
         let applied_plan = self.applied_plan.clone();
         let mut probe_results = std::mem::take(&mut self.recognized_profiles);
         probe_results.append(&mut self.probe_runner.results);
-        Ok(Some(Observation {
-            window,
-            span,
-            end_reason,
-            tasks,
-            shared_counts: scope_counts,
-            probe_results,
-            applied: applied_plan,
-        }))
+        Ok(Some(Observation { window, span, end_reason, tasks, shared_counts, probe_results, applied: applied_plan }))
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {

@@ -183,8 +183,8 @@ pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, mapping
     Some(positions)
 }
 
-/// Distributes `count` accesses over the positions by Binomial(distance, p); the part beyond the last way is added to
-/// the misses.
+/// Distributes `count` accesses over the positions by Binomial(`distance`, `set_probability`); the part beyond the last
+/// way is added to the misses.
 fn add_binomial(distance: u64, count: f64, set_probability: f64, positions: &mut [f64]) {
     let ways = positions.len() - 1;
     let trials = distance as f64;

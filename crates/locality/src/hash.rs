@@ -1,4 +1,4 @@
-//! The only hash of this crate: a bijection of 64-bit words whose *upper* bits are well mixed.
+//! Hash functions for tables and samples: bijections of 64-bit words whose *upper* bits are well mixed.
 
 use cachemate_core::SplitMix64;
 

@@ -215,9 +215,9 @@ pub struct ReuseSampler {
 
 impl ReuseSampler {
     /// Builds a sampler that watches one access in `sample_period` on average; 0 counts as 1, which is every access.
-    pub fn new(one_in: u32, seed: u64) -> Self {
+    pub fn new(sample_period: u32, seed: u64) -> Self {
         let mut sampler = ReuseSampler {
-            sample_period: one_in.max(1),
+            sample_period: sample_period.max(1),
             generator: SplitMix64::new(seed),
             accesses_until_next: 0,
             access_index: 0,

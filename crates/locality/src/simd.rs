@@ -91,9 +91,9 @@ pub(crate) trait Lanes {
     type Hits: Copy;
     unsafe fn empty_hits() -> Self::Hits;
     unsafe fn count_by_lane(hits: Self::Hits) -> [u32; 16];
-    /// Writes to `retained`, from `kept_len` on, the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1
-    /// to 2^24), and returns the new length. `retained` must have room for all lines.
-    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], kept_len: usize) -> usize;
+    /// Writes to `retained`, from `retained_count` on, the lines whose `scatter(line ^ salt) >> 40` is below
+    /// `threshold` (1 to 2^24), and returns the new length. `retained` must have room for all lines.
+    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], retained_count: usize) -> usize;
 }
 
 /// Calls `$body::<L>($args)`, where `L` is the implementation of `Lanes` that `$simd` selects.
@@ -229,12 +229,18 @@ impl Lanes for Portable {
         hits
     }
     #[inline(always)]
-    unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], mut kept_len: usize) -> usize {
+    unsafe fn filter(
+        lines: &[u64],
+        salt: u64,
+        threshold: u64,
+        retained: &mut [u64],
+        mut retained_count: usize,
+    ) -> usize {
         for &line in lines {
-            retained[kept_len] = line;
-            kept_len += usize::from(crate::hash::scatter(line ^ salt) >> 40 < threshold);
+            retained[retained_count] = line;
+            retained_count += usize::from(crate::hash::scatter(line ^ salt) >> 40 < threshold);
         }
-        kept_len
+        retained_count
     }
 }
 
@@ -311,7 +317,13 @@ mod x86 {
             unsafe { std::mem::transmute(hits) }
         }
         #[inline(always)]
-        unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], mut kept_len: usize) -> usize {
+        unsafe fn filter(
+            lines: &[u64],
+            salt: u64,
+            threshold: u64,
+            retained: &mut [u64],
+            mut retained_count: usize,
+        ) -> usize {
             // SAFETY: the processor has the instructions (the caller's promise). Each chunk has eight lines; at most as
             // many lines are written as the checked slice of `retained` is long.
             unsafe {
@@ -332,12 +344,12 @@ mod x86 {
                     if keep != 0 {
                         let packed_lines = _mm512_maskz_compress_epi64(keep, line);
                         let count = keep.count_ones();
-                        let destination = retained[kept_len..][..count as usize].as_mut_ptr();
+                        let destination = retained[retained_count..][..count as usize].as_mut_ptr();
                         _mm512_mask_storeu_epi64(destination.cast(), ((1u32 << count) - 1) as u8, packed_lines);
-                        kept_len += count as usize;
+                        retained_count += count as usize;
                     }
                 }
-                Portable::filter(chunks.remainder(), salt, threshold, retained, kept_len)
+                Portable::filter(chunks.remainder(), salt, threshold, retained, retained_count)
             }
         }
     }
@@ -470,9 +482,15 @@ mod x86 {
             lanes
         }
         #[inline(always)]
-        unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], kept_len: usize) -> usize {
+        unsafe fn filter(
+            lines: &[u64],
+            salt: u64,
+            threshold: u64,
+            retained: &mut [u64],
+            retained_count: usize,
+        ) -> usize {
             // SAFETY: portable code needs only the instructions of the compilation target.
-            unsafe { Portable::filter(lines, salt, threshold, retained, kept_len) }
+            unsafe { Portable::filter(lines, salt, threshold, retained, retained_count) }
         }
     }
 }

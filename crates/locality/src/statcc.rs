@@ -45,13 +45,13 @@ fn total_rate(programs: &[ReuseAtRate<'_>]) -> Option<f64> {
 /// samples or no positive rate.
 pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
     let group_rate = total_rate(programs)?;
-    let parts: Vec<CacheSharer<'_>> = programs
+    let sharers: Vec<CacheSharer<'_>> = programs
         .iter()
         .map(|&(reuse, rate)| CacheSharer { reuse, access_share: rate / group_rate, reuse_stretch: group_rate / rate })
         .collect();
-    let group_miss_ratio = statcache::total_miss_ratio(&parts, lines)?;
-    let miss_ratio_of = |part| statcache::misses_at(part, group_miss_ratio, lines).0;
-    Some(SharedMissRatios { miss_ratios: parts.iter().map(miss_ratio_of).collect(), group_miss_ratio })
+    let group_miss_ratio = statcache::total_miss_ratio(&sharers, lines)?;
+    let miss_ratio_of = |sharer| statcache::misses_at(sharer, group_miss_ratio, lines).0;
+    Some(SharedMissRatios { miss_ratios: sharers.iter().map(miss_ratio_of).collect(), group_miss_ratio })
 }
 
 /// Solves LRU at fixed access rates. Returns `None` in the same cases as [`random_at_rates`].

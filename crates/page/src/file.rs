@@ -41,7 +41,7 @@ fn page_style() -> String {
     [cachemate_report::figure::STYLE, CHARTS_STYLE, include_str!("../assets/page.css")].concat()
 }
 
-/// All modules as one script.
+/// Returns all modules as one script.
 fn page_script() -> String {
     let mut combined_script = String::new();
     for (name, text) in MODULES {
@@ -54,7 +54,7 @@ fn page_script() -> String {
     combined_script
 }
 
-/// All scripts of the page. The classic script comes first, because it defines uPlot's global name.
+/// Returns all scripts of the page. The classic script comes first, because it defines uPlot's global name.
 fn scripts() -> [String; 2] {
     [format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHART_SCRIPT}"), page_script()]
 }
@@ -63,8 +63,8 @@ fn hash_source(text: &str) -> String {
     format!("'sha256-{}'", base64::engine::general_purpose::STANDARD.encode(Sha256::digest(text)))
 }
 
-/// The content security policy: the page loads only its own scripts and style, identified by their hashes, and connects
-/// only to its origin.
+/// Returns the content security policy: the page loads only its own scripts and style, identified by their hashes, and
+/// connects only to its origin.
 pub fn content_policy() -> String {
     let scripts = scripts().map(|script| hash_source(&script)).join(" ");
     format!(

@@ -42,9 +42,9 @@ impl Matrices {
         predictor: &PredictorConfig,
     ) -> Option<MatrixSnapshot> {
         self.record_slowdowns(window_s, programs);
-        let is_due = self
-            .forecast_window
-            .is_none_or(|built_in| window >= built_in + FORECAST_INTERVAL_WINDOWS || window < built_in);
+        let is_due = self.forecast_window.is_none_or(|last_forecast_window| {
+            window >= last_forecast_window + FORECAST_INTERVAL_WINDOWS || window < last_forecast_window
+        });
         let members = self.select_members(programs, busiest_profiles);
         let has_same_members = self.last_snapshot.as_ref().is_some_and(|last| last.programs == members);
         let forecast = match &self.last_snapshot {
@@ -57,11 +57,11 @@ impl Matrices {
         let mean_of_pair =
             |row: &u32, column: &u32| self.measured_pairs.get(&(*row, *column)).filter(|_| row != column);
         let row_pairs = |row| members.iter().map(move |column| (row, column));
-        let mean = |mean: &SlowdownMean| round_short(mean.sum / f64::from(mean.windows));
+        let mean_slowdown = |mean: &SlowdownMean| round_short(mean.sum / f64::from(mean.windows));
         let snapshot = MatrixSnapshot {
             measured: members
                 .iter()
-                .map(|r| row_pairs(r).map(|(r, c)| mean_of_pair(r, c).map(mean)).collect())
+                .map(|r| row_pairs(r).map(|(r, c)| mean_of_pair(r, c).map(mean_slowdown)).collect())
                 .collect(),
             windows: members
                 .iter()
@@ -77,13 +77,13 @@ impl Matrices {
         Some(snapshot)
     }
 
-    fn record_slowdowns(&mut self, lasted_s: f64, programs: &[ProgramSnapshot]) {
+    fn record_slowdowns(&mut self, window_s: f64, programs: &[ProgramSnapshot]) {
         let live_programs: BTreeSet<u32> = programs.iter().map(|program| program.program).collect();
         self.measured_pairs.retain(|(row, column), _| live_programs.contains(row) && live_programs.contains(column));
         self.run_seconds.retain(|program, _| live_programs.contains(program));
         let mut programs_by_cache: BTreeMap<u32, Vec<&ProgramSnapshot>> = BTreeMap::new();
         for program in programs {
-            *self.run_seconds.entry(program.program).or_default() += program.cpu_share.unwrap_or(0.0) * lasted_s;
+            *self.run_seconds.entry(program.program).or_default() += program.cpu_share.unwrap_or(0.0) * window_s;
             program.places.iter().for_each(|(cache, _)| programs_by_cache.entry(*cache).or_default().push(program));
         }
         let mut pairs: BTreeMap<(u32, u32), f64> = BTreeMap::new();
@@ -106,10 +106,10 @@ impl Matrices {
     /// arrival.
     fn select_members(&self, programs: &[ProgramSnapshot], busiest_profiles: &BTreeMap<u32, &Profile>) -> Vec<u32> {
         let has_speed = |program: &ProgramSnapshot| {
-            let forecast = busiest_profiles.get(&program.program).is_some_and(|profile| {
+            let has_forecast = busiest_profiles.get(&program.program).is_some_and(|profile| {
                 profile.rates.solo_instr_per_cycle.is_some() && profile.misses_per_kilo_instr().is_some()
             });
-            forecast || program.slowdown.is_some()
+            has_forecast || program.slowdown.is_some()
         };
         let rank_key = |program: &ProgramSnapshot| {
             (has_speed(program), self.run_seconds.get(&program.program).copied().unwrap_or(0.0))

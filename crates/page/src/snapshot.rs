@@ -20,7 +20,7 @@ pub struct PageHeader {
     pub policy: String,
     /// The policy's parameters, as given.
     pub parameters: String,
-    /// Is a decision that made programs slower rolled back?
+    /// Whether a decision that made programs slower is rolled back.
     pub guarded: bool,
     /// Number of online CPUs.
     pub cpus: u32,
@@ -104,7 +104,7 @@ pub struct Snapshot {
     /// Reasons that the previous window did not give.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<DecisionSnapshot>,
-    /// Does the window's plan change places, turns or shares?
+    /// Whether the window's plan changes places, turns or shares.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub plan_changed: bool,
     /// Gangs that are in force.
@@ -195,7 +195,7 @@ pub struct ProgramSnapshot {
     pub pid: Option<i32>,
     /// Number of the program's threads.
     pub threads: u32,
-    /// Is the program only observed and never moved?
+    /// Whether the program is only observed and never moved.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub observed_only: bool,
     /// Pairs of a cache and the number of threads that ran mostly on its CPUs; idle threads are not counted.
@@ -347,7 +347,7 @@ pub struct JournalLine {
 /// The daemon's own state.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct DaemonSnapshot {
-    /// Does the daemon change the host? If not, it only observes.
+    /// Whether the daemon changes the host; otherwise, it only observes.
     pub acting: bool,
     /// Process id of the daemon.
     pub pid: u32,

@@ -7,7 +7,7 @@ use cachemate_core::{
     ReasonKind, RunHeader, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_policy::work_metric::metrics_of;
-use cachemate_report::level_text;
+use cachemate_report::level_name;
 use cachemate_report::text::escape_controls;
 
 use crate::matrix::{Matrices, round_short};
@@ -54,24 +54,24 @@ struct ProgramThreads<'v, 'r> {
 }
 
 impl<'r> ProgramThreads<'_, 'r> {
-    /// The metric of the thread that ran most, among threads that have the metric.
-    fn busiest<T>(&self, metric: impl Fn(&TaskView<'r>) -> Option<T>) -> Option<T> {
+    /// Returns the metric of the thread that ran most, among threads that have the metric.
+    fn busiest_metric<T>(&self, metric: impl Fn(&TaskView<'r>) -> Option<T>) -> Option<T> {
         let mut threads = self.threads.clone();
         threads.sort_by_key(|task| std::cmp::Reverse(task.sample.ran_ns()));
         threads.into_iter().find_map(metric)
     }
 
-    /// Sum of the metric over the threads that have it; `None` if no thread does.
+    /// Returns the sum of the metric over the threads that have it; `None` if no thread does.
     fn sum(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
         self.threads.iter().filter_map(|task| metric(task)).reduce(|sum, value| sum + value)
     }
 
-    /// Profile of the thread that ran most, among threads whose profile has a miss curve.
+    /// Returns the profile of the thread that ran most, among threads whose profile has a miss curve.
     fn profile_with_curve(&self) -> Option<&'r Profile> {
-        self.busiest(|task| task.profile.filter(|profile| profile.misses_per_kilo_instr().is_some()))
+        self.busiest_metric(|task| task.profile.filter(|profile| profile.misses_per_kilo_instr().is_some()))
     }
 
-    /// Mean of the metric over threads, weighted by CPU time.
+    /// Returns the mean of the metric over threads, weighted by CPU time.
     fn mean(&self, metric: impl Fn(&TaskView<'r>) -> Option<f64>) -> Option<f64> {
         let weight = |task: &TaskView<'_>| task.sample.ran_ns().max(1) as f64;
         let total = self.sum(|task| metric(task).map(|_| weight(task)))?;
@@ -123,8 +123,8 @@ fn promise_snapshots(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSn
         let sample = tasks.iter().find(|other| other.task == task);
         sample.map_or_else(|| "?".to_string(), |task| escape_controls(&task.name))
     };
-    let own_reports = record.promises.iter().filter(|report| report.process == first.process);
-    own_reports
+    let process_reports = record.promises.iter().filter(|report| report.process == first.process);
+    process_reports
         .map(|report| PromiseSnapshot { state: report.state.describe(), text: report.describe(name_of) })
         .collect()
 }
@@ -166,7 +166,7 @@ fn slim_evidence(evidence: &ProbeEvidence) -> ProbeEvidence {
 }
 
 impl SnapshotBuilder {
-    /// A builder at the start of a run.
+    /// Creates a builder at the start of a run.
     pub fn new(header: &RunHeader) -> Self {
         SnapshotBuilder {
             header: header.clone(),
@@ -178,7 +178,7 @@ impl SnapshotBuilder {
         }
     }
 
-    /// The constant properties of the run.
+    /// Returns the constant properties of the run.
     pub fn page_header(&self, source: &str) -> PageHeader {
         let RunHeader { topology, capabilities, pipeline, .. } = &self.header;
         PageHeader {
@@ -275,7 +275,7 @@ impl SnapshotBuilder {
         for cache in program.threads.iter().filter_map(|task| busiest_cache(task.sample, topology)) {
             *threads_by_cache.entry(cache.id.0).or_default() += 1;
         }
-        let work_metric = program.busiest(|task| task.work_per_second.map(|(work, _)| work));
+        let work_metric = program.busiest_metric(|task| task.work_per_second.map(|(work, _)| work));
         let elapsed_ns = record.observation.span.elapsed_ns;
         let work_of =
             |task: &TaskView<'_>| metrics_of(task.sample, elapsed_ns).find(|(work, _)| Some(*work) == work_metric);
@@ -297,10 +297,14 @@ impl SnapshotBuilder {
             instr_per_cycle: program.mean(|task| task.instr_per_cycle).map(round_short),
             mpki: misses.zip(instructions).map(|(misses, instructions)| round_short(1000.0 * misses / instructions)),
             slowdown: program.mean(|task| task.slowdown).map(round_short),
-            forecast_slowdown: program.busiest(|task| task.forecast_slowdown).map(estimate_range),
-            intensity: program.busiest(|task| contention_of(task)?.intensity).map(|fact| round_short(fact.value)),
-            sensitivity: program.busiest(|task| contention_of(task)?.sensitivity).map(|fact| round_short(fact.value)),
-            allowed: program.busiest(|task| task.allowed.map(ToString::to_string)),
+            forecast_slowdown: program.busiest_metric(|task| task.forecast_slowdown).map(estimate_range),
+            intensity: program
+                .busiest_metric(|task| contention_of(task)?.intensity)
+                .map(|fact| round_short(fact.value)),
+            sensitivity: program
+                .busiest_metric(|task| contention_of(task)?.sensitivity)
+                .map(|fact| round_short(fact.value)),
+            allowed: program.busiest_metric(|task| task.allowed.map(ToString::to_string)),
             max_slowdown: first_sample.goal.and_then(|goal| goal.max_slowdown),
             min_rate: first_sample.goal.and_then(|goal| goal.min_rate).map(round_short),
             promises: promise_snapshots(record, first_sample),
@@ -336,7 +340,7 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Curves that changed since they were last sent.
+    /// Returns the curves that changed since they were last sent.
     fn take_new_curves(
         &mut self,
         busiest_profiles: &BTreeMap<u32, &Profile>,
@@ -354,7 +358,7 @@ impl SnapshotBuilder {
             };
             let curve = CurveSnapshot {
                 program,
-                level: level_text(*level).to_string(),
+                level: level_name(*level).to_string(),
                 source: source_text(fact.source),
                 points: points.map(|(_, p)| point(p)).collect(),
             };
@@ -397,7 +401,7 @@ fn estimate_range(estimate: Estimate) -> EstimateRange {
 fn cache_header(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
     CacheHeader {
         cache: cache.id.0,
-        level: level_text(cache.level).to_string(),
+        level: level_name(cache.level).to_string(),
         cpus: cache.cpus.to_string(),
         size_bytes: cache.size_bytes,
         ways: cache.ways,
@@ -405,7 +409,7 @@ fn cache_header(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
     }
 }
 
-/// Names of tasks: `gzip`, or `gzip(1234)` if the kernel's process id is known.
+/// Returns the names of tasks: `gzip`, or `gzip(1234)` if the kernel's process id is known.
 fn task_names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> TaskNames {
     let name_of = |task: &TaskSample| match daemon_state.and_then(|daemon_state| daemon_state.pids.get(&task.task)) {
         Some(pid) => format!("{}({pid})", escape_controls(&task.name)),
@@ -414,7 +418,7 @@ fn task_names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> Task
     record.observation.tasks.iter().map(|task| (task.task, name_of(task))).collect()
 }
 
-/// Processes of the tasks, each listed once.
+/// Returns the processes of the tasks, each listed once.
 fn processes_of(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
     let mut programs: Vec<u32> = Vec::new();
     for task in tasks {
@@ -425,10 +429,10 @@ fn processes_of(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
     programs
 }
 
-/// The contended cache on whose CPUs a task ran longest.
+/// Returns the contended cache on whose CPUs a task ran longest.
 fn busiest_cache<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Cache> {
     let longest_cpu = task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0).max_by_key(|(_, ns)| *ns).map(|(cpu, _)| *cpu);
-    topology.last_level_of(longest_cpu.or(task.cpu)?)
+    topology.last_level_cache_of(longest_cpu.or(task.cpu)?)
 }
 
 fn cache_snapshots(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
@@ -490,7 +494,7 @@ fn kind_text(kind: ReasonKind) -> &'static str {
     }
 }
 
-/// Name of a fact's source, as files spell it.
+/// Returns the name of a fact's source, as files spell it.
 fn source_text(source: cachemate_core::FactSource) -> String {
     let value = serde_json::to_value(source).ok();
     value.and_then(|value| value.as_str().map(str::to_string)).unwrap_or_default()

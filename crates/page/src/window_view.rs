@@ -44,7 +44,7 @@ pub struct TaskView<'a> {
 }
 
 impl TaskView<'_> {
-    /// Misses of the contended cache per thousand instructions.
+    /// Returns the misses of the contended cache per thousand instructions.
     pub fn misses_per_kilo_instr(&self) -> Option<f64> {
         self.misses_and_instructions.map(|(misses, instructions)| 1000.0 * misses / instructions)
     }
@@ -57,7 +57,7 @@ pub struct RenderedReason<'a> {
     pub reason: &'a Reason,
     /// Printable text in which names replace the tasks' ids.
     pub text: String,
-    /// Was the reason absent from the last window that had reasons?
+    /// Whether the reason was absent from the last window that had reasons.
     pub is_new: bool,
 }
 
@@ -89,7 +89,7 @@ pub struct WindowTracker {
 }
 
 impl WindowTracker {
-    /// A tracker that uses the run's predictor to forecast pairs of programs.
+    /// Builds a tracker that uses the run's predictor to forecast pairs of programs.
     pub fn new(predictor: PredictorConfig) -> Self {
         WindowTracker { predictor: Some(predictor), ..WindowTracker::default() }
     }
@@ -161,13 +161,13 @@ impl WindowTracker {
         };
         let rendered_reasons: Vec<RenderedReason<'a>> = reasons.iter().map(render).collect();
         if !rendered_reasons.is_empty() {
-            self.last_texts = rendered_reasons.iter().map(|part| part.text.clone()).collect();
+            self.last_texts = rendered_reasons.iter().map(|rendered| rendered.text.clone()).collect();
         }
         rendered_reasons
     }
 }
 
-/// The tasks that are members of a share.
+/// Returns the tasks that are members of a share.
 pub fn member_tasks<'a>(share: &CacheShare, tasks: &'a [TaskSample]) -> impl Iterator<Item = TaskId> + use<'a> {
     let members = share.members.clone();
     let is_member = move |task: &&TaskSample| {

@@ -104,8 +104,9 @@ mod tests {
     #[test]
     fn unavailable_evidence_is_named() {
         let mut machine = capabilities_fixture(&[Ability::CountPerTask]);
-        let no = Support::No { reason: "no such counters".to_string(), remedy: Some("a processor".to_string()) };
-        machine.abilities.insert(Ability::CountPerCache, no);
+        let unsupported =
+            Support::No { reason: "no such counters".to_string(), remedy: Some("a processor".to_string()) };
+        machine.abilities.insert(Ability::CountPerCache, unsupported);
         let level = cachemate_core::CacheLevel::L3;
         let profilers: Vec<Box<dyn Profiler>> =
             vec![Box::new(CountersProfiler::new(level, 1.0)), Box::new(PcmrProfiler::new(level, Default::default()))];

@@ -1,11 +1,11 @@
 //! Pipelines: the profilers, predictor, policy and verifier between a machine's observations and its plans.
 //!
 //! Problem: the same decision code has to run on a live host, on simulated machines and on recordings, and the replay
-//! of a recording has to repeat its decisions. Method: a pipeline is built from one [`PipelineConfig`], which is
-//! stored in the header of every run log. The configuration lists the profilers in order, the reference predictor,
-//! the policy, and the verifier around the policy. Properties: equal configurations and observations give equal
-//! decisions; no other crate builds profilers or wraps policies (tidy checks it); evidence that a policy or profiler
-//! needs and the machine does not provide is reported before the first window.
+//! of a recording has to repeat its decisions. Method: a pipeline is built from one [`PipelineConfig`], which is stored
+//! in the header of every run log. The configuration lists the profilers in order, the reference predictor, the policy,
+//! and the verifier around the policy. Properties: equal configurations and observations give equal decisions. No other
+//! crate builds profilers or wraps policies (tidy checks it). Evidence that a policy or profiler needs and the machine
+//! does not provide is reported before the first window.
 
 #![warn(missing_docs)]
 
@@ -57,7 +57,7 @@ impl OfflineProfiler {
         }
     }
 
-    /// Builds the same profilers as a pipeline, so that they return the profiles that its policy saw.
+    /// Builds the same profilers as a pipeline, so that they return the profiles that its policy received.
     pub fn from_pipeline(config: &PipelineConfig) -> Self {
         OfflineProfiler {
             recall: policies::profile_recall_by_name(&config.policy.name),
@@ -101,7 +101,7 @@ impl Pipeline {
     /// Builds the profilers, predictor, policy and verifier that the configuration names.
     ///
     /// # Errors
-    /// A policy that is not in the registry, or parameters that the policy does not accept.
+    /// Returns an error if the policy is not in the registry, or does not accept its parameters.
     pub fn build(config: PipelineConfig) -> Result<Self, PolicyError> {
         let PolicyConfig { name, parameters, seed } = &config.policy;
         let policy = policies::build(name, parameters, *seed)?;

@@ -71,7 +71,7 @@ impl Machine for ReplayMachine {
     }
 }
 
-/// Describes the first part in which two values differ by its path, such as `gangs.0.turn_ns`, and its two states.
+/// Describes the first part in which two values differ by its path, such as `gangs.0.slice_ns`, and its two states.
 fn first_difference(recorded: &impl Serialize, replayed: &impl Serialize) -> String {
     let to_json = |value: Result<Value, serde_json::Error>| value.unwrap_or(Value::Null);
     let (mut recorded, mut replayed) =
@@ -87,22 +87,24 @@ fn first_difference(recorded: &impl Serialize, replayed: &impl Serialize) -> Str
         [part, task, ..] if part == "weights" => format!("weight of task {task}"),
         _ => path.join("."),
     };
-    format!("{part}: recorded {}, replayed {}", state_text(&recorded), state_text(&replayed))
+    format!("{part}: recorded {}, replayed {}", describe_state(&recorded), describe_state(&replayed))
 }
 
-/// The first key, or index, under which two objects, or two lists, differ.
+/// Returns the first key, or index, under which two objects, or two lists, differ.
 fn first_differing_key(recorded: &Value, replayed: &Value) -> Option<String> {
     let keys: Vec<String> = match (recorded, replayed) {
-        (Value::Object(one), Value::Object(other)) => one.keys().chain(other.keys()).cloned().collect(),
-        (Value::Array(one), Value::Array(other)) => {
-            (0..one.len().max(other.len())).map(|index| index.to_string()).collect()
+        (Value::Object(recorded_fields), Value::Object(replayed_fields)) => {
+            recorded_fields.keys().chain(replayed_fields.keys()).cloned().collect()
+        }
+        (Value::Array(recorded_items), Value::Array(replayed_items)) => {
+            (0..recorded_items.len().max(replayed_items.len())).map(|index| index.to_string()).collect()
         }
         _ => return None,
     };
     keys.into_iter().find(|key| part_of(recorded, key) != part_of(replayed, key))
 }
 
-/// The part of a list or an object under `key`; null if it has none.
+/// Returns the part of a list or an object under `key`; null if it has none.
 fn part_of(value: &Value, key: &str) -> Value {
     let part = match value {
         Value::Array(parts) => key.parse::<usize>().ok().and_then(|index| parts.get(index)),
@@ -111,7 +113,7 @@ fn part_of(value: &Value, key: &str) -> Value {
     part.cloned().unwrap_or(Value::Null)
 }
 
-fn state_text(state: &Value) -> String {
+fn describe_state(state: &Value) -> String {
     match state {
         Value::Null => "none".to_string(),
         Value::String(text) => text.clone(),
@@ -163,7 +165,7 @@ pub enum ReplayError {
 /// differs ends the replay. Returns the number of windows.
 ///
 /// # Errors
-/// [`ReplayError`]; the windows before the error have been passed to `visit_window`.
+/// Returns a [`ReplayError`]; the windows before the error have been passed to `visit_window`.
 pub fn replay(
     log: RunLogReader,
     other_policy: Option<PolicyConfig>,
@@ -174,24 +176,24 @@ pub fn replay(
     config.policy = other_policy.unwrap_or(config.policy);
     let pipeline = Pipeline::build(config)?;
     let machine = ReplayMachine::new(log);
-    let current = Rc::clone(&machine.current_record);
-    replay_windows(pipeline.start(machine), &current, must_match, visit_window)
+    let current_record = Rc::clone(&machine.current_record);
+    replay_windows(pipeline.start(machine), &current_record, must_match, visit_window)
 }
 
 fn replay_windows<P: Policy>(
     mut control_loop: ControlLoop<ReplayMachine, P>,
-    current: &RefCell<Option<WindowRecord>>,
+    current_record: &RefCell<Option<WindowRecord>>,
     must_match: bool,
     mut visit_window: impl FnMut(ReplayedWindow),
 ) -> Result<u64, ReplayError> {
     let mut window_count = 0;
     let mut previous_plan = control_loop.plan.clone();
     while let Some(record) = control_loop.step()? {
-        let Some(recorded_window) = current.borrow().clone() else { break };
+        let Some(recorded_window) = current_record.borrow().clone() else { break };
         let is_same_plan = recorded_window.decision.plan == record.decision.plan;
-        let differs = describe_difference(&recorded_window, &record, must_match);
+        let plan_difference = describe_difference(&recorded_window, &record, must_match);
         let window = record.observation.window;
-        if let (true, Some(difference)) = (must_match, &differs) {
+        if let (true, Some(difference)) = (must_match, &plan_difference) {
             let policy = control_loop.policy_name.clone();
             return Err(ReplayError::Differs { window, policy, difference: difference.clone() });
         }
@@ -205,7 +207,7 @@ fn replay_windows<P: Policy>(
         visit_window(ReplayedWindow {
             window,
             decision: record.decision,
-            plan_difference: differs,
+            plan_difference,
             forecast_errors_instr_per_cycle: record.forecast_errors_instr_per_cycle,
         });
     }

@@ -26,7 +26,7 @@ pub struct StandardPipeline {
 
 /// Returns the cost of a last-level miss on a described machine: the latency of memory beyond that of a hit.
 pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
-    let hit_cycles = spec.last_level().map_or(0, |cache| cache.latency_cycles);
+    let hit_cycles = spec.last_level_cache().map_or(0, |cache| cache.latency_cycles);
     let penalty_cycles = spec.memory.local_latency_cycles.saturating_sub(hit_cycles);
     let miss_penalty_source = format!("machine file of {}: memory beyond a hit of the last level", spec.name);
     PredictorConfig { miss_penalty_cycles: f64::from(penalty_cycles), miss_penalty_source }

@@ -101,8 +101,8 @@ impl ObservationScript {
                     probe_results.push(ProbeResult { probe, evidence, complete: true, cost_ns: Vec::new() });
                 }
             }
-            if let Some(answer) = draw_access_samples(&mut generator, &tasks) {
-                probe_results.push(answer);
+            if let Some(probe_result) = draw_access_samples(&mut generator, &tasks) {
+                probe_results.push(probe_result);
             }
             let span = TimeSpan { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
             let end_reason = if generator.draw_below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
@@ -121,12 +121,16 @@ impl ObservationScript {
         ObservationScript { seed, topology, capabilities, windows }
     }
 
-    fn build_violation(&self, rule: &'static str, window: usize, subject: String) -> RuleViolation {
-        RuleViolation { rule, seed: self.seed, window, what: subject }
+    fn build_violation(&self, rule: &'static str, window: usize, difference: String) -> RuleViolation {
+        RuleViolation { rule, seed: self.seed, window, what: difference }
     }
 
-    fn run(&self, make: PolicyFactory<'_>, rename: impl Fn(TaskId) -> TaskId) -> Result<Vec<Decision>, RuleViolation> {
-        let mut policy = make(self.seed);
+    fn run(
+        &self,
+        policy_factory: PolicyFactory<'_>,
+        rename: impl Fn(TaskId) -> TaskId,
+    ) -> Result<Vec<Decision>, RuleViolation> {
+        let mut policy = policy_factory(self.seed);
         let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
         let mut decisions = Vec::new();
         for (index, (observation, profiles)) in self.windows.iter().enumerate() {
@@ -174,9 +178,9 @@ impl ObservationScript {
 
     /// Checks that the plan stays when, after the last window, the same tasks are observed without profiles or
     /// measurements.
-    fn check_keeps_plan_without_evidence(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
+    fn check_keeps_plan_without_evidence(&self, policy_factory: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let rule = "without evidence allowed, gangs and shares stay";
-        let mut policy = make(self.seed);
+        let mut policy = policy_factory(self.seed);
         let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
         for (index, (observation, profiles)) in self.windows.iter().enumerate() {
             previous_plan = self.decide(policy.as_mut(), observation, profiles, &previous_plan, index)?.plan;
@@ -197,15 +201,21 @@ impl ObservationScript {
 
     /// Checks that a fresh policy makes the same decisions from a record of the run, which passes through the control
     /// loop and JSON.
-    fn check_replay(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
+    fn check_replay(&self, policy_factory: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let record_windows = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
             let machine = ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
             let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(RecognizedProfiler)];
             let first_window = WindowLength::Time { ns: 1 };
-            let mut run =
-                ControlLoop::new(machine, profilers, Box::new(REFERENCE), "conforming", make(self.seed), first_window);
+            let mut control_loop = ControlLoop::new(
+                machine,
+                profilers,
+                Box::new(REFERENCE),
+                "conforming",
+                policy_factory(self.seed),
+                first_window,
+            );
             let mut records = Vec::new();
-            while let Some(record) = run.step().map_err(|error| {
+            while let Some(record) = control_loop.step().map_err(|error| {
                 self.build_violation("the loop accepts every plan", records.len(), error.to_string())
             })? {
                 records.push(record);
@@ -274,8 +284,8 @@ fn draw_topology(generator: &mut SplitMix64, seed: u64) -> Topology {
 fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
     let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 16 };
     let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
-    let partition_support = [Some(ways), Some(colors), None][generator.draw_below(3) as usize].clone();
-    let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition_support.clone()?))).collect();
+    let support = [Some(ways), Some(colors), None][generator.draw_below(3) as usize].clone();
+    let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, support.clone()?))).collect();
     let support_of = |is_supported: bool| match is_supported {
         true => Support::Yes { note: None },
         false => Support::No { reason: "not on this machine".to_string(), remedy: None },
@@ -368,7 +378,7 @@ fn draw_profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let mut draw_count = |_| SuperSetCount { accesses: generator.draw_below(1000), misses: generator.draw_below(100) };
     let super_set_counts =
         has_activity.then(|| (CacheLevel::L3, oracle_fact_of((0..8).map(&mut draw_count).collect())));
-    let oracle_fact =
+    let known_fact =
         |estimate: Option<Estimate>| estimate.map(|value| Fact::from_measurement(value, FactSource::Oracle, 0));
     Profile {
         process: Some(process),
@@ -382,15 +392,15 @@ fn draw_profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
             ..LocalityFacts::default()
         },
         rates: RateFacts {
-            llc_refs_per_mega_instr: oracle_fact(llc_references),
-            solo_instr_per_cycle: oracle_fact(solo_instr_per_cycle),
-            observed_misses_per_kilo_instr: oracle_fact(observed_mpki),
-            pcmr: oracle_fact(pcmr),
+            llc_refs_per_mega_instr: known_fact(llc_references),
+            solo_instr_per_cycle: known_fact(solo_instr_per_cycle),
+            observed_misses_per_kilo_instr: known_fact(observed_mpki),
+            pcmr: known_fact(pcmr),
             ..RateFacts::default()
         },
         contention: ContentionFacts {
-            intensity: oracle_fact(intensity),
-            sensitivity: oracle_fact(sensitivity),
+            intensity: known_fact(intensity),
+            sensitivity: known_fact(sensitivity),
             ..ContentionFacts::default()
         },
         sharing: SharingFacts {

@@ -159,8 +159,8 @@ impl CoScheduler {
                 *sample_count += share;
                 continue;
             }
-            let per_cpu = |domain: &usize| task_counts[*domain] as f64 / f64::from(caches[*domain].1.count());
-            let emptiest_domain = (0..caches.len()).min_by(|a, b| per_cpu(a).total_cmp(&per_cpu(b)));
+            let tasks_per_cpu = |domain: &usize| task_counts[*domain] as f64 / f64::from(caches[*domain].1.count());
+            let emptiest_domain = (0..caches.len()).min_by(|a, b| tasks_per_cpu(a).total_cmp(&tasks_per_cpu(b)));
             let home = emptiest_domain.unwrap_or(0);
             task_counts[home] += 1;
             let start_samples = if min_sample_counts[home].is_finite() { min_sample_counts[home] } else { 0.0 };
@@ -176,7 +176,7 @@ impl CoScheduler {
     }
 
     /// Returns the gangs of one cache: the running set, then the others, which run only if no new plan arrives. `None`
-    /// if every task has a CPU.
+    /// if every task has a CPU, if no CPU is free, or if there is neither evidence nor a schedule in force.
     fn build_schedule(
         &self,
         view: &View<'_>,
@@ -275,7 +275,7 @@ impl CoScheduler {
                 .lowest_scoring_task(members, running_tasks, &staying_tasks, costs)
                 .filter(|(_, score)| *score < own_score);
             if let Some((task, _)) = replacement {
-                new_set.iter_mut().filter(|member| **member == candidate).for_each(|place| *place = task);
+                new_set.iter_mut().filter(|member| **member == candidate).for_each(|seat| *seat = task);
             }
             return new_set;
         }
@@ -299,8 +299,8 @@ impl CoScheduler {
         let task_ids = members.iter().map(|task| task.task);
         let least_run_task =
             task_ids.reduce(
-                |shortest, next| {
-                    if self.sample_counts[&next] < self.sample_counts[&shortest] { next } else { shortest }
+                |least_run, next| {
+                    if self.sample_counts[&next] < self.sample_counts[&least_run] { next } else { least_run }
                 },
             );
         new_set.extend(least_run_task);
@@ -357,21 +357,25 @@ impl CoScheduler {
             members: seats.into_iter().map(|(task, cpu)| (task, Some(cpu))).collect(),
             slices: RUNNING_SET_TURNS,
         };
-        let next_gangs = waiting_tasks.chunks(cpus.count().max(1) as usize);
-        let next_gang =
-            next_gangs.map(|tasks| Gang { members: tasks.iter().map(|&task| (task, None)).collect(), slices: 1 });
-        GangSchedule { cpus: cpus.clone(), slice_ns, gangs: std::iter::once(running_gang).chain(next_gang).collect() }
+        let waiting_groups = waiting_tasks.chunks(cpus.count().max(1) as usize);
+        let waiting_gangs =
+            waiting_groups.map(|tasks| Gang { members: tasks.iter().map(|&task| (task, None)).collect(), slices: 1 });
+        GangSchedule {
+            cpus: cpus.clone(),
+            slice_ns,
+            gangs: std::iter::once(running_gang).chain(waiting_gangs).collect(),
+        }
     }
 
     /// Returns the penalties of tasks that were last observed below the same cache. Tasks that lag too far behind get
     /// none, because no task may be passed over forever.
     fn advise_penalties(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
-            let longest = task
+            let longest_stay = task
                 .on_cpu_ns
                 .iter()
                 .reduce(|longest_running, next| if next.1 > longest_running.1 { next } else { longest_running });
-            task.cpu.or(longest.map(|(cpu, _)| *cpu))
+            task.cpu.or(longest_stay.map(|(cpu, _)| *cpu))
         };
         let last_domain = |task: &TaskSample| {
             let cpu = last_cpu(task)?;

@@ -18,9 +18,11 @@ use crate::placement::{
 use crate::reasons::explain_placement;
 use crate::solvers::{self, Seating, SolverMethod, random_seating};
 
-/// Maximum number of forecasts of the search, and of the sample of random placements.
+/// Maximum number of forecasts of the search.
 const MAX_SEARCHED: usize = 300;
+/// Maximum number of random placements that are drawn.
 const RANDOM_SAMPLES: usize = 1000;
+/// Maximum number of new forecasts for random placements.
 const MAX_SAMPLED: usize = 60;
 /// Minimum gain in mean slowdown, above the error of a forecast's solution.
 const MIN_GAIN: f64 = 1e-5;
@@ -32,7 +34,7 @@ pub type MachineForecast<'a, E> = dyn FnMut(&[CpuId]) -> Result<Vec<Estimate>, E
 /// is that of [`place`] by `costs`, because programs that take turns do not run at once.
 ///
 /// # Errors
-/// The errors of [`place`] and of `forecast`.
+/// Returns the errors of [`place`] and of `forecast`.
 pub fn place_by_forecast<E: From<PlacementError>>(
     names: &[String],
     costs: &PairCosts,
@@ -59,16 +61,16 @@ pub fn place_by_forecast<E: From<PlacementError>>(
     let worst_by_pairs = search.seats_of(&solvers::worst_assignment(&costs.cost, &shape).seating, names.len());
     search.solve(&worst_by_pairs)?;
     let mut generator = SplitMix64::new(seed);
-    let (mut random, searched) = (Vec::new(), search.stored_forecasts.len());
+    let (mut random_means, forecast_count) = (Vec::new(), search.stored_forecasts.len());
     for _ in 0..RANDOM_SAMPLES {
         let seats = search.seats_of(&random_seating(names.len(), &shape, &mut generator), names.len());
-        random.push(mean_slowdown(search.solve(&seats)?));
-        if search.stored_forecasts.len() >= searched + MAX_SAMPLED {
+        random_means.push(mean_slowdown(search.solve(&seats)?));
+        if search.stored_forecasts.len() >= forecast_count + MAX_SAMPLED {
             break;
         }
     }
-    random.sort_by(f64::total_cmp);
-    let quantile_of = |share: f64| random[((random.len() - 1) as f64 * share) as usize];
+    random_means.sort_by(f64::total_cmp);
+    let random_quantile = |share: f64| random_means[((random_means.len() - 1) as f64 * share) as usize];
 
     let names = number_names(names);
     let seating = search.seating_of(&best_seats, &seats_by_cache);
@@ -93,9 +95,9 @@ pub fn place_by_forecast<E: From<PlacementError>>(
         plan,
         best: plan,
         worst: cost(worst),
-        random: cost(random.iter().sum::<f64>() / random.len() as f64),
-        random_low_5_percent: cost(quantile_of(0.05)),
-        random_high_5_percent: cost(quantile_of(0.95)),
+        random: cost(random_means.iter().sum::<f64>() / random_means.len() as f64),
+        random_low_5_percent: cost(random_quantile(0.05)),
+        random_high_5_percent: cost(random_quantile(0.95)),
         method: if is_exhaustive { SolverMethod::Exhaustive } else { SolverMethod::LocalSearch },
         lower_bound: if is_exhaustive { plan } else { PlacementCost::default() },
         gap: if is_exhaustive { cost(0.0) } else { PlacementCost::default() },
@@ -119,17 +121,17 @@ struct ForecastSearch<'a, 'f, E> {
 
 impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
     fn new(seats_by_cache: &[CacheSeats], topology: &Topology, forecast: &'a mut MachineForecast<'f, E>) -> Self {
-        let cpus: Vec<CpuId> = seats_by_cache.iter().flat_map(|place| &place.cpus).copied().collect();
+        let cpus: Vec<CpuId> = seats_by_cache.iter().flat_map(|seats| &seats.cpus).copied().collect();
         let core_of = |id: CpuId| topology.cpus.iter().find(|cpu| cpu.id == id).map(|cpu| cpu.core);
         let mut cores: Vec<Option<u32>> = cpus.iter().map(|&cpu| core_of(cpu)).collect();
         cores.sort_unstable();
         cores.dedup();
-        let caches = seats_by_cache.iter().enumerate().flat_map(|(cache, place)| place.cpus.iter().map(move |_| cache));
+        let caches = seats_by_cache.iter().enumerate().flat_map(|(cache, seats)| seats.cpus.iter().map(move |_| cache));
         let kinds = if cores.len() == cpus.len() { caches.collect() } else { (0..cpus.len()).collect() };
         ForecastSearch { cpus, kinds, forecast, stored_forecasts: BTreeMap::new() }
     }
 
-    /// The position in `cpus` for every program; each CPU of the seating has at most one program.
+    /// Returns the position in `cpus` for every program; each CPU of the seating has at most one program.
     fn seats_of(&self, seating: &Seating, programs: usize) -> Vec<usize> {
         let mut seats = vec![0; programs];
         for (seat, members) in seating.by_cache.iter().flatten().enumerate() {
@@ -140,11 +142,11 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
 
     fn seating_of(&self, seats: &[usize], seats_by_cache: &[CacheSeats]) -> Seating {
         let mut members = (0..self.cpus.len()).map(|seat| {
-            let here = seats.iter().enumerate().filter(|(_, other)| **other == seat);
-            here.map(|(program, _)| program).collect::<Vec<usize>>()
+            let occupants = seats.iter().enumerate().filter(|(_, program_seat)| **program_seat == seat);
+            occupants.map(|(program, _)| program).collect::<Vec<usize>>()
         });
         Seating {
-            by_cache: seats_by_cache.iter().map(|place| members.by_ref().take(place.cpus.len()).collect()).collect(),
+            by_cache: seats_by_cache.iter().map(|cache| members.by_ref().take(cache.cpus.len()).collect()).collect(),
         }
     }
 
@@ -152,7 +154,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         seats.iter().map(|&seat| self.kinds[seat]).collect()
     }
 
-    /// The slowdowns of a placement, forecast or known.
+    /// Returns the slowdowns of a placement, and forecasts them if they are not stored yet.
     fn solve(&mut self, seats: &[usize]) -> Result<&[Estimate], E> {
         let key = self.kinds_of(seats);
         if !self.stored_forecasts.contains_key(&key) {
@@ -163,23 +165,23 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         Ok(&self.stored_forecasts[&key])
     }
 
-    /// Number of different placements; `None` if it is beyond counting.
+    /// Number of different placements; `None` if it overflows.
     fn count_placements(&self, programs: usize) -> Option<usize> {
-        let mut rooms = BTreeMap::new();
-        self.kinds.iter().for_each(|kind| *rooms.entry(*kind).or_insert(0usize) += 1);
+        let mut cpu_counts = BTreeMap::new();
+        self.kinds.iter().for_each(|kind| *cpu_counts.entry(*kind).or_insert(0usize) += 1);
         // Ways to place as many programs as the index on the kinds so far.
-        let mut ways = vec![0usize; programs + 1];
-        ways[0] = 1;
-        for room in rooms.into_values() {
-            let extended = |placed: usize| {
-                (0..=room.min(placed)).try_fold(0usize, |sum, here| {
-                    let choices = choose(programs - (placed - here), here)?;
-                    sum.checked_add(ways[placed - here].checked_mul(choices)?)
+        let mut placement_counts = vec![0usize; programs + 1];
+        placement_counts[0] = 1;
+        for cpu_count in cpu_counts.into_values() {
+            let count_with_kind = |placed: usize| {
+                (0..=cpu_count.min(placed)).try_fold(0usize, |sum, added| {
+                    let choices = binomial_coefficient(programs - (placed - added), added)?;
+                    sum.checked_add(placement_counts[placed - added].checked_mul(choices)?)
                 })
             };
-            ways = (0..=programs).map(extended).collect::<Option<_>>()?;
+            placement_counts = (0..=programs).map(count_with_kind).collect::<Option<_>>()?;
         }
-        Some(ways[programs])
+        Some(placement_counts[programs])
     }
 
     /// Forecasts all placements that begin with these CPUs, and keeps the best.
@@ -190,7 +192,8 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         }
         for seat in 0..self.cpus.len() {
             // Of interchangeable CPUs, the first free one stands for all.
-            let is_first = (0..seat).all(|other| self.kinds[other] != self.kinds[seat] || seats.contains(&other));
+            let is_first = (0..seat)
+                .all(|earlier_seat| self.kinds[earlier_seat] != self.kinds[seat] || seats.contains(&earlier_seat));
             if is_first && !seats.contains(&seat) {
                 seats.push(seat);
                 self.solve_all(seats, programs, best)?;
@@ -200,7 +203,7 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         Ok(())
     }
 
-    /// Takes a placement if its mean slowdown is lower, and returns whether it is.
+    /// Takes a placement if its mean slowdown is lower by more than [`MIN_GAIN`], and returns whether it is.
     fn improve(&mut self, best: &mut (f64, Vec<usize>), seats: &[usize]) -> Result<bool, E> {
         let mean = mean_slowdown(self.solve(seats)?);
         let is_better = mean < best.0 - MIN_GAIN;
@@ -210,15 +213,15 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         Ok(is_better)
     }
 
-    /// All placements that differ by the exchange of two programs, or by the move of one to an idle CPU.
+    /// Returns all placements that differ by the exchange of two programs, or by the move of one to an idle CPU.
     fn neighbors(&self, seats: &[usize]) -> Vec<(usize, Option<usize>, Vec<usize>)> {
         let mut neighbors = Vec::new();
         for program in 0..seats.len() {
-            for other in program + 1..seats.len() {
-                if self.kinds[seats[program]] != self.kinds[seats[other]] {
+            for partner in program + 1..seats.len() {
+                if self.kinds[seats[program]] != self.kinds[seats[partner]] {
                     let mut exchanged = seats.to_vec();
-                    exchanged.swap(program, other);
-                    neighbors.push((program, Some(other), exchanged));
+                    exchanged.swap(program, partner);
+                    neighbors.push((program, Some(partner), exchanged));
                 }
             }
             for seat in 0..self.cpus.len() {
@@ -251,14 +254,14 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
         }
     }
 
-    /// A reason for every program: the known exchange or move that would cost least.
-    fn explain(&self, best: &[usize], costs: &PairCosts) -> Vec<Reason> {
+    /// Returns a reason for every program: the known exchange or move that would cost least.
+    fn explain(&self, best_seats: &[usize], costs: &PairCosts) -> Vec<Reason> {
         let known_mean = |seats: &[usize]| {
             self.stored_forecasts.get(&self.kinds_of(seats)).map(|slowdowns| mean_slowdown(slowdowns))
         };
-        let mean = known_mean(best).unwrap_or(0.0);
-        let neighbors = self.neighbors(best);
-        let reason_of = |program: usize| {
+        let mean = known_mean(best_seats).unwrap_or(0.0);
+        let neighbors = self.neighbors(best_seats);
+        let explain_program = |program: usize| {
             let changes = neighbors.iter().filter_map(|(first, second, seats)| {
                 let partner = match second {
                     Some(second) if *second == program => Some(*first),
@@ -267,52 +270,59 @@ impl<'a, 'f, E> ForecastSearch<'a, 'f, E> {
                 };
                 Some((known_mean(seats)? - mean, partner))
             });
-            let cheapest = changes.reduce(|a, b| if b.0 < a.0 { b } else { a });
-            self.reason(program, best, cheapest, costs)
+            let cheapest_change = changes.reduce(|a, b| if b.0 < a.0 { b } else { a });
+            self.explain_program(program, best_seats, cheapest_change, costs)
         };
-        (0..best.len()).map(reason_of).collect()
+        (0..best_seats.len()).map(explain_program).collect()
     }
 
-    fn reason(
+    fn explain_program(
         &self,
         program: usize,
-        best: &[usize],
-        cheapest: Option<(f64, Option<usize>)>,
+        best_seats: &[usize],
+        cheapest_change: Option<(f64, Option<usize>)>,
         costs: &PairCosts,
     ) -> Reason {
-        let is_co_runner = |other: &usize| *other != program && self.kinds[best[*other]] == self.kinds[best[program]];
-        let dearest = |a: usize, b: usize| {
+        let is_co_runner = |candidate: &usize| {
+            *candidate != program && self.kinds[best_seats[*candidate]] == self.kinds[best_seats[program]]
+        };
+        let costlier_partner = |a: usize, b: usize| {
             if costs.mutual_cost(program, b) > costs.mutual_cost(program, a) { b } else { a }
         };
-        let companion = (0..best.len()).filter(is_co_runner).reduce(dearest);
+        let companion = (0..best_seats.len()).filter(is_co_runner).reduce(costlier_partner);
         let mut tasks = vec![TaskId(program as u32)];
-        let mut name = |other: usize| {
-            tasks.push(TaskId(other as u32));
+        let mut placeholder_of = |mentioned: usize| {
+            tasks.push(TaskId(mentioned as u32));
             format!("{{{}}}", tasks.len() - 1)
         };
-        let place = match companion {
+        let placement_clause = match companion {
             Some(companion) => {
                 let pair = 100.0 * costs.cost[program][companion];
-                format!("is placed beside {} (the pair alone {pair:+.1} %)", name(companion))
+                format!("is placed beside {} (the pair alone {pair:+.1} %)", placeholder_of(companion))
             }
             None => "has a cache for itself".to_string(),
         };
-        let (text, numbers) = match cheapest {
-            None => (format!("{{0}} {place}"), Vec::new()),
-            Some((added, partner)) => {
-                let change = match partner {
-                    Some(partner) => format!("exchanging it with {}", name(partner)),
+        let (text, numbers) = match cheapest_change {
+            None => (format!("{{0}} {placement_clause}"), Vec::new()),
+            Some((added_slowdown, partner)) => {
+                let change_clause = match partner {
+                    Some(partner) => format!("exchanging it with {}", placeholder_of(partner)),
                     None => "moving it to another cache".to_string(),
                 };
-                let numbers = vec![("cheapest_change_costs_mean_percent".to_string(), 100.0 * added)];
-                let added = 100.0 * added;
-                (format!("{{0}} {place}: {change} would slow all programs by {added:+.1} points in the mean"), numbers)
+                let numbers = vec![("cheapest_change_costs_mean_percent".to_string(), 100.0 * added_slowdown)];
+                let added = 100.0 * added_slowdown;
+                (
+                    format!(
+                        "{{0}} {placement_clause}: {change_clause} would slow all programs by {added:+.1} points in the mean"
+                    ),
+                    numbers,
+                )
             }
         };
         Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
     }
 }
 
-fn choose(from: usize, count: usize) -> Option<usize> {
-    (0..count).try_fold(1usize, |ways, taken| Some(ways.checked_mul(from - taken)? / (taken + 1)))
+fn binomial_coefficient(population: usize, count: usize) -> Option<usize> {
+    (0..count).try_fold(1usize, |ways, taken| Some(ways.checked_mul(population - taken)? / (taken + 1)))
 }

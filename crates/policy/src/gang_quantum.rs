@@ -1,10 +1,9 @@
 //! Computes the length of gangs' turns.
 //!
-//! At the start of a task's turn, the other gangs have displaced its footprint from the
-//! cache. Each of its `F` lines is fetched
-//! once, which costs `m - h` more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 - R/T` of
-//! its undisturbed speed. This is the law `T / (F + (T - F m) / h)` for the time of an access, divided by `h`. It
-//! agrees within 2.5 % with points measured on a modeled machine (docs/sched-ext.md). Members of one gang fetch in
+//! At the start of a task's turn, the other gangs have displaced its footprint from the cache. Each of its `F` lines is
+//! fetched once, which costs `m - h` more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 -
+//! R/T` of its undisturbed speed. This is the law `T / (F + (T - F m) / h)` for the time of an access, divided by `h`.
+//! It agrees within 2.5 % with points measured on a modeled machine (docs/sched-ext.md). Members of one gang fetch in
 //! parallel, each on its own CPU.
 //!
 //! Properties: unknown footprints do not lengthen turns. A returned turn achieves the requested gain. Times are

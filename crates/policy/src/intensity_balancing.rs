@@ -80,15 +80,15 @@ impl Parameters {
     ///
     /// # Errors
     /// Returns an error if a parameter is unknown or has the wrong type, if the window or the number of rounds is 0, or
-    /// if the margin is not a fraction.
+    /// if `worth_moving` is not between 0 and 10.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = crate::policies::parse_parameters(text)?;
+        let parameters: Parameters = crate::policies::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([
-            ("window_cycles", parsed_parameters.window_cycles as f64),
-            ("rounds_per_window", parsed_parameters.rounds_per_window.into()),
+            ("window_cycles", parameters.window_cycles as f64),
+            ("rounds_per_window", parameters.rounds_per_window.into()),
         ])?;
-        ParameterRange::UpTo(10.0).check([("worth_moving", parsed_parameters.worth_moving)])?;
-        Ok(parsed_parameters)
+        ParameterRange::UpTo(10.0).check([("worth_moving", parameters.worth_moving)])?;
+        Ok(parameters)
     }
 }
 
@@ -105,7 +105,7 @@ struct WeighedTask {
     is_movable: bool,
 }
 
-/// The CPUs of a cache, with its index in the list of bins.
+/// The CPUs of a cache, with its capacity.
 struct CacheBin {
     cpus: CpuSet,
     capacity: CacheCapacity,
@@ -123,7 +123,7 @@ impl IntensityBalancer {
         let movable_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity = view.previous_plan.affinity.clone();
         plan.affinity.retain(|task, _| movable_tasks.binary_search(task).is_ok() || movable_tasks.contains(task));
-        let domains = cache_bins(view);
+        let bins = cache_bins(view);
         let is_usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
         let rates: Vec<Option<f64>> = view
             .observation
@@ -138,21 +138,21 @@ impl IntensityBalancer {
             .iter()
             .zip(&rates)
             .any(|(task, rate)| !task.unmovable && !task.exited && rate.is_some());
-        if domains.is_empty() || !has_movable_rate {
+        if bins.is_empty() || !has_movable_rate {
             return Decision::new(plan, Vec::new());
         }
         let mean_rate = known_rates.iter().sum::<f64>() / known_rates.len() as f64;
-        let weighed_tasks = self.weigh_tasks(view, &rates, mean_rate, &domains);
-        let task_loads: Vec<TaskLoad> = weighed_tasks.iter().map(|seated| seated.task_load).collect();
-        let capacities: Vec<CacheCapacity> = domains.iter().map(|domain| domain.capacity).collect();
+        let weighed_tasks = self.weigh_tasks(view, &rates, mean_rate, &bins);
+        let task_loads: Vec<TaskLoad> = weighed_tasks.iter().map(|weighed_task| weighed_task.task_load).collect();
+        let capacities: Vec<CacheCapacity> = bins.iter().map(|domain| domain.capacity).collect();
         let bin_by_task = self.balance(&capacities, task_loads.clone());
         let mut reasons = Vec::new();
-        for (nth, seated) in weighed_tasks.iter().enumerate().filter(|(_, seated)| seated.is_movable) {
-            let cpus = &domains[bin_by_task[nth]].cpus;
-            if view.previous_plan.affinity.get(&seated.task) != Some(cpus) {
-                reasons.push(placement_reason(nth, &task_loads, mean_rate, &bin_by_task, seated.task, cpus));
+        for (index, weighed_task) in weighed_tasks.iter().enumerate().filter(|(_, seated)| seated.is_movable) {
+            let cpus = &bins[bin_by_task[index]].cpus;
+            if view.previous_plan.affinity.get(&weighed_task.task) != Some(cpus) {
+                reasons.push(placement_reason(index, &task_loads, mean_rate, &bin_by_task, weighed_task.task, cpus));
             }
-            plan.affinity.insert(seated.task, cpus.clone());
+            plan.affinity.insert(weighed_task.task, cpus.clone());
         }
         Decision::new(plan, reasons)
     }
@@ -170,13 +170,19 @@ impl IntensityBalancer {
         task_loads.into_iter().map(|task_load| task_load.current_bin.unwrap_or(0)).collect()
     }
 
-    fn weigh_tasks(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[CacheBin]) -> Vec<WeighedTask> {
+    fn weigh_tasks(
+        &self,
+        view: &View<'_>,
+        rates: &[Option<f64>],
+        mean_rate: f64,
+        bins: &[CacheBin],
+    ) -> Vec<WeighedTask> {
         let mut weighed_tasks = Vec::new();
         for (task, rate) in view.observation.tasks.iter().zip(rates).filter(|(task, _)| !task.exited) {
             let previous_cpus = view.previous_plan.affinity.get(&task.task).filter(|_| !task.unmovable);
             let bin = match previous_cpus {
-                Some(cpus) => domains.iter().position(|domain| cpus.is_subset(&domain.cpus)),
-                None => task.cpu.and_then(|cpu| domains.iter().position(|domain| domain.cpus.contains(cpu.0))),
+                Some(cpus) => bins.iter().position(|domain| cpus.is_subset(&domain.cpus)),
+                None => task.cpu.and_then(|cpu| bins.iter().position(|domain| domain.cpus.contains(cpu.0))),
             };
             let is_movable = !task.unmovable && rate.is_some();
             if !is_movable && bin.is_none() {
@@ -184,8 +190,8 @@ impl IntensityBalancer {
             }
             let priority_excess =
                 task.goal.filter(|_| self.parameters.priorities).map_or(0.0, |goal| goal.priority - 1.0);
-            let raw_weight = (rate.unwrap_or(mean) + priority_excess * mean).max(0.0);
-            let weight = if raw_weight.is_finite() { raw_weight } else { mean };
+            let raw_weight = (rate.unwrap_or(mean_rate) + priority_excess * mean_rate).max(0.0);
+            let weight = if raw_weight.is_finite() { raw_weight } else { mean_rate };
             weighed_tasks.push(WeighedTask {
                 task: task.task,
                 task_load: TaskLoad { weight, current_bin: bin, is_unmovable: !is_movable },
@@ -214,12 +220,12 @@ fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
 fn placement_reason(
     index: usize,
     task_loads: &[TaskLoad],
-    mean: f64,
+    mean_rate: f64,
     bins: &[usize],
     task: TaskId,
     cpus: &CpuSet,
 ) -> Reason {
-    let relative_to_mean = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
+    let relative_to_mean = |rate: f64| if mean_rate > 0.0 { rate / mean_rate } else { 0.0 };
     let sum_of_bin = |target_bin: usize| -> f64 {
         let bin_tasks = task_loads.iter().zip(bins).filter(|(_, bin)| **bin == target_bin);
         relative_to_mean(bin_tasks.map(|(task_load, _)| task_load.weight).sum())

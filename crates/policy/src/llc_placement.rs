@@ -50,15 +50,16 @@ impl StickyPlacement {
         cache_positions.iter().flatten().for_each(|&cache_position| task_counts[cache_position] += 1);
         // CPUs are counted only once, because a thousand new tasks each consider every cache.
         let cpu_counts: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
-        for cache_position in cache_positions.iter_mut().filter(|place| place.is_none()) {
-            let per_cpu = |domain: usize| f64::from(task_counts[domain]) / cpu_counts[domain];
-            let emptiest_domain = (0..domains.len()).min_by(|&a, &b| per_cpu(a).total_cmp(&per_cpu(b))).unwrap_or(0);
+        for cache_position in cache_positions.iter_mut().filter(|position| position.is_none()) {
+            let tasks_per_cpu = |domain: usize| f64::from(task_counts[domain]) / cpu_counts[domain];
+            let emptiest_domain =
+                (0..domains.len()).min_by(|&a, &b| tasks_per_cpu(a).total_cmp(&tasks_per_cpu(b))).unwrap_or(0);
             task_counts[emptiest_domain] += 1;
             *cache_position = Some(emptiest_domain);
         }
         self.home_caches.clear();
-        for (task, place) in view.movable_tasks().zip(cache_positions) {
-            let Some(cache_position) = place else { continue };
+        for (task, position) in view.movable_tasks().zip(cache_positions) {
+            let Some(cache_position) = position else { continue };
             self.home_caches.insert(task.task, domains[cache_position].cache);
             domains[cache_position].tasks.push(task);
         }

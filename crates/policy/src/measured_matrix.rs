@@ -105,12 +105,12 @@ fn row_values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Resul
             Some(percent) if percent > -100.0 => values.push(percent / 100.0),
             None if column == program => values.push(0.0),
             _ => {
-                let value_text = percent.map_or("nothing".to_string(), |percent| format!("{percent}"));
+                let percent_text = percent.map_or("nothing".to_string(), |percent| format!("{percent}"));
                 return Err(matrix_error(
                     matrix,
                     row.line,
                     column + 2,
-                    value_text,
+                    percent_text,
                     "percent above -100, such as 24.75% or -1.2",
                 ));
             }
@@ -168,7 +168,7 @@ impl MeasuredMatrix {
     /// Returns the matrix of these programs, in this order; a repeated name stands for a program and its copy.
     ///
     /// # Errors
-    /// A name without a row (with the most similar name), or two copies with an empty diagonal.
+    /// Returns an error if a name has no row (with the most similar name), or if two copies have an empty diagonal.
     pub fn pair_costs(&self, programs: &[String]) -> Result<PairCosts, MatrixLookupError> {
         let find_program = |name: &String| {
             self.names.iter().position(|matrix_name| matrix_name == name).ok_or_else(|| MatrixLookupError::Unknown {
@@ -178,8 +178,8 @@ impl MeasuredMatrix {
             })
         };
         let matrix_rows: Vec<usize> = programs.iter().map(find_program).collect::<Result<_, _>>()?;
-        for (nth, &row) in matrix_rows.iter().enumerate() {
-            if matrix_rows[..nth].contains(&row) && !self.has_diagonal[row] {
+        for (index, &row) in matrix_rows.iter().enumerate() {
+            if matrix_rows[..index].contains(&row) && !self.has_diagonal[row] {
                 return Err(MatrixLookupError::NotBesideACopy { name: self.names[row].as_str().into() });
             }
         }

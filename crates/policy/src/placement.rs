@@ -195,27 +195,27 @@ pub fn place(
     check_costs(names, evaluation_costs)?;
     let names = number_names(names);
     let cache_seats = cache_seats(topology, names.len())?;
-    let seats = shape_of(&cache_seats);
-    let solution = solvers::best_assignment(&decision_costs.cost, &seats);
+    let shape = shape_of(&cache_seats);
+    let solution = solvers::best_assignment(&decision_costs.cost, &shape);
     let reasons = explain_placement(&solution.seating, decision_costs);
     let mean_cost =
         |total: f64, pair_costs: &PairCosts| placement_cost(total / names.len().max(1) as f64, pair_costs.kind);
-    let random_totals = solvers::random_totals(&evaluation_costs.cost, &seats, seed);
-    let judged_costs = solution.seating.costs_by_program(&evaluation_costs.cost);
+    let random_totals = solvers::random_totals(&evaluation_costs.cost, &shape, seed);
+    let evaluated_costs = solution.seating.costs_by_program(&evaluation_costs.cost);
     Ok(Placement {
         programs: build_programs(
             &names,
             &cache_seats,
             &solution.seating,
-            &judged_costs,
+            &evaluated_costs,
             evaluation_costs.kind,
             &reasons,
         ),
         caches: build_caches(&names, &cache_seats, &solution.seating, topology),
         covers_machine: false,
         plan: mean_cost(solution.seating.total_cost(&evaluation_costs.cost), evaluation_costs),
-        best: mean_cost(solvers::best_assignment(&evaluation_costs.cost, &seats).total, evaluation_costs),
-        worst: mean_cost(solvers::worst_assignment(&evaluation_costs.cost, &seats).total, evaluation_costs),
+        best: mean_cost(solvers::best_assignment(&evaluation_costs.cost, &shape).total, evaluation_costs),
+        worst: mean_cost(solvers::worst_assignment(&evaluation_costs.cost, &shape).total, evaluation_costs),
         random: mean_cost(random_totals.mean, evaluation_costs),
         random_low_5_percent: mean_cost(random_totals.low_5_percent, evaluation_costs),
         random_high_5_percent: mean_cost(random_totals.high_5_percent, evaluation_costs),
@@ -241,13 +241,13 @@ pub(crate) fn number_names(names: &[String]) -> Vec<String> {
 }
 
 /// Rounds to 10 decimals, so that sums of printed percentages match the printed sum.
-pub(crate) fn placement_cost(value: f64, kind: CostKind) -> PlacementCost {
+pub(crate) fn placement_cost(mean_cost: f64, kind: CostKind) -> PlacementCost {
     let round_cost = |value: f64| libm::round(value * 1e10) / 1e10;
     match kind {
         CostKind::Degradation => {
-            PlacementCost { mean_slowdown_percent: Some(round_cost(100.0 * value)), mean_weight: None }
+            PlacementCost { mean_slowdown_percent: Some(round_cost(100.0 * mean_cost)), mean_weight: None }
         }
-        CostKind::Weight => PlacementCost { mean_slowdown_percent: None, mean_weight: Some(round_cost(value)) },
+        CostKind::Weight => PlacementCost { mean_slowdown_percent: None, mean_weight: Some(round_cost(mean_cost)) },
     }
 }
 

@@ -114,16 +114,13 @@ impl Neighborhood<'_> {
         }
         let (own_cost, other_cost) = (cost[program][avoided], cost[avoided][program]);
         let text = if own_cost >= other_cost {
-            let current_cost_text = self.describe(cost[program][companion]);
-            format!(
-                "{{0}} is kept away from {{1}}: beside it {}, beside {{2}} {current_cost_text}",
-                self.describe(own_cost)
-            )
+            let current_cost = self.describe(cost[program][companion]);
+            format!("{{0}} is kept away from {{1}}: beside it {}, beside {{2}} {current_cost}", self.describe(own_cost))
         } else {
-            let current_cost_text = self.describe(cost[companion][program]);
+            let current_cost = self.describe(cost[companion][program]);
             let other_text = self.describe(other_cost);
             format!(
-                "{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {other_text}, {{2}} beside it {current_cost_text}"
+                "{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {other_text}, {{2}} beside it {current_cost}"
             )
         };
         self.build_reason(&[avoided, companion], text, numbers)
@@ -131,18 +128,18 @@ impl Neighborhood<'_> {
 
     fn explain_no_choice(&self) -> Reason {
         match (self.extreme_member(self.members_elsewhere, 1.0), self.extreme_member(self.co_runners, 1.0)) {
-            (Some(other), None) => {
-                let cost = self.costs.cost[self.program][other];
+            (Some(avoided), None) => {
+                let cost = self.costs.cost[self.program][avoided];
                 let text = format!("{{0}} has a cache for itself: beside {{1}} {}", self.describe(cost));
-                self.build_reason(&[other], text, vec![self.named_number("beside_avoided", cost)])
+                self.build_reason(&[avoided], text, vec![self.named_number("beside_avoided", cost)])
             }
-            (None, Some(other)) => {
-                let cost = self.costs.cost[self.program][other];
+            (None, Some(companion)) => {
+                let cost = self.costs.cost[self.program][companion];
                 let text = format!(
                     "{{0}} has no choice, because all programs share one cache; {{1}} costs it most, {}",
                     self.describe(cost)
                 );
-                self.build_reason(&[other], text, vec![self.named_number("beside_companion", cost)])
+                self.build_reason(&[companion], text, vec![self.named_number("beside_companion", cost)])
             }
             _ => self.build_reason(&[], "{0} shares its cache with no other program".to_string(), Vec::new()),
         }
@@ -155,24 +152,25 @@ impl Neighborhood<'_> {
         let exchanges = self.members_elsewhere.iter().map(|&other| (exchange(seating, self.program, other), other));
         let costs = exchanges.map(|(seating, other)| (seating.total_cost(&self.costs.cost) - total, other));
         let cheapest_exchange = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
-        let (added_cost, other) = cheapest_exchange.unwrap_or((0.0, companion));
-        let current_cost_text = self.describe(self.costs.cost[self.program][companion]);
+        let (added_cost, exchange_partner) = cheapest_exchange.unwrap_or((0.0, companion));
+        let current_cost = self.describe(self.costs.cost[self.program][companion]);
         numbers.push(self.named_number("cheapest_exchange_costs_all", added_cost));
         let scale = self.costs.cost.iter().flatten().fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
         let text = if added_cost > 1e-9 * scale {
             let added_text = self.describe(added_cost);
             format!(
-                "{{0}} is placed beside {{1}} ({current_cost_text}) to protect the others: exchanging it with {{2}} would cost {added_text} in total"
+                "{{0}} is placed beside {{1}} ({current_cost}) to protect the others: exchanging it with {{2}} would cost {added_text} in total"
             )
         } else {
-            format!("{{0}} is placed beside {{1}} ({current_cost_text}): no exchange, such as with {{2}}, would gain")
+            format!("{{0}} is placed beside {{1}} ({current_cost}): no exchange, such as with {{2}}, would gain")
         };
-        self.build_reason(&[companion, other], text, numbers)
+        self.build_reason(&[companion, exchange_partner], text, numbers)
     }
 
     fn explain_turns(&self, alternates: &[usize]) -> Option<Reason> {
-        let other = self.extreme_member(alternates, 1.0)?;
-        let (own_cost, other_cost) = (self.costs.cost[self.program][other], self.costs.cost[other][self.program]);
+        let alternate = self.extreme_member(alternates, 1.0)?;
+        let (own_cost, other_cost) =
+            (self.costs.cost[self.program][alternate], self.costs.cost[alternate][self.program]);
         let text = format!(
             "{{0}} takes turns with {{1}} on one CPU, so they never run at once: side by side {}, and {{1}} {}",
             self.describe(own_cost),
@@ -180,7 +178,7 @@ impl Neighborhood<'_> {
         );
         let numbers =
             vec![self.named_number("side_by_side", own_cost), self.named_number("other_side_by_side", other_cost)];
-        Some(self.build_reason(&[other], text, numbers))
+        Some(self.build_reason(&[alternate], text, numbers))
     }
 }
 

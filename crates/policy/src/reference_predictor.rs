@@ -100,16 +100,18 @@ impl ReferencePredictor {
     ) {
         let Some(size) = cache.size_bytes else { return };
         let Some(own_mask) = fill_mask(task, own_curve.profile.process, cache, view, plan) else { return };
-        let mut competitors = vec![SpaceCompetitor { task: own_curve, presence: 1.0, bytes_outside: 0.0 }];
-        for (&other, &meeting_share) in co_residency.meeting_shares.get(&task).into_iter().flatten() {
-            let Some(profile) = known_curves.get(&other) else { return };
-            let Some(other_mask) = fill_mask(other, profile.profile.process, cache, view, plan) else { return };
-            let presence = meeting_share * other_mask.overlapping_share(&own_mask);
+        let mut competitors = vec![SpaceCompetitor { curve: own_curve, presence: 1.0, bytes_outside: 0.0 }];
+        for (&co_runner, &meeting_share) in co_residency.meeting_shares.get(&task).into_iter().flatten() {
+            let Some(co_runner_curve) = known_curves.get(&co_runner) else { return };
+            let Some(co_runner_mask) = fill_mask(co_runner, co_runner_curve.profile.process, cache, view, plan) else {
+                return;
+            };
+            let presence = meeting_share * co_runner_mask.overlapping_share(&own_mask);
             if presence > 0.0 {
                 competitors.push(SpaceCompetitor {
-                    task: profile,
+                    curve: co_runner_curve,
                     presence,
-                    bytes_outside: other_mask.share_outside(&own_mask) * size as f64,
+                    bytes_outside: co_runner_mask.share_outside(&own_mask) * size as f64,
                 });
             }
         }
@@ -147,7 +149,7 @@ impl ReferencePredictor {
             let line_rates: Vec<f64> = competitors
                 .iter()
                 .zip(&occupancies)
-                .map(|(SpaceCompetitor { task, presence, bytes_outside: outside }, &occupancy)| {
+                .map(|(SpaceCompetitor { curve: task, presence, bytes_outside: outside }, &occupancy)| {
                     // Lines that the task has elsewhere reduce the number of lines that it brings in here.
                     let resident_bytes = (occupancy + outside).min(cache_bytes);
                     let misses = task.misses_at(resident_bytes).value.max(0.0) / 1000.0;
@@ -175,7 +177,7 @@ impl ReferencePredictor {
 
 /// A task that competes for space in a cache.
 struct SpaceCompetitor<'k, 'p> {
-    task: &'k TaskCurve<'p>,
+    curve: &'k TaskCurve<'p>,
     /// Fraction of the time for which the competitor is present, times the fraction of its lines that fall into the
     /// space.
     presence: f64,
@@ -320,7 +322,7 @@ impl CoResidency {
         for (schedule_index, schedule) in plan.gangs.iter().enumerate() {
             taken_cpus = taken_cpus.union(&schedule.cpus);
             let rotation_slices: f64 = schedule.gangs.iter().map(|gang| f64::from(gang.slices)).sum();
-            for (index, gang) in schedule.gangs.iter().enumerate() {
+            for (gang_index, gang) in schedule.gangs.iter().enumerate() {
                 let named_cpus: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
                 let mut free_cpus = schedule.cpus.iter().filter(|&cpu| !named_cpus.contains(cpu));
                 for &(task, cpu) in &gang.members {
@@ -332,7 +334,7 @@ impl CoResidency {
                         .entry(task)
                         .or_insert_with(|| (schedule_index, BTreeMap::new()))
                         .1
-                        .insert(index, slice_share);
+                        .insert(gang_index, slice_share);
                 }
             }
         }
@@ -356,7 +358,7 @@ impl CoResidency {
             .map(|task| (*task, cpu_choice(task)))
             .collect();
         free_tasks.sort_by_key(|(task, cpus)| (cpus.count(), *task));
-        let mut load: BTreeMap<u32, f64> = BTreeMap::new();
+        let mut cpu_loads: BTreeMap<u32, f64> = BTreeMap::new();
         let weight_of = |task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
         let last_level_caches: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.last_level).collect();
         let caches_of = |cpu: u32| {
@@ -369,20 +371,20 @@ impl CoResidency {
             // Loads are summed once for each task; with a hundred CPUs on one cache, these sums otherwise took nine
             // tenths of a forecast.
             let load_of_cache =
-                |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
+                |cache: &&Cache| cache.cpus.iter().map(|cpu| cpu_loads.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
             let loads: Vec<f64> = last_level_caches.iter().map(load_of_cache).collect();
             let load_of_caches =
                 |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&index| loads[index]).sum::<f64>();
-            let load_key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), load_of_caches(cpu));
+            let load_key = |cpu: u32| (cpu_loads.get(&cpu).copied().unwrap_or(0.0), load_of_caches(cpu));
             let least_loaded = cpus.iter().map(|cpu| (load_key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
             if let Some((_, cpu)) = least_loaded {
-                *load.entry(cpu).or_insert(0.0) += weight_of(task);
+                *cpu_loads.entry(cpu).or_insert(0.0) += weight_of(task);
                 self.cpu_by_task.insert(*task, CpuId(cpu));
             }
         }
         for (task, _) in &free_tasks {
             if let Some(cpu) = self.cpu_by_task.get(task) {
-                self.cpu_share.insert(*task, weight_of(task) / load[&cpu.0]);
+                self.cpu_share.insert(*task, weight_of(task) / cpu_loads[&cpu.0]);
             }
         }
     }
@@ -391,21 +393,21 @@ impl CoResidency {
         &mut self,
         topology: &Topology,
         tasks: &[TaskId],
-        requested_tasks: &[TaskId],
-        in_gangs: &BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)>,
+        known_tasks: &[TaskId],
+        gang_shares: &BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)>,
     ) {
-        for &task in requested_tasks {
+        for &task in known_tasks {
             let Some(cache) = self.cache_of(topology, task) else { continue };
             let mut shares = BTreeMap::new();
-            for &other in tasks.iter().filter(|&&other| other != task) {
-                let (Some(own_cpu), Some(other_cpu)) = (self.cpu_by_task.get(&task), self.cpu_by_task.get(&other))
+            for &other_task in tasks.iter().filter(|&&other| other != task) {
+                let (Some(own_cpu), Some(other_cpu)) = (self.cpu_by_task.get(&task), self.cpu_by_task.get(&other_task))
                 else {
                     continue;
                 };
                 if !cache.cpus.contains(other_cpu.0) {
                     continue;
                 }
-                let meeting_share = match (in_gangs.get(&task), in_gangs.get(&other)) {
+                let meeting_share = match (gang_shares.get(&task), gang_shares.get(&other_task)) {
                     (Some((a, own_gangs)), Some((b, other_gangs))) if a == b => {
                         let common_slices: f64 = own_gangs
                             .iter()
@@ -415,10 +417,10 @@ impl CoResidency {
                         common_slices / own_gangs.values().sum::<f64>()
                     }
                     _ if own_cpu == other_cpu => 0.0,
-                    _ => self.cpu_share.get(&other).copied().unwrap_or(0.0),
+                    _ => self.cpu_share.get(&other_task).copied().unwrap_or(0.0),
                 };
                 if meeting_share > 0.0 {
-                    shares.insert(other, meeting_share);
+                    shares.insert(other_task, meeting_share);
                 }
             }
             self.meeting_shares.insert(task, shares);

@@ -30,8 +30,8 @@ impl SoloSpeeds {
     /// neither is known.
     pub fn slowdown_over_solo(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
         let ran_ns = task.ran_ns();
-        let slowdown_by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, solo_rate)| {
-            let (_, count) = metrics_of(task, elapsed_ns).find(|(work, _)| work == unit)?;
+        let slowdown_by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(metric, solo_rate)| {
+            let (_, count) = metrics_of(task, elapsed_ns).find(|(task_metric, _)| task_metric == metric)?;
             Some(solo_rate * ran_ns as f64 / 1e9 / count - 1.0)
         });
         let solo_instr_per_cycle = profile.rates.solo_instr_per_cycle.map(|solo| solo.value);

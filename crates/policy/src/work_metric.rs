@@ -54,13 +54,13 @@ pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (W
     let ran_ns = task.ran_ns();
     let demanded_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
     let wants_cpu = demanded_ns as f64 >= MIN_CPU_DEMAND * elapsed_ns as f64 && elapsed_ns > 0;
-    WorkMetric::BEST_FIRST.into_iter().filter_map(move |work| {
-        let count = match work {
+    WorkMetric::BEST_FIRST.into_iter().filter_map(move |metric| {
+        let count = match metric {
             WorkMetric::Reported => task.progress,
             WorkMetric::Instructions => task.counts.get(CounterEvent::Instructions),
             WorkMetric::Proxy(event) => task.counts.get(event).filter(|count| wants_cpu && *count >= MIN_EVENTS),
         };
-        count.filter(|count| *count > 0.0).map(|count| (work, count))
+        count.filter(|count| *count > 0.0).map(|count| (metric, count))
     })
 }
 

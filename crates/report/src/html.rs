@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Series};
 use crate::html_page::{render_page, scroll_box};
 use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
-use crate::text::{count_text, format_fixed, format_number, percent_text, size_text, value_or_dash};
+use crate::text::{format_count, format_fixed, format_number, format_percent, format_size, value_or_dash};
 
 /// Content of the page; empty parts are left out.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -33,7 +33,7 @@ pub struct StudyPage {
 }
 
 impl CostTable {
-    /// The matrix of slowdowns as a heat map.
+    /// Returns the matrix of slowdowns as a heat map.
     pub fn heat_map(&self) -> HeatMap {
         let is_percent = self.unit == "percent";
         HeatMap {
@@ -51,7 +51,7 @@ impl CostTable {
 }
 
 impl StudyPage {
-    /// The HTML file.
+    /// Returns the HTML file.
     pub fn html(&self) -> String {
         let body = html! {
             h1 { (self.title) }
@@ -102,14 +102,15 @@ impl StudyPage {
                     td { (value_or_dash(program.solo_mpki.map(format_number))) }
                     td { (value_or_dash(program.accesses_per_kilo_instr.map(format_number))) }
                     td { (value_or_dash(program.half_cache_mpki.map(format_number))) }
-                    td { (value_or_dash(program.lost_hits_share.map(|share| percent_text(share, 1)))) }
-                    td { (value_or_dash(program.instructions.map(count_text))) }
+                    td { (value_or_dash(program.lost_hits_share.map(|share| format_percent(share, 1)))) }
+                    td { (value_or_dash(program.instructions.map(format_count))) }
                 } } }
             } }))
         }
     }
 
-    /// Points of one program: misses per thousand instructions if `uses_mpki` is set, otherwise miss ratios in percent.
+    /// Returns the points of one program: misses per thousand instructions if `uses_mpki` is set, otherwise miss ratios
+    /// in percent.
     fn program_series(&self, index: usize, uses_mpki: bool) -> Series {
         let name = &self.programs[index].name;
         let points = self.curves[index].iter().filter_map(|point| {
@@ -120,7 +121,7 @@ impl StudyPage {
                 .miss_ratio_error
                 .map(|error| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale));
             let unit = if uses_mpki { "MPKI" } else { "% misses" };
-            let title = Some(format!("{name}: {} {unit} with {}", format_number(y), size_text(point.bytes)));
+            let title = Some(format!("{name}: {} {unit} with {}", format_number(y), format_size(point.bytes)));
             Some(ChartPoint { x: point.bytes as f64, y, interval, title })
         });
         Series { name: name.clone(), points: points.collect(), color: Some(index), ..Series::default() }
@@ -137,7 +138,7 @@ impl StudyPage {
         let series: Vec<Series> = drawn_indices.iter().map(|&at| self.program_series(at, has_mpki)).collect();
         let cache_bytes = self.cache.size_bytes as f64;
         let size_mark = || crate::figure::ReferenceLine::X {
-            label: format!("{} {}", size_text(self.cache.size_bytes), self.cache.level),
+            label: format!("{} {}", format_size(self.cache.size_bytes), self.cache.level),
             position: cache_bytes,
         };
         let combined_chart = Chart {
@@ -177,7 +178,7 @@ impl StudyPage {
                 @if !self.machine.is_empty() {
                     dt { "planned for" }
                     dd {
-                        (self.machine) ": " (cache.instances) " × " (cache.level) " of " (size_text(cache.size_bytes)) ", "
+                        (self.machine) ": " (cache.instances) " × " (cache.level) " of " (format_size(cache.size_bytes)) ", "
                         (cache.ways) "-way, " (cache.line_bytes) "-byte lines, " (cache.cpus_each) " CPUs each"
                     }
                 }

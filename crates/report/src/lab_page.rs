@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use crate::html_page::{render_page, scroll_box};
-use crate::text::counted_text;
+use crate::text::format_count_of;
 
 /// The results of a lab run, as the lab's scripts write them (`result.json`).
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct LabResult {
-    /// Was any scenario run? If not, `reason` gives the cause.
+    /// Whether any scenario was run; if not, `reason` gives the cause.
     pub ran: bool,
     /// Reason why no scenario was run.
     #[serde(default)]
@@ -39,7 +39,7 @@ pub struct LabLine {
     pub id: String,
     /// Description of the figure.
     pub title: String,
-    /// Does the figure meet its target? `None` if it has no target, or was not measured.
+    /// Whether the figure meets its target; `None` if it has no target, or was not measured.
     pub passed: Option<bool>,
     /// The figure reported by cachemate, by the guest, or by a closed form.
     pub reported: String,
@@ -61,7 +61,7 @@ impl LabLine {
         self.id == FORECAST_ID
     }
 
-    /// Reported and modeled figure, if both are single numbers.
+    /// Returns the reported and modeled figure, if both are single numbers.
     fn figure_pair(&self) -> Option<(f64, f64)> {
         let parse_number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite());
         Some((parse_number(&self.reported)?, parse_number(&self.modeled)?))
@@ -77,7 +77,7 @@ impl LabLine {
 }
 
 impl LabResult {
-    /// The HTML page.
+    /// Returns the HTML page.
     pub fn render_html(&self, title: &str) -> String {
         let body = html! {
             h1 { (title) }
@@ -96,9 +96,9 @@ impl LabResult {
         let count_with = |passed| self.lines.iter().filter(|line| line.passed == passed).count();
         let mut lead = format!(
             "All figures are of a modeled machine. {} met, {} missed, {} without a target.",
-            counted_text(count_with(Some(true)) as u64, "target"),
+            format_count_of(count_with(Some(true)) as u64, "target"),
             count_with(Some(false)),
-            counted_text(count_with(None) as u64, "figure"),
+            format_count_of(count_with(None) as u64, "figure"),
         );
         let facts = [("Kernel", &self.kernel), ("Commit", &self.commit), ("Command", &self.command)];
         for (name, value) in facts.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {

@@ -181,7 +181,7 @@ pub struct PercentRange {
 }
 
 impl PercentRange {
-    /// The range in whole percent, such as `11 to 50 %`.
+    /// Returns the range in whole percent, such as `11 to 50 %`.
     pub fn describe(self) -> String {
         format!("{} to {} %", format_fixed(self.low_percent, 0), format_fixed(self.high_percent, 0))
     }
@@ -266,7 +266,7 @@ pub struct CacheAssignment {
 }
 
 impl PlanResult {
-    /// The measure of [`PlanResult::expected`].
+    /// Returns the measure of [`PlanResult::expected`].
     pub fn measure(&self) -> &'static str {
         match (self.unit.as_str(), self.covers_machine) {
             ("percent", true) => "mean slowdown with all caches at work",
@@ -298,11 +298,12 @@ pub struct PlanResult {
     pub model: String,
     /// Unit of the numbers below: `percent` or `weight`.
     pub unit: String,
-    /// Are the numbers forecasts of all programs at once on the whole machine? Otherwise they add up pairs on one cache.
+    /// Whether the numbers are forecasts of all programs at once on the whole machine. Otherwise, they add up pairs on
+    /// one cache.
     pub covers_machine: bool,
     /// Solver that found the plan: `matching`, `dynamic-programming`, ...
     pub solver: String,
-    /// Is the plan proved optimal under this scheme?
+    /// Whether the plan is proved optimal under this scheme.
     pub optimal: bool,
     /// Upper bound of the distance from the optimum, if the plan is not proved optimal.
     pub gap: Option<f64>,
@@ -323,7 +324,7 @@ pub struct CpuRow {
     pub package: u32,
     /// Nearest memory node of the CPU.
     pub memory_node: u32,
-    /// Is the CPU online?
+    /// Whether the CPU is online.
     pub online: bool,
 }
 
@@ -342,7 +343,7 @@ pub struct CacheRow {
     pub ways: Option<u32>,
     /// Line size in bytes; `None` if the machine does not report it.
     pub line_bytes: Option<u32>,
-    /// Is the cache a contended one, at the last level?
+    /// Whether the cache is a contended one, at the last level.
     pub last_level: bool,
 }
 
@@ -358,7 +359,7 @@ pub struct TopologyResult {
 }
 
 impl TopologyResult {
-    /// The result for a topology from `source`.
+    /// Returns the result for a topology from `source`.
     pub fn new(source: &str, topology: &Topology) -> Self {
         let cpus = topology.cpus.iter().map(|cpu| CpuRow {
             cpu: cpu.id.0,
@@ -369,7 +370,7 @@ impl TopologyResult {
         });
         let caches = topology.caches.iter().map(|cache| CacheRow {
             cache: cache.id.0,
-            level: level_text(cache.level).to_string(),
+            level: level_name(cache.level).to_string(),
             cpus: cache.cpus.to_string(),
             size_bytes: cache.size_bytes,
             ways: cache.ways,
@@ -380,8 +381,8 @@ impl TopologyResult {
     }
 }
 
-/// The name of a level for display.
-pub fn level_text(level: CacheLevel) -> &'static str {
+/// Returns the name of a level for display.
+pub fn level_name(level: CacheLevel) -> &'static str {
     match level {
         CacheLevel::L1Instruction => "L1i",
         CacheLevel::L1Data => "L1d",

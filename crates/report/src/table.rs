@@ -20,20 +20,21 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table. `header` gives the name of each column and the alignment of its cells.
+    /// Builds an empty table. `header` gives the name of each column and the alignment of its cells.
     pub fn new(header: &[(&str, Align)]) -> Self {
         let escape_cell = |name: &str| EscapedText::for_line(name).to_string();
         Table { header: header.iter().map(|(name, align)| (escape_cell(name), *align)).collect(), rows: Vec::new() }
     }
 
-    /// An empty table with left-aligned columns first (`"pair | cache"`) and right-aligned ones after them.
+    /// Builds an empty table with left-aligned columns first (`"pair | cache"`) and right-aligned ones after them.
     pub fn with_columns(left: &str, right: &str) -> Self {
         let aligned = [(left, Align::Left), (right, Align::Right)].into_iter().filter(|(names, _)| !names.is_empty());
         let columns = aligned.flat_map(|(names, align)| names.split(" | ").map(move |name| (name, align)));
         Table::new(&columns.collect::<Vec<_>>())
     }
 
-    /// An empty table whose header gives the columns in order; `>` marks a right-aligned one (`"pair | > slowdown | note"`).
+    /// Builds an empty table whose header gives the columns in order; `>` marks a right-aligned one (`"pair | >
+    /// slowdown | note"`).
     pub fn from_header(header: &str) -> Self {
         let column = |name| match str::strip_prefix(name, "> ") {
             Some(name) => (name, Align::Right),
@@ -51,7 +52,7 @@ impl Table {
         self
     }
 
-    /// Does the table have no rows?
+    /// Returns whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -74,8 +75,8 @@ impl Table {
     }
 }
 
-/// Number of terminal columns of a text, without its escape sequences. Each character counts as one column, because
-/// program names and numbers in these tables contain no wide or combining characters.
+/// Returns the number of terminal columns of a text, without its escape sequences. Each character counts as one column,
+/// because program names and numbers in these tables contain no wide or combining characters.
 pub(crate) fn text_width(text: &str) -> usize {
     let mut columns = 0;
     let mut is_in_escape = false;

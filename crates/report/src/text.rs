@@ -2,7 +2,7 @@
 
 /// Bytes with the largest of K, M, G (powers of 1024) that keeps at most three decimals exact: `64K`, `1.5M`, `100`. A size
 /// that would need four digits and decimals is rounded in the next larger unit: `1.41M`.
-pub fn size_text(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
         let whole_units = bytes >> shift;
         if whole_units == 0 {
@@ -27,9 +27,9 @@ pub fn size_text(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// A count in groups of three digits: `1,234,567`. The separator is a comma rather than a blank, so that a field
-/// remains one word for tools that read the output.
-pub fn count_text(count: u64) -> String {
+/// Returns a count in groups of three digits: `1,234,567`. The separator is a comma rather than a blank, so that a
+/// field remains one word for tools that read the output.
+pub fn format_count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -41,25 +41,25 @@ pub fn count_text(count: u64) -> String {
     text
 }
 
-/// A count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural is `singular` with an s.
-pub fn counted_text(count: u64, singular: &str) -> String {
-    format!("{} {singular}{}", count_text(count), if count == 1 { "" } else { "s" })
+/// Returns a count with its noun: `1 package`, `2 packages`, `1,234 phases`. The plural is `singular` with an s.
+pub fn format_count_of(count: u64, singular: &str) -> String {
+    format!("{} {singular}{}", format_count(count), if count == 1 { "" } else { "s" })
 }
 
-/// At most `max_names` of the names, and the number of the others: `a, b and 3 more`.
-pub fn listed_text(names: &[String], max_names: usize) -> String {
+/// Returns at most `max_names` of the names, and the number of the others: `a, b and 3 more`.
+pub fn format_names(names: &[String], max_names: usize) -> String {
     let shown_names = &names[..names.len().min(max_names)];
     let hidden_count = names.len() - shown_names.len();
     shown_names.join(", ") + &if hidden_count > 0 { format!(" and {hidden_count} more") } else { String::new() }
 }
 
-/// A fraction as a percentage with `decimals`: 0.0231 with two is `2.31 %`.
-pub fn percent_text(fraction: f64, decimals: usize) -> String {
+/// Returns a fraction as a percentage with `decimals`: 0.0231 with two is `2.31 %`.
+pub fn format_percent(fraction: f64, decimals: usize) -> String {
     format!("{} %", format_fixed(fraction * 100.0, decimals))
 }
 
-/// A number with this number of decimals, and no sign before a zero. A number of more than nine digits is written as a power
-/// of ten, because hundreds of digits are unreadable.
+/// Returns a number with this number of decimals, and no sign before a zero. A number of more than nine digits is
+/// written as a power of ten, because hundreds of digits are unreadable.
 pub fn format_fixed(value: f64, decimals: usize) -> String {
     match value {
         _ if !value.is_finite() => "–".to_string(),
@@ -90,7 +90,7 @@ pub fn escape_controls(text: &str) -> String {
 pub struct EscapedText(String);
 
 impl EscapedText {
-    /// An output of several lines. Line ends, tabs and colors ([`crate::terminal::Paint`]) are kept; names from
+    /// Escapes an output of several lines. Line ends, tabs and colors ([`crate::terminal::Paint`]) are kept; names from
     /// untrusted sources are already [`escape_controls`] wherever a line end in them could forge a row. Escaping is
     /// idempotent.
     pub fn for_output(text: &str) -> Self {
@@ -110,19 +110,19 @@ impl EscapedText {
         EscapedText(escaped + remaining_text)
     }
 
-    /// One line, such as a log message; line ends in it are escaped as well.
+    /// Escapes one line, such as a log message, with the line ends in it.
     pub fn for_line(text: &str) -> Self {
         let EscapedText(output) = EscapedText::for_output(text);
         EscapedText(output.replace('\n', "\\n"))
     }
 
-    /// Text or markup of a page; terminal colors in it are escaped as well, because they have no effect there.
+    /// Escapes text or markup of a page, with the terminal colors in it, because they have no effect there.
     pub fn for_page(text: &str) -> Self {
         let escape = |c: char| if is_acting(c) { c.escape_unicode().to_string() } else { c.to_string() };
         EscapedText(text.chars().map(escape).collect())
     }
 
-    /// JSON inside a page: no text in it can end the enclosing element or change the order of the displayed text.
+    /// Escapes JSON inside a page: no text in it can end the enclosing element or change the order of the displayed text.
     pub fn embedded_json(json: &str) -> Self {
         let escape = |c: char| match c {
             '<' => "\\u003c".to_string(),
@@ -132,7 +132,7 @@ impl EscapedText {
         EscapedText(json.chars().map(escape).collect())
     }
 
-    /// JSON of the same value, in which control and direction characters of strings are replaced by JSON escapes.
+    /// Returns JSON of the same value, in which JSON escapes replace the control and direction characters of strings.
     pub fn for_json(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());
         for c in text.chars() {
@@ -144,7 +144,7 @@ impl EscapedText {
         EscapedText(escaped)
     }
 
-    /// The text, safe to write anywhere.
+    /// Returns the text, safe to write anywhere.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -156,7 +156,7 @@ impl std::fmt::Display for EscapedText {
     }
 }
 
-/// Can a character affect a terminal, or the order or number of the characters beside it?
+/// Returns whether a character can affect a terminal, or the order or number of the characters beside it.
 fn is_acting(c: char) -> bool {
     let is_invisible = matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -164,14 +164,14 @@ fn is_acting(c: char) -> bool {
     (c.is_control() && !matches!(c, '\n' | '\t')) || is_invisible
 }
 
-/// Length in bytes of a leading escape sequence that only sets a color; 0 if there is none.
+/// Returns the length in bytes of a leading escape sequence that only sets a color; 0 if there is none.
 fn color_sequence_length(text: &str) -> usize {
     let Some(parameters) = text.strip_prefix("\u{1b}[") else { return 0 };
     let end = parameters.find(|c: char| !c.is_ascii_digit() && c != ';');
     end.filter(|&end| parameters[end..].starts_with('m')).map_or(0, |end| "\u{1b}[".len() + end + 1)
 }
 
-/// A number with about three significant digits and no trailing zeros.
+/// Returns a number with about three significant digits and no trailing zeros.
 pub fn format_number(value: f64) -> String {
     if !value.is_finite() {
         return "–".to_string();
@@ -193,13 +193,13 @@ pub(crate) fn trim_zeros(text: String) -> String {
     if trimmed_text == "-0" { "0".to_string() } else { trimmed_text.to_string() }
 }
 
-/// The value, or a dash if there is none.
+/// Returns the value, or a dash if there is none.
 pub fn value_or_dash(value: Option<String>) -> String {
     value.unwrap_or_else(|| "–".to_string())
 }
 
-/// Nanoseconds in the most readable unit.
-pub fn duration_text(elapsed_ns: u64) -> String {
+/// Returns the nanoseconds in the most readable unit.
+pub fn format_duration(elapsed_ns: u64) -> String {
     let ns = elapsed_ns as f64;
     match elapsed_ns {
         0..1_000 => format!("{elapsed_ns} ns"),
@@ -217,9 +217,9 @@ mod tests {
     #[test]
     fn names_beyond_the_limit_are_counted() {
         let names = ["a", "b", "c"].map(String::from);
-        assert_eq!(listed_text(&names, 3), "a, b, c");
-        assert_eq!(listed_text(&names, 2), "a, b and 1 more");
-        assert_eq!(listed_text(&[], 2), "");
+        assert_eq!(format_names(&names, 3), "a, b, c");
+        assert_eq!(format_names(&names, 2), "a, b and 1 more");
+        assert_eq!(format_names(&[], 2), "");
     }
 
     /// Are sizes formatted as users write them, also at the edges of the units?
@@ -242,7 +242,7 @@ mod tests {
             (999 * 1024 + 128, "999.125K"),
         ];
         for (bytes, want) in cases {
-            assert_eq!(size_text(bytes), want, "{bytes}");
+            assert_eq!(format_size(bytes), want, "{bytes}");
         }
     }
 
@@ -294,7 +294,7 @@ mod tests {
             [format_fixed(12.345, 1), format_fixed(999_999_999.0, 0), format_fixed(0.0, 2)],
             ["12.3", "999999999", "0.00"]
         );
-        assert_eq!(percent_text(1e300, 1), "1.00e302 %");
+        assert_eq!(format_percent(1e300, 1), "1.00e302 %");
     }
 
     /// Do numbers keep three digits, without a misleading zero?
@@ -305,10 +305,10 @@ mod tests {
             assert_eq!(format_number(value), want);
         }
         assert_eq!(format_number(f64::NAN), "–");
-        assert_eq!(percent_text(0.0231, 2), "2.31 %");
-        assert_eq!(percent_text(-0.000_001, 1), "0.0 %");
-        assert_eq!(count_text(1_234_567), "1,234,567");
-        assert_eq!(count_text(12), "12");
-        assert_eq!(duration_text(1_500_000), "1.5 ms");
+        assert_eq!(format_percent(0.0231, 2), "2.31 %");
+        assert_eq!(format_percent(-0.000_001, 1), "0.0 %");
+        assert_eq!(format_count(1_234_567), "1,234,567");
+        assert_eq!(format_count(12), "12");
+        assert_eq!(format_duration(1_500_000), "1.5 ms");
     }
 }

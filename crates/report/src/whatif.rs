@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Lane, Mark, Series, TimelineChart, TimelineSpan};
 use crate::html_page::{render_page, scroll_box};
 use crate::results::CacheSummary;
-use crate::text::{format_number, percent_text, value_or_dash};
+use crate::text::{format_number, format_percent, value_or_dash};
 
 /// `cachemate compare --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -31,7 +31,7 @@ pub struct WhatIfResult {
 pub struct PolicyOutcome {
     /// The policy, as given on the command line.
     pub policy: String,
-    /// Did the run complete? If not, the user stopped it, and the figures cover the time before the stop.
+    /// Whether the run completed; if not, the user stopped it, and the figures cover the time before the stop.
     pub complete: bool,
     /// Number of windows that the policy observed.
     pub windows: u64,
@@ -102,7 +102,7 @@ const MAX_DECISIONS: usize = 40;
 const MAX_LINES: usize = 12;
 
 impl WhatIfResult {
-    /// The HTML page.
+    /// Returns the HTML page.
     pub fn render_html(&self, title: &str) -> String {
         let body = html! {
             h1 { (title) }
@@ -173,8 +173,8 @@ impl WhatIfResult {
         }
     }
 
-    /// For each program, the difference of each policy from the first one, and the policies' means over time on one
-    /// axis.
+    /// Returns, for each program, the difference of each policy from the first one, and the policies' means over time
+    /// on one axis.
     fn differences_section(&self) -> Markup {
         let Some((first, others)) =
             self.policies.split_first().filter(|(_, other_policies)| !other_policies.is_empty())
@@ -209,7 +209,7 @@ impl WhatIfResult {
         };
         let series: Vec<Series> = self.policies.iter().enumerate().map(mean_series).collect();
         let values = series.iter().flat_map(|single| &single.points).map(|point| point.y).collect();
-        let (axis, cut_off_at) = fitted_axis("times the time alone", values);
+        let (axis, cut_off_value) = fitted_axis("times the time alone", values);
         let mean_chart = Chart {
             title: "Mean slowdown of the programs".to_string(),
             x: Axis::linear(unit.label),
@@ -225,7 +225,7 @@ impl WhatIfResult {
                 "Axes of slowdowns begin at the smallest value that occurs."
             }
             (map.inline())
-            @if let Some(largest_value) = cut_off_at { p.soft { (cut_text(largest_value)) } }
+            @if let Some(largest_value) = cut_off_value { p.soft { (cut_text(largest_value)) } }
             (mean_chart.inline())
         }
     }
@@ -279,11 +279,11 @@ impl WhatIfResult {
             h2 { "Memory" }
             @for outcome in &self.policies { (outcome.memory_chart(&unit).inline()) }
             h2 { "Caches of the programs" }
-            @for outcome in &self.policies { (outcome.place_timeline(&unit, &drawn_indices).inline()) }
+            @for outcome in &self.policies { (outcome.cache_timeline(&unit, &drawn_indices).inline()) }
         }
     }
 
-    /// One chart per policy, all on the same scale.
+    /// Returns one chart per policy, all on the same scale.
     fn charts(
         &self,
         label: &str,
@@ -295,7 +295,7 @@ impl WhatIfResult {
         let drawn_values = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
             drawn_indices.iter().filter_map(|&index| rows.get(index)).flatten().flatten().copied().collect()
         };
-        let (axis, cut_off_at) = fitted_axis(label, rows.iter().flat_map(drawn_values).collect());
+        let (axis, cut_off_value) = fitted_axis(label, rows.iter().flat_map(drawn_values).collect());
         let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| Chart {
             title: outcome.policy.clone(),
             x: Axis::linear(unit.label),
@@ -308,7 +308,7 @@ impl WhatIfResult {
             ..Chart::default()
         };
         html! {
-            @if let Some(largest_value) = cut_off_at { p.soft { (cut_text(largest_value)) } }
+            @if let Some(largest_value) = cut_off_value { p.soft { (cut_text(largest_value)) } }
             @for policy_outcome in self.policies.iter().zip(&rows) { (chart(policy_outcome).inline()) }
         }
     }
@@ -337,7 +337,7 @@ impl WhatIfResult {
             dl.how {
                 dt { "machine" } dd {
                     (self.machine) ": " (self.cache.instances) " × " (self.cache.level) " of "
-                    (crate::text::size_text(self.cache.size_bytes)) ", " (self.cache.cpus_each) " CPUs each"
+                    (crate::text::format_size(self.cache.size_bytes)) ", " (self.cache.cpus_each) " CPUs each"
                 }
                 dt { "programs" } dd { "profiles, each measured or recorded alone" }
                 dt { "method" } dd {
@@ -361,13 +361,14 @@ fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
     let (smallest_value, largest_value) =
         (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
     let percentile_95 = values.get(values.len() * 19 / 20).copied().unwrap_or(largest_value);
-    let cut_off_at = Some(largest_value).filter(|most| percentile_95 > 0.0 && *most > OUTLIER_FACTOR * percentile_95);
-    let upper_end = if cut_off_at.is_some() { 1.2 * percentile_95 } else { largest_value };
+    let cut_off_value =
+        Some(largest_value).filter(|most| percentile_95 > 0.0 && *most > OUTLIER_FACTOR * percentile_95);
+    let upper_end = if cut_off_value.is_some() { 1.2 * percentile_95 } else { largest_value };
     // Without a minimum range, nearly equal values would look different.
     let margin = (0.05 * (upper_end - smallest_value)).max(0.01 * upper_end.abs());
     let low = if smallest_value >= 0.0 { (smallest_value - margin).max(0.0) } else { smallest_value - margin };
     let high = if upper_end + margin > low { upper_end + margin } else { low + 1.0 };
-    (Axis::linear(label).with_range(low, high), cut_off_at)
+    (Axis::linear(label).with_range(low, high), cut_off_value)
 }
 
 fn cut_text(largest_value: f64) -> String {
@@ -391,7 +392,7 @@ impl TimeUnit {
 }
 
 impl PolicyOutcome {
-    /// Means over the programs that run in each interval.
+    /// Returns the means over the programs that run in each interval.
     fn mean_slowdowns(&self) -> Vec<Option<f64>> {
         let mean = |index: usize| {
             let running_slowdowns: Vec<f64> = self.series.slowdown.iter().filter_map(|row| *row.get(index)?).collect();
@@ -416,7 +417,7 @@ impl PolicyOutcome {
         };
         let max_share = self.series.memory_busy_share.iter().flatten().copied().fold(0.0, f64::max);
         Chart {
-            title: format!("{}: at most {} of what memory passes", self.policy, percent_text(max_share, 0)),
+            title: format!("{}: at most {} of what memory passes", self.policy, format_percent(max_share, 0)),
             x: Axis::linear(unit.label),
             y: Axis::linear("busy, %").with_range(0.0, 100.0),
             series: self.series.memory_busy_share.iter().enumerate().map(node_series).collect(),
@@ -425,8 +426,9 @@ impl PolicyOutcome {
         }
     }
 
-    /// A lane per program that shows the cache on which it ran; consecutive intervals on one cache form one span.
-    fn place_timeline(&self, unit: &TimeUnit, drawn_indices: &[usize]) -> TimelineChart {
+    /// Returns a lane per program that shows the cache on which it ran; consecutive intervals on one cache form one
+    /// span.
+    fn cache_timeline(&self, unit: &TimeUnit, drawn_indices: &[usize]) -> TimelineChart {
         let caches = self.series.cache.iter().flatten().flatten().max().map_or(0, |last_cache| last_cache + 1);
         let lane = |&index: &usize| {
             let mut spans: Vec<TimelineSpan> = Vec::new();
@@ -434,11 +436,11 @@ impl PolicyOutcome {
             for (seconds, cache) in self.series.seconds.iter().zip(self.series.cache.get(index).into_iter().flatten()) {
                 let span_end = seconds / unit.seconds;
                 if let Some(cache) = cache {
-                    match spans.last_mut().filter(|last| last.kind == *cache as usize && last.to == span_start) {
-                        Some(last) => last.to = span_end,
+                    match spans.last_mut().filter(|last| last.kind == *cache as usize && last.end == span_start) {
+                        Some(last) => last.end = span_end,
                         None => spans.push(TimelineSpan {
-                            from: span_start,
-                            to: span_end,
+                            start: span_start,
+                            end: span_end,
                             kind: *cache as usize,
                             title: String::new(),
                         }),
@@ -512,8 +514,8 @@ mod tests {
     /// Do consecutive intervals on one cache form one span, and intervals without a place none?
     #[test]
     fn consecutive_intervals_on_one_cache_form_one_span() {
-        let lanes = sample_result().policies[0].place_timeline(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
-        let spans = |index: usize| lanes[index].spans.iter().map(|s| (s.from, s.to, s.kind)).collect::<Vec<_>>();
+        let lanes = sample_result().policies[0].cache_timeline(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
+        let spans = |index: usize| lanes[index].spans.iter().map(|s| (s.start, s.end, s.kind)).collect::<Vec<_>>();
         assert_eq!(spans(0), [(0.0, 20.0, 0), (20.0, 30.0, 1)]);
         assert_eq!(spans(1), [(10.0, 30.0, 1)]);
     }

@@ -20,7 +20,7 @@ const STUDENT_QUANTILES: [f64; 30] = [
 
 /// The 95 % interval of a mean over seeds, compared with the bounds of the target.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct LineConfidence {
+pub struct FindingConfidence {
     /// Lower end of the interval.
     pub low: f64,
     /// Upper end of the interval.
@@ -32,7 +32,7 @@ pub struct LineConfidence {
     pub seeds_to_decide: Option<usize>,
 }
 
-impl LineConfidence {
+impl FindingConfidence {
     /// Computes the interval; `None` for fewer than two values, or if a value is not a number. `bounds` are the
     /// bounds of the target.
     pub fn estimate(values: &[f64], bounds: &[f64]) -> Option<Self> {
@@ -41,16 +41,16 @@ impl LineConfidence {
             return None;
         }
         let (mean, spread) = (mean(values), standard_deviation(values));
-        let half = interval_half_width(spread, count);
-        let is_within = |bound: &f64| mean - half < *bound && *bound < mean + half;
+        let half_width = interval_half_width(spread, count);
+        let is_within = |bound: &f64| mean - half_width < *bound && *bound < mean + half_width;
         let is_decided = !bounds.iter().any(is_within);
         let distance = least(bounds.iter().map(|bound| (bound - mean).abs()));
         let is_deciding_count = |seeds: &usize| interval_half_width(spread, *seeds) <= distance;
         let seeds_to_decide = (count + 1..=MAX_EXTRAPOLATED_SEEDS).find(is_deciding_count).filter(|_| !is_decided);
-        Some(LineConfidence { low: mean - half, high: mean + half, is_decided, seeds_to_decide })
+        Some(FindingConfidence { low: mean - half_width, high: mean + half_width, is_decided, seeds_to_decide })
     }
 
-    /// Number of seeds for the next run of the line; at most twice the present number, `seeds`.
+    /// Returns the number of seeds for the next run of the line; at most twice the present number, `seeds`.
     pub fn next_seed_count(&self, seeds: usize) -> usize {
         self.seeds_to_decide.unwrap_or(usize::MAX).min(2 * seeds).max(seeds + 1)
     }
@@ -75,7 +75,7 @@ mod tests {
     /// Is the interval that of a textbook: do 9, 10, 11 have mean 10, spread 1, and a half width of 4.303 / √3?
     #[test]
     fn the_interval_matches_a_students_t_textbook_example() {
-        let interval = LineConfidence::estimate(&[9.0, 10.0, 11.0], &[12.0]).unwrap();
+        let interval = FindingConfidence::estimate(&[9.0, 10.0, 11.0], &[12.0]).unwrap();
         assert!(
             (interval.high - 10.0 - 4.303 / 3.0_f64.sqrt()).abs() < 1e-12
                 && (interval.low + interval.high - 20.0).abs() < 1e-12
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_line_is_decided_on_one_side_of_its_target() {
         let estimate_decides = |values: &[f64], bounds: &[f64]| {
-            LineConfidence::estimate(values, bounds).map(|interval| interval.is_decided)
+            FindingConfidence::estimate(values, bounds).map(|interval| interval.is_decided)
         };
         assert_eq!(estimate_decides(&[10.0, 10.1, 9.9], &[9.0]), Some(true));
         assert_eq!(estimate_decides(&[10.0, 10.1, 9.9], &[10.0]), Some(false));
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(estimate_decides(&[10.0, 10.1, 9.9], &[9.0, 10.2]), Some(false));
         assert_eq!(estimate_decides(&[7.0, 7.0], &[7.0]), Some(true), "without spread, the mean is the value");
         assert_eq!((estimate_decides(&[10.0], &[9.0]), estimate_decides(&[10.0, f64::NAN], &[9.0])), (None, None));
-        let open = LineConfidence::estimate(&[-1.0, 1.0], &[0.0]).unwrap();
+        let open = FindingConfidence::estimate(&[-1.0, 1.0], &[0.0]).unwrap();
         assert_eq!((open.is_decided, open.seeds_to_decide, open.next_seed_count(8)), (false, None, 16));
     }
 }

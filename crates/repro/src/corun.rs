@@ -28,7 +28,7 @@ pub struct CoRunBench {
 }
 
 impl CoRunBench {
-    /// The bench on a machine, by name.
+    /// Returns the bench on a machine, by name.
     pub fn load(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
         let Workload { machine, mut options, .. } = Workload::from_machine_name(machine, Vec::new(), seed)?;
         // Programs start resident, as if they had run for minutes. In runs of milliseconds, first touches would
@@ -37,7 +37,7 @@ impl CoRunBench {
         Ok(CoRunBench { machine, options, warm_up_cycles, measured_cycles })
     }
 
-    /// A workload of these jobs on the bench's machine, under these options.
+    /// Returns a workload of these jobs on the bench's machine, under these options.
     pub fn build_workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
         let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
         Workload { machine: self.machine.clone(), options, jobs, warm_up_cycles, measured_cycles }
@@ -81,7 +81,7 @@ impl CoRunBench {
         Ok(self.measure_solo_work(job)?.1)
     }
 
-    /// Instructions that each program executes in the measured cycles when it runs alone.
+    /// Returns the instructions that each program executes in the measured cycles when it runs alone.
     pub fn solo_work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
         jobs.iter().map(|job| Ok(self.measure_solo_work(job)?.0)).collect()
     }
@@ -92,7 +92,7 @@ impl CoRunBench {
         )
     }
 
-    /// Two CPUs on different cores of one last-level cache.
+    /// Returns two CPUs on different cores of one last-level cache.
     fn pick_cpu_pair(&self) -> Result<[CpuId; 2], ReproError> {
         let caches = cpus_by_cache(&self.machine.topology())?;
         let pair = caches.iter().find(|cpus| cpus.len() >= 2).map(|cpus| [cpus[0], cpus[1]]);
@@ -104,7 +104,7 @@ fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
     job.clone().with_cpus([cpu.0].into_iter().collect::<CpuSet>())
 }
 
-/// CPUs of each last-level cache, one per core.
+/// Returns the CPUs of each last-level cache, one per core.
 pub fn cpus_by_cache(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
     let seats_by_cache = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
     Ok(seats_by_cache.into_iter().map(|cache| cache.cpus).collect())
@@ -164,19 +164,19 @@ impl CoRunMatrix {
         indices.clone().flat_map(unfinished_beside).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
     }
 
-    /// Run time beside the other program divided by solo run time, minus one.
+    /// Returns the run time beside the other program divided by solo run time, minus one.
     pub fn slowdown_beside(&self, program: usize, co_runner: usize) -> f64 {
         self.solo_rates[program].instr_per_cycle / self.pair_rates[program][co_runner].instr_per_cycle - 1.0
     }
 
-    /// Pairwise costs in the form that solvers take.
+    /// Returns the pairwise costs in the form that solvers take.
     pub fn costs(&self) -> PairCosts {
         let indices = 0..self.names.len();
         let row = |i: usize| indices.clone().map(|j| self.slowdown_beside(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: indices.clone().map(row).collect() }
     }
 
-    /// Pairwise costs of these programs only.
+    /// Returns the pairwise costs of these programs only.
     pub fn pair_costs(&self, programs: &[usize]) -> PairCosts {
         let row = |&i: &usize| programs.iter().map(|&j| self.slowdown_beside(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: programs.iter().map(row).collect() }

@@ -48,7 +48,7 @@ static EXPERIMENTS: LazyLock<BTreeMap<String, ExperimentDeclaration>> = LazyLock
 });
 
 impl Experiment {
-    /// The experiment that `experiments.toml` declares under these ids, which are separated by spaces.
+    /// Returns the experiment that `experiments.toml` declares under these ids, which are separated by spaces.
     pub(crate) fn declared(ids: &'static str, run: RunExperiment) -> Self {
         let declared = EXPERIMENTS.get(ids).unwrap_or_else(|| panic!("experiments.toml declares no '{ids}'"));
         let ExperimentDeclaration { title, full_minutes } = declared;
@@ -57,7 +57,7 @@ impl Experiment {
 }
 
 impl Finding {
-    /// A finding that `results.toml` declares, with one value per seed.
+    /// Returns a finding that `results.toml` declares, with one value per seed.
     pub(crate) fn declared(name: &str, per_seed: &[(u64, f64)]) -> Self {
         let declared = DECLARATIONS.get(name).unwrap_or_else(|| panic!("results.toml declares no '{name}'"));
         let ResultDeclaration { id, title, paper, unit, note, .. } = declared;

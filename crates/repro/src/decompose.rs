@@ -81,8 +81,8 @@ pub struct Decomposition {
 const NOTICEABLE: f64 = 1e-3;
 
 impl Decomposition {
-    /// Share of the slowdown that is not due to cache space (the statement of CA Figure 4); `None` without a
-    /// slowdown.
+    /// Returns the share of the slowdown that is not due to cache space (the statement of CA Figure 4); `None` without
+    /// a slowdown.
     pub fn not_cache_percent(&self) -> Option<f64> {
         let cache_part = self.parts.iter().find(|part| part.cause.starts_with("cache"))?;
         let has_slowdown = self.total_slowdown_percent.abs() > 100.0 * NOTICEABLE;
@@ -106,10 +106,10 @@ pub fn decompose(
     program: &WorkloadJob,
     aggressor: &WorkloadJob,
 ) -> Result<Decomposition, ReproError> {
-    let (own_cpu, places) = co_runner_places(&bench.machine.topology())?;
+    let (own_cpu, placements) = co_runner_places(&bench.machine.topology())?;
     let mut requests = Vec::new();
     for prefetching in [true, false] {
-        requests.extend(places.iter().map(|&(location, cpu)| (location, cpu, prefetching)));
+        requests.extend(placements.iter().map(|&(location, cpu)| (location, cpu, prefetching)));
     }
     let mut co_runner = aggressor.clone();
     // A program beside itself gets a different input.
@@ -127,7 +127,7 @@ pub fn decompose(
     Ok(decompose_runs(&bench.machine.name, &program.name, &aggressor.name, runs))
 }
 
-/// The program's CPU, and the co-runner's CPU in each possible run, the farthest location first.
+/// Returns the program's CPU, and the co-runner's CPU in each possible run, the farthest location first.
 #[allow(clippy::type_complexity)]
 fn co_runner_places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>), ReproError> {
     let caches = cpus_by_cache(topology)?;
@@ -139,11 +139,11 @@ fn co_runner_places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, O
         let first_cpus = caches.iter().enumerate().filter(|(cache, _)| *cache != cache_index).map(|(_, cpus)| cpus[0]);
         first_cpus.into_iter().find(|&cpu| (package_of(cpu) == package_of(own_cpu)) == same_package)
     };
-    let mut places = vec![(CoRunnerPlace::None, None)];
-    places.extend(cpu_on_other_cache(false).map(|cpu| (CoRunnerPlace::OtherPackage, Some(cpu))));
-    places.extend(cpu_on_other_cache(true).map(|cpu| (CoRunnerPlace::OtherCache, Some(cpu))));
-    places.push((CoRunnerPlace::SameCache, Some(caches[cache_index][1])));
-    Ok((own_cpu, places))
+    let mut placements = vec![(CoRunnerPlace::None, None)];
+    placements.extend(cpu_on_other_cache(false).map(|cpu| (CoRunnerPlace::OtherPackage, Some(cpu))));
+    placements.extend(cpu_on_other_cache(true).map(|cpu| (CoRunnerPlace::OtherCache, Some(cpu))));
+    placements.push((CoRunnerPlace::SameCache, Some(caches[cache_index][1])));
+    Ok((own_cpu, placements))
 }
 
 fn decompose_runs(machine: &str, victim: &str, aggressor: &str, runs: Vec<DecompositionRun>) -> Decomposition {

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 
-use crate::confidence::LineConfidence;
+use crate::confidence::FindingConfidence;
 use crate::error::ReproError;
 use crate::sources::digest_of;
 use crate::split_runs::{self, RunDivision};
@@ -61,7 +61,7 @@ pub enum ResultVerdict {
 }
 
 impl ResultVerdict {
-    /// Name of the verdict in JSON.
+    /// Returns the name of the verdict in JSON.
     pub fn name(self) -> &'static str {
         match self {
             ResultVerdict::Met => "met",
@@ -72,8 +72,8 @@ impl ResultVerdict {
 }
 
 impl ResultTarget {
-    /// The verdict on one measured value. A missing value is [`ResultVerdict::Missed`]; without a target, there is no
-    /// verdict.
+    /// Returns the verdict on one measured value. A missing value is [`ResultVerdict::Missed`]; without a target, there
+    /// is no verdict.
     pub fn judge_value(&self, measured_value: Option<f64>) -> Option<ResultVerdict> {
         if *self == ResultTarget::Shown {
             return None;
@@ -96,8 +96,8 @@ impl ResultTarget {
         })
     }
 
-    /// The verdict on a mean over seeds, which must reach the target by more than its standard error. The mean of a
-    /// single seed has no error.
+    /// Returns the verdict on a mean over seeds, which must reach the target by more than its standard error. The mean
+    /// of a single seed has no error.
     fn judge_mean(&self, mean: Option<f64>, standard_error: Option<f64>) -> Option<ResultVerdict> {
         let error_or_zero = standard_error.unwrap_or(0.0);
         match *self {
@@ -110,8 +110,8 @@ impl ResultTarget {
         }
     }
 
-    /// The worst verdict on several values; a missed one is worse than a met one, and that is worse than an exceeded
-    /// one.
+    /// Returns the worst verdict on several values; a missed one is worse than a met one, and that is worse than an
+    /// exceeded one.
     fn worst_verdict(&self, values: impl Iterator<Item = Option<f64>>) -> Option<ResultVerdict> {
         let verdict_rank = |verdict: &ResultVerdict| match verdict {
             ResultVerdict::Missed => 0,
@@ -173,8 +173,8 @@ pub struct DataPoint {
 }
 
 impl DataPoint {
-    /// A point with mean, smallest and largest of `values`, one per seed. Without values, the point counts as not
-    /// measured.
+    /// Builds a point with mean, smallest and largest of `values`, one per seed. Without values, the point counts as
+    /// not measured.
     pub fn from_values<V: Borrow<f64>>(
         series: impl Into<String>,
         at: impl Into<String>,
@@ -249,7 +249,7 @@ pub struct Finding {
     /// Standard error of the mean: the spread divided by the square root of the number of seeds.
     pub standard_error: Option<f64>,
     /// The interval of the mean over seeds, compared with the target; `None` for one seed.
-    pub confidence: Option<LineConfidence>,
+    pub confidence: Option<FindingConfidence>,
     /// Rule by which the values of several seeds are compared with the target.
     pub rule: SeedRule,
     /// Unit of the measured value, the spread and the target; empty if they have none.
@@ -275,7 +275,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding for an experiment that failed: it has no measurement, a missed target, and the reason.
+    /// Builds a finding for an experiment that failed: it has no measurement, a missed target, and the reason.
     pub fn from_failure(id: &str, title: &str, seeds: &[u64], reason: &str) -> Self {
         Finding {
             seeds: seeds.to_vec(),
@@ -297,12 +297,12 @@ impl Finding {
         self
     }
 
-    /// Could more seeds change the verdict? They can if there is a target that the seeds so far do not decide.
+    /// Returns whether more seeds could change the verdict: there is a target that the seeds so far do not decide.
     pub fn is_undecided(&self) -> bool {
         self.verdict.is_some() && self.confidence.as_ref().is_some_and(|confidence| !confidence.is_decided)
     }
 
-    /// A finding with one value per seed; the verdict is that of their mean.
+    /// Builds a finding with one value per seed; the verdict is that of their mean.
     pub fn new(
         id: &str,
         title: &str,
@@ -322,7 +322,7 @@ impl Finding {
             measured,
             spread,
             standard_error,
-            confidence: LineConfidence::estimate(&values, &target.bounds()),
+            confidence: FindingConfidence::estimate(&values, &target.bounds()),
             rule: SeedRule::Mean,
             unit: unit.to_string(),
             target,
@@ -365,7 +365,7 @@ impl Finding {
 pub struct ExperimentContext<'a> {
     /// Whether this is a quick run. All quick experiments together end within minutes.
     pub quick: bool,
-    /// Does this run only show, in seconds, that each mechanism works? Its findings have no targets.
+    /// Whether this run only shows, in seconds, that each mechanism works. Its findings have no targets.
     pub sample: bool,
     /// Seeds, at least one; most experiments run once for each.
     pub seeds: Vec<u64>,
@@ -382,7 +382,7 @@ pub struct ExperimentContext<'a> {
 }
 
 impl<'a> ExperimentContext<'a> {
-    /// A context for a full run with one seed in this process, without progress reports.
+    /// Returns a context for a full run with one seed in this process, without progress reports.
     pub fn for_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
         ExperimentContext {
@@ -399,8 +399,10 @@ impl<'a> ExperimentContext<'a> {
 }
 
 impl ExperimentContext<'_> {
+    /// Ends the experiment if the user has requested a stop. Experiments call this between runs.
+    ///
     /// # Errors
-    /// [`ReproError::Interrupted`] once the user has requested a stop. Experiments call this between runs.
+    /// [`ReproError::Interrupted`] once the user has requested a stop.
     pub fn check_not_stopped(&self) -> Result<(), ReproError> {
         if self.stop.load(Ordering::Relaxed) { Err(ReproError::Interrupted) } else { Ok(()) }
     }
@@ -439,8 +441,8 @@ impl ExperimentContext<'_> {
         items: &[T],
         run: impl Fn(&T) -> Result<R, ReproError> + Sync,
     ) -> Result<Vec<R>, ReproError> {
-        if let Some(split) = self.run_division.filter(|_| !split_runs::is_within()) {
-            return split.run_all(items, |item| self.check_not_stopped().and_then(|()| run(item)));
+        if let Some(run_division) = self.run_division.filter(|_| !split_runs::is_within()) {
+            return run_division.run_all(items, |item| self.check_not_stopped().and_then(|()| run(item)));
         }
         if self.run_division.is_some() {
             // A nested call: its parts run on this thread, which is marked as being within a run.
@@ -475,14 +477,14 @@ impl ExperimentContext<'_> {
         items: &[T],
         run: impl Fn(&T) -> Result<R, ReproError> + Sync,
     ) -> Result<Vec<R>, ReproError> {
-        let answers: Vec<Result<R, ReproError>> = items
+        let results: Vec<Result<R, ReproError>> = items
             .par_iter()
             .map(|item| {
                 self.check_not_stopped()?;
                 run(item)
             })
             .collect();
-        answers.into_iter().collect()
+        results.into_iter().collect()
     }
 }
 
@@ -495,7 +497,7 @@ pub(crate) fn quick_context() -> ExperimentContext<'static> {
 
 /// One experiment, with its result ids and the function that runs it.
 pub struct Experiment {
-    /// Result ids that one run answers, such as `["CASC-1", "CASC-2"]`.
+    /// Result ids that one run measures, such as `["CASC-1", "CASC-2"]`.
     pub ids: Vec<&'static str>,
     /// Description of the measured quantity, in one line.
     pub title: &'static str,
@@ -512,8 +514,8 @@ pub type RunExperiment = fn(&ExperimentContext<'_>) -> Result<Vec<Finding>, Repr
 pub(crate) type ExperimentRun = (&'static str, RunExperiment);
 
 impl Experiment {
-    /// Does the experiment come from no paper? Such experiments run only if requested by id, because they take longer
-    /// than all of the papers' experiments together.
+    /// Returns whether the experiment comes from no paper. Such experiments run only if requested by id; they take
+    /// longer than all of the papers' experiments together.
     pub fn is_from_no_paper(&self) -> bool {
         self.ids.iter().all(|id| ["AUTO", "PROMISES", "INTERVAL-"].iter().any(|prefix| id.starts_with(prefix)))
     }
@@ -536,12 +538,12 @@ impl Findings {
         self
     }
 
-    /// Number of findings with each verdict: `met`, `exceeded`, `missed`.
+    /// Returns the number of findings with each verdict: `met`, `exceeded`, `missed`.
     pub fn verdict_counts(&self) -> BTreeMap<&'static str, usize> {
         Findings::count_verdicts(&self.results)
     }
 
-    /// Number of findings with each verdict, for any findings.
+    /// Returns the number of findings with each verdict, for any findings.
     pub fn count_verdicts<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
         let all_verdicts: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
         let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];

@@ -87,7 +87,7 @@ fn format_number(value: Option<f64>) -> String {
     }
 }
 
-/// The verdict of a finding, or a dash if there is no target.
+/// Returns the verdict of a finding, or a dash if there is no target.
 fn verdict_cell(finding: &Finding) -> Markup {
     match finding.verdict {
         Some(verdict) => {

@@ -191,14 +191,14 @@ fn score_mix(
     };
     let runs_by_policy = context.run_all(&names, |&name| match run_under_policy(name) {
         Err(ReproError::Interrupted) => Err(ReproError::Interrupted),
-        other => Ok(other.map_err(|error| error.to_string())),
+        outcome => Ok(outcome.map_err(|error| error.to_string())),
     })?;
-    let run_of_policy = |name: &str| match names.iter().position(|policy| *policy == name).map(|at| &runs_by_policy[at])
-    {
-        Some(Ok(run)) => Ok(run),
-        Some(Err(error)) => Err(failed(name)(error)),
-        None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
-    };
+    let run_of_policy =
+        |name: &str| match names.iter().position(|policy| *policy == name).map(|index| &runs_by_policy[index]) {
+            Some(Ok(run)) => Ok(run),
+            Some(Err(error)) => Err(failed(name)(error)),
+            None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
+        };
     let (default_run, matrix_run) = (run_of_policy("default")?, run_of_policy("best-by-matrix")?);
     let score_run = |run: &[ProgramRates], name: &str| {
         let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
@@ -216,10 +216,10 @@ fn score_mix(
         let score = run.as_ref().map_err(ToString::to_string).and_then(|run| {
             let rate_gain = Comparison::compare_rates(run, default_run).ok_or("a program never ran")?;
             let scores = score_run(run, name).map_err(|error| error.to_string())?;
-            let unfinished_jobs_text = unfinished_jobs(jobs, run, &solo_speeds);
+            let unfinished = unfinished_jobs(jobs, run, &solo_speeds);
             let score =
                 score_policy(name, &scores, &rate_gain, default_score.weighted_speedup, best_score.weighted_speedup);
-            Ok(PolicyScore { unfinished: unfinished_jobs_text, ..score })
+            Ok(PolicyScore { unfinished, ..score })
         });
         match score {
             Ok(score) => mix.policies.push(score),
@@ -262,7 +262,7 @@ fn mean_scores_by_policy(mixes: &[RandomMix]) -> Vec<PolicyScore> {
     policies::ENTRIES.iter().filter_map(|entry| mean_of_policy(entry.name, mixes)).collect()
 }
 
-/// Mean of a policy's scores; `None` if it has none.
+/// Returns the mean of a policy's scores; `None` if it has none.
 fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
     let scores: Vec<&PolicyScore> =
         mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();

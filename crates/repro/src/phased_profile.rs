@@ -47,7 +47,7 @@ const STALL: usize = 5;
 const L1_REFERENCES: usize = 6;
 const L1_MISSES: usize = 7;
 
-/// Number of instructions that a job executes alone in this many cycles.
+/// Returns the number of instructions that a job executes alone in this many cycles.
 ///
 /// # Errors
 /// The job cannot run, or executes nothing.
@@ -66,8 +66,8 @@ pub fn count_instructions_in(
     if executed_instr == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(executed_instr) }
 }
 
-/// The sizes, in ways of the contended cache: five, each about half of the previous one, and one more between each of
-/// the three largest, because a program's working set often ends there.
+/// Returns the sizes, in ways of the contended cache: five, each about half of the previous one, and one more between
+/// each of the three largest, because a program's working set often ends there.
 pub fn profiled_ways(total_ways: u32) -> Vec<u32> {
     let halved_ways = (0..5).map(|halvings| (total_ways >> halvings).max(1));
     let intermediate_ways = [total_ways * 3 / 4, total_ways * 3 / 8].into_iter().filter(|&ways| ways > 0);
@@ -87,7 +87,7 @@ pub fn measure_profile(
     options: &SimOptions,
     lengths: ProfilingLengths,
 ) -> Result<PhasedProgram, ReproError> {
-    let last_level = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let last_level = machine.last_level_cache().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let way_counts = profiled_ways(last_level.ways);
     let way_bytes = last_level.size_bytes / u64::from(last_level.ways);
     let run_with_ways = |ways: u32, prefetch: bool| {
@@ -182,19 +182,19 @@ fn size_point(size_bytes: f64, prefetched_sums: &RunningSums, unprefetched_sums:
         prefetch_fills_per_instr: per_instr(prefetched_sums, READ) - demand_misses,
         writebacks_per_instr: per_instr(prefetched_sums, WRITTEN),
         memory_stall_cycles_per_instr: per_instr(prefetched_sums, STALL),
-        without_prefetch: unprefetched_sums.map(|bare| UnprefetchedRates {
-            cycles_per_instr: per_instr(&bare, CYCLES),
-            demand_fills_per_instr: per_instr(&bare, READ),
-            writebacks_per_instr: per_instr(&bare, WRITTEN),
-            memory_stall_cycles_per_instr: per_instr(&bare, STALL),
+        without_prefetch: unprefetched_sums.map(|unprefetched| UnprefetchedRates {
+            cycles_per_instr: per_instr(&unprefetched, CYCLES),
+            demand_fills_per_instr: per_instr(&unprefetched, READ),
+            writebacks_per_instr: per_instr(&unprefetched, WRITTEN),
+            memory_stall_cycles_per_instr: per_instr(&unprefetched, STALL),
         }),
     }
 }
 
-/// The machine with fewer ways but the same number of sets in its contended cache.
+/// Returns the machine with fewer ways but the same number of sets in its contended cache.
 fn machine_with_ways(machine: &MachineSpec, ways: u32) -> MachineSpec {
     let mut machine = machine.clone();
-    let level = machine.last_level().map(|cache| cache.level);
+    let level = machine.last_level_cache().map(|cache| cache.level);
     for cache in machine.caches.iter_mut().filter(|cache| Some(cache.level) == level) {
         cache.size_bytes = cache.size_bytes / u64::from(cache.ways) * u64::from(ways);
         cache.ways = ways;
@@ -207,7 +207,7 @@ fn machine_with_ways(machine: &MachineSpec, ways: u32) -> MachineSpec {
     machine
 }
 
-/// The cumulative counts at every reading, from the start on.
+/// Returns the cumulative counts at every reading, from the start on.
 fn measure_cumulative_counts(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -237,8 +237,8 @@ fn run_and_sample_counts(workload: &Workload, lengths: ProfilingLengths) -> Resu
         workload.build_machine_with(SimOptions { ends: run_limit, warm_up: None, ..options.clone() })?;
     let nominal_window_cycles = lengths.reading_cycles * options.scale;
     sim_machine.set_first_window(WindowLength::Cycles { cycles: nominal_window_cycles });
-    let line_bytes = machine.last_level().map_or(64, |cache| cache.line_bytes);
-    let level = machine.last_level().map(|cache| cache.level);
+    let line_bytes = machine.last_level_cache().map_or(64, |cache| cache.line_bytes);
+    let level = machine.last_level_cache().map(|cache| cache.level);
     let mut readings = vec![RunningSums::default()];
     while sim_machine.observe().map_err(failed(&job.name))?.is_some() {
         let results = sim_machine.collect_results();

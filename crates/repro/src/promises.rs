@@ -108,7 +108,7 @@ fn load_promise_machine(machine: &str) -> Result<MachineSpec, ReproError> {
     cachemate_spec::load_machine(machine).map_err(failed(machine))
 }
 
-/// The mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
+/// Returns the mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
 fn draw_mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>, ReproError> {
     let spec = load_promise_machine(machine)?;
     let drawable_families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
@@ -148,7 +148,7 @@ impl TruthHistory {
         }
     }
 
-    /// Slowdown in so many latest windows; `None` if it did nothing.
+    /// Returns the slowdown in so many latest windows; `None` if it did nothing.
     fn slowdown_of(&self, window_count: usize) -> Option<f64> {
         let latest_windows = self.0.iter().rev().take(window_count);
         let (wanted_ns, alone_ns) = latest_windows.fold((0.0, 0.0), |sum, window| (sum.0 + window.0, sum.1 + window.1));

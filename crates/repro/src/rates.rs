@@ -13,7 +13,7 @@ pub struct ProgramRates {
     pub data_stalls_per_kilo_instr: f64,
     /// Time on a CPU divided by the time that the work took.
     pub run_time_share: f64,
-    /// Was the work finished? Otherwise the rates cover the part that was finished when the run was abandoned, or the
-    /// whole run if the program did not reach the beginning of its work.
+    /// Whether the work was finished. Otherwise the rates cover the part that was finished when the run was abandoned,
+    /// or the whole run if the program did not reach the beginning of its work.
     pub finished: bool,
 }

@@ -11,7 +11,7 @@ use crate::error::{ReproError, failed};
 /// Maximum size of a recording whose content is part of a run's name.
 const MAX_RECORDING_BYTES: u64 = 4 << 30;
 
-/// The first thread of a recording, in a loop that begins at a position given by the seed.
+/// Returns the first thread of a recording, in a loop that begins at a position given by the seed.
 pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
     let recorded_round = RecordedRound::read(name, path)?;
     let skipped_records = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % recorded_round.records.max(1);
@@ -40,7 +40,7 @@ impl RecordedRound {
     }
 }
 
-/// A digest of the file's content; empty for a file that cannot be read, whose run fails as well.
+/// Returns a digest of the file's content; empty for a file that cannot be read, whose run fails as well.
 pub(crate) fn file_digest(path: &Path) -> String {
     let content = cachemate_files::read_limited(path, MAX_RECORDING_BYTES).unwrap_or_default();
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()

@@ -12,7 +12,7 @@ use crate::error::{ReproError, failed};
 use crate::rates::ProgramRates;
 use crate::recordings;
 use crate::sources::digest_of;
-use crate::split_runs::encode_answer;
+use crate::split_runs::encode_result;
 use crate::store::{self, RunName, StoredEntry};
 use crate::work::{self, FixedPlan, InstructionRange, WorkRun};
 use crate::workload::Workload;
@@ -55,6 +55,8 @@ impl RunRequest {
         }
     }
 
+    /// Returns the name under which the run is stored.
+    ///
     /// # Errors
     /// A value cannot be represented in JSON.
     fn name(&self) -> Result<RunName, ReproError> {
@@ -66,24 +68,24 @@ impl RunRequest {
     }
 }
 
-/// Digests of the recordings that a workload names.
+/// Returns the digests of the recordings that a workload names.
 pub(crate) fn recordings_of(workload: &Workload) -> Vec<String> {
     workload.jobs.iter().filter_map(|job| job.recording.as_deref().map(recordings::file_digest)).collect()
 }
 
-/// The digest of a module, combined with that of the reader of recordings if any is read.
+/// Returns the digest of a module, combined with that of the reader of recordings if any is read.
 pub(crate) fn sources_of(module: &str, recordings: &[String]) -> String {
     let reader_digest = if recordings.is_empty() { "" } else { digest_of("recordings") };
     format!("{}{reader_digest}", digest_of(module))
 }
 
-/// A description of programs and machine for users.
+/// Returns a description of programs and machine for users.
 pub(crate) fn workload_label(workload: &Workload) -> String {
     let jobs: Vec<&str> = workload.jobs.iter().map(|job| job.name.as_str()).collect();
     format!("{} on {}", jobs.join(" + "), workload.machine.name)
 }
 
-/// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
+/// Returns the work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 ///
 /// # Errors
 /// The machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.
@@ -147,13 +149,13 @@ pub fn rerun_and_compare(entry: &StoredEntry) -> Result<Option<bool>, ReproError
     if name.sources != entry.sources || name.inputs != entry.inputs {
         return Ok(None);
     }
-    let answer = match &inputs.request {
-        RunRequest::Unmanaged(workload) => encode_answer(&name.label, &run_unmanaged(workload)?)?,
-        RunRequest::Alone(workload) => encode_answer(&name.label, &work::measure_solo(workload)?)?,
+    let encoded_result = match &inputs.request {
+        RunRequest::Unmanaged(workload) => encode_result(&name.label, &run_unmanaged(workload)?)?,
+        RunRequest::Alone(workload) => encode_result(&name.label, &work::measure_solo(workload)?)?,
         RunRequest::Together(workload, work, plan) => {
-            encode_answer(&name.label, &work::measure_joint(workload, work, plan.as_ref())?)?
+            encode_result(&name.label, &work::measure_joint(workload, work, plan.as_ref())?)?
         }
-        RunRequest::Planned(workload, plan) => encode_answer(&name.label, &run_planned(workload, plan)?)?,
+        RunRequest::Planned(workload, plan) => encode_result(&name.label, &run_planned(workload, plan)?)?,
     };
-    Ok(Some(answer == entry.answer))
+    Ok(Some(encoded_result == entry.answer))
 }

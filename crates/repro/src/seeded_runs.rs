@@ -43,7 +43,7 @@ impl ExperimentContext<'_> {
 }
 
 impl<C: PartialEq, R> SeededRuns<C, R> {
-    /// Results of one case, by seed.
+    /// Returns the results of one case, by seed.
     pub fn of_case(&self, case: C) -> impl Iterator<Item = &R> {
         self.runs.iter().filter(move |((own_case, _), _)| *own_case == case).map(|(_, result)| result)
     }
@@ -53,7 +53,7 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         self.runs.iter().find(|((own_case, own_seed), _)| *own_case == case && *own_seed == seed).map(|(_, run)| run)
     }
 
-    /// Results of one seed, by case.
+    /// Returns the results of one seed, by case.
     pub fn of_seed(&self, seed: u64) -> impl Iterator<Item = &R> {
         self.runs.iter().filter(move |((_, own_seed), _)| *own_seed == seed).map(|(_, result)| result)
     }
@@ -63,7 +63,7 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         self.runs.iter()
     }
 
-    /// All results, by case and seed.
+    /// Returns all results, by case and seed.
     pub fn all(&self) -> impl Iterator<Item = &R> {
         self.runs.iter().map(|(_, result)| result)
     }
@@ -73,12 +73,12 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         self.seeds.iter().flat_map(|&seed| self.of_seed(seed))
     }
 
-    /// One value per seed of a case.
+    /// Returns one value per seed of a case.
     pub fn values(&self, case: C, value: impl Fn(&R) -> f64) -> Vec<f64> {
         self.of_case(case).map(value).collect()
     }
 
-    /// A point with the values of a case.
+    /// Returns a point with the values of a case.
     pub fn point(
         &self,
         case: C,
@@ -89,22 +89,22 @@ impl<C: PartialEq, R> SeededRuns<C, R> {
         DataPoint::from_values(series, at, self.values(case, value))
     }
 
-    /// One value per seed, computed from the seed's results of all cases.
+    /// Returns one value per seed, computed from the seed's results of all cases.
     pub fn per_seed(&self, value: impl Fn(&[&R]) -> f64) -> Vec<(u64, f64)> {
         self.seeds.iter().map(|&seed| (seed, value(&self.of_seed(seed).collect::<Vec<&R>>()))).collect()
     }
 
-    /// The least value over cases, per seed.
+    /// Returns the least value over cases, per seed.
     pub fn least_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
         self.per_seed(|results| least(results.iter().map(|result| value(result))))
     }
 
-    /// The greatest value over cases, per seed.
+    /// Returns the greatest value over cases, per seed.
     pub fn greatest_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
         self.per_seed(|results| greatest(results.iter().map(|result| value(result))))
     }
 
-    /// The mean over cases, per seed.
+    /// Returns the mean over cases, per seed.
     pub fn mean_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
         self.per_seed(|results| mean(results.iter().map(|result| value(result))))
     }

@@ -39,8 +39,8 @@ impl Workload {
         Ok(ManagedRun { results, records })
     }
 
-    /// A pipeline around a policy of the registry, as in the experiments: these profilers, no guard, and a miss cost of
-    /// the memory's latency beyond a hit of the last level.
+    /// Returns a pipeline around a policy of the registry, as in the experiments: these profilers, no guard, and a miss
+    /// cost of the memory's latency beyond a hit of the last level.
     pub fn pipeline(
         &self,
         name: &str,

@@ -20,7 +20,7 @@ use crate::workload::WorkloadJob;
 /// One of this many accesses is watched until its line is touched again.
 const REUSE_SAMPLING_INTERVAL: u32 = 64;
 
-/// The profile of a single-threaded job on the machine's last-level cache, over this many data accesses after
+/// Returns the profile of a single-threaded job on the machine's last-level cache, over this many data accesses after
 /// as many for warm-up.
 pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
     let recordings: Vec<String> = job.recording.as_deref().map(recordings::file_digest).into_iter().collect();
@@ -35,7 +35,7 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     let [source] = threads.as_mut_slice() else {
         return Err(failed(&job.name)("it has several threads, expected one"));
     };
-    let last_level = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let last_level = machine.last_level_cache().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let earlier_caches = machine.caches.iter().take_while(|cache| cache.level != last_level.level);
     let private_cache = earlier_caches.filter(|cache| cache.level != CacheLevel::L1Instruction).last();
     let mut private_sim = private_cache.map(build_cache_sim).transpose()?;
@@ -84,7 +84,7 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     Ok(profile)
 }
 
-/// Numbers of hits by stack position, followed by the number of misses.
+/// Returns the numbers of hits by stack position, followed by the number of misses.
 fn position_counts(cache: &CacheSim) -> Vec<u64> {
     let positions = cache.positions().unwrap_or_default();
     positions.hits.iter().copied().chain([positions.misses]).collect()

@@ -3,7 +3,7 @@
 /// Modules of this crate, each with the digest of all code that it reaches.
 const DIGESTS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
-/// The digest of a module, given as `module_path!()` or by its name.
+/// Returns the digest of a module, given as `module_path!()` or by its name.
 pub(crate) fn digest_of(module: &str) -> &'static str {
     let name = module.trim_start_matches("cachemate_repro::").split("::").next().unwrap_or_default();
     let digest = DIGESTS.iter().find(|(known, _)| *known == name).map(|(_, digest)| *digest);

@@ -18,15 +18,15 @@ use serde::de::DeserializeOwned;
 use crate::error::ReproError;
 
 /// Looks up a stored result by the run's name.
-pub type AnswerLookup<'a> = &'a (dyn Fn(&str) -> Option<Vec<u8>> + Sync);
+pub type ResultLookup<'a> = &'a (dyn Fn(&str) -> Option<Vec<u8>> + Sync);
 
 /// State of one pass through an experiment.
 pub struct RunDivision<'a> {
-    find_answer: AnswerLookup<'a>,
+    find_result: ResultLookup<'a>,
     /// The run to make; `None` to list missing runs.
     requested: Option<(u32, usize)>,
     call_count: AtomicU32,
-    computed_answer: Mutex<Option<Vec<u8>>>,
+    computed_result: Mutex<Option<Vec<u8>>>,
     missing_runs: Mutex<Vec<String>>,
 }
 
@@ -36,57 +36,58 @@ thread_local! {
 }
 
 impl<'a> RunDivision<'a> {
-    /// A pass that makes no run: it proceeds while all results are stored, and lists the first ones that are missing.
-    pub fn list(find_answer: AnswerLookup<'a>) -> Self {
-        let (computed_answer, missing_runs) = (Mutex::new(None), Mutex::new(Vec::new()));
-        RunDivision { find_answer, requested: None, call_count: AtomicU32::new(0), computed_answer, missing_runs }
+    /// Returns a pass that makes no run: it proceeds while all results are stored, and lists the first ones that are
+    /// missing.
+    pub fn list(find_result: ResultLookup<'a>) -> Self {
+        let (computed_result, missing_runs) = (Mutex::new(None), Mutex::new(Vec::new()));
+        RunDivision { find_result, requested: None, call_count: AtomicU32::new(0), computed_result, missing_runs }
     }
 
-    /// A pass that makes only this run.
+    /// Returns a pass that makes only this run.
     ///
     /// # Errors
     /// `run` is not the name of a run.
-    pub fn pass_for_run(run: &str, find: AnswerLookup<'a>) -> Result<Self, ReproError> {
+    pub fn pass_for_run(run: &str, find_result: ResultLookup<'a>) -> Result<Self, ReproError> {
         let name_error = || ReproError::Failed(run.to_string(), "expected a run's name such as 2.17".to_string());
         let (call, item) = run.split_once('.').ok_or_else(name_error)?;
         let requested = Some((call.parse().map_err(|_| name_error())?, item.parse().map_err(|_| name_error())?));
-        Ok(RunDivision { requested, ..RunDivision::list(find) })
+        Ok(RunDivision { requested, ..RunDivision::list(find_result) })
     }
 
-    /// The result of the requested run, once it has been made.
-    pub fn into_answer(&self) -> Option<Vec<u8>> {
-        self.computed_answer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Returns the result of the requested run, once it has been made.
+    pub fn take_result(&self) -> Option<Vec<u8>> {
+        self.computed_result.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Names of the runs whose results are missing.
+    /// Returns the names of the runs whose results are missing.
     pub fn missing_runs(&self) -> Vec<String> {
         std::mem::take(&mut *self.missing_runs.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The results of one call, or [`ReproError::Elsewhere`] as soon as the pass has reached its goal.
+    /// Returns the results of one call, or [`ReproError::Elsewhere`] as soon as the pass has reached its goal.
     pub(crate) fn run_all<T, R: Serialize + DeserializeOwned>(
         &self,
         items: &[T],
         run: impl Fn(&T) -> Result<R, ReproError>,
     ) -> Result<Vec<R>, ReproError> {
         let call = self.call_count.fetch_add(1, Ordering::Relaxed);
-        if let Some((_, item)) = self.requested.filter(|(wanted_call, _)| *wanted_call == call) {
+        if let Some((_, item)) = self.requested.filter(|(requested_call, _)| *requested_call == call) {
             let name = format!("{call}.{item}");
             let requested_item =
                 items.get(item).ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
-            let bytes = encode_answer(&name, &run_nested(|| run(requested_item))?)?;
-            *self.computed_answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+            let bytes = encode_result(&name, &run_nested(|| run(requested_item))?)?;
+            *self.computed_result.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
             return Err(ReproError::Elsewhere);
         }
-        let mut answers = Vec::new();
+        let mut results = Vec::new();
         for item in 0..items.len() {
             let name = format!("{call}.{item}");
-            match (self.find_answer)(&name) {
-                Some(bytes) => answers.push(decode_answer(&name, &bytes)?),
+            match (self.find_result)(&name) {
+                Some(bytes) => results.push(decode_result(&name, &bytes)?),
                 None => self.missing_runs.lock().unwrap_or_else(PoisonError::into_inner).push(name),
             }
         }
-        if answers.len() == items.len() { Ok(answers) } else { Err(ReproError::Elsewhere) }
+        if results.len() == items.len() { Ok(results) } else { Err(ReproError::Elsewhere) }
     }
 }
 
@@ -98,25 +99,25 @@ pub(crate) fn is_within() -> bool {
 /// Makes a run; nested runs that it requests are part of it.
 fn run_nested<R>(run: impl FnOnce() -> R) -> R {
     let was_within_run = IS_WITHIN_RUN.replace(true);
-    let answer = run();
+    let result = run();
     IS_WITHIN_RUN.set(was_within_run);
-    answer
+    result
 }
 
 /// Serializes a result; an error if it does not read back as the same value.
-pub(crate) fn encode_answer<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
-    let answer_error = |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
-    let bytes = rmp_serde::to_vec_named(answer).map_err(|error| answer_error(error.to_string()))?;
-    let reencoded =
-        rmp_serde::to_vec_named(&decode_answer::<R>(name, &bytes)?).map_err(|error| answer_error(error.to_string()))?;
-    if reencoded == bytes { Ok(bytes) } else { Err(answer_error("it does not read back as it was".to_string())) }
+pub(crate) fn encode_result<R: Serialize + DeserializeOwned>(name: &str, result: &R) -> Result<Vec<u8>, ReproError> {
+    let encoding_error = |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
+    let bytes = rmp_serde::to_vec_named(result).map_err(|error| encoding_error(error.to_string()))?;
+    let reencoded = rmp_serde::to_vec_named(&decode_result::<R>(name, &bytes)?)
+        .map_err(|error| encoding_error(error.to_string()))?;
+    if reencoded == bytes { Ok(bytes) } else { Err(encoding_error("it does not read back as it was".to_string())) }
 }
 
 /// Deserializes a result.
-pub(crate) fn decode_answer<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
-    let answer_error =
+pub(crate) fn decode_result<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
+    let decoding_error =
         |error: rmp_serde::decode::Error| ReproError::Failed(name.to_string(), format!("an answer: {error}"));
-    rmp_serde::from_slice(bytes).map_err(answer_error)
+    rmp_serde::from_slice(bytes).map_err(decoding_error)
 }
 
 /// Miss-rate curves, by their points.
@@ -175,7 +176,7 @@ mod tests {
             for run in missing_runs.iter().rev() {
                 let split = RunDivision::pass_for_run(run, &find).unwrap();
                 assert!(matches!(run_nested_study(&quick_context(Some(&split), &stop)), Err(ReproError::Elsewhere)));
-                fresh.push((run.clone(), split.into_answer().unwrap()));
+                fresh.push((run.clone(), split.take_result().unwrap()));
             }
             stored.extend(fresh);
             waves.push(missing_runs);
@@ -202,10 +203,10 @@ mod tests {
     #[test]
     fn stored_results_keep_every_bit() {
         let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, None::<f64>);
-        let bytes = encode_answer("0.0", &answer).unwrap();
-        let decoded: (u64, f64, f64, f64, Option<f64>) = decode_answer("0.0", &bytes).unwrap();
+        let bytes = encode_result("0.0", &answer).unwrap();
+        let decoded: (u64, f64, f64, f64, Option<f64>) = decode_result("0.0", &bytes).unwrap();
         assert!(decoded.1.to_bits() == answer.0 && decoded.2.is_sign_negative() && decoded.3 == f64::INFINITY);
         assert_eq!(decoded.4, None);
-        assert!(decode_answer::<Vec<f64>>("0.0", &bytes).unwrap_err().to_string().contains("0.0: an answer: "));
+        assert!(decode_result::<Vec<f64>>("0.0", &bytes).unwrap_err().to_string().contains("0.0: an answer: "));
     }
 }

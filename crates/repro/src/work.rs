@@ -66,7 +66,7 @@ pub struct WorkRun {
     pub decisions: Vec<Decision>,
 }
 
-/// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
+/// Returns the work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     let (start_cycle, end_cycle) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
     let mut machine = build_machine_ending_at(workload, end_cycle, Vec::new())?;
@@ -99,7 +99,7 @@ pub(crate) fn measure_joint(
     summarize_run(workload, work_ranges, machine.progress_samples(), results, Vec::new())
 }
 
-/// A machine at its start that ends once every job has finished its work.
+/// Returns a machine at its start that ends once every job has finished its work.
 pub(crate) fn build_joint_machine(
     workload: &Workload,
     work_ranges: &[InstructionRange],
@@ -146,7 +146,12 @@ fn build_machine_ending_at(
     end_cycle: u64,
     instr_limits: Vec<u64>,
 ) -> Result<SimMachine, ReproError> {
-    if workload.machine.last_level().map(|cache| cache.level).is_none_or(|level| level == CacheLevel::L1Instruction) {
+    if workload
+        .machine
+        .last_level_cache()
+        .map(|cache| cache.level)
+        .is_none_or(|level| level == CacheLevel::L1Instruction)
+    {
         return Err(failed(&workload.machine.name)("no data cache to share"));
     }
     let run_limit = Some(RunLimit::Cycles(end_cycle));
@@ -176,7 +181,7 @@ fn point_of_progress(step: &ProgressSample, task: &TaskProgress) -> ProgressPoin
     }
 }
 
-/// The moment at which `metric` reaches `value`, interpolated linearly between samples; `None` beyond the last.
+/// Returns the moment at which `metric` reaches `value`, interpolated linearly between samples; `None` beyond the last.
 fn find_progress(
     samples: &[ProgressSample],
     task: usize,

@@ -82,7 +82,7 @@ fn advance_source(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<d
 }
 
 impl WorkloadJob {
-    /// A kernel with its options from the table of programs.
+    /// Builds a kernel with its options from the table of programs.
     pub fn new(kernel: &str, seed: u64) -> Self {
         let options = kernels::Options::default();
         WorkloadJob {
@@ -98,12 +98,12 @@ impl WorkloadJob {
         }
     }
 
-    /// A recorded program.
+    /// Builds a recorded program.
     pub fn from_recording(name: &str, path: PathBuf, seed: u64) -> Self {
         WorkloadJob { recording: Some(path), ..WorkloadJob::new(name, seed) }
     }
 
-    /// `count` copies with different seeds, named `kernel-0`, `kernel-1`, ...
+    /// Returns `count` copies with different seeds, named `kernel-0`, `kernel-1`, ...
     pub fn copies(kernel: &str, count: u64, seed: u64) -> Vec<Self> {
         (0..count)
             .map(|index| WorkloadJob {
@@ -119,7 +119,7 @@ impl WorkloadJob {
         WorkloadJob { pinned: Some(cpus), ..self }
     }
 
-    /// The job's threads at their start, for the n-th run of the program.
+    /// Returns the job's threads at their start, for the n-th run of the program.
     pub fn start_threads(&self, run_number: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
         let seed = self.seed + (u64::from(run_number) << 32);
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
@@ -169,7 +169,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// A workload on a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
+    /// Builds a workload on a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
     pub fn from_machine_name(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self, ReproError> {
         let spec = cachemate_spec::load_machine(machine)
             .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
@@ -177,7 +177,7 @@ impl Workload {
         Ok(Workload { machine: spec, options, jobs, warm_up_cycles: 0, measured_cycles: 0 })
     }
 
-    /// The same workload with this length.
+    /// Returns the same workload with this length.
     #[must_use]
     pub fn with_length(mut self, warm_up_cycles: u64, measured_cycles: u64) -> Self {
         (self.warm_up_cycles, self.measured_cycles) = (warm_up_cycles, measured_cycles);

@@ -119,7 +119,7 @@ fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, Str
         program.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
     options.threads = program.threads.or(options.threads);
     let is_kernel = kernels::programs().any(|listed| listed.name == program.program);
-    let maker: ThreadBuilder = if is_kernel {
+    let thread_builder: ThreadBuilder = if is_kernel {
         let name = program.program.clone();
         // The program is built here once, so that an invalid option is reported before the run.
         kernels::build_threads(&name, seed, &options).map_err(|error| error.to_string())?;
@@ -141,7 +141,7 @@ fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, Str
         restarts: program.restart,
         pinned_cpus: program.cpus.clone(),
         goal: program.goal,
-        ..SimProgram::new(program.program.clone(), maker)
+        ..SimProgram::new(program.program.clone(), thread_builder)
     })
 }
 

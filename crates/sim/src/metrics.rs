@@ -28,7 +28,8 @@ pub fn mean_slowdown(rates: &[f64], solo_rates: &[f64]) -> Option<f64> {
     Some(relative.iter().map(|rate| 1.0 / rate - 1.0).sum::<f64>() / relative.len() as f64)
 }
 
-/// Returns the standard deviation over the mean, which is the fairness of run times in CASC-6.
+/// Returns the standard deviation over the mean, which is the fairness of run times in CASC-6; `None` if the mean is
+/// not positive.
 pub fn coefficient_of_variation(values: &[f64]) -> Option<f64> {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let variance = values.iter().map(|value| (value - mean) * (value - mean)).sum::<f64>() / values.len() as f64;

@@ -274,7 +274,7 @@ impl SimMachine {
             (self.cache_counters(cache.id), self.baseline.caches.get(index).copied().unwrap_or_default());
         let mut demand = counters.demand;
         demand.add(&baseline.demand, -1);
-        let number_of_task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
+        let task_number = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let evictions_before = self.baseline.evictions.get(index);
         let lines_since =
             |pair, lines| lines - evictions_before.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
@@ -292,9 +292,7 @@ impl SimMachine {
             prefetches: counters.prefetches - baseline.prefetches,
             bytes_per_cycle: (counters.bytes_out - baseline.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
             evictions_by_pair: evictions.filter(|(_, _, lines)| *lines > 0).collect(),
-            occupancy_bytes: bytes_by_owner
-                .filter_map(|(owner, bytes)| Some((number_of_task(owner)?, bytes)))
-                .collect(),
+            occupancy_bytes: bytes_by_owner.filter_map(|(owner, bytes)| Some((task_number(owner)?, bytes))).collect(),
         }
     }
 

@@ -20,7 +20,7 @@ pub struct SpecError {
     pub found: Box<str>,
     /// The values allowed, as text; they follow "expected" in the message.
     pub expected: Box<str>,
-    /// The known name that was probably meant.
+    /// The known name that was probably meant; `None` if no known name is similar.
     pub nearest: Option<Box<str>>,
     /// The spelling that replaced the field's; set only if the field has no other error.
     pub successor: Option<Box<str>>,
@@ -45,8 +45,8 @@ impl fmt::Display for SpecError {
                 write!(out, ": found {}, expected {}", self.found, self.expected)?;
             }
         }
-        if let Some(meant) = &self.nearest {
-            write!(out, " (did you mean '{meant}'?)")?;
+        if let Some(nearest) = &self.nearest {
+            write!(out, " (did you mean '{nearest}'?)")?;
         }
         match &self.next {
             Some(next) => write!(out, "\n{next}"),

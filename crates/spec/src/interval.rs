@@ -221,7 +221,7 @@ impl EventSpec {
             let expected = "exactly one of 'external_traffic', 'resize_cache', 'split_cpus', 'offline', 'online'";
             return Err(located.error_at(field_path, format!("{kind_count} kinds of event"), expected));
         }
-        let caches = machine.last_level().map_or(0, |cache| machine.instance_count(cache));
+        let caches = machine.last_level_cache().map_or(0, |cache| machine.instance_count(cache));
         let cpus = machine.cpus();
         for (field, cache) in [
             ("external_traffic.cache", self.external_traffic.map(|traffic| traffic.cache)),
@@ -249,7 +249,7 @@ impl EventSpec {
         }
         if let Some(split_cpus) = &self.split_cpus {
             let cpus_per_cache =
-                machine.last_level().map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
+                machine.last_level_cache().map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
             let cache_numbers =
                 split_cpus.iter().map(|cpu| cpu / cpus_per_cache).collect::<std::collections::BTreeSet<_>>();
             if split_cpus.iter().any(|cpu| cpu >= cpus) || cache_numbers.len() != 1 {

@@ -34,6 +34,8 @@ pub fn parse_toml<T: DeserializeOwned>(file: &str, text: &str) -> Result<T, Spec
 }
 
 impl<'a> Located<'a> {
+    /// Parses the text into a tree that keeps the position of each value.
+    ///
     /// # Errors
     /// Invalid TOML, with its position.
     pub fn parse(file: &'a str, text: &'a str) -> Result<Self, SpecError> {
@@ -124,17 +126,22 @@ impl<'a> Located<'a> {
             |prefix: &str, key: &str| if prefix.is_empty() { key.into() } else { format!("{prefix}.{key}") };
         let mut errors = Vec::new();
         for (key, value) in table {
-            let (place, path) = (join_path(place, key), join_path(path, key));
+            let (indexed_path, path) = (join_path(place, key), join_path(path, key));
             let mut spellings = vec![path.clone()];
             let outer_count = errors.len();
             match value {
                 toml::Value::Table(inner_table) => {
-                    errors.extend(self.retired_spellings(scope, inner_table, &place, &path));
+                    errors.extend(self.retired_spellings(scope, inner_table, &indexed_path, &path));
                 }
                 toml::Value::Array(entries) => {
                     for (index, entry) in entries.iter().enumerate() {
-                        if let toml::Value::Table(inside) = entry {
-                            errors.extend(self.retired_spellings(scope, inside, &format!("{place}[{index}]"), &path));
+                        if let toml::Value::Table(entry_table) = entry {
+                            errors.extend(self.retired_spellings(
+                                scope,
+                                entry_table,
+                                &format!("{indexed_path}[{index}]"),
+                                &path,
+                            ));
                         }
                     }
                 }
@@ -144,7 +151,7 @@ impl<'a> Located<'a> {
             let successor = |old_key: String| Some((key_successor(scope, &old_key)?.into(), old_key.into()));
             let has_inner_error = errors.len() > outer_count;
             if let Some((new_key, old_key)) = spellings.into_iter().find_map(successor).filter(|_| !has_inner_error) {
-                let line_column = Some(self.locate_path(&place));
+                let line_column = Some(self.locate_path(&indexed_path));
                 let (field, successor) = (Some(old_key), Some(new_key));
                 errors.push(SpecError { line_column, field, successor, ..SpecError::for_file(self.file, "", "") });
             }
@@ -256,7 +263,7 @@ fn first_line(message: &str) -> String {
 fn line_column(text: &str, offset: usize) -> (u32, u32) {
     let boundary = (0..=offset.min(text.len())).rev().find(|&index| text.is_char_boundary(index));
     let prefix = &text[..boundary.unwrap_or(0)];
-    let line_start = prefix.rfind('\n').map_or(0, |at| at + 1);
+    let line_start = prefix.rfind('\n').map_or(0, |newline_index| newline_index + 1);
     (prefix.matches('\n').count() as u32 + 1, prefix[line_start..].chars().count() as u32 + 1)
 }
 
@@ -267,6 +274,6 @@ enum PathSegment<'a> {
 
 /// Splits `caches[2].ways` into its segments.
 fn path_segments(path: &str) -> Vec<PathSegment<'_>> {
-    let parts = path.split(['.', '[', ']']).filter(|part| !part.is_empty());
-    parts.map(|part| part.parse().map_or(PathSegment::Key(part), PathSegment::Index)).collect()
+    let segments = path.split(['.', '[', ']']).filter(|part| !part.is_empty());
+    segments.map(|part| part.parse().map_or(PathSegment::Key(part), PathSegment::Index)).collect()
 }

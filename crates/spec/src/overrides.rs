@@ -19,8 +19,8 @@ pub(crate) struct Override {
 /// Splits `name?a=1&b=2` into the name and its overrides.
 pub(crate) fn split_overrides(text: &str) -> Result<(&str, Vec<Override>), SpecError> {
     let Some((name, changes)) = text.split_once('?') else { return Ok((text, Vec::new())) };
-    let parts = changes.split('&').filter(|part| !part.trim().is_empty());
-    let parsed_overrides = parts.map(|part| match part.split_once('=') {
+    let assignments = changes.split('&').filter(|part| !part.trim().is_empty());
+    let parsed_overrides = assignments.map(|part| match part.split_once('=') {
         Some((field, value)) => Ok(Override { field: field.trim().to_string(), value: value.trim().to_string() }),
         None => Err(SpecError::for_file(text, format!("'{part}' after the '?'"), "field=value")),
     });
@@ -49,9 +49,9 @@ fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table,
                 position += 1;
                 let selector = steps.get(position).copied().unwrap_or(last_step);
                 let entry_index =
-                    entries.iter().enumerate().position(|(index, entry)| is_entry(entry, index, selector));
+                    entries.iter().enumerate().position(|(index, entry)| matches_selector(entry, index, selector));
                 match entry_index.and_then(|index| entries[index].as_table_mut()) {
-                    Some(inside) if position < steps.len() => inside,
+                    Some(entry_table) if position < steps.len() => entry_table,
                     _ => {
                         return Err(override_error(
                             format!("'{selector}'"),
@@ -92,7 +92,7 @@ pub(crate) fn set_field(table: &mut Table, field: &str, value: &Value) -> Result
     Ok(())
 }
 
-fn is_entry(entry: &Value, index: usize, selector: &str) -> bool {
+fn matches_selector(entry: &Value, index: usize, selector: &str) -> bool {
     let level = entry.get("level").and_then(Value::as_str).unwrap_or_default().to_lowercase();
     let lower_selector = selector.to_lowercase();
     let short_level = level.replace("instruction", "i").replace("data", "d");

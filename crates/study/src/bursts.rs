@@ -20,11 +20,11 @@ const STUDENT_T: [f64; MAX_GROUPS - 1] =
 pub struct BurstDistances {
     /// Number of the first record of each burst that has not begun, in reverse order.
     next_bursts: Vec<u64>,
-    records: u64,
+    record_count: u64,
     current_burst: StackDistances,
     /// Distances of a group of bursts, and the lines that each of its bursts touched.
     groups: Vec<BurstGroup>,
-    begun_bursts: usize,
+    started_bursts: usize,
     bursts_per_group: usize,
 }
 
@@ -32,7 +32,7 @@ pub struct BurstDistances {
 struct BurstGroup {
     distances: DistanceHistogram,
     /// Distinct lines of each burst, which are its first touches.
-    lines: Vec<u64>,
+    line_counts: Vec<u64>,
 }
 
 /// The distances of a recording: exact, or estimated from bursts.
@@ -63,30 +63,30 @@ struct Survival {
 }
 
 impl BurstDistances {
-    /// `starts`: numbers of the first records of the bursts, ascending.
+    /// Builds the analysis of bursts whose first records have these numbers, ascending.
     pub fn new(starts: &[u64]) -> Self {
         BurstDistances {
             next_bursts: starts.iter().rev().copied().collect(),
-            records: 0,
+            record_count: 0,
             current_burst: StackDistances::new(),
             groups: Vec::new(),
-            begun_bursts: 0,
+            started_bursts: 0,
             bursts_per_group: starts.len().div_ceil(MAX_GROUPS).max(1),
         }
     }
 
-    /// The next lines, in order.
+    /// Processes the next lines, in order.
     ///
     /// # Errors
     /// More distinct lines than stack distances support.
     pub fn push(&mut self, mut lines: &[u64]) -> Result<(), StackError> {
         while let Some(&start) = self.next_bursts.last() {
-            let records_until_start = start.saturating_sub(self.records);
+            let records_until_start = start.saturating_sub(self.record_count);
             if records_until_start >= lines.len() as u64 {
                 break;
             }
-            let (rest_of_burst, next_burst_lines) = lines.split_at(records_until_start as usize);
-            self.push_current(rest_of_burst)?;
+            let (burst_lines, next_burst_lines) = lines.split_at(records_until_start as usize);
+            self.push_current(burst_lines)?;
             self.end_burst()?;
             self.next_bursts.pop();
             lines = next_burst_lines;
@@ -95,7 +95,7 @@ impl BurstDistances {
     }
 
     fn push_current(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        self.records += lines.len() as u64;
+        self.record_count += lines.len() as u64;
         self.current_burst.push(lines)
     }
 
@@ -104,18 +104,18 @@ impl BurstDistances {
         if histogram.accesses() == 0 {
             return Ok(());
         }
-        if self.begun_bursts.is_multiple_of(self.bursts_per_group) {
+        if self.started_bursts.is_multiple_of(self.bursts_per_group) {
             self.groups.push(BurstGroup::default());
         }
-        self.begun_bursts += 1;
+        self.started_bursts += 1;
         if let Some(group) = self.groups.last_mut() {
-            group.lines.push(histogram.cold_count());
+            group.line_counts.push(histogram.cold_count());
             group.distances.merge(&DistanceHistogram::new(0, histogram.counts().iter().copied()));
         }
         Ok(())
     }
 
-    /// The distances of all bursts.
+    /// Returns the distances of all bursts.
     pub fn finish(mut self) -> Result<MeasuredDistances, StackError> {
         self.end_burst()?;
         let groups = self.groups;
@@ -125,11 +125,11 @@ impl BurstDistances {
             count => (0..count).map(|index| Survival::of_groups(&groups, Some(index))).collect(),
         };
         let bursts = BurstSample {
-            reach_lines: groups.iter().flat_map(|group| &group.lines).copied().max().unwrap_or(0),
-            count: self.begun_bursts,
+            reach_lines: groups.iter().flat_map(|group| &group.line_counts).copied().max().unwrap_or(0),
+            count: self.started_bursts,
             leave_one_out: without_group,
         };
-        Ok(MeasuredDistances { histogram: survival.to_histogram(self.records), bursts: Some(bursts) })
+        Ok(MeasuredDistances { histogram: survival.to_histogram(self.record_count), bursts: Some(bursts) })
     }
 }
 
@@ -140,13 +140,13 @@ impl From<DistanceHistogram> for MeasuredDistances {
 }
 
 impl Survival {
-    /// Kaplan and Meier's product over all groups but one.
+    /// Returns Kaplan and Meier's product over all groups but one.
     fn of_groups(groups: &[BurstGroup], excluded_group: Option<usize>) -> Self {
         let mut distances = DistanceHistogram::default();
         let mut lines: Vec<u64> = Vec::new();
         for (_, group) in groups.iter().enumerate().filter(|(index, _)| Some(*index) != excluded_group) {
             distances.merge(&group.distances);
-            lines.extend(&group.lines);
+            lines.extend(&group.line_counts);
         }
         lines.sort_unstable();
         let mut exact_beyond = distances.accesses() as f64;
@@ -167,13 +167,13 @@ impl Survival {
         Survival { steps }
     }
 
-    /// Share of the accesses that a cache of `lines` misses.
+    /// Returns the share of the accesses that a cache of `lines` misses.
     fn miss_ratio(&self, lines: u64) -> f64 {
         let steps = self.steps.partition_point(|&(distance, _)| distance < lines);
         steps.checked_sub(1).map_or(1.0, |index| self.steps[index].1)
     }
 
-    /// `accesses` accesses with these shares.
+    /// Returns a histogram of `accesses` accesses with these shares.
     fn to_histogram(&self, accesses: u64) -> DistanceHistogram {
         let count_beyond = |share: f64| (share * accesses as f64).round() as u64;
         let mut remaining_count = accesses;
@@ -191,7 +191,8 @@ impl Survival {
 }
 
 impl BurstSample {
-    /// Half of the width of the 95 % interval of the miss ratio of a cache of `lines`; `None` with one group of bursts.
+    /// Returns half of the width of the 95 % interval of the miss ratio of a cache of `lines`; `None` with one group of
+    /// bursts.
     pub fn miss_ratio_error(&self, lines: u64) -> Option<f64> {
         let group_count = self.leave_one_out.len();
         let student_t = group_count.checked_sub(2).map(|index| STUDENT_T[index])?;

@@ -7,7 +7,7 @@ use cachemate_trace::{ProfileFile, ThreadTotals, TraceHeader, TraceTotals};
 
 use crate::bursts::{BurstDistances, MeasuredDistances};
 
-/// Default sizes of curves: half-doublings from 4 KiB to 64 MiB, in bytes.
+/// Returns the default sizes of curves: half-doublings from 4 KiB to 64 MiB, in bytes.
 pub fn default_sizes() -> Vec<u64> {
     sizes_in_equal_ratios(4 << 10, 64 << 20, 29)
 }
@@ -30,8 +30,8 @@ pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
     std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
 }
 
-/// The LRU curve of all threads of a program together, with half the width of each interval as its error. `None` if
-/// the file has no such curve.
+/// Returns the LRU curve of all threads of a program together, with half the width of each interval as its error.
+/// `None` if the file has no such curve.
 pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru")?;
     let convert_point = |point: &cachemate_trace::StoredCurvePoint| {
@@ -82,8 +82,8 @@ pub enum DistanceEngine {
 }
 
 impl DistanceEngine {
-    /// If `threads` is `None`, large traces use two threads on hosts with two CPUs. `bursts`: first records of the bursts, if
-    /// the recording has any.
+    /// Builds an engine. If `threads` is `None`, large traces use two threads on hosts with two CPUs. `bursts` are the
+    /// first records of the bursts, if the recording has any.
     pub fn new(threads: Option<usize>, expected_records: u64, bursts: &[u64]) -> Self {
         if !bursts.is_empty() {
             return DistanceEngine::Bursts(Box::new(BurstDistances::new(bursts)));
@@ -131,13 +131,14 @@ pub struct PartTotals {
 }
 
 impl PartTotals {
-    /// Totals of a whole trace.
+    /// Returns the totals of a whole trace.
     pub fn from_totals(totals: Option<&TraceTotals>, instructions_known: bool) -> Self {
         let instructions = totals.and_then(|totals| totals.instructions).filter(|_| instructions_known);
         PartTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
     }
 
-    /// Totals of the threads that `is_in_part` selects. A sum is known only if the value of every selected thread is.
+    /// Returns the totals of the threads that `is_in_part` selects. A sum is known only if the value of every selected
+    /// thread is.
     pub fn for_part(
         totals: Option<&TraceTotals>,
         instructions_known: bool,
@@ -154,14 +155,14 @@ impl PartTotals {
         }
     }
 
-    /// Factor from misses per access to misses per thousand instructions.
+    /// Returns the factor from misses per access to misses per thousand instructions.
     fn mpki_factor(&self, accesses: u64) -> Option<f64> {
         self.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64)
     }
 }
 
-/// The curve at these sizes in bytes; without accesses it has no points, and distances from bursts have none beyond their
-/// reach.
+/// Returns the curve at these sizes in bytes; without accesses it has no points, and distances from bursts have none
+/// beyond their reach.
 pub fn curve_counts(distances: &MeasuredDistances, totals: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
     let MeasuredDistances { histogram, bursts } = distances;
     let to_lines = |bytes: u64| bytes / u64::from(line_bytes);
@@ -187,7 +188,7 @@ pub fn curve_counts(distances: &MeasuredDistances, totals: PartTotals, sizes: &[
     }
 }
 
-/// The curve of sampled distances at these sizes in bytes; every point has its error.
+/// Returns the curve of sampled distances at these sizes in bytes; every point has its error.
 pub fn curve_counts_from_sample(
     curve: &SampledCurve,
     totals: PartTotals,

@@ -1,7 +1,7 @@
 //! Compares the footprint test of Linux's cache-aware scheduling with a process' own miss-rate curve.
 //!
 //! Problem: the kernel (`SCHED_CACHE`, 7.2 and later) gathers the threads of a process on one cache unless the
-//! process touches more memory than the cache holds, although a process may touch far more memory than it reuses.
+//! process touches more memory than the cache holds. A process may touch far more memory than it reuses, however.
 //! Method: touched memory is the number of first touches in the recording; reused memory is the size at which the
 //! miss-rate curve has fallen. Properties: touched memory is a lower bound, because a recording may be shorter than
 //! the run and lines are smaller than pages. If the curve's error interval contains the cache's size, there is no
@@ -9,7 +9,7 @@
 
 use cachemate_core::Estimate;
 use cachemate_locality::curve::plateau_rate;
-use cachemate_report::text::{format_number, size_text};
+use cachemate_report::text::{format_number, format_size};
 use cachemate_trace::{ProfileFile, StoredCurve};
 use serde::Serialize;
 
@@ -27,9 +27,9 @@ pub struct KernelFootprint {
     pub touched_bytes: u64,
     /// Reused memory: estimate, and ends of its error interval. All are 0 if more space has no effect.
     pub used_again_bytes: [u64; 3],
-    /// Does the process pass the kernel's test at the default tolerance of 1, if the kernel counts footprints?
+    /// Whether the process passes the kernel's test at the default tolerance of 1, if the kernel counts footprints.
     pub passes_test: bool,
-    /// Does the reused memory fit the cache? `None` if the curve's error is too large, or no memory is reused.
+    /// Whether the reused memory fits the cache; `None` if the curve's error is too large, or no memory is reused.
     pub fits: Option<bool>,
     /// The smallest tolerance at which the kernel's test agrees with the curve; `None` if no tolerance does, or the
     /// curve gives no verdict.
@@ -37,7 +37,7 @@ pub struct KernelFootprint {
 }
 
 impl KernelFootprint {
-    /// The comparison for a profile; `None` if the file lacks a curve of all threads, or stack distances.
+    /// Returns the comparison for a profile; `None` if the file lacks a curve of all threads, or stack distances.
     pub fn from_profile(file: &ProfileFile, cache_bytes: u64) -> Option<Self> {
         let histogram = file.histograms.iter().find(|histogram| histogram.kind == "stack-distance")?;
         let touched_bytes = histogram.cold * u64::from(histogram.line_bytes);
@@ -59,7 +59,7 @@ impl KernelFootprint {
         Some(KernelFootprint { cache_bytes, touched_bytes, used_again_bytes, passes_test, fits, tolerance })
     }
 
-    /// Does the kernel's test disagree with the curve?
+    /// Returns whether the kernel's test disagrees with the curve.
     pub fn is_misjudged(&self) -> bool {
         self.fits.is_some_and(|fits| fits != self.passes_test)
     }
@@ -71,7 +71,7 @@ fn min_passing_tolerance(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
     (steps < f64::from(MIN_UNTESTED_TOLERANCE - 1)).then(|| 1 + steps as u32)
 }
 
-/// The size at which the curve has fallen, and the ends of its error interval.
+/// Returns the size at which the curve has fallen, and the ends of its error interval.
 fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
     let (first_ratio, last_ratio) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
     let Some(plateau) = plateau_rate(first_ratio, last_ratio) else { return Some([0; 3]) };
@@ -90,14 +90,14 @@ impl std::fmt::Display for KernelFootprint {
     /// Writes a sentence or two; the caller names the program.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let touched_mib = format_number(self.touched_bytes as f64 / 1_048_576.0);
-        let cache_text = size_text(self.cache_bytes);
+        let cache_text = format_size(self.cache_bytes);
         let [low, estimate, high] = self.used_again_bytes;
         write!(f, "touches {touched_mib} MiB at least")?;
         match (high, low == high) {
             (0, _) => write!(f, " and uses nothing again")?,
-            (_, true) => write!(f, " and uses {} again", size_text(estimate))?,
+            (_, true) => write!(f, " and uses {} again", format_size(estimate))?,
             (_, false) => {
-                write!(f, " and uses {} again ({} to {})", size_text(estimate), size_text(low), size_text(high))?
+                write!(f, " and uses {} again ({} to {})", format_size(estimate), format_size(low), format_size(high))?
             }
         }
         let verb = if self.passes_test { "passes" } else { "fails" };

@@ -6,7 +6,7 @@ use cachemate_policy::placement::{Placement, PlacementCost};
 use cachemate_policy::schemes::{Scheme, SharedCache};
 use cachemate_policy::solvers::SolverMethod;
 use cachemate_report::{
-    Alternatives, CacheAssignment, CacheSummary, CostTable, PercentRange, PlacementRow, PlanResult, level_text,
+    Alternatives, CacheAssignment, CacheSummary, CostTable, PercentRange, PlacementRow, PlanResult, level_name,
 };
 
 use crate::StudyError;
@@ -14,7 +14,7 @@ use crate::StudyError;
 /// The default scheme, which predicts run times for any number of programs on a cache from one recording of each.
 pub const DEFAULT_SCHEME: &str = "statcc";
 
-/// The slowdown of each program beside each other program on one cache, as a model predicts it.
+/// Returns the slowdown of each program beside each other program on one cache, as a model predicts it.
 ///
 /// # Errors
 /// [`StudyError::Without`] if a profile lacks data that the model needs.
@@ -31,11 +31,11 @@ pub fn pair_costs(
     })
 }
 
-/// Summary of a machine's contended cache.
+/// Returns the summary of a machine's contended cache.
 pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
-    let Some(cache) = machine.last_level() else { return CacheSummary::default() };
+    let Some(cache) = machine.last_level_cache() else { return CacheSummary::default() };
     CacheSummary {
-        level: level_text(cache.level).to_string(),
+        level: level_name(cache.level).to_string(),
         size_bytes: cache.size_bytes,
         ways: cache.ways,
         line_bytes: cache.line_bytes,
@@ -44,7 +44,7 @@ pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
     }
 }
 
-/// Name of the costs' unit in results.
+/// Returns the name of the costs' unit in results.
 pub fn cost_unit(kind: CostKind) -> &'static str {
     match kind {
         CostKind::Degradation => "percent",
@@ -74,7 +74,7 @@ pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: Cos
     let mut level_names = Vec::new();
     let mut caches = Vec::new();
     for cache in &placement.caches {
-        let level = cache.level.map_or("no shared cache", level_text).to_string();
+        let level = cache.level.map_or("no shared cache", level_name).to_string();
         let level_index = level_names.iter().filter(|earlier_level| **earlier_level == level).count();
         let cpus: CpuSet = cache.cpus.iter().map(|(cpu, _)| cpu.0).collect();
         let programs_on_cache = placement.programs.iter().filter(|program| cpus.contains(program.cpu.0));

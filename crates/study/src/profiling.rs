@@ -36,12 +36,12 @@ pub struct ProfileTarget {
 }
 
 impl ProfileTarget {
-    /// The contended cache of a machine.
+    /// Returns the contended cache of a machine.
     ///
     /// # Errors
     /// The machine has no data caches.
     pub fn from_machine(machine: &MachineSpec) -> Result<Self, StudyError> {
-        let cache = machine.last_level().ok_or_else(|| StudyError::NoSharedCache(machine.name.clone()))?;
+        let cache = machine.last_level_cache().ok_or_else(|| StudyError::NoSharedCache(machine.name.clone()))?;
         Ok(ProfileTarget {
             level: cache.level,
             size_bytes: cache.size_bytes,
@@ -68,8 +68,8 @@ pub struct ProfilePass {
 const EMPTY_INTERVAL: StoredInterval = StoredInterval { accesses: 0, instructions: None, misses: 0, phase: 0 };
 
 impl ProfilePass {
-    /// For `target`'s cache (a usual one without a target). `expected_records` is 0 if the number is unknown; `bursts` are
-    /// the first records of the bursts, if the recording has any.
+    /// Starts a profile for `target`'s cache (a usual one without a target). `expected_records` is 0 if the number is
+    /// unknown; `bursts` are the first records of the bursts, if the recording has any.
     ///
     /// # Errors
     /// The cache cannot be simulated.
@@ -255,19 +255,19 @@ fn fill_rates(file: &mut ProfileFile, level: CacheLevel) {
     locality.misses_per_kilo_instr = curve.map(|points| (level, trace_fact(points))).into_iter().collect();
 }
 
-/// A fact that holds for a whole recording.
+/// Returns a fact that holds for a whole recording.
 fn trace_fact<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::ExactTrace, 0)
 }
 
-/// The largest size that a curve from bursts covers; `None` if the recording has no gaps.
+/// Returns the largest size that a curve from bursts covers; `None` if the recording has no gaps.
 pub fn burst_reach_bytes(file: &ProfileFile) -> Option<u64> {
     let curve = file.curves.iter().find(|curve| curve.method == "bursts")?;
     Some(curve.points.last().map_or(0, |point| point.size_bytes))
 }
 
-/// The profile for the cache of `target`: from the LRU positions that the file has for that cache, or otherwise from
-/// its stack distances. Without positions if bursts are too short to tell them for a cache of this size.
+/// Returns the profile for the cache of `target`: from the LRU positions that the file has for that cache, or otherwise
+/// from its stack distances. Without positions if bursts are too short to tell them for a cache of this size.
 ///
 /// # Errors
 /// The file was made for another line size, or lacks stack distances.

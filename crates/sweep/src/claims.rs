@@ -65,13 +65,13 @@ impl Store {
 
     /// Claims a task, or returns its owner. A dead owner's claim is taken over, and its death is recorded.
     pub(crate) fn claim(&self, id: SweepTaskId) -> Result<ClaimOutcome<'_>, SweepError> {
-        let text = serde_json::to_string(&self.owner).expect("texts and numbers can be written");
+        let claim_json = serde_json::to_string(&self.owner).expect("texts and numbers can be written");
         let (claims_dir, name) = (self.dir(CLAIMS_DIR)?, id.to_string());
-        let (partial_dir, partial_name) = self.write_partial(&format!("{id}-claim"), text.as_bytes())?;
+        let (partial_dir, partial_name) = self.write_partial(&format!("{id}-claim"), claim_json.as_bytes())?;
         let mut link_result = link_if_absent(&partial_dir, &partial_name, &claims_dir, &name);
         if link_result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
             let dead_claim = self.claim_text(&claim_path(id));
-            if let Some(owner_name) = self.live_owner(id) {
+            if let Some(owner_name) = self.live_owner_name(id) {
                 let _ = partial_dir.remove(&partial_name);
                 return Ok(ClaimOutcome::HeldByOther(owner_name));
             }
@@ -91,8 +91,8 @@ impl Store {
         }
     }
 
-    /// The live owner of the task's claim, for display; `None` if there is none.
-    pub(crate) fn live_owner(&self, id: SweepTaskId) -> Option<String> {
+    /// Returns the name of the live owner of the task's claim, for display; `None` if the claim has no live owner.
+    pub(crate) fn live_owner_name(&self, id: SweepTaskId) -> Option<String> {
         let touched_at = self.modified_time(&claim_path(id))?;
         let owner = self.claim_owner(id);
         let is_dead = owner.as_ref().and_then(|owner| owner.is_alive(&self.owner)) == Some(false);
@@ -114,7 +114,7 @@ impl Store {
     }
 
     /// Removes a dead owner's claim, whose content is `dead_claim`, and records the death. A worker that was faster may
-    /// have put its own claim in the place: that one is put back.
+    /// have put its own claim in the place: that one is linked again.
     fn remove_dead_claim(&self, id: SweepTaskId, dead_claim: Option<String>) -> Result<(), SweepError> {
         let (claims_dir, partial_dir) = (self.dir(CLAIMS_DIR)?, self.dir("partial")?);
         let (host, pid) = (&self.owner.host, self.owner.pid);
@@ -131,8 +131,8 @@ impl Store {
             return Ok(());
         }
         let owner: Option<ClaimOwner> = dead_claim.and_then(|text| serde_json::from_str(&text).ok());
-        let owner_text = owner.map_or("its worker".to_string(), |owner| owner.to_string());
-        let message = format!("{owner_text} died or froze while it ran the task");
+        let owner_name = owner.map_or("its worker".to_string(), |owner| owner.to_string());
+        let message = format!("{owner_name} died or froze while it ran the task");
         self.record_attempt(id, &FailedAttempt::from_owner(FailureKind::Death, message, &self.owner))
     }
 
@@ -155,8 +155,8 @@ impl Store {
     ///
     /// # Errors
     /// The directory of claims cannot be read.
-    pub fn running(&self) -> Result<Vec<(SweepTaskId, String)>, SweepError> {
-        Ok(self.claimed_tasks()?.into_iter().filter_map(|id| Some((id, self.live_owner(id)?))).collect())
+    pub fn running_tasks(&self) -> Result<Vec<(SweepTaskId, String)>, SweepError> {
+        Ok(self.claimed_tasks()?.into_iter().filter_map(|id| Some((id, self.live_owner_name(id)?))).collect())
     }
 }
 

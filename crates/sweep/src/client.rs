@@ -1,5 +1,4 @@
-//! Calls an engine's own client programs. Each call has a deadline and its own process group, and both outputs are
-//! read.
+//! Calls an engine's own client programs. Each call has a timeout and its own process group, and both outputs are read.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -38,11 +37,11 @@ pub enum CallError {
 /// Maximum time for which outputs are read after the client's end; a process that it left behind may keep them open.
 const OUTPUT_AFTER_END: Duration = Duration::from_millis(500);
 
-/// Runs a client to its end, or kills its whole process group at the deadline.
+/// Runs a client to its end, or kills its process group after `timeout`.
 ///
 /// # Errors
 /// The client is not installed, or did not end in time.
-pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, CallError> {
+pub fn call(command: &mut Command, timeout: Duration) -> Result<ClientOutput, CallError> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|error| match error.kind() {
@@ -55,13 +54,13 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) if start.elapsed() < deadline => {
+            Ok(None) if start.elapsed() < timeout => {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(50));
             }
             Ok(None) => {
                 kill_group(&mut child);
-                return Err(CallError::Deadline(name, deadline.as_secs()));
+                return Err(CallError::Deadline(name, timeout.as_secs()));
             }
             Err(error) => {
                 kill_group(&mut child);
@@ -69,14 +68,14 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
             }
         }
     };
-    let received_text = |receiver: Receiver<Vec<u8>>| {
+    let receive_text = |receiver: Receiver<Vec<u8>>| {
         let bytes = receiver.recv_timeout(OUTPUT_AFTER_END).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     };
     Ok(ClientOutput {
         code: status.code(),
-        stdout: received_text(stdout_receiver),
-        stderr: received_text(stderr_receiver),
+        stdout: receive_text(stdout_receiver),
+        stderr: receive_text(stderr_receiver),
     })
 }
 
@@ -84,14 +83,14 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
 ///
 /// # Errors
 /// The errors of [`call`], and a nonzero exit code.
-pub fn call_checked(command: &mut Command, deadline: Duration) -> Result<String, CallError> {
+pub fn call_checked(command: &mut Command, timeout: Duration) -> Result<String, CallError> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let client_output = call(command, deadline)?;
+    let client_output = call(command, timeout)?;
     if client_output.code == Some(0) {
         return Ok(client_output.stdout);
     }
-    let output = if client_output.stderr.trim().is_empty() { client_output.stdout } else { client_output.stderr };
-    Err(CallError::Failed(name, output.lines().take(5).collect::<Vec<_>>().join("; ")))
+    let message = if client_output.stderr.trim().is_empty() { client_output.stdout } else { client_output.stderr };
+    Err(CallError::Failed(name, message.lines().take(5).collect::<Vec<_>>().join("; ")))
 }
 
 fn spawn_reader(stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {

@@ -66,8 +66,8 @@ pub struct SweepSummary {
     pub rounds: u32,
 }
 
-/// Drives a sweep until every task has a result or is abandoned, or until `stop` is set. `watch` is called at every
-/// poll.
+/// Drives a sweep until every task has a result or is abandoned, or until `stop` is set. `on_progress` is called at
+/// every poll.
 ///
 /// # Errors
 /// The store cannot be read or written (a full disk is a separate error); the engine accepted no task within the idle
@@ -105,35 +105,35 @@ struct SweepDriver<'a> {
 impl<'a> SweepDriver<'a> {
     fn new(store: &'a Store, tasks: &'a [SweepTask], options: &'a DriveOptions) -> Result<Self, SweepError> {
         store.remove_stale_partials()?;
-        let scope: BTreeSet<SweepTaskId> = tasks.iter().map(|task| task.id).collect();
-        let mut results = FinishedTasks::default();
-        results.refresh_results(store)?;
+        let task_ids: BTreeSet<SweepTaskId> = tasks.iter().map(|task| task.id).collect();
+        let mut finished_tasks = FinishedTasks::default();
+        finished_tasks.refresh_results(store)?;
         let mut damaged = Vec::new();
-        for &id in scope.iter().filter(|id| results.finished.contains(id)) {
+        for &id in task_ids.iter().filter(|id| finished_tasks.finished.contains(id)) {
             if let Err(problem) = store.read(id) {
                 damaged.push(problem);
                 store.quarantine(id)?;
             }
         }
         if !damaged.is_empty() {
-            results = FinishedTasks::default();
-            results.refresh_results(store)?;
+            finished_tasks = FinishedTasks::default();
+            finished_tasks.refresh_results(store)?;
         }
-        store.remove_claims_on(&results.finished)?;
-        let skipped = scope.iter().filter(|id| results.finished.contains(id)).count();
-        let (given_up, last_move) = (BTreeMap::new(), Instant::now());
+        store.remove_claims_on(&finished_tasks.finished)?;
+        let skipped = task_ids.iter().filter(|id| finished_tasks.finished.contains(id)).count();
+        let (abandoned_tasks, last_progress_at) = (BTreeMap::new(), Instant::now());
         let mut driver = SweepDriver {
             store,
             options,
             tasks,
-            task_ids: scope,
-            finished_tasks: results,
-            abandoned_tasks: given_up,
+            task_ids,
+            finished_tasks,
+            abandoned_tasks,
             skipped,
             damaged,
             rounds: 0,
             progress: (0, 0),
-            last_progress_at: last_move,
+            last_progress_at,
         };
         driver.refresh()?;
         Ok(driver)
@@ -196,7 +196,7 @@ impl<'a> SweepDriver<'a> {
     fn run_rounds(
         &mut self,
         engine: &mut dyn TaskEngine,
-        watch: &mut dyn FnMut(&SweepProgress),
+        on_progress: &mut dyn FnMut(&SweepProgress),
         stop: &AtomicBool,
     ) -> Result<(), SweepError> {
         self.last_progress_at = Instant::now();
@@ -206,7 +206,8 @@ impl<'a> SweepDriver<'a> {
             if open_tasks.is_empty() || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let claimed_ids: BTreeSet<SweepTaskId> = self.store.running()?.into_iter().map(|(id, _)| id).collect();
+            let claimed_ids: BTreeSet<SweepTaskId> =
+                self.store.running_tasks()?.into_iter().map(|(id, _)| id).collect();
             let free_tasks: Vec<SweepTask> =
                 open_tasks.into_iter().filter(|task| !claimed_ids.contains(&task.id)).collect();
             if free_tasks.is_empty() {
@@ -214,7 +215,9 @@ impl<'a> SweepDriver<'a> {
                 // them.
                 pause_unless_stopped(Duration::from_millis(300), stop);
                 self.refresh()?;
-                watch(&self.build_progress(&EngineStatus::Working { waiting: None, running: Some(claimed_ids.len()) }));
+                on_progress(
+                    &self.build_progress(&EngineStatus::Working { waiting: None, running: Some(claimed_ids.len()) }),
+                );
                 continue;
             }
             if self.rounds > 0 && self.last_progress_at.elapsed() > self.options.idle_timeout {
@@ -223,11 +226,11 @@ impl<'a> SweepDriver<'a> {
             let progress_before = self.progress;
             self.rounds += 1;
             match engine.submit(&free_tasks) {
-                Ok(()) => self.watch_round(engine, watch, stop)?,
+                Ok(()) => self.watch_round(engine, on_progress, stop)?,
                 Err(error) if error.is_permanent || self.last_progress_at.elapsed() > self.options.idle_timeout => {
                     return Err(error.into());
                 }
-                Err(error) => watch(&SweepProgress {
+                Err(error) => on_progress(&SweepProgress {
                     message: Some(error.to_string()),
                     ..self.build_progress(&EngineStatus::Done)
                 }),
@@ -243,14 +246,14 @@ impl<'a> SweepDriver<'a> {
     fn watch_round(
         &mut self,
         engine: &mut dyn TaskEngine,
-        watch: &mut dyn FnMut(&SweepProgress),
+        on_progress: &mut dyn FnMut(&SweepProgress),
         stop: &AtomicBool,
     ) -> Result<(), SweepError> {
         loop {
             let engine_status = engine.poll();
             let poll_start = Instant::now();
             self.refresh()?;
-            watch(&self.build_progress(&engine_status));
+            on_progress(&self.build_progress(&engine_status));
             match engine_status {
                 EngineStatus::Broken(problem) => {
                     return Err(SweepError::Refused(format!("{}: {problem}", engine.name())));

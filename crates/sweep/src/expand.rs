@@ -41,30 +41,30 @@ impl ExpandedSweep {
 /// # Errors
 /// A scenario or machine is impossible, a program is missing, or the command does not have a policy. Each error names
 /// file and field, and the point at which it occurred.
-pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedSweep, SweepError> {
-    let mut builder = ManifestBuilder::new(sweep, work)?;
+pub fn expand(sweep: &SweepDefinition, job_runner: &dyn JobRunner) -> Result<ExpandedSweep, SweepError> {
+    let mut builder = ManifestBuilder::new(sweep, job_runner)?;
     let mut tasks = Vec::new();
-    let mut last_content: Option<(Point<'_>, u64, u64)> = None;
+    let mut last_hashes: Option<(Point<'_>, u64, u64)> = None;
     for point in sweep.points() {
         let seed = point.iter().find(|(axis, _)| *axis == "seed").and_then(|(_, value)| value.as_u64());
         let other_axes: Point<'_> = point.iter().filter(|(axis, _)| *axis != "seed").copied().collect();
         // Seeds vary fastest, so that everything else is built once for all of them.
-        let known_hashes = last_content
+        let known_hashes = last_hashes
             .as_ref()
-            .filter(|(owner, ..)| *owner == other_axes)
+            .filter(|(hashed_axes, ..)| *hashed_axes == other_axes)
             .map(|(_, content, content_seed)| (*content, *content_seed));
-        let (content, scenario_seed) = match known_hashes {
+        let (content_hash, scenario_seed) = match known_hashes {
             Some(previous) => previous,
             None => {
-                let (content, content_seed) = builder.hash_content(&other_axes)?;
-                last_content = Some((other_axes, content, content_seed));
-                (content, content_seed)
+                let (content_hash, content_seed) = builder.hash_content(&other_axes)?;
+                last_hashes = Some((other_axes, content_hash, content_seed));
+                (content_hash, content_seed)
             }
         };
-        let id = SweepTaskId::from_text(&format!("{content:016x} {}", seed.unwrap_or(scenario_seed)));
+        let id = SweepTaskId::from_text(&format!("{content_hash:016x} {}", seed.unwrap_or(scenario_seed)));
         let values: BTreeMap<&str, &Value> = point.into_iter().collect();
-        let text = serde_json::to_string(&values).map_err(|error| SweepError::Refused(error.to_string()))?;
-        tasks.push(SweepTask { id, point: text.into() });
+        let point_json = serde_json::to_string(&values).map_err(|error| SweepError::Refused(error.to_string()))?;
+        tasks.push(SweepTask { id, point: point_json.into() });
     }
     if tasks.is_empty() {
         return Err(whole_file_error(&sweep.path, "no point that the filters leave").into());
@@ -85,13 +85,13 @@ struct ManifestBuilder<'a> {
 }
 
 impl<'a> ManifestBuilder<'a> {
-    fn new(sweep: &'a SweepDefinition, work: &'a dyn JobRunner) -> Result<Self, SweepError> {
+    fn new(sweep: &'a SweepDefinition, job_runner: &'a dyn JobRunner) -> Result<Self, SweepError> {
         let inputs = Inputs { kind: sweep.file.kind, detail: sweep.file.detail, ..Inputs::default() };
         let dir = &sweep.dir;
         let mut builder = ManifestBuilder {
-            job_runner: work,
+            job_runner,
             dir,
-            version: work.version(),
+            version: job_runner.version(),
             inputs,
             files: BTreeMap::new(),
             scenarios: BTreeMap::new(),

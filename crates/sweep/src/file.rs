@@ -133,8 +133,8 @@ pub fn load_sweep(path: &Path, bundled: &[String]) -> Result<SweepDefinition, Sw
 /// Invalid TOML, unknown or ill-typed fields, an empty axis or one with a duplicate value, an axis that the kind does
 /// not have, a filter for a missing axis; each with file, line, field, the value found and the values expected.
 pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepDefinition, SweepError> {
-    let name = path.display().to_string();
-    let located = Located::parse(&name, text)?;
+    let display_path = path.display().to_string();
+    let located = Located::parse(&display_path, text)?;
     let mut file: SweepFile = located.deserialize()?;
     if file.axes.recording == ["all"] {
         if bundled.is_empty() {
@@ -145,10 +145,10 @@ pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepD
         file.axes.recording = bundled.to_vec();
     }
     let axes = parse_axes(&file, &located)?;
-    let parse_filters_of = |field: &str, tables: &[toml::Table]| parse_filters(field, tables, &axes, &located);
-    let (skip, only) = (parse_filters_of("skip", &file.skip)?, parse_filters_of("only", &file.only)?);
+    let parse_field_filters = |field: &str, tables: &[toml::Table]| parse_filters(field, tables, &axes, &located);
+    let (skip, only) = (parse_field_filters("skip", &file.skip)?, parse_field_filters("only", &file.only)?);
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok(SweepDefinition { dir: dir.to_path_buf(), skip, only, axes, file, path: name })
+    Ok(SweepDefinition { dir: dir.to_path_buf(), skip, only, axes, file, path: display_path })
 }
 
 fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>, SpecError> {
@@ -171,7 +171,7 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
             return Err(located.error_at("kind", "'fleet'", "'scenario' or 'curve': 'cachemate fleet' makes these"));
         }
     };
-    if let Some((name, _)) = forbidden_axes.iter().find(|(_, empty)| !empty) {
+    if let Some((name, _)) = forbidden_axes.iter().find(|(_, is_empty)| !is_empty) {
         let expected = format!("no such axis where kind is '{}'", kind_name(file.kind));
         return Err(located.error_at(&format!("axes.{name}"), "an axis", expected));
     }
@@ -197,7 +197,7 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
         if values.is_empty() {
             return Err(located.error_at(&field, "no value", "one value or more"));
         }
-        let values = values.iter().map(|value| plain_value(value, &field, located));
+        let values = values.iter().map(|value| json_value(value, &field, located));
         axes.push(new_axis(name, values.collect::<Result<_, _>>()?));
     }
     if let Some(seeds) = parse_seeds(file_axes.seed.as_ref(), located)? {
@@ -250,7 +250,7 @@ fn parse_policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<
         if choice.parameters.is_empty() {
             return Ok(Value::String(choice.name));
         }
-        plain_value(value, &field, located)
+        json_value(value, &field, located)
     };
     entries.iter().enumerate().map(policy_axis).collect()
 }
@@ -259,14 +259,14 @@ fn parse_seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Opt
     let seeds_error = |found: String| {
         located.error_at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
     };
-    let Some(table) = value else { return Ok(None) };
-    let seeds: Vec<u64> = match table {
+    let Some(seed_value) = value else { return Ok(None) };
+    let seeds: Vec<u64> = match seed_value {
         toml::Value::Array(_) => {
-            table.clone().try_into().map_err(|error: toml::de::Error| seeds_error(error.message().into()))?
+            seed_value.clone().try_into().map_err(|error: toml::de::Error| seeds_error(error.message().into()))?
         }
         _ => {
             let range: SeedRange =
-                table.clone().try_into().map_err(|error: toml::de::Error| seeds_error(error.message().into()))?;
+                seed_value.clone().try_into().map_err(|error: toml::de::Error| seeds_error(error.message().into()))?;
             let seed_end = range.first.checked_add(range.count).filter(|_| range.count <= MAX_POINTS as u64);
             (range.first..seed_end.ok_or_else(|| seeds_error(format!("{} seeds", range.count)))?).collect()
         }
@@ -278,12 +278,12 @@ fn parse_seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Opt
 }
 
 /// Converts a TOML value to JSON; values that JSON lacks are errors.
-fn plain_value(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
+fn json_value(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Value, SpecError> {
     let type_error =
         |found: &str| located.error_at(field, found, "a text, a number, true or false, a list or a table of these");
     match value {
         toml::Value::Datetime(_) => Err(type_error("a date")),
-        toml::Value::Float(number) if !number.is_finite() => Err(type_error("a number that is none")),
+        toml::Value::Float(number) if !number.is_finite() => Err(type_error("a number that is not finite")),
         value => serde_json::to_value(value).map_err(|error| type_error(&error.to_string())),
     }
 }
@@ -309,9 +309,9 @@ fn parse_filters(
             }
             let values = match value {
                 toml::Value::Array(values) => {
-                    values.iter().map(|value| plain_value(value, &field_path, located)).collect()
+                    values.iter().map(|value| json_value(value, &field_path, located)).collect()
                 }
-                value => plain_value(value, &field_path, located).map(|value| vec![value]),
+                value => json_value(value, &field_path, located).map(|value| vec![value]),
             }?;
             let is_axis_value = |candidate: &Value| {
                 axes.iter().any(|a| a.name == *name && a.values.iter().any(|v| matches_value(v, candidate)))

@@ -118,7 +118,7 @@ pub trait JobRunner: Send + Sync {
     fn run(&self, job: &SweepJob, stop: &AtomicBool) -> Result<JobResult, RunError>;
 }
 
-/// Inputs that points name. Paths are valid either when the manifest is made or when a task runs, never for both.
+/// Inputs that points name. Paths are valid either when the manifest is made or when a task runs, never in both cases.
 #[derive(Default, Debug)]
 pub struct Inputs {
     /// Kind of each task.

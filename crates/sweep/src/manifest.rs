@@ -152,9 +152,9 @@ impl Manifest {
         let header = read_header(path, &mut lines)?;
         // No memory is reserved for the number in the header, because it may be wrong.
         let mut tasks = Vec::new();
-        let mut text = String::new();
-        while read_line(path, &mut lines, &mut text)? {
-            tasks.push(parse_line(path, tasks.len() + 2, &text)?);
+        let mut line = String::new();
+        while read_line(path, &mut lines, &mut line)? {
+            tasks.push(parse_line(path, tasks.len() + 2, &line)?);
         }
         if tasks.len() != header.tasks {
             let problem =
@@ -174,12 +174,12 @@ impl Manifest {
         let header = read_header(&path, &mut lines)?;
         let line_starts: Vec<String> = ids.iter().map(|id| format!("{{\"id\":\"{id}\"")).collect();
         let mut tasks: Vec<Option<SweepTask>> = vec![None; ids.len()];
-        let (mut text, mut line_number) = (String::new(), 1);
-        while tasks.iter().any(Option::is_none) && read_line(&path, &mut lines, &mut text)? {
+        let (mut line, mut line_number) = (String::new(), 1);
+        while tasks.iter().any(Option::is_none) && read_line(&path, &mut lines, &mut line)? {
             line_number += 1;
-            for (start, found_task) in line_starts.iter().zip(&mut tasks) {
-                if found_task.is_none() && text.starts_with(start.as_str()) {
-                    *found_task = Some(parse_line(&path, line_number, &text)?);
+            for (start, task_slot) in line_starts.iter().zip(&mut tasks) {
+                if task_slot.is_none() && line.starts_with(start.as_str()) {
+                    *task_slot = Some(parse_line(&path, line_number, &line)?);
                 }
             }
         }
@@ -196,13 +196,13 @@ impl Manifest {
     /// It cannot be written.
     pub fn write(&self, dir: &TrustedDir) -> Result<(), SweepError> {
         let path = dir.path().join(MANIFEST_FILE);
-        let mut text = serde_json::to_vec(&self.header).expect("texts, numbers and checked JSON can be written");
-        text.push(b'\n');
+        let mut bytes = serde_json::to_vec(&self.header).expect("texts, numbers and checked JSON can be written");
+        bytes.push(b'\n');
         for task in &self.tasks {
-            writeln!(text, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point)
+            writeln!(bytes, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point)
                 .map_err(SweepError::io_error(&path))?;
         }
-        dir.replace(MANIFEST_FILE, &text).map_err(SweepError::io_error(&path))
+        dir.replace(MANIFEST_FILE, &bytes).map_err(SweepError::io_error(&path))
     }
 
     /// The first task of every id, in the order of the manifest.
@@ -226,10 +226,10 @@ fn open_manifest(dir: &TrustedDir) -> Result<BufReader<File>, SweepError> {
     Ok(BufReader::with_capacity(1 << 20, file))
 }
 
-fn read_line(path: &Path, lines: &mut impl BufRead, text: &mut String) -> Result<bool, SweepError> {
-    text.clear();
+fn read_line(path: &Path, lines: &mut impl BufRead, line: &mut String) -> Result<bool, SweepError> {
+    line.clear();
     let byte_count =
-        lines.by_ref().take(LINE_BYTES_LIMIT).read_line(text).map_err(|error| SweepError::file(path, error))?;
+        lines.by_ref().take(LINE_BYTES_LIMIT).read_line(line).map_err(|error| SweepError::file(path, error))?;
     if byte_count as u64 == LINE_BYTES_LIMIT {
         return Err(SweepError::file(path, format!("found a line of {LINE_BYTES_LIMIT} bytes or more, expected less")));
     }
@@ -237,12 +237,12 @@ fn read_line(path: &Path, lines: &mut impl BufRead, text: &mut String) -> Result
 }
 
 fn read_header(path: &Path, lines: &mut impl BufRead) -> Result<ManifestHeader, SweepError> {
-    let mut text = String::new();
-    read_line(path, lines, &mut text)?;
-    let format = serde_json::from_str::<Value>(&text).ok().and_then(|value| value.get("format")?.as_u64());
+    let mut line = String::new();
+    read_line(path, lines, &mut line)?;
+    let format = serde_json::from_str::<Value>(&line).ok().and_then(|value| value.get("format")?.as_u64());
     match format {
         Some(found) if found == u64::from(MANIFEST_FORMAT) => {
-            serde_json::from_str(&text).map_err(|error| SweepError::file(path, format!("line 1: {error}")))
+            serde_json::from_str(&line).map_err(|error| SweepError::file(path, format!("line 1: {error}")))
         }
         Some(found) => Err(SweepError::file(path, format!("line 1: found format {found}, expected {MANIFEST_FORMAT}"))),
         None => Err(SweepError::file(path, "line 1: expected a manifest's header")),

@@ -40,11 +40,11 @@ impl MergeSummary {
 /// # Errors
 /// There are no directories, they belong to different sweeps, one cannot be read, or a file cannot be written.
 pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
-    let Some((first, others)) = stores.split_first() else {
+    let Some((first_store, other_stores)) = stores.split_first() else {
         return Err(SweepError::Refused("no directory to merge".to_string()));
     };
-    let manifest = first.manifest()?;
-    for other in others {
+    let manifest = first_store.manifest()?;
+    for other in other_stores {
         check_same_sweep(&manifest, other)?;
     }
     let io_error = SweepError::io_error(out);
@@ -76,7 +76,7 @@ impl MergeSummary {
                 Ok(None) => {}
                 Ok(Some(stored)) => match &result {
                     None => result = Some(stored),
-                    Some(first) if first.result.get() == stored.result.get() => self.duplicates += 1,
+                    Some(earlier) if earlier.result.get() == stored.result.get() => self.duplicates += 1,
                     Some(_) => self.conflicting.push(format!("task {} in {}", task.id, store.path().display())),
                 },
             }
@@ -87,13 +87,13 @@ impl MergeSummary {
 
 fn check_same_sweep(manifest: &Manifest, store: &Store) -> Result<(), SweepError> {
     let other_manifest = store.manifest()?;
-    let (dir_text, own_header) = (store.path().display(), &manifest.header);
+    let (dir, own_header) = (store.path().display(), &manifest.header);
     if other_manifest.header.version != own_header.version {
         let (found, expected) = (other_manifest.header.version, &own_header.version);
-        return Err(SweepError::Refused(format!("{dir_text}: made by version {found}, expected {expected}")));
+        return Err(SweepError::Refused(format!("{dir}: made by version {found}, expected {expected}")));
     }
     if other_manifest.tasks != manifest.tasks {
-        return Err(SweepError::Refused(format!("{dir_text}: its tasks differ from those of the first directory")));
+        return Err(SweepError::Refused(format!("{dir}: its tasks differ from those of the first directory")));
     }
     Ok(())
 }

@@ -35,8 +35,8 @@ impl ClaimOwner {
         let pid_namespace = cachemate_files::link_target(Path::new("/proc/self/ns/pid"))
             .map_or(String::new(), |link| link.display().to_string());
         let pid = std::process::id();
-        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let host = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
+        let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = host_name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
         let place = format!("{} {pid_namespace}", read_proc_file("/proc/sys/kernel/random/boot_id"));
         ClaimOwner { host, place, pid, started_ticks: started_ticks(pid) }
     }

@@ -99,14 +99,14 @@ pub fn collect_report(store: &Store) -> Result<SweepReport, SweepError> {
         (Vec::new(), BTreeMap::<Vec<String>, PointResults>::new(), Vec::new());
     for task in &tasks {
         let values = task.values().map_err(SweepError::Refused)?;
-        let point: Vec<String> = axes.iter().map(|axis| values.get(axis).map_or(String::new(), value_text)).collect();
+        let point: Vec<String> = axes.iter().map(|axis| values.get(axis).map_or(String::new(), format_value)).collect();
         if !results_by_point.contains_key(&point) {
             point_order.push(point.clone());
         }
         let point_results = results_by_point.entry(point).or_default();
         point_results.total += 1;
         match store.read(task.id) {
-            Err(what) => damaged.push(what),
+            Err(problem) => damaged.push(problem),
             Ok(None) => {}
             Ok(Some(stored)) => match serde_json::from_str::<JobResult>(stored.result.get()) {
                 Ok(result) => point_results.results.push(JobResult { detail: None, ..result }),
@@ -123,12 +123,12 @@ pub fn collect_report(store: &Store) -> Result<SweepReport, SweepError> {
 }
 
 /// Formats a value for display.
-fn value_text(value: &Value) -> String {
+fn format_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Object(fields) if fields.contains_key("name") => {
             let parameters = fields.get("parameters").map_or(String::new(), Value::to_string);
-            format!("{} {parameters}", value_text(&fields["name"]))
+            format!("{} {parameters}", format_value(&fields["name"]))
         }
         other => other.to_string(),
     }
@@ -136,14 +136,14 @@ fn value_text(value: &Value) -> String {
 
 fn build_row(point_results: PointResults, point: Vec<String>) -> ReportRow {
     let results = point_results.results;
-    let names: std::collections::BTreeSet<&String> = results.iter().flat_map(|answer| answer.figures.keys()).collect();
+    let names: std::collections::BTreeSet<&String> = results.iter().flat_map(|result| result.figures.keys()).collect();
     let figures = names.into_iter().map(|name| {
-        let values = results.iter().filter_map(|answer| *answer.figures.get(name)?);
+        let values = results.iter().filter_map(|result| *result.figures.get(name)?);
         (name.clone(), figure_stats(&values.collect::<Vec<f64>>()))
     });
     let figures = figures.collect();
     let mut points: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-    for (bytes, ratio) in results.iter().flat_map(|answer| &answer.curve) {
+    for (bytes, ratio) in results.iter().flat_map(|result| &result.curve) {
         points.entry(*bytes).or_default().push(*ratio);
     }
     let mean_of = |values: &Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
@@ -271,7 +271,7 @@ impl SweepReport {
     fn lead_text(&self) -> String {
         let damaged_text = match self.damaged.len() {
             0 => String::new(),
-            many => format!("; {many} results are damaged; 'sweep run' repeats them"),
+            count => format!("; {count} results are damaged; 'sweep run' repeats them"),
         };
         format!("{}: {} of {} results{damaged_text}", escape_controls(&self.name), self.finished, self.total)
     }

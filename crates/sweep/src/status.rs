@@ -64,13 +64,13 @@ pub fn read_status(store: &Store) -> Result<SweepStatus, SweepError> {
     ids.sort_unstable();
     ids.dedup();
     let finished_ids = store.finished_tasks()?;
-    let running_claims = store.running()?;
+    let running_claims = store.running_tasks()?;
     let is_open = |id: &SweepTaskId| ids.binary_search(id).is_ok() && !finished_ids.contains(id);
     let failed_ids: Vec<SweepTaskId> = store.failed_tasks()?.into_iter().filter(is_open).collect();
     let running_ids: Vec<SweepTaskId> = running_claims.into_iter().map(|(id, _)| id).filter(is_open).collect();
-    let done_count = ids.iter().filter(|id| finished_ids.contains(id)).count();
+    let finished_count = ids.iter().filter(|id| finished_ids.contains(id)).count();
     let busy_count = running_ids.iter().filter(|id| failed_ids.binary_search(id).is_err()).count();
-    let waiting_count = ids.len() - done_count - failed_ids.len() - busy_count;
+    let waiting_count = ids.len() - finished_count - failed_ids.len() - busy_count;
     let finished_per_s = if running_ids.is_empty() { None } else { results_per_s(store, finished_ids.iter().copied()) };
     let remaining_count = waiting_count + running_ids.len();
     let mut failures = Vec::new();
@@ -88,11 +88,11 @@ pub fn read_status(store: &Store) -> Result<SweepStatus, SweepError> {
         name: header.name,
         version: header.version,
         total: ids.len(),
-        finished: done_count,
+        finished: finished_count,
         running: running_ids.len(),
         failed: failed_ids.len(),
         waiting: waiting_count,
-        orphaned: finished_ids.len() - done_count,
+        orphaned: finished_ids.len() - finished_count,
         conflicting: store.differing_files()?,
         finished_per_s,
         remaining_s: finished_per_s.map(|rate| remaining_count as f64 / rate),

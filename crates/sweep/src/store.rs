@@ -211,7 +211,7 @@ impl Store {
         let results_error = self.io_error(&name);
         let results = self.dir(RESULTS)?.create_dir(&dir).map_err(&results_error)?;
         let (partial_dir, partial_name) =
-            self.write_partial(&id.to_string(), file_text(id, result, note).as_bytes())?;
+            self.write_partial(&id.to_string(), render_result_file(id, result, note).as_bytes())?;
         let outcome = match link_if_absent(&partial_dir, &partial_name, &results, &name) {
             Ok(()) => Ok(PublishOutcome::New),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -289,11 +289,11 @@ impl Store {
     /// # Errors
     /// The directory cannot be read.
     pub fn finished_tasks(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
-        let mut finished = BTreeSet::new();
+        let mut finished_ids = BTreeSet::new();
         for (dir, _) in self.result_dirs()? {
-            finished.extend(self.finished_tasks_in(&dir)?);
+            finished_ids.extend(self.finished_tasks_in(&dir)?);
         }
-        Ok(finished)
+        Ok(finished_ids)
     }
 
     /// Directories of results, with their modification times.
@@ -317,8 +317,8 @@ impl Store {
     }
 
     /// Modification time of a file or directory; `None` if it is missing.
-    pub(crate) fn modified_time(&self, relative: &str) -> Option<SystemTime> {
-        let stat = self.root.stat_if_exists(Path::new(relative)).ok()??;
+    pub(crate) fn modified_time(&self, relative_path: &str) -> Option<SystemTime> {
+        let stat = self.root.stat_if_exists(Path::new(relative_path)).ok()??;
         let since_epoch =
             Duration::from_secs(u64::try_from(stat.st_mtime).ok()?) + Duration::from_nanos(stat.st_mtime_nsec);
         SystemTime::UNIX_EPOCH.checked_add(since_epoch)
@@ -392,7 +392,7 @@ fn result_checksum(id: &str, result: &RawValue) -> String {
     format!("{:016x}", xxh3_64(format!("{id} {}", result.get()).as_bytes()))
 }
 
-fn file_text(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
+fn render_result_file(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
     let id = id.to_string();
     let line = ResultLine { id: &id, checksum: &result_checksum(&id, result), result };
     let expect_json =

@@ -33,8 +33,8 @@ pub enum AttemptOutcome {
 
 /// Is a task with these failures abandoned, given this number of retries?
 pub(crate) fn is_abandoned(attempts: &[FailedAttempt], retries: u32) -> bool {
-    let errors = attempts.iter().filter(|attempt| attempt.ending == FailureKind::Error).count();
-    errors > retries as usize || has_too_many_deaths(attempts)
+    let error_count = attempts.iter().filter(|attempt| attempt.ending == FailureKind::Error).count();
+    error_count > retries as usize || has_too_many_deaths(attempts)
 }
 
 /// Runs a task unless it is finished, claimed, or abandoned after `retries` failures beyond the first.
@@ -43,7 +43,7 @@ pub(crate) fn is_abandoned(attempts: &[FailedAttempt], retries: u32) -> bool {
 /// The store cannot be read or written, so no task can be run.
 pub fn attempt(
     store: &Store,
-    runner: &dyn JobRunner,
+    job_runner: &dyn JobRunner,
     inputs: &Inputs,
     task: &SweepTask,
     retries: u32,
@@ -65,7 +65,7 @@ pub fn attempt(
         return Ok(AttemptOutcome::Abandoned);
     }
     let (start_time, started_unix_ms) = (Instant::now(), unix_ms());
-    let run_result = catch_unwind(AssertUnwindSafe(|| run_job(runner, inputs, task, stop)));
+    let run_result = catch_unwind(AssertUnwindSafe(|| run_job(job_runner, inputs, task, stop)));
     let run_result =
         run_result.unwrap_or_else(|panic| Err(RunError::Failed(format!("it panicked: {}", panic_message(&*panic)))));
     let outcome = match run_result {
@@ -101,7 +101,7 @@ fn find_finished(store: &Store, task: &SweepTask) -> Result<Option<AttemptOutcom
 }
 
 fn run_job(
-    runner: &dyn JobRunner,
+    job_runner: &dyn JobRunner,
     inputs: &Inputs,
     task: &SweepTask,
     stop: &AtomicBool,
@@ -109,8 +109,8 @@ fn run_job(
     let values = task.values().map_err(RunError::Failed)?;
     let point: Vec<(&str, &Value)> = values.iter().map(|(axis, value)| (axis.as_str(), value)).collect();
     let job = inputs.job_at(&point).map_err(RunError::Failed)?;
-    let result = runner.run(&job, stop)?;
-    to_raw_value(&result).map_err(|error| RunError::Failed(format!("the answer cannot be written: {error}")))
+    let result = job_runner.run(&job, stop)?;
+    to_raw_value(&result).map_err(|error| RunError::Failed(format!("the result cannot be written: {error}")))
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{TraceError, unknown_name_error};
 
-/// The directories that may contain recordings, in the order of the search.
+/// Returns the directories that may contain recordings, in the order of the search.
 pub fn recording_dirs() -> Vec<PathBuf> {
     if let Some(named_dir) = std::env::var_os("CACHEMATE_RECORDINGS") {
         return vec![PathBuf::from(named_dir)];
@@ -25,17 +25,17 @@ pub fn recording_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-/// The recordings of the first of `dirs` that has any: names and files, by name.
+/// Returns the recordings of the first of `dirs` that has any: names and files, by name.
 pub fn find_recordings_in(dirs: &[PathBuf]) -> Vec<(String, PathBuf)> {
     dirs.iter().map(|dir| list_recordings(dir)).find(|recordings| !recordings.is_empty()).unwrap_or_default()
 }
 
-/// All bundled recordings: names and files, by name; empty if none are installed.
+/// Returns all bundled recordings: names and files, by name; empty if none are installed.
 pub fn bundled_recordings() -> Vec<(String, PathBuf)> {
     find_recordings_in(&recording_dirs())
 }
 
-/// The bundled recording of a program.
+/// Returns the bundled recording of a program.
 ///
 /// # Errors
 /// [`TraceError::Unknown`] with the known names and the nearest one; [`TraceError::NoRecordings`].

@@ -117,10 +117,10 @@ impl TraceError {
     }
     pub(crate) fn format_error(
         file: &str,
-        place: FilePosition,
+        position: FilePosition,
         found: impl Into<String>,
         expected: impl Into<String>,
     ) -> TraceError {
-        TraceError::Bad { file: file.to_string(), place, found: found.into(), expected: expected.into() }
+        TraceError::Bad { file: file.to_string(), place: position, found: found.into(), expected: expected.into() }
     }
 }

@@ -164,7 +164,7 @@ pub struct StoredInterval {
 }
 
 impl ProfileFile {
-    /// A file without measurements.
+    /// Builds a file without measurements.
     pub fn new(program: impl Into<String>, source: ProfileSource) -> Self {
         ProfileFile {
             format: PROFILE_VERSION,
@@ -200,15 +200,15 @@ impl ProfileFile {
         Self::parse(&bytes, &name)
     }
 
-    /// The same as [`ProfileFile::read`], from bytes; `file` names them in errors.
+    /// Does the same as [`ProfileFile::read`], from bytes; `file` names them in errors.
     pub fn parse(bytes: &[u8], file: &str) -> Result<Self, TraceError> {
         #[derive(Deserialize)]
         struct ProfileVersion {
             format: u32,
         }
         let json_error = |error: serde_json::Error| {
-            let place = FilePosition::Line(error.line() as u64);
-            TraceError::format_error(file, place, error.to_string(), "a cachemate profile in JSON (docs/formats.md)")
+            let position = FilePosition::Line(error.line() as u64);
+            TraceError::format_error(file, position, error.to_string(), "a cachemate profile in JSON (docs/formats.md)")
         };
         // The version is read first, because another version's fields would give a misleading error.
         let version: ProfileVersion = serde_json::from_slice(bytes).map_err(json_error)?;
@@ -245,12 +245,12 @@ impl ProfileFile {
 
     fn check_fields(&self) -> Result<(), FieldError> {
         for (index, curve) in self.curves.iter().enumerate() {
-            let place = format!("curves[{index}].points");
-            check_ascending(&place, "sizes", &curve.points, |point| point.size_bytes)?;
+            let field_path = format!("curves[{index}].points");
+            check_ascending(&field_path, "sizes", &curve.points, |point| point.size_bytes)?;
             for (point_index, point) in curve.points.iter().enumerate() {
-                check_range(&format!("{place}[{point_index}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
+                check_range(&format!("{field_path}[{point_index}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
                 let rate = point.misses_per_kilo_instr;
-                check_range(&format!("{place}[{point_index}].misses_per_kilo_instr"), rate, 0.0, MAX_PER_KILO)?;
+                check_range(&format!("{field_path}[{point_index}].misses_per_kilo_instr"), rate, 0.0, MAX_PER_KILO)?;
             }
         }
         for (index, histogram) in self.histograms.iter().enumerate() {
@@ -266,10 +266,10 @@ impl ProfileFile {
             ("stalls_per_kilo_instr", &locality.stalls_per_kilo_instr),
         ] {
             for (level, curve) in curves {
-                let place = format!("profile.locality.{name}.{level:?}");
-                check_ascending(&place, "sizes", &curve.value, |point| point.0)?;
+                let field_path = format!("profile.locality.{name}.{level:?}");
+                check_ascending(&field_path, "sizes", &curve.value, |point| point.0)?;
                 for (index, (_, rate)) in curve.value.iter().enumerate() {
-                    check_range(&format!("{place}[{index}]"), Some(*rate), 0.0, MAX_PER_KILO)?;
+                    check_range(&format!("{field_path}[{index}]"), Some(*rate), 0.0, MAX_PER_KILO)?;
                 }
             }
         }

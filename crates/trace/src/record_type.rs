@@ -15,7 +15,7 @@ pub struct AccessRecord {
     pub thread: u32,
     /// Bytes accessed; 0 if unknown.
     pub size: u16,
-    /// Does it write? A read-modify-write is one access, and a store.
+    /// Whether the access writes. A read-modify-write is one access, and a store.
     pub store: bool,
 }
 
@@ -64,7 +64,7 @@ impl L1Filter {
         Ok(filter)
     }
 
-    /// Number of sets of the filter.
+    /// Returns the number of sets of the filter.
     pub fn sets(&self) -> u64 {
         self.size_bytes / (u64::from(self.ways) * u64::from(self.line_bytes)).max(1)
     }
@@ -118,12 +118,12 @@ pub struct TraceHeader {
     /// The bit above which an address contains the index of its process; `None` if there is one address space.
     #[serde(default)]
     pub process_shift: Option<u32>,
-    /// Are gaps and instruction totals meaningful?
+    /// Whether gaps and instruction totals are known.
     pub instructions_known: bool,
 }
 
 impl TraceHeader {
-    /// A header for imported records: unfiltered, in one address space.
+    /// Returns a header for imported records: unfiltered, in one address space.
     pub fn for_import(source: &str, instructions_known: bool) -> TraceHeader {
         TraceHeader {
             tool: concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string(),
@@ -157,7 +157,7 @@ impl TraceHeader {
         }
     }
 
-    /// The process of a record: 0 in a file of one address space.
+    /// Returns the process of a record: 0 in a file of one address space.
     pub fn process_of(&self, record: &AccessRecord) -> u32 {
         match self.process_shift {
             Some(shift @ 0..64) => (record.address >> shift) as u32,

@@ -86,9 +86,9 @@ impl RunLogWriter {
     }
 
     fn write_line<T: Serialize + DeserializeOwned + PartialEq>(&mut self, value: &T) -> Result<(), TraceError> {
-        let place = FilePosition::Line(self.record_count + 2);
+        let position = FilePosition::Line(self.record_count + 2);
         let value_error =
-            || TraceError::format_error(&self.file, place, "a value that JSON cannot hold", "finite numbers");
+            || TraceError::format_error(&self.file, position, "a value that JSON cannot hold", "finite numbers");
         let mut text = serde_json::to_vec(value).map_err(|_| value_error())?;
         // Infinite numbers become null without an error, and an optional one would be lost, so the line is read back.
         if !serde_json::from_slice::<T>(&text).is_ok_and(|parsed| parsed == *value) {
@@ -124,7 +124,7 @@ impl RunLogReader {
         Self::new(Box::new(input), file)
     }
 
-    /// The same as [`RunLogReader::open`], from a stream; `file` is its name in errors.
+    /// Does the same as [`RunLogReader::open`], from a stream; `file` is its name in errors.
     pub fn new(mut input: Box<dyn Read + Send>, file: impl Into<String>) -> Result<Self, TraceError> {
         let file = file.into();
         let mut start = Vec::new();
@@ -155,12 +155,12 @@ impl RunLogReader {
         Ok(reader)
     }
 
-    /// Everything that a replay needs besides the records.
+    /// Returns everything that a replay needs besides the records.
     pub fn header(&self) -> &RunHeader {
         &self.header
     }
 
-    /// The next record; `None` at the proper end.
+    /// Returns the next record; `None` at the proper end.
     ///
     /// # Errors
     /// [`TraceError::Bad`] with the line, after every record before it; nothing follows.

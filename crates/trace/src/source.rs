@@ -65,9 +65,9 @@ impl CmtSource {
             reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
         let instructions = thread_totals.and_then(|totals| totals.instructions).unwrap_or(total_gap);
         reader.rewind()?;
-        let instructions_known = reader.header().instructions_known;
+        let are_instructions_known = reader.header().instructions_known;
         let mut source = CmtSource {
-            are_instructions_known: instructions_known,
+            are_instructions_known,
             path,
             reader,
             thread,
@@ -79,7 +79,7 @@ impl CmtSource {
             rounds: 0,
             records_in_round: 0,
             records_per_round,
-            instructions_per_round: if instructions_known { instructions } else { records_per_round },
+            instructions_per_round: if are_instructions_known { instructions } else { records_per_round },
             failure: None,
         };
         for _ in 0..skip_records % records_per_round {
@@ -88,21 +88,22 @@ impl CmtSource {
         Ok(source)
     }
 
-    /// The reason why the source ended early.
+    /// Returns the reason why the source ended early.
     pub fn failure(&self) -> Option<&TraceError> {
         self.failure.as_ref()
     }
-    /// Number of the thread's records in one round.
+    /// Returns the number of the thread's records in one round.
     pub fn records_per_round(&self) -> u64 {
         self.records_per_round
     }
 
-    /// Number of instructions that one round executes.
+    /// Returns the number of instructions that one round executes.
     pub fn instructions_per_round(&self) -> u64 {
         self.instructions_per_round
     }
 
-    /// The thread's next record; at the end of the file its first one, preceded by the instructions of the tail.
+    /// Returns the thread's next record; at the end of the file its first one, preceded by the instructions of the
+    /// tail.
     fn next_record(&mut self) -> Result<AccessRecord, TraceError> {
         let mut wrap_count = 0;
         let mut tail_instructions = 0;
@@ -165,7 +166,7 @@ impl AccessSource for CmtSource {
         BatchEnd::More
     }
 
-    /// Completed rounds through the recording.
+    /// Returns the completed rounds through the recording.
     fn progress(&self) -> Option<f64> {
         Some(self.rounds as f64 + self.records_in_round as f64 / self.records_per_round as f64)
     }

@@ -107,8 +107,9 @@ static bool fill(u32 id, struct cache *cache)
 	return false;
 }
 
-/* First a task that waited too long; then a task of the gang whose turn it is; on every other pick an unplanned task;
- * then a task that may fill. No other task: with SCX_OPS_ENQ_LAST the CPU idles rather than run a task out of turn. */
+/* First a task that waited too long; then, on every other pick, an unplanned task; then a task of the gang whose turn it
+ * is; on the other picks then an unplanned task; then a task that may fill. No other task: with SCX_OPS_ENQ_LAST the CPU
+ * idles rather than run a task out of turn. */
 SEC("struct_ops/dispatch")
 void BPF_PROG(gangs_dispatch, s32 cpu, struct task_struct *prev)
 {

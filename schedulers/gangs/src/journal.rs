@@ -42,15 +42,15 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
-/// Entries to keep after a restore: those of threads that stay adopted, and those in `refused`, whose policy the
-/// kernel refused to restore. A later restore retries the latter.
+/// Entries to keep after a restore: those that `is_kept` selects, and `refused_entries`, whose policy the kernel
+/// refused to restore. A later restore retries the latter.
 pub fn remaining_entries(
     entries: &[Entry],
     stays_adopted: impl Fn(&Entry) -> bool,
     refused_entries: &[Entry],
 ) -> Vec<Entry> {
     let is_refused = |entry: &Entry| {
-        refused_entries.iter().any(|owed| owed.thread == entry.thread && owed.start_ticks == entry.start_ticks)
+        refused_entries.iter().any(|refused_entry| refused_entry.thread == entry.thread && refused_entry.start_ticks == entry.start_ticks)
     };
     let adopted = entries.iter().filter(|entry| stays_adopted(entry) && !is_refused(entry));
     adopted.chain(refused_entries).copied().collect()

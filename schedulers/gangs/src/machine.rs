@@ -12,6 +12,8 @@ pub struct HostCaches {
 }
 
 impl HostCaches {
+    /// Reads the last-level cache of each CPU. A CPU without caches is assigned to the first cache if it is offline.
+    ///
     /// # Errors
     /// The kernel reports no caches, or more than the scheduler supports.
     pub fn read() -> Result<Self, String> {
@@ -21,8 +23,8 @@ impl HostCaches {
         }
         let mut host_caches = HostCaches { cache_of_cpu: Vec::new(), cpus_of_cache: Vec::new() };
         for cpu in 0..cpus {
-            let cpu_list = last_level(cpu);
-            let list = match cpu_list {
+            let last_level_cpus = last_level(cpu);
+            let list = match last_level_cpus {
                 Some(list) => list,
                 None if is_online(cpu) => {
                     return Err(format!("/sys/devices/system/cpu/cpu{cpu}/cache: the kernel reports no unified cache"));
@@ -57,9 +59,9 @@ fn last_level(cpu: usize) -> Option<String> {
         .flatten()
         .filter_map(|entry| {
             let path = entry.path();
-            let unified = read_trimmed(&path, "type")? == "Unified";
+            let is_unified = read_trimmed(&path, "type")? == "Unified";
             let level: u32 = read_trimmed(&path, "level")?.parse().ok()?;
-            unified.then_some(())?;
+            is_unified.then_some(())?;
             Some((level, read_trimmed(&path, "shared_cpu_list")?))
         })
         .max()

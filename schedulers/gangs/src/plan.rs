@@ -161,25 +161,25 @@ impl PlanMessage {
             return Err(format!("plan.tasks: found {}, expected at most {MAX_TASKS}", self.tasks.len()));
         }
         for (index, task) in self.tasks.iter().enumerate() {
-            let place = format!("plan.tasks[{index}]");
+            let task_path = format!("plan.tasks[{index}]");
             let key = match (task.process, task.thread) {
                 (Some(id), None) => TaskKey::Process(id),
                 (None, Some(id)) => TaskKey::Thread(id),
-                _ => return Err(format!("{place}: expected either 'process' or 'thread'")),
+                _ => return Err(format!("{task_path}: expected either 'process' or 'thread'")),
             };
             // The kernel's thread numbers are positive and fit into an `int`.
             let (TaskKey::Process(id) | TaskKey::Thread(id)) = key;
             check_range(
                 u64::from(id),
                 (1, i32::MAX as u64),
-                &format!("{place}.{}", if task.process.is_some() { "process" } else { "thread" }),
+                &format!("{task_path}.{}", if task.process.is_some() { "process" } else { "thread" }),
             )?;
-            check_gang(task.gang, &format!("{place}.gang"))?;
-            check_range(u64::from(task.weight), (WEIGHT.0.into(), WEIGHT.1.into()), &format!("{place}.weight"))?;
-            let caches = task_cache_mask(task, rotations, &place)?;
+            check_gang(task.gang, &format!("{task_path}.gang"))?;
+            check_range(u64::from(task.weight), (WEIGHT.0.into(), WEIGHT.1.into()), &format!("{task_path}.weight"))?;
+            let caches = task_cache_mask(task, rotations, &task_path)?;
             let task_place = TaskPlace { gang: task.gang, caches, weight: task.weight, children: task.children };
             if places.insert(key, task_place).is_some() {
-                return Err(format!("{place}: found {key:?} again, expected each task once"));
+                return Err(format!("{task_path}: found {key:?} again, expected each task once"));
             }
         }
         Ok(places)

@@ -85,8 +85,8 @@ pub fn turn_ns(footprint: &GangFootprint, requirements: &TurnRequirements) -> Re
     if pays_ns > allowed_ns {
         return Err(QuantumRefusal::WaitTooLong { pays_ns, allowed_ns });
     }
-    let wanted_ns = turn_for_access_ns(footprint, footprint.hit_ns * WANTED_FACTOR).unwrap_or(TYPICAL_NS.1);
-    Ok(wanted_ns.clamp(TYPICAL_NS.0, TYPICAL_NS.1).max(pays_ns).min(allowed_ns))
+    let preferred_ns = turn_for_access_ns(footprint, footprint.hit_ns * WANTED_FACTOR).unwrap_or(TYPICAL_NS.1);
+    Ok(preferred_ns.clamp(TYPICAL_NS.0, TYPICAL_NS.1).max(pays_ns).min(allowed_ns))
 }
 
 #[cfg(test)]

@@ -28,17 +28,17 @@ impl BpfScheduler {
     /// The kernel refuses the scheduler.
     pub fn attach(machine: &HostCaches, schedules_all: bool) -> Result<Self, String> {
         let describe_error = |subject: &str, error: libbpf_rs::Error| format!("{subject}: {error:#}");
-        let aligned = OBJECT.to_vec();
+        let aligned_object = OBJECT.to_vec();
         let mut builder = ObjectBuilder::default();
-        let mut open = builder.open_memory(&aligned).map_err(|error| describe_error("the BPF object", error))?;
+        let mut open_object = builder.open_memory(&aligned_object).map_err(|error| describe_error("the BPF object", error))?;
         let (operations, unused_operations) =
             if schedules_all { ("gangs_all", "gangs_managed") } else { ("gangs_managed", "gangs_all") };
-        for mut map in open.maps_mut() {
+        for mut map in open_object.maps_mut() {
             if map.name() == unused_operations {
                 map.set_autocreate(false).map_err(|error| describe_error(unused_operations, error))?;
             }
         }
-        let mut object = open.load().map_err(|error| describe_error("the kernel refuses the BPF object", error))?;
+        let mut object = open_object.load().map_err(|error| describe_error("the kernel refuses the BPF object", error))?;
         let mut handles = HashMap::new();
         for map in object.maps().filter(|map| map.name() != unused_operations) {
             let name = map.name().to_string_lossy().into_owned();
@@ -102,10 +102,11 @@ impl BpfScheduler {
 
     /// Number of tasks that the plan in force names.
     pub fn places(&self) -> Result<usize, String> {
-        let odd = self.generation()? & 1 == 1;
-        Ok(map(&self.maps, if odd { "places_odd" } else { "places_even" })?.keys().count())
+        let is_odd = self.generation()? & 1 == 1;
+        Ok(map(&self.maps, if is_odd { "places_odd" } else { "places_even" })?.keys().count())
     }
 
+    /// Counters since attaching, by cache.
     pub fn counts(&self) -> Result<Vec<CacheCounts>, String> {
         let read_cache = |cache| {
             CacheCounts::from_bytes(&read(&self.maps, "caches", cache)?).ok_or_else(|| "caches: too short".to_owned())

@@ -56,6 +56,8 @@ pub struct Service {
 }
 
 impl Service {
+    /// Restores the threads that an earlier run left in the journal, and attaches the scheduler.
+    ///
     /// # Errors
     /// The host lacks a prerequisite, or the kernel refuses the scheduler.
     pub fn start(journal: &Path, schedules_all: bool) -> Result<Self, String> {
@@ -90,10 +92,10 @@ impl Service {
     /// The socket cannot be opened, or the kernel has ended the scheduler.
     pub fn run(&mut self, socket: &Path, stop: &Arc<AtomicBool>) -> Result<(), String> {
         let outcome = self.serve(socket, stop);
-        let restored = self.tasks.restore_all();
+        let restore_result = self.tasks.restore_all();
         self.scheduler = None;
         let _ = std::fs::remove_file(socket);
-        restored?;
+        restore_result?;
         outcome
     }
 
@@ -129,12 +131,12 @@ impl Service {
         let _ = client.set_read_timeout(Some(CLIENT_TIMEOUT));
         let _ = client.set_write_timeout(Some(CLIENT_TIMEOUT));
         let mut line = String::new();
-        let read = BufReader::new(Read::take(&client, MAX_BYTES as u64 + 2)).read_line(&mut line);
-        let request = match read {
+        let read_result = BufReader::new(Read::take(&client, MAX_BYTES as u64 + 2)).read_line(&mut line);
+        let request = match read_result {
             Ok(_) => parse_request(line.trim_end()),
             Err(error) => Err(format!("message: {error}")),
         };
-        let stop = matches!(request, Ok(SocketRequest::Stop {}));
+        let is_stop_request = matches!(request, Ok(SocketRequest::Stop {}));
         let reply = request.and_then(|request_message| match request_message {
             SocketRequest::Plan(message) => {
                 let plan = message.check(self.machine.cpus_of_cache.len(), self.generation())?;
@@ -145,7 +147,7 @@ impl Service {
         });
         let message = reply.unwrap_or_else(|error| serde_json::json!({ "error": error }));
         let _ = (&client).write_all(format!("{message}\n").as_bytes());
-        stop
+        is_stop_request
     }
 
     /// Generation of the last loaded plan.
@@ -199,8 +201,8 @@ impl Service {
         let mut caches = Vec::new();
         if let Some(scheduler) = &self.scheduler {
             let (rotations, counts) = (scheduler.rotations()?, scheduler.counts()?);
-            let read = rotations.into_iter().zip(counts).zip(&self.machine.cpus_of_cache).enumerate();
-            for (cache, ((turns, counts), cpus)) in read {
+            let cache_readings = rotations.into_iter().zip(counts).zip(&self.machine.cpus_of_cache).enumerate();
+            for (cache, ((turns, counts), cpus)) in cache_readings {
                 let turns = turns.iter().map(|turn| turn_message(cache as u32, turn)).collect();
                 caches.push(ServiceCacheState { cpus: cpus.clone(), turns, counts });
             }
@@ -234,8 +236,8 @@ impl Service {
             return Ok(());
         }
         self.looked = Instant::now();
-        let taken_ns = scheduler.stolen_times_ns(now_ns())?;
-        if let Some((cpu, share)) = self.guard.observe(&taken_ns, window.as_nanos() as u64) {
+        let stolen_ns = scheduler.stolen_times_ns(now_ns())?;
+        if let Some((cpu, share)) = self.guard.observe(&stolen_ns, window.as_nanos() as u64) {
             let seconds = self.back_off.next_delay_s(self.attached.elapsed().as_secs());
             let percent = share * 100.0;
             return self.detach(

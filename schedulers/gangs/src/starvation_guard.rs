@@ -23,18 +23,18 @@ impl StarvationGuard {
     /// would count as time of unmanaged tasks. Returns true if the window restarts; continuous adoption cannot defer
     /// the guard forever.
     pub fn restart_window(&mut self, taken_ns: &[u64]) -> bool {
-        let may = self.put_off < MAX_PUT_OFF;
-        if may {
+        let may_restart = self.put_off < MAX_PUT_OFF;
+        if may_restart {
             self.put_off += 1;
             self.before_ns = taken_ns.to_vec();
         }
-        may
+        may_restart
     }
 
-    /// Returns the CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `taken_ns` is the time
+    /// Returns the CPU with the largest stolen share, and that share, if it exceeds [`SHARE`]. `stolen_ns` is the time
     /// of higher classes by CPU since attaching. The first call only records it.
     pub fn observe(&mut self, taken_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
-        let is_known = self.before_ns.len() == taken_ns.len();
+        let has_previous = self.before_ns.len() == taken_ns.len();
         let worst_share = taken_ns
             .iter()
             .zip(&self.before_ns)
@@ -43,7 +43,7 @@ impl StarvationGuard {
             .max_by(|a, b| a.1.total_cmp(&b.1));
         self.before_ns = taken_ns.to_vec();
         self.put_off = 0;
-        worst_share.filter(|(_, share)| is_known && *share > SHARE)
+        worst_share.filter(|(_, share)| has_previous && *share > SHARE)
     }
 }
 

@@ -90,7 +90,7 @@ impl PolicyJournal {
         Ok(())
     }
 
-    /// Restores all threads, except those that `stays` selects by thread and process, and those whose process
+    /// Restores all threads, except those that `is_kept` selects by thread and process, and those whose process
     /// descends from one that `adopts_children` selects. Returns the number of restored threads.
     ///
     /// # Errors
@@ -102,19 +102,19 @@ impl PolicyJournal {
         adopts_children: impl Fn(u32) -> bool,
     ) -> Result<usize, String> {
         let listing = Listing::read();
-        let stays_adopted = |thread: u32, info: &ThreadInfo| {
+        let must_stay_adopted = |thread: u32, info: &ThreadInfo| {
             stays(thread, info.process) || listing.ancestors(info.process).any(&adopts_children)
         };
-        let (mut restored, mut refused_entries, mut errors) = (0, Vec::new(), Vec::new());
+        let (mut restored_count, mut refused_entries, mut errors) = (0, Vec::new(), Vec::new());
         for (thread, seen) in &listing.threads {
-            if seen.policy != POLICY_EXT || stays_adopted(*thread, seen) {
+            if seen.policy != POLICY_EXT || must_stay_adopted(*thread, seen) {
                 continue;
             }
             // A thread that started while its process was adopted has inherited the policy, and so has a child
             // process.
             if let Some(policy) = self.original_policy(*thread, seen, &listing) {
                 match set_policy(*thread, policy) {
-                    Ok(()) => restored += 1,
+                    Ok(()) => restored_count += 1,
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                     Err(error) => {
                         refused_entries.push(Entry { thread: *thread, start_ticks: seen.start_ticks, policy });
@@ -124,11 +124,11 @@ impl PolicyJournal {
             }
         }
         let stays =
-            |entry: &Entry| listing.threads.get(&entry.thread).is_some_and(|seen| stays_adopted(entry.thread, seen));
+            |entry: &Entry| listing.threads.get(&entry.thread).is_some_and(|seen| must_stay_adopted(entry.thread, seen));
         self.entries = remaining_entries(&self.entries, stays, &refused_entries);
         self.rewrite().map_err(|error| format!("{}: {error}", self.path.display()))?;
         if errors.is_empty() {
-            return Ok(restored);
+            return Ok(restored_count);
         }
         Err(format!(
             "{}: the policy of these threads was not restored and stays here: {}",
@@ -137,6 +137,8 @@ impl PolicyJournal {
         ))
     }
 
+    /// Restores all threads and returns their number.
+    ///
     /// # Errors
     /// The errors of [`PolicyJournal::restore`].
     pub fn restore_all(&mut self) -> Result<usize, String> {
@@ -151,14 +153,14 @@ impl PolicyJournal {
             return Some(entry.policy);
         }
         listing.ancestors(info.process).find_map(|process| {
-            let head = listing.threads.get(&process)?;
-            let member = self.entries.iter().find(|entry| {
+            let leader = listing.threads.get(&process)?;
+            let member_entry = self.entries.iter().find(|entry| {
                 listing
                     .threads
                     .get(&entry.thread)
                     .is_some_and(|parent| parent.process == process && parent.start_ticks == entry.start_ticks)
             });
-            find_entry(process, head.start_ticks).or(member).map(|entry| entry.policy)
+            find_entry(process, leader.start_ticks).or(member_entry).map(|entry| entry.policy)
         })
     }
 

@@ -8,8 +8,8 @@ use crate::sys;
 use crate::timing::BATCH_PAGES;
 
 impl Agent {
-    /// Fetches at most `max_frames` frames until `requested_frames` of allowed colors are available; true if at least
-    /// one is.
+    /// Fetches at most `max_frames` frames until `requested_frames` of allowed colors are available. Returns whether at
+    /// least one is.
     pub(super) fn fetch_frames(&mut self, requested_frames: u32, max_frames: u32) -> bool {
         let (mask, mut remaining) = (self.counters.mask, max_frames as usize);
         while remaining > 0 && self.frame_pool.allowed_count(mask) < requested_frames {
@@ -70,7 +70,7 @@ impl Agent {
         if slots.is_empty() {
             return;
         }
-        let start = sys::now_ns();
+        let start_ns = sys::now_ns();
         let mut pages = [core::ptr::null::<u8>(); BATCH_PAGES];
         slots.iter().zip(&mut pages).for_each(|(slot, page)| *page = self.slot_address(*slot));
         // SAFETY: pages of the region that hold frames and belong only to the agent.
@@ -87,7 +87,7 @@ impl Agent {
             }
         }
         self.counters.classified += slots.len() as u64;
-        self.counters.classify_ns += sys::now_ns() - start;
+        self.counters.classify_ns += sys::now_ns() - start_ns;
     }
 
     fn ledger_entry(&self, frame: u64) -> Option<&AtomicU8> {

@@ -143,7 +143,7 @@ impl Advise {
         })
     }
 
-    /// Programs that a running daemon manages; empty without a daemon, because advice does not need one.
+    /// Returns the programs that a running daemon manages; empty without a daemon, because advice does not need one.
     fn query_running_tasks(&self) -> Vec<RunningJson> {
         let Ok(status) = socket::query_status(&self.socket.path()) else { return Vec::new() };
         let busy_tasks = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
@@ -159,7 +159,7 @@ impl Advise {
     }
 }
 
-/// The host's contended cache, as model and as profiling target, and the assumptions about it.
+/// Returns the host's contended cache, as model and as profiling target, and the assumptions about it.
 fn survey_shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, ProfileTarget, Vec<String>)> {
     let cache = topology.last_level_caches().next().context("the kernel reports no last-level cache")?;
     let mut assumed = vec![format!(

@@ -12,7 +12,7 @@ use cachemate_fleet::corun::CoRunSolver;
 use cachemate_fleet::extender::ClusterKnowledge;
 use cachemate_fleet::spec::{FleetService, MAX_CPUS};
 use cachemate_report::Table;
-use cachemate_report::text::counted_text;
+use cachemate_report::text::format_count_of;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 
@@ -305,9 +305,9 @@ fn parse_jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<Ad
                 )
             })?;
         let (mut profile, mut limit) = (None, None);
-        let marks = cell_at(comment_column).strip_prefix("cachemate:").unwrap_or("");
-        for mark in marks.split(',').filter(|mark| !mark.is_empty()) {
-            match mark.split_once('=') {
+        let entries = cell_at(comment_column).strip_prefix("cachemate:").unwrap_or("");
+        for entry in entries.split(',').filter(|mark| !mark.is_empty()) {
+            match entry.split_once('=') {
                 Some(("profile", name)) => {
                     let profile_problem = || {
                         format!(
@@ -320,7 +320,7 @@ fn parse_jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<Ad
                 }
                 Some(("max-slowdown", text)) => limit = Some(limit_percent(text).with_context(line_label)?),
                 Some(("class", _)) => {}
-                _ => bail!("{}, Comment: found '{mark}', expected profile=, max-slowdown= or class=", line_label()),
+                _ => bail!("{}, Comment: found '{entry}', expected profile=, max-slowdown= or class=", line_label()),
             }
         }
         let kind = build_service_kind(
@@ -351,23 +351,27 @@ impl ClusterOptions {
 
     fn print_advice(&self, session: &Session, services: Vec<AdvisedService>, expected: &str) -> anyhow::Result<()> {
         if services.is_empty() || services.len() > MAX_SERVICES {
-            bail!("found {}, expected 1 to {MAX_SERVICES}: {expected}", counted_text(services.len() as u64, "service"));
+            bail!(
+                "found {}, expected 1 to {MAX_SERVICES}: {expected}",
+                format_count_of(services.len() as u64, "service")
+            );
         }
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        let cache_cpus = machine.last_level().map_or(0, |last| last.shared_by_cores * machine.contexts_per_core);
+        let cache_cpus =
+            machine.last_level_cache().map_or(0, |cache| cache.shared_by_cores * machine.contexts_per_core);
         if cache_cpus < 2 {
             return Err(UsageError(format!("--machine: '{}' has no shared cache", self.machine)).into());
         }
         let profiles = services.iter().filter_map(|service| service.kind.profile.clone()).collect();
         let advice = advise(&CoRunSolver::new(&machine, profiles)?, &services);
-        session.print_result(self.json.json, &advice, || advice_text(&advice))
+        session.print_result(self.json.json, &advice, || render_advice(&advice))
     }
 }
 
 /// Maximum number of pairs that are listed.
 const MAX_LISTED_PAIRS: usize = 20;
 
-fn advice_text(advice: &FleetAdvice) -> String {
+fn render_advice(advice: &FleetAdvice) -> String {
     let mut pair_table = Table::from_header("victim | beside | > slowdown | > limit | > the other's | ");
     for pair in advice.pairs.iter().take(MAX_LISTED_PAIRS) {
         pair_table.add_row([

@@ -2,7 +2,7 @@
 
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_report::CachesimResult;
-use cachemate_report::text::{count_text, format_number, percent_text, size_text};
+use cachemate_report::text::{format_count, format_number, format_percent, format_size};
 use cachemate_trace::TraceReader;
 use clap::{Args, ValueEnum};
 
@@ -125,17 +125,17 @@ impl Cachesim {
 }
 
 fn render(result: &CachesimResult) -> String {
-    let l1_text = result.l1_misses.map(|n| format!(", of which {} missed the L1", count_text(n))).unwrap_or_default();
-    let ratio_text = result.miss_ratio.map(|ratio| format!(" ({})", percent_text(ratio, 3))).unwrap_or_default();
+    let l1_text = result.l1_misses.map(|n| format!(", of which {} missed the L1", format_count(n))).unwrap_or_default();
+    let ratio_text = result.miss_ratio.map(|ratio| format!(" ({})", format_percent(ratio, 3))).unwrap_or_default();
     let mpki_text =
         result.mpki.map(|mpki| format!(", {} per 1000 instructions", format_number(mpki))).unwrap_or_default();
     format!(
         "{}: {} accesses{l1_text}\n{} {}-way {}: {} misses{ratio_text}{mpki_text}\n",
         result.file,
-        count_text(result.accesses),
-        size_text(result.size_bytes),
+        format_count(result.accesses),
+        format_size(result.size_bytes),
         result.ways,
         result.replacement,
-        count_text(result.misses),
+        format_count(result.misses),
     )
 }

@@ -120,12 +120,12 @@ impl CompareArgs {
     }
 }
 
-fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
+fn render(outcomes: &Outcomes, page: Option<&PathBuf>) -> String {
     let mut policy_table = Table::with_columns(
         "policy",
         "mean slowdown | worst | weighted speed-up | 10^9 instr./s | GB/s | changes/h | overhead, s | windows",
     );
-    for outcome in &answer.policies {
+    for outcome in &outcomes.policies {
         policy_table.add_row([
             outcome.policy.clone(),
             value_or_dash(outcome.mean_slowdown.map(format_number)),
@@ -139,21 +139,21 @@ fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
         ]);
     }
     let mut header = vec![("slowdown of", Align::Left)];
-    header.extend(answer.policies.iter().map(|outcome| (outcome.policy.as_str(), Align::Right)));
+    header.extend(outcomes.policies.iter().map(|outcome| (outcome.policy.as_str(), Align::Right)));
     let mut program_table = Table::new(&header);
-    let program_count = answer.policies.first().map_or(0, |outcome| outcome.programs.len());
+    let program_count = outcomes.policies.first().map_or(0, |outcome| outcome.programs.len());
     for index in 0..program_count {
-        let name = answer.policies.first().map_or_else(String::new, |outcome| outcome.programs[index].name.clone());
+        let name = outcomes.policies.first().map_or_else(String::new, |outcome| outcome.programs[index].name.clone());
         let cells =
-            answer.policies.iter().map(|outcome| value_or_dash(outcome.programs[index].slowdown.map(format_number)));
+            outcomes.policies.iter().map(|outcome| value_or_dash(outcome.programs[index].slowdown.map(format_number)));
         program_table.add_row(std::iter::once(name).chain(cells));
     }
     let written_note = page.map_or(String::new(), |path| format!("\nwrote {}\n", path.display()));
     format!(
         "{}: {} h of nominal time, seed {}, {} programs\n\n{}\n{}{written_note}",
-        answer.machine,
-        format_number(answer.hours),
-        answer.seed,
+        outcomes.machine,
+        format_number(outcomes.hours),
+        outcomes.seed,
         program_count,
         policy_table.text(),
         program_table.text()

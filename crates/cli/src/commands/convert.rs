@@ -1,6 +1,6 @@
 //! `cachemate convert`: converts traces of other tools to `.cmt`.
 
-use cachemate_report::text::{count_text, size_text};
+use cachemate_report::text::{format_count, format_size};
 use clap::Args;
 
 use crate::args::OutputArgs;
@@ -40,8 +40,8 @@ impl Convert {
         let conversion = cachemate_trace::convert(&mut trace, output.file(), &name, self.compression_level, |_| {})?;
         trace.finish(session);
         output.persist()?;
-        let records = count_text(conversion.totals.records);
-        session.note(&format!("{name}: {records} records, {}", size_text(conversion.bytes)));
+        let records = format_count(conversion.totals.records);
+        session.note(&format!("{name}: {records} records, {}", format_size(conversion.bytes)));
         trace.check_whole()
     }
 }

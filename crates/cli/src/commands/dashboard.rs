@@ -15,7 +15,7 @@ use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
 /// Maximum size of an output of `sim --json`.
-const MAX_ANSWER_BYTES: u64 = 256 << 20;
+const MAX_OUTPUT_BYTES: u64 = 256 << 20;
 
 /// Write a run log as one HTML page: which programs shared a cache in each window, and the reasons
 ///
@@ -76,7 +76,7 @@ struct IntervalTruth {
 
 fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
     let path_text = path.display();
-    let text = crate::files::read_text(path, MAX_ANSWER_BYTES)?;
+    let text = crate::files::read_text(path, MAX_OUTPUT_BYTES)?;
     let recorded_truth: RecordedTruth = serde_json::from_str(&text)
         .with_context(|| format!("{path_text}: expected the output of 'cachemate sim --json'"))?;
     let source = format!("{}, seed {}", recorded_truth.scenario, recorded_truth.seed);
@@ -121,7 +121,7 @@ fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<V
     Ok(programs)
 }
 
-/// Ground truth of one program, with all its threads together.
+/// Returns the ground truth of one program, with all its threads together.
 fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
     let sum_over_threads =
         |value: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| value(task)).sum::<u64>() as f64;

@@ -31,7 +31,7 @@ pub struct Explain {
 /// Maximum length of a program's name that the kernel stores, in bytes.
 const MAX_NAME_BYTES: usize = 15;
 
-/// Does `program` denote this task, by process id, thread id or name?
+/// Returns whether `program` denotes this task, by process id, thread id or name.
 fn is_named(task: &TaskStatus, program: &str) -> bool {
     match program.parse::<i32>() {
         Ok(id) => task.pid == id || task.tid == id,
@@ -42,7 +42,7 @@ fn is_named(task: &TaskStatus, program: &str) -> bool {
     }
 }
 
-/// The error for a program that no managed task matches, with the reason.
+/// Returns the error for a program that no managed task matches, with the reason.
 fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]) -> anyhow::Error {
     if program.parse::<i32>().is_err() {
         let programs = tasks.iter().map(|task| task.name.as_str());

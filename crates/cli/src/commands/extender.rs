@@ -144,7 +144,7 @@ impl KnowledgeSource {
                 *read = Instant::now();
             }
             KnowledgeSource::Watch { watch } => {
-                let (knowledge, messages) = watch.take_changes();
+                let (knowledge, messages) = watch.apply_changes();
                 messages.iter().for_each(|message| session.log(message));
                 if let Some(knowledge) = knowledge {
                     state.publish(knowledge);
@@ -174,7 +174,7 @@ fn publish_folder(
 /// Number of nodes in the measurement.
 const MEASURED_NODES: usize = 1000;
 
-/// A cluster of equal nodes with differently loaded caches.
+/// Returns a cluster of equal nodes with differently loaded caches.
 fn build_measured_cluster() -> ClusterKnowledge {
     let mix = ReferenceMix {
         base_cycles_per_instr: 0.7,
@@ -262,7 +262,7 @@ fn measure_latency(
     })
 }
 
-/// Path and body of a request: `filter` and `prioritize` alternate, with a new pod each time.
+/// Returns the path and body of a request: `filter` and `prioritize` alternate, with a new pod each time.
 fn build_request(request: u32) -> (&'static str, String) {
     let names: Vec<String> = (0..MEASURED_NODES).map(|node| format!("node-{node:04}")).collect();
     let body = serde_json::json!({

@@ -15,7 +15,7 @@ use cachemate_fleet::spec::{FleetService, FleetSpec, MAX_HOSTS, MAX_HOURS};
 use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
 use cachemate_fleet::validation::{FleetValidation, ValidationSlice, validate};
 use cachemate_report::Table;
-use cachemate_report::text::{counted_text, format_number};
+use cachemate_report::text::{format_count_of, format_number};
 use cachemate_sweep::JobRunner;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -139,7 +139,7 @@ impl FleetArgs {
             }
         }
         let outcome = result.outcome(spec, cpu_seconds);
-        session.print_result(self.json.json, &outcome, || outcome_text(spec, &outcome, &result, started.elapsed()))
+        session.print_result(self.json.json, &outcome, || render_outcome(spec, &outcome, &result, started.elapsed()))
     }
 
     fn read_spec(&self) -> anyhow::Result<FleetSpec> {
@@ -188,8 +188,8 @@ impl FleetArgs {
         let slice = ValidationSlice { cache_scale: VALIDATION_CACHE_SCALE, settling_cycles, measured_cycles };
         let validation =
             self.run_parts(session, |control| validate(study, hosts, slice, spec.seed, control).transpose())??;
-        let answer = ValidationAnswer { seed: spec.seed, cpu_seconds: cpu_seconds(), validation };
-        session.print_result(self.json.json, &answer, || validation_text(spec, &answer))
+        let result = FleetValidationJson { seed: spec.seed, cpu_seconds: cpu_seconds(), validation };
+        session.print_result(self.json.json, &result, || render_validation(spec, &result))
     }
 
     /// Runs something in parts, and reports progress; an error if it was interrupted.
@@ -228,15 +228,15 @@ impl FleetArgs {
 
 /// `cachemate fleet --validate --json`.
 #[derive(Serialize)]
-struct ValidationAnswer {
+struct FleetValidationJson {
     seed: u64,
     cpu_seconds: f64,
     #[serde(flatten)]
     validation: FleetValidation,
 }
 
-fn validation_text(spec: &FleetSpec, answer: &ValidationAnswer) -> String {
-    let validation = &answer.validation;
+fn render_validation(spec: &FleetSpec, result: &FleetValidationJson) -> String {
+    let validation = &result.validation;
     let mut host_table = Table::with_columns("", "host | services | measured | forecast | error, points");
     for host in &validation.hosts {
         host_table.add_row([
@@ -256,9 +256,9 @@ fn validation_text(spec: &FleetSpec, answer: &ValidationAnswer) -> String {
          error of the slowdown: mean {:.1} points, 90 % {:.1}, signed {:.1}; predicting nothing {:.1}\n\
          {agreement_text}; services alone take {:.2} times the cycles of their profiles; {} s of processor time\n",
         spec.name,
-        answer.seed,
-        counted_text(validation.services as u64, "service"),
-        counted_text(validation.hosts.len() as u64, "host"),
+        result.seed,
+        format_count_of(validation.services as u64, "service"),
+        format_count_of(validation.hosts.len() as u64, "host"),
         format_number(validation.cycles_per_host as f64),
         format_number(validation.nominal_ms_per_host),
         validation.cache_scale,
@@ -268,7 +268,7 @@ fn validation_text(spec: &FleetSpec, answer: &ValidationAnswer) -> String {
         validation.mean_signed_error_points,
         validation.error_of_predicting_nothing_points,
         validation.solo_cycles_ratio,
-        format_number(answer.cpu_seconds),
+        format_number(result.cpu_seconds),
     )
 }
 
@@ -332,7 +332,7 @@ pub fn read_profile(path: &Path) -> anyhow::Result<WorkloadProfile> {
     Ok(profile)
 }
 
-fn outcome_text(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed: Duration) -> String {
+fn render_outcome(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed: Duration) -> String {
     let promise_text = result.promise.map_or("unknown".to_string(), |promise| format!("{:.1} %", promise * 100.0));
     format!(
         "{}: {} services on {} hosts ({}), {} h of nominal time, seed {}\n\n{}\npromise: {promise_text} of the limits; {} s of \

@@ -44,8 +44,8 @@ impl Lab {
     }
 }
 
-/// Path of a script of the lab. It is searched for in the directory that the environment names, beside this build, and
-/// in the installation.
+/// Returns the path of a script of the lab. It is searched for in the directory that the environment names, beside this
+/// build, and in the installation.
 fn find_script(name: &str) -> anyhow::Result<PathBuf> {
     let env_dir = std::env::var_os(LAB_DIR_VARIABLE).map(PathBuf::from);
     let own_path = std::env::current_exe().ok();

@@ -55,7 +55,7 @@ max_slowdown = \"5%\"
 kind = \"unit\"
 ";
 
-/// The manual page of the configuration, generated from the table of its keys.
+/// Returns the manual page of the configuration, generated from the table of its keys.
 fn config_page() -> String {
     let mut text =
         ".TH cachemate.toml 5\n.SH NAME\ncachemate.toml \\- configuration of the cachemate daemon\n.SH KEYS\n"

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use cachemate_locality::sampled::FixedRateSampler;
 use cachemate_locality::stack::StackDistances;
 use cachemate_report::terminal::{CurveLine, curve_picture};
-use cachemate_report::text::{count_text, counted_text, format_number, percent_text, size_text, value_or_dash};
+use cachemate_report::text::{
+    format_count, format_count_of, format_number, format_percent, format_size, value_or_dash,
+};
 use cachemate_report::{BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
 use cachemate_study::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
@@ -138,7 +140,7 @@ impl Mrc {
         Ok(result)
     }
 
-    /// The curve of the part that could be read.
+    /// Returns the curve of the part that could be read.
     fn measure_part(&self, session: &Session) -> anyhow::Result<(MrcResult, TraceInput)> {
         let mut sizes = self.sizes.clone().unwrap_or_else(SizeList::with_defaults).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
@@ -154,7 +156,7 @@ impl Mrc {
             session.warn(&format!(
                 "{}: recorded behind a filter of {}: smaller sizes have no points, and sizes up to twice that are approximate",
                 self.file,
-                size_text(filter_bytes)
+                format_size(filter_bytes)
             ));
         }
         let result = match self.sample_rate {
@@ -254,14 +256,14 @@ impl Mrc {
     }
 }
 
-/// The largest error of a point; `None` if a point has none.
+/// Returns the largest error of a point; `None` if a point has none.
 fn max_error(counts: &CurveCounts) -> Option<f64> {
     let errors = counts.curve.iter().map(|point| point.miss_ratio_error);
     errors.collect::<Option<Vec<f64>>>().map(|errors| errors.into_iter().fold(0.0, f64::max))
 }
 
 fn error_bar(error: Option<f64>, unknown_reason: &str) -> String {
-    error.map_or(format!("unknown: {unknown_reason}"), |error| format!("±{} at most", percent_text(error, 2)))
+    error.map_or(format!("unknown: {unknown_reason}"), |error| format!("±{} at most", format_percent(error, 2)))
 }
 
 fn render(result: &MrcResult, session: &Session) -> String {
@@ -269,16 +271,16 @@ fn render(result: &MrcResult, session: &Session) -> String {
     if let Some(bursts) = &result.bursts {
         text.push_str(&format!(
             "recorded in {}: sizes up to {} have an estimate, error bar {} (95 %)\n",
-            counted_text(bursts.count as u64, "burst"),
-            size_text(bursts.reach_bytes),
+            format_count_of(bursts.count as u64, "burst"),
+            format_size(bursts.reach_bytes),
             error_bar(bursts.error, "too few bursts")
         ));
     }
     if let Some(sampled) = &result.sampled {
         text.push_str(&format!(
             "sampled: {} of the lines, {} accesses followed, error bar {} (95 %)\n",
-            percent_text(sampled.rate, 2),
-            count_text(sampled.accesses),
+            format_percent(sampled.rate, 2),
+            format_count(sampled.accesses),
             error_bar(sampled.error, "too few lines")
         ));
     }
@@ -310,12 +312,12 @@ fn part_name(part: &MrcPart) -> String {
 }
 
 fn summary_line(name: &str, counts: &CurveCounts) -> String {
-    let program_text = counts.program_accesses.map(|n| format!(" of {} by the program", count_text(n)));
-    let instructions_text = counts.instructions.map(|n| format!(", {} instructions", count_text(n)));
-    let lines_text = counts.cold.map(|n| format!(", {} distinct lines", count_text(n)));
+    let program_text = counts.program_accesses.map(|n| format!(" of {} by the program", format_count(n)));
+    let instructions_text = counts.instructions.map(|n| format!(", {} instructions", format_count(n)));
+    let lines_text = counts.cold.map(|n| format!(", {} distinct lines", format_count(n)));
     format!(
         "{name}: {} accesses{}{}{}\n",
-        count_text(counts.accesses),
+        format_count(counts.accesses),
         program_text.unwrap_or_default(),
         instructions_text.unwrap_or_default(),
         lines_text.unwrap_or_default()
@@ -326,9 +328,9 @@ fn curve_table(counts: &CurveCounts) -> String {
     let mut table = Table::with_columns("", "size | miss ratio | ± | MPKI");
     for point in &counts.curve {
         table.add_row([
-            size_text(point.bytes),
-            percent_text(point.miss_ratio, 3),
-            point.miss_ratio_error.map(|error| percent_text(error, 3)).unwrap_or_default(),
+            format_size(point.bytes),
+            format_percent(point.miss_ratio, 3),
+            point.miss_ratio_error.map(|error| format_percent(error, 3)).unwrap_or_default(),
             value_or_dash(point.mpki.map(format_number)),
         ]);
     }

@@ -170,7 +170,7 @@ enum PlanBasis {
         names: Vec<String>,
         costs: PairCosts,
     },
-    /// A model decides; `judge` has measured slowdowns that evaluate its plan.
+    /// A model decides; `evaluation_costs` are measured slowdowns that evaluate its plan, if they are given.
     Predicted {
         prediction: Box<Prediction>,
         evaluation_costs: Option<PairCosts>,
@@ -265,8 +265,8 @@ impl PlanArgs {
         let model = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, model, &self.timing)?;
         let names = prediction.program_names();
-        let judge = measured_slowdowns.map(|measured| measured.pair_costs(&names)).transpose()?;
-        Ok(PlanBasis::Predicted { prediction: Box::new(prediction), evaluation_costs: judge })
+        let evaluation_costs = measured_slowdowns.map(|measured| measured.pair_costs(&names)).transpose()?;
+        Ok(PlanBasis::Predicted { prediction: Box::new(prediction), evaluation_costs })
     }
 }
 

@@ -1,7 +1,7 @@
 //! `cachemate predict`: predicts the slowdowns of programs that share a cache.
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
-use cachemate_report::text::{format_fixed, format_number, percent_text, size_text, value_or_dash};
+use cachemate_report::text::{format_fixed, format_number, format_percent, format_size, value_or_dash};
 use cachemate_report::{Align, CostTable, GroupForecast, PredictResult, ProgramSummary, Table};
 use clap::Args;
 
@@ -43,7 +43,7 @@ fn render(result: &PredictResult, prediction: &Prediction, paint: Paint) -> Stri
         result.machine,
         cache.instances,
         cache.level,
-        size_text(cache.size_bytes),
+        format_size(cache.size_bytes),
         cache.ways,
         cache.cpus_each
     );
@@ -94,7 +94,7 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
             value_or_dash((peak > 0.0).then(|| format_number(peak))),
             value_or_dash(summary.solo_mpki.map(format_number)),
             value_or_dash(summary.half_cache_mpki.map(format_number)),
-            value_or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1))),
+            value_or_dash(summary.lost_hits_share.map(|share| format_percent(share, 1))),
         ]);
     }
     table.text()
@@ -102,13 +102,13 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
 
 fn group_table(group: &GroupForecast) -> String {
     let ratio_text =
-        group.miss_ratio.map(|ratio| format!(", miss ratio {}", percent_text(ratio, 2))).unwrap_or_default();
+        group.miss_ratio.map(|ratio| format!(", miss ratio {}", format_percent(ratio, 2))).unwrap_or_default();
     let mut table = Table::from_header("program | > miss ratio | > MPKI alone | > MPKI in the group | > slowdown");
     for member in &group.members {
         let range = member.slowdown_interval.map_or(String::new(), |range| format!(" ({})", range.describe()));
         table.add_row([
             member.name.clone(),
-            value_or_dash(member.miss_ratio.map(|ratio| percent_text(ratio, 2))),
+            value_or_dash(member.miss_ratio.map(|ratio| format_percent(ratio, 2))),
             value_or_dash(member.solo_mpki.map(format_number)),
             value_or_dash(member.mpki.map(format_number)),
             value_or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{range}"))),

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cachemate_report::terminal::{CurveLine, curve_picture};
-use cachemate_report::text::{count_text, counted_text, format_number, percent_text, size_text, value_or_dash};
+use cachemate_report::text::{
+    format_count, format_count_of, format_number, format_percent, format_size, value_or_dash,
+};
 use cachemate_study::{KernelFootprint, ProfileTarget};
 use cachemate_trace::RecordingEnd;
 use clap::Args;
@@ -117,7 +119,7 @@ impl ProfileArgs {
     }
 }
 
-/// Name of the profile: `gzip` for `/usr/bin/gzip` and for `gzip.cmt`.
+/// Returns the name of the profile: `gzip` for `/usr/bin/gzip` and for `gzip.cmt`.
 fn profile_name(program: &str) -> String {
     let file_name = Path::new(program).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     file_name.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()
@@ -129,9 +131,9 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
     let mut text = format!(
         "{}: {} accesses that reached the cache{}, {} instructions\n",
         program.name,
-        value_or_dash(file.records.map(count_text)),
-        file.accesses.map(|n| format!(" of {} by the program", count_text(n))).unwrap_or_default(),
-        value_or_dash(file.instructions.map(count_text)),
+        value_or_dash(file.records.map(format_count)),
+        file.accesses.map(|n| format!(" of {} by the program", format_count(n))).unwrap_or_default(),
+        value_or_dash(file.instructions.map(format_count)),
     );
     let curve = program.curve();
     let has_mpki = curve.iter().all(|point| point.mpki.is_some());
@@ -141,11 +143,11 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
     if let Some(positions) = file.stack_positions.first() {
         text.push_str(&format!(
             "on {} {}-way: {}{} MPKI, {} of the hits lost with half of it\n",
-            size_text(positions.size_bytes),
+            format_size(positions.size_bytes),
             positions.hits.len(),
             summary.class.map(|class| format!("a {class}, ")).unwrap_or_default(),
             value_or_dash(summary.solo_mpki.map(format_number)),
-            value_or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1)))
+            value_or_dash(summary.lost_hits_share.map(|share| format_percent(share, 1)))
         ));
     }
     let footprint = cache_bytes.and_then(|bytes| KernelFootprint::from_profile(file, bytes));
@@ -154,8 +156,9 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
     }
     if let Some(intervals) = &file.intervals {
         let phase_count = intervals.every.iter().map(|interval| interval.phase).max().map_or(0, |last| last + 1);
-        let (phases_text, interval_count) = (counted_text(phase_count.into(), "phase"), intervals.every.len() as u64);
-        text.push_str(&format!("{phases_text} in {}\n", counted_text(interval_count, "interval")));
+        let (phases_text, interval_count) =
+            (format_count_of(phase_count.into(), "phase"), intervals.every.len() as u64);
+        text.push_str(&format!("{phases_text} in {}\n", format_count_of(interval_count, "interval")));
     }
     if let Some(path) = output {
         text.push_str(&format!("wrote {}\n", path.display()));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cachemate_report::text::{count_text, counted_text, size_text};
+use cachemate_report::text::{format_count, format_count_of, format_size};
 use cachemate_trace::{BurstSampling, ChildProcesses, L1Filter, Recorder, RecordingEnd, RecordingSummary};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -187,7 +187,7 @@ impl Record {
     }
 }
 
-/// The error that explains why a running process cannot be recorded, with two alternatives.
+/// Returns the error that explains why a running process cannot be recorded, with two alternatives.
 fn attach_refusal(pid: u32) -> String {
     format!(
         "--pid {pid}: Valgrind cannot attach to a running program. Start it with 'cachemate record --skip-seconds N', which \
@@ -207,15 +207,15 @@ pub fn program_result(recording_end: RecordingEnd) -> anyhow::Result<()> {
 
 fn render(result: &RecordResult) -> String {
     let access_text =
-        result.program_accesses.map(|n| format!(" of {} data accesses", count_text(n))).unwrap_or_default();
+        result.program_accesses.map(|n| format!(" of {} data accesses", format_count(n))).unwrap_or_default();
     let instructions_text =
-        result.instructions.map(|n| format!(", {} instructions", count_text(n))).unwrap_or_default();
+        result.instructions.map(|n| format!(", {} instructions", format_count(n))).unwrap_or_default();
     format!(
         "{}: {}{access_text}{instructions_text}, {}, {}\nprogram: {}\n",
         result.file,
-        counted_text(result.records, "record"),
-        counted_text(result.threads as u64, "thread"),
-        size_text(result.bytes),
+        format_count_of(result.records, "record"),
+        format_count_of(result.threads as u64, "thread"),
+        format_size(result.bytes),
         result.ended
     )
 }

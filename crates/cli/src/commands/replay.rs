@@ -80,17 +80,17 @@ impl ReplayArgs {
     }
 }
 
-fn render(answer: &ReplayJson) -> String {
+fn render(result: &ReplayJson) -> String {
     let mut table = Table::with_columns(" | ", "");
-    table.add_row(["recorded policy".to_string(), answer.recorded_policy.clone()]);
-    table.add_row(["replayed policy".to_string(), answer.policy.clone()]);
-    table.add_row(["windows".to_string(), answer.windows.to_string()]);
-    table.add_row(["same plans".to_string(), answer.same_plans.to_string()]);
-    if let Some((window, difference)) = &answer.first_difference {
+    table.add_row(["recorded policy".to_string(), result.recorded_policy.clone()]);
+    table.add_row(["replayed policy".to_string(), result.policy.clone()]);
+    table.add_row(["windows".to_string(), result.windows.to_string()]);
+    table.add_row(["same plans".to_string(), result.same_plans.to_string()]);
+    if let Some((window, difference)) = &result.first_difference {
         table.add_row(["first difference".to_string(), format!("window {window}: {difference}")]);
     }
-    if let Some(error) = answer.mean_forecast_error {
-        let text = format!("{} over {} forecasts", cachemate_report::text::percent_text(error, 1), answer.forecasts);
+    if let Some(error) = result.mean_forecast_error {
+        let text = format!("{} over {} forecasts", cachemate_report::text::format_percent(error, 1), result.forecasts);
         table.add_row(["mean error of IPC forecasts".to_string(), text]);
     }
     table.text()

@@ -1,6 +1,6 @@
 //! `cachemate report`: writes programs, prediction and plan as one HTML file.
 
-use cachemate_report::text::{count_text, size_text};
+use cachemate_report::text::{format_count, format_size};
 use cachemate_report::{PlanResult, StudyPage};
 use cachemate_study::{burst_reach_bytes, plan_result};
 use clap::Args;
@@ -73,15 +73,15 @@ fn method_rows(prediction: &Prediction, plan: &PlanResult) -> Vec<(String, Strin
     let access_counts: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.accesses).collect();
     let filter_text =
         match filters.first().copied().flatten().filter(|first| filters.iter().all(|f| *f == Some(*first))) {
-            Some(l1) => format!("misses of a {} {}-way L1", size_text(l1.size_bytes), l1.ways),
+            Some(l1) => format!("misses of a {} {}-way L1", format_size(l1.size_bytes), l1.ways),
             None => "the accesses in the recordings".to_string(),
         };
     rows.push(labeled_row(
         "recorded",
         format!(
             "data accesses of every program, each run alone: {} in all, of which {} reached the shared cache ({filter_text})",
-            count_text(access_counts.iter().sum()),
-            count_text(record_counts.iter().sum())
+            format_count(access_counts.iter().sum()),
+            format_count(record_counts.iter().sum())
         ),
     ));
     let has_bursts = prediction.programs.iter().any(|program| burst_reach_bytes(&program.file).is_some());

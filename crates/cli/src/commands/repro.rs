@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use cachemate_report::Table;
-use cachemate_report::text::counted_text;
+use cachemate_report::text::format_count_of;
 use cachemate_repro::{
     Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html, select_experiments,
 };
@@ -95,7 +95,7 @@ impl Repro {
             None => {}
         }
         if self.list {
-            return session.print(&list_text());
+            return session.print(&render_list());
         }
         self.runs.start();
         if self.ids.iter().any(|id| id.eq_ignore_ascii_case("mixes")) {
@@ -156,7 +156,7 @@ impl Repro {
             return;
         }
         let count = self.seeds().len();
-        let (hours, seeds) = (processor_hours(experiments, count), counted_text(count as u64, "seed"));
+        let (hours, seeds) = (processor_hours(experiments, count), format_count_of(count as u64, "seed"));
         let cost = format!("about {hours:.1} processor hours for {seeds}");
         match self.engines.engine {
             None => session.note(&format!("{cost}; --quick shows less in a fraction of it")),
@@ -277,7 +277,7 @@ impl Repro {
     }
 }
 
-fn list_text() -> String {
+fn render_list() -> String {
     let mut table = Table::with_columns("ids | result", "full run, minutes");
     for experiment in cachemate_repro::experiments() {
         table.add_row([
@@ -297,7 +297,7 @@ fn render(findings: &Findings) -> String {
             Some(verdict) => verdict.name(),
             None => "",
         };
-        let cells = [&finding.id, &finding.title, &finding.paper, &finding.target.describe(), &value_text(finding)];
+        let cells = [&finding.id, &finding.title, &finding.paper, &finding.target.describe(), &format_value(finding)];
         table.add_row(cells.into_iter().cloned().chain([verdict.to_string()]));
     }
     let notes: Vec<String> = findings
@@ -309,7 +309,7 @@ fn render(findings: &Findings) -> String {
     format!("{}\n{}", table.text(), notes.concat())
 }
 
-fn value_text(finding: &Finding) -> String {
+fn format_value(finding: &Finding) -> String {
     let number_text = |value: f64| cachemate_report::text::format_number(value);
     match (finding.measured, finding.spread) {
         (None, _) => "–".to_string(),

@@ -101,7 +101,7 @@ struct ProgramJson {
     /// Managed speed divided by unmanaged speed, so above 1 is faster; absent if the runs are too short to compare, or if
     /// they are compared by run time and one was killed at the timeout.
     speed_ratio: Option<f64>,
-    /// Does the shortest run have fewer than [`MIN_COMPARED_WINDOWS`] windows?
+    /// Whether the shortest run has fewer than [`MIN_COMPARED_WINDOWS`] windows.
     too_short_to_compare: bool,
 }
 
@@ -166,22 +166,22 @@ impl RunArgs {
                 self.min_compared_seconds(),
             )
         });
-        let last = last_outcome.unwrap_or_default();
+        let last_run = last_outcome.unwrap_or_default();
         let result = RunJson {
             policy: self.policy.clone(),
             mode: config.mode,
             programs: programs.collect(),
-            decisions: last.decisions,
-            refused: last.refused,
-            missing_evidence: last.missing_evidence,
-            dry_run: last.dry_run,
+            decisions: last_run.decisions,
+            refused: last_run.refused,
+            missing_evidence: last_run.missing_evidence,
+            dry_run: last_run.dry_run,
         };
         let output = self.output.as_deref().map(|path| (path, self.force));
         session.print_result_beside_programs(self.json.json, output, &result, || self.render(&result))?;
         check_exits(&result.programs)
     }
 
-    /// Minimum length of a run for a comparison, in seconds.
+    /// Returns the minimum length of a run for a comparison, in seconds.
     fn min_compared_seconds(&self) -> f64 {
         self.window_ms as f64 / 1e3 * f64::from(MIN_COMPARED_WINDOWS)
     }
@@ -219,18 +219,18 @@ impl RunArgs {
                 host::build_live_run(host, &options)?;
             programs.release();
             missing_evidence = missing.iter().map(ToString::to_string).collect();
-            let mut watcher = cachemate_daemon::status::StatusTracker::new(header.pipeline.predictor);
+            let mut status_tracker = cachemate_daemon::status::StatusTracker::new(header.pipeline.predictor);
             let loop_result = loop {
                 match live.step() {
                     Ok(Some(record)) => {
-                        watcher.observe(&record, &live.machine, &host.topology, live.profiles());
+                        status_tracker.observe(&record, &live.machine, &host.topology, live.profiles());
                         if let Some(dry_run) = &mut dry_run {
                             dry_run.observe(&record, live.machine.planned_changes());
                         }
                     }
                     Ok(None) => break Ok(()),
                     Err(ControlLoopError::Plan { bad, window, .. }) => {
-                        if watcher.refuse_plan(window, &bad) {
+                        if status_tracker.refuse_plan(window, &bad) {
                             session.warn(&format!(
                                 "the plan of window {window} is refused, and the previous one stays in force: {bad}"
                             ));
@@ -243,8 +243,9 @@ impl RunArgs {
             let restored_objects = live.machine.restore_all()?;
             loop_result?;
             report_failures(&restored_objects, &|message| session.warn(message))?;
-            decisions = watcher.status.decisions.iter().map(|decision| decision.reason.clone()).collect();
-            refused = watcher.status.refused_plan.iter().chain(&watcher.status.refused).cloned().collect();
+            decisions = status_tracker.status.decisions.iter().map(|decision| decision.reason.clone()).collect();
+            refused =
+                status_tracker.status.refused_plan.iter().chain(&status_tracker.status.refused).cloned().collect();
         }
         programs.release();
         let exits = programs.into_exits();
@@ -337,7 +338,7 @@ fn compare_program(
     }
 }
 
-/// The quantile of sorted values, interpolated linearly; `None` for an empty slice.
+/// Returns the quantile of sorted values, interpolated linearly; `None` for an empty slice.
 fn quantile(sorted_values: &[f64], share: f64) -> Option<f64> {
     let last_index = sorted_values.len().checked_sub(1)?;
     let position = share * last_index as f64;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use cachemate_core::{AppliedPlan, Machine, MachineSpec, PipelineConfig, WindowLength};
 use cachemate_pipeline::Pipeline;
 use cachemate_report::Table;
-use cachemate_report::text::{count_text, format_number, percent_text, value_or_dash};
+use cachemate_report::text::{format_count, format_number, format_percent, value_or_dash};
 use cachemate_scenario::{build, pipeline_config};
 use cachemate_sim::machine::SimMachine;
 use cachemate_sim::results::RunResults;
@@ -49,7 +49,7 @@ pub(super) struct SimJson<R> {
     pub(super) seed: u64,
     pub(super) policy: String,
     pub(super) windows: u64,
-    /// Did the run complete? If not, the user stopped it, and the counts cover the time before the stop.
+    /// Whether the run completed; if not, the user stopped it, and the counts cover the time before the stop.
     complete: bool,
     pub(super) results: R,
 }
@@ -59,7 +59,7 @@ pub(super) trait SimulatedMachine: Machine {
     type Results: Serialize;
     /// Sets the length of the window before the policy's first plan.
     fn set_first_window(&mut self, window: WindowLength);
-    /// Simulated time that has passed, for the progress bar.
+    /// Returns the simulated time that has passed, for the progress bar.
     fn position(&self) -> u64;
     fn results(self) -> Self::Results;
 }
@@ -158,7 +158,7 @@ impl Sim {
     }
 }
 
-/// Does the plan place, weight, gang, penalize or confine any task?
+/// Returns whether the plan places, weights, gangs, penalizes or confines any task.
 fn changes_something(applied_plan: &AppliedPlan) -> bool {
     !(applied_plan.affinity.is_empty()
         && applied_plan.weights.is_empty()
@@ -185,18 +185,18 @@ fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
     Some(length_cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), length_cycles)?)
 }
 
-fn render(answer: &SimJson<RunResults>) -> String {
-    let results = &answer.results;
+fn render(result: &SimJson<RunResults>) -> String {
+    let results = &result.results;
     let mut text = format!(
         "{}: {} under '{}', seed {}: {} cycles (time scale {}), {} windows, CPUs busy {}\n\n",
-        answer.scenario,
+        result.scenario,
         results.machine,
-        answer.policy,
-        answer.seed,
-        count_text(results.elapsed_cycles),
+        result.policy,
+        result.seed,
+        format_count(results.elapsed_cycles),
         results.scale,
-        answer.windows,
-        percent_text(results.busy_share, 1),
+        result.windows,
+        format_percent(results.busy_share, 1),
     );
     text += &tasks_table(results);
     text.push('\n');
@@ -206,7 +206,7 @@ fn render(answer: &SimJson<RunResults>) -> String {
             "\nmemory node {}: {} bytes a cycle, busy {}\n",
             memory.node,
             format_number(memory.bytes_per_cycle),
-            percent_text(memory.busy_share, 1)
+            format_percent(memory.busy_share, 1)
         );
     }
     text
@@ -221,19 +221,19 @@ fn tasks_table(results: &RunResults) -> String {
         let last_level = task.levels.last();
         let share_of_misses = |count: u64| {
             let misses = last_level.map_or(0, |level| level.misses);
-            value_or_dash((misses > 0).then(|| percent_text(count as f64 / misses as f64, 0)))
+            value_or_dash((misses > 0).then(|| format_percent(count as f64 / misses as f64, 0)))
         };
         let stall_share =
-            |cycles: f64| value_or_dash((task.cycles > 0).then(|| percent_text(cycles / task.cycles as f64, 0)));
+            |cycles: f64| value_or_dash((task.cycles > 0).then(|| format_percent(cycles / task.cycles as f64, 0)));
         let stalls = &task.stall_cycles;
         table.add_row([
             task.task.0.to_string(),
             task.name.clone(),
-            percent_text(task.run_time_share, 1),
-            count_text(task.instructions),
+            format_percent(task.run_time_share, 1),
+            format_count(task.instructions),
             value_or_dash(task.instructions_per_cycle.map(format_number)),
-            value_or_dash(last_level.map(|level| count_text(level.references))),
-            value_or_dash(last_level.and_then(|level| level.miss_ratio()).map(|ratio| percent_text(ratio, 1))),
+            value_or_dash(last_level.map(|level| format_count(level.references))),
+            value_or_dash(last_level.and_then(|level| level.miss_ratio()).map(|ratio| format_percent(ratio, 1))),
             share_of_misses(last_level.map_or(0, |level| level.cold)),
             share_of_misses(last_level.map_or(0, |level| level.own)),
             share_of_misses(last_level.map_or(0, |level| level.inter_task)),
@@ -261,12 +261,13 @@ fn caches_table(results: &RunResults) -> String {
             .max_by_key(|(_, _, lines)| *lines);
         table.add_row([
             format!("{:?} {}", cache.level, cache.cache.0),
-            count_text(cache.demand.references),
-            value_or_dash(cache.demand.miss_ratio().map(|ratio| percent_text(ratio, 2))),
-            value_or_dash(inter_task_share.map(|share| percent_text(share, 0))),
+            format_count(cache.demand.references),
+            value_or_dash(cache.demand.miss_ratio().map(|ratio| format_percent(ratio, 2))),
+            value_or_dash(inter_task_share.map(|share| format_percent(share, 0))),
             format_number(cache.bytes_per_cycle),
             value_or_dash(
-                worst_pair.map(|(by, victim, lines)| format!("{} > {}: {} lines", by.0, victim.0, count_text(*lines))),
+                worst_pair
+                    .map(|(by, victim, lines)| format!("{} > {}: {} lines", by.0, victim.0, format_count(*lines))),
             ),
         ]);
     }

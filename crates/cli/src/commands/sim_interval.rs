@@ -4,7 +4,7 @@ use anyhow::Context;
 use cachemate_core::{MachineSpec, WindowLength};
 use cachemate_interval::{IntervalMachine, IntervalResults};
 use cachemate_report::Table;
-use cachemate_report::text::{format_number, percent_text, value_or_dash};
+use cachemate_report::text::{format_number, format_percent, value_or_dash};
 use cachemate_repro::interval::scenario::{self, ScenarioPrograms};
 use cachemate_scenario::pipeline_config;
 use cachemate_spec::{IntervalSpec, Scenario};
@@ -40,13 +40,13 @@ impl Sim {
         let warm_up_ns = scenario.warm_up.map_or(0, nominal_ns);
         let total_ns = Some(warm_up_ns + nominal_ns(scenario.length));
         let mut is_measuring = warm_up_ns == 0;
-        let answer = self.run_to_end(session, scenario, config, machine, total_ns, |machine| {
+        let result = self.run_to_end(session, scenario, config, machine, total_ns, |machine| {
             if !is_measuring && machine.now_ns() >= warm_up_ns {
                 is_measuring = true;
                 machine.begin_measuring();
             }
         })?;
-        self.print_result(session, &answer, |answer| render(answer, &spec.name))
+        self.print_result(session, &result, |answer| render(answer, &spec.name))
     }
 }
 
@@ -79,8 +79,8 @@ fn load_programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> 
     Ok(programs)
 }
 
-fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
-    let results = &answer.results;
+fn render(result: &SimJson<IntervalResults>, machine: &str) -> String {
+    let results = &result.results;
     let mut table = Table::from_header(
         "> job | program | > tasks | > ended | > CPU, s | > IPC | > refs/1000 | > misses/1000 | > slowdown | \
          > on CPU",
@@ -101,16 +101,16 @@ fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
     }
     let mut text = format!(
         "{}: {machine} under '{}', seed {}: {} nominal seconds, {} windows (interval machine)\n\n{}",
-        answer.scenario,
-        answer.policy,
-        answer.seed,
+        result.scenario,
+        result.policy,
+        result.seed,
         format_number(results.seconds),
-        answer.windows,
+        result.windows,
         table.text()
     );
     for (node, (bytes, busy)) in results.memory_bytes_per_second.iter().zip(&results.memory_busy_share).enumerate() {
         text +=
-            &format!("\nmemory node {node}: {} GB/s, busy {}\n", format_number(bytes / 1e9), percent_text(*busy, 1));
+            &format!("\nmemory node {node}: {} GB/s, busy {}\n", format_number(bytes / 1e9), format_percent(*busy, 1));
     }
     text += "\nslowdown: time over the time alone on a CPU and cache of its own; on CPU: the same for time on a processor only\n";
     text

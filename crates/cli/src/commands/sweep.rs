@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::ensure;
-use cachemate_report::text::{count_text, escape_controls};
+use cachemate_report::text::{escape_controls, format_count};
 use cachemate_report::{Align, Table};
 use cachemate_sweep::{MergeSummary, Store, SweepReport, SweepStatus};
 use clap::{Args, Subcommand};
@@ -90,7 +90,7 @@ impl SweepStatusArgs {
 }
 
 fn render(status: &SweepStatus) -> String {
-    let format_count = |count: usize| count_text(count as u64);
+    let format_count = |count: usize| format_count(count as u64);
     let mut text = format!(
         "{}: {} of {} tasks finished",
         escape_controls(&status.name),

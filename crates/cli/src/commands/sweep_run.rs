@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
-use cachemate_report::text::{count_text, counted_text};
+use cachemate_report::text::{format_count, format_count_of};
 use cachemate_sweep::{
     AttemptOutcome, Inputs, JobRunner, Manifest, Store, SweepSummary, SweepTaskId, attempt, expand, load_sweep,
 };
@@ -151,12 +151,12 @@ impl SweepRunArgs {
         }
         ensure!(summary.conflicting.is_empty(), "{} results conflict between workers", summary.conflicting.len());
         let (failed_count, missing_count) = (summary.failed.len() as u64, summary.missing.len() as u64);
-        ensure!(failed_count == 0, "{} failed; --retry-failed runs them again", counted_text(failed_count, "task"));
+        ensure!(failed_count == 0, "{} failed; --retry-failed runs them again", format_count_of(failed_count, "task"));
         let engine = self.engines.name();
         ensure!(
             missing_count == 0,
             "{} without a result, and {engine} is working on none of them",
-            counted_text(missing_count, "task")
+            format_count_of(missing_count, "task")
         );
         Ok(())
     }
@@ -173,7 +173,7 @@ fn check_version(manifest: &Manifest, job_runner: &dyn JobRunner, dir: &Path) ->
 }
 
 fn render(summary: &SweepSummary, dir: &str) -> String {
-    let format_count = |count: usize| count_text(count as u64);
+    let format_count = |count: usize| format_count(count as u64);
     let mut text =
         format!("{dir}: {} of {} tasks finished", format_count(summary.finished), format_count(summary.total));
     if summary.skipped > 0 {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cachemate_core::Topology as MachineTopology;
-use cachemate_report::text::{counted_text, size_text, value_or_dash};
+use cachemate_report::text::{format_count_of, format_size, value_or_dash};
 use cachemate_report::{Table, TopologyResult};
 use clap::Args;
 
@@ -87,7 +87,7 @@ fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> Strin
         table.add_row([
             cache.level.clone(),
             cache.cpus.clone(),
-            value_or_dash(cache.size_bytes.map(size_text)),
+            value_or_dash(cache.size_bytes.map(format_size)),
             value_or_dash(cache.ways.map(|ways| ways.to_string())),
             value_or_dash(cache.line_bytes.map(|bytes| bytes.to_string())),
             if cache.last_level { "shared last level".to_string() } else { String::new() },
@@ -105,10 +105,10 @@ fn render_topology(result: &TopologyResult, topology: &MachineTopology) -> Strin
     format!(
         "{}: {} online{offline_text}, {}, {}, {}\n{}",
         result.source,
-        counted_text(online_count as u64, "CPU"),
-        counted_text(count_distinct(|cpu| (cpu.package, cpu.core)), "core"),
-        counted_text(count_distinct(|cpu| (cpu.package, 0)), "package"),
-        counted_text(count_distinct(|cpu| (cpu.memory_node, 0)), "memory node"),
+        format_count_of(online_count as u64, "CPU"),
+        format_count_of(count_distinct(|cpu| (cpu.package, cpu.core)), "core"),
+        format_count_of(count_distinct(|cpu| (cpu.package, 0)), "package"),
+        format_count_of(count_distinct(|cpu| (cpu.memory_node, 0)), "memory node"),
         table.text()
     )
 }

@@ -162,7 +162,7 @@ impl ValidateModel {
     }
 }
 
-/// Name of a recording's file, without directory and extensions.
+/// Returns the name of a recording's file, without directory and extensions.
 fn file_stem(path: &str) -> String {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.split('.').next().unwrap_or(name).to_string()
@@ -204,14 +204,14 @@ fn render_offline(score: &OfflineScore) -> String {
     )
 }
 
-fn render_report(answer: &ValidationReport) -> String {
+fn render_report(report: &ValidationReport) -> String {
     let mut table = Table::with_columns(
         "set",
         "runs | error, points | 90 % | of CPI, % | 90 % | signed | nothing | tau | losing 10 %",
     );
     let mut cause_table = Table::with_columns("set", "profile | composition | bandwidth | overlap");
     let number_text = |value: Option<f64>| value_or_dash(value.map(format_number));
-    for (name, set) in &answer.sets {
+    for (name, set) in &report.sets {
         table.add_row([
             name.clone(),
             set.count.to_string(),
@@ -234,12 +234,12 @@ fn render_report(answer: &ValidationReport) -> String {
          errors by cause, points (they may cancel)\n{}\n\
          64 CPUs, 8 caches, 200 tasks: {} times real time with averaged turns and a phase each 10 s, {} with a phase \
          each second, {} with explicit turns\n",
-        answer.seed,
-        if answer.quick { ", quick" } else { "" },
+        report.seed,
+        if report.quick { ", quick" } else { "" },
         table.text(),
         cause_table.text(),
-        format_number(answer.times_real_time_averaged),
-        format_number(answer.times_real_time_phase_a_second),
-        format_number(answer.times_real_time_explicit),
+        format_number(report.times_real_time_averaged),
+        format_number(report.times_real_time_phase_a_second),
+        format_number(report.times_real_time_explicit),
     )
 }

@@ -30,7 +30,7 @@ pub struct ServiceClass {
 }
 
 impl ServiceClass {
-    /// The only group with this share of the cache; `None` if several groups have the same mask and cannot be
+    /// Returns the only group with this share of the cache; `None` if several groups have the same mask and cannot be
     /// distinguished.
     pub fn group_of(&self, cache: CacheId) -> Option<GroupId> {
         let mut groups = self.shares.iter().filter(|(_, shared_cache)| *shared_cache == cache).map(|(group, _)| *group);
@@ -57,7 +57,8 @@ fn find_mask_constraints(cache: CacheId, state: &MachineState, capabilities: &Ca
     })
 }
 
-/// The classes of a plan, in order of their first member's arrival, and the items that are impossible as requested.
+/// Returns the classes of a plan, in order of their first member's arrival, and the items that are impossible as
+/// requested.
 pub(super) fn build_classes(
     plan: &Plan,
     state: &MachineState,
@@ -84,14 +85,12 @@ pub(super) fn build_classes(
                 refuse_share(RefusalReason::NotSupported, unsupported_mask.to_string());
                 continue;
             }
-            Ok((mask, change_text)) => {
-                change_text
-                    .into_iter()
-                    .for_each(|refusal_text| refuse_share(RefusalReason::NotSupported, refusal_text));
+            Ok((mask, adjustment)) => {
+                adjustment.into_iter().for_each(|refusal_text| refuse_share(RefusalReason::NotSupported, refusal_text));
                 mask
             }
         };
-        let mut repeated_task = None;
+        let mut conflict = None;
         let members = state.tasks.iter().zip(&mut mask_rows);
         for (task, (_, row)) in members.filter(|(task, _)| task.movable && is_member(share, task)) {
             if let Some(owner) = &task.class_owner {
@@ -99,13 +98,13 @@ pub(super) fn build_classes(
                 continue;
             }
             match row.get(&share.cache) {
-                Some((group, other_mask)) if *other_mask != mask => repeated_task = Some((task.task, *group)),
+                Some((group, other_mask)) if *other_mask != mask => conflict = Some((task.task, *group)),
                 _ => {
                     row.insert(share.cache, (share.group, mask.clone()));
                 }
             }
         }
-        if let Some((task, group)) = repeated_task {
+        if let Some((task, group)) = conflict {
             let message = format!("task {} keeps the ways of group {} in this cache", task.0, group.0);
             refuse_share(RefusalReason::Busy, message);
         }
@@ -139,7 +138,8 @@ fn group_by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Ve
     classes
 }
 
-/// The id of each class: that of the hardware class that contains most of its members, or a free one, or a new one.
+/// Returns the id of each class: that of the hardware class that contains most of its members, or a free one, or a new
+/// one.
 pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClassId> {
     let mut member_counts: BTreeMap<(usize, ServiceClassId), u32> = BTreeMap::new();
     for (index, class) in classes.iter().enumerate() {
@@ -148,7 +148,7 @@ pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<S
         live_classes.for_each(|place| *member_counts.entry((index, place)).or_default() += 1);
     }
     let mut candidates: Vec<((usize, ServiceClassId), u32)> = member_counts.into_iter().collect();
-    candidates.sort_by_key(|&(wish, members)| (std::cmp::Reverse(members), wish));
+    candidates.sort_by_key(|&(candidate, members)| (std::cmp::Reverse(members), candidate));
     let mut assigned_ids: Vec<Option<ServiceClassId>> = vec![None; classes.len()];
     let mut free_ids: Vec<ServiceClassId> = state.classes.keys().copied().collect();
     for ((index, candidate_id), _) in candidates {

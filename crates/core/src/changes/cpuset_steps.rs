@@ -15,30 +15,31 @@ pub(super) struct CpusetStep {
 }
 
 impl CpusetStep {
-    /// Must the group first get CPUs?
+    /// Returns whether the group must first get CPUs.
     pub fn widens(&self) -> bool {
         self.current != self.intermediate
     }
 
-    /// Must the group lose CPUs afterward?
+    /// Returns whether the group must lose CPUs afterward.
     pub fn narrows(&self) -> bool {
         self.intermediate != self.target
     }
 }
 
-/// The steps of all groups whose CPUs change, parents first. Groups that are no longer confined get their original CPUs.
+/// Returns the steps of all groups whose CPUs change, parents first. Groups that are no longer confined get their
+/// original CPUs.
 pub(super) fn cpuset_steps(
     groups: &BTreeMap<String, TrackedObject<CpuSet>>,
     confined_groups: &[CpusetGroup],
 ) -> Vec<CpusetStep> {
-    let target_of = |group: &str| confined_groups.iter().rev().find(|confined| confined.cgroup == group);
+    let confinement_of = |group: &str| confined_groups.iter().rev().find(|confined| confined.cgroup == group);
     let changed_cpus = groups.iter().filter_map(|(group, cpus)| {
-        let target = target_of(group).map_or(&cpus.original, |confined| &confined.cpus);
+        let target = confinement_of(group).map_or(&cpus.original, |confined| &confined.cpus);
         (cpus.current != *target).then_some((group, &cpus.current, target))
     });
     let changed_cpus: Vec<(&String, &CpuSet, &CpuSet)> = changed_cpus.collect();
     let has_changing_relative =
-        |group: &str| changed_cpus.iter().any(|(other, ..)| is_below(other, group) || is_below(group, other));
+        |group: &str| changed_cpus.iter().any(|(relative, ..)| is_below(relative, group) || is_below(group, relative));
     let mut steps: Vec<CpusetStep> = changed_cpus
         .iter()
         .map(|&(group, current, target)| CpusetStep {
@@ -52,7 +53,7 @@ pub(super) fn cpuset_steps(
     steps
 }
 
-/// The CPUs between widening and narrowing. An empty set means those of the parent, so it is set in one step.
+/// Returns the CPUs between widening and narrowing. An empty set means those of the parent, so it is set in one step.
 fn intermediate_cpus(current: &CpuSet, target: &CpuSet, has_changing_relative: bool) -> CpuSet {
     if target.is_empty() || !current.is_empty() && current.is_subset(target) {
         target.clone()

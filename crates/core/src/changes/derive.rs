@@ -1,8 +1,8 @@
 //! Derives the list of changes from the desired state.
 //!
-//! Order: gangs stop; groups widen from the top down, then narrow from the bottom up; tasks move and get their weights;
-//! classes of service are created, get their ways and their members, and unused ones are removed; processes get their
-//! colors; gangs start. In this order no task moves to CPUs that its group does not allow yet, and no task waits for
+//! Order: gangs stop. Groups widen from the top down, then narrow from the bottom up. Tasks move and get their weights.
+//! Classes of service are created, get their ways and their members, and unused ones are removed. Processes get their
+//! colors. Gangs start. In this order no task moves to CPUs that its group does not allow yet, and no task waits for
 //! gangs that are being stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,8 +27,8 @@ pub struct ChangeList {
     pub classes: BTreeMap<ServiceClassId, ServiceClass>,
 }
 
-/// The changes that lead from `state` to `plan` and the confined groups. Objects that neither of them mentions get back
-/// their original values. If the state is already as desired, the list is empty.
+/// Returns the changes that lead from `state` to `plan` and the confined groups. Objects that neither of them mentions
+/// get back their original values. If the state is already as desired, the list is empty.
 pub fn derive_changes(
     plan: &Plan,
     confined_groups: &[CpusetGroup],
@@ -37,17 +37,17 @@ pub fn derive_changes(
     capabilities: &Capabilities,
 ) -> ChangeList {
     let online = topology.online();
-    let mut list =
-        ChangeListBuilder { plan, confined_groups, state, capabilities, online, list: ChangeList::default() };
-    let schedules = list.select_runnable_schedules();
-    let stops = list.stop_gangs(&schedules);
-    let widened = list.confine_groups();
-    let move_changes = list.move_tasks(&schedules, &widened);
-    list.set_weights();
-    list.divide_ways();
-    list.color_pages();
-    list.start_gangs(&schedules, &stops, &move_changes);
-    list.list
+    let mut builder =
+        ChangeListBuilder { plan, confined_groups, state, capabilities, online, change_list: ChangeList::default() };
+    let schedules = builder.select_runnable_schedules();
+    let stop_changes = builder.stop_gangs(&schedules);
+    let widening_changes = builder.confine_groups();
+    let move_changes = builder.move_tasks(&schedules, &widening_changes);
+    builder.set_weights();
+    builder.divide_ways();
+    builder.color_pages();
+    builder.start_gangs(&schedules, &stop_changes, &move_changes);
+    builder.change_list
 }
 
 struct ChangeListBuilder<'a> {
@@ -56,7 +56,7 @@ struct ChangeListBuilder<'a> {
     state: &'a MachineState,
     capabilities: &'a Capabilities,
     online: CpuSet,
-    list: ChangeList,
+    change_list: ChangeList,
 }
 
 impl ChangeListBuilder<'_> {
@@ -66,17 +66,17 @@ impl ChangeListBuilder<'_> {
         dependencies: impl IntoIterator<Item = ChangeId>,
         kind: ChangeKind,
     ) -> ChangeId {
-        let id = ChangeId(self.list.changes.len() as u32);
+        let id = ChangeId(self.change_list.changes.len() as u32);
         let dependencies: BTreeSet<ChangeId> = dependencies.into_iter().collect();
-        self.list.changes.push(Change { id, items, depends_on: dependencies.into_iter().collect(), kind });
+        self.change_list.changes.push(Change { id, items, depends_on: dependencies.into_iter().collect(), kind });
         id
     }
 
     fn refuse(&mut self, item: PlanItem, reason: RefusalReason, message: impl Into<String>) {
-        self.list.refused_items.push(RefusedItem { item, reason, message: message.into() });
+        self.change_list.refused_items.push(RefusedItem { item, reason, message: message.into() });
     }
 
-    /// The reason why this machine lacks the ability, if it gives one.
+    /// Returns the reason why this machine lacks the ability, if it gives one.
     fn unsupported_reason(&self, ability: Ability) -> Option<String> {
         match self.capabilities.abilities.get(&ability) {
             Some(Support::No { reason: why, .. }) => Some(why.clone()),
@@ -84,7 +84,7 @@ impl ChangeListBuilder<'_> {
         }
     }
 
-    /// The plan's gang schedules that can run, each with its index in the plan and without exited members.
+    /// Returns the plan's gang schedules that can run, each with its index in the plan and without exited members.
     fn select_runnable_schedules(&mut self) -> Vec<(usize, GangSchedule)> {
         let mut schedules = Vec::new();
         let unsupported_reason = self.unsupported_reason(Ability::Gangs);
@@ -123,7 +123,7 @@ impl ChangeListBuilder<'_> {
     }
 
     fn stop_gangs(&mut self, planned_schedules: &[(usize, GangSchedule)]) -> Vec<(ChangeId, GangSchedule)> {
-        let mut stops = Vec::new();
+        let mut stop_changes = Vec::new();
         for running_schedule in &self.state.gangs {
             if planned_schedules.iter().any(|(_, schedule)| schedule == running_schedule) {
                 continue;
@@ -133,9 +133,9 @@ impl ChangeListBuilder<'_> {
                 planned_schedules.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running_schedule.cpus));
             let items = items_or_whole_plan(replacements.map(|(index, _)| PlanItem::Gangs(*index)).collect());
             let id = self.push(items, [], ChangeKind::StopGangs { schedule: running_schedule.clone() });
-            stops.push((id, running_schedule.clone()));
+            stop_changes.push((id, running_schedule.clone()));
         }
-        stops
+        stop_changes
     }
 
     /// Confines groups to their CPUs, and returns the changes that widen, by group.
@@ -144,7 +144,7 @@ impl ChangeListBuilder<'_> {
         let whole_plan = || vec![PlanItem::Plan];
         let mut widening_changes: BTreeMap<String, ChangeId> = BTreeMap::new();
         for CpusetStep { group, current, intermediate, .. } in steps.iter().filter(|step| step.widens()) {
-            let widened_ancestors = widening_changes.iter().filter(|(other, _)| is_below(group, other));
+            let widened_ancestors = widening_changes.iter().filter(|(widened_group, _)| is_below(group, widened_group));
             let dependencies: Vec<ChangeId> = widened_ancestors.map(|(_, id)| *id).collect();
             let kind = ChangeKind::Cpuset { group: group.clone(), from: current.clone(), to: intermediate.clone() };
             let id = self.push(whole_plan(), dependencies, kind);
@@ -153,17 +153,21 @@ impl ChangeListBuilder<'_> {
         let mut narrowing_changes: Vec<(String, ChangeId)> = Vec::new();
         for step in steps.iter().rev().filter(|step| step.narrows()) {
             let group = &step.group;
-            let narrowed_descendants =
-                narrowing_changes.iter().filter(|(other, _)| is_below(other, group)).map(|(_, id)| *id);
+            let narrowed_descendants = narrowing_changes
+                .iter()
+                .filter(|(narrowed_group, _)| is_below(narrowed_group, group))
+                .map(|(_, id)| *id);
             // A group that will inherit its parent's CPUs was narrower before, and may contain CPUs that the parent
             // loses.
-            let inheriting_steps =
-                steps.iter().filter(|other| other.target.is_empty() && is_below(&other.group, group));
-            let inheriting_widenings = inheriting_steps.filter_map(|other| widening_changes.get(&other.group)).copied();
+            let inheriting_steps = steps
+                .iter()
+                .filter(|inheriting_step| inheriting_step.target.is_empty() && is_below(&inheriting_step.group, group));
+            let inheriting_widenings =
+                inheriting_steps.filter_map(|inheriting_step| widening_changes.get(&inheriting_step.group)).copied();
             // A group that inherited its parent's CPUs may be given CPUs that the parent must receive first.
             let ancestor_widenings = widening_changes
                 .iter()
-                .filter(|(other, _)| step.current.is_empty() && is_below(group, other))
+                .filter(|(widened_group, _)| step.current.is_empty() && is_below(group, widened_group))
                 .map(|(_, id)| *id);
             let own_widening = widening_changes.get(group).copied();
             let dependencies: Vec<ChangeId> = narrowed_descendants
@@ -182,7 +186,7 @@ impl ChangeListBuilder<'_> {
     fn move_tasks(
         &mut self,
         schedules: &[(usize, GangSchedule)],
-        widened: &BTreeMap<String, ChangeId>,
+        widening_changes: &BTreeMap<String, ChangeId>,
     ) -> BTreeMap<TaskId, ChangeId> {
         for &task in self.plan.affinity.keys().filter(|&&task| self.state.task(task).is_none()) {
             self.refuse(PlanItem::Affinity(task), RefusalReason::NotFound, "the task has ended");
@@ -209,7 +213,7 @@ impl ChangeListBuilder<'_> {
                 new_cpus = new_cpus.intersection(cpus);
             }
             if new_cpus != affinity.current {
-                let dependency = task.group.as_ref().and_then(|group| widened.get(group)).copied();
+                let dependency = task.group.as_ref().and_then(|group| widening_changes.get(group)).copied();
                 let (current_cpus, name) = (affinity.current.clone(), task.name.clone());
                 let kind = ChangeKind::Affinity { task: task.task, name, from: current_cpus, to: new_cpus };
                 move_changes.insert(task.task, self.push(vec![PlanItem::Affinity(task.task)], dependency, kind));
@@ -245,8 +249,8 @@ impl ChangeListBuilder<'_> {
     }
 
     fn divide_ways(&mut self) {
-        let (classes, refused) = build_classes(self.plan, self.state, self.capabilities);
-        self.list.refused_items.extend(refused);
+        let (classes, refused_items) = build_classes(self.plan, self.state, self.capabilities);
+        self.change_list.refused_items.extend(refused_items);
         let ids = assign_class_ids(&classes, self.state);
         let classes_by_id: BTreeMap<ServiceClassId, ServiceClass> = ids.into_iter().zip(classes).collect();
         let mut create_changes: BTreeMap<ServiceClassId, ChangeId> = BTreeMap::new();
@@ -290,7 +294,7 @@ impl ChangeListBuilder<'_> {
             let dependencies = leave_changes.remove(&class).unwrap_or_default();
             self.push(vec![PlanItem::Plan], dependencies, ChangeKind::RemoveClass { class, masks: masks.clone() });
         }
-        self.list.classes = classes_by_id;
+        self.change_list.classes = classes_by_id;
     }
 
     fn color_pages(&mut self) {
@@ -313,7 +317,7 @@ impl ChangeListBuilder<'_> {
                         requested_colors.insert(process, (colors.clone(), vec![item.clone()]));
                     }
                     // The same colors in another cache of the level.
-                    Some((other, items)) if other.allowed == colors.allowed => items.push(item.clone()),
+                    Some((requested, items)) if requested.allowed == colors.allowed => items.push(item.clone()),
                     Some(_) => {
                         let message =
                             "the process has other colors in another share, but its colors apply to every cache";
@@ -333,7 +337,8 @@ impl ChangeListBuilder<'_> {
         }
     }
 
-    /// The colors of a share as this machine can provide them; `None` for shares in ways and for impossible ones.
+    /// Returns the colors of a share as this machine can provide them; `None` for shares in ways and for impossible
+    /// ones.
     fn resolve_colors(&mut self, share: &CacheShare) -> Option<ColorAssignment> {
         let Units::Colors { allowed, migration: moving } = &share.units else { return None };
         let limits = &self.state.limits;
@@ -354,19 +359,20 @@ impl ChangeListBuilder<'_> {
 
     fn start_gangs(
         &mut self,
-        wanted_schedules: &[(usize, GangSchedule)],
+        planned_schedules: &[(usize, GangSchedule)],
         stops: &[(ChangeId, GangSchedule)],
         move_changes: &BTreeMap<TaskId, ChangeId>,
     ) {
-        for (index, schedule) in wanted_schedules.iter().filter(|(_, schedule)| !self.state.gangs.contains(schedule)) {
+        for (index, schedule) in planned_schedules.iter().filter(|(_, schedule)| !self.state.gangs.contains(schedule)) {
             let members: BTreeSet<TaskId> = gang_members(schedule).collect();
             let is_conflicting = |old_schedule: &GangSchedule| {
                 old_schedule.cpus.intersects(&schedule.cpus)
                     || self::gang_members(old_schedule).any(|task| members.contains(&task))
             };
-            let stop_changes = stops.iter().filter(|(_, old_schedule)| is_conflicting(old_schedule)).map(|(id, _)| *id);
+            let conflicting_stops =
+                stops.iter().filter(|(_, old_schedule)| is_conflicting(old_schedule)).map(|(id, _)| *id);
             let moves_of_members = members.iter().filter_map(|task| move_changes.get(task)).copied();
-            let dependencies: Vec<ChangeId> = stop_changes.chain(moves_of_members).collect();
+            let dependencies: Vec<ChangeId> = conflicting_stops.chain(moves_of_members).collect();
             self.push(
                 vec![PlanItem::Gangs(*index)],
                 dependencies,
@@ -376,7 +382,7 @@ impl ChangeListBuilder<'_> {
     }
 }
 
-/// The number of colors; `None` if the cache cannot be colored.
+/// Returns the number of colors; `None` if the cache cannot be colored.
 fn color_count(capabilities: &Capabilities, cache: CacheId) -> Option<u32> {
     capabilities.partitions.iter().find_map(|(partitioned_cache, partition)| match partition {
         PartitionSupport::Colors { colors, .. } if *partitioned_cache == cache => Some(*colors),
@@ -392,10 +398,10 @@ fn gang_members(schedule: &GangSchedule) -> impl Iterator<Item = TaskId> + '_ {
     schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
 }
 
-/// The CPU of each gang member: the one that the plan names, or else one of the schedule's CPUs in order of membership.
-/// A member of several gangs with different CPUs may use the CPUs of all of them.
+/// Returns the CPU of each gang member: the one that the plan names, or else one of the schedule's CPUs in order of
+/// membership. A member of several gangs with different CPUs may use the CPUs of all of them.
 fn cpus_by_gang_member(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, CpuSet> {
-    let mut seats: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
+    let mut cpus_by_member: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
     for (_, schedule) in schedules {
         for gang in &schedule.gangs {
             let named_cpus: CpuSet = gang.members.iter().filter_map(|(_, cpu)| cpu.map(|cpu| cpu.0)).collect();
@@ -403,9 +409,9 @@ fn cpus_by_gang_member(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, 
                 schedule.cpus.iter().filter(|&cpu| !named_cpus.contains(cpu)).collect::<Vec<_>>().into_iter();
             for (task, cpu) in &gang.members {
                 let cpu = cpu.map(|cpu| cpu.0).or_else(|| free_cpus.next());
-                seats.entry(*task).or_default().extend(cpu);
+                cpus_by_member.entry(*task).or_default().extend(cpu);
             }
         }
     }
-    seats
+    cpus_by_member
 }

@@ -32,10 +32,10 @@ pub struct UnsupportedMask {
     pub supported: String,
 }
 
-/// The nearest valid mask, and a description of what had to be changed.
+/// Returns the nearest valid mask, and a description of what had to be changed.
 ///
 /// # Errors
-/// No valid mask exists.
+/// Returns an error if no valid mask exists.
 pub fn nearest_mask(
     requested: &IndexSet,
     limits: &MaskConstraints,
@@ -47,10 +47,10 @@ pub fn nearest_mask(
         while mask.count() < limits.min_ways {
             let is_adjacent = |way: u32| mask.contains(way + 1) || (way > 0 && mask.contains(way - 1));
             let candidates = (0..limits.ways).filter(|&way| is_free(way) && !mask.contains(way));
-            let next = candidates.clone().rev().find(|&way| is_adjacent(way) && way > mask.first().unwrap_or(0));
-            let next = next.or_else(|| candidates.clone().find(|&way| is_adjacent(way)));
-            let next = next.or_else(|| candidates.clone().next().filter(|_| !limits.must_be_contiguous));
-            let Some(way) = next else { break };
+            let nearest_way = candidates.clone().rev().find(|&way| is_adjacent(way) && way > mask.first().unwrap_or(0));
+            let nearest_way = nearest_way.or_else(|| candidates.clone().find(|&way| is_adjacent(way)));
+            let nearest_way = nearest_way.or_else(|| candidates.clone().next().filter(|_| !limits.must_be_contiguous));
+            let Some(way) = nearest_way else { break };
             mask.insert(way);
         }
     }
@@ -77,17 +77,17 @@ impl MaskConstraints {
     }
 }
 
-/// The first of the longest contiguous runs.
+/// Returns the first of the longest contiguous runs.
 fn longest_run(mask: &IndexSet) -> IndexSet {
-    let mut best: (u32, u32) = (0, 0);
+    let mut longest: (u32, u32) = (0, 0);
     let mut run: (u32, u32) = (0, 0);
     for way in mask.iter() {
         run = if run.1 > 0 && run.0 + run.1 == way { (run.0, run.1 + 1) } else { (way, 1) };
-        if run.1 > best.1 {
-            best = run;
+        if run.1 > longest.1 {
+            longest = run;
         }
     }
-    (best.0..best.0 + best.1).collect()
+    (longest.0..longest.0 + longest.1).collect()
 }
 
 #[cfg(test)]

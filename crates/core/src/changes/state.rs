@@ -18,7 +18,7 @@ pub struct TrackedObject<T> {
 }
 
 impl<T: Clone> TrackedObject<T> {
-    /// An object that was never changed.
+    /// Builds an object that was never changed.
     pub fn new(value: T) -> Self {
         TrackedObject { current: value.clone(), original: value }
     }
@@ -86,7 +86,7 @@ pub struct MachineState {
 }
 
 impl MachineState {
-    /// The live task with this id.
+    /// Returns the live task with this id.
     pub fn task(&self, task: TaskId) -> Option<&TaskState> {
         self.tasks.iter().find(|state| state.task == task)
     }
@@ -94,8 +94,8 @@ impl MachineState {
     /// Applies a change to this description, as a machine would apply it to its objects.
     ///
     /// # Errors
-    /// The current state is not the one from which the change starts, or the change would break a rule of every
-    /// machine.
+    /// Returns an error if the current state is not the one from which the change starts, or if the change would break
+    /// a rule of every machine.
     pub fn apply(&mut self, kind: &ChangeKind) -> Result<(), StaleChange> {
         let result = self.try_apply(kind);
         result.map_err(|mismatch| StaleChange { change: kind.to_string(), mismatch })
@@ -162,7 +162,7 @@ impl MachineState {
         if task.movable { Ok(task) } else { Err("the task is fixed") }
     }
 
-    /// A parent is never narrower than its child (cgroup v1).
+    /// Changes the CPUs of a group, unless a parent would be narrower than its child (cgroup v1).
     fn confine(&mut self, group: &str, expected: &CpuSet, target: &CpuSet) -> Result<(), &'static str> {
         let fits_within =
             |inner: &CpuSet, outer: &CpuSet| inner.is_empty() || outer.is_empty() || inner.is_subset(outer);
@@ -178,10 +178,10 @@ impl MachineState {
     }
 }
 
-/// Does `group` lie below `ancestor` in the hierarchy?
+/// Returns whether `group` lies below `ancestor` in the hierarchy.
 pub(super) fn is_below(group: &str, ancestor: &str) -> bool {
-    let above = ancestor.trim_end_matches('/');
-    group.strip_prefix(above).is_some_and(|subpath| subpath.len() > 1 && subpath.starts_with('/'))
+    let ancestor_path = ancestor.trim_end_matches('/');
+    group.strip_prefix(ancestor_path).is_some_and(|subpath| subpath.len() > 1 && subpath.starts_with('/'))
 }
 
 fn replace_if_current<T: PartialEq + Clone>(current: &mut T, expected: &T, target: &T) -> Result<(), &'static str> {

@@ -156,12 +156,12 @@ fn assert_plan_in_force(inputs: &ChangeInputs, state: &MachineState, derived: &C
         let is_of_process = |share: &&crate::CacheShare| {
             matches!(share.units, Units::Colors { .. }) && share.members.contains(&ShareMember::Process(*process))
         };
-        let first = inputs.plan.shares.iter().find(is_of_process).map(|share| share.units.clone());
-        let now = colors
+        let planned_units = inputs.plan.shares.iter().find(is_of_process).map(|share| share.units.clone());
+        let current_units = colors
             .current
             .clone()
             .map(|ColorAssignment { allowed, migration: moving }| Units::Colors { allowed, migration: moving });
-        assert_eq!(now, first);
+        assert_eq!(current_units, planned_units);
     }
     assert_eq!(state.gangs, inputs.plan.gangs);
     for (group, cpus) in &state.groups {
@@ -335,8 +335,8 @@ fn members_gangs_and_removals_have_their_dependencies() {
     make_all(&mut state, &changes);
     let idle = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
     let changes = derive_for(&idle, &state).changes;
-    let last = shown(&changes).pop().unwrap();
-    assert_eq!(last, ("remove class of service 0".to_string(), vec![3, 4]));
+    let last_change = shown(&changes).pop().unwrap();
+    assert_eq!(last_change, ("remove class of service 0".to_string(), vec![3, 4]));
 }
 
 /// Are items that a machine does not support refused with the reason, and the rest applied?

@@ -186,12 +186,12 @@ impl IntervalMachine {
         }
         let cost_ns = pages as f64 * self.spec.pages.migration_cycles as f64 * 1e9 / self.spec.hertz as f64;
         self.cost_ns += cost_ns;
-        let ends_ns = self.now_ns + (cost_ns / COPYING_SHARE) as u64 + 1;
+        let end_ns = self.now_ns + (cost_ns / COPYING_SHARE) as u64 + 1;
         for &slot in &slots {
             self.engine.drop_lines(slot, share);
         }
         self.page_moves.retain(|page_move| page_move.process != process);
-        self.page_moves.push(PageMove { process, pages, start_ns: self.now_ns, end_ns: ends_ns });
+        self.page_moves.push(PageMove { process, pages, start_ns: self.now_ns, end_ns });
         self.charge_process(process);
     }
 
@@ -202,7 +202,7 @@ impl IntervalMachine {
         else {
             return;
         };
-        let is_copying = self.page_moves.iter().any(|moving| moving.process == interval_task.process);
+        let is_copying = self.page_moves.iter().any(|page_move| page_move.process == interval_task.process);
         let copying_share = if is_copying { COPYING_SHARE } else { 0.0 };
         self.engine
             .take_processor_time(interval_task.slot, 1.0 - (1.0 - copying_share) * (1.0 - self.logging_share(task)));
@@ -238,8 +238,8 @@ impl IntervalMachine {
     pub(super) fn divide_caches(&mut self) {
         let contended_caches: Vec<CacheId> =
             self.topology.caches.iter().filter(|cache| cache.last_level).map(|cache| cache.id).collect();
-        let level_ways = self.spec.last_level().map_or(1, |cache| cache.ways);
-        for (at, cache) in contended_caches.iter().enumerate() {
+        let level_ways = self.spec.last_level_cache().map_or(1, |cache| cache.ways);
+        for (cache_index, cache) in contended_caches.iter().enumerate() {
             let mut masks: Vec<IndexSet> = Vec::new();
             let mut members: Vec<(u32, usize)> = Vec::new();
             let mut units = level_ways;
@@ -256,9 +256,10 @@ impl IntervalMachine {
                 }
             }
             let live_count = self.live_tasks().count();
-            let is_partly_shared = members.len() < live_count || self.external_slots.contains_key(&(at as u32));
+            let is_partly_shared =
+                members.len() < live_count || self.external_slots.contains_key(&(cache_index as u32));
             let division = cache_parts::divide_cache(units, &masks, is_partly_shared);
-            let remaining_share = self.remaining_shares.get(&(at as u32)).copied().unwrap_or(1.0);
+            let remaining_share = self.remaining_shares.get(&(cache_index as u32)).copied().unwrap_or(1.0);
             let lines_of_share =
                 |share: f64| (f64::from(self.engine.capacity_lines()) * share * remaining_share) as f32;
             let domains: Vec<(f32, u8)> =
@@ -266,7 +267,7 @@ impl IntervalMachine {
             let groups: Vec<f32> = division.groups.iter().map(|&share| lines_of_share(share)).collect();
             let slot_domains: Vec<(u32, u8)> =
                 members.iter().map(|&(slot, mask)| (slot, division.part_of_mask[mask])).collect();
-            self.engine.divide_if_changed(at, &domains, &groups, &slot_domains);
+            self.engine.divide_if_changed(cache_index, &domains, &groups, &slot_domains);
         }
     }
 

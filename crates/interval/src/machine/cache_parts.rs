@@ -32,7 +32,7 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDiv
     // Parts that overlap, directly or through others, are in one group. The first group is empty unless some tasks
     // may use the whole cache.
     let mut group_by_mask: Vec<usize> = (0..distinct_masks.len()).collect();
-    let is_counted = |at: usize| is_shared || at > 0 || distinct_masks.len() == 1;
+    let is_counted = |mask_index: usize| is_shared || mask_index > 0 || distinct_masks.len() == 1;
     for a in 0..distinct_masks.len() {
         for b in a + 1..distinct_masks.len() {
             if is_counted(a) && is_counted(b) && distinct_masks[a].intersects(&distinct_masks[b]) {
@@ -44,8 +44,9 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> CacheDiv
     let mut group_numbers: Vec<usize> = group_by_mask.clone();
     group_numbers.sort_unstable();
     group_numbers.dedup();
-    let group_index =
-        |at: usize| group_numbers.iter().position(|group_number| *group_number == group_by_mask[at]).unwrap_or(0) as u8;
+    let group_index = |mask_index: usize| {
+        group_numbers.iter().position(|group_number| *group_number == group_by_mask[mask_index]).unwrap_or(0) as u8
+    };
     let share_of_units = |set: &IndexSet| f64::from(set.count()) / f64::from(units.max(1));
     let group_share = |number: u8| {
         let members = (0..distinct_masks.len())

@@ -42,7 +42,8 @@ pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabiliti
             partitions
                 .push((cache.id, PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns }));
         }
-        let cache_spec = spec.caches.iter().find(|described| described.level == cache.level && cache.last_level);
+        let cache_spec =
+            spec.caches.iter().find(|candidate_spec| candidate_spec.level == cache.level && cache.last_level);
         if let Some((described, ways)) = cache_spec.and_then(|described| Some((described, described.way_partitions?))) {
             let partition = PartitionSupport::Ways {
                 ways: described.ways,

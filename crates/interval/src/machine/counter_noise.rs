@@ -2,9 +2,9 @@
 //!
 //! Instructions and cycles are always counted, and events that the kernel counts itself use no counter. The other
 //! events share the remaining counters: groups of events take turns of 4 ms, and a reading states the share of the
-//! time in which its group was counted. The count has an error that falls with the number of the group's
-//! turns. A reading's noise has a stated size and autocorrelation between windows. Skew
-//! books a share of a task's events to the next task on the CPU.
+//! time in which its group was counted. The count has an error that falls with the number of the group's turns. A
+//! reading's noise has a stated size and autocorrelation between windows. Skew books a share of a task's events to the
+//! next task on the CPU.
 
 use cachemate_core::{CounterEvent, EventCount, EventCounts};
 

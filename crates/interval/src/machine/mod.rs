@@ -221,7 +221,7 @@ pub struct IntervalMachine {
     answered_probes: Vec<ProbeId>,
     window_count: u64,
     now_ns: u64,
-    counter_places: observe::CounterScopes,
+    counter_scopes: observe::CounterScopes,
     measurement_start_ns: u64,
     /// Bytes to and from memory since the start of the measurement, by node.
     node_bytes: Vec<f64>,
@@ -240,7 +240,7 @@ impl IntervalMachine {
             options.events.iter().filter(|(_, event)| matches!(event, MachineEvent::SeparateCpus { .. })).count();
         let mut engine =
             IntervalEngine::with_spares(spec, options.has_explicit_turns, spare_count).ok_or_else(no_cache)?;
-        check_events(&options.events, spec, engine.caches())?;
+        check_events(&options.events, spec, engine.cache_count())?;
         let mut running_jobs: Vec<RunningJob> = Vec::new();
         for job in jobs {
             let earlier_job = running_jobs.iter().find(|earlier| Arc::ptr_eq(&earlier.job.program, &job.program));
@@ -265,7 +265,7 @@ impl IntervalMachine {
         let topology = spec.topology();
         let mut machine = IntervalMachine {
             capabilities: capabilities::model_capabilities(spec, &topology),
-            counter_places: observe::CounterScopes::new(&topology, spec.memory.nodes),
+            counter_scopes: observe::CounterScopes::new(&topology, spec.memory.nodes),
             spec: spec.clone(),
             topology,
             engine,
@@ -328,7 +328,7 @@ impl IntervalMachine {
     /// Returns the bytes that a task occupies in each contended cache.
     pub fn occupied_bytes(&self, task: TaskId) -> Vec<f64> {
         let slot = self.slot_of(task);
-        (0..self.engine.caches())
+        (0..self.engine.cache_count())
             .map(|index| slot.map_or(0.0, |slot| self.engine.occupied_bytes(slot, index)))
             .collect()
     }
@@ -408,10 +408,10 @@ impl IntervalMachine {
     fn apply_event(&mut self, event: &MachineEvent) {
         match *event {
             MachineEvent::Offline { cpu } | MachineEvent::Online { cpu } => {
-                let online = matches!(event, MachineEvent::Online { .. });
-                self.engine.run_queues.set_online(cpu, online);
+                let is_online = matches!(event, MachineEvent::Online { .. });
+                self.engine.run_queues.set_online(cpu, is_online);
                 if let Some(cpu) = self.topology.cpus.iter_mut().find(|described| described.id.0 == cpu) {
-                    cpu.online = online;
+                    cpu.online = is_online;
                 }
             }
             MachineEvent::ExternalTraffic { cache, lines_per_second } => {
@@ -419,11 +419,12 @@ impl IntervalMachine {
                     self.engine.remove_task(slot);
                 }
                 if lines_per_second > 0.0 {
-                    let (line, lines) = (self.engine.line_bytes(), f64::from(self.engine.capacity_lines()));
-                    let stream = crate::closed_form::stream_phase(line, lines, 1.0);
+                    let (line_bytes, capacity_lines) =
+                        (self.engine.line_bytes(), f64::from(self.engine.capacity_lines()));
+                    let stream = crate::closed_form::stream_phase(line_bytes, capacity_lines, 1.0);
                     let program = self.engine.add_program(PhasedProgram::endless_program("outside", stream));
-                    let speed = lines_per_second / self.spec.hertz as f64;
-                    let slot = self.engine.start_external(program, cache as usize, speed);
+                    let lines_per_cycle = lines_per_second / self.spec.hertz as f64;
+                    let slot = self.engine.start_external(program, cache as usize, lines_per_cycle);
                     self.external_slots.insert(cache, slot);
                 }
             }
@@ -455,23 +456,24 @@ impl IntervalMachine {
             let arrivals = self.jobs.iter().flat_map(|job| [job.arrives_ns, late_arrival_ns(job)]);
             let next_arrival_ns = arrivals.flatten().min().unwrap_or(u64::MAX);
             let next_event_ns = self.events.first().map_or(u64::MAX, |(at, _)| *at);
-            let due_ns = [window_end, next_arrival_ns, next_event_ns, self.next_move_end_ns(), self.next_probe_ns()]
-                .into_iter()
-                .min();
-            let due = due_ns.unwrap_or(window_end).max(self.now_ns);
-            self.engine.run(self.cycles_of(due));
+            let earliest_ns =
+                [window_end, next_arrival_ns, next_event_ns, self.next_move_end_ns(), self.next_probe_ns()]
+                    .into_iter()
+                    .min();
+            let due_ns = earliest_ns.unwrap_or(window_end).max(self.now_ns);
+            self.engine.run(self.cycles_of(due_ns));
             self.now_ns = (self.engine.now_cycles() * 1e9 / self.spec.hertz as f64).round() as u64;
-            let ended = std::mem::take(&mut self.engine.ended_slots);
-            let mut tasks_changed = !ended.is_empty();
-            for slot in ended {
+            let ended_slots = std::mem::take(&mut self.engine.ended_slots);
+            let mut have_tasks_changed = !ended_slots.is_empty();
+            for slot in ended_slots {
                 self.record_exit(slot);
             }
-            if !tasks_changed {
-                self.now_ns = due;
+            if !have_tasks_changed {
+                self.now_ns = due_ns;
             }
             self.finish_moves();
-            tasks_changed |= self.start_due_jobs();
-            if tasks_changed {
+            have_tasks_changed |= self.start_due_jobs();
+            if have_tasks_changed {
                 return WindowEnd::TasksChanged;
             }
             if self.run_probes() {
@@ -509,8 +511,8 @@ impl IntervalMachine {
 }
 
 fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usize) -> Result<(), IntervalMachineError> {
-    let cpus_per_cache = spec.last_level().map_or(1, |cache| cache.shared_by_cores) * spec.contexts_per_core;
-    for (at, (_, event)) in events.iter().enumerate() {
+    let cpus_per_cache = spec.last_level_cache().map_or(1, |cache| cache.shared_by_cores) * spec.contexts_per_core;
+    for (index, (_, event)) in events.iter().enumerate() {
         let (found, limit, subject) = match *event {
             MachineEvent::SeparateCpus { ref cpus } => {
                 let are_on_one_cache =
@@ -528,7 +530,7 @@ fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usiz
             if let MachineEvent::ExternalTraffic { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
         if found >= limit || !(share > 0.0 && share <= 1.0) || !(lines.is_finite() && lines >= 0.0) {
             let expected = format!("{subject} (0 to {}), a share above 0 up to 1, lines 0 or more", limit.max(1) - 1);
-            return Err(IntervalMachineError::Event { at, found: format!("{event:?}"), expected });
+            return Err(IntervalMachineError::Event { at: index, found: format!("{event:?}"), expected });
         }
     }
     Ok(())

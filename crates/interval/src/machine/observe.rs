@@ -99,8 +99,8 @@ impl IntervalMachine {
     }
 
     /// Returns the totals as booked with skew: a share of each task's events goes to the next task on its CPU.
-    fn apply_skew(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
-        let mut booked_totals = truths.to_vec();
+    fn apply_skew(&self, true_totals: &[TaskTotals]) -> Vec<TaskTotals> {
+        let mut booked_totals = true_totals.to_vec();
         let skew = self.options.counter_noise.skew;
         if skew <= 0.0 {
             return booked_totals;
@@ -118,8 +118,8 @@ impl IntervalMachine {
             else {
                 continue;
             };
-            for count in 0..truths[index].counts.len() {
-                let skewed_count = skew * truths[index].counts[count];
+            for count in 0..true_totals[index].counts.len() {
+                let skewed_count = skew * true_totals[index].counts[count];
                 booked_totals[index].counts[count] -= skewed_count;
                 booked_totals[next_index].counts[count] += skewed_count;
             }
@@ -128,15 +128,15 @@ impl IntervalMachine {
     }
 
     fn exact_counts(&self, interval_task: &IntervalTask, totals: &TaskTotals) -> Vec<(CounterEvent, f64)> {
-        let (line, level) = (self.engine.line_bytes(), self.counter_places.level);
+        let (line_bytes, level) = (self.engine.line_bytes(), self.counter_scopes.level);
         let counts = &totals.counts;
         let mut exact_counts = vec![
             (CounterEvent::Instructions, totals.instructions),
             (CounterEvent::Cycles, totals.cycles),
             (CounterEvent::References(level), counts[REFERENCES]),
             (CounterEvent::Misses(level), counts[DEMAND]),
-            (CounterEvent::MemoryReadBytes, counts[FILLS] * line),
-            (CounterEvent::MemoryWriteBytes, counts[WRITEBACKS] * line),
+            (CounterEvent::MemoryReadBytes, counts[FILLS] * line_bytes),
+            (CounterEvent::MemoryWriteBytes, counts[WRITEBACKS] * line_bytes),
             (CounterEvent::RemoteCacheHits, counts[REMOTE_HITS]),
             (CounterEvent::StallCycles(StallCause::LocalMemory), counts[STALL_CYCLES] - counts[FAR_CYCLES]),
             (CounterEvent::StallCycles(StallCause::BusQueue), counts[QUEUE_CYCLES]),
@@ -169,10 +169,11 @@ impl IntervalMachine {
         elapsed_ns: u64,
     ) -> TaskSample {
         let booked = TaskTotals { counts: booked_totals.counts, ..*totals };
-        let truth = self.exact_counts(&self.tasks[index], &booked);
-        let (counter_count, defects) = (self.spec.counters.count, self.options.counter_noise);
+        let exact_counts = self.exact_counts(&self.tasks[index], &booked);
+        let (counter_count, counter_noise) = (self.spec.counters.count, self.options.counter_noise);
         let interval_task = &mut self.tasks[index];
-        let counts = draw_readings(&truth, counter_count, elapsed_ns as f64, defects, &mut interval_task.noise);
+        let counts =
+            draw_readings(&exact_counts, counter_count, elapsed_ns as f64, counter_noise, &mut interval_task.noise);
         let interval_task = &self.tasks[index];
         let to_ns = 1e9 / self.spec.hertz as f64;
         let queue_entry = &self.engine.run_queues.tasks[interval_task.slot as usize];
@@ -215,18 +216,18 @@ impl IntervalMachine {
 
     fn pages_by_color(&self, interval_task: &IntervalTask, colors: u32) -> Vec<u64> {
         let pages = self.program_pages(interval_task);
-        let share = self.colors.get(&interval_task.process).map(|assignment| &assignment.allowed);
-        let color_count = share.map_or(colors, |allowed| allowed.count()).max(1);
-        let is_allowed = |color: u32| share.is_none_or(|allowed| allowed.contains(color));
+        let allowed_colors = self.colors.get(&interval_task.process).map(|assignment| &assignment.allowed);
+        let color_count = allowed_colors.map_or(colors, |allowed| allowed.count()).max(1);
+        let is_allowed = |color: u32| allowed_colors.is_none_or(|allowed| allowed.contains(color));
         (0..colors).map(|color| if is_allowed(color) { (pages / f64::from(color_count)) as u64 } else { 0 }).collect()
     }
 
-    fn scope_counts(&self, truths: &[TaskTotals]) -> Vec<(CounterScope, EventCounts)> {
-        let line = self.engine.line_bytes();
+    fn scope_counts(&self, true_totals: &[TaskTotals]) -> Vec<(CounterScope, EventCounts)> {
+        let line_bytes = self.engine.line_bytes();
         let mut cpus: BTreeMap<u32, f64> = BTreeMap::new();
-        let mut caches = vec![(0.0, 0.0); self.counter_places.caches.len()];
-        let mut nodes = vec![(0.0, 0.0); self.counter_places.nodes as usize];
-        for (interval_task, truth) in self.tasks.iter().zip(truths) {
+        let mut caches = vec![(0.0, 0.0); self.counter_scopes.caches.len()];
+        let mut nodes = vec![(0.0, 0.0); self.counter_scopes.nodes as usize];
+        for (interval_task, truth) in self.tasks.iter().zip(true_totals) {
             if let Some(cpu) = self.engine.run_queues.tasks[interval_task.slot as usize].cpu {
                 *cpus.entry(cpu).or_default() += truth.instructions;
             }
@@ -234,13 +235,13 @@ impl IntervalMachine {
             caches[cache].0 += truth.counts[REFERENCES];
             caches[cache].1 += truth.counts[DEMAND];
             let node = self.engine.node_of_cache(cache);
-            nodes[node].0 += truth.counts[FILLS] * line;
-            nodes[node].1 += truth.counts[WRITEBACKS] * line;
+            nodes[node].0 += truth.counts[FILLS] * line_bytes;
+            nodes[node].1 += truth.counts[WRITEBACKS] * line_bytes;
         }
         let exact_readings = |event_values: &[(CounterEvent, f64)]| {
             EventCounts::exact(event_values.iter().map(|&(event, count)| (event, count as u64)))
         };
-        let level = self.counter_places.level;
+        let level = self.counter_scopes.level;
         let counts_of_cpu = |cpu: u32| {
             (
                 CounterScope::Cpu(CpuId(cpu)),
@@ -248,7 +249,7 @@ impl IntervalMachine {
             )
         };
         let mut shared_counts: Vec<(CounterScope, EventCounts)> = (0..self.spec.cpus()).map(counts_of_cpu).collect();
-        for (id, (references, misses)) in self.counter_places.caches.iter().zip(caches) {
+        for (id, (references, misses)) in self.counter_scopes.caches.iter().zip(caches) {
             let counts =
                 exact_readings(&[(CounterEvent::References(level), references), (CounterEvent::Misses(level), misses)]);
             shared_counts.push((CounterScope::Cache(*id), counts));

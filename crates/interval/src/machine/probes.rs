@@ -65,8 +65,8 @@ enum ProbeState {
 /// Approximate number of times that a log is checked before it is full.
 const LOG_CHECKS: u64 = 16;
 
-fn refuse_probe(probe: &ProbeRequest, reason: RefusalReason, refusal_text: &str) -> RefusedItem {
-    RefusedItem { item: PlanItem::Probe(probe.id), reason, message: refusal_text.to_string() }
+fn refuse_probe(probe: &ProbeRequest, reason: RefusalReason, message: &str) -> RefusedItem {
+    RefusedItem { item: PlanItem::Probe(probe.id), reason, message: message.to_string() }
 }
 
 impl IntervalMachine {
@@ -133,9 +133,7 @@ impl IntervalMachine {
                 ProbeState::Row { until_ns, .. } if until_ns <= self.now_ns => self.advance_rows(&ongoing_probe),
                 ProbeState::Until { ns, totals_before: before, .. } if ns <= self.now_ns => {
                     match self.remaining_log_time(&ongoing_probe, &before) {
-                        Some((ns, taken_share)) => {
-                            ProbeState::Until { ns, totals_before: before, interrupt_share: taken_share }
-                        }
+                        Some((ns, interrupt_share)) => ProbeState::Until { ns, totals_before: before, interrupt_share },
                         None => self.collect_evidence(&ongoing_probe.probe, &before),
                     }
                 }
@@ -156,13 +154,13 @@ impl IntervalMachine {
 
     /// Returns the share of a task's time that the interrupts of a log take.
     pub(super) fn logging_share(&self, task: TaskId) -> f64 {
-        let taken_share_of = |active: &OngoingProbe| match active.state {
+        let interrupt_share_of = |active: &OngoingProbe| match active.state {
             ProbeState::Until { interrupt_share: taken_share, .. } if active.logged_task() == Some(task) => {
                 Some(taken_share)
             }
             _ => None,
         };
-        self.probes.iter().find_map(taken_share_of).unwrap_or(0.0)
+        self.probes.iter().find_map(interrupt_share_of).unwrap_or(0.0)
     }
 
     /// Returns the time that a probe costs: a traced task is charged for its interrupts, and tasks kept off a cache
@@ -223,10 +221,10 @@ impl IntervalMachine {
                 }
             }
             ProbeKind::MissTrace { task, entries, .. } => {
-                let (pace_ns, taken_share) = self.log_pace(*task, f64::from(*entries));
+                let (pace_ns, interrupt_share) = self.log_pace(*task, f64::from(*entries));
                 let ns = self.now_ns + self.next_log_step_ns(pace_ns, *entries).min(probe.budget_ns.max(1));
                 let start_totals = self.totals_of_task(*task);
-                ProbeState::Until { ns, totals_before: start_totals, interrupt_share: taken_share }
+                ProbeState::Until { ns, totals_before: start_totals, interrupt_share }
             }
             ProbeKind::ReuseTimes { task, .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 100_000_000);
@@ -237,17 +235,17 @@ impl IntervalMachine {
                 ProbeState::Until { ns, totals_before: TaskTotals::default(), interrupt_share: 0.0 }
             }
             ProbeKind::PingPong { cpus } => {
-                let turns = &self.engine.run_queues;
-                let is_same_cache = turns.cache_of(cpus.0.0) == turns.cache_of(cpus.1.0);
+                let run_queues = &self.engine.run_queues;
+                let is_same_cache = run_queues.cache_of(cpus.0.0) == run_queues.cache_of(cpus.1.0);
                 let package_of_cpu = |cpu: u32| cpu / (self.spec.cores_per_package * self.spec.contexts_per_core);
                 let coherence = &self.spec.coherence;
-                let memory = self.spec.memory.local_latency_cycles;
+                let memory_cycles = self.spec.memory.local_latency_cycles;
                 let cycles = if is_same_cache {
-                    self.spec.last_level().map_or(memory, |cache| cache.latency_cycles)
+                    self.spec.last_level_cache().map_or(memory_cycles, |cache| cache.latency_cycles)
                 } else if package_of_cpu(cpus.0.0) == package_of_cpu(cpus.1.0) {
-                    coherence.same_package_cycles.unwrap_or(memory)
+                    coherence.same_package_cycles.unwrap_or(memory_cycles)
                 } else {
-                    coherence.other_package_cycles.unwrap_or(memory)
+                    coherence.other_package_cycles.unwrap_or(memory_cycles)
                 };
                 let round_trip_ns = 2.0 * f64::from(cycles) * 1e9 / self.spec.hertz as f64;
                 ProbeState::Ready(Box::new(ProbeEvidence::PingPong { cpus: *cpus, round_trip_ns }))
@@ -333,7 +331,7 @@ impl IntervalMachine {
         totals_before: &[TaskTotals],
         total_ns: u64,
     ) -> RowInterval {
-        let level = self.counter_places.level;
+        let level = self.counter_scopes.level;
         let build_counts = |instr: f64, cycles: f64, references: f64, misses: f64| {
             let counts = [
                 (CounterEvent::Instructions, instr),
@@ -389,8 +387,8 @@ impl IntervalMachine {
         self.slot_of(task).map_or(0.0, |slot| self.engine.running_instr_per_cycle(slot))
     }
 
-    /// Returns the time in nanoseconds in which the task makes this many log entries at its present speed, and the
-    /// share of that time that the interrupts take (one per entry).
+    /// Returns the nanoseconds in which the task makes this many log entries at its present speed, and the share of
+    /// them that interrupts take (one per entry).
     fn log_pace(&self, task: TaskId, entries: f64) -> (u64, f64) {
         let interrupts_ns = self.interrupts_ns(entries);
         let instructions = entries / self.log_entries_per_instr(task).max(1e-6);
@@ -417,8 +415,8 @@ impl IntervalMachine {
         if misses + 0.5 >= f64::from(entries) {
             return None;
         }
-        let (pace_ns, taken_share) = self.log_pace(task, f64::from(entries) - misses.max(0.0));
-        Some((self.now_ns + self.next_log_step_ns(pace_ns, entries).min(remaining_ns), taken_share))
+        let (pace_ns, interrupt_share) = self.log_pace(task, f64::from(entries) - misses.max(0.0));
+        Some((self.now_ns + self.next_log_step_ns(pace_ns, entries).min(remaining_ns), interrupt_share))
     }
 
     fn collect_evidence(&mut self, probe: &ProbeRequest, totals_before: &TaskTotals) -> ProbeState {
@@ -445,14 +443,14 @@ impl IntervalMachine {
         let entries = entries.min((misses + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
             crate::synthetic_trace::draw_addresses(
-                self.engine.hits_by_lines(slot),
+                self.engine.distance_distribution(slot),
                 entries,
                 self.engine.capacity_lines(),
                 || noise.draw_uniform(),
             )
         });
         let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
-        let level = self.counter_places.level;
+        let level = self.counter_scopes.level;
         let readings = [
             reading(CounterEvent::Instructions, totals.instructions - totals_before.instructions),
             reading(CounterEvent::Cycles, totals.cycles - totals_before.cycles),
@@ -486,7 +484,7 @@ impl IntervalMachine {
                 return ReuseSample { accesses: Some(0), elapsed_ns: 0, reused: true };
             }
             let (hit, lines) = self.engine.distance_at(slot, noise.draw_uniform());
-            let instr = self.engine.window_of_lines(slot, lines);
+            let instr = self.engine.window_instr(slot, lines);
             let is_reused = hit && instr <= watched_instr;
             let elapsed_ns = (instr.min(watched_instr) / speed * 1e9 / self.spec.hertz as f64) as u64;
             ReuseSample {
@@ -502,10 +500,10 @@ impl IntervalMachine {
     fn draw_access_samples(
         &mut self,
         processes: &[cachemate_core::ProcessId],
-        one_in: u32,
+        sample_period: u32,
         max_samples: u32,
     ) -> ProbeEvidence {
-        let (line, now_ns) = (self.engine.line_bytes(), self.now_ns);
+        let (line_bytes, now_ns) = (self.engine.line_bytes(), self.now_ns);
         let mut noise = NoiseState::new(self.options.seed ^ self.window_count ^ 0xacce, 1);
         let (mut samples, mut events) = (Vec::new(), 0u64);
         let candidates: Vec<(TaskId, u32)> = self
@@ -524,9 +522,9 @@ impl IntervalMachine {
                 let count =
                     remote_rate * (region_use.reads_per_instr + region_use.writes_per_instr) / access_rate.max(1e-30);
                 events += count as u64;
-                let sample_count = (count / f64::from(one_in.max(1))) as u32;
+                let sample_count = (count / f64::from(sample_period.max(1))) as u32;
                 for _ in 0..sample_count.min(max_samples.saturating_sub(samples.len() as u32)) {
-                    let line_offset = (noise.draw_uniform() * (region_use.bytes / line).max(1.0)) as u64;
+                    let line_offset = (noise.draw_uniform() * (region_use.bytes / line_bytes).max(1.0)) as u64;
                     samples.push(AccessSample {
                         task,
                         virtual_line: ((u64::from(region_use.region) + 1) << 32) + line_offset,
@@ -538,7 +536,7 @@ impl IntervalMachine {
                 }
             }
         }
-        ProbeEvidence::Samples { sample_period: one_in, events, line_bytes: line as u32, samples }
+        ProbeEvidence::Samples { sample_period, events, line_bytes: line_bytes as u32, samples }
     }
 
     pub(super) fn take_results(&mut self) -> Vec<ProbeResult> {
@@ -558,8 +556,8 @@ impl IntervalMachine {
                 self.answered_probes.push(active_probe.probe.id);
             }
         }
-        let answered = &self.answered_probes;
-        self.probes.retain(|active| !answered.contains(&active.probe.id));
+        let answered_ids = &self.answered_probes;
+        self.probes.retain(|active| !answered_ids.contains(&active.probe.id));
         results
     }
 }

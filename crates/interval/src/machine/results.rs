@@ -107,7 +107,7 @@ impl IntervalMachine {
 
     /// Returns the results up to the end of the last window.
     pub fn results(&self) -> IntervalResults {
-        let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
+        let (hertz, line_bytes) = (self.spec.hertz as f64, self.engine.line_bytes());
         let mut job_totals: Vec<JobTotals> = self.jobs.iter().map(|running| running.totals).collect();
         for interval_task in &self.tasks {
             job_totals[interval_task.job]
@@ -123,7 +123,7 @@ impl IntervalMachine {
                 .jobs
                 .iter()
                 .zip(&job_totals)
-                .map(|(job, book)| book.build_job_results(&job.job.name, hertz, line))
+                .map(|(job, totals)| totals.build_job_results(&job.job.name, hertz, line_bytes))
                 .collect(),
             memory_busy_share: bytes_per_second_by_node.iter().map(|bytes| bytes / max_bytes).collect(),
             memory_bytes_per_second: bytes_per_second_by_node,
@@ -131,7 +131,7 @@ impl IntervalMachine {
     }
 
     /// Returns a task's slowdowns in the last window: runnable cycles over solo cycles, and cycles on a processor over
-    /// solo cycles.
+    /// solo cycles. `None` if the task ran no instruction.
     pub(super) fn slowdown_of(totals: &TaskTotals) -> Option<(f64, f64)> {
         let solo_cycles = totals.counts[SOLO_CYCLES];
         (solo_cycles > 0.0).then(|| ((totals.cycles + totals.wait_cycles) / solo_cycles, totals.cycles / solo_cycles))

@@ -244,7 +244,7 @@ impl Actuator {
     pub fn rejoin(&mut self, kernel: &dyn Kernel) -> Result<(), JournalError> {
         const MAX_WAIT: Duration = Duration::from_secs(10);
         let Some((mut journal, mut guardian)) = self.journal_and_guardian.take() else { return Ok(()) };
-        if !guardian.exits_within(MAX_WAIT) {
+        if !guardian.wait_for_exit(MAX_WAIT) {
             self.journal_and_guardian = Some((journal, guardian));
             return Err(JournalError::Fenced);
         }
@@ -363,7 +363,10 @@ impl Actuator {
         self.unread_threads.contains(&thread)
     }
 
-    /// The current state of the object of an intended change.
+    /// Builds the intended change of an object to `desired_state`, with the object's current state.
+    ///
+    /// # Errors
+    /// The object's state, or what its thread inherited, cannot be read.
     pub(crate) fn build_intended_change(
         &self,
         kernel: &dyn Kernel,

@@ -94,7 +94,7 @@ fn clip_to_boundaries(
     boundaries.extend(effective_cpus(kernel, task.thread.tid)?.map(|cpus| (cpus, "its cpuset")));
     let mut bounded_cpus: Option<BoundedCpus> = None;
     for (boundary, owner) in boundaries {
-        let cpus_before = bounded_cpus.as_ref().map_or(planned_cpus, |cut| &cut.cpus);
+        let cpus_before = bounded_cpus.as_ref().map_or(planned_cpus, |bounded| &bounded.cpus);
         let cpus = cpus_before.intersection(&boundary);
         if cpus != *cpus_before {
             bounded_cpus = Some(BoundedCpus { cpus, boundary, owner });

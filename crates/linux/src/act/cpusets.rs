@@ -188,8 +188,8 @@ fn possible_states(kernel: &dyn Kernel, tid: i32, possible_cpus: [&CpuSet; 2]) -
 
 /// Process of a thread.
 fn read_process_id(kernel: &dyn Kernel, tid: i32) -> io::Result<i32> {
-    let text = kernel.read(&PathBuf::from(format!("/proc/{tid}/status")))?;
-    let tgid = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    let status = kernel.read(&PathBuf::from(format!("/proc/{tid}/status")))?;
+    let tgid = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
     Ok(tgid.unwrap_or(tid))
 }
 
@@ -248,8 +248,8 @@ fn cpuset_group(kernel: &dyn Kernel, tid: i32, cpusets: &Cpusets) -> io::Result<
     }
     let groups = none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{tid}/cgroup"))))?.unwrap_or_default();
     let group = groups.lines().find_map(|line| {
-        let (number, rest) = line.split_once(':')?;
-        let (controllers, group) = rest.split_once(':')?;
+        let (number, controllers_and_group) = line.split_once(':')?;
+        let (controllers, group) = controllers_and_group.split_once(':')?;
         let has_cpusets = match cpusets {
             Cpusets::V1(_) => controllers.split(',').any(|controller| controller == "cpuset"),
             Cpusets::V2(_) => number == "0",
@@ -264,11 +264,12 @@ fn try_find_hierarchy(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
     let mut v1_cpusets = None;
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-        let (Some(&mount), Some(&kind), Some(&options)) = (fields.get(1), fields.get(2), fields.get(3)) else {
+        let (Some(&mount), Some(&filesystem_type), Some(&options)) = (fields.get(1), fields.get(2), fields.get(3))
+        else {
             continue;
         };
         let mount = PathBuf::from(mount);
-        if kind == "cgroup2" {
+        if filesystem_type == "cgroup2" {
             let lists_cpuset = |file: &str| -> io::Result<bool> {
                 let controllers = none_if_missing(kernel.read(&mount.join(file)))?.unwrap_or_default();
                 Ok(controllers.split_ascii_whitespace().any(|controller| controller == "cpuset"))
@@ -279,7 +280,7 @@ fn try_find_hierarchy(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
             {
                 return Ok(Some(Cpusets::V2(mount)));
             }
-        } else if kind == "cgroup" && options.split(',').any(|option| option == "cpuset") {
+        } else if filesystem_type == "cgroup" && options.split(',').any(|option| option == "cpuset") {
             v1_cpusets = Some(Cpusets::V1(mount));
         }
     }

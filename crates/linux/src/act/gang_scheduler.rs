@@ -28,12 +28,12 @@ use message::{NumberedCache, SchedulerReply, SchedulerRequest, SchedulerState};
 
 /// The scheduler's default socket.
 pub const SOCKET: &str = "/run/gangs.sock";
-/// Maximum length of an answer.
-const MAX_ANSWER_BYTES: u64 = 8 << 20;
+/// Maximum length of a reply.
+const MAX_REPLY_BYTES: u64 = 8 << 20;
 /// Timeout of a request: the scheduler polls its socket every 20 ms, and reads 65 536 tasks in less.
-const MAX_ANSWER_WAIT: Duration = Duration::from_secs(1);
+const MAX_REPLY_WAIT: Duration = Duration::from_secs(1);
 
-/// The scheduler's socket.
+/// A client of the scheduler, which opens its socket for each request.
 #[derive(Clone, Debug)]
 pub struct SchedulerClient {
     socket: PathBuf,
@@ -48,7 +48,7 @@ impl SchedulerClient {
     /// The plan in force, as the scheduler reads it back from the kernel.
     ///
     /// # Errors
-    /// There is no answer, or it cannot be understood.
+    /// The scheduler does not reply, or its reply cannot be parsed.
     pub fn query_state(&self) -> io::Result<SchedulerState> {
         match self.query(&SchedulerRequest::State {})? {
             SchedulerReply::State(state) => Ok(*state),
@@ -61,8 +61,8 @@ impl SchedulerClient {
         let expected = message.generation;
         match self.query(&SchedulerRequest::Plan(message))? {
             SchedulerReply::Taken { generation, .. } if generation != expected => {
-                let place = self.socket.display();
-                Err(io::Error::other(format!("{place}: found an answer to plan {generation}, expected to {expected}")))
+                let socket = self.socket.display();
+                Err(io::Error::other(format!("{socket}: found an answer to plan {generation}, expected to {expected}")))
             }
             SchedulerReply::Taken { complaints, attached: true, .. } => Ok(complaints),
             SchedulerReply::Taken { .. } => Err(io::Error::other("the gang scheduler is not attached just now")),
@@ -76,14 +76,14 @@ impl SchedulerClient {
     fn query(&self, request: &SchedulerRequest) -> io::Result<SchedulerReply> {
         let add_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()));
         let stream = UnixStream::connect(&self.socket).map_err(add_path)?;
-        stream.set_write_timeout(Some(MAX_ANSWER_WAIT)).map_err(add_path)?;
+        stream.set_write_timeout(Some(MAX_REPLY_WAIT)).map_err(add_path)?;
         let mut line = serde_json::to_string(request).map_err(io::Error::other)?;
         line.push('\n');
         (&stream).write_all(line.as_bytes()).map_err(add_path)?;
-        let answer = read_line(&stream, Instant::now() + MAX_ANSWER_WAIT).map_err(add_path)?;
-        serde_json::from_str(&answer).map_err(|error| {
-            let start: String = answer.chars().take(80).collect();
-            io::Error::other(format!("{}: found '{start}', expected an answer: {error}", self.socket.display()))
+        let reply_line = read_line(&stream, Instant::now() + MAX_REPLY_WAIT).map_err(add_path)?;
+        serde_json::from_str(&reply_line).map_err(|error| {
+            let prefix: String = reply_line.chars().take(80).collect();
+            io::Error::other(format!("{}: found '{prefix}', expected an answer: {error}", self.socket.display()))
         })
     }
 }
@@ -105,8 +105,8 @@ fn read_line(mut stream: &UnixStream, deadline: Instant) -> io::Result<String> {
         if count == 0 || bytes[..count].contains(&b'\n') {
             break;
         }
-        if line.len() as u64 > MAX_ANSWER_BYTES {
-            return Err(io::Error::other(format!("found more than {MAX_ANSWER_BYTES} bytes, expected one line")));
+        if line.len() as u64 > MAX_REPLY_BYTES {
+            return Err(io::Error::other(format!("found more than {MAX_REPLY_BYTES} bytes, expected one line")));
         }
     }
     let first_line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();

@@ -39,7 +39,7 @@ pub struct TurnCounters {
 /// A running rotation; when dropped, it stops and restores every member.
 #[derive(Debug)]
 pub struct RotationRunner {
-    stop: Arc<AtomicBool>,
+    stop_flag: Arc<AtomicBool>,
     /// Counters that are updated while it runs.
     pub counters: Arc<TurnCounters>,
     thread: Option<JoinHandle<()>>,
@@ -56,12 +56,12 @@ impl RotationRunner {
     where
         K: Kernel + Send + 'static,
     {
-        let (stop, counters) = (Arc::new(AtomicBool::new(false)), Arc::new(TurnCounters::default()));
-        let (thread_stop, thread_counters, thread_rotations) = (stop.clone(), counters.clone(), rotations.clone());
+        let (stop_flag, counters) = (Arc::new(AtomicBool::new(false)), Arc::new(TurnCounters::default()));
+        let (thread_stop, thread_counters, thread_rotations) = (stop_flag.clone(), counters.clone(), rotations.clone());
         let thread = std::thread::Builder::new()
             .name("cachemate-gangs".to_string())
             .spawn(move || take_turns(&kernel, &thread_rotations, &thread_stop, &thread_counters))?;
-        Ok(RotationRunner { stop, counters, thread: Some(thread), rotations })
+        Ok(RotationRunner { stop_flag, counters, thread: Some(thread), rotations })
     }
 }
 
@@ -173,7 +173,7 @@ impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
 
 impl Drop for RotationRunner {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop_flag.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             let _ = thread.join(); // the runtime reports a panic of the thread; the journal restores the policies
@@ -181,17 +181,24 @@ impl Drop for RotationRunner {
     }
 }
 
+/// The position of a running rotation.
 struct RotationCursor {
+    /// Index of the gang whose turn it is; `usize::MAX` before the first turn.
     gang: usize,
     slices_left: u32,
     due: Instant,
 }
 
-fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: &AtomicBool, counters: &TurnCounters) {
+fn take_turns<K: Kernel>(
+    kernel: &Mutex<K>,
+    rotations: &[ThreadRotation],
+    stop_flag: &AtomicBool,
+    counters: &TurnCounters,
+) {
     let now = Instant::now();
     let mut cursors: Vec<RotationCursor> =
         rotations.iter().map(|_| RotationCursor { gang: usize::MAX, slices_left: 0, due: now }).collect();
-    while !stop.load(Ordering::Relaxed) {
+    while !stop_flag.load(Ordering::Relaxed) {
         let now = Instant::now();
         for (rotation, cursor) in rotations.iter().zip(&mut cursors).filter(|(_, hand)| hand.due <= now) {
             let late_ns = (now - cursor.due).as_nanos() as u64;

@@ -62,6 +62,7 @@ impl GroupOverrides {
         *self = Self::default();
     }
 
+    /// Updates the override of a group. Returns whether its owner or a user has changed its CPUs.
     fn update_override(
         &mut self,
         group: &CpusetGroup,
@@ -70,18 +71,18 @@ impl GroupOverrides {
         now_ns: u64,
     ) -> bool {
         let name = &group.cgroup;
-        let (Some(cpus), Some(file)) = (groups.cpus.get(name), groups.files.get(name)) else { return false };
-        if cpus.current == group.cpus {
+        let (Some(tracked_cpus), Some(file)) = (groups.cpus.get(name), groups.files.get(name)) else { return false };
+        if tracked_cpus.current == group.cpus {
             self.overrides.remove(name);
             return false;
         }
         if let Some(group_override) = self.overrides.get_mut(name) {
-            group_override.current_cpus.clone_from(&cpus.current);
+            group_override.current_cpus.clone_from(&tracked_cpus.current);
             return true;
         }
         let last_cpus = actuator.last_state(&JournalObject::File { path: file.clone() }).and_then(cpus_in_state);
-        let Some(last) = last_cpus.filter(|last| *last != cpus.current) else { return false };
-        if cpus.current == cpus.original && last == group.cpus {
+        let Some(last) = last_cpus.filter(|last| *last != tracked_cpus.current) else { return false };
+        if tracked_cpus.current == tracked_cpus.original && last == group.cpus {
             let change_times_ns = self.change_times_ns.entry(name.clone()).or_default();
             change_times_ns.retain(|change_ns| now_ns.saturating_sub(*change_ns) < PERIOD_NS);
             if change_times_ns.len() < MAX_CHANGES_PER_PERIOD {
@@ -92,7 +93,7 @@ impl GroupOverrides {
         let entry = GroupOverride {
             cgroup: name.clone(),
             configured_cpus: group.cpus.clone(),
-            current_cpus: cpus.current.clone(),
+            current_cpus: tracked_cpus.current.clone(),
             owner: cgroup_owner(name),
         };
         self.overrides.insert(name.clone(), entry);

@@ -80,19 +80,19 @@ impl ManageRule {
     }
 
     fn matches_service(&self, subject: &RuleSubject<'_>) -> bool {
-        let kind = subject.service.map_or(ServiceKind::Command, |service| service.kind);
+        let service_kind = subject.service.map_or(ServiceKind::Command, |service| service.kind);
         let is_named = |pattern: &String| match subject.service {
             Some(service) => matches_service_name(pattern, service),
             None => matches_service_name(pattern, &ServiceIdentity::command(subject.command)),
         };
-        let matches_container_field = |pattern: &str, value: fn(&ContainerRecord) -> &str| {
-            subject.container.is_some_and(|container| matches_glob(pattern, value(container)))
+        let matches_container_field = |pattern: &str, select_field: fn(&ContainerRecord) -> &str| {
+            subject.container.is_some_and(|container| matches_glob(pattern, select_field(container)))
         };
         let has_label = |(name, pattern): (&String, &String)| {
-            let value = subject.container.and_then(|container| container.labels.get(name));
-            value.is_some_and(|value| matches_glob(pattern, value))
+            let label_value = subject.container.and_then(|container| container.labels.get(name));
+            label_value.is_some_and(|value| matches_glob(pattern, value))
         };
-        self.kind.is_none_or(|wanted_kind| wanted_kind == kind)
+        self.kind.is_none_or(|required_kind| required_kind == service_kind)
             && self.service.as_ref().is_none_or(is_named)
             && self
                 .namespace
@@ -115,12 +115,12 @@ pub fn matches_service_name(pattern: &str, service: &ServiceIdentity) -> bool {
         return service.is_named(pattern);
     }
     let kind_and_name = service.to_string();
-    let matches_parts = |text: &str| {
+    let matches_components = |text: &str| {
         let mut names = text.split('/');
         pattern.split('/').all(|part| names.next().is_some_and(|name| matches_glob(part, name)))
             && names.next().is_none()
     };
-    matches_parts(&kind_and_name) || matches_parts(&service.name)
+    matches_components(&kind_and_name) || matches_components(&service.name)
 }
 
 /// The action of the first rule that matches; [`ManageAction::Ignore`] if none does. A rule without a limit leaves it to

@@ -37,8 +37,8 @@ impl GroupMoves {
         if mounts.is_empty() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let watches = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let mut moves = GroupMoves { inotify_fd: watches, mounts, groups: BTreeMap::new() };
+        let inotify_fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let mut moves = GroupMoves { inotify_fd, mounts, groups: BTreeMap::new() };
         moves.watch_all_groups()?;
         Ok(moves)
     }

@@ -70,6 +70,8 @@ pub struct ProcessEvents {
 }
 
 impl ProcessEvents {
+    /// Subscribes to the events of all processes.
+    ///
     /// # Errors
     /// The kernel has no connector, or this process may not listen.
     pub fn subscribe() -> io::Result<Self> {

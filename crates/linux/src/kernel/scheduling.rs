@@ -136,9 +136,9 @@ pub(crate) fn write_params(tid: i32, params: &SchedParams) -> io::Result<()> {
         let reset_flag = if params.flags & RESET_ON_FORK != 0 { libc::SCHED_RESET_ON_FORK } else { 0 };
         let parameters = libc::sched_param { sched_priority: params.priority as libc::c_int };
         // SAFETY: the kernel reads one sched_param that lives across the call.
-        let answer =
+        let return_value =
             unsafe { libc::sched_setscheduler(tid, params.policy as libc::c_int | reset_flag, &raw const parameters) };
-        libc::c_long::from(answer)
+        libc::c_long::from(return_value)
     };
     if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

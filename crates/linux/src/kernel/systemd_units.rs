@@ -17,12 +17,12 @@ pub(crate) fn is_run_by_systemd(host: &dyn Kernel) -> bool {
     path_exists(SYSTEMD_RUN_DIR) && path_exists(SYSTEMCTL)
 }
 
-/// The unit of the host's service manager that has exactly this group. Groups below a unit are the unit's own affair.
+/// The unit of the host's service manager that has exactly this group. A unit itself manages the groups below it.
 pub(crate) fn systemd_unit(group: &str) -> Option<&str> {
     let mut components = group.trim_matches('/').split('/');
     let unit = components.next_back()?;
     let is_unit = UNIT_SUFFIXES.iter().any(|suffix| unit.len() > suffix.len() && unit.ends_with(suffix));
-    // systemd puts an underscore before names that the kernel has a use for.
+    // systemd puts an underscore before names that the kernel reserves.
     let unit = unit.strip_prefix('_').unwrap_or(unit);
     (is_unit && components.all(|slice| slice.ends_with(".slice"))).then_some(unit)
 }

@@ -144,13 +144,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         change_list: ChangeList,
         applied_plan: &mut AppliedPlan,
     ) -> ApplyReport {
-        let host = ApplyContext {
+        let context = ApplyContext {
             kernel: &self.kernel,
             actuator: &mut self.actuator,
             ways: self.way_controller.as_mut(),
             gangs: &mut self.gang_runners,
         };
-        let mut report = Execution::run(host, snapshot, &change_list.changes);
+        let mut report = Execution::run(context, snapshot, &change_list.changes);
         for change in &change_list.changes {
             if let ChangeKind::Weight { task, to, .. } = change.kind
                 && let Some(thread) = snapshot.threads.get(&task)

@@ -42,7 +42,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// prevent it.
     ///
     /// # Errors
-    /// The journal could not be removed. The account names the objects that could not be restored.
+    /// The journal could not be removed. An object that could not be restored is no error; its outcome says so.
     pub fn restore_all(&mut self) -> Result<Vec<RestoredObject>, MachineError> {
         self.counters.clear();
         self.stop_and_restore()

@@ -17,7 +17,7 @@ use crate::sense::tasks::ManagedThread;
 const EXITED_REASON: &str = "the task has exited";
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// Runs one step of the next probe. Returns false if no probe is requested.
+    /// Runs one step of the next unfinished probe. Returns false if there is none.
     pub(super) fn run_probe_step(&mut self) -> bool {
         let Some(probe) = self.probe_runner.next_probe() else { return false };
         let task = match probe.kind {

@@ -117,14 +117,15 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             return None;
         }
         let stored_profiles = self.options.learned_profiles.entries();
-        let of_image = stored_profiles.filter(|stored| image.is_some() && stored.key.image.as_deref() == image);
-        let intensity = of_image.filter_map(|stored| Some(stored.profile.contention.intensity?.value)).reduce(f64::max);
+        let image_profiles = stored_profiles.filter(|stored| image.is_some() && stored.key.image.as_deref() == image);
+        let intensity =
+            image_profiles.filter_map(|stored| Some(stored.profile.contention.intensity?.value)).reduce(f64::max);
         let is_quiet = intensity.is_some_and(|intensity| intensity < MAX_QUIET_INTENSITY);
         let load = |cache: &Cache| {
             let tasks = self.tasks.tasks().into_iter().filter(|task| !task.has_exited);
-            let on_cache = tasks.filter(|task| task.last_cpu.is_some_and(|cpu| cache.cpus.contains(cpu.0)));
+            let cache_tasks = tasks.filter(|task| task.last_cpu.is_some_and(|cpu| cache.cpus.contains(cpu.0)));
             let (promised, running): (Vec<bool>, Vec<bool>) =
-                on_cache.map(|task| (task.goal.is_some_and(|goal| goal.is_promised()), task.cpu.is_some())).unzip();
+                cache_tasks.map(|task| (task.goal.is_some_and(|goal| goal.is_promised()), task.cpu.is_some())).unzip();
             let running_threads = running.into_iter().filter(|is_running| *is_running).count() as f64;
             (!is_quiet && promised.contains(&true), running_threads / f64::from(cache.cpus.count().max(1)))
         };
@@ -149,10 +150,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     fn desired_states(&self, placement: &StartPlacement, pid: i32, thread: ThreadKey) -> Vec<DesiredState> {
-        let cpus =
+        let affinity_state =
             placement.cpus.clone().map(|cpus| (JournalObject::Affinity { pid, thread }, ObjectState::Cpus(cpus)));
         let membership_object = self.way_controller.as_ref().map(|ways| ways.membership_object(pid, thread));
-        let states = cpus.into_iter().chain(membership_object.zip(placement.group.clone()));
+        let states = affinity_state.into_iter().chain(membership_object.zip(placement.group.clone()));
         states.map(|(object, state)| DesiredState { item: PlanItem::Plan, object, state }).collect()
     }
 }

@@ -238,14 +238,14 @@ impl NriSession {
     ) -> Result<(), String> {
         let start = Instant::now();
         let is_request = message.kind == REQUEST;
-        let answer = plugin.handle(&message).map_err(|error| error.to_string())?;
+        let response_body = plugin.handle(&message).map_err(|error| error.to_string())?;
         let container_start = plugin.take_start();
         let is_placed = container_start
             .as_ref()
             .is_some_and(|(id, pid)| self.channels.starts.request_placement(id, *pid, MAX_START_WAIT));
-        if let Some(body) = answer {
-            let answer = WireMessage { kind: RESPONSE, body, ..message };
-            let write_result = socket.write_all(&answer.encode());
+        if let Some(body) = response_body {
+            let response = WireMessage { kind: RESPONSE, body, ..message };
+            let write_result = socket.write_all(&response.encode());
             write_result.map_err(|error| format!("{}: {error}", self.options.socket.display()))?;
         }
         let is_registered = plugin.take_registration();

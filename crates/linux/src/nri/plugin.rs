@@ -88,8 +88,8 @@ impl NriPlugin {
                         _ => {}
                     }
                 }
-                let answer = self.answer(&method, payload)?;
-                Ok(Some(MessageBuilder::default().with_bytes(2, &answer).build()))
+                let response_payload = self.answer(&method, payload)?;
+                Ok(Some(MessageBuilder::default().with_bytes(2, &response_payload).build()))
             }
             (_, RESPONSE) => check_status(&message.body, "a registered plugin").map(|()| None),
             _ => Ok(None),
@@ -99,8 +99,8 @@ impl NriPlugin {
     fn answer(&mut self, method: &str, payload: &[u8]) -> Result<Vec<u8>, WireError> {
         match method {
             "Configure" => {
-                let texts = text_fields(payload, [2, 3])?;
-                self.runtime = Some(texts.join(" ").trim().to_string());
+                let name_and_version = text_fields(payload, [2, 3])?;
+                self.runtime = Some(name_and_version.join(" ").trim().to_string());
                 self.is_registered = true;
                 let events = EVENTS.iter().fold(0, |mask, event| mask | 1 << (event - 1));
                 Ok(MessageBuilder::default().with_number(2, events).build())
@@ -138,11 +138,11 @@ impl NriPlugin {
     }
 
     fn handle_state_change(&mut self, payload: &[u8]) -> Result<(), WireError> {
-        let (mut event, mut reported_container, mut owner) = (0, None, None);
+        let (mut event, mut reported_container, mut reported_pod) = (0, None, None);
         for (field, value) in parse_fields(payload)? {
             match field {
                 1 => event = value.to_number(),
-                2 => owner = Some(parse_pod(value)?),
+                2 => reported_pod = Some(parse_pod(value)?),
                 3 => reported_container = Some(parse_container(value)?),
                 _ => {}
             }
@@ -153,11 +153,11 @@ impl NriPlugin {
                 if event == START_CONTAINER {
                     self.pending_start = Some((container.id.clone(), container.pid));
                 }
-                let container = self.add_pod_fields(container, owner.as_ref());
+                let container = self.add_pod_fields(container, reported_pod.as_ref());
                 self.directory.insert(&container.id, container.record);
             }
             (_, None) => {
-                if let Some(pod) = owner {
+                if let Some(pod) = reported_pod {
                     self.pods.remove(&pod.id);
                 }
             }
@@ -210,11 +210,11 @@ fn text_fields<const N: usize>(payload: &[u8], field_numbers: [u64; N]) -> Resul
 /// Prefix of the annotations that are read.
 const ANNOTATION_PREFIX: &str = "cachemate.io/";
 
-fn parse_pod(value: FieldValue<'_>) -> Result<PodRecord, WireError> {
-    let [id, name, namespace] = text_fields(value.bytes(), [1, 2, 4])?;
+fn parse_pod(message: FieldValue<'_>) -> Result<PodRecord, WireError> {
+    let [id, name, namespace] = text_fields(message.bytes(), [1, 2, 4])?;
     let mut labels = BTreeMap::new();
     // Annotations follow the labels; those meant for cachemate may have values that labels cannot have.
-    for (field, entry) in parse_fields(value.bytes())?.into_iter().filter(|(field, _)| matches!(field, 5 | 6)) {
+    for (field, entry) in parse_fields(message.bytes())?.into_iter().filter(|(field, _)| matches!(field, 5 | 6)) {
         let [key, value] = text_fields(entry.bytes(), [1, 2])?;
         if field == 5 || key.starts_with(ANNOTATION_PREFIX) {
             labels.insert(key, value);
@@ -223,10 +223,10 @@ fn parse_pod(value: FieldValue<'_>) -> Result<PodRecord, WireError> {
     Ok(PodRecord { id, name, namespace, labels })
 }
 
-fn parse_container(value: FieldValue<'_>) -> Result<ReportedContainer, WireError> {
-    let [id, pod, name] = text_fields(value.bytes(), [1, 2, 3])?;
+fn parse_container(message: FieldValue<'_>) -> Result<ReportedContainer, WireError> {
+    let [id, pod, name] = text_fields(message.bytes(), [1, 2, 3])?;
     let (mut record, mut pid) = (ContainerRecord { name, ..ContainerRecord::default() }, 0);
-    for (field, value) in parse_fields(value.bytes())? {
+    for (field, value) in parse_fields(message.bytes())? {
         match field {
             12 => pid = i32::try_from(value.to_number()).unwrap_or(0),
             11 => [record.cgroup] = text_fields(value.bytes(), [5])?,

@@ -39,7 +39,7 @@ impl StartRequest {
 impl ContainerStarts {
     /// Requests the placement of a process from the daemon; returns whether it was placed within `max_wait`.
     pub(crate) fn request_placement(&self, id: &str, pid: i32, max_wait: Duration) -> bool {
-        let (answer_sender, outcome_receiver) = sync_channel(1);
+        let (answer_sender, answer_receiver) = sync_channel(1);
         {
             let mut requests = self.0.requests.lock().unwrap_or_else(PoisonError::into_inner);
             if requests.len() >= MAX_WAITING_STARTS {
@@ -48,7 +48,7 @@ impl ContainerStarts {
             requests.push_back(StartRequest { id: id.to_string(), pid, answer_sender });
         }
         self.0.arrival.notify_one();
-        outcome_receiver.recv_timeout(max_wait).unwrap_or(false)
+        answer_receiver.recv_timeout(max_wait).unwrap_or(false)
     }
 
     /// Waits for the next start, for at most `max_wait`.

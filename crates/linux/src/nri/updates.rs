@@ -39,6 +39,8 @@ pub(super) struct UpdateRequest {
 }
 
 impl ContainerUpdates {
+    /// An empty queue without a connected runtime.
+    ///
     /// # Errors
     /// No descriptor is left.
     pub fn new() -> io::Result<Self> {

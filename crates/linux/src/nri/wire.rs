@@ -164,10 +164,10 @@ pub fn parse_fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, Wire
             2 => {
                 let length = parse_varint(&mut bytes)?;
                 let split = usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length));
-                let Some((value, rest)) = split else {
+                let Some((value, remaining_bytes)) = split else {
                     return Err(wire_error(format!("a field of {length} bytes in {}", bytes.len()), "a whole field"));
                 };
-                bytes = rest;
+                bytes = remaining_bytes;
                 FieldValue::Bytes(value)
             }
             kind => return Err(wire_error(format!("a field of kind {kind}"), "kind 0, 1, 2 or 5")),

@@ -40,7 +40,7 @@ pub struct ActuationLock {
 
 impl ActuationLock {
     /// Acquires the right to act with this state directory, waiting briefly for an owner that is about to exit; `None`
-    /// = another daemon or run of this user, or one of root's, acts.
+    /// if another daemon or run of this user acts, or one of root's.
     ///
     /// # Errors
     /// The lock cannot be opened or is not this user's, or the last owner's state directory still holds a journal.
@@ -66,15 +66,15 @@ impl ActuationLock {
                 Err(error) => return Err(io_error(error.into())),
             }
         }
-        let mut previous_state_dir = Vec::new();
-        (&mut file).take(libc::PATH_MAX as u64).read_to_end(&mut previous_state_dir).map_err(io_error)?;
-        let last_state_dir = PathBuf::from(std::ffi::OsString::from_vec(previous_state_dir));
+        let mut previous_path_bytes = Vec::new();
+        (&mut file).take(libc::PATH_MAX as u64).read_to_end(&mut previous_path_bytes).map_err(io_error)?;
+        let previous_state_dir = PathBuf::from(std::ffi::OsString::from_vec(previous_path_bytes));
         let state_path = std::path::absolute(state_dir).map_err(io_error)?;
-        if last_state_dir.is_absolute()
-            && last_state_dir != state_path
-            && cachemate_files::path_exists(&last_state_dir.join(Journal::FILE_NAME))
+        if previous_state_dir.is_absolute()
+            && previous_state_dir != state_path
+            && cachemate_files::path_exists(&previous_state_dir.join(Journal::FILE_NAME))
         {
-            return Err(JournalError::LeftElsewhere { path: last_state_dir });
+            return Err(JournalError::LeftElsewhere { path: previous_state_dir });
         }
         file.set_len(0).and_then(|()| file.rewind()).map_err(io_error)?;
         file.write_all(state_path.as_os_str().as_bytes()).map_err(io_error)?;

@@ -114,7 +114,7 @@ impl Guardian {
         }
     }
 
-    /// Sends a heartbeat with the length of the windows, each of which will send another.
+    /// Sends a heartbeat with the length of the windows; every window sends one.
     pub fn send_heartbeat(&mut self, window: Duration) {
         if let Some(pipe) = &mut self.child.stdin {
             // A full pipe holds enough heartbeats; a broken pipe is noticed by the guardian's state.
@@ -122,8 +122,8 @@ impl Guardian {
         }
     }
 
-    /// Does the guardian, which may still be restoring, exit within `max_wait`?
-    pub fn exits_within(&mut self, max_wait: Duration) -> bool {
+    /// Waits until the guardian, which may still be restoring, has exited. Returns false if it still runs after `max_wait`.
+    pub fn wait_for_exit(&mut self, max_wait: Duration) -> bool {
         let deadline = Instant::now() + max_wait;
         loop {
             match self.child.try_wait() {
@@ -142,7 +142,7 @@ impl Guardian {
         let mut pipe = self.child.stdin.take().expect("standard input was piped, and is taken only here");
         let write_result = pipe.write_all(ALL_RESTORED_MESSAGE);
         drop(pipe);
-        if self.exits_within(MAX_EXIT_WAIT) { write_result } else { Err(io::ErrorKind::TimedOut.into()) }
+        if self.wait_for_exit(MAX_EXIT_WAIT) { write_result } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
@@ -159,10 +159,10 @@ enum PipeEnd {
 
 /// Reads the daemon's messages until it reports a complete restoration, closes the pipe, or is silent for too long.
 fn read_heartbeats(pipe: impl AsFd, min_silence: Duration) -> PipeEnd {
-    let (mut max_silence, mut last_heard, mut line) = (min_silence, Instant::now(), Vec::new());
+    let (mut max_silence, mut last_message_time, mut received_bytes) = (min_silence, Instant::now(), Vec::new());
     loop {
         let poll_start = Instant::now();
-        let remaining = max_silence.saturating_sub(last_heard.elapsed()).min(Duration::from_secs(1));
+        let remaining = max_silence.saturating_sub(last_message_time.elapsed()).min(Duration::from_secs(1));
         let timeout = Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: i64::from(remaining.subsec_nanos()) };
         let mut poll_fds = [PollFd::new(&pipe, PollFlags::IN)];
         let ready_count = match poll(&mut poll_fds, Some(&timeout)) {
@@ -175,9 +175,9 @@ fn read_heartbeats(pipe: impl AsFd, min_silence: Duration) -> PipeEnd {
             match rustix::io::read(&pipe, &mut buffer) {
                 Ok(0) => return PipeEnd::End,
                 Ok(count) => {
-                    last_heard = Instant::now();
-                    line.extend_from_slice(&buffer[..count]);
-                    for message in take_lines(&mut line) {
+                    last_message_time = Instant::now();
+                    received_bytes.extend_from_slice(&buffer[..count]);
+                    for message in take_lines(&mut received_bytes) {
                         match message.parse::<u64>() {
                             _ if message.as_bytes() == ALL_RESTORED_MESSAGE.trim_ascii_end() => {
                                 return PipeEnd::AllRestored;
@@ -195,9 +195,9 @@ fn read_heartbeats(pipe: impl AsFd, min_silence: Duration) -> PipeEnd {
             }
         } else if poll_start.elapsed() > remaining + Duration::from_secs(1) {
             // The guardian was stopped as well, so the daemon's time starts again.
-            last_heard = Instant::now();
-        } else if last_heard.elapsed() >= max_silence {
-            return PipeEnd::Silence(last_heard.elapsed());
+            last_message_time = Instant::now();
+        } else if last_message_time.elapsed() >= max_silence {
+            return PipeEnd::Silence(last_message_time.elapsed());
         }
     }
 }
@@ -216,10 +216,10 @@ fn take_lines(received_bytes: &mut Vec<u8>) -> Vec<String> {
 /// not.
 ///
 /// # Errors
-/// The journal could not be read, or the lock not taken. Objects that could not be restored are in the account.
+/// The journal could not be read, or the lock not taken. Objects that could not be restored are in the report.
 pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
     ignore_terminal_signals();
-    // Without such a group the guardian stays in the daemon's, and `status` reports it.
+    // Without a control group of its own, the guardian stays in the daemon's, and `status` reports it.
     let guardian_cgroup = cgroup::GuardianCgroup::enter(kernel).ok().flatten();
     let recovery = watch_daemon(kernel, state_dir);
     if let Some(own_cgroup) = guardian_cgroup {
@@ -404,11 +404,14 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
 /// Does the next restore need this object? Yes if its restoration failed or was not tried (masks are removed with their
 /// group), and for every property of a thread if the restoration of any thread failed.
 fn must_retain(restored_objects: &[RestoredObject], object: &JournalObject) -> bool {
-    let is_failed = |line: &&RestoredObject| line.has_failed();
-    let mut object_outcomes = restored_objects.iter().filter(|line| line.object == *object).peekable();
+    let is_failed = |restored: &&RestoredObject| restored.has_failed();
+    let mut object_outcomes = restored_objects.iter().filter(|restored| restored.object == *object).peekable();
     let is_untried = object_outcomes.peek().is_none();
-    let has_failed_thread = || restored_objects.iter().filter(is_failed).any(|line| line.object.thread().is_some());
-    is_untried || object_outcomes.any(|line| is_failed(&line)) || object.thread().is_some() && has_failed_thread()
+    let has_failed_thread =
+        || restored_objects.iter().filter(is_failed).any(|restored| restored.object.thread().is_some());
+    is_untried
+        || object_outcomes.any(|restored| is_failed(&restored))
+        || object.thread().is_some() && has_failed_thread()
 }
 
 #[cfg(test)]

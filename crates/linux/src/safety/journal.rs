@@ -345,7 +345,7 @@ impl JournalFile {
         self.file.set_len(bytes)
     }
 
-    fn bytes(&self) -> io::Result<u64> {
+    fn size_bytes(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
 }
@@ -419,7 +419,7 @@ impl Journal {
     /// # Errors
     /// The disk is full or failing: none of the changes may be made. The journal stays usable.
     pub fn journal_changes(&mut self, changes: &[IntendedChange]) -> Result<(), JournalError> {
-        let mut lines = Vec::new();
+        let mut records = Vec::new();
         let mut has_new_object = false;
         let mut next_entries: BTreeMap<JournalObject, JournalEntry> = BTreeMap::new();
         for change in changes {
@@ -428,31 +428,26 @@ impl Journal {
                 Some(entry) if entry.applied_states.contains(&change.target) => continue,
                 Some(mut entry) => {
                     entry.applied_states.push(change.target.clone());
-                    lines.push(JournalRecord::Update { object: change.object.clone(), ours: change.target.clone() });
+                    records.push(JournalRecord::Update { object: change.object.clone(), ours: change.target.clone() });
                     entry
                 }
                 None => {
                     has_new_object = true;
-                    let our_values = vec![change.target.clone()];
+                    let applied_states = vec![change.target.clone()];
                     let (original, follows) = (change.current.clone(), change.follows_cpuset);
-                    lines.push(JournalRecord::Original {
+                    records.push(JournalRecord::Original {
                         object: change.object.clone(),
                         original: original.clone(),
-                        ours: our_values.clone(),
+                        ours: applied_states.clone(),
                         follows,
                     });
-                    JournalEntry {
-                        original,
-                        applied_states: our_values,
-                        since_ticks: self.since_ticks,
-                        follows_cpuset: follows,
-                    }
+                    JournalEntry { original, applied_states, since_ticks: self.since_ticks, follows_cpuset: follows }
                 }
             };
             next_entries.insert(change.object.clone(), entry);
         }
-        if !lines.is_empty() {
-            self.append(&lines, has_new_object)?;
+        if !records.is_empty() {
+            self.append(&records, has_new_object)?;
         }
         self.entries.append(&mut next_entries);
         Ok(())
@@ -476,11 +471,14 @@ impl Journal {
 
     fn compact(&mut self) -> Result<(), JournalError> {
         let io_error = JournalError::io_error_at(&self.path);
-        let mut text = Vec::new();
-        append_line(&mut text, &self.header_record());
+        let mut encoded_lines = Vec::new();
+        append_line(&mut encoded_lines, &self.header_record());
         for (object, entry) in &self.entries {
             let (object, original, ours) = (object.clone(), entry.original.clone(), entry.applied_states.clone());
-            append_line(&mut text, &JournalRecord::Original { object, original, ours, follows: entry.follows_cpuset });
+            append_line(
+                &mut encoded_lines,
+                &JournalRecord::Original { object, original, ours, follows: entry.follows_cpuset },
+            );
         }
         let new_path = self.path.with_extension("journal.new");
         // The remains of a crash are not a journal. The file stays open under its new name, because opening it again
@@ -488,24 +486,24 @@ impl Journal {
         let _ = fs::remove_file(&new_path);
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&new_path).map_err(io_error)?;
         let mut new_file = JournalFile::new(file);
-        new_file.append(&text).and_then(|()| new_file.sync()).map_err(io_error)?;
+        new_file.append(&encoded_lines).and_then(|()| new_file.sync()).map_err(io_error)?;
         fs::rename(&new_path, &self.path).map_err(io_error)?;
         self.file = new_file;
-        (self.valid_bytes, self.is_torn) = (text.len() as u64, false);
+        (self.valid_bytes, self.is_torn) = (encoded_lines.len() as u64, false);
         self.compacted_bytes = self.valid_bytes;
         sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io_error)
     }
 
-    fn append(&mut self, lines: &[JournalRecord], must_sync: bool) -> Result<(), JournalError> {
-        let mut text = Vec::new();
+    fn append(&mut self, records: &[JournalRecord], must_sync: bool) -> Result<(), JournalError> {
+        let mut encoded_lines = Vec::new();
         if self.is_torn && self.file.truncate(self.valid_bytes).is_err() {
-            text.push(b'\n'); // ends the fragment, so that it does not hide the next line
-            append_line(&mut text, &JournalRecord::Torn {});
+            encoded_lines.push(b'\n'); // ends the fragment, so that it does not hide the next line
+            append_line(&mut encoded_lines, &JournalRecord::Torn {});
         }
         self.is_torn = false;
-        lines.iter().for_each(|line| append_line(&mut text, line));
-        let outcome = self.file.append(&text).and_then(|()| if must_sync { self.file.sync() } else { Ok(()) });
-        match outcome.and_then(|()| self.file.bytes()) {
+        records.iter().for_each(|line| append_line(&mut encoded_lines, line));
+        let outcome = self.file.append(&encoded_lines).and_then(|()| if must_sync { self.file.sync() } else { Ok(()) });
+        match outcome.and_then(|()| self.file.size_bytes()) {
             Ok(bytes) => {
                 self.valid_bytes = bytes;
                 Ok(())
@@ -651,11 +649,11 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-fn append_line(out: &mut Vec<u8>, line: &JournalRecord) {
-    let json =
-        serde_json::to_string(line).expect("records contain only maps with string keys, and no serializer that fails");
+fn append_line(encoded_lines: &mut Vec<u8>, record: &JournalRecord) {
+    let json = serde_json::to_string(record)
+        .expect("records contain only maps with string keys, and no serializer that fails");
     let checksum = xxhash_rust::xxh3::xxh3_64(json.as_bytes());
-    out.extend_from_slice(format!("{checksum:016x} {json}\n").as_bytes());
+    encoded_lines.extend_from_slice(format!("{checksum:016x} {json}\n").as_bytes());
 }
 
 fn parse_line(line: &[u8]) -> Option<JournalRecord> {

@@ -170,7 +170,7 @@ fn restore_one(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry
     if has_original_state && !entry.follows_cpuset {
         return Ok(RestoreOutcome::Unchanged);
     }
-    if !has_original_state && !is_our_value(kernel, object, &current_state, &entry.applied_states)? {
+    if !has_original_state && !is_our_state(kernel, object, &current_state, &entry.applied_states)? {
         return Ok(RestoreOutcome::ChangedByOther(format!("{current_state:?}")));
     }
     write_original(kernel, object, entry)?;
@@ -181,24 +181,24 @@ fn restore_one(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry
 ///
 /// # Errors
 /// The cpuset exists and cannot be read.
-pub(crate) fn spans_cpuset(kernel: &dyn Kernel, object: &JournalObject, now: &ObjectState) -> io::Result<bool> {
-    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, now) else { return Ok(false) };
+pub(crate) fn spans_cpuset(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectState) -> io::Result<bool> {
+    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, state) else { return Ok(false) };
     Ok(effective_cpus(kernel, thread.tid)?.as_ref() == Some(now))
 }
 
 /// Does the object have a state that we set? The kernel clips a mask to the thread's cpuset: our mask within the cpuset
 /// is ours, and any other subset was set by another process.
-fn is_our_value(
+fn is_our_state(
     kernel: &dyn Kernel,
     object: &JournalObject,
     current_state: &ObjectState,
-    our_values: &[ObjectState],
+    applied_states: &[ObjectState],
 ) -> io::Result<bool> {
     let equals_current = |state: &ObjectState| match (current_state, state) {
         (ObjectState::Text(now), ObjectState::Text(ours)) => now.trim() == ours.trim(),
         _ => current_state == state,
     };
-    if our_values.iter().any(equals_current) {
+    if applied_states.iter().any(equals_current) {
         return Ok(true);
     }
     let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, current_state) else {
@@ -207,7 +207,7 @@ fn is_our_value(
     let Some(cpuset) = effective_cpus(kernel, thread.tid)? else { return Ok(false) };
     let is_clipped =
         |state: &ObjectState| matches!(state, ObjectState::Cpus(our_cpus) if our_cpus.intersection(&cpuset) == *now);
-    Ok(our_values.iter().any(is_clipped))
+    Ok(applied_states.iter().any(is_clipped))
 }
 
 /// Restores the original. A mask that was as wide as the thread's cpuset is set to all CPUs, and the kernel clips it to
@@ -246,8 +246,8 @@ fn is_in_resctrl(object: &JournalObject, mount: &Path) -> bool {
 /// we set.
 type InheritedObjects<'a> = BTreeMap<i32, Vec<(&'a JournalObject, JournalEntry)>>;
 
-/// Every inherited property by process, with the process's first original and all states that we set. Processes whose
-/// existence is unknown are entered in the account.
+/// Every inherited property by process, with the process's first original and all states that we set. If it is
+/// unknown whether a process still exists, a failure is added to `restored_objects`.
 fn collect_inherited<'a>(
     kernel: &dyn Kernel,
     entries: &'a BTreeMap<JournalObject, JournalEntry>,

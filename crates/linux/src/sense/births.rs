@@ -29,9 +29,9 @@ struct UnreadProcess {
 #[derive(Clone, Debug, Default)]
 pub struct ThreadChanges {
     /// Threads that started after the last refresh and are still alive.
-    pub started: BTreeSet<i32>,
+    pub started_tids: BTreeSet<i32>,
     /// Threads that ended, and had started before the last refresh.
-    pub ended: BTreeSet<i32>,
+    pub ended_tids: BTreeSet<i32>,
 }
 
 /// Births, changes and exits since the last refresh.
@@ -64,7 +64,7 @@ impl BirthLedger {
                 Some(process) => process.live_threads += 1,
                 None => {
                     self.thread_change_count += 1;
-                    self.thread_changes_by_pid.entry(pid).or_default().started.insert(tid);
+                    self.thread_changes_by_pid.entry(pid).or_default().started_tids.insert(tid);
                 }
             },
             ProcessEvent::ProgramChange { pid } => _ = self.changed_pids.insert(pid),
@@ -79,8 +79,8 @@ impl BirthLedger {
                 None => {
                     self.thread_change_count += 1;
                     let changes = self.thread_changes_by_pid.entry(pid).or_default();
-                    if !changes.started.remove(&tid) {
-                        changes.ended.insert(tid);
+                    if !changes.started_tids.remove(&tid) {
+                        changes.ended_tids.insert(tid);
                     }
                     if tid == pid {
                         self.ended_leader_pids.insert(pid);

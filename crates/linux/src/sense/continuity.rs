@@ -35,7 +35,7 @@ pub(crate) fn refresh_online(kernel: &dyn Kernel, online_file: &KeptFile, topolo
     true
 }
 
-/// Adds a CPU of which no cache was known to the last-level cache that the kernel now says it shares.
+/// Adds a CPU without a known cache to the last-level cache that it shares according to the kernel.
 fn join_cache(kernel: &dyn Kernel, topology: &mut Topology, cpu: u32) {
     for index in 0..MAX_CACHE_INDICES {
         let file_path = |name: &str| format!("/sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}");
@@ -75,7 +75,7 @@ impl SuspendClock {
         SuspendClock(read_clock(ClockId::Boottime).saturating_sub(monotonic))
     }
 
-    /// True if the host was suspended since the last call. Steps of the wall clock change neither clock.
+    /// Returns whether the host was suspended since the last call. Steps of the wall clock change neither clock.
     pub(crate) fn advance(&mut self, now: SuspendClock) -> bool {
         let previous = std::mem::replace(self, now);
         now.0.saturating_sub(previous.0) >= MIN_SUSPENDED_TIME

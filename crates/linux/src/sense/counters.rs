@@ -70,16 +70,11 @@ pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
     let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
     let events = events_for(Processor::parse(&cpuinfo).as_ref(), last_level);
     let survey_event = |named_event: NamedEvent| {
-        let absent_because = match named_event.code {
+        let absence_reason = match named_event.code {
             Ok(code) => check_event(named_event.event, code),
             Err(reason) => Some(EventUnavailable::Unknown(reason.to_string())),
         };
-        EventSurvey {
-            event: named_event.event,
-            name: named_event.name,
-            code: named_event.code.ok(),
-            absence_reason: absent_because,
-        }
+        EventSurvey { event: named_event.event, name: named_event.name, code: named_event.code.ok(), absence_reason }
     };
     events.into_iter().map(survey_event).collect()
 }
@@ -97,7 +92,7 @@ fn check_event(event: CounterEvent, code: EventCode) -> Option<EventUnavailable>
         }
     };
     let fetched_lines = run_missing_loop();
-    match counter.since_last() {
+    match counter.read_since_last() {
         Err(error) => Some(EventUnavailable::Refused(error.to_string())),
         Ok((count, share)) => find_implausibility(event, count, share, fetched_lines),
     }
@@ -163,7 +158,7 @@ impl ThreadCounters {
     /// Counts since the last reading (or since attaching). A counter that fails is left out.
     pub fn read(&mut self) -> Vec<EventCount> {
         let read_event_count = |(event, counter): &mut (CounterEvent, PerfCounter)| {
-            let (count, counted_share) = counter.since_last().ok()?;
+            let (count, counted_share) = counter.read_since_last().ok()?;
             Some(EventCount { event: *event, count, enabled_share: counted_share })
         };
         let mut event_counts: Vec<EventCount> = self.counters.iter_mut().filter_map(read_event_count).collect();
@@ -186,7 +181,7 @@ impl RunningTotal {
         open_counter(code, tid).ok().map(RunningTotal)
     }
 
-    /// The count so far, scaled by the share of the time in which it had a counter; `None` = it has had none yet.
+    /// The count so far, scaled by the share of the time in which it had a counter; `None` if it has had none yet.
     pub(crate) fn read_value(&mut self) -> Option<u64> {
         let total = self.0.read_total().ok()?;
         match total.enabled_ns {
@@ -221,9 +216,9 @@ impl PerfCounter {
         Ok(PerfReading { count: u64_at(0), enabled_ns: u64_at(1), running_ns: u64_at(2) })
     }
 
-    /// Count, and the share of the enabled time in which it counted. A thread that did not run at all counts as counted
-    /// all the time, because its zero is correct.
-    fn since_last(&mut self) -> io::Result<(u64, f64)> {
+    /// Count since the last call, and the share of the enabled time in which the event was counted. The share is 1 if the
+    /// thread did not run at all, because its count of zero is correct.
+    fn read_since_last(&mut self) -> io::Result<(u64, f64)> {
         let reading = self.read_total()?;
         let previous_reading = std::mem::replace(&mut self.last_reading, reading);
         let enabled_ns = reading.enabled_ns.saturating_sub(previous_reading.enabled_ns);

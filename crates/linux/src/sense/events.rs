@@ -31,7 +31,7 @@ pub struct Processor {
 }
 
 impl Processor {
-    /// The first processor in the text of `/proc/cpuinfo`; `None` = it has no such fields (other architectures).
+    /// The first processor in the text of `/proc/cpuinfo`; `None` if it has no such fields (other architectures).
     pub fn parse(cpuinfo: &str) -> Option<Self> {
         let field_text = |name: &str| {
             let line = cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
@@ -46,8 +46,8 @@ impl Processor {
     }
 }
 
-/// Opens an event of a thread and a CPU, either of which may be -1 for any, in the group of a leader's descriptor. The
-/// attributes' size is set here.
+/// Opens an event of a thread and a CPU in the group of a leader's descriptor; -1 stands for any CPU. This function sets
+/// the size of the attributes.
 ///
 /// # Errors
 /// The kernel's error.
@@ -96,7 +96,7 @@ struct EventTable {
     memory_stalls: Result<(&'static str, u64), &'static str>,
     /// Lines from a cache beyond the last level: that of another socket, or of another cluster (AMD).
     remote_hits: Result<(&'static str, u64), &'static str>,
-    /// Retired loads that missed the L2, each of which the processor can record with its address.
+    /// Retired loads that missed the L2; the processor can record each of them with its address.
     traced_misses: Result<(&'static str, u64), &'static str>,
 }
 

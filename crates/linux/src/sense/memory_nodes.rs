@@ -29,8 +29,8 @@ pub struct MemoryNodes {
 }
 
 impl MemoryNodes {
-    /// Reads one of the processes if it is time for that, and forgets all others. On hosts with one node it reads
-    /// nothing.
+    /// Forgets the processes that `processes` does not list, and reads one of those listed if the next read is due. On
+    /// hosts with one node it does nothing.
     pub fn refresh(
         &mut self,
         kernel: &impl Kernel,
@@ -46,8 +46,8 @@ impl MemoryNodes {
         if self.next_read_time.is_some_and(|earliest| now < earliest) {
             return;
         }
-        let last_read_number = |process: &ProcessId| self.pages_by_process.get(process).map_or(0, |(read, _)| *read);
-        let Some((&process, pid)) = processes.iter().min_by_key(|(process, _)| last_read_number(process)) else {
+        let last_read = |process: &ProcessId| self.pages_by_process.get(process).map_or(0, |(read, _)| *read);
+        let Some((&process, pid)) = processes.iter().min_by_key(|(process, _)| last_read(process)) else {
             return;
         };
         let numa_maps = kernel.read(&PathBuf::from(format!("/proc/{pid}/numa_maps")));
@@ -57,13 +57,13 @@ impl MemoryNodes {
         self.next_read_time = Some(now + now.elapsed().saturating_mul(READ_TIME_DIVISOR).max(Duration::from_millis(1)));
     }
 
-    /// Pages by node at the last read.
+    /// Pages by node at the last read, in units of 4 KiB; `None` if the process has not been read.
     pub fn node_pages(&self, process: ProcessId) -> Option<Vec<u64>> {
         self.pages_by_process.get(&process)?.1.clone()
     }
 }
 
-/// Pages by node, in pages of 4 KiB. `None` = nothing is resident, or the text is not understood.
+/// Pages by node, in units of 4 KiB; `None` if nothing is resident, or the text is not understood.
 fn parse_pages_per_node(text: &str) -> Option<Vec<u64>> {
     let mut pages: Vec<u64> = Vec::new();
     for line in text.lines() {

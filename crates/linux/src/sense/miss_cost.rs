@@ -29,7 +29,7 @@ const ROUNDS: usize = 5;
 /// cache between turns.
 const HIT_ROUNDS: usize = 4;
 /// Whether [`flush_line`] works here.
-const FLUSHES: bool = cfg!(target_arch = "x86_64");
+const CAN_FLUSH: bool = cfg!(target_arch = "x86_64");
 /// Distance of the lines of a chase in lines, if they are flushed: no prefetcher fetches one line along with another.
 const FLUSHED_SPACING: usize = 4;
 /// Maximum size that is chased; for larger caches the difference in latency is the same.
@@ -53,9 +53,9 @@ pub fn measure(topology: &Topology) -> PredictorConfig {
 }
 
 fn measure_on_thread(topology: &Topology) -> PredictorConfig {
-    let size_bytes = topology.last_level_caches().find_map(|cache| cache.size_bytes).unwrap_or(DEFAULT_CACHE_BYTES);
-    let lines = (size_bytes.clamp(1 << 20, MAX_CACHE_BYTES) / LINE_BYTES as u64) as usize;
-    let mut chase = PointerChase::new(lines, chased_line_count(topology));
+    let cache_bytes = topology.last_level_caches().find_map(|cache| cache.size_bytes).unwrap_or(DEFAULT_CACHE_BYTES);
+    let cache_line_count = (cache_bytes.clamp(1 << 20, MAX_CACHE_BYTES) / LINE_BYTES as u64) as usize;
+    let mut chase = PointerChase::new(cache_line_count, chased_line_count(topology));
     let (mut hits_ns, mut misses_ns): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         chase.evict_lines();
@@ -64,9 +64,9 @@ fn measure_on_thread(topology: &Topology) -> PredictorConfig {
     }
     let (hit_ns, miss_ns) = (minimum(hits_ns), median(misses_ns));
     let cycle_ns = cycle_ns(topology);
-    let penalty = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
+    let miss_penalty_cycles = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
     PredictorConfig {
-        miss_penalty_cycles: penalty,
+        miss_penalty_cycles,
         miss_penalty_source: format!(
             "measured: a miss {miss_ns:.0} ns, a hit {hit_ns:.0} ns, a cycle {cycle_ns:.2} ns"
         ),
@@ -96,12 +96,12 @@ const WORDS_PER_LINE: usize = LINE_BYTES / std::mem::size_of::<usize>();
 
 impl PointerChase {
     /// Spreads at most `steps` links evenly over a buffer no larger than a cache of `cache_line_count` lines.
-    fn new(cache_line_count: usize, steps: usize) -> Self {
-        let step_count = steps.min(cache_line_count);
+    fn new(cache_line_count: usize, max_steps: usize) -> Self {
+        let step_count = max_steps.min(cache_line_count);
         let spacing =
-            if FLUSHES { FLUSHED_SPACING.min(cache_line_count / step_count) } else { cache_line_count / step_count };
+            if CAN_FLUSH { FLUSHED_SPACING.min(cache_line_count / step_count) } else { cache_line_count / step_count };
         let mut words = vec![0usize; step_count * spacing * WORDS_PER_LINE];
-        let evicting_words = vec![0usize; if FLUSHES { 0 } else { 2 * cache_line_count * WORDS_PER_LINE }];
+        let evicting_words = vec![0usize; if CAN_FLUSH { 0 } else { 2 * cache_line_count * WORDS_PER_LINE }];
         let mut order: Vec<usize> = (0..step_count).map(|at| at * spacing).collect();
         // Any order that no prefetcher follows will do: a multiplicative generator shuffles.
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -116,7 +116,7 @@ impl PointerChase {
     }
 
     fn evict_lines(&mut self) {
-        if FLUSHES {
+        if CAN_FLUSH {
             self.words.iter().step_by(self.words.len() / self.step_count).for_each(flush_line);
         }
         self.evicting_words.iter_mut().step_by(WORDS_PER_LINE).for_each(|word| *word = word.wrapping_add(1));
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn a_round_visits_every_link_once() {
         let largest = PointerChase::new(MAX_CACHE_BYTES as usize / LINE_BYTES, MAX_LINES);
-        assert!(!FLUSHES || size_of_val(&largest.words[..]) + size_of_val(&largest.evicting_words[..]) <= 16 << 20);
+        assert!(!CAN_FLUSH || size_of_val(&largest.words[..]) + size_of_val(&largest.evicting_words[..]) <= 16 << 20);
         let chase = PointerChase::new(2 * DEFAULT_CHASED_LINES, DEFAULT_CHASED_LINES);
         let mut visited = std::collections::BTreeSet::new();
         let last = (0..chase.step_count).fold(chase.first_word, |at, _| {

@@ -60,7 +60,7 @@ pub(crate) struct MissTraceLog {
     pub(crate) elapsed_ns: u64,
 }
 
-/// Looks for the events that trace a thread. `event_surveys` are the counters that were tested.
+/// Finds the events that trace a thread. `event_surveys` contains the counters that were tested.
 ///
 /// # Errors
 /// The processor records no misses, or instructions are not counted.
@@ -143,17 +143,8 @@ impl MissTracer {
             }
         };
         control_group(&leader, perf::ioctls::ENABLE)?;
-        let (contents, started) = (TraceContents::default(), Instant::now());
-        Ok(RunningTrace {
-            tid,
-            leader,
-            instructions,
-            all_misses,
-            last_level_misses,
-            ring,
-            contents,
-            start_time: started,
-        })
+        let (contents, start_time) = (TraceContents::default(), Instant::now());
+        Ok(RunningTrace { tid, leader, instructions, all_misses, last_level_misses, ring, contents, start_time })
     }
 }
 
@@ -170,7 +161,7 @@ struct RunningTrace {
 }
 
 impl RunningTrace {
-    /// Waits for a moment; false = the thread has exited, or the event has no counter.
+    /// Waits for records, for at most [`READ_INTERVAL`]. Returns false if the thread has exited or the event has no counter.
     fn wait_for_records(&self) -> bool {
         let mut poll_fd = libc::pollfd { fd: self.leader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: `poll_fd` is one pollfd of ours, and the count is 1.
@@ -195,12 +186,12 @@ impl RunningTrace {
         let TraceContents { addresses, lost_count: lost, unusable_count: unusable, is_cut } = self.contents;
         let reported_losses = lost + unusable;
         let counted_misses = self.all_misses.as_mut().map(read_count).transpose()?;
-        let lost = match counted_misses {
+        let lost_misses = match counted_misses {
             Some(count) => Some(count.saturating_sub(addresses.len() as u64).max(reported_losses)),
             None if is_cut => None,
             None => (reported_losses > 0).then_some(reported_losses),
         };
-        Ok(MissTraceLog { addresses, lost_misses: lost, counts: EventCounts::exact(counts), elapsed_ns })
+        Ok(MissTraceLog { addresses, lost_misses, counts: EventCounts::exact(counts), elapsed_ns })
     }
 }
 

@@ -140,7 +140,7 @@ impl ProbeRunner {
     pub(crate) fn set_requests(&mut self, probes: &[ProbeRequest]) {
         let mut old_probes = std::mem::take(&mut self.running_probes);
         for probe in probes {
-            let same_index = old_probes.iter().position(|request| request.probe == *probe);
+            let earlier_index = old_probes.iter().position(|running_probe| running_probe.probe == *probe);
             let is_supported = matches!(
                 probe.kind,
                 ProbeKind::PrimeProbe { .. }
@@ -162,7 +162,7 @@ impl ProbeRunner {
                 self.refuse(probe, RefusalReason::NotSupported, &reason);
                 continue;
             }
-            self.running_probes.push(match same_index {
+            self.running_probes.push(match earlier_index {
                 Some(index) => old_probes.swap_remove(index),
                 None => RunningProbe {
                     probe: probe.clone(),
@@ -185,12 +185,12 @@ impl ProbeRunner {
 
     /// The next unanswered probe.
     pub(crate) fn next_probe(&self) -> Option<ProbeRequest> {
-        self.running_probes.iter().find(|request| !request.is_done).map(|request| request.probe.clone())
+        self.running_probes.iter().find(|running_probe| !running_probe.is_done).map(|request| request.probe.clone())
     }
 
     /// The plan's probes, for the state that is read back.
     pub(crate) fn probe_ids(&self) -> Vec<cachemate_core::ProbeId> {
-        self.running_probes.iter().map(|request| request.probe.id).collect()
+        self.running_probes.iter().map(|running_probe| running_probe.probe.id).collect()
     }
 
     /// Abandons a probe for good.
@@ -339,13 +339,13 @@ impl ProbeRunner {
             let alone_ns = start.elapsed().as_nanos() as f64 / (lines as f64).max(1.0);
             Ok((rates, neighbor_work.1 * 1e9 / neighbor_work.0.max(1.0), alone_ns))
         })?;
-        let (rates, neighbor_beside_ns, neighbor_alone_ns) = rates;
+        let (rates, neighbor_corun_ns, neighbor_alone_ns) = rates;
         let (rate_event, rates) = rates.best_rates().map_or((None, None), |(rate_of, rates)| (rate_of, Some(rates)));
         let evidence = ProbeEvidence::NeighborSlowdown {
             task,
             neighbor,
             neighbor_alone_ns,
-            neighbor_corun_ns: neighbor_beside_ns,
+            neighbor_corun_ns,
             task_alone_rate: rates.map(|(alone_rate, _)| alone_rate),
             task_corun_rate: rates.map(|(_, corun_rate)| corun_rate),
             rate_event,
@@ -517,7 +517,7 @@ impl<K: Kernel> ProbeSession<'_, K> {
             placement.other_participants.iter().for_each(|participant| drop(self.set_policy(participant, true)));
             // A separate statement, because the lock would otherwise be held through `measure`, which takes it as well.
             let pin_result = set_affinity_checked(&*self.lock(), placement.target.thread, &placement.target_cpus());
-            let result = pin_result.and_then(|()| {
+            let measure_result = pin_result.and_then(|()| {
                 let probe_thread = PinnedThread::new(placement.probe_cpu)?;
                 let trip_before = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
                 let mut switch = TargetSwitch { session: self, should_spin: &should_spin, off_since: None, off_ns: 0 };
@@ -532,7 +532,7 @@ impl<K: Kernel> ProbeSession<'_, K> {
             is_over.store(true, Ordering::Relaxed);
             occupier.thread().unpark();
             let spinner_ns = occupier.join().unwrap_or(0);
-            result.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spinner_ns, off_ns))
+            measure_result.map(|(measure, prober_ns, off_ns)| (measure, prober_ns + spinner_ns, off_ns))
         });
         // A thread that has exited needs nothing; after any other failure the original is in the journal.
         drop(self.set_policy(&placement.target, false));

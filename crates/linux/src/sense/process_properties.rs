@@ -137,9 +137,9 @@ impl PropertyReader<'_> {
 
     /// Whether the process has joined another control group, or a runtime reports another container for it.
     pub(crate) fn has_moved(&self, cgroup_file: &KeptFile, previous: &RuleProperties) -> bool {
-        self.read_cgroup_text(cgroup_file).is_ok_and(|text| {
-            text != previous.cgroup_text
-                || self.find_container(&text, &previous.cgroups).map(|(_, record)| record) != previous.container
+        self.read_cgroup_text(cgroup_file).is_ok_and(|cgroup_text| {
+            cgroup_text != previous.cgroup_text
+                || self.find_container(&cgroup_text, &previous.cgroups).map(|(_, record)| record) != previous.container
         })
     }
 
@@ -150,11 +150,11 @@ impl PropertyReader<'_> {
     }
 
     /// The container that a runtime reports for these control groups, with its id.
-    fn find_container(&self, text: &str, paths: &[String]) -> Option<(String, ContainerRecord)> {
+    fn find_container(&self, cgroup_text: &str, paths: &[String]) -> Option<(String, ContainerRecord)> {
         if self.directory.is_empty() {
             return None;
         }
-        match service_of_cgroups(text).and_then(|service| service.identity.container) {
+        match service_of_cgroups(cgroup_text).and_then(|service| service.identity.container) {
             Some(id) => self.directory.find_by_id(&id).map(|record| (id, record)),
             None => paths.iter().find_map(|path| self.directory.find_by_cgroup(path)),
         }
@@ -187,10 +187,10 @@ impl PropertyReader<'_> {
             service = identity.map(|identity| CgroupService { identity, is_helper: false });
         }
         let service = service.filter(|service| Some(&service.identity) != self.own_service);
-        let kind: Option<ServiceKind> = service.as_ref().map(|service| service.identity.kind);
+        let service_kind: Option<ServiceKind> = service.as_ref().map(|service| service.identity.kind);
         properties.is_helper =
-            service.as_ref().is_some_and(|service| service.is_helper && kind != Some(ServiceKind::Guest))
-                || is_runtime_helper(&properties.command, kind);
+            service.as_ref().is_some_and(|service| service.is_helper && service_kind != Some(ServiceKind::Guest))
+                || is_runtime_helper(&properties.command, service_kind);
         properties.service = service.map(|service| service.identity);
         Ok(())
     }
@@ -198,8 +198,8 @@ impl PropertyReader<'_> {
 
 /// The service of this process itself.
 pub(crate) fn read_own_service(kernel: &dyn Kernel) -> Option<ServiceIdentity> {
-    let text = kernel.read(&PathBuf::from(format!("/proc/{}/cgroup", std::process::id()))).ok()?;
-    service_of_cgroups(&text).map(|service| service.identity)
+    let cgroup_text = kernel.read(&PathBuf::from(format!("/proc/{}/cgroup", std::process::id()))).ok()?;
+    service_of_cgroups(&cgroup_text).map(|service| service.identity)
 }
 
 /// The container of a process that descends from a shim or a monitor, by the ancestor's command line.
@@ -216,14 +216,15 @@ fn shim_container(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Option<S
         };
         let command_line =
             none_if_missing(kernel.read(&PathBuf::from(format!("/proc/{parent}/cmdline"))))?.unwrap_or_default();
-        let words: Vec<&str> = command_line.split('\0').collect();
-        let name = words.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]).filter(|name| !name.is_empty());
+        let arguments: Vec<&str> = command_line.split('\0').collect();
+        let name =
+            arguments.windows(2).find(|pair| pair[0] == option).map(|pair| pair[1]).filter(|name| !name.is_empty());
         return Ok(name.map(ServiceIdentity::container));
     }
     Ok(None)
 }
 
-/// The option with which a shim or a monitor is given the name of its container; `None` = the command is neither.
+/// The option by which a shim or a monitor gets the name of its container; `None` if the command is neither.
 fn shim_option(command: &str) -> Option<&'static str> {
     if command.starts_with("containerd-shim") { Some("-id") } else { (command == "conmon").then_some("-n") }
 }
@@ -241,16 +242,16 @@ fn find_lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> 
 
 /// The paths in `/proc/PID/cgroup` other than the root, each once, the unified hierarchy's first; only `/` if all are
 /// roots.
-pub(crate) fn cgroup_paths(text: &str) -> Vec<String> {
-    let unified_paths = text.lines().filter_map(|line| line.strip_prefix("0::"));
-    let other_paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+pub(crate) fn cgroup_paths(cgroup_text: &str) -> Vec<String> {
+    let unified_paths = cgroup_text.lines().filter_map(|line| line.strip_prefix("0::"));
+    let other_paths = cgroup_text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let mut paths: Vec<String> = Vec::new();
     for path in unified_paths.chain(other_paths).filter(|path| !path.is_empty() && *path != "/") {
         if !paths.iter().any(|known| known == path) {
             paths.push(path.to_string());
         }
     }
-    if paths.is_empty() && !text.is_empty() {
+    if paths.is_empty() && !cgroup_text.is_empty() {
         paths.push("/".to_string());
     }
     paths

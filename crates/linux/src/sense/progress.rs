@@ -41,7 +41,7 @@ pub struct ProgressSweep {
 }
 
 impl ProgressFiles {
-    /// Reports in `dir`, which holds one file per process, named by its id; `None` = no reports.
+    /// Reports in `dir`, which holds one file per process, named by its id; `None` if programs make no reports.
     pub fn new(dir: Option<PathBuf>) -> Self {
         ProgressFiles { dir, is_read_only: false }
     }
@@ -78,7 +78,7 @@ impl ProgressFiles {
     }
 
     /// Removes files of exited processes, a limited number in each call. Returns the processes with a file, if this call
-    /// has examined all files; `None` = there may be others.
+    /// has examined all files; `None` if there may be others.
     pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut ProgressSweep) -> Option<BTreeSet<i32>> {
         let dir = self.dir.as_ref().filter(|_| !self.is_read_only)?;
         let open_dir = || {
@@ -151,7 +151,7 @@ impl ProgressFiles {
     }
 }
 
-/// Measures of progress, best first; `None` = the program's own report.
+/// Measures of progress, best first; `None` is the program's own report.
 const PROGRESS_MEASURES: [Option<CounterEvent>; 5] = [
     None,
     Some(CounterEvent::Instructions),
@@ -174,7 +174,7 @@ pub(crate) struct ProgressTotals {
 }
 
 impl ProgressTotals {
-    /// The current totals; `instructions` = those of the thread so far, if they are counted.
+    /// The current totals; `instructions` is the thread's count so far, or `None` if they are not counted.
     pub(crate) fn read_current(
         kernel: &dyn Kernel,
         files: &ProgressFiles,
@@ -211,30 +211,33 @@ struct BracketPhase {
 impl BracketRates {
     pub(crate) fn add_phase(
         &mut self,
-        with_co_runner: bool,
+        has_co_runner: bool,
         totals_before: ProgressTotals,
         totals_after: ProgressTotals,
         seconds: f64,
     ) {
         let count_since = |count_before: Option<u64>, count_after: Option<u64>| count_after?.checked_sub(count_before?);
-        let counts = std::array::from_fn(|kind| count_since(totals_before.counts[kind], totals_after.counts[kind]));
-        let ran_share = count_since(totals_before.ran_ns, totals_after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
-        let phases = if with_co_runner { &mut self.corun_phases } else { &mut self.alone_phases };
-        phases.push(BracketPhase { counts, busy_share: ran_share, seconds });
+        let counts = std::array::from_fn(|measure_index| {
+            count_since(totals_before.counts[measure_index], totals_after.counts[measure_index])
+        });
+        let busy_share = count_since(totals_before.ran_ns, totals_after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
+        let phases = if has_co_runner { &mut self.corun_phases } else { &mut self.alone_phases };
+        phases.push(BracketPhase { counts, busy_share, seconds });
     }
 
     /// The best usable measure, and its rates per second alone and beside the neighbor.
     pub(crate) fn best_rates(&self) -> Option<(Option<CounterEvent>, (f64, f64))> {
-        PROGRESS_MEASURES.iter().enumerate().find_map(|(index, kind)| {
+        PROGRESS_MEASURES.iter().enumerate().find_map(|(measure_index, measure)| {
             let (alone_rate, corun_rate) =
-                (mean_rate(&self.alone_phases, index)?, mean_rate(&self.corun_phases, index)?);
-            (kind.is_none() || self.is_usable_proxy(index)).then_some((*kind, (alone_rate, corun_rate)))
+                (mean_rate(&self.alone_phases, measure_index)?, mean_rate(&self.corun_phases, measure_index)?);
+            (measure.is_none() || self.is_usable_proxy(measure_index)).then_some((*measure, (alone_rate, corun_rate)))
         })
     }
 
-    fn is_usable_proxy(&self, kind: usize) -> bool {
-        let event_count: u64 = self.alone_phases.iter().filter_map(|phase| phase.counts[kind]).sum();
-        let rates = || self.alone_phases.iter().filter_map(|phase| Some(phase.counts[kind]? as f64 / phase.seconds));
+    fn is_usable_proxy(&self, measure_index: usize) -> bool {
+        let event_count: u64 = self.alone_phases.iter().filter_map(|phase| phase.counts[measure_index]).sum();
+        let rates =
+            || self.alone_phases.iter().filter_map(|phase| Some(phase.counts[measure_index]? as f64 / phase.seconds));
         let (min_rate, max_rate) =
             rates().fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| (low.min(rate), high.max(rate)));
         let is_busy =
@@ -243,9 +246,9 @@ impl BracketRates {
     }
 }
 
-/// The rate per second over all phases; `None` = a phase was not counted, or there were no events.
-fn mean_rate(phases: &[BracketPhase], kind: usize) -> Option<f64> {
-    let count: u64 = phases.iter().map(|phase| phase.counts[kind]).sum::<Option<u64>>()?;
+/// The rate per second over all phases; `None` if a phase was not counted, or if there were no events.
+fn mean_rate(phases: &[BracketPhase], measure_index: usize) -> Option<f64> {
+    let count: u64 = phases.iter().map(|phase| phase.counts[measure_index]).sum::<Option<u64>>()?;
     let seconds: f64 = phases.iter().map(|phase| phase.seconds).sum();
     (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
 }

@@ -44,12 +44,12 @@ pub fn find_rule_matches(
         let properties = reader.read(&stat, &reader.open_cgroup_file(&stat), &KnownProperties::default())?;
         let Some(subject) = properties.subject() else { continue };
         let mut is_decided = false;
-        for (_, entry) in rules.iter().zip(&mut matches).filter(|(rule, _)| rule.matches(&subject)) {
+        for (_, rule_match) in rules.iter().zip(&mut matches).filter(|(rule, _)| rule.matches(&subject)) {
             match is_decided {
-                true => entry.earlier_commands.push(stat.name.clone()),
+                true => rule_match.earlier_commands.push(stat.name.clone()),
                 false => {
-                    entry.decided_commands.push(stat.name.clone());
-                    entry.services.insert(properties.service_or_command());
+                    rule_match.decided_commands.push(stat.name.clone());
+                    rule_match.services.insert(properties.service_or_command());
                 }
             }
             is_decided = true;
@@ -58,9 +58,9 @@ pub fn find_rule_matches(
         cgroups.extend(properties.cgroups);
         commands.insert(stat.name);
     }
-    for (rule, entry) in rules.iter().zip(&mut matches) {
-        if entry.decided_commands.is_empty() && entry.earlier_commands.is_empty() {
-            entry.nearest = find_nearest_names(rule, &commands, &cgroups, &services);
+    for (rule, rule_match) in rules.iter().zip(&mut matches) {
+        if rule_match.decided_commands.is_empty() && rule_match.earlier_commands.is_empty() {
+            rule_match.nearest = find_nearest_names(rule, &commands, &cgroups, &services);
         }
     }
     Ok(matches)

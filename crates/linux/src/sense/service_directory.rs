@@ -17,9 +17,9 @@ const MAX_CONTAINERS: usize = 20_000;
 pub struct ContainerRecord {
     /// Name within its pod.
     pub name: String,
-    /// The pod's namespace; empty = not in a pod.
+    /// The pod's namespace; empty if the container is in no pod.
     pub namespace: String,
-    /// The pod's name; empty = not in a pod.
+    /// The pod's name; empty if the container is in no pod.
     pub pod: String,
     /// Labels of the pod, and its annotations that begin with `cachemate.io/`.
     pub labels: BTreeMap<String, String>,
@@ -73,8 +73,8 @@ impl ServiceDirectory {
             subpath.is_some_and(|subpath| subpath.is_empty() || subpath.starts_with('/'))
         };
         let records = self.containers.read().unwrap_or_else(PoisonError::into_inner);
-        let containing = records.iter().filter(|(_, record)| contains(record));
-        let innermost = containing.max_by_key(|(_, record)| record.cgroup.trim_end_matches('/').len());
+        let containing_records = records.iter().filter(|(_, record)| contains(record));
+        let innermost = containing_records.max_by_key(|(_, record)| record.cgroup.trim_end_matches('/').len());
         innermost.map(|(id, record)| (id.clone(), record.clone()))
     }
 

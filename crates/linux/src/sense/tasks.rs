@@ -36,7 +36,7 @@ const PID_CHECK_PERIOD: u32 = 16;
 /// Age, in refreshes, up to which a process is matched in every refresh, because most programs soon replace the shell
 /// that started them.
 const YOUNG_REFRESHES: u32 = 10;
-/// Number of refreshes in which an older process is matched once, if no events tell of its changes.
+/// Number of refreshes in which an older process is matched once, if no events report its changes.
 const MATCH_PERIOD: u32 = 10;
 /// Number of refreshes after which a listing, and a match of each process, correct for changes that the events did not
 /// report.
@@ -59,7 +59,7 @@ pub struct ManagedThread {
     pub task: TaskId,
     /// Id of its process, dense as well.
     pub process: ProcessId,
-    /// Real user of the process when it was new; `None` = its status could not be read.
+    /// Real user of the process when it was new; `None` if its status could not be read.
     pub user: Option<u32>,
     /// The kernel's id of the process.
     pub pid: i32,
@@ -106,8 +106,8 @@ pub struct ThreadUsage {
     pub slices: Option<u64>,
     /// Page faults, both with and without disk access.
     pub faults: u64,
-    /// Read and write calls, counted only without a better measure of speed; `None` = not counted, or the thread wanted a
-    /// processor for little of the time.
+    /// Read and write calls, counted only without a better measure of speed; `None` if they are not counted, or the thread
+    /// was runnable for little of the time.
     pub calls: Option<u64>,
 }
 
@@ -147,10 +147,10 @@ pub struct TaskTable {
     elapsed_ns: u64,
     /// Whether calls are counted as well, which costs one more small file for every busy thread.
     counts_calls: bool,
-    /// The kernel's events; `None` = not allowed, so every refresh lists `/proc`.
+    /// The kernel's events; `None` if they are not allowed, so that every refresh lists `/proc`.
     process_events: Option<ProcessEvents>,
     births: BirthLedger,
-    /// Moves between control groups, as the kernel reports them; `None` = the groups of processes are read in turn.
+    /// Moves between control groups, as the kernel reports them; `None` if the groups of processes are read in turn.
     group_moves: Option<GroupMoves>,
     /// Changes of the directory of containers that have been taken into account.
     directory_changes: u64,
@@ -181,7 +181,7 @@ enum GroupReadSchedule {
     All,
     /// Each process once in this number of refreshes.
     Every(u32),
-    /// The same, and young ones in each.
+    /// Each process once in this number of refreshes, and young ones in every refresh.
     YoungAndEvery(u32),
 }
 
@@ -196,7 +196,7 @@ struct ManagedProcess {
     found_in_refresh: u32,
     /// The last refresh that read its threads.
     read_in_refresh: u32,
-    /// Processor time of all its threads, read before they were; `None` = unknown.
+    /// Processor time of all its threads, read before the threads themselves; `None` if unknown.
     ran_ns: Option<u64>,
     /// Part of `ran_ns` that belongs to ended threads; `None` if it must be computed by reading all live threads.
     exited_threads_ns: Option<u64>,
@@ -244,8 +244,11 @@ impl TaskTable {
                 if move_report.is_some() {
                     self.group_moves = None;
                 }
-                let programs = self.processes.values().filter(|process| !process.properties.is_kernel_thread).count();
-                GroupReadSchedule::YoungAndEvery((programs.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD))
+                let program_count =
+                    self.processes.values().filter(|process| !process.properties.is_kernel_thread).count();
+                GroupReadSchedule::YoungAndEvery(
+                    (program_count.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD),
+                )
             }
         }
     }
@@ -259,7 +262,7 @@ impl TaskTable {
         }
     }
 
-    /// Programs of each service that ended before any refresh read them; `None` = events are not allowed.
+    /// Programs of each service that ended before any refresh read them; `None` if events are not allowed.
     pub fn unread_programs(&self) -> Option<&BTreeMap<ServiceIdentity, u64>> {
         self.process_events.is_some().then_some(&self.unread_programs)
     }
@@ -288,18 +291,18 @@ impl TaskTable {
         self.find_births_and_exits(kernel)?;
         self.find_sleepers(kernel);
         let own_service = self.own_service.get_or_insert_with(|| read_own_service(kernel)).clone();
-        let group_turns = self.update_group_schedule();
+        let group_schedule = self.update_group_schedule();
         let directory = self.directory.clone();
         let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
         for pid in self.processes.keys().copied().collect::<Vec<_>>() {
-            if self.is_match_due(&reader, pid, group_turns) {
+            if self.is_match_due(&reader, pid, group_schedule) {
                 self.rematch(&reader, pid);
             }
         }
         let excluded_pids = [Some(std::process::id() as i32), self.guardian];
         for pid in self.births.unread_pids() {
             let ran_ns = kernel.run_time_ns(pid).ok();
-            if self.hardly_ran(ran_ns) && self.births.defer(pid) {
+            if self.has_hardly_run(ran_ns) && self.births.defer(pid) {
                 continue;
             }
             if excluded_pids.contains(&Some(pid)) || self.examine(&reader, pid, ran_ns) {
@@ -315,8 +318,8 @@ impl TaskTable {
     fn find_births_and_exits(&mut self, kernel: &dyn Kernel) -> io::Result<()> {
         self.take_events();
         self.has_lost_events = false;
-        for (ancestor, programs) in self.births.take_ended_unread() {
-            self.count_unread_programs(ancestor, programs);
+        for (ancestor, program_count) in self.births.take_ended_unread() {
+            self.count_unread_programs(ancestor, program_count);
         }
         if self.births.is_complete() && !self.refresh_count.is_multiple_of(LISTING_PERIOD) {
             for pid in self.births.take_ended_leaders() {
@@ -351,9 +354,9 @@ impl TaskTable {
         let running_pids: BTreeSet<i32> = self.by_thread.values().filter(was_on_cpu).map(|task| task.pid).collect();
         let check_phase = self.refresh_count % PID_CHECK_PERIOD;
         let has_events = self.births.is_complete();
-        let (asleep, leaders, births) = (&mut self.sleeping_pids, &mut self.leader_stats, &self.births);
-        let (refreshes, elapsed_ns) = (self.refresh_count, self.elapsed_ns);
-        asleep.clear();
+        let (sleeping_pids, leader_stats, births) = (&mut self.sleeping_pids, &mut self.leader_stats, &self.births);
+        let (refresh_count, elapsed_ns) = (self.refresh_count, self.elapsed_ns);
+        sleeping_pids.clear();
         let mut reused_pids = Vec::new();
         self.processes.retain(|&pid, process| {
             let is_managed = process.id.is_some();
@@ -367,15 +370,15 @@ impl TaskTable {
                     let unread_ns = ran_ns.zip(process.ran_ns).map(|(now, read)| now.saturating_sub(read));
                     has_events
                         && unread_ns.is_some_and(|ns| ns < elapsed_ns / HARDLY_RUNS_DIVISOR)
-                        && refreshes.wrapping_sub(process.read_in_refresh) < MAX_UNREAD_REFRESHES
+                        && refresh_count.wrapping_sub(process.read_in_refresh) < MAX_UNREAD_REFRESHES
                         && !births.is_changed(pid)
                         && !births.may_have_new_threads(pid)
                 };
                 if !running_pids.contains(&pid) && (has_slept || hardly_runs()) {
-                    asleep.insert(pid);
+                    sleeping_pids.insert(pid);
                     return true;
                 }
-                (process.ran_ns, process.read_in_refresh) = (ran_ns, refreshes);
+                (process.ran_ns, process.read_in_refresh) = (ran_ns, refresh_count);
             }
             let stat = match kernel.stat(pid) {
                 Ok(stat) => stat,
@@ -385,34 +388,34 @@ impl TaskTable {
                 reused_pids.push(pid);
                 return false;
             }
-            leaders.insert(pid, stat);
+            leader_stats.insert(pid, stat);
             true
         });
         self.births.add_listed(reused_pids, has_events);
     }
 
     /// Counts programs that ended before they were read, for the service of the process that started them.
-    fn count_unread_programs(&mut self, ancestor: i32, programs: u64) {
+    fn count_unread_programs(&mut self, ancestor: i32, program_count: u64) {
         let Some(process) = self.processes.get(&ancestor).filter(|process| process.id.is_some()) else { return };
         let service = process.properties.service_or_command();
         if self.unread_programs.len() >= MAX_COUNTED_SERVICES && !self.unread_programs.contains_key(&service) {
             self.unread_programs.clear();
         }
-        *self.unread_programs.entry(service).or_default() += programs;
+        *self.unread_programs.entry(service).or_default() += program_count;
     }
 
-    /// Whether this is less processor time than a program that counts uses in a window.
-    fn hardly_ran(&self, ran_ns: Option<u64>) -> bool {
+    /// Whether a process with this processor time has hardly run since the last refresh; false if the time is unknown.
+    fn has_hardly_run(&self, ran_ns: Option<u64>) -> bool {
         ran_ns.is_some_and(|ran_ns| ran_ns < self.elapsed_ns / HARDLY_RUNS_DIVISOR)
     }
 
     /// Reads the properties that rules test, and decides about the process, which has run for `ran_ns` so far. A reused pid
-    /// has a new leader and is examined again. If a property cannot be read, the answer is false and the next refresh tries
-    /// again, because a rule with the action "ignore" must not be missed.
+    /// has a new leader and is examined again. Returns false if a property cannot be read: the next refresh tries again,
+    /// because a rule with the action "ignore" must not be missed.
     fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32, ran_ns: Option<u64>) -> bool {
         let is_single = self.births.has_one_thread(pid);
-        let read = if is_single { reader.kernel.process_stat(pid) } else { reader.kernel.stat(pid) };
-        let stat = match read {
+        let stat_result = if is_single { reader.kernel.process_stat(pid) } else { reader.kernel.stat(pid) };
+        let stat = match stat_result {
             Ok(stat) if !has_process_exited(&stat) => stat,
             Err(error) if !is_gone(&error) => return false,
             _ => {
@@ -429,20 +432,21 @@ impl TaskTable {
         let user_source = user_source.filter(|source| source.leader.start_ticks < stat.key.start_ticks);
         let user = user_source.and_then(|source| source.properties.user);
         let cgroup_file = reader.open_cgroup_file(&stat);
-        let known = KnownProperties { parent, user, ..KnownProperties::default() };
-        let Ok(properties) = reader.read(&stat, &cgroup_file, &known) else { return false };
+        let known_properties = KnownProperties { parent, user, ..KnownProperties::default() };
+        let Ok(properties) = reader.read(&stat, &cgroup_file, &known_properties) else { return false };
         let action = properties.decide(reader.rules);
         // A process that starts in its parent's control groups usually stays in them, so it counts as being as old as
         // its parent.
         let parent = self.processes.get(&stat.parent).filter(|parent| parent.properties.cgroups == properties.cgroups);
-        let since_refresh = parent.filter(|_| self.births.is_complete()).map(|parent| parent.found_in_refresh);
+        let parent_found_in_refresh =
+            parent.filter(|_| self.births.is_complete()).map(|parent| parent.found_in_refresh);
         let process = ManagedProcess {
             leader: stat.key,
             id: None,
             action,
             properties,
             cgroup_file,
-            found_in_refresh: since_refresh.unwrap_or(self.refresh_count),
+            found_in_refresh: parent_found_in_refresh.unwrap_or(self.refresh_count),
             read_in_refresh: self.refresh_count,
             ran_ns,
             exited_threads_ns: None,
@@ -454,7 +458,7 @@ impl TaskTable {
 
     /// Whether the properties of a process are to be read in this refresh. A process that ran under another name than
     /// before is due at once, because it has become another program; one that did not run, only if it was moved.
-    fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_turns: GroupReadSchedule) -> bool {
+    fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_schedule: GroupReadSchedule) -> bool {
         let Some(process) = self.processes.get(&pid).filter(|process| !process.properties.is_kernel_thread) else {
             return false;
         };
@@ -469,7 +473,7 @@ impl TaskTable {
         if !self.sleeping_pids.contains(&pid) && (is_changed || is_periodic_due) {
             return true;
         }
-        let is_group_due = match group_turns {
+        let is_group_due = match group_schedule {
             GroupReadSchedule::All => true,
             GroupReadSchedule::Every(period) => refresh_phase.is_multiple_of(period),
             GroupReadSchedule::YoungAndEvery(period) => is_young || refresh_phase.is_multiple_of(period),
@@ -487,22 +491,22 @@ impl TaskTable {
         }
         let is_full_match_due = self.refresh_count.wrapping_add(pid as u32).is_multiple_of(LISTING_PERIOD);
         let is_user_known = !is_full_match_due && !self.has_lost_events && !self.births.may_have_new_user(pid);
-        let known = KnownProperties {
+        let known_properties = KnownProperties {
             previous: Some(&old_process.properties),
             user: old_process.properties.user.filter(|_| is_user_known),
             ..KnownProperties::default()
         };
-        let Ok(properties) = reader.read(&stat, &old_process.cgroup_file, &known) else { return };
+        let Ok(properties) = reader.read(&stat, &old_process.cgroup_file, &known_properties) else { return };
         if properties == old_process.properties {
             return;
         }
         let action = properties.decide(reader.rules);
-        let (name, user) = (stat.name.clone(), properties.user);
+        let (command, user) = (stat.name.clone(), properties.user);
         let (service, image) = (properties.service.clone(), properties.image().map(str::to_string));
         let is_other_program =
             properties.command != old_process.properties.command || service != old_process.properties.service;
-        let since_refresh = if is_other_program { self.refresh_count } else { old_process.found_in_refresh };
-        self.insert(&stat, ManagedProcess { action, properties, found_in_refresh: since_refresh, ..old_process });
+        let found_in_refresh = if is_other_program { self.refresh_count } else { old_process.found_in_refresh };
+        self.insert(&stat, ManagedProcess { action, properties, found_in_refresh, ..old_process });
         // A sleeping process may have been moved to another control group; this refresh must read its threads
         // nevertheless.
         self.sleeping_pids.remove(&pid);
@@ -518,11 +522,11 @@ impl TaskTable {
             task.user = user;
             task.goal = if let ManageAction::Manage(goal) = action { goal } else { None };
             task.is_fixed = action == ManageAction::Observe;
-            task.program.clone_from(&name);
+            task.program.clone_from(&command);
             task.service.clone_from(&service);
             task.image.clone_from(&image);
             if task.thread.tid == pid {
-                task.name.clone_from(&name);
+                task.name.clone_from(&command);
             }
         }
         if is_other_program && !is_ignored {

@@ -44,17 +44,21 @@ pub struct TopologyError {
 /// # Errors
 /// There is no `sys/devices/system/cpu` below `root`, or a file in it cannot be understood; the error names the file.
 pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
-    let mut host = SysfsReader { cpu_dir: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
-    let present_cpus = host.present_cpus()?;
-    let online_cpus = host.read_online_cpus(&present_cpus)?;
+    let mut reader = SysfsReader { cpu_dir: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
+    let present_cpus = reader.read_present_cpus()?;
+    let online_cpus = reader.read_online_cpus(&present_cpus)?;
     if online_cpus.is_empty() {
-        return Err(invalid_file(&host.cpu_dir, "no online CPU", "at least one"));
+        return Err(invalid_file(&reader.cpu_dir, "no online CPU", "at least one"));
     }
-    let cpus = host.read_cpus(root, &present_cpus, &online_cpus)?;
-    let memory_latency = host.read_memory_latency(root)?;
-    let unnumbered_caches = host.describe_caches(&online_cpus)?;
-    let (caches, kernel_cache_ids) = host.number_caches(unnumbered_caches, &online_cpus);
-    Ok(HostTopology { topology: Topology { cpus, caches, memory_latency }, kernel_cache_ids, warnings: host.warnings })
+    let cpus = reader.read_cpus(root, &present_cpus, &online_cpus)?;
+    let memory_latency = reader.read_memory_latency(root)?;
+    let unnumbered_caches = reader.describe_caches(&online_cpus)?;
+    let (caches, kernel_cache_ids) = reader.number_caches(unnumbered_caches, &online_cpus);
+    Ok(HostTopology {
+        topology: Topology { cpus, caches, memory_latency },
+        kernel_cache_ids,
+        warnings: reader.warnings,
+    })
 }
 
 /// Maximum number of memory nodes of any kernel (`CONFIG_NODES_SHIFT` is 10 at most).
@@ -77,7 +81,7 @@ struct CacheDescription {
 
 impl SysfsReader {
     /// CPUs that have a directory, without those that are possible but not present.
-    fn present_cpus(&self) -> Result<Vec<u32>, TopologyError> {
+    fn read_present_cpus(&self) -> Result<Vec<u32>, TopologyError> {
         let list = read_cpu_list(&self.cpu_dir.join("present"))?;
         let cpu_number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
         let mut cpus: Vec<u32> = list_entry_names(&self.cpu_dir)?.into_iter().filter_map(cpu_number).collect();
@@ -224,8 +228,8 @@ impl SysfsReader {
             }
         }
         if !cacheless_cpus.is_empty() {
-            let text = format!("CPUs {cacheless_cpus}: no cache directory; which caches they share is not known");
-            self.warnings.push(text);
+            let warning = format!("CPUs {cacheless_cpus}: no cache directory; which caches they share is not known");
+            self.warnings.push(warning);
         }
         Ok(caches)
     }
@@ -236,12 +240,12 @@ impl SysfsReader {
         cpu: u32,
         online: &CpuSet,
     ) -> Result<Option<CacheDescription>, TopologyError> {
-        let kind = read_trimmed(&dir.join("type"))?.unwrap_or_else(|| "Unified".to_string());
+        let cache_type = read_trimmed(&dir.join("type"))?.unwrap_or_else(|| "Unified".to_string());
         let Some(level) = read_number(&dir.join("level"))? else {
             self.warnings.push(format!("{}: no level; cache left out", dir.display()));
             return Ok(None);
         };
-        let level = match (level, kind.as_str()) {
+        let level = match (level, cache_type.as_str()) {
             (1, "Instruction") => CacheLevel::L1Instruction,
             (1, _) => CacheLevel::L1Data,
             (_, "Instruction") => return Ok(None),
@@ -256,8 +260,8 @@ impl SysfsReader {
         };
         let mut cpus = shared_cpus.unwrap_or_default().intersection(online);
         if !cpus.contains(cpu) {
-            let text = format!("{}: no CPUs that share it are named; taken as private to CPU {cpu}", dir.display());
-            self.warnings.push(text);
+            let warning = format!("{}: no CPUs that share it are named; taken as private to CPU {cpu}", dir.display());
+            self.warnings.push(warning);
             cpus = [cpu].into_iter().collect();
         }
         // Some firmware reports zero, which means "unknown" in all of these files.
@@ -280,9 +284,9 @@ impl SysfsReader {
             let other_cache = descriptions.remove(index);
             if other_cache.cpus != cache.cpus {
                 let (level, a, b) = (cache.level, &other_cache.cpus, &cache.cpus);
-                let text =
+                let warning =
                     format!("{level:?}: shared by CPUs {a} and by CPUs {b} at once; taken as shared by all of them");
-                self.warnings.push(text);
+                self.warnings.push(warning);
             }
             cache.cpus = cache.cpus.union(&other_cache.cpus);
             cache.size_bytes = other_cache.size_bytes.or(cache.size_bytes);

@@ -38,18 +38,18 @@ impl SetIndex {
     #[inline(always)]
     pub(super) fn compute_sets_and_tags(&self, lines: &[u64], sets_and_tags: &mut SetTagBatch) -> u64 {
         let (sets, tags) = (&mut sets_and_tags.sets[..lines.len()], &mut sets_and_tags.tags[..lines.len()]);
-        let places = sets.iter_mut().zip(tags.iter_mut()).zip(lines);
+        let entries = sets.iter_mut().zip(tags.iter_mut()).zip(lines);
         if let Some(shift) = self.shift {
-            for ((set, tag), &line) in places {
+            for ((set, tag), &line) in entries {
                 (*set, *tag) = ((line & (self.sets - 1)) as u32, line >> shift);
             }
         } else if lines.iter().fold(0, |bits, line| bits | line) < self.exact_limit {
-            for ((set, tag), &line) in places {
+            for ((set, tag), &line) in entries {
                 *tag = ((u128::from(line) * u128::from(self.reciprocal)) >> 64) as u64;
                 *set = (line - *tag * self.sets) as u32;
             }
         } else {
-            for ((set, tag), &line) in places {
+            for ((set, tag), &line) in entries {
                 (*set, *tag) = ((line % self.sets) as u32, line / self.sets);
             }
         }

@@ -12,13 +12,13 @@ const MAX_SETS_WITHOUT_PREFETCH: usize = 1 << 14;
 pub(super) struct Lru {
     simd: Simd,
     ways: usize,
-    tag_lists: Lists,
+    tag_lists: TagLists,
     /// Number of hits at each stack position; one entry for each way or lane, whichever are more.
     hits: Vec<u64>,
 }
 
 #[derive(Debug)]
-enum Lists {
+enum TagLists {
     /// Tag + 1 in 32 bits, or 0 for a free way. Lanes from `ways` on hold evicted tags and are never read.
     Narrow(Vec<U32x16>),
     /// 64-bit tags, `ways` to a set, and the number of valid tags in each set.
@@ -28,9 +28,9 @@ enum Lists {
 impl Lru {
     pub(super) fn new(sets: usize, ways: usize, simd: Simd) -> Self {
         let tag_lists = if ways <= LANES {
-            Lists::Narrow(vec![U32x16([0; LANES]); sets])
+            TagLists::Narrow(vec![U32x16([0; LANES]); sets])
         } else {
-            Lists::Wide { tags: vec![0; sets * ways], filled_counts: vec![0; sets] }
+            TagLists::Wide { tags: vec![0; sets * ways], filled_counts: vec![0; sets] }
         };
         Lru { simd, ways, tag_lists, hits: vec![0; ways.max(LANES)] }
     }
@@ -56,7 +56,7 @@ impl Lru {
     /// Simulates a batch with 32-bit tags. Returns the number of misses, or `None` if a tag of this batch needs 64
     /// bits.
     fn simulate_narrow_batch(&mut self, index: &SetIndex, batch: &[u64], miss_flags: &mut [bool]) -> Option<u64> {
-        let Lists::Narrow(sets) = &mut self.tag_lists else { return None };
+        let TagLists::Narrow(sets) = &mut self.tag_lists else { return None };
         let (simd, ways, hits) = (self.simd, ((1u32 << self.ways) - 1), &mut self.hits);
         dispatch!(simd, access_narrow_sets(
             sets: &mut [U32x16], ways: u32, hits: &mut [u64], index: &SetIndex, batch: &[u64], miss_flags: &mut [bool]
@@ -65,7 +65,7 @@ impl Lru {
 
     fn simulate_wide_batch(&mut self, index: &SetIndex, batch: &[u64], miss_flags: &mut [bool]) -> u64 {
         self.widen();
-        let Lists::Wide { tags, filled_counts: filled_ways_by_set } = &mut self.tag_lists else {
+        let TagLists::Wide { tags, filled_counts: filled_ways_by_set } = &mut self.tag_lists else {
             unreachable!("widened")
         };
         let mut sets_and_tags = SetTagBatch::new();
@@ -76,12 +76,14 @@ impl Lru {
     /// Converts the cache from 32-bit to 64-bit tags.
     #[cold]
     fn widen(&mut self) {
-        if let Lists::Narrow(sets) = &self.tag_lists {
+        if let TagLists::Narrow(sets) = &self.tag_lists {
             let count_filled_ways = |set: &U32x16| set.0[..self.ways].iter().filter(|&&way| way != 0).count() as u32;
             let filled = sets.iter().map(count_filled_ways).collect();
             let ways = sets.iter().flat_map(|set| &set.0[..self.ways]);
-            self.tag_lists =
-                Lists::Wide { tags: ways.map(|&way| u64::from(way.wrapping_sub(1))).collect(), filled_counts: filled };
+            self.tag_lists = TagLists::Wide {
+                tags: ways.map(|&way| u64::from(way.wrapping_sub(1))).collect(),
+                filled_counts: filled,
+            };
         }
     }
 }
@@ -125,11 +127,11 @@ fn access_wide_sets(
     filled_ways_by_set: &mut [u32],
     ways: usize,
     hits: &mut [u64],
-    places: &SetTagBatch,
+    sets_and_tags: &SetTagBatch,
     miss_flags: &mut [bool],
 ) -> u64 {
     let mut misses = 0;
-    for ((&set, &tag), is_miss) in places.sets.iter().zip(&places.tags).zip(miss_flags) {
+    for ((&set, &tag), is_miss) in sets_and_tags.sets.iter().zip(&sets_and_tags.tags).zip(miss_flags) {
         let set = set as usize;
         let list = &mut tags[set * ways..][..ways];
         let filled_ways = filled_ways_by_set[set] as usize;

@@ -7,8 +7,8 @@
 //! secondary measurement, x = n · rate − Σ known. Intervals under 200 µs are cold starts and are dropped. The others
 //! are weighted by their length, until 2 ms are collected.
 //!
-//! If the machine counts each member separately, no equations are solved (`own_counts`): a member's PCMR is its own
-//! misses over its own references. This neither assumes that all members make equally many references nor amplifies
+//! If the machine counts each member separately, no equations are solved (`uses_task_counts`): a member's PCMR is its
+//! own misses over its own references. This neither assumes that all members make equally many references nor amplifies
 //! noise. A later probe of the same rows replaces the readings of the earlier one.
 //!
 //! Properties: a PCMR is a score of locality; if it was solved for, it may be negative or above 100. The solution

@@ -94,16 +94,16 @@ impl PhaseProfiler {
     }
 
     /// Records the plan in force. Returns whether placements, gangs or shares have changed since the last window.
-    fn update_allocation(&mut self, now: &AppliedPlan) -> bool {
+    fn update_allocation(&mut self, current_plan: &AppliedPlan) -> bool {
         let shares_in_force = |applied: &AppliedPlan| {
             applied.shares.iter().map(|active_share| active_share.share.clone()).collect::<Vec<_>>()
         };
-        let is_unchanged = self.previous_plan.as_ref().is_none_or(|previous_state| {
-            previous_state.affinity == now.affinity
-                && previous_state.gangs == now.gangs
-                && shares_in_force(previous_state) == shares_in_force(now)
+        let is_unchanged = self.previous_plan.as_ref().is_none_or(|previous_plan| {
+            previous_plan.affinity == current_plan.affinity
+                && previous_plan.gangs == current_plan.gangs
+                && shares_in_force(previous_plan) == shares_in_force(current_plan)
         });
-        self.previous_plan = Some(now.clone());
+        self.previous_plan = Some(current_plan.clone());
         !is_unchanged
     }
 
@@ -172,7 +172,7 @@ impl PhaseProfiler {
         } else if incoming_event.map_or(is_settled(rate_event), is_settled) {
             let own_cycles = state.busy_cycles.map(|cycles| cycles * per_kilo_instr);
             let signal: Vec<f64> =
-                incoming_signal.map_or(rate.to_vec(), |comes| comes.into_iter().chain(own_cycles).collect());
+                incoming_signal.map_or(rate.to_vec(), |incoming| incoming.into_iter().chain(own_cycles).collect());
             match state.kind {
                 Some(kind) if !is_outside_range => state.kinds.add(kind, &signal),
                 Some(_) => {}

@@ -78,8 +78,12 @@ impl RapidMrcProfiler {
             }
             CurveForm::Thesis { warmup, corrects_repeats: correct_repeats } => {
                 let lines = data_entries(trace);
-                let curve =
-                    trace_curve(&MissLog { lines: &lines, code: &[], ..*trace }, &sizes, warmup, correct_repeats)?;
+                let curve = trace_curve(
+                    &MissLog { lines: &lines, code_positions: &[], ..*trace },
+                    &sizes,
+                    warmup,
+                    correct_repeats,
+                )?;
                 let shifted_curve = log_counts.measured_point.and_then(|(size, rate)| curve.shift_through(size, rate));
                 Some((shifted_curve.map_or(curve, |(shifted, _)| shifted), self.cache.size_bytes))
             }
@@ -89,8 +93,9 @@ impl RapidMrcProfiler {
 
 /// Returns the entries that the thesis's log, which records only data accesses, would contain.
 fn data_entries(trace: &MissLog<'_>) -> Vec<u64> {
-    let mut code_positions = trace.code.iter().peekable();
-    let is_data = |(index, _): &(usize, &u64)| code_positions.next_if(|&&place| place as usize == *index).is_none();
+    let mut code_positions = trace.code_positions.iter().peekable();
+    let is_data =
+        |(index, _): &(usize, &u64)| code_positions.next_if(|&&position| position as usize == *index).is_none();
     trace.lines.iter().enumerate().filter(is_data).map(|(_, &line)| line).collect()
 }
 
@@ -110,8 +115,16 @@ impl Profiler for RapidMrcProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
         for evidence in probe_evidence(observation) {
-            let ProbeEvidence::Trace { task, space, line_bytes, lines, code_positions: code, lost, counts, .. } =
-                evidence
+            let ProbeEvidence::Trace {
+                task,
+                space,
+                line_bytes,
+                lines,
+                code_positions: code,
+                lost: lost_accesses,
+                counts,
+                ..
+            } = evidence
             else {
                 continue;
             };
@@ -119,7 +132,13 @@ impl Profiler for RapidMrcProfiler {
             else {
                 continue;
             };
-            let trace = MissLog { lines, code, line_bytes: u64::from(*line_bytes), instructions, lost_accesses: *lost };
+            let trace = MissLog {
+                lines,
+                code_positions: code,
+                line_bytes: u64::from(*line_bytes),
+                instructions,
+                lost_accesses: *lost_accesses,
+            };
             // The operating point of the task, measured in the same window. While it is traced, the program runs at a
             // quarter of its speed but executes the same instructions, so its rate per instruction is valid. If other
             // tasks fill the same units, the occupancy of the program is unknown, so its rate is not a point of the

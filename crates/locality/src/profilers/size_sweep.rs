@@ -37,7 +37,7 @@ pub struct SizeSweepProfiler {
 #[derive(Clone, Debug, Default)]
 struct SizePoints {
     /// Size in bytes of the share that the task had to itself in the preceding window, and the number of successive
-    /// windows in which it had that size; `None` if it was in no such share.
+    /// windows in which it had that size. `None` if it was in no such share.
     last_share: Option<(u64, u32)>,
     points: BTreeMap<u64, RunningStats>,
 }

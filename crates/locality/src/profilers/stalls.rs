@@ -33,13 +33,14 @@ const DATA_STALLS: [StallCause; 7] = [
 ];
 
 impl StallProfiler {
-    /// Builds a profiler for a cache of this size, which the machine partitions into this number of colors or ways.
+    /// Builds a profiler for this cache.
     pub fn new(cache: TracedCache) -> Self {
         StallProfiler { cache, tasks: PerTask::default() }
     }
 }
 
-/// Returns the stalled cycles per thousand instructions; `None` if instructions or all causes were not counted.
+/// Returns the stalled cycles per thousand instructions; `None` if instructions were not counted, or none of the causes
+/// was.
 fn stall_rate(task: &TaskSample) -> Option<f64> {
     let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
     let causes = DATA_STALLS.iter().filter_map(|&cause| task.counts.get(CounterEvent::StallCycles(cause)));

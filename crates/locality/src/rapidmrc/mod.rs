@@ -36,7 +36,7 @@ pub struct MissLog<'a> {
     /// Line addresses, as recorded by the hardware.
     pub lines: &'a [u64],
     /// Positions of code fetches among the lines, ascending; empty if only data was logged.
-    pub code: &'a [u32],
+    pub code_positions: &'a [u32],
     /// Size of these lines in bytes.
     pub line_bytes: u64,
     /// Instructions executed while the log was recorded.
@@ -56,11 +56,11 @@ pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
 /// Like [`correct_repeats`], but also returns for every entry whether the program requested it; the other entries are
 /// prefetches. Prefetches leave only the data register unchanged, so a code fetch between two equal data values does
 /// not end their run.
-fn correct_and_classify(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
+fn correct_and_classify(lines: &[u64], code_positions: &[u32]) -> (Vec<u64>, Vec<bool>) {
     let (mut repeats, mut last_value) = (0, None);
-    let mut code = code.iter().peekable();
+    let mut remaining_code = code_positions.iter().peekable();
     let corrected_lines = lines.iter().enumerate().map(|(index, &line)| {
-        if code.next_if(|&&position| position as usize == index).is_some() {
+        if remaining_code.next_if(|&&position| position as usize == index).is_some() {
             return (line, true);
         }
         repeats = if last_value.replace(line) == Some(line) { repeats + 1 } else { 0 };
@@ -101,7 +101,7 @@ pub fn trace_curve(
     corrects_repeats: bool,
 ) -> Option<MissRateCurve> {
     let entries = trace.lines.len();
-    debug_assert!(trace.code.is_empty(), "the thesis's log holds data only");
+    debug_assert!(trace.code_positions.is_empty(), "the thesis's log holds data only");
     let largest_lines = sizes_bytes.last()? / trace.line_bytes.max(1);
     if entries == 0 || !(trace.instructions.is_finite() && trace.instructions > 0.0) {
         return None;
@@ -176,7 +176,7 @@ mod tests {
             let sizes: Vec<u64> = (1..=largest).collect();
             for warmup in [Warmup::Automatic, Warmup::Half, Warmup::Nothing] {
                 let warm = warmup_entries(&lines, largest, warmup);
-                let trace = MissLog { lines: &lines, code: &[], line_bytes: 1, instructions: 1000.0, lost_accesses: None };
+                let trace = MissLog { lines: &lines, code_positions: &[], line_bytes: 1, instructions: 1000.0, lost_accesses: None };
                 let curve = trace_curve(&trace, &sizes, warmup, false).unwrap();
                 let scale = entries as f64 / (entries - warm) as f64;
                 for ((_, rate), misses) in curve.points().iter().zip(bounded_stack(&lines, warm, largest as usize)) {
@@ -200,8 +200,13 @@ mod tests {
     fn known_losses_scale_the_rates_up() {
         let lines: Vec<u64> = (0..100).collect();
         let rate_with_losses = |lost| {
-            let trace =
-                MissLog { lines: &lines, code: &[], line_bytes: 64, instructions: 10_000.0, lost_accesses: lost };
+            let trace = MissLog {
+                lines: &lines,
+                code_positions: &[],
+                line_bytes: 64,
+                instructions: 10_000.0,
+                lost_accesses: lost,
+            };
             trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().rate_at(640).unwrap()
         };
         assert!((rate_with_losses(None) - 10.0).abs() < 1e-9);

@@ -2,7 +2,8 @@
 //!
 //! Problem: the thesis's form has four errors of shape, which no vertical shift removes. (a) It spends part of the log
 //! on warming up and counts every later first touch as a miss at all sizes, so it needs logs of ten times the cache.
-//! (b) It counts prefetched lines as misses. (c) It accounts for lost entries only through a constant.
+//! (b) It counts prefetched lines as misses. (c) It accounts for lost entries only through a constant. (d) Its fully
+//! associative stack ignores that some sets overflow before the cache is full.
 //!
 //! Method, for each of them:
 //! - A first touch in the log is a *censored* observation: its distance is known only to be at least the number of
@@ -62,7 +63,7 @@ pub struct WayGeometry {
 }
 
 impl WayGeometry {
-    /// Number of groups of lines that never compete, because their offsets in the page differ.
+    /// Returns the number of groups of lines that never compete, because their offsets in the page differ.
     fn offset_groups(self) -> u64 {
         self.page_lines.clamp(1, self.sets.max(1))
     }
@@ -87,7 +88,7 @@ pub fn survival_curve_with_reach(
     if !(trace.instructions.is_finite() && trace.instructions > 0.0) {
         return None;
     }
-    let (lines, is_demanded) = correct_and_classify(trace.lines, trace.code);
+    let (lines, is_demanded) = correct_and_classify(trace.lines, trace.code_positions);
     let survival = match geometry {
         None => SurvivalCurve::new(&[(&lines, &is_demanded)], largest_lines, DEPTH_STEPS)?,
         Some(geometry) => survival_by_offset(&lines, &is_demanded, largest_lines, geometry)?,
@@ -181,13 +182,14 @@ struct SurvivalInCache {
 }
 
 impl SurvivalInCache {
-    /// Share of the accesses that miss in so many lines, if all distances are longer by the factor `stretch`.
+    /// Returns the share of the accesses that miss in so many lines, if all distances are longer by the factor
+    /// `stretch`.
     fn miss_share(&self, lines: f64, stretch: f64) -> f64 {
         let Some(geometry) = self.geometry else { return self.survival.survival_at(lines / stretch) };
         let ways = lines / geometry.sets as f64;
-        let (low, along) = (ways as u32, ways.fract());
+        let (low, fraction) = (ways as u32, ways.fract());
         let share = |ways| self.miss_share_in_ways(ways, geometry, stretch);
-        if along == 0.0 { share(low) } else { (1.0 - along) * share(low) + along * share(low + 1) }
+        if fraction == 0.0 { share(low) } else { (1.0 - fraction) * share(low) + fraction * share(low + 1) }
     }
 
     fn miss_share_in_ways(&self, ways: u32, geometry: WayGeometry, stretch: f64) -> f64 {
@@ -197,15 +199,15 @@ impl SurvivalInCache {
             return survival_after(f64::from(ways));
         }
         // Probability that the line which falls into the set as the last of so many is the n-th one.
-        let (ways, last) =
+        let (ways, max_lines) =
             (f64::from(ways), self.survival.lines_per_step * self.survival.survival_by_step.len() as f64);
-        let (mut n, mut logarithm, mut remaining, mut share) = (ways, ways * libm::log(p), 1.0, 0.0);
-        while n * p < ways || (remaining > 1e-9 && n < last * stretch) {
-            let probability = libm::exp(logarithm).min(remaining);
+        let (mut n, mut log_probability, mut remaining, mut share) = (ways, ways * libm::log(p), 1.0, 0.0);
+        while n * p < ways || (remaining > 1e-9 && n < max_lines * stretch) {
+            let probability = libm::exp(log_probability).min(remaining);
             share += probability * survival_after(n);
             remaining -= probability;
             n += 1.0;
-            logarithm += libm::log1p(-p) + libm::log((n - 1.0) / (n - ways));
+            log_probability += libm::log1p(-p) + libm::log((n - 1.0) / (n - ways));
         }
         share + remaining * survival_after(n)
     }
@@ -251,7 +253,7 @@ impl SurvivalCurve {
         }
         let (mut at_risk, mut survival_share) = (accesses, 1.0);
         let min_at_risk = (MIN_AT_RISK_SHARE * accesses).min(SUFFICIENT_AT_RISK);
-        let mut at_step = vec![1.0];
+        let mut survival_by_step = vec![1.0];
         for step in 0..steps {
             if at_risk < min_at_risk {
                 break;
@@ -261,13 +263,13 @@ impl SurvivalCurve {
             if effective_at_risk > 0.0 {
                 survival_share *= (1.0 - recurrences[step] / effective_at_risk).max(0.0);
             }
-            at_step.push(survival_share);
+            survival_by_step.push(survival_share);
             at_risk -= recurrences[step] + censored_uses[step];
         }
-        let known_lines = (at_step.len() as u64 - 1) * lines_per_step;
-        extend_survival(&mut at_step, steps);
+        let known_lines = (survival_by_step.len() as u64 - 1) * lines_per_step;
+        extend_survival(&mut survival_by_step, steps);
         let (lines_per_step, known_lines) = (lines_per_step as f64, known_lines as f64);
-        Some(SurvivalCurve { lines_per_step, survival_by_step: at_step, access_count: accesses, known_lines })
+        Some(SurvivalCurve { lines_per_step, survival_by_step, access_count: accesses, known_lines })
     }
 
     fn survival_at(&self, lines: f64) -> f64 {
@@ -280,10 +282,10 @@ impl SurvivalCurve {
 }
 
 /// Extends the survival to this number of steps by a power of the depth that fits the last third.
-fn extend_survival(at_step: &mut Vec<f64>, steps: usize) {
-    let known_steps = at_step.len() - 1;
+fn extend_survival(survival_by_step: &mut Vec<f64>, steps: usize) {
+    let known_steps = survival_by_step.len() - 1;
     let fit_start = known_steps - known_steps / 3;
-    let (third_survival, last_survival) = (at_step[fit_start], at_step[known_steps]);
+    let (third_survival, last_survival) = (survival_by_step[fit_start], survival_by_step[known_steps]);
     let can_fit_power = fit_start > 0 && fit_start < known_steps && last_survival > 0.0;
     let power = if can_fit_power {
         libm::log(third_survival / last_survival) / libm::log(known_steps as f64 / fit_start as f64)
@@ -291,7 +293,7 @@ fn extend_survival(at_step: &mut Vec<f64>, steps: usize) {
         0.0
     };
     for step in known_steps + 1..=steps {
-        at_step.push(last_survival * libm::pow(known_steps.max(1) as f64 / step as f64, power));
+        survival_by_step.push(last_survival * libm::pow(known_steps.max(1) as f64 / step as f64, power));
     }
 }
 
@@ -304,7 +306,13 @@ mod tests {
     const SIZES: [u64; 8] = [100, 200, 300, 400, 500, 600, 700, 800];
 
     fn trace_of(lines: &[u64]) -> MissLog<'_> {
-        MissLog { lines, code: &[], line_bytes: 1, instructions: lines.len() as f64 * 20.0, lost_accesses: None }
+        MissLog {
+            lines,
+            code_positions: &[],
+            line_bytes: 1,
+            instructions: lines.len() as f64 * 20.0,
+            lost_accesses: None,
+        }
     }
     fn curve_rates(curve: &MissRateCurve) -> Vec<f64> {
         curve.points().iter().map(|&(_, rate)| rate).collect()

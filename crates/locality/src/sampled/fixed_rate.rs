@@ -24,7 +24,7 @@ impl FixedRateSampler {
     /// Builds a sampler. `rate` is the share of lines to sample, rounded to a multiple of 2^-24.
     ///
     /// # Errors
-    /// Returns an error if the rate is outside 2^-24 to 1.
+    /// Returns an error if the rate is below 2^-25, which rounds to 0, or above 1.
     pub fn new(rate: f64, seed: u64) -> Result<Self, SampleError> {
         FixedRateSampler::with_simd(rate, seed, Simd::detect_best())
     }

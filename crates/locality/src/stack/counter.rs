@@ -43,12 +43,12 @@ impl DeadSlotCounter {
     }
 
     /// Returns the dead bits, 64 slots to a word, lowest slot in the lowest bit.
-    pub(super) fn dead_slots(&self) -> &[u64] {
+    pub(super) fn dead_bits(&self) -> &[u64] {
         &self.dead_bits
     }
 
     /// Kills the old slot of each access (old, new) in turn, and counts its distance in `tally`. There are at most
-    /// [`BATCH`](super::batch::BATCH) accesses, for which `tally` has reserved room.
+    /// [`BATCH_ACCESSES`](super::batch::BATCH_ACCESSES) accesses, for which `tally` has reserved room.
     #[inline(always)]
     pub(super) unsafe fn kill_and_count<L: Lanes>(&mut self, old_slots: &[u32], new_slots: &[u32], tally: &mut Tally) {
         let new_slots = &new_slots[..old_slots.len()];

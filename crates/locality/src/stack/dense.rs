@@ -4,7 +4,7 @@
 //! 0 marks a free entry; the table is at most half full. A batch first resolves all leaves and prefetches their memory,
 //! and only then reads and replaces slots, so that cache misses overlap.
 
-use super::batch::{BATCH, LINE_BITS, SlotPairs};
+use super::batch::{BATCH_ACCESSES, LINE_BITS, SlotPairs};
 use crate::hash::mix;
 use crate::simd::prefetch;
 
@@ -39,7 +39,7 @@ impl DenseFinder {
 
     #[inline(always)]
     pub(super) fn replace_slots(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
-        let mut cells = [0usize; BATCH];
+        let mut cells = [0usize; BATCH_ACCESSES];
         let cells = &mut cells[..lines.len()];
         for (cell, &line) in cells.iter_mut().zip(lines) {
             let leaf = self.find_or_add_leaf(line / LINES_PER_PAGE as u64);

@@ -1,7 +1,7 @@
 //! The single-threaded engine for exact stack distances.
 
 use super::StackError;
-use super::batch::{BATCH, SlotPairs};
+use super::batch::{BATCH_ACCESSES, SlotPairs};
 use super::counter::DeadSlotCounter;
 use super::histogram::DistanceHistogram;
 use super::slot_allocator::{FinderLimits, SlotAllocator};
@@ -22,28 +22,28 @@ pub struct StackDistances {
 /// Accesses that have been pushed but do not fill a batch yet.
 #[derive(Debug)]
 pub(super) struct PendingAccesses {
-    lines: [u64; BATCH],
+    lines: [u64; BATCH_ACCESSES],
     len: usize,
 }
 
 impl PendingAccesses {
     pub(super) fn new() -> Self {
-        PendingAccesses { lines: [0; BATCH], len: 0 }
+        PendingAccesses { lines: [0; BATCH_ACCESSES], len: 0 }
     }
 
     /// Splits a stream of pushes of any length into full batches, in order, and passes them to `run`.
     #[inline(always)]
     pub(super) fn push<E>(&mut self, mut lines: &[u64], mut run: impl FnMut(&[u64]) -> Result<(), E>) -> Result<(), E> {
         if self.len > 0 {
-            let (batch, later_lines) = lines.split_at(lines.len().min(BATCH - self.len));
+            let (batch, later_lines) = lines.split_at(lines.len().min(BATCH_ACCESSES - self.len));
             self.lines[self.len..][..batch.len()].copy_from_slice(batch);
             self.len += batch.len();
             lines = later_lines;
-            if self.len == BATCH {
+            if self.len == BATCH_ACCESSES {
                 self.flush(&mut run)?;
             }
         }
-        let (full_batches, last_lines) = lines.split_at(lines.len() - lines.len() % BATCH);
+        let (full_batches, last_lines) = lines.split_at(lines.len() - lines.len() % BATCH_ACCESSES);
         if !full_batches.is_empty() {
             run(full_batches)?;
         }
@@ -136,7 +136,7 @@ fn run_batches(
         if lines.is_empty() {
             return Ok(());
         }
-        slot_allocator.compact(Some(counter.dead_slots()))?;
+        slot_allocator.compact(Some(counter.dead_bits()))?;
         *counter = DeadSlotCounter::default();
         *counter = DeadSlotCounter::new(slot_allocator.slots());
     }
@@ -152,7 +152,7 @@ unsafe fn run_all_batches<L: Lanes>(
     lines: &[u64],
 ) -> usize {
     let mut processed_count = 0;
-    for batch in lines.chunks(BATCH) {
+    for batch in lines.chunks(BATCH_ACCESSES) {
         if slot_allocator.is_full(batch.len()) {
             break;
         }

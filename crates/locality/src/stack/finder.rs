@@ -73,8 +73,8 @@ impl Finder {
     /// Assigns the slots `first_slot..` to the lines, in order, and appends to `pairs` the old and the new slot of
     /// lines that have occurred before.
     ///
-    /// Accepts at most [`super::batch::BATCH`] lines of at most [`super::batch::LINE_BITS`] bits; `first_slot` is above
-    /// 0.
+    /// Accepts at most [`super::batch::BATCH_ACCESSES`] lines of at most [`super::batch::LINE_BITS`] bits; `first_slot`
+    /// is above 0.
     #[inline(always)]
     pub(super) unsafe fn replace_slots<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
         pairs.clear();

@@ -33,8 +33,8 @@ impl DistanceHistogram {
     }
 
     /// Returns the same counts with this number of first touches.
-    pub(super) fn with_cold(self, cold: u64) -> Self {
-        DistanceHistogram { cold_count: cold, ..self }
+    pub(super) fn with_cold(self, cold_count: u64) -> Self {
+        DistanceHistogram { cold_count, ..self }
     }
 
     /// Returns the number of first touches, which equals the number of distinct lines.

@@ -9,7 +9,7 @@
 //! range. From these two, the owner computes the distance. At the end, the owners' histograms are added.
 
 use super::StackError;
-use super::batch::{BATCH, SlotPairs};
+use super::batch::{BATCH_ACCESSES, SlotPairs};
 use super::counter::DeadSlotCounter;
 use super::exact::PendingAccesses;
 use super::histogram::DistanceHistogram;
@@ -20,7 +20,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 /// Maximum number of accesses in one message.
-const MESSAGE_ACCESSES: usize = 64 * BATCH;
+const MESSAGE_ACCESSES: usize = 64 * BATCH_ACCESSES;
 /// Number of 64 KB messages in flight to one counting thread, enough to keep it busy while the finder compacts.
 const MESSAGES_IN_FLIGHT: usize = 32;
 
@@ -110,17 +110,17 @@ impl ParallelStackDistances {
         pending_accesses.flush(|lines| self.process(lines))?;
         let lines = self.slot_allocator.lines();
         let mut histogram = DistanceHistogram::new(lines as u64, []);
-        for owner in &mut self.workers {
-            owner.send(lines);
-            owner.batch_sender = None;
+        for worker in &mut self.workers {
+            worker.send(lines);
+            worker.batch_sender = None;
         }
-        for owner in &mut self.workers {
-            let owner_histogram = owner.join();
+        for worker in &mut self.workers {
+            let worker_histogram = worker.join();
             // With one owner, which is the usual case, its histogram is the result.
             if histogram.counts().is_empty() {
-                histogram = owner_histogram.with_cold(histogram.cold_count());
+                histogram = worker_histogram.with_cold(histogram.cold_count());
             } else {
-                histogram.merge(&owner_histogram);
+                histogram.merge(&worker_histogram);
             }
         }
         Ok(histogram)
@@ -146,10 +146,10 @@ impl ParallelStackDistances {
         let (slots, lines) = (self.slot_allocator.slots(), self.slot_allocator.lines());
         // Old slots are spread over all slots, so equal ranges mean roughly equal work.
         self.range_bits = slots.div_ceil(self.workers.len()).next_power_of_two().trailing_zeros();
-        for owner in &mut self.workers {
-            owner.send(lines);
-            owner.dead_above = 0;
-            owner.current_batch.restart_slots = Some(slots);
+        for worker in &mut self.workers {
+            worker.send(lines);
+            worker.dead_above = 0;
+            worker.current_batch.restart_slots = Some(slots);
         }
     }
 
@@ -158,21 +158,21 @@ impl ParallelStackDistances {
     fn distribute_pairs(&mut self) {
         let (old_slots, new_slots) = self.pairs.get();
         let lines = self.slot_allocator.lines();
-        if let [owner] = &mut self.workers[..] {
-            owner.current_batch.old_slots.extend_from_slice(old_slots);
-            owner.current_batch.new_slots.extend_from_slice(new_slots);
+        if let [worker] = &mut self.workers[..] {
+            worker.current_batch.old_slots.extend_from_slice(old_slots);
+            worker.current_batch.new_slots.extend_from_slice(new_slots);
         } else {
             for (&old_slot, &new_slot) in old_slots.iter().zip(new_slots) {
                 let worker_index = ((old_slot >> self.range_bits) as usize).min(self.workers.len() - 1);
                 self.workers[..worker_index].iter_mut().for_each(|lower_worker| lower_worker.dead_above += 1);
-                let owner = &mut self.workers[worker_index];
-                owner.current_batch.old_slots.push(old_slot);
-                owner.current_batch.new_slots.push(new_slot - owner.dead_above);
+                let worker = &mut self.workers[worker_index];
+                worker.current_batch.old_slots.push(old_slot);
+                worker.current_batch.new_slots.push(new_slot - worker.dead_above);
             }
         }
-        for owner in &mut self.workers {
-            if owner.current_batch.old_slots.len() + BATCH > MESSAGE_ACCESSES {
-                owner.send(lines);
+        for worker in &mut self.workers {
+            if worker.current_batch.old_slots.len() + BATCH_ACCESSES > MESSAGE_ACCESSES {
+                worker.send(lines);
             }
         }
     }
@@ -180,15 +180,15 @@ impl ParallelStackDistances {
 
 /// Processes batches until none is left or the slots run out; returns the number of processed accesses.
 #[inline(always)]
-unsafe fn find_all_slots<L: Lanes>(distances: &mut ParallelStackDistances, lines: &[u64]) -> usize {
+unsafe fn find_all_slots<L: Lanes>(engine: &mut ParallelStackDistances, lines: &[u64]) -> usize {
     let mut processed_count = 0;
-    for batch in lines.chunks(BATCH) {
-        if distances.slot_allocator.is_full(batch.len()) {
+    for batch in lines.chunks(BATCH_ACCESSES) {
+        if engine.slot_allocator.is_full(batch.len()) {
             break;
         }
         // SAFETY: the caller guarantees that the processor has `L`.
-        unsafe { distances.slot_allocator.assign_slots::<L>(batch, &mut distances.pairs) };
-        distances.distribute_pairs();
+        unsafe { engine.slot_allocator.assign_slots::<L>(batch, &mut engine.pairs) };
+        engine.distribute_pairs();
         processed_count += batch.len();
     }
     processed_count
@@ -235,21 +235,21 @@ impl SlotBatch {
 /// Runs a counting thread until the finding thread disconnects.
 fn run_counting_thread(
     simd: Simd,
-    from_finder: &Receiver<SlotBatch>,
+    batch_receiver: &Receiver<SlotBatch>,
     batch_returner: &Sender<SlotBatch>,
 ) -> DistanceHistogram {
     let (mut counter, mut tally) = (DeadSlotCounter::default(), Tally::new());
-    while let Ok(mut message) = from_finder.recv() {
-        if let Some(slots) = message.restart_slots.take() {
+    while let Ok(mut slot_batch) = batch_receiver.recv() {
+        if let Some(slots) = slot_batch.restart_slots.take() {
             counter = DeadSlotCounter::default();
             counter = if slots > 0 { DeadSlotCounter::new(slots) } else { counter };
         }
-        let (counter, tally, batch) = (&mut counter, &mut tally, &message);
+        let (counter, tally, batch) = (&mut counter, &mut tally, &slot_batch);
         dispatch!(simd, count_batch(counter: &mut DeadSlotCounter, tally: &mut Tally, batch: &SlotBatch));
-        message.old_slots.clear();
-        message.new_slots.clear();
+        slot_batch.old_slots.clear();
+        slot_batch.new_slots.clear();
         // The finding thread may have ended already.
-        let _ = batch_returner.send(message);
+        let _ = batch_returner.send(slot_batch);
     }
     drop(counter);
     tally.finish(0)
@@ -257,7 +257,7 @@ fn run_counting_thread(
 
 #[inline(always)]
 unsafe fn count_batch<L: Lanes>(counter: &mut DeadSlotCounter, tally: &mut Tally, batch: &SlotBatch) {
-    for (old_slots, new_slots) in batch.old_slots.chunks(BATCH).zip(batch.new_slots.chunks(BATCH)) {
+    for (old_slots, new_slots) in batch.old_slots.chunks(BATCH_ACCESSES).zip(batch.new_slots.chunks(BATCH_ACCESSES)) {
         tally.reserve(batch.line_count);
         // SAFETY: the caller guarantees that the processor has `L`.
         unsafe { counter.kill_and_count::<L>(old_slots, new_slots, tally) };

@@ -1,11 +1,11 @@
 //! Maps arbitrary line addresses to addresses that the finders accept.
 //!
-//! The finders' tables have room for 43 bits of line address. Lines below 2^42 keep their address;
-//! with 64-byte lines, this is everything below 2^48. Higher pages of 64 lines get consecutive numbers from 2^42 / 64 on. An
-//! open-addressing table stores these numbers with their full keys. Because a bijection of lines changes no distance, the
-//! results are exact for all 64-bit addresses; only renamed lines need a second look-up.
+//! The finders' tables have room for 43 bits of line address. Lines below 2^42 keep their address; with 64-byte lines,
+//! this is everything below 2^48. Higher pages of 64 lines get consecutive numbers from 2^42 / 64 on. An
+//! open-addressing table stores these numbers with their full keys. Because a bijection of lines changes no distance,
+//! the results are exact for all 64-bit addresses; only renamed lines need a second look-up.
 
-use super::batch::{BATCH, LINE_BITS};
+use super::batch::{BATCH_ACCESSES, LINE_BITS};
 use crate::hash::mix;
 use crate::simd::prefetch;
 
@@ -38,7 +38,7 @@ impl Renamer {
 
     /// Writes the renamed address of each line; accepts at most one batch.
     pub(super) fn rename(&mut self, lines: &[u64], renamed_lines: &mut [u64]) {
-        if (self.page_count as usize + BATCH) * 2 > self.table.len() {
+        if (self.page_count as usize + BATCH_ACCESSES) * 2 > self.table.len() {
             self.grow();
         }
         for &line in lines {
@@ -76,7 +76,7 @@ impl Renamer {
 
     #[cold]
     fn grow(&mut self) {
-        let len = (self.table.len() * 2).max(4 * BATCH);
+        let len = (self.table.len() * 2).max(4 * BATCH_ACCESSES);
         let old_table = std::mem::replace(&mut self.table, vec![RenamedPage::default(); len]);
         for entry in old_table.into_iter().filter(|entry| entry.number != 0) {
             let mut slot = self.home_slot(entry.page);

@@ -1,7 +1,7 @@
 //! The finding half of the engine, which assigns slots, renames wide lines, and compacts when slots run out.
 
 use super::StackError;
-use super::batch::{BATCH, SlotPairs};
+use super::batch::{BATCH_ACCESSES, SlotPairs};
 use super::finder::{Finder, FinderKind};
 use super::rename::Renamer;
 use crate::simd::{Lanes, Simd, dispatch};
@@ -59,7 +59,8 @@ impl SlotAllocator {
         self.next_slot + len > self.slot_count
     }
 
-    /// Finds one batch. [`Self::is_full`] must be false for its length.
+    /// Assigns slots to the lines of one batch, and writes to `pairs` the old and the new slots of lines that have
+    /// occurred before. [`Self::is_full`] must be false for the length of the batch.
     #[inline(always)]
     pub(super) unsafe fn assign_slots<L: Lanes>(&mut self, lines: &[u64], pairs: &mut SlotPairs) {
         let slot = self.next_slot as u32;
@@ -69,10 +70,10 @@ impl SlotAllocator {
             if Renamer::is_narrow(lines) {
                 self.finder.replace_slots::<L>(lines, slot, pairs);
             } else {
-                let mut renamed_lines = [0; BATCH];
-                let renamed_slots = &mut renamed_lines[..lines.len()];
-                self.renamer.rename(lines, renamed_slots);
-                self.finder.replace_slots::<L>(renamed_slots, slot, pairs);
+                let mut renamed_lines = [0; BATCH_ACCESSES];
+                let renamed_batch = &mut renamed_lines[..lines.len()];
+                self.renamer.rename(lines, renamed_batch);
+                self.finder.replace_slots::<L>(renamed_batch, slot, pairs);
             }
         }
         self.finder.switch_to_sparse_if_smaller();
@@ -80,32 +81,33 @@ impl SlotAllocator {
 
     /// Moves all lines to the lowest slots, in order, and makes room for at least three times as many accesses as there
     /// are lines. `dead_bits` contains the dead bits, if the caller has them. Afterward the caller must rebuild its
-    /// counter with [`Self::slot_count`].
+    /// counter with [`Self::slots`].
     ///
     /// # Errors
     /// Returns an error if there are too many distinct lines for 32-bit slots.
     pub(super) fn compact(&mut self, dead_bits: Option<&[u64]>) -> Result<(), StackError> {
-        if self.lines() > self.limits.max_lines - BATCH {
+        if self.lines() > self.limits.max_lines - BATCH_ACCESSES {
             return Err(StackError { limit_lines: self.limits.max_lines as u64 });
         }
-        let rebuilt_slots;
+        let rebuilt_bits;
         let dead_bits = match dead_bits {
             Some(dead) => dead,
             None => {
-                rebuilt_slots = self.rebuild_dead_slots();
-                &rebuilt_slots
+                rebuilt_bits = self.rebuild_dead_bits();
+                &rebuilt_bits
             }
         };
         let (simd, finder) = (self.simd, &mut self.finder);
         dispatch!(simd, renumber_slots(finder: &mut Finder, dead_bits: &[u64]));
         self.finder.switch_to_dense_if_smaller();
         self.next_slot = self.lines() + 1;
-        let desired_slots = (4 * self.lines()).max(self.next_slot + 2 * BATCH).next_multiple_of(self.limits.min_slots);
+        let desired_slots =
+            (4 * self.lines()).max(self.next_slot + 2 * BATCH_ACCESSES).next_multiple_of(self.limits.min_slots);
         self.slot_count = desired_slots.min(MAX_SLOTS);
         Ok(())
     }
 
-    fn rebuild_dead_slots(&mut self) -> Vec<u64> {
+    fn rebuild_dead_bits(&mut self) -> Vec<u64> {
         let mut dead_bits = vec![!0; self.slot_count.div_ceil(64)];
         // Free places contain slot 0, which is never dead, so they clear a bit that is already clear.
         self.finder.for_each_slot(|slot| dead_bits[*slot as usize / 64] &= !(1 << (*slot % 64)));

@@ -6,7 +6,7 @@
 //! removed, so a search ends at a bucket that is not full. The table doubles at a load of 0.7, or when an entry would
 //! lie too far from its home bucket.
 
-use super::batch::{BATCH, LINE_BITS, SlotPairs};
+use super::batch::{BATCH_ACCESSES, LINE_BITS, SlotPairs};
 use crate::hash::mix_bits;
 use crate::simd::{Lanes, Portable, U32x16, prefetch};
 use std::collections::BTreeSet;
@@ -67,22 +67,22 @@ impl SparseFinder {
         if Self::bucket_bits_for(self.line_count + lines.len()) > self.bucket_bits {
             self.grow();
         }
-        let mut homes_and_tags = [(0usize, 0u32); BATCH];
-        let places = &mut homes_and_tags[..lines.len()];
-        for (place, &line) in places.iter_mut().zip(lines) {
-            *place = self.home_bucket(line);
+        let mut homes_and_tags = [(0usize, 0u32); BATCH_ACCESSES];
+        let home_entries = &mut homes_and_tags[..lines.len()];
+        for (home_entry, &line) in home_entries.iter_mut().zip(lines) {
+            *home_entry = self.home_bucket(line);
         }
-        for &(home, _) in &places[..lines.len().min(PREFETCH_AHEAD)] {
+        for &(home, _) in &home_entries[..lines.len().min(PREFETCH_AHEAD)] {
             prefetch(self.buckets.as_ptr().wrapping_add(home));
         }
         let bucket_bits = self.bucket_bits;
         for (index, new_slot) in (0..lines.len()).zip(first_slot..) {
-            if let Some(&(home, _)) = places.get(index + PREFETCH_AHEAD) {
+            if let Some(&(home, _)) = home_entries.get(index + PREFETCH_AHEAD) {
                 prefetch(self.buckets.as_ptr().wrapping_add(home));
             }
             // Precomputed places are valid unless the table has grown within the batch, which is rare.
             let (home, tag) =
-                if self.bucket_bits == bucket_bits { places[index] } else { self.home_bucket(lines[index]) };
+                if self.bucket_bits == bucket_bits { home_entries[index] } else { self.home_bucket(lines[index]) };
             // SAFETY: the caller guarantees that the processor has `L`.
             let old_slot = match unsafe { self.replace_slot::<L>(home, tag, new_slot) } {
                 Some(old_slot) => old_slot,

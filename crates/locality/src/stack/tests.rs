@@ -1,6 +1,6 @@
 //! Compares the engine with an oracle that stores the LRU stack as a list.
 
-use super::batch::BATCH;
+use super::batch::BATCH_ACCESSES;
 use super::finder::FinderKind;
 use super::slot_allocator::FinderLimits;
 use super::{DistanceHistogram, ParallelStackDistances, StackDistances};
@@ -25,7 +25,7 @@ fn mattson_histogram(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram 
 }
 
 fn small_limits(kind: FinderKind) -> FinderLimits {
-    FinderLimits { kind, min_slots: 2 * BATCH, ..FinderLimits::default() }
+    FinderLimits { kind, min_slots: 2 * BATCH_ACCESSES, ..FinderLimits::default() }
 }
 
 const FORMS: [FinderKind; 4] = [
@@ -142,7 +142,7 @@ fn the_finder_switches_form_without_a_wrong_distance() {
     // In the first round over all lines, every 64th line is known. Since the line at place p of the scattered ones was
     // last touched, the 9 999 others occurred, and 63 new lines for each of the p pages before it.
     let mut expected = vec![(9_999, 10_000), (639_999, 640_000)];
-    expected.extend((0..10_000).map(|place| (9_999 + 63 * place, 1)));
+    expected.extend((0..10_000).map(|position| (9_999 + 63 * position, 1)));
     assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(640_000, expected));
 }
 

@@ -66,7 +66,7 @@ pub struct ConnectionLimit<Peer> {
 }
 
 impl<Peer: PartialEq> ConnectionLimit<Peer> {
-    /// A limit without connections. A capacity of 0 counts as 1.
+    /// Builds a limit without connections. A capacity of 0 counts as 1.
     pub fn new(capacity: usize, deadlines: Deadlines) -> Self {
         ConnectionLimit { capacity: capacity.max(1), deadlines, connections: VecDeque::new() }
     }

@@ -30,7 +30,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 
 use super::connection_limit::{ConnectionLimit, ConnectionSlot, Deadlines, accept, serve_in_own_thread};
-use super::{is_this_host, one_answer_server};
+use super::{is_this_host, single_request_server};
 use crate::file::embed_json;
 use crate::{
     CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, page_html,
@@ -69,7 +69,7 @@ pub struct ServeError {
 }
 
 impl ServeError {
-    /// Does another process listen at the address, so that the same call can succeed later?
+    /// Returns whether another process listens at the address, so that the same call can succeed later.
     pub fn is_taken(&self) -> bool {
         self.is_taken
     }
@@ -80,8 +80,8 @@ impl ServeError {
 pub struct PageAddress {
     /// `127.0.0.1:PORT`, or the path of a socket.
     pub address: String,
-    /// Is a token required? Without a token, every user of this host may view the page at a port, but only the owner
-    /// can open a socket.
+    /// Whether a token is required. Without a token, every user of this host may view the page at a port, but only the
+    /// owner can open a socket.
     pub requires_token: bool,
 }
 
@@ -117,7 +117,7 @@ struct PageBuffer {
     run: String,
     head: Bytes,
     windows: VecDeque<BufferedWindow>,
-    bytes: usize,
+    event_bytes: usize,
     /// Curves and matrix of windows that have left the buffer.
     curves: BTreeMap<u32, CurveSnapshot>,
     matrix: Option<MatrixSnapshot>,
@@ -127,7 +127,7 @@ impl PageBuffer {
     fn push(&mut self, snapshot: Snapshot) -> serde_json::Result<()> {
         let data = embed_json(&snapshot)?;
         let event = Bytes::from(format!("id: {}:{}\nevent: window\ndata: {data}\n\n", self.run, snapshot.window));
-        self.bytes += event.len();
+        self.event_bytes += event.len();
         self.windows.push_back(BufferedWindow {
             window: snapshot.window,
             event,
@@ -135,9 +135,11 @@ impl PageBuffer {
             curves: snapshot.curves,
             matrix: snapshot.matrix,
         });
-        while self.windows.len() > MAX_BUFFERED_WINDOWS || (self.bytes > MAX_BUFFERED_BYTES && self.windows.len() > 1) {
+        while self.windows.len() > MAX_BUFFERED_WINDOWS
+            || (self.event_bytes > MAX_BUFFERED_BYTES && self.windows.len() > 1)
+        {
             let Some(oldest_window) = self.windows.pop_front() else { break };
-            self.bytes -= oldest_window.event.len();
+            self.event_bytes -= oldest_window.event.len();
             self.curves.extend(oldest_window.curves.into_iter().map(|curve| (curve.program, curve)));
             self.curves.retain(|program, _| oldest_window.programs.contains(program));
             self.matrix = oldest_window.matrix.or(self.matrix.take());
@@ -145,7 +147,8 @@ impl PageBuffer {
         Ok(())
     }
 
-    /// First events for a viewer, unless it already has windows of this run up to `last_seen`.
+    /// Returns the first events for a viewer; a viewer that has windows of this run up to `last_seen` gets only those
+    /// after it.
     fn first_events(&self, last_seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
         let mut events = vec![self.head.clone()];
         if last_seen.is_none() {
@@ -160,7 +163,7 @@ impl PageBuffer {
         Ok(events)
     }
 
-    /// Windows after `last_seen`, and the number of the last one.
+    /// Returns the number of the last window, and the events of the windows after `last_seen`.
     fn events_after(&self, last_seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
         let new_windows = self.windows.iter().filter(|stored| last_seen.is_none_or(|last| stored.window > last));
         (
@@ -237,9 +240,9 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
     let (record_sender, record_receiver) = sync_channel::<(WindowRecord, Profiles, DaemonState)>(MAX_QUEUED_RECORDS);
     let page_server = Arc::clone(&server);
     std::thread::Builder::new().name("cachemate-page".into()).spawn(move || {
-        for (record, profiles, live) in record_receiver {
+        for (record, profiles, daemon_state) in record_receiver {
             let window = record.observation.window;
-            let snapshot = builder.build_snapshot(&record, &profiles, Some(live));
+            let snapshot = builder.build_snapshot(&record, &profiles, Some(daemon_state));
             // A window with a number that JSON cannot represent is left out.
             if page_server.lock_buffer().push(snapshot).is_ok() {
                 page_server.window_count.send_replace(window + 1);
@@ -335,15 +338,15 @@ fn shrink_buffer(stream: &impl std::os::fd::AsFd) {
 async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, slot: ConnectionSlot, server: Arc<PageServer>) {
     let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(respond(&request, &slot, &server))));
     // A peer that sends an invalid request, or disconnects, needs no response.
-    let _ = one_answer_server().serve_connection(TokioIo::new(stream), service).await;
+    let _ = single_request_server().serve_connection(TokioIo::new(stream), service).await;
 }
 
 type PageResponse = Response<Either<Full<Bytes>, Events>>;
 
-fn build_response(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> PageResponse {
+fn build_response(status: StatusCode, content_type: &'static str, text: impl Into<Bytes>) -> PageResponse {
     let mut response = Response::new(Either::Left(Full::new(text.into())));
     *response.status_mut() = status;
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
@@ -410,7 +413,7 @@ fn secret_and_name(path: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Does a request contain the token, in the header or in the path?
+/// Returns whether a request contains the token, in the header or in the path.
 fn is_authorized(headers: &HeaderMap, path_secret: Option<&str>, server: &PageServer) -> bool {
     let Some(token) = &server.token else { return true };
     let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
@@ -465,8 +468,8 @@ fn stream_events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Optio
         }
     });
     let mut response = Response::new(Either::Right(stream));
-    let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
+    let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, content_type);
     response
 }
 
@@ -485,12 +488,12 @@ async fn stream_to_viewer(
     sender: mpsc::Sender<Bytes>,
     mut last_seen: Option<u64>,
 ) -> ViewerEnd {
-    let mut newest = server.window_count.subscribe();
-    newest.mark_unchanged();
+    let mut window_updates = server.window_count.subscribe();
+    window_updates.mark_unchanged();
     let (mut events, last_sent) = {
         let buffer = server.lock_buffer();
-        let Ok(greeting) = buffer.first_events(last_seen) else { return ViewerEnd::Disconnected };
-        (greeting, buffer.events_after(last_seen).0)
+        let Ok(first_events) = buffer.first_events(last_seen) else { return ViewerEnd::Disconnected };
+        (first_events, buffer.events_after(last_seen).0)
     };
     last_seen = last_sent;
     loop {
@@ -501,7 +504,7 @@ async fn stream_to_viewer(
                 Err(_) => return ViewerEnd::Stalled,
             }
         }
-        match tokio::time::timeout(HEARTBEAT_INTERVAL, newest.changed()).await {
+        match tokio::time::timeout(HEARTBEAT_INTERVAL, window_updates.changed()).await {
             Ok(Ok(())) => (last_seen, events) = server.lock_buffer().events_after(last_seen),
             Ok(Err(_)) => return ViewerEnd::Disconnected,
             Err(_) => events = vec![Bytes::from_static(b":\n\n")],

@@ -76,8 +76,10 @@ fn every_policy_recorded_on_a_host_replays() {
             let records = record(Pipeline::build(config).unwrap(), host, &path);
             let reasons = || records.iter().flat_map(|record| &record.decision.reasons);
             rolled_back += reasons().filter(|reason| reason.kind == ReasonKind::RolledBack).count();
-            let answers = records.iter().flat_map(|record| &record.observation.probe_results);
-            evicted += answers.filter(|answer| matches!(answer.evidence, ProbeEvidence::PrimeProbe { .. })).count();
+            let probe_results = records.iter().flat_map(|record| &record.observation.probe_results);
+            evicted += probe_results
+                .filter(|probe_result| matches!(probe_result.evidence, ProbeEvidence::PrimeProbe { .. }))
+                .count();
             assert_replays(entry.name, &path, &records);
         }
     }

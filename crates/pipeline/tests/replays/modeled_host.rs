@@ -32,8 +32,8 @@ impl ModeledHost {
         let mut capabilities = test_support::capabilities_fixture(&can);
         let absent = [Ability::CountPerTask, Ability::TraceAddresses, Ability::CountSuperSets, Ability::CountPerCache];
         for ability in absent.into_iter().filter(|ability| !can.contains(ability)) {
-            let no = Support::No { reason: "not on this host".to_string(), remedy: None };
-            capabilities.abilities.insert(ability, no);
+            let unsupported = Support::No { reason: "not on this host".to_string(), remedy: None };
+            capabilities.abilities.insert(ability, unsupported);
         }
         let plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         ModeledHost { topology, capabilities, counters, window: 0, windows, plan }
@@ -144,7 +144,7 @@ impl Machine for ModeledHost {
         if self.window == self.windows {
             return Ok(None);
         }
-        let answer = |probe: &ProbeRequest| {
+        let answer_probe = |probe: &ProbeRequest| {
             let evidence = self.probe_evidence(&probe.kind)?;
             Some(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: vec![(None, 5)] })
         };
@@ -154,7 +154,7 @@ impl Machine for ModeledHost {
             end_reason: WindowEnd::Elapsed,
             tasks: (0..TASKS).map(|id| self.task_sample(id)).collect(),
             shared_counts: Vec::new(),
-            probe_results: self.plan.probes.iter().filter_map(answer).collect(),
+            probe_results: self.plan.probes.iter().filter_map(answer_probe).collect(),
             applied: self.applied_plan(),
         };
         self.window += 1;

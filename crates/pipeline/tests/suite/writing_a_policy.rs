@@ -61,16 +61,16 @@ fn read_project_file(file: &str) -> String {
 }
 
 fn code_blocks(page: &str, language: &str) -> Vec<String> {
-    let begin = format!("```{language}\n");
-    let parts = page.split(&begin).skip(1);
+    let opening_fence = format!("```{language}\n");
+    let parts = page.split(&opening_fence).skip(1);
     parts.map(|rest| rest.split("```").next().unwrap_or_default().to_string()).collect()
 }
 
 /// Is the code on the page identical to the code in this file?
 #[test]
 fn the_page_shows_the_code_that_is_tested() {
-    let own = read_project_file("crates/pipeline/tests/suite/writing_a_policy.rs");
-    let code = own.split("// The page's code begins here.\n").nth(1).unwrap();
+    let source = read_project_file("crates/pipeline/tests/suite/writing_a_policy.rs");
+    let code = source.split("// The page's code begins here.\n").nth(1).unwrap();
     let code = code.split("// The page's code ends here.").next().unwrap();
     assert_eq!(code_blocks(&read_project_file("docs/writing-a-policy.md"), "rust"), [code.to_string()]);
 }
@@ -115,14 +115,14 @@ fn each_kind_of_program_ends_on_its_own_cache() {
     let config = standard
         .for_machine(cachemate_core::Machine::topology(&machine), cachemate_core::Machine::capabilities(&machine));
     machine.set_first_window(config.first_window);
-    let mut last = BTreeMap::new();
+    let mut last_affinity = BTreeMap::new();
     let pipeline = Pipeline::with_policy(config, Box::new(StreamIsolation { stream_from_bytes: 500.0 }));
     pipeline
         .run(machine, |_, record| {
-            last = record.decision.plan.affinity;
+            last_affinity = record.decision.plan.affinity;
             true
         })
         .unwrap();
-    let places: Vec<String> = last.values().map(ToString::to_string).collect();
-    assert_eq!(places, ["0-1", "0-1", "2-3", "2-3"]);
+    let cpu_lists: Vec<String> = last_affinity.values().map(ToString::to_string).collect();
+    assert_eq!(cpu_lists, ["0-1", "0-1", "2-3", "2-3"]);
 }

@@ -69,9 +69,9 @@ impl ChipLoads<'_> {
         for (index, &chip) in open_chips.iter().enumerate() {
             threads += self.thread_counts[chip] as f64;
             cpus += f64::from(self.chips[chip].cpu_count.max(1));
-            let level = threads / cpus;
-            if open_chips.get(index + 1).is_none_or(|&next| level <= self.load_per_cpu(next, 0)) {
-                return level;
+            let load_per_cpu = threads / cpus;
+            if open_chips.get(index + 1).is_none_or(|&next| load_per_cpu <= self.load_per_cpu(next, 0)) {
+                return load_per_cpu;
             }
         }
         f64::INFINITY
@@ -90,8 +90,7 @@ impl ChipLoads<'_> {
 }
 
 /// Places clusters and unclustered threads (both lists of indices into `threads`) on the chips. `max_imbalance` is the
-/// maximum
-/// difference between chips, as a fraction of the fuller one (0.25 in the thesis).
+/// maximum difference between chips, as a fraction of the fuller one (0.25 in the thesis).
 pub fn assign(
     threads: &[ThreadToPlace],
     clusters: &[Vec<usize>],
@@ -145,10 +144,10 @@ fn choose_chips(
     remaining_threads: usize,
     limit: f64,
 ) -> Vec<usize> {
-    let count_members = |chip: usize, is_fixed: bool| {
+    let count_members = |chip: usize, requires_fixed: bool| {
         members
             .iter()
-            .filter(|&&thread| threads[thread].chip == Some(chip) && threads[thread].is_fixed >= is_fixed)
+            .filter(|&&thread| threads[thread].chip == Some(chip) && threads[thread].is_fixed >= requires_fixed)
             .count()
     };
     let order = loads.rank_chips(|chip| count_members(chip, false));

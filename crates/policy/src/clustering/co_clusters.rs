@@ -1,11 +1,10 @@
 //! Groups threads and regions jointly (bipartite modularity: Barber, Phys. Rev. E 76, 2007; label propagation with
 //! merging: Liu and Murata, 2010).
-//!
 //! Problem: the thesis's scan lets one thread represent its cluster, and identifies global data by counting threads.
 //! Both fail if sharing is uneven: the scan splits VolanoMark's two rooms into five clusters, and cannot detect a
-//! cluster of more than half of the threads. This method was chosen because it does not require the number of clusters,
-//! reads the counters a few times instead of comparing all pairs, and compares a thread with the regions of its whole
-//! cluster.
+//! cluster of more than half of the threads. This method was chosen because it does not require the number of clusters.
+//! It reads the counters a few times instead of comparing all pairs, and compares a thread with the regions of its
+//! whole cluster.
 //!
 //! Method: threads and entries are the two sides of a graph whose edges are weighted with the counters. Every entry
 //! starts as a community. Threads, then entries, join the community to which their ties exceed chance most (weight -
@@ -30,6 +29,7 @@ use super::{Clusters, ThreadMap, earlier_cluster_weight, entries_and_columns};
 const DOMINANCE: f64 = 3.0;
 /// Maximum number of passes of label propagation. Label propagation converges after a few passes.
 const MAX_PASSES: usize = 50;
+/// Maximum number of rounds, both of propagation with merging and of communities with the selection of columns.
 const MAX_ROUNDS: usize = 12;
 
 /// An edge between a thread and a column.
@@ -82,13 +82,13 @@ struct SharingMatrix {
 impl SharingMatrix {
     fn from_threads(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
         let (entry_count, column_count) = entries_and_columns(threads);
-        let weight_together = u32::from(earlier_cluster_weight(threshold));
+        let cluster_weight = u32::from(earlier_cluster_weight(threshold));
         let (mut first_edges, mut edges, mut column_sums) = (vec![0], Vec::new(), vec![0u64; column_count]);
         let minimum = floor.max(1);
         for thread in threads {
             column_sums.iter_mut().zip(thread.counters).for_each(|(sum, &counter)| *sum += u64::from(counter));
             for (block, counters) in thread.counters.chunks(COUNTERS_PER_BLOCK).enumerate() {
-                if counters.iter().fold(0, |largest_counter: u8, &counter| largest_counter.max(counter)) < minimum {
+                if counters.iter().fold(0, |largest: u8, &counter| largest.max(counter)) < minimum {
                     continue;
                 }
                 let reached_counters = counters.iter().enumerate().filter(|(_, counter)| **counter >= minimum);
@@ -98,15 +98,15 @@ impl SharingMatrix {
                 }));
             }
             if let Some(cluster) = thread.previous_cluster {
-                edges.push(Edge { target: (entry_count + cluster) as u32, weight: weight_together });
-                column_sums[entry_count + cluster] += u64::from(weight_together);
+                edges.push(Edge { target: (entry_count + cluster) as u32, weight: cluster_weight });
+                column_sums[entry_count + cluster] += u64::from(cluster_weight);
             }
             first_edges.push(edges.len());
         }
         SharingMatrix {
             entry_count,
             column_count,
-            earlier_cluster_weight: weight_together,
+            earlier_cluster_weight: cluster_weight,
             thread_edges: GraphSide::new(first_edges, edges),
             column_sums,
         }
@@ -130,10 +130,10 @@ struct Graph {
 
 impl Graph {
     /// Builds the graph without columns that fewer than two threads touch, because these are not evidence of sharing.
-    fn from_matrix(matrix: &SharingMatrix, kept_columns: &[bool]) -> Self {
+    fn from_matrix(matrix: &SharingMatrix, is_kept: &[bool]) -> Self {
         let mut touch_counts = vec![0usize; matrix.column_count];
         matrix.thread_edges.edges.iter().for_each(|edge| touch_counts[edge.target as usize] += 1);
-        let is_retained = |edge: &&Edge| kept_columns[edge.target as usize] && touch_counts[edge.target as usize] > 1;
+        let is_retained = |edge: &&Edge| is_kept[edge.target as usize] && touch_counts[edge.target as usize] > 1;
         let (mut first_edges, mut edges) = (vec![0], Vec::with_capacity(matrix.thread_edges.edges.len()));
         for thread_edges in matrix.thread_edges.nodes() {
             edges.extend(thread_edges.iter().filter(is_retained));
@@ -234,10 +234,10 @@ fn propagate(graph: &Graph, labels: &mut Labels, total_weight: f64) {
 /// merged.
 fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
     let count = graph.label_count();
-    let of_threads = sum_by_label(&labels.threads, &graph.threads.degrees, count);
-    let of_columns = sum_by_label(&labels.columns, &graph.columns.degrees, count);
+    let thread_degrees = sum_by_label(&labels.threads, &graph.threads.degrees, count);
+    let column_degrees = sum_by_label(&labels.columns, &graph.columns.degrees, count);
     let used_labels: Vec<usize> =
-        (0..count).filter(|&label| of_threads[label] > 0.0 || of_columns[label] > 0.0).collect();
+        (0..count).filter(|&label| thread_degrees[label] > 0.0 || column_degrees[label] > 0.0).collect();
     let index_by_label = positions_by_label(&used_labels, count);
     let mut cross_weights = vec![0.0; used_labels.len() * used_labels.len()];
     for (&label, edges) in labels.threads.iter().zip(graph.threads.nodes()) {
@@ -247,8 +247,8 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
         }
     }
     let merge_gain = |a: usize, b: usize| {
-        let expected_weight = of_threads[used_labels[a]] * of_columns[used_labels[b]]
-            + of_threads[used_labels[b]] * of_columns[used_labels[a]];
+        let expected_weight = thread_degrees[used_labels[a]] * column_degrees[used_labels[b]]
+            + thread_degrees[used_labels[b]] * column_degrees[used_labels[a]];
         cross_weights[a * used_labels.len() + b] + cross_weights[b * used_labels.len() + a]
             - expected_weight / total_weight
     };
@@ -259,9 +259,9 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
 
 /// Returns the index of each label among the used ones.
 fn positions_by_label(used_labels: &[usize], count: usize) -> Vec<usize> {
-    let mut position_of = vec![0; count];
-    used_labels.iter().enumerate().for_each(|(index, &label)| position_of[label] = index);
-    position_of
+    let mut index_by_label = vec![0; count];
+    used_labels.iter().enumerate().for_each(|(index, &label)| index_by_label[label] = index);
+    index_by_label
 }
 
 /// Merges used labels that are each other's best partner. `gain` takes two indices into the used labels. Returns
@@ -310,7 +310,7 @@ fn unite_similar_pairs(graph: &Graph, labels: &mut Labels, threshold: u64) -> bo
         sizes[label] += 1.0;
     });
     let used_labels: Vec<usize> = (0..count).filter(|&label| sizes[label] > 0.0).collect();
-    let position_of = positions_by_label(&used_labels, count);
+    let index_by_label = positions_by_label(&used_labels, count);
     let mut similarities = vec![0.0; used_labels.len() * used_labels.len()];
     let (mut sums, mut touched_labels) = (vec![0u64; count], Vec::new());
     for edges in graph.columns.nodes().filter(|edges| 2 * edges.len() <= labels.threads.len()) {
@@ -324,7 +324,8 @@ fn unite_similar_pairs(graph: &Graph, labels: &mut Labels, threshold: u64) -> bo
         let mean_counter = |label: usize| sums[label] as f64 / sizes[label];
         for &a in &touched_labels {
             touched_labels.iter().for_each(|&b| {
-                similarities[position_of[a] * used_labels.len() + position_of[b]] += mean_counter(a) * mean_counter(b)
+                similarities[index_by_label[a] * used_labels.len() + index_by_label[b]] +=
+                    mean_counter(a) * mean_counter(b)
             });
         }
         touched_labels.drain(..).for_each(|label| sums[label] = 0);
@@ -405,11 +406,11 @@ pub(super) fn find_co_clusters(threads: &[ThreadMap<'_>], sharing: &SharingCrite
         dropped_columns.into_iter().for_each(|column| is_selected[column] = false);
         graph = Graph::from_matrix(&matrix, &is_selected);
     }
-    let global = (0..matrix.entry_count).map(|entry| !is_selected[entry]).collect();
-    let Some(labels) = labels else { return Clusters::from_labels(&vec![None; threads.len()], global) };
+    let is_global = (0..matrix.entry_count).map(|entry| !is_selected[entry]).collect();
+    let Some(labels) = labels else { return Clusters::from_labels(&vec![None; threads.len()], is_global) };
     let mut cluster_by_thread = cluster_members(&graph, &labels, matrix.entry_count, threshold);
     assign_silent_threads(threads, sharing.floor, &mut cluster_by_thread);
-    Clusters::from_labels(&cluster_by_thread, global)
+    Clusters::from_labels(&cluster_by_thread, is_global)
 }
 
 /// Assigns threads without any samples to the cluster of most of their former co-members, because threads on one chip

@@ -5,9 +5,8 @@
 //! regions are to be found. The number of groups is not given, there may be thousands of threads, and the programs keep
 //! running. Method: counters below a floor count as 0. [`one_pass`] is the thesis's scan against one representative per
 //! cluster; [`co_clusters`] groups threads and regions jointly. Threads that an earlier round put on one chip cause no
-//! remote accesses, so their sharing can no longer be
-//! observed. Their earlier cluster therefore counts as one more region, whose weight just reaches the
-//! threshold.
+//! remote accesses, so their sharing can no longer be observed. Their earlier cluster therefore counts as one more
+//! region, whose weight just reaches the threshold.
 //!
 //! Properties: the functions are pure and identify threads by index. A cluster has at least two threads. A cluster of
 //! all threads is not reported, because it does not help to divide the threads among chips.
@@ -91,8 +90,7 @@ pub const THRESHOLD: f64 = 40_000.0;
 pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
 
 /// Scales `threshold` to the fraction `sample_share` of the samples for which it is stated; dot products grow with the
-/// square.
-/// The result is at least that of four regions at the floor, the smallest that exceeds chance.
+/// square. The result is at least that of four regions at the floor, the smallest that exceeds chance.
 pub fn scaled_threshold(threshold: f64, sample_share: f64, floor: u8) -> u64 {
     let minimum = 4.0 * f64::from(floor) * f64::from(floor);
     libm::round((threshold * sample_share * sample_share).max(minimum).max(1.0)).min(1e9) as u64
@@ -125,7 +123,7 @@ fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
     (entry_count, entry_count + earlier_count)
 }
 
-/// Counters as weights, in rows of `column_count`; counters below the floor are 0. The `entries` of the shMap are
+/// Counters as weights, in rows of `column_count`; counters below the floor are 0. The entries of the shMap are
 /// followed by one column for each earlier cluster.
 struct CounterWeights {
     column_count: usize,
@@ -134,15 +132,15 @@ struct CounterWeights {
 
 impl CounterWeights {
     fn from_threads(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
-        let (entries, column_count) = entries_and_columns(threads);
+        let (entry_count, column_count) = entries_and_columns(threads);
         let mut rows = vec![0; column_count * threads.len()];
-        let weight_together = earlier_cluster_weight(threshold) as i16;
+        let cluster_weight = earlier_cluster_weight(threshold) as i16;
         for (thread, row) in threads.iter().zip(rows.chunks_exact_mut(column_count.max(1))) {
             for (weight, &counter) in row.iter_mut().zip(thread.counters) {
                 *weight = if counter >= floor { i16::from(counter) } else { 0 };
             }
             if let Some(cluster) = thread.previous_cluster {
-                row[entries + cluster] = weight_together;
+                row[entry_count + cluster] = cluster_weight;
             }
         }
         CounterWeights { column_count, rows }

@@ -22,9 +22,9 @@ fn dot_product(a: &[i16], b: &[i16]) -> u64 {
 
 pub(super) fn find_in_one_pass(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
     let maps: Vec<&[u8]> = threads.iter().map(|thread| thread.counters).collect();
-    let global = global_entries(&maps, sharing);
+    let is_global = global_entries(&maps, sharing);
     let mut weights = CounterWeights::from_threads(threads, sharing.floor, threshold);
-    (0..global.len()).filter(|&entry| global[entry]).for_each(|entry| weights.clear_column(entry));
+    (0..is_global.len()).filter(|&entry| is_global[entry]).for_each(|entry| weights.clear_column(entry));
     let masks: Vec<Vec<u64>> = (0..threads.len()).map(|thread| nonzero_mask(weights.row_of_thread(thread))).collect();
     let mut representatives: Vec<usize> = Vec::new();
     let mut labels = Vec::with_capacity(threads.len());
@@ -51,5 +51,5 @@ pub(super) fn find_in_one_pass(threads: &[ThreadMap<'_>], sharing: &SharingCrite
             }
         });
     }
-    Clusters::from_labels(&labels, global)
+    Clusters::from_labels(&labels, is_global)
 }

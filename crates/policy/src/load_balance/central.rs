@@ -35,10 +35,11 @@ fn place_heaviest_first(
     for (task_load, bin) in task_loads.iter().zip(&bins) {
         bin.iter().for_each(|&bin| loads.add(bin, task_load.weight));
     }
-    let mut ordered_tasks: Vec<usize> = (0..task_loads.len()).filter(|&nth| bins[nth].is_none()).collect();
+    let mut ordered_tasks: Vec<usize> =
+        (0..task_loads.len()).filter(|&task_index| bins[task_index].is_none()).collect();
     ordered_tasks.sort_by(|&a, &b| task_loads[b].weight.total_cmp(&task_loads[a].weight));
     let mut extra_tasks = quota.count_extra_tasks(capacities, &loads.counts);
-    for nth in ordered_tasks {
+    for task_index in ordered_tasks {
         let compare_load = |&a: &usize, &b: &usize| {
             let tasks_per_cpu = |bin: usize| loads.counts[bin] as f64 / capacities[bin].cpus.max(1) as f64;
             loads.sums[a].total_cmp(&loads.sums[b]).then(tasks_per_cpu(a).total_cmp(&tasks_per_cpu(b)))
@@ -47,8 +48,8 @@ fn place_heaviest_first(
         // All bins exceed their quota only if tasks that cannot move fill them.
         let bin = open_bins.min_by(compare_load).or_else(|| (0..capacities.len()).min_by(compare_load)).unwrap_or(0);
         extra_tasks += usize::from(loads.counts[bin] >= quota.min_tasks_per_cpu * capacities[bin].cpus);
-        loads.add(bin, task_loads[nth].weight);
-        bins[nth] = Some(bin);
+        loads.add(bin, task_loads[task_index].weight);
+        bins[task_index] = Some(bin);
     }
     bins.into_iter().map(|bin| bin.unwrap_or(0)).collect()
 }
@@ -80,7 +81,7 @@ fn match_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], groups: &[u
     for group in ordered_groups {
         let counts_packages = package_sums(capacities, &sums).is_some();
         let package_sum = |bin: usize| -> f64 {
-            let is_same_package = |other: &usize| capacities[*other].package == capacities[bin].package;
+            let is_same_package = |other_bin: &usize| capacities[*other_bin].package == capacities[bin].package;
             if counts_packages { (0..capacities.len()).filter(is_same_package).map(|bin| sums[bin]).sum() } else { 0.0 }
         };
         let is_candidate = |bin: &usize| !is_taken[*bin] && capacities[*bin].cpus == capacities[group].cpus;

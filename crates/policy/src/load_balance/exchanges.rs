@@ -33,7 +33,8 @@ pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u6
     let quota = TaskQuota::for_tasks(capacities, task_loads.len());
     let mut counts = BinLoads::from_bins(capacities, task_loads, &bins).counts;
     for (a, b) in tournament_pairs(capacities.len(), round) {
-        let tasks_in_bin = |bin: usize| (0..task_loads.len()).filter(|&nth| bins[nth] == bin).collect::<Vec<usize>>();
+        let tasks_in_bin =
+            |bin: usize| (0..task_loads.len()).filter(|&task_index| bins[task_index] == bin).collect::<Vec<usize>>();
         let mut pair_exchange =
             PairwiseExchange { capacities, task_loads, quota, sides: [(a, tasks_in_bin(a)), (b, tasks_in_bin(b))] };
         // Every exchange brings at least one of the two tasks closer to its final bin; any further exchanges are due to
@@ -44,7 +45,7 @@ pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u6
             }
         }
         for (bin, members) in &pair_exchange.sides {
-            members.iter().for_each(|&nth| bins[nth] = *bin);
+            members.iter().for_each(|&task_index| bins[task_index] = *bin);
         }
     }
     bins
@@ -101,7 +102,8 @@ struct PairwiseExchange<'a> {
 impl PairwiseExchange<'_> {
     /// Makes the best move or exchange. Returns `false` if none is worth it.
     fn apply_best_exchange(&mut self, counts: &mut [usize], min_gain: f64) -> bool {
-        let sum_of_side = |side: usize| self.sides[side].1.iter().map(|&nth| self.task_loads[nth].weight).sum::<f64>();
+        let sum_of_side =
+            |side: usize| self.sides[side].1.iter().map(|&task_index| self.task_loads[task_index].weight).sum::<f64>();
         let sums = [sum_of_side(0), sum_of_side(1)];
         let heavy_side = usize::from(sums[1] > sums[0]);
         let difference = sums[heavy_side] - sums[1 - heavy_side];
@@ -109,12 +111,13 @@ impl PairwiseExchange<'_> {
         if self.move_to_meet_quota(source, target, counts) {
             return true;
         }
-        let movable_tasks =
-            |side: usize| self.sides[side].1.iter().copied().filter(|&nth| !self.task_loads[nth].is_unmovable);
+        let movable_tasks = |side: usize| {
+            self.sides[side].1.iter().copied().filter(|&task_index| !self.task_loads[task_index].is_unmovable)
+        };
         let has_free_seat = counts[source] > self.quota.min_tasks_per_cpu * self.capacities[source].cpus
             && counts[target] < self.max_tasks(target)
             && self.quota.min_tasks_per_cpu == 0;
-        let weight_of = |nth: usize| self.task_loads[nth].weight;
+        let weight_of = |task_index: usize| self.task_loads[task_index].weight;
         let moves = movable_tasks(heavy_side).filter(|_| has_free_seat).map(|i| (weight_of(i), i, None));
         let (weight, light_side) = (&weight_of, 1 - heavy_side);
         let swaps = movable_tasks(heavy_side)
@@ -154,16 +157,17 @@ impl PairwiseExchange<'_> {
             return false;
         };
         let side = usize::from(self.sides[1].0 == source);
-        let movable_tasks = self.sides[side].1.iter().copied().filter(|&nth| !self.task_loads[nth].is_unmovable);
+        let movable_tasks =
+            self.sides[side].1.iter().copied().filter(|&task_index| !self.task_loads[task_index].is_unmovable);
         let lightest_task =
             movable_tasks.reduce(|a, b| if self.task_loads[b].weight < self.task_loads[a].weight { b } else { a });
-        lightest_task.iter().for_each(|&nth| self.move_to_other_side(side, nth, counts));
+        lightest_task.iter().for_each(|&task_index| self.move_to_other_side(side, task_index, counts));
         lightest_task.is_some()
     }
 
-    fn move_to_other_side(&mut self, side: usize, nth: usize, counts: &mut [usize]) {
-        self.sides[side].1.retain(|&member| member != nth);
-        self.sides[1 - side].1.push(nth);
+    fn move_to_other_side(&mut self, side: usize, task_index: usize, counts: &mut [usize]) {
+        self.sides[side].1.retain(|&member| member != task_index);
+        self.sides[1 - side].1.push(task_index);
         counts[self.sides[side].0] -= 1;
         counts[self.sides[1 - side].0] += 1;
     }

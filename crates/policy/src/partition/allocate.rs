@@ -206,8 +206,10 @@ fn build_claim(claimants: &[Claimant], group: &PartitionGroup, limits: &Allocati
         }
         // Each member has all units of the group while it runs.
         PartitionKind::TimeShare => {
-            let total = limits.objective.cost_aggregate();
-            (0..limits.units as usize).map(|units| total.aggregate(costs.iter().map(|costs| costs[units]))).collect()
+            let aggregate = limits.objective.cost_aggregate();
+            (0..limits.units as usize)
+                .map(|units| aggregate.aggregate(costs.iter().map(|costs| costs[units])))
+                .collect()
         }
     };
     let min_units = group.members.iter().map(|&index| claimants[index].min_required_units()).max().unwrap_or(1);
@@ -222,14 +224,16 @@ fn fit_floors(
     limits: &AllocationLimits,
 ) -> Vec<usize> {
     let mut lowered_claimants = Vec::new();
-    let smallest_share = limits.min_units.max(1);
+    let min_units = limits.min_units.max(1);
     while claims.iter().map(|claim| claim.min_units).sum::<u32>() > limits.units {
         let Some(largest_index) = (0..claims.len()).rev().max_by_key(|&index| claims[index].min_units) else { break };
-        if claims[largest_index].min_units <= smallest_share {
+        if claims[largest_index].min_units <= min_units {
             break;
         }
         claims[largest_index].min_units -= 1;
-        for &index in groups[largest_index].members.iter().filter(|&&at| claimants[at].max_slowdown.is_some()) {
+        for &index in
+            groups[largest_index].members.iter().filter(|&&claimant| claimants[claimant].max_slowdown.is_some())
+        {
             if !lowered_claimants.contains(&index) {
                 lowered_claimants.push(index);
             }

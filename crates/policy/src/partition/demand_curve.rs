@@ -3,8 +3,8 @@
 //! Problem: sizing needs the cost of every size for every process, but only a miss-rate curve (RapidMRC) and the
 //! present speed are measured. Method: cycles per instruction are extrapolated from the measured speed along the curve.
 //! The cost of a miss is the number of stall cycles beyond the cache divided by the number of misses, as measured for
-//! this program, so it includes memory-level parallelism and any cache behind (thesis 4.6.3). If a measured stall curve
-//! spans the sizes, it is used instead.
+//! this program. It therefore includes memory-level parallelism and any cache behind (thesis 4.6.3). If a measured
+//! stall curve spans the sizes, it is used instead.
 //!
 //! A log does not contain all accesses; for example, write-through stores are missing. If the measured rate is
 //! therefore higher or lower than the curve allows at any size, the whole curve is shifted. Measurements under a share
@@ -109,15 +109,15 @@ impl DemandCurve {
     /// Returns the mean curve of several threads of one process.
     pub fn mean_of_curves(curves: &[DemandCurve]) -> Option<Self> {
         let first = curves.first()?;
-        let mean_values = |values: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
+        let mean_values = |values_of: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
             let mean_at =
-                |index: usize| curves.iter().map(|space| values(space)[index]).sum::<f64>() / curves.len() as f64;
-            (0..values(first).len()).map(mean_at).collect()
+                |index: usize| curves.iter().map(|curve| values_of(curve)[index]).sum::<f64>() / curves.len() as f64;
+            (0..values_of(first).len()).map(mean_at).collect()
         };
-        let misses = mean_values(|space| &space.misses_per_kilo_instr);
+        let misses = mean_values(|curve| &curve.misses_per_kilo_instr);
         Some(DemandCurve {
             misses_per_kilo_instr: misses,
-            cycles_per_instr: mean_values(|space| &space.cycles_per_instr),
+            cycles_per_instr: mean_values(|curve| &curve.cycles_per_instr),
         })
     }
 
@@ -172,11 +172,14 @@ pub(crate) fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
 
 /// Returns the stalls by number of units; `None` unless the stall curve spans the sizes, because it is unknown beyond
 /// its ends.
-fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
+fn stalls_by_units(profile: &Profile, size_of_units: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
     let curve = profile.stalls_per_kilo_instr()?;
-    let (first_units, last_units) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
-    let is_spanning = curve.len() >= 3 && first_units <= size(2.min(units)) && last_units >= size(units) * 0.99;
-    is_spanning.then(|| isotonic_decreasing((1..=units).map(|units_held| value_at(curve, size(units_held))).collect()))
+    let (first_bytes, last_bytes) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
+    let is_spanning =
+        curve.len() >= 3 && first_bytes <= size_of_units(2.min(units)) && last_bytes >= size_of_units(units) * 0.99;
+    is_spanning.then(|| {
+        isotonic_decreasing((1..=units).map(|units_held| value_at(curve, size_of_units(units_held))).collect())
+    })
 }
 
 /// Interpolates linearly between the points; the curve is constant beyond its ends.
@@ -201,10 +204,10 @@ fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
                 break;
             }
             blocks.truncate(blocks.len() - 2);
-            let total_units = count + last_count;
+            let total_count = count + last_count;
             blocks.push((
-                (previous_value * count as f64 + last_value * last_count as f64) / total_units as f64,
-                total_units,
+                (previous_value * count as f64 + last_value * last_count as f64) / total_count as f64,
+                total_count,
             ));
         }
     }

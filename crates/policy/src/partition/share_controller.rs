@@ -141,9 +141,11 @@ pub struct ShareVerdict {
     pub tests_current_shares: bool,
 }
 
-/// The action that a trial requires for the next window.
+/// State of a trial after a window.
 pub enum TrialStatus {
+    /// The trial goes on with these shares in the next window.
     Running(Vec<CacheShare>),
+    /// The trial has ended with this verdict.
     Over(ShareVerdict),
 }
 
@@ -211,13 +213,13 @@ impl ShareController {
 
     /// Drops the evidence. Speeds of an old phase or of other co-runners do not apply to this one, but the remaining
     /// processes are still charged for trials.
-    fn reset_evidence(&mut self, co_runners: ProcessPhases, is_judged: bool) {
+    fn reset_evidence(&mut self, co_runners: ProcessPhases, allows_trials: bool) {
         let processes_of =
             |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
         if processes_of(&co_runners) != processes_of(&self.co_runners) {
             self.cooldown = None;
             // New tasks have no lines in the cache yet, and the lines of exited programs are still in it.
-            self.settling_period = is_judged.then(SettlingPeriod::default).or(self.settling_period.take());
+            self.settling_period = allows_trials.then(SettlingPeriod::default).or(self.settling_period.take());
         }
         if let Some(cooldown) = &mut self.cooldown {
             cooldown.unchanged_trials = 0;
@@ -237,13 +239,12 @@ impl ShareController {
 
     fn detect_slowdown(&mut self, lengths: AbTestLengths) {
         let windows = 2 * lengths.measure_windows.max(1);
-        let (Some(proof), Some(cooldown)) = (&self.accepted_speeds, &mut self.cooldown) else { return };
+        let (Some(accepted), Some(cooldown)) = (&self.accepted_speeds, &mut self.cooldown) else { return };
         if self.trial.is_some() || self.speeds.windows < windows {
             return;
         }
-        let current_speed = self.speeds.latest_windows(windows).speed_over(&proof.record, &proof.weights);
-        if current_speed
-            .is_none_or(|current_ratio| current_ratio.ratio < 1.0 - CLEAR_LOSS && current_ratio.is_significant())
+        let current_speed = self.speeds.latest_windows(windows).speed_over(&accepted.record, &accepted.weights);
+        if current_speed.is_none_or(|speed_ratio| speed_ratio.ratio < 1.0 - CLEAR_LOSS && speed_ratio.is_significant())
         {
             (cooldown.unchanged_trials, cooldown.tests_current_next) = (0, true);
         }
@@ -281,7 +282,7 @@ impl ShareController {
     }
 
     /// Returns whether the next trial tests the shares in force rather than new ones.
-    pub fn is_proof_next(&self) -> bool {
+    pub fn tests_current_next(&self) -> bool {
         self.cooldown.is_some_and(|cooldown| cooldown.tests_current_next)
     }
 
@@ -292,14 +293,14 @@ impl ShareController {
         new_shares: Vec<CacheShare>,
         fallback_shares: Vec<CacheShare>,
         trial: AbTest,
-        is_proof: bool,
+        tests_current_shares: bool,
     ) {
         self.trial = Some(ShareTrial {
             old_shares,
             new_shares,
             fallback_shares,
             test: trial.with_baseline(&self.speeds),
-            tests_current_shares: is_proof,
+            tests_current_shares,
         });
     }
 
@@ -336,7 +337,9 @@ impl ShareController {
         let is_better =
             |measured_ratio: Ratio| measured_ratio.ratio >= 1.0 + terms.min_gain && measured_ratio.is_significant();
         let is_adopted =
-            ratio.is_some_and(|found| if trial.tests_current_shares { found.ratio >= 1.0 } else { is_better(found) });
+            ratio.is_some_and(
+                |measured| if trial.tests_current_shares { measured.ratio >= 1.0 } else { is_better(measured) },
+            );
         Some(TrialStatus::Over(self.finish_trial(trial, domain, terms, ratio, is_adopted)))
     }
 

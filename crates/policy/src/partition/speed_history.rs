@@ -34,7 +34,7 @@ pub struct SpeedSample {
     misses: Option<f64>,
     stall_cycles: Option<f64>,
     /// Misses of the two first-level caches and references of this one.
-    comes: Option<[f64; 3]>,
+    incoming: Option<[f64; 3]>,
 }
 
 /// The most recent windows since the shares were last changed.
@@ -47,8 +47,9 @@ pub struct SpeedRecord {
 /// Maximum number of windows kept for each process.
 const MAX_WINDOWS: usize = 64;
 /// Windows match if their incoming accesses differ by at most the thesis's threshold (3 per 1000 instructions, 5.6.2)
-/// plus this fraction of them, which is their sampling noise.
+/// plus [`RATE_TOLERANCE`].
 const MAX_RATE_DIFFERENCE: f64 = 3.0;
+/// Sampling noise of the incoming accesses, as a fraction of them.
 const RATE_TOLERANCE: f64 = 0.1;
 /// Minimum fraction of the work in a record that must have a match in the other record.
 const MIN_COMMON_SHARE: f64 = 0.5;
@@ -83,36 +84,42 @@ impl SpeedSample {
             cycles,
             misses: task.counts.get(CounterEvent::Misses(level)),
             stall_cycles: stalls.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles)),
-            comes: incoming_accesses(&task.counts, level),
+            incoming: incoming_accesses(&task.counts, level),
         })
     }
 
     /// Builds a sample from the work per second and the incoming accesses per instruction.
     pub fn from_rate(work_per_s: f64, incoming_per_instr: Option<[f64; 3]>) -> Self {
         let incoming_per_s = incoming_per_instr.map(|rates| rates.map(|rate| rate * work_per_s));
-        SpeedSample { instructions: work_per_s, cycles: 1.0, misses: None, stall_cycles: None, comes: incoming_per_s }
+        SpeedSample {
+            instructions: work_per_s,
+            cycles: 1.0,
+            misses: None,
+            stall_cycles: None,
+            incoming: incoming_per_s,
+        }
     }
 
     /// Returns the sample without its incoming accesses, so that it matches any other sample.
     pub fn without_traffic(&self) -> Self {
-        SpeedSample { comes: None, ..*self }
+        SpeedSample { incoming: None, ..*self }
     }
 
     fn plus(self, addend: SpeedSample) -> Self {
         let sum_if_both = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
-        let incoming = self.comes.zip(addend.comes);
+        let incoming = self.incoming.zip(addend.incoming);
         SpeedSample {
             instructions: self.instructions + addend.instructions,
             cycles: self.cycles + addend.cycles,
             misses: sum_if_both(self.misses, addend.misses),
             stall_cycles: sum_if_both(self.stall_cycles, addend.stall_cycles),
-            comes: incoming.map(|(a, b)| [a[0] + b[0], a[1] + b[1], a[2] + b[2]]),
+            incoming: incoming.map(|(a, b)| [a[0] + b[0], a[1] + b[1], a[2] + b[2]]),
         }
     }
 
     /// Returns whether equally many accesses reach the cache in both windows.
     fn has_similar_traffic(&self, other: &SpeedSample) -> bool {
-        let Some((own_rates, other_rates)) = self.comes.zip(other.comes) else { return true };
+        let Some((own_rates, other_rates)) = self.incoming.zip(other.incoming) else { return true };
         let rate_per_kilo_instr = |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
         (0..3).all(|index| {
             let (a, b) = (rate_per_kilo_instr(own_rates[index], self), rate_per_kilo_instr(other_rates[index], other));
@@ -181,11 +188,11 @@ impl SpeedRecord {
     /// Returns the speed of a process; `None` until it has run in an undisturbed window.
     pub fn measured_speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
         let sample_sum = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::plus)?;
-        let nonempty_sum = Some(sample_sum).filter(|sums| sums.instructions > 0.0)?;
-        let stalls_and_misses = nonempty_sum.stall_cycles.zip(nonempty_sum.misses.filter(|&misses| misses > 0.0));
+        let totals = Some(sample_sum).filter(|sums| sums.instructions > 0.0)?;
+        let stalls_and_misses = totals.stall_cycles.zip(totals.misses.filter(|&misses| misses > 0.0));
         Some(MeasuredSpeed {
-            cycles_per_instr: nonempty_sum.cycles / nonempty_sum.instructions,
-            misses_per_kilo_instr: nonempty_sum.misses.map(|misses| 1000.0 * misses / nonempty_sum.instructions),
+            cycles_per_instr: totals.cycles / totals.instructions,
+            misses_per_kilo_instr: totals.misses.map(|misses| 1000.0 * misses / totals.instructions),
             stall_cycles_per_miss: stalls_and_misses.map(|(stalls, misses)| stalls / misses),
         })
     }
@@ -230,11 +237,11 @@ impl SpeedRecord {
 /// Returns the speeds of a process in two series of windows over the same work: the first series' windows of the kinds
 /// that both series contain. `None` if these windows contain too little of the work.
 pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample]) -> Option<MatchedSpeeds> {
-    let mut matched_windows: Vec<MatchedWindows<'_>> = Vec::new();
+    let mut window_kinds: Vec<MatchedWindows<'_>> = Vec::new();
     for (side, sample) in
         own_samples.iter().map(|sample| (0, sample)).chain(other_samples.iter().map(|sample| (1, sample)))
     {
-        match matched_windows.iter_mut().find(|window_kind| {
+        match window_kinds.iter_mut().find(|window_kind| {
             window_kind[0]
                 .iter()
                 .chain(&window_kind[1])
@@ -243,25 +250,25 @@ pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample])
         }) {
             Some(kind) => kind[side].push(sample),
             None => {
-                matched_windows.push([Vec::new(), Vec::new()]);
-                matched_windows.last_mut()?[side].push(sample);
+                window_kinds.push([Vec::new(), Vec::new()]);
+                window_kinds.last_mut()?[side].push(sample);
             }
         }
     }
     let work: f64 = own_samples.iter().map(|sample| sample.instructions).sum();
-    matched_windows.retain(|kind| kind.iter().all(|side| !side.is_empty()));
-    let common_work: f64 = matched_windows.iter().map(|kind| total_instructions(&kind[0])).sum();
+    window_kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
+    let common_work: f64 = window_kinds.iter().map(|kind| total_instructions(&kind[0])).sum();
     if common_work <= 0.0 || common_work < MIN_COMMON_SHARE * work {
         return None;
     }
-    let (noise, degrees_of_freedom) = pooled_variance(&matched_windows);
+    let (relative_variance, degrees_of_freedom) = pooled_variance(&window_kinds);
     let mut matched_speeds = MatchedSpeeds { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
-    for kind in &matched_windows {
+    for kind in &window_kinds {
         let work_share = total_instructions(&kind[0]) / common_work;
         for (side, samples) in kind.iter().enumerate() {
             let cycles = work_share * cycles_per_instr(samples);
             matched_speeds.cycles_per_instr[side] += cycles;
-            matched_speeds.variance[side] += noise * cycles * cycles / samples.len() as f64;
+            matched_speeds.variance[side] += relative_variance * cycles * cycles / samples.len() as f64;
         }
     }
     Some(matched_speeds)
@@ -305,9 +312,11 @@ const FALSE_ADOPTION_RATE: f64 = 0.025;
 pub const MAX_EVALUATIONS: usize = 4;
 /// Standard error below which no relevant difference can remain undetected.
 const PRECISE_ERROR: f64 = 0.005;
-/// Minimum number of windows to estimate an autocorrelation, the value assumed with fewer, and the upper bound.
+/// Minimum number of windows from which an autocorrelation is estimated.
 const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
+/// Autocorrelation that is assumed with fewer windows.
 const DEFAULT_AUTOCORRELATION: f64 = 0.6;
+/// Upper bound of the estimated autocorrelation.
 const MAX_AUTOCORRELATION: f64 = 0.8;
 
 impl Ratio {
@@ -346,7 +355,7 @@ fn pooled_variance(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
             .iter()
             .map(|sample| sample.cycles / (mean_cycles_per_instr * sample.instructions.max(1.0)) - 1.0)
             .collect();
-        square_sum += deviations.iter().map(|offset| offset * offset).sum::<f64>();
+        square_sum += deviations.iter().map(|deviation| deviation * deviation).sum::<f64>();
         product_sum += deviations.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
         (degrees_of_freedom, window_count, series_count) =
             (degrees_of_freedom + samples.len() - 1, window_count + samples.len(), series_count + 1);
@@ -452,8 +461,8 @@ pub(super) mod tests {
     fn records_are_compared_by_the_phases_that_both_have() {
         let record = |windows: &[(u64, u64)]| {
             let mut record = SpeedRecord::default();
-            for &(cycles, comes) in windows {
-                record.add(&window_in_phase(10_000, cycles, comes), CacheLevel::L2, &[]);
+            for &(cycles, incoming) in windows {
+                record.add(&window_in_phase(10_000, cycles, incoming), CacheLevel::L2, &[]);
             }
             record
         };

@@ -12,7 +12,7 @@ use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 /// The units into which a cache can be partitioned, with the cost of a change.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum PartitionUnits {
-    /// Page colors: groups of cache sets, of which each page maps to one.
+    /// Page colors: groups of cache sets; each page maps to one of them.
     Colors {
         /// Number of colors of the cache.
         units: u32,
@@ -121,8 +121,8 @@ fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -
 /// Returns the number of pages that a process must copy when its colors become `allowed_colors`: all pages outside
 /// these colors, and those that overfill a color when the process gets more colors (CP 4.4.2).
 pub fn pages_to_move(pages_per_color: &[u64], allowed_colors: &IndexSet) -> u64 {
-    let resident: u64 = pages_per_color.iter().sum();
-    let max_pages_per_color = resident.div_ceil(u64::from(allowed_colors.count().max(1)));
+    let resident_pages: u64 = pages_per_color.iter().sum();
+    let max_pages_per_color = resident_pages.div_ceil(u64::from(allowed_colors.count().max(1)));
     let count_moved_pages = |(color, &pages): (usize, &u64)| {
         if allowed_colors.contains(color as u32) { pages.saturating_sub(max_pages_per_color) } else { pages }
     };

@@ -99,23 +99,23 @@ impl Parameters {
     /// # Errors
     /// Returns an error if a parameter is unknown, has the wrong type or is out of range.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = super::parse_parameters(text)?;
-        let weights = &parsed_parameters.weights;
+        let parameters: Parameters = super::parse_parameters(text)?;
+        let weights = &parameters.weights;
         let all_weights =
             [weights.bit_weights().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
-        ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
-        if !(1..=4096).contains(&parsed_parameters.super_sets) {
-            return Err(ParameterError::invalid_value("super_sets", parsed_parameters.super_sets, "1 to 4096"));
+        ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
+        if !(1..=4096).contains(&parameters.super_sets) {
+            return Err(ParameterError::invalid_value("super_sets", parameters.super_sets, "1 to 4096"));
         }
         ParameterRange::FromZero
-            .check([("busy_above", parsed_parameters.busy_above), ("weights.newcomer", weights.newcomer)])?;
-        ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed_parameters.max_lag_samples)])?;
+            .check([("busy_above", parameters.busy_above), ("weights.newcomer", weights.newcomer)])?;
+        ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parameters.max_lag_samples)])?;
         if let Some(invalid_weight) = all_weights.iter().find(|weight| !weight.is_finite()) {
             return Err(ParameterError::invalid_value("weights", invalid_weight, "finite numbers"));
         }
         // With a weight of 0, a task could wait forever.
         ParameterRange::Above(0.0).check([("weights.sample", weights.sample)])?;
-        Ok(parsed_parameters)
+        Ok(parameters)
     }
 
     /// Returns whether running a task that did not run before has a cost.
@@ -177,8 +177,8 @@ impl ActivityVectors {
                 continue;
             };
             let facts = profile.locality.activity.iter();
-            let raw: RawCounts = facts.map(|(level, fact)| (*level, fact.value.clone())).collect();
-            if self.rates.get(&task.task).is_some_and(|(previous_counts, _)| *previous_counts == raw) {
+            let raw_counts: RawCounts = facts.map(|(level, fact)| (*level, fact.value.clone())).collect();
+            if self.rates.get(&task.task).is_some_and(|(previous_counts, _)| *previous_counts == raw_counts) {
                 continue;
             }
             let is_of_task = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: counted_task, .. } if *counted_task == task.task);
@@ -189,14 +189,14 @@ impl ActivityVectors {
             let window_scale =
                 if is_measured && ran_ns > 0 { view.observation.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
             let scale_level = |level: Option<CacheLevel>| -> Vec<(f64, f64)> {
-                let counts = raw.iter().find(|(counted_level, _)| Some(*counted_level) == level);
+                let counts = raw_counts.iter().find(|(counted_level, _)| Some(*counted_level) == level);
                 let counts = counts.map_or(&[][..], |(_, counts)| counts);
                 counts
                     .iter()
                     .map(|count| (count.accesses as f64 * window_scale, count.misses as f64 * window_scale))
                     .collect()
             };
-            self.rates.insert(task.task, (raw.clone(), levels.map(scale_level)));
+            self.rates.insert(task.task, (raw_counts.clone(), levels.map(scale_level)));
         }
     }
 
@@ -257,15 +257,15 @@ impl ActivityVectors {
                 + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
         };
         let expected_use = |(task, rates)| {
-            let (bits, rate_cost, reload_cost, must_stay) =
+            let (busy_super_sets, rate_cost, reload_cost, must_stay) =
                 (busy_sets(rates), rate_cost_of(task), reload_cost(task), needs_second_sample(task));
-            (task, ExpectedUse { busy_super_sets: bits, rate_cost, reload_cost, must_stay })
+            (task, ExpectedUse { busy_super_sets, rate_cost, reload_cost, must_stay })
         };
         let tasks = live_rates().map(expected_use).collect();
-        let (cells, weighs_counters) =
+        let (bit_weights, weighs_counters) =
             (weights.bit_weights(), weights.miss_per_kilo_instr != 0.0 || weights.instr_per_cycle != 0.0);
-        let needs_evidence = weighs_counters || cells.iter().any(|weight| *weight != 0.0);
-        ExpectedVectors { bit_weights: cells, tasks, needs_evidence }
+        let needs_evidence = weighs_counters || bit_weights.iter().any(|weight| *weight != 0.0);
+        ExpectedVectors { bit_weights, tasks, needs_evidence }
     }
 
     /// Returns a permanent probe of every task for every level that has a weight and that the machine can count.

@@ -94,15 +94,15 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = super::parse_parameters(text)?;
-        let slice_ns = parsed_parameters.slice_ns.unwrap_or(1) as f64;
-        let locations = f64::from(parsed_parameters.locations);
+        let parameters: Parameters = super::parse_parameters(text)?;
+        let slice_ns = parameters.slice_ns.unwrap_or(1) as f64;
+        let locations = f64::from(parameters.locations);
         ParameterRange::OneOrMore.check([
-            ("window_ns", parsed_parameters.window_ns as f64),
+            ("window_ns", parameters.window_ns as f64),
             ("slice_ns", slice_ns),
             ("locations", locations),
         ])?;
-        Ok(parsed_parameters)
+        Ok(parameters)
     }
 
     fn replacement_model(&self) -> ReplacementModel {

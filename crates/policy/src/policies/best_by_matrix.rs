@@ -37,20 +37,20 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = super::parse_parameters(text)?;
-        ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
-        let rows = parsed_parameters.slowdowns.len();
-        for (row, values) in parsed_parameters.slowdowns.iter().enumerate() {
+        let parameters: Parameters = super::parse_parameters(text)?;
+        ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
+        let rows = parameters.slowdowns.len();
+        for (row, values) in parameters.slowdowns.iter().enumerate() {
             if values.len() != rows {
                 let row_length = format!("{} values in row {row}", values.len());
                 return Err(ParameterError::invalid_value("slowdowns", row_length, rows));
             }
             if let Some(column) = values.iter().position(|value| !value.is_finite()) {
-                let value_text = format!("{} in row {row}, column {column}", values[column]);
-                return Err(ParameterError::invalid_value("slowdowns", value_text, "a number"));
+                let bad_value = format!("{} in row {row}, column {column}", values[column]);
+                return Err(ParameterError::invalid_value("slowdowns", bad_value, "a number"));
             }
         }
-        Ok(parsed_parameters)
+        Ok(parameters)
     }
 }
 
@@ -144,8 +144,8 @@ fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], assigns_one_cpu: 
     for (cache, cpus) in seats.iter().zip(&seating.by_cache) {
         for (members, cpu) in cpus.iter().zip(&cache.cpus) {
             let cache_cpus = || cache.cpus.iter().map(|cpu| cpu.0).collect();
-            let set: CpuSet = if assigns_one_cpu { [cpu.0].into_iter().collect() } else { cache_cpus() };
-            task_cpus.extend(members.iter().map(|&member| (member, set.clone())));
+            let cpu_set: CpuSet = if assigns_one_cpu { [cpu.0].into_iter().collect() } else { cache_cpus() };
+            task_cpus.extend(members.iter().map(|&member| (member, cpu_set.clone())));
         }
     }
     task_cpus.sort_by_key(|(member, _)| *member);

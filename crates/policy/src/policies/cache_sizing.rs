@@ -61,9 +61,9 @@ pub struct Parameters {
     /// Cost of a miss if stalls are not counted; by default, the cost that the reference predictor derives from the
     /// machine.
     pub miss_penalty_cycles: Option<f64>,
-    /// Number of windows after a change before speeds count, and number of windows in each leg of a trial; 0 disables
-    /// trials.
+    /// Number of windows after a change before speeds count.
     pub warmup_windows: u32,
+    /// Number of windows in each leg of a trial; 0 disables trials.
     pub measure_windows: u32,
     /// Maximum fraction of the time that trials may cost.
     pub trial_share: f64,
@@ -96,15 +96,15 @@ impl Parameters {
     }
 
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = parse_parameters(text)?;
-        ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
-        ParameterRange::Above(0.0).check([("trial_share", parsed_parameters.trial_share)])?;
+        let parameters: Parameters = parse_parameters(text)?;
+        ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
+        ParameterRange::Above(0.0).check([("trial_share", parameters.trial_share)])?;
         ParameterRange::FromZero.check([
-            ("insensitive_below", parsed_parameters.insensitive_below),
-            ("min_gain", parsed_parameters.min_gain),
-            ("miss_penalty_cycles", parsed_parameters.miss_penalty_cycles.unwrap_or(1.0)),
+            ("insensitive_below", parameters.insensitive_below),
+            ("min_gain", parameters.min_gain),
+            ("miss_penalty_cycles", parameters.miss_penalty_cycles.unwrap_or(1.0)),
         ])?;
-        Ok(parsed_parameters)
+        Ok(parameters)
     }
 }
 
@@ -233,7 +233,7 @@ impl CacheSizing {
         let forecast = SizingForecast { view, domain, claimants: &claimants, speeds: &controller.speeds, payback_ns };
         let trial = forecast.build_trial(parameters);
         let retrial = trial.clone().filter(|_| !domain.is_undivided(&current_shares));
-        if let Some(trial) = retrial.clone().filter(|_| controller.is_proof_next()) {
+        if let Some(trial) = retrial.clone().filter(|_| controller.tests_current_next()) {
             controller.start_trial(current_shares.clone(), undivided_shares(), current_shares.clone(), trial, true);
             return current_shares;
         }
@@ -425,9 +425,9 @@ impl SizingForecast<'_> {
         let mut profiles = Profiles::new();
         let mut plan = Plan::idle(self.view.previous_plan.window);
         plan.shares = shares.to_vec();
-        for (index, (claimant, present)) in self.claimants.iter().zip(&self.domain.processes).enumerate() {
+        for (index, (claimant, cache_process)) in self.claimants.iter().zip(&self.domain.processes).enumerate() {
             let mut profile = claimant.demand.to_profile(self.domain.cache.level, bytes);
-            profile.process = Some(present.process);
+            profile.process = Some(cache_process.process);
             profiles.insert(TaskId(index as u32), profile);
             plan.affinity.insert(TaskId(index as u32), self.domain.cache.cpus.clone());
         }
@@ -436,15 +436,15 @@ impl SizingForecast<'_> {
             let task_forecast = forecast.tasks.get(&TaskId(index as u32))?;
             Some((task_forecast.misses_per_kilo_instr?.value, 1.0 / task_forecast.instr_per_cycle?.value))
         };
-        let outlook: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(speed_of_claimant).collect();
-        outlook.filter(|speeds| speeds.iter().all(|(misses, cycles)| misses.is_finite() && cycles.is_finite()))
+        let forecasts: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(speed_of_claimant).collect();
+        forecasts.filter(|speeds| speeds.iter().all(|(misses, cycles)| misses.is_finite() && cycles.is_finite()))
     }
 
-    fn count_missed_goals(&self, outlook: &[(f64, f64)]) -> usize {
+    fn count_missed_goals(&self, performances: &[(f64, f64)]) -> usize {
         let is_broken = |(claimant, &(_, cycles)): (&Claimant, &(f64, f64))| {
             claimant.max_slowdown.is_some_and(|limit| claimant.misses_goal(cycles, limit))
         };
-        self.claimants.iter().zip(outlook).filter(|entry| is_broken(*entry)).count()
+        self.claimants.iter().zip(performances).filter(|entry| is_broken(*entry)).count()
     }
 
     /// Returns the shares to adopt; an empty list means the whole cache. `None` if the present shares stay.
@@ -457,30 +457,34 @@ impl SizingForecast<'_> {
     ) -> Option<Vec<CacheShare>> {
         let objective = parameters.objective;
         let current_speeds = self.current_performance(current_shares)?;
-        let score_of = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
+        let score_of = |performances: &[(f64, f64)]| objective.score(self.claimants, performances);
         let mut candidates = vec![proposed_shares];
         if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(current_shares) {
             candidates.push(self.domain.undivided_shares(parameters.page_migration.into()));
         }
         let candidate_forecasts: Option<Vec<_>> =
             candidates.iter().map(|shares| self.forecast_speeds_under(shares)).collect();
-        let outlooks = candidate_forecasts?;
+        let forecasts = candidate_forecasts?;
         let best_index = (0..candidates.len()).reduce(|a, b| {
-            let rank_key = |index: usize| (self.count_missed_goals(&outlooks[index]), score_of(&outlooks[index]));
+            let rank_key = |index: usize| (self.count_missed_goals(&forecasts[index]), score_of(&forecasts[index]));
             if rank_key(b) < rank_key(a) { b } else { a }
         })?;
-        let (chosen_shares, outlook) = (candidates.swap_remove(best_index), &outlooks[best_index]);
+        let (chosen_shares, chosen_forecast) = (candidates.swap_remove(best_index), &forecasts[best_index]);
         if chosen_shares == current_shares {
             return None;
         }
-        let meets_more_goals = self.count_missed_goals(outlook) < self.count_missed_goals(&current_speeds);
-        let misses_more_goals = self.count_missed_goals(outlook) > self.count_missed_goals(&current_speeds);
-        let relative_gain = (score_of(&current_speeds) - score_of(outlook)) / score_of(&current_speeds).abs().max(1e-9);
+        let meets_more_goals = self.count_missed_goals(chosen_forecast) < self.count_missed_goals(&current_speeds);
+        let misses_more_goals = self.count_missed_goals(chosen_forecast) > self.count_missed_goals(&current_speeds);
+        let relative_gain =
+            (score_of(&current_speeds) - score_of(chosen_forecast)) / score_of(&current_speeds).abs().max(1e-9);
         let changes = if self.build_trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
         let cost_ns = changes * self.copying_cost_ns(&chosen_shares);
         // Share of the time that the change saves, summed over all processes.
-        let saved_share =
-            current_speeds.iter().zip(outlook).map(|(now, forecast)| 1.0 - forecast.1 / now.1).sum::<f64>();
+        let saved_share = current_speeds
+            .iter()
+            .zip(chosen_forecast)
+            .map(|(current, forecast)| 1.0 - forecast.1 / current.1)
+            .sum::<f64>();
         let saved_ns = saved_share * self.payback_ns;
         let pays_off = match objective {
             // The change meets the same goals in less space, so only the cost of copying counts against it.
@@ -604,7 +608,7 @@ fn verdict_reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reas
     let text = text.replace("{}", &domain.cache.id.0.to_string());
     let tasks = domain.processes.iter().map(|cache_process| cache_process.tasks[0].task).collect();
     let ratio_numbers =
-        verdict.ratio.map(|found| [("speed_over_before", found.ratio), ("standard_error", found.standard_error)]);
+        verdict.ratio.map(|ratio| [("speed_over_before", ratio.ratio), ("standard_error", ratio.standard_error)]);
     let numbers = ratio_numbers.into_iter().flatten().chain([("lost_windows", verdict.lost_windows)]);
     let numbers = numbers.map(|(name, value)| (name.to_string(), value)).collect();
     Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }

@@ -62,9 +62,9 @@ pub struct Parameters {
     /// The default preserves nine tenths of the gain that is possible without a bound, and avoids a quarter of the
     /// worst slowdown (CASC-6). A value far above 1 is no bound.
     pub max_run_time_variation: Option<f64>,
-    /// Relative drift of the observed miss rate from the expected one (0.5 is by half), and the number of windows for
-    /// which it must last.
+    /// Relative drift of the observed miss rate from the expected one (0.5 is by half).
     pub drift_threshold: f64,
+    /// Number of windows for which the drift must last.
     pub drift_windows: u32,
     /// Interval at which one thread at a time is measured again.
     pub remeasure_every_ns: Option<u64>,
@@ -92,19 +92,19 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = super::parse_parameters(text)?;
+        let parameters: Parameters = super::parse_parameters(text)?;
         ParameterRange::Above(0.0).check([
-            ("window_ns", parsed_parameters.window_ns as f64),
-            ("runnable_per_cpu", f64::from(parsed_parameters.runnable_per_cpu)),
-            ("row_ns", parsed_parameters.row_ns as f64),
-            ("drift_threshold", parsed_parameters.drift_threshold),
-            ("drift_windows", f64::from(parsed_parameters.drift_windows)),
-            ("threshold", parsed_parameters.threshold),
+            ("window_ns", parameters.window_ns as f64),
+            ("runnable_per_cpu", f64::from(parameters.runnable_per_cpu)),
+            ("row_ns", parameters.row_ns as f64),
+            ("drift_threshold", parameters.drift_threshold),
+            ("drift_windows", f64::from(parameters.drift_windows)),
+            ("threshold", parameters.threshold),
         ])?;
-        ParameterRange::Above(1.0).check([("threshold_step", parsed_parameters.threshold_step)])?;
-        let variation = parsed_parameters.max_run_time_variation;
+        ParameterRange::Above(1.0).check([("threshold_step", parameters.threshold_step)])?;
+        let variation = parameters.max_run_time_variation;
         ParameterRange::FromZeroUnlimited.check(variation.map(|bound| ("max_run_time_variation", bound)))?;
-        Ok(parsed_parameters)
+        Ok(parameters)
     }
 
     fn is_better_form(&self) -> bool {
@@ -230,13 +230,12 @@ impl CascCache {
             let speed = rates.observed_instr_per_cycle.or(rates.solo_instr_per_cycle);
             let refs = rates.llc_refs_per_mega_instr.zip(speed);
             let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
-            let error = 0.5 * (pcmr.high - pcmr.low);
+            let half_width = 0.5 * (pcmr.high - pcmr.low);
             // The reference rate changes constantly, so the rate at which the PCMR was measured is kept.
             let same_measurement =
                 old_rate.filter(|old_rate| old_rate.pcmr == pcmr.value && old_rate.refs_rate.is_some());
             let refs_rate = same_measurement.map_or(refs_rate, |old_rate| old_rate.refs_rate);
-            self.task_rates
-                .insert(sample.task, TaskRate { pcmr: pcmr.value, half_width: error, refs_rate, is_current: true });
+            self.task_rates.insert(sample.task, TaskRate { pcmr: pcmr.value, half_width, refs_rate, is_current: true });
         }
         self.schedule_remeasurement(view, domain, parameters);
     }
@@ -307,20 +306,20 @@ impl CascCache {
         let is_accurate = |task: &TaskId| {
             self.task_rates.get(task).is_some_and(|rate| rate.is_current && rate.half_width <= parameters.max_error)
         };
-        let all_current =
+        let are_all_current =
             open_probe.tasks.iter().all(|task| self.task_rates.get(task).is_some_and(|rate| rate.is_current));
         self.stale_tasks.retain(|task| !open_probe.tasks.contains(task));
         let max_row_ns = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
         let doubled_row_ns = (2 * self.row_ns).min(max_row_ns.max(parameters.row_ns));
         if !is_complete {
             // The probe was refused, or one of its threads exited.
-            self.wait_windows = if all_current { 0 } else { 2 };
+            self.wait_windows = if are_all_current { 0 } else { 2 };
         } else if !open_probe.tasks.iter().all(is_accurate) && doubled_row_ns > self.row_ns {
             self.row_ns = doubled_row_ns;
             self.stale_tasks.extend(open_probe.tasks.iter().copied());
         } else {
             self.row_ns = 0;
-            self.wait_windows = if all_current { 0 } else { RETRY_WINDOWS };
+            self.wait_windows = if are_all_current { 0 } else { RETRY_WINDOWS };
         }
     }
 
@@ -339,10 +338,10 @@ impl CascCache {
         measured_tasks.extend(other_tasks);
         measured_tasks.truncate(max_tasks);
         self.row_ns = self.row_ns.max(parameters.row_ns);
-        let block_without = |left_out_task: &TaskId| {
+        let row_without = |left_out_task: &TaskId| {
             measured_tasks.iter().copied().filter(|task| task != left_out_task).collect::<Vec<TaskId>>()
         };
-        let rows: Vec<Vec<TaskId>> = measured_tasks.iter().map(block_without).collect();
+        let rows: Vec<Vec<TaskId>> = measured_tasks.iter().map(row_without).collect();
         let probe_kind = ProbeKind::CoRunRows {
             cache: domain.cache,
             total_ns: self.row_ns,
@@ -426,7 +425,9 @@ impl CascCache {
             ("threshold_misses_per_100_refs".to_string(), buckets.threshold),
         ];
         let max_by_cpu = ordered_cpus.iter().zip(&buckets.max_pcmr);
-        numbers.extend(max_by_cpu.map(|(cpu, &max)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max))));
+        numbers.extend(
+            max_by_cpu.map(|(cpu, &max_pcmr)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max_pcmr))),
+        );
         let text =
             "every CPU accepts threads up to its highest miss rate; this is their expected joint miss rate".to_string();
         reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
@@ -527,8 +528,8 @@ impl CascCache {
             !parameters.is_better_form() && self.task_rates.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
         for sample in &domain.tasks {
             let allowed_cpus = match (self.task_rates.get(&sample.task), &self.assignment) {
-                (Some(rate), Some(assigned)) => {
-                    let admits_thread = |cpu: &usize| assigned.buckets.can_admit(*cpu, rate.pcmr);
+                (Some(rate), Some(assignment)) => {
+                    let admits_thread = |cpu: &usize| assignment.buckets.can_admit(*cpu, rate.pcmr);
                     (0..cpus.len()).filter(admits_thread).map(|cpu| cpus[cpu]).collect()
                 }
                 (None, _) if awaits_secondary_measurement => first_cpu.clone(),

@@ -14,7 +14,7 @@ struct CascFixture {
     profiles: Profiles,
     window: u64,
     observed: f64,
-    answer: Option<ProbeId>,
+    answered_probe: Option<ProbeId>,
     previous_plan: Plan,
 }
 
@@ -29,7 +29,7 @@ impl CascFixture {
             profiles: pcmrs.iter().enumerate().map(|(index, pcmr)| (TaskId(index as u32), profile(pcmr))).collect(),
             window: 0,
             observed: 12.0,
-            answer: None,
+            answered_probe: None,
             previous_plan: Plan::idle(WindowLength::Time { ns: 1 }),
         }
     }
@@ -43,7 +43,7 @@ impl CascFixture {
             (CounterEvent::References(CacheLevel::L2), 100_000),
             (CounterEvent::Misses(CacheLevel::L2), (self.observed * 1_000.0) as u64),
         ]);
-        let answer = |probe| ProbeResult {
+        let complete_result = |probe| ProbeResult {
             probe,
             evidence: ProbeEvidence::Rows(Vec::new()),
             complete: true,
@@ -51,7 +51,7 @@ impl CascFixture {
         };
         let observation = Observation {
             shared_counts: vec![(CounterScope::Cache(CacheId(0)), counts)],
-            probe_results: self.answer.take().map(answer).into_iter().collect(),
+            probe_results: self.answered_probe.take().map(complete_result).into_iter().collect(),
             ..observation_of(self.window, 10_000_000, self.profiles.keys().map(task))
         };
         let capabilities = capabilities_fixture(&[]);
@@ -161,7 +161,7 @@ fn uncertain_estimates_are_measured_for_longer() {
     for _ in 0..8 {
         let Some((id, total_ns)) = probe_length(&fixture.step()) else { break };
         lengths.push(total_ns);
-        fixture.answer = Some(id);
+        fixture.answered_probe = Some(id);
         for profile in fixture.profiles.values_mut() {
             let wide = Estimate { value: 10.0, low: -10.0, high: 30.0 };
             profile.rates.pcmr = Some(Fact::from_measurement(wide, FactSource::CoRunRows, 1));

@@ -74,15 +74,14 @@ impl Policy for CounterDriven {
         let rates: Vec<(TaskId, f64)> = live_tasks.filter_map(task_and_mpki).collect();
         let mean_mpki = rates.iter().map(|(_, rate)| rate).sum::<f64>() / rates.len().max(1) as f64;
         let relative_rate = |rate: f64| if mean_mpki > 0.0 { rate / mean_mpki } else { 0.0 };
-        let tasks = rates.into_iter().map(|(task, rate)| (task, relative_rate(rate))).collect();
+        let relative_mpki = rates.into_iter().map(|(task, rate)| (task, relative_rate(rate))).collect();
         self.observe_refills(view);
         let (penalty_weight, reload_costs) = (self.penalty_weight, &self.reload_costs);
         // The order of arrival is used for the same reason as in `activity_vector`.
         let samples = view.observation.tasks.iter().filter_map(|task| reload_costs.misses_per_sample(task.task));
         let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
         let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };
-        self.scheduler
-            .decide(view, &RelativeMisses { penalty_weight, relative_mpki: tasks, reload_costs, misses_per_sample })
+        self.scheduler.decide(view, &RelativeMisses { penalty_weight, relative_mpki, reload_costs, misses_per_sample })
     }
 }
 

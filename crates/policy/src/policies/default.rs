@@ -26,9 +26,9 @@ impl Parameters {
     /// # Errors
     /// Returns an error if a parameter is unknown or has the wrong type, or if the window has length 0.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = super::parse_parameters(text)?;
-        ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
-        Ok(parsed_parameters)
+        let parameters: Parameters = super::parse_parameters(text)?;
+        ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
+        Ok(parameters)
     }
     /// Returns an idle plan for the next window.
     pub fn idle(&self) -> Plan {

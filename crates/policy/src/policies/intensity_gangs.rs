@@ -148,7 +148,7 @@ impl Policy for IntensityGangs {
         plan.window = WindowLength::Time { ns: self.parameters.window_ns };
         self.drop_stale_parts(view, &mut plan);
         self.probe_budget.charge_probes(view);
-        self.record_answers(view);
+        self.record_probe_results(view);
         self.request_ping_pongs(view);
         plan.probes.clone_from(&self.pending_ping_pongs);
         let mut reasons = Vec::new();
@@ -196,7 +196,7 @@ impl IntensityGangs {
     }
 
     /// Records the answers to probes that arrived in the window.
-    fn record_answers(&mut self, view: &View<'_>) {
+    fn record_probe_results(&mut self, view: &View<'_>) {
         for probe_result in &view.observation.probe_results {
             match &probe_result.evidence {
                 ProbeEvidence::PingPong { cpus, round_trip_ns } => {
@@ -287,8 +287,8 @@ impl IntensityGangs {
             let mut shared_cpus: CpuSet = [first_cpu].into_iter().collect();
             let mut separate_cpus = Vec::new();
             for cpu in domain.iter().filter(|cpu| *cpu != first_cpu) {
-                let history = self.sharing_history.get(&(first_cpu, cpu)).filter(|answers| answers.len() >= 2)?;
-                let near_count = history.iter().filter(|is_near| **is_near).count();
+                let history = self.sharing_history.get(&(first_cpu, cpu)).filter(|results| results.len() >= 2)?;
+                let near_count = history.iter().filter(|shares_cache| **shares_cache).count();
                 if 2 * near_count > history.len() {
                     shared_cpus.insert(cpu);
                 } else {
@@ -365,8 +365,9 @@ impl IntensityGangs {
             // Sensitivity is measured beside the strongest aggressor, and scaled by the measured intensity of the other
             // tasks.
             let stream_probe_of = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
-            let has_fact =
-                |task: &TaskId, value: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(value);
+            let has_fact = |task: &TaskId, has_value: fn(&cachemate_core::Profile) -> bool| {
+                view.profiles.get(task).is_some_and(has_value)
+            };
             let task_without_intensity = active_tasks.iter().find(|task| {
                 is_due(self.intensity_windows.get(task))
                     && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.intensity.is_some()))

@@ -234,7 +234,7 @@ impl CacheLoads {
         }
         let share = task.ran_ns() as f64 / self.elapsed_ns;
         let load_share = |cache: CacheId, used: f64| used / self.cpu_counts[&cache].max(1.0);
-        let is_full = |cache: CacheId, used: f64| load_share(cache, used) * 100.0 >= f64::from(parameters.overaggr_pct);
+        let is_full = |cache: CacheId, load: f64| load_share(cache, load) * 100.0 >= f64::from(parameters.overaggr_pct);
         let (target_load, source_load) = (self.used_cpus[&target], self.used_cpus[&source]);
         // If both caches are full, the balancer's usual rules apply.
         if is_full(target, target_load) && is_full(source, source_load) {

@@ -204,18 +204,12 @@ const CO_RUNNER_GROUP: GroupId = GroupId(0);
 
 /// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    let parsed_parameters: Parameters = parse_parameters(text)?;
-    ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
-    ParameterRange::FromZero.check([("rate_per_s", parsed_parameters.rate_per_s)])?;
-    let units = parsed_parameters.units;
-    let (processes, serves) = (Vec::new(), BTreeMap::new());
-    Ok(Box::new(ServiceLevel {
-        parameters: parsed_parameters,
-        processes,
-        units,
-        satisfied_windows: 0,
-        min_units_by_clients: serves,
-    }))
+    let parameters: Parameters = parse_parameters(text)?;
+    ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
+    ParameterRange::FromZero.check([("rate_per_s", parameters.rate_per_s)])?;
+    let units = parameters.units;
+    let (processes, min_units_by_clients) = (Vec::new(), BTreeMap::new());
+    Ok(Box::new(ServiceLevel { parameters, processes, units, satisfied_windows: 0, min_units_by_clients }))
 }
 
 #[cfg(test)]

@@ -66,15 +66,14 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = super::parse_parameters(text)?;
-        ParameterRange::OneOrMore.check([("window_ns", parsed_parameters.window_ns as f64)])?;
-        if let Some(index) = parsed_parameters.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
-            let (previous_ns, next_ns) =
-                (parsed_parameters.steps[index].from_ns, parsed_parameters.steps[index + 1].from_ns);
+        let parameters: Parameters = super::parse_parameters(text)?;
+        ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
+        if let Some(index) = parameters.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
+            let (previous_ns, next_ns) = (parameters.steps[index].from_ns, parameters.steps[index + 1].from_ns);
             let name = format!("steps[{}].from_ns", index + 1);
             return Err(ParameterError::invalid_value(name, next_ns, format!("more than {previous_ns}")));
         }
-        Ok(parsed_parameters)
+        Ok(parameters)
     }
 
     /// Returns the step in force at a time; `None` before the first.
@@ -128,8 +127,7 @@ impl Policy for StaticPartition {
 /// Returns the last-level caches that can be partitioned.
 ///
 /// If there are none, returns the first private cache that colors partition, because configured partitions need no
-/// forecast.
-/// Colors apply to every cache of a level, so the first cache represents all.
+/// forecast. Colors apply to every cache of a level, so the first cache represents all.
 fn partitionable_last_levels(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let last_level_caches = partitionable_caches(view);
     if !last_level_caches.is_empty() {

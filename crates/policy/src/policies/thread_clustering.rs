@@ -112,30 +112,29 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = super::parse_parameters(text)?;
+        let parameters: Parameters = super::parse_parameters(text)?;
         ParameterRange::UpTo(1.0).check([
-            ("activation_share", parsed_parameters.activation_share),
-            ("overhead_share", parsed_parameters.overhead_share),
-            ("max_imbalance", parsed_parameters.max_imbalance),
-            ("idle_below_share", parsed_parameters.idle_below_share),
+            ("activation_share", parameters.activation_share),
+            ("overhead_share", parameters.overhead_share),
+            ("max_imbalance", parameters.max_imbalance),
+            ("idle_below_share", parameters.idle_below_share),
         ])?;
         ParameterRange::Above(0.0).check([
-            ("remote_hit_cycles", parsed_parameters.remote_hit_cycles),
-            ("window_cycles", parsed_parameters.window_cycles as f64),
-            ("samples", f64::from(parsed_parameters.samples)),
-            ("overhead_share", parsed_parameters.overhead_share),
-            ("sample_cost_ns", parsed_parameters.sample_cost_ns),
-            ("max_detection_ns", parsed_parameters.max_detection_ns as f64),
-            ("similarity_threshold", parsed_parameters.similarity_threshold),
-            ("samples_per_thread", parsed_parameters.samples_per_thread),
+            ("remote_hit_cycles", parameters.remote_hit_cycles),
+            ("window_cycles", parameters.window_cycles as f64),
+            ("samples", f64::from(parameters.samples)),
+            ("overhead_share", parameters.overhead_share),
+            ("sample_cost_ns", parameters.sample_cost_ns),
+            ("max_detection_ns", parameters.max_detection_ns as f64),
+            ("similarity_threshold", parameters.similarity_threshold),
+            ("samples_per_thread", parameters.samples_per_thread),
         ])?;
-        if !(0.0..parsed_parameters.overhead_share).contains(&parsed_parameters.breakdown_share) {
-            let (breakdown_share, overhead_share) =
-                (parsed_parameters.breakdown_share, parsed_parameters.overhead_share);
+        if !(0.0..parameters.overhead_share).contains(&parameters.breakdown_share) {
+            let (breakdown_share, overhead_share) = (parameters.breakdown_share, parameters.overhead_share);
             let expected = format!("0 to less than overhead_share, {overhead_share}");
             return Err(ParameterError::invalid_value("breakdown_share", breakdown_share, expected));
         }
-        Ok(parsed_parameters)
+        Ok(parameters)
     }
 
     /// Returns the target fraction for sampling, which is below the maximum: an excess shows only at the end of a
@@ -301,18 +300,18 @@ impl ThreadClustering {
             return;
         }
         let processes: Vec<ProcessId> = shares.iter().map(|(process, _, _)| *process).collect();
-        let one_in = self.choose_sample_period(view, &processes);
+        let sample_period = self.choose_sample_period(view, &processes);
         reasons.extend(shares.iter().map(|&(_, share, task)| Reason {
             kind: ReasonKind::Explanation,
             tasks: vec![task],
             text: format!(
-                "the process of {{0}} waits for remote caches: a sample per {one_in} of these accesses is requested"
+                "the process of {{0}} waits for remote caches: a sample per {sample_period} of these accesses is requested"
             ),
             numbers: vec![("remote_stall_percent".to_string(), 100.0 * share)],
         }));
         let probe_kind = ProbeKind::AccessSamples {
             processes: processes.clone(),
-            sample_period: one_in,
+            sample_period,
             remote_only: true,
             max_samples: self.parameters.samples,
         };
@@ -322,11 +321,11 @@ impl ThreadClustering {
             budget_ns: self.parameters.max_detection_ns,
         };
         self.next_round += 1;
-        let began_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        let start_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         self.round = Some(SamplingRound {
             probe,
             processes,
-            start_ns: began_ns,
+            start_ns,
             sample_count: 0,
             events: 0,
             sample_period: None,
@@ -354,7 +353,7 @@ impl ThreadClustering {
     /// Phase 2: takes more samples, and continues with phase 3 once there are enough.
     fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) {
         let (mut is_complete, mut window_cost_ns) = (false, 0);
-        for probe_result in view.observation.probe_results.iter().filter(|answer| answer.probe == round.probe.id) {
+        for probe_result in view.observation.probe_results.iter().filter(|result| result.probe == round.probe.id) {
             if let ProbeEvidence::Samples { samples, events, sample_period, .. } = &probe_result.evidence {
                 round.sample_count += samples.len() as u64;
                 round.events += events;
@@ -497,15 +496,15 @@ impl ThreadClustering {
             (!is_machine_wide).then_some(task.process)
         };
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
-        threads.iter().map(|task| filter_of(task)).for_each(|own_filter| {
-            if !filters.contains(&own_filter) {
-                filters.push(own_filter);
+        threads.iter().map(|task| filter_of(task)).for_each(|process_filter| {
+            if !filters.contains(&process_filter) {
+                filters.push(process_filter);
             }
         });
         let (mut cluster_by_thread, mut cluster_count) = (vec![None; threads.len()], 0);
-        for own_filter in filters {
+        for process_filter in filters {
             let members: Vec<usize> =
-                (0..threads.len()).filter(|&index| filter_of(threads[index]) == own_filter).collect();
+                (0..threads.len()).filter(|&index| filter_of(threads[index]) == process_filter).collect();
             let map_of_thread = |&thread_index: &usize| {
                 let task = threads[thread_index].task;
                 let map = view.profiles.get(&task).and_then(|profile| profile.sharing_map());

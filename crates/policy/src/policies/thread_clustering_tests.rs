@@ -46,7 +46,7 @@ struct ClusteringFixture {
     policy: Box<dyn Policy>,
     can_sample: bool,
     /// Answer that is delivered once, in the next window.
-    answer: Option<ProbeResult>,
+    next_probe_result: Option<ProbeResult>,
     /// Number of threads, from the first on, whose stalls are not counted.
     without_stalls: u32,
     /// The group of each thread, 0 or 1.
@@ -61,7 +61,7 @@ impl ClusteringFixture {
         ClusteringFixture {
             policy,
             can_sample: true,
-            answer: None,
+            next_probe_result: None,
             without_stalls: 0,
             group: |id| id / 2 % 2,
             window: 0,
@@ -77,7 +77,8 @@ impl ClusteringFixture {
         for task in tasks.iter_mut().take(self.without_stalls as usize) {
             task.counts.0.retain(|reading| !matches!(reading.event, CounterEvent::StallCycles(_)));
         }
-        let answers = sampled.iter().map(|&probe| sample_probe_result(probe)).chain(self.answer.take()).collect();
+        let probe_results =
+            sampled.iter().map(|&probe| sample_probe_result(probe)).chain(self.next_probe_result.take()).collect();
         let span = TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
         let (ended, applied) = (WindowEnd::Elapsed, AppliedPlan::default());
         let observation = Observation {
@@ -86,7 +87,7 @@ impl ClusteringFixture {
             end_reason: ended,
             tasks,
             shared_counts: Vec::new(),
-            probe_results: answers,
+            probe_results,
             applied,
         };
         let counter = |entry: u32, id: u32| if entry % 2 == (self.group)(id) { 9 } else { 0 };
@@ -237,8 +238,9 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
     assert_eq!(fixture.step(30, None).plan.probes[0], first, "nothing has been sampled yet");
     // Sampling 1 in 3 took 7.5 % of this window and 3.75 % of both; the target is 3.56 %, which leaves 3.36 % from now
     // on.
-    let answer = sample_probe_result(0);
-    fixture.answer = Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
+    let probe_result = sample_probe_result(0);
+    fixture.next_probe_result =
+        Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..probe_result });
     let later = fixture.step(30, None).plan.probes[0].clone();
     assert_eq!(later.id, first.id);
     match later.kind {

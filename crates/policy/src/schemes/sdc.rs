@@ -64,14 +64,18 @@ impl Scheme for Sdc {
         let solo_rates = gather_evidence(self, members, subject, |profile| SoloRates::from_profile(profile, cache))?;
         let ways = cache.ways as usize;
         let effective_ways_by_program = effective_ways(&positions, cache.ways);
-        let lost_counts = positions
+        let extra_misses_by_program = positions
             .iter()
             .zip(&effective_ways_by_program)
             .map(|(positions, &effective_ways)| hits_beyond(&positions[..ways], effective_ways));
         let (mut costs, mut miss_ratios) = (Vec::new(), Vec::new());
-        for ((lost_count, positions), solo) in lost_counts.zip(&positions).zip(&solo_rates) {
-            costs.push(if self.reports_run_time { solo.slowdown_from_misses(lost_count * 1e-6) } else { lost_count });
-            miss_ratios.push((positions[ways] + lost_count) / positions.iter().sum::<f64>());
+        for ((extra_misses, positions), solo) in extra_misses_by_program.zip(&positions).zip(&solo_rates) {
+            costs.push(if self.reports_run_time {
+                solo.slowdown_from_misses(extra_misses * 1e-6)
+            } else {
+                extra_misses
+            });
+            miss_ratios.push((positions[ways] + extra_misses) / positions.iter().sum::<f64>());
         }
         let kind = if self.reports_run_time { CostKind::Degradation } else { CostKind::Weight };
         let has_miss_ratios = miss_ratios.iter().all(|ratio| ratio.is_finite());

@@ -52,9 +52,9 @@ impl SharedCache {
 
     /// Returns the contended cache of a machine, whose core window its contexts share; `None` without a data cache.
     pub fn from_machine(machine: &MachineSpec) -> Option<Self> {
-        let cache = machine.last_level()?;
+        let cache = machine.last_level_cache()?;
         let contexts = f64::from(machine.contexts_per_core.max(1));
-        let (width, window, max_overlapping_misses) = match machine.pipeline {
+        let (issue_width, window, max_overlapping_misses) = match machine.pipeline {
             CoreModel::InOrder { issue_width } => (issue_width, 1.0, 1.0),
             CoreModel::OutOfOrder { issue_width, window, mshrs, .. } => {
                 (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
@@ -70,7 +70,7 @@ impl SharedCache {
             replacement: cache.replacement,
             miss_penalty_cycles: f64::from(miss_penalty_cycles),
             hit_latency_cycles: f64::from(cache.latency_cycles),
-            issue_width: f64::from(width),
+            issue_width: f64::from(issue_width),
             window_instructions: window.max(1.0),
             max_overlapping_misses: max_overlapping_misses.max(1.0),
         })
@@ -163,13 +163,13 @@ pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Opt
 /// Returns the solo misses per million instructions on one of `share_count` equal shares of the cache; `None` if the
 /// curve does not reach that size.
 pub fn misses_on_share_per_mega_instr(profile: &Profile, cache: &SharedCache, share_count: u32) -> Option<f64> {
-    let parts = share_count.max(1);
+    let shares = share_count.max(1);
     if let Some(positions) = stack_positions_on(profile, cache) {
-        let ways = (cache.ways / parts).max(1) as usize;
+        let ways = (cache.ways / shares).max(1) as usize;
         return Some(positions[ways.min(positions.len() - 1)..].iter().sum());
     }
     let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
-    Some(1000.0 * curve.rate_at(cache.size_bytes / u64::from(parts))?)
+    Some(1000.0 * curve.rate_at(cache.size_bytes / u64::from(shares))?)
 }
 
 #[cfg(test)]

@@ -52,7 +52,8 @@ fn solo_rate_ratios(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Opt
 fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) -> Vec<(f64, f64)> {
     let curve = profile.misses_per_kilo_instr().and_then(|points| MissRateCurve::from_profile(points).ok());
     let mpki_at_size = curve.as_ref().and_then(|curve| curve.rate_at(cache.size_bytes));
-    let (Some(curve), Some(at_size), ReplacementModel::Lru) = (curve, mpki_at_size, replacement_model(cache)) else {
+    let (Some(curve), Some(mpki_at_size), ReplacementModel::Lru) = (curve, mpki_at_size, replacement_model(cache))
+    else {
         return Vec::new();
     };
     let miss_ratio_of = |rate: f64| (rate / 1000.0 / refs_per_instr).clamp(0.0, 1.0);
@@ -61,7 +62,7 @@ fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) 
         curve.points().iter().filter(|&&(size_bytes, _)| lines_of_bytes(size_bytes) < lines_of_bytes(cache.size_bytes));
     let mut ratios: Vec<(f64, f64)> =
         points_below.map(|&(size_bytes, rate)| (lines_of_bytes(size_bytes), miss_ratio_of(rate))).collect();
-    ratios.push((lines_of_bytes(cache.size_bytes), miss_ratio_of(at_size)));
+    ratios.push((lines_of_bytes(cache.size_bytes), miss_ratio_of(mpki_at_size)));
     ratios
 }
 

@@ -201,10 +201,10 @@ impl ServiceLosses {
         pair_forecast: &ServicePairForecast<'_>,
     ) -> Vec<ServiceReport> {
         self.solo_speeds.observe(observation);
-        let windows = service_windows(observation, topology);
+        let activities = activities_by_service(observation, topology);
         let elapsed_ns = observation.span.elapsed_ns.max(1);
-        let mut services_by_run_time: Vec<&ServiceIdentity> = windows.keys().map(|service| &**service).collect();
-        services_by_run_time.sort_by_key(|service| std::cmp::Reverse(windows[*service].ran_ns));
+        let mut services_by_run_time: Vec<&ServiceIdentity> = activities.keys().map(|service| &**service).collect();
+        services_by_run_time.sort_by_key(|service| std::cmp::Reverse(activities[*service].ran_ns));
         let tracked_services: BTreeSet<&ServiceIdentity> =
             services_by_run_time.into_iter().take(MAX_SERVICES).collect();
         for service in &tracked_services {
@@ -212,22 +212,22 @@ impl ServiceLosses {
             history.last_window = observation.window;
             // A profile changes little from window to window, and copying its curves takes time.
             if (history.profile.is_none() || observation.window.is_multiple_of(FORECAST_WINDOWS))
-                && let Some(profile) = busiest_profile(&windows[*service], profiles)
+                && let Some(profile) = busiest_profile(&activities[*service], profiles)
             {
                 history.profile = Some(Arc::new(profile.clone()));
             }
         }
         self.histories.retain(|_, history| observation.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS);
         for service in &tracked_services {
-            let presence = co_runner_presences(service, &windows, elapsed_ns);
+            let presence = co_runner_presences(service, &activities, elapsed_ns);
             if let Some(history) = self.histories.get_mut(*service) {
-                history.observe(&windows[*service], &presence, elapsed_ns);
+                history.observe(&activities[*service], &presence, elapsed_ns);
             }
         }
         for probe_result in &observation.probe_results {
             if let ProbeEvidence::Rows(rows) = &probe_result.evidence {
                 // The cache fills during the first row.
-                rows.iter().skip(1).for_each(|row| self.observe_row(row, &windows, elapsed_ns));
+                rows.iter().skip(1).for_each(|row| self.observe_row(row, &activities, elapsed_ns));
             }
         }
         let histories = self.histories.iter();
@@ -235,7 +235,7 @@ impl ServiceLosses {
             histories.filter_map(|(service, history)| Some((service.clone(), history.profile.clone()?))).collect();
         let inputs = ReportInputs { observation, topology, profiles, known_profiles: &known_profiles, pair_forecast };
         let mut reports: Vec<ServiceReport> =
-            windows.iter().map(|(service, activity)| self.build_report(service, activity, &inputs)).collect();
+            activities.iter().map(|(service, activity)| self.build_report(service, activity, &inputs)).collect();
         let slowdown_of = |report: &ServiceReport| report.slowdown.map_or(0.0, |(slowdown, _)| slowdown.value.max(0.0));
         reports.sort_by(|a, b| {
             slowdown_of(b)
@@ -322,8 +322,8 @@ impl ServiceLosses {
             let profile = profiles.get(&task.task).unwrap_or(&empty_profile);
             Some((self.solo_speeds.slowdown_over_solo(task, elapsed_ns, profile)?, task.ran_ns() as f64))
         });
-        let (sum, weight) =
-            task_slowdowns.fold((0.0, 0.0), |(sum, weight), (value, run_ns)| (sum + value * run_ns, weight + run_ns));
+        let (sum, weight) = task_slowdowns
+            .fold((0.0, 0.0), |(sum, weight), (slowdown, run_ns)| (sum + slowdown * run_ns, weight + run_ns));
         (weight > 0.0).then(|| sum / weight)
     }
 }
@@ -362,9 +362,9 @@ impl ServiceHistory {
         while self.co_runners.len() > MAX_CO_RUNNERS {
             let least_present_index = (0..self.co_runners.len())
                 .min_by(|a, b| self.co_runners[*a].decayed_presence.total_cmp(&self.co_runners[*b].decayed_presence));
-            let Some(least_present) = least_present_index else { break };
-            self.co_runners.remove(least_present);
-            self.regression.remove(least_present);
+            let Some(index) = least_present_index else { break };
+            self.co_runners.remove(index);
+            self.regression.remove(index);
         }
         let Some((metric, speed)) = service_speed(activity, elapsed_ns) else { return };
         match self.metric {
@@ -400,8 +400,8 @@ impl ServiceHistory {
     fn update_forecasts(&mut self, window: u64, profiles: &PresentProfiles, pair_forecast: &ServicePairForecast<'_>) {
         let Some(own_profile) = &self.profile else { return };
         for co_runner in self.co_runners.iter_mut().filter(|co_runner| co_runner.presence >= MIN_PRESENCE) {
-            let is_due = co_runner.forecast.is_none_or(|(forecast_window, value)| {
-                window >= forecast_window + FORECAST_WINDOWS || window < forecast_window || value.is_none()
+            let is_due = co_runner.forecast.is_none_or(|(forecast_window, forecast)| {
+                window >= forecast_window + FORECAST_WINDOWS || window < forecast_window || forecast.is_none()
             });
             if let Some(co_runner_profile) = profiles.get(&co_runner.service).filter(|_| is_due) {
                 let curve_forecast = pair_forecast(own_profile, co_runner_profile);
@@ -535,21 +535,21 @@ fn add_counts(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
     (a.0 + b.0, a.1 + b.1)
 }
 
-pub(crate) fn service_windows<'a>(observation: &'a Observation, topology: &Topology) -> ServiceActivities<'a> {
-    let mut windows = ServiceActivities::new();
+pub(crate) fn activities_by_service<'a>(observation: &'a Observation, topology: &Topology) -> ServiceActivities<'a> {
+    let mut activities = ServiceActivities::new();
     for task in &observation.tasks {
-        let activity = windows.entry(task.service_or_command()).or_default();
+        let activity = activities.entry(task.service_or_command()).or_default();
         activity.ran_ns += task.ran_ns();
         for (cpu, ns) in &task.on_cpu_ns {
-            if let Some(cache) = topology.last_level_of(*cpu) {
+            if let Some(cache) = topology.last_level_cache_of(*cpu) {
                 *activity.on_cache_ns.entry(cache.id).or_default() += ns;
             }
         }
         activity.tasks.push(task);
     }
     // A service whose tasks all ended in this window still slowed down others in it.
-    windows.retain(|_, window| window.ran_ns > 0 || window.live_tasks().next().is_some());
-    windows
+    activities.retain(|_, window| window.ran_ns > 0 || window.live_tasks().next().is_some());
+    activities
 }
 
 /// Returns the CPUs that each other service used on the caches of this one, while this one ran there.
@@ -558,8 +558,8 @@ fn co_runner_presences<'w>(
     windows: &'w ServiceActivities<'_>,
     elapsed_ns: u64,
 ) -> BTreeMap<&'w ServiceIdentity, f64> {
-    let service_window = &windows[service];
-    let total: u64 = service_window.on_cache_ns.values().sum();
+    let own_activity = &windows[service];
+    let total: u64 = own_activity.on_cache_ns.values().sum();
     if total == 0 {
         return BTreeMap::new();
     }
@@ -570,7 +570,7 @@ fn co_runner_presences<'w>(
             let service_ns = activity.on_cache_ns.get(cache).copied().unwrap_or(0);
             *ns as f64 / total as f64 * service_ns as f64 / elapsed_ns as f64
         };
-        service_window.on_cache_ns.iter().map(presence_on_cache).sum()
+        own_activity.on_cache_ns.iter().map(presence_on_cache).sum()
     };
     co_runners
         .map(|(co_runner, activity)| (co_runner, presence_on_caches(activity)))

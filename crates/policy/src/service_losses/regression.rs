@@ -26,7 +26,7 @@ pub struct EffectEstimate {
 /// Sums over all windows, from which the effects are computed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EffectRegression {
-    /// Upper triangle of the products of a window's terms: the constant, then the co-runners.
+    /// Products of a window's terms with each other: the constant, then the co-runners.
     products: Vec<Vec<f64>>,
     /// Products of the terms with the speed.
     speed_products: Vec<f64>,
@@ -79,8 +79,8 @@ impl EffectRegression {
                 *product += row_term * column_term;
             }
         }
-        for (target, term) in self.speed_products.iter_mut().zip(&terms) {
-            *target += term * centered_speed;
+        for (sum, term) in self.speed_products.iter_mut().zip(&terms) {
+            *sum += term * centered_speed;
         }
         self.speed_square_sum += centered_speed * centered_speed;
         self.window_weight = RETENTION * self.window_weight + 1.0;
@@ -95,17 +95,20 @@ impl EffectRegression {
         if information <= 0.0 {
             return;
         }
-        let (decay_factor, target) = ((1.0 - RETENTION) / information, dot(&self.speed_products, terms));
+        let (decay_factor, speed_projection) = ((1.0 - RETENTION) / information, dot(&self.speed_products, terms));
         let explained_squares =
             self.solve(PRIOR_NOISE * PRIOR_NOISE).map_or(0.0, |(effects, _)| dot(&effects, &self.speed_products));
         let residual = (self.speed_square_sum - explained_squares).max(0.0);
-        for (row, value) in self.products.iter_mut().zip(&projections) {
+        for (row, projection) in self.products.iter_mut().zip(&projections) {
             row.iter_mut()
                 .zip(&projections)
-                .for_each(|(product, column_value)| *product -= decay_factor * value * column_value);
+                .for_each(|(product, column_projection)| *product -= decay_factor * projection * column_projection);
         }
-        self.speed_products.iter_mut().zip(&projections).for_each(|(sum, value)| *sum -= decay_factor * value * target);
-        self.speed_square_sum -= decay_factor * target * target + (1.0 - RETENTION) * residual;
+        self.speed_products
+            .iter_mut()
+            .zip(&projections)
+            .for_each(|(sum, projection)| *sum -= decay_factor * projection * speed_projection);
+        self.speed_square_sum -= decay_factor * speed_projection * speed_projection + (1.0 - RETENTION) * residual;
     }
 
     /// Returns the estimated effect of each co-runner, by index.
@@ -134,7 +137,7 @@ impl EffectRegression {
 
     fn noise_variance(&self, effects: &[f64]) -> f64 {
         let explained_squares: f64 =
-            effects.iter().zip(&self.speed_products).map(|(effect, target)| effect * target).sum();
+            effects.iter().zip(&self.speed_products).map(|(effect, speed_product)| effect * speed_product).sum();
         let prior = PRIOR_WINDOWS * PRIOR_NOISE * PRIOR_NOISE;
         let degrees_of_freedom = (self.window_weight + PRIOR_WINDOWS - effects.len() as f64).max(1.0);
         let variance = ((self.speed_square_sum - explained_squares).max(0.0) + prior) / degrees_of_freedom;
@@ -156,11 +159,11 @@ impl EffectRegression {
             row.extend((0..size).map(|column| if column == index { 1.0 } else { 0.0 }));
         }
         for pivot in 0..size {
-            let value = matrix[pivot][pivot];
-            if value.is_nan() || value <= 1e-12 {
+            let pivot_value = matrix[pivot][pivot];
+            if pivot_value.is_nan() || pivot_value <= 1e-12 {
                 return None;
             }
-            matrix[pivot].iter_mut().for_each(|cell| *cell /= value);
+            matrix[pivot].iter_mut().for_each(|cell| *cell /= pivot_value);
             let pivot_row = matrix[pivot].clone();
             for (_, row) in matrix.iter_mut().enumerate().filter(|(index, _)| *index != pivot) {
                 let factor = row[pivot];

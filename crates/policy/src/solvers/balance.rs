@@ -103,19 +103,19 @@ impl ComposedModel {
                 })
                 .collect();
             let misses = misses?;
-            let takes = match replacement {
+            let demand = match replacement {
                 ReplacementModel::Random => misses.clone(),
                 ReplacementModel::Lru => grid.iter().map(|&common| model.lines_in(common * rate)).collect(),
             };
-            Some(ComposedMember { rate, demand: takes, misses })
+            Some(ComposedMember { rate, demand, misses })
         };
         let members = models.iter().zip(threads).map(build_member).collect::<Option<_>>()?;
         Some(ComposedModel { members, grid, lines: (replacement == ReplacementModel::Lru).then_some(lines as f64) })
     }
 
     fn composed_miss_ratio(&self, group: &[usize]) -> f64 {
-        let sum_of_members = |value: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
-            group.iter().map(|&index| value(&self.members[index])[point]).sum::<f64>()
+        let sum_of_members = |table_of: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
+            group.iter().map(|&index| table_of(&self.members[index])[point]).sum::<f64>()
         };
         // The excess is positive below the solution and negative above.
         let excess_at = |point: usize| match self.lines {
@@ -124,8 +124,8 @@ impl ComposedModel {
         };
         let (mut low, mut high) = (0, GRID_POINTS - 1);
         while high - low > 1 {
-            let middle_value = (low + high) / 2;
-            if excess_at(middle_value) > 0.0 { low = middle_value } else { high = middle_value }
+            let middle = (low + high) / 2;
+            if excess_at(middle) > 0.0 { low = middle } else { high = middle }
         }
         let (low_excess, high_excess) = (excess_at(low), excess_at(high));
         let fraction =
@@ -219,8 +219,8 @@ fn improve_by_exchanges(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<
             }
             group[seat] = previous_member;
         }
-        let Some((new_ratio, seat, other)) = best_exchange else { return (ratio, group) };
-        group[seat] = other;
+        let Some((new_ratio, seat, candidate)) = best_exchange else { return (ratio, group) };
+        group[seat] = candidate;
         ratio = new_ratio;
     }
 }

@@ -81,16 +81,16 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRul
         highest_threshold = (highest_threshold * rules.threshold_step).max(highest_threshold + 1e-3);
         thresholds.push(highest_threshold);
     }
-    let mut best_level = None;
+    let mut best_buckets = None;
     for threshold in thresholds.into_iter().rev() {
         state.lower_until(threshold);
         // The highest threshold bars no thread, so a CPU that idles under it would idle under all.
-        if best_level.is_some() && !state.keeps_cpus_busy(&state.max_pcmr) {
+        if best_buckets.is_some() && !state.keeps_cpus_busy(&state.max_pcmr) {
             break;
         }
-        best_level = Some(state.to_buckets(threshold));
+        best_buckets = Some(state.to_buckets(threshold));
     }
-    best_level.unwrap_or_else(|| state.to_buckets(rules.threshold))
+    best_buckets.unwrap_or_else(|| state.to_buckets(rules.threshold))
 }
 
 struct BucketSearch<'a> {

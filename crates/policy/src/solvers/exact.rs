@@ -175,11 +175,11 @@ impl<'a> SubsetSearch<'a> {
         } else {
             let incurred_costs: Vec<f64> =
                 (0..self.costs.len()).map(|j| members_of_set(set).map(|i| self.costs[i][j]).sum()).collect();
-            let extra = set.count_ones() as usize - self.min_load * cpus as usize;
+            let surplus_cpus = set.count_ones() as usize - self.min_load * cpus as usize;
             let mut best_cost_and_sets = (f64::INFINITY, Vec::new());
             self.fill_next_cpu(
                 set,
-                (cpus as usize - extra, extra),
+                (cpus as usize - surplus_cpus, surplus_cpus),
                 0.0,
                 &incurred_costs,
                 &mut Vec::new(),
@@ -216,7 +216,7 @@ impl<'a> SubsetSearch<'a> {
             (self.min_load, open_cpus.0.checked_sub(1).map(|fewer_cpus| (fewer_cpus, open_cpus.1))),
             (self.min_load + 1, open_cpus.1.checked_sub(1).map(|less| (open_cpus.0, less))),
         ] {
-            let Some(open) = remaining_cpus.filter(|_| size > 0) else { continue };
+            let Some(remaining) = remaining_cpus.filter(|_| size > 0) else { continue };
             for_each_subset(candidates, size - 1, &mut |companions| {
                 let cpu = first_program | companions;
                 let incurred_cost =
@@ -224,7 +224,7 @@ impl<'a> SubsetSearch<'a> {
                 filled_sets.push(cpu);
                 self.fill_next_cpu(
                     remaining_programs & !cpu,
-                    open,
+                    remaining,
                     cost_so_far + incurred_cost / size as f64,
                     incurred_costs,
                     filled_sets,

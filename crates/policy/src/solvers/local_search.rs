@@ -20,10 +20,13 @@
 use super::{CostMatrix, Seating, Seats, random_seating};
 use cachemate_core::SplitMix64;
 
+/// Number of random start seatings.
 const RANDOM_STARTS: u64 = 6;
+/// Maximum number of sweeps over all exchanges and moves from one start.
 const MAX_SWEEPS: usize = 60;
 /// Number of subgradient steps of the dual.
 const DUAL_STEPS: i32 = 150;
+/// Factor of the step length from one step to the next.
 const STEP_DECAY: f64 = 0.96;
 /// Minimum gain of an exchange, above the error of rounding.
 const MIN_EXCHANGE_GAIN: f64 = 1e-12;
@@ -37,7 +40,9 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
         climb.improve_until_stuck(seats);
         Seating { by_cache: climb.programs_by_cache }
     });
-    let minimum = local_optima.map(|end| (end.total_cost(costs), end)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+    let minimum = local_optima
+        .map(|local_optimum| (local_optimum.total_cost(costs), local_optimum))
+        .reduce(|a, b| if b.0 < a.0 { b } else { a });
     minimum.expect("there is at least the greedy start").1
 }
 
@@ -57,7 +62,7 @@ fn seat_greedily(costs: &CostMatrix, seats: &Seats) -> Seating {
                     continue;
                 }
                 let added_cost = climb.cost_beside(program, cache, cpu, None);
-                if cheapest_seat.is_none_or(|(best, ..)| added_cost < best) {
+                if cheapest_seat.is_none_or(|(lowest_cost, ..)| added_cost < lowest_cost) {
                     cheapest_seat = Some((added_cost, cache, cpu));
                 }
             }
@@ -120,10 +125,10 @@ impl HillClimb<'_> {
     /// Tries all exchanges, and returns whether one helped. Loads stay the same, so only the two programs' own terms
     /// change, unless both are on one cache.
     fn try_all_exchanges(&mut self) -> bool {
-        let places = self.all_positions();
+        let positions = self.all_positions();
         let mut has_improved = false;
-        for (nth, &a) in places.iter().enumerate() {
-            for &b in &places[nth + 1..] {
+        for (index, &a) in positions.iter().enumerate() {
+            for &b in &positions[index + 1..] {
                 if (a.0, a.1) == (b.0, b.1) {
                     continue;
                 }
@@ -207,18 +212,18 @@ impl HillClimb<'_> {
                 .filter(|(other, programs_on_cpu)| *other != cpu && !programs_on_cpu.is_empty());
             other_cpus.map(|(_, on)| on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64).sum()
         };
-        let caused_cost_and_load = |place: (usize, usize)| -> (f64, f64) {
-            let members = &self.programs_by_cache[place.0][place.1];
-            (members.iter().map(|&j| caused_cost(j, place)).sum(), members.len() as f64)
+        let caused_cost_and_load = |location: (usize, usize)| -> (f64, f64) {
+            let members = &self.programs_by_cache[location.0][location.1];
+            (members.iter().map(|&j| caused_cost(j, location)).sum(), members.len() as f64)
         };
         let cost_per_load = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
-        let ((caused_here, load), (caused_there, other_load)) =
+        let ((source_cost, load), (target_cost, other_load)) =
             (caused_cost_and_load(source), caused_cost_and_load(target));
-        let saving_of_leaving = incurred_cost(source) + cost_per_load(caused_here, load)
-            - cost_per_load(caused_here - caused_cost(program, source), load - 1.0);
+        let saving_of_leaving = incurred_cost(source) + cost_per_load(source_cost, load)
+            - cost_per_load(source_cost - caused_cost(program, source), load - 1.0);
         let cost_of_joining = incurred_cost(target)
-            + cost_per_load(caused_there + caused_cost(program, target), other_load + 1.0)
-            - cost_per_load(caused_there, other_load);
+            + cost_per_load(target_cost + caused_cost(program, target), other_load + 1.0)
+            - cost_per_load(target_cost, other_load);
         saving_of_leaving - cost_of_joining
     }
 
@@ -271,20 +276,20 @@ fn neighbor_bound(node_count: usize, degree: usize, weight: impl Fn(usize, usize
     let mut prices = vec![0.5 * mean; node_count];
     let (mut best_gain, mut step) = (f64::NEG_INFINITY, spread);
     for _ in 0..DUAL_STEPS {
-        let mut value = degree as f64 * prices.iter().sum::<f64>();
+        let mut dual_value = degree as f64 * prices.iter().sum::<f64>();
         let mut chosen_counts = vec![0u32; node_count];
         for (i, row) in rows.iter().enumerate() {
             for (j, w) in row.iter().enumerate() {
                 let reduced_weight = w - prices[i] - prices[j];
                 if reduced_weight < 0.0 {
-                    value += reduced_weight;
+                    dual_value += reduced_weight;
                     chosen_counts[i] += 1;
                     chosen_counts[j] += 1;
                 }
             }
         }
         // Rounding of sums must not raise the bound above the true value.
-        best_gain = best_gain.max(value - 1e-12 * (value.abs() + pairs * spread));
+        best_gain = best_gain.max(dual_value - 1e-12 * (dual_value.abs() + pairs * spread));
         for (price, &chosen_count) in prices.iter_mut().zip(&chosen_counts) {
             *price += step * (degree as f64 - f64::from(chosen_count)) / degree as f64;
         }
@@ -303,7 +308,7 @@ fn degree_bound(
     let mut shapes = seats.cpus_per_cache.clone();
     shapes.sort_unstable();
     shapes.dedup();
-    let shape_cost = |i: usize| {
+    let min_program_cost = |i: usize| {
         let mut weights: Vec<f64> = (0..programs).filter(|&j| j != i).map(|j| weight(i, j)).collect();
         weights.sort_by(f64::total_cmp);
         let bound_on_shape = |&cpus: &u32| {
@@ -315,7 +320,7 @@ fn degree_bound(
         };
         shapes.iter().map(bound_on_shape).fold(f64::INFINITY, f64::min) / 2.0
     };
-    (0..programs).map(shape_cost).sum()
+    (0..programs).map(min_program_cost).sum()
 }
 
 #[cfg(test)]

@@ -141,14 +141,14 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, aggregate: CostAggrega
         // The last claimant gets all remaining units, because only complete allocations matter.
         for used_units in if is_last { max_used_units..=max_used_units } else { 0..=max_used_units } {
             let mut best_allocation: Option<PartialAllocation> = None;
-            for share in claim.floor()..=used_units {
-                let Some(previous_allocation) = previous_row[(used_units - share) as usize] else { continue };
-                let cost = claim.cost_of_units(share);
+            for claim_units in claim.floor()..=used_units {
+                let Some(previous_allocation) = previous_row[(used_units - claim_units) as usize] else { continue };
+                let cost = claim.cost_of_units(claim_units);
                 let candidate = PartialAllocation {
                     worst_cost: previous_allocation.worst_cost.max(cost),
                     sum: previous_allocation.sum + cost,
-                    square_sum: previous_allocation.square_sum + u64::from(share) * u64::from(share),
-                    units: share,
+                    square_sum: previous_allocation.square_sum + u64::from(claim_units) * u64::from(claim_units),
+                    units: claim_units,
                 };
                 if best_allocation.as_ref().is_none_or(|best| candidate.is_better_than(best, aggregate, tolerance)) {
                     best_allocation = Some(candidate);
@@ -163,7 +163,7 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, aggregate: CostAggrega
     let mut remaining_units = unit_count;
     for index in (0..claims.len()).rev() {
         let best_allocation =
-            rows[index + 1][remaining_units].expect("checked: the floors fit, so every prefix of the best deal exists");
+            rows[index + 1][remaining_units].expect("checked: the floors fit, so every prefix has a best allocation");
         allocation[index] = best_allocation.units;
         remaining_units -= best_allocation.units as usize;
     }
@@ -204,9 +204,9 @@ pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32
             }
         }
         // If no savings are left, units are allocated one at a time.
-        let share = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
-        allocation[winner] += share;
-        remaining_units -= share;
+        let added_units = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
+        allocation[winner] += added_units;
+        remaining_units -= added_units;
         offers[winner] = best_offer(&claims[winner], allocation[winner], remaining_units);
     }
     Ok(allocation)

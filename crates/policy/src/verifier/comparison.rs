@@ -23,9 +23,8 @@ pub struct CumulativeSpeedup {
 }
 
 /// Returns every live process that was measured on both sides in its present phase, in order of arrival.
-/// `comparison_windows` is
-/// the number of windows before the change that are compared; earlier ones are used for the noise. A process whose
-/// phases are averaged is compared over like windows, or over all windows if too few are alike.
+/// `comparison_windows` is the number of windows before the change that are compared; earlier ones are used for the
+/// noise. A process whose phases are averaged is compared over like windows, or over all windows if too few are alike.
 pub fn process_changes<'a>(
     view: &View<'_>,
     windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
@@ -34,10 +33,10 @@ pub fn process_changes<'a>(
 ) -> Vec<ProcessChange> {
     let change_of = |process: ProcessId| {
         let sides = windows_of_phase(process, windows_before.clone(), windows_after)?;
-        let (work, rates_before, rates_after) =
+        let (metric, rates_before, rates_after) =
             WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
         let difference = if has_averaged_phases(&sides) {
-            difference_of_like_windows(&sides, work).or_else(|| difference_of_all_windows(&sides, work))?
+            difference_of_like_windows(&sides, metric).or_else(|| difference_of_all_windows(&sides, metric))?
         } else {
             median_difference(&rates_before, &rates_after, comparison_windows)?
         };
@@ -45,7 +44,7 @@ pub fn process_changes<'a>(
         let change = ProcessChange {
             process,
             user: view.observation.tasks.iter().find(|task| task.process == process)?.user,
-            work,
+            metric,
             priority: if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 },
             log_ratio: difference.value,
             standard_error: difference.standard_error,
@@ -56,8 +55,8 @@ pub fn process_changes<'a>(
         let slowdown_goal =
             limit.map_or(GoalChange::default(), |limit| goal_change(&sides, &change, libm::log1p(limit)));
         let promised_rate = promised_log_rate(process, &view.observation.tasks);
-        let rate_goal =
-            promised_rate.map_or(GoalChange::default(), |(work, log_rate)| rate_goal_change(&sides, work, log_rate));
+        let rate_goal = promised_rate
+            .map_or(GoalChange::default(), |(metric, log_rate)| rate_goal_change(&sides, metric, log_rate));
         Some(ProcessChange { goal_change: slowdown_goal.combined_with(rate_goal), ..change })
     };
     live_processes(&view.observation.tasks).into_iter().filter_map(change_of).collect()
@@ -72,8 +71,8 @@ pub fn needs_like_windows<'a>(
 ) -> bool {
     let lacks_windows = |process: &ProcessId| {
         let sides = windows_of_phase(*process, windows_before.clone(), windows_after).filter(has_averaged_phases)?;
-        let work = WorkMetric::BEST_FIRST.into_iter().find(|&work| common_metric(&sides, work).is_some())?;
-        Some(difference_of_like_windows(&sides, work).is_none())
+        let metric = WorkMetric::BEST_FIRST.into_iter().find(|&work| common_metric(&sides, work).is_some())?;
+        Some(difference_of_like_windows(&sides, metric).is_none())
     };
     processes.iter().any(|process| lacks_windows(process).unwrap_or(false))
 }
@@ -97,23 +96,22 @@ fn has_averaged_phases(sides: &[Vec<&ProcessSpeed>; 2]) -> bool {
 }
 
 /// Returns the windows of both sides by their work, with the incoming accesses by which like windows are found.
-fn build_samples(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> [Vec<SpeedSample>; 2] {
+fn build_samples(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric) -> [Vec<SpeedSample>; 2] {
     [0, 1].map(|side| {
         let speed_sample = |speed: &&ProcessSpeed| {
-            Some(SpeedSample::from_rate(libm::exp(*speed.log_rates.get(&work)?), speed.incoming_per_instr))
+            Some(SpeedSample::from_rate(libm::exp(*speed.log_rates.get(&metric)?), speed.incoming_per_instr))
         };
         sides[side].iter().filter_map(speed_sample).collect()
     })
 }
 
-/// Returns the difference over the same work; `None` unless each side has most of its work in common with the
-/// other. A program
-/// whose phases are averaged is in another phase in each window, so that a few windows do not represent all phases.
-fn difference_of_like_windows(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<Difference> {
+/// Returns the difference over the same work; `None` unless each side has most of its work in common with the other. A
+/// program whose phases are averaged is in another phase in each window, so a few windows do not represent all phases.
+fn difference_of_like_windows(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric) -> Option<Difference> {
     if sides.iter().flatten().any(|speed| speed.incoming_per_instr.is_none()) {
         return None;
     }
-    let [before, after] = build_samples(sides, work);
+    let [before, after] = build_samples(sides, metric);
     match_samples(&after, &before)?;
     // Without two windows of one phase, the noise is unknown.
     match_samples(&before, &after)
@@ -122,22 +120,22 @@ fn difference_of_like_windows(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric)
 }
 
 /// Returns the difference over all work.
-fn difference_of_all_windows(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<Difference> {
+fn difference_of_all_windows(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric) -> Option<Difference> {
     let [before, after] =
-        build_samples(sides, work).map(|side| side.iter().map(SpeedSample::without_traffic).collect::<Vec<_>>());
+        build_samples(sides, metric).map(|side| side.iter().map(SpeedSample::without_traffic).collect::<Vec<_>>());
     match_samples(&before, &after).map(|speeds| speeds.difference())
 }
 
 /// Returns the logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only
 /// occasionally does not, and a proxy must be steady before the change.
-fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(WorkMetric, Vec<f64>, Vec<f64>)> {
+fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric) -> Option<(WorkMetric, Vec<f64>, Vec<f64>)> {
     let countable_log_rates = |side: &Vec<&ProcessSpeed>| {
-        let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
+        let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&metric).copied()).collect();
         (logs.len() >= 2 && 2 * logs.len() > side.len()).then_some(logs)
     };
     let (rates_before, rates_after) = (countable_log_rates(&sides[0])?, countable_log_rates(&sides[1])?);
-    (!matches!(work, WorkMetric::Proxy(_)) || standard_deviation(&rates_before) <= MAX_PROXY_DEVIATION).then_some((
-        work,
+    (!matches!(metric, WorkMetric::Proxy(_)) || standard_deviation(&rates_before) <= MAX_PROXY_DEVIATION).then_some((
+        metric,
         rates_before,
         rates_after,
     ))
@@ -154,33 +152,31 @@ fn goal_change(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limi
         Some(difference.value + t_bound * difference.standard_error < -log_limit)
     };
     match (is_missed(&sides[0]), is_missed(&sides[1])) {
-        (Some(is_missed_before), Some(broken_after)) => {
-            GoalChange { was_broken: is_missed_before, is_broken: broken_after }
-        }
+        (Some(was_broken), Some(broken_after)) => GoalChange { was_broken, is_broken: broken_after },
         _ => {
             let t_bound = student_bound(MISSED_GOAL_PROBABILITY, change.degrees_of_freedom);
-            let is_broken_after = change.log_ratio + t_bound * change.standard_error < -log_limit;
-            GoalChange { was_broken: false, is_broken: is_broken_after }
+            let is_broken = change.log_ratio + t_bound * change.standard_error < -log_limit;
+            GoalChange { was_broken: false, is_broken }
         }
     }
 }
 
 /// Returns the sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
 fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(WorkMetric, f64)> {
-    let (mut rate_sum, mut counted_work) = (0.0, None);
+    let (mut rate_sum, mut promised_metric) = (0.0, None);
     for task in samples.iter().filter(|task| task.process == process && !task.exited && task.has_run()) {
         let Some(min_rate) = task.goal.and_then(|goal| goal.min_rate) else { continue };
-        let Some(work) = promised_work(task, samples) else { continue };
+        let Some(metric) = promised_work(task, samples) else { continue };
         rate_sum += min_rate;
-        counted_work = Some(work);
+        promised_metric = Some(metric);
     }
-    counted_work.filter(|_| rate_sum > 0.0 && f64::is_finite(rate_sum)).map(|work| (work, libm::log(rate_sum)))
+    promised_metric.filter(|_| rate_sum > 0.0 && f64::is_finite(rate_sum)).map(|metric| (metric, libm::log(rate_sum)))
 }
 
 /// Returns on which sides the rate was certainly below the promised one. A side without counts is not.
-fn rate_goal_change(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> GoalChange {
+fn rate_goal_change(sides: &[Vec<&ProcessSpeed>; 2], metric: WorkMetric, log_rate: f64) -> GoalChange {
     let is_missed = |side: &Vec<&ProcessSpeed>| {
-        let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
+        let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&metric).copied()).collect();
         let difference = median_difference(&vec![log_rate; logs.len()], &logs, logs.len())?;
         let t_bound = student_bound(MISSED_GOAL_PROBABILITY, difference.degrees_of_freedom);
         Some(difference.value + t_bound * difference.standard_error < 0.0)

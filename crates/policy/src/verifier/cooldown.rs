@@ -77,7 +77,7 @@ impl PlanCooldown {
         self.failed_plans.retain(|failed| !failed.has_same_placement(plan, live_tasks));
         let windows = cooldown_windows.saturating_mul(1 << (failure_count - 1).min(MAX_DOUBLINGS));
         let cooldown_end = window.saturating_add(windows);
-        let remembered_until = cooldown_end.saturating_add(windows.saturating_mul(REMEMBERED_COOLDOWNS));
+        let memory_end = cooldown_end.saturating_add(windows.saturating_mul(REMEMBERED_COOLDOWNS));
         if self.failed_plans.len() == MAX_STORED_PLANS {
             self.failed_plans.remove(0);
         }
@@ -85,7 +85,7 @@ impl PlanCooldown {
             plan: plan.clone(),
             tasks: live_tasks.clone(),
             cooldown_end,
-            memory_end: remembered_until,
+            memory_end,
             failure_count,
         });
         windows

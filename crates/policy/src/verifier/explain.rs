@@ -19,7 +19,7 @@ fn named_number(name: &str, value: f64) -> (String, f64) {
 
 /// Describes the measured effect of a proposed change.
 pub fn explain_verdict(verdict: &ChangeVerdict, view: &View<'_>) -> Option<Reason> {
-    let forecast = verdict.forecast_gain?;
+    let forecast_gain = verdict.forecast_gain?;
     let (result, consequence) = match verdict.outcome {
         VerificationOutcome::NotSlower => ("not slower", "it is kept"),
         VerificationOutcome::Slower => ("slower", "it is rolled back"),
@@ -31,12 +31,12 @@ pub fn explain_verdict(verdict: &ChangeVerdict, view: &View<'_>) -> Option<Reaso
     let text = format!(
         "the change was monitored: {:+.1} %, forecast {:+.1} %, {result}; {consequence}",
         to_percent_change(measured_log_ratio.log_ratio),
-        100.0 * forecast
+        100.0 * forecast_gain
     );
     let numbers = vec![
         named_number("measured_percent", to_percent_change(measured_log_ratio.log_ratio)),
         named_number("standard_error_percent", 100.0 * measured_log_ratio.error.min(1e6)),
-        named_number("forecast_percent", 100.0 * forecast),
+        named_number("forecast_percent", 100.0 * forecast_gain),
     ];
     Some(Reason { kind: ReasonKind::TrialVerdict, tasks: live_tasks(view), text, numbers })
 }
@@ -58,7 +58,7 @@ fn explanation(text: String, view: &View<'_>) -> Reason {
 /// Describes a roll-back after a comparison of speeds.
 pub fn describe_rollback(regression: &Regression, cooldown_windows: u64, view: &View<'_>) -> Reason {
     let judgement = &regression.judgement;
-    let period_text =
+    let period =
         if regression.is_from_baseline { "over the last decisions together" } else { "since the last decision" };
     let mut tasks: Vec<TaskId> = Vec::new();
     let mut numbers = vec![
@@ -66,7 +66,7 @@ pub fn describe_rollback(regression: &Regression, cooldown_windows: u64, view: &
         named_number("standard_error_percent", 100.0 * judgement.standard_error),
     ];
     let mut text = format!(
-        "{ROLLED_BACK} the programs run {:+.1} % {period_text}{}",
+        "{ROLLED_BACK} the programs run {:+.1} % {period}{}",
         to_percent_change(judgement.mean_log_ratio),
         proxy_note(regression)
     );

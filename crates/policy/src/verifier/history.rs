@@ -250,9 +250,8 @@ impl History {
     /// Makes the state on trial the reference. `totals` covers all compared processes; without it, the state is no
     /// worse than the baseline, and becomes the next baseline.
     pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>) {
-        let (plan, decided_for, homes) =
-            (self.current_plan.clone(), self.deciding_tasks.clone(), self.last_cpus.clone());
-        let state = PlanRecord { plan, tasks: decided_for, windows: windows.into(), last_cpus: homes };
+        let (plan, tasks, last_cpus) = (self.current_plan.clone(), self.deciding_tasks.clone(), self.last_cpus.clone());
+        let state = PlanRecord { plan, tasks, windows: windows.into(), last_cpus };
         let old_reference = std::mem::replace(&mut self.reference, state);
         match totals {
             Some(totals) => {
@@ -288,8 +287,8 @@ impl History {
     /// Makes the plan in force the reference of later changes, with the windows in which a trial of the policy measured
     /// it.
     pub fn accept_trial(&mut self, windows: Vec<WindowSpeeds>) {
-        let (plan, tasks, homes) = (self.current_plan.clone(), self.deciding_tasks.clone(), self.last_cpus.clone());
-        self.reference = PlanRecord { plan, tasks, windows: windows.into(), last_cpus: homes };
+        let (plan, tasks, last_cpus) = (self.current_plan.clone(), self.deciding_tasks.clone(), self.last_cpus.clone());
+        self.reference = PlanRecord { plan, tasks, windows: windows.into(), last_cpus };
         (self.trial, self.baseline) = (None, None);
         self.totals.clear();
         self.trial_legs.clear();

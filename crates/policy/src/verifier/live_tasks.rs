@@ -59,7 +59,7 @@ pub fn is_same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
         .iter()
         .all(|task| a.affinity.get(task) == b.affinity.get(task) && weight_of(a, task) == weight_of(b, task))
         && restrict_gangs(&a.gangs, live_tasks) == restrict_gangs(&b.gangs, live_tasks)
-        && is_same_shares(&a.shares, &b.shares, live_tasks)
+        && are_same_shares(&a.shares, &b.shares, live_tasks)
 }
 
 /// Returns the gangs reduced to these tasks; empty ones are left out.
@@ -81,7 +81,7 @@ pub fn restrict_shares(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<Cac
     shares
 }
 
-fn is_same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bool {
+fn are_same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bool {
     let (a, mut b) = (restrict_shares(a, live_tasks), restrict_shares(b, live_tasks));
     let is_same = |first_share: &CacheShare, second_share: &CacheShare| {
         let members_of = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();

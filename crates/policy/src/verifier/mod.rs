@@ -10,7 +10,7 @@
 //!   the policy's terms.
 //! - A plan that it *proposes for confirmation* is monitored too, but kept only if it is measured faster.
 //! - A plan that it *only decides* is applied. If the guard is on, the plan is compared in the same way by the guard's
-//!   terms ([`explain::explain_verdict`]), which protect programs from every policy and apply to proposed changes too.
+//!   terms ([`verdict`]), which protect programs from every policy and apply to proposed changes too.
 //!
 //! [`judge`] decides whether the state is worse; [`history`] chooses the windows to compare if changes follow each
 //! other closely or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the
@@ -22,12 +22,12 @@
 //! the trial only if goals are broken. A plan that a trial found faster is rolled back only if it harms a process more
 //! than the others gain, by the trial's windows; otherwise it is the next reference.
 //!
-//! Properties: pure; windows in which probes stop or slow programs do not count; without speeds nothing is judged, and
-//! so nothing is rolled back; about one in a hundred changes without effect is rolled back by chance; windows of
-//! different phases are never compared; arrivals and exits neither end nor hide a comparison of the remaining tasks; a
-//! newcomer is compared once it has a reference of its own; if configured to wait, the guard allows
-//! no change before there is a reference, unless no speed can be measured; probes and the window length are the
-//! policy's and are passed on unchanged.
+//! Properties: pure. Windows in which probes stop or slow programs do not count. Without speeds nothing is judged, and
+//! so nothing is rolled back. About one in a hundred changes without effect is rolled back by chance. Windows of
+//! different phases are never compared. Arrivals and exits neither end nor hide a comparison of the remaining tasks; a
+//! newcomer is compared once it has a reference of its own. If configured to wait, the guard allows no change before
+//! there is a reference, unless no speed can be measured. Probes and the window length are the policy's and are passed
+//! on unchanged.
 
 mod comparison;
 mod cooldown;
@@ -76,8 +76,8 @@ struct OpenChange {
     phases: TaskPhases,
 }
 
-/// Cooldown of a plan that broke a goal, in multiples of that of other plans: with the default configuration, a retry
-/// takes 6 windows after 1,200, so that goals are met in more than 99 % of the time.
+/// Cooldown of a plan that broke a goal, in multiples of that of other plans. With the default configuration, a retry
+/// takes 6 windows after 1,200, so goals are met in more than 99 % of the time.
 const GOAL_COOLDOWN_FACTOR: u64 = 20;
 
 /// The live tasks and their phases.
@@ -130,9 +130,9 @@ impl Verdicts for PlanVerdicts {
         !self.cooldown.is_empty()
     }
 
-    fn excludes(&self, plan: &Plan, instead: &Plan, view: &View<'_>) -> bool {
+    fn excludes(&self, plan: &Plan, replacement: &Plan, view: &View<'_>) -> bool {
         let live_tasks = LiveTasks::from_samples(&view.observation.tasks);
-        self.cooldown.exclusion_end(plan, instead, &live_tasks, view.topology, view.observation.window).is_some()
+        self.cooldown.exclusion_end(plan, replacement, &live_tasks, view.topology, view.observation.window).is_some()
     }
 
     fn is_paused(&self, window: u64) -> bool {
@@ -156,8 +156,8 @@ impl<P: Policy> Verifier<P> {
     }
 
     /// Replaces the policy from the next window on; earlier failures do not apply to the new one.
-    pub fn replace_policy(&mut self, inner: P, guard: Option<GuardConfig>) {
-        *self = Verifier::new(inner, guard);
+    pub fn replace_policy(&mut self, policy: P, guard: Option<GuardConfig>) {
+        *self = Verifier::new(policy, guard);
     }
 }
 
@@ -199,8 +199,8 @@ impl<P> Verifier<P> {
         if is_measured {
             self.end_interrupted_change(view, reasons);
         }
-        let monitored = self.open_change.as_ref().map(|open| open.change.as_ref());
-        let judge = Judge { config, is_guarded: self.guard.is_some(), monitored_change: monitored };
+        let monitored_change = self.open_change.as_ref().map(|open| open.change.as_ref());
+        let judge = Judge { config, is_guarded: self.guard.is_some(), monitored_change };
         let Some(history) = &mut self.history else { return false };
         match judge.judge(history, view, comparison) {
             Judgement::Undecided => {}
@@ -219,10 +219,10 @@ impl<P> Verifier<P> {
 
     /// Ends the open change if tasks or phases have changed.
     fn end_interrupted_change(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) {
-        let Some(open) = &self.open_change else { return };
-        let Some(cause) = open.interruption_cause(view) else { return };
+        let Some(open_change) = &self.open_change else { return };
+        let Some(cause) = open_change.interruption_cause(view) else { return };
         reasons.push(explain::explain_interruption(cause, view));
-        self.verdicts.latest = Some(open.kept_verdict(VerificationOutcome::Interrupted, None));
+        self.verdicts.latest = Some(open_change.kept_verdict(VerificationOutcome::Interrupted, None));
         self.open_change = None;
     }
 
@@ -233,10 +233,10 @@ impl<P> Verifier<P> {
         view: &View<'_>,
         reasons: &mut Vec<Reason>,
     ) {
-        let Some(open) = self.open_change.take() else { return };
+        let Some(open_change) = self.open_change.take() else { return };
         let outcome =
             if measured.is_some() { VerificationOutcome::NotSlower } else { VerificationOutcome::NotMeasured };
-        let verdict = open.kept_verdict(outcome, measured);
+        let verdict = open_change.kept_verdict(outcome, measured);
         reasons.extend(explain::explain_verdict(&verdict, view));
         self.verdicts.latest = Some(verdict);
     }
@@ -263,7 +263,7 @@ impl<P> Verifier<P> {
         let deciding_tasks = self.history.as_ref().map(|history| history.deciding_tasks().clone()).unwrap_or_default();
         let cooldown_factor = if regression.is_goal_broken { GOAL_COOLDOWN_FACTOR } else { 1 };
         let cooldown_windows = self.record_failure(view.previous_plan, &deciding_tasks, cooldown_factor, view);
-        let open = self.open_change.take();
+        let open_change = self.open_change.take();
         let Some(history) = &mut self.history else { return };
         history.revert(regression.is_from_baseline);
         let PlanRecord { plan: reference, tasks: reference_tasks, last_cpus: homes, .. } = &history.reference;
@@ -275,12 +275,12 @@ impl<P> Verifier<P> {
             reason.text += "; tasks return to their earlier caches";
         }
         reasons.push(reason);
-        let old_forecast = open.as_ref().map(|open| open.change.forecasts[0].clone());
+        let old_forecast = open_change.as_ref().map(|open| open.change.forecasts[0].clone());
         let verdict = ChangeVerdict {
             outcome: VerificationOutcome::Slower,
             plan,
             forecast: old_forecast.filter(|_| !regression.is_from_baseline),
-            forecast_gain: open.map(|open| open.change.forecast_gain),
+            forecast_gain: open_change.map(|open| open.change.forecast_gain),
             measured: regression.measured,
         };
         reasons.extend(explain::explain_verdict(&verdict, view));

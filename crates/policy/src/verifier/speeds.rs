@@ -93,8 +93,8 @@ pub fn measure_speeds(view: &View<'_>) -> WindowSpeeds {
 fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f64> {
     let mut sums: BTreeMap<WorkMetric, f64> = BTreeMap::new();
     for thread in threads {
-        for (work, count) in metrics_of(thread, elapsed_ns) {
-            *sums.entry(work).or_insert(0.0) += count;
+        for (metric, count) in metrics_of(thread, elapsed_ns) {
+            *sums.entry(metric).or_insert(0.0) += count;
         }
     }
     // If a thread ran uncounted, the sum is only a part of the process's work, and does not measure its speed.

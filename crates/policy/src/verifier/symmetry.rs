@@ -7,9 +7,9 @@
 //! are equal. Tasks keep their names, so the result is exact for any number of caches: the plans are equal if an
 //! exchange of like places maps one to the other.
 //!
-//! Properties: caches are alike if level, size, ways, lines and CPUs are; places on different memory nodes are never
-//! exchanged, because memory stays in place; caches of two packages are exchanged only with their whole packages,
-//! because they share a path to memory; units of a share are compared as they are, because their numbers do not reveal
+//! Properties: caches are alike if level, size, ways, lines and CPUs are. Places on different memory nodes are never
+//! exchanged, because memory stays in place. Caches of two packages are exchanged only with their whole packages,
+//! because they share a path to memory. Units of a share are compared as they are, because their numbers do not reveal
 //! conflicts.
 
 use std::collections::BTreeMap;

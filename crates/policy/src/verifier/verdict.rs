@@ -38,7 +38,7 @@ pub struct ProcessChange {
     pub process: ProcessId,
     /// Owner of the process; `None` if unknown.
     pub user: Option<u32>,
-    pub work: WorkMetric,
+    pub metric: WorkMetric,
     pub priority: f64,
     /// Natural logarithm of the speed after the change over the speed before.
     pub log_ratio: f64,
@@ -52,7 +52,8 @@ impl ProcessChange {
         self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     }
 
-    /// Is the change larger than noise, with a bound that is corrected for the number of tested processes?
+    /// Returns whether the change is larger than noise, with a bound that is corrected for the number of tested
+    /// processes.
     pub fn exceeds_noise(&self, tested_processes: usize) -> bool {
         let bound = student_bound(FALSE_ALARM_RATE / tested_processes.max(1) as f64, self.degrees_of_freedom);
         self.log_ratio.abs() > bound * self.standard_error
@@ -83,8 +84,8 @@ impl GuardVerdict {
     /// Returns the verdict under the objective. `min_loss` is the smallest loss of the mean that causes a roll-back, as
     /// a share.
     pub fn from_changes(changes: &[ProcessChange], objective: GuardObjective, min_loss: f64) -> Self {
-        let (mean_log_ratio, standard_error, degrees) = weighted_mean(changes);
-        let noise_bound = student_bound(FALSE_ALARM_RATE, degrees) * standard_error;
+        let (mean_log_ratio, standard_error, degrees_of_freedom) = weighted_mean(changes);
+        let noise_bound = student_bound(FALSE_ALARM_RATE, degrees_of_freedom) * standard_error;
         let loss_threshold = libm::log1p(-min_loss.min(0.99));
         let is_mean_slower = mean_log_ratio < -noise_bound && mean_log_ratio < loss_threshold;
         let losers_below = |max_log_ratio: f64| {
@@ -188,7 +189,7 @@ fn normalized_weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange)
 }
 
 fn proxy_events(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
-    let events = changes.iter().filter_map(|change| match change.work {
+    let events = changes.iter().filter_map(|change| match change.metric {
         WorkMetric::Proxy(event) => Some(event),
         _ => None,
     });

@@ -108,9 +108,9 @@ fn miss_ratios_and_run_times_are_within_their_stated_error() {
                 100.0 * slower
             );
             // Groups with the loops count in the second only.
-            for which in usize::from(group.contains(&2))..2 {
-                worst_ratio[which] = worst_ratio[which].max((ratios[index] - ratio).abs());
-                worst_time[which] = worst_time[which].max(slower.abs());
+            for group_set in usize::from(group.contains(&2))..2 {
+                worst_ratio[group_set] = worst_ratio[group_set].max((ratios[index] - ratio).abs());
+                worst_time[group_set] = worst_time[group_set].max(slower.abs());
             }
             off.push(slower.abs());
         }

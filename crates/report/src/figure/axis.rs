@@ -1,6 +1,6 @@
 //! Axes: from values to pixels, and the positions of ticks.
 
-use crate::text::{format_number, size_text};
+use crate::text::{format_number, format_size};
 
 /// The scale of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -29,19 +29,19 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// A linear axis that fits the data.
+    /// Returns a linear axis that fits the data.
     pub fn linear(label: &str) -> Self {
         Axis { label: label.to_string(), ..Axis::default() }
     }
-    /// A logarithmic axis of decades that fits the data.
+    /// Returns a logarithmic axis of decades that fits the data.
     pub fn log(label: &str) -> Self {
         Axis { label: label.to_string(), scale: AxisScale::Log, ..Axis::default() }
     }
-    /// A logarithmic axis of sizes in bytes, in doublings, that fits the data.
+    /// Returns a logarithmic axis of sizes in bytes, in doublings, that fits the data.
     pub fn bytes(label: &str) -> Self {
         Axis { label: label.to_string(), scale: AxisScale::LogBytes, ..Axis::default() }
     }
-    /// The same axis, showing the values from `low` to `high`.
+    /// Returns the same axis, showing the values from `low` to `high`.
     pub fn with_range(mut self, low: f64, high: f64) -> Self {
         self.range = Some((low, high));
         self
@@ -81,7 +81,7 @@ impl<'a> AxisLayout<'a> {
         AxisLayout { axis, low, high, pixels }
     }
 
-    /// Position of a value, clamped to the axis; a value that is not a number is at its low end.
+    /// Returns the position of a value, clamped to the axis; a value that is not a number is at its low end.
     pub fn position(&self, value: f64) -> f64 {
         let share = match self.axis.scale {
             AxisScale::Linear => (value - self.low) / (self.high - self.low),
@@ -145,7 +145,7 @@ impl<'a> AxisLayout<'a> {
         let stride = ((last - first) / 9.0).max(1.0);
         let stride = if stride > 1.0 { libm::ceil(stride) } else { 1.0 };
         let powers = (0..64).map(|index| first + stride * f64::from(index)).take_while(|power| *power <= last);
-        powers.map(|power| (libm::exp2(power), size_text(libm::exp2(power) as u64))).collect()
+        powers.map(|power| (libm::exp2(power), format_size(libm::exp2(power) as u64))).collect()
     }
 }
 
@@ -160,7 +160,7 @@ fn round_range(low: f64, high: f64, includes_zero: bool) -> (f64, f64) {
     (libm::floor(low / step + 1e-9) * step, libm::ceil(high / step - 1e-9) * step)
 }
 
-/// The smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `min_step`.
+/// Returns the smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `min_step`.
 fn nice_step(min_step: f64) -> f64 {
     if !(min_step.is_finite() && min_step > 0.0) {
         return 1.0;

@@ -41,7 +41,8 @@ pub struct BarChart {
     pub series: Vec<String>,
     /// Groups from left to right.
     pub groups: Vec<BarGroup>,
-    /// Are the bars of a group stacked instead of drawn side by side? Stacked values below zero extend downward.
+    /// Whether the bars of a group are stacked rather than drawn side by side. Stacked values below zero extend
+    /// downward.
     pub is_stacked: bool,
     /// Reference levels: label and value in the unit of the y axis.
     pub references: Vec<(String, f64)>,
@@ -50,16 +51,16 @@ pub struct BarChart {
 }
 
 impl BarChart {
-    /// The figure as a standalone file.
+    /// Returns the figure as a standalone file.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// The figure for a page that contains [`super::STYLE`].
+    /// Returns the figure for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
 
-    /// All values that the y axis must include.
+    /// Returns all values that the y axis must include.
     fn axis_values(&self) -> Vec<f64> {
         let mut levels: Vec<f64> = self.references.iter().map(|(_, level)| *level).collect();
         for group in &self.groups {

@@ -19,7 +19,7 @@ pub struct ChartPoint {
 }
 
 impl ChartPoint {
-    /// A point without an interval, with its values as the tooltip.
+    /// Builds a point without an interval, with its values as the tooltip.
     pub fn new(x: f64, y: f64) -> Self {
         ChartPoint { x, y, ..ChartPoint::default() }
     }
@@ -57,8 +57,8 @@ pub struct Series {
     /// Mark of the points.
     pub mark: Mark,
     /// Style of the points' intervals.
-    pub spread: IntervalStyle,
-    /// Is the line dashed? Points are not affected.
+    pub interval_style: IntervalStyle,
+    /// Whether the line is dashed. Points are not affected.
     pub is_dashed: bool,
     /// Index of the series' color; `None` for the next unused color. Equal indices give equal colors in all figures.
     pub color: Option<usize>,
@@ -132,11 +132,11 @@ struct ChartLayout<'a> {
 }
 
 impl Chart {
-    /// The figure as a standalone file.
+    /// Returns the figure as a standalone file.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// The figure for a page that contains [`super::STYLE`].
+    /// Returns the figure for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
@@ -147,7 +147,7 @@ impl Chart {
         self.references.iter().for_each(|reference| plot.draw_reference(reference));
         let color_of = |index: usize| self.series[index].color.unwrap_or(index);
         for (index, series) in self.series.iter().enumerate() {
-            plot.draw_spread(series, color_of(index));
+            plot.draw_intervals(series, color_of(index));
         }
         for (index, series) in self.series.iter().enumerate() {
             plot.draw_series(series, color_of(index));
@@ -286,8 +286,8 @@ impl ChartLayout<'_> {
         self.svg.draw_text("n m k", (text_x, self.top + 12.0), anchor, label);
     }
 
-    fn draw_spread(&mut self, series: &Series, color: usize) {
-        let spread_points: Vec<(f64, f64, f64)> = series
+    fn draw_intervals(&mut self, series: &Series, color: usize) {
+        let interval_points: Vec<(f64, f64, f64)> = series
             .points
             .iter()
             .filter(|p| p.x.is_finite())
@@ -296,16 +296,16 @@ impl ChartLayout<'_> {
             })
             .collect();
         let color_slot = color % COLORS;
-        if series.spread == IntervalStyle::Whiskers || series.mark == Mark::Points {
-            for (x, low, high) in spread_points {
+        if series.interval_style == IntervalStyle::Whiskers || series.mark == Mark::Points {
+            for (x, low, high) in interval_points {
                 let class = format!("l s{color_slot}");
                 self.svg.draw_line(&class, (x, low), (x, high));
                 self.svg.draw_line(&class, (x - 4.0, low), (x + 4.0, low));
                 self.svg.draw_line(&class, (x - 4.0, high), (x + 4.0, high));
             }
-        } else if spread_points.iter().any(|(_, low, high)| (low - high).abs() > 0.3) {
-            let upper_edge = spread_points.iter().map(|(x, _, high)| (*x, *high));
-            let lower_edge = spread_points.iter().rev().map(|(x, low, _)| (*x, *low));
+        } else if interval_points.iter().any(|(_, low, high)| (low - high).abs() > 0.3) {
+            let upper_edge = interval_points.iter().map(|(x, _, high)| (*x, *high));
+            let lower_edge = interval_points.iter().rev().map(|(x, low, _)| (*x, *low));
             let area: Vec<(f64, f64)> = upper_edge.chain(lower_edge).collect();
             self.svg.draw_path(&format!("b f{color_slot}"), &area, true);
         }

@@ -10,7 +10,7 @@ pub enum Shade {
     #[default]
     Heat,
     /// Grays from white to black, for shMaps and activity vectors.
-    Grey,
+    Gray,
 }
 
 /// Rows of values; `None` is drawn as an empty cell with a dash.
@@ -36,18 +36,19 @@ pub struct HeatMap {
     pub unit: String,
     /// Digits after the point; `None` for three significant digits.
     pub decimals: Option<usize>,
-    /// Does the color follow the square root of the value? Otherwise one very hot cell makes all others look alike.
+    /// Whether the color follows the square root of the value. Otherwise, one very hot cell makes all others look
+    /// alike.
     pub uses_root_scale: bool,
-    /// Are numbers omitted, as in large maps? Names are also omitted if rows are thinner than text.
+    /// Whether numbers are omitted, as in large maps. Names are also omitted if rows are thinner than text.
     pub hides_numbers: bool,
 }
 
 impl HeatMap {
-    /// The figure as a standalone file.
+    /// Returns the figure as a standalone file.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// The figure for a page that contains [`super::STYLE`].
+    /// Returns the figure for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
@@ -137,7 +138,7 @@ impl HeatMap {
                 let strength = if full_value > 0.0 { (value.abs() / full_value).min(1.0) } else { 0.0 };
                 let strength = if self.uses_root_scale { strength.sqrt() } else { strength };
                 let class = match (self.shade, value < 0.0) {
-                    (Shade::Grey, _) => "grey",
+                    (Shade::Gray, _) => "grey",
                     (Shade::Heat, false) => "hot",
                     (Shade::Heat, true) => "cool",
                 };

@@ -56,8 +56,8 @@ pub(super) struct Svg {
 }
 
 impl Svg {
-    /// An empty drawing. `label` is the text for screen readers: the title or, without a title, the names of the
-    /// axes.
+    /// Builds an empty drawing. The first of `labels` that is not blank is the text for screen readers: the title or,
+    /// without a title, the names of the axes.
     pub fn new(width: f64, height: f64, labels: &[&str]) -> Self {
         let label = labels.iter().find(|label| !label.trim().is_empty());
         Svg { width, height, label: escape(label.unwrap_or(&"figure")), body: String::new() }
@@ -82,7 +82,7 @@ impl Svg {
         y + 14.0
     }
 
-    /// Width of the drawing.
+    /// Returns the width of the drawing.
     pub fn width(&self) -> f64 {
         self.width
     }
@@ -162,7 +162,7 @@ impl Svg {
         ));
     }
 
-    /// The drawing for a page that contains [`super::STYLE`].
+    /// Returns the drawing for a page that contains [`super::STYLE`].
     pub fn inline(self) -> Drawing {
         let Svg { width, height, label, body } = self;
         let (w, h) = (format_px(width), format_px(height));
@@ -172,7 +172,7 @@ impl Svg {
         ))
     }
 
-    /// The drawing as a standalone file.
+    /// Returns the drawing as a standalone file.
     pub fn standalone(self) -> String {
         let Drawing(inline) = self.inline();
         // The first line is the opening tag, by construction above.
@@ -190,7 +190,7 @@ impl Svg {
 pub struct Drawing(String);
 
 impl Drawing {
-    /// The SVG element.
+    /// Returns the SVG element.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -10,9 +10,9 @@ use crate::text::format_number;
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TimelineSpan {
     /// Start, in the unit of the x axis.
-    pub from: f64,
+    pub start: f64,
     /// End, in the unit of the x axis.
-    pub to: f64,
+    pub end: f64,
     /// Index into [`TimelineChart::kinds`].
     pub kind: usize,
     /// Tooltip; if it is empty, the name of the kind is shown.
@@ -47,11 +47,11 @@ const LANE_HEIGHT: f64 = 24.0;
 const WIDTH: f64 = 680.0;
 
 impl TimelineChart {
-    /// The figure as a standalone file.
+    /// Returns the figure as a standalone file.
     pub fn svg(&self) -> String {
         self.draw().standalone()
     }
-    /// The figure for a page that contains [`super::STYLE`].
+    /// Returns the figure for a page that contains [`super::STYLE`].
     pub fn inline(&self) -> Drawing {
         self.draw().inline()
     }
@@ -66,7 +66,7 @@ impl TimelineChart {
         svg.grow(bottom + 48.0);
         let max_name_width = self.lanes.iter().map(|lane| text_width(&lane.name)).fold(0.0, f64::max);
         let (left, right) = (22.0 + max_name_width, WIDTH - 18.0);
-        let span_ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.from, span.to]);
+        let span_ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.start, span.end]);
         let x =
             AxisLayout::new(&self.x, span_ends.chain(self.marks.iter().map(|(_, index)| *index)), (left, right), false);
         for (value, label) in x.ticks() {
@@ -78,11 +78,11 @@ impl TimelineChart {
             let y = top + index as f64 * LANE_HEIGHT;
             svg.draw_text("n", (left - 8.0, y + LANE_HEIGHT / 2.0 + 4.0), Anchor::End, &lane.name);
             for span in &lane.spans {
-                let (start_x, end_x) = (x.position(span.from), x.position(span.to));
+                let (start_x, end_x) = (x.position(span.start), x.position(span.end));
                 let name = if span.title.is_empty() { self.kinds.get(span.kind) } else { Some(&span.title) };
                 let name = name.map_or("", String::as_str);
                 let title =
-                    format!("{}: {name}, {} to {}", lane.name, format_number(span.from), format_number(span.to));
+                    format!("{}: {name}, {} to {}", lane.name, format_number(span.start), format_number(span.end));
                 let class = format!("f{}", span.kind % COLORS);
                 svg.draw_rect(
                     &class,

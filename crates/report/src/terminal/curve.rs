@@ -2,7 +2,7 @@
 
 use super::{Paint, SERIES_COLORS};
 use crate::table::{Align, pad_text};
-use crate::text::{format_number, size_text};
+use crate::text::{format_number, format_size};
 
 /// One curve of a picture.
 #[derive(Clone, PartialEq, Debug)]
@@ -119,8 +119,8 @@ fn series_color(paint: Paint, series: usize, text: &str) -> String {
     paint.apply_sgr(&format!("38;5;{}", SERIES_COLORS[series % SERIES_COLORS.len()]), text)
 }
 
-/// The axis line, above those sizes that fit below it.
-fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(f64) -> f64) -> String {
+/// Returns the axis line, above those sizes that fit below it.
+fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, axis_share: &dyn Fn(f64) -> f64) -> String {
     let mut axis_chars = vec!['─'; columns];
     let mut label_chars = vec![' '; columns + gutter + 8];
     let mut next_free_column = 0;
@@ -129,8 +129,8 @@ fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(
         if bytes < low || bytes > high {
             continue;
         }
-        let column = ((place(bytes as f64) * (columns - 1) as f64) + 0.5) as usize;
-        let label = size_text(bytes);
+        let column = ((axis_share(bytes as f64) * (columns - 1) as f64) + 0.5) as usize;
+        let label = format_size(bytes);
         let start = (gutter + 1 + column).saturating_sub(label.len() / 2);
         if start >= next_free_column && start + label.len() <= label_chars.len() {
             axis_chars[column.min(columns - 1)] = '┴';

@@ -14,7 +14,7 @@ pub use matrix::matrix_picture;
 /// Capabilities of the terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Paint {
-    /// Does the terminal support colors, and are they wanted?
+    /// Whether the terminal supports colors, and the user wants them.
     pub color: bool,
     /// Width of the terminal in columns.
     pub width: usize,

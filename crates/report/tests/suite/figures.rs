@@ -12,7 +12,7 @@ fn sample_chart() -> Chart {
     };
     let mut steps = line("steps", [4.0, 4.0, 3.0, 2.5]);
     steps.mark = Mark::Steps;
-    steps.spread = IntervalStyle::Whiskers;
+    steps.interval_style = IntervalStyle::Whiskers;
     steps.is_dashed = true;
     Chart {
         title: "Misses <of> \"two\" & more".into(),
@@ -60,7 +60,7 @@ fn bars(stacked: bool) -> BarChart {
 }
 
 fn timeline() -> TimelineChart {
-    let span = |start: f64, end: f64, kind: usize| TimelineSpan { from: start, to: end, kind, title: String::new() };
+    let span = |start: f64, end: f64, kind: usize| TimelineSpan { start, end, kind, title: String::new() };
     TimelineChart {
         title: "Turns".into(),
         x: Axis::linear("ms"),
@@ -135,7 +135,7 @@ fn figures_stay_well_formed_with_hostile_names_and_odd_data() {
     map.values = vec![odd.iter().map(|v| Some(*v)).collect(), vec![], vec![Some(1.0)]];
     bars.groups[0].bars = odd.iter().map(|v| ChartBar::from(*v)).collect();
     time.lanes[0].spans =
-        odd.iter().map(|v| TimelineSpan { from: *v, to: -*v, kind: 99, title: evil.into() }).collect();
+        odd.iter().map(|v| TimelineSpan { start: *v, end: -*v, kind: 99, title: evil.into() }).collect();
     let drawn = [chart.svg(), map.svg(), bars.svg(), time.svg()];
     let empty =
         [Chart::default().svg(), HeatMap::default().svg(), BarChart::default().svg(), TimelineChart::default().svg()];

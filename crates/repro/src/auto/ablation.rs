@@ -27,7 +27,7 @@ fn contender_list() -> Vec<AutoContender> {
     baselines.into_iter().chain(ablation_contenders).collect()
 }
 
-/// Gain of the full policy over a contender in percent, as the mean over machine seeds.
+/// Returns the gain of the full policy over a contender in percent, as the mean over machine seeds.
 fn gain_over_percent(mix: &AutoMix, contender: usize) -> f64 {
     let gains = mix
         .scores_by_seed
@@ -51,7 +51,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings)
 }
 
-/// Finding over all mixes, with one point per family.
+/// Returns the finding over all mixes, with one point per family.
 fn gain_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix], contender: usize, title: &str) -> Finding {
     let gains: Vec<f64> = mixes.iter().map(|mix| gain_over_percent(mix, contender)).collect();
     let (low, high) = confidence_bounds(&gains);

@@ -45,7 +45,7 @@ pub const FAMILIES: [MixFamily; 9] = [
 ];
 
 impl MixFamily {
-    /// The name as shown to users and used in file names.
+    /// Returns the name as shown to users and used in file names.
     pub fn name(self) -> &'static str {
         match self {
             MixFamily::Sharing => "sharing",
@@ -73,7 +73,7 @@ struct MachineFigures {
 
 impl MachineFigures {
     fn from_machine(machine: &MachineSpec) -> Option<Self> {
-        let last_level = machine.last_level()?;
+        let last_level = machine.last_level_cache()?;
         let cores_per_cache = last_level.shared_by_cores.max(1) as usize;
         Some(MachineFigures {
             cache_bytes: last_level.size_bytes as f64,
@@ -104,14 +104,14 @@ impl MixGenerator<'_> {
         low + (high - low) * self.rng.draw_unit()
     }
 
-    /// A phase with these fills per instruction, as a function of resident bytes; `exposed_share` is the share of the
-    /// memory latency for which a fill stalls.
+    /// Returns a phase with these fills per instruction, as a function of resident bytes; `exposed_share` is the share
+    /// of the memory latency for which a fill stalls.
     fn build_phase(&mut self, fills_at: impl Fn(f64) -> f64, exposed_share: f64, base_cycles: f64) -> ProgramPhase {
-        let measures = self.machine;
+        let figures = self.machine;
         let point = |step: u32| {
-            let size_bytes = measures.cache_bytes * f64::from(step) / f64::from(PROFILE_POINTS);
+            let size_bytes = figures.cache_bytes * f64::from(step) / f64::from(PROFILE_POINTS);
             let fills = fills_at(size_bytes);
-            let stall = fills * measures.latency_cycles * exposed_share;
+            let stall = fills * figures.latency_cycles * exposed_share;
             SizePoint {
                 size_bytes,
                 cycles_per_instr: base_cycles + stall,
@@ -139,7 +139,8 @@ impl MixGenerator<'_> {
         }
     }
 
-    /// A program that reuses one or two working sets of this share of the cache, and slows down with less space.
+    /// Returns a program that reuses one or two working sets of this share of the cache, and slows down with less
+    /// space.
     fn draw_reuser(&mut self, share: f64) -> ProgramPhase {
         let bytes = share * self.machine.cache_bytes;
         let (fills_per_instr, hot_share) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
@@ -154,21 +155,21 @@ impl MixGenerator<'_> {
         self.build_phase(fills, overlap, base)
     }
 
-    /// A program that streams and reuses nothing.
+    /// Returns a program that streams and reuses nothing.
     fn draw_stream(&mut self) -> ProgramPhase {
         let (rate, base, overlap) =
             (self.draw_between(0.004, 0.012), self.draw_between(0.4, 1.0), self.draw_between(0.15, 0.4));
         self.build_phase(move |_| rate, overlap, base)
     }
 
-    /// A program that hardly uses the cache.
+    /// Returns a program that hardly uses the cache.
     fn draw_quiet_phase(&mut self) -> ProgramPhase {
         let (rate, base) = (self.draw_between(1e-5, 2e-4), self.draw_between(0.4, 1.5));
         let bytes = 0.02 * self.machine.cache_bytes;
         self.build_phase(move |occupancy| rate * (1.0 - occupancy / bytes).max(0.0) + 1e-7, 0.7, base)
     }
 
-    /// A process of `threads` threads that read and write one region.
+    /// Returns a process of `threads` threads that read and write one region.
     fn draw_sharing_process(&mut self, number: u32, threads: u32) -> IntervalJob {
         let share = self.draw_between(0.05, 0.2);
         let mut phase = self.draw_reuser(share);
@@ -183,7 +184,7 @@ impl MixGenerator<'_> {
         jobs
     }
 
-    /// A mix of `keepers` programs that reuse data and `streams` streams.
+    /// Returns a mix of `keepers` programs that reuse data and `streams` streams.
     fn draw_keepers_and_streams(
         &mut self,
         keepers: usize,
@@ -204,18 +205,18 @@ impl MixGenerator<'_> {
     }
 
     fn draw_mix(&mut self, family: MixFamily, length_ns: u64) -> Vec<IntervalJob> {
-        let measures = self.machine;
-        let tasks = measures.cores().min(MAX_TASKS);
-        let cores_per_cache = measures.cores_per_cache as f64;
+        let figures = self.machine;
+        let tasks = figures.cores().min(MAX_TASKS);
+        let cores_per_cache = figures.cores_per_cache as f64;
         match family {
             MixFamily::Null => {
                 let program_kind = self.rng.draw_below(3);
-                let draw_job = |draw: &mut Self, at: usize| match program_kind {
-                    0 => single_phase_job(&format!("quiet-{at}"), draw.draw_quiet_phase()),
-                    1 => single_phase_job(&format!("stream-{at}"), draw.draw_stream()),
+                let draw_job = |generator: &mut Self, at: usize| match program_kind {
+                    0 => single_phase_job(&format!("quiet-{at}"), generator.draw_quiet_phase()),
+                    1 => single_phase_job(&format!("stream-{at}"), generator.draw_stream()),
                     _ => {
-                        let share = draw.draw_between(0.2, 0.6) / cores_per_cache;
-                        single_phase_job(&format!("keeper-{at}"), draw.draw_reuser(share))
+                        let share = generator.draw_between(0.2, 0.6) / cores_per_cache;
+                        single_phase_job(&format!("keeper-{at}"), generator.draw_reuser(share))
                     }
                 };
                 (0..tasks).map(|at| draw_job(self, at)).collect()
@@ -226,11 +227,11 @@ impl MixGenerator<'_> {
                 tasks / 2,
             ),
             MixFamily::Space => {
-                let streams = measures.cache_count.min(tasks / 2).max(1);
+                let streams = figures.cache_count.min(tasks / 2).max(1);
                 self.draw_keepers_and_streams(tasks - streams, (0.4 / cores_per_cache, 1.2 / cores_per_cache), streams)
             }
             MixFamily::Overcommitted => {
-                let task_count = measures.cpu_count.min(MAX_TASKS);
+                let task_count = figures.cpu_count.min(MAX_TASKS);
                 self.draw_keepers_and_streams(task_count, (0.5 / cores_per_cache, 0.95 / cores_per_cache), task_count)
             }
             MixFamily::Floors => {
@@ -248,8 +249,8 @@ impl MixGenerator<'_> {
             MixFamily::Sharing => {
                 // Quiet programs come first, because the threads of a process might otherwise happen to fill exactly
                 // one cache.
-                let threads = measures.cores_per_cache.min(4);
-                let leading_quiet_count = 1 + self.rng.draw_below(measures.cores_per_cache as u64 - 1) as usize;
+                let threads = figures.cores_per_cache.min(4);
+                let leading_quiet_count = 1 + self.rng.draw_below(figures.cores_per_cache as u64 - 1) as usize;
                 let process_count = (tasks.saturating_sub(leading_quiet_count) / threads).max(1);
                 let mut jobs: Vec<IntervalJob> = (0..leading_quiet_count)
                     .map(|at| single_phase_job(&format!("quiet-{at}"), self.draw_quiet_phase()))
@@ -263,7 +264,7 @@ impl MixGenerator<'_> {
                 jobs
             }
             MixFamily::Crossed => {
-                let threads = measures.cores_per_cache.clamp(2, 3) as u32;
+                let threads = figures.cores_per_cache.clamp(2, 3) as u32;
                 let clusters = (tasks / 2 / threads as usize).max(1) as u32;
                 let remaining_tasks = tasks.saturating_sub((clusters * threads) as usize);
                 let mut jobs: Vec<IntervalJob> =
@@ -304,14 +305,14 @@ impl MixGenerator<'_> {
     fn add_phases(&mut self, job: &mut IntervalJob, length_ns: u64) {
         let other_phase = if job.name.starts_with("stream") { self.draw_quiet_phase() } else { self.draw_stream() };
         let cycles_per_s = self.machine.hertz;
-        let first = job.program.phases[0].clone();
+        let first_phase = job.program.phases[0].clone();
         let mut with_length = |phase: ProgramPhase| {
             let seconds = self.draw_between(0.1, 0.3) * length_ns as f64 / 1e9;
             let cycles = phase.points.last().map_or(1.0, |point| point.cycles_per_instr);
             ProgramPhase { instructions: Some(seconds * cycles_per_s / cycles), ..phase }
         };
         let program = std::sync::Arc::make_mut(&mut job.program);
-        program.phases = vec![with_length(first), with_length(other_phase)];
+        program.phases = vec![with_length(first_phase), with_length(other_phase)];
         program.repeats_from = Some(0);
     }
 }
@@ -330,18 +331,18 @@ fn single_phase_job(name: &str, phase: ProgramPhase) -> IntervalJob {
 
 /// Draws the programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
 pub fn draw_mix_jobs(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
-    let measures = MachineFigures::from_machine(machine)?;
+    let figures = MachineFigures::from_machine(machine)?;
     let can_partition =
         machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
     let is_inapplicable = match family {
         MixFamily::Space => !can_partition,
-        MixFamily::Sharing | MixFamily::Crossed => measures.cache_count < 2 || measures.cores_per_cache < 2,
-        MixFamily::Contention | MixFamily::Phased | MixFamily::Arrivals => measures.cores() < 2,
-        MixFamily::Overcommitted => measures.cores_per_cache < 2,
+        MixFamily::Sharing | MixFamily::Crossed => figures.cache_count < 2 || figures.cores_per_cache < 2,
+        MixFamily::Contention | MixFamily::Phased | MixFamily::Arrivals => figures.cores() < 2,
+        MixFamily::Overcommitted => figures.cores_per_cache < 2,
         MixFamily::Floors | MixFamily::Null => false,
     };
     let mut mix_generator =
-        MixGenerator { machine: &measures, rng: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
+        MixGenerator { machine: &figures, rng: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
     (!is_inapplicable).then(|| mix_generator.draw_mix(family, length_ns))
 }
 

@@ -13,7 +13,7 @@ use crate::{ExperimentContext, ReproError};
 /// Number of machine seeds: the first selects the best single mechanism, and the others score.
 const MACHINE_SEEDS: u64 = 3;
 
-/// The compared policies: the default is first and `auto` last.
+/// Returns the compared policies: the default is first and `auto` last.
 pub fn contender_list() -> [AutoContender; AUTO_INDEX + 1] {
     let mechanism_only =
         |title: &'static str, mechanisms: &str| AutoContender::new(title, "auto", &format!("disable = [{mechanisms}]"));
@@ -59,7 +59,8 @@ pub enum ScoreKind {
 }
 
 impl ContenderScore {
-    /// Gain over another contender in percent, or in points for the worst slowdown, where smaller is better.
+    /// Returns the gain over another contender in percent, or in points for the worst slowdown, where smaller is
+    /// better.
     pub fn gain_over(&self, other: &Self, score_kind: ScoreKind) -> f64 {
         let percent_above = |a: f64, b: f64| 100.0 * (a / b - 1.0);
         match score_kind {
@@ -82,17 +83,21 @@ pub struct AutoMix {
 }
 
 impl AutoMix {
-    /// Gain of one contender over another in percent, for each machine seed that scores.
+    /// Returns the gain of one contender over another in percent, for each machine seed that scores.
     pub fn gain_percents(&self, contender: usize, baseline: usize) -> Vec<f64> {
         self.gain_percents_in(ScoreKind::WeightedSpeedup, contender, baseline)
     }
 
     /// Gains as in [`Self::gain_percents`], by another measure.
     pub fn gain_percents_in(&self, score_kind: ScoreKind, contender: usize, baseline: usize) -> Vec<f64> {
-        self.scores_by_seed.iter().skip(1).map(|did| did[contender].gain_over(&did[baseline], score_kind)).collect()
+        self.scores_by_seed
+            .iter()
+            .skip(1)
+            .map(|scores| scores[contender].gain_over(&scores[baseline], score_kind))
+            .collect()
     }
 
-    /// Position of the single mechanism that was best on the first machine seed.
+    /// Returns the position of the single mechanism that was best on the first machine seed.
     pub fn best_single_mechanism(&self) -> usize {
         let weighted_speedup_of = |index: usize| self.scores_by_seed[0][index].weighted_speedup;
         (1..AUTO_INDEX).reduce(|a, b| if weighted_speedup_of(b) > weighted_speedup_of(a) { b } else { a }).unwrap_or(0)
@@ -111,8 +116,8 @@ struct SoloProgress {
 }
 
 impl SoloProgress {
-    /// Speed relative to solo speed at equal work: solo time for these instructions, divided by the time that they
-    /// took.
+    /// Returns the speed relative to solo speed at equal work: solo time for these instructions, divided by the time
+    /// that they took.
     fn speed_ratio_at_equal_work(&self, instr_per_s: f64, seconds: f64) -> f64 {
         let done_instr = instr_per_s * seconds;
         let next_point = self.course.partition_point(|&(_, instructions)| instructions < done_instr);
@@ -149,10 +154,12 @@ fn score_run(
         .zip(solo_progress)
         .map(|((rate, job), alone)| alone.speed_ratio_at_equal_work(*rate, present_seconds(job)))
         .collect();
-    let promised_speeds: Vec<(usize, f64)> =
+    let slowdown_limits: Vec<(usize, f64)> =
         jobs.iter().enumerate().filter_map(|(index, job)| Some((index, job.goal?.max_slowdown?))).collect();
     let keeps_all_promises = |window: &&Vec<f64>| {
-        promised_speeds.iter().all(|&(at, limit)| window[at] * (1.0 + limit) >= solo_progress[at].instr_per_s)
+        slowdown_limits
+            .iter()
+            .all(|&(job_index, limit)| window[job_index] * (1.0 + limit) >= solo_progress[job_index].instr_per_s)
     };
     let window_count = outcome.second_half_speeds.len().max(1) as f64;
     ContenderScore {
@@ -160,7 +167,7 @@ fn score_run(
         harmonic_mean: solo_speed_ratios.len() as f64 / solo_speed_ratios.iter().map(|speed| 1.0 / speed).sum::<f64>(),
         instr_per_s: outcome.instr_per_s.iter().sum(),
         worst_slowdown: solo_speed_ratios.iter().map(|speed| 1.0 / speed).fold(0.0, f64::max),
-        floors_kept: (!promised_speeds.is_empty())
+        floors_kept: (!slowdown_limits.is_empty())
             .then(|| outcome.second_half_speeds.iter().filter(keeps_all_promises).count() as f64 / window_count),
     }
 }

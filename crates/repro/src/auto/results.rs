@@ -24,12 +24,12 @@ fn family_finding(
     Finding::new(id, title, PAPER, unit, target, &[(context.seeds[0], value)])
 }
 
-/// Mean gain of `auto` over a contender, over the machine seeds that score.
+/// Returns the mean gain of `auto` over a contender, over the machine seeds that score.
 fn mean_gain_over(mix: &AutoMix, baseline: usize) -> f64 {
     mean(mix.gain_percents(AUTO_INDEX, baseline))
 }
 
-/// Lower bound of the geometric mean of gains, in percent.
+/// Returns the lower bound of the geometric mean of gains, in percent.
 fn lower_bound(percents: &[f64]) -> f64 {
     let logs: Vec<f64> = percents.iter().map(|percent| (percent / 100.0).max(-0.999).ln_1p()).collect();
     100.0 * confidence_bounds(&logs).0.exp_m1()
@@ -67,7 +67,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings)
 }
 
-/// Finding about the job that is worst off: by how many points it is slower than under the default.
+/// Returns the finding about the job that is worst off: by how many points it is slower than under the default.
 fn slowdown_against_default_finding(context: &ExperimentContext<'_>, subject: &str, mixes: &[&AutoMix]) -> Finding {
     let lost_points = |mix: &AutoMix| mean(mix.gain_percents_in(ScoreKind::WorstSlowdown, AUTO_INDEX, 0));
     let max_points = greatest(mix_gains(mixes, lost_points));
@@ -75,7 +75,7 @@ fn slowdown_against_default_finding(context: &ExperimentContext<'_>, subject: &s
     family_finding(context, ("AUTO-7", "points"), subject, target, max_points)
 }
 
-/// Findings of one family: against the best single mechanism in hindsight, and against the default.
+/// Returns the findings of one family: against the best single mechanism in hindsight, and against the default.
 fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[&AutoMix]) -> Vec<Finding> {
     if mixes.is_empty() {
         return Vec::new();
@@ -127,16 +127,16 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
 
 /// Findings against each single baseline over all mixes, which show whether a fixed policy is better.
 fn baseline_findings(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
-    let finding_against = |(at, baseline): (usize, &AutoContender)| {
+    let finding_against = |(contender_index, baseline): (usize, &AutoContender)| {
         let title = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
-        let gain = lower_bound(&mix_gains(mixes, |mix| mean_gain_over(mix, at)));
+        let gain = lower_bound(&mix_gains(mixes, |mix| mean_gain_over(mix, contender_index)));
         family_finding(context, ("AUTO-10", "%"), &title, minimum_target(-1.0), gain)
     };
     let contenders = contender_list();
     contenders[..AUTO_INDEX].iter().enumerate().map(finding_against).collect()
 }
 
-/// Finding about mixes that lose against the default: those whose one-sided upper bound is below -1 %.
+/// Returns the finding about mixes that lose against the default: those whose one-sided upper bound is below -1 %.
 fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
     let is_harmed = |mix: &&AutoMix| confidence_bounds(&mix.gain_percents(AUTO_INDEX, 0)).1 < -1.0;
     let harmed_mixes: Vec<&AutoMix> = mixes.iter().filter(is_harmed).collect();
@@ -148,14 +148,18 @@ fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> 
     Finding::declared("auto-4-below-default", &[(context.seeds[0], harmed_mixes.len() as f64)]).with_note(note)
 }
 
-/// Finding about promised speeds. A promise counts as feasible if some contender keeps it in 99 % of windows.
+/// Returns the finding about promised speeds. A promise counts as feasible if some contender keeps it in 99 % of
+/// windows.
 fn floor_finding(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
-    let kept_floor_share = |mix: &AutoMix, at: usize| {
-        let kept_shares: Vec<f64> = mix.scores_by_seed.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
+    let kept_floor_share = |mix: &AutoMix, contender_index: usize| {
+        let kept_shares: Vec<f64> =
+            mix.scores_by_seed.iter().skip(1).filter_map(|scores| scores[contender_index].floors_kept).collect();
         mean(&kept_shares)
     };
-    let feasible_mixes: Vec<&&AutoMix> =
-        mixes.iter().filter(|mix| (0..=AUTO_INDEX).any(|at| kept_floor_share(mix, at) >= 0.99)).collect();
+    let feasible_mixes: Vec<&&AutoMix> = mixes
+        .iter()
+        .filter(|mix| (0..=AUTO_INDEX).any(|contender_index| kept_floor_share(mix, contender_index) >= 0.99))
+        .collect();
     let values: Vec<f64> = feasible_mixes.iter().map(|mix| 100.0 * kept_floor_share(mix, AUTO_INDEX)).collect();
     let note = format!("{} of {} mixes have a contender that keeps the promise", feasible_mixes.len(), mixes.len());
     Finding::declared("auto-6-promises", &[(context.seeds[0], mean(&values))]).with_note(note)
@@ -167,7 +171,7 @@ fn family_gains(mixes: &[AutoMix], family: MixFamily, contender: usize) -> Vec<f
     own_mixes.map(|mix| mean(mix.gain_percents(contender, 0))).collect()
 }
 
-/// Points of every contender relative to the default, by family.
+/// Returns the points of every contender relative to the default, by family.
 fn gain_points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (contender_index, contender) in contender_list().iter().enumerate().skip(1) {

@@ -71,7 +71,7 @@ struct SampleLength {
     scale: u64,
     warm_up_samples: u64,
     measured_samples: u64,
-    /// One of every `every` mixes is run.
+    /// Step between the indices of the mixes that are run; 1 if all are run.
     mix_step: usize,
 }
 
@@ -290,7 +290,7 @@ fn gains_against(run: &WorkRun, baseline_run: &WorkRun, solo_ipc: &[f64]) -> Res
     })
 }
 
-/// Jobs per sample that did not run in the previous one, according to the plans' first gangs.
+/// Returns the jobs per sample that did not run in the previous one, according to the plans' first gangs.
 fn mean_newcomer_count(decisions: &[Decision]) -> f64 {
     let running_tasks = |decision: &Decision| -> Vec<TaskId> {
         let first_gang = decision.plan.gangs.first().and_then(|schedule| schedule.gangs.first());
@@ -362,7 +362,7 @@ fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Fi
     findings
 }
 
-/// The mixes that were run, in Table 4's order.
+/// Returns the mixes that were run, in Table 4's order.
 fn measured_mix_indices(mixes: &[FourJobMix]) -> impl Iterator<Item = usize> + '_ {
     (0..PAPER_MIXES.len()).filter(|nth| mixes.iter().any(|mix| mix.nth == *nth))
 }

@@ -54,9 +54,9 @@ type CellFits = [(f64, Option<FittedLine>); 6];
 const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
     [("half the threshold", Some(0.5)), ("twice the threshold", Some(2.0)), ("above the program's own mean", None)];
 
-/// Which sets make up a super set. The first form is that of the section whose result this is: "contiguous groups of sets
-/// called Super Sets" (AV 2.2, and the introduction), 32 of them by choice. Then other numbers and the hardware's reading
-/// (4.2, the low bits of the set), shown and without a target. All come out of the same runs.
+/// Definitions of super sets, all computed from the same runs. The first is that of the section with this result:
+/// "contiguous groups of sets called Super Sets" (AV 2.2, and the introduction), 32 of them by choice. The others, with
+/// other numbers or by the low bits of the set as in the hardware (4.2), are shown without a target.
 const FORMS: [(&str, SuperSets); 6] = [
     ("contiguous, 32 super sets", SuperSets { is_contiguous: true, super_sets: 32 }),
     ("contiguous, 64 super sets", SuperSets { is_contiguous: true, super_sets: 64 }),
@@ -66,7 +66,7 @@ const FORMS: [(&str, SuperSets); 6] = [
     ("low bits, 128 super sets", SuperSets { is_contiguous: false, super_sets: 128 }),
 ];
 
-/// Names of the entries of [`PairRun::otherwise`].
+/// Returns the names of the entries of [`PairRun::otherwise`].
 fn other_reading_names() -> impl Iterator<Item = &'static str> {
     let thresholds = OTHER_THRESHOLDS.iter().map(|(name, _)| *name);
     thresholds.chain(FORMS[1..].iter().map(|(name, _)| *name))
@@ -161,8 +161,10 @@ fn run_pair(
     let results = workload.with_length(length.cause_run_cycles.0, length.cause_run_cycles.1).unmanaged_run()?;
     let l2 = results.level_breakdown(CacheLevel::L2).ok_or_else(|| failed(&pair_name(pair))("no L2"))?;
     let instr_per_cycle = mean(samples.iter().map(|sample| sample.instr_per_cycle));
-    let fits_by_threshold = |(_, times): &(&str, Option<f64>)| match times {
-        Some(times) => fit_ipc_over_bits(&samples, |activity| thresholds.scaled_by(*times).vectors_of(activity)),
+    let fits_by_threshold = |(_, multiplier): &(&str, Option<f64>)| match multiplier {
+        Some(multiplier) => {
+            fit_ipc_over_bits(&samples, |activity| thresholds.scaled_by(*multiplier).vectors_of(activity))
+        }
         None => fit_ipc_over_bits(&samples, vectors_above_own_mean),
     };
     let mut other_fits: Vec<CellFits> = OTHER_THRESHOLDS.iter().map(fits_by_threshold).collect();
@@ -180,7 +182,7 @@ fn run_pair(
     Ok(PairRun { instr_per_cycle, cells: cell_fits, moved: overlap_deviations, otherwise: other_fits, l2 })
 }
 
-/// Number of bits that are set in the vectors of both tasks, by vector.
+/// Returns the number of bits that are set in the vectors of both tasks, by vector.
 fn count_shared_bits(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
     let (first, second) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
     std::array::from_fn(|cell| f64::from(common_active_count(&first[cell], &second[cell])))
@@ -215,14 +217,14 @@ fn mean_lines_by_seed(
     values_by_seed(pairs, |pairs| mean(pairs.iter().filter_map(|pair| Some(metric(&line(pair)?)))))
 }
 
-/// Mean slope of all pairs, seed by seed. An overlap that never changed counts as slope 0: the paper's pairs "with weak
-/// negative or zero correlation" are in the average "over all 45 tests" (AV 2.3).
+/// Returns the mean slope of all pairs, seed by seed. An overlap that never changed counts as slope 0: the paper's
+/// pairs "with weak negative or zero correlation" are in the average "over all 45 tests" (AV 2.3).
 fn mean_slopes_by_seed(pairs: &PairRuns, cell: usize) -> Vec<f64> {
     let slope = |pair: &PairRun| pair.cells[cell].1.map_or(0.0, |line| line.slope);
     values_by_seed(pairs, |pairs| mean(pairs.iter().map(|pair| slope(pair))))
 }
 
-/// The line of IPC over shared bits through the means of the pairs, seed by seed.
+/// Returns the line of IPC over shared bits through the means of the pairs, seed by seed.
 fn fit_pair_means_by_seed(pairs: &PairRuns, metric: impl Fn(&PairRun) -> f64, get: fn(&FittedLine) -> f64) -> Vec<f64> {
     values_by_seed(pairs, |pairs| {
         let means: Vec<(f64, f64)> = pairs.iter().map(|pair| (metric(pair), pair.instr_per_cycle)).collect();
@@ -230,7 +232,7 @@ fn fit_pair_means_by_seed(pairs: &PairRuns, metric: impl Fn(&PairRun) -> f64, ge
     })
 }
 
-/// Ratio of the L2 miss slope to the steepest of the others, seed by seed.
+/// Returns the ratio of the L2 miss slope to the steepest of the others, seed by seed.
 fn steepness_ratios_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     let ratio_of_seed = |seed: usize| {
         let other_slopes =
@@ -240,8 +242,8 @@ fn steepness_ratios_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     (0..slopes[L2_MISS_CELL].len()).map(ratio_of_seed).collect()
 }
 
-/// How much further IPC falls per shared L2 miss bit than per bit of any other vector, seed by seed: "a large negative
-/// slope is desirable" (AV 2.3), so that a rise, however steep, is no rival.
+/// Returns how much further IPC falls per shared L2 miss bit than per bit of any other vector, seed by seed: "a large
+/// negative slope is desirable" (AV 2.3), so that a rise, however steep, is no rival.
 fn excess_slopes_by_seed(slopes: &[Vec<f64>]) -> Vec<f64> {
     let ratio_of_seed = |seed: usize| {
         let other_slopes =
@@ -297,7 +299,7 @@ fn describe_fit(context: &ExperimentContext<'_>, pairs: &PairRuns) -> String {
     )
 }
 
-/// Variation of the overlap within a pair and between pairs, per level: the possible source of a slope.
+/// Returns the variation of the overlap within a pair and between pairs, per level: the possible source of a slope.
 fn describe_steepness(context: &ExperimentContext<'_>, pairs: &PairRuns, overlap_counts: &[f64]) -> String {
     let describe_spread = |cell: usize| {
         let deviation_within = mean(pairs.by_seed().map(|pair| pair.moved[cell]));

@@ -152,7 +152,7 @@ fn activity_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -> Find
     finding.with_note("Dark is high activity here, light low (the paper's colors are the other way round).")
 }
 
-/// Percent of all accesses in the busiest quarter of the super sets, averaged over samples.
+/// Returns the percent of all accesses in the busiest quarter of the super sets, averaged over samples.
 fn mean_concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>) -> Option<f64> {
     let share = |sample: &Vec<SuperSetCount>| {
         let mut counts: Vec<u64> = sample.iter().map(|super_set| super_set.accesses).collect();
@@ -179,7 +179,7 @@ fn draw_activity_map(program: &str, samples: &[ActivitySample]) -> ResultFigure 
         row_label: "super set".to_string(),
         column_label: "sample (5 M cycles at the papers' scale)".to_string(),
         values: (0..SUPER_SETS).map(accesses_by_sample).collect(),
-        shade: Shade::Grey,
+        shade: Shade::Gray,
         unit: "accesses".to_string(),
         hides_numbers: true,
         ..HeatMap::default()

@@ -272,7 +272,7 @@ fn opportunity_findings(runs: &XeonRuns) -> Vec<Finding> {
     let choice_percent = |run: &XeonRun| 100.0 * run.by_default.choice_share;
     let bad_pair_finding = declared_mean("av-4-bad-picks", runs, bad_share);
     let better_finding = declared_mean("av-4-better-job-waited", runs, share_with_better);
-    let calls = declared_mean("av-9-choices", runs, choice_percent);
+    let choices_finding = declared_mean("av-9-choices", runs, choice_percent);
     let points =
         [points_by_workload(runs, "bad, %", bad_share), points_by_workload(runs, "good, %", good_share)].concat();
     let better_points = [
@@ -285,13 +285,13 @@ fn opportunity_findings(runs: &XeonRuns) -> Vec<Finding> {
              from the side of either context.",
         ),
         better_finding.with_points(better_points.concat()),
-        calls.with_points(points_by_workload(runs, "calls with a choice, %", choice_percent)).with_note(
+        choices_finding.with_points(points_by_workload(runs, "calls with a choice, %", choice_percent)).with_note(
             "There are no system tasks here, which made up the rest of the paper's calls: what is left are calls after jobs have ended.",
         ),
     ]
 }
 
-/// Change of each job's finish time in percent, ascending.
+/// Returns the change of each job's finish time in percent, ascending.
 fn finish_delays_percent(changed_run: &WorkloadRun, baseline: &WorkloadRun) -> Vec<f64> {
     let mut delays: Vec<f64> = changed_run
         .ends
@@ -352,11 +352,11 @@ fn finish_times(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<Finding> {
     ]
 }
 
-/// Late finish times and IPC gains under other bounds, over all workloads and seeds.
+/// Returns the late finish times and IPC gains under other bounds, over all workloads and seeds.
 fn other_bound_points(runs: &XeonRuns, lag_bounds: &[&str]) -> Vec<DataPoint> {
-    let bound_points = |(nth, bound): (usize, &&str)| {
+    let bound_points = |(bound_index, bound): (usize, &&str)| {
         let mean_over_runs = |metric: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
-            let value = |run: &XeonRun| metric(run, &run.bounded[nth]);
+            let value = |run: &XeonRun| metric(run, &run.bounded[bound_index]);
             mean(runs.by_seed().map(value))
         };
         let delay = mean_over_runs(&|run, finished| last_delay(&finish_delays_percent(finished, &run.by_default)));

@@ -79,7 +79,7 @@ fn paper_policy() -> NiagaraPolicy {
     NiagaraPolicy::BalanceSet(format!("{BALANCE_SET_PARAMETERS}rotation = \"uniform\"\n"))
 }
 
-/// BS-3 and BS-4 for one form.
+/// Returns the findings of BS-3 and BS-4 for one form.
 fn throughput_and_misses(form: &str, sweep: SizeSweep<'_>) -> [Finding; 2] {
     let series =
         ["throughput gain %", "of which mix %", "of which contention %"].map(|title| format!("{form}: {title}"));
@@ -96,7 +96,7 @@ fn throughput_and_misses(form: &str, sweep: SizeSweep<'_>) -> [Finding; 2] {
     [sweep.with_gain_parts(bs_3).with_figure(chart), bs_4]
 }
 
-/// BS-6: against the default on twice the cache.
+/// Returns the findings of BS-6: against the default on twice the cache.
 fn doubled_cache_finding(
     context: &ExperimentContext<'_>,
     sizes: &[u64],

@@ -239,15 +239,16 @@ fn predict_group(
     let measured_percent =
         100.0 * l2_miss_ratio(run_results).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
     // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
-    let composed_ratio_pair =
-        |value: &dyn Fn(&ReuseTimesByFilter) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
-            let accesses: Vec<f64> = reuse_by_job.iter().map(|reuse| value(reuse).1).collect();
-            let rate_of = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
-            let at_rates: Vec<ReuseAtRate<'_>> =
-                reuse_by_job.iter().enumerate().map(|(index, reuse)| (value(reuse).0, rate_of(index))).collect();
-            let ratios = shared_ratios(&at_rates, lines, case.model)?;
-            Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / total_refs)
-        };
+    let composed_ratio_pair = |value: &dyn Fn(&ReuseTimesByFilter) -> (&ReuseTimes, f64),
+                               uses_equal_rates: bool|
+     -> Result<f64, ReproError> {
+        let accesses: Vec<f64> = reuse_by_job.iter().map(|reuse| value(reuse).1).collect();
+        let rate_of = |index: usize| if uses_equal_rates { mean(&accesses) } else { accesses[index] };
+        let at_rates: Vec<ReuseAtRate<'_>> =
+            reuse_by_job.iter().enumerate().map(|(index, reuse)| (value(reuse).0, rate_of(index))).collect();
+        let ratios = shared_ratios(&at_rates, lines, case.model)?;
+        Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / total_refs)
+    };
     let share_lines = (lines / CONTEXT_COUNT as u64).max(1);
     let ratio_on_share = |(reuse, refs): (&ReuseTimesByFilter, &f64)| {
         Ok(100.0 * solo_ratio(&reuse.watched_times, share_lines, case.model)? * reuse.all_accesses.accesses / refs)
@@ -326,7 +327,7 @@ fn reuse_times_by_task(records: &[WindowRecord], case: ModelCase) -> Result<BTre
     profiler.profiles().iter().map(reuse_times_of).collect()
 }
 
-/// A scatter plot of expected against measured values.
+/// Returns a scatter plot of expected against measured values.
 fn ratio_figure(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> ResultFigure {
     let to_series = |(name, points): (String, Vec<(f64, f64)>)| Series {
         name,

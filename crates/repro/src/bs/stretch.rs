@@ -96,13 +96,13 @@ struct StretchReader {
 
 impl StretchReader {
     fn record_line_touch(&mut self, line: u64, is_data: bool, is_l1_miss: bool, is_measured: bool) {
-        let last = self.last_touches.entry(line).or_default();
-        self.reuse.all_accesses.record_touch(&mut last.all_accesses, is_measured);
+        let last_touches = self.last_touches.entry(line).or_default();
+        self.reuse.all_accesses.record_touch(&mut last_touches.all_accesses, is_measured);
         if is_data {
-            self.reuse.data_accesses.record_touch(&mut last.data_access, is_measured);
+            self.reuse.data_accesses.record_touch(&mut last_touches.data_access, is_measured);
         }
         if is_l1_miss {
-            self.reuse.behind_l1.record_touch(&mut last.behind_l1, is_measured);
+            self.reuse.behind_l1.record_touch(&mut last_touches.behind_l1, is_measured);
         }
         if is_measured {
             self.sampler.touch(line);

@@ -12,7 +12,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mea
 /// CA 3: programs that lose at least this are shown.
 const MIN_SHOWN_LOSS_PERCENT: f64 = 45.0;
 
-/// The interfering program: milc, or sphinx beside milc itself.
+/// Returns the interfering program: milc, or sphinx beside milc itself.
 fn interfering_program(program: &str) -> &'static str {
     if program == "milc" { "sphinx" } else { "milc" }
 }
@@ -23,7 +23,7 @@ const MACHINE: &str = "xeon-x5365";
 const BANDWIDTH_SHARES: [(&str, f64); 3] =
     [("the machine as described", 1.0), ("two thirds of the bandwidth", 2.0 / 3.0), ("half of the bandwidth", 0.5)];
 
-/// The machine with this fraction of its bandwidth.
+/// Returns the machine with this fraction of its bandwidth.
 fn machine_with_bandwidth_share(memory: &MemorySpec, share: f64) -> String {
     let bus = memory
         .package_bus_bytes_per_cycle
@@ -35,7 +35,8 @@ fn run_lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
     context.pick_by_length((2_000_000, 1_000_000), (12_000_000, 6_000_000), (30_000_000, 20_000_000))
 }
 
-/// Slowdown on one cache with less bandwidth behind it, with the first seed, which shows the limiting resource.
+/// Returns the slowdown on one cache with less bandwidth behind it, with the first seed, which shows the limiting
+/// resource.
 fn sweep_bandwidth(
     context: &ExperimentContext<'_>,
     memory: &MemorySpec,
@@ -67,13 +68,13 @@ fn sweep_bandwidth(
     Ok(points)
 }
 
-/// Demand traffic in bytes per cycle of each program and the interfering one, on one cache without prefetching, first
-/// seed.
+/// Returns the demand traffic in bytes per cycle of each program and the interfering one, on one cache without
+/// prefetching, first seed.
 fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec<f64>, ReproError> {
     let (seed, (warm_up, measured_cycles)) = (context.seeds[0], run_lengths(context));
     let bench = CoRunBench::load(MACHINE, seed, warm_up, measured_cycles)?;
     let cpus = cpus_by_cache(&bench.machine.topology())?[0].clone();
-    let line_bytes = bench.machine.last_level().map_or(0.0, |cache| f64::from(cache.line_bytes));
+    let line_bytes = bench.machine.last_level_cache().map_or(0.0, |cache| f64::from(cache.line_bytes));
     let options = SimOptions { prefetch: false, ..bench.options.clone() };
     context.run_all(names, |name| {
         let placed_jobs = [
@@ -115,16 +116,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             |(name, &bytes): (&&str, &f64)| DataPoint::from_values("demand bytes a cycle of the pair", *name, [bytes]);
         points.extend(names.iter().zip(&traffic_by_pair).map(point));
         let max_bytes = traffic_by_pair.iter().copied().fold(0.0, f64::max);
-        let bus = memory.package_bus_bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
-        let bandwidth_note = format!("{bus} of the bus and {} of memory", memory.bytes_per_cycle);
+        let bus_bytes_per_cycle = memory.package_bus_bytes_per_cycle.unwrap_or(memory.bytes_per_cycle);
+        let bandwidth_note = format!("{bus_bytes_per_cycle} of the bus and {} of memory", memory.bytes_per_cycle);
         note += &format!(
             " Demand misses of a pair on one cache, without prefetching, take {max_bytes:.2} bytes a cycle at most, of {bandwidth_note}. \
              The points show less bandwidth."
         );
     }
     // Number of programs that lose at least this, seed by seed.
-    let count_losers = |also: &dyn Fn(&Decomposition) -> bool| {
-        let loses_enough = |d: &&Decomposition| d.total_slowdown_percent >= MIN_SHOWN_LOSS_PERCENT && also(d);
+    let count_losers = |condition: &dyn Fn(&Decomposition) -> bool| {
+        let loses_enough = |d: &&Decomposition| d.total_slowdown_percent >= MIN_SHOWN_LOSS_PERCENT && condition(d);
         context.with_seeds(decompositions_by_seed.iter().map(|seed| seed.iter().filter(loses_enough).count() as f64))
     };
     let figure = ResultFigure::bars("ca-2-factors", &parts_chart(names, &decompositions_by_seed));
@@ -134,7 +135,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(vec![loser_finding.with_points(points).with_note(note).with_figure(figure), not_cache_finding])
 }
 
-/// The slowdown of every program and its parts, over seeds.
+/// Returns the slowdown of every program and its parts, over seeds.
 fn part_points(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (program, name) in names.iter().enumerate() {
@@ -161,15 +162,16 @@ fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Str
 }
 
 fn parts_chart(names: &[&str], decompositions: &[Vec<Decomposition>]) -> BarChart {
-    let mean_part = |program: usize, at: usize| {
-        let values =
-            decompositions.iter().filter_map(|seed| seed[program].parts.get(at).map(|part| part.slowdown_percent));
+    let mean_part = |program: usize, part_index: usize| {
+        let values = decompositions
+            .iter()
+            .filter_map(|seed| seed[program].parts.get(part_index).map(|part| part.slowdown_percent));
         values.sum::<f64>() / decompositions.len() as f64
     };
     let series: Vec<String> = decompositions[0][0].parts.iter().map(|part| part.cause.clone()).collect();
     let group = |program: usize| BarGroup {
         name: names[program].to_string(),
-        bars: (0..series.len()).map(|at| mean_part(program, at).into()).collect(),
+        bars: (0..series.len()).map(|part_index| mean_part(program, part_index).into()).collect(),
     };
     BarChart {
         title: "Where the slowdown beside milc comes from".into(),

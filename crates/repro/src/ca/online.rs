@@ -96,7 +96,7 @@ impl Testbed {
         Ok(Testbed { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })
     }
 
-    /// Cycles per instruction of every job relative to running alone, in the jobs' order.
+    /// Returns the cycles per instruction of every job relative to running alone, in the jobs' order.
     fn measure_slowdowns(
         &self,
         source: PlacementSource,
@@ -149,7 +149,8 @@ impl Testbed {
         workload: &Workload,
         matrix: Option<&[Vec<f64>]>,
     ) -> Result<PipelineConfig, ReproError> {
-        let last_level = workload.machine.last_level().ok_or_else(|| failed("machine")("no cache to share"))?.level;
+        let last_level =
+            workload.machine.last_level_cache().ok_or_else(|| failed("machine")("no cache to share"))?.level;
         let profilers = match source {
             PlacementSource::Di | PlacementSource::DiWhole => {
                 let profile_of_job =
@@ -180,14 +181,14 @@ fn describe_co_runners(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[Tas
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
     };
     let main_cache = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| cycles_on(task, &caches[index]));
-    let programs_on_cache = |at: usize| {
-        let jobs_on_cache = jobs.iter().zip(tasks).filter(|(_, task)| main_cache(task) == Some(at));
+    let programs_on_cache = |cache_index: usize| {
+        let jobs_on_cache = jobs.iter().zip(tasks).filter(|(_, task)| main_cache(task) == Some(cache_index));
         jobs_on_cache.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
     };
     (0..caches.len()).map(programs_on_cache).collect::<Vec<String>>().join(", ")
 }
 
-/// The programs of a workload, `copies` of each, with different inputs.
+/// Returns the programs of a workload, `copies` of each, with different inputs.
 fn workload_jobs(workload: usize, copies: u64, input_seed: u64) -> Vec<WorkloadJob> {
     let copy_of = |copy: u64, name: &&str| WorkloadJob {
         name: format!("{name}-{copy}"),
@@ -203,7 +204,7 @@ fn shuffle_arrivals(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
     jobs
 }
 
-/// Pairwise slowdowns of the jobs, in the order of the jobs.
+/// Returns the pairwise slowdowns of the jobs, in the order of the jobs.
 fn pair_costs_by_job(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
     let position_in_workload =
         |job: &WorkloadJob| PAPER_WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
@@ -219,7 +220,8 @@ fn workload_name(workload: usize) -> String {
     format!("workload {}", workload + 1)
 }
 
-/// CA-6: four programs on two caches. The optimum is the best of the three schedules, all of which are run.
+/// Returns the findings of CA-6: four programs on two caches. The optimum is the best of the three schedules, all of
+/// which are run.
 pub(super) fn four_core_results(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     // A quick run of all eight takes three minutes, more than half of the budget of all quick runs together.
     let workloads: Vec<usize> = context.pick_by_length(vec![0], vec![0, 1], (0..8).collect());
@@ -269,7 +271,11 @@ fn measure_at_scale(
 }
 
 fn values_of_workload(figures: &[(usize, WorkloadFigures)], workload: usize, figure_getter: FigureGetter) -> Vec<f64> {
-    figures.iter().filter(|(run_workload, _)| *run_workload == workload).map(|(_, four)| figure_getter(four)).collect()
+    figures
+        .iter()
+        .filter(|(run_workload, _)| *run_workload == workload)
+        .map(|(_, workload_figures)| figure_getter(workload_figures))
+        .collect()
 }
 
 fn four_core_findings(
@@ -279,7 +285,8 @@ fn four_core_findings(
 ) -> Vec<Finding> {
     let (mut points, mut groups) = (Vec::new(), Vec::new());
     for &workload in workloads {
-        let series_values = FIGURE_SERIES.map(|(name, pick)| (name, values_of_workload(scale_figures, workload, pick)));
+        let series_values = FIGURE_SERIES
+            .map(|(name, figure_getter)| (name, values_of_workload(scale_figures, workload, figure_getter)));
         let bars = series_values[..DRAWN_SERIES_COUNT].iter().map(|(_, values)| mean(values).into()).collect();
         groups.push(BarGroup { name: workload_name(workload), bars });
         points.extend(
@@ -298,25 +305,28 @@ fn four_core_findings(
                 same instructions of each program, after the policy's first window and a refill of the caches. \
                 Programs arrive in an order drawn from the seed; the policies begin with what the default scheduler made \
                 of it. Moves = tasks that went to another CPU; a swap is two.";
-    let missed_figures = scale_figures.iter().filter(|(_, four)| four.di_whole > 2.0 || four.dio > 2.0);
-    let missed_workloads: Vec<String> =
-        missed_figures.map(|(workload, four)| format!("{}: {}", workload_name(*workload), four.summary)).collect();
+    let missed_figures = scale_figures.iter().filter(|(_, figures)| figures.di_whole > 2.0 || figures.dio > 2.0);
+    let missed_workloads: Vec<String> = missed_figures
+        .map(|(workload, figures)| format!("{}: {}", workload_name(*workload), figures.summary))
+        .collect();
     let note = match missed_workloads.is_empty() {
         true => note.to_string(),
         false => format!("{note} More than 2 % above: {}.", missed_workloads.join("; ")),
     };
     // The worst workload, seed by seed.
-    let worst_excess_by_seed = |pick: FigureGetter| -> Vec<(u64, f64)> {
+    let worst_excess_by_seed = |figure_getter: FigureGetter| -> Vec<(u64, f64)> {
         let worst_of_seed = |seed: usize| {
-            let values = workloads.iter().map(|&workload| values_of_workload(scale_figures, workload, pick)[seed]);
+            let values =
+                workloads.iter().map(|&workload| values_of_workload(scale_figures, workload, figure_getter)[seed]);
             greatest(values)
         };
         context.seeds.iter().enumerate().map(|(index, &seed)| (seed, worst_of_seed(index))).collect()
     };
-    let worst_finding = |name: &str, pick: FigureGetter| {
+    let worst_finding = |name: &str, figure_getter: FigureGetter| {
         let description = format!("{name} above optimal on four cores, on the workload where it is farthest");
         let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-        Finding::new("CA-6", &description, "within 2 %", "%", target, &worst_excess_by_seed(pick)).require_every_seed()
+        Finding::new("CA-6", &description, "within 2 %", "%", target, &worst_excess_by_seed(figure_getter))
+            .require_every_seed()
     };
     let di_finding = worst_finding("DI", FIGURE_SERIES[0].1)
         .with_points(points)
@@ -324,9 +334,9 @@ fn four_core_findings(
         .with_figure(ResultFigure::bars("ca-6-four-cores", &figure));
     vec![
         di_finding,
-        worst_finding("DI by rates on a share of the cache", |four| four.di),
+        worst_finding("DI by rates on a share of the cache", |figures| figures.di),
         worst_finding("DIO", FIGURE_SERIES[1].1),
-        worst_finding("DIO by what is read from memory", |four| four.dio_reads),
+        worst_finding("DIO by what is read from memory", |figures| figures.dio_reads),
     ]
 }
 
@@ -403,7 +413,7 @@ fn measure_workload(testbed: &Testbed, workload: usize, seed: u64) -> Result<Wor
 const QUICK_ORDERS: u64 = 3;
 const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
 
-/// CA-7: each workload doubled, on both machines.
+/// Returns the findings of CA-7: each workload doubled, on both machines.
 pub(super) fn eight_core_results(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machines = &EIGHT_CORES[..context.pick(1, 2)];
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
@@ -531,7 +541,7 @@ fn eight_core_findings(
     ]
 }
 
-/// CA-8: the same programs with the same inputs, arriving in different orders.
+/// Returns the findings of CA-8: the same programs with the same inputs, arriving in different orders.
 pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seeds = arrival_seeds(context, 20.max(context.seeds.len() as u64));
     let orders = seeds.len();
@@ -562,8 +572,8 @@ pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec
     Ok(findings.into_iter().map(|finding| finding.with_time_scale(SCALE.scale_of(context) as f64)).collect())
 }
 
-/// A gain as a share of the optimal's, in percent. A share of a loss means nothing; then a policy that loses no more
-/// counts as 100 %, as in RM-4.
+/// Returns a gain as a share of the optimal's, in percent. A share of a loss means nothing; then a policy that loses no
+/// more counts as 100 %, as in RM-4.
 fn percent_of_optimal_gain(gain: f64, optimal: f64) -> f64 {
     if optimal > 0.0 { 100.0 * gain / optimal } else { 100.0 * f64::from(u8::from(gain >= optimal)) }
 }

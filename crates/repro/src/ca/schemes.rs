@@ -54,7 +54,7 @@ fn gather_inputs(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, R
     Ok(inputs)
 }
 
-/// CA-1, CA-4 and CA-5.
+/// Returns the findings of CA-1, CA-4 and CA-5.
 pub(super) fn compare_schemes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let scheme_inputs = gather_inputs(context)?;
     let mut findings = vec![optimal_finding(context, &scheme_inputs)?];
@@ -63,7 +63,7 @@ pub(super) fn compare_schemes(context: &ExperimentContext<'_>) -> Result<Vec<Fin
     Ok(findings)
 }
 
-/// All choices of `size` out of `programs` programs.
+/// Returns all choices of `size` out of `programs` programs.
 fn program_subsets(programs: usize, size: usize) -> Vec<Vec<usize>> {
     let members_of =
         |member_bits: u32| (0..programs).filter(|index| member_bits >> index & 1 == 1).collect::<Vec<usize>>();
@@ -74,8 +74,8 @@ fn sub_matrix(costs: &PairCosts, members: &[usize]) -> Vec<Vec<f64>> {
     members.iter().map(|&i| members.iter().map(|&j| costs.cost[i][j]).collect()).collect()
 }
 
-/// Mean slowdown of every scheme's best schedule in percent above the optimal one, over all workloads of this many
-/// programs; the last two rows are the random mean and the worst schedule.
+/// Returns the mean slowdown of every scheme's best schedule in percent above the optimal one, over all workloads of
+/// this many programs; the last two rows are the random mean and the worst schedule.
 fn excess_over_optimal(scheme_inputs: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
     let profiles: Vec<&Profile> = scheme_inputs.profiles.iter().collect();
     let mut costs_by_scheme = Vec::new();
@@ -112,8 +112,10 @@ fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInput
     let mut worst_pain_by_seed = vec![f64::NEG_INFINITY; scheme_inputs.len()];
     let mut series: Vec<Series> = Vec::new();
     for &cores in &core_counts {
-        let excess_by_seed: Vec<Vec<(String, f64)>> =
-            scheme_inputs.iter().map(|evidence| excess_over_optimal(evidence, cores)).collect::<Result<_, _>>()?;
+        let excess_by_seed: Vec<Vec<(String, f64)>> = scheme_inputs
+            .iter()
+            .map(|seed_inputs| excess_over_optimal(seed_inputs, cores))
+            .collect::<Result<_, _>>()?;
         for (row, (name, _)) in excess_by_seed[0].iter().enumerate() {
             let values: Vec<f64> = excess_by_seed.iter().map(|seed| seed[row].1).collect();
             if name == "pain" {
@@ -121,7 +123,11 @@ fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInput
             }
             let point = DataPoint::from_values(name, cores.to_string(), &values);
             if series.iter().all(|series| series.name != *name) {
-                series.push(Series { name: name.clone(), spread: IntervalStyle::Whiskers, ..Series::default() });
+                series.push(Series {
+                    name: name.clone(),
+                    interval_style: IntervalStyle::Whiskers,
+                    ..Series::default()
+                });
             }
             let own_series = series.iter_mut().filter(|series| series.name == *name);
             own_series.for_each(|series| series.points.extend(point.chart_point(cores as f64)));
@@ -153,9 +159,9 @@ fn optimal_finding(context: &ExperimentContext<'_>, scheme_inputs: &[SchemeInput
         .with_figure(ResultFigure::chart("ca-1-schemes", &figure)))
 }
 
-/// Whether each program misses more than the mean of all (CA 4.1). The rates are DI's, from stack-distance profiles: every
-/// line that a program needs from memory. A count of demand misses would leave out those that a prefetcher brought, and
-/// with them the programs that stream.
+/// Returns whether each program misses more than the mean of all (CA 4.1). The rates are DI's, from stack-distance
+/// profiles: every line that a program needs from memory. A count of demand misses would leave out those that a
+/// prefetcher brought, and with them the programs that stream.
 fn intensive_flags(profiles: &[Profile]) -> Vec<bool> {
     let needed_lines =
         |profile: &Profile| profile.stack_positions().and_then(<[f64]>::last).copied().unwrap_or(f64::NAN);
@@ -296,7 +302,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
 /// CA 2.1.1 and Figure 2: mean slowdown of the three schedules in percent, mcf beside each of the others.
 const PUBLISHED_SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
-/// CA-3: is the published best schedule found, with the published mean?
+/// Returns the findings of CA-3: is the published best schedule found, with the published mean?
 pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let percent_table = parse_percent_matrix("CA Table 1", PUBLISHED_TABLE_1).map_err(failed("CA-3"))?;
     let measured_table = MeasuredMatrix::try_from(&percent_table).map_err(failed("CA-3"))?;

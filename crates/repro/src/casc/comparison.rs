@@ -61,7 +61,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 
 const LITERAL_LABEL: &str = "casc as the paper has it";
 
-/// CASC-1 and CASC-2 for one form.
+/// Returns the findings of CASC-1 and CASC-2 for one form.
 fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, gain_bound_text: &str) -> [Finding; 2] {
     let draw_chart = |name: &str, title: &str, y: &str, parts: &[&str]| {
         let series: Vec<String> = parts.iter().map(|part| format!("{form}: {part}")).collect();
@@ -93,7 +93,7 @@ fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, gain_bound_text: &str
     [casc_1, casc_2]
 }
 
-/// CASC-1 and -2 for several memory latencies (the paper does not state one), at 192 KB.
+/// Returns the points of CASC-1 and -2 for several memory latencies (the paper does not state one), at 192 KB.
 fn latency_points(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> {
     let first_seed = ExperimentContext { seeds: vec![context.seeds[0]], ..*context };
     let latencies = [112, 200, 300];
@@ -106,7 +106,7 @@ fn latency_points(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, Rep
     Ok(metric_points("sweep at 192 KB", &results, &latencies, |cycles| format!("memory {cycles} cycles")))
 }
 
-/// CASC-3: hit rate compared with that of the default on a cache of twice the size.
+/// Returns the findings of CASC-3: hit rate compared with that of the default on a cache of twice the size.
 fn twice_cache_finding(
     context: &ExperimentContext<'_>,
     sizes: &[u64],
@@ -130,7 +130,7 @@ fn twice_cache_finding(
         .with_time_scale(TIME_SCALE as f64))
 }
 
-/// Every size, with the spread of run times limited to that of the default scheduler.
+/// Returns every size, with the spread of run times limited to that of the default scheduler.
 fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Cells, ReproError> {
     context.run_unstored_cases(sizes, |l2_kb, seed| {
         context.report_progress(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
@@ -140,7 +140,7 @@ fn cells_with_default_spread(context: &ExperimentContext<'_>, sizes: &[u64]) -> 
     })
 }
 
-/// CASC-6: the spread of run times, and gain against fairness.
+/// Returns the findings of CASC-6: the spread of run times, and gain against fairness.
 fn fairness_findings(
     context: &ExperimentContext<'_>,
     sizes: &[u64],

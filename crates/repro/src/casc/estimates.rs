@@ -80,9 +80,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut errors = Vec::new();
     for &size in sizes {
         for (form, name) in FORMS.iter().enumerate() {
-            let at = format!("{size} KB");
-            errors.push(estimates.point(size, format!("{name}: worst error %"), &at, |e| e.errors[form][0]));
-            errors.push(estimates.point(size, format!("{name}: mean error %"), &at, |e| e.errors[form][1]));
+            let label = format!("{size} KB");
+            errors.push(estimates.point(size, format!("{name}: worst error %"), &label, |e| e.errors[form][0]));
+            errors.push(estimates.point(size, format!("{name}: mean error %"), &label, |e| e.errors[form][1]));
         }
     }
     let casc_5_finding = |form: usize,
@@ -163,7 +163,7 @@ fn same_side_count(estimates: &[f64], true_values: &[f64]) -> u32 {
         .count() as u32
 }
 
-/// PCMRs computed from the rows alone.
+/// Returns the pCMRs computed from the rows alone.
 fn measured_ratios(records: &[WindowRecord], uses_own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
     let parameters = CoRunRowParameters { uses_task_counts: uses_own_counts, ..CoRunRowParameters::default() };
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);

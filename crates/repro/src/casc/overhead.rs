@@ -24,7 +24,7 @@ const PROGRAM_COUNT: usize = 12;
 const SPACIOUS_L2_KB: u64 = 48 << 10;
 const AMPLE_BYTES_PER_CYCLE: f64 = 16.0;
 
-/// The twelve programs on the four processors.
+/// Returns the twelve programs on the four processors.
 fn processors_workload(context: &ExperimentContext<'_>, seed: u64) -> Result<Workload, ReproError> {
     let jobs = SPEC_2000_PROGRAMS[..PROGRAM_COUNT].iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
     let setting = NiagaraSetting::new(SPACIOUS_L2_KB, seed, context);

@@ -71,7 +71,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(findings)
 }
 
-/// Solo runs of both programs of each pair.
+/// Returns the solo runs of both programs of each pair.
 fn run_pair_solos(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
@@ -84,7 +84,7 @@ fn run_pair_solos(
     Ok(solos.chunks(2).map(|both| [both[0], both[1]]).collect())
 }
 
-/// Pairs that share the cache, seed by seed, and the same again with different frames only.
+/// Returns the pairs that share the cache, seed by seed, and the same again with different frames only.
 fn measure_controls_twice(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
@@ -94,11 +94,11 @@ fn measure_controls_twice(
     for &seed in &context.seeds {
         let solo_work = run_pair_solos(context, pairs, true, scale, seed)?;
         for (frame_seed_offset, run_controls) in [0, 500].into_iter().zip(&mut controls_by_run) {
-            let to_request = |(&pair, &alone): (&ProgramPair, &[SoloWork; 2])| PairRequest {
+            let to_request = |(&pair, &pair_solos): (&ProgramPair, &[SoloWork; 2])| PairRequest {
                 pair,
                 seed,
                 frame_seed_offset,
-                solo_work: alone,
+                solo_work: pair_solos,
                 requested_splits: BTreeSet::new(),
             };
             let requests: Vec<PairRequest> = pairs.iter().zip(&solo_work).map(to_request).collect();
@@ -123,7 +123,7 @@ fn study_splits(context: &ExperimentContext<'_>, with_l3: bool, scale: RunScale)
     let programs: Vec<_> = pairs
         .iter()
         .zip(&solos_by_seed[0])
-        .flat_map(|(&pair, &alone)| pair_inputs(pair, seed).into_iter().zip(alone))
+        .flat_map(|(&pair, &solo_work)| pair_inputs(pair, seed).into_iter().zip(solo_work))
         .collect();
     let mut curves = measure_color_curves(context, &programs, &colors, with_l3, scale, seed)?.into_iter();
     let curve_pairs: Vec<[ColorCurves; 2]> = std::iter::from_fn(|| Some([curves.next()?, curves.next()?])).collect();
@@ -139,11 +139,11 @@ fn study_splits(context: &ExperimentContext<'_>, with_l3: bool, scale: RunScale)
     let sharing_requests: Vec<PairRequest> = pairs
         .iter()
         .zip(&solos_by_seed[0])
-        .map(|(&pair, &alone)| PairRequest {
+        .map(|(&pair, &solo_work)| PairRequest {
             pair,
             seed,
             frame_seed_offset: 0,
-            solo_work: alone,
+            solo_work,
             requested_splits: BTreeSet::new(),
         })
         .collect();
@@ -169,8 +169,8 @@ fn study_splits(context: &ExperimentContext<'_>, with_l3: bool, scale: RunScale)
     let online_splits_by_seed: Vec<Vec<Option<u32>>> =
         chosen_splits.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
     let mut requests = Vec::new();
-    for (by_seed, &seed) in solos_by_seed.iter().zip(&context.seeds) {
-        for (index, (&pair, &pair_solos)) in pairs.iter().zip(by_seed).enumerate() {
+    for (seed_solos, &seed) in solos_by_seed.iter().zip(&context.seeds) {
+        for (index, (&pair, &pair_solos)) in pairs.iter().zip(seed_solos).enumerate() {
             // Every chosen split is measured, in addition to the given ones.
             let mut all_splits: BTreeSet<u32> = splits.iter().copied().collect();
             all_splits.extend(
@@ -230,8 +230,8 @@ fn measure_online_choice(
 
 pub(crate) const WINDOW_CYCLES: u64 = 500_000;
 
-/// The sizing policy with RapidMRC curves, which decides from a cycle on. Traces keep their length, because it belongs
-/// to the number of lines of the cache, which the time scale does not change.
+/// Returns the sizing policy with RapidMRC curves, which decides from a cycle on. Traces keep their length, because it
+/// belongs to the number of lines of the cache, which the time scale does not change.
 pub(crate) fn sizing_policy(
     workload: &Workload,
     trace_entries: u64,
@@ -253,7 +253,7 @@ pub(crate) fn sizing_policy(
     config
 }
 
-/// The split with the least sum of two curves (thesis equation 5.3).
+/// Returns the split with the least sum of two curves (thesis equation 5.3).
 fn min_sum_split(curves: [Vec<f64>; 2]) -> u32 {
     let claims = curves.map(|costs| UnitClaim { costs, min_units: 1 });
     allocate_exactly(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
@@ -263,7 +263,7 @@ fn cost_per_cycle(per_kilo_instr: &[f64], solo_curves: &ColorCurves) -> Vec<f64>
     per_kilo_instr.iter().zip(&solo_curves.demand_curve.cycles_per_instr).map(|(rate, cycles)| rate / cycles).collect()
 }
 
-/// Gain in weighted speed-up over sharing the cache, in percent.
+/// Returns the gain in weighted speed-up over sharing the cache, in percent.
 fn gain_percent(pair: &MeasuredPair, first_colors: Option<u32>) -> f64 {
     let rates = pair.rates_at(first_colors).unwrap_or([f64::NAN; 2]);
     to_percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared_rates) - 1.0)
@@ -319,7 +319,8 @@ fn curve_kind_finding(context: &ExperimentContext<'_>, study: &SplitStudy, scale
         .with_note(note)
 }
 
-/// RM-4: the distance of the online choice from the best one, and the share of the offline gain that it reaches.
+/// Returns the findings of RM-4: the distance of the online choice from the best one, and the share of the offline gain
+/// that it reaches.
 fn online_findings(
     context: &ExperimentContext<'_>,
     study: &SplitStudy,
@@ -342,7 +343,13 @@ fn online_findings(
     let share_of_offline_gain = |index: usize| {
         let pairs = &study.pairs_by_seed[index];
         let mean_gain = |choice: &[Option<u32>]| {
-            mean(pairs.iter().zip(choice).map(|(pair, &index)| gain_percent(pair, index)).collect::<Vec<_>>())
+            mean(
+                pairs
+                    .iter()
+                    .zip(choice)
+                    .map(|(pair, &first_colors)| gain_percent(pair, first_colors))
+                    .collect::<Vec<_>>(),
+            )
         };
         let (online_gain, offline_gain) =
             (mean_gain(&study.online_splits_by_seed[index]), mean_gain(&study.offline_splits));

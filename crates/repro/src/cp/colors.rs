@@ -24,7 +24,7 @@ impl ColorCurve {
     fn values_over_seeds(&self, index: usize) -> Vec<f64> {
         self.relative_times_by_seed.iter().map(|row| row[index]).collect()
     }
-    /// Numbers of colors with which it runs slower than with fewer, beyond noise.
+    /// Returns the numbers of colors with which it runs slower than with fewer, beyond noise.
     fn color_rises(&self) -> Vec<(u32, f64)> {
         let rise_at = |index: usize| {
             let (times_with_fewer, times_with_more) =

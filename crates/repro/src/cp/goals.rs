@@ -49,7 +49,7 @@ const CACHE_MODES: [(&str, CacheMode); 5] = [
 /// Indices of a pair and of a cache mode.
 type PairAndMode = (usize, usize);
 
-/// Slowdowns of both programs relative to running alone, in percent.
+/// Returns the slowdowns of both programs relative to running alone, in percent.
 fn measure_slowdowns(
     pair: ProgramPair,
     solo_work: [SoloWork; 2],

@@ -216,7 +216,7 @@ pub(super) fn recovery_finding(
         .with_figure(figure)
 }
 
-/// Are the forecasts "leave it shared" and "divide it" right when they are made?
+/// Returns the finding whether the forecasts "leave it shared" and "divide it" are right when they are made.
 pub(super) fn forecast_finding(
     context: &ExperimentContext<'_>,
     pairs_by_seed: &[Vec<MeasuredPair>],

@@ -39,7 +39,7 @@ impl SizedMix {
     fn gain_percent(&self) -> f64 {
         100.0 * (self.online / self.shared - 1.0)
     }
-    /// Distance to the best known result: sizes from each program's solo curve, or sharing.
+    /// Returns the distance to the best known result: sizes from each program's solo curve, or sharing.
     fn percent_short_of_best(&self) -> f64 {
         100.0 * (1.0 - self.online / self.offline.max(self.shared))
     }
@@ -57,7 +57,7 @@ pub(crate) fn draw_programs(generator: &mut SplitMix64, count: usize) -> Vec<usi
     drawn_programs
 }
 
-/// The best partition of all colors for weighted speed-up, as contiguous index lists.
+/// Returns the best partition of all colors for weighted speed-up, as contiguous index lists.
 fn best_color_shares(solo_curves: &[&ColorCurves]) -> Vec<String> {
     let claim_of_curves = |solo_curves: &&ColorCurves| {
         let whole_cycles = solo_curves.demand_curve.whole_cache_cycles();
@@ -101,11 +101,12 @@ fn measure_mix(
     )?;
     let config = sizing_policy(&workload, TRACE_ENTRIES, FIRST_DECISION_CYCLE, WINDOW_CYCLES, "");
     let online_run = steered::run_together_under(&workload, &work_ranges, config)?;
-    let shares =
-        online_run.decisions.last().into_iter().flat_map(|last| &last.plan.shares).map(|share| match &share.units {
+    let shares = online_run.decisions.last().into_iter().flat_map(|decision| &decision.plan.shares).map(|share| {
+        match &share.units {
             Units::Colors { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
             Units::Ways { mask } => format!("{} ways", mask.count()),
-        });
+        }
+    });
     Ok(SizedMix {
         programs: programs.to_vec(),
         shared: run_speedup(&shared_run),

@@ -57,7 +57,8 @@ pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
     ("GOALS", goals::run),
 ];
 
-/// A workload of programs on the chip. More `cores` than the thesis's two are for more programs on the same cache.
+/// Returns a workload of programs on the chip. More `cores` than the thesis's two are for more programs on the same
+/// cache.
 pub(crate) fn chip_workload(
     jobs: Vec<WorkloadJob>,
     cores: u32,
@@ -80,7 +81,7 @@ pub(crate) fn chip_workload(
     Ok(workload)
 }
 
-/// The thesis's SPECjbb2000: one warehouse, one client (4.5).
+/// Returns the thesis's SPECjbb2000: one warehouse, one client (4.5).
 pub(crate) fn thesis_job(name: &str, seed: u64) -> WorkloadJob {
     let mut job = WorkloadJob::new(name, seed);
     if name == "warehouses" {
@@ -93,7 +94,7 @@ pub(crate) fn thesis_job(name: &str, seed: u64) -> WorkloadJob {
 /// Time between two decisions of a policy with a fixed plan.
 const FIXED_PLAN_WINDOW_CYCLES: u64 = 50_000;
 
-/// A policy that assigns these colors to the programs, in order, from the start.
+/// Returns a policy that assigns these colors to the programs, in order, from the start.
 pub(crate) fn fixed_plan_policy(workload: &Workload, shares: &[String]) -> Result<FixedPlan, ReproError> {
     let topology = workload.machine.topology();
     let shared_cache = topology.last_level_caches().next().ok_or_else(|| failed(CHIP_MACHINE)("no cache to share"))?;

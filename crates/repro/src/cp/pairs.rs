@@ -51,7 +51,7 @@ impl MeasuredPair {
     pub fn gain_sum(&self, rates: &[f64; 2]) -> f64 {
         self.relative_gains(rates).iter().sum()
     }
-    /// Sum of speeds relative to solo speed.
+    /// Returns the sum of speeds relative to solo speed.
     pub fn weighted_speedup(&self, rates: &[f64; 2]) -> f64 {
         rates[0] / self.solo_rates[0] + rates[1] / self.solo_rates[1]
     }
@@ -63,12 +63,13 @@ impl MeasuredPair {
         let Some(first_colors) = first_colors else { return Some(self.shared_rates) };
         self.rates_by_split.iter().find(|(split, _)| *split == first_colors).map(|(_, rates)| *rates)
     }
-    /// The split with the largest sum of gains.
+    /// Returns the split with the largest sum of gains.
     pub fn best_split(&self) -> &(u32, [f64; 2]) {
         let best_split = self.rates_by_split.iter().max_by(|a, b| self.gain_sum(&a.1).total_cmp(&self.gain_sum(&b.1)));
         best_split.expect("every pair is measured at one split at least")
     }
-    /// Slowdown from sharing, and the share of it that the best split recovers, for the programs that were slowed.
+    /// Returns the slowdown from sharing, and the share of it that the best split recovers, for the programs that were
+    /// slowed.
     pub fn recovered_shares(&self) -> Vec<(&'static str, f64, f64)> {
         let best_rates = self.best_split().1;
         let names = [self.pair.0, self.pair.1];
@@ -96,7 +97,7 @@ pub(crate) fn pair_inputs(pair: ProgramPair, seed: u64) -> [ProgramInput; 2] {
     [(pair.0, seed), (pair.1, seed + 1_000)]
 }
 
-/// Solo runs of the programs, and the work over which all runs time them.
+/// Returns the solo runs of the programs, and the work over which all runs time them.
 pub(crate) fn measure_solos(
     context: &ExperimentContext<'_>,
     programs: &[ProgramInput],
@@ -164,7 +165,7 @@ pub(crate) fn measure_pairs(
         )
     })?;
     let mut remaining_rates = rates_by_run.into_iter();
-    let mut next_rates = || remaining_rates.next().expect("one answer to each run, in their order");
+    let mut next_rates = || remaining_rates.next().expect("one result for each run, in their order");
     let measured_pairs = requests.iter().map(|request| MeasuredPair {
         pair: request.pair,
         solo_rates: request.solo_work.map(|solo| solo.rate),
@@ -192,7 +193,7 @@ pub(crate) struct ColorCurves {
     pub stalls_per_kilo_instr: Vec<f64>,
 }
 
-/// Rates of each program alone, measured with each number of colors.
+/// Returns the rates of each program alone, measured with each number of colors.
 pub(crate) fn measure_color_curves(
     context: &ExperimentContext<'_>,
     programs: &[(ProgramInput, SoloWork)],
@@ -203,17 +204,17 @@ pub(crate) fn measure_color_curves(
 ) -> Result<Vec<ColorCurves>, ReproError> {
     let runs: Vec<((ProgramInput, SoloWork), u32)> =
         programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
-    let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
+    let metrics_by_run = context.run_all(&runs, |&(((program, input), solo), colors)| {
         context.report_progress(&format!("{program} alone with {colors} colors, seed {seed}"));
         let workload = chip_workload(vec![thesis_job(program, input)], 2, with_l3, scale, seed)?;
         let plan = fixed_plan_policy(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = run_request::joint_run(&workload, &[solo.work], Some(&plan))?.rates[0];
         Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
     })?;
-    Ok(answers.chunks(colors.len()).map(|row| interpolate_curves(colors, row)).collect())
+    Ok(metrics_by_run.chunks(colors.len()).map(|row| interpolate_curves(colors, row)).collect())
 }
 
-/// Values for every number of colors, interpolated linearly between the measured ones.
+/// Returns the values for every number of colors, interpolated linearly between the measured ones.
 fn interpolate_curves(colors: &[u32], color_metrics: &[[f64; 3]]) -> ColorCurves {
     let value_at_colors = |color_count: u32, metric: usize| {
         let upper_index = colors.partition_point(|&measured| measured < color_count).min(colors.len() - 1);
@@ -225,8 +226,8 @@ fn interpolate_curves(colors: &[u32], color_metrics: &[[f64; 3]]) -> ColorCurves
     };
     let metric_curve =
         |metric: usize| (1..=COLORS).map(|color_count| value_at_colors(color_count, metric)).collect::<Vec<f64>>();
-    let space = DemandCurve { misses_per_kilo_instr: metric_curve(0), cycles_per_instr: metric_curve(1) };
-    ColorCurves { demand_curve: space, stalls_per_kilo_instr: metric_curve(2) }
+    let demand_curve = DemandCurve { misses_per_kilo_instr: metric_curve(0), cycles_per_instr: metric_curve(1) };
+    ColorCurves { demand_curve, stalls_per_kilo_instr: metric_curve(2) }
 }
 
 /// Forecast for a pair from the curves of each program alone; speeds are relative to solo runs on the whole cache.
@@ -239,9 +240,9 @@ pub(super) struct PairForecast {
 }
 
 impl PairForecast {
-    /// An operator's choice for weighted speed-up: colors of the first program; `None` to leave the cache shared,
-    /// because dividing it is expected to gain less than 1 %. Sharing is the present state, so its value (the sum of
-    /// speeds relative to running alone) is measured in a run of the pair and not forecast.
+    /// Returns an operator's choice for weighted speed-up: colors of the first program; `None` to leave the cache
+    /// shared, because dividing it is expected to gain less than 1 %. Sharing is the present state, so its value (the
+    /// sum of speeds relative to running alone) is measured in a run of the pair and not forecast.
     pub fn choose_split(&self, weighted_speedup_shared: f64) -> Option<u32> {
         let best_split_speedup: f64 = self.best_split_speeds.iter().sum();
         (best_split_speedup / weighted_speedup_shared - 1.0 >= 0.01).then_some(self.best_first_colors)
@@ -249,8 +250,8 @@ impl PairForecast {
 }
 
 /// Forecasts by the exact solver with the predictor; `None` if the predictor gives no forecast.
-pub(super) fn forecast_split(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option<PairForecast> {
-    let claims = spaces.map(|space| UnitClaim {
+pub(super) fn forecast_split(workload: &Workload, demand_curves: [&DemandCurve; 2]) -> Option<PairForecast> {
+    let claims = demand_curves.map(|space| UnitClaim {
         costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cache_cycles() / cycles).collect(),
         min_units: 1,
     });
@@ -262,10 +263,10 @@ pub(super) fn forecast_split(workload: &Workload, spaces: [&DemandCurve; 2]) -> 
     let profile = |(program_index, demand_curve): (usize, &&DemandCurve)| {
         (TaskId(program_index as u32), demand_curve.to_profile(level, size_bytes))
     };
-    let profiles: Profiles = spaces.iter().enumerate().map(profile).collect();
+    let profiles: Profiles = demand_curves.iter().enumerate().map(profile).collect();
     let predictor = miss_penalty_of_machine(&workload.machine);
     let shared_forecast = forecast_plan(&topology, &profiles, &predictor, &Plan::idle(WindowLength::Time { ns: 1 }));
-    let shared_speed = |at: u32| Some(1.0 / (1.0 + shared_forecast.tasks.get(&TaskId(at))?.degradation?.value));
+    let shared_speed = |index: u32| Some(1.0 / (1.0 + shared_forecast.tasks.get(&TaskId(index))?.degradation?.value));
     let split_speed = |side: usize| -claims[side].costs[units_by_program[side] as usize - 1];
     Some(PairForecast {
         shared_speeds: [shared_speed(0)?, shared_speed(1)?],

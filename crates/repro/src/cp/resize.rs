@@ -98,13 +98,13 @@ fn count_copied_pages(records: &[WindowRecord], from_ns: u64) -> f64 {
 }
 
 fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproError> {
-    let (run_without_swaps, _) = run_with_swaps(workload, interval_cycles, None)?;
-    let (run_with_swaps, records) = run_with_swaps(workload, interval_cycles, Some("all"))?;
+    let (steady_run, _) = run_with_swaps(workload, interval_cycles, None)?;
+    let (swapping_run, records) = run_with_swaps(workload, interval_cycles, Some("all"))?;
     let pages = count_copied_pages(&records, nominal_ns(workload, workload.warm_up_cycles));
     let copy_cycles = pages * workload.machine.pages.migration_cycles as f64;
     Ok(ResizeCost {
-        measured: 1.0 - total_instructions(&run_with_swaps) / total_instructions(&run_without_swaps),
-        computed: copy_cycles / run_with_swaps.elapsed_cycles as f64,
+        measured: 1.0 - total_instructions(&swapping_run) / total_instructions(&steady_run),
+        computed: copy_cycles / swapping_run.elapsed_cycles as f64,
     })
 }
 
@@ -152,12 +152,12 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
     }
     // Loss is inversely proportional to the interval: it is scaled from the longest measured interval to the thesis's
     // size.
-    let longest_interval_index = intervals[intervals.len() - 1];
-    let one_percent_ms = longest_interval_index as f64 / 1.5e6
-        * mean(costs.values(longest_interval_index, |lost| 100.0 * lost.measured));
+    let longest_interval_cycles = intervals[intervals.len() - 1];
+    let one_percent_ms = longest_interval_cycles as f64 / 1.5e6
+        * mean(costs.values(longest_interval_cycles, |lost| 100.0 * lost.measured));
     // All pages of the program, as copied at each swap.
-    let copied_share = mean(costs.values(longest_interval_index, |lost| lost.computed));
-    let megabytes = copied_share * longest_interval_index as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
+    let copied_share = mean(costs.values(longest_interval_cycles, |lost| lost.computed));
+    let megabytes = copied_share * longest_interval_cycles as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
     let chart = Chart {
         title: "Throughput lost by swapping halves of the cache".to_string(),
         x: Axis::log("interval, ms"),
@@ -177,22 +177,24 @@ fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> F
     Finding::declared("cp-6-measured-loss", &per_seed).with_points(points).with_note(note).with_figure(figure)
 }
 
-const WAYS: [&str; 4] = ["all", "hot-first", "lazy", "never"];
+const MIGRATION_MODES: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 
-/// Throughput lost for each method of moving pages.
+/// Returns the throughput lost for each method of moving pages.
 fn measure_migration_modes(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>, ReproError> {
     let workload = warehouse_workload(footprint_bytes, interval_cycles, seed)?;
     let instr_without_swaps = total_instructions(&run_with_swaps(&workload, interval_cycles, None)?.0);
-    WAYS.iter()
-        .map(|way| {
+    MIGRATION_MODES
+        .iter()
+        .map(|migration_mode| {
             Ok(1.0
-                - total_instructions(&run_with_swaps(&workload, interval_cycles, Some(way))?.0) / instr_without_swaps)
+                - total_instructions(&run_with_swaps(&workload, interval_cycles, Some(migration_mode))?.0)
+                    / instr_without_swaps)
         })
         .collect()
 }
 
 fn migration_mode_finding(context: &ExperimentContext<'_>, losses_by_seed: &[Vec<f64>]) -> Finding {
-    let points = WAYS.iter().enumerate().map(|(index, mode_name)| {
+    let points = MIGRATION_MODES.iter().enumerate().map(|(index, mode_name)| {
         let values: Vec<f64> = losses_by_seed.iter().map(|losses| 100.0 * losses[index]).collect();
         DataPoint::from_values("throughput lost, %", *mode_name, &values)
     });

@@ -61,7 +61,7 @@ fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, Repro
     Ok(workload)
 }
 
-/// The machine whose last clients arrive at a cycle (0 = at once; never if it lies beyond the end).
+/// Returns the machine whose last clients arrive at a cycle: at once if it is 0, and never if it lies beyond the end.
 fn build_machine(workload: &Workload, late_arrival_cycle: u64) -> Result<SimMachine, ReproError> {
     let job = workload.jobs[0].clone();
     let late_arrival_ns = late_arrival_cycle * 1_000 / (workload.machine.hertz / 1_000_000);
@@ -140,7 +140,7 @@ fn first_window() -> WindowLength {
     WindowLength::Cycles { cycles: 1_000 * SCALE }
 }
 
-/// Work per second of each client with a static share, after the warm-up.
+/// Returns the work per second of each client with a static share, after the warm-up.
 fn measure_static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
     let workload = server_workload(seed, lengths)?;
     let late_arrival_cycle = if clients == CLIENT_COUNT { 0 } else { u64::MAX >> 20 };
@@ -206,8 +206,8 @@ impl ServiceRun {
     pub fn miss_flags(&self, windows: &[ServiceWindow]) -> Vec<bool> {
         windows.iter().map(|window| window.rate_per_s < self.level).collect()
     }
-    /// Windows that miss the level, except those that detected the miss (the share grew right after) and those in which
-    /// pages were still being copied.
+    /// Returns the windows that miss the level, except those that detected the miss (the share grew right after) and
+    /// those in which pages were still being copied.
     pub fn unexcused_count(&self) -> usize {
         let miss_flags = self.miss_flags(&self.managed);
         let is_excused = |window_index: usize| {
@@ -217,7 +217,7 @@ impl ServiceRun {
         };
         (0..miss_flags.len()).filter(|&index| miss_flags[index] && !is_excused(index)).count()
     }
-    /// Mean rate with four clients relative to the level, minus one, in percent.
+    /// Returns the mean rate with four clients relative to the level, minus one, in percent.
     pub fn level_deviation_percent(&self, windows: &[ServiceWindow]) -> f64 {
         let rates_with_all_clients =
             windows.iter().filter(|window| window.clients == CLIENT_COUNT).map(|window| window.rate_per_s);

@@ -25,7 +25,7 @@ const TABULATED_SIZE_COUNT: f64 = 64.0;
 
 /// Replaces the sizes of `program`, which [`super::nominal::measure`] gave for `job`.
 pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &MachineSpec) -> Result<(), ReproError> {
-    let Some(cache) = machine.last_level() else { return Ok(()) };
+    let Some(cache) = machine.last_level_cache() else { return Ok(()) };
     let (line_bytes, ways) = (u64::from(cache.line_bytes), u64::from(cache.ways));
     let set_count = cache.size_bytes / line_bytes / ways;
     let measured_instr: f64 = program.phases.iter().filter_map(|phase| phase.instructions).sum();
@@ -128,8 +128,8 @@ fn points_by_distances(
     all_points
 }
 
-/// Distances of the accesses from instruction `from_instr` to `to_instr`, in a cache that is warm by then; `None` if the
-/// source ends before.
+/// Returns the distances of the accesses from instruction `from_instr` to `to_instr`, in a cache that is warm by then;
+/// `None` if the source ends before.
 fn access_distances(
     source: &mut dyn AccessSource,
     line_bytes: u64,
@@ -169,7 +169,7 @@ fn access_distances(
     )))
 }
 
-/// The rates at `size_bytes`, between two points.
+/// Returns the rates at `size_bytes`, between two points.
 fn interpolate_rates(low: &SizePoint, high: &SizePoint, share: f64, size_bytes: f64) -> SizePoint {
     let interpolate = |low: f64, high: f64| low + share * (high - low);
     let unprefetched = low.without_prefetch.zip(high.without_prefetch).map(|(low, high)| UnprefetchedRates {
@@ -195,8 +195,8 @@ fn interpolate_rates(low: &SizePoint, high: &SizePoint, share: f64, size_bytes: 
     }
 }
 
-/// The lines of a fully associative cache that misses as often as one of `lines` in these sets, at most `lines`. The
-/// narrow cache was measured to have so many fills.
+/// Returns the lines of a fully associative cache that misses as often as one of `lines` in these sets, at most
+/// `lines`. The narrow cache was measured to have so many fills.
 fn conflict_free_lines(histogram: &DistanceHistogram, sets: u64, lines: u64, fills: f64) -> u64 {
     let misses = |mapping: SetMapping| {
         let folded = fold_to_ways(histogram, sets, (lines / sets) as u32, mapping)?;

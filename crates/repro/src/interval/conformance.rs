@@ -185,7 +185,7 @@ impl WaitMonitor {
     }
 }
 
-/// Resident memory of this process; `None` on a host without `/proc`.
+/// Returns the resident memory of this process; `None` on a host without `/proc`.
 fn resident_bytes() -> Option<f64> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/self/statm"), 4096).ok()?;
     let pages: f64 = text.split_whitespace().nth(1)?.parse().ok()?;
@@ -195,8 +195,9 @@ fn resident_bytes() -> Option<f64> {
 /// Streams, and working sets that fit or do not fit, with phases of one to four minutes; three jobs end and start
 /// again.
 fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
-    let cache_lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
-    let line_bytes = spec.last_level().map_or(64.0, |cache| f64::from(cache.line_bytes));
+    let cache_lines =
+        spec.last_level_cache().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
+    let line_bytes = spec.last_level_cache().map_or(64.0, |cache| f64::from(cache.line_bytes));
     let mut generator = SplitMix64::new(seed);
     let mut job = |index: usize| {
         let phases = (0..4).map(|_| {
@@ -234,7 +235,7 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     (0..10).map(&mut job).collect()
 }
 
-/// The phase that [`PhasedProgram::steady_program`] takes, if its phases are replaced at once.
+/// Returns the phase that [`PhasedProgram::steady_program`] takes, if its phases are replaced at once.
 fn stream_phase(line_bytes: f64, cache_lines: f64) -> cachemate_interval::ProgramPhase {
     closed_form::stream_phase(line_bytes, cache_lines, 0.01)
 }

@@ -55,8 +55,8 @@ pub const POOL: [&str; 16] = [
     "namd",
 ];
 
-/// The machines of the draw: the smaller ones whole, and of the largest one a complex with a quarter of its cache,
-/// because these programs cannot fill its whole cache within a feasible length of simulation.
+/// Returns the machines of the draw. The smaller ones are whole; of the largest one, a complex with a quarter of its
+/// cache is used, because these programs cannot fill the whole cache within a feasible length of simulation.
 pub fn setups(quick: bool) -> Vec<MachineSetup> {
     let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (15_000_000, 15_000_000) };
     let pick_count = |full_count: usize, quick_count: usize| if quick { quick_count } else { full_count };
@@ -259,7 +259,7 @@ fn place_on_one_cache(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, 
     programs.iter().enumerate().map(|(index, &program)| (program, index as u32 * machine.contexts_per_core)).collect()
 }
 
-/// All pairs, in the order of the draw.
+/// Returns all pairs, in the order of the draw.
 fn draw_pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec) -> Vec<CoRun> {
     let pairs_with = |first_program: usize| (first_program + 1..setup.programs).map(move |b| [first_program, b]);
     let mut all_pairs: Vec<[usize; 2]> = (0..setup.programs).flat_map(pairs_with).collect();
@@ -276,9 +276,9 @@ fn draw_larger_runs(
     losing_pairs: Vec<Vec<(usize, u32)>>,
 ) -> Vec<CoRun> {
     let mut runs = Vec::new();
-    let cores_per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
+    let cores_per_cache = machine.last_level_cache().map_or(1, |cache| cache.shared_by_cores);
     let contexts = machine.contexts_per_core;
-    let ways = machine.last_level().map_or(1, |cache| cache.ways);
+    let ways = machine.last_level_cache().map_or(1, |cache| cache.ways);
     let mut draw_programs = |count: usize| {
         let mut order: Vec<usize> = (0..setup.programs).collect();
         generator.shuffle(&mut order);
@@ -309,7 +309,7 @@ fn draw_larger_runs(
     runs
 }
 
-/// A plan with each task's ways of the first contended cache, from the lowest on, and its CPU.
+/// Returns a plan with each task's ways of the first contended cache, from the lowest on, and its CPU.
 fn ways_plan(machine: &MachineSpec, run: &CoRun) -> Plan {
     let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });

@@ -141,7 +141,7 @@ impl TimedProgram {
         })
     }
 
-    /// The program with the median timing.
+    /// Returns the program with the median timing.
     pub fn middle_program(&self) -> &PhasedProgram {
         &self.timed_draws[self.timed_draws.len() / 2]
     }
@@ -164,7 +164,7 @@ pub struct MemberForecast {
     pub instr_per_cycle: f64,
 }
 
-/// Demand misses divided by references, over all programs of a group; `None` without references.
+/// Returns the demand misses divided by references, over all programs of a group; `None` without references.
 pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
     let misses: f64 = members.iter().map(|member| member.mpki * member.instr_per_cycle).sum();
     let references =
@@ -184,7 +184,7 @@ pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> R
     forecast_placed(&machine, programs, &cpus)
 }
 
-/// Demand misses per thousand instructions of a program alone on the machine.
+/// Returns the demand misses per thousand instructions of a program alone on the machine.
 ///
 /// # Errors
 /// The machine has no data cache.
@@ -290,15 +290,15 @@ pub fn slowdown_with_error(slowdown: f64) -> Estimate {
     with_model_error(&[slowdown], [0.0; 2])
 }
 
-/// One standard deviation of the space that a program needs, as a share. Lines that fall into sets at random leave the
-/// number in a set of `w` ways with a deviation of `1 / sqrt(w)`; consecutive pages leave none. In between, all are equally
-/// likely.
+/// Returns one standard deviation of the space that a program needs, as a share. Lines that fall into sets at random
+/// leave the number in a set of `w` ways with a deviation of `1 / sqrt(w)`; consecutive pages leave none. In between,
+/// all are equally likely.
 fn space_deviation(machine: &MachineSpec) -> f64 {
-    machine.last_level().map_or(0.0, |cache| 1.0 / libm::sqrt(3.0 * f64::from(cache.ways)))
+    machine.last_level_cache().map_or(0.0, |cache| 1.0 / libm::sqrt(3.0 * f64::from(cache.ways)))
 }
 
-/// The median of the draws, and the bounds of their middle 90 %, widened by the model's error and by the changes of the
-/// slowdown with one deviation more and less space.
+/// Returns the median of the draws, and the bounds of their middle 90 %. The bounds are widened by the model's error, and
+/// by the changes of the slowdown with one deviation more and less space.
 fn with_model_error(sorted: &[f64], space_changes: [f64; 2]) -> Estimate {
     let value = median(sorted);
     let error = NINETY_PERCENT_HALF_WIDTH * libm::hypot(ERROR_DEVIATION_POINTS, ERROR_DEVIATION_SHARE * value.max(0.0));
@@ -317,11 +317,11 @@ fn with_model_error(sorted: &[f64], space_changes: [f64; 2]) -> Estimate {
     }
 }
 
-/// The machine with at least `cores` cores on its first contended cache.
+/// Returns the machine with at least `cores` cores on its first contended cache.
 fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     let mut machine = machine.clone();
-    let level = machine.last_level().map(|cache| cache.level);
-    let cores_per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
+    let level = machine.last_level_cache().map(|cache| cache.level);
+    let cores_per_cache = machine.last_level_cache().map_or(1, |cache| cache.shared_by_cores);
     if cores > cores_per_cache {
         let caches_per_package = (machine.cores_per_package / cores_per_cache.max(1)).max(1);
         machine.cores_per_package = caches_per_package * cores;
@@ -334,8 +334,8 @@ fn machine_with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     machine
 }
 
-/// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program, for one draw,
-/// if each needs `space_factor` times the space for the same misses.
+/// Returns the slowdown minus one, misses and references per instruction, and instructions per cycle of each program,
+/// for one draw, if each needs `space_factor` times the space for the same misses.
 fn solve_draw(
     machine: &MachineSpec,
     programs: &[&TimedProgram],

@@ -75,7 +75,7 @@ mod fixtures {
 
     /// Lines of one contended cache.
     pub fn cache_lines(machine: &MachineSpec) -> f64 {
-        machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0)
+        machine.last_level_cache().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0)
     }
 
     /// An endless program that reads at random in a working set of this share of a cache.

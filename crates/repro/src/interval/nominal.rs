@@ -15,8 +15,8 @@ pub const HOUR_PROFILE_CYCLES: u64 = 16_000_000;
 const PHASE_COUNT: u64 = 6;
 const COUNTER_READING_CYCLES: u64 = 100_000;
 
-/// A job measured alone on the cycle-level machine for `cycles`; its phases last `stretch` times longer, and repeat. The
-/// first quarter is start-up, which is not repeated.
+/// Returns a job measured alone on the cycle-level machine for `cycles`; its phases last `stretch` times longer, and
+/// repeat. The first quarter is start-up, which is not repeated.
 pub fn measure(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -36,8 +36,8 @@ fn solo_options(job: &WorkloadJob) -> SimOptions {
     SimOptions { seed: job.seed, is_resident: true, ..SimOptions::default() }
 }
 
-/// A job measured alone on the cycle-level machine for `until_instr` instructions, of which the first quarter is start-up.
-/// Its phases repeat.
+/// Returns a job measured alone on the cycle-level machine for `until_instr` instructions, of which the first quarter
+/// is start-up. Its phases repeat.
 pub fn measure_instructions(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -118,7 +118,7 @@ pub fn from_file_with(
     let profile_error = failed(&file.program);
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
     let curve = curve.ok_or_else(|| profile_error("no LRU curve of all threads in its profile"))?;
-    let cache = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
+    let cache = machine.last_level_cache().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let known_points = curve.points.iter().filter_map(|point| {
         let misses = point.misses_per_kilo_instr?.value / 1000.0;
         (point.size_bytes > 0).then_some((point.size_bytes as f64, misses))

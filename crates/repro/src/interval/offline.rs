@@ -187,8 +187,8 @@ pub fn score_offline(
     Ok(summarize_score(seed, context.quick, programs, run_count, tasks))
 }
 
-/// Rates of each job alone and with the others, over whole rounds through its recording. All begin to be measured after a
-/// third of the longest round, in which the caches fill.
+/// Returns the rates of each job alone and with the others, over whole rounds through its recording. All begin to be
+/// measured after a third of the longest round, in which the caches fill.
 fn measure_truth(
     bench: &CoRunBench,
     jobs: &[(WorkloadJob, CpuId)],

@@ -192,7 +192,7 @@ impl PlanInForce {
     }
 }
 
-/// The machine with these tasks, before any change.
+/// Returns the machine with these tasks, before any change.
 fn initial_state(tasks: &[TaskSample], machine: &IntervalMachine) -> MachineState {
     let online_cpus = machine.topology().online();
     let live_tasks = || tasks.iter().filter(|task| !task.exited);

@@ -24,7 +24,7 @@ const MEMORY_TOUCH_CYCLES: f64 = 1e6;
 const SETTLING_CYCLES: f64 = 6e8;
 const MEASURED_CYCLES: f64 = 2e8;
 
-/// The promised maximum slowdown of a job; `None` without a promise.
+/// Returns the promised maximum slowdown of a job; `None` without a promise.
 pub fn max_slowdown(job: &IntervalJob) -> Option<f64> {
     job.goal?.max_slowdown
 }
@@ -65,9 +65,9 @@ pub struct PlanTruth<'a> {
 }
 
 impl<'a> PlanTruth<'a> {
-    /// The truth for these jobs on this machine.
+    /// Returns the truth for these jobs on this machine.
     pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self, ReproError> {
-        let last_level = spec.last_level().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
+        let last_level = spec.last_level_cache().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
         let units_per_cache = last_level.way_partitions.map(|_| last_level.ways).or(spec.pages.colors).unwrap_or(1);
         let contexts = spec.contexts_per_core;
         let cores = spec.cores();
@@ -87,8 +87,8 @@ impl<'a> PlanTruth<'a> {
         })
     }
 
-    /// The truth for jobs that already run under the default placement: their memory is on the nodes on which they
-    /// started, and no plan moves it. Otherwise, a plan places jobs before they touch their memory.
+    /// Returns the truth for jobs that already run under the default placement: their memory is on the nodes on which
+    /// they started, and no plan moves it. Otherwise, a plan places jobs before they touch their memory.
     #[must_use]
     pub fn of_running_jobs(self) -> Self {
         PlanTruth { are_jobs_running: true, ..self }
@@ -131,22 +131,22 @@ impl<'a> PlanTruth<'a> {
         Ok(current_plan)
     }
 
-    /// The cache of a CPU.
+    /// Returns the cache of a CPU.
     pub fn cache_of(&self, cpu: u32) -> u32 {
         cpu / self.cpus_per_cache
     }
 
-    /// A plan without partitions on as few caches as possible.
+    /// Returns a plan without partitions on as few caches as possible.
     pub fn packed_plan(&self) -> StaticPlan {
         self.unpartitioned_plan(self.cpus.iter().copied())
     }
 
-    /// The plan without partitions in which the jobs take these CPUs in turn.
+    /// Returns the plan without partitions in which the jobs take these CPUs in turn.
     fn unpartitioned_plan(&self, cpus: impl Iterator<Item = u32>) -> StaticPlan {
         StaticPlan { cpu_by_job: cpus.take(self.jobs.len()).collect(), units_by_job: vec![0; self.jobs.len()] }
     }
 
-    /// A plan without partitions that gives the caches turns, so that as many as possible are in use.
+    /// Returns a plan without partitions that gives the caches turns, so that as many as possible are in use.
     pub fn spread_plan(&self) -> StaticPlan {
         let mut ranked_cpus: Vec<(usize, u32)> = Vec::new();
         for &cpu in &self.cpus {
@@ -183,7 +183,7 @@ impl<'a> PlanTruth<'a> {
         changed_plan
     }
 
-    /// Run time relative to running alone, minus one, of each job, once caches have filled.
+    /// Returns the run time relative to running alone, minus one, of each job, once caches have filled.
     fn solve_slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>, ReproError> {
         let (spec, units_per_cache) = (self.spec, self.units_per_cache);
         let placed_jobs: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_by_job.iter().copied()).collect();

@@ -12,7 +12,7 @@ const PROGRESS_READING_CYCLES: f64 = 50_000.0;
 /// A prediction is abandoned after this multiple of the slowest program's solo time.
 const MAX_SOLO_TIME_MULTIPLE: f64 = 40.0;
 
-/// Rates of each job over its work.
+/// Returns the rates of each job over its work.
 ///
 /// # Errors
 /// The machine has no data cache, or the work is never finished.
@@ -29,7 +29,7 @@ pub fn predict_rates(
         slots.push(engine.start_task(program, [cpu].into_iter().collect()));
     }
     partition_by_ways(&mut engine, machine, run, &slots);
-    let works: Vec<_> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
+    let work_ranges: Vec<_> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
     let solo_cycles =
         |&(program, _): &(usize, u32)| programs[program].work.to_instr / programs[program].alone.instr_per_cycle;
     let max_cycles = run.jobs.iter().map(solo_cycles).fold(0.0, f64::max) * MAX_SOLO_TIME_MULTIPLE;
@@ -43,9 +43,9 @@ pub fn predict_rates(
             let moment_at =
                 |instr: f64| interpolate_moment(elapsed_cycles, &earlier_totals[index], &current_totals, instr);
             start_and_end_moments[index].0 =
-                start_and_end_moments[index].0.or_else(|| moment_at(works[index].from_instr));
+                start_and_end_moments[index].0.or_else(|| moment_at(work_ranges[index].from_instr));
             start_and_end_moments[index].1 =
-                start_and_end_moments[index].1.or_else(|| moment_at(works[index].to_instr));
+                start_and_end_moments[index].1.or_else(|| moment_at(work_ranges[index].to_instr));
             earlier_totals[index] = current_totals;
         }
         elapsed_cycles += PROGRESS_READING_CYCLES;
@@ -59,7 +59,8 @@ pub fn predict_rates(
             queue_cycles_per_instr: (end_moment.queue_cycles - start_moment.queue_cycles) / instructions,
         })
     };
-    let program_rates: Option<Vec<ProgramRate>> = works.iter().zip(&start_and_end_moments).map(rate_of_job).collect();
+    let program_rates: Option<Vec<ProgramRate>> =
+        work_ranges.iter().zip(&start_and_end_moments).map(rate_of_job).collect();
     program_rates.ok_or_else(|| prediction_error()("a predicted program never did its work"))
 }
 
@@ -71,7 +72,8 @@ struct JobMoment {
     queue_cycles: f64,
 }
 
-/// The moment between two readings, interpolated linearly; `None` if it was reached earlier, or is not reached yet.
+/// Returns the moment between two readings, interpolated linearly; `None` if it was reached earlier, or is not reached
+/// yet.
 fn interpolate_moment(now_cycle: f64, before: &TaskTotals, after: &TaskTotals, instr: f64) -> Option<JobMoment> {
     let executed_instr = after.instructions - before.instructions;
     if instr > after.instructions || executed_instr <= 0.0 {
@@ -90,7 +92,7 @@ fn partition_by_ways(engine: &mut IntervalEngine, machine: &MachineSpec, run: &C
     if run.ways.is_empty() {
         return;
     }
-    let total_ways = machine.last_level().map_or(1, |cache| cache.ways) as f32;
+    let total_ways = machine.last_level_cache().map_or(1, |cache| cache.ways) as f32;
     let lines = |ways: &u32| engine.capacity_lines() * *ways as f32 / total_ways;
     let partition_lines: Vec<f32> = run.ways.iter().map(lines).collect();
     let domains: Vec<(f32, u8)> =

@@ -17,7 +17,7 @@ pub struct ScenarioPrograms {
     pub mix_programs: Vec<Vec<Arc<PhasedProgram>>>,
 }
 
-/// The scenario's machine with its jobs on it. The same scenario and programs give the same bits.
+/// Returns the scenario's machine with its jobs on it. The same scenario and programs give the same bits.
 ///
 /// # Errors
 /// The machine or a program is invalid.
@@ -29,7 +29,7 @@ pub fn build_machine(
     IntervalMachine::new(spec, engine_options(scenario, spec), build_jobs(scenario, programs))
 }
 
-/// Nominal length of a part of a checked scenario; scenarios for the interval machine state times only.
+/// Returns the nominal length of a part of a checked scenario; scenarios for the interval machine state times only.
 pub fn length_ns(length: RunLength, spec: &MachineSpec) -> Option<u64> {
     match length {
         RunLength::Ns(ns) => Some(ns),
@@ -59,20 +59,20 @@ fn engine_options(scenario: &Scenario, spec: &MachineSpec) -> Options {
 
 /// Converts an event; `None` for one without a kind, which no checked scenario has.
 fn machine_event(event: &EventSpec) -> Option<(u64, MachineEvent)> {
-    let external_traffic = event.external_traffic.map(|outside| MachineEvent::ExternalTraffic {
-        cache: outside.cache,
-        lines_per_second: outside.lines_per_second,
+    let external_traffic = event.external_traffic.map(|traffic| MachineEvent::ExternalTraffic {
+        cache: traffic.cache,
+        lines_per_second: traffic.lines_per_second,
     });
     let cache_resizing =
-        event.resize_cache.map(|shrink| MachineEvent::ShrinkCache { cache: shrink.cache, to_share: shrink.size_share });
+        event.resize_cache.map(|resize| MachineEvent::ShrinkCache { cache: resize.cache, to_share: resize.size_share });
     let cpu_split = event.split_cpus.clone().map(|cpus| MachineEvent::SeparateCpus { cpus });
     let cpu_offline = event.offline.map(|cpu| MachineEvent::Offline { cpu });
     let cpu_online = event.online.map(|cpu| MachineEvent::Online { cpu });
     Some((event.at_ns, external_traffic.or(cache_resizing).or(cpu_split).or(cpu_offline).or(cpu_online)?))
 }
 
-/// All jobs, in order of mention. Every entry draws from its own generator, so that changing one entry does not change
-/// the others.
+/// Returns all jobs, in order of mention. Every entry draws from its own generator, so that changing one entry does not
+/// change the others.
 pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob> {
     let mut jobs = Vec::new();
     let entry_generator = |index: usize| SplitMix64::new(scenario.seed.wrapping_add((index as u64 + 1) << 32));
@@ -118,7 +118,7 @@ fn draw_gap_ns(gap_distribution: Option<Distribution>, draws: &mut SplitMix64) -
     gap_distribution.map_or(0, |gap| draw_sample(gap, draws) as u64)
 }
 
-/// A uniform random number above 0 and at most 1.
+/// Returns a uniform random number above 0 and at most 1.
 fn draw_positive_unit(generator: &mut SplitMix64) -> f64 {
     1.0 - generator.draw_unit()
 }
@@ -127,7 +127,7 @@ fn draw_sample(distribution: Distribution, generator: &mut SplitMix64) -> f64 {
     match distribution {
         Distribution::Fixed(value) => value,
         Distribution::Exponential(mean) => -mean * libm::log(draw_positive_unit(generator)),
-        Distribution::Uniform(from, to) => from + (to - from) * draw_positive_unit(generator),
+        Distribution::Uniform(low, high) => low + (high - low) * draw_positive_unit(generator),
         Distribution::LogNormal(median, sigma) => {
             // The Box-Muller transform.
             let radius = libm::sqrt(-2.0 * libm::log(draw_positive_unit(generator)));

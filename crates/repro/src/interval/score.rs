@@ -127,7 +127,7 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
     Ok(ValidationScore { seed: truth.seed, sets: summaries, tasks: tasks_by_set })
 }
 
-/// The interval machine's forecast of each program alone over its work.
+/// Returns the interval machine's forecast of each program alone over its work.
 fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>, ReproError> {
     let run_alone = |program: usize| CoRun {
         kind: CoRunKind::Pair,
@@ -141,7 +141,7 @@ fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec
     (0..bench.programs.len()).map(solo_rate).collect()
 }
 
-/// The name of a run's set. Plans form one set, so that they can be ranked; of the other runs, those that are
+/// Returns the name of a run's set. Plans form one set, so that they can be ranked; of the other runs, those that are
 /// bandwidth-bound form a separate set.
 fn set_name(run: &CoRun) -> &'static str {
     match run.kind {
@@ -181,7 +181,7 @@ fn compare_run(
     (0..run.jobs.len()).map(compare_task).collect()
 }
 
-/// The parts of one error, computed in cycles per instruction and divided by the solo cycles per instruction.
+/// Returns the parts of one error, computed in cycles per instruction and divided by the solo cycles per instruction.
 fn attribute_error(
     profiled: &ProfiledProgram,
     predicted_solo: &ProgramRate,
@@ -205,7 +205,7 @@ fn attribute_error(
     }
 }
 
-/// Cost of an additional miss in cycles, between the smallest and the largest size of the profile's phases.
+/// Returns the cost of an additional miss in cycles, between the smallest and the largest size of the profile's phases.
 fn cycles_per_added_miss(profiled: &ProfiledProgram) -> f64 {
     let (mut added_cycles, mut added_misses) = (0.0, 0.0);
     for phase in &profiled.profile.phases {
@@ -248,7 +248,7 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
     }
 }
 
-/// Chart of predicted against measured slowdowns, with a color per set and the line of zero error.
+/// Returns the chart of predicted against measured slowdowns, with a color per set and the line of zero error.
 pub fn score_chart(score: &ValidationScore) -> Chart {
     let compared_tasks = || score.tasks.values().flatten();
     let slowdown_values =
@@ -282,7 +282,7 @@ pub fn score_chart(score: &ValidationScore) -> Chart {
     }
 }
 
-/// The smallest value that this share of the values does not exceed.
+/// Returns the smallest value that this share of the values does not exceed.
 pub(super) fn percentile_value(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -290,7 +290,8 @@ pub(super) fn percentile_value(values: &[f64], share: f64) -> f64 {
     sorted.get(rank.max(1) - 1).copied().unwrap_or(0.0)
 }
 
-/// Kendall's rank correlation over pairs whose first values differ by at least `min_difference`; `None` without such pairs.
+/// Returns Kendall's rank correlation over pairs whose first values differ by at least `min_difference`; `None` without
+/// such pairs.
 pub(super) fn kendall_tau(value_pairs: &[(f64, f64)], min_difference: f64) -> Option<f64> {
     let (agreeing_count, pair_count) = count_agreeing_pairs(value_pairs, min_difference);
     (pair_count > 0).then(|| (2 * agreeing_count - pair_count) as f64 / pair_count as f64)
@@ -309,7 +310,7 @@ fn count_agreeing_pairs(value_pairs: &[(f64, f64)], min_difference: f64) -> (i64
     (agreeing_count, pair_count)
 }
 
-/// Kendall's rank correlation over pairs of plans of one mix only.
+/// Returns Kendall's rank correlation over pairs of plans of one mix only.
 fn tau_within_mixes(mixes: &[Vec<(f64, f64)>]) -> Option<f64> {
     let (mut agreeing_count, mut pair_count) = (0, 0);
     for mix in mixes {

@@ -12,8 +12,8 @@ use crate::setup::failed;
 /// Number of tasks.
 pub const TASK_COUNT: u32 = 200;
 
-/// Nominal seconds per second of one core of this host, for `nominal_seconds` after a short start, with a new phase for
-/// each task about every `phase_seconds`.
+/// Returns the nominal seconds per second of one core of this host, for `nominal_seconds` after a short start, with a
+/// new phase for each task about every `phase_seconds`.
 pub fn times_real_time(is_explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64, ReproError> {
     let mut engine = start_host(is_explicit, phase_seconds)?;
     let hertz = engine.hertz;
@@ -25,14 +25,15 @@ pub fn times_real_time(is_explicit: bool, phase_seconds: f64, nominal_seconds: f
     Ok(nominal_seconds / used_seconds)
 }
 
-/// Processor time of this thread, which is independent of other load. `None` if the host does not report it.
+/// Returns the processor time of this thread, which is independent of other load. `None` if the host does not report
+/// it.
 pub fn cpu_seconds() -> Option<f64> {
     let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/thread-self/schedstat"), 4096).ok()?;
     let ns: f64 = text.split_whitespace().next()?.parse().ok()?;
     Some(ns / 1e9)
 }
 
-/// The host at its start.
+/// Returns the host at its start.
 pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;
@@ -58,7 +59,7 @@ pub fn start_host(is_explicit: bool, phase_seconds: f64) -> Result<IntervalEngin
     Ok(engine)
 }
 
-/// A phase whose fills fall to a floor at the size of its working set.
+/// Returns a phase whose fills fall to a floor at the size of its working set.
 fn draw_phase(cache_lines: f64, hertz: f64, mean_seconds: f64, draw_unit: &mut impl FnMut() -> f64) -> ProgramPhase {
     let (working_set, max_fills, min_fills) =
         (cache_lines * (0.02 + 0.6 * draw_unit()), 0.001 + 0.01 * draw_unit(), 0.0002 * draw_unit());

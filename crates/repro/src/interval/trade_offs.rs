@@ -30,7 +30,7 @@ pub struct PlanObjectives {
 }
 
 impl PlanObjectives {
-    /// Is this plan at most `tolerance` worse in the slowdowns, and no worse in the number of caches?
+    /// Returns whether this plan is at most `tolerance` worse in the slowdowns, and no worse in the number of caches.
     fn is_no_worse_than(self, other: PlanObjectives, tolerance: f64) -> bool {
         self.mean_slowdown <= other.mean_slowdown + tolerance
             && self.worst_slowdown <= other.worst_slowdown + tolerance

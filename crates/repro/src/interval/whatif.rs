@@ -31,7 +31,7 @@ pub struct WhatIfQuery {
 /// Maximum number of stretches in a time series.
 const MAX_STRETCH_COUNT: u64 = 240;
 
-/// The standard pipeline around a policy on the interval machine.
+/// Returns the standard pipeline around a policy on the interval machine.
 ///
 /// # Errors
 /// The policy is unknown, or does not accept the parameters.
@@ -59,7 +59,7 @@ pub fn check_policy(policy: &str) -> Result<(), PolicyError> {
     policies::build(name, parameters, 1).map(drop)
 }
 
-/// The query's machine at its start, and the pipeline of the policy. `policy_text` may include parameters.
+/// Returns the query's machine at its start, and the pipeline of the policy. `policy_text` may include parameters.
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
@@ -133,7 +133,7 @@ impl TimeSeriesRecorder {
     fn new(query: &WhatIfQuery) -> Self {
         let jobs = query.jobs.len();
         let spec = &query.machine;
-        let cache_count = spec.last_level().map_or(0, |cache| spec.instance_count(cache)) as usize;
+        let cache_count = spec.last_level_cache().map_or(0, |cache| spec.instance_count(cache)) as usize;
         let node_count = spec.memory.nodes as usize;
         let stretch_ns = (query.length_ns / MAX_STRETCH_COUNT).max(1);
         let bytes_per_second = spec.memory.bytes_per_cycle * spec.hertz as f64;
@@ -207,8 +207,8 @@ impl TimeSeriesRecorder {
                 .push((sums.sample_count > 0).then(|| sums.occupancy_sum_bytes / window_count));
             let most_used_cache = (0..self.ns_by_cache[job].len())
                 .max_by(|&a, &b| self.ns_by_cache[job][a].total_cmp(&self.ns_by_cache[job][b]).then(b.cmp(&a)));
-            let main_cache = most_used_cache.filter(|&at| self.ns_by_cache[job][at] > 0.0);
-            self.series.cache[job].push(main_cache.map(|at| at as u32));
+            let main_cache = most_used_cache.filter(|&cache_index| self.ns_by_cache[job][cache_index] > 0.0);
+            self.series.cache[job].push(main_cache.map(|cache_index| cache_index as u32));
             self.ns_by_cache[job].iter_mut().for_each(|ns| *ns = 0.0);
         }
         for (node, bytes) in self.bytes_by_node.iter_mut().enumerate() {
@@ -285,7 +285,7 @@ pub fn plans_differ(first_plan: &Plan, second_plan: &Plan) -> bool {
         || first_plan.shares != second_plan.shares
 }
 
-/// The first reasons, with the programs to which they apply.
+/// Returns the first reasons, with the programs to which they apply.
 fn describe_reasons(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
     let reasons: Vec<String> =
@@ -296,7 +296,7 @@ fn describe_reasons(record: &WindowRecord, names: &[String], machine: &IntervalM
 /// Maximum number of programs named with a reason.
 const MAX_NAMED_PROGRAMS: usize = 4;
 
-/// A reason with its programs, in their places in the text or after it.
+/// Returns a reason with its programs, in their places in the text or after it.
 pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
     let job_name_or_ended = |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
     let text = reason.render(|task| job_name_or_ended(&task));
@@ -309,7 +309,7 @@ pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>
     if text != reason.text || distinct_names.is_empty() {
         return text;
     }
-    format!("{text} ({})", cachemate_report::text::listed_text(&distinct_names, MAX_NAMED_PROGRAMS))
+    format!("{text} ({})", cachemate_report::text::format_names(&distinct_names, MAX_NAMED_PROGRAMS))
 }
 
 #[cfg(test)]

@@ -73,7 +73,8 @@ pub fn size_label(l2_kb: u64) -> String {
 /// reaches (from the machine's file).
 pub const BANDWIDTHS: [f64; 3] = [6.4, 3.2, 1.3];
 
-/// One policy at 192 KB for several memory bandwidths (the papers limit it but do not state it): points and a figure.
+/// Returns one policy at 192 KB for several memory bandwidths (the papers limit it but do not state it): points and a
+/// figure.
 pub fn measure_bandwidth_sweep(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
@@ -117,8 +118,8 @@ pub struct SizeSweep<'a> {
 }
 
 impl SizeSweep<'_> {
-    /// The finding of a metric at the size where it is worst, which every seed must meet. The note names the sizes that
-    /// miss the target.
+    /// Returns the finding of a metric at the size where it is worst, which every seed must meet. The note names the
+    /// sizes that miss the target.
     pub fn worst_size_finding(
         &self,
         id: &str,
@@ -153,7 +154,7 @@ impl SizeSweep<'_> {
         mean(self.cells.values(l2_kb, metric))
     }
 
-    /// The parts of a throughput gain as text, by size.
+    /// Returns the parts of a throughput gain as text, by size.
     fn describe_gain_parts(&self) -> String {
         let describe_size = |&size: &u64| {
             let [mix, contention, busy] = [1, 2, 4].map(|metric| self.mean_at(size, METRICS[metric].1));
@@ -167,7 +168,7 @@ impl SizeSweep<'_> {
     }
 }
 
-/// A chart over L2 sizes, one line per series.
+/// Returns a chart over L2 sizes, one line per series.
 pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series: &[&str]) -> ResultFigure {
     let chart = Chart {
         title: title.to_string(),
@@ -179,7 +180,7 @@ pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series
     ResultFigure::chart(name, &chart)
 }
 
-/// A sentence with the sizes at which a target is missed.
+/// Returns a sentence with the sizes at which a target is missed.
 pub fn describe_shortfall(values_by_size: impl Iterator<Item = (u64, f64)>, is_met: impl Fn(f64) -> bool) -> String {
     let short_sizes: Vec<String> = values_by_size
         .filter(|&(_, value)| !is_met(value))

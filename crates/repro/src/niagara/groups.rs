@@ -97,8 +97,8 @@ impl GroupProbePolicy {
         if let Some(locations) = self.request.locations {
             probes.extend(tasks.iter().map(|&task| ProbeKind::ReuseTimes { task, locations }));
         }
-        let probe_request = |(at, probe_kind)| ProbeRequest {
-            id: ProbeId(at as u32),
+        let probe_request = |(index, probe_kind)| ProbeRequest {
+            id: ProbeId(index as u32),
             kind: probe_kind,
             budget_ns: u64::MAX / 1_000_000_000,
         };
@@ -144,7 +144,7 @@ impl MissSums {
         self.code_misses += counts.get(CounterEvent::Misses(CacheLevel::L1Instruction)).unwrap_or(0.0);
         self.ns += ns as f64;
     }
-    /// Misses per 100 references.
+    /// Returns the misses per 100 references.
     pub fn misses_per_100_references(&self) -> f64 {
         100.0 * self.misses / self.references
     }
@@ -152,8 +152,8 @@ impl MissSums {
 
 /// Intervals of the groups, or of the rows before them, without cold starts.
 fn measured_intervals(records: &[WindowRecord], of_groups: bool) -> impl Iterator<Item = &RowInterval> {
-    let answers = records.iter().flat_map(|record| &record.observation.probe_results);
-    let row_intervals = answers
+    let probe_results = records.iter().flat_map(|record| &record.observation.probe_results);
+    let row_intervals = probe_results
         .filter(move |probe_result| (probe_result.probe == GROUPS_PROBE_ID) == of_groups)
         .filter_map(|answer| match &answer.evidence {
             ProbeEvidence::Rows(rows) => Some(rows),
@@ -162,7 +162,7 @@ fn measured_intervals(records: &[WindowRecord], of_groups: bool) -> impl Iterato
     row_intervals.flatten().filter(|interval| interval.span.elapsed_ns >= 200_000)
 }
 
-/// Cache references and misses of every group.
+/// Returns the cache references and misses of every group.
 pub fn sums_by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
     let mut sums_by_members: BTreeMap<Vec<TaskId>, MissSums> = BTreeMap::new();
     for interval in measured_intervals(records, true) {
@@ -174,7 +174,7 @@ pub fn sums_by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums
     sums_by_members
 }
 
-/// Counts of every thread, in the groups or in the rows.
+/// Returns the counts of every thread, in the groups or in the rows.
 pub fn sums_by_task(records: &[WindowRecord], of_groups: bool) -> BTreeMap<TaskId, MissSums> {
     let mut sums_by_task: BTreeMap<TaskId, MissSums> = BTreeMap::new();
     for interval in measured_intervals(records, of_groups) {

@@ -55,7 +55,7 @@ fn with_start_progress(job: WorkloadJob) -> WorkloadJob {
     WorkloadJob { under_way_instructions: start_progress_instr, ..job }
 }
 
-/// CASC's 18 threads, in the order in which copies were started: one of each program after another.
+/// Returns CASC's 18 threads, in the order in which copies were started: one of each program after another.
 pub fn casc_jobs(seed: u64) -> Vec<WorkloadJob> {
     let copies_by_kernel = KERNELS.map(|kernel| {
         WorkloadJob::copies(kernel, COPIES_PER_PROGRAM, seed)
@@ -170,7 +170,7 @@ pub enum NiagaraPolicy {
         parameters: String,
         /// Whether PCMRs come from the members' own counts instead of the linear solver.
         uses_own_counts: bool,
-        /// Are threads measured again when their miss rate indicates a change of phase?
+        /// Whether threads are measured again when their miss rate indicates a change of phase.
         follows_phases: bool,
     },
     BalanceSet(String),
@@ -277,8 +277,8 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
     store::find_or_make(name, || Ok(workload.run_managed(policy.pipeline_for(workload, l2_kb)?)?.results))
 }
 
-/// Instructions per cycle of each thread alone on the machine, from one copy of each program, because copies differ
-/// only in input.
+/// Returns the instructions per cycle of each thread alone on the machine, from one copy of each program, because
+/// copies differ only in input.
 pub fn measure_solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let jobs = setting.mix.jobs(setting.seed);
     let mut speed_by_kernel: BTreeMap<&str, f64> = BTreeMap::new();
@@ -331,7 +331,7 @@ pub fn measure_against(
     baseline: &NiagaraSetting,
 ) -> Result<NiagaraResult, ReproError> {
     let (policy_run, default_run) = (run(setting, policy)?, run(baseline, &NiagaraPolicy::Default)?);
-    let solo_speed_list = measure_solo_speeds(setting)?;
+    let solo_speeds = measure_solo_speeds(setting)?;
     let (new_results, old_results): (&RunResults, &RunResults) = (&policy_run, &default_run);
     let no_references_error = || failed("comparison")("the cache had no references");
     let idle_tasks =
@@ -371,8 +371,8 @@ pub fn measure_against(
     );
     Ok(NiagaraResult {
         gain: Comparison::compare(new_results, old_results).unwrap_or(missing_gain),
-        scores: score_results(new_results, &solo_speed_list).unwrap_or(missing_scores),
-        default_scores: score_results(old_results, &solo_speed_list).unwrap_or(missing_scores),
+        scores: score_results(new_results, &solo_speeds).unwrap_or(missing_scores),
+        default_scores: score_results(old_results, &solo_speeds).unwrap_or(missing_scores),
         never_ran: idle_threads,
         misses_change: miss_ratio / default_miss_ratio - 1.0,
         miss_ratio,
@@ -388,7 +388,7 @@ pub fn measure_against(
     })
 }
 
-/// Gain over the default of a schedule that never runs the greedy program.
+/// Returns the gain over the default of a schedule that never runs the greedy program.
 pub fn measure_gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
     let other_jobs: Vec<WorkloadJob> =
         setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY_PROGRAM).collect();
@@ -416,8 +416,10 @@ impl Policy for OneArtPerGang {
             let group_model = GroupModel::Average(is_greedy_by_task.collect());
             let groups =
                 build_rotation(&group_model, &find_best_groups(&group_model, CONTEXT_COUNT), RotationRule::Fair);
-            let gang_of_group =
-                |group: &Vec<usize>| Gang { members: group.iter().map(|&at| (tasks[at], None)).collect(), slices: 1 };
+            let gang_of_group = |group: &Vec<usize>| Gang {
+                members: group.iter().map(|&index| (tasks[index], None)).collect(),
+                slices: 1,
+            };
             self.gangs_in_order = groups.iter().map(gang_of_group).collect();
         }
         let cpus: CpuSet = (0..CONTEXT_COUNT as u32).collect();
@@ -426,7 +428,7 @@ impl Policy for OneArtPerGang {
     }
 }
 
-/// The cache that all contexts share.
+/// Returns the cache that all contexts share.
 pub fn shared_l2(workload: &Workload) -> Option<CacheId> {
     let topology = workload.machine.topology();
     topology.last_level_caches().next().map(|cache| cache.id)

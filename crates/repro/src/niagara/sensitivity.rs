@@ -10,7 +10,7 @@ use crate::{DataPoint, ExperimentContext, ReproError, mean};
 /// The L2 size at which sensitivity is tested.
 pub const SIZE_KB: u64 = 192;
 
-/// At each size, the throughput gain of a schedule that never runs the greedy program, also as text.
+/// Returns, at each size, the throughput gain of a schedule that never runs the greedy program, also as text.
 pub fn gain_bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
     let gains = context.run_unstored_cases(sizes, |kb, seed| {
         context.report_progress(&format!("without the greedy program at {kb} KB, seed {seed}"));

@@ -20,7 +20,7 @@ pub struct ContentionBreakdown {
     pub system: f64,
 }
 
-/// The breakdown; `None` if a thread never ran in the old run. One that never ran in the new run adds nothing.
+/// Returns the breakdown; `None` if a thread never ran in the old run. One that never ran in the new run adds nothing.
 pub fn break_down_contention(new_results: &RunResults, old_results: &RunResults) -> Option<ContentionBreakdown> {
     let (mut part_cycles, mut cycles_at_old_speeds) = ([0.0; 4], 0.0);
     for (new_task, old_task) in new_results.tasks.iter().zip(&old_results.tasks) {
@@ -36,7 +36,7 @@ pub fn break_down_contention(new_results: &RunResults, old_results: &RunResults)
     Some(ContentionBreakdown { issue, misses, queues, system })
 }
 
-/// Instructions per cycle on a context, and cycles per instruction caused by others, in the order of
+/// Returns the instructions per cycle on a context, and cycles per instruction caused by others, in the order of
 /// [`ContentionBreakdown`].
 fn per_instruction(task: &TaskResults) -> Option<(f64, [f64; 4])> {
     let cycles = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum::<u64>() as f64;

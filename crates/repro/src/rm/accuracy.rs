@@ -44,7 +44,7 @@ pub struct CurveStudy {
     pub short: TraceCapture,
 }
 
-/// The programs, which are all single-threaded.
+/// Returns the programs, which are all single-threaded.
 pub fn studied_programs(quick: bool) -> Vec<&'static str> {
     let quick_names = ["twolf", "libquantum", "omnetpp", "art"];
     let single_threaded_names =
@@ -56,7 +56,7 @@ pub fn traced_cache() -> TracedCache {
     TracedCache { level: CacheLevel::L2, size_bytes: size_bytes(COLORS), colors: COLORS, ways: 10, points: COLORS }
 }
 
-/// Size of the L2 with this many colors.
+/// Returns the size of the L2 with this many colors.
 pub fn size_bytes(colors: u32) -> u64 {
     1_966_080 * u64::from(colors) / u64::from(COLORS)
 }
@@ -89,7 +89,7 @@ pub fn capture_program_log(
     program.trace_misses(entries.clamp(500.0, MAX_LOG_ENTRIES * log_share) as u32)
 }
 
-/// The real curve of a stretch, from running the program at each of these colors.
+/// Returns the real curve of a stretch, from running the program at each of these colors.
 pub fn measure_real_curve(
     workload: &Workload,
     start_instr: f64,
@@ -106,7 +106,7 @@ pub fn measure_real_curve(
     MissRateCurve::new(points).map_err(crate::setup::failed("real curve"))
 }
 
-/// The curve that a profiler computes from a log, for all numbers of colors.
+/// Returns the curve that a profiler computes from a log, for all numbers of colors.
 pub fn curve_from_capture(uses_thesis_method: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::MissTrace {
         cache: traced_cache(),
@@ -231,7 +231,7 @@ fn describe_studies(studies: &[CurveStudy], lengths: LogLengths) -> String {
     )
 }
 
-/// One figure per program, as in the thesis's Figure 5.8.
+/// Returns one figure per program, as in the thesis's Figure 5.8.
 fn curve_figures(studies: &[CurveStudy], seed: u64) -> Vec<ResultFigure> {
     studies.iter().filter(|study| study.seed == seed).map(curve_figure).collect()
 }

@@ -19,8 +19,8 @@ use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::FixedPlan;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
-/// A row of Figure 5.16: the program that is to gain, the other and its instances, whether the L3 is on, and the published
-/// gains in aggregate IPC by curves from logs and by real curves, in percent.
+/// A row of Figure 5.16: the program that is to gain, the other program and its number of instances, and whether the L3
+/// is on. The last two are the published gains in aggregate IPC by curves from logs and by real curves, in percent.
 type PublishedRow = (&'static str, &'static str, u64, bool, f64, f64);
 
 const PUBLISHED_ROWS: [PublishedRow; 3] = [
@@ -136,7 +136,8 @@ fn measure_row(row: PublishedRow, seed: u64, lengths: LogLengths, scale: RunScal
     })
 }
 
-/// Misses per thousand instructions with 1 to 16 colors: from a log, and from running the program with each.
+/// Returns the misses per thousand instructions with 1 to 16 colors: from a log, and from running the program with
+/// each.
 fn curves_of(program: &str, seed: u64, lengths: LogLengths) -> Result<[Vec<f64>; 2], ReproError> {
     let workload = build_workload(program, seed)?;
     let log_capture = capture_program_log(&workload, lengths, 1.0)?;
@@ -151,7 +152,7 @@ fn curves_of(program: &str, seed: u64, lengths: LogLengths) -> Result<[Vec<f64>;
     Ok([miss_rates(&computed_curve)?, miss_rates(&measured_curve)?])
 }
 
-/// A plan with this number of colors for the first program, and the remaining colors for all others together.
+/// Returns a plan with this number of colors for the first program, and the remaining colors for all others together.
 fn colors_plan(workload: &Workload, first_colors: u32) -> Result<FixedPlan, ReproError> {
     let mut fixed_policy = fixed_plan_policy(workload, &split_shares(first_colors))?;
     let other_members = (1..workload.jobs.len() as u32).map(|process| ShareMember::Process(ProcessId(process)));

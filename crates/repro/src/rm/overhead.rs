@@ -53,7 +53,7 @@ impl TracingCost {
     fn overhead_percent(&self, entry_count: f64) -> f64 {
         100.0 * entry_count * self.cycles_per_entry / self.phase_cycles
     }
-    /// Number of entries that fit into the maximum share.
+    /// Returns the number of entries that fit into the maximum share.
     fn affordable_entries(&self) -> f64 {
         MAX_LOG_ENTRIES.min((MAX_OVERHEAD_SHARE * self.phase_cycles / self.cycles_per_entry).floor())
     }
@@ -71,7 +71,8 @@ fn measure_tracing_cost(program: &str, giga_cycles: f64, seed: u64) -> Result<Tr
     Ok(TracingCost { program: program.to_string(), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
 }
 
-/// Distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its maximum).
+/// Returns the distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its
+/// maximum).
 fn measure_cut_log_distance(
     cost: &TracingCost,
     seed: u64,
@@ -102,11 +103,15 @@ pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<F
     let distances = context.run_cases(
         module_path!(),
         &indices,
-        |at, seed| {
-            format!("{} {} {seed} {warm_up} {colors:?}", cut_costs[at].program, cut_costs[at].affordable_entries())
+        |index, seed| {
+            format!(
+                "{} {} {seed} {warm_up} {colors:?}",
+                cut_costs[index].program,
+                cut_costs[index].affordable_entries()
+            )
         },
-        |at, seed| {
-            let cost = cut_costs[at];
+        |index, seed| {
+            let cost = cut_costs[index];
             context.report_progress(&format!(
                 "RM-5: {} from {:.0} entries, seed {seed}",
                 cost.program,
@@ -115,8 +120,8 @@ pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<F
             measure_cut_log_distance(cost, seed, warm_up, &colors)
         },
     )?;
-    let point = |(at, cost): (usize, &&TracingCost)| {
-        distances.point(at, "distance, misses/1000 instructions", &cost.program, |distance| distance[0])
+    let point = |(index, cost): (usize, &&TracingCost)| {
+        distances.point(index, "distance, misses/1000 instructions", &cost.program, |distance| distance[0])
     };
     let per_seed = distances.greatest_per_seed(|distance| distance[1]);
     let cut =

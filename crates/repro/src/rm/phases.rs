@@ -31,15 +31,15 @@ struct PhaseRun {
     first_level: Vec<[f64; 3]>,
 }
 
-fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> Result<PhaseRun, ReproError> {
+fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phase_count: usize) -> Result<PhaseRun, ReproError> {
     let phase_instructions = INTERVAL_INSTRUCTIONS * INTERVALS_PER_PHASE as f64;
     let workload = Workload::from_machine_name(MACHINE, Vec::new(), seed)?;
     let options = SimOptions { seed, ends: Some(RunLimit::Cycles(u64::MAX / 8)), ..SimOptions::default() };
     let program = alternating_program(pair, seed, phase_instructions as u64)?;
     let machine = SimMachine::new(&workload.machine, &options, vec![program]).map_err(failed("machine"))?;
     let mut solo_machine = SoloMachine::from_machine(machine, colors, WINDOW_CYCLES)?;
-    solo_machine.run_to_instruction(phase_instructions * phases as f64 + INTERVAL_INSTRUCTIONS)?;
-    let (misses, first_level) = rates_by_interval(&solo_machine.timeline, phases * INTERVALS_PER_PHASE);
+    solo_machine.run_to_instruction(phase_instructions * phase_count as f64 + INTERVAL_INSTRUCTIONS)?;
+    let (misses, first_level) = rates_by_interval(&solo_machine.timeline, phase_count * INTERVALS_PER_PHASE);
     Ok(PhaseRun { pair: pair.map(str::to_string), seed, colors, misses, first_level })
 }
 
@@ -55,8 +55,8 @@ fn rates_by_interval(timeline: &MissTimeline, interval_count: usize) -> (Vec<f64
 /// Intervals in which the detector reported a change.
 fn detect_phases<S: AsRef<[f64]>>(signals: &[S]) -> Vec<usize> {
     let mut detector = PhaseDetector::new(PhaseParameters::default());
-    let changed_interval = |(at, signal): (usize, &S)| match detector.push(signal.as_ref()) {
-        PhaseEvent::Changed { .. } => Some(at),
+    let changed_interval = |(index, signal): (usize, &S)| match detector.push(signal.as_ref()) {
+        PhaseEvent::Changed { .. } => Some(index),
         _ => None,
     };
     signals.iter().enumerate().filter_map(changed_interval).collect()
@@ -67,17 +67,18 @@ impl PhaseRun {
         (INTERVALS_PER_PHASE..self.misses.len()).step_by(INTERVALS_PER_PHASE)
     }
 
-    /// Difference at this size between the settled phases on both sides of a boundary.
+    /// Returns the difference at this size between the settled phases on both sides of a boundary.
     fn mpki_difference(&self, boundary: usize) -> f64 {
         let settled_mpki =
             |start: usize| mean(&self.misses[start + INTERVALS_PER_PHASE / 2..start + INTERVALS_PER_PHASE]);
         (settled_mpki(boundary) - settled_mpki(boundary - INTERVALS_PER_PHASE)).abs()
     }
 
-    /// Number of boundaries found, and number of boundaries that had to be found.
+    /// Returns the number of boundaries found, and number of boundaries that had to be found.
     fn boundary_counts(&self, reported_intervals: &[usize], must_be_found: impl Fn(usize) -> bool) -> (usize, usize) {
         let expected_boundaries: Vec<usize> = self.boundaries().filter(|&boundary| must_be_found(boundary)).collect();
-        let is_reported = |boundary: &&usize| reported_intervals.iter().any(|&at| at.abs_diff(**boundary) <= 1);
+        let is_reported =
+            |boundary: &&usize| reported_intervals.iter().any(|&interval| interval.abs_diff(**boundary) <= 1);
         (expected_boundaries.iter().filter(is_reported).count(), expected_boundaries.len())
     }
 
@@ -94,7 +95,7 @@ impl PhaseRun {
 
     /// Changes reported more than one interval from any boundary, per boundary.
     fn false_alarms_per_boundary(&self, reported: &[usize]) -> f64 {
-        let is_false = |at: &&usize| self.boundaries().all(|boundary| at.abs_diff(boundary) > 1);
+        let is_false = |index: &&usize| self.boundaries().all(|boundary| index.abs_diff(boundary) > 1);
         reported.iter().filter(is_false).count() as f64 / self.boundaries().count() as f64
     }
 }
@@ -186,11 +187,12 @@ fn phases_figure(runs: &[PhaseRun], colors: &[u32]) -> ResultFigure {
     let shown_runs = runs.iter().filter(|run| run.pair == runs[0].pair && run.seed == runs[0].seed);
     let series = shown_runs.filter(|run| colors.contains(&run.colors)).map(|run| Series {
         name: format!("{} colors", run.colors),
-        points: run.misses.iter().enumerate().map(|(at, &rate)| ChartPoint::new(at as f64, rate)).collect(),
+        points: run.misses.iter().enumerate().map(|(interval, &rate)| ChartPoint::new(interval as f64, rate)).collect(),
         mark: Mark::Steps,
         ..Series::default()
     });
-    let boundaries = runs[0].boundaries().map(|at| ReferenceLine::X { label: String::new(), position: at as f64 });
+    let boundaries =
+        runs[0].boundaries().map(|interval| ReferenceLine::X { label: String::new(), position: interval as f64 });
     let chart = Chart {
         title: format!("Miss rate over time, {} and {} in turn", runs[0].pair[0], runs[0].pair[1]),
         x: Axis::linear("intervals"),

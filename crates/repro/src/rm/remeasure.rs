@@ -32,7 +32,7 @@ struct BoundaryCounts {
     resized: usize,
 }
 
-/// The first program's instruction counts at which its traces were requested.
+/// Returns the first program's instruction counts at which its traces were requested.
 fn collect_trace_requests(records: &[WindowRecord]) -> Vec<f64> {
     let (mut instructions, mut last_probe, mut request_instructions) = (0.0, None, Vec::new());
     for record in records {
@@ -113,11 +113,11 @@ pub(super) fn measure_noticed_boundaries(context: &ExperimentContext<'_>) -> Res
     let counted = context.run_cases(
         module_path!(),
         &indices,
-        |at, seed| format!("{:?} {seed} {phase_count}", runs[at]),
-        |at, seed| {
-            let ([first, second], beside) = runs[at];
+        |index, seed| format!("{:?} {seed} {phase_count}", runs[index]),
+        |index, seed| {
+            let ([first, second], beside) = runs[index];
             context.report_progress(&format!("RM-5: {first} then {second} beside {beside}, managed, seed {seed}"));
-            run_managed(runs[at], seed, phase_count)
+            run_managed(runs[index], seed, phase_count)
         },
     )?;
     let per_seed = counted.per_seed(|seed_counts| {
@@ -125,17 +125,17 @@ pub(super) fn measure_noticed_boundaries(context: &ExperimentContext<'_>) -> Res
             seed_counts.iter().fold((0, 0), |sums, counts| (sums.0 + counts.noticed, sums.1 + counts.boundaries));
         100.0 * noticed as f64 / boundaries.max(1) as f64
     });
-    let lonely_share = |counts: &BoundaryCounts| counts.without_boundary as f64 / counts.boundaries as f64;
+    let superfluous_share = |counts: &BoundaryCounts| counts.without_boundary as f64 / counts.boundaries as f64;
     let mut points = Vec::new();
     for (run_index, (changing_programs, co_runner)) in runs.iter().enumerate() {
         let label = format!("{} then {}, beside {co_runner}", changing_programs[0], changing_programs[1]);
         points.push(counted.point(run_index, "boundaries noticed, %", &label, |counts| {
             100.0 * counts.noticed as f64 / counts.boundaries as f64
         }));
-        points.push(counted.point(run_index, "traces without a boundary, per boundary", &label, lonely_share));
+        points.push(counted.point(run_index, "traces without a boundary, per boundary", &label, superfluous_share));
         points.push(counted.point(run_index, "changes of the shares", label, |counts| counts.resized as f64));
     }
-    let superfluous_per_boundary: Vec<f64> = counted.all().map(lonely_share).collect();
+    let superfluous_per_boundary: Vec<f64> = counted.all().map(superfluous_share).collect();
     Ok(Finding::declared("rm-5-measured-anew", &per_seed)
     .with_points(points)
     .with_time_scale(INSTRUCTION_SCALE)

@@ -40,7 +40,7 @@ fn all_sizes() -> Vec<u64> {
     (1..=COLORS).map(size_bytes).collect()
 }
 
-/// The log as the forms take it: lines, and the number of instructions covered.
+/// Returns the log as the forms take it: lines, and the number of instructions covered.
 fn log_lines_and_instr(traced: &TraceCapture) -> Option<(&[u64], f64)> {
     let Some(ProbeEvidence::Trace { lines, counts, .. }) = traced.evidence() else { return None };
     Some((lines, counts.get(CounterEvent::Instructions)?))
@@ -48,7 +48,7 @@ fn log_lines_and_instr(traced: &TraceCapture) -> Option<(&[u64], f64)> {
 
 fn thesis_curve(lines: &[u64], instructions: f64, warmup: Warmup, corrects_prefetches: bool) -> Option<MissRateCurve> {
     trace_curve(
-        &MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost_accesses: None },
+        &MissLog { lines, code_positions: &[], line_bytes: LINE_BYTES, instructions, lost_accesses: None },
         &all_sizes(),
         warmup,
         corrects_prefetches,
@@ -56,11 +56,11 @@ fn thesis_curve(lines: &[u64], instructions: f64, warmup: Warmup, corrects_prefe
 }
 
 fn log_survival_curve(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
-    let trace = MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost_accesses: None };
+    let trace = MissLog { lines, code_positions: &[], line_bytes: LINE_BYTES, instructions, lost_accesses: None };
     survival_curve(&trace, &LogCounts::default(), &all_sizes())
 }
 
-/// The curve of a 10-way cache filled at random (Hill and Smith 1989), from the whole log without warm-up.
+/// Returns the curve of a 10-way cache filled at random (Hill and Smith 1989), from the whole log without warm-up.
 fn curve_of_set_mapping(lines: &[u64], instructions: f64, is_folded: bool) -> Option<MissRateCurve> {
     let mut stack = StackDistances::new();
     stack.push(&correct_repeats(lines).0).ok()?;
@@ -185,7 +185,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(studies.iter().map(|study| sensitivity_finding(&sensitivity_curves, study, context)).collect())
 }
 
-/// Mean over programs of the largest distance that one setting moves the calculated curve from another.
+/// Returns the mean over programs of the largest distance that one setting moves the calculated curve from another.
 fn sensitivity_finding(
     sensitivity_curves: &[SensitivityCurves],
     study: &str,

@@ -35,7 +35,7 @@ pub struct MissTotals {
 pub struct MissTimeline(pub Vec<MissTotals>);
 
 impl MissTimeline {
-    /// A total after this many instructions, interpolated linearly between windows; `None` beyond the end.
+    /// Returns a total after this many instructions, interpolated linearly between windows; `None` beyond the end.
     fn interpolate_total(&self, instructions: f64, value: fn(&MissTotals) -> f64) -> Option<f64> {
         let next_index = self.0.partition_point(|sums| sums.instructions < instructions);
         let later_totals = self.0.get(next_index)?;
@@ -54,7 +54,7 @@ impl MissTimeline {
         )
     }
 
-    /// Misses per thousand instructions in a stretch of the run; `None` if the run ended earlier.
+    /// Returns the misses per thousand instructions in a stretch of the run; `None` if the run ended earlier.
     pub fn misses_per_kilo_instr(&self, from_instr: f64, to_instr: f64) -> Option<f64> {
         self.rate_per_kilo_instr(from_instr, to_instr, |sums| sums.misses)
     }
@@ -83,7 +83,7 @@ pub struct SoloMachine {
 }
 
 impl SoloMachine {
-    /// The program of the workload at its start, on the first CPU, with the first `colors` colors.
+    /// Returns the program of the workload at its start, on the first CPU, with the first `colors` colors.
     pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
         Self::from_machine(workload.build_machine()?, colors, window_cycles)
     }
@@ -164,7 +164,7 @@ pub struct TraceCapture {
 }
 
 impl TraceCapture {
-    /// The log.
+    /// Returns the log.
     pub fn evidence(&self) -> Option<&ProbeEvidence> {
         self.seen.probe_results.first().map(|probe_result| &probe_result.evidence)
     }
@@ -173,7 +173,7 @@ impl TraceCapture {
         if let Some(ProbeEvidence::Trace { lines, .. }) = self.evidence() { lines.len() } else { 0 }
     }
 
-    /// Number of entries per instruction of the program.
+    /// Returns the number of entries per instruction of the program.
     pub fn entries_per_instr(&self) -> f64 {
         self.entry_count() as f64 / (self.to - self.from).max(1.0)
     }

@@ -17,7 +17,7 @@ pub struct ExperimentCost {
 }
 
 impl ExperimentCost {
-    /// The cost for another number of seeds, in proportion.
+    /// Returns the cost for another number of seeds, in proportion.
     pub fn cost_of_seeds(&self, seeds: usize) -> f64 {
         self.cpu_seconds * seeds as f64 / self.seeds.max(1) as f64
     }
@@ -27,12 +27,12 @@ impl RunDir {
     /// Stores an experiment's cost and replaces an earlier one. `form` is `quick`, `sample` or `full`.
     pub fn write_cost(&self, ids: &[&str], form: &str, cost: ExperimentCost) -> std::io::Result<()> {
         let (sources, inputs) = (String::new(), cost_key(ids, form));
-        let answer = rmp_serde::to_vec_named(&cost).map_err(std::io::Error::other)?;
+        let encoded_cost = rmp_serde::to_vec_named(&cost).map_err(std::io::Error::other)?;
         let (kind, label, cpu_seconds) = (ENTRY_KIND.to_string(), inputs.clone(), 0.0);
-        self.store_entry(&StoredEntry { kind, label, sources, inputs, cpu_seconds, answer })
+        self.store_entry(&StoredEntry { kind, label, sources, inputs, cpu_seconds, answer: encoded_cost })
     }
 
-    /// The most recently stored cost.
+    /// Returns the most recently stored cost.
     pub fn latest_cost(&self, ids: &[&str], form: &str) -> Option<ExperimentCost> {
         match self.find_entry(ENTRY_KIND, "", &cost_key(ids, form)) {
             StoredLookup::Hit(entry) => rmp_serde::from_slice(&entry.answer).ok(),

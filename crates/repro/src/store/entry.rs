@@ -42,7 +42,7 @@ pub enum EntryError {
     Record(String),
 }
 
-/// The file name of a value: a hash over everything that it depends on.
+/// Returns the file name of a value: a hash over everything that it depends on.
 pub(super) fn entry_name(kind: &str, sources: &str, inputs: &str) -> String {
     let mut digest = Sha256::new();
     for part in [kind, sources, inputs] {

@@ -107,7 +107,7 @@ pub fn set_mode(mode: StoreMode) -> StoreMode {
     std::mem::replace(&mut lock_state().mode, mode)
 }
 
-/// Counts of this process up to now.
+/// Returns the counts of this process up to now.
 pub fn store_counts() -> StoreCounts {
     lock_state().counts
 }
@@ -126,7 +126,7 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
         (state.bytes_by_key.get(&key).cloned(), state.dir.clone(), state.mode)
     };
     if let Some(bytes) = stored_bytes {
-        return split_runs::decode_answer(&name.label, &bytes);
+        return split_runs::decode_result(&name.label, &bytes);
     }
     if let Some((dir, report_problem)) = &dir {
         match dir.find_entry(name.kind, &name.sources, &name.inputs) {
@@ -134,11 +134,11 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
                 let mut state = lock_state();
                 state.counts.reused += 1;
                 state.counts.reused_cpu_seconds += entry.cpu_seconds;
-                let value = split_runs::decode_answer(&name.label, &entry.answer);
+                let value = split_runs::decode_result(&name.label, &entry.answer);
                 state.insert_value(key, entry.answer.into());
                 return value;
             }
-            StoredLookup::Unusable(why) => report_problem(&format!("{why}; the run is made again")),
+            StoredLookup::Unusable(reason) => report_problem(&format!("{reason}; the run is made again")),
             StoredLookup::Miss => {}
         }
     }
@@ -149,11 +149,11 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
     let start_cpu_seconds = cpu_seconds();
     let value = make()?;
     let cpu_seconds = cpu_seconds() - start_cpu_seconds;
-    let answer = split_runs::encode_answer(&name.label, &value)?;
+    let encoded_result = split_runs::encode_result(&name.label, &value)?;
     if let Some((dir, report_problem)) = &dir {
         let RunName { kind, label, sources, inputs } = name;
         let kind = kind.to_string();
-        let entry = StoredEntry { kind, label, sources, inputs, cpu_seconds, answer: answer.clone() };
+        let entry = StoredEntry { kind, label, sources, inputs, cpu_seconds, answer: encoded_result.clone() };
         if let Err(error) = dir.store_entry(&entry) {
             let path = dir.path().display();
             report_problem(&format!("{path}: a run cannot be stored ({error}); it is made again the next time"));
@@ -162,17 +162,17 @@ pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
     let mut state = lock_state();
     state.counts.executed += 1;
     state.counts.executed_cpu_seconds += cpu_seconds;
-    state.insert_value(key, answer.into());
+    state.insert_value(key, encoded_result.into());
     Ok(value)
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 fn cpu_seconds() -> f64 {
     let thread_time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     thread_time.tv_sec as f64 + thread_time.tv_nsec as f64 * 1e-9
 }
 
-/// The directory in use.
+/// Returns the directory in use.
 pub fn dir() -> Option<Arc<RunDir>> {
     lock_state().dir.as_ref().map(|(dir, _)| Arc::clone(dir))
 }

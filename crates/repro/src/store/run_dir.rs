@@ -58,7 +58,7 @@ impl RunDir {
         RunDir { path: path.to_path_buf(), max_bytes, written_bytes: AtomicU64::new(max_bytes) }
     }
 
-    /// Path of the directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -104,7 +104,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Every stored file, the least recently used first. A directory that does not exist has none.
+    /// Returns every stored file, the least recently used first. A directory that does not exist has none.
     pub fn files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = self.all_files()?;
         files.retain(|file| file.path.extension().is_some_and(|extension| extension == ENTRY_EXTENSION));
@@ -112,7 +112,7 @@ impl RunDir {
         Ok(files)
     }
 
-    /// All files, including those that writers have not finished.
+    /// Returns all files, including those that writers have not finished.
     fn all_files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = Vec::new();
         for dir in directory_entries(&self.path)? {

@@ -50,7 +50,7 @@ fn run_case(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> R
     })
 }
 
-/// Points of the first round of sampling, with the distance between the program's own groups in its shMaps.
+/// Returns the points of the first round of sampling, with the distance between the program's own groups in its shMaps.
 fn accuracy_points<'a>(case: &ClusterCase, runs: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
     let accuracies: Vec<&RoundAccuracy> = runs.filter_map(|run| run.insight.as_ref()).collect();
     let accuracy_point = |label: &str, value_of: &dyn Fn(&RoundAccuracy) -> f64| {
@@ -69,7 +69,7 @@ fn accuracy_points<'a>(case: &ClusterCase, runs: impl Iterator<Item = &'a Cluste
     ]
 }
 
-/// The chapter's programs under harder conditions: background threads, uneven clusters, a change midway.
+/// Returns the chapter's programs under harder conditions: background threads, uneven clusters, a change midway.
 fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
     let case_with = |name, kernel, set_option: fn(&mut Options)| {
         let mut options = Options::default();
@@ -120,7 +120,7 @@ pub(super) fn harder_findings(context: &ExperimentContext<'_>) -> Result<Vec<Fin
     Ok(vec![agreement_finding(context, &harder_cases(context), "tc-2-harder")?])
 }
 
-/// The worst case's agreement, with all cases and their shMaps.
+/// Returns the worst case's agreement, with all cases and their shMaps.
 fn agreement_finding(
     context: &ExperimentContext<'_>,
     cases: &[ClusterCase],

@@ -7,7 +7,8 @@ use cachemate_report::figure::{HeatMap, Shade};
 use super::setup::PlacementRound;
 use crate::ResultFigure;
 
-/// shMaps in order of arrival, and by cluster, without data that more than one cluster touches, as in the thesis.
+/// Returns the shMaps in order of arrival, and by cluster, without data that more than one cluster touches, as in the
+/// thesis.
 pub(super) fn sharing_map_figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
     let threads: Vec<ThreadMap<'_>> =
         round.maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
@@ -32,7 +33,7 @@ pub(super) fn sharing_map_figures(name: &str, round: &PlacementRound) -> [Result
                 .map(|&t| retained_entries.iter().map(|&entry| counter_value(t, entry).or(Some(0.0))).collect())
                 .collect(),
             strongest_value: None,
-            shade: Shade::Grey,
+            shade: Shade::Gray,
             unit: String::new(),
             decimals: Some(0),
             uses_root_scale: true,

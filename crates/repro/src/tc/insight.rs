@@ -26,7 +26,7 @@ pub(super) struct RoundAccuracy {
     pub across: f64,
 }
 
-/// All rounds of a run, in order.
+/// Returns all rounds of a run, in order.
 pub(super) fn round_accuracies(
     records: &[WindowRecord],
     true_groups: &[Option<u32>],
@@ -34,9 +34,9 @@ pub(super) fn round_accuracies(
 ) -> Vec<RoundAccuracy> {
     let mut samples_by_round: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
     for record in records {
-        for answer in &record.observation.probe_results {
-            let ProbeEvidence::Samples { samples, events, line_bytes, .. } = &answer.evidence else { continue };
-            let round = samples_by_round.entry(answer.probe).or_insert((0, 0, Vec::new()));
+        for probe_result in &record.observation.probe_results {
+            let ProbeEvidence::Samples { samples, events, line_bytes, .. } = &probe_result.evidence else { continue };
+            let round = samples_by_round.entry(probe_result.probe).or_insert((0, 0, Vec::new()));
             round.0 = record.observation.window;
             round.1 += events;
             round.2.extend(samples.iter().map(|s| (s.task, s.virtual_line * u64::from(*line_bytes))));

@@ -6,7 +6,7 @@ use super::placements::{AUTOMATIC_INDEX, GAIN_LABEL, HAND_INDEX, PlacementRuns, 
 use super::setup::{ClusterCase, LARGE_MACHINE, SMALL_MACHINE, TIME_SCALE, ThreadPlacement, paper_programs};
 use crate::{ExperimentContext, Finding, ReproError, greatest, least};
 
-/// Eight clusters of the same size as the small machine's.
+/// Returns eight clusters of the same size as the small machine's.
 fn eight_cluster_cases() -> Vec<ClusterCase> {
     let case_of_equal_clusters = |name, kernel, threads| {
         let options = Options { groups: Some(8), threads: Some(threads), ..Options::default() };
@@ -97,7 +97,7 @@ pub(super) fn uneven_cluster_findings(context: &ExperimentContext<'_>) -> Result
     )])
 }
 
-/// Uneven clusters, compared with the program's own ones under the same balance limit.
+/// Returns the uneven clusters, compared with the program's own ones under the same balance limit.
 fn uneven_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     let shortfall_from_hand = |case: usize, seed: u64| {
         runs.gain_percent(case, HAND_INDEX, seed) - runs.gain_percent(case, AUTOMATIC_INDEX, seed)

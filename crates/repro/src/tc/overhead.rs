@@ -42,15 +42,16 @@ impl Policy for SamplingPolicy {
     }
 }
 
-/// The share of processor time that sampling took in windows with a probe, and the number of samples per second.
+/// Returns the share of processor time that sampling took in windows with a probe, and the number of samples per
+/// second.
 fn sampling_share_and_rate(records: &[WindowRecord]) -> (f64, f64) {
     let (mut cost_ns, mut busy_ns, mut sample_count, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
     for record in records.iter().filter(|record| !record.observation.probe_results.is_empty()) {
         busy_ns += record.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
         elapsed_ns += record.observation.span.elapsed_ns;
-        for answer in &record.observation.probe_results {
-            cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-            if let cachemate_core::ProbeEvidence::Samples { samples: probe_samples, .. } = &answer.evidence {
+        for probe_result in &record.observation.probe_results {
+            cost_ns += probe_result.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+            if let cachemate_core::ProbeEvidence::Samples { samples: probe_samples, .. } = &probe_result.evidence {
                 sample_count += probe_samples.len();
             }
         }
@@ -69,7 +70,7 @@ fn sampling_setting(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u
     }
 }
 
-/// The paper's program for this figure.
+/// Returns the paper's program for this figure.
 fn warehouse_case() -> ClusterCase {
     paper_programs().swap_remove(1)
 }
@@ -163,7 +164,7 @@ struct ChosenRateCost {
     over_run: f64,
 }
 
-/// The share of a busy CPU that multiplexing the counters takes.
+/// Returns the share of a busy CPU that multiplexing the counters takes.
 fn breakdown_share() -> Result<f64, ReproError> {
     let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
     let clock = NominalClock::new(&spec, TIME_SCALE);
@@ -181,8 +182,9 @@ fn measure_chosen_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Resul
     let scaled_setting = ClusterSetting::new(context, SMALL_MACHINE, &warehouse_case(), seed);
     let run = scaled_setting.run(&ThreadPlacement::Automatic(LOW_ACTIVATION.to_string()))?;
     let sum_windows = |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
-    let cost_ns =
-        sum_windows(|r| r.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
+    let cost_ns = sum_windows(|r| {
+        r.observation.probe_results.iter().flat_map(|probe_result| &probe_result.cost_ns).map(|(_, ns)| ns).sum()
+    });
     let busy_ns = sum_windows(|r| r.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
     Ok(ChosenRateCost {
         detecting: sampling_share_and_rate(&sampled_records).0,
@@ -207,8 +209,8 @@ fn draw_cost_chart(rates: &[u32], costs: &SeededRuns<u32, SamplingCost>) -> Resu
         x: Axis::log("% of remote accesses sampled"),
         y: Axis::log("% overhead; seconds"),
         series: vec![
-            cost_series("overhead, %", |rate| 100.0 * rate.charged),
-            cost_series("seconds for 10^6 samples", |rate| 1e6 / rate.per_second.max(1e-9)),
+            cost_series("overhead, %", |cost| 100.0 * cost.charged),
+            cost_series("seconds for 10^6 samples", |cost| 1e6 / cost.per_second.max(1e-9)),
         ],
         ..Chart::default()
     };

@@ -14,8 +14,9 @@ use crate::seeded_runs::SeededRuns;
 use crate::setup::ManagedRun;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, greatest, least, mean};
 
-/// The placements. The first is the baseline of the others, and the targets apply to the second and third; quick runs
-/// have no more. Activation is at the paper's threshold, and at one that VolanoMark's 6 % of remote stalls exceeds.
+/// Returns the placements. The first is the baseline of the others, and the targets apply to the second and third;
+/// quick runs have no more. Activation is at the paper's threshold, and at one that VolanoMark's 6 % of remote stalls
+/// exceeds.
 pub(super) fn compared_placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
     let mut placements =
         vec![ThreadPlacement::Default, ThreadPlacement::Hand, ThreadPlacement::Automatic(LOW_ACTIVATION.to_string())];
@@ -63,7 +64,7 @@ fn measure(
     })
 }
 
-/// Shares of all threads' cycles, as the simulator accounts for them; the remainder is execution.
+/// Returns the shares of all threads' cycles, as the simulator accounts for them; the remainder is execution.
 fn cycle_breakdown(results: &RunResults) -> Vec<(String, f64)> {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
     let cycle_share = |value: fn(&cachemate_sim::results::StallCycles) -> f64| {
@@ -135,13 +136,13 @@ impl PlacementRuns {
         self.runs_by_placement[placement].get(case, seed).expect("every case ran under every seed")
     }
 
-    /// Reduction by a placement of remote stalls per instruction, relative to the default.
+    /// Returns the reduction by a placement of remote stalls per instruction, relative to the default.
     fn stall_reduction(&self, case: usize, placement: usize, seed: u64) -> f64 {
         let remote_rate = |placement: usize| self.result(case, placement, seed).remote_per_instr;
         1.0 - remote_rate(placement) / remote_rate(0)
     }
 
-    /// Share of the default's remote stalls that is avoided, in percent.
+    /// Returns the share of the default's remote stalls that is avoided, in percent.
     pub fn stall_reduction_percent(&self, case: usize, placement: usize, seed: u64) -> f64 {
         100.0 * self.stall_reduction(case, placement, seed)
     }
@@ -151,12 +152,12 @@ impl PlacementRuns {
         work_rate(placement) / work_rate(0) - 1.0
     }
 
-    /// Work relative to the default's, in percent.
+    /// Returns the work relative to the default's, in percent.
     pub fn gain_percent(&self, case: usize, placement: usize, seed: u64) -> f64 {
         100.0 * self.work_gain(case, placement, seed)
     }
 
-    /// Worst gain, over the programs and seeds where manual placement gains at least 2 %.
+    /// Returns the worst gain, over the programs and seeds where manual placement gains at least 2 %.
     pub fn worst_hand_gain(&self, seed: u64) -> f64 {
         let gains_by_hand =
             |case: usize| mean(self.seeds.iter().map(|&seed| self.work_gain(case, HAND_INDEX, seed))) >= 0.02;
@@ -165,7 +166,7 @@ impl PlacementRuns {
         least((0..self.cases.len()).filter(|&case| gains_by_hand(case)).map(percent_of_hand_gain))
     }
 
-    /// A point for every case and placement.
+    /// Returns a point for every case and placement.
     pub fn placement_points(&self, series: &str, value: impl Fn(&Self, usize, usize, u64) -> f64) -> Vec<DataPoint> {
         let mut points = Vec::new();
         for (case, case_data) in self.cases.iter().enumerate() {

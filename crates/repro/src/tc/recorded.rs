@@ -43,7 +43,7 @@ fn recording_error(problem: impl Into<String>) -> ReproError {
     ReproError::Failed(RECORDING_NAME.to_string(), problem.into())
 }
 
-/// The recording, in the first directory that has it.
+/// Returns the recording, in the first directory that has it.
 fn find_recording() -> Result<PathBuf, ReproError> {
     let searched_dirs = recording_dirs();
     let recording = searched_dirs.iter().map(|dir| dir.join("servers/mariadb.cmt")).find(|path| path.is_file());
@@ -54,8 +54,8 @@ fn find_recording() -> Result<PathBuf, ReproError> {
     })
 }
 
-/// Numbers of the databases by the kernel's thread id, from the list that the recording's script writes, in order of
-/// appearance.
+/// Returns the numbers of the databases by the kernel's thread id, from the list that the recording's script writes, in
+/// order of appearance.
 fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
     let mut names: Vec<&str> = Vec::new();
     let mut database_by_thread = BTreeMap::new();
@@ -218,7 +218,7 @@ impl RecordedRunResult {
     }
 }
 
-/// Share of all cycles of the run that stall on remote caches, in percent.
+/// Returns the share of all cycles of the run that stall on remote caches, in percent.
 fn remote_stall_percent(records: &[WindowRecord]) -> f64 {
     let sum_of_counts = |event| {
         records.iter().flat_map(|r| &r.observation.tasks).filter_map(|task| task.counts.get(event)).sum::<f64>()
@@ -250,7 +250,7 @@ fn run_recorded(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Res
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let recording_digest = recordings::file_digest(&find_recording()?);
-    let runs = context.run_cases(
+    let run = context.run_cases(
         module_path!(),
         &CLUSTERING_METHODS,
         |method, seed| format!("{method} {seed} {recording_digest}"),
@@ -262,30 +262,28 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut points = Vec::new();
     for method in CLUSTERING_METHODS {
         let mut add_point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
-            points.push(DataPoint::from_values(series, method, runs.of_case(method).filter_map(value)));
+            points.push(DataPoint::from_values(series, method, run.of_case(method).filter_map(value)));
         };
-        add_point("adjusted Rand index", &|runs| Some(runs.agreement()));
-        add_point("clusters", &|runs| Some(runs.last.as_ref()?.clusters as f64));
-        add_point("unclustered connections", &|runs| {
-            Some(runs.last.as_ref()?.count_unclustered_workers(&runs.truth) as f64)
+        add_point("adjusted Rand index", &|run| Some(run.agreement()));
+        add_point("clusters", &|run| Some(run.last.as_ref()?.clusters as f64));
+        add_point("unclustered connections", &|run| {
+            Some(run.last.as_ref()?.count_unclustered_workers(&run.truth) as f64)
         });
-        add_point("server's own threads", &|runs| {
-            Some(runs.truth.iter().filter(|cluster| cluster.is_none()).count() as f64)
+        add_point("server's own threads", &|run| {
+            Some(run.truth.iter().filter(|cluster| cluster.is_none()).count() as f64)
         });
-        add_point("cycles stalled on remote caches, %", &|runs| Some(runs.remote_percent));
-        add_point("first round: samples", &|runs| Some(runs.insight.as_ref()?.samples as f64));
-        add_point("first round: samples past the filter", &|runs| Some(runs.insight.as_ref()?.passed as f64));
-        add_point("first round: entries global by the thesis's rule", &|runs| {
-            Some(runs.insight.as_ref()?.global as f64)
-        });
-        add_point("first round: mean similarity within a database", &|runs| Some(runs.insight.as_ref()?.inside));
-        add_point("first round: mean similarity across databases", &|runs| Some(runs.insight.as_ref()?.across));
+        add_point("cycles stalled on remote caches, %", &|run| Some(run.remote_percent));
+        add_point("first round: samples", &|run| Some(run.insight.as_ref()?.samples as f64));
+        add_point("first round: samples past the filter", &|run| Some(run.insight.as_ref()?.passed as f64));
+        add_point("first round: entries global by the thesis's rule", &|run| Some(run.insight.as_ref()?.global as f64));
+        add_point("first round: mean similarity within a database", &|run| Some(run.insight.as_ref()?.inside));
+        add_point("first round: mean similarity across databases", &|run| Some(run.insight.as_ref()?.across));
     }
-    let agreements = runs.of_case(CLUSTERING_METHODS[0]).map(RecordedRunResult::agreement);
+    let agreements = run.of_case(CLUSTERING_METHODS[0]).map(RecordedRunResult::agreement);
     let per_seed = context.with_seeds(agreements);
     let mut finding =
         Finding::declared("tc-2-recorded-server", &per_seed).with_points(points).with_time_scale(TIME_SCALE as f64);
-    if let Some(round) = runs.of_case(CLUSTERING_METHODS[0]).find_map(|runs| runs.last.as_ref()) {
+    if let Some(round) = run.of_case(CLUSTERING_METHODS[0]).find_map(|runs| runs.last.as_ref()) {
         finding.figures.extend(shmap_figures("recorded MariaDB", round));
     }
     Ok(vec![finding])

@@ -17,16 +17,20 @@ const ENTRY_COUNTS: [usize; 3] = [128, 256, 512];
 const SAMPLING_INTERVALS: [usize; 5] = [1, 2, 10, 50, 100];
 const FULL_SAMPLING_PARAMETERS: &str = "activation_share = 0.02\none_in = 1";
 
-/// The observations of a run's first round of sampling.
+/// Returns the observations of a run's first round of sampling.
 fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
     let has_samples = |record: &&WindowRecord| {
-        record.observation.probe_results.iter().any(|answer| matches!(answer.evidence, ProbeEvidence::Samples { .. }))
+        record
+            .observation
+            .probe_results
+            .iter()
+            .any(|probe_result| matches!(probe_result.evidence, ProbeEvidence::Samples { .. }))
     };
     let probe = records
         .iter()
         .find(has_samples)
         .and_then(|record| record.observation.probe_results.first())
-        .map(|answer| answer.probe);
+        .map(|probe_result| probe_result.probe);
     let observations = records
         .iter()
         .filter(has_samples)
@@ -34,10 +38,10 @@ fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
     observations.map(|record| record.observation.clone()).collect()
 }
 
-/// The same observations with only every `one_in`th sample of each window.
+/// Returns the same observations with only every `one_in`th sample of each window.
 fn keep_every_nth_sample(round: &[Observation], one_in: usize) -> Vec<Observation> {
-    let thin_result = |answer: &ProbeResult| {
-        let mut answer = answer.clone();
+    let thin_result = |probe_result: &ProbeResult| {
+        let mut answer = probe_result.clone();
         if let ProbeEvidence::Samples { samples, .. } = &mut answer.evidence {
             *samples = samples.iter().step_by(one_in).copied().collect();
         }
@@ -60,7 +64,7 @@ fn cluster_round(round: &[Observation], threads: usize, entries: usize, method: 
     let map_of = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
     let map_counters = |thread: usize| map_of(thread).map(|map| map.counters.as_slice());
     let maps: Vec<&[u8]> = (0..threads).map(|thread| map_counters(thread).unwrap_or(&[])).collect();
-    let count_samples = |answer: &ProbeResult| match &answer.evidence {
+    let count_samples = |probe_result: &ProbeResult| match &probe_result.evidence {
         ProbeEvidence::Samples { samples, .. } => samples.len(),
         _ => 0,
     };
@@ -130,19 +134,21 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
     )?;
     let mut points = Vec::new();
     for case in &cases {
-        let mut add = |label: String, value: &dyn Fn(&AgreementSensitivity) -> f64| {
+        let mut add_point = |label: String, value: &dyn Fn(&AgreementSensitivity) -> f64| {
             points.push(runs.point(case, label, case.name, value));
         };
         for (size_index, entries) in ENTRY_COUNTS.iter().enumerate() {
-            add(format!("{entries} entries, against 256"), &|result| result.by_size[size_index]);
-            add(format!("{entries} entries, against the program's partition"), &|result| {
+            add_point(format!("{entries} entries, against 256"), &|result| result.by_size[size_index]);
+            add_point(format!("{entries} entries, against the program's partition"), &|result| {
                 result.own_by_size[size_index]
             });
         }
         for (rate_index, one_in) in SAMPLING_INTERVALS.iter().enumerate() {
-            add(format!("1 in {one_in}, against the program's partition"), &|result| result.own_by_rate[rate_index]);
+            add_point(format!("1 in {one_in}, against the program's partition"), &|result| {
+                result.own_by_rate[rate_index]
+            });
         }
-        add("one pass, 256 entries".to_string(), &|result| result.own_one_pass);
+        add_point("one pass, 256 entries".to_string(), &|result| result.own_one_pass);
     }
     let per_seed = runs.least_per_seed(|result| least(result.by_size.iter()));
     Ok(vec![
@@ -164,12 +170,12 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
 /// Windows without decisions before the policy starts.
 const QUIET_WINDOWS: u64 = 2;
 
-/// Cumulative work of all threads by nominal second, from the end of the quiet windows on.
+/// Returns the cumulative work of all threads by nominal second, from the end of the quiet windows on.
 fn cumulative_work(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     let (mut work, mut work_by_second) = (0.0, vec![(0.0, 0.0)]);
-    let quiet =
+    let decision_start =
         records.iter().find(|record| record.observation.window >= QUIET_WINDOWS).map(|r| r.observation.span.start_ns);
-    let Some(decision_start_ns) = quiet else { return work_by_second };
+    let Some(decision_start_ns) = decision_start else { return work_by_second };
     for record in records.iter().filter(|record| record.observation.span.start_ns >= decision_start_ns) {
         work += record.observation.tasks.iter().filter_map(|task| task.progress).sum::<f64>();
         let span = record.observation.span;
@@ -189,8 +195,8 @@ fn work_at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
     Some(earlier_point.1 + share * (later_point.1 - earlier_point.1))
 }
 
-/// Work under the automatic placement minus that of the default, in seconds of the default's work, by time since the
-/// policy started.
+/// Returns the work under the automatic placement minus that of the default, in seconds of the default's work, by time
+/// since the policy started.
 fn measure_advantage(
     context: &ExperimentContext<'_>,
     case: &ClusterCase,
@@ -211,7 +217,7 @@ fn measure_advantage(
     Ok(automatic_work.iter().filter_map(lead_by_second).collect())
 }
 
-/// Time from which on the lead stays positive; `None` if it does not within the run.
+/// Returns the time from which on the lead stays positive; `None` if it does not within the run.
 fn break_even_seconds(lead: &[(f64, f64)]) -> Option<f64> {
     let last_non_positive = lead.iter().rposition(|&(_, lead)| lead <= 0.0)?;
     lead.get(last_non_positive + 1).map(|&(time, _)| time)

@@ -29,9 +29,9 @@ pub(super) const WINDOW_CYCLES: u64 = 1_000_000_000;
 /// Factor by which all windows, slices and costs are shorter than the paper's.
 pub(super) const TIME_SCALE: u64 = 500;
 /// Samples of one round for each thread, a twentieth of the paper's (10^6 for 16 threads). Their number does not scale
-/// with time, because they have to fill 256 counters per thread up to a floor of 3, and only one in twenty of the
-/// servers' samples passes the filter. Each sample has the scaled cost, so that a round takes the same share of the
-/// time as at full scale.
+/// with time, because they have to fill 256 counters per thread up to a floor of 3. Only one in twenty of the servers'
+/// samples passes the filter. Each sample has the scaled cost, so that a round takes the same share of the time as at
+/// full scale.
 pub(super) const SAMPLES_PER_THREAD: u64 = 3_125;
 /// Cycles of a turn of the counters: one interrupt on each busy CPU. Runs of the policy always pay this cost, others
 /// never do.
@@ -54,18 +54,18 @@ impl ClusterCase {
         ClusterCase { name, kernel, options }
     }
 
-    /// Group of each thread; `None` for a background thread.
+    /// Returns the group of each thread; `None` for a background thread.
     pub fn true_groups(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
         Ok(kernels::build_program(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
     }
 
-    /// The partition at the end of the run, if a change of phase alters it midway.
+    /// Returns the partition at the end of the run, if a change of phase alters it midway.
     pub fn true_groups_at_end(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
         Ok(kernels::build_program(self.kernel, seed, &self.options).map_err(failed(self.name))?.later_groups)
     }
 }
 
-/// The four programs as the chapter ran them.
+/// Returns the four programs as the chapter ran them.
 pub(super) fn paper_programs() -> Vec<ClusterCase> {
     let default_case = |name, kernel| ClusterCase::new(name, kernel, Options::default());
     vec![
@@ -154,7 +154,7 @@ impl ClusterSetting {
         self.with_counter_cost(placement).run_under_policy(self.build_policy_for(placement)?)
     }
 
-    /// The setting with the cost of counters, if the placement decides by them.
+    /// Returns the setting with the cost of counters, if the placement decides by them.
     fn with_counter_cost(&self, placement: &ThreadPlacement) -> Self {
         let is_automatic = matches!(placement, ThreadPlacement::Automatic(_));
         ClusterSetting { counter_turn_cycles: if is_automatic { COUNTER_TURN_CYCLES } else { 0 }, ..self.clone() }
@@ -167,7 +167,9 @@ impl ClusterSetting {
             ThreadPlacement::Default => build_policy("default", ""),
             ThreadPlacement::RoundRobin => build_policy("round-robin", ""),
             ThreadPlacement::Hand => Ok(Box::new(self.place_by_hand(&self.workload()?)?)),
-            ThreadPlacement::Automatic(more) => build_policy("thread-clustering", &self.policy_parameters(more)?),
+            ThreadPlacement::Automatic(extra_parameters) => {
+                build_policy("thread-clustering", &self.policy_parameters(extra_parameters)?)
+            }
         }
     }
 
@@ -238,7 +240,7 @@ pub(super) fn run_clustering(
     Ok(records)
 }
 
-/// A profiler with this many counters for each thread and one filter for each process.
+/// Returns a profiler with this many counters for each thread and one filter for each process.
 pub(super) fn sharing_profiler(entries: usize) -> ProfilerConfig {
     let parameters = ShMapParameters { entries, ..ShMapParameters::default() };
     ProfilerConfig::Sharing { parameters, machine_wide: false }
@@ -269,27 +271,28 @@ impl Policy for DelayedPolicy {
     }
 }
 
-/// Share of all threads' cycles that stall on remote caches.
+/// Returns the share of all threads' cycles that stall on remote caches.
 pub(super) fn remote_stall_share(results: &RunResults) -> f64 {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
     results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / cycles.max(1) as f64
 }
 
-/// Remote-cache stalls per instruction: the measure by which placements are compared, because they run at different
-/// speeds.
+/// Returns the remote-cache stalls per instruction: the measure by which placements are compared, because they run at
+/// different speeds.
 pub(super) fn remote_stalls_per_instr(results: &RunResults) -> f64 {
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
     results.tasks.iter().map(|task| task.stall_cycles.remote_cache).sum::<f64>() / instructions.max(1) as f64
 }
 
-/// The workers' own work per cycle (the paper's operations and messages per second).
+/// Returns the workers' own work per cycle (the paper's operations and messages per second).
 pub(super) fn work_rate(results: &RunResults, true_groups: &[Option<u32>]) -> f64 {
     let workers = results.tasks.iter().zip(true_groups).filter(|(_, group)| group.is_some());
     let work: f64 = workers.filter_map(|(task, _)| task.progress).sum();
     work / results.elapsed_cycles.max(1) as f64
 }
 
-/// Adjusted Rand index of two partitions of the same things (Hubert and Arabie, 1985): 1 = the same, about 0 = chance.
+/// Returns the adjusted Rand index of two partitions of the same things (Hubert and Arabie, 1985): 1 if they are equal,
+/// about 0 if they are independent.
 pub(super) fn adjusted_rand_index(first_labels: &[usize], second_labels: &[usize]) -> f64 {
     let pair_count = |n: u64| (n * n.saturating_sub(1) / 2) as f64;
     let pairs_within_keys = |keys: &mut dyn Iterator<Item = (usize, usize)>| {
@@ -341,7 +344,7 @@ pub(super) struct PlacementRound {
 }
 
 impl PlacementRound {
-    /// Adjusted Rand index against the program's own partition, over the program's workers.
+    /// Returns the adjusted Rand index against the program's own partition, over the program's workers.
     pub fn agreement(&self, true_groups: &[Option<u32>]) -> f64 {
         agreement_of_workers(&self.cluster_of, true_groups)
     }
@@ -351,8 +354,8 @@ impl PlacementRound {
     }
 }
 
-/// All rounds of a run that placed threads. The profiler is pure, so the recorded observations yield the same maps
-/// again.
+/// Returns all rounds of a run that placed threads. The profiler is pure, so the recorded observations yield the same
+/// maps again.
 pub(super) fn placement_rounds(records: &[WindowRecord], threads: usize, entries: usize) -> Vec<PlacementRound> {
     let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
     let mut rounds = Vec::new();

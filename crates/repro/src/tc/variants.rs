@@ -31,7 +31,7 @@ const VARIANTS: [Variant; 3] = [
     Variant { name: "half the time scale", machine: SMALL_MACHINE, scale: TIME_SCALE / 2 },
 ];
 
-/// Agreement of the last round that placed threads; 0 if none did.
+/// Returns the agreement of the last round that placed threads; 0 if none did.
 fn measure_agreement(
     context: &ExperimentContext<'_>,
     variant: &Variant,

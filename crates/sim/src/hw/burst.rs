@@ -20,7 +20,7 @@ pub(crate) enum BurstOutcome {
     /// An access that other cores can observe is due, and must wait for the cores that lag behind.
     AheadOfCores,
     Blocked,
-    Turn(BatchEnd),
+    BatchEnd(BatchEnd),
     Interrupt,
 }
 
@@ -35,9 +35,10 @@ pub(crate) enum SlowPathCause {
     Fetch,
     Jump,
     Compute,
+    /// The address of the access is the value of a load that has not returned.
     PendingAddress,
     TranslationMiss,
-    /// The access needs the value of the previous load.
+    /// The context waits, for the value of a load or for a miss register.
     PendingValue,
     /// The access affects more than the L1, and cores that lag behind come first.
     ObservableAccess,
@@ -68,7 +69,7 @@ pub(crate) struct Burst {
     /// Whether the current access was held at its tick, because it is not a plain hit.
     pub was_held: bool,
     pub page: u64,
-    pub frame: u64,
+    pub frame_address: u64,
     /// L1 hits of data and of code that have not been added to the counters yet.
     pub hits: u64,
     pub fetches: u64,
@@ -78,7 +79,7 @@ pub(crate) struct Burst {
 impl Burst {
     #[inline]
     pub fn start_burst(&mut self, run: ContextRun, thread: Box<HwThread>, window: u64, max_outstanding: usize) {
-        (self.run, self.tick, self.window, self.max_outstanding) = (run, run.start, window, max_outstanding);
+        (self.run, self.tick, self.window, self.max_outstanding) = (run, run.start_tick, window, max_outstanding);
         (self.issued_in_record, self.has_probes) = (thread.issued_in_record, !thread.probes.is_empty());
         self.is_watched = self.has_probes && thread.probes.must_observe_all();
         (self.page, self.hits, self.fetches, self.was_held) = (u64::MAX, 0, 0, false);
@@ -139,8 +140,8 @@ impl Burst {
         self.tick > self.run.shared_bound
     }
 
-    /// Sets the context's `ready_at` and its wait. Returns the outcome if the time is over or the window is full; `None`
-    /// if the context can issue.
+    /// Sets the context's `ready_at` and `stall_source`. Returns the outcome if the time is over or the window is full;
+    /// `None` if the context can issue.
     fn outcome_of_spent_budget(&self, context: &mut HwContext) -> Option<BurstOutcome> {
         context.ready_at = self.tick;
         if self.tick >= self.run.end_tick {
@@ -170,20 +171,20 @@ impl CoreFrontEnd {
         self.execute::<WatchedCore>(burst, environment)
     }
 
-    /// Runs one context. On return, `ready` and `wait` of the context describe the next event.
+    /// Runs one context. On return, `ready_at` and `stall_source` of the context describe its next event.
     #[inline(always)]
     pub fn execute<K: CoreKind>(&mut self, burst: &mut Burst, environment: &mut CoreEnvironment<'_>) -> BurstOutcome {
         let Some(mut thread) = burst.thread.take() else { return BurstOutcome::Yield };
         let outcome = loop {
-            let event = self.run_fast_path::<K>(burst, &mut thread, environment);
-            if event == SlowPathCause::PendingValue {
+            let cause = self.run_fast_path::<K>(burst, &mut thread, environment);
+            if cause == SlowPathCause::PendingValue {
                 break BurstOutcome::Blocked;
             }
-            if event == SlowPathCause::ObservableAccess {
+            if cause == SlowPathCause::ObservableAccess {
                 self.contexts[burst.run.context_index].ready_at = burst.tick;
                 break BurstOutcome::AheadOfCores;
             }
-            if let Some(outcome) = self.run_slow_path(event, burst, &mut thread, environment) {
+            if let Some(outcome) = self.run_slow_path(cause, burst, &mut thread, environment) {
                 break outcome;
             }
         };
@@ -205,7 +206,7 @@ impl CoreFrontEnd {
             thread.counters.levels[CacheLevel::L1Instruction as usize].references += burst.fetches;
             caches.units[l1i].counters.demand.references += burst.fetches;
         }
-        let start = burst.run.start;
+        let start = burst.run.start_tick;
         self.contexts[burst.run.context_index].attribute_run(
             &mut thread.counters,
             burst.tick - start,
@@ -226,11 +227,11 @@ impl CoreFrontEnd {
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.context_index];
         let access = thread.batch.get(thread.position).copied();
-        let (event, access) = match access {
+        let (cause, access) = match access {
             Some(access) => (event, access),
             None => (SlowPathCause::BatchEnd, Access::compute(0)),
         };
-        match event {
+        match cause {
             SlowPathCause::Memory => self.access_beyond_l1(access, burst, thread, environment),
             SlowPathCause::PendingValue => Some(BurstOutcome::Blocked),
             SlowPathCause::ObservableAccess => Some(BurstOutcome::AheadOfCores),
@@ -325,7 +326,7 @@ impl CoreFrontEnd {
         None
     }
 
-    /// Fetches the next line of code. `Some` if the context cannot continue at once.
+    /// Fetches the next line of code. Returns `Some` if the context cannot continue at once.
     fn fetch_line(
         &mut self,
         burst: &mut Burst,
@@ -356,7 +357,7 @@ impl CoreFrontEnd {
         };
         let request = self.build_request(frame << page_shift | address & ((1 << page_shift) - 1), tick, false, thread);
         let context = &mut self.contexts[burst.run.context_index];
-        let (hit_tick, line_bytes) = (tick + unit.latency, 1 << unit.line_shift);
+        let (hit_tick, line_bytes) = (tick + unit.latency_ticks, 1 << unit.line_shift);
         let tag_index = unit.store.find(request.address >> unit.line_shift);
         let observes_path = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());
         let prior_counts = observes_path.then_some(thread.counters.levels);
@@ -424,7 +425,7 @@ fn handle_batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwCo
         if burst.tick > burst.run.shared_bound {
             return Some(BurstOutcome::AheadOfCores);
         }
-        return Some(BurstOutcome::Turn(std::mem::replace(&mut thread.batch_end, BatchEnd::More)));
+        return Some(BurstOutcome::BatchEnd(std::mem::replace(&mut thread.batch_end, BatchEnd::More)));
     }
     if burst.tick >= burst.run.end_tick {
         return Some(BurstOutcome::Yield);

@@ -104,14 +104,14 @@ impl EvictionMatrix {
     }
 }
 
-/// Words of the history: 0 if the line was never in the cache, 1 if a store elsewhere took it, otherwise the evictor +
-/// 2.
+/// History word of a line that a store in another cache invalidated. The word is 0 if the line was never in the cache,
+/// and the evictor + 2 if a task evicted it.
 const LOST_TO_STORE: u16 = 1;
 
 pub(crate) struct CacheUnit {
     pub level: CacheLevel,
     pub line_shift: u32,
-    pub latency: u64,
+    pub latency_ticks: u64,
     pub write_policy: WritePolicy,
     pub inclusion: Inclusion,
     /// Index of the cache behind this one, or [`ROOT`].
@@ -119,7 +119,7 @@ pub(crate) struct CacheUnit {
     /// This cache's bit in its parent's sharer masks.
     pub sharer_bit: u32,
     pub children: Vec<usize>,
-    /// False if all children write through: none of them can own a line.
+    /// Whether a child can own a line; false if all children write through.
     pub can_children_own: bool,
     pub package: u32,
     /// Number of cores that share the cache.
@@ -153,7 +153,7 @@ impl CacheUnit {
         CacheUnit {
             level: spec.level,
             line_shift,
-            latency: u64::from(spec.latency_cycles) * ticks_per_cycle,
+            latency_ticks: u64::from(spec.latency_cycles) * ticks_per_cycle,
             write_policy: spec.write,
             inclusion: spec.inclusion,
             parent: ROOT,
@@ -244,11 +244,11 @@ impl CacheUnit {
 
     #[inline]
     pub fn record_arrival(&mut self, owner: u16) {
-        let column = usize::from(owner);
-        if self.lines_by_owner.len() <= column {
-            self.lines_by_owner.resize(column + 1, 0);
+        let owner_index = usize::from(owner);
+        if self.lines_by_owner.len() <= owner_index {
+            self.lines_by_owner.resize(owner_index + 1, 0);
         }
-        self.lines_by_owner[column] += 1;
+        self.lines_by_owner[owner_index] += 1;
     }
 
     #[inline]

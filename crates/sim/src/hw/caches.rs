@@ -143,8 +143,8 @@ impl Caches {
                 units[index].level == CacheLevel::L1Data && is_private && is_plain_pair && units[index].store.is_lru();
         }
         let roots: Vec<usize> = (0..units.len()).filter(|&index| units[index].parent == ROOT).collect();
-        let mut root_number = vec![0; units.len()];
-        roots.iter().enumerate().for_each(|(position, &root)| root_number[root] = position);
+        let mut root_position = vec![0; units.len()];
+        roots.iter().enumerate().for_each(|(position, &root)| root_position[root] = position);
         let inclusive_caches =
             machine.caches.iter().filter(|cache| cache.inclusion != cachemate_core::Inclusion::Victim);
         let directory_shift = inclusive_caches.map(|cache| cache.line_bytes.trailing_zeros()).max().unwrap_or(6);
@@ -159,7 +159,7 @@ impl Caches {
             directory: (roots.len() > 1).then(new_table),
             units,
             roots,
-            root_position: root_number,
+            root_position,
             directory_shift,
             due_prefetches: Vec::new(),
             first_level_prefetches: 0,
@@ -233,7 +233,7 @@ impl Caches {
         copies
     }
 
-    /// Returns the sectors of a victim cache's line that overlap the bytes `address` .. + 2^span.
+    /// Returns the sectors of a victim cache's line that overlap the bytes `address` .. + 2^`span_shift`.
     fn overlapping_sectors(&self, index: usize, address: u64, span_shift: u32) -> u32 {
         let (unit, child_shift) = (&self.units[index], self.child_line_shift(index));
         let start = address >> span_shift << span_shift;
@@ -298,10 +298,10 @@ impl Caches {
         copies
     }
 
-    /// Removes all copies off the path of `from`, which has the line shared and wants to write it. Returns the ticks
-    /// that this takes.
-    pub fn invalidate_other_copies(&mut self, from: usize, request: &CacheRequest) -> u64 {
-        let (mut latency, mut current_index) = (self.units[from].latency, from);
+    /// Removes all copies off the path of the cache `requesting_index`, which has the line shared and wants to write it.
+    /// Returns the ticks that this takes.
+    pub fn invalidate_other_copies(&mut self, requesting_index: usize, request: &CacheRequest) -> u64 {
+        let (mut latency, mut current_index) = (self.units[requesting_index].latency_ticks, requesting_index);
         loop {
             let parent = self.units[current_index].parent;
             if parent == ROOT {
@@ -314,7 +314,7 @@ impl Caches {
             }
             let (span_shift, bit) = (self.units[current_index].line_shift, self.units[current_index].sharer_bit);
             let unit = &mut self.units[parent];
-            latency = unit.latency;
+            latency = unit.latency_ticks;
             let tag_index = unit.store.find(request.address >> unit.line_shift).filter(|_| !unit.is_victim());
             if let Some(tag_index) = tag_index {
                 let meta = unit.store.line_meta(tag_index);
@@ -544,8 +544,9 @@ fn check_machine(machine: &MachineSpec) -> Result<(), MachineSpecError> {
             );
         }
         if cache.inclusion == cachemate_core::Inclusion::Victim {
-            let previous_level =
-                machine.caches[..cache_index].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
+            let previous_level = machine.caches[..cache_index]
+                .iter()
+                .rfind(|nearer_cache| nearer_cache.level != CacheLevel::L1Instruction);
             let sectors = previous_level.map_or(1, |previous| cache.line_bytes / previous.line_bytes);
             if sectors > SHARER_BITS {
                 return spec_error(

@@ -26,7 +26,7 @@ pub(crate) struct OutstandingMiss {
     pub stall_source: StallSource,
 }
 
-/// Ticks of one run of a context that were spent neither on instructions nor on waits.
+/// Ticks of one run of a context that were not spent on instructions.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct UnattributedTicks {
     /// Ticks of waiting with the issue slot kept; they are already attributed.
@@ -192,7 +192,7 @@ impl HwContext {
         self.outstanding_misses.push(miss);
     }
 
-    /// The same as [`HwContext::add_outstanding`], for a load that is older than others in flight.
+    /// Does the same as [`HwContext::add_outstanding`], for a load that is older than others in flight.
     pub fn add_outstanding_in_order(&mut self, miss: OutstandingMiss) {
         let Some(instruction) = miss.instruction else { return self.add_outstanding(miss) };
         let is_younger_miss = |other: &OutstandingMiss| other.instruction.is_some_and(|other| other > instruction);

@@ -39,11 +39,11 @@ pub struct LevelCounts {
 }
 
 impl LevelCounts {
-    /// Misses of every cause.
+    /// Returns the misses of all causes.
     pub fn all_misses(&self) -> u64 {
         self.misses.iter().sum()
     }
-    /// Misses of one cause.
+    /// Returns the misses of one cause.
     pub fn misses_from(&self, cause: MissCause) -> u64 {
         self.misses[cause as usize]
     }
@@ -165,19 +165,19 @@ impl TaskCounters {
     pub fn since(&self, earlier_counters: &Self) -> Self {
         let mut levels = self.levels;
         levels.iter_mut().zip(&earlier_counters.levels).for_each(|(now, earlier_level)| now.add(earlier_level, -1));
-        let (now, earlier_stalls) = (&self.stalls, &earlier_counters.stalls);
+        let (stalls, earlier_stalls) = (&self.stalls, &earlier_counters.stalls);
         TaskCounters {
             ticks_per_cycle: self.ticks_per_cycle,
             instructions: self.instructions - earlier_counters.instructions,
             ticks: self.ticks - earlier_counters.ticks,
             stalls: Stalls {
-                issue: now.issue - earlier_stalls.issue,
-                hit: std::array::from_fn(|level| now.hit[level] - earlier_stalls.hit[level]),
-                remote_cache: now.remote_cache - earlier_stalls.remote_cache,
-                local_memory: now.local_memory - earlier_stalls.local_memory,
-                remote_memory: now.remote_memory - earlier_stalls.remote_memory,
-                queue: now.queue - earlier_stalls.queue,
-                system: now.system - earlier_stalls.system,
+                issue: stalls.issue - earlier_stalls.issue,
+                hit: std::array::from_fn(|level| stalls.hit[level] - earlier_stalls.hit[level]),
+                remote_cache: stalls.remote_cache - earlier_stalls.remote_cache,
+                local_memory: stalls.local_memory - earlier_stalls.local_memory,
+                remote_memory: stalls.remote_memory - earlier_stalls.remote_memory,
+                queue: stalls.queue - earlier_stalls.queue,
+                system: stalls.system - earlier_stalls.system,
             },
             levels,
             remote_cache_hits: self.remote_cache_hits - earlier_counters.remote_cache_hits,

@@ -138,16 +138,16 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let (nth, tick) = (burst.run.context_index, burst.tick);
-        let due_index = self.contexts[nth].first_due_index(tick)?;
-        if burst.should_hold_access(&mut self.contexts[nth]) {
+        let (context_index, tick) = (burst.run.context_index, burst.tick);
+        let due_index = self.contexts[context_index].first_due_index(tick)?;
+        if burst.should_hold_access(&mut self.contexts[context_index]) {
             return Some(BurstOutcome::AheadOfCores);
         }
-        let due_access = self.contexts[nth].deferred_accesses[due_index];
+        let due_access = self.contexts[context_index].deferred_accesses[due_index];
         let page = due_access.access.address() >> environment.page_shift;
         let Some(frame) = thread.tlb.find(page) else {
             let is_store = due_access.access.kind() == AccessKind::Store;
-            let context = &mut self.contexts[nth];
+            let context = &mut self.contexts[context_index];
             let cost = translate(thread, page, context, is_store, environment, self.l1d, tick);
             burst.unattributed.faults += cost;
             context.ready_at = tick + cost;
@@ -155,19 +155,19 @@ impl CoreFrontEnd {
         };
         let frame_address = frame << environment.page_shift;
         let physical_address = frame_address | due_access.access.address() & ((1 << environment.page_shift) - 1);
-        let is_joined = self.can_join_miss(nth, physical_address, tick, environment.caches);
+        let is_joined = self.can_join_miss(context_index, physical_address, tick, environment.caches);
         if !is_joined
-            && self.contexts[nth].mshrs_in_use >= burst.max_outstanding
-            && let Some(first_return) = self.find_blocking_miss(nth, tick)
+            && self.contexts[context_index].mshrs_in_use >= burst.max_outstanding
+            && let Some(first_return) = self.find_blocking_miss(context_index, tick)
         {
-            let context = &mut self.contexts[nth];
+            let context = &mut self.contexts[context_index];
             context.deferred_accesses[due_index].ready_at = first_return.returns_at;
             context.update_next_deferred();
             return None;
         }
-        burst.max_outstanding = self.max_outstanding(nth);
-        self.contexts[nth].deferred_accesses.remove(due_index);
-        let hit_tick = tick + environment.caches.units[self.l1d].latency;
+        burst.max_outstanding = self.max_outstanding(context_index);
+        self.contexts[context_index].deferred_accesses.remove(due_index);
+        let hit_tick = tick + environment.caches.units[self.l1d].latency_ticks;
         let prior_counts = burst.has_probes.then_some(thread.counters.levels);
         let slow_access = self.access_caches(due_access.access, frame_address, burst, thread, environment);
         let wait = StallSource {
@@ -175,7 +175,7 @@ impl CoreFrontEnd {
             queue_ticks: slow_access.response.queue_ticks,
             is_joined,
         };
-        self.contexts[nth].wake_dependents(
+        self.contexts[context_index].wake_dependents(
             due_access,
             slow_access.response.ready_tick,
             slow_access.response.ready_tick > hit_tick,

@@ -53,7 +53,7 @@ pub(crate) struct Dram {
     scheduling_spec: MemorySchedulingSpec,
     /// Ticks for turning from reads to writes or back.
     turnaround_ticks: u64,
-    /// Windows by package, or by node if packages have no bus; empty means any number.
+    /// Request slots by package, or by node if packages have no bus; empty if requests in flight are not limited.
     request_slots: Vec<RequestSlots>,
     /// Number of lines of each node that were written since the start.
     written_lines: Vec<u64>,
@@ -65,11 +65,11 @@ impl Dram {
         let controller = BandwidthServer::new(memory.bytes_per_cycle, ticks_per_cycle);
         let bus = memory.package_bus_bytes_per_cycle.map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle));
         let buses = bus.map_or(Vec::new(), |bus| vec![(bus, BusCounters::default()); spec.packages as usize]);
-        let window =
+        let empty_slots =
             memory.scheduling.requests_in_flight.map(|depth| RequestSlots { return_ticks: vec![0; depth as usize] });
-        let window_count = if buses.is_empty() { memory.nodes } else { spec.packages };
+        let group_count = if buses.is_empty() { memory.nodes } else { spec.packages };
         Dram {
-            request_slots: window.map_or(Vec::new(), |window| vec![window; window_count as usize]),
+            request_slots: empty_slots.map_or(Vec::new(), |window| vec![window; group_count as usize]),
             scheduling_spec: memory.scheduling,
             turnaround_ticks: u64::from(memory.scheduling.turnaround_cycles) * ticks_per_cycle,
             written_lines: vec![0; memory.nodes as usize],
@@ -112,18 +112,18 @@ impl Dram {
             TransferPurpose::Demand => server.transfer_priority(at, bytes),
             TransferPurpose::Prefetch | TransferPurpose::Write => server.transfer_background(at, bytes),
         };
-        let mut queued_ticks = 0;
+        let mut bus_queue_ticks = 0;
         if let Some((bus, counters)) = self.buses.get_mut(package as usize) {
-            queued_ticks = queue(bus, tick);
+            bus_queue_ticks = queue(bus, tick);
             counters.bytes += bytes;
             counters.busy_ticks += bus.busy_ticks(bytes);
-            counters.queue_ticks += queued_ticks;
+            counters.queue_ticks += bus_queue_ticks;
         }
         let node = self.node_of(address);
         let (controller, counters) = &mut self.controllers[node];
-        let waited_ticks = queue(controller, tick + queued_ticks);
+        let controller_queue_ticks = queue(controller, tick + bus_queue_ticks);
         counters.busy_ticks += controller.busy_ticks(bytes);
-        counters.queue_ticks += waited_ticks;
+        counters.queue_ticks += controller_queue_ticks;
         if purpose == TransferPurpose::Write {
             counters.write_bytes += bytes;
             self.written_lines[node] += 1;
@@ -134,10 +134,10 @@ impl Dram {
         } else {
             counters.read_bytes += bytes;
         }
-        queued_ticks + waited_ticks
+        bus_queue_ticks + controller_queue_ticks
     }
 
-    fn window_index(&self, address: u64, package: u32) -> usize {
+    fn slots_index(&self, address: u64, package: u32) -> usize {
         if self.buses.is_empty() { self.node_of(address) } else { package as usize }
     }
 
@@ -150,16 +150,16 @@ impl Dram {
         tick: u64,
         is_prefetch: bool,
     ) -> (u64, u64, DataOrigin) {
-        let window_index = self.window_index(address, package);
+        let slots_index = self.slots_index(address, package);
         let (slot, slot_wait) =
-            self.request_slots.get(window_index).map_or((0, 0), |window| window.first_free_slot(tick));
+            self.request_slots.get(slots_index).map_or((0, 0), |window| window.first_free_slot(tick));
         let purpose = if is_prefetch { TransferPurpose::Prefetch } else { TransferPurpose::Demand };
         let queued_ticks = slot_wait + self.transfer_to_node(address, package, bytes, tick + slot_wait, purpose);
         let (latency, origin) = match self.is_local(address, package) {
             true => (self.local_latency_ticks, DataOrigin::LocalMemory),
             false => (self.remote_latency_ticks, DataOrigin::RemoteMemory),
         };
-        if let Some(window) = self.request_slots.get_mut(window_index) {
+        if let Some(window) = self.request_slots.get_mut(slots_index) {
             window.return_ticks[slot] = tick + queued_ticks + latency;
         }
         if slot_wait > 0
@@ -191,11 +191,11 @@ impl Dram {
             return if backlog > self.local_latency_ticks { 0 } else { 1000 };
         }
         let waiting_permille = (backlog * 1000 / self.local_latency_ticks.max(1)).min(1000);
-        let used_slots = self
+        let taken_permille = self
             .request_slots
-            .get(self.window_index(address, package))
+            .get(self.slots_index(address, package))
             .map_or(0, |window| window.taken_slots_permille(tick));
-        1000 - waiting_permille.max(used_slots)
+        1000 - waiting_permille.max(taken_permille)
     }
 
     /// Returns whether [`Dram::free_room_permille`] is above 0.
@@ -204,7 +204,7 @@ impl Dram {
         if !self.scheduling_spec.demand_priority {
             return backlog <= self.local_latency_ticks;
         }
-        let window = self.request_slots.get(self.window_index(address, package));
+        let window = self.request_slots.get(self.slots_index(address, package));
         backlog < self.local_latency_ticks.max(1)
             && window.is_none_or(|window| window.return_ticks.iter().any(|&free_tick| free_tick <= tick))
     }

@@ -3,10 +3,9 @@
 //! Problem: an L1 hit takes a handful of host instructions, whereas the bookkeeping around it takes many times as many.
 //! Method: one loop per kind of core (`core_kind`), whose state stays in registers from the first access of a run to
 //! the last. `run_plain_hits` compares every access with one bound for time, window and code; `handle_non_plain_access`
-//! handles
-//! a single access that is not a plain hit, and leaves accesses that wait for others or that probes observe to the slow
-//! path (`burst`). Properties: the bound may be outdated, because a load has returned; the slow path checks it again at
-//! the same tick.
+//! handles a single access that is not a plain hit, and leaves accesses that wait for others or that probes observe to
+//! the slow path (`burst`). Properties: the bound may be outdated, because a load has returned; the slow path checks it
+//! again at the same tick.
 
 use cachemate_core::{Access, AccessKind, CacheLevel, WritePolicy};
 
@@ -25,12 +24,12 @@ const NO_TICK: u64 = u64::MAX;
 struct FastPathState {
     tick: u64,
     position: usize,
-    /// Tick at which the instructions of the fetched line are used up, and tick at which the first instruction of the
-    /// current record was issued.
+    /// Tick at which the instructions of the fetched line are used up.
     code_end: u64,
+    /// Tick at which the first instruction of the current record was issued.
     record_start: u64,
     page: u64,
-    frame: u64,
+    frame_address: u64,
     /// Tick up to which time and window allow instructions to issue.
     stop_tick: u64,
     /// Tick of the last load if it was a plain hit; `NO_TICK` otherwise.
@@ -72,21 +71,21 @@ impl CoreFrontEnd {
         if environment.caches.skips_fast_path {
             return self.step(burst, thread, environment);
         }
-        let (nth, is_in_order) = (burst.run.context_index, K::IS_IN_ORDER.unwrap_or(self.is_in_order));
+        let (context_index, is_in_order) = (burst.run.context_index, K::IS_IN_ORDER.unwrap_or(self.is_in_order));
         let mut cursor = FastPathState {
             tick: burst.tick,
             position: thread.position,
             code_end: burst.tick.saturating_add(thread.instructions_until_fetch),
             record_start: burst.tick.wrapping_sub(burst.issued_in_record),
             page: burst.page,
-            frame: burst.frame,
-            stop_tick: burst.find_issue_limit(is_in_order, burst.tick, &mut self.contexts[nth]),
+            frame_address: burst.frame_address,
+            stop_tick: burst.find_issue_limit(is_in_order, burst.tick, &mut self.contexts[context_index]),
             last_load_tick: NO_TICK,
             counted_until: burst.tick,
             slow_accesses: 0,
         };
         let mut is_resumed = std::mem::take(&mut burst.was_held);
-        let event = loop {
+        let cause = loop {
             let non_plain_access = if is_resumed {
                 is_resumed = false;
                 self.resumed_access::<K>(&cursor, thread, environment)
@@ -97,7 +96,7 @@ impl CoreFrontEnd {
                 }
             };
             let is_store = non_plain_access.access.is_store();
-            let hit_tick = cursor.tick + environment.caches.units[self.l1d].latency;
+            let hit_tick = cursor.tick + environment.caches.units[self.l1d].latency_ticks;
             let (arrival, wait) = match self.handle_non_plain_access::<K>(
                 &non_plain_access,
                 hit_tick,
@@ -113,7 +112,7 @@ impl CoreFrontEnd {
             cursor.position += 1;
             cursor.tick += 1;
             cursor.record_start = cursor.tick;
-            let context = &mut self.contexts[nth];
+            let context = &mut self.contexts[context_index];
             context.issued_count += cursor.tick - cursor.counted_until;
             cursor.counted_until = cursor.tick;
             cursor.last_load_tick = if is_store { cursor.last_load_tick } else { NO_TICK };
@@ -125,7 +124,7 @@ impl CoreFrontEnd {
             }
         };
         self.leave_fast_path(cursor, burst, thread, environment);
-        event
+        cause
     }
 
     /// Stores a run's state where the slow path reads it.
@@ -144,11 +143,11 @@ impl CoreFrontEnd {
         let context = &mut self.contexts[burst.run.context_index];
         context.issued_count += tick - cursor.counted_until;
         if cursor.last_load_tick != NO_TICK {
-            let latency = environment.caches.units[self.l1d].latency;
+            let latency = environment.caches.units[self.l1d].latency_ticks;
             (context.value_tick, context.value_origin) =
                 (cursor.last_load_tick + latency, DataOrigin::Hit(CacheLevel::L1Data));
         }
-        (burst.page, burst.frame, burst.stop_tick) = (cursor.page, cursor.frame, cursor.stop_tick);
+        (burst.page, burst.frame_address, burst.stop_tick) = (cursor.page, cursor.frame_address, cursor.stop_tick);
         (burst.tick, burst.issued_in_record) = (tick, tick.wrapping_sub(cursor.record_start));
     }
 
@@ -163,7 +162,7 @@ impl CoreFrontEnd {
         let page_shift = if K::DATA_SHAPE == ANY_SHAPE { environment.page_shift } else { SPECIALIZED_PAGE_SHIFT };
         let data = &environment.caches.units[self.l1d];
         let access = thread.batch[cursor.position];
-        let line = (cursor.frame | access.address() & ((1 << page_shift) - 1)) >> data.line_shift;
+        let line = (cursor.frame_address | access.address() & ((1 << page_shift) - 1)) >> data.line_shift;
         NonPlainAccess { access, line, tag_index: data.store.find(line) }
     }
 
@@ -197,7 +196,8 @@ impl CoreFrontEnd {
                 }
                 if access.is_dependent() {
                     let has_hit = cursor.last_load_tick != NO_TICK;
-                    let value_tick = if has_hit { cursor.last_load_tick + data.latency } else { context.value_tick };
+                    let value_tick =
+                        if has_hit { cursor.last_load_tick + data.latency_ticks } else { context.value_tick };
                     if value_tick > issue_tick {
                         break (SlowPathCause::PendingAddress, issue_tick);
                     }
@@ -209,9 +209,9 @@ impl CoreFrontEnd {
                 if page != cursor.page && !is_mapped {
                     break (SlowPathCause::TranslationMiss, issue_tick);
                 }
-                cursor.frame = if page == cursor.page { cursor.frame } else { frame << page_shift };
+                cursor.frame_address = if page == cursor.page { cursor.frame_address } else { frame << page_shift };
                 cursor.page = page;
-                let line = (cursor.frame | address & ((1 << page_shift) - 1)) >> data.line_shift;
+                let line = (cursor.frame_address | address & ((1 << page_shift) - 1)) >> data.line_shift;
                 if let Err(tag_index) = data.store.record_hit(line, store, writes_through, K::DATA_SHAPE) {
                     let has_arrived = |tag_index| data.try_arrived_hit(line, tag_index, store, issue_tick);
                     if K::IS_WATCHED || store & writes_through || !tag_index.is_some_and(has_arrived) {
@@ -261,7 +261,7 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> NonPlainOutcome {
-        let (nth, is_in_order) = (burst.run.context_index, K::IS_IN_ORDER.unwrap_or(self.is_in_order));
+        let (context_index, is_in_order) = (burst.run.context_index, K::IS_IN_ORDER.unwrap_or(self.is_in_order));
         let page_shift = if K::DATA_SHAPE == ANY_SHAPE { environment.page_shift } else { SPECIALIZED_PAGE_SHIFT };
         let (tag_index, store) = (non_plain_access.tag_index, non_plain_access.access.is_store());
         let data = &mut environment.caches.units[self.l1d];
@@ -279,16 +279,16 @@ impl CoreFrontEnd {
                     return NonPlainOutcome::Retry;
                 };
                 // The access needs a miss register unless an earlier miss of the context brings its line.
-                let is_joined = !is_in_order && self.contexts[nth].has_miss_for(arrival);
-                if !is_joined && self.contexts[nth].mshrs_in_use >= burst.max_outstanding {
+                let is_joined = !is_in_order && self.contexts[context_index].has_miss_for(arrival);
+                if !is_joined && self.contexts[context_index].mshrs_in_use >= burst.max_outstanding {
                     return NonPlainOutcome::FastPathEnd(SlowPathCause::Memory);
                 }
                 data.store.touch(non_plain_access.line, tag_index);
-                data.store.set_meta(tag_index, meta.as_store(store));
+                data.store.set_meta(tag_index, meta.after_hit(store));
                 return NonPlainOutcome::Issued(arrival, StallSource { origin: served, queue_ticks: 0, is_joined });
             }
         }
-        let address = cursor.frame | non_plain_access.access.address() & ((1 << page_shift) - 1);
+        let address = cursor.frame_address | non_plain_access.access.address() & ((1 << page_shift) - 1);
         if cursor.tick > burst.run.shared_bound
             && !(self.is_next_level_private
                 && environment.caches.can_next_level_serve(self.l1d, tag_index, address, store))
@@ -304,14 +304,14 @@ impl CoreFrontEnd {
             return NonPlainOutcome::FastPathEnd(SlowPathCause::Memory);
         }
         let mut is_joined = false;
-        if self.contexts[nth].mshrs_in_use >= burst.max_outstanding {
+        if self.contexts[context_index].mshrs_in_use >= burst.max_outstanding {
             is_joined = !is_in_order
                 && tag_index.is_some()
-                && self.can_join_miss(nth, address, cursor.tick, environment.caches);
-            if !is_joined && let Some(first) = self.find_blocking_miss(nth, cursor.tick) {
+                && self.can_join_miss(context_index, address, cursor.tick, environment.caches);
+            if !is_joined && let Some(first) = self.find_blocking_miss(context_index, cursor.tick) {
                 return self.wait_for_register(&first, is_in_order, cursor, burst, thread);
             }
-            burst.max_outstanding = self.max_outstanding(nth);
+            burst.max_outstanding = self.max_outstanding(context_index);
         }
         let request = self.build_request(address, cursor.tick, store, thread);
         let response = environment.caches.access_first_level::<K>(self.l1d, tag_index, &request, &mut thread.counters);
@@ -354,11 +354,11 @@ impl CacheUnit {
         let meta = self.store.line_meta(tag_index);
         let filled_meta = LineMeta(meta.0 & !PENDING);
         if filled_meta.needs_slow_path(is_store, self.write_policy == WritePolicy::Through)
-            || !self.pending_fills.has_arrived(line, tick + self.latency)
+            || !self.pending_fills.has_arrived(line, tick + self.latency_ticks)
         {
             return false;
         }
-        self.store.set_meta(tag_index, filled_meta.as_store(is_store));
+        self.store.set_meta(tag_index, filled_meta.after_hit(is_store));
         self.store.touch(line, tag_index);
         true
     }
@@ -384,7 +384,7 @@ pub(super) fn try_fetch_present_line(
     if let Err(tag_index) = l1i_unit.store.record_hit(line, false, false, shape) {
         let Some(tag_index) = tag_index else { return false };
         let meta = l1i_unit.store.line_meta(tag_index);
-        if meta.0 & PREFETCHED != 0 || !l1i_unit.pending_fills.has_arrived(line, now + l1i_unit.latency) {
+        if meta.0 & PREFETCHED != 0 || !l1i_unit.pending_fills.has_arrived(line, now + l1i_unit.latency_ticks) {
             return false;
         }
         l1i_unit.store.set_meta(tag_index, LineMeta(meta.0 & !PENDING));

@@ -15,12 +15,12 @@ pub(crate) const HOST_LINE_WORDS: usize = HOST_LINE_BYTES / size_of::<u32>();
 pub(crate) fn prefetch<T>(words: &[T]) {
     let bytes = size_of_val(words);
     for offset in (0..bytes).step_by(HOST_LINE_BYTES) {
-        prefetch_place(words.as_ptr().cast::<u8>().wrapping_add(offset));
+        prefetch_line(words.as_ptr().cast::<u8>().wrapping_add(offset));
     }
 }
 
 #[inline(always)]
-fn prefetch_place(address: *const u8) {
+fn prefetch_line(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has SSE, and a hint reads nothing, so any address is valid.
     unsafe {

@@ -1,9 +1,8 @@
 //! The fast path of a request: the L1 lacks the line or writes through, and only the next cache is involved.
 //!
 //! With small L1s, short lines or write-through stores, most requests end there, without involving any other cache.
-//! Here everything is done in one step, and in the same order as on the slow path (`access_slow`);
-//! a test runs machines both
-//! ways.
+//! Here everything is done in one step, and in the same order as on the slow path (`access_slow`); a test runs machines
+//! both ways.
 
 use cachemate_core::{CacheLevel, WritePolicy};
 
@@ -35,11 +34,11 @@ impl CacheUnit {
         tick: u64,
     ) -> CacheResponse {
         let mut meta = self.store.line_meta(tag_index);
-        let (mut ready_tick, mut origin) = (tick + self.latency, DataOrigin::Hit(self.level));
+        let (mut ready_tick, mut origin) = (tick + self.latency_ticks, DataOrigin::Hit(self.level));
         let is_exclusive = meta.state() >= EXCLUSIVE;
         if meta.0 & PENDING != 0 {
             match self.pending_fills.pending_fill(line) {
-                Some((done, from)) if done > ready_tick => (ready_tick, origin) = (done, from),
+                Some((arrival, fill_origin)) if arrival > ready_tick => (ready_tick, origin) = (arrival, fill_origin),
                 _ => meta.0 &= !PENDING,
             }
         }
@@ -49,7 +48,7 @@ impl CacheUnit {
                 queue_ticks = self.transfer_out(tick, bytes);
                 meta = meta.with_sharers(meta.sharers() | bit);
             }
-            None => meta = meta.as_store(true),
+            None => meta = meta.after_hit(true),
         }
         self.store.set_meta(tag_index, meta);
         CacheResponse { ready_tick: ready_tick + queue_ticks, queue_ticks, origin, is_exclusive, is_dirty: false }
@@ -89,13 +88,13 @@ impl Caches {
         }
         let victim_line = l1_unit.store.next_victim(address >> l1_unit.line_shift);
         victim_line.is_none_or(|evicted| {
-            let second_line = evicted.line << l1_unit.line_shift >> l2_unit.line_shift;
-            evicted.meta.state() != MODIFIED || l2_unit.store.find(second_line).is_some()
+            let l2_line = evicted.line << l1_unit.line_shift >> l2_unit.line_shift;
+            evicted.meta.state() != MODIFIED || l2_unit.store.find(l2_line).is_some()
         })
     }
 
-    /// Handles a request whose line the L1 lacks, or a plain store that goes through the L1. `None` if the request must
-    /// take the slow path; in that case nothing was done.
+    /// Handles a request whose line the L1 lacks, or a plain store that goes through the L1. Returns `None`, and changes
+    /// nothing, if the request must take the slow path.
     #[inline(always)]
     pub fn try_access_next_level<K: CoreKind>(
         &mut self,
@@ -112,14 +111,14 @@ impl Caches {
         let [l1_unit, l2_unit] = self.units.get_disjoint_mut([l1, l2]).ok()?;
         let writes_through = K::WRITE_POLICY.unwrap_or(l1_unit.write_policy) == WritePolicy::Through;
         let is_through_store = request.is_store & writes_through;
-        if tag_index.is_some_and(|place| !is_through_store | (l1_unit.store.line_meta(place).0 & SLOW_PATH_BITS != 0)) {
+        if tag_index.is_some_and(|index| !is_through_store | (l1_unit.store.line_meta(index).0 & SLOW_PATH_BITS != 0)) {
             return None;
         }
-        let (second_line, line) = (request.address >> l2_unit.line_shift, request.address >> l1_unit.line_shift);
-        let l2_tag_index = l2_unit.store.find(second_line);
-        let is_plain_hit = |at| {
+        let (l2_line, line) = (request.address >> l2_unit.line_shift, request.address >> l1_unit.line_shift);
+        let l2_tag_index = l2_unit.store.find(l2_line);
+        let is_plain_hit = |hit_index| {
             l2_unit.is_plain_hit(
-                LineMeta(l2_unit.store.line_meta(at).0 & !PENDING),
+                LineMeta(l2_unit.store.line_meta(hit_index).0 & !PENDING),
                 l1_unit.sharer_bit,
                 request.is_store,
             )
@@ -136,16 +135,16 @@ impl Caches {
         }
         let mut response = match l2_tag_index {
             Some(at) => {
-                l2_unit.store.touch(second_line, at);
+                l2_unit.store.touch(l2_line, at);
                 let (bytes, bit) = (1 << l1_unit.line_shift, l1_unit.sharer_bit);
-                l2_unit.serve_plain_line(second_line, at, (!is_through_store).then_some((bytes, bit)), request.tick)
+                l2_unit.serve_plain_line(l2_line, at, (!is_through_store).then_some((bytes, bit)), request.tick)
             }
             None => {
-                let was_cached = l2_unit.count_miss(second_line, request.task, counters);
+                let was_cached = l2_unit.count_miss(l2_line, request.task, counters);
                 self.fetch_missed_line(
                     l2,
                     l1,
-                    second_line,
+                    l2_line,
                     was_cached,
                     &CacheRequest { is_write_through: is_through_store, ..*request },
                     counters,
@@ -155,7 +154,7 @@ impl Caches {
         let l1_unit = &mut self.units[l1];
         if let Some(tag_index) = tag_index {
             l1_unit.store.touch(line, tag_index);
-            response.ready_tick = response.ready_tick.max(request.tick + l1_unit.latency);
+            response.ready_tick = response.ready_tick.max(request.tick + l1_unit.latency_ticks);
             return Some(response);
         }
         if !is_through_store {

@@ -93,8 +93,8 @@ impl LineTable {
     #[cold]
     fn add_page(&mut self, key: u32) -> usize {
         if 4 * (self.page_count as usize + 1) > self.slots.len() {
-            let larger = vec![PageSlot::default(); 2 * self.slots.len()];
-            let old_slots = std::mem::replace(&mut self.slots, larger);
+            let larger_slots = vec![PageSlot::default(); 2 * self.slots.len()];
+            let old_slots = std::mem::replace(&mut self.slots, larger_slots);
             self.slot_shift -= 1;
             for slot in old_slots.into_iter().filter(|slot| slot.key != 0) {
                 let index = self.find_slot(slot.key);

@@ -88,11 +88,11 @@ pub enum StopReason {
     Time,
     /// The thread on `cpu` ended a batch with something other than [`BatchEnd::More`]. It stays loaded, and continues
     /// with its next batch if the operating system simply runs the machine again.
-    Turn {
+    BatchEnd {
         /// The thread's CPU.
         cpu: CpuId,
         /// The request at the end of the batch.
-        turn: BatchEnd,
+        batch_end: BatchEnd,
         /// Cycle at which the batch ended.
         end_cycle: u64,
     },
@@ -232,8 +232,8 @@ impl Hardware {
     }
 
     fn context_mut(&mut self, cpu: CpuId) -> &mut HwContext {
-        let (core, context_at) = self.context_index(cpu);
-        &mut self.cores[core].front_end.contexts[context_at]
+        let (core, context_index) = self.context_index(cpu);
+        &mut self.cores[core].front_end.contexts[context_index]
     }
 
     fn update_core_key(&mut self, cpu: CpuId) {
@@ -274,8 +274,8 @@ impl Hardware {
     /// Returns the thread on a CPU. Its counters are complete up to the last stop of [`Hardware::run`] for time, or for
     /// this CPU.
     pub fn thread(&self, cpu: CpuId) -> Option<&HwThread> {
-        let (core, context_at) = self.context_index(cpu);
-        self.cores[core].front_end.contexts[context_at].thread.as_deref()
+        let (core, context_index) = self.context_index(cpu);
+        self.cores[core].front_end.contexts[context_index].thread.as_deref()
     }
 
     /// Returns the thread on a CPU; `None` if there is none.
@@ -293,18 +293,18 @@ impl Hardware {
 
     /// Runs until every CPU has reached `until_cycle` or a thread needs the operating system. Idle CPUs just wait.
     pub fn run(&mut self, until_cycle: u64, frames: &mut dyn FrameProvider) -> StopReason {
-        let end = until_cycle * self.ticks_per_cycle;
-        let stop = self.run_cores(end, frames);
+        let end_tick = until_cycle * self.ticks_per_cycle;
+        let stop = self.run_cores(end_tick, frames);
         self.cores.iter_mut().for_each(|core| core.end_run(&mut self.caches));
         if stop == StopReason::Time {
-            self.now_tick = self.now_tick.max(end);
+            self.now_tick = self.now_tick.max(end_tick);
             let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front_end.contexts);
-            contexts.for_each(|context| context.attribute_ticks(end));
+            contexts.for_each(|context| context.attribute_ticks(end_tick));
         }
         stop
     }
 
-    fn run_cores(&mut self, end: u64, frames: &mut dyn FrameProvider) -> StopReason {
+    fn run_cores(&mut self, end_tick: u64, frames: &mut dyn FrameProvider) -> StopReason {
         let max_ahead_ticks = RUN_AHEAD_CYCLES * self.ticks_per_cycle;
         let mut environment = CoreEnvironment {
             caches: &mut self.caches,
@@ -315,7 +315,7 @@ impl Hardware {
         };
         loop {
             let ((tick, core_number), second_earliest) = self.core_queue.find_two_earliest();
-            if tick >= end {
+            if tick >= end_tick {
                 return StopReason::Time;
             }
             self.now_tick = self.now_tick.max(tick);
@@ -323,7 +323,7 @@ impl Hardware {
             let shared_bound = second_earliest.0.saturating_sub(u64::from(core_number > second_earliest.1));
             let core = &mut self.cores[core_number];
             let stop = core.advance(
-                RunBounds { shared_bound, end: end.min(second_earliest.0.saturating_add(max_ahead_ticks)) },
+                RunBounds { shared_bound, end_tick: end_tick.min(second_earliest.0.saturating_add(max_ahead_ticks)) },
                 &mut environment,
             );
             self.core_queue.set(core_number, core.next_advance_tick);
@@ -408,8 +408,8 @@ impl Hardware {
 
     /// Returns the counters of one hardware context since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
-        let (core, context_at) = self.context_index(cpu);
-        self.cores[core].front_end.contexts[context_at].counters
+        let (core, context_index) = self.context_index(cpu);
+        self.cores[core].front_end.contexts[context_index].counters
     }
     /// Returns the counters of a cache of this machine; zeros for an unknown id.
     pub fn cache_counters(&self, cache: CacheId) -> CacheCounters {

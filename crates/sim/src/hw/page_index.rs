@@ -82,7 +82,7 @@ impl PageIndex {
 
     /// Drops a frame's name, and returns it.
     pub fn take_name(&mut self, frame: u64) -> u64 {
-        let name = self.index_bits_by_frame.get_mut(frame as usize).map_or(0, std::mem::take);
-        u64::from(name.saturating_sub(1)) << self.frame_bits | frame
+        let stored_bits = self.index_bits_by_frame.get_mut(frame as usize).map_or(0, std::mem::take);
+        u64::from(stored_bits.saturating_sub(1)) << self.frame_bits | frame
     }
 }

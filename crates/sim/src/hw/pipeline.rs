@@ -25,9 +25,9 @@ use super::{Charge, FrameProvider, StopReason};
 pub(crate) const RUN_AHEAD_CYCLES: u64 = 400;
 /// Length of a context's turn while others are ready.
 const TURN_CYCLES: u64 = 32;
-/// Number of bits below the tick in a key, which order equal ticks. `NEVER_READY` is the tick of a context that is
-/// never ready.
+/// Number of bits below the tick in a key, which order equal ticks.
 const ORDER_BITS: u32 = 8;
+/// Tick in the key of a context that is never ready.
 const NEVER_READY: u64 = u64::MAX >> ORDER_BITS;
 /// Number of cores whose cache state mostly fits the host's second cache.
 const MAX_CORES_WITHOUT_HINTS: u32 = 8;
@@ -47,14 +47,14 @@ pub(crate) struct RunBounds {
     /// Last tick at which the core may do something that others see.
     pub shared_bound: u64,
     /// First tick into which the core must not run.
-    pub end: u64,
+    pub end_tick: u64,
 }
 
 /// The bounds of one run of a context: from `start` to `end_tick` at most.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ContextRun {
     pub context_index: usize,
-    pub start: u64,
+    pub start_tick: u64,
     pub end_tick: u64,
     /// Tick at which another context of the core is ready.
     pub other_ready_tick: u64,
@@ -172,7 +172,7 @@ impl Core {
     /// is. `u64::MAX` means never.
     #[inline]
     fn pick_context(&self) -> (usize, u64, u64) {
-        let ((last_context, turn_end), count) = (self.current_turn, self.ready_ticks.len());
+        let ((last_context, turn_end), context_count) = (self.current_turn, self.ready_ticks.len());
         let (first_key, second_key) = match <&[u64; 4]>::try_from(self.ready_ticks.as_slice()) {
             Ok(ready) => two_smallest_keys(ready, last_context),
             Err(_) => two_smallest_keys(&self.ready_ticks, last_context),
@@ -184,11 +184,15 @@ impl Core {
             return (
                 last_context,
                 last_ready_tick,
-                tick_of_key(if distance + 1 == count { second_key } else { first_key }),
+                tick_of_key(if distance + 1 == context_count { second_key } else { first_key }),
             );
         }
         let index = last_context + 1 + distance;
-        (if index < count { index } else { index - count }, tick_of_key(first_key), tick_of_key(second_key))
+        (
+            if index < context_count { index } else { index - context_count },
+            tick_of_key(first_key),
+            tick_of_key(second_key),
+        )
     }
 
     /// Runs until the bounds. Returns `Some` if a thread needs the operating system.
@@ -218,14 +222,14 @@ impl Core {
                 self.end_run(environment.caches);
             }
             if self.burst.thread.is_some() {
-                if self.burst.tick >= bounds.end {
+                if self.burst.tick >= bounds.end_tick {
                     self.next_advance_tick = self.used_until;
                     return None;
                 }
             } else if !self.start_run(bounds, environment.ticks_per_cycle) {
                 return None;
             }
-            self.burst.run.end_tick = bounds.end.min(self.current_turn.1.max(self.burst.run.other_ready_tick));
+            self.burst.run.end_tick = bounds.end_tick.min(self.current_turn.1.max(self.burst.run.other_ready_tick));
             self.burst.run.shared_bound = bounds.shared_bound;
             let outcome = match self.burst.is_watched {
                 true => self.front_end.execute_watched(&mut self.burst, environment),
@@ -260,7 +264,7 @@ impl Core {
         );
         let (context_index, ready_tick, other_ready_tick) = self.pick_context();
         let start = self.used_until.max(ready_tick);
-        if start >= bounds.end {
+        if start >= bounds.end_tick {
             self.next_advance_tick = if ready_tick == u64::MAX { ready_tick } else { start };
             return false;
         }
@@ -276,7 +280,7 @@ impl Core {
         context.attribute_ticks(start);
         let Some(thread) = context.thread.take() else { return false };
         self.burst.start_burst(
-            ContextRun { context_index, start, end_tick: start, other_ready_tick, shared_bound: 0 },
+            ContextRun { context_index, start_tick: start, end_tick: start, other_ready_tick, shared_bound: 0 },
             thread,
             window,
             max_outstanding,
@@ -287,22 +291,24 @@ impl Core {
     /// Ends the run with this outcome. Returns `Some` if the operating system is needed.
     #[inline]
     fn finish_run(&mut self, outcome: BurstOutcome, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
-        let (nth, now) = (self.burst.run.context_index, self.burst.tick);
+        let (context_index, now) = (self.burst.run.context_index, self.burst.tick);
         let has_overflow_count = self.burst.has_overflow_count();
         self.end_run(environment.caches);
-        let context = &mut self.front_end.contexts[nth];
-        let (cpu, at_cycle) = (context.cpu, || now / environment.ticks_per_cycle);
+        let context = &mut self.front_end.contexts[context_index];
+        let (cpu, current_cycle) = (context.cpu, || now / environment.ticks_per_cycle);
         let has_overflowed = has_overflow_count
             && context.thread.as_mut().is_some_and(|thread| thread.probes.advance_overflows(&thread.counters));
         match outcome {
-            BurstOutcome::Turn(turn) => Some(StopReason::Turn { cpu, turn, end_cycle: at_cycle() }),
+            BurstOutcome::BatchEnd(turn) => {
+                Some(StopReason::BatchEnd { cpu, batch_end: turn, end_cycle: current_cycle() })
+            }
             BurstOutcome::Interrupt => {
-                Some(StopReason::Interrupt { cpu, task: context.task()?, interrupt_cycle: at_cycle() })
+                Some(StopReason::Interrupt { cpu, task: context.task()?, interrupt_cycle: current_cycle() })
             }
             _ if has_overflowed => {
                 context.charge_ticks(now, environment.sampling.interrupt_ticks, Charge::Interrupt);
-                self.ready_ticks[nth] = context.ready_tick();
-                Some(StopReason::Interrupt { cpu, task: context.task()?, interrupt_cycle: at_cycle() })
+                self.ready_ticks[context_index] = context.ready_tick();
+                Some(StopReason::Interrupt { cpu, task: context.task()?, interrupt_cycle: current_cycle() })
             }
             _ => None,
         }
@@ -312,11 +318,11 @@ impl Core {
     #[inline]
     pub fn end_run(&mut self, caches: &mut Caches) {
         if let Some(thread) = self.burst.thread.take() {
-            let nth = self.burst.run.context_index;
+            let context_index = self.burst.run.context_index;
             let thread = self.front_end.close_run(&self.burst, thread, caches);
-            let context = &mut self.front_end.contexts[nth];
+            let context = &mut self.front_end.contexts[context_index];
             context.thread = Some(thread);
-            self.ready_ticks[nth] = context.ready_at;
+            self.ready_ticks[context_index] = context.ready_at;
         }
     }
 }
@@ -332,11 +338,12 @@ impl CoreFrontEnd {
     /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another
     /// miss.
     #[inline(never)]
-    pub fn find_blocking_miss(&mut self, nth: usize, now: u64) -> Option<OutstandingMiss> {
-        if self.try_reclaim_mshrs(nth, now) {
+    pub fn find_blocking_miss(&mut self, context_index: usize, now: u64) -> Option<OutstandingMiss> {
+        if self.try_reclaim_mshrs(context_index, now) {
             return None;
         }
-        let contexts = if self.is_in_order { &self.contexts[nth..nth + 1] } else { &self.contexts[..] };
+        let contexts =
+            if self.is_in_order { &self.contexts[context_index..context_index + 1] } else { &self.contexts[..] };
         let context_with_first_return = contexts.iter().min_by_key(|context| context.first_return_tick)?;
         context_with_first_return
             .outstanding_misses
@@ -348,17 +355,17 @@ impl CoreFrontEnd {
     /// Frees the registers of misses that have returned; this is checked only when it matters. Returns whether there is
     /// room now.
     #[inline(never)]
-    pub fn try_reclaim_mshrs(&mut self, nth: usize, now: u64) -> bool {
+    pub fn try_reclaim_mshrs(&mut self, context_index: usize, now: u64) -> bool {
         self.contexts.iter_mut().for_each(|context| context.drop_returned_misses(now));
-        self.contexts[nth].mshrs_in_use < self.max_outstanding(nth)
+        self.contexts[context_index].mshrs_in_use < self.max_outstanding(context_index)
     }
 
     /// Returns the number of misses that the context may have outstanding: out of order it shares the registers, in
     /// order it has a store buffer.
     #[inline(always)]
-    pub fn max_outstanding(&self, nth: usize) -> usize {
+    pub fn max_outstanding(&self, context_index: usize) -> usize {
         let contexts = if self.is_in_order { &[] } else { &self.contexts[..] };
-        let other_contexts = contexts.iter().zip(0..).filter(|&(_, index)| index != nth);
+        let other_contexts = contexts.iter().zip(0..).filter(|&(_, index)| index != context_index);
         self.mshr_count.saturating_sub(other_contexts.map(|(context, _)| context.mshrs_in_use).sum())
     }
 }

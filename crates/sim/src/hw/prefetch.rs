@@ -134,7 +134,7 @@ impl Prefetcher {
 /// Replaces the stream that was idle longest. A stream starts at a page's first access, or at the second one if that
 /// reverses the direction.
 fn start_stream(streams: &mut [PageStream], new_stream: PageStream) {
-    if let Some(oldest_stream) = streams.iter_mut().min_by_key(|walk| walk.last_use) {
+    if let Some(oldest_stream) = streams.iter_mut().min_by_key(|stream| stream.last_use) {
         *oldest_stream = new_stream;
     }
 }

@@ -53,10 +53,10 @@ pub struct TraceProbe {
     pub(crate) last_address: Option<u64>,
 }
 
-/// Samples L1 data misses, one in `one_in` on average, with jitter. Each sample costs an interrupt.
+/// Samples L1 data misses, one in `sample_period` on average, with jitter. Each sample costs an interrupt.
 #[derive(Clone, Debug, Default)]
 pub struct SampleProbe {
-    pub one_in: u32,
+    pub sample_period: u32,
     /// Whether only hits in remote caches count.
     pub counts_remote_only: bool,
     pub max_samples: u32,
@@ -68,12 +68,12 @@ pub struct SampleProbe {
 }
 
 /// Watches single locations (virtual lines of data or code) until they are touched again (BS, StatCache). There is one
-/// watch point per location, up to `max_locations`, and one is set in `one_in` accesses on average. A fetch of a line
-/// of code counts as an access, because a cache that holds both code and data is shared by both.
+/// watch point per location, up to `max_locations`, and one is set in `watch_period` accesses on average. A fetch of a
+/// line of code counts as an access, because a cache that holds both code and data is shared by both.
 #[derive(Clone, Debug, Default)]
 pub struct WatchProbe {
     pub max_locations: u32,
-    pub one_in: u32,
+    pub watch_period: u32,
     /// Number of doublings by which watched lines are larger than those of the L1 data and instruction caches.
     pub data_line_doublings: u32,
     pub code_line_doublings: u32,
@@ -98,15 +98,15 @@ impl WatchProbe {
     /// Records a touch of a line; `elapsed_ns` converts the ticks since a watch was set into time.
     pub(crate) fn touch(&mut self, line: u64, tick: u64, elapsed_ns: impl Fn(u64) -> u64) {
         if let Some(index) = self.open_watches.iter().position(|open| open.0 == line) {
-            let (_, accesses, start_tick) = self.open_watches.swap_remove(index);
-            let accesses = Some(self.accesses - accesses - 1);
+            let (_, start_accesses, start_tick) = self.open_watches.swap_remove(index);
+            let accesses = Some(self.accesses - start_accesses - 1);
             self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(tick - start_tick), reused: true });
         }
         if self.accesses >= self.next_watch_access && self.watch_count < self.max_locations {
             self.open_watches.push((line, self.accesses, tick));
             self.watch_count += 1;
             self.next_watch_access =
-                self.accesses + draw_jitter(self.one_in, u64::from(self.watch_count) ^ self.accesses << 20);
+                self.accesses + draw_jitter(self.watch_period, u64::from(self.watch_count) ^ self.accesses << 20);
         }
         self.accesses += 1;
     }
@@ -119,20 +119,20 @@ impl SampleProbe {
 }
 
 impl ActivityProbe {
-    fn super_set_mut(&mut self, set: u64, sets: u64) -> Option<&mut SuperSetCount> {
+    fn super_set_mut(&mut self, set: u64, set_count: u64) -> Option<&mut SuperSetCount> {
         let count = self.super_sets.len() as u64;
-        let super_set = if self.is_contiguous { set * count / sets } else { set % count.max(1) };
+        let super_set = if self.is_contiguous { set * count / set_count } else { set % count.max(1) };
         self.super_sets.get_mut(super_set as usize)
     }
-    pub(crate) fn count_access(&mut self, set: u64, sets: u64, is_miss: bool) {
-        if let Some(counts) = self.super_set_mut(set, sets) {
+    pub(crate) fn count_access(&mut self, set: u64, set_count: u64, is_miss: bool) {
+        if let Some(counts) = self.super_set_mut(set, set_count) {
             counts.accesses += 1;
             counts.misses += u64::from(is_miss);
         }
     }
     /// Records that an access that was already counted is a miss.
-    pub(crate) fn record_miss(&mut self, set: u64, sets: u64) {
-        if let Some(counts) = self.super_set_mut(set, sets) {
+    pub(crate) fn record_miss(&mut self, set: u64, set_count: u64) {
+        if let Some(counts) = self.super_set_mut(set, set_count) {
             counts.misses += 1;
         }
     }
@@ -149,8 +149,8 @@ pub struct Overflow {
     pub interrupt_count: u64,
 }
 
-/// Returns a uniform number in 1 ..= 2 `one_in` - 1: `one_in` on average, and never in step with a loop.
-pub(super) fn draw_jitter(one_in: u32, seed: u64) -> u64 {
-    let span = 2 * u64::from(one_in.max(1)) - 1;
+/// Returns a uniform number in 1 ..= 2 `mean` - 1, which is `mean` on average and never in step with a loop.
+pub(super) fn draw_jitter(mean: u32, seed: u64) -> u64 {
+    let span = 2 * u64::from(mean.max(1)) - 1;
     1 + ((u128::from(SplitMix64::scatter(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
 }

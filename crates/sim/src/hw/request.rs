@@ -105,7 +105,7 @@ impl Caches {
         let unit = &mut self.units[unit_index];
         let mut meta = unit.store.line_meta(tag_index);
         let mut response = CacheResponse {
-            ready_tick: request.tick + unit.latency,
+            ready_tick: request.tick + unit.latency_ticks,
             queue_ticks: 0,
             origin: DataOrigin::Hit(unit.level),
             is_exclusive: meta.state() >= EXCLUSIVE,
@@ -162,9 +162,9 @@ impl Caches {
         }
         let unit = &self.units[index];
         let sector = unit.sector_mask(request.address, child_shift);
-        match tag_index.filter(|&place| !is_victim || unit.store.line_meta(place).sharers() & sector != 0) {
-            Some(place) if is_victim => self.serve_victim_hit(index, child, place, request, counters),
-            Some(place) => self.serve_hit(index, child, line, place, request, counters),
+        match tag_index.filter(|&hit_index| !is_victim || unit.store.line_meta(hit_index).sharers() & sector != 0) {
+            Some(hit_index) if is_victim => self.serve_victim_hit(index, child, hit_index, request, counters),
+            Some(hit_index) => self.serve_hit(index, child, line, hit_index, request, counters),
             None => {
                 if !request.is_prefetch {
                     self.units[index].count_miss(line, request.task, counters);
@@ -265,8 +265,11 @@ impl Caches {
         let copies = self.snoop_other_roots(index, request, SnoopAction::Invalidate);
         counters.memory_write_bytes += STORE_BYTES;
         self.dram.write(request.address, request.package, STORE_BYTES, request.tick);
-        let latency =
-            if copies.is_present { self.remote_latency_ticks(request, copies) } else { self.units[index].latency };
+        let latency = if copies.is_present {
+            self.remote_latency_ticks(request, copies)
+        } else {
+            self.units[index].latency_ticks
+        };
         CacheResponse {
             ready_tick: request.tick + latency,
             queue_ticks: 0,
@@ -311,7 +314,7 @@ impl Caches {
         let unit = &mut self.units[unit_index];
         let queue_ticks = unit.transfer_out(request.tick, bytes);
         let mut response = CacheResponse {
-            ready_tick: request.tick + unit.latency + queue_ticks,
+            ready_tick: request.tick + unit.latency_ticks + queue_ticks,
             queue_ticks,
             origin: DataOrigin::Hit(unit.level),
             is_exclusive: meta.state() >= EXCLUSIVE,
@@ -441,13 +444,13 @@ impl Caches {
                 is_dirty: copies.is_dirty && request.is_store,
             };
         }
-        let (latency, queue, served) =
+        let (latency_ticks, queued_ticks, origin) =
             self.dram.read(request.address, request.package, bytes, request.tick, request.is_prefetch);
         counters.memory_read_bytes += bytes;
         CacheResponse {
-            ready_tick: request.tick + latency + queue,
-            queue_ticks: queue,
-            origin: served,
+            ready_tick: request.tick + latency_ticks + queued_ticks,
+            queue_ticks: queued_ticks,
+            origin,
             is_exclusive: true,
             is_dirty: false,
         }

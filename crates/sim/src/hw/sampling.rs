@@ -44,7 +44,7 @@ pub(crate) struct ObservedMiss {
     pub physical_address: u64,
     pub line_shift: u32,
     pub tick: u64,
-    pub latency: u64,
+    pub latency_ticks: u64,
     pub origin: DataOrigin,
     /// Number of the instruction on its context.
     pub instruction: u64,
@@ -69,9 +69,9 @@ impl Probes {
     }
 
     /// Observes a data access, by virtual line.
-    pub(crate) fn observe_access(&mut self, line: u64, tick: u64, set: u64, sets: u64, sampling: SamplingUnit) {
+    pub(crate) fn observe_access(&mut self, line: u64, tick: u64, set: u64, set_count: u64, sampling: SamplingUnit) {
         if let Some(activity) = self.activity_at_mut(CacheLevel::L1Data) {
-            activity.count_access(set, sets, false);
+            activity.count_access(set, set_count, false);
         }
         if let Some(watch) = &mut self.watch {
             watch.touch(line >> watch.data_line_doublings, tick, |ticks| sampling.to_nanoseconds(ticks));
@@ -90,9 +90,9 @@ impl Probes {
     }
 
     /// Observes a line of code that the L1 had.
-    pub(crate) fn observe_fetch(&mut self, set: u64, sets: u64) {
+    pub(crate) fn observe_fetch(&mut self, set: u64, set_count: u64) {
         if let Some(activity) = self.activity_at_mut(CacheLevel::L1Instruction) {
-            activity.count_access(set, sets, false);
+            activity.count_access(set, set_count, false);
         }
     }
 
@@ -112,14 +112,14 @@ impl Probes {
             let (counts_before, counts_after) =
                 (&counts_before[unit.level as usize], &counts_after[unit.level as usize]);
             let has_missed = counts_after.all_misses() > counts_before.all_misses();
-            let (set, sets) = (unit.store.set_of(address >> unit.line_shift), unit.store.total_sets());
+            let (set, set_count) = (unit.store.set_of(address >> unit.line_shift), unit.store.total_sets());
             if let Some(activity) = self.activity_at_mut(unit.level) {
                 if unit.level == CacheLevel::L1Data {
                     if has_missed {
-                        activity.record_miss(set, sets);
+                        activity.record_miss(set, set_count);
                     }
                 } else if counts_after.references > counts_before.references {
-                    activity.count_access(set, sets, has_missed);
+                    activity.count_access(set, set_count, has_missed);
                 }
             }
             cache_index = unit.parent;
@@ -143,9 +143,9 @@ impl Probes {
         }
         let line = miss.physical_address >> miss.line_shift;
         let is_last_address = sampling.sampler == SamplerModel::LastAddress;
-        let is_hidden = trace.last_address.is_some()
+        let is_shadowed = trace.last_address.is_some()
             && is_in_shadow(miss.instruction, trace.last_instruction, sampling.shadow_instr);
-        if is_last_address && is_hidden && !miss.is_dependent {
+        if is_last_address && is_shadowed && !miss.is_dependent {
             trace.count_lost_entry();
         } else {
             trace.log_entry(line);
@@ -170,18 +170,18 @@ impl Probes {
     }
 
     /// Observes prefetches into the L1 that a first hit on a prefetched line caused: a stream continues without a miss.
-    pub(crate) fn observe_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit) -> SampleEffect {
+    pub(crate) fn observe_prefetches(&mut self, prefetch_count: u32, sampling: SamplingUnit) -> SampleEffect {
         let mut effect = SampleEffect { ticks: 0, is_full: false };
-        self.trace_prefetches(prefetches, sampling, &mut effect);
+        self.trace_prefetches(prefetch_count, sampling, &mut effect);
         effect
     }
 
     /// Records prefetches. Each counts as a miss and raises an exception, with the register unchanged (RM 5.3.1: up to
     /// 96 % of a log).
-    fn trace_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit, effect: &mut SampleEffect) {
+    fn trace_prefetches(&mut self, prefetch_count: u32, sampling: SamplingUnit, effect: &mut SampleEffect) {
         let Some(trace) = self.trace.as_mut().filter(|_| sampling.sampler == SamplerModel::LastAddress) else { return };
         let Some(register) = trace.last_address else { return };
-        for _ in 0..prefetches {
+        for _ in 0..prefetch_count {
             if trace.lines.len() < trace.max_entries as usize {
                 trace.log_entry(register);
                 trace.stale_entries += 1;
@@ -192,25 +192,25 @@ impl Probes {
     }
 
     fn sample_miss(&mut self, miss: &ObservedMiss, task: TaskId, sampling: SamplingUnit, effect: &mut SampleEffect) {
-        let Some(sample) = &mut self.samples else { return };
+        let Some(probe) = &mut self.samples else { return };
         let virtual_line = miss.virtual_address >> miss.line_shift;
         let is_last_address = sampling.sampler == SamplerModel::LastAddress;
         // The register continues to be written until the exception is taken.
-        if let Some(armed_instruction) = sample.armed_instruction.take().filter(|_| is_last_address)
+        if let Some(armed_instruction) = probe.armed_instruction.take().filter(|_| is_last_address)
             && is_in_shadow(miss.instruction, armed_instruction, sampling.shadow_instr)
-            && let Some(last_sample) = sample.samples.last_mut()
+            && let Some(last_sample) = probe.samples.last_mut()
         {
             last_sample.virtual_line = virtual_line;
         }
-        if (sample.counts_remote_only && miss.origin != DataOrigin::RemoteCache) || sample.is_full() {
+        if (probe.counts_remote_only && miss.origin != DataOrigin::RemoteCache) || probe.is_full() {
             return;
         }
-        sample.event_count += 1;
-        if sample.countdown == 0 {
-            sample.countdown = draw_jitter(sample.one_in, u64::from(task.0) << 32 ^ sample.event_count);
+        probe.event_count += 1;
+        if probe.countdown == 0 {
+            probe.countdown = draw_jitter(probe.sample_period, u64::from(task.0) << 32 ^ probe.event_count);
         }
-        sample.countdown -= 1;
-        if sample.countdown > 0 {
+        probe.countdown -= 1;
+        if probe.countdown > 0 {
             return;
         }
         let source = match miss.origin {
@@ -219,9 +219,9 @@ impl Probes {
             DataOrigin::LocalMemory | DataOrigin::RemoteMemory => DataSource::Memory,
         };
         // The register holds only an address; the overflowing counter determines the kind of access.
-        let is_reported = !is_last_address || sample.counts_remote_only;
-        let latency = (miss.latency / sampling.ticks_per_cycle).min(u64::from(u32::MAX)) as u32;
-        sample.samples.push(AccessSample {
+        let is_reported = !is_last_address || probe.counts_remote_only;
+        let latency = (miss.latency_ticks / sampling.ticks_per_cycle).min(u64::from(u32::MAX)) as u32;
+        probe.samples.push(AccessSample {
             task,
             virtual_line,
             physical_line: (!is_last_address).then(|| miss.physical_address >> miss.line_shift),
@@ -229,9 +229,9 @@ impl Probes {
             latency_cycles: (!is_last_address).then_some(latency),
             at_ns: sampling.to_nanoseconds(miss.tick),
         });
-        sample.armed_instruction = Some(miss.instruction);
+        probe.armed_instruction = Some(miss.instruction);
         effect.ticks += sampling.interrupt_ticks;
-        effect.is_full |= sample.is_full();
+        effect.is_full |= probe.is_full();
     }
 
     /// Advances every threshold that its count has passed. Returns whether there was one.

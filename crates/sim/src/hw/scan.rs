@@ -40,8 +40,8 @@ pub(crate) fn find_tag(words: &[u32], tag: u32) -> Option<usize> {
         _ => None,
     };
     if let Some(equal_ways) = equal_ways {
-        let rest = remainder.iter().zip(4 * quads.len()..);
-        let equal_ways = rest.fold(equal_ways, |ways, (&word, way)| ways | u32::from(word == tag) << way);
+        let remaining_words = remainder.iter().zip(4 * quads.len()..);
+        let equal_ways = remaining_words.fold(equal_ways, |ways, (&word, way)| ways | u32::from(word == tag) << way);
         return (equal_ways != 0).then(|| equal_ways.trailing_zeros() as usize);
     }
     for (nth, four) in quads.iter().enumerate() {
@@ -53,9 +53,8 @@ pub(crate) fn find_tag(words: &[u32], tag: u32) -> Option<usize> {
     remainder.iter().position(|&word| word == tag).map(|way| 4 * quads.len() + way)
 }
 
-/// Returns the index of the first of the smallest
-/// words. A minimum of unsigned words takes one instruction from SSE4.1 on, and seven
-/// before.
+/// Returns the index of the first of the smallest words. A minimum of unsigned words takes one instruction from SSE4.1
+/// on, and seven before.
 #[inline(always)]
 fn index_of_min(ages: &[u32]) -> usize {
     let (quads, remainder) = ages.as_chunks::<4>();
@@ -67,7 +66,7 @@ fn index_of_min(ages: &[u32]) -> usize {
     find_tag(ages, minimum).unwrap_or(0)
 }
 
-/// The same as [`index_of_min`], with AVX2 instructions, and without a loop for the usual numbers of ways.
+/// Does the same as [`index_of_min`], with AVX2 instructions, and without a loop for the usual numbers of ways.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1")]
 fn index_of_min_avx2(ages: &[u32]) -> usize {

@@ -40,8 +40,8 @@ impl BandwidthServer {
 
     /// Reduces the backlog of the second class by the time that the first class has left idle until a tick.
     fn advance_to(&mut self, until: u64) {
-        let idle_ticks = until.saturating_sub(self.free_at.max(self.settled_until));
-        self.backlog -= self.backlog.min(idle_ticks);
+        let idle_time = until.saturating_sub(self.free_at.max(self.settled_until));
+        self.backlog -= self.backlog.min(idle_time);
         self.settled_until = self.settled_until.max(until);
     }
 
@@ -78,8 +78,8 @@ impl BandwidthServer {
     /// Returns the ticks that a request at `tick` would wait after all others.
     pub fn backlog_ticks(&self, tick: u64) -> u64 {
         let arrival = tick << FRACTION_BITS;
-        let idle_ticks = arrival.saturating_sub(self.free_at.max(self.settled_until));
-        (self.free_at.saturating_sub(arrival) + self.backlog.saturating_sub(idle_ticks)) >> FRACTION_BITS
+        let idle_time = arrival.saturating_sub(self.free_at.max(self.settled_until));
+        (self.free_at.saturating_sub(arrival) + self.backlog.saturating_sub(idle_time)) >> FRACTION_BITS
     }
 
     /// Returns the ticks for which `bytes` keep the server busy (rounded).

@@ -30,27 +30,27 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let nth = burst.run.context_index;
-        self.contexts[nth].ready_at = burst.tick;
-        let physical_address = burst.frame | access.address() & ((1 << environment.page_shift) - 1);
-        let is_joined = self.can_join_miss(nth, physical_address, burst.tick, environment.caches);
+        let context_index = burst.run.context_index;
+        self.contexts[context_index].ready_at = burst.tick;
+        let physical_address = burst.frame_address | access.address() & ((1 << environment.page_shift) - 1);
+        let is_joined = self.can_join_miss(context_index, physical_address, burst.tick, environment.caches);
         if !is_joined
-            && self.contexts[nth].mshrs_in_use >= burst.max_outstanding
-            && let Some(first_return) = self.find_blocking_miss(nth, burst.tick)
+            && self.contexts[context_index].mshrs_in_use >= burst.max_outstanding
+            && let Some(first_return) = self.find_blocking_miss(context_index, burst.tick)
         {
             if burst.wait_in_place(burst.tick, first_return.returns_at, first_return.stall_source, thread) {
                 burst.tick = first_return.returns_at;
                 return None;
             }
-            let context = &mut self.contexts[nth];
+            let context = &mut self.contexts[context_index];
             (context.ready_at, context.stall_source) = (first_return.returns_at, Some(first_return.stall_source));
             return Some(BurstOutcome::Blocked);
         }
-        burst.max_outstanding = self.max_outstanding(nth);
-        let hit_tick = burst.tick + environment.caches.units[self.l1d].latency;
+        burst.max_outstanding = self.max_outstanding(context_index);
+        let hit_tick = burst.tick + environment.caches.units[self.l1d].latency_ticks;
         let prior_counts = burst.has_probes.then_some(thread.counters.levels);
-        let slow_access = self.access_caches(access, burst.frame, burst, thread, environment);
-        let context = &mut self.contexts[nth];
+        let slow_access = self.access_caches(access, burst.frame_address, burst, thread, environment);
+        let context = &mut self.contexts[context_index];
         burst.issue_access(thread, context);
         let wait = StallSource {
             origin: slow_access.response.origin,
@@ -72,26 +72,34 @@ impl CoreFrontEnd {
     /// Returns whether an outstanding miss of the context brings this line. Accesses to it wait in the register of that
     /// miss, as in Intel's line fill buffers (Optimization Reference Manual). In an in-order core, each store needs its
     /// own entry.
-    pub(super) fn can_join_miss(&self, nth: usize, physical: u64, tick: u64, caches: &Caches) -> bool {
+    pub(super) fn can_join_miss(
+        &self,
+        context_index: usize,
+        physical_address: u64,
+        tick: u64,
+        caches: &Caches,
+    ) -> bool {
         let unit = &caches.units[self.l1d];
-        let line = physical >> unit.line_shift;
+        let line = physical_address >> unit.line_shift;
         let Some((arrival, _)) = unit.pending_fills.pending_fill(line).filter(|_| !self.is_in_order) else {
             return false;
         };
-        arrival > tick + unit.latency && unit.store.find(line).is_some() && self.contexts[nth].has_miss_for(arrival)
+        arrival > tick + unit.latency_ticks
+            && unit.store.find(line).is_some()
+            && self.contexts[context_index].has_miss_for(arrival)
     }
 
-    /// Sends the access to the L1 and beyond, at the burst's tick. `frame` is the address of its frame.
+    /// Sends the access to the L1 and beyond, at the burst's tick. `frame_address` is the first address of its frame.
     pub(super) fn access_caches(
         &mut self,
         access: Access,
-        frame: u64,
+        frame_address: u64,
         burst: &mut Burst,
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> SlowAccess {
         let request = self.build_request(
-            frame | access.address() & ((1 << environment.page_shift) - 1),
+            frame_address | access.address() & ((1 << environment.page_shift) - 1),
             burst.tick,
             access.kind() == AccessKind::Store,
             thread,
@@ -168,24 +176,24 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> SampleEffect {
         let context = &mut self.contexts[burst.run.context_index];
-        let prefetches = environment.caches.first_level_prefetches;
+        let prefetch_count = environment.caches.first_level_prefetches;
         let miss = ObservedMiss {
             virtual_address: access.address(),
             physical_address: environment.caches.dram.physical_address(request.address),
             line_shift: environment.caches.units[self.l1d].line_shift,
             tick: request.tick,
-            latency: response.ready_tick - request.tick,
+            latency_ticks: response.ready_tick - request.tick,
             origin: response.origin,
             instruction: context.issued_count,
             is_traced: access.kind() != AccessKind::Store
                 || environment.caches.units[self.l1d].write_policy == WritePolicy::Back,
             is_dependent: access.is_dependent(),
-            l1_prefetches: prefetches,
+            l1_prefetches: prefetch_count,
         };
         let effect = if has_missed {
             thread.probes.observe_miss(&miss, thread.task, environment.sampling)
         } else {
-            thread.probes.observe_prefetches(prefetches, environment.sampling)
+            thread.probes.observe_prefetches(prefetch_count, environment.sampling)
         };
         thread.probes.cost_ticks += effect.ticks;
         burst.unattributed.interrupts += effect.ticks;

@@ -51,7 +51,7 @@ impl LineMeta {
     /// Returns the metadata after a hit by a store or a load. There is no branch, because `MODIFIED` has all bits of
     /// the state.
     #[inline]
-    pub fn as_store(self, is_store: bool) -> Self {
+    pub fn after_hit(self, is_store: bool) -> Self {
         LineMeta(self.0 | (MODIFIED * u32::from(is_store)))
     }
     /// Returns whether an access affects more than this cache: a fill to wait for, a prefetch's first use, or a store
@@ -242,7 +242,7 @@ impl TagStore {
         if meta.needs_slow_path(is_store, writes_through) {
             return Err(Some(base + way));
         }
-        words[ways + way] = meta.as_store(is_store).0;
+        words[ways + way] = meta.after_hit(is_store).0;
         if is_lru {
             self.clock += 1;
             words[2 * ways + way] = self.clock;
@@ -254,11 +254,11 @@ impl TagStore {
     fn record_general_hit(&mut self, line: u64, is_store: bool, writes_through: bool) -> Result<(), Option<usize>> {
         let tag_index = self.find(line);
         let Some(hit_tag_index) =
-            tag_index.filter(|&place| !self.line_meta(place).needs_slow_path(is_store, writes_through))
+            tag_index.filter(|&index| !self.line_meta(index).needs_slow_path(is_store, writes_through))
         else {
             return Err(tag_index);
         };
-        self.set_meta(hit_tag_index, self.line_meta(hit_tag_index).as_store(is_store));
+        self.set_meta(hit_tag_index, self.line_meta(hit_tag_index).after_hit(is_store));
         self.touch(line, hit_tag_index);
         Ok(())
     }

@@ -255,8 +255,7 @@ impl Basis {
         while from_climber != to_climber {
             let (from_record, to_record) = (&self.nodes[from_climber as usize], &self.nodes[to_climber as usize]);
             // Flow would come down from the apex to `from_node`, and go up from `to_node`. An arc that blocks on
-            // `to_node`'s side
-            // leaves even if another could, to prevent cycling.
+            // `to_node`'s side leaves even if another could, to prevent cycling.
             if from_record.size < to_record.size {
                 if can_push && from_record.has_flow != from_record.points_up {
                     (cut_node, is_cut_on_from_path, can_push) = (from_climber, true, false);
@@ -323,13 +322,13 @@ impl Basis {
             (pivot.entering_arc, points_up, was_at_upper_bound != pivot.can_push),
             &mut visit_node,
         );
-        self.update_path(leaving_node.parent, pivot.apex, |record, at| {
+        self.update_path(leaving_node.parent, pivot.apex, |record, node| {
             record.size -= cut_size;
-            visit_node(at, false);
+            visit_node(node, false);
         });
-        self.update_path(outer_end, pivot.apex, |record, at| {
+        self.update_path(outer_end, pivot.apex, |record, node| {
             record.size += cut_size;
-            visit_node(at, false);
+            visit_node(node, false);
         });
     }
 

@@ -103,12 +103,12 @@ pub(super) fn emit_record_access(record: u64, is_write: bool, out: &mut AccessEm
 }
 
 /// Draws from `0..limit` such that 80 % of the draws fall on the lowest 30 % of the values.
-pub(super) fn draw_hot_set(rng: &mut Rng, count: u64) -> u64 {
-    let hot_count = (count * 3 / 10).max(1);
-    if rng.draw_below(10) < 8 || hot_count == count {
+pub(super) fn draw_hot_set(rng: &mut Rng, limit: u64) -> u64 {
+    let hot_count = (limit * 3 / 10).max(1);
+    if rng.draw_below(10) < 8 || hot_count == limit {
         rng.draw_below(hot_count)
     } else {
-        hot_count + rng.draw_below(count - hot_count)
+        hot_count + rng.draw_below(limit - hot_count)
     }
 }
 

@@ -98,23 +98,23 @@ impl Compiler {
         let symbols = setup.add_region("symbol table", (2 << 20).min(bytes / 8), RegionUsers::All);
         // The obstack has room for the largest function of the table and its register sets.
         let obstack = setup.add_region("function obstack", bytes / 6 * 5, RegionUsers::All);
-        let retained_region =
+        let inline_copies =
             setup.add_region("kept for inlining", bytes - symbols.bytes - obstack.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let salt = rng.next_bits();
-        let (nodes, pass, next, blocks_left, kept_bytes, functions) = (0, 0, 0, 0, 0, 0);
+        let (node_count, pass_number, next_node, blocks_left, kept_offset, function_count) = (0, 0, 0, 0, 0, 0);
         let mut compiler = Compiler {
-            inline_copies: retained_region,
+            inline_copies,
             obstack,
             symbols,
             rng,
-            node_count: nodes,
-            pass_number: pass,
-            next_node: next,
+            node_count,
+            pass_number,
+            next_node,
             blocks_left,
-            kept_offset: kept_bytes,
+            kept_offset,
             salt,
-            function_count: functions,
+            function_count,
         };
         compiler.read_function();
         compiler

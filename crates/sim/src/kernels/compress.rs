@@ -26,8 +26,9 @@ struct Deflate {
     window: Region,
     head: Region,
     chain: Region,
-    /// Position in the endless input, and the start position of this copy, whose window is full from the beginning.
+    /// Position in the endless input.
     position: u64,
+    /// Position at which this copy starts; its window is full from the beginning.
     first_position: u64,
     written_bytes: u64,
     salt: u64,
@@ -131,8 +132,9 @@ struct BlockSort {
     quadrants: Region,
     buckets: Region,
     stage: BlockSortStage,
-    /// Position within the stage, and position of the block in the input.
+    /// Position within the stage.
     stage_position: u64,
+    /// Position of the block in the input.
     block_start: u64,
     written_words: u64,
     rng: Rng,

@@ -23,10 +23,10 @@ struct ServerShape {
     tree: &'static str,
     /// Part of the footprint that is private to threads, as a numerator and a denominator.
     private_share: fn(threads: u64, groups: u64) -> (u64, u64),
-    /// Number of touches of the group's counters, and of the whole process's, per operation.
-    touches_of_group: u64,
+    /// Number of touches of the group's counters per operation; `process_touches` counts those of the whole process.
+    group_touches: u64,
     process_touches: u64,
-    /// Number of descents per operation, and number of those that write.
+    /// Number of descents per operation, of which `writes_per_operation` write.
     descents_per_operation: u64,
     writes_per_operation: u64,
 }
@@ -34,7 +34,7 @@ struct ServerShape {
 const WAREHOUSE: ServerShape = ServerShape {
     tree: "warehouse",
     private_share: |threads, groups| (threads * 300_000, threads * 300_000 + groups * 25_000_000),
-    touches_of_group: 12,
+    group_touches: 12,
     process_touches: 1,
     descents_per_operation: 10,
     writes_per_operation: 5,
@@ -43,7 +43,7 @@ const WAREHOUSE: ServerShape = ServerShape {
 const RUBIS: ServerShape = ServerShape {
     tree: "database",
     private_share: |threads, groups| (threads * 100_000, threads * 100_000 + groups * 32_000_000),
-    touches_of_group: 24,
+    group_touches: 24,
     process_touches: 8,
     descents_per_operation: 8,
     writes_per_operation: 2,
@@ -141,7 +141,7 @@ impl WorkloadKernel for ServerConnection {
                 self.allocation_offset = (self.allocation_offset + 8) % self.private_buffer.bytes;
             }
         }
-        for _ in 0..self.shape.touches_of_group {
+        for _ in 0..self.shape.group_touches {
             emit_bookkeeping_access(group.shared_counters, &mut self.rng, out);
         }
         for _ in 0..self.shape.process_touches {

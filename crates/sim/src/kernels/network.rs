@@ -33,7 +33,7 @@ const BASKET_ENTRY_BYTES: u64 = 24;
 /// The record layout of a version of the program, in bytes from the record's start (64-bit), with its constants.
 struct McfVersion {
     node_bytes: u64,
-    potential_offset: u64,
+    potential: u64,
     orientation: u64,
     child: u64,
     parent: u64,
@@ -54,7 +54,7 @@ struct McfVersion {
 
 const MCF_2000: McfVersion = McfVersion {
     node_bytes: 120,
-    potential_offset: 88,
+    potential: 88,
     orientation: 56,
     child: 24,
     parent: 16,
@@ -74,7 +74,7 @@ const MCF_2000: McfVersion = McfVersion {
 
 const MCF_2006: McfVersion = McfVersion {
     node_bytes: 104,
-    potential_offset: 0,
+    potential: 0,
     orientation: 8,
     child: 16,
     parent: 24,
@@ -96,9 +96,9 @@ const MCF_2006: McfVersion = McfVersion {
 enum SimplexStage {
     Price { arc: u64 },
     Sort,
-    Update { pivot: Pivot, at: u32, change: i64 },
-    ClearMarks { at: u64 },
-    Refresh { at: u32 },
+    Update { pivot: Pivot, node: u32, change: i64 },
+    ClearMarks { first_node: u64 },
+    Refresh { node: u32 },
 }
 
 /// An arc in the basket, with the index of its entry.
@@ -179,9 +179,9 @@ impl Simplex {
         }
         out.load(record + version.cost);
         out.load(record + version.tail);
-        out.load_dependent(self.node_address(tail) + version.potential_offset);
+        out.load_dependent(self.node_address(tail) + version.potential);
         out.load(record + version.head);
-        out.load_dependent(self.node_address(head) + version.potential_offset);
+        out.load_dependent(self.node_address(head) + version.potential);
         let reduced_cost = self.basis.reduced_cost(tail, head, cost);
         self.basis.is_violating(arc, reduced_cost).then_some(reduced_cost)
     }
@@ -290,7 +290,7 @@ impl Simplex {
             return self.exchange(&pivot, out);
         }
         let change = self.basis.potential_change(&pivot);
-        self.stage = SimplexStage::Update { pivot, at: pivot.cut_node, change };
+        self.stage = SimplexStage::Update { pivot, node: pivot.cut_node, change };
     }
 
     /// Emits following the tree's links from one node to the next in depth-first order.
@@ -311,15 +311,15 @@ impl Simplex {
     fn update_potentials(&mut self, pivot: Pivot, mut current_node: u32, change: i64, out: &mut AccessEmitter) {
         for _ in 0..64 {
             let record = self.node_address(current_node);
-            out.load_dependent(record + self.version.potential_offset);
-            out.store(record + self.version.potential_offset);
+            out.load_dependent(record + self.version.potential);
+            out.store(record + self.version.potential);
             self.basis.nodes[current_node as usize].potential += change;
             match self.next_in_subtree(current_node, pivot.cut_node, out) {
                 Some(next) => current_node = next,
                 None => return self.exchange(&pivot, out),
             }
         }
-        self.stage = SimplexStage::Update { pivot, at: current_node, change };
+        self.stage = SimplexStage::Update { pivot, node: current_node, change };
     }
 
     fn exchange(&mut self, pivot: &Pivot, out: &mut AccessEmitter) {
@@ -351,14 +351,19 @@ impl Simplex {
 
     fn start_refresh(&mut self, out: &mut AccessEmitter) -> SimplexStage {
         out.enter_function(2);
-        if self.version.mark.is_some() { SimplexStage::ClearMarks { at: 0 } } else { SimplexStage::Refresh { at: 0 } }
+        if self.version.mark.is_some() {
+            SimplexStage::ClearMarks { first_node: 0 }
+        } else {
+            SimplexStage::Refresh { node: 0 }
+        }
     }
 
     fn clear_marks(&mut self, first_node: u64, mark: u64, out: &mut AccessEmitter) {
         let nodes = self.basis.nodes.len() as u64;
         let end = (first_node + 256).min(nodes);
         (first_node..end).for_each(|node| out.store(self.nodes.element_address(node, self.version.node_bytes) + mark));
-        self.stage = if end == nodes { SimplexStage::Refresh { at: 0 } } else { SimplexStage::ClearMarks { at: end } };
+        self.stage =
+            if end == nodes { SimplexStage::Refresh { node: 0 } } else { SimplexStage::ClearMarks { first_node: end } };
     }
 
     fn refresh_potentials(&mut self, mut current_node: u32, out: &mut AccessEmitter) {
@@ -373,11 +378,11 @@ impl Simplex {
                 out.load_dependent(self.arcs.element_address(node.arc, ARC_BYTES) + version.cost);
             }
             out.load(record + version.parent);
-            out.load_dependent(self.node_address(node.parent) + version.potential_offset);
-            out.store(record + version.potential_offset);
+            out.load_dependent(self.node_address(node.parent) + version.potential);
+            out.store(record + version.potential);
             current_node = next;
         }
-        self.stage = SimplexStage::Refresh { at: current_node };
+        self.stage = SimplexStage::Refresh { node: current_node };
     }
 }
 
@@ -386,9 +391,11 @@ impl WorkloadKernel for Simplex {
         match self.stage {
             SimplexStage::Price { arc } => self.price_arcs(arc, out),
             SimplexStage::Sort => self.start_pivot(out),
-            SimplexStage::Update { pivot, at, change } => self.update_potentials(pivot, at, change, out),
-            SimplexStage::ClearMarks { at } => self.clear_marks(at, self.version.mark.unwrap_or(0), out),
-            SimplexStage::Refresh { at } => self.refresh_potentials(at, out),
+            SimplexStage::Update { pivot, node, change } => self.update_potentials(pivot, node, change, out),
+            SimplexStage::ClearMarks { first_node } => {
+                self.clear_marks(first_node, self.version.mark.unwrap_or(0), out)
+            }
+            SimplexStage::Refresh { node } => self.refresh_potentials(node, out),
         }
         BatchEnd::More
     }

@@ -27,9 +27,8 @@ struct GameSearch {
     reads_per_position: u64,
     /// Number of these reads that one routine makes in a loop.
     reads_per_call: u64,
-    /// Interval of reads that go anywhere in the tables; the others go to [their shared_counters
-    /// part](Self::hot_divisor). gobmk makes one such read per position; with this value, it misses from 256 KB on
-    /// about as often as recorded GNU Go.
+    /// Interval of reads that go anywhere in the tables; the others go to [their hot part](Self::hot_divisor). gobmk
+    /// makes one such read per position; with this value, it misses from 256 KB on about as often as recorded GNU Go.
     reads_per_cold_read: u64,
     /// Size of the tables divided by that of their hot part, which contains the attack tables and common patterns.
     hot_divisor: u64,

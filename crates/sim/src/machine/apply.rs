@@ -164,8 +164,10 @@ impl SimMachine {
     /// Gives a class its ways in every cache that can be partitioned; caches that the masks do not name give all ways.
     fn set_masks(&mut self, class: ServiceClassId, masks: &WayMasks) -> Result<(), RequestError> {
         for cache in &self.topology.caches {
-            let cache_spec = self.spec.caches.iter().find(|described| described.level == cache.level);
-            let Some(cache_spec) = cache_spec.filter(|described| described.way_partitions.is_some()) else { continue };
+            let cache_spec = self.spec.caches.iter().find(|candidate_spec| candidate_spec.level == cache.level);
+            let Some(cache_spec) = cache_spec.filter(|candidate_spec| candidate_spec.way_partitions.is_some()) else {
+                continue;
+            };
             let all_ways: IndexSet = (0..cache_spec.ways).collect();
             let mask = masks.get(&cache.id).unwrap_or(&all_ways);
             self.system.hw.set_way_mask(cache.id, class_number(Some(class)), mask)?;
@@ -225,10 +227,10 @@ impl SimMachine {
                     let item = PlanItem::Share(share.group, share.cache);
                     applied_plan.pending.push(PendingItem { item, done: assigned_pages, total: Some(total_pages) });
                 }
-                let share_inside = (resident_pages > 0).then(|| pages_in_share as f64 / resident_pages as f64);
+                let inside_fraction = (resident_pages > 0).then(|| pages_in_share as f64 / resident_pages as f64);
                 ActiveShare {
                     share,
-                    pages_in_share: share_inside,
+                    pages_in_share: inside_fraction,
                     fallback_pages: Some(fallback_pages),
                     occupancy_bytes,
                 }

@@ -91,12 +91,12 @@ fn partitions_of(spec: &MachineSpec, cache: &Cache) -> Vec<(cachemate_core::Cach
             PartitionSupport::Colors { colors, page_bytes: spec.pages.page_bytes, page_migration_ns },
         ));
     }
-    let level_spec = spec.caches.iter().find(|described| described.level == cache.level);
-    if let Some((described, way_partitions)) =
-        level_spec.and_then(|described| Some((described, described.way_partitions?)))
+    let level_spec = spec.caches.iter().find(|candidate_spec| candidate_spec.level == cache.level);
+    if let Some((cache_spec, way_partitions)) =
+        level_spec.and_then(|candidate_spec| Some((candidate_spec, candidate_spec.way_partitions?)))
     {
         let partition = PartitionSupport::Ways {
-            ways: described.ways,
+            ways: cache_spec.ways,
             min_ways: way_partitions.min_ways,
             contiguous: way_partitions.contiguous,
             max_groups: way_partitions.groups,

@@ -102,8 +102,9 @@ pub struct SimMachine {
     warm_up_length: Option<RunLimit>,
     pub(crate) baseline: Baseline,
     is_finished: bool,
+    /// Cycle at which multiplexed counters are switched next.
     next_rotation_cycle: u64,
-    /// Interval at which multiplexed counters are switched, in scaled cycles.
+    /// Cost of switching the counters on one CPU, in scaled cycles.
     rotation_cost_cycles: u64,
     window_count: u64,
     pub(crate) last_shared: observe::LastSharedCounts,
@@ -134,9 +135,9 @@ impl SimMachine {
         let dispatcher = Dispatcher::new(build_scheduler(options.scheduler, times), Domains::new(&topology));
         let node_of_cpu: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
         let frames = FrameAllocator::new(FrameAllocatorSpec {
-            frames: spec.memory.size_bytes / spec.pages.page_bytes,
-            nodes: spec.memory.nodes,
-            colors: spec.pages.colors.unwrap_or(1),
+            frame_count: spec.memory.size_bytes / spec.pages.page_bytes,
+            node_count: spec.memory.nodes,
+            color_count: spec.pages.colors.unwrap_or(1),
             node_of_cpu: &node_of_cpu,
             max_piece_order: options.max_piece_order,
             seed: options.seed,
@@ -370,11 +371,11 @@ impl SimMachine {
                 self.record_sample();
             }
             have_tasks_changed |= self.admit_arrivals();
-            let has_answer = self.poll_probes();
+            let has_probe_result = self.poll_probes();
             let is_over = self.is_over();
             if now >= end_cycle {
                 return Ok(WindowEnd::Elapsed);
-            } else if has_answer {
+            } else if has_probe_result {
                 return Ok(WindowEnd::ProbeAnswered);
             } else if have_tasks_changed {
                 return Ok(WindowEnd::TasksChanged);

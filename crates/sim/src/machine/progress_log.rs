@@ -61,17 +61,17 @@ impl SimMachine {
     }
 
     pub(crate) fn next_sample_cycle(&self) -> u64 {
-        self.progress_log.as_ref().map_or(u64::MAX, |trail| trail.next_cycle)
+        self.progress_log.as_ref().map_or(u64::MAX, |log| log.next_cycle)
     }
 
     pub(crate) fn has_reached_instruction_limits(&self) -> bool {
-        self.progress_log.as_ref().is_some_and(|trail| trail.is_done)
+        self.progress_log.as_ref().is_some_and(|log| log.is_done)
     }
 
     pub(crate) fn record_sample(&mut self) {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
-        let last_level = self.spec.last_level().map(|cache| cache.level);
+        let last_level = self.spec.last_level_cache().map(|cache| cache.level);
         let progress_of = |sim_task: &super::SimTask| {
             let counters = self.system.task_counters(sim_task.slot);
             TaskProgress {

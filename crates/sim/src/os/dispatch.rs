@@ -4,7 +4,7 @@
 //! hardware needs one choice per CPU, and no task may be lost between them.
 //!
 //! Method: a CPU is *open* (the default scheduler fills it from the queues) or *reserved* (it is assigned to one task,
-//! or to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged ones, held before open,
+//! or to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged ones, reserved before open,
 //! and passes the difference to the hardware. Runnable tasks of a gang schedule wait *parked* for their assigned CPU.
 //!
 //! Properties: a task is on at most one CPU and, except for assignments, only on allowed ones. An open CPU idles only
@@ -189,7 +189,7 @@ impl Dispatcher {
                 self.flag_cpu(cpu as u32);
             }
         }
-        // Tasks that wait for held CPUs, or for an assignment that has ended, may find an open CPU now.
+        // Tasks that wait for reserved CPUs, or for an assignment that has ended, may find an open CPU now.
         let is_misplaced = |slot: &Slot| match self.tasks[*slot].state {
             RunState::Queued(cpu) => self.cpus[cpu as usize].seat != Seat::Open,
             RunState::Parked => !self.tasks[*slot].is_seated,
@@ -417,17 +417,17 @@ impl Dispatcher {
     ///
     /// This is the scheduler's choice, unless another waiting task has a lower penalty with those that run below the
     /// same cache. That task must be allowed to overtake, and the first must not have been passed over too often.
-    fn choose_least_penalized(&mut self, first_choice: Slot, choices: &[Slot], cpu: u32) -> Slot {
+    fn choose_least_penalized(&mut self, first_choice: Slot, candidates: &[Slot], cpu: u32) -> Slot {
         if self.penalties.is_empty() || self.tasks[first_choice].times_passed_over >= MAX_TIMES_PASSED_OVER {
             return first_choice;
         }
         let co_runners: Vec<Slot> =
             self.domains.group_members(SHARED_CACHE, cpu).filter_map(|cpu| self.running_task(cpu)).collect();
         let penalty_of = |slot: Slot| -> f64 {
-            let own_penalties = self.penalties.iter().filter(|(a, b, _)| *a == slot && co_runners.contains(b));
-            own_penalties.map(|(_, _, penalty)| penalty).sum()
+            let slot_penalties = self.penalties.iter().filter(|(a, b, _)| *a == slot && co_runners.contains(b));
+            slot_penalties.map(|(_, _, penalty)| penalty).sum()
         };
-        let overtaking_candidates = choices
+        let overtaking_candidates = candidates
             .iter()
             .take(MAX_CANDIDATES)
             .copied()

@@ -27,11 +27,11 @@ const BATCH_FRAMES: usize = 31;
 /// Options of the frame allocator.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameAllocatorSpec<'a> {
-    pub frames: u64,
+    pub frame_count: u64,
     /// Number of memory nodes, which are equal consecutive parts of the frames.
-    pub nodes: u32,
+    pub node_count: u32,
     /// Number of colors that the kernel distinguishes; 1 means that it does not color.
-    pub colors: u32,
+    pub color_count: u32,
     /// Home node of each CPU.
     pub node_of_cpu: &'a [u32],
     /// Maximum order of the pieces of free memory: 10 models memory after boot and use, and 0 makes every frame
@@ -57,7 +57,7 @@ struct CpuLists {
 
 /// The allocator of all frames of the machine.
 pub struct FrameAllocator {
-    colors: u32,
+    color_count: u32,
     frames_per_node: u32,
     nodes: Vec<NodeFrames>,
     cpus: Vec<CpuLists>,
@@ -70,8 +70,8 @@ pub struct FrameAllocator {
 impl FrameAllocator {
     pub fn new(spec: FrameAllocatorSpec<'_>) -> Self {
         let mut generator = SplitMix64::new(spec.seed ^ 0x6672_616d_6573);
-        let frames_per_node = (spec.frames / u64::from(spec.nodes)) as u32;
-        let nodes = (0..spec.nodes)
+        let frames_per_node = (spec.frame_count / u64::from(spec.node_count)) as u32;
+        let nodes = (0..spec.node_count)
             .map(|node| {
                 let first_frame = node * frames_per_node;
                 let mut blocks: Vec<u32> = (0..frames_per_node.div_ceil(BLOCK_FRAMES))
@@ -83,25 +83,25 @@ impl FrameAllocator {
             .collect();
         let new_lists = || CpuLists {
             uncolored_frames: Vec::new(),
-            frames_by_node_and_color: vec![Vec::new(); (spec.colors * spec.nodes) as usize],
+            frames_by_node_and_color: vec![Vec::new(); (spec.color_count * spec.node_count) as usize],
         };
         FrameAllocator {
-            colors: spec.colors,
+            color_count: spec.color_count,
             frames_per_node,
             nodes,
             cpus: spec.node_of_cpu.iter().map(|_| new_lists()).collect(),
             node_of_cpu: spec.node_of_cpu.to_vec(),
             max_order: spec.max_piece_order.min(BLOCK_ORDER),
             generator,
-            free_count: u64::from(frames_per_node) * u64::from(spec.nodes),
+            free_count: u64::from(frames_per_node) * u64::from(spec.node_count),
         }
     }
 
     pub fn color_count(&self) -> u32 {
-        self.colors
+        self.color_count
     }
     pub fn color_of(&self, frame: u32) -> u32 {
-        frame % self.colors
+        frame % self.color_count
     }
     pub fn node_count(&self) -> usize {
         self.nodes.len()
@@ -160,8 +160,8 @@ impl FrameAllocator {
 
     /// Frees a frame, which goes to the lists of the CPU that frees it.
     pub fn release_frame(&mut self, cpu: u32, frame: u32) {
-        let list = self.list_index(self.node_of(frame), self.color_of(frame));
-        self.cpus[cpu as usize].frames_by_node_and_color[list].push(frame);
+        let list_index = self.list_index(self.node_of(frame), self.color_of(frame));
+        self.cpus[cpu as usize].frames_by_node_and_color[list_index].push(frame);
         self.free_count += 1;
     }
 
@@ -170,7 +170,7 @@ impl FrameAllocator {
         (0..nodes).map(move |step| (local_node + step) % nodes)
     }
     fn list_index(&self, node: u32, color: u32) -> usize {
-        (node * self.colors + color) as usize
+        (node * self.color_count + color) as usize
     }
 
     /// Cuts more blocks if no piece is left. Returns whether the node has a piece.
@@ -178,28 +178,28 @@ impl FrameAllocator {
         if !self.nodes[node as usize].pieces.is_empty() {
             return true;
         }
-        let end = (node + 1) * self.frames_per_node;
+        let end_frame = (node + 1) * self.frames_per_node;
         let first_block = self.nodes[node as usize].blocks.len().saturating_sub(BLOCKS_PER_SHUFFLE);
         let blocks = self.nodes[node as usize].blocks.split_off(first_block);
         let mut pieces = Vec::new();
         for block in blocks {
-            self.split_block(block, BLOCK_ORDER, end, &mut pieces);
+            self.split_block(block, BLOCK_ORDER, end_frame, &mut pieces);
         }
         self.generator.shuffle(&mut pieces);
         self.nodes[node as usize].pieces = pieces;
         !self.nodes[node as usize].pieces.is_empty()
     }
 
-    fn split_block(&mut self, first_frame: u32, order: u32, end: u32, pieces: &mut Vec<(u32, u32)>) {
-        if first_frame >= end {
+    fn split_block(&mut self, first_frame: u32, order: u32, end_frame: u32, pieces: &mut Vec<(u32, u32)>) {
+        if first_frame >= end_frame {
             return;
         }
-        let may_stay_whole = first_frame + (1 << order) <= end && order <= self.max_order;
+        let may_stay_whole = first_frame + (1 << order) <= end_frame && order <= self.max_order;
         if may_stay_whole && (order == 0 || self.generator.draw_below(2) == 0) {
             pieces.push((first_frame, 1 << order));
         } else {
-            self.split_block(first_frame, order - 1, end, pieces);
-            self.split_block(first_frame + (1 << (order - 1)), order - 1, end, pieces);
+            self.split_block(first_frame, order - 1, end_frame, pieces);
+            self.split_block(first_frame + (1 << (order - 1)), order - 1, end_frame, pieces);
         }
     }
 
@@ -230,11 +230,11 @@ impl FrameAllocator {
                 break;
             }
             for frame in drawn_frames.into_iter().rev() {
-                let list = self.list_index(node, self.color_of(frame));
-                self.cpus[cpu as usize].frames_by_node_and_color[list].push(frame);
+                let drawn_index = self.list_index(node, self.color_of(frame));
+                self.cpus[cpu as usize].frames_by_node_and_color[drawn_index].push(frame);
             }
         }
-        let is_wanted_frame = |frame: &u32| *frame / self.frames_per_node == node && *frame % self.colors == color;
+        let is_wanted_frame = |frame: &u32| *frame / self.frames_per_node == node && *frame % self.color_count == color;
         let frame = self.cpus.iter().enumerate().find_map(|(holder_cpu, lists)| {
             lists.uncolored_frames.iter().position(is_wanted_frame).map(|index| (holder_cpu, index))
         });
@@ -246,19 +246,19 @@ impl FrameAllocator {
 
     /// Allocates a frame from any list of any CPU, which is the last resort once the buddy lists are empty.
     fn take_from_any_list(&mut self, local_node: u32) -> Option<u32> {
-        let colors = self.colors;
+        let colors = self.color_count;
         self.nodes_from(local_node).find_map(|node| {
-            let lists = (node * colors) as usize..((node + 1) * colors) as usize;
+            let list_range = (node * colors) as usize..((node + 1) * colors) as usize;
             self.cpus.iter_mut().find_map(|cpu| {
                 let longest_list =
-                    lists.clone().rev().max_by_key(|&index| cpu.frames_by_node_and_color[index].len())?;
+                    list_range.clone().rev().max_by_key(|&index| cpu.frames_by_node_and_color[index].len())?;
                 cpu.frames_by_node_and_color[longest_list].pop().or_else(|| cpu.uncolored_frames.pop())
             })
         })
     }
 
     fn allocate_run(&mut self, node: u32, pages: u32, allowed_colors: Option<&IndexSet>) -> Option<u32> {
-        let colors = self.colors;
+        let colors = self.color_count;
         let is_allowed_run = |first_frame: u32| {
             first_frame.is_multiple_of(pages)
                 && allowed_colors.is_none_or(|allowed| {
@@ -307,8 +307,14 @@ mod tests {
 
     fn sample_pool(frames: u64, nodes: u32, colors: u32) -> FrameAllocator {
         let node_of_cpu: Vec<u32> = (0..4).map(|cpu| cpu % nodes).collect();
-        let spec =
-            FrameAllocatorSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, max_piece_order: 10, seed: 1 };
+        let spec = FrameAllocatorSpec {
+            frame_count: frames,
+            node_count: nodes,
+            color_count: colors,
+            node_of_cpu: &node_of_cpu,
+            max_piece_order: 10,
+            seed: 1,
+        };
         FrameAllocator::new(spec)
     }
 

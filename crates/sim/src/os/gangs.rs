@@ -111,36 +111,37 @@ pub fn assign_allowed_cpus(
     assignments
 }
 
-/// Finds an augmenting path from `slot` to a free CPU, on which the first `pinned_count` assignments must not change.
+/// Finds an augmenting path from `slot` to a free CPU, and applies it. The first `pinned_count` assignments do not
+/// change. Returns whether there is such a path.
 fn assign_cpu(
     slot: Slot,
     allowed_cpus_of: &dyn Fn(Slot) -> Vec<u32>,
     dispatcher: &Dispatcher,
-    seats: &mut Vec<(u32, Slot)>,
+    assignments: &mut Vec<(u32, Slot)>,
     pinned_count: usize,
-    tried: &mut CpuSet,
+    tried_cpus: &mut CpuSet,
 ) -> bool {
     let last_cpu = dispatcher.task(slot).last_cpu;
     let mut candidate_cpus = allowed_cpus_of(slot);
     candidate_cpus.sort_by_key(|&cpu| {
-        let is_free = seats.iter().all(|&(taken_cpu, _)| taken_cpu != cpu);
+        let is_free = assignments.iter().all(|&(taken_cpu, _)| taken_cpu != cpu);
         (!(is_free && last_cpu == Some(cpu)), !is_free, cpu)
     });
     for cpu in candidate_cpus {
-        if tried.contains(cpu) {
+        if tried_cpus.contains(cpu) {
             continue;
         }
-        tried.insert(cpu);
-        match seats.iter().position(|&(other, _)| other == cpu) {
+        tried_cpus.insert(cpu);
+        match assignments.iter().position(|&(other, _)| other == cpu) {
             None => {
-                seats.push((cpu, slot));
+                assignments.push((cpu, slot));
                 return true;
             }
             Some(index) if index >= pinned_count => {
-                let (_, holder) = seats[index];
-                if assign_cpu(holder, allowed_cpus_of, dispatcher, seats, pinned_count, tried) {
+                let (_, holder) = assignments[index];
+                if assign_cpu(holder, allowed_cpus_of, dispatcher, assignments, pinned_count, tried_cpus) {
                     // The previous holder has another CPU now, so this task gets its old one.
-                    seats[index] = (cpu, slot);
+                    assignments[index] = (cpu, slot);
                     return true;
                 }
             }

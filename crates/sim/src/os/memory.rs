@@ -286,13 +286,13 @@ impl VirtualMemory {
     fn misplaced_pages(&self, process: usize, allowed_colors: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
         let max_pages_per_color = space.table.resident_pages().div_ceil(u64::from(allowed_colors.count().max(1)));
-        let mut seen_pages_by_color = vec![0; self.frames.color_count() as usize];
+        let mut visited_pages_by_color = vec![0; self.frames.color_count() as usize];
         let is_misplaced = |&(_, frame, _): &(u64, u32, bool)| {
             let color = self.frames.color_of(frame);
             let color_pages = space.pages_per_color[color as usize].max(1);
             let (staying_pages, page_index) =
-                (max_pages_per_color.min(color_pages), seen_pages_by_color[color as usize]);
-            seen_pages_by_color[color as usize] += 1;
+                (max_pages_per_color.min(color_pages), visited_pages_by_color[color as usize]);
+            visited_pages_by_color[color as usize] += 1;
             !allowed_colors.contains(color)
                 || (page_index + 1) * staying_pages / color_pages == page_index * staying_pages / color_pages
         };
@@ -311,8 +311,8 @@ impl VirtualMemory {
         coloring.pending_moves.sort_by_key(|&page| (touched_pages.contains(&page), std::cmp::Reverse(page)));
     }
 
-    /// Moves the next page; `None` if no page is left or can be moved. If no frame of an allowed color is free for a
-    /// page, the page stays and counts as a fallback.
+    /// Moves the next page, and returns it; `None` if no page is left that can be moved. If no frame of an allowed color
+    /// is free for a page, the page stays and counts as a fallback.
     pub fn move_next_page(&mut self, process: usize, cpu: u32) -> Option<MovedPage> {
         loop {
             let space = &mut self.spaces[process];
@@ -402,8 +402,14 @@ mod tests {
     }
     fn memory_on(nodes: u32, frames: u64, colors: u32) -> VirtualMemory {
         let node_of_cpu = [0, nodes - 1];
-        let spec =
-            FrameAllocatorSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, max_piece_order: 10, seed: 7 };
+        let spec = FrameAllocatorSpec {
+            frame_count: frames,
+            node_count: nodes,
+            color_count: colors,
+            node_of_cpu: &node_of_cpu,
+            max_piece_order: 10,
+            seed: 7,
+        };
         VirtualMemory::new(FrameAllocator::new(spec))
     }
     fn set(colors: &[u32]) -> IndexSet {

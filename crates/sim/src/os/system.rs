@@ -284,7 +284,7 @@ impl System {
                 }
                 match stop_reason {
                     StopReason::Time => self.now = next_stop,
-                    StopReason::Turn { cpu, turn, end_cycle: at_cycle } => {
+                    StopReason::BatchEnd { cpu, batch_end: turn, end_cycle: at_cycle } => {
                         if let Some(slot) = self.handle_batch_end(cpu, turn, at_cycle) {
                             return Some(SystemEvent::Exited(slot));
                         }

@@ -66,17 +66,17 @@ impl DaskEngine {
     }
 
     fn start_client(&mut self, tasks: &[SweepTask]) -> Result<DaskClient, EngineError> {
-        let temporary = |what: String| EngineError { engine: NAME, what, is_permanent: false };
+        let transient_error = |what: String| EngineError { engine: NAME, what, is_permanent: false };
         let dir = self.command.dir.join("engine/dask");
         self.submission_count += 1;
         let name = format!("{}-{}", std::process::id(), self.submission_count);
-        let ids_path = write_ids(&dir, &name, tasks).map_err(|error| temporary(error.to_string()))?;
+        let ids_path = write_ids(&dir, &name, tasks).map_err(|error| transient_error(error.to_string()))?;
         let script = dir.join("client.py");
         cachemate_files::replace(&script, CLIENT_SCRIPT.as_bytes())
-            .map_err(|error| temporary(format!("{}: {error}", script.display())))?;
+            .map_err(|error| transient_error(format!("{}: {error}", script.display())))?;
         let log = dir.join(format!("{name}.log"));
-        let log =
-            cachemate_files::create(&log, true).map_err(|error| temporary(format!("{}: {error}", log.display())))?;
+        let log = cachemate_files::create(&log, true)
+            .map_err(|error| transient_error(format!("{}: {error}", log.display())))?;
         let options = &self.options;
         let mut command = Command::new(&options.python);
         command.arg(&script).args(["--batch-size", &options.batch_size.max(1).to_string()]);
@@ -94,7 +94,7 @@ impl DaskEngine {
         command.current_dir(&dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).process_group(0);
         let mut child = command.spawn().map_err(|error| EngineError {
             is_permanent: matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied),
-            ..temporary(format!("{}: {error}; --python names a Python that has Dask", options.python.display()))
+            ..transient_error(format!("{}: {error}; --python names a Python that has Dask", options.python.display()))
         })?;
         let report =
             DaskReport { last_message_at: Instant::now(), open_tasks: tasks.len(), workers: None, failure: None };

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{job_ids_text, write_ids};
+use super::{job_ids_command, write_ids};
 use crate::client::{CallError, call_checked, kill_group};
 use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 use crate::manifest::{SweepTask, SweepTaskId};
 
 const NAME: &str = "hq";
-const DEADLINE: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 const FLUSH_PERIOD: &str = "200ms";
 /// Number of worker deaths after which the server abandons a task; the store has its own count.
 const CRASH_LIMIT: &str = "5";
@@ -45,14 +45,15 @@ pub struct HqEngine {
     name: String,
     /// The server and the worker that this engine started.
     children: Vec<Child>,
-    rounds: u32,
+    /// Makes the names of journals and files of ids unique.
+    file_number: u32,
 }
 
 impl HqEngine {
     /// An engine that has not started anything yet.
     pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
         let name = format!("cachemate-{}", SweepTaskId::from_text(&command.dir.to_string_lossy()));
-        HqEngine { command, options, name, children: Vec::new(), rounds: 0 }
+        HqEngine { command, options, name, children: Vec::new(), file_number: 0 }
     }
 
     fn dir(&self) -> PathBuf {
@@ -70,7 +71,7 @@ impl HqEngine {
     }
 
     fn query(&self, args: &[&str]) -> Result<Value, CallError> {
-        let output = call_checked(self.client().args(args), DEADLINE)?;
+        let output = call_checked(self.client().args(args), CLIENT_TIMEOUT)?;
         let json_error = |error: serde_json::Error| CallError::Failed(NAME.to_string(), format!("{error} in its JSON"));
         if output.trim().is_empty() { Ok(Value::Null) } else { serde_json::from_str(&output).map_err(json_error) }
     }
@@ -85,18 +86,18 @@ impl HqEngine {
         let transient_error = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         let dir = self.dir();
         std::fs::create_dir_all(self.server_dir()).map_err(|error| transient_error(error.to_string()))?;
-        self.rounds += 1;
-        let journal = dir.join(format!("journal-{}-{}", std::process::id(), self.rounds));
+        self.file_number += 1;
+        let journal = dir.join(format!("journal-{}-{}", std::process::id(), self.file_number));
         let mut server = self.client();
         server.args(["server", "start", "--host", "127.0.0.1", "--journal-flush-period", FLUSH_PERIOD]);
         server.arg("--journal").arg(journal);
         self.spawn(server, "server")?;
         let start = Instant::now();
         while self.query(&["server", "info"]).is_err() {
-            if start.elapsed() > DEADLINE {
+            if start.elapsed() > CLIENT_TIMEOUT {
                 return Err(transient_error(format!(
                     "no server in {} s; its log is in {}",
-                    DEADLINE.as_secs(),
+                    CLIENT_TIMEOUT.as_secs(),
                     dir.display()
                 )));
             }
@@ -155,18 +156,20 @@ impl TaskEngine for HqEngine {
         if self.options.server_dir.is_none() {
             self.start_server()?;
         }
-        self.rounds += 1;
-        let name = format!("{}-{}", std::process::id(), self.rounds);
+        self.file_number += 1;
+        let name = format!("{}-{}", std::process::id(), self.file_number);
         let ids_path = write_ids(&self.dir(), &name, tasks).map_err(|error| transient_error(error.to_string()))?;
-        let script =
-            format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&job_ids_text(&ids_path, self.batch_size())));
+        let script = format!(
+            "set -- \"$HQ_TASK_ID\"; {}",
+            self.command.shell_line(&job_ids_command(&ids_path, self.batch_size()))
+        );
         let last_index = tasks.len().div_ceil(self.batch_size()) - 1;
         let array_range = format!("0-{last_index}");
         let mut command = self.client();
         command.args(["submit", "--name", &self.name, "--array", &array_range, "--crash-limit", CRASH_LIMIT]);
         command.args(["--stdout", "none", "--stderr", "none", "--cwd"]).arg(self.dir());
         command.args(["--", "sh", "-c", &script]);
-        call_checked(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
+        call_checked(&mut command, CLIENT_TIMEOUT).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
     }
 
     fn poll(&mut self) -> EngineStatus {
@@ -185,7 +188,7 @@ impl TaskEngine for HqEngine {
             for job in all_jobs.as_array().into_iter().flatten() {
                 let is_own = job.get("name").and_then(Value::as_str) == Some(&self.name);
                 if let Some(id) = job.get("id").and_then(Value::as_u64).filter(|_| is_own) {
-                    let _ = call_checked(self.client().args(["job", "cancel", &id.to_string()]), DEADLINE);
+                    let _ = call_checked(self.client().args(["job", "cancel", &id.to_string()]), CLIENT_TIMEOUT);
                 }
             }
         }

@@ -33,17 +33,23 @@ pub struct LocalEngine {
 
 impl LocalEngine {
     /// An engine that will start `workers` threads, at least one.
-    pub fn new(store: Arc<Store>, work: Arc<dyn JobRunner>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
-        let (broken, live, ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
+    pub fn new(
+        store: Arc<Store>,
+        job_runner: Arc<dyn JobRunner>,
+        inputs: Arc<Inputs>,
+        workers: usize,
+        retries: u32,
+    ) -> Self {
+        let (failure, live_count, worker_ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
         let worker_state = WorkerState {
             store,
-            job_runner: work,
+            job_runner,
             inputs,
             retries,
             stop: AtomicBool::new(false),
-            failure: broken,
-            live_count: live,
-            worker_ended: ended,
+            failure,
+            live_count,
+            worker_ended,
         };
         LocalEngine { workers: workers.max(1), worker_state: Arc::new(worker_state), threads: Vec::new() }
     }
@@ -96,13 +102,13 @@ impl TaskEngine for LocalEngine {
         }
     }
 
-    fn wait(&mut self, at_most: Duration) -> bool {
-        let live = self.worker_state.live_count.lock().unwrap_or_else(PoisonError::into_inner);
-        if *live == 0 {
+    fn wait(&mut self, timeout: Duration) -> bool {
+        let live_count = self.worker_state.live_count.lock().unwrap_or_else(PoisonError::into_inner);
+        if *live_count == 0 {
             return true;
         }
         let wait_result =
-            self.worker_state.worker_ended.wait_timeout(live, at_most).unwrap_or_else(PoisonError::into_inner);
+            self.worker_state.worker_ended.wait_timeout(live_count, timeout).unwrap_or_else(PoisonError::into_inner);
         *wait_result.0 == 0
     }
 

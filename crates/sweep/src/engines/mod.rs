@@ -19,7 +19,7 @@ fn write_ids(dir: &Path, name: &str, tasks: &[SweepTask]) -> std::io::Result<Pat
 }
 
 /// `sh` code for "the ids on the lines of `file` that belong to job number `$1`", with `batch_size` ids per job.
-fn job_ids_text(file: &Path, batch_size: usize) -> String {
+fn job_ids_command(file: &Path, batch_size: usize) -> String {
     let file = crate::client::quote_argument(file.as_os_str());
     format!("$(sed -n \"$(($1 * {batch_size} + 1)),$((($1 + 1) * {batch_size}))p\" {file})")
 }

@@ -10,14 +10,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::{job_ids_text, write_ids};
+use super::{job_ids_command, write_ids};
 use crate::client::{call, call_checked};
 use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 use crate::manifest::{SweepTask, SweepTaskId};
 
 const NAME: &str = "slurm";
-/// Deadline of a client program; without it, `squeue` hangs if the controller is dead.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// Maximum run time of a client program; without it, `squeue` hangs if the controller is dead.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Slurm's default limit on the size of an array, used if the controller does not report its own.
 const DEFAULT_ARRAY_SIZE: usize = 1000;
 
@@ -30,7 +30,7 @@ pub struct SlurmEngine {
     submit_args: Vec<String>,
     /// Name of all jobs of this sweep's directory, whichever process submitted them.
     name: String,
-    rounds: u32,
+    submission_count: u32,
 }
 
 impl SlurmEngine {
@@ -38,7 +38,7 @@ impl SlurmEngine {
     /// `sbatch` unchanged.
     pub fn new(command: WorkerCommand, batch_size: usize, submit_args: Vec<String>) -> Self {
         let name = format!("cachemate-{}", SweepTaskId::from_text(&command.dir.to_string_lossy()));
-        SlurmEngine { command, batch_size: batch_size.max(1), submit_args, name, rounds: 0 }
+        SlurmEngine { command, batch_size: batch_size.max(1), submit_args, name, submission_count: 0 }
     }
 
     fn client_command(&self, program: &str) -> Command {
@@ -55,7 +55,7 @@ impl SlurmEngine {
     }
 
     fn query_max_array_size(&self) -> Result<usize, EngineError> {
-        let output = call_checked(self.client_command("scontrol").args(["show", "config"]), DEADLINE);
+        let output = call_checked(self.client_command("scontrol").args(["show", "config"]), CLIENT_TIMEOUT);
         let config_text = output.map_err(|error| EngineError::from_call(NAME, error))?;
         let line = config_text.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
         Ok(line.and_then(|value| value.split('=').nth(1)?.trim().parse().ok()).unwrap_or(DEFAULT_ARRAY_SIZE).max(2))
@@ -65,7 +65,7 @@ impl SlurmEngine {
     fn array_script(&self, ids: &std::path::Path) -> String {
         format!(
             "#!/bin/sh\nset -- \"$SLURM_ARRAY_TASK_ID\"\nids={}\n[ -n \"$ids\" ] || exit 0\n{}\n",
-            job_ids_text(ids, self.batch_size),
+            job_ids_command(ids, self.batch_size),
             self.command.shell_line("$ids")
         )
     }
@@ -73,7 +73,7 @@ impl SlurmEngine {
     fn submit_chunk(&self, index: usize, tasks: &[SweepTask]) -> Result<(), EngineError> {
         let transient_error = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         let dir = self.dir();
-        let chunk_name = format!("{}-{}-{index}", std::process::id(), self.rounds);
+        let chunk_name = format!("{}-{}-{index}", std::process::id(), self.submission_count);
         let ids_path = write_ids(&dir, &chunk_name, tasks).map_err(|error| transient_error(error.to_string()))?;
         let script = dir.join(format!("{chunk_name}.sh"));
         cachemate_files::replace(&script, self.array_script(&ids_path).as_bytes())
@@ -84,14 +84,14 @@ impl SlurmEngine {
         let log_pattern = dir.join("logs/%A-%a.log");
         command.arg(format!("--output={}", log_pattern.display())).arg(format!("--chdir={}", dir.display()));
         command.args(&self.submit_args).arg(&script);
-        call_checked(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
+        call_checked(&mut command, CLIENT_TIMEOUT).map(|_| ()).map_err(|error| EngineError::from_call(NAME, error))
     }
 
     /// State and reason of each unfinished job of this sweep.
     fn query_queue(&self) -> Result<Vec<(String, String)>, String> {
         let mut command = self.client_command("squeue");
         command.args(["-h", "-r", "-a", "-o", "%T %r", "--name", &self.name]);
-        let output = call(&mut command, DEADLINE).map_err(|error| error.to_string())?;
+        let output = call(&mut command, CLIENT_TIMEOUT).map_err(|error| error.to_string())?;
         if output.code != Some(0) {
             return Err(output.stderr.lines().next().unwrap_or("squeue printed no message").to_string());
         }
@@ -102,7 +102,7 @@ impl SlurmEngine {
 
     /// The reason why no node can take a job, if there is one.
     fn unavailable_reason(&self) -> Option<String> {
-        let output = call_checked(self.client_command("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
+        let output = call_checked(self.client_command("sinfo").args(["-h", "-N", "-o", "%T"]), CLIENT_TIMEOUT).ok()?;
         let states: Vec<&str> = output.split_whitespace().collect();
         let is_unavailable =
             |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|prefix| state.starts_with(prefix));
@@ -127,16 +127,16 @@ impl TaskEngine for SlurmEngine {
             Ok(remaining_jobs) if !remaining_jobs.is_empty() => return Ok(()),
             Ok(_) => {}
             Err(problem) => {
-                let version_result = call(self.client_command("squeue").arg("--version"), DEADLINE);
+                let version_result = call(self.client_command("squeue").arg("--version"), CLIENT_TIMEOUT);
                 let is_permanent = matches!(version_result, Err(crate::CallError::Missing(_)));
                 return Err(EngineError { engine: NAME, what: problem, is_permanent });
             }
         }
-        self.rounds += 1;
-        let logs = self.dir().join("logs");
-        std::fs::create_dir_all(&logs).map_err(|error| EngineError {
+        self.submission_count += 1;
+        let log_dir = self.dir().join("logs");
+        std::fs::create_dir_all(&log_dir).map_err(|error| EngineError {
             engine: NAME,
-            what: format!("{}: {error}", logs.display()),
+            what: format!("{}: {error}", log_dir.display()),
             is_permanent: false,
         })?;
         let max_tasks = self.query_max_array_size()? * self.batch_size;
@@ -146,8 +146,8 @@ impl TaskEngine for SlurmEngine {
     fn poll(&mut self) -> EngineStatus {
         let queue = match self.query_queue() {
             Ok(queue) => queue,
-            Err(what) => {
-                return EngineStatus::Unresponsive(format!("slurm does not answer ({what}); running tasks go on"));
+            Err(problem) => {
+                return EngineStatus::Unresponsive(format!("slurm does not answer ({problem}); running tasks go on"));
             }
         };
         if queue.is_empty() {
@@ -163,7 +163,7 @@ impl TaskEngine for SlurmEngine {
     }
 
     fn stop(&mut self) {
-        let _ = call(self.client_command("scancel").args(["--name", &self.name]), DEADLINE);
+        let _ = call(self.client_command("scancel").args(["--name", &self.name]), CLIENT_TIMEOUT);
     }
 }
 
@@ -182,7 +182,7 @@ mod tests {
         let script = SlurmEngine::new(command, 2, Vec::new()).array_script(&ids);
         let job_output = |job: &str| {
             let mut shell = Command::new("sh");
-            call_checked(shell.args(["-c", &script]).env("SLURM_ARRAY_TASK_ID", job), DEADLINE).unwrap()
+            call_checked(shell.args(["-c", &script]).env("SLURM_ARRAY_TASK_ID", job), CLIENT_TIMEOUT).unwrap()
         };
         assert!(job_output("0").trim().ends_with("--task 0000000000000001 0000000000000002"), "{}", job_output("0"));
         assert!(job_output("2").trim().ends_with("--task 0000000000000005"), "{}", job_output("2"));

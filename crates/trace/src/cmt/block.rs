@@ -45,8 +45,8 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Records of each thread in the pending block.
-    pub(super) fn records_per_thread(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+    /// Returns the thread and the number of records of each run in the pending block; a thread may have several runs.
+    pub(super) fn records_by_run(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.runs.iter().map(|&(index, records)| (self.threads[index as usize].0, u64::from(records)))
     }
 
@@ -170,24 +170,24 @@ impl<'a> Block<'a> {
             return Err(("lengths that disagree with their columns".into(), "control bytes that add up".into()));
         }
         let threads = self.threads.len() / 4;
-        let mut remaining = self.records as u64;
+        let mut remaining_records = self.records as u64;
         for run in self.runs.chunks_exact(8) {
             let (thread, records) = (u32_at(run, 0), u64::from(u32_at(run, 4)));
-            if thread as usize >= threads || records > remaining || records == 0 {
+            if thread as usize >= threads || records > remaining_records || records == 0 {
                 return Err((
                     format!("a run of {records} of thread index {thread}"),
-                    format!("{remaining} records left"),
+                    format!("{remaining_records} records left"),
                 ));
             }
-            remaining -= records;
+            remaining_records -= records;
         }
-        if remaining != 0 {
-            return Err((format!("{remaining} records without a thread"), "runs that cover all".into()));
+        if remaining_records != 0 {
+            return Err((format!("{remaining_records} records without a thread"), "runs that cover all".into()));
         }
         Ok(())
     }
 
-    /// The (thread id, index of the thread, number of records) of every run.
+    /// Returns the (thread id, index of the thread, number of records) of every run.
     fn runs(&self) -> impl Iterator<Item = (u32, usize, usize)> + '_ {
         self.runs.chunks_exact(8).map(|run| {
             let index = u32_at(run, 0) as usize;

@@ -16,7 +16,7 @@ use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, Tr
 /// Reads a `.cmt` block by block.
 ///
 /// A damaged or truncated file gives its intact blocks first, and then one [`TraceError::Bad`] that gives the block.
-/// After [`CmtReader::is_salvaging`], the data simply ends there, and [`CmtReader::first_damage`] returns the error.
+/// After [`CmtReader::salvage`], the data simply ends there, and [`CmtReader::first_damage`] returns the error.
 pub struct CmtReader<R> {
     input: R,
     file: String,
@@ -89,8 +89,13 @@ impl<R: Read> CmtReader<R> {
         bytes.resize(16 + json_bytes + 8, 0);
         read_exactly(&mut input, &mut bytes[16..], &file, FilePosition::Byte(16), "the header")?;
         let checksum_at = 16 + json_bytes;
-        let place = FilePosition::Byte(checksum_at as u64);
-        verify_checksum(&file, place, u64_at(&bytes, checksum_at), xxhash_rust::xxh3::xxh3_64(&bytes[..checksum_at]))?;
+        let position = FilePosition::Byte(checksum_at as u64);
+        verify_checksum(
+            &file,
+            position,
+            u64_at(&bytes, checksum_at),
+            xxhash_rust::xxh3::xxh3_64(&bytes[..checksum_at]),
+        )?;
         let header: TraceHeader = serde_json::from_slice(&bytes[16..checksum_at]).map_err(|error| {
             TraceError::format_error(&file, FilePosition::Byte(16), error.to_string(), "a trace header in JSON")
         })?;
@@ -117,50 +122,50 @@ impl<R: Read> CmtReader<R> {
         })
     }
 
-    /// From now on, damage ends the data without an error.
+    /// Makes damage end the data without an error from now on.
     pub fn salvage(&mut self) {
         self.is_salvaging = true;
     }
-    /// The damage that ended the data early, after [`CmtReader::is_salvaging`].
+    /// Returns the damage that ended the data early, after [`CmtReader::salvage`]; `None` if there was none.
     pub fn first_damage(&self) -> Option<&TraceError> {
         self.damage.as_ref()
     }
-    /// Number of the next record that will be read.
+    /// Returns the number of the next record that will be read.
     pub fn next_record(&self) -> u64 {
         self.next_record
     }
 
     fn format_error<T>(
         &self,
-        place: FilePosition,
+        position: FilePosition,
         found: impl Into<String>,
         expected: impl Into<String>,
     ) -> Result<T, TraceError> {
-        Err(TraceError::format_error(&self.file, place, found, expected))
+        Err(TraceError::format_error(&self.file, position, found, expected))
     }
 
     /// Reads the next section, header first, verifies its checksum and decompresses it. Lengths are checked before
     /// memory is allocated.
     fn read_section(&mut self) -> Result<(SectionKind, FilePosition), TraceError> {
-        let block_place = FilePosition::Block { block: self.block, offset: self.offset };
+        let block_position = FilePosition::Block { block: self.block, offset: self.offset };
         let mut head = [0u8; BLOCK_HEADER_BYTES];
         let expected = "a further block or the footer (is the file truncated?)";
-        read_exactly(&mut self.input, &mut head[..FOOTER_HEADER_BYTES], &self.file, block_place, expected)?;
+        read_exactly(&mut self.input, &mut head[..FOOTER_HEADER_BYTES], &self.file, block_position, expected)?;
         let (packed_bytes, raw_bytes) = (u32_at(&head, 8) as usize, u32_at(&head, 12) as usize);
         let is_block = head[..4] == BLOCK_MAGIC;
         if !is_block && head[..4] != FOOTER_MAGIC {
-            return self.format_error(block_place, format!("'{}'", head[..4].escape_ascii()), "'CMTB' or 'CMTE'");
+            return self.format_error(block_position, format!("'{}'", head[..4].escape_ascii()), "'CMTB' or 'CMTE'");
         }
-        let (place, limit, head_bytes, hashed_bytes) = if is_block {
-            read_exactly(&mut self.input, &mut head[24..], &self.file, block_place, "the rest of its header")?;
-            (block_place, MAX_RAW_BYTES, BLOCK_HEADER_BYTES, 24)
+        let (position, limit, head_bytes, hashed_bytes) = if is_block {
+            read_exactly(&mut self.input, &mut head[24..], &self.file, block_position, "the rest of its header")?;
+            (block_position, MAX_RAW_BYTES, BLOCK_HEADER_BYTES, 24)
         } else {
             (FilePosition::Footer { offset: self.offset }, FOOTER_LIMIT, FOOTER_HEADER_BYTES, 16)
         };
         if raw_bytes > limit || packed_bytes > zstd::zstd_safe::compress_bound(limit) {
             let found = format!("lengths of {packed_bytes} packed and {raw_bytes} unpacked bytes");
             let expected = format!("at most {limit} unpacked");
-            return self.format_error(place, found, expected);
+            return self.format_error(position, found, expected);
         }
         self.packed_block.clear();
         let read_result = self.input.by_ref().take(packed_bytes as u64).read_to_end(&mut self.packed_block);
@@ -168,28 +173,28 @@ impl<R: Read> CmtReader<R> {
         if self.packed_block.len() != packed_bytes {
             let found = format!("the end of the file after {} of its {packed_bytes} bytes", self.packed_block.len());
             let expected = "the whole of it";
-            return self.format_error(place, found, expected);
+            return self.format_error(position, found, expected);
         }
         let mut hash = Xxh3::new();
         hash.update(&head[..hashed_bytes]);
         hash.update(&self.packed_block);
-        verify_checksum(&self.file, place, u64_at(&head, hashed_bytes), hash.digest())?;
-        self.decompress_block(raw_bytes, place)?;
+        verify_checksum(&self.file, position, u64_at(&head, hashed_bytes), hash.digest())?;
+        self.decompress_block(raw_bytes, position)?;
         self.offset += (head_bytes + packed_bytes) as u64;
         if !is_block {
-            return Ok((SectionKind::Footer, place));
+            return Ok((SectionKind::Footer, position));
         }
         let (records, first_record) = (u32_at(&head, 4) as usize, u64_at(&head, 16));
         if !(1..=BLOCK_RECORDS).contains(&records) || first_record != self.next_record {
             let found = format!("{records} records from number {first_record}");
             let expected = format!("1-{BLOCK_RECORDS} from number {}", self.next_record);
-            return self.format_error(place, found, expected);
+            return self.format_error(position, found, expected);
         }
-        Ok((SectionKind::Block { records }, place))
+        Ok((SectionKind::Block { records }, position))
     }
 
-    /// Decompresses `packed` into `raw`, followed by zeros.
-    fn decompress_block(&mut self, raw_bytes: usize, place: FilePosition) -> Result<(), TraceError> {
+    /// Decompresses `packed_block` into `raw_block`, followed by zeros.
+    fn decompress_block(&mut self, raw_bytes: usize, position: FilePosition) -> Result<(), TraceError> {
         self.raw_block.resize(raw_bytes, 0);
         let unpack_result = self.decompressor.decompress_to_buffer(&self.packed_block, &mut self.raw_block[..]);
         match unpack_result {
@@ -197,26 +202,26 @@ impl<R: Read> CmtReader<R> {
                 self.raw_block.resize(raw_bytes + PADDING_BYTES, 0);
                 Ok(())
             }
-            Ok(length) => self.format_error(place, format!("{length} unpacked bytes"), format!("{raw_bytes}")),
-            Err(error) => self.format_error(place, format!("bytes that do not unpack ({error})"), "a zstd frame"),
+            Ok(length) => self.format_error(position, format!("{length} unpacked bytes"), format!("{raw_bytes}")),
+            Err(error) => self.format_error(position, format!("bytes that do not unpack ({error})"), "a zstd frame"),
         }
     }
 
-    fn parse_footer(&mut self, place: FilePosition) -> Result<(), TraceError> {
+    fn parse_footer(&mut self, position: FilePosition) -> Result<(), TraceError> {
         let raw = &self.raw_block[..self.raw_block.len() - PADDING_BYTES];
         let json_bytes = if raw.len() >= 4 { u32_at(raw, 0) as usize } else { usize::MAX };
         let Some((json, index)) = raw.get(4..).and_then(|rest| rest.split_at_checked(json_bytes)) else {
-            return self.format_error(place, "totals longer than the footer", "totals and index");
+            return self.format_error(position, "totals longer than the footer", "totals and index");
         };
         if !index.len().is_multiple_of(24) || index.len() / 24 > INDEX_ENTRIES_LIMIT {
             return self.format_error(
-                place,
+                position,
                 format!("an index of {} bytes", index.len()),
                 "entries of 24 bytes, 2^20 at most",
             );
         }
         let totals: TraceTotals = serde_json::from_slice(json)
-            .map_err(|error| TraceError::format_error(&self.file, place, error.to_string(), "totals in JSON"))?;
+            .map_err(|error| TraceError::format_error(&self.file, position, error.to_string(), "totals in JSON"))?;
         self.index = index
             .chunks_exact(24)
             .map(|entry| IndexEntry {
@@ -229,9 +234,9 @@ impl<R: Read> CmtReader<R> {
         Ok(())
     }
 
-    /// Loads the next block into `raw`, and returns its number of records, or `None` at the proper end.
+    /// Loads the next block into `raw_block`, and returns its number of records; `None` at the proper end.
     fn next_block(&mut self) -> Result<Option<usize>, TraceError> {
-        let (section, place) = self.read_section()?;
+        let (section, position) = self.read_section()?;
         match section {
             SectionKind::Block { records } => {
                 self.block += 1;
@@ -239,19 +244,19 @@ impl<R: Read> CmtReader<R> {
                 Ok(Some(records))
             }
             SectionKind::Footer => {
-                self.parse_footer(place)?;
+                self.parse_footer(position)?;
                 let records = self.totals.as_ref().map(|totals| totals.records);
                 if records != Some(self.next_record) {
                     let found = format!("totals of {} records", records.unwrap_or(0));
                     let expected = format!("{}, as many as were read", self.next_record);
-                    return self.format_error(place, found, expected);
+                    return self.format_error(position, found, expected);
                 }
                 let mut trailer = [0u8; TRAILER_BYTES];
-                read_exactly(&mut self.input, &mut trailer, &self.file, place, "the trailer behind it")?;
+                read_exactly(&mut self.input, &mut trailer, &self.file, position, "the trailer behind it")?;
                 if trailer[8..] != END_MAGIC {
                     let found = format!("'{}' behind it", trailer[8..].escape_ascii());
                     let expected = "'CMTREND\\x00'";
-                    return self.format_error(place, found, expected);
+                    return self.format_error(position, found, expected);
                 }
                 Ok(None)
             }
@@ -262,7 +267,7 @@ impl<R: Read> CmtReader<R> {
         if self.is_ended {
             return Ok(false);
         }
-        let place = FilePosition::Block { block: self.block, offset: self.offset };
+        let position = FilePosition::Block { block: self.block, offset: self.offset };
         let result = match self.next_block() {
             Ok(None) => {
                 self.is_ended = true;
@@ -270,7 +275,7 @@ impl<R: Read> CmtReader<R> {
             }
             Ok(Some(records)) => Block::check(&self.raw_block, records)
                 .map(|block| decode(&block))
-                .map_err(|(found, expected)| TraceError::format_error(&self.file, place, found, expected)),
+                .map_err(|(found, expected)| TraceError::format_error(&self.file, position, found, expected)),
             Err(error) => Err(error),
         };
         let Err(error) = result else { return Ok(true) };
@@ -290,11 +295,11 @@ impl<R: Read + Seek> CmtReader<R> {
         let seek_error = || TraceError::io_error(&file, "seek in");
         let trailer_offset = self.input.seek(SeekFrom::End(-(TRAILER_BYTES as i64))).map_err(seek_error())?;
         let mut trailer = [0u8; TRAILER_BYTES];
-        let place = FilePosition::Byte(trailer_offset);
-        read_exactly(&mut self.input, &mut trailer, &file, place, "the trailer")?;
+        let position = FilePosition::Byte(trailer_offset);
+        read_exactly(&mut self.input, &mut trailer, &file, position, "the trailer")?;
         let offset = u64_at(&trailer, 0);
         if trailer[8..] != END_MAGIC || offset < self.data_start || offset >= trailer_offset {
-            return self.format_error(place, "no trailer", "the footer's offset and 'CMTREND\\x00'");
+            return self.format_error(position, "no trailer", "the footer's offset and 'CMTREND\\x00'");
         }
         self.input.seek(SeekFrom::Start(offset)).map_err(seek_error())?;
         self.offset = offset;
@@ -354,7 +359,7 @@ fn read_exactly(
     input: &mut impl Read,
     buffer: &mut [u8],
     file: &str,
-    place: FilePosition,
+    position: FilePosition,
     expected: &str,
 ) -> Result<(), TraceError> {
     let expected_bytes = buffer.len();
@@ -363,7 +368,7 @@ fn read_exactly(
         match input.read(&mut buffer[read_bytes..]) {
             Ok(0) => {
                 let found = format!("the end of the file after {read_bytes} bytes");
-                return Err(TraceError::format_error(file, place, found, expected));
+                return Err(TraceError::format_error(file, position, found, expected));
             }
             Ok(count) => read_bytes += count,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -373,13 +378,13 @@ fn read_exactly(
     Ok(())
 }
 
-fn verify_checksum(file: &str, place: FilePosition, stored: u64, computed: u64) -> Result<(), TraceError> {
+fn verify_checksum(file: &str, position: FilePosition, stored: u64, computed: u64) -> Result<(), TraceError> {
     if stored == computed {
         return Ok(());
     }
     Err(TraceError::format_error(
         file,
-        place,
+        position,
         format!("checksum {stored:016x}"),
         format!("{computed:016x} by its content"),
     ))

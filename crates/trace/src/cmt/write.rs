@@ -104,7 +104,7 @@ impl<W: Write> CmtWriter<W> {
         if records == 0 {
             return Ok(());
         }
-        for (thread, count) in self.columns.records_per_thread() {
+        for (thread, count) in self.columns.records_by_run() {
             *self.records_by_thread.entry(thread).or_default() += count;
         }
         self.columns.take_columns(&mut self.raw);

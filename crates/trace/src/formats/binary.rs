@@ -21,7 +21,7 @@ impl<R: Read, const N: usize> Entries<R, N> {
         Entries { input, file, buffer: Vec::new(), offset: 0, is_ended: false, damage: None }
     }
 
-    /// The next entries; none at the end. An error is returned after the complete entries before it.
+    /// Returns the next entries; none at the end. An error is returned after the complete entries before it.
     fn read_entries(&mut self) -> Result<&[[u8; N]], TraceError> {
         self.buffer.clear();
         if !self.is_ended {
@@ -32,10 +32,10 @@ impl<R: Read, const N: usize> Entries<R, N> {
         }
         let (entries, partial_entry) = self.buffer.as_chunks();
         if self.damage.is_none() && !partial_entry.is_empty() {
-            let place = FilePosition::Byte(self.offset + (N * entries.len()) as u64);
+            let position = FilePosition::Byte(self.offset + (N * entries.len()) as u64);
             let found = format!("{} bytes before the end", partial_entry.len());
             let expected = format!("entries of {N} bytes");
-            self.damage = Some(TraceError::format_error(&self.file, place, found, expected));
+            self.damage = Some(TraceError::format_error(&self.file, position, found, expected));
         }
         if entries.is_empty()
             && let Some(damage) = self.damage.take()
@@ -64,7 +64,7 @@ macro_rules! binary_reader {
             totals: Option<TraceTotals>,
         }
         impl<R: Read> $name<R> {
-            /// `file` is the input's name in errors.
+            /// Builds a reader; `file` is the input's name in errors.
             pub fn new(input: R, file: impl Into<String>) -> Self {
                 $name {
                     entries: Entries::new(input, file.into()),
@@ -111,7 +111,7 @@ pub struct OracleGeneralReader<R> {
 }
 
 impl<R: Read> OracleGeneralReader<R> {
-    /// `file` is the input's name in errors.
+    /// Builds a reader that rejects objects of different sizes; `file` is the input's name in errors.
     pub fn new(input: R, file: impl Into<String>) -> Self {
         let file = file.into();
         OracleGeneralReader {
@@ -125,7 +125,7 @@ impl<R: Read> OracleGeneralReader<R> {
         }
     }
 
-    /// Counts an object of any size as one line.
+    /// Builds a reader that counts an object of any size as one line.
     pub fn with_any_object_size(input: R, file: impl Into<String>) -> Self {
         OracleGeneralReader { requires_one_size: false, ..Self::new(input, file) }
     }
@@ -208,11 +208,11 @@ impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
                 let bytes = u64_of(&entry[12..16]) as u32;
                 let first_bytes = *self.object_bytes.get_or_insert(bytes);
                 if bytes != first_bytes {
-                    let place = FilePosition::Byte(start + (24 * index) as u64);
+                    let position = FilePosition::Byte(start + (24 * index) as u64);
                     let found = format!("an object of {bytes} bytes after one of {first_bytes}");
                     let expected = "objects of one size, because each counts as one line; the format \
                                     'oracle-general-unit' ignores sizes";
-                    return Err(TraceError::format_error(&self.file, place, found, expected));
+                    return Err(TraceError::format_error(&self.file, position, found, expected));
                 }
             }
         }

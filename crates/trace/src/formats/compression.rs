@@ -16,7 +16,7 @@ const MAX_XZ_MEMORY_BYTES: u64 = 128 << 20;
 /// File name extensions of compressed inputs.
 const EXTENSIONS: [&str; 3] = [".zst", ".gz", ".xz"];
 
-/// The name without the extension of its compression.
+/// Returns the name without the extension of its compression.
 pub(super) fn uncompressed_name(file: &str) -> &str {
     EXTENSIONS.iter().find_map(|extension| file.strip_suffix(extension)).unwrap_or(file)
 }
@@ -25,12 +25,12 @@ const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
 
-/// Is an input with these first bytes compressed?
+/// Returns whether an input with these first bytes is compressed.
 pub(super) fn is_compressed(start: &[u8]) -> bool {
     [ZSTD_MAGIC, GZIP_MAGIC, XZ_MAGIC].iter().any(|magic| start.starts_with(magic))
 }
 
-/// The decompressed input, or the input itself if it is not compressed. `start` contains its first bytes.
+/// Returns the decompressed input, or the input itself if it is not compressed. `start` contains its first bytes.
 pub(super) fn unpack(start: &[u8], input: impl Read + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
     if start.starts_with(ZSTD_MAGIC) {
         let mut decoder = zstd::stream::read::Decoder::new(input)?;

@@ -43,7 +43,7 @@ impl<R: Read> LineReader<R> {
         &self.line
     }
 
-    /// The error for the current line.
+    /// Returns the error for the current line.
     pub(super) fn line_error(&self, expected: impl Into<String>) -> TraceError {
         let shown_bytes = &self.line[..self.line.len().min(60)];
         let dots = if self.line.len() > shown_bytes.len() { "..." } else { "" };

@@ -45,7 +45,7 @@ impl Format {
         Format::OracleGeneralUnit,
     ];
 
-    /// The name that [`Format::from_str`] reads.
+    /// Returns the name that [`Format::from_str`] reads.
     pub fn name(self) -> &'static str {
         match self {
             Format::Cmt => "cmt",
@@ -75,7 +75,7 @@ impl Format {
         }
     }
 
-    /// The format that the first bytes show, if they fit no other.
+    /// Returns the format that the first bytes show, if they fit no other.
     fn format_by_content(start: &[u8]) -> Option<Format> {
         if start.starts_with(&FILE_MAGIC) {
             return Some(Format::Cmt);
@@ -129,7 +129,7 @@ pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, 
     open_input(Box::new(open_file()?), path, format)
 }
 
-/// The same as [`open`], for a stream; `file` is its name in errors.
+/// Does the same as [`open`], for a stream; `file` is its name in errors.
 pub fn open_input(
     mut input: Box<dyn Read + Send>,
     file: &str,
@@ -165,7 +165,7 @@ pub fn open_input(
     })
 }
 
-/// The first bytes, enough to determine the format.
+/// Returns the first bytes, enough to determine the format.
 fn read_start(input: &mut impl Read, file: &str) -> Result<Vec<u8>, TraceError> {
     let mut start = Vec::new();
     input.take(4096).read_to_end(&mut start).map_err(TraceError::io_error(file, "read"))?;

@@ -92,7 +92,7 @@ macro_rules! text_reader {
             totals: Option<TraceTotals>,
         }
         impl<R: Read> $name<R> {
-            /// `file` is the input's name in errors.
+            /// Builds a reader; `file` is the input's name in errors.
             pub fn new(input: R, file: impl Into<String>) -> Self {
                 $name {
                     lines: LineReader::new(input, file.into()),
@@ -151,7 +151,7 @@ text_reader!(
 );
 
 impl<R> LackeyReader<R> {
-    /// The input, for control.
+    /// Returns the input, for control.
     pub(crate) fn input_mut(&mut self) -> &mut R {
         self.lines.input_mut()
     }

@@ -34,7 +34,7 @@ pub(super) struct ChunkDecoder {
     /// Number of the first record of each burst.
     bursts: Vec<u64>,
     pub(super) is_max_reached: bool,
-    /// Has a process reported its end? A process that replaced itself by another program does not.
+    /// Whether a process has reported its end. A process that replaced itself by another program does not.
     pub(super) has_reported_end: bool,
     follows_children: bool,
 }
@@ -58,7 +58,7 @@ fn u64_of(bytes: &[u8], index: usize) -> u64 {
 }
 
 impl ChunkDecoder {
-    /// With `follows_children`, children are followed: addresses contain their process.
+    /// Builds a decoder. With `follows_children`, addresses contain their process.
     pub(super) fn new(follows_children: bool) -> Self {
         ChunkDecoder { follows_children, ..Default::default() }
     }
@@ -70,17 +70,17 @@ impl ChunkDecoder {
     /// Appends the records of every complete chunk in the earlier remainder and `bytes`.
     pub(super) fn decode(&mut self, bytes: &[u8], records: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
         self.pending_bytes.extend_from_slice(bytes);
-        let pending = std::mem::take(&mut self.pending_bytes);
+        let unread_bytes = std::mem::take(&mut self.pending_bytes);
         let mut position = 0;
-        while pending.len() - position >= HEADER_BYTES {
-            let head = self.parse_header(&pending[position..position + HEADER_BYTES])?;
+        while unread_bytes.len() - position >= HEADER_BYTES {
+            let head = self.parse_header(&unread_bytes[position..position + HEADER_BYTES])?;
             let end = position + HEADER_BYTES + head.payload_bytes;
-            let Some(payload) = pending.get(position + HEADER_BYTES..end) else { break };
+            let Some(payload) = unread_bytes.get(position + HEADER_BYTES..end) else { break };
             self.decode_chunk(&head, payload, records)?;
             self.offset += (end - position) as u64;
             position = end;
         }
-        self.pending_bytes = pending;
+        self.pending_bytes = unread_bytes;
         self.pending_bytes.drain(..position);
         Ok(())
     }
@@ -200,12 +200,12 @@ impl ChunkDecoder {
         }
     }
 
-    /// Data accesses of all threads so far.
+    /// Returns the data accesses of all threads so far.
     pub(super) fn accesses(&self) -> u64 {
         self.threads.iter().filter_map(|thread| thread.accesses).fold(0, u64::saturating_add)
     }
 
-    /// The totals so far, without incomplete chunks.
+    /// Returns the totals so far, without incomplete chunks.
     pub(super) fn totals(&self) -> TraceTotals {
         let sum_over_threads = |value: fn(&ThreadTotals) -> Option<u64>| {
             Some(self.threads.iter().filter_map(value).fold(0u64, u64::saturating_add))

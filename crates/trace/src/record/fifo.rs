@@ -24,9 +24,9 @@ pub(super) struct FifoReader<'a> {
     input: File,
     child: Child,
     interrupt: &'a AtomicBool,
-    /// Wait for processes that outlive the program?
+    /// Whether to wait for processes that outlive the program.
     follows_children: bool,
-    /// Should the program be stopped at the next read?
+    /// Whether the program must be stopped at the next read.
     pub(super) is_stop_requested: bool,
     /// Processes that write, besides the child.
     pub(super) writers: Vec<u32>,
@@ -64,7 +64,7 @@ impl<'a> FifoReader<'a> {
         }
     }
 
-    /// Whether the program was asked to stop; false if it ended on its own.
+    /// Returns whether the program was asked to stop; false if it ended on its own.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop_time.is_some()
     }
@@ -144,7 +144,7 @@ impl Read for FifoReader<'_> {
 }
 
 impl Drop for FifoReader<'_> {
-    /// An error of the recorder must not leave the program running, or a zombie behind.
+    /// Kills the program, because an error of the recorder must leave neither the program nor a zombie behind.
     fn drop(&mut self) {
         if self.exit_time.is_none() {
             self.child.kill().ok();

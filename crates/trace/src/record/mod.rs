@@ -52,7 +52,7 @@ pub struct Recorder {
     pub command: Vec<String>,
     /// The `.cmt` file to write.
     pub output: PathBuf,
-    /// Replace an existing output?
+    /// Whether an existing output is replaced.
     pub force: bool,
     /// Data accesses of all threads to skip, counted before the filter; with `Follow`, of each process.
     pub skip_accesses: u64,
@@ -63,19 +63,19 @@ pub struct Recorder {
     pub skip_time: Duration,
     /// Time to record after that.
     pub max_time: Option<Duration>,
-    /// Record bursts with pauses between them, instead of everything?
+    /// Bursts to record, with pauses between them; `None` to record everything.
     pub bursts: Option<BurstSampling>,
     /// Maximum size of the file in bytes, after which nothing more is written; the program continues to its end.
     pub max_bytes: u64,
-    /// Kill the program at `max_accesses`, `max_time` or `max_bytes`?
+    /// Whether the program is killed at `max_accesses`, `max_time` or `max_bytes`.
     pub kill_at_max: bool,
     /// The L1 cache whose misses are recorded; `None` to record every access.
     pub filter: Option<L1Filter>,
-    /// Are processes that the program starts recorded as well?
+    /// Treatment of the processes that the program starts.
     pub children: ChildProcesses,
     /// The zstd level; 3 keeps up with recording.
     pub level: i32,
-    /// Discard the program's standard output and standard error, respectively?
+    /// Whether the program's standard output and its standard error are discarded.
     pub discards_output: (bool, bool),
 }
 
@@ -97,7 +97,7 @@ pub enum RecordingEnd {
     Exit(i32),
     /// The signal with this number ended the program.
     Signal(i32),
-    /// The recorder killed it, at `max`.
+    /// The recorder killed it, at `max_accesses`, `max_time` or `max_bytes`.
     AtMax,
     /// The recorder killed it, on request.
     Interrupted,
@@ -130,7 +130,7 @@ pub struct RecordingSummary {
 }
 
 impl Recorder {
-    /// A recorder with the default settings: every access, a 32 KiB 8-way filter, children not recorded.
+    /// Builds a recorder with the default settings: every access, a 32 KiB 8-way filter, children not recorded.
     pub fn new(command: Vec<String>, output: impl Into<PathBuf>) -> Self {
         Recorder {
             command,
@@ -163,7 +163,7 @@ impl Recorder {
         self.run_with(&find_recorder_tool()?, interrupt, progress)
     }
 
-    /// The same as [`Recorder::run`], with the result of [`find_recorder_tool`].
+    /// Does the same as [`Recorder::run`], with the result of [`find_recorder_tool`].
     pub fn run_with(
         &self,
         recorder_tool: &RecorderTool,
@@ -397,12 +397,13 @@ const NO_BURST_NOTE: &str =
 /// The result of a recording.
 struct CaptureSummary {
     totals: TraceTotals,
-    /// Was the program started at all?
+    /// Whether the program was started at all.
     is_started: bool,
+    /// Whether the recording has reached `max_accesses`, `max_time` or `max_bytes`.
     is_max_reached: bool,
-    /// Has the file reached its maximum size?
+    /// Whether the file has reached its maximum size.
     is_full: bool,
-    /// Did the program reach its end without replacing itself?
+    /// Whether the program reached its end without replacing itself.
     has_reached_end: bool,
 }
 

@@ -21,8 +21,8 @@ pub enum RecorderTool {
         /// The directory with the built tool.
         library: PathBuf,
     },
-    /// Valgrind's lackey records: without threads or filter, and some hundred times slower. `reason` tells
-    /// why cachemate's tool cannot be built.
+    /// Valgrind's lackey records: without threads or filter, and some hundred times slower. `reason` states why
+    /// cachemate's tool cannot be built.
     Lackey {
         /// The output of `valgrind --version`, such as `valgrind-3.24.0`.
         valgrind: String,
@@ -78,7 +78,7 @@ fn cache_dir() -> Result<PathBuf, TraceError> {
         .ok_or_else(|| recorder_error("there is no cache directory", "set HOME or XDG_CACHE_HOME"))
 }
 
-/// The directory with the tool for this source and this Valgrind.
+/// Returns the directory with the tool for this source and this Valgrind.
 fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     let key = xxhash_rust::xxh3::xxh3_64([SOURCE, MAKEFILE, valgrind].join("\0").as_bytes());
     let cache_dir = cache_dir()?;

@@ -55,7 +55,7 @@ const SAMPLING_PROCESSOR: &str = "family=6,model=85,stepping=4";
 impl LabConfigArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        session.print(&config_text(&machine, self.processor)?)
+        session.print(&render_config(&machine, self.processor)?)
     }
 }
 
@@ -115,7 +115,7 @@ fn check_machine(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<(
 }
 
 /// Returns the lab's configuration of a machine, with comments that name the parts that are not modeled.
-pub fn config_text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<String> {
+pub fn render_config(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<String> {
     let levels = find_levels(machine)?;
     check_machine(machine, &levels)?;
     let Levels { l1, l2, shared } = levels;
@@ -184,13 +184,13 @@ pub fn config_text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::
     Ok(text)
 }
 
-/// Does each package have its own memory node? Each package is one L3 of the lab's machine.
+/// Returns whether each package has its own memory node. Each package is one L3 of the lab's machine.
 fn has_own_memories(machine: &MachineSpec) -> bool {
     machine.memory.nodes > 1 && machine.memory.nodes == machine.packages
 }
 
-/// The emulator's options for memory nodes, which divide the memory into equal parts as the model of the machine
-/// does.
+/// Returns the emulator's options for memory nodes, which divide the memory into equal parts as the model of the
+/// machine does.
 fn memory_node_options(machine: &MachineSpec) -> String {
     let (node_count, cpus_per_node) = (machine.memory.nodes, machine.cpus() / machine.memory.nodes);
     let size_mib = machine.memory.size_bytes / u64::from(node_count) / (1 << 20);
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     fn config_of(name: &str) -> anyhow::Result<String> {
-        config_text(&cachemate_spec::load_machine(name).unwrap(), ProcessorOptions::default())
+        render_config(&cachemate_spec::load_machine(name).unwrap(), ProcessorOptions::default())
     }
 
     fn parse_value(text: &str, name: &str) -> u64 {
@@ -259,10 +259,12 @@ mod tests {
     #[test]
     fn counters_and_rdt_can_be_left_out() {
         let machine = cachemate_spec::load_machine("lab-vm").unwrap();
-        let all = config_text(&machine, ProcessorOptions::default()).unwrap();
-        let bare =
-            config_text(&machine, ProcessorOptions { no_counters: true, no_rdt: true, ..ProcessorOptions::default() })
-                .unwrap();
+        let all = render_config(&machine, ProcessorOptions::default()).unwrap();
+        let bare = render_config(
+            &machine,
+            ProcessorOptions { no_counters: true, no_rdt: true, ..ProcessorOptions::default() },
+        )
+        .unwrap();
         let differ: Vec<&str> = bare.lines().filter(|line| !all.lines().any(|other| other == *line)).collect();
         assert_eq!(differ, ["classes 0", "monitors 0", "counters 0"]);
     }
@@ -273,9 +275,9 @@ mod tests {
         let machine = cachemate_spec::load_machine("lab-vm").unwrap();
         assert!(!config_of("lab-vm").unwrap().contains("sampl"));
         let options = ProcessorOptions { samples: true, ..ProcessorOptions::default() };
-        assert!(!config_text(&machine, options).unwrap().contains("sample_cycles"), "the machine's own defaults");
+        assert!(!render_config(&machine, options).unwrap().contains("sample_cycles"), "the machine's own defaults");
         let options = ProcessorOptions { sample_cycles: Some(600), load_tag_interval: Some(7), ..options };
-        let text = config_text(&machine, options).unwrap();
+        let text = render_config(&machine, options).unwrap();
         let settings = ["sampling", "sample_cycles", "load_tag_interval"].map(|name| parse_value(&text, name));
         assert_eq!(settings, [1, 600, 7]);
         assert!(text.contains("# modeled: samples of accesses (PEBS)\n# cpu family=6,"), "{text}");

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail};
 use cachemate_policy::policies;
 use cachemate_report::Table;
-use cachemate_report::text::{count_text, size_text};
+use cachemate_report::text::{format_count, format_size};
 use cachemate_spec::{PolicyChoice, parse_toml};
 use clap::Args;
 use serde::Serialize;
@@ -65,7 +65,7 @@ struct PhaseResult {
     phase: String,
     program: String,
     seconds: Option<f64>,
-    /// Did the program end before the phase was over?
+    /// Whether the program ended before the phase was over.
     ended: Option<bool>,
     /// Exit code of a program that ended.
     exit_code: Option<u8>,
@@ -104,7 +104,7 @@ impl LabRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let script = find_script(PROGRAMS_SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        let config = super::config::config_text(&machine, super::config::ProcessorOptions::default())?;
+        let config = super::config::render_config(&machine, super::config::ProcessorOptions::default())?;
         let job_dir = tempfile::tempdir().context("cannot create a temporary directory")?;
         self.write_job(job_dir.path(), &config)?;
         session.note("booting the modeled machine; each second of the guest takes several seconds of a host CPU");
@@ -152,7 +152,8 @@ impl LabRunArgs {
         Ok(())
     }
 
-    /// The command line for the guest. A relative path is one of --programs-dir, or without it of this directory.
+    /// Returns the command line for the guest. A relative path is one of --programs-dir, or without it of this
+    /// directory.
     fn guest_command(&self, line: &str) -> anyhow::Result<String> {
         let line = line.trim();
         let (program, arguments) = line.split_at(line.find(' ').unwrap_or(line.len()));
@@ -290,8 +291,8 @@ fn render(result: &LabRunJson) -> String {
         "phase | program",
         "seconds | slowdown | user instructions | L3 misses | evicted by others | memory | occupancy",
     );
-    let count_or_unknown = |count: Option<u64>| count.map_or(UNKNOWN_CELL.to_string(), count_text);
-    let size_or_unknown = |bytes: Option<u64>| bytes.map_or(UNKNOWN_CELL.to_string(), size_text);
+    let count_or_unknown = |count: Option<u64>| count.map_or(UNKNOWN_CELL.to_string(), format_count);
+    let size_or_unknown = |bytes: Option<u64>| bytes.map_or(UNKNOWN_CELL.to_string(), format_size);
     for program in &result.programs {
         let end_text = match (program.ended, program.exit_code) {
             (Some(false), _) => " (killed)".to_string(),

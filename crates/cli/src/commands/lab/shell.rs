@@ -28,7 +28,7 @@ impl LabShellArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let script = find_script(SHELL_SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        let config = super::config::config_text(&machine, self.processor)?;
+        let config = super::config::render_config(&machine, self.processor)?;
         let job_dir = tempfile::tempdir().context("cannot create a temporary directory")?;
         let machine_path = job_dir.path().join("machine");
         cachemate_files::replace(&machine_path, config.as_bytes())

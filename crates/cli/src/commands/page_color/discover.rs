@@ -13,7 +13,7 @@ use cachemate_linux::act::colors::reference_set::BASE;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::sense::topology::read_topology;
 use cachemate_report::Table;
-use cachemate_report::text::size_text;
+use cachemate_report::text::format_size;
 use clap::Args;
 
 use crate::args::{ByteSize, JsonArg};
@@ -73,8 +73,8 @@ pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: 
     if bytes > available_memory / 2 {
         bail!(
             "--memory: found {}, expected at most half of the {} of memory that are available",
-            size_text(bytes),
-            size_text(available_memory)
+            format_size(bytes),
+            format_size(available_memory)
         );
     }
     let bar = session.progress_bar("colors", Some(1));
@@ -90,7 +90,7 @@ pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: 
         max_time,
         seed,
         progress: &mut progress,
-        stop: &|| stop.load(Ordering::Relaxed),
+        should_stop: &|| stop.load(Ordering::Relaxed),
     };
     let discovery = discover(&topology, cpu, &mut options);
     bar.finish_and_clear();
@@ -118,9 +118,9 @@ fn render(map: &ColorMap) -> String {
     let mut text = format!(
         "{} colors of {} ({:?} cache, {}, {}-way), found in {:.1} s and {} earlier tries\n",
         map.colors,
-        size_text(map.cache_bytes / u64::from(map.colors)),
+        format_size(map.cache_bytes / u64::from(map.colors)),
         map.level,
-        size_text(map.cache_bytes),
+        format_size(map.cache_bytes),
         map.ways,
         map.seconds,
         map.failed_attempts.len()
@@ -147,15 +147,15 @@ fn describe_coverage(name: &str, coverage: &ColorCoverage) -> String {
         Some(false) => "NOT confined",
         None => "not determined: too few frames of one color (--memory), or too little of the cache is free now",
     };
-    let knee_text = coverage.knee_bytes.map_or("none found".to_string(), size_text);
+    let knee_text = coverage.knee_bytes.map_or("none found".to_string(), format_size);
     let mut text = format!(
         "{name}: {verdict}; one color's share {}, knee of one color {knee_text}\n",
-        size_text(coverage.share_bytes)
+        format_size(coverage.share_bytes)
     );
     let mut table = Table::with_columns("", "chase over | one color ns | all colors ns");
     for point in &coverage.curve {
         table.add_row([
-            &size_text(point.size_bytes),
+            &format_size(point.size_bytes),
             &format!("{:.1}", point.colored_ns),
             &format!("{:.1}", point.ordinary_ns),
         ]);

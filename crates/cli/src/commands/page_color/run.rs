@@ -8,7 +8,7 @@ use cachemate_core::IndexSet;
 use cachemate_linux::act::colors::agents::{AgentReport, ResidentPages, color_mask};
 use cachemate_linux::act::colors::map::ColorMap;
 use cachemate_linux::act::colors::{ColorError, migration, reference_set};
-use cachemate_report::text::{count_text, size_text};
+use cachemate_report::text::{format_count, format_size};
 use clap::Args;
 use serde::Serialize;
 
@@ -82,7 +82,7 @@ impl ColorRunArgs {
             output: None,
             ends_with_parent: false,
         };
-        let mut program = ColoredProgram::colored_command(&start)?;
+        let mut program = ColoredProgram::start(&start)?;
         if let Some(path) = &self.map {
             import_map(path, &program)?;
         }
@@ -146,14 +146,14 @@ fn print_report(session: &Session, report: &ColorRunReport) {
             Err(reason) => format!("process {pid} was not confined: {reason}"),
             Ok(_) => format!(
                 "process {pid}: {} of {} pages in allowed colors; {} faults at {:.1} us, {} fallback frames of other colors, {} frames from the kernel; {} pages migrated; at most {} held",
-                count_text(counter("allowed_pages")),
-                count_text(counter("allowed_pages") + counter("other_pages") + counter("unknown_pages")),
-                count_text(counter("faults")),
+                format_count(counter("allowed_pages")),
+                format_count(counter("allowed_pages") + counter("other_pages") + counter("unknown_pages")),
+                format_count(counter("faults")),
                 counter("fault_ns") as f64 / 1e3 / (counter("faults") as f64).max(1.0),
-                count_text(counter("fallback_frames")),
-                count_text(counter("kernel_frames")),
-                count_text(counter("moved_pages")),
-                size_text(counter("max_held") * 4096),
+                format_count(counter("fallback_frames")),
+                format_count(counter("kernel_frames")),
+                format_count(counter("moved_pages")),
+                format_size(counter("max_held") * 4096),
             ),
         };
         session.note(&message);

@@ -3,7 +3,7 @@
 //! Problem: predictors and the simulator need a machine file, and none exists for the user's own host. Method: CPUs,
 //! caches, clock, memory and classes of service are read from the kernel; latencies, pipeline and bandwidth, which the
 //! kernel does not report, are those of a current server, and are listed as estimates in `sources`. Properties: a host
-//! whose cores or caches differ from each other is rejected with the place, because a description has only one of each;
+//! whose cores or caches differ from each other is rejected, because a description has only one of each;
 //! the text reads back as a machine; CPUs are numbered as in descriptions, not as in the kernel.
 
 use std::collections::BTreeSet;
@@ -71,7 +71,7 @@ pub fn machine_text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow
     ))
 }
 
-/// The host's description as a machine.
+/// Returns the host's description as a machine.
 pub fn build_machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     let contexts_per_core = uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
@@ -144,7 +144,7 @@ pub fn build_machine(name: &str, topology: &Topology, facts: HostFacts) -> anyho
     })
 }
 
-/// Number of CPUs per group, if it is the same for all groups.
+/// Returns the number of CPUs per group, if it is the same for all groups.
 fn uniform_group_size<K: Ord + std::fmt::Debug>(
     cpus: &[&Cpu],
     subject: &str,
@@ -169,7 +169,7 @@ fn cache_spec(
     cores_per_package: u32,
 ) -> anyhow::Result<CacheSpec> {
     let online = topology.online();
-    let name = cachemate_report::level_text(level);
+    let name = cachemate_report::level_name(level);
     let level_caches: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.level == level).collect();
     let common_size = |subject: &str, size_of: &dyn Fn(&Cache) -> Option<u64>| {
         let found: BTreeSet<Option<u64>> = level_caches.iter().map(|cache| size_of(cache)).collect();

@@ -53,7 +53,7 @@ pub(crate) struct ApplyContext<'a, L> {
 
 /// A list of changes in execution.
 pub(crate) struct Execution<'a, L> {
-    host: ApplyContext<'a, L>,
+    context: ApplyContext<'a, L>,
     snapshot: &'a HostSnapshot,
     changes: &'a [Change],
     /// Steps of each change whose originals are in the journal.
@@ -63,17 +63,17 @@ pub(crate) struct Execution<'a, L> {
 
 impl<'a, L: KernelLender> Execution<'a, L> {
     /// Executes the list. Each refused line of the plan is reported; changes that do not depend on it are still made.
-    pub fn run(host: ApplyContext<'a, L>, snapshot: &'a HostSnapshot, changes: &'a [Change]) -> ApplyReport {
-        let current_states =
+    pub fn run(context: ApplyContext<'a, L>, snapshot: &'a HostSnapshot, changes: &'a [Change]) -> ApplyReport {
+        let read_back_states =
             snapshot.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
-        let overridden = snapshot.overridden_items(host.actuator);
+        let overridden_items = snapshot.overridden_items(context.actuator);
         let report = ApplyReport {
-            read_back_states: current_states,
-            overridden_items: overridden,
+            read_back_states,
+            overridden_items,
             refused_items: snapshot.refused_items.clone(),
             ..ApplyReport::default()
         };
-        let mut execution = Execution { host, snapshot, changes, journaled_steps: BTreeMap::new(), report };
+        let mut execution = Execution { context, snapshot, changes, journaled_steps: BTreeMap::new(), report };
         let mut partial_refusals = Vec::new();
         let outcomes = run(changes, |change| {
             partial_refusals.extend(execution.apply(change)?);
@@ -81,9 +81,9 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         });
         execution.commit_gangs();
         execution.record_refusals(&outcomes, partial_refusals);
-        let Execution { host, report: made, .. } = execution;
-        host.actuator.set_last_states(made.read_back_states.clone());
-        made
+        let Execution { context: host, report: final_report, .. } = execution;
+        host.actuator.set_last_states(final_report.read_back_states.clone());
+        final_report
     }
 
     /// Refusals of every line that a change was for, each line once.
@@ -91,7 +91,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         let mut line_refusals = refused_items(self.changes, outcomes);
         for (id, refused_item) in partial_refusals {
             for item in &self.changes[id.0 as usize].items {
-                if line_refusals.iter().all(|line| line.item != *item) {
+                if line_refusals.iter().all(|refusal| refusal.item != *item) {
                     line_refusals.push(RefusedItem { item: item.clone(), ..refused_item.clone() });
                 }
             }
@@ -101,7 +101,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
 
     /// Applies the gangs of this list. If that fails, the lines of the plan that request gangs are refused.
     fn commit_gangs(&mut self) {
-        let Err(error) = self.host.gangs.commit_gangs() else { return };
+        let Err(error) = self.context.gangs.commit_gangs() else { return };
         let gang_starts = self.changes.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
         let items: Vec<PlanItem> = gang_starts.flat_map(|change| change.items.iter().cloned()).collect();
         let items = if items.is_empty() { vec![PlanItem::Plan] } else { items };
@@ -112,7 +112,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     /// Applies one change; returns a refusal if the kernel set another state than requested.
     fn apply(&mut self, change: &Change) -> Result<Option<(ChangeId, RefusedItem)>, RefusedItem> {
         if let ChangeKind::StopGangs { schedule } = &change.kind {
-            self.host.gangs.stop(schedule);
+            self.context.gangs.stop(schedule);
             return Ok(None);
         }
         if !self.journaled_steps.contains_key(&change.id) {
@@ -130,15 +130,15 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         }
         match &change.kind {
             ChangeKind::CreateClass { class, .. } => {
-                if let Some(ways) = &mut self.host.ways {
-                    self.host.kernel.with_kernel(|kernel| ways.register_created(kernel, *class));
+                if let Some(ways) = &mut self.context.ways {
+                    self.context.kernel.with_kernel(|kernel| ways.register_created(kernel, *class));
                 }
             }
             ChangeKind::RemoveClass { class, .. } => {
-                if let Some(ways) = &mut self.host.ways {
+                if let Some(ways) = &mut self.context.ways {
                     let forgotten_objects = ways.forget_removed(*class);
                     self.report.read_back_states.retain(|object, _| !forgotten_objects.contains(object));
-                    self.host.actuator.forget(&forgotten_objects);
+                    self.context.actuator.forget(&forgotten_objects);
                 }
             }
             ChangeKind::StartGangs { schedule } => self.start_gangs(change, schedule)?,
@@ -151,7 +151,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     /// the disk is synced once and not once for each change.
     fn journal_ahead(&mut self, change: &Change) -> Result<(), RefusedItem> {
         let item = first_item(change);
-        let (snapshot, host) = (self.snapshot, &mut self.host);
+        let (snapshot, host) = (self.snapshot, &mut self.context);
         let mut batch = Vec::new();
         for later_change in self.changes.iter().skip(change.id.0 as usize) {
             if self.journaled_steps.contains_key(&later_change.id) {
@@ -161,8 +161,8 @@ impl<'a, L: KernelLender> Execution<'a, L> {
                 prepare_steps(kernel, host.actuator, later_change, snapshot, host.ways.as_deref())
             });
             match prepared_change {
-                Ok((steps, entries)) => {
-                    batch.extend(entries);
+                Ok((steps, intended_changes)) => {
+                    batch.extend(intended_changes);
                     self.journaled_steps.insert(later_change.id, steps);
                 }
                 Err(error) if later_change.id == change.id => {
@@ -181,8 +181,9 @@ impl<'a, L: KernelLender> Execution<'a, L> {
 
     /// Writes one object; returns its state if that differs from the requested one.
     fn write(&mut self, item: &PlanItem, step: &ObjectChange) -> Result<Option<ObjectState>, RefusedItem> {
-        let actuator = &self.host.actuator;
-        let set_result = self.host.kernel.with_kernel(|kernel| actuator.set(kernel, item, &step.object, &step.state));
+        let actuator = &self.context.actuator;
+        let set_result =
+            self.context.kernel.with_kernel(|kernel| actuator.set(kernel, item, &step.object, &step.state));
         match set_result {
             Ok((current_state, was_written)) => {
                 self.report.write_calls += u64::from(was_written);
@@ -198,10 +199,10 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     }
 
     fn start_gangs(&mut self, change: &Change, schedule: &GangSchedule) -> Result<(), RefusedItem> {
-        let originals = self.host.actuator.originals();
+        let originals = self.context.actuator.originals();
         let threads = self.snapshot.threads.iter().map(|(task, thread)| (*task, (thread.pid, thread.key))).collect();
         let rotation = build_rotation(schedule, &threads, &originals);
-        self.host.gangs.start(schedule, rotation).map_err(|error| {
+        self.context.gangs.start(schedule, rotation).map_err(|error| {
             let item = first_item(change);
             RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() }
         })
@@ -222,20 +223,20 @@ fn prepare_steps(
     ways: Option<&WayController>,
 ) -> io::Result<(Vec<ObjectChange>, Vec<journal::IntendedChange>)> {
     let steps = object_changes(kernel, change, snapshot, ways)?;
-    let mut entries = Vec::new();
+    let mut intended_changes = Vec::new();
     for step in &steps {
         match actuator.build_intended_change(kernel, &step.object, &step.state) {
             // A thread or group that no longer exists cannot have been changed by another process.
             Err(error) if !step.must_write && is_gone(&error) => {}
-            entry => entries.push(entry?),
+            change_result => intended_changes.push(change_result?),
         }
     }
-    Ok((steps, entries))
+    Ok((steps, intended_changes))
 }
 
 /// The object to name in a refusal if a change failed before its steps were known.
 fn journal_object(change: &Change, snapshot: &HostSnapshot) -> JournalObject {
-    let thread = match &change.kind {
+    let object = match &change.kind {
         ChangeKind::Affinity { task, .. } | ChangeKind::Member { task, .. } | ChangeKind::Weight { task, .. } => {
             snapshot.threads.get(task).map(|thread| JournalObject::Affinity { pid: thread.pid, thread: thread.key })
         }
@@ -247,7 +248,7 @@ fn journal_object(change: &Change, snapshot: &HostSnapshot) -> JournalObject {
         }
         _ => None,
     };
-    thread.unwrap_or_else(|| JournalObject::File { path: change.to_string().into() })
+    object.unwrap_or_else(|| JournalObject::File { path: change.to_string().into() })
 }
 
 /// The gangs' members as threads with their original scheduling; `threads` maps each task to its process and thread.

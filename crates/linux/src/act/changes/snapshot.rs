@@ -35,7 +35,7 @@ pub(crate) struct ThreadTarget {
     pub original_nice: i32,
 }
 
-/// The state that changes start from, and the place of each of its objects on this host.
+/// The state that changes start from, and the file or thread of each of its objects on this host.
 #[derive(Debug, Default)]
 pub(crate) struct HostSnapshot {
     pub state: Known,
@@ -55,7 +55,7 @@ pub(crate) struct HostSnapshot {
     pub has_gang_scheduler: bool,
 }
 
-/// The machine's memory of earlier lists.
+/// The settings that earlier lists of changes have left in force.
 pub(crate) struct AppliedHistory<'a> {
     pub actuator: &'a Actuator,
     /// The weights that the nice values set by cachemate express.
@@ -133,9 +133,9 @@ impl HostSnapshot {
         read_result: io::Result<ObjectState>,
     ) -> Option<ObjectState> {
         match read_result {
-            Ok(now) => {
-                self.objects.insert(object.clone(), (item, now.clone()));
-                Some(now)
+            Ok(current_state) => {
+                self.objects.insert(object.clone(), (item, current_state.clone()));
+                Some(current_state)
             }
             Err(error) => {
                 self.refused_items.push(refusal(kernel, &item, object, &error));
@@ -153,8 +153,8 @@ impl HostSnapshot {
         history: &AppliedHistory<'_>,
     ) -> Option<TrackedObject<CpuSet>> {
         let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
-        let key = ThreadTarget { pid: task.pid, key: task.thread, original_nice: task.initial_nice };
-        self.threads.insert(task.task, key);
+        let target = ThreadTarget { pid: task.pid, key: task.thread, original_nice: task.initial_nice };
+        self.threads.insert(task.task, target);
         let original = match self.originals.get(&object) {
             Some(ObjectState::Cpus(original)) => Some(original.clone()),
             _ => None,
@@ -239,26 +239,30 @@ impl HostSnapshot {
                 (None, None) => continue,
             };
             let object = JournalObject::File { path: file.clone() };
-            let Ok(now) = read_state(kernel, &object) else { continue };
-            let original = parse_colors(self.originals.get(&object).unwrap_or(&now));
-            let (Some(now_colors), Some(original)) = (parse_colors(&now), original) else { continue };
-            self.objects.insert(object, (item.unwrap_or(PlanItem::Plan), now));
+            let Ok(current_state) = read_state(kernel, &object) else { continue };
+            let original = parse_colors(self.originals.get(&object).unwrap_or(&current_state));
+            let (Some(current_colors), Some(original)) = (parse_colors(&current_state), original) else { continue };
+            self.objects.insert(object, (item.unwrap_or(PlanItem::Plan), current_state));
             self.state
                 .colors
-                .insert(task.process, TrackedObject { current: Some(now_colors), original: Some(original) });
+                .insert(task.process, TrackedObject { current: Some(current_colors), original: Some(original) });
             self.color_files.insert(task.process, file);
         }
     }
 
-    /// The reason why a task cannot take turns. The change itself notices that a task has exited; a task that the gang
-    /// scheduler already runs for this daemon can take turns as before.
+    /// The reason why a task cannot take turns; `None` if it can, or if it has exited, which the change itself detects. A
+    /// task that the gang scheduler already runs for this daemon can take turns as before.
     fn wait_refusal(&self, kernel: &dyn Kernel, task: &ManagedThread) -> Option<String> {
         let object = JournalObject::Policy { pid: task.pid, thread: task.thread };
         let original = || self.originals.get(&object).and_then(ObjectState::scheduling);
-        let now = kernel.scheduling(task.thread.tid).ok()?;
-        let now = if now.policy == EXT { original().unwrap_or(now) } else { now };
+        let current_scheduling = kernel.scheduling(task.thread.tid).ok()?;
+        let scheduling = if current_scheduling.policy == EXT {
+            original().unwrap_or(current_scheduling)
+        } else {
+            current_scheduling
+        };
         let subject = format!("task {} ({}, thread {})", task.task.0, task.name, task.thread.tid);
-        (!now.can_wait()).then(|| format!("{subject}: {now}: it cannot wait for turns as an idle task"))
+        (!scheduling.can_wait()).then(|| format!("{subject}: {scheduling}: it cannot wait for turns as an idle task"))
     }
 
     /// Adds a service class that cachemate created to the state.

@@ -112,8 +112,8 @@ impl AgentReport {
     pub fn read(kernel: &dyn Kernel, dir: &Path) -> io::Result<Self> {
         let path = dir.join("status");
         for _ in 0..20 {
-            if let Some(agent) = Self::parse(&kernel.read(&path)?) {
-                return Ok(agent);
+            if let Some(report) = Self::parse(&kernel.read(&path)?) {
+                return Ok(report);
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
@@ -222,7 +222,7 @@ impl ResidentPages {
 /// Maximum size of `/proc/PID/maps`; by default, the kernel allows 65,530 mappings of about 100 bytes each.
 const MAX_MAPS_BYTES: u64 = 256 << 20;
 
-/// Counts a process's resident pages. `agent` = the report of the process's agent; without an agent no pages are held.
+/// Counts a process's resident pages. `agent` is the report of the process's agent; without an agent no pages are held.
 ///
 /// # Errors
 /// The process has exited, or its page map may not be read.

@@ -37,11 +37,11 @@ pub unsafe fn load_ns(pages: &[*mut u8], rng: &mut DiscoveryRng) -> f64 {
     // SAFETY: the cycle just written.
     let mut pointer = unsafe { chase_pointers(lines[0], 2 * lines.len()) };
     let mut rounds_ns = [0.0; ROUNDS];
-    for round in &mut rounds_ns {
+    for round_ns in &mut rounds_ns {
         let start = Instant::now();
         // SAFETY: the same cycle.
         pointer = unsafe { chase_pointers(pointer, steps) };
-        *round = start.elapsed().as_nanos() as f64 / steps as f64;
+        *round_ns = start.elapsed().as_nanos() as f64 / steps as f64;
     }
     rounds_ns.sort_by(f64::total_cmp);
     rounds_ns[ROUNDS / 2]

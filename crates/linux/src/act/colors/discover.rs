@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cachemate_agent::layout::{MAX_COLORS, PAGE_BYTES};
-use cachemate_agent::timing::{Calibration, SUPPORTED, reload_cycles};
+use cachemate_agent::timing::{Calibration, IS_SUPPORTED, reload_cycles};
 use cachemate_core::{Cache, CacheLevel, CpuId, Topology};
 
 use super::ColorError;
@@ -23,7 +23,7 @@ use super::pool::{DiscoveryRng, PagePool, TimedOracle};
 use super::reference_set::{self, ColorClasses, FrameLedger, LoadedReferenceSet, frames_per_color};
 use crate::sense::probes::PinnedThread;
 
-/// Pages in which the classes are searched: about 128 for each of 32 colors.
+/// Number of pages per color of the pool in which the classes are searched.
 const SEED_PAGES_PER_COLOR: usize = 128;
 /// Number of pages that evict a line from the first level but never from the second.
 const HIT_PAGES: usize = 24;
@@ -49,8 +49,8 @@ pub struct DiscoveryOptions<'a> {
     pub seed: u64,
     /// Receives the current step, the number of finished items, and their total.
     pub progress: &'a mut dyn FnMut(&'static str, u64, u64),
-    /// Flag that ends the discovery if set.
-    pub stop: &'a dyn Fn() -> bool,
+    /// Returns whether the discovery must end before its time limit.
+    pub should_stop: &'a dyn Fn() -> bool,
 }
 
 /// The cache whose sets define the colors, as the kernel describes it.
@@ -102,7 +102,7 @@ pub fn find_target_cache(topology: &Topology, cpu: CpuId) -> Result<TargetCache,
 /// # Errors
 /// The host's cache has no colors, timing is unusable, or every try was too noisy; the reasons are included.
 pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<'_>) -> Result<ColorMap, ColorError> {
-    if !SUPPORTED {
+    if !IS_SUPPORTED {
         return Err(ColorError::NoColors("loads can be timed on x86-64 only".to_string()));
     }
     let target = find_target_cache(topology, cpu)?;
@@ -111,7 +111,7 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
         .map_err(|source| ColorError::io_error(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
     let mut reasons: Vec<String> = Vec::new();
     let mut rng = DiscoveryRng::new(options.seed);
-    while start.elapsed() < options.max_time && !(options.stop)() {
+    while start.elapsed() < options.max_time && !(options.should_stop)() {
         match discover_once(&target, options, &mut rng, start) {
             Ok(mut map) => {
                 map.seconds = start.elapsed().as_secs_f64();
@@ -120,8 +120,8 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
                 reference_set::replace_file(options.base, ColorMap::FILE_NAME, map.to_text().as_bytes())?;
                 return Ok(map);
             }
-            Err(ColorError::Noisy(why)) => {
-                reasons.push(why);
+            Err(ColorError::Noisy(reason)) => {
+                reasons.push(reason);
                 std::thread::sleep(RETRY_PAUSE);
             }
             Err(other) => return Err(other),
@@ -133,22 +133,22 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
 /// All tries in one sentence: their number, and the last reasons.
 fn describe_refusal(reasons: &[String], spent: Duration) -> String {
     const MAX_REASONS: usize = 3;
-    let last = reasons.iter().rev().take(MAX_REASONS).rev().cloned().collect::<Vec<_>>().join("; ");
+    let last_reasons = reasons.iter().rev().take(MAX_REASONS).rev().cloned().collect::<Vec<_>>().join("; ");
     let prefix = if reasons.len() > MAX_REASONS { "the last of them: " } else { "" };
-    format!("{} tries in {:.0} s, all refused: {prefix}{last}", reasons.len(), spent.as_secs_f64())
+    format!("{} tries in {:.0} s, all refused: {prefix}{last_reasons}", reasons.len(), spent.as_secs_f64())
 }
 
 fn discover_once(
     target: &TargetCache,
     options: &mut DiscoveryOptions<'_>,
-    draw: &mut DiscoveryRng,
+    rng: &mut DiscoveryRng,
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
     let (colors, ways) = (target.colors as usize, target.ways as usize);
     let pool_error = |source| ColorError::io_error(Path::new("memory for frames"), source);
     (options.progress)("calibrating", 0, 1);
     let seed_pool = PagePool::new(colors * SEED_PAGES_PER_COLOR).map_err(pool_error)?;
-    let calibration = calibrate(&seed_pool, draw);
+    let calibration = calibrate(&seed_pool, rng);
     let Some(threshold_cycles) = calibration.threshold_cycles() else {
         return Err(ColorError::Noisy(format!(
             "a hit takes {} cycles and a miss {}: too close",
@@ -157,7 +157,7 @@ fn discover_once(
     };
     (options.progress)("grouping", 0, 1);
     let mut items: Vec<usize> = (0..seed_pool.pages()).collect();
-    draw.shuffle(&mut items);
+    rng.shuffle(&mut items);
     let page_at = |index: usize| seed_pool.page(index).cast_const();
     let deadline = start + options.max_time;
     let mut oracle = TimedOracle { page: &page_at, threshold_cycles, line_index: 0, deadline };
@@ -183,61 +183,62 @@ fn discover_once(
         )));
     }
     (options.progress)("keeping frames of each color", 0, 1);
-    let set_id = draw.draw_below(usize::MAX) as u64;
+    let set_id = rng.draw_below(usize::MAX) as u64;
     let mut classes = ColorClasses { page: &page_at, threshold_cycles, classes: &groups.classes, per_class, deadline };
     reference_set::create(options.base, ways, set_id, &mut classes)?;
     drop(seed_pool);
     let reference_set = reference_set::open_new(options.base)?;
-    classify_pages(target, options, draw, reference_set, start)
+    classify_pages(target, options, rng, reference_set, start)
 }
 
 /// Measures loads after an eviction from the first level (by a few pages) and from the second (by all pages).
-fn calibrate(pool: &PagePool, draw: &mut DiscoveryRng) -> Calibration {
-    let median_cycles = |pages: usize, draw: &mut DiscoveryRng| {
-        let mut targets: Vec<u64> = (0..CALIBRATIONS)
+fn calibrate(pool: &PagePool, rng: &mut DiscoveryRng) -> Calibration {
+    let median_cycles = |evicting_pages: usize, rng: &mut DiscoveryRng| {
+        let mut reload_times: Vec<u64> = (0..CALIBRATIONS)
             .map(|line| {
-                let target = draw.draw_below(pool.pages());
-                let other_pages: Vec<*const u8> = (0..pages)
-                    .map(|_| draw.draw_below(pool.pages()))
-                    .filter(|at| *at != target)
+                let target_page = rng.draw_below(pool.pages());
+                let other_pages: Vec<*const u8> = (0..evicting_pages)
+                    .map(|_| rng.draw_below(pool.pages()))
+                    .filter(|at| *at != target_page)
                     .map(|index| pool.page(index).cast_const())
                     .collect();
                 // SAFETY: pages of the pool.
-                unsafe { reload_cycles(pool.page(target), other_pages.iter().copied(), line) }
+                unsafe { reload_cycles(pool.page(target_page), other_pages.iter().copied(), line) }
             })
             .collect();
-        targets.sort_unstable();
-        targets[targets.len() / 2]
+        reload_times.sort_unstable();
+        reload_times[reload_times.len() / 2]
     };
-    Calibration { hit_cycles: median_cycles(HIT_PAGES, draw), miss_cycles: median_cycles(pool.pages(), draw) }
+    Calibration { hit_cycles: median_cycles(HIT_PAGES, rng), miss_cycles: median_cycles(pool.pages(), rng) }
 }
 
-/// The colors of a pool's pages, in the order of its pages.
+/// Classifies the pages of a pool against the reference set, and returns the map of the caches that the colors cover.
 fn classify_pages(
     target: &TargetCache,
     options: &mut DiscoveryOptions<'_>,
-    draw: &mut DiscoveryRng,
+    rng: &mut DiscoveryRng,
     mut reference_set: LoadedReferenceSet,
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
-    let memory = |source| ColorError::io_error(Path::new("memory for frames"), source);
-    let pool = PagePool::new((options.pool_bytes / PAGE_BYTES as u64) as usize).map_err(memory)?;
+    let pool_error = |source| ColorError::io_error(Path::new("memory for frames"), source);
+    let pool = PagePool::new((options.pool_bytes / PAGE_BYTES as u64) as usize).map_err(pool_error)?;
     let ledger = FrameLedger::open(options.base)?;
     let frames = pool.frames();
     let mut by_color: Vec<Vec<usize>> = vec![Vec::new(); target.colors as usize];
     let mut page_colors = Vec::with_capacity(pool.pages());
     let classify_start = Instant::now();
-    for (chunk, frames) in frames.chunks(BATCH_FRAMES).enumerate() {
-        let first = chunk * BATCH_FRAMES;
-        (options.progress)("classifying frames", first as u64, pool.pages() as u64);
-        if start.elapsed() > options.max_time || (options.stop)() {
+    for (chunk_index, frames) in frames.chunks(BATCH_FRAMES).enumerate() {
+        let first_page = chunk_index * BATCH_FRAMES;
+        (options.progress)("classifying frames", first_page as u64, pool.pages() as u64);
+        if start.elapsed() > options.max_time || (options.should_stop)() {
             break;
         }
-        let pages: Vec<*const u8> = (first..first + frames.len()).map(|index| pool.page(index).cast_const()).collect();
+        let pages: Vec<*const u8> =
+            (first_page..first_page + frames.len()).map(|index| pool.page(index).cast_const()).collect();
         let mut colors = vec![None; pages.len()];
         // SAFETY: pages of the pool.
         unsafe { reference_set.frames.classify_all(&pages, &mut colors) };
-        for ((index, frame), color) in (first..).zip(frames).zip(&colors) {
+        for ((index, frame), color) in (first_page..).zip(frames).zip(&colors) {
             if let Some(frame) = frame {
                 ledger.record(*frame, *color);
             }
@@ -253,18 +254,23 @@ fn classify_pages(
         return Err(ColorError::Noisy(format!("{uncolored_pages} of {} pages fit no color", page_colors.len())));
     }
     (options.progress)("chasing over one color's frames", 0, 1);
-    let share = target.size_bytes / u64::from(target.colors);
-    let private_curve =
-        compare_chases(&pool, &by_color, draw, &[share / 2, share, 2 * share, 4 * share, 8 * share], None);
-    if !is_share_confined(&private_curve, share) {
+    let share_bytes = target.size_bytes / u64::from(target.colors);
+    let private_curve = compare_chases(
+        &pool,
+        &by_color,
+        rng,
+        &[share_bytes / 2, share_bytes, 2 * share_bytes, 4 * share_bytes, 8 * share_bytes],
+        None,
+    );
+    if !is_share_confined(&private_curve, share_bytes) {
         return Err(ColorError::Noisy(format!(
-            "the classes do not confine a chase: its knee over frames of one class is at {:?} bytes (expected {share} to {})",
+            "the classes do not confine a chase: its knee over frames of one class is at {:?} bytes (expected {share_bytes} to {})",
             knee_bytes(&private_curve),
-            2 * share
+            2 * share_bytes
         )));
     }
     let last_level =
-        target.last_level_bytes.map(|bytes| measure_last_level(target, bytes, &pool, &by_color, draw, &private_curve));
+        target.last_level_bytes.map(|bytes| measure_last_level(target, bytes, &pool, &by_color, rng, &private_curve));
     Ok(ColorMap {
         format: ColorMap::FORMAT,
         boot_id: super::boot_id(),
@@ -279,7 +285,7 @@ fn classify_pages(
         classify_ns,
         pages: page_colors.len() as u64,
         pages_unclassified: uncolored_pages as u64,
-        private: ColorCoverage::from_share(share, &private_curve),
+        private: ColorCoverage::from_share(share_bytes, &private_curve),
         last_level,
         frame_numbers: judge_frame_numbers(&frames, &page_colors, target.colors).to_string(),
         seconds: 0.0,
@@ -293,7 +299,7 @@ fn classify_pages(
 fn compare_chases(
     pool: &PagePool,
     by_color: &[Vec<usize>],
-    draw: &mut DiscoveryRng,
+    rng: &mut DiscoveryRng,
     sizes: &[u64],
     subtracted_hits: Option<(u64, f64)>,
 ) -> Vec<ChaseComparison> {
@@ -302,22 +308,22 @@ fn compare_chases(
     for &size_bytes in sizes {
         let count = (size_bytes / PAGE_BYTES as u64) as usize;
         let Some(class) = largest_class.filter(|class| class.len() >= count && count > 0) else { break };
-        let colored: Vec<*mut u8> = class[..count].iter().map(|&index| pool.page(index)).collect();
+        let colored_pages: Vec<*mut u8> = class[..count].iter().map(|&index| pool.page(index)).collect();
         // Equally many frames of each color: a random choice would fill some colors twice as much as others.
-        let mut ordinary = Vec::with_capacity(count);
+        let mut ordinary_pages = Vec::with_capacity(count);
         for round in 0.. {
             let round_pages = by_color.iter().filter_map(|class| class.get(round));
-            let previous_len = ordinary.len();
-            ordinary.extend(round_pages.take(count - previous_len).map(|&index| pool.page(index)));
-            if ordinary.len() == count || ordinary.len() == previous_len {
+            let previous_len = ordinary_pages.len();
+            ordinary_pages.extend(round_pages.take(count - previous_len).map(|&index| pool.page(index)));
+            if ordinary_pages.len() == count || ordinary_pages.len() == previous_len {
                 break;
             }
         }
         // SAFETY: pages of the pool, which the two chases use one after the other.
-        let (colored_ns, mut ordinary_ns) = unsafe { (load_ns(&colored, draw), load_ns(&ordinary, draw)) };
+        let (colored_ns, mut ordinary_ns) = unsafe { (load_ns(&colored_pages, rng), load_ns(&ordinary_pages, rng)) };
         if let Some((cache_bytes, hit_ns)) = subtracted_hits {
-            let hits = (cache_bytes as f64 / size_bytes as f64).min(0.9);
-            ordinary_ns = (ordinary_ns - hits * hit_ns) / (1.0 - hits);
+            let hit_share = (cache_bytes as f64 / size_bytes as f64).min(0.9);
+            ordinary_ns = (ordinary_ns - hit_share * hit_ns) / (1.0 - hit_share);
         }
         points.push(ChaseComparison { size_bytes, colored_ns, ordinary_ns });
     }
@@ -328,37 +334,37 @@ fn compare_chases(
 /// users can show this: a chase that is confined to one color's share is then slow, and an unconfined one is fast.
 fn measure_last_level(
     target: &TargetCache,
-    bytes: u64,
+    last_level_bytes: u64,
     pool: &PagePool,
     by_color: &[Vec<usize>],
-    draw: &mut DiscoveryRng,
-    private: &[ChaseComparison],
+    rng: &mut DiscoveryRng,
+    private_curve: &[ChaseComparison],
 ) -> ColorCoverage {
-    let share_bytes = bytes / u64::from(target.colors);
+    let share_bytes = last_level_bytes / u64::from(target.colors);
     let sizes: Vec<u64> = (1..=5).map(|power| target.size_bytes << power).collect();
-    let hit_ns = private.first().map_or(0.0, |point| point.ordinary_ns);
-    let curve = compare_chases(pool, by_color, draw, &sizes, Some((target.size_bytes, hit_ns)));
+    let hit_ns = private_curve.first().map_or(0.0, |point| point.ordinary_ns);
+    let curve = compare_chases(pool, by_color, rng, &sizes, Some((target.size_bytes, hit_ns)));
     // Load time from the last level, by the chase that was too large for its color of the private cache.
-    let last_level_ns = private.iter().map(|point| point.colored_ns).fold(0.0, f64::max);
+    let last_level_ns = private_curve.iter().map(|point| point.colored_ns).fold(0.0, f64::max);
     let (is_partitioned, knee_bytes) = last_level_verdict(&curve, last_level_ns);
     ColorCoverage { share_bytes, is_partitioned, knee_bytes, curve }
 }
 
 /// Whether colors partition the last level as well, and the smallest size that shows it; `None` if the last level held
 /// the frames of no size.
-fn last_level_verdict(curve: &[ChaseComparison], found_ns: f64) -> (Option<bool>, Option<u64>) {
+fn last_level_verdict(curve: &[ChaseComparison], last_level_ns: f64) -> (Option<bool>, Option<u64>) {
     const MAX_LAST_LEVEL_RATIO: f64 = 2.0;
-    let fast_points = curve.iter().filter(|point| point.ordinary_ns <= MAX_LAST_LEVEL_RATIO * found_ns);
+    let fast_points = curve.iter().filter(|point| point.ordinary_ns <= MAX_LAST_LEVEL_RATIO * last_level_ns);
     let fast_points: Vec<ChaseComparison> = fast_points.copied().collect();
     let knee = knee_bytes(&fast_points);
     ((!fast_points.is_empty()).then_some(knee.is_some()), knee)
 }
 
 /// Do the low bits of the frame number give the color? On bare metal and on huge host pages they do.
-fn judge_frame_numbers(frames: &[Option<u64>], classified: &[Option<u32>], colors: u32) -> &'static str {
+fn judge_frame_numbers(frames: &[Option<u64>], page_colors: &[Option<u32>], colors: u32) -> &'static str {
     let mut joint_counts = vec![vec![0u32; colors as usize]; colors as usize];
     let mut known_frames = 0;
-    for (frame, color) in frames.iter().zip(classified) {
+    for (frame, color) in frames.iter().zip(page_colors) {
         if let (Some(frame), Some(color)) = (frame, color) {
             joint_counts[(frame % u64::from(colors)) as usize][*color as usize] += 1;
             known_frames += 1;

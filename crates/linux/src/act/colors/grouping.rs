@@ -10,7 +10,7 @@
 
 /// A test of whether one line in each page of `set` evicts the target's line. Its answers may be wrong at times.
 pub trait EvictionOracle {
-    /// `set` may not contain `target`.
+    /// Tests whether `set` evicts `target`; `set` may not contain `target`.
     fn evicts(&mut self, target: usize, set: &[usize]) -> bool;
     /// True only if the eviction is nearly certain; a doubtful `false` costs the callers little.
     fn evicts_reliably(&mut self, target: usize, set: &[usize]) -> bool {
@@ -170,9 +170,9 @@ fn split_mixed_classes(
             2 * grouping.classes[index].len() > 3 * median_size && grouping.classes.len() < parameters.max_classes;
         match is_large.then(|| split_class(oracle, &grouping.classes[index], parameters)).flatten() {
             Some((first_part, second_part)) => {
-                let whole_class = std::mem::replace(&mut grouping.classes[index], first_part);
+                let mixed_class = std::mem::replace(&mut grouping.classes[index], first_part);
                 let is_classified = |item: &usize| grouping.classes[index].contains(item) || second_part.contains(item);
-                grouping.unclassified_items.extend(whole_class.into_iter().filter(|item| !is_classified(item)));
+                grouping.unclassified_items.extend(mixed_class.into_iter().filter(|item| !is_classified(item)));
                 grouping.classes.push(second_part); // both parts are examined again, because each may still be a mixture
             }
             None => index += 1,
@@ -200,22 +200,24 @@ fn split_class(
         if evicted_members.len() <= parameters.ways + 1 || unevicted_members.len() <= parameters.ways + 1 {
             continue;
         }
-        let core =
+        let take_core =
             |items: &[usize]| items.iter().copied().take(2 * parameters.representatives_per_class).collect::<Vec<_>>();
-        let (yes_core, no_core) = (core(&evicted_members), core(&unevicted_members));
+        let (evicted_core, unevicted_core) = (take_core(&evicted_members), take_core(&unevicted_members));
         let mut evicts_most =
             |items: &[usize], evictors: &[usize]| 4 * evicted_items(oracle, items, evictors).len() >= 3 * items.len();
         let take_few = |items: &[usize]| items.iter().copied().take(12).collect::<Vec<_>>();
-        let (some_yes, some_no) = (take_few(&evicted_members), take_few(&unevicted_members));
-        let is_separate = evicts_most(&some_yes, &yes_core) && evicts_most(&some_no, &no_core);
-        let cross_evictions =
-            evicted_items(oracle, &some_no, &yes_core).len() + evicted_items(oracle, &some_yes, &no_core).len();
+        let (evicted_sample, unevicted_sample) = (take_few(&evicted_members), take_few(&unevicted_members));
+        let is_separate =
+            evicts_most(&evicted_sample, &evicted_core) && evicts_most(&unevicted_sample, &unevicted_core);
+        let cross_evictions = evicted_items(oracle, &unevicted_sample, &evicted_core).len()
+            + evicted_items(oracle, &evicted_sample, &unevicted_core).len();
         if is_separate && cross_evictions <= 3 {
-            let own_items = evicted_items(oracle, class, &yes_core);
-            let remaining_items: Vec<usize> = class.iter().copied().filter(|item| !own_items.contains(item)).collect();
-            let other_items = evicted_items(oracle, &remaining_items, &no_core);
-            if own_items.len() > parameters.ways && other_items.len() > parameters.ways {
-                return Some((own_items, other_items));
+            let first_class = evicted_items(oracle, class, &evicted_core);
+            let remaining_items: Vec<usize> =
+                class.iter().copied().filter(|item| !first_class.contains(item)).collect();
+            let second_class = evicted_items(oracle, &remaining_items, &unevicted_core);
+            if first_class.len() > parameters.ways && second_class.len() > parameters.ways {
+                return Some((first_class, second_class));
             }
         }
     }

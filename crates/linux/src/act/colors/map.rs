@@ -49,7 +49,7 @@ impl ColorCoverage {
 pub struct FrameRun {
     /// Frame number of the first two digits.
     pub first_frame: u64,
-    /// Two hexadecimal digits per frame; `--` = the frame fits no color.
+    /// Two hexadecimal digits per frame; `--` if the frame fits no color.
     pub colors: String,
 }
 

@@ -32,8 +32,8 @@ fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, Mig
 pub fn measure_page_move_ns_with_frames() -> Result<f64, MigrationUnavailable> {
     let memory_error =
         |error: io::Error| MigrationUnavailable { reason: format!("memory: {error}"), remedy: "more memory".into() };
-    let page = PagePool::new(1).map_err(memory_error)?;
-    if page_frames(&cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")), page.page(0) as usize, 1)
+    let pool = PagePool::new(1).map_err(memory_error)?;
+    if page_frames(&cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")), pool.page(0) as usize, 1)
         [0]
     .is_none()
     {
@@ -76,7 +76,7 @@ pub fn measure_page_move_ns() -> Result<f64, MigrationUnavailable> {
     if !is_registered {
         return refuse_migration("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
     }
-    let mut move_ns: Vec<u64> = Vec::with_capacity(MEASURED_PAGES);
+    let mut move_times_ns: Vec<u64> = Vec::with_capacity(MEASURED_PAGES);
     for index in 0..MEASURED_PAGES {
         let (page, fresh_page) = (program_pool.page(index), fresh_pool.page(index));
         let start = Instant::now();
@@ -86,16 +86,16 @@ pub fn measure_page_move_ns() -> Result<f64, MigrationUnavailable> {
         // SAFETY: two pages that hold frames: the fresh one, and the one that was just taken out.
         unsafe { sys::copy_page(parking_pool.page(0), fresh_page) };
         let move_result = fault::move_page(fault_fd, fresh_page as u64, page as u64);
-        move_ns.push(start.elapsed().as_nanos() as u64);
+        move_times_ns.push(start.elapsed().as_nanos() as u64);
         if move_result < 0 {
             return refuse_migration(format!("a page could not be moved in: error {move_result}"), "another kernel");
         }
         // SAFETY: as above. The frame that was taken out is returned to the kernel.
         unsafe { libc::madvise(parking_pool.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     }
-    move_ns.sort_unstable();
-    match move_ns.get(move_ns.len() / 2) {
-        Some(&median_ns) if move_ns.len() > MEASURED_PAGES / 2 => Ok(median_ns as f64),
+    move_times_ns.sort_unstable();
+    match move_times_ns.get(move_times_ns.len() / 2) {
+        Some(&median_ns) if move_times_ns.len() > MEASURED_PAGES / 2 => Ok(median_ns as f64),
         _ => refuse_migration("pages could not be taken out", "another kernel"),
     }
 }

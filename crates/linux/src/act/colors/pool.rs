@@ -19,6 +19,8 @@ pub struct PagePool {
 }
 
 impl PagePool {
+    /// Allocates this number of pages, and writes each so that it has a frame.
+    ///
     /// # Errors
     /// The kernel grants no memory.
     pub fn new(pages: usize) -> io::Result<Self> {

@@ -41,8 +41,8 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    fn new(file: &File, bytes: usize, writable: bool) -> io::Result<Self> {
-        let prot = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+    fn new(file: &File, bytes: usize, is_writable: bool) -> io::Result<Self> {
+        let prot = if is_writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         // SAFETY: a fresh mapping of a file that is open.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
@@ -175,8 +175,8 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
     }
     let mapping = MappedFile::new(&file, bytes, false).map_err(io_error)?;
     // SAFETY: the first bytes of a mapping that is longer than they are.
-    let content = unsafe { std::slice::from_raw_parts(mapping.start(), ReferenceSetHeader::BYTES) };
-    let header = ReferenceSetHeader::from_bytes(content)
+    let header_bytes = unsafe { std::slice::from_raw_parts(mapping.start(), ReferenceSetHeader::BYTES) };
+    let header = ReferenceSetHeader::from_bytes(header_bytes)
         .ok_or_else(|| set_error("no reference set of this version".to_string()))?;
     Ok((mapping, header.id))
 }
@@ -233,14 +233,14 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>)
         };
     }
     let header = ReferenceSetHeader { colors: colors as u32, frames_per_color: per_color as u32, id };
-    let mut head = header.to_bytes().to_vec();
-    head.extend(pages_by_color.iter().flatten().flat_map(|page| page.to_le_bytes()));
-    file.write_all_at(&head, 0).map_err(io_error)
+    let mut header_and_table = header.to_bytes().to_vec();
+    header_and_table.extend(pages_by_color.iter().flatten().flat_map(|page| page.to_le_bytes()));
+    file.write_all_at(&header_and_table, 0).map_err(io_error)
 }
 
 /// Tests the reference frames against each other: each must be evicted by those of its color and not by those of the
-/// next. Keeps the `per_color` of each color that passed most often, and none that failed more than rarely; returns
-/// the removed frames.
+/// next. Keeps the `per_color` frames of each color that passed most often, unless they failed more than one round;
+/// returns the removed frames.
 fn keep_best(oracle: &mut impl EvictionOracle, pages_by_color: &mut [Vec<u32>], per_color: usize) -> Vec<usize> {
     const ROUNDS: usize = 4;
     let sets: Vec<Vec<usize>> = pages_by_color
@@ -320,12 +320,13 @@ impl FrameLedger {
     pub fn open(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(LEDGER);
         let io_error = |source| ColorError::io_error(&path, source);
-        let frames = read_end_frame().map_err(|source| ColorError::io_error(Path::new("/proc/zoneinfo"), source))?;
+        let frame_count =
+            read_end_frame().map_err(|source| ColorError::io_error(Path::new("/proc/zoneinfo"), source))?;
         let file = open_base(base).and_then(|dir| dir.open_file(Path::new(LEDGER), READ_WRITE)).map_err(io_error)?;
-        if (file.metadata().map_err(io_error)?.len() as usize) < frames {
-            file.set_len(frames as u64).map_err(io_error)?; // a hole: memory is taken only where frames are known
+        if (file.metadata().map_err(io_error)?.len() as usize) < frame_count {
+            file.set_len(frame_count as u64).map_err(io_error)?; // a hole: memory is taken only where frames are known
         }
-        Ok(FrameLedger { mapping: MappedFile::new(&file, frames, true).map_err(io_error)? })
+        Ok(FrameLedger { mapping: MappedFile::new(&file, frame_count, true).map_err(io_error)? })
     }
 
     fn entry(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {
@@ -340,7 +341,7 @@ impl FrameLedger {
         byte.checked_sub(1).map(u32::from)
     }
 
-    /// Records the color of a frame; `None` if it fits no color, and the earlier entry is erased.
+    /// Records the color of a frame; `None` erases an earlier entry, because the frame fits no color.
     pub fn record(&self, frame: u64, color: Option<u32>) {
         if let Some(byte) = self.entry(frame) {
             byte.store(color.map_or(0, |color| color as u8 + 1), std::sync::atomic::Ordering::Relaxed);
@@ -350,10 +351,10 @@ impl FrameLedger {
 
 /// Frame number at the end of the last zone of memory.
 fn read_end_frame() -> io::Result<usize> {
-    let text = cachemate_files::read_text_limited(std::path::Path::new("/proc/zoneinfo"), 16 << 20)?;
+    let zoneinfo = cachemate_files::read_text_limited(std::path::Path::new("/proc/zoneinfo"), 16 << 20)?;
     let mut spanned_frames = 0;
     let mut end_frame = 0;
-    for line in text.lines() {
+    for line in zoneinfo.lines() {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         match words[..] {
             ["spanned", number] => spanned_frames = number.parse().unwrap_or(0),

@@ -54,8 +54,8 @@ impl ColorShares {
                 (0, 0, 0, 0, 0);
             let (mut agent_count, mut is_mask_applied) = (0, true);
             for dir in find_member_agents(kernel, share, tasks) {
-                let Ok(agent) = AgentReport::read(kernel, &dir) else { continue };
-                let counter = |name: &str| agent.counter(name).unwrap_or(0);
+                let Ok(report) = AgentReport::read(kernel, &dir) else { continue };
+                let counter = |name: &str| report.counter(name).unwrap_or(0);
                 agent_count += 1;
                 is_mask_applied &= counter("mask") == mask;
                 allowed_pages += counter("allowed_pages");

@@ -40,10 +40,10 @@ pub enum ProofResult {
 /// The page must belong to the reference set.
 unsafe fn verify_frame(reference_set: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
     // SAFETY: the caller's promise.
-    let (own_proof, next_proof) = unsafe {
+    let (is_evicted_by_own, is_evicted_by_next) = unsafe {
         (reference_set.has_color(page, color), reference_set.has_color(page, (color + 1) % reference_set.colors()))
     };
-    match (own_proof, next_proof) {
+    match (is_evicted_by_own, is_evicted_by_next) {
         (true, false) => ProofResult::Confirmed,
         (false, false) => ProofResult::Changed,
         (_, true) => ProofResult::Disturbed,
@@ -59,8 +59,8 @@ struct ColorProof {
 
 impl ColorProof {
     /// Adds a round: the numbers of frames, out of [`TESTED_FRAMES`], that held and that moved.
-    fn add_round(&mut self, held_frames: u32, moved_frames: u32) {
-        self.is_confirmed |= held_frames >= MIN_AGREEING_FRAMES;
+    fn add_round(&mut self, confirmed_frames: u32, moved_frames: u32) {
+        self.is_confirmed |= confirmed_frames >= MIN_AGREEING_FRAMES;
         self.moved_rounds += u32::from(moved_frames >= MIN_AGREEING_FRAMES);
     }
     fn is_settled(&self) -> bool {
@@ -80,8 +80,8 @@ pub(super) fn verify_reference_set(reference_set: &mut ReferenceSet, path: &Path
     for round in 0.. {
         if calibration.threshold_cycles().is_some() {
             for (index, color) in color_proofs.iter_mut().enumerate().filter(|(_, color)| !color.is_settled()) {
-                let (held_frames, moved_frames) = test_round(reference_set, index as u32, round);
-                color.add_round(held_frames, moved_frames);
+                let (confirmed_frames, moved_frames) = test_round(reference_set, index as u32, round);
+                color.add_round(confirmed_frames, moved_frames);
             }
         }
         if color_proofs.iter().all(ColorProof::is_settled) || start.elapsed() > MAX_PROOF_TIME {
@@ -90,8 +90,8 @@ pub(super) fn verify_reference_set(reference_set: &mut ReferenceSet, path: &Path
         std::thread::sleep(ROUND_PAUSE);
         calibration = reference_set.calibrate();
     }
-    let unsettled_colors = color_proofs.iter().filter(|color| !color.is_settled()).count();
-    let moved_colors = color_proofs.iter().filter(|color| !color.is_confirmed && color.is_settled()).count();
+    let unsettled_colors = color_proofs.iter().filter(|proof| !proof.is_settled()).count();
+    let moved_colors = color_proofs.iter().filter(|proof| !proof.is_confirmed && proof.is_settled()).count();
     if unsettled_colors == 0 && moved_colors == 0 {
         return Ok(calibration);
     }
@@ -118,17 +118,17 @@ pub(super) fn verify_reference_set(reference_set: &mut ReferenceSet, path: &Path
 /// Tests some frames of a color; returns the numbers of frames that were confirmed and that have moved.
 fn test_round(reference_set: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
     let members: Vec<*const u8> = reference_set.frames_of_color(color).collect();
-    let (mut held_frames, mut moved_frames) = (0, 0);
+    let (mut confirmed_frames, mut moved_frames) = (0, 0);
     for index in 0..TESTED_FRAMES {
         let page = members[((round * TESTED_FRAMES + index) as usize) % members.len()];
         // SAFETY: a frame of the mapped reference set.
         match unsafe { verify_frame(reference_set, page, color) } {
-            ProofResult::Confirmed => held_frames += 1,
+            ProofResult::Confirmed => confirmed_frames += 1,
             ProofResult::Changed => moved_frames += 1,
             ProofResult::Disturbed => {}
         }
     }
-    (held_frames, moved_frames)
+    (confirmed_frames, moved_frames)
 }
 
 /// Results of repeated tests of one color's frames.
@@ -153,12 +153,12 @@ impl ColorVerification {
     }
 }
 
-/// Tests every frame of the reference set once per round, until `max_time` has passed or `stop` returns true; results by
-/// color.
+/// Tests every frame of the reference set once per round, until `max_time` has passed or the callback returns true.
+/// Returns the results by color.
 pub fn observe_colors(
     reference_set: &mut ReferenceSet,
     max_time: Duration,
-    stop: &dyn Fn() -> bool,
+    should_stop: &dyn Fn() -> bool,
 ) -> Vec<ColorVerification> {
     let start = Instant::now();
     let pages: Vec<(u32, *const u8)> = (0..reference_set.colors())
@@ -172,7 +172,7 @@ pub fn observe_colors(
             // SAFETY: frames of the mapped reference set.
             counts[unsafe { verify_frame(reference_set, *page, *color) } as usize] += 1;
         }
-        if start.elapsed() >= max_time || stop() {
+        if start.elapsed() >= max_time || should_stop() {
             break;
         }
         std::thread::sleep(ROUND_PAUSE);

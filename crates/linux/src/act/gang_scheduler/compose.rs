@@ -148,10 +148,10 @@ fn find_fillers(gang: usize, gangs: &[&[GangMember]], clashes: &[(ThreadKey, Thr
     if clashes.is_empty() {
         return Vec::new();
     }
-    let is_clashing = |other: &[GangMember]| {
+    let is_clashing = |other_members: &[GangMember]| {
         let is_between = |(a, b): &(ThreadKey, ThreadKey)| {
             let is_in = |thread: &ThreadKey, members: &[GangMember]| members.iter().any(|(member, _)| member == thread);
-            (is_in(a, gangs[gang]) && is_in(b, other)) || (is_in(b, gangs[gang]) && is_in(a, other))
+            (is_in(a, gangs[gang]) && is_in(b, other_members)) || (is_in(b, gangs[gang]) && is_in(a, other_members))
         };
         clashes.iter().any(is_between)
     };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use cachemate_core::test_support::last_level_caches;
 use cachemate_core::{CacheLevel, CpuSet, IndexSet};
 
-use crate::act::resctrl::masks::{mask_text, parse_mask};
+use crate::act::resctrl::masks::{format_mask, parse_mask};
 use crate::fake_tests::FakeHost;
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{DirLock, Kernel};
@@ -91,7 +91,8 @@ impl FakeCat {
     pub fn mask_texts(&self) -> Vec<String> {
         let groups = self.groups.borrow();
         let text = |group: &FakeGroup| {
-            let masks: Vec<String> = group.masks.iter().map(|(id, mask)| format!("{id}={}", mask_text(mask))).collect();
+            let masks: Vec<String> =
+                group.masks.iter().map(|(id, mask)| format!("{id}={}", format_mask(mask))).collect();
             masks.join(",")
         };
         self.groups_by_thread().iter().map(|(tid, name)| format!("{tid}:{}", text(&groups[name]))).collect()
@@ -171,7 +172,8 @@ impl Kernel for FakeCat {
         match file {
             "tasks" => Ok(group.tasks.iter().map(|tid| format!("{tid}\n")).collect()),
             "schemata" => {
-                let masks: Vec<String> = group.masks.iter().map(|(d, m)| format!("{d}={:0>2}", mask_text(m))).collect();
+                let masks: Vec<String> =
+                    group.masks.iter().map(|(d, m)| format!("{d}={:0>2}", format_mask(m))).collect();
                 Ok(format!("    L3:{}\n", masks.join(";")))
             }
             "mon_data" => {

@@ -33,7 +33,7 @@ pub struct ResctrlCache {
     /// Minimum number of ways in a mask.
     pub min_ways: u32,
     /// Whether masks must be contiguous.
-    pub contiguous: bool,
+    pub must_be_contiguous: bool,
     /// Ways that the hardware also uses for input and output (DDIO), whose lines do not belong to the group alone.
     pub shared_with_io: IndexSet,
     /// Size of the cache; `None` if the kernel does not report it.
@@ -83,7 +83,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     for (resource, domains) in &root_schemata.0 {
         let dir = mount.join("info").join(resource);
         let Some(level) = resource_level(resource) else { continue };
-        let (limits, class_count) = read_constraints(kernel, &dir)?;
+        let (constraints, class_count) = read_constraints(kernel, &dir)?;
         min_class_count = Some(min_class_count.map_or(class_count, |smallest: u32| smallest.min(class_count)));
         let shared_with_io = read_mask(kernel, &dir.join("shareable_bits")).unwrap_or_default();
         for &domain in domains.keys() {
@@ -92,7 +92,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
                 continue; // with separate masks for code and data, two resources belong to one cache
             }
             let size_bytes = host.topology.caches.iter().find(|c| c.id == cache).and_then(|c| c.size_bytes);
-            let MaskConstraints { ways, min_ways: at_least, must_be_contiguous: contiguous, .. } = limits;
+            let MaskConstraints { ways, min_ways: at_least, must_be_contiguous: contiguous, .. } = constraints;
             let shared_with_io = shared_with_io.clone();
             caches.push(ResctrlCache {
                 cache,
@@ -100,7 +100,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
                 domain,
                 ways,
                 min_ways: at_least,
-                contiguous,
+                must_be_contiguous: contiguous,
                 shared_with_io,
                 size_bytes,
             });
@@ -109,21 +109,14 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     caches.sort_by_key(|divided| divided.cache);
     // Bandwidth limits use up the same classes.
     let bandwidth_class_count = read_number(kernel, &mount.join("info/MB/num_closids"));
-    let classes =
+    let class_count =
         min_class_count.map_or(0, |classes| bandwidth_class_count.map_or(classes, |number| number.min(classes)));
-    let names = groups::list_groups(kernel, &mount)
+    let group_names = groups::list_groups(kernel, &mount)
         .map_err(|error| unavailable(format!("{}: {error}", mount.display()), None))?;
-    let other_groups = names.iter().filter(|name| !name.starts_with(groups::GROUP_PREFIX)).count() as u32;
+    let other_group_count = group_names.iter().filter(|name| !name.starts_with(groups::GROUP_PREFIX)).count() as u32;
     let counted_events = monitored_events(kernel, &mount);
-    let monitored = monitored_domains(kernel, &mount, host);
-    Ok(Resctrl {
-        mount,
-        caches,
-        class_count: classes,
-        other_group_count: other_groups,
-        counted_events,
-        monitored_caches: monitored,
-    })
+    let monitored_caches = monitored_domains(kernel, &mount, host);
+    Ok(Resctrl { mount, caches, class_count, other_group_count, counted_events, monitored_caches })
 }
 
 fn read_constraints(kernel: &dyn Kernel, dir: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
@@ -136,11 +129,11 @@ fn read_constraints(kernel: &dyn Kernel, dir: &Path) -> Result<(MaskConstraints,
         |name: &str| read_number(kernel, &info_path(name)).ok_or_else(|| missing_file(name, "a whole number"));
     let ways = mask.iter().last().map_or(0, |last| last + 1);
     // Before Linux 6.6, the kernel does not report whether it accepts gaps; contiguous masks are accepted everywhere.
-    let is_contiguous = read_number(kernel, &info_path("sparse_masks")) != Some(1);
+    let must_be_contiguous = read_number(kernel, &info_path("sparse_masks")) != Some(1);
     let limits = MaskConstraints {
         ways,
         min_ways: require_number("min_cbm_bits")?,
-        must_be_contiguous: is_contiguous,
+        must_be_contiguous,
         reserved_ways: IndexSet::default(),
     };
     Ok((limits, require_number("num_closids")?))
@@ -187,8 +180,8 @@ impl Resctrl {
     /// Caches that policies may partition: none if the root group's class is the only one.
     pub fn partitions(&self) -> Vec<(CacheId, PartitionSupport)> {
         let max_groups = self.class_count.saturating_sub(self.other_group_count);
-        let partition_entry = |divided: &ResctrlCache| {
-            let ResctrlCache { cache, ways, min_ways, contiguous, .. } = *divided;
+        let partition_entry = |resctrl_cache: &ResctrlCache| {
+            let ResctrlCache { cache, ways, min_ways, must_be_contiguous: contiguous, .. } = *resctrl_cache;
             (cache, PartitionSupport::Ways { ways, min_ways, contiguous, max_groups })
         };
         if max_groups > 1 { self.caches.iter().map(partition_entry).collect() } else { Vec::new() }
@@ -196,7 +189,7 @@ impl Resctrl {
 
     /// The entry of a cache that can be divided.
     pub fn cache(&self, cache: CacheId) -> Option<&ResctrlCache> {
-        self.caches.iter().find(|divided| divided.cache == cache)
+        self.caches.iter().find(|resctrl_cache| resctrl_cache.cache == cache)
     }
 
     /// The caches that can be partitioned, as a sentence.
@@ -208,9 +201,9 @@ impl Resctrl {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
             return Err(unavailable(format!("{}: no cache can be divided", self.mount.display()), Some(remedy)));
         };
-        let ResctrlCache { ways, min_ways, contiguous, .. } = first_cache;
+        let ResctrlCache { ways, min_ways, must_be_contiguous, .. } = first_cache;
         let (cache_count, mount) = (self.caches.len(), self.mount.display());
-        let contiguity = if *contiguous { " in one piece" } else { "" };
+        let contiguity = if *must_be_contiguous { " in one piece" } else { "" };
         let (classes, other_groups) = (self.class_count, self.other_group_count);
         if classes.saturating_sub(other_groups) < 2 {
             let reason =

@@ -17,7 +17,7 @@ pub fn parse_mask(text: &str) -> Option<IndexSet> {
 }
 
 /// A mask in the kernel's hexadecimal form, without leading zeros.
-pub fn mask_text(mask: &IndexSet) -> String {
+pub fn format_mask(mask: &IndexSet) -> String {
     let word = mask.iter().filter(|&bit| bit < MAX_MASK_BITS).fold(0u64, |word, bit| word | 1 << bit);
     format!("{word:x}")
 }
@@ -28,6 +28,8 @@ pub fn mask_text(mask: &IndexSet) -> String {
 pub struct Schemata(pub BTreeMap<String, BTreeMap<u32, IndexSet>>);
 
 impl Schemata {
+    /// Parses the text of a schemata file.
+    ///
     /// # Errors
     /// A line of a cache resource does not have the form `L3:0=ff;1=ff`; the error contains the line.
     pub fn parse(text: &str) -> Result<Self, String> {
@@ -70,7 +72,7 @@ impl Schemata {
 impl fmt::Display for Schemata {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (resource, domains)) in self.0.iter().enumerate() {
-            let domains: Vec<String> = domains.iter().map(|(id, mask)| format!("{id}={}", mask_text(mask))).collect();
+            let domains: Vec<String> = domains.iter().map(|(id, mask)| format!("{id}={}", format_mask(mask))).collect();
             let newline = if index > 0 { "\n" } else { "" };
             write!(out, "{newline}{resource}:{}", domains.join(";"))?;
         }
@@ -113,7 +115,7 @@ mod tests {
         #[test]
         fn masks_are_parsed_from_their_text_unchanged(word: u64) {
             let mask: IndexSet = (0..64).filter(|bit| word >> bit & 1 == 1).collect();
-            prop_assert_eq!(parse_mask(&mask_text(&mask)), Some(mask));
+            prop_assert_eq!(parse_mask(&format_mask(&mask)), Some(mask));
         }
     }
 }

@@ -80,8 +80,8 @@ pub fn exclusive_ways(kernel: &dyn Kernel, mount: &Path, level: CacheLevel) -> B
     let mut ways_by_domain: BTreeMap<u32, IndexSet> = BTreeMap::new();
     let resources = if level == CacheLevel::L2 { ["L2", "L2CODE", "L2DATA"] } else { ["L3", "L3CODE", "L3DATA"] };
     for resource in resources {
-        let text = kernel.read(&mount.join("info").join(resource).join("bit_usage")).unwrap_or_default();
-        for (domain, way_usage) in text.trim().split(';').filter_map(|domain_text| domain_text.split_once('=')) {
+        let bit_usage = kernel.read(&mount.join("info").join(resource).join("bit_usage")).unwrap_or_default();
+        for (domain, way_usage) in bit_usage.trim().split(';').filter_map(|domain_text| domain_text.split_once('=')) {
             let Ok(domain) = domain.trim().parse() else { continue };
             let exclusive_letters = way_usage.chars().rev().zip(0..).filter(|(letter, _)| matches!(letter, 'E' | 'P'));
             ways_by_domain.entry(domain).or_default().extend(exclusive_letters.map(|(_, way)| way));
@@ -173,7 +173,7 @@ mod tests {
             domain: 0,
             ways: 16,
             min_ways: 1,
-            contiguous: true,
+            must_be_contiguous: true,
             shared_with_io: "14-15".parse().unwrap(),
             size_bytes: Some(16 << 20),
         };

@@ -120,13 +120,13 @@ impl WayController {
 
     /// Reads the classes; a group that another process has removed no longer counts.
     fn read_classes(&mut self, kernel: &dyn Kernel, snapshot: &mut HostSnapshot) {
-        let mut gone_groups = Vec::new();
+        let mut missing_groups = Vec::new();
         for (&id, group) in &self.groups {
             let item = plan_item(&group.class);
             let directory = JournalObject::Directory { path: group.path.clone() };
             let dir_state = read_state(kernel, &directory);
             if matches!(dir_state, Ok(ObjectState::Absent)) {
-                gone_groups.push(id);
+                missing_groups.push(id);
             }
             let Ok(dir_state) = dir_state else { continue };
             snapshot.objects.insert(directory, (item.clone(), dir_state));
@@ -135,15 +135,15 @@ impl WayController {
                 snapshot.add_class(id, WayMasks::new());
                 continue;
             };
-            let original_masks = match snapshot.originals.get(&object) {
+            let original_schemata = match snapshot.originals.get(&object) {
                 Some(ObjectState::Text(original_text)) => Schemata::parse(original_text).unwrap_or_default(),
                 _ => Schemata::default(),
             };
-            let text = Schemata::parse(&current_text).unwrap_or_default();
+            let current_schemata = Schemata::parse(&current_text).unwrap_or_default();
             let mut masks = WayMasks::new();
             for ResctrlCache { cache, level, domain, .. } in &self.resctrl.caches {
                 let (current_mask, original_mask) =
-                    (text.mask_of(*level, *domain), original_masks.mask_of(*level, *domain));
+                    (current_schemata.mask_of(*level, *domain), original_schemata.mask_of(*level, *domain));
                 let is_ours = group.class.masks.contains_key(cache)
                     || original_mask.is_some_and(|original_mask| current_mask != Some(original_mask));
                 masks.extend(current_mask.filter(|_| is_ours).map(|now| (*cache, now)));
@@ -151,7 +151,7 @@ impl WayController {
             snapshot.objects.insert(object, (item, ObjectState::Text(current_text)));
             snapshot.add_class(id, masks);
         }
-        for id in gone_groups {
+        for id in missing_groups {
             self.groups.remove(&id);
             snapshot.state.classes.remove(&id);
         }
@@ -195,8 +195,8 @@ impl WayController {
     /// Threads may be moved only from the root group itself (a monitoring group has an owner, too) and between our
     /// groups.
     fn may_move(&self, group_path: &Path) -> bool {
-        let mut parts = group_path.strip_prefix("/").unwrap_or(group_path).iter();
-        match (parts.next(), parts.next()) {
+        let mut components = group_path.strip_prefix("/").unwrap_or(group_path).iter();
+        match (components.next(), components.next()) {
             (None, _) => true,
             (Some(name), None) => name.to_string_lossy().starts_with(&self.prefix),
             _ => false,
@@ -239,8 +239,8 @@ impl WayController {
         let mut schemata =
             Schemata::parse(&original_text).map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem))?;
         for (cache, mask) in masks {
-            if let Some(divided) = self.resctrl.cache(*cache) {
-                schemata.set(divided.level, divided.domain, mask);
+            if let Some(resctrl_cache) = self.resctrl.cache(*cache) {
+                schemata.set(resctrl_cache.level, resctrl_cache.domain, mask);
             }
         }
         Ok(ObjectState::Text(schemata.to_string()))
@@ -276,13 +276,14 @@ impl WayController {
             let group_threads: BTreeSet<i32> =
                 groups::read_members(kernel, &group.path).unwrap_or_default().into_iter().collect();
             for share in shares.iter().filter(|share| group.class.shares.contains(&(share.group, share.cache))) {
-                let Some(divided) = self.resctrl.cache(share.cache) else { continue };
-                let Some(mask) = schemata.mask_of(divided.level, divided.domain) else { continue };
+                let Some(resctrl_cache) = self.resctrl.cache(share.cache) else { continue };
+                let Some(mask) = schemata.mask_of(resctrl_cache.level, resctrl_cache.domain) else { continue };
                 let members = members_in_group(share, &group.class, tasks, &group_threads);
                 if members.is_empty() {
                     continue;
                 }
-                let occupancy = self.occupancy_domain(divided).filter(|_| group.class.group_of(share.cache).is_some());
+                let occupancy =
+                    self.occupancy_domain(resctrl_cache).filter(|_| group.class.group_of(share.cache).is_some());
                 let occupancy = occupancy.and_then(|domain| occupancy_bytes(kernel, &group.path, domain));
                 let share = CacheShare { members, units: Units::Ways { mask }, ..share.clone() };
                 active_shares.push(ActiveShare {
@@ -305,21 +306,21 @@ impl WayController {
 
     /// The reasons why a share's lines differ from its mask.
     pub fn explain(&self, kernel: &dyn Kernel, active_share: &ActiveShare) -> Vec<String> {
-        let Some(divided) = self.resctrl.cache(active_share.share.cache) else { return Vec::new() };
+        let Some(resctrl_cache) = self.resctrl.cache(active_share.share.cache) else { return Vec::new() };
         let key: ShareKey = (active_share.share.group, active_share.share.cache);
         let own_group = self.groups.values().find(|group| group.class.shares.contains(&key));
         let mut other_masks = OtherGroupMasks::new();
-        let names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
-        for name in std::iter::once("").chain(names.iter().map(String::as_str)) {
+        let group_names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
+        for name in std::iter::once("").chain(group_names.iter().map(String::as_str)) {
             let path = if name.is_empty() { self.resctrl.mount.clone() } else { self.resctrl.mount.join(name) };
             if own_group.is_some_and(|own_group| own_group.path == path) {
                 continue;
             }
             let masks = kernel.read(&path.join("schemata")).ok().and_then(|text| Schemata::parse(&text).ok());
-            let mask = masks.and_then(|masks| masks.mask_of(divided.level, divided.domain));
+            let mask = masks.and_then(|masks| masks.mask_of(resctrl_cache.level, resctrl_cache.domain));
             other_masks.extend(mask.map(|mask| (format!("/{name}"), mask)));
         }
-        explain_occupancy(&active_share.share, active_share.occupancy_bytes, divided, &other_masks)
+        explain_occupancy(&active_share.share, active_share.occupancy_bytes, resctrl_cache, &other_masks)
     }
 
     /// Current occupancy and free classes of every last-level cache. Read-only.
@@ -356,12 +357,12 @@ impl WayController {
         if !(counted_events.has_total_bytes || counted_events.has_local_bytes) {
             return Vec::new();
         }
-        let names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
+        let group_names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
         let mut current_traffic = BTreeMap::new();
         let mut counts_by_scope = Vec::new();
         for (&domain, &cache) in &self.resctrl.monitored_caches {
             let mut cache_traffic: Option<Traffic> = None;
-            for name in std::iter::once("").chain(names.iter().map(String::as_str)) {
+            for name in std::iter::once("").chain(group_names.iter().map(String::as_str)) {
                 let key = (name.to_string(), domain);
                 let traffic = Traffic::read(kernel, &self.resctrl.mount.join(name), domain, counted_events);
                 // A new group has no earlier reading, and without it this window's sum would miss the group's traffic.
@@ -394,7 +395,7 @@ pub struct CacheUse {
     pub free_classes: Option<u32>,
 }
 
-/// The members of a share that are in its group: single tasks, and processes of which all threads are in it.
+/// The members of a share that are in its group: single tasks, and processes with all their threads in the group.
 fn members_in_group(
     share: &CacheShare,
     class: &ServiceClass,

@@ -42,8 +42,8 @@ pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
     remove(&state_dir.join(Journal::FILE_NAME))
 }
 
-/// Reduces a journal that was left behind to the objects that `is_kept` names, in one step: the others are restored, and
-/// any later change of them by another process is its own.
+/// Reduces a journal that was left behind to the objects that `is_kept` names, in one step. The others are
+/// restored, and a later change of them by another process must not be undone.
 ///
 /// # Errors
 /// The disk fails; the whole journal stays, and the next restore repeats its objects.
@@ -58,14 +58,14 @@ pub fn retain_left_behind(
     };
     let Some(file) = open_trusted(&path)? else { return Ok(()) };
     let since_ticks = entries.values().map(|entry| entry.since_ticks).next().unwrap_or_default();
-    let (disk, good_bytes, live_bytes_after_compaction) = (JournalFile::new(file), 0, 0);
+    let (journal_file, valid_bytes, compacted_bytes) = (JournalFile::new(file), 0, 0);
     let is_torn = false;
     Journal {
         path,
-        file: disk,
-        valid_bytes: good_bytes,
+        file: journal_file,
+        valid_bytes,
         is_torn,
-        compacted_bytes: live_bytes_after_compaction,
+        compacted_bytes,
         boot_id,
         pid_namespace,
         since_ticks,

@@ -78,7 +78,7 @@ struct SharedLine(AtomicU32);
 /// Measures the round trip between two CPUs; takes well under a millisecond of each when both are free.
 ///
 /// # Errors
-/// A CPU cannot be used, or one of the threads did not get its CPU within the probe's patience (`TimedOut`).
+/// A CPU cannot be used, or one of the threads did not get its CPU within 200 ms (`TimedOut`).
 pub fn round_trip(cpus: (CpuId, CpuId)) -> io::Result<PingPong> {
     let line = SharedLine(AtomicU32::new(0));
     let deadline = Instant::now() + MAX_WAIT;

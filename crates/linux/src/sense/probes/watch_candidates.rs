@@ -63,7 +63,7 @@ impl PageMap {
         PageMap(cachemate_files::open_plain(std::path::Path::new(&format!("/proc/{pid}/pagemap"))))
     }
 
-    /// Is the page of this address in memory? `None` = the kernel does not report it.
+    /// Is the page of this address in memory? `None` if the kernel does not report it.
     pub fn is_resident(&self, address: u64) -> Option<bool> {
         let mut entry = [0u8; 8];
         let file = self.0.as_ref().ok()?;

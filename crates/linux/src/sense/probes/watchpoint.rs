@@ -88,7 +88,7 @@ impl Watchpoint {
         // Two records of 24 bytes (header, count, time): the ring never wraps.
         while offset + RECORD_BYTES <= (head as usize).min(PAGE_BYTES) {
             let mut record = [0u8; RECORD_BYTES];
-            // SAFETY: `at + RECORD` lies within the page of records that the kernel has finished up to `head`.
+            // SAFETY: `offset + RECORD_BYTES` lies within the page of records that the kernel has finished up to `head`.
             unsafe { ptr::copy_nonoverlapping(self.ring.add(PAGE_BYTES + offset), record.as_mut_ptr(), RECORD_BYTES) };
             let record_type = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
             let size = usize::from(u16::from_ne_bytes([record[6], record[7]]));
@@ -103,7 +103,7 @@ impl Watchpoint {
 
 impl Drop for Watchpoint {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `set` with this length and is not used after this.
+        // SAFETY: the mapping was made in `arm` with this length and is not used after this.
         unsafe { libc::munmap(self.ring.cast(), 2 * PAGE_BYTES) };
     }
 }
@@ -145,14 +145,14 @@ pub struct WatchTarget<'a> {
     pub seed: u64,
 }
 
-/// Watches random words of one thread's process, [`DEBUG_REGISTERS`] at a time, until so many words were touched or
-/// the deadline has passed.
+/// Watches random words of one thread's process, [`DEBUG_REGISTERS`] at a time, until [`WatchTarget::max_samples`] words
+/// were touched or the deadline has passed.
 ///
 /// # Errors
 /// The process has exited, has no writable memory, or may not be watched.
-pub fn sample_reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<ReuseSample>> {
+pub fn sample_reuses(kernel: &dyn Kernel, target: WatchTarget<'_>) -> io::Result<Vec<ReuseSample>> {
     let WatchTarget { pid, tid, candidates: words, max_samples: locations, max_word_time: patience, deadline, seed } =
-        subject;
+        target;
     words.refresh(kernel, pid)?;
     let pages = PageMap::open_pagemap(pid);
     let mut generator = SplitMix64::new(seed);

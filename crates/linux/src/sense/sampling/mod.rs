@@ -53,7 +53,7 @@ pub struct Facility {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Config([u64; 3]);
 
-/// Looks for a facility that samples data addresses.
+/// Finds the facility of this host that samples data addresses.
 ///
 /// # Errors
 /// There is none, or the kernel's description is not understood; the error names the file.
@@ -63,14 +63,14 @@ pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
         // Count operations instead of cycles, so that a sample stands for a number of operations. The first IBS lacks
         // this option.
         config.set_if_present(kernel, "ibs_op", "cnt_ctl", 1)?;
-        let (precise, samples_kernel) = (0, true);
+        let (precise_ip, samples_kernel) = (0, true);
         let name = "AMD IBS";
         return Ok(Facility {
             name,
             kind,
             config,
             leader: None,
-            precise_ip: precise,
+            precise_ip,
             samples_kernel,
             period_step: IBS_STEP,
             min_period: MIN_IBS_PERIOD,
@@ -154,7 +154,7 @@ impl Config {
 /// The threads whose accesses an event samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SamplingTarget {
-    /// One thread; 0 = the calling thread.
+    /// One thread; 0 stands for the calling thread.
     Thread(i32),
     /// All threads on that CPU.
     Cpu(CpuId),

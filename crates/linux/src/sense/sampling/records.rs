@@ -35,7 +35,7 @@ pub struct RawSample {
     pub address: u64,
     /// Events that this sample stands for.
     pub period: u64,
-    /// Its latency; 0 = not reported.
+    /// Its latency; 0 if the processor does not report it.
     pub latency_cycles: u64,
     /// `union perf_mem_data_src`, to be read by [`decode_source`].
     pub data_source: u64,
@@ -70,11 +70,11 @@ pub fn unroll_ring(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
 /// Reads records until the bytes end; a record that is cut or has an impossible size ends the reading.
 pub fn parse_samples(bytes: &[u8], contents: &mut RingContents) {
     let mut remaining_records = bytes;
-    while let Some((kind, misc, record)) = next_record(remaining_records) {
+    while let Some((record_type, misc, record)) = next_record(remaining_records) {
         remaining_records = &remaining_records[record.len()..];
-        match kind {
+        match record_type {
             perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => record_sample(misc, record, contents),
-            _ => contents.lost_count = contents.lost_count.saturating_add(lost_records(kind, record)),
+            _ => contents.lost_count = contents.lost_count.saturating_add(lost_records(record_type, record)),
         }
     }
 }
@@ -96,10 +96,10 @@ pub struct TraceContents {
 /// size ends the reading.
 pub fn parse_trace(bytes: &[u8], tid: i32, contents: &mut TraceContents) {
     let mut remaining_records = bytes;
-    while let Some((kind, misc, record)) = next_record(remaining_records) {
+    while let Some((record_type, misc, record)) = next_record(remaining_records) {
         remaining_records = &remaining_records[record.len()..];
-        if kind != perf::PERF_RECORD_SAMPLE {
-            contents.lost_count = contents.lost_count.saturating_add(lost_records(kind, record));
+        if record_type != perf::PERF_RECORD_SAMPLE {
+            contents.lost_count = contents.lost_count.saturating_add(lost_records(record_type, record));
             continue;
         }
         if record.len() < TRACE_RECORD_BYTES {
@@ -107,7 +107,7 @@ pub fn parse_trace(bytes: &[u8], tid: i32, contents: &mut TraceContents) {
             continue;
         }
         let address = u64_at(record, 16);
-        if thread_of(u64_at(record, 8)) == tid && is_program_access(misc, address) {
+        if thread_id(u64_at(record, 8)) == tid && is_program_access(misc, address) {
             contents.addresses.push(address);
         } else {
             contents.unusable_count += 1;
@@ -117,8 +117,8 @@ pub fn parse_trace(bytes: &[u8], tid: i32, contents: &mut TraceContents) {
 }
 
 /// The number of records that a record reports as lost; 0 for throttling and all others.
-fn lost_records(kind: u32, record: &[u8]) -> u64 {
-    match kind {
+fn lost_records(record_type: u32, record: &[u8]) -> u64 {
+    match record_type {
         // An id and the number of records for which the ring had no room.
         perf::PERF_RECORD_LOST if record.len() >= 24 => u64_at(record, 16),
         // The number of records that the processor's buffer could not attribute.
@@ -128,12 +128,12 @@ fn lost_records(kind: u32, record: &[u8]) -> u64 {
 }
 
 /// The thread in the field of process and thread ids.
-fn thread_of(field: u64) -> i32 {
+fn thread_id(field: u64) -> i32 {
     field.to_ne_bytes()[4..].try_into().map_or(0, i32::from_ne_bytes)
 }
 
-/// Is the access one of a program? IBS samples every operation, most of which touch no memory; the upper half of
-/// addresses is the kernel's.
+/// Is the access one of a program? IBS samples all operations, and most of them touch no memory; the upper half
+/// of the addresses is the kernel's.
 fn is_program_access(misc: u16, address: u64) -> bool {
     misc & MODE_MASK == MODE_USER && address != 0 && address >> 63 == 0
 }
@@ -152,17 +152,17 @@ fn u64_at(record: &[u8], index: usize) -> u64 {
 
 fn record_sample(misc: u16, record: &[u8], contents: &mut RingContents) {
     let field = |index: usize| u64_at(record, 8 + 8 * index);
-    let raw = RawSample {
-        tid: thread_of(field(0)),
+    let sample = RawSample {
+        tid: thread_id(field(0)),
         time_ns: field(1),
         address: field(2),
         period: field(3),
         latency_cycles: field(4),
         data_source: field(5),
     };
-    contents.events = contents.events.saturating_add(raw.period);
-    if is_program_access(misc, raw.address) {
-        contents.samples.push(raw);
+    contents.events = contents.events.saturating_add(sample.period);
+    if is_program_access(misc, sample.address) {
+        contents.samples.push(sample);
     } else {
         contents.unusable_count += 1;
     }

@@ -51,8 +51,8 @@ impl SampleRing {
         };
         let (tail_position, head_position) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
         // SAFETY: the data pages follow the control page; between tail and head the kernel does not write.
-        let data = unsafe { std::slice::from_raw_parts(self.start.add(PAGE_BYTES), self.data_bytes) };
-        let bytes = unroll_ring(data, tail_position, head_position);
+        let ring_bytes = unsafe { std::slice::from_raw_parts(self.start.add(PAGE_BYTES), self.data_bytes) };
+        let bytes = unroll_ring(ring_bytes, tail_position, head_position);
         tail.store(head_position, Ordering::Release);
         bytes
     }

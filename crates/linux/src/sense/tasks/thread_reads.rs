@@ -108,11 +108,11 @@ impl TaskTable {
         ended_ran_ns: u64,
         now_ns: u64,
     ) {
-        self.mark_exited(threads.iter().copied().filter(|thread| changes.ended.contains(&thread.tid)));
-        changes.ended.iter().for_each(|tid| _ = self.idle_threads.remove(pid, *tid));
+        self.mark_exited(threads.iter().copied().filter(|thread| changes.ended_tids.contains(&thread.tid)));
+        changes.ended_tids.iter().for_each(|tid| _ = self.idle_threads.remove(pid, *tid));
         let read_phase = self.refresh_count % THREAD_READ_PERIOD;
         let is_read_due = |tid: i32| tid as u32 % THREAD_READ_PERIOD == read_phase;
-        let mut due_tids: BTreeSet<i32> = changes.started.clone();
+        let mut due_tids: BTreeSet<i32> = changes.started_tids.clone();
         let mut other_tids = Vec::new();
         for thread in threads {
             let Some(task) = self.by_thread.get(thread).filter(|task| !task.has_exited) else { continue };
@@ -137,7 +137,7 @@ impl TaskTable {
         let ran_ns = self.processes.get(&pid).and_then(|process| process.ran_ns).unwrap_or(0);
         let live_tasks = self.by_thread.values().filter(|task| task.pid == pid && !task.has_exited);
         let live_ns: u64 = live_tasks.filter_map(|task| task.usage.ran_ns).sum::<u64>() + self.idle_threads.ran_ns(pid);
-        if !changes.ended.is_empty() {
+        if !changes.ended_tids.is_empty() {
             // The final run time of exited threads cannot be read, so all missing time is attributed to them.
             if let Some(process) = self.processes.get_mut(&pid) {
                 process.exited_threads_ns = Some(ran_ns.saturating_sub(live_ns).max(ended_ran_ns));
@@ -205,7 +205,7 @@ impl TaskTable {
         }
         // A thread that no event has announced may have used its time long ago.
         let changes = self.births.thread_changes(pid);
-        let is_new = changes.is_some_and(|threads| threads.started.contains(&stat.key.tid));
+        let is_new = changes.is_some_and(|threads| threads.started_tids.contains(&stat.key.tid));
         let has_run = is_new && ran_ns.is_some_and(|ran_ns| ran_ns > self.elapsed_ns / HARDLY_RUNS_DIVISOR);
         stat.threads as usize > MAX_LISTED_THREADS && !has_run
     }
@@ -218,7 +218,7 @@ impl TaskTable {
         let is_new = self.by_thread.get(&stat.key).is_none_or(|task| task.has_exited);
         let (ran_ns, waited_ns, slices) = match process.ran_ns {
             // For a new program that hardly ran, its clock suffices.
-            ran_ns if is_new && is_leader && stat.threads == 1 && self.hardly_ran(ran_ns) => (ran_ns, None, None),
+            ran_ns if is_new && is_leader && stat.threads == 1 && self.has_hardly_run(ran_ns) => (ran_ns, None, None),
             _ => read_schedstat(kernel, pid, stat.key.tid),
         };
         let faults = stat.minor_faults.saturating_add(stat.major_faults);

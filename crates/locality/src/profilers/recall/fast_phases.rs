@@ -6,8 +6,8 @@
 //! curves. Because logs start at arbitrary points of its phases, this mean approximates the mean over time.
 //!
 //! Properties: after a long phase of a known kind, the program is followed again; phases that alternate without
-//! settling report no change either. Averaging starts only once enough curves have been
-//! measured. The more the curves differ, the wider is the error of their mean.
+//! settling report no change either. Averaging starts only once enough curves have been measured. The more the curves
+//! differ, the wider is the error of their mean.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -134,12 +134,13 @@ fn mean_of_curves(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
 /// of the values, whichever is farther out.
 fn mean_estimate(estimates: &[Estimate]) -> Estimate {
     let count = estimates.len() as f64;
-    let mean_of = |metric: &dyn Fn(&Estimate) -> f64| estimates.iter().map(metric).sum::<f64>() / count;
-    let value = mean_of(&|fact| fact.value);
-    let variance =
-        estimates.iter().map(|fact| (fact.value - value) * (fact.value - value)).sum::<f64>() / (count - 1.0).max(1.0);
+    let mean_of = |value_of: &dyn Fn(&Estimate) -> f64| estimates.iter().map(value_of).sum::<f64>() / count;
+    let value = mean_of(&|estimate| estimate.value);
+    let variance = estimates.iter().map(|estimate| (estimate.value - value) * (estimate.value - value)).sum::<f64>()
+        / (count - 1.0).max(1.0);
     let error = 2.0 * libm::sqrt(variance / count);
-    let (low, high) = (mean_of(&|fact| fact.low).min(value - error), mean_of(&|fact| fact.high).max(value + error));
+    let (low, high) =
+        (mean_of(&|estimate| estimate.low).min(value - error), mean_of(&|fact| fact.high).max(value + error));
     Estimate { value, low: low.max(0.0), high }
 }
 

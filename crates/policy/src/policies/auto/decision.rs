@@ -31,10 +31,11 @@ pub struct GainError {
 impl Gain {
     /// Builds the gain from a forecast, from draws within the errors of curves and costs, and from the errors of earlier
     /// forecasts.
-    pub fn from_draws(forecast: f64, drawn: &[f64], forecast_error: GainError) -> Self {
-        let draw_count = drawn.len() as f64;
-        let mean = drawn.iter().sum::<f64>() / draw_count;
-        let draw_variance = drawn.iter().map(|draw| (draw - mean) * (draw - mean)).sum::<f64>() / (draw_count - 1.0);
+    pub fn from_draws(forecast: f64, drawn_gains: &[f64], forecast_error: GainError) -> Self {
+        let draw_count = drawn_gains.len() as f64;
+        let mean = drawn_gains.iter().sum::<f64>() / draw_count;
+        let draw_variance =
+            drawn_gains.iter().map(|draw| (draw - mean) * (draw - mean)).sum::<f64>() / (draw_count - 1.0);
         let gain_variance = RELATIVE_GAIN_ERROR * RELATIVE_GAIN_ERROR * forecast * forecast;
         let variance = draw_variance + forecast_error.variance + gain_variance;
         Gain { forecast, mean, standard_error: libm::sqrt(variance).max(1e-6), bias: forecast_error.bias }
@@ -53,13 +54,13 @@ impl Gain {
     /// Returns whether the change can gain `min_gain`, by its forecast and one standard error, and is worth
     /// `measured_time` of measurement, if its gain lasts for `remaining_time`. The expected gain assumes that the
     /// change is kept only if it gains.
-    pub fn is_worth_measuring(&self, min_gain: f64, measured_time: f64, remaining_time: f64) -> bool {
+    pub fn is_worth_measuring(&self, min_gain: f64, measurement_time: f64, remaining_time: f64) -> bool {
         let forecast = self.expected();
         let margin = forecast / self.standard_error;
         let density = libm::exp(-0.5 * margin * margin) / libm::sqrt(2.0 * std::f64::consts::PI);
         let expected_gain = density + margin * normal_probability(margin);
         let expected_loss = expected_gain - margin;
-        forecast + self.standard_error >= min_gain && expected_gain * remaining_time >= expected_loss * measured_time
+        forecast + self.standard_error >= min_gain && expected_gain * remaining_time >= expected_loss * measurement_time
     }
 }
 

@@ -45,13 +45,13 @@ const MIN_REPORTED_CHANGE: f64 = 0.05;
 
 impl ReportedForecasts {
     /// Returns whether a task's forecast has changed enough to be reported, and records it if so.
-    fn record_if_changed(&mut self, task: TaskId, relative_speed: f64, place: &str) -> bool {
+    fn record_if_changed(&mut self, task: TaskId, relative_speed: f64, placement: &str) -> bool {
         let last_report = self.reported_speeds.get(&task);
-        let is_unchanged = last_report.is_some_and(|(speed, last_place)| {
-            last_place == place && (speed - relative_speed).abs() < MIN_REPORTED_CHANGE
+        let is_unchanged = last_report.is_some_and(|(speed, reported_placement)| {
+            reported_placement == placement && (speed - relative_speed).abs() < MIN_REPORTED_CHANGE
         });
         if !is_unchanged {
-            self.reported_speeds.insert(task, (relative_speed, place.to_string()));
+            self.reported_speeds.insert(task, (relative_speed, placement.to_string()));
         }
         !is_unchanged
     }
@@ -109,11 +109,13 @@ impl SearchReport<'_> {
         let current_speeds = forecast_speeds(self.problem, &self.reported_layout());
         for index in self.problem.known_tasks() {
             let Some(current_speed) = current_speeds[index] else { continue };
-            let (task, place) = (self.problem.tasks[index].task, self.describe_place(self.current_layout, index));
-            if !reported_forecasts.record_if_changed(task, current_speed.relative_speed, &place) {
+            let (task, placement) =
+                (self.problem.tasks[index].task, self.describe_placement(self.current_layout, index));
+            if !reported_forecasts.record_if_changed(task, current_speed.relative_speed, &placement) {
                 continue;
             }
-            let text = format!("{{0}} stays: {:.0} % of its solo speed{place}", 100.0 * current_speed.relative_speed);
+            let text =
+                format!("{{0}} stays: {:.0} % of its solo speed{placement}", 100.0 * current_speed.relative_speed);
             let mut numbers = vec![
                 named_number("speed_over_alone", current_speed.relative_speed),
                 named_number("held_bytes", current_speed.occupancy_bytes),
@@ -135,7 +137,10 @@ impl SearchReport<'_> {
         let mut layout = self.current_layout.clone();
         if let Some(newcomers) = self.newcomers.filter(|_| self.problem.bus.is_none()) {
             let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&index| layout.site_by_task[index]).collect();
-            layout.site_by_task.iter_mut().for_each(|home| *home = home.filter(|site| sites.contains(site)));
+            layout
+                .site_by_task
+                .iter_mut()
+                .for_each(|task_site| *task_site = task_site.filter(|site| sites.contains(site)));
         }
         layout
     }
@@ -175,7 +180,7 @@ impl SearchReport<'_> {
             100.0 * new_speed.relative_speed,
             100.0 * old_speed.relative_speed
         );
-        text += &self.describe_place(&self.best_candidate.layout, index);
+        text += &self.describe_placement(&self.best_candidate.layout, index);
         let mut numbers = vec![
             named_number("speed_over_alone", new_speed.relative_speed),
             named_number("speed_over_alone_before", old_speed.relative_speed),
@@ -224,7 +229,7 @@ impl SearchReport<'_> {
         numbers
     }
 
-    fn describe_place(&self, layout: &SiteLayout, index: usize) -> String {
+    fn describe_placement(&self, layout: &SiteLayout, index: usize) -> String {
         let Some(site) = layout.site_by_task[index] else { return String::new() };
         let mut text = String::new();
         if layout.is_pinned[index] {

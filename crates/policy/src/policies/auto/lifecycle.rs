@@ -1,7 +1,7 @@
 //! Lifecycle of a decision: when `auto` waits, searches, and leaves a change to the verifier.
 //!
 //! A window has up to three [`LifecycleEvent`]s: a verdict, the state of the evidence, and the result of a search.
-//! [`TRANSITIONS`] has exactly one row for an event in a state; the row gives the next state, and the reason as text.
+//! [`TRANSITIONS`] has at most one row for an event in a state; the row gives the next state, and the reason as text.
 //! The diagram on the policy's page is printed from the same table.
 
 use cachemate_core::{Forecast, VerificationOutcome};
@@ -136,8 +136,8 @@ const MIN_MEASURED_WINDOWS: u32 = 4;
 impl MeasuredWindows {
     /// Starts again, because the plan, the tasks or a phase changes now. The first `settling_windows` windows do not
     /// count.
-    pub fn restart(&mut self, settling: u32) {
-        *self = MeasuredWindows { windows: 0, settling_windows: settling };
+    pub fn restart(&mut self, settling_windows: u32) {
+        *self = MeasuredWindows { windows: 0, settling_windows };
     }
 
     /// Adds an undisturbed window.

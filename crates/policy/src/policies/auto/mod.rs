@@ -1,12 +1,12 @@
 //! The integrated runtime: the operator states the objective, and this policy chooses the mechanisms.
 //!
 //! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
-//! (thesis 7.3). Method: the policy collects [`evidence`] about the tasks, forecasts whole plans with a [`model`] of
-//! every task, and runs one search over [`candidates`] of all mechanisms together, which always include the best plan
-//! of every single mechanism and the default. A pure [`decision`] proposes a plan whose gain is 95 % probable for
-//! monitoring, and one that is more probable than not for confirmation; it drops any other plan. The verifier
-//! ([`crate::verifier`]) measures the proposed plan. The [`lifecycle`] is a table of states and events that determines
-//! when the policy waits, searches, and leaves a change to the verifier.
+//! (thesis 7.3). Method: the policy collects [`evidence`] about the tasks, and forecasts whole plans with a [`model`]
+//! of every task. One search covers [`candidates`] of all mechanisms together, which always include the default and the
+//! best plan of every single mechanism. A pure [`decision`] proposes a plan whose gain is 95 % probable for monitoring,
+//! and one that is more probable than not for confirmation; it drops any other plan. The verifier ([`crate::verifier`])
+//! measures the proposed plan. The [`lifecycle`] is a table of states and events that determines when the policy waits,
+//! searches, and leaves a change to the verifier.
 //!
 //! Properties: without evidence, the plan in force stays, initially the idle plan; after the initial profiling, probes
 //! cost no more than a share of processor time ([`evidence::probe_planner`]); the same observations give the same
@@ -109,17 +109,17 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed_parameters: Parameters = super::parse_parameters(text)?;
+        let parameters: Parameters = super::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([
-            ("window_ns", parsed_parameters.window_ns as f64),
-            ("locations", parsed_parameters.locations.into()),
-            ("trace_entries", parsed_parameters.trace_entries.into()),
-            ("probe_budget_ns", parsed_parameters.probe_budget_ns as f64),
-            ("max_evaluations", parsed_parameters.max_evaluations.into()),
+            ("window_ns", parameters.window_ns as f64),
+            ("locations", parameters.locations.into()),
+            ("trace_entries", parameters.trace_entries.into()),
+            ("probe_budget_ns", parameters.probe_budget_ns as f64),
+            ("max_evaluations", parameters.max_evaluations.into()),
         ])?;
         ParameterRange::PositiveShare
-            .check([("min_gain", parsed_parameters.min_gain), ("probe_share", parsed_parameters.probe_share)])?;
-        Ok(parsed_parameters)
+            .check([("min_gain", parameters.min_gain), ("probe_share", parameters.probe_share)])?;
+        Ok(parameters)
     }
 
     fn includes(&self, part: PolicyPart) -> bool {
@@ -176,14 +176,14 @@ struct PartitionClimb {
 #[derive(Clone, Copy, Default)]
 struct Explorations {
     is_open: bool,
-    kept: u32,
-    failed: u32,
+    kept_count: u32,
+    failed_count: u32,
 }
 
 impl Explorations {
     /// Returns the probability that the next one is kept, by the rule of succession.
     fn keep_probability(self) -> f64 {
-        f64::from(self.kept + 1) / f64::from(self.kept + self.failed + 2)
+        f64::from(self.kept_count + 1) / f64::from(self.kept_count + self.failed_count + 2)
     }
 }
 
@@ -246,14 +246,14 @@ impl Auto {
         let Some(ChangeVerdict { outcome, forecast, forecast_gain, measured, .. }) = view.verdicts.latest() else {
             return;
         };
-        if let Some(before) = self.partition_climb.layout_before_step.take() {
+        if let Some(layout_before) = self.partition_climb.layout_before_step.take() {
             // A step is too small to say anything about forecasts of plans, and an exploration too uncertain.
             let explorations = &mut self.partition_climb.explorations;
             let is_exploration = std::mem::take(&mut explorations.is_open);
-            explorations.failed += u32::from(is_exploration && *outcome == VerificationOutcome::Slower);
+            explorations.failed_count += u32::from(is_exploration && *outcome == VerificationOutcome::Slower);
             if *outcome == VerificationOutcome::NotSlower {
-                explorations.kept += u32::from(is_exploration);
-                self.partition_climb.beaten_layouts.push(before);
+                explorations.kept_count += u32::from(is_exploration);
+                self.partition_climb.beaten_layouts.push(layout_before);
             }
         } else if let Some((gain, measured)) = forecast_gain.zip(*measured) {
             self.forecast_record.record(gain, measured.log_ratio);
@@ -281,11 +281,12 @@ impl Auto {
             self.partition_climb.explorations = Explorations::default();
         }
         // Counts with partitions are recorded in all phases, and before a verdict ends their plan.
-        let is_for_live = |last: &&ProblemCache| view.live_tasks().map(|task| task.task).eq(last.problem.task_ids());
-        let last = self.searches.last_results.as_ref().filter(|_| !view.previous_plan.shares.is_empty());
-        if let Some(last) = last.filter(is_for_live) {
-            let layout = SiteLayout::from_plan(view.previous_plan, &last.problem);
-            self.evidence.record_counts(view, &last.problem, &layout);
+        let covers_live_tasks =
+            |search: &&ProblemCache| view.live_tasks().map(|task| task.task).eq(search.problem.task_ids());
+        let last_search = self.searches.last_results.as_ref().filter(|_| !view.previous_plan.shares.is_empty());
+        if let Some(last_search) = last_search.filter(covers_live_tasks) {
+            let layout = SiteLayout::from_plan(view.previous_plan, &last_search.problem);
+            self.evidence.record_counts(view, &last_search.problem, &layout);
         }
         if view.observation.applied.pending.is_empty() && are_probes_harmless(view) {
             self.lifecycle.measured_windows.add();
@@ -309,9 +310,9 @@ impl Auto {
             return Some(step_proposal);
         }
         self.searches.record_start(stamp, window);
-        let (event, proposed_plan) = self.search(view, next_plan, reasons);
+        let (event, proposed_change) = self.search(view, next_plan, reasons);
         self.lifecycle.advance(event);
-        proposed_plan
+        proposed_change
     }
 
     /// Returns the event of a window, before any search.
@@ -382,17 +383,17 @@ impl Auto {
         self.reported_forecasts = reported_forecasts;
         self.searches.store_results(input);
         self.lifecycle.forecast = Some(of_old.clone());
-        if let Some((exploration, before)) = exploration {
+        if let Some((exploration, layout_before)) = exploration {
             let text = format!(
                 "partitions that differ from the forecast at most by the errors of curves are measured: {:+.1} % expected",
                 100.0 * exploration.gain
             );
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() });
             self.partition_climb.beaten_layouts.clear();
-            self.partition_climb.layout_before_step = Some(before);
+            self.partition_climb.layout_before_step = Some(layout_before);
             self.partition_climb.explorations.is_open = true;
-            let proposed = self.propose(exploration, VerificationMethod::Confirmation, of_old, plan);
-            return (LifecycleEvent::PossibleStep, Some(proposed));
+            let proposed_change = self.propose(exploration, VerificationMethod::Confirmation, of_old, plan);
+            return (LifecycleEvent::PossibleStep, Some(proposed_change));
         }
         let Some(proposal) = proposal else { return no_better_plan };
         let (event, method) = if proposal.verdict == CandidateVerdict::Confirm {

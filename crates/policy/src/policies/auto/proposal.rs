@@ -94,7 +94,7 @@ impl PlanFinder<'_, '_> {
         reported_forecasts: &mut ReportedForecasts,
         reasons: &mut Vec<Reason>,
     ) -> Option<Proposal> {
-        let (problem, memo) = (&input.problem, &input.score_cache);
+        let (problem, score_cache) = (&input.problem, &input.score_cache);
         let (mut candidates, judge) = self.find_candidates(input, &current_layout);
         let default = candidates[0].layout.clone();
         let is_searched = |candidate: &CandidatePlan| {
@@ -104,10 +104,10 @@ impl PlanFinder<'_, '_> {
         };
         candidates.retain(|candidate| candidate.layout == current_layout || is_searched(candidate));
         let best_candidate = self.best_candidate(&candidates, &judge, problem)?.clone();
-        let current_score = score(problem, &current_layout, memo);
+        let current_score = score(problem, &current_layout, score_cache);
         let gain = self.estimate_gain(
             problem,
-            memo,
+            score_cache,
             &judge,
             &current_layout,
             &best_candidate.layout,
@@ -183,56 +183,58 @@ impl PlanFinder<'_, '_> {
     }
 
     /// Returns the partitions that gain most if all curves lie as low as their errors allow, with the layout in force;
-    /// `None` if they gain too little in the mean. `credence` is the probability of such curves.
+    /// `None` if they gain too little in the mean. `keep_probability` is the probability of such curves.
     pub fn find_exploration(&self, input: &SearchInput, keep_probability: f64) -> Option<(Proposal, SiteLayout)> {
-        let (problem, memo) = (&input.problem, &input.score_cache);
+        let (problem, score_cache) = (&input.problem, &input.score_cache);
         let optimistic = input.optimistic.as_deref()?;
-        let held = SiteLayout::from_plan(&self.current_plan.0, problem);
-        let lowest_memo = ScoreCache::default();
+        let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
+        let optimistic_cache = ScoreCache::default();
         let mut search =
-            self.plan_search(optimistic, &lowest_memo, self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR);
-        search.build_default(&self.evidence.default_sites, Some(&held));
+            self.plan_search(optimistic, &optimistic_cache, self.parameters.max_evaluations / BRIEF_SEARCH_DIVISOR);
+        search.build_default(&self.evidence.default_sites, Some(&current_layout));
         let judge = search.judge;
-        let layout = search.with_best_partitions(&held);
-        let unmet_goals = |layout: &SiteLayout| score(problem, layout, memo).unmet_goals;
-        let is_possible = layout.partitions != held.partitions
+        let layout = search.with_best_partitions(&current_layout);
+        let unmet_goals = |layout: &SiteLayout| score(problem, layout, score_cache).unmet_goals;
+        let is_possible = layout.partitions != current_layout.partitions
             && self.is_allowed(&layout, problem)
-            && unmet_goals(&layout) <= unmet_goals(&held);
-        let gain_in = |problem: &PlanningProblem, memo: &ScoreCache| {
-            self.estimate_gain(problem, memo, &judge, &held, &layout, GainError::default()).forecast
+            && unmet_goals(&layout) <= unmet_goals(&current_layout);
+        let gain_in = |problem: &PlanningProblem, score_cache: &ScoreCache| {
+            self.estimate_gain(problem, score_cache, &judge, &current_layout, &layout, GainError::default()).forecast
         };
         let gain = is_possible.then(|| {
-            keep_probability * gain_in(optimistic, &lowest_memo) + (1.0 - keep_probability) * gain_in(problem, memo)
+            keep_probability * gain_in(optimistic, &optimistic_cache)
+                + (1.0 - keep_probability) * gain_in(problem, score_cache)
         })?;
-        (gain >= self.parameters.min_gain).then(|| (self.build_proposal(problem, &held, &layout, gain), held.clone()))
+        (gain >= self.parameters.min_gain)
+            .then(|| (self.build_proposal(problem, &current_layout, &layout, gain), current_layout.clone()))
     }
 
     /// Returns the step of one unit between two partitions that is worth measuring most, with its layout and the
-    /// forecast of the plan in force; `None` if every step is beaten, on cooldown, or not worth it.
+    /// forecast of the plan in force. `None` if every step is beaten, on cooldown, or not worth it.
     pub fn find_step(
         &self,
         problem: &PlanningProblem,
-        memo: &ScoreCache,
+        score_cache: &ScoreCache,
         beaten_layouts: &[SiteLayout],
     ) -> Option<(Proposal, SiteLayout, Forecast)> {
         let current_layout = SiteLayout::from_plan(&self.current_plan.0, problem);
-        let mut search = self.plan_search(problem, memo, self.parameters.max_evaluations);
+        let mut search = self.plan_search(problem, score_cache, self.parameters.max_evaluations);
         search.build_default(&self.evidence.default_sites, Some(&current_layout));
         let judge = search.judge;
-        let unmet_goals = score(problem, &current_layout, memo).unmet_goals;
+        let unmet_goals = score(problem, &current_layout, score_cache).unmet_goals;
         let keyed_step = |layout: SiteLayout| {
-            let score = score(problem, &layout, memo);
+            let score = score(problem, &layout, score_cache);
             (score.unmet_goals <= unmet_goals).then(|| (judge.score_key(score), layout))
         };
         let mut steps: Vec<(f64, SiteLayout)> = unit_steps(problem, &current_layout)
             .into_iter()
-            .filter(|layout| !beaten_layouts.iter().any(|worse| worse.partitions == layout.partitions))
+            .filter(|layout| !beaten_layouts.iter().any(|beaten| beaten.partitions == layout.partitions))
             .filter_map(keyed_step)
             .collect();
         steps.sort_by(|a, b| b.0.total_cmp(&a.0));
         let (_, layout) = steps.into_iter().find(|(_, layout)| self.is_allowed(layout, problem))?;
         // Earlier forecasts of plans erred by more than one unit can change.
-        let gain = self.estimate_gain(problem, memo, &judge, &current_layout, &layout, GainError::default());
+        let gain = self.estimate_gain(problem, score_cache, &judge, &current_layout, &layout, GainError::default());
         let measured_ns = (MAX_CONFIRMATION_WINDOWS * self.parameters.window_ns) as f64;
         gain.is_worth_measuring(self.parameters.min_gain, measured_ns, self.parameters.payback_ns as f64).then(|| {
             (
@@ -243,10 +245,15 @@ impl PlanFinder<'_, '_> {
         })
     }
 
-    fn plan_search<'s>(&self, problem: &'s PlanningProblem, memo: &'s ScoreCache, max_scores: u32) -> PlanSearch<'s> {
+    fn plan_search<'s>(
+        &self,
+        problem: &'s PlanningProblem,
+        score_cache: &'s ScoreCache,
+        max_scores: u32,
+    ) -> PlanSearch<'s> {
         PlanSearch {
             problem,
-            score_cache: memo,
+            score_cache,
             allowed_mechanisms: self.parameters.allowed_mechanisms(self.view),
             judge: PlanComparator { objective: self.parameters.objective, min_speed: 0.0 },
             remaining_scores: Cell::new(max_scores as usize),
@@ -291,7 +298,7 @@ impl PlanFinder<'_, '_> {
     fn estimate_gain(
         &self,
         problem: &PlanningProblem,
-        memo: &ScoreCache,
+        score_cache: &ScoreCache,
         judge: &PlanComparator,
         current_layout: &SiteLayout,
         best_layout: &SiteLayout,
@@ -303,16 +310,16 @@ impl PlanFinder<'_, '_> {
         let (best_scorer, current_scorer) =
             (LayoutScorer::new(problem, best_layout), LayoutScorer::new(problem, current_layout));
         let gain_by_site = |draw: &ErrorDraw| {
-            let current_scores = current_scorer.scores_by_site(draw, memo);
+            let current_scores = current_scorer.scores_by_site(draw, score_cache);
             relative_gain(
-                total_score(&best_scorer.scores_reusing(&current_scorer, &current_scores, draw, memo)),
+                total_score(&best_scorer.scores_reusing(&current_scorer, &current_scores, draw, score_cache)),
                 total_score(&current_scores),
             )
         };
         // If sites wait for one another, scores of single sites are not stored.
         let rescored_gain = |problem: &PlanningProblem| {
-            let memo = ScoreCache::default();
-            relative_gain(score(problem, best_layout, &memo), score(problem, current_layout, &memo))
+            let score_cache = ScoreCache::default();
+            relative_gain(score(problem, best_layout, &score_cache), score(problem, current_layout, &score_cache))
         };
         let has_shared_bus = problem.bus.is_some();
         let forecast_gain = if has_shared_bus { rescored_gain(problem) } else { gain_by_site(&ErrorDraw::default()) };
@@ -332,13 +339,13 @@ impl PlanFinder<'_, '_> {
         current_layout: &SiteLayout,
         candidates: &[CandidatePlan],
     ) -> Vec<MechanismGain> {
-        let current_value =
+        let current_objective =
             score(&input.problem, current_layout, &input.score_cache).objective_value(judge.objective).max(1e-9);
         let best_of_mechanism = |mechanism: Mechanism| {
             let mechanism_candidates = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
             let best = mechanism_candidates
                 .reduce(|a, b| if judge.score_key(b.score) > judge.score_key(a.score) { b } else { a })?;
-            let gain = best.score.objective_value(judge.objective) / current_value - 1.0;
+            let gain = best.score.objective_value(judge.objective) / current_objective - 1.0;
             let is_drawn = input.problem.tasks.len() <= MAX_DRAWN_TASKS;
             let error = is_drawn.then(|| {
                 self.estimate_gain(
@@ -378,7 +385,7 @@ impl PlanFinder<'_, '_> {
             return 0.0;
         }
         let plan = self.build_plan(problem, layout).0;
-        let mut pages_ns = 0.0;
+        let mut copying_ns = 0.0;
         for share in &plan.shares {
             let Units::Colors { allowed, .. } = &share.units else { continue };
             let site = problem.sites.iter().find(|site| site.cache == share.cache);
@@ -390,9 +397,9 @@ impl PlanFinder<'_, '_> {
             let members =
                 self.view.live_tasks().filter(|sample| share.members.contains(&ShareMember::Process(sample.process)));
             let pages = members.filter_map(|seen| seen.pages_per_color.as_deref()).next();
-            pages_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
+            copying_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
         }
-        pages_ns
+        copying_ns
     }
 }
 
@@ -404,7 +411,7 @@ fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: Pl
         let (Some(program), Some(speed)) = (&problem_task.program, speed) else { continue };
         match process_speeds.iter_mut().find(|(process, ..)| *process == problem_task.process) {
             // Each thread of a process counts.
-            Some((.., over_alone)) => *over_alone += speed.relative_speed,
+            Some((.., relative_speed)) => *relative_speed += speed.relative_speed,
             None => {
                 let priority =
                     if objective == PlanObjective::WorstSlowdown { 1.0 } else { program.goal.priority.max(0.0) };
@@ -412,5 +419,5 @@ fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: Pl
             }
         }
     }
-    process_speeds.into_iter().map(|(process, priority, over_alone)| (process, priority * over_alone)).collect()
+    process_speeds.into_iter().map(|(process, priority, relative_speed)| (process, priority * relative_speed)).collect()
 }

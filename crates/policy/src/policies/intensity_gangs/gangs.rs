@@ -51,11 +51,11 @@ impl OvercommittedCache<'_> {
             ));
             return;
         }
-        let seats = self.cpus.count() as usize;
-        let turn_count = self.active_tasks.len().div_ceil(seats);
+        let seat_count = self.cpus.count() as usize;
+        let turn_count = self.active_tasks.len().div_ceil(seat_count);
         let solution = best_assignment(self.costs, &Seats { cpus_per_cache: vec![self.cpus.count(); turn_count] });
         let slowdown_without_gangs = self.mean_slowdown_without_gangs();
-        let mean_slowdowns = |ganged| MeanSlowdowns { without_gangs: slowdown_without_gangs, with_gangs: ganged };
+        let mean_slowdowns = |with_gangs| MeanSlowdowns { without_gangs: slowdown_without_gangs, with_gangs };
         let slowdowns_before_refills = mean_slowdowns(solution.total / self.active_tasks.len() as f64);
         if slowdown_without_gangs - slowdowns_before_refills.with_gangs < parameters.min_gain {
             let text =
@@ -110,13 +110,13 @@ impl OvercommittedCache<'_> {
 
     /// Returns the gangs of the solution. Quiet tasks first fill free CPUs, and then get turns of their own.
     fn build_gangs(&self, solution: &Solution) -> Vec<Vec<TaskId>> {
-        let seats = self.cpus.count() as usize;
+        let seat_count = self.cpus.count() as usize;
         let mut gangs: Vec<Vec<TaskId>> =
             solution.seating.by_cache.iter().map(|gang| tasks_of_gang(gang, self.active_tasks)).collect();
         gangs.retain(|gang| !gang.is_empty());
         let quiet_tasks = self.tasks.iter().map(|task| task.task).filter(|task| !self.active_tasks.contains(task));
         for task in quiet_tasks {
-            match gangs.iter_mut().find(|gang| gang.len() < seats) {
+            match gangs.iter_mut().find(|gang| gang.len() < seat_count) {
                 Some(gang) => gang.push(task),
                 None => gangs.push(vec![task]),
             }

@@ -85,9 +85,9 @@ impl ProbedHost {
 
     fn step(&mut self) -> Decision {
         let probes = self.previous_plan.probes.clone();
-        let answers = probes.iter().map(|probe| self.answer_probe(probe)).collect();
+        let probe_results = probes.iter().map(|probe| self.answer_probe(probe)).collect();
         let tasks = (0..self.truth.len() as u32).map(task_fixture);
-        let observation = Observation { probe_results: answers, ..observation_of(self.window, 1_000_000_000, tasks) };
+        let observation = Observation { probe_results, ..observation_of(self.window, 1_000_000_000, tasks) };
         let capabilities = capabilities_fixture(&[]);
         let (topology, profiles) = (topology_fixture(), self.profiles.clone());
         let view = View {

@@ -104,8 +104,9 @@ impl ClusterAssignmentInput {
     /// Returns the cluster of every thread whose cluster has a chip; clusters are numbered from `first_number` on.
     pub(super) fn placed_clusters(&self, assignment: &Assignment, first_number: usize) -> BTreeMap<TaskId, usize> {
         let placed_clusters = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
-        let members =
-            placed_clusters.enumerate().flat_map(|(number, at)| self.clusters[at].iter().map(move |&t| (t, number)));
+        let members = placed_clusters
+            .enumerate()
+            .flat_map(|(number, index)| self.clusters[index].iter().map(move |&t| (t, number)));
         members.map(|(thread, number)| (self.tasks[thread], first_number + number)).collect()
     }
 
@@ -121,7 +122,8 @@ impl ClusterAssignmentInput {
             ("remote_stall_percent".to_string(), 100.0 * round.remote_share),
         ];
         let tasks_of = |members: &[usize]| members.iter().map(|&index| self.tasks[index]).collect::<Vec<_>>();
-        let placeholder_list = |count: usize| (0..count).map(|at| format!("{{{at}}}")).collect::<Vec<_>>().join(", ");
+        let placeholder_list =
+            |count: usize| (0..count).map(|number| format!("{{{number}}}")).collect::<Vec<_>>().join(", ");
         let mut reasons = Vec::new();
         for (members, chip) in self.clusters.iter().zip(&assignment.chip_of_cluster) {
             let tasks = tasks_of(members);

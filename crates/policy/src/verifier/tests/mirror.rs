@@ -78,34 +78,35 @@ fn draw_plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
 }
 
 /// All orders of the places.
-fn permutations_of(places: usize) -> Vec<Vec<usize>> {
-    if places == 0 {
+fn permutations_of(position_count: usize) -> Vec<Vec<usize>> {
+    if position_count == 0 {
         return vec![Vec::new()];
     }
-    let insertions =
-        |order: Vec<usize>| (0..places).map(move |index| [&order[..index], &[places - 1], &order[index..]].concat());
-    permutations_of(places - 1).into_iter().flat_map(insertions).collect()
+    let insertions = |order: Vec<usize>| {
+        (0..position_count).map(move |index| [&order[..index], &[position_count - 1], &order[index..]].concat())
+    };
+    permutations_of(position_count - 1).into_iter().flat_map(insertions).collect()
 }
 
 /// Returns the new places of each cache and CPU, for every exchange that preserves nodes, packages and properties of
 /// caches.
 fn symmetric_exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
-    let place = |cache: usize| {
+    let node_and_package = |cache: usize| {
         let first = topology.caches[cache].cpus.first().unwrap();
         let cpu = topology.cpus.iter().find(|cpu| cpu.id.0 == first).unwrap();
         (cpu.memory_node, cpu.package)
     };
-    let like = |a: usize, b: usize| {
-        let (item, other_cache) = (&topology.caches[a], &topology.caches[b]);
-        (item.size_bytes, item.cpus.count(), place(a).0)
-            == (other_cache.size_bytes, other_cache.cpus.count(), place(b).0)
+    let are_alike = |a: usize, b: usize| {
+        let (cache, other_cache) = (&topology.caches[a], &topology.caches[b]);
+        (cache.size_bytes, cache.cpus.count(), node_and_package(a).0)
+            == (other_cache.size_bytes, other_cache.cpus.count(), node_and_package(b).0)
     };
     let caches = topology.caches.len();
-    let is_same_node = |a: usize, b: usize| place(a).1 == place(b).1;
+    let share_package = |a: usize, b: usize| node_and_package(a).1 == node_and_package(b).1;
     let preserves_topology = |permutation: &Vec<usize>| {
         (0..caches).all(|a| {
-            like(a, permutation[a])
-                && (0..caches).all(|b| is_same_node(a, b) == is_same_node(permutation[a], permutation[b]))
+            are_alike(a, permutation[a])
+                && (0..caches).all(|b| share_package(a, b) == share_package(permutation[a], permutation[b]))
         })
     };
     let mut symmetries = Vec::new();

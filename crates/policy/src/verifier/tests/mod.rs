@@ -36,8 +36,8 @@ pub fn idle_plan() -> Plan {
 }
 
 /// Tasks on one CPU each.
-pub fn pinned_plan(places: &[(u32, u32)]) -> Plan {
-    let affinity = places.iter().map(|&(task, cpu)| (TaskId(task), [cpu].into_iter().collect())).collect();
+pub fn pinned_plan(cpu_by_task: &[(u32, u32)]) -> Plan {
+    let affinity = cpu_by_task.iter().map(|&(task, cpu)| (TaskId(task), [cpu].into_iter().collect())).collect();
     Plan { affinity, ..idle_plan() }
 }
 
@@ -114,8 +114,8 @@ pub fn run(
 
 /// Returns the positions of changes of placement, after the first decision, for which no reason is given.
 fn changes_without_reason(decisions: &[Decision]) -> Vec<usize> {
-    let is_change = |at: &usize| decisions[at - 1].plan.affinity != decisions[*at].plan.affinity;
-    (1..decisions.len()).filter(is_change).filter(|&at| decisions[at].reasons.is_empty()).collect()
+    let is_change = |index: &usize| decisions[index - 1].plan.affinity != decisions[*index].plan.affinity;
+    (1..decisions.len()).filter(is_change).filter(|&index| decisions[index].reasons.is_empty()).collect()
 }
 
 /// Returns the windows in which a decision has `plan` for the tasks that it names.

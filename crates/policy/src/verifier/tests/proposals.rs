@@ -125,11 +125,11 @@ fn an_arrival_ends_a_measurement() {
 #[test]
 fn a_failed_plan_stays_on_cooldown_and_the_policy_can_know() {
     let run_plans = |bad: Plan, good: Plan| {
-        let mut answers = (false, false);
+        let mut excluded_and_paused = (false, false);
         let policy = ScriptedPolicy(|view: &View<'_>| {
             let window = view.observation.window;
-            answers.0 |= view.verdicts.excludes(&bad, view.previous_plan, view);
-            answers.1 |= view.verdicts.is_paused(window);
+            excluded_and_paused.0 |= view.verdicts.excludes(&bad, view.previous_plan, view);
+            excluded_and_paused.1 |= view.verdicts.is_paused(window);
             if window < 10 { good.clone() } else { bad.clone() }
         });
         let is_bad = |plan: &Plan| (&plan.affinity, &plan.gangs) == (&bad.affinity, &bad.gangs);
@@ -138,7 +138,7 @@ fn a_failed_plan_stays_on_cooldown_and_the_policy_can_know() {
             vec![program_sample(0, None, work), program_sample(1, None, work)]
         });
         assert_eq!(rollback_windows(&decisions).len(), 1);
-        answers
+        excluded_and_paused
     };
     assert_eq!(run_plans(new_plan(), idle_plan()), (true, true));
     let gang = |id: u32| Gang { members: vec![(TaskId(id), None)], slices: 1 };

@@ -87,8 +87,8 @@ fn many_bad_plans_get_growing_waits() {
         let calm = view.observation.window % 8 != 3;
         let mut cpus = [0, 1, 2, 3];
         generator.shuffle(&mut cpus);
-        let places: Vec<(u32, u32)> = (0..4).zip(cpus).collect();
-        if calm { stays } else { pinned_plan(&places) }
+        let cpu_by_task: Vec<(u32, u32)> = (0..4).zip(cpus).collect();
+        if calm { stays } else { pinned_plan(&cpu_by_task) }
     });
     let machine = |_, plan: &Plan| {
         let slow = if plan.affinity.is_empty() { 100.0 } else { 60.0 };

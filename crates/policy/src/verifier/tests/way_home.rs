@@ -39,17 +39,17 @@ fn a_placement_is_undone_if_only_affinities_move_threads() {
     let policy =
         ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 10 { mixed.clone() } else { idle_plan() });
     let mut kernel = StickyKernel::new();
-    let mut places = Vec::new();
+    let mut cpus_by_window = Vec::new();
     let decisions = run(policy, GuardConfig::default(), 60, |_, plan| {
         let observation = kernel.run_window(plan);
-        places.push(kernel.cpus.clone());
+        cpus_by_window.push(kernel.cpus.clone());
         observation
     });
     let rolled_back = rollback_windows(&decisions)[0];
-    let cache_of = |places: &BTreeMap<u32, u32>| places.values().map(|cpu| cpu / 2).collect::<Vec<u32>>();
-    assert_eq!(cache_of(&places[rolled_back]), [0, 1, 0, 1], "the plan was in force");
+    let cache_of = |cpu_by_task: &BTreeMap<u32, u32>| cpu_by_task.values().map(|cpu| cpu / 2).collect::<Vec<u32>>();
+    assert_eq!(cache_of(&cpus_by_window[rolled_back]), [0, 1, 0, 1], "the plan was in force");
     for window in [rolled_back + 1, rolled_back + 5, 59] {
-        assert_eq!(cache_of(&places[window]), [0, 0, 1, 1], "window {window}");
+        assert_eq!(cache_of(&cpus_by_window[window]), [0, 0, 1, 1], "window {window}");
     }
     assert_eq!(decisions[rolled_back].plan.affinity.len(), 4);
     assert!(decisions[rolled_back + 3..].iter().all(|decision| decision.plan.affinity.is_empty()), "free again");

@@ -15,7 +15,7 @@ const CACHE_MODES: [(&str, &str, bool, bool); 5] = [
     ("floor, in ways", "cache-sizing:objective = 'weighted-speedup'", true, true),
 ];
 
-/// Slowdown of both programs relative to running alone, once settled, in percent.
+/// Returns the slowdown of both programs relative to running alone, once settled, in percent.
 fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
     let settled_from_index = outcome.series.seconds.len() * 3 / 4;
     [0, 1].map(|program_index| {
@@ -25,7 +25,7 @@ fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
     })
 }
 
-/// GOALS at nominal time.
+/// Returns the findings of GOALS at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds[0];
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
@@ -44,18 +44,21 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let machine = if uses_ways { &way_machine } else { &color_machine };
         Ok(slowdown_percents(&run_query(context, &guarded_query(&build_query(context, machine, jobs, seed)), policy)?))
     })?;
-    let floor_slowdowns =
-        runs.iter().zip(&slowdowns_by_run).filter(|((_, way), _)| CACHE_MODES[*way].2).map(|(_, slowed)| slowed[0]);
+    let floor_slowdowns = runs
+        .iter()
+        .zip(&slowdowns_by_run)
+        .filter(|((_, way), _)| CACHE_MODES[*way].2)
+        .map(|(_, slowdowns)| slowdowns[0]);
     let max_floor_slowdown = greatest(floor_slowdowns);
-    let points = runs.iter().zip(&slowdowns_by_run).flat_map(|(&(pair, way), slowed)| {
+    let points = runs.iter().zip(&slowdowns_by_run).flat_map(|(&(pair, way), slowdowns)| {
         let (a, b) = pairs[pair];
         [
             DataPoint::from_values(
                 format!("{a} (has the floor), % slower than alone"),
                 CACHE_MODES[way].0,
-                [slowed[0]],
+                [slowdowns[0]],
             ),
-            DataPoint::from_values(format!("{b} beside it"), CACHE_MODES[way].0, [slowed[1]]),
+            DataPoint::from_values(format!("{b} beside it"), CACHE_MODES[way].0, [slowdowns[1]]),
         ]
     });
     let finding = Finding::new(

@@ -18,7 +18,7 @@ const DIVISION_RUN_NS: u64 = 100_000_000_000;
 struct ColorSplit(Vec<(Vec<usize>, u32)>);
 
 impl ColorSplit {
-    /// The colors of each of `count` programs, in contiguous ranges.
+    /// Returns the colors of each of `count` programs, in contiguous ranges.
     fn color_ranges(&self, count: usize) -> Vec<String> {
         let mut colors_by_program = vec![String::new(); count];
         let mut next_color = 0;
@@ -30,7 +30,7 @@ impl ColorSplit {
         colors_by_program
     }
 
-    /// All divisions that one step leads to.
+    /// Returns all divisions that one step leads to.
     fn neighbors(&self) -> Vec<ColorSplit> {
         let group_count = self.0.len();
         let transfers = (0..group_count)
@@ -75,7 +75,7 @@ fn climb_to_best_split(
     }
 }
 
-/// Solo speeds with 1, 2, ... colors, as costs.
+/// Returns the solo speeds with 1, 2, ... colors, as costs.
 fn measure_color_costs(
     context: &ExperimentContext<'_>,
     machine: &MachineSpec,
@@ -102,8 +102,8 @@ fn measure_mix(
     let jobs = names.iter().map(|name| build_job(measured_programs, name, None)).collect::<Result<_, _>>()?;
     let query = build_query(context, &machine, jobs, seed);
     let trial_query = WhatIfQuery { length_ns: DIVISION_RUN_NS, ..query.clone() };
-    let settled_speedup = |query: &WhatIfQuery, by: &str| {
-        Ok::<_, ReproError>(speedup_of_outcome(&run_query(context, query, by)?).settled)
+    let settled_speedup = |query: &WhatIfQuery, policy: &str| {
+        Ok::<_, ReproError>(speedup_of_outcome(&run_query(context, query, policy)?).settled)
     };
     let claim_of_program = |name: &&str| {
         let entry =
@@ -126,7 +126,7 @@ fn measure_mix(
     Ok((mix, colors))
 }
 
-/// MULTI at nominal time.
+/// Returns the findings of MULTI at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds[0];
     let mixes_by_size: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);

@@ -8,7 +8,7 @@ const L2_BYTES: u64 = 192 << 10;
 /// A threshold that is always met: all threads are measured repeatedly, and none is restricted (CASC 5.3.4).
 const MEASURING_POLICY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeasure_every_ns = 250_000_000";
 
-/// CASC-7 at nominal time: 18 threads on 8 contexts.
+/// Returns the findings of CASC-7 at nominal time: 18 threads on 8 contexts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds[0];
     let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;

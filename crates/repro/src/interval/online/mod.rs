@@ -33,12 +33,12 @@ const COLOR_COUNT: u32 = 16;
 /// mechanisms.
 const ONLINE_POLICIES: [&str; 2] = ["cache-sizing", "auto"];
 
-/// The text of a finding for one of these policies.
+/// Returns the text of a finding for one of these policies.
 fn policy_title(policy: &str, title: &str) -> String {
     if policy == ONLINE_POLICIES[0] { title.to_string() } else { format!("{policy}: {title}") }
 }
 
-/// The chip with `cores` cores on its one L2.
+/// Returns the chip with `cores` cores on its one L2.
 fn chip_with_cores(cores: u32) -> Result<MachineSpec, ReproError> {
     let mut machine = cachemate_spec::load_machine(CHIP_MACHINE).map_err(failed(CHIP_MACHINE))?;
     machine.caches.retain(|cache| cache.level != CacheLevel::L3);
@@ -51,7 +51,7 @@ fn chip_with_cores(cores: u32) -> Result<MachineSpec, ReproError> {
     Ok(machine)
 }
 
-/// The policy that confines each program, in order of arrival, to the colors of its list.
+/// Returns the policy that confines each program, in order of arrival, to the colors of its list.
 fn confining_policy(lists: &[String]) -> String {
     let quoted_lists: Vec<String> = lists.iter().map(|list| format!("'{list}'")).collect();
     format!("static-partition:window_ns = 1_000_000_000\nsteps = [{{ shares = [{}] }}]", quoted_lists.join(", "))
@@ -64,7 +64,7 @@ struct Speedup {
     whole: f64,
 }
 
-/// Mean speed relative to running alone, from the slowdowns in stretches of equal length.
+/// Returns the mean speed relative to running alone, from the slowdowns in stretches of equal length.
 fn mean_speed(slowdowns: &[f64]) -> f64 {
     mean(slowdowns.iter().map(|slowdown| 1.0 / slowdown))
 }
@@ -125,7 +125,7 @@ fn search_price_finding(id: &str, paper: &str, mixes: &[OnlineMix], policy_index
     Finding::new(id, &title, paper, "points", ResultTarget::Shown, &[(seed, mean(mixes.iter().map(price)))])
 }
 
-/// A query without the guard, for references that are to stay in force.
+/// Returns a query without the guard, for references that are to stay in force.
 fn build_query(
     context: &ExperimentContext<'_>,
     machine: &MachineSpec,
@@ -136,7 +136,7 @@ fn build_query(
     WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, has_explicit_turns: false, has_guard: false }
 }
 
-/// The same query with the guard around the policy, as shipped.
+/// Returns the same query with the guard around the policy, as shipped.
 fn guarded_query(query: &WhatIfQuery) -> WhatIfQuery {
     WhatIfQuery { has_guard: true, ..query.clone() }
 }
@@ -165,7 +165,7 @@ fn measure_programs(
     })
 }
 
-/// A job on one CPU, or wherever a policy places it. Policies do not move a pinned job or give it a share.
+/// Returns a job on one CPU, or wherever a policy places it. Policies do not move a pinned job or give it a share.
 fn build_job(
     programs: &[(&'static str, Arc<PhasedProgram>)],
     name: &str,

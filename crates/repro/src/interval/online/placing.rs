@@ -9,7 +9,7 @@ use crate::{DataPoint, Finding, ResultTarget};
 const PAPER_PROGRAMS: [&str; 10] =
     ["mcf-2006", "milc", "gamess", "namd", "soplex", "sphinx", "gcc", "gobmk", "libquantum", "povray"];
 
-/// CA-6 at nominal time: DIO on four cores against all schedules.
+/// Returns the findings of CA-6 at nominal time: DIO on four cores against all schedules.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = cachemate_spec::load_machine("xeon-x5365-4").map_err(failed("xeon-x5365-4"))?;
     let seed = context.seeds[0];

@@ -12,13 +12,13 @@ const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
 /// Windows at the start, in which the cache fills, that do not count.
 const UNCOUNTED_START_WINDOWS: usize = 20;
 
-/// The server's process, with `clients` clients from the start on and others that arrive later.
+/// Returns the server's process, with `clients` clients from the start on and others that arrive later.
 fn server_job(client: &Arc<PhasedProgram>, clients: usize, late_clients: Option<(usize, u64)>) -> IntervalJob {
     let late_threads = late_clients.map(|(count, arrival_ns)| (count as u32, arrival_ns));
     IntervalJob { threads: clients as u32, late_threads, ..IntervalJob::new(Arc::clone(client)) }
 }
 
-/// The rates of every window, and the time that page migrations took.
+/// Returns the rates of every window, and the time that page migrations took.
 fn collect_windows(
     context: &ExperimentContext<'_>,
     query: &WhatIfQuery,
@@ -41,7 +41,7 @@ fn fixed_policy(colors: u32) -> String {
     format!("static-partition:window_ns = 100_000_000\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1)
 }
 
-/// CP-5 at nominal time.
+/// Returns the findings of CP-5 at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds[0];
     let machine = chip_with_cores(CLIENT_COUNT as u32)?;

@@ -7,7 +7,7 @@ use crate::{DataPoint, Finding, ResultTarget, greatest};
 const PAIRS: [(&str, &str); 6] =
     [("mcf", "art"), ("vortex", "art"), ("ammp", "applu"), ("twolf", "gzip"), ("vpr", "swim"), ("twolf", "swim")];
 
-/// RM-4 at nominal time.
+/// Returns the findings of RM-4 at nominal time.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = chip_with_cores(2)?;
     let seed = context.seeds[0];

@@ -90,7 +90,7 @@ pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
     let mut last = 0;
     loop {
         match hw.run(cycles, &mut IdentityFrames) {
-            StopReason::Turn { cpu, turn: BatchEnd::Exit, end_cycle: at_cycle } => {
+            StopReason::BatchEnd { cpu, batch_end: BatchEnd::Exit, end_cycle: at_cycle } => {
                 last = at_cycle;
                 threads.extend(hw.unload(cpu));
             }
@@ -105,8 +105,8 @@ pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
     (threads, last)
 }
 
-/// Do a task's counters balance: does every tick have one owner, every miss one cause, and every miss of a level a
-/// reference at the next?
+/// Asserts that a task's counters balance: every tick has one owner, every miss one cause, and every miss of a level a
+/// reference at the next.
 pub(crate) fn assert_balanced(counters: &TaskCounters) {
     let owned = counters.instructions + counters.stalls.sum();
     assert_eq!(counters.ticks, owned, "ticks with one owner each: {counters:?}");

@@ -76,7 +76,7 @@ fn a_prefetched_stream_leaves_a_repeat_for_every_line() {
 fn tagged_samples_have_the_true_source_and_latency() {
     let mut spec = sample_machine();
     spec.counters.sampler = SamplerModel::Tagged;
-    let samples = SampleProbe { one_in: 10, max_samples: 10_000, ..SampleProbe::default() };
+    let samples = SampleProbe { sample_period: 10, max_samples: 10_000, ..SampleProbe::default() };
     let finished = run_probed(&spec, spaced_loads(5_000), Probes { samples: Some(samples), ..Probes::default() });
     let samples = finished.probes.samples.unwrap();
     assert_eq!(samples.event_count, 5_000);
@@ -91,7 +91,7 @@ fn tagged_samples_have_the_true_source_and_latency() {
 #[test]
 fn watched_locations_report_reuse_times() {
     let accesses = (0..50_000u64).map(|index| Access::load(index % 100 * 64, 1)).collect();
-    let watch = WatchProbe { max_locations: 50, one_in: 37, ..WatchProbe::default() };
+    let watch = WatchProbe { max_locations: 50, watch_period: 37, ..WatchProbe::default() };
     let finished = run_probed(&sample_machine(), accesses, Probes { watch: Some(watch), ..Probes::default() });
     let samples = finished.probes.watch.unwrap().samples;
     assert_eq!(samples.len(), 50);
@@ -105,7 +105,7 @@ fn fetched_code_is_watched_like_data() {
     let mut spec = sample_machine();
     spec.caches.insert(0, sample_cache(CacheLevel::L1Instruction, 1 << 10, 4, 1, 1));
     let lap = |_| std::iter::once(Access::jump(1 << 20, 0)).chain((0..32).map(|_| Access::load(64, 15)));
-    let watch = WatchProbe { max_locations: 30, one_in: 7, ..WatchProbe::default() };
+    let watch = WatchProbe { max_locations: 30, watch_period: 7, ..WatchProbe::default() };
     let finished =
         run_probed(&spec, (0..200).flat_map(lap).collect(), Probes { watch: Some(watch), ..Probes::default() });
     let watch = finished.probes.watch.unwrap();
@@ -158,8 +158,8 @@ fn an_access_that_was_never_simulated_is_never_reported() {
         spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data }];
         let all_probes = || Probes {
             trace: Some(TraceProbe { max_entries: 100_000, ..TraceProbe::default() }),
-            samples: Some(SampleProbe { one_in: 3, max_samples: 100_000, ..SampleProbe::default() }),
-            watch: Some(WatchProbe { max_locations: 100, one_in: 7, ..WatchProbe::default() }),
+            samples: Some(SampleProbe { sample_period: 3, max_samples: 100_000, ..SampleProbe::default() }),
+            watch: Some(WatchProbe { max_locations: 100, watch_period: 7, ..WatchProbe::default() }),
             ..Probes::default()
         };
         // Even lines only, so that the lines that the prefetcher brings in addition were not requested.

@@ -167,7 +167,7 @@ fn counts_beside(
         hw.load(CpuId(1), neighbor_thread, 0);
     }
     loop {
-        if let StopReason::Turn { turn: BatchEnd::Exit, cpu: CpuId(0), .. } = hw.run(u64::MAX / 4, frames) {
+        if let StopReason::BatchEnd { batch_end: BatchEnd::Exit, cpu: CpuId(0), .. } = hw.run(u64::MAX / 4, frames) {
             return hw.unload(CpuId(0)).unwrap().counters.levels[CacheLevel::L2 as usize];
         }
     }

@@ -40,7 +40,7 @@ impl CoreFrontEnd {
             let page = access.address() >> environment.page_shift;
             if page != burst.page {
                 let Some(frame) = thread.tlb.find(page) else { return SlowPathCause::TranslationMiss };
-                (burst.page, burst.frame) = (page, frame << environment.page_shift);
+                (burst.page, burst.frame_address) = (page, frame << environment.page_shift);
             }
             if self.step_in_cache(access, burst, thread, environment) {
                 continue;
@@ -60,7 +60,7 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<SlowPathCause> {
         let (nth, issue, store) = (burst.run.context_index, burst.tick, access.is_store());
-        let address = burst.frame | access.address() & ((1 << environment.page_shift) - 1);
+        let address = burst.frame_address | access.address() & ((1 << environment.page_shift) - 1);
         let unit = &environment.caches.units[self.l1d];
         let line = address >> unit.line_shift;
         let place = unit.store.find(line);
@@ -76,7 +76,7 @@ impl CoreFrontEnd {
         if burst.has_probes || arriving {
             return Some(SlowPathCause::Memory);
         }
-        let nearest = issue + environment.caches.units[self.l1d].latency;
+        let nearest = issue + environment.caches.units[self.l1d].latency_ticks;
         let mut joined = false;
         if self.contexts[nth].mshrs_in_use >= burst.max_outstanding {
             joined = self.can_join_miss(nth, address, issue, environment.caches);
@@ -105,21 +105,21 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> bool {
         let unit = &mut environment.caches.units[self.l1d];
-        let line = (burst.frame | access.address() & ((1 << environment.page_shift) - 1)) >> unit.line_shift;
+        let line = (burst.frame_address | access.address() & ((1 << environment.page_shift) - 1)) >> unit.line_shift;
         let Some(place) = unit.store.find(line) else { return false };
         let store = access.kind() == AccessKind::Store;
         let filled_meta = LineMeta(unit.store.line_meta(place).0 & !PENDING);
         let is_late = unit.store.line_meta(place) != filled_meta
-            && !unit.pending_fills.has_arrived(line, burst.tick + unit.latency);
+            && !unit.pending_fills.has_arrived(line, burst.tick + unit.latency_ticks);
         if is_late || filled_meta.needs_slow_path(store, unit.write_policy == WritePolicy::Through) {
             return false;
         }
-        unit.store.set_meta(place, filled_meta.as_store(store));
+        unit.store.set_meta(place, filled_meta.after_hit(store));
         unit.store.touch(line, place);
         let context = &mut self.contexts[burst.run.context_index];
         if !store {
             (context.value_tick, context.value_origin) =
-                (burst.tick + unit.latency, DataOrigin::Hit(CacheLevel::L1Data));
+                (burst.tick + unit.latency_ticks, DataOrigin::Hit(CacheLevel::L1Data));
         }
         burst.hits += 1;
         burst.issue_access(thread, context);

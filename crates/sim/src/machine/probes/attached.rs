@@ -110,7 +110,7 @@ impl AttachedProbe {
         let one_in = machine.clock.scale(ACCESSES_PER_WATCH) as u32;
         // The models describe the last level, so the watched locations have the size of its lines.
         let cache_of_level = |level: CacheLevel| machine.spec.caches.iter().find(|cache| cache.level == level);
-        let last_level = machine.spec.last_level();
+        let last_level = machine.spec.last_level_cache();
         let doublings_from = |first: CacheLevel| {
             cache_of_level(first)
                 .zip(last_level)
@@ -141,14 +141,18 @@ impl AttachedProbe {
                 ..
             } => {
                 let (one_in, counts_remote_only, max_samples) = (*one_in, *remote_only, *at_most);
-                probes.samples =
-                    Some(SampleProbe { one_in, counts_remote_only, max_samples, ..SampleProbe::default() });
+                probes.samples = Some(SampleProbe {
+                    sample_period: one_in,
+                    counts_remote_only,
+                    max_samples,
+                    ..SampleProbe::default()
+                });
             }
             AttachedKind::Reuses { locations, .. } => {
                 let locations = *locations;
                 let watch = WatchProbe {
                     max_locations: locations,
-                    one_in,
+                    watch_period: one_in,
                     data_line_doublings: data_doublings,
                     code_line_doublings: code_doublings,
                     ..WatchProbe::default()

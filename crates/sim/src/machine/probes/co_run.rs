@@ -2,8 +2,8 @@
 //!
 //! An interval begins when exactly the requested tasks are on processors below the cache, after the settling time. It
 //! ends when any of them leaves, when enough has been collected, or with the window. With `boost`, the machine brings
-//! each row together in turn. Each of its tasks gets a CPU, regardless of its affinity in the plan, because a plan that
-//! has just put the intensive tasks on one CPU must not end the measurement. The other CPUs of the cache idle. This is
+//! each row together in turn. Each of its tasks gets a CPU, regardless of its affinity in the plan. Otherwise, a plan that
+//! has just put the intensive tasks on one CPU would end the measurement. The other CPUs of the cache idle. This is
 //! stronger than CASC's raised priorities, which wait for rows to occur; without `boost`, the machine waits as well.
 
 use cachemate_core::{
@@ -218,8 +218,8 @@ impl CoRunProbe {
             return;
         }
         let now = machine.system.now();
-        if let Some((since, empty_cpus)) = self.hold_start_and_empty_cpus.take() {
-            self.idle_cycles += (now - since) * empty_cpus;
+        if let Some((hold_start, empty_cpus)) = self.hold_start_and_empty_cpus.take() {
+            self.idle_cycles += (now - hold_start) * empty_cpus;
         }
         let next_row = (0..self.rows.len()).find(|&row| !self.is_done(row));
         machine.cpu_holder = next_row.map(|_| self.id);

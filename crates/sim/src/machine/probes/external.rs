@@ -45,7 +45,7 @@ pub(super) struct ExternalProbe {
     phase_end: u64,
     start_cycle: Option<u64>,
     work_before: (f64, f64),
-    /// For each phase, the task's instructions and the own threads' accesses, per nominal nanosecond.
+    /// For each phase, the task's instructions and the accesses of the machine's own threads, per nominal nanosecond.
     rates_by_phase: Vec<(f64, f64)>,
     held_cycles: u64,
 }
@@ -67,8 +67,11 @@ impl ExternalProbe {
                 let reserved_cpus: CpuSet = [cpus.0.0, cpus.1.0].into_iter().collect();
                 // Both threads use one line in the first phase, and a line each in the second; the difference is the
                 // time to transfer the line.
-                let pattern_at = |at: u64| {
-                    (base_address + at * LINE_BYTES, InjectedPattern::OneLine { gap_instr: PING_PONG_GAP_INSTR })
+                let pattern_at = |line_index: u64| {
+                    (
+                        base_address + line_index * LINE_BYTES,
+                        InjectedPattern::OneLine { gap_instr: PING_PONG_GAP_INSTR },
+                    )
                 };
                 let sources = vec![pattern_at(0), pattern_at(0), pattern_at(2), pattern_at(4)];
                 let phases = vec![
@@ -105,7 +108,7 @@ impl ExternalProbe {
             }
             _ => return Err((RefusalReason::NotSupported, "not a probe from outside".to_string())),
         };
-        let own_slots = sources
+        let thread_slots = sources
             .into_iter()
             .map(|(first_byte, pattern)| {
                 let source = Box::new(InjectedSource::new(first_byte, pattern));
@@ -118,7 +121,7 @@ impl ExternalProbe {
             id,
             kind,
             reserved_cpus,
-            thread_slots: own_slots,
+            thread_slots,
             phases,
             current_phase: 0,
             phase_cycles,
@@ -260,13 +263,20 @@ fn cpus_of_shared_cache(slot: Slot, machine: &SimMachine) -> Result<CpuSet, Prob
 
 /// Moves a thread of the machine to another core than the task's if one is free, because contexts of one core share
 /// more than the cache.
-fn separate_from_task_core(seats: &mut [(u32, Slot)], own_slots: &[Slot], machine: &SimMachine, held_cpus: &CpuSet) {
+fn separate_from_task_core(
+    seats: &mut [(u32, Slot)],
+    thread_slots: &[Slot],
+    machine: &SimMachine,
+    reserved_cpus: &CpuSet,
+) {
     let core_of = |cpu: u32| machine.topology.cpus[cpu as usize].core;
-    let Some(task_cpu) = seats.iter().find(|(_, slot)| !own_slots.contains(slot)).map(|&(cpu, _)| cpu) else { return };
+    let Some(task_cpu) = seats.iter().find(|(_, slot)| !thread_slots.contains(slot)).map(|&(cpu, _)| cpu) else {
+        return;
+    };
     let used_cpus: Vec<u32> = seats.iter().map(|&(cpu, _)| cpu).collect();
-    for (cpu, _) in seats.iter_mut().filter(|(_, slot)| own_slots.contains(slot)) {
+    for (cpu, _) in seats.iter_mut().filter(|(_, slot)| thread_slots.contains(slot)) {
         let free_cpu =
-            held_cpus.iter().find(|&other| core_of(other) != core_of(task_cpu) && !used_cpus.contains(&other));
+            reserved_cpus.iter().find(|&other| core_of(other) != core_of(task_cpu) && !used_cpus.contains(&other));
         if let Some(free_cpu) = free_cpu.filter(|_| core_of(*cpu) == core_of(task_cpu)) {
             *cpu = free_cpu;
         }

@@ -4,7 +4,7 @@
 //! allowed. *Attached* probes belong to a task's thread in the hardware: traces, samples, reuse times, super sets.
 //! *External* probes run threads of the machine itself beside a task or between two CPUs. A probe that needs CPUs to
 //! itself reserves them, one probe at a time. The cost of the probe and of its interrupts is charged to the programs
-//! and reported in the answer.
+//! and reported with the results.
 
 mod attached;
 mod co_run;
@@ -34,7 +34,7 @@ pub(crate) struct ActiveProbe {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProbeStage {
     Working,
-    /// All results are present, and the answer is due.
+    /// All results are present, and must be reported.
     Complete,
     /// The budget is used up, and the results so far will be reported.
     Stopped,
@@ -95,15 +95,15 @@ impl SimMachine {
         self.poll_probes();
     }
 
-    /// Lets every probe check the machine's present state, and returns whether any answer is due.
+    /// Lets every probe check the machine's present state. Returns whether any probe must report its results.
     pub(crate) fn poll_probes(&mut self) -> bool {
         let mut probes = std::mem::take(&mut self.probes);
         for active_probe in probes.iter_mut().filter(|active| active.stage == ProbeStage::Working) {
             active_probe.poll_probe(self);
         }
-        let has_answer = probes.iter().any(|active| matches!(active.stage, ProbeStage::Complete | ProbeStage::Stopped));
+        let has_result = probes.iter().any(|active| matches!(active.stage, ProbeStage::Complete | ProbeStage::Stopped));
         self.probes = probes;
-        has_answer
+        has_result
     }
 
     /// Returns the earliest cycle at which a probe must check the machine again; `u64::MAX` if none must.
@@ -144,7 +144,7 @@ impl SimMachine {
                     message,
                 });
             }
-            active_probe.answer_probe(self, is_complete, &mut results);
+            active_probe.report_evidence(self, is_complete, &mut results);
             if is_complete {
                 active_probe.end(self);
                 active_probe.stage = ProbeStage::Reported;
@@ -158,9 +158,9 @@ impl SimMachine {
 impl ActiveProbe {
     fn poll_probe(&mut self, machine: &mut SimMachine) {
         let is_complete = match &mut self.probe_work {
-            ProbeWork::CoRun(together) => together.poll(machine),
-            ProbeWork::Attached(attached) => attached.poll(machine),
-            ProbeWork::External(outside) => outside.poll(machine),
+            ProbeWork::CoRun(co_run_probe) => co_run_probe.poll(machine),
+            ProbeWork::Attached(attached_probe) => attached_probe.poll(machine),
+            ProbeWork::External(external_probe) => external_probe.poll(machine),
         };
         let spent_cycles: u64 = self.cost_cycles(machine).iter().map(|(_, cycles)| cycles).sum();
         if is_complete {
@@ -172,13 +172,13 @@ impl ActiveProbe {
 
     fn cost_cycles(&self, machine: &SimMachine) -> Vec<(Option<TaskId>, u64)> {
         match &self.probe_work {
-            ProbeWork::CoRun(together) => vec![(None, together.idle_cycles())],
-            ProbeWork::Attached(attached) => attached.cost_cycles(machine),
-            ProbeWork::External(outside) => vec![(None, outside.cost_cycles())],
+            ProbeWork::CoRun(co_run_probe) => vec![(None, co_run_probe.idle_cycles())],
+            ProbeWork::Attached(attached_probe) => attached_probe.cost_cycles(machine),
+            ProbeWork::External(external_probe) => vec![(None, external_probe.cost_cycles())],
         }
     }
 
-    fn answer_probe(&mut self, machine: &mut SimMachine, is_complete: bool, results: &mut Vec<ProbeResult>) {
+    fn report_evidence(&mut self, machine: &mut SimMachine, is_complete: bool, results: &mut Vec<ProbeResult>) {
         let cost = self.cost_cycles(machine);
         let reported_costs = self.reported_costs.clone();
         let reported_cycles = |payer: &Option<TaskId>| {
@@ -188,9 +188,9 @@ impl ActiveProbe {
             cost.iter().map(|(payer, cycles)| (*payer, machine.clock.nominal_ns(cycles - reported_cycles(payer))));
         let mut cost_ns: Vec<(Option<TaskId>, u64)> = new_costs.filter(|(_, ns)| *ns > 0).collect();
         let evidence: Vec<ProbeEvidence> = match &mut self.probe_work {
-            ProbeWork::CoRun(together) => together.take_evidence(machine).into_iter().collect(),
-            ProbeWork::Attached(attached) => attached.take_evidence(machine, is_complete),
-            ProbeWork::External(outside) => outside.take_evidence(is_complete).into_iter().collect(),
+            ProbeWork::CoRun(co_run_probe) => co_run_probe.take_evidence(machine).into_iter().collect(),
+            ProbeWork::Attached(attached_probe) => attached_probe.take_evidence(machine, is_complete),
+            ProbeWork::External(external_probe) => external_probe.take_evidence(is_complete).into_iter().collect(),
         };
         if !evidence.is_empty() {
             self.reported_costs = cost;
@@ -215,8 +215,8 @@ impl ActiveProbe {
         }
         match &mut self.probe_work {
             ProbeWork::CoRun(_) => {}
-            ProbeWork::Attached(attached) => attached.end(machine),
-            ProbeWork::External(outside) => outside.end(machine),
+            ProbeWork::Attached(attached_probe) => attached_probe.end(machine),
+            ProbeWork::External(external_probe) => external_probe.end(machine),
         }
         if machine.cpu_holder == Some(self.probe.id) {
             machine.cpu_holder = None;

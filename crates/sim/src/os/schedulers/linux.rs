@@ -17,7 +17,8 @@ use super::{CpuScheduler, EnqueueReason, SchedulerTimes, slot_entry_mut};
 use crate::os::domains::{CORE, SHARED_CACHE};
 use crate::os::queues::{SchedulerView, Slot};
 
-/// Minimum imbalance in percent that leads to moves (the default of Linux for domains above a core).
+/// Load of the busier part, in percent of the other's, above which tasks are moved (Linux' default for domains above a
+/// core).
 const IMBALANCE_PERCENT: f64 = 117.0;
 /// Factor by which Linux lengthens the interval of balancing on a busy CPU. The model applies it always.
 const BUSY_FACTOR: u64 = 16;
@@ -113,9 +114,9 @@ impl LinuxLike {
                     None => parts.push(vec![cpu]),
                 }
             }
-            let mut queues = BalanceRound { scheduler: self, view, loads: cpu_loads(view), moves, min_gain: 0.5 };
-            while queues.plan_move(&parts) {
-                queues.min_gain = 1.0;
+            let mut round = BalanceRound { scheduler: self, view, loads: cpu_loads(view), moves, min_gain: 0.5 };
+            while round.plan_move(&parts) {
+                round.min_gain = 1.0;
             }
         }
     }
@@ -243,23 +244,22 @@ impl CpuScheduler for LinuxLike {
     }
 
     fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>) {
-        let min_virtual_here = self.update_min_virtual(cpu, view);
+        let min_virtual = self.update_min_virtual(cpu, view);
         let home = slot_entry_mut(&mut self.tasks, slot).home_queue;
-        let least_there = home.filter(|&from| from != cpu).map(|from| self.update_min_virtual(from, view));
+        let home_min_virtual = home.filter(|&from| from != cpu).map(|from| self.update_min_virtual(from, view));
         let slice = self.times.slice_cycles as i64;
         let task = slot_entry_mut(&mut self.tasks, slot);
         task.home_queue = Some(cpu);
         task.virtual_run_cycles = match reason {
-            EnqueueReason::New => min_virtual_here + slice,
+            EnqueueReason::New => min_virtual + slice,
             EnqueueReason::Woken => {
-                let carried_cycles = least_there.map_or(task.virtual_run_cycles, |min_virtual_at_home| {
-                    task.virtual_run_cycles - min_virtual_at_home + min_virtual_here
+                let carried_cycles = home_min_virtual.map_or(task.virtual_run_cycles, |min_virtual_at_home| {
+                    task.virtual_run_cycles - min_virtual_at_home + min_virtual
                 });
-                carried_cycles.max(min_virtual_here - slice / 2)
+                carried_cycles.max(min_virtual - slice / 2)
             }
-            _ => {
-                least_there.map_or(task.virtual_run_cycles, |there| task.virtual_run_cycles - there + min_virtual_here)
-            }
+            _ => home_min_virtual
+                .map_or(task.virtual_run_cycles, |home_min| task.virtual_run_cycles - home_min + min_virtual),
         };
     }
 

@@ -148,9 +148,8 @@ impl CpuScheduler for SolarisTimeSharing {
             EnqueueReason::New => level = START_LEVEL,
             _ => return,
         }
-        let left_cycles = self.quantum_cycles(level, weight);
-        self.tasks[slot] =
-            TimeSharingEntity { level, unexpired_seconds: 0, has_started: true, remaining_cycles: left_cycles };
+        let remaining_cycles = self.quantum_cycles(level, weight);
+        self.tasks[slot] = TimeSharingEntity { level, unexpired_seconds: 0, has_started: true, remaining_cycles };
     }
 
     fn queue_key(&self, slot: Slot) -> i64 {
@@ -187,12 +186,12 @@ impl CpuScheduler for SolarisTimeSharing {
             self.tasks[slot].unexpired_seconds += 1;
             if self.tasks[slot].has_started && self.tasks[slot].unexpired_seconds > dispatch_row(level).max_wait_s {
                 let lifted_level = dispatch_row(level).lifted_level;
-                let left_cycles = self.quantum_cycles(lifted_level, weight);
+                let remaining_cycles = self.quantum_cycles(lifted_level, weight);
                 self.tasks[slot] = TimeSharingEntity {
                     level: lifted_level,
                     unexpired_seconds: 0,
                     has_started: true,
-                    remaining_cycles: left_cycles,
+                    remaining_cycles,
                 };
             }
         }

@@ -8,6 +8,7 @@ use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteL
 
 /// Lengths of gangs' turns, in milliseconds.
 const QUANTA_MS: [u64; 3] = [20, 50, 100];
+/// The only length that a hurried search examines.
 const HURRIED_QUANTUM_NS: u64 = 50_000_000;
 /// Minimum CPU demand of a gang's members. A task that sleeps more leaves part of its turn unused.
 const MIN_GANG_DEMAND: f64 = 0.8;
@@ -41,7 +42,7 @@ impl SiteTasks<'_> {
         for slice_ns in
             QUANTA_MS.map(|ms| ms * 1_000_000).into_iter().filter(|ns| !is_hurried || *ns == HURRIED_QUANTUM_NS)
         {
-            if self.problem.min_slice_ns.is_none_or(|shortest| shortest > slice_ns) {
+            if self.problem.min_slice_ns.is_none_or(|min_slice_ns| min_slice_ns > slice_ns) {
                 continue;
             }
             for gangs in self.form_gangs(cpus).into_iter().take(grouping_count) {
@@ -67,9 +68,9 @@ impl SiteTasks<'_> {
     /// Groups similar tasks, by pressure and by space, and completes or evens out the groups.
     fn form_gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
         let bytes = self.problem.sites[self.site].bytes;
-        let sorted_by = |value: &dyn Fn(usize) -> f64| {
+        let sorted_by = |sort_key: &dyn Fn(usize) -> f64| {
             let mut sorted_members = self.members.to_vec();
-            sorted_members.sort_by(|&a, &b| value(a).total_cmp(&value(b)).then(a.cmp(&b)));
+            sorted_members.sort_by(|&a, &b| sort_key(a).total_cmp(&sort_key(b)).then(a.cmp(&b)));
             sorted_members
         };
         let program_at = |index: usize| self.problem.tasks[index].program.as_ref();
@@ -89,10 +90,14 @@ impl SiteTasks<'_> {
         let deal_into_gangs = |ordered_members: &[usize]| {
             let gang_count = ordered_members.len().div_ceil(cpus);
             let mut gangs = vec![Vec::new(); gang_count];
-            for (nth, &index) in ordered_members.iter().rev().enumerate() {
-                let round = nth / gang_count;
-                gangs[if round.is_multiple_of(2) { nth % gang_count } else { gang_count - 1 - nth % gang_count }]
-                    .push(index);
+            for (position, &index) in ordered_members.iter().rev().enumerate() {
+                let round = position / gang_count;
+                gangs[if round.is_multiple_of(2) {
+                    position % gang_count
+                } else {
+                    gang_count - 1 - position % gang_count
+                }]
+                .push(index);
             }
             gangs
         };
@@ -117,16 +122,18 @@ impl SiteTasks<'_> {
     ) -> GangRotation {
         for _ in 0..2 {
             let previous_key = key;
-            for a in 0..rotation.gangs.len() {
-                for b in a + 1..rotation.gangs.len() {
-                    for x in 0..rotation.gangs[a].len() {
-                        for y in 0..rotation.gangs[b].len() {
+            for gang in 0..rotation.gangs.len() {
+                for other_gang in gang + 1..rotation.gangs.len() {
+                    for member in 0..rotation.gangs[gang].len() {
+                        for other_member in 0..rotation.gangs[other_gang].len() {
                             if self.remaining_scores.get() == 0 {
                                 return rotation;
                             }
                             let mut exchanged_rotation = rotation.clone();
-                            (exchanged_rotation.gangs[a][x], exchanged_rotation.gangs[b][y]) =
-                                (rotation.gangs[b][y], rotation.gangs[a][x]);
+                            (
+                                exchanged_rotation.gangs[gang][member],
+                                exchanged_rotation.gangs[other_gang][other_member],
+                            ) = (rotation.gangs[other_gang][other_member], rotation.gangs[gang][member]);
                             let new_key = judge.score_key(self.score(partitions, Some(&exchanged_rotation)));
                             if new_key > key + 1e-9 {
                                 (key, rotation) = (new_key, exchanged_rotation);

@@ -12,9 +12,9 @@ use crate::policies::auto::model::program_model::ProgramModel;
 
 impl PlanSearch<'_> {
     /// Returns a layout in which tasks are nearer to their memory; `None` if no task can be moved nearer.
-    pub(super) fn layout_near_memory(&self, default: &SiteLayout) -> Option<SiteLayout> {
-        let mut site_by_task = default.site_by_task.clone();
-        let mut free_seats = self.free_seats();
+    pub(super) fn layout_near_memory(&self, default_layout: &SiteLayout) -> Option<SiteLayout> {
+        let mut site_by_task = default_layout.site_by_task.clone();
+        let mut free_seats = self.seats_per_site();
         for site in site_by_task.iter().flatten() {
             free_seats[*site] = free_seats[*site].saturating_sub(1);
         }
@@ -51,7 +51,8 @@ impl PlanSearch<'_> {
                 (site_by_task[index], site_by_task[partner]) = (Some(site), Some(current_site));
             }
         }
-        (site_by_task != default.site_by_task).then(|| SiteLayout::without_partitions(self.problem, site_by_task, true))
+        (site_by_task != default_layout.site_by_task)
+            .then(|| SiteLayout::without_partitions(self.problem, site_by_task, true))
     }
 
     /// Returns the share of its cycles that the task loses on this site, running alone, relative to the site nearest to

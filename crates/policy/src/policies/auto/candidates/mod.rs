@@ -165,7 +165,7 @@ impl PlanSearch<'_> {
         default_sites: &BTreeMap<TaskId, usize>,
         current_layout: Option<SiteLayout>,
     ) -> Vec<CandidatePlan> {
-        let (problem, memo) = (self.problem, self.score_cache);
+        let (problem, score_cache) = (self.problem, self.score_cache);
         let default_plan = self.build_default(default_sites, current_layout.as_ref());
         let default = default_plan.layout.clone();
         let mut candidates = vec![default_plan];
@@ -174,7 +174,7 @@ impl PlanSearch<'_> {
             None => layout,
         };
         let mut add_candidate = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
-            add(&mut candidates, problem, memo, (label, mechanism), restore_closed_sites(layout));
+            add(&mut candidates, problem, score_cache, (label, mechanism), restore_closed_sites(layout));
         };
         let mut start_layouts = vec![("joint from the default", default.clone())];
         if let Some(current) = &current_layout {
@@ -223,13 +223,13 @@ impl PlanSearch<'_> {
             start_layouts.push(("joint from balanced misses", balanced_plan));
         }
         let start_count = start_layouts.len();
-        for (nth, (label, home)) in start_layouts.into_iter().enumerate() {
+        for (index, (label, start)) in start_layouts.into_iter().enumerate() {
             let can_place = self.allowed_mechanisms.allows(Mechanism::Placement) && problem.sites.len() > 1;
             let is_joint = problem.tasks.len() <= MAX_JOINT_TASKS;
-            let layout = self.with_budget_share(start_count - nth, |search| {
+            let layout = self.with_budget_share(start_count - index, |search| {
                 // Even if the layout does not change, its partitions and rotation are searched.
                 let layout =
-                    if can_place { search.with_budget_share(2, |search| search.place(home, is_joint)) } else { home };
+                    if can_place { search.with_budget_share(2, |search| search.place(start, is_joint)) } else { start };
                 search.refine(&layout)
             });
             add_candidate(label, None, layout);
@@ -244,19 +244,19 @@ impl PlanSearch<'_> {
                 undivided_candidates.reduce(|a, b| if key_of(b) > key_of(a) { b } else { a }).unwrap_or(&candidates[0]);
             let layout = restore_closed_sites(self.place_by_traffic(best_undivided.layout.clone()));
             let label = ("placement by memory traffic", Some(Mechanism::Placement));
-            self::add(&mut candidates, problem, memo, label, layout);
+            self::add(&mut candidates, problem, score_cache, label, layout);
         }
         candidates
     }
 
     /// Runs a search that may use one part in `budget_divisor` of the remaining site scores.
     fn with_budget_share<T>(&mut self, budget_divisor: usize, search: impl FnOnce(&mut Self) -> T) -> T {
-        let remaining_effort = self.remaining_scores.get();
-        self.remaining_scores.set(remaining_effort / budget_divisor.max(1));
-        let layout = search(self);
+        let remaining_budget = self.remaining_scores.get();
+        self.remaining_scores.set(remaining_budget / budget_divisor.max(1));
+        let outcome = search(self);
         self.remaining_scores
-            .set(remaining_effort - remaining_effort / budget_divisor.max(1) + self.remaining_scores.get());
-        layout
+            .set(remaining_budget - remaining_budget / budget_divisor.max(1) + self.remaining_scores.get());
+        outcome
     }
 
     pub(super) fn movable_tasks(&self) -> Vec<usize> {
@@ -265,7 +265,7 @@ impl PlanSearch<'_> {
 
     /// Returns the number of known tasks that fit on each open site: by cores while these suffice, otherwise in
     /// proportion to CPUs.
-    pub(super) fn free_seats(&self) -> Vec<usize> {
+    pub(super) fn seats_per_site(&self) -> Vec<usize> {
         let tasks = self.problem.known_tasks().count();
         let cores: usize = self.problem.sites.iter().map(|site| site.cores).sum();
         let cpus: u32 = self.problem.sites.iter().map(|site| site.cpus.count()).sum();
@@ -297,7 +297,7 @@ impl PlanSearch<'_> {
             members,
             split_shares: &split_shares,
             remaining_scores: &self.remaining_scores,
-            memo: self.score_cache,
+            score_cache: self.score_cache,
         };
         let (partitions, rotation) = if is_joint { self.find_best_plan(&site_tasks, true) } else { (Vec::new(), None) };
         site_tasks.score(&partitions, rotation.as_ref())
@@ -361,12 +361,12 @@ impl PlanSearch<'_> {
                 members: &members,
                 split_shares: &split_shares,
                 remaining_scores: &self.remaining_scores,
-                memo: self.score_cache,
+                score_cache: self.score_cache,
             };
             change(self, &site_tasks, &mut new_layout);
             // Partitions and rotations apply to tasks that stay on the site.
             if !new_layout.partitions[site].is_empty() || new_layout.rotations[site].is_some() {
-                for &index in members.iter().filter(|&&at| self.problem.tasks[at].is_movable) {
+                for &index in members.iter().filter(|&&task| self.problem.tasks[task].is_movable) {
                     new_layout.is_pinned[index] = true;
                 }
             }
@@ -386,12 +386,12 @@ impl PlanSearch<'_> {
 pub(super) fn add(
     candidates: &mut Vec<CandidatePlan>,
     problem: &PlanningProblem,
-    memo: &ScoreCache,
+    score_cache: &ScoreCache,
     (label, mechanism): (&'static str, Option<Mechanism>),
     layout: SiteLayout,
 ) {
     if candidates.iter().all(|candidate| candidate.layout != layout) {
-        let score = score(problem, &layout, memo);
+        let score = score(problem, &layout, score_cache);
         candidates.push(CandidatePlan { label, mechanism, layout, score });
     }
 }

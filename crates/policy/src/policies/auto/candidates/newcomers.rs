@@ -35,7 +35,7 @@ impl PlanSearch<'_> {
             newcomers.iter().filter_map(|&index| current_layout.site_by_task[index]).collect();
         let mut placed_layout = current_layout.clone();
         if self.allowed_mechanisms.allows(Mechanism::Placement) && self.problem.sites.len() > 1 {
-            for &index in newcomers.iter().filter(|&&at| self.problem.can_move(at)) {
+            for &index in newcomers.iter().filter(|&&task| self.problem.can_move(task)) {
                 changed_sites.extend(self.place_newcomer(index, &mut placed_layout));
             }
             add_candidate("newcomers placed", placed_layout.clone());
@@ -52,10 +52,11 @@ impl PlanSearch<'_> {
     /// Moves a newcomer to the best site. Returns the sites that this changes.
     fn place_newcomer(&self, index: usize, layout: &mut SiteLayout) -> Vec<usize> {
         let Some(current_site) = layout.site_by_task[index] else { return Vec::new() };
-        let seats = self.free_seats();
+        let seats_per_site = self.seats_per_site();
         let mut arrival_search = ArrivalSearch::new(self, layout);
-        let other_sites: Vec<usize> =
-            (0..seats.len()).filter(|&site| site != current_site && layout.rotations[site].is_none()).collect();
+        let other_sites: Vec<usize> = (0..seats_per_site.len())
+            .filter(|&site| site != current_site && layout.rotations[site].is_none())
+            .collect();
         // Keys of the moves of the newcomer to each site; exchanges begin with the best site.
         let mut scored_sites: Vec<(usize, f64)> = Vec::with_capacity(other_sites.len());
         for site in other_sites {
@@ -72,18 +73,20 @@ impl PlanSearch<'_> {
             }
         }
         scored_sites.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let mut best_key_and_move = (self.judge.score_key(arrival_search.total()) + MIN_KEY_GAIN, None);
+        let mut best_key_and_move = (self.judge.score_key(arrival_search.total_score()) + MIN_KEY_GAIN, None);
         let mut consider_move = |key: f64, task_move: TaskMove| {
             if key > best_key_and_move.0 {
                 best_key_and_move = (key, Some(task_move));
             }
         };
-        for &(site, key) in scored_sites.iter().filter(|(site, _)| arrival_search.members[*site].len() < seats[*site]) {
+        for &(site, key) in
+            scored_sites.iter().filter(|(site, _)| arrival_search.members[*site].len() < seats_per_site[*site])
+        {
             consider_move(key, TaskMove { task_index: index, from_site: current_site, to_site: site, partner: None });
         }
         for &(site, _) in scored_sites.iter().take(MAX_EXCHANGE_SITES) {
             let partners =
-                arrival_search.members[site].clone().into_iter().filter(|&other| self.problem.can_move(other));
+                arrival_search.members[site].clone().into_iter().filter(|&resident| self.problem.can_move(resident));
             for partner in partners.take(MAX_EXCHANGES).take_while(|_| self.remaining_scores.get() > 0) {
                 let task_move =
                     TaskMove { task_index: index, from_site: current_site, to_site: site, partner: Some(partner) };
@@ -160,9 +163,9 @@ struct ArrivalSearch<'a, 'b> {
 
 impl<'a, 'b> ArrivalSearch<'a, 'b> {
     fn new(search: &'a PlanSearch<'b>, layout: &'a SiteLayout) -> Self {
-        let sites = LayoutScorer::new(search.problem, layout);
-        let scores = sites.scores_by_site(&ErrorDraw::default(), search.score_cache);
-        ArrivalSearch { search, layout, site_by_task: layout.site_by_task.clone(), members: sites.members, scores }
+        let scorer = LayoutScorer::new(search.problem, layout);
+        let scores = scorer.scores_by_site(&ErrorDraw::default(), search.score_cache);
+        ArrivalSearch { search, layout, site_by_task: layout.site_by_task.clone(), members: scorer.members, scores }
     }
 
     fn score(&self, site: usize, members: &[usize], partitions: &[PartitionMembers]) -> LayoutScore {
@@ -171,10 +174,11 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
         }
         let PlanSearch { problem, score_cache: memo, remaining_scores: effort, .. } = self.search;
         let split_shares = &split_shares(problem, &self.site_by_task, members, site);
-        SiteTasks { problem, site, members, split_shares, remaining_scores: effort, memo }.score(partitions, None)
+        SiteTasks { problem, site, members, split_shares, remaining_scores: effort, score_cache: memo }
+            .score(partitions, None)
     }
 
-    fn total(&self) -> LayoutScore {
+    fn total_score(&self) -> LayoutScore {
         self.scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
     }
 

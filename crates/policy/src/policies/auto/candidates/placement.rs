@@ -19,22 +19,22 @@ impl PlanSearch<'_> {
         };
         movable_tasks.sort_by(|&a, &b| pressure_of(b).total_cmp(&pressure_of(a)).then(a.cmp(&b)));
         // Each site keeps its present number of tasks.
-        let mut seats = vec![0; self.problem.sites.len()];
+        let mut remaining_seats = vec![0; self.problem.sites.len()];
         for &index in &movable_tasks {
             if let Some(site) = default.site_by_task[index] {
-                seats[site] += 1;
+                remaining_seats[site] += 1;
             }
         }
         let mut site_by_task = default.site_by_task.clone();
         let mut site = 0;
         for index in movable_tasks.into_iter().filter(|&index| default.site_by_task[index].is_some()) {
-            while site < seats.len() && seats[site] == 0 {
+            while site < remaining_seats.len() && remaining_seats[site] == 0 {
                 site += 1;
             }
-            if site == seats.len() {
+            if site == remaining_seats.len() {
                 break;
             }
-            seats[site] -= 1;
+            remaining_seats[site] -= 1;
             site_by_task[index] = Some(site);
         }
         SiteLayout::without_partitions(self.problem, site_by_task, true)
@@ -52,7 +52,7 @@ impl PlanSearch<'_> {
                 .map_or(0.0, |model| model.cpu_demand * model.misses_at(0.5 * bytes) / model.solo_cycles(bytes))
         };
         movable_tasks.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)).then(a.cmp(&b)));
-        let mut free_seats = self.free_seats();
+        let mut free_seats = self.seats_per_site();
         let mut load_by_site = vec![0.0; free_seats.len()];
         for index in self.problem.known_tasks().filter(|&index| !self.problem.can_move(index)) {
             if let Some(site) = default.site_by_task[index] {
@@ -77,7 +77,7 @@ impl PlanSearch<'_> {
     /// Searches the placement locally, by moves and exchanges of tasks.
     pub(super) fn place(&mut self, start_layout: SiteLayout, is_joint: bool) -> SiteLayout {
         let movable_tasks = self.movable_tasks();
-        let seats = self.free_seats();
+        let seats_per_site = self.seats_per_site();
         let sites = self.problem.sites.len();
         let mut assignment = TaskAssignment {
             site_by_task: start_layout.site_by_task,
@@ -101,7 +101,7 @@ impl PlanSearch<'_> {
                 if self.remaining_scores.get() == 0 {
                     break;
                 }
-                has_improved |= self.apply_improving_move(index, &seats, &mut assignment, is_joint);
+                has_improved |= self.apply_improving_move(index, &seats_per_site, &mut assignment, is_joint);
             }
         }
         SiteLayout::without_partitions(self.problem, assignment.site_by_task, true)
@@ -110,7 +110,7 @@ impl PlanSearch<'_> {
     /// Searches the placement locally by scores of the whole layout. The other searches score sites one by one, which
     /// leaves out that tasks of different sites wait for the same memory.
     pub(super) fn place_by_traffic(&self, start_layout: SiteLayout) -> SiteLayout {
-        let (free_seats, movable_tasks) = (self.free_seats(), self.movable_tasks());
+        let (seats_per_site, movable_tasks) = (self.seats_per_site(), self.movable_tasks());
         let mut best_layout = SiteLayout::without_partitions(self.problem, start_layout.site_by_task, true);
         let mut best_key = self.judge.score_key(score(self.problem, &best_layout, self.score_cache));
         let mut remaining_scores = MAX_TRAFFIC_SCORES;
@@ -118,7 +118,7 @@ impl PlanSearch<'_> {
         while has_improved {
             has_improved = false;
             for &index in &movable_tasks {
-                for neighbor in self.neighbors_of(&best_layout, index, &free_seats) {
+                for neighbor in self.neighbors_of(&best_layout, index, &seats_per_site) {
                     if remaining_scores == 0 {
                         return best_layout;
                     }
@@ -136,12 +136,12 @@ impl PlanSearch<'_> {
 
     /// Returns the layouts in which a task has moved to another site with a free CPU, or has exchanged its site with
     /// another task.
-    fn neighbors_of(&self, layout: &SiteLayout, index: usize, free_seats: &[usize]) -> Vec<SiteLayout> {
+    fn neighbors_of(&self, layout: &SiteLayout, index: usize, seats_per_site: &[usize]) -> Vec<SiteLayout> {
         let Some(site) = layout.site_by_task[index] else { return Vec::new() };
         let mut neighbors = Vec::new();
-        for other_site in (0..free_seats.len()).filter(|&other| other != site && !self.problem.is_closed(other)) {
+        for other_site in (0..seats_per_site.len()).filter(|&other| other != site && !self.problem.is_closed(other)) {
             let residents = layout.known_tasks_on(self.problem, other_site);
-            for partner in self.partners_among(&residents, free_seats[other_site]) {
+            for partner in self.partners_among(&residents, seats_per_site[other_site]) {
                 let mut neighbor = layout.clone();
                 neighbor.site_by_task[index] = Some(other_site);
                 partner.into_iter().for_each(|partner| neighbor.site_by_task[partner] = Some(site));
@@ -153,8 +153,8 @@ impl PlanSearch<'_> {
 
     /// Returns the tasks with which a task can exchange its site for one with these residents; `None` stands for a move
     /// to a free CPU.
-    fn partners_among(&self, residents: &[usize], seats: usize) -> Vec<Option<usize>> {
-        let free_cpu = (residents.len() < seats).then_some(None);
+    fn partners_among(&self, residents: &[usize], seat_count: usize) -> Vec<Option<usize>> {
+        let free_cpu = (residents.len() < seat_count).then_some(None);
         let movable_residents =
             residents.iter().copied().filter(|&resident| self.problem.can_move(resident)).take(MAX_EXCHANGES);
         free_cpu.into_iter().chain(movable_residents.map(Some)).collect()
@@ -164,7 +164,7 @@ impl PlanSearch<'_> {
     fn apply_improving_move(
         &self,
         index: usize,
-        free_seats: &[usize],
+        seats_per_site: &[usize],
         assignment: &mut TaskAssignment,
         is_joint: bool,
     ) -> bool {
@@ -172,7 +172,7 @@ impl PlanSearch<'_> {
         let total_score = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
         let key_before = self.judge.score_key(total_score(&assignment.scores));
         for site in (0..assignment.scores.len()).filter(|&site| site != current_site) {
-            for partner in self.partners_among(&assignment.residents[site], free_seats[site]) {
+            for partner in self.partners_among(&assignment.residents[site], seats_per_site[site]) {
                 let touched_clusters = self.clusters_of([Some(index), partner]);
                 assignment.exchange(index, current_site, site, partner);
                 // A move also affects partners of a sharing cluster on other sites.
@@ -226,8 +226,8 @@ impl TaskAssignment {
         if let Ok(position) = self.residents[source].binary_search(&index) {
             self.residents[source].remove(position);
         }
-        if let Err(place) = self.residents[target].binary_search(&index) {
-            self.residents[target].insert(place, index);
+        if let Err(position) = self.residents[target].binary_search(&index) {
+            self.residents[target].insert(position, index);
         }
         self.site_by_task[index] = Some(target);
     }

@@ -17,7 +17,7 @@ impl PlanSearch<'_> {
         }
         let mut ordered_clusters: Vec<Vec<usize>> = clusters.into_values().collect();
         ordered_clusters.sort_by_key(|members| std::cmp::Reverse(members.len()));
-        let mut free_seats = self.free_seats();
+        let mut free_seats = self.seats_per_site();
         let mut site_by_task = default.site_by_task.clone();
         for index in self.problem.known_tasks().filter(|index| !movable_tasks.contains(index)) {
             if let Some(site) = site_by_task[index] {

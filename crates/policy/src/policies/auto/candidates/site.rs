@@ -16,7 +16,7 @@ pub struct SiteTasks<'a> {
     pub split_shares: &'a [f64],
     /// Remaining evaluations; a score without turns costs one.
     pub remaining_scores: &'a Cell<usize>,
-    pub memo: &'a ScoreCache,
+    pub score_cache: &'a ScoreCache,
 }
 
 /// Cost of a score with turns, which combines many moments.
@@ -29,6 +29,6 @@ impl SiteTasks<'_> {
         self.remaining_scores.set(self.remaining_scores.get().saturating_sub(cost));
         let (problem, site, members, split_shares) = (self.problem, self.site, self.members, self.split_shares);
         SiteScorer { problem, site, members, split_shares, partitions, rotation }
-            .score(&ErrorDraw::default(), self.memo)
+            .score(&ErrorDraw::default(), self.score_cache)
     }
 }

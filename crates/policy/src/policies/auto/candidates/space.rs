@@ -112,14 +112,14 @@ impl SiteTasks<'_> {
             members.sort_unstable();
             PartitionMembers { members, units }
         };
-        let pooled_sizes = |count: usize| {
+        let partitions_with_pool = |count: usize| {
             let (pool, others) = ordered_processes.split_at(count);
             sizes
                 .iter()
                 .map(move |&size| vec![partition_of(others, units - size), partition_of(pool, size)])
                 .collect::<Vec<_>>()
         };
-        (1..processes.len()).flat_map(pooled_sizes).collect()
+        (1..processes.len()).flat_map(partitions_with_pool).collect()
     }
 
     /// Returns a partition for each process, by the exact solver, and the same with insensitive processes pooled in one
@@ -135,12 +135,12 @@ impl SiteTasks<'_> {
         }
         let bytes = self.problem.sites[self.site].bytes;
         let cost_of_units = |tasks: &[usize], unit_count: u32| -> f64 {
-            let space = bytes * f64::from(unit_count) / f64::from(units) / tasks.len().max(1) as f64;
+            let bytes_per_task = bytes * f64::from(unit_count) / f64::from(units) / tasks.len().max(1) as f64;
             let task_cost = |&at: &usize| {
                 let program = self.problem.tasks[at].program.as_ref()?;
                 Some(
                     -program.goal.priority * program.cpu_demand * program.solo_cycles(bytes)
-                        / program.cycles_per_instr_at(space, 0.0, 0.0),
+                        / program.cycles_per_instr_at(bytes_per_task, 0.0, 0.0),
                 )
             };
             tasks.iter().filter_map(task_cost).sum()

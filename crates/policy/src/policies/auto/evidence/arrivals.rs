@@ -45,16 +45,16 @@ impl TaskArrivals {
     }
 
     /// Returns the number of windows for which the set of tasks has been the same.
-    pub fn unchanged_windows(&self, now: u64) -> u64 {
-        now.saturating_sub(self.last_change_window)
+    pub fn unchanged_windows(&self, window: u64) -> u64 {
+        window.saturating_sub(self.last_change_window)
     }
 
     /// Returns whether there were at least this many windows between two of the latest changes, on average; true if
     /// there were few changes.
-    pub fn has_time_for(&self, windows: u32, now: u64) -> bool {
+    pub fn has_time_for(&self, windows: u32, window: u64) -> bool {
         let count = self.change_windows.len();
         let Some(first_change) = self.change_windows.front().filter(|_| count >= MIN_CHANGES) else { return true };
-        now.saturating_sub(*first_change) >= count as u64 * u64::from(windows)
+        window.saturating_sub(*first_change) >= count as u64 * u64::from(windows)
     }
 }
 

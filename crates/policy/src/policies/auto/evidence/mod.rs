@@ -99,25 +99,26 @@ impl TaskEvidence {
     /// Returns the tasks on sites for which the plan has changed since the last window.
     fn replanned_tasks(&mut self, view: &View<'_>, sites: &[CacheSite], cpu_sites: &CpuSites) -> BTreeSet<TaskId> {
         let plan = view.previous_plan;
-        let is_same =
-            |last: &Plan| (&last.affinity, &last.gangs, &last.shares) == (&plan.affinity, &plan.gangs, &plan.shares);
+        let is_same = |previous: &Plan| {
+            (&previous.affinity, &previous.gangs, &previous.shares) == (&plan.affinity, &plan.gangs, &plan.shares)
+        };
         if self.last_plan.as_ref().is_some_and(is_same) {
             return BTreeSet::new();
         }
         let new_plan = Plan { probes: Vec::new(), penalties: Vec::new(), ..plan.clone() };
-        let Some(last) = self.last_plan.replace(new_plan) else { return BTreeSet::new() };
-        let mut changed: BTreeSet<usize> = BTreeSet::new();
-        for (one, other) in [(&last, plan), (plan, &last)] {
-            let shares = one.shares.iter().filter(|share| !other.shares.contains(share));
-            changed.extend(shares.filter_map(|share| sites.iter().position(|site| site.cache == share.cache)));
-            let pins = one.affinity.iter().filter(|(task, cpus)| other.affinity.get(task) != Some(cpus));
-            let gangs = one.gangs.iter().filter(|schedule| !other.gangs.contains(schedule));
+        let Some(old_plan) = self.last_plan.replace(new_plan) else { return BTreeSet::new() };
+        let mut changed_sites: BTreeSet<usize> = BTreeSet::new();
+        for (first_plan, second_plan) in [(&old_plan, plan), (plan, &old_plan)] {
+            let shares = first_plan.shares.iter().filter(|share| !second_plan.shares.contains(share));
+            changed_sites.extend(shares.filter_map(|share| sites.iter().position(|site| site.cache == share.cache)));
+            let pins = first_plan.affinity.iter().filter(|(task, cpus)| second_plan.affinity.get(task) != Some(cpus));
+            let gangs = first_plan.gangs.iter().filter(|schedule| !second_plan.gangs.contains(schedule));
             let cpus = pins.map(|(_, cpus)| cpus).chain(gangs.map(|schedule| &schedule.cpus));
-            changed.extend(cpus.filter_map(|cpus| cpu_sites.site_of_cpu(cpus.iter().next()?)));
+            changed_sites.extend(cpus.filter_map(|cpus| cpu_sites.site_of_cpu(cpus.iter().next()?)));
         }
-        let is_changed =
-            |sample: &&TaskSample| cpu_sites.site_of_task(sample).is_some_and(|site| changed.contains(&site));
-        view.live_tasks().filter(is_changed).map(|sample| sample.task).collect()
+        let is_replanned =
+            |sample: &&TaskSample| cpu_sites.site_of_task(sample).is_some_and(|site| changed_sites.contains(&site));
+        view.live_tasks().filter(is_replanned).map(|sample| sample.task).collect()
     }
 
     /// Records the sites of tasks that no plan pins.

@@ -3,7 +3,7 @@
 //! One ledger counts the processor time of all probes. A probe that stops its task waits until its cost is no more than
 //! the configured share of the time that the task has run, so short-lived tasks are never profiled. After the first
 //! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
-//! most one probe that stops its task runs on a cache at a time. A task that does not answer in time is not probed
+//! most one probe that stops its task runs on a cache at a time. A task whose probe has no result in time is not probed
 //! again in the same phase. A log that was too short for the largest cache is recorded once more with more entries, as
 //! soon as its task has run long enough to pay for it and is in a phase of the same kind. A task whose waits for memory
 //! are smaller than the smallest gain is not probed again. [`ServicePauses`] chooses services that wait for a while.
@@ -114,8 +114,8 @@ impl ProbePlanner {
     }
 
     fn record_costs(&mut self, view: &View<'_>) {
-        let answers = view.observation.probe_results.iter();
-        self.spent_ns += answers.flat_map(|probe_result| &probe_result.cost_ns).map(|(_, ns)| ns).sum::<u64>();
+        let probe_results = view.observation.probe_results.iter();
+        self.spent_ns += probe_results.flat_map(|probe_result| &probe_result.cost_ns).map(|(_, ns)| ns).sum::<u64>();
         self.processor_ns += view.observation.span.elapsed_ns as f64 * f64::from(view.online().count());
         for probe_result in &view.observation.probe_results {
             let cost_ns: u64 = probe_result.cost_ns.iter().map(|(_, ns)| ns).sum();
@@ -250,7 +250,7 @@ impl ProbePlanner {
         if !can_watch && !can_trace {
             return Vec::new();
         }
-        let paid = self.spent_share() <= limits.max_share;
+        let is_paid = self.spent_share() <= limits.max_share;
         let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let cpu_sites = CpuSites::from_sites(sites);
         let mut probes: Vec<ProbeRequest> = Vec::new();
@@ -262,7 +262,7 @@ impl ProbePlanner {
             let previous_probe = self.probes_by_task.get(&sample.task);
             let has_curve = curves.has_curve(view, sample.task);
             // The first probe is part of the initial profiling; later phases wait until their probe is paid for.
-            let can_request = previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && paid);
+            let can_request = previous_probe.is_none_or(|earlier_probe| earlier_probe.phase != phase && is_paid);
             let is_pending = previous_probe
                 .is_some_and(|earlier_probe| !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve));
             let has_room =
@@ -285,7 +285,7 @@ impl ProbePlanner {
             let earlier_cost_ns = longer_entries.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
             let ran_ns = self.ran_ns_by_task.get(&sample.task).copied().unwrap_or(0) as f64;
             let is_paid_for = can_watch || ran_ns * limits.max_share >= cost_ns + earlier_cost_ns;
-            let may_request = if has_curve { longer_entries.is_some() && paid } else { can_request };
+            let may_request = if has_curve { longer_entries.is_some() && is_paid } else { can_request };
             if !has_room || !(is_pending || may_request && has_run && is_paid_for) {
                 continue;
             }
@@ -319,7 +319,7 @@ impl ProbePlanner {
 
     /// Returns whether the task's probe is neither answered nor abandoned.
     fn is_open(&self, task: TaskId) -> bool {
-        self.probes_by_task.get(&task).is_none_or(|request| !request.is_over)
+        self.probes_by_task.get(&task).is_none_or(|task_probe| !task_probe.is_over)
     }
 
     /// Returns whether every task that can be probed has been probed, successfully or not.
@@ -342,11 +342,9 @@ impl ProbePlanner {
             return None;
         }
         if let Some((probe, since_ns)) = self.sharing_probe.take() {
-            let is_answer_to_probe =
-                |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
+            let answers_probe = |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
             let is_refused = view.observation.applied.has_refused_probe(probe.id);
-            let is_answered =
-                view.observation.probe_results.iter().any(|probe_result| is_answer_to_probe(&probe_result));
+            let is_answered = view.observation.probe_results.iter().any(|probe_result| answers_probe(&probe_result));
             if is_answered || is_refused || now_ns.saturating_sub(since_ns) > ANSWER_TIMEOUT_NS {
                 self.update_clusters(view, &probe);
                 return None;
@@ -406,8 +404,8 @@ impl ProbePlanner {
         }
         let mut clusters = BTreeMap::new();
         let mut cluster_count = 0;
-        for own_filter in filters {
-            let members: Vec<_> = threads.iter().filter(|seen| filter_of(seen) == own_filter).collect();
+        for process_filter in filters {
+            let members: Vec<_> = threads.iter().filter(|seen| filter_of(seen) == process_filter).collect();
             let maps: Vec<ThreadMap<'_>> = members
                 .iter()
                 .map(|seen| ThreadMap {
@@ -417,12 +415,12 @@ impl ProbePlanner {
                 .collect();
             let sample_count: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
             let sample_ratio = sample_count as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
-            let filter = Filter::default();
+            let criteria = Filter::default();
             let co_clusters = find_clusters(
                 ClusteringMethod::CoClusters,
                 &maps,
-                &filter,
-                scaled_threshold(THRESHOLD, sample_ratio, filter.floor),
+                &criteria,
+                scaled_threshold(THRESHOLD, sample_ratio, criteria.floor),
             );
             let mut cluster_by_thread = join_unclustered(co_clusters.cluster_by_thread, &maps);
             assign_partners(view, &members, &mut cluster_by_thread);
@@ -475,10 +473,11 @@ fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
 const MIN_PARTNER_SHARE: f64 = 0.1;
 
 /// Assigns each unclustered thread to the cluster of the thread whose lines it fetches most.
-fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], cluster_of: &mut [Option<usize>]) {
-    let mut next_cluster = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
+fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], cluster_by_thread: &mut [Option<usize>]) {
+    let mut next_cluster = cluster_by_thread.iter().flatten().max().map_or(0, |last| last + 1);
     for index in 0..members.len() {
-        let Some(profile) = view.profiles.get(&members[index].task).filter(|_| cluster_of[index].is_none()) else {
+        let Some(profile) = view.profiles.get(&members[index].task).filter(|_| cluster_by_thread[index].is_none())
+        else {
             continue;
         };
         let remote_access_share =
@@ -490,16 +489,16 @@ fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], cl
             continue;
         };
         if largest_share >= MIN_PARTNER_SHARE {
-            let cluster = cluster_of[partner].unwrap_or(next_cluster);
+            let cluster = cluster_by_thread[partner].unwrap_or(next_cluster);
             next_cluster = next_cluster.max(cluster + 1);
-            (cluster_of[index], cluster_of[partner]) = (Some(cluster), Some(cluster));
+            (cluster_by_thread[index], cluster_by_thread[partner]) = (Some(cluster), Some(cluster));
         }
     }
 }
 
 /// Returns the sample period (in accesses per sample) at which samples cost no more than this share of the busiest
 /// process's time.
-fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
+fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], max_share: f64) -> u32 {
     let remote_hit_rate = |process: &ProcessId| {
         let (mut hits, mut run_time) = (0.0, 0.0);
         for sample in view.live_tasks().filter(|sample| sample.process == *process) {
@@ -511,7 +510,7 @@ fn choose_sample_period(view: &View<'_>, processes: &[ProcessId], share: f64) ->
         if run_time > 0.0 { hits / run_time } else { 0.0 }
     };
     let highest_rate = processes.iter().map(remote_hit_rate).fold(0.0, f64::max);
-    libm::ceil(highest_rate * SAMPLE_COST_NS / share.max(1e-6)).clamp(1.0, 1e6) as u32
+    libm::ceil(highest_rate * SAMPLE_COST_NS / max_share.max(1e-6)).clamp(1.0, 1e6) as u32
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Ability, Cache, CounterEvent, ProbeKind, ServiceIdentity, TaskId, TaskSample, View};
 
-use crate::service_losses::{ServiceActivity, service_windows};
+use crate::service_losses::{ServiceActivity, activities_by_service};
 
 /// Length of a row. The cache fills during the first one.
 const ROW_NS: u64 = 100_000_000;
@@ -34,7 +34,7 @@ impl ServicePauses {
         if !can_pause || !(is_paid || self.0.len() < INITIAL_PAUSES) {
             return None;
         }
-        let windows = service_windows(view.observation, view.topology);
+        let windows = activities_by_service(view.observation, view.topology);
         let level = view.topology.last_level()?;
         let is_promised = |activity: &ServiceActivity<'_>| {
             activity.live_tasks().any(|task| task.goal.is_some_and(|goal| goal.max_slowdown.is_some()))

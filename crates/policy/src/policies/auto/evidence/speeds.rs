@@ -48,7 +48,7 @@ struct DecayingSums {
     /// Windows since the phase began, or since the plan changed for the task's cache.
     windows: u32,
     /// Number of changes of the plan for the task's cache so far.
-    plan: u32,
+    plan_number: u32,
     /// Whether the counts are those of an earlier plan, and are replaced in the next window.
     is_of_earlier_plan: bool,
     instructions: f64,
@@ -117,13 +117,13 @@ impl DecayingSums {
 }
 
 impl SpeedTracker {
-    /// Are the averages of all tasks with averaged phases over enough windows?
+    /// Returns whether the averages of all tasks with averaged phases are over enough windows.
     pub fn are_averages_current(&self) -> bool {
         let mut averaged = self.current_sums.values().filter(|sums| sums.kind == Some(AVERAGED));
         averaged.all(|sums| sums.windows >= sums.needed_windows())
     }
 
-    /// Observes a window, and forgets exited tasks and the counts of earlier phases. `is_replanned` tells whether the
+    /// Observes a window, and forgets exited tasks and the counts of earlier phases. `is_replanned` returns whether the
     /// plan for a task's cache has changed since the last window. In such a window caches fill, so the counts under the
     /// new plan begin with the next one.
     pub fn observe(
@@ -131,7 +131,7 @@ impl SpeedTracker {
         observation: &Observation,
         previous_plan: &Plan,
         level: CacheLevel,
-        phase: impl Fn(TaskId) -> CurrentPhase,
+        phase_of: impl Fn(TaskId) -> CurrentPhase,
         is_replanned: impl Fn(TaskId) -> bool,
     ) {
         let live_tasks: BTreeSet<TaskId> =
@@ -154,19 +154,20 @@ impl SpeedTracker {
                 continue;
             };
             let sums = self.current_sums.entry(task.task).or_default();
-            let (phase_number, kind) = phase(task.task);
+            let (phase_number, kind) = phase_of(task.task);
             if sums.phase != phase_number {
-                *sums = DecayingSums { phase: phase_number, plan: sums.plan, ..DecayingSums::default() };
+                *sums = DecayingSums { phase: phase_number, plan_number: sums.plan_number, ..DecayingSums::default() };
             }
             if sums.kind != kind {
                 // Windows before this one may span two phases.
                 if let Some(earlier_sums) = kind.and_then(|kind| self.sums_by_kind.get(&(task.task, kind))) {
-                    let is_of_earlier_plan = earlier_sums.is_of_earlier_plan || earlier_sums.plan != sums.plan;
-                    let plan = sums.plan;
+                    let is_of_earlier_plan =
+                        earlier_sums.is_of_earlier_plan || earlier_sums.plan_number != sums.plan_number;
+                    let plan_number = sums.plan_number;
                     *sums = DecayingSums {
                         phase: phase_number,
                         windows: 0,
-                        plan,
+                        plan_number,
                         is_of_earlier_plan,
                         ..earlier_sums.clone()
                     };
@@ -174,18 +175,23 @@ impl SpeedTracker {
                 sums.kind = kind;
             }
             if is_replanned(task.task) {
-                (sums.plan, sums.windows, sums.is_of_earlier_plan) = (sums.plan + 1, 0, true);
+                (sums.plan_number, sums.windows, sums.is_of_earlier_plan) = (sums.plan_number + 1, 0, true);
             } else if sums.is_of_earlier_plan {
-                *sums = DecayingSums { phase: phase_number, kind, plan: sums.plan, ..DecayingSums::default() };
+                *sums = DecayingSums {
+                    phase: phase_number,
+                    kind,
+                    plan_number: sums.plan_number,
+                    ..DecayingSums::default()
+                };
             }
             sums.windows += u32::from(!sums.is_of_earlier_plan);
             let ran_ns = task.ran_ns();
-            let wanted_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
+            let demanded_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
             let decay = if kind == Some(AVERAGED) { AVERAGED_DECAY } else { DECAY };
             let add_decayed = |sum: &mut f64, addend: f64| *sum = decay * *sum + addend;
             add_decayed(&mut sums.instructions, instructions);
             add_decayed(&mut sums.cycles, cycles);
-            add_decayed(&mut sums.demanded_ns, wanted_ns);
+            add_decayed(&mut sums.demanded_ns, demanded_ns);
             add_decayed(&mut sums.on_cpu_ns, ran_ns as f64);
             add_decayed(&mut sums.elapsed_ns, observation.span.elapsed_ns as f64);
             add_decayed(&mut sums.reported_work, task.progress.unwrap_or(0.0));
@@ -215,9 +221,9 @@ impl SpeedTracker {
     }
 
     /// Returns the work per second; `None` until counted.
-    pub fn work_per_second(&self, task: TaskId, work: WorkMetric) -> Option<f64> {
+    pub fn work_per_second(&self, task: TaskId, metric: WorkMetric) -> Option<f64> {
         let sums = self.current_sums.get(&task)?;
-        let (work_done, ns) = match work {
+        let (work_done, ns) = match metric {
             WorkMetric::Reported => (sums.reported_work, sums.reported_elapsed_ns),
             WorkMetric::Instructions => (sums.instructions, sums.elapsed_ns),
             WorkMetric::Proxy(_) => return None,

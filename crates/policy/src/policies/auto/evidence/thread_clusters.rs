@@ -32,11 +32,11 @@ pub fn join_unclustered(mut cluster_by_thread: Vec<Option<usize>>, maps: &[Threa
         next_cluster = next_cluster.max(cluster + 1);
         (cluster_by_thread[index], cluster_by_thread[neighbor]) = (Some(cluster), Some(cluster));
     }
-    merge_groups(cluster_by_thread, maps)
+    merge_clusters(cluster_by_thread, maps)
 }
 
 /// Merges clusters whose threads use the same regions.
-fn merge_groups(mut cluster_by_thread: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+fn merge_clusters(mut cluster_by_thread: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
     let cluster_count = cluster_by_thread.iter().flatten().max().map_or(0, |last| last + 1);
     let sum_of_cluster = |clusters: &[Option<usize>], cluster: usize| {
         let mut sums: Vec<f64> = Vec::new();

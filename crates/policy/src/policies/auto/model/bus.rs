@@ -23,6 +23,7 @@ pub struct MemoryPathModel {
 
 /// Shorter waits are treated as noise.
 const MIN_WAIT_CYCLES: f64 = 2.0;
+/// Higher utilizations count as this one, since the wait is infinite at 1.
 const MAX_UTILIZATION: f64 = 0.98;
 
 fn queue_wait_cycles(line_cycles: f64, lines_per_cycle: f64) -> f64 {
@@ -35,12 +36,12 @@ impl MemoryPathModel {
     pub fn new(
         sites: &[CacheSite],
         tasks: &[ProblemTask],
-        speed: impl Fn(TaskId) -> Option<ObservedSpeed>,
+        speed_of: impl Fn(TaskId) -> Option<ObservedSpeed>,
     ) -> Option<Self> {
         // By package: traffic in lines per cycle, misses per cycle, cycles waited per cycle.
         let mut sums: BTreeMap<u32, [f64; 3]> = BTreeMap::new();
         for problem_task in tasks {
-            let Some((site, speed)) = problem_task.last_site.zip(speed(problem_task.task)) else { continue };
+            let Some((site, speed)) = problem_task.last_site.zip(speed_of(problem_task.task)) else { continue };
             let Some((misses, lines)) = speed.misses_per_instr.zip(speed.lines_per_miss) else { continue };
             let misses_per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
             let sum = sums.entry(sites[site].package).or_default();

@@ -1,7 +1,7 @@
 //! Composition of tasks on one cache: the occupancy and the speed of each.
 //!
 //! Under LRU, a cache holds the lines that were touched after a certain moment, which is the same for all tasks (equal
-//! window; Xiang et al., ASPLOS 2013): each task holds its footprint over its own progress since then. Progress depends
+//! window; Xiang et al., ASPLOS 2013). Each task holds its footprint over its own progress since then. Progress depends
 //! on speed, and speed on occupancy, so both are solved together, with damping. If gangs take turns, the window reaches
 //! back into earlier turns, in which only the members of those gangs made progress. This yields the law for turns that
 //! are too short for their refill. Properties: a task that is alone holds all lines that it touches; occupancies never
@@ -36,18 +36,19 @@ pub struct TaskPerformance {
     pub cycles_per_instr: f64,
     pub misses_per_instr: f64,
     /// Mean occupancy, as computed by the composition.
-    pub held_bytes: f64,
+    pub occupancy_bytes: f64,
 }
 
 impl TaskPerformance {
     /// The initial value, to which the performance in each partition is added.
-    pub const NONE: TaskPerformance = TaskPerformance { cycles_per_instr: 0.0, misses_per_instr: 0.0, held_bytes: 0.0 };
+    pub const NONE: TaskPerformance =
+        TaskPerformance { cycles_per_instr: 0.0, misses_per_instr: 0.0, occupancy_bytes: 0.0 };
 
     /// Adds the performance in another partition, into which this share of the task's lines falls.
-    pub fn add(&mut self, other: TaskPerformance, line_share: f64) {
-        self.cycles_per_instr += line_share * other.cycles_per_instr;
-        self.misses_per_instr += line_share * other.misses_per_instr;
-        self.held_bytes += other.held_bytes;
+    pub fn add(&mut self, addend: TaskPerformance, line_share: f64) {
+        self.cycles_per_instr += line_share * addend.cycles_per_instr;
+        self.misses_per_instr += line_share * addend.misses_per_instr;
+        self.occupancy_bytes += addend.occupancy_bytes;
     }
 }
 
@@ -114,7 +115,7 @@ fn task_performance(occupant: &CacheOccupant<'_>, composed_bytes: f64, cache_byt
     TaskPerformance {
         cycles_per_instr: occupant.program.cycles_at(misses_per_instr, occupant.wait_cycles, occupant.split_share),
         misses_per_instr,
-        held_bytes: composed_bytes,
+        occupancy_bytes: composed_bytes,
     }
 }
 
@@ -175,7 +176,7 @@ fn compose_co_runners(
         occupants
             .iter()
             .zip(occupancy_bytes)
-            .map(|(member, held_bytes)| task_performance(member, *held_bytes, cache_bytes)),
+            .map(|(member, composed_bytes)| task_performance(member, *composed_bytes, cache_bytes)),
     );
 }
 
@@ -331,7 +332,7 @@ fn compose_gangs(
             return task_performance(occupant, 0.0, cache_bytes);
         }
         let (misses_per_instr, held_bytes) = (sums[1] / sums[0], sums[3] / sums[2]);
-        TaskPerformance { cycles_per_instr: sums[2] / sums[0], misses_per_instr, held_bytes }
+        TaskPerformance { cycles_per_instr: sums[2] / sums[0], misses_per_instr, occupancy_bytes: held_bytes }
     };
     sums.iter().zip(occupants).map(mean_performance).collect()
 }
@@ -385,7 +386,7 @@ mod tests {
                 "{part_performance:?} {whole_performance:?}"
             );
             assert!(
-                (part_performance.held_bytes / whole_performance.held_bytes - 0.5).abs() < 1e-3,
+                (part_performance.occupancy_bytes / whole_performance.occupancy_bytes - 0.5).abs() < 1e-3,
                 "{part_performance:?} {whole_performance:?}"
             );
         }
@@ -418,13 +419,13 @@ mod tests {
     #[test]
     fn turns_of_a_rotation_add_up_to_the_window() {
         let quanta = [3.0, 5.0, 2.0];
-        for now in 0..3 {
+        for current_gang in 0..3 {
             for window in [0.5, 4.0, 10.0, 27.5] {
-                let elapsed = 0.5 * quanta[now];
-                let sum: f64 = (0..3).map(|gang| turn_cycles(gang, now, elapsed, window, &quanta)).sum();
+                let elapsed = 0.5 * quanta[current_gang];
+                let sum: f64 = (0..3).map(|gang| turn_cycles(gang, current_gang, elapsed, window, &quanta)).sum();
                 assert!((sum - window).abs() < 1e-9);
             }
-            assert_eq!(turn_cycles(now, now, 0.25, 0.25, &quanta), 0.25);
+            assert_eq!(turn_cycles(current_gang, current_gang, 0.25, 0.25, &quanta), 0.25);
         }
     }
 }

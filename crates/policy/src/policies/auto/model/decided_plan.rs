@@ -70,10 +70,11 @@ pub fn drop_starving_schedules(
             .flat_map(|schedule| &schedule.gangs)
             .flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
             .collect();
-        let is_starving =
-            |(task, may): &&(TaskId, CpuSet)| !members.contains(task) && !may.is_empty() && may.is_subset(&ganged_cpus);
-        let Some((_, may)) = allowed_cpus_by_task.iter().find(is_starving) else { return };
-        let Some(last_schedule) = gangs.iter().rposition(|schedule| schedule.cpus.intersects(may)) else { return };
+        let is_starving = |(task, cpus): &&(TaskId, CpuSet)| {
+            !members.contains(task) && !cpus.is_empty() && cpus.is_subset(&ganged_cpus)
+        };
+        let Some((_, cpus)) = allowed_cpus_by_task.iter().find(is_starving) else { return };
+        let Some(last_schedule) = gangs.iter().rposition(|schedule| schedule.cpus.intersects(cpus)) else { return };
         gangs.remove(last_schedule);
     }
 }

@@ -97,9 +97,9 @@ mod tests {
         let message = &crowded.tasks[&TaskId(0)];
         let slower = message.degradation.unwrap();
         assert!(slower.value > 0.01 && slower.low <= slower.value && slower.value <= slower.high, "{slower:?}");
-        let [now, before] =
+        let [crowded_speed, solo_speed] =
             [&crowded, &alone].map(|forecast| forecast.tasks[&TaskId(0)].instr_per_cycle.unwrap().value);
-        assert!((now / before * (1.0 + slower.value) - 1.0).abs() < 1e-9, "each has a CPU of its own");
+        assert!((crowded_speed / solo_speed * (1.0 + slower.value) - 1.0).abs() < 1e-9, "each has a CPU of its own");
         assert!(crowded.cache_miss_ratio.is_empty(), "references are unknown");
     }
 

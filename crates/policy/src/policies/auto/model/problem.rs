@@ -159,7 +159,7 @@ impl PlanningProblem {
         let largest_cache_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let line_bytes = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
         let current_site = |task: &TaskSample| cpu_sites.site_of_task(task).or(default_sites.get(&task.task).copied());
-        let partner_share_here = |task: &TaskSample| {
+        let local_partner_share = |task: &TaskSample| {
             let own_cluster = clusters.get(&task.task)?;
             let partners: Vec<&TaskSample> = view
                 .live_tasks()
@@ -182,7 +182,7 @@ impl PlanningProblem {
                 penalty_cycles: view.predictor.miss_penalty_cycles(),
                 largest_cache_bytes,
                 line_bytes: f64::from(line_bytes),
-                partner_share_here: partner_share_here(task).unwrap_or(0.0),
+                local_partner_share: local_partner_share(task).unwrap_or(0.0),
             };
             let profile_and_speed = || {
                 prior
@@ -208,14 +208,14 @@ impl PlanningProblem {
         };
         let tasks: Vec<ProblemTask> = view.live_tasks().map(build_problem_task).collect();
         let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
-        let shortest_slice_ns = view.capabilities.min_slice_ns;
+        let min_slice_ns = view.capabilities.min_slice_ns;
         let bus = MemoryPathModel::new(&sites, &tasks, |task| speeds.observed_speed(task, f64::from(line_bytes)));
         (!sites.is_empty() && !tasks.is_empty()).then_some(PlanningProblem {
             sites,
             tasks,
             cycles_per_ns,
             bus,
-            min_slice_ns: shortest_slice_ns,
+            min_slice_ns,
             closed_sites: Vec::new(),
         })
     }
@@ -236,17 +236,17 @@ impl PlanningProblem {
         self.tasks.iter_mut().filter(is_on_closed_site).for_each(|problem_task| problem_task.must_stay = true);
     }
 
-    /// Returns the problem with all curves as low as their errors allow for more space than under this layout; `None` if
-    /// no cache can be divided, or there are too many tasks to explore their curves.
+    /// Returns the problem with all curves as low as their errors allow for more space than under this layout. `None`
+    /// if no cache can be divided, or there are too many tasks to explore their curves.
     pub fn with_lowest_curves(&self, current_layout: &SiteLayout) -> Option<Self> {
         let can_divide = self.sites.iter().any(|site| site.partition_units.is_some());
         if !can_divide || self.tasks.len() > MAX_EXPLORED_TASKS {
             return None;
         }
         let mut lowest = self.clone();
-        for (task, composed) in lowest.tasks.iter_mut().zip(forecast_speeds(self, current_layout)) {
-            if let Some((program, composed)) = task.program.as_mut().zip(composed) {
-                *program = program.with_lowest_curve(composed.occupancy_bytes);
+        for (task, speed) in lowest.tasks.iter_mut().zip(forecast_speeds(self, current_layout)) {
+            if let Some((program, speed)) = task.program.as_mut().zip(speed) {
+                *program = program.with_lowest_curve(speed.occupancy_bytes);
             }
         }
         Some(lowest)
@@ -307,11 +307,12 @@ impl PlanningProblem {
     pub fn check_curves(
         &self,
         current_layout: &SiteLayout,
-        measured: impl Fn(TaskId) -> Option<f64>,
+        measured_misses_of: impl Fn(TaskId) -> Option<f64>,
     ) -> Vec<(TaskId, bool)> {
         let check_task = |index: usize| {
             let problem_task = &self.tasks[index];
-            let (bytes, misses) = self.partition_bytes(current_layout, index).zip(measured(problem_task.task))?;
+            let (bytes, misses) =
+                self.partition_bytes(current_layout, index).zip(measured_misses_of(problem_task.task))?;
             Some((problem_task.task, problem_task.program.as_ref()?.is_contradicted(bytes, misses)))
         };
         (0..self.tasks.len()).filter_map(check_task).collect()
@@ -330,17 +331,17 @@ impl PlanningProblem {
     pub fn calibrate(&mut self, current_layout: &SiteLayout, measured_misses_of: impl Fn(TaskId) -> Option<f64>) {
         let forecasts = forecast_speeds(self, current_layout);
         for (index, composed_bytes) in forecasts.into_iter().enumerate() {
-            let Some((bytes, composed)) = self.partition_bytes(current_layout, index).zip(composed_bytes) else {
+            let Some((bytes, forecast_speed)) = self.partition_bytes(current_layout, index).zip(composed_bytes) else {
                 continue;
             };
             let problem_task = &mut self.tasks[index];
             if let Some((program, misses)) = problem_task.program.as_mut().zip(measured_misses_of(problem_task.task)) {
-                program.calibrate(composed.occupancy_bytes, bytes, misses);
+                program.calibrate(forecast_speed.occupancy_bytes, bytes, misses);
             }
             let site = current_layout.site_by_task[index].map(|site| &self.sites[site]);
             if let Some((program, site)) = self.tasks[index].program.as_mut().zip(site) {
                 let queue_cycles = self.bus.as_ref().map_or(0.0, |bus| bus.current_wait_cycles(site.package));
-                program.calibrate_solo(composed.occupancy_bytes, site.bytes, queue_cycles);
+                program.calibrate_solo(forecast_speed.occupancy_bytes, site.bytes, queue_cycles);
             }
         }
     }
@@ -355,12 +356,14 @@ impl PlanningProblem {
     ) {
         let forecasts = forecast_speeds(self, current_layout);
         for (index, composed_bytes) in forecasts.into_iter().enumerate() {
-            let Some((_, composed)) = self.partition_bytes(current_layout, index).zip(composed_bytes) else { continue };
+            let Some((_, forecast_speed)) = self.partition_bytes(current_layout, index).zip(composed_bytes) else {
+                continue;
+            };
             let problem_task = &mut self.tasks[index];
             if let Some((program, measured_cycles)) =
                 problem_task.program.as_mut().zip(measured_cycles_of(problem_task.task))
             {
-                program.shift_base_cycles(composed.cycles_per_instr(program), measured_cycles);
+                program.shift_base_cycles(forecast_speed.cycles_per_instr(program), measured_cycles);
             }
         }
     }

@@ -158,7 +158,7 @@ impl SearchHistory {
     pub fn record_phases(&mut self, view: &View<'_>) -> Vec<(TaskId, Option<ProcessId>)> {
         self.has_phase_change = true;
         let mut changed_tasks = Vec::new();
-        for (task, searched_phase, is_known) in self.last_search.iter_mut().flat_map(|(last, _)| last) {
+        for (task, searched_phase, is_known) in self.last_search.iter_mut().flat_map(|(stamp, _)| stamp) {
             let phase = current_phase(view, *task).0;
             if *searched_phase != phase {
                 (*searched_phase, *is_known) = (phase, false);
@@ -183,11 +183,11 @@ impl SearchHistory {
         let newcomers = last_cache
             .as_ref()
             .zip(stamp)
-            .and_then(|(last, stamp)| last.newcomers_since(view, stamp, &evidence.speeds));
+            .and_then(|(previous_cache, stamp)| previous_cache.newcomers_since(view, stamp, &evidence.speeds));
         let mut input_builder = InputBuilder { view, current_plan, evidence, options };
         match (last_cache, newcomers) {
-            (Some(last), Some(newcomers)) => input_builder.with_newcomers(last, &newcomers),
-            (last, _) => input_builder.rebuild(last),
+            (Some(previous_cache), Some(newcomers)) => input_builder.with_newcomers(previous_cache, &newcomers),
+            (previous_cache, _) => input_builder.rebuild(previous_cache),
         }
     }
 }
@@ -236,16 +236,19 @@ impl InputBuilder<'_, '_> {
             let points = sizes.points(problem_task.task, current_phase(self.view, problem_task.task));
             problem_task.program.iter_mut().for_each(|program| program.pass_through(&points));
         }
-        let mut shared = SiteLayout::without_partitions(problem, layout.site_by_task.clone(), false);
+        let mut shared_layout = SiteLayout::without_partitions(problem, layout.site_by_task.clone(), false);
         let is_shared_now = |site: usize| layout.partitions[site].is_empty();
-        shared.site_by_task.iter_mut().for_each(|home| *home = home.filter(|&site| !is_shared_now(site)));
+        shared_layout
+            .site_by_task
+            .iter_mut()
+            .for_each(|task_site| *task_site = task_site.filter(|&site| !is_shared_now(site)));
         let mut counts = BTreeMap::new();
         for site in (0..problem.sites.len()).filter(|&site| !is_shared_now(site)) {
-            counts.extend(sizes.shared_misses(&co_runners(self.view, problem, &shared, site)));
+            counts.extend(sizes.shared_misses(&co_runners(self.view, problem, &shared_layout, site)));
         }
         counts.retain(|task, _| is_changed(*task));
         if !counts.is_empty() {
-            problem.calibrate(&shared, |task| counts.get(&task).copied());
+            problem.calibrate(&shared_layout, |task| counts.get(&task).copied());
         }
     }
 
@@ -255,10 +258,11 @@ impl InputBuilder<'_, '_> {
         self.match_counts(problem, layout, is_included);
     }
 
-    fn match_counts(&self, problem: &mut PlanningProblem, layout: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
-        problem.calibrate(layout, |task| self.current_speed(task).filter(|_| metric(task))?.misses_per_instr);
-        problem
-            .calibrate_cycles(layout, |task| Some(self.current_speed(task).filter(|_| metric(task))?.cycles_per_instr));
+    fn match_counts(&self, problem: &mut PlanningProblem, layout: &SiteLayout, is_included: impl Fn(TaskId) -> bool) {
+        problem.calibrate(layout, |task| self.current_speed(task).filter(|_| is_included(task))?.misses_per_instr);
+        problem.calibrate_cycles(layout, |task| {
+            Some(self.current_speed(task).filter(|_| is_included(task))?.cycles_per_instr)
+        });
         problem.calibrate_rates(layout, |task| {
             self.current_speed(task)?;
             let sample = self.view.live_tasks().find(|sample| sample.task == task)?;
@@ -317,26 +321,27 @@ impl InputBuilder<'_, '_> {
             },
         );
         self.match_counts(&mut problem, &current_layout, |_| true);
-        let (previous_problem, memo) =
-            last_cache.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.score_cache));
+        let (previous_problem, score_cache) = last_cache.map_or((None, ScoreCache::default()), |previous_cache| {
+            (Some(previous_cache.problem), previous_cache.score_cache)
+        });
         let previous_positions = previous_problem.as_ref().map_or_else(BTreeMap::new, PlanningProblem::index_by_task);
         let unchanged_position = |index: usize| {
             let previous_position = *previous_positions.get(&problem.tasks[index].task)?;
             (previous_problem.as_ref()?.tasks[previous_position].program == problem.tasks[index].program)
                 .then_some(previous_position)
         };
-        let memo = memo.carry_over(&problem, unchanged_position);
+        let score_cache = score_cache.carry_over(&problem, unchanged_position);
         Some(SearchInput {
             problem,
             optimistic,
-            score_cache: memo,
+            score_cache,
             newcomers: None,
             full_search_window: self.view.observation.window,
         })
     }
 
     fn with_newcomers(&mut self, last_cache: ProblemCache, new_tasks: &BTreeSet<TaskId>) -> Option<SearchInput> {
-        let whole_at = last_cache.full_search_window;
+        let full_search_window = last_cache.full_search_window;
         let previous_positions = last_cache.problem.index_by_task();
         let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> = last_cache
             .problem
@@ -356,7 +361,7 @@ impl InputBuilder<'_, '_> {
         current_layout
             .site_by_task
             .iter_mut()
-            .for_each(|home| *home = home.filter(|site| newcomer_sites.contains(site)));
+            .for_each(|task_site| *task_site = task_site.filter(|site| newcomer_sites.contains(site)));
         let rates: Vec<_> = problem
             .tasks
             .iter()
@@ -371,14 +376,8 @@ impl InputBuilder<'_, '_> {
         let is_new = |at: usize| newcomers.contains(&at);
         let unchanged_position =
             |at: usize| previous_positions.get(&problem.tasks[at].task).copied().filter(|_| !is_new(at));
-        let memo = last_cache.score_cache.carry_over(&problem, unchanged_position);
-        Some(SearchInput {
-            problem,
-            optimistic: None,
-            score_cache: memo,
-            newcomers: Some(newcomers),
-            full_search_window: whole_at,
-        })
+        let score_cache = last_cache.score_cache.carry_over(&problem, unchanged_position);
+        Some(SearchInput { problem, optimistic: None, score_cache, newcomers: Some(newcomers), full_search_window })
     }
 }
 

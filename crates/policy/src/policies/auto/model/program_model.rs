@@ -90,7 +90,7 @@ pub struct ModelInputs<'a> {
     pub largest_cache_bytes: f64,
     pub line_bytes: f64,
     /// Share of the task's sharing partners that are on its own cache.
-    pub partner_share_here: f64,
+    pub local_partner_share: f64,
     pub memory: MemoryDistance,
 }
 
@@ -158,7 +158,7 @@ impl ProgramModel {
         let remote_cycles = speed.remote_cycles_per_instr.unwrap_or(0.0);
         let base_cycles = (speed.cycles_per_instr - current_misses * cycles_per_miss - remote_cycles)
             .max(MIN_BUSY_SHARE * speed.cycles_per_instr);
-        let split_share = 1.0 - inputs.partner_share_here.clamp(0.0, 0.9);
+        let split_share = 1.0 - inputs.local_partner_share.clamp(0.0, 0.9);
         let [rate, low, high] = rates_at(curve, inputs.largest_cache_bytes / 2.0);
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
         let goal = inputs.goal.unwrap_or_default();
@@ -261,8 +261,8 @@ impl ProgramModel {
             let rate = prior.misses[step];
             let (rate, error) = match (before, after) {
                 (Some(before), Some(after)) => {
-                    let along = (bytes - before.0) / (after.0 - before.0).max(1.0);
-                    (rate + shift(before) + along * (shift(after) - shift(before)), f64::INFINITY)
+                    let fraction = (bytes - before.0) / (after.0 - before.0).max(1.0);
+                    (rate + shift(before) + fraction * (shift(after) - shift(before)), f64::INFINITY)
                 }
                 (Some((size, misses)), None) => {
                     let shifted = rate + shift((size, misses));
@@ -292,10 +292,10 @@ impl ProgramModel {
     /// Returns the program with the curve above this occupancy as low as its error allows, so that only less space than
     /// composed can explain more misses.
     #[must_use]
-    pub fn with_lowest_curve(&self, composed: f64) -> Self {
+    pub fn with_lowest_curve(&self, composed_bytes: f64) -> Self {
         let mut lowest = self.clone();
         for (step, (rate, error)) in lowest.misses.iter_mut().zip(&mut lowest.errors).enumerate() {
-            if step as f64 * self.step_bytes > composed {
+            if step as f64 * self.step_bytes > composed_bytes {
                 *rate = (*rate - error.0).max(0.0);
             }
             *error = (0.0, 0.0);
@@ -446,8 +446,8 @@ impl ProgramModel {
     }
 
     /// Shifts the cycles without waits by the difference between measured and forecast cycles per instruction.
-    pub fn shift_base_cycles(&mut self, forecast: f64, measured_cycles: f64) {
-        self.base_cycles = (self.base_cycles + measured_cycles - forecast).max(MIN_BUSY_SHARE * measured_cycles);
+    pub fn shift_base_cycles(&mut self, forecast_cycles: f64, measured_cycles: f64) {
+        self.base_cycles = (self.base_cycles + measured_cycles - forecast_cycles).max(MIN_BUSY_SHARE * measured_cycles);
     }
 
     /// Returns the solo cycles per instruction on a cache of this size.

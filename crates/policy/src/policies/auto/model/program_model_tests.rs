@@ -27,7 +27,7 @@ fn inputs_of(
         penalty_cycles,
         largest_cache_bytes: CACHE,
         line_bytes: 64.0,
-        partner_share_here: 0.0,
+        local_partner_share: 0.0,
         memory,
     }
 }

@@ -55,8 +55,8 @@ impl ForecastSpeed {
         let slowdown_shortfall =
             goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.relative_speed - 1.0 - target_slowdown(limit));
         let rate_shortfall =
-            goal.min_rate.zip(self.current_and_solo_rates(program)).map_or(0.0, |(min_rate, (rate, alone))| {
-                if alone < min_rate { 0.0 } else { min_rate / rate.max(1e-12) - 1.0 }
+            goal.min_rate.zip(self.current_and_solo_rates(program)).map_or(0.0, |(min_rate, (rate, solo_rate))| {
+                if solo_rate < min_rate { 0.0 } else { min_rate / rate.max(1e-12) - 1.0 }
             });
         slowdown_shortfall.clamp(0.0, 10.0) + rate_shortfall.clamp(0.0, 10.0)
     }
@@ -163,14 +163,14 @@ fn cpu_shares(demands: &[f64], cpus: f64) -> Vec<f64> {
         let (mut low, mut high) = (0.0, 1.0);
         for _ in 0..40 {
             max_share = 0.5 * (low + high);
-            if demands.iter().map(|want| want.min(max_share)).sum::<f64>() > cpus {
+            if demands.iter().map(|demand| demand.min(max_share)).sum::<f64>() > cpus {
                 high = max_share
             } else {
                 low = max_share
             }
         }
     }
-    demands.iter().map(|want| want.min(max_share)).collect()
+    demands.iter().map(|demand| demand.min(max_share)).collect()
 }
 
 /// Returns the share of each task's partners that are not on this site.
@@ -221,21 +221,22 @@ impl SiteState<'_> {
         };
         let gangs: Vec<usize> = self.members.iter().map(|&index| gang_index(index)).collect();
         let gang_count = self.rotation.map_or(1, |turns| turns.gangs.len().max(1));
-        let wants: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
+        let demands: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
         let cpus = self.site.cpus.count() as f64;
         // During its turn, a gang has the CPUs to itself.
-        let time_shares = if gang_count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
+        let time_shares =
+            if gang_count > 1 { demands.iter().map(|_| 1.0).collect() } else { cpu_shares(&demands, cpus) };
         let turn_cycles: Vec<f64> = match self.rotation {
             Some(rotation) => vec![rotation.slice_ns as f64 * self.cycles_per_ns; gang_count],
             None => vec![1.0],
         };
         let all_occupants: Vec<CacheOccupant<'_>> = (0..programs.len())
-            .map(|at| CacheOccupant {
-                program: programs[at],
-                cpu_share: time_shares[at],
-                gang: gangs[at],
-                split_share: self.split_shares[at],
-                wait_cycles: self.wait_cycles[at],
+            .map(|position| CacheOccupant {
+                program: programs[position],
+                cpu_share: time_shares[position],
+                gang: gangs[position],
+                split_share: self.split_shares[position],
+                wait_cycles: self.wait_cycles[position],
                 partition_share: 1.0,
             })
             .collect();
@@ -244,32 +245,36 @@ impl SiteState<'_> {
         for (members, bytes) in self.partition_members() {
             let occupants: Vec<CacheOccupant<'_>> = members
                 .iter()
-                .map(|&(at, inside)| CacheOccupant { partition_share: inside, ..all_occupants[at] })
+                .map(|&(position, line_share)| CacheOccupant { partition_share: line_share, ..all_occupants[position] })
                 .collect();
-            for (&(at, inside), performance) in members.iter().zip(compose(&occupants, bytes, &turn_cycles)) {
-                performances[at].add(performance, inside);
+            for (&(position, line_share), performance) in members.iter().zip(compose(&occupants, bytes, &turn_cycles)) {
+                performances[position].add(performance, line_share);
             }
         }
-        let forecast_speed_at = |at: usize| {
-            let cycles =
-                if performances[at].cycles_per_instr > 0.0 { performances[at].cycles_per_instr } else { f64::INFINITY };
-            let time_share = time_shares[at] / gang_count as f64;
+        let forecast_speed_at = |position: usize| {
+            let cycles = if performances[position].cycles_per_instr > 0.0 {
+                performances[position].cycles_per_instr
+            } else {
+                f64::INFINITY
+            };
+            let time_share = time_shares[position] / gang_count as f64;
             let instr_per_cycle = time_share / cycles;
-            let solo_instr_per_cycle = wants[at] / programs[at].solo_cycles(self.site.bytes);
-            let misses = performances[at].misses_per_instr;
-            let lines_per_cycle = instr_per_cycle * misses * programs[at].lines_per_miss;
-            let held_bytes = performances[at].held_bytes;
-            let over_alone = instr_per_cycle / solo_instr_per_cycle.max(1e-12);
-            let met_demand_share = time_share / wants[at].max(1e-12);
-            let has_promised_rate = programs[at].rate.is_some();
-            let alone_at_best = has_promised_rate.then(|| wants[at] / programs[at].best_solo_cycles(self.site.bytes));
+            let solo_instr_per_cycle = demands[position] / programs[position].solo_cycles(self.site.bytes);
+            let misses = performances[position].misses_per_instr;
+            let lines_per_cycle = instr_per_cycle * misses * programs[position].lines_per_miss;
+            let occupancy_bytes = performances[position].occupancy_bytes;
+            let relative_speed = instr_per_cycle / solo_instr_per_cycle.max(1e-12);
+            let met_demand_share = time_share / demands[position].max(1e-12);
+            let has_promised_rate = programs[position].rate.is_some();
+            let best_solo_instr_per_cycle =
+                has_promised_rate.then(|| demands[position] / programs[position].best_solo_cycles(self.site.bytes));
             ForecastSpeed {
-                relative_speed: over_alone,
+                relative_speed,
                 instr_per_cycle,
                 lines_per_cycle,
-                occupancy_bytes: held_bytes,
+                occupancy_bytes,
                 met_demand_share,
-                best_solo_instr_per_cycle: alone_at_best,
+                best_solo_instr_per_cycle,
             }
         };
         (0..programs.len()).map(forecast_speed_at).collect()
@@ -302,7 +307,7 @@ impl SiteState<'_> {
         if taken_units < partition_units.units() {
             parts.push(part_members(Vec::new(), partition_units.units() - taken_units));
         }
-        parts.retain(|(inside, _)| !inside.is_empty());
+        parts.retain(|(members, _)| !members.is_empty());
         parts
     }
 
@@ -324,7 +329,7 @@ impl SiteState<'_> {
         }
         let contains_promise = |group: &&PartitionMembers| {
             let has_goal =
-                |(at, model): (&usize, &&ProgramModel)| group.members.contains(at) && model.goal.is_promised();
+                |(index, model): (&usize, &&ProgramModel)| group.members.contains(index) && model.goal.is_promised();
             self.members.iter().zip(self.programs).any(has_goal)
         };
         let units = self.site.partition_units.map_or(1, |partition_units| partition_units.units());
@@ -352,8 +357,8 @@ impl<'a> LayoutScorer<'a> {
     }
 
     /// Returns the scores by site, each computed by itself.
-    pub fn scores_by_site(&self, draw: &ErrorDraw, cache: &ScoreCache) -> Vec<LayoutScore> {
-        (0..self.members.len()).map(|site| self.score(site, draw, cache)).collect()
+    pub fn scores_by_site(&self, draw: &ErrorDraw, score_cache: &ScoreCache) -> Vec<LayoutScore> {
+        (0..self.members.len()).map(|site| self.score(site, draw, score_cache)).collect()
     }
 
     /// Returns the scores if those of another layout are known: sites that are equal in both are scored once.
@@ -362,10 +367,10 @@ impl<'a> LayoutScorer<'a> {
         other: &LayoutScorer<'_>,
         scores: &[LayoutScore],
         draw: &ErrorDraw,
-        memo: &ScoreCache,
+        score_cache: &ScoreCache,
     ) -> Vec<LayoutScore> {
         let reuse_or_score = |site: usize| {
-            if self.is_site_equal(other, site) { scores[site] } else { self.score(site, draw, memo) }
+            if self.is_site_equal(other, site) { scores[site] } else { self.score(site, draw, score_cache) }
         };
         (0..self.members.len()).map(reuse_or_score).collect()
     }
@@ -378,13 +383,13 @@ impl<'a> LayoutScorer<'a> {
             && own_layout.rotations[site] == other_layout.rotations[site]
     }
 
-    fn score(&self, site: usize, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
+    fn score(&self, site: usize, draw: &ErrorDraw, score_cache: &ScoreCache) -> LayoutScore {
         let (problem, members, split_shares) = (self.problem, &self.members[site], &self.split_shares[site]);
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
         let (partitions, rotation) = (&self.layout.partitions[site], self.layout.rotations[site].as_ref());
-        SiteScorer { problem, site, members, split_shares, partitions, rotation }.score(draw, memo)
+        SiteScorer { problem, site, members, split_shares, partitions, rotation }.score(draw, score_cache)
     }
 }
 
@@ -395,19 +400,24 @@ fn split_shares_by_site(problem: &PlanningProblem, layout: &SiteLayout, members:
 }
 
 /// Scores all sites, with the waits of their packages for memory.
-pub fn score(problem: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) -> LayoutScore {
-    score_drawn(problem, layout, &ErrorDraw::default(), memo)
+pub fn score(problem: &PlanningProblem, layout: &SiteLayout, score_cache: &ScoreCache) -> LayoutScore {
+    score_drawn(problem, layout, &ErrorDraw::default(), score_cache)
 }
 
 /// Scores all sites with drawn programs; if sites share a memory bus, the draw is ignored.
-pub fn score_drawn(problem: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
+pub fn score_drawn(
+    problem: &PlanningProblem,
+    layout: &SiteLayout,
+    draw: &ErrorDraw,
+    score_cache: &ScoreCache,
+) -> LayoutScore {
     if problem.bus.is_some() {
         return site_results(problem, layout)
             .into_iter()
             .map(|(score, ..)| score)
             .fold(LayoutScore::EMPTY, LayoutScore::plus);
     }
-    total_score(&LayoutScorer::new(problem, layout).scores_by_site(draw, memo))
+    total_score(&LayoutScorer::new(problem, layout).scores_by_site(draw, score_cache))
 }
 
 /// Returns the score of all sites together.
@@ -438,8 +448,8 @@ pub struct SiteScorer<'a> {
 
 impl SiteScorer<'_> {
     /// Returns the cached score, or computes it.
-    pub fn score(&self, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
-        memo.score(self, draw, || self.compute(draw))
+    pub fn score(&self, draw: &ErrorDraw, score_cache: &ScoreCache) -> LayoutScore {
+        score_cache.score(self, draw, || self.compute(draw))
     }
 
     fn compute(&self, draw: &ErrorDraw) -> LayoutScore {
@@ -507,7 +517,7 @@ fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutSc
                 members.iter().filter_map(|&index| problem.tasks[index].program.as_ref()).collect();
             let (cache_site, cycles_per_ns) = (&problem.sites[site], problem.cycles_per_ns);
             let far_memory_cycles = far_memory_cycles(cache_site, &programs);
-            let waits = &far_memory_cycles
+            let wait_cycles = &far_memory_cycles
                 .iter()
                 .zip(&queue_waits[site])
                 .map(|(remote_wait, queue)| remote_wait + queue)
@@ -518,7 +528,7 @@ fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutSc
                 programs: &programs,
                 cycles_per_ns,
                 split_shares,
-                wait_cycles: waits,
+                wait_cycles,
                 partitions,
                 rotation,
             };
@@ -530,10 +540,10 @@ fn site_results(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutSc
         let Some(bus) = &problem.bus else { break };
         for (site, members) in members.iter().enumerate() {
             let package_traffic = traffic.get(&problem.sites[site].package).copied().unwrap_or(0.0);
-            for (queue, &at) in queue_waits[site].iter_mut().zip(members) {
+            for (queue_wait, &at) in queue_waits[site].iter_mut().zip(members) {
                 let measured_package =
                     problem.tasks[at].last_site.map_or(0, |last_site| problem.sites[last_site].package);
-                *queue = 0.5 * (*queue + bus.added_wait_cycles(package_traffic, measured_package));
+                *queue_wait = 0.5 * (*queue_wait + bus.added_wait_cycles(package_traffic, measured_package));
             }
         }
     }

@@ -51,7 +51,7 @@ impl ScoreCache {
         let mut last_number = self.last_number;
         let assign_number = |index: usize| {
             let previous_number =
-                unchanged_position(index).and_then(|place| self.program_numbers.as_ref()?.get(place).copied());
+                unchanged_position(index).and_then(|position| self.program_numbers.as_ref()?.get(position).copied());
             previous_number.unwrap_or_else(|| {
                 last_number += 1;
                 last_number

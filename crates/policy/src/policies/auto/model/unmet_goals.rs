@@ -59,7 +59,7 @@ struct UnmetGoal {
 
 enum GoalTarget {
     Slowdown { max: f64 },
-    Rate { min: f64, rate: f64, alone: f64, work: WorkMetric },
+    Rate { min: f64, rate: f64, solo_rate: f64, work: WorkMetric },
 }
 
 /// Explains the goals that the best plan does not meet, and names the programs that pay for those that it meets.
@@ -71,8 +71,8 @@ pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &Sit
     }
     let best_speeds = forecast_speeds(problem, best);
     let payers = slowed_tasks(problem, &forecast_speeds(problem, default), &best_speeds);
-    for (nth, unmet_goal) in find_unmet_goals(problem, &best_speeds).iter().enumerate() {
-        let removal = if nth < MAX_REMOVAL_SEARCHES && unmet_goal.can_be_met_alone {
+    for (goal_index, unmet_goal) in find_unmet_goals(problem, &best_speeds).iter().enumerate() {
+        let removal = if goal_index < MAX_REMOVAL_SEARCHES && unmet_goal.can_be_met_alone {
             Some(programs_to_remove(problem, best, unmet_goal))
         } else {
             None
@@ -103,11 +103,11 @@ fn find_unmet_goals(problem: &PlanningProblem, task_speeds: &[Option<ForecastSpe
             });
         }
         let rates = program.goal.min_rate.zip(speed.current_and_solo_rates(program)).zip(program.rate);
-        if let Some(((min, (rate, alone)), counted)) = rates
+        if let Some(((min, (rate, solo_rate)), counted)) = rates
             && rate < min * (1.0 - GOAL_TOLERANCE)
         {
-            let target = GoalTarget::Rate { min, rate, alone, work: counted.work };
-            unmet_goals.push(UnmetGoal { task_index: index, target, speed, can_be_met_alone: alone >= min });
+            let target = GoalTarget::Rate { min, rate, solo_rate, work: counted.work };
+            unmet_goals.push(UnmetGoal { task_index: index, target, speed, can_be_met_alone: solo_rate >= min });
         }
     }
     unmet_goals
@@ -188,10 +188,10 @@ impl UnmetGoal {
         let (mut text, mut numbers) = self.describe();
         text += &self.describe_cause();
         match removal {
-            Some(Some(left_out)) => {
-                numbers.push(("must_leave".to_string(), left_out.len() as f64));
+            Some(Some(removed_programs)) => {
+                numbers.push(("must_leave".to_string(), removed_programs.len() as f64));
                 let mut names = Vec::new();
-                for index in left_out {
+                for index in removed_programs {
                     names.push(format!("{{{}}}", tasks.len()));
                     tasks.push(problem.tasks[index].task);
                 }
@@ -257,7 +257,7 @@ impl UnmetGoal {
                 );
                 (text, vec![named_number("max_slowdown", *max), named_number("forecast_slowdown", slower)])
             }
-            GoalTarget::Rate { min, rate, alone, work } => {
+            GoalTarget::Rate { min, rate, solo_rate, work } => {
                 let text = format!(
                     "{{0}} cannot be kept at {min:.4e} a second in {} (min_rate): the best plan leaves it {rate:.4e}",
                     work.describe()
@@ -265,7 +265,7 @@ impl UnmetGoal {
                 let numbers = vec![
                     named_number("min_rate_per_s", *min),
                     named_number("forecast_rate_per_s", *rate),
-                    named_number("best_solo_rate_per_s", *alone),
+                    named_number("best_solo_rate_per_s", *solo_rate),
                 ];
                 (text, numbers)
             }
@@ -274,10 +274,10 @@ impl UnmetGoal {
 
     /// Describes the smaller of the two factors of the task's speed.
     fn describe_cause(&self) -> String {
-        if let GoalTarget::Rate { alone, .. } = &self.target
+        if let GoalTarget::Rate { solo_rate, .. } = &self.target
             && !self.can_be_met_alone
         {
-            return format!(", as even alone it does {alone:.4e} at most");
+            return format!(", as even alone it does {solo_rate:.4e} at most");
         }
         let speed_on_cpu = self.speed.relative_speed / self.speed.met_demand_share.max(1e-12);
         if self.speed.met_demand_share < speed_on_cpu {
@@ -389,13 +389,13 @@ mod tests {
     /// a lower goal?
     #[test]
     fn a_goal_out_of_reach_slows_no_task() {
-        let [asked, free] = [min_rate_goal(1e9), None]
+        let [with_goal, without_goal] = [min_rate_goal(1e9), None]
             .map(|goal| problem_fixture(&[(0.9, goal), (0.0, None), (0.5, None), (0.5, None)]));
-        let (plans, best) = search_candidates(&asked);
-        let (free_plans, free_best) = search_candidates(&free);
+        let (plans, best) = search_candidates(&with_goal);
+        let (free_plans, free_best) = search_candidates(&without_goal);
         assert_eq!(plans[best].layout, free_plans[free_best].layout);
         let mut reasons = Vec::new();
-        explain_unmet(&asked, &plans[0].layout, &plans[best].layout, &mut reasons);
+        explain_unmet(&with_goal, &plans[0].layout, &plans[best].layout, &mut reasons);
         let text = &reasons[0].text;
         assert!(text.contains("min_rate") && text.contains("work reported"), "{text}");
         assert!(text.contains("even alone") && text.contains("only a lower goal"), "{text}");

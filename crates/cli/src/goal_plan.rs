@@ -5,7 +5,7 @@ use cachemate_core::{Goal, MachineSpec, PromiseState, PromiseTerm};
 use cachemate_interval::IntervalJob;
 use cachemate_report::text::escape_controls;
 use cachemate_repro::interval::forecast::{TimedProgram, slowdown_with_error};
-use cachemate_repro::interval::plan_search::{PlanTruth, SearchedPlan, max_slowdown};
+use cachemate_repro::interval::plan_search::{EvaluatedPlan, PlanEvaluator, max_slowdown};
 use serde::Serialize;
 
 use crate::exit::UsageError;
@@ -108,7 +108,7 @@ impl StaticPlanSearch {
     /// # Errors
     /// There are more programs than cores.
     pub fn best_for_goals(&self) -> anyhow::Result<GoalPlan> {
-        let truth = PlanTruth::new(&self.machine, &self.jobs)?;
+        let truth = PlanEvaluator::new(&self.machine, &self.jobs)?;
         let (units_per_cache, best_plan) = (truth.units_per_cache, truth.search_best_plan(self.seed)?);
         let must_leave = if best_plan.keeps_all_promises { Vec::new() } else { self.find_program_to_remove()? };
         Ok(build_goal_plan(&self.names, &self.jobs, &best_plan, units_per_cache, must_leave))
@@ -124,7 +124,7 @@ impl StaticPlanSearch {
             if remaining_jobs.is_empty() {
                 bail!("'{}': its promise cannot be kept even alone", escape_controls(&self.names[index]));
             }
-            if PlanTruth::new(&self.machine, &remaining_jobs)?.search_best_plan(self.seed)?.keeps_all_promises {
+            if PlanEvaluator::new(&self.machine, &remaining_jobs)?.search_best_plan(self.seed)?.keeps_all_promises {
                 return Ok(vec![self.names[index].clone()]);
             }
         }
@@ -135,7 +135,7 @@ impl StaticPlanSearch {
 fn build_goal_plan(
     names: &[String],
     jobs: &[IntervalJob],
-    best_plan: &SearchedPlan,
+    best_plan: &EvaluatedPlan,
     units_per_cache: u32,
     must_leave: Vec<String>,
 ) -> GoalPlan {
@@ -166,7 +166,7 @@ fn build_goal_plan(
 }
 
 /// Lists the places of all programs in a plan.
-pub fn placements(names: &[String], searched_plan: &SearchedPlan) -> Vec<PlannedPlacement> {
+pub fn placements(names: &[String], searched_plan: &EvaluatedPlan) -> Vec<PlannedPlacement> {
     let placement_of = |(index, name): (usize, &String)| PlannedPlacement {
         program: name.clone(),
         cpu: searched_plan.plan.cpu_by_job[index],

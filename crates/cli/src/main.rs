@@ -39,7 +39,7 @@ mod traces;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
@@ -48,10 +48,19 @@ fn main() -> ExitCode {
     {
         return exit::exit_code_of(Err(exit::UsageError(refusal).into()));
     }
-    let cli = match commands::Cli::try_parse() {
-        Ok(cli) => cli,
+    let parsed = commands::Cli::command()
+        .try_get_matches()
+        .and_then(|matches| Ok((commands::Cli::from_arg_matches(&matches)?, prints_json(&matches))));
+    let (cli, prints_json) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return exit::print_usage(&error),
     };
-    let session = session::Session::new(&cli.global);
+    let session = session::Session::new(&cli.global, prints_json);
     exit::exit_code_of(cli.command.run(&session))
+}
+
+/// Returns whether the command or one of its subcommands was given `--json`.
+fn prints_json(matches: &ArgMatches) -> bool {
+    let has_flag = matches.try_get_one::<bool>("json").is_ok_and(|flag| flag == Some(&true));
+    has_flag || matches.subcommand().is_some_and(|(_, subcommand)| prints_json(subcommand))
 }

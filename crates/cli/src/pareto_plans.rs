@@ -1,7 +1,7 @@
 //! `cachemate plan --pareto`: the plans between which only the user can choose.
 
 use cachemate_report::text::format_fixed;
-use cachemate_repro::interval::plan_search::PlanTruth;
+use cachemate_repro::interval::plan_search::PlanEvaluator;
 use cachemate_repro::interval::trade_offs::{MIN_SLOWDOWN_DIFFERENCE, TradeOff, pareto_front};
 use serde::Serialize;
 
@@ -40,7 +40,7 @@ impl ParetoPlans {
     /// # Errors
     /// There are more programs than cores.
     pub fn plan_search(search: &StaticPlanSearch) -> anyhow::Result<Self> {
-        let truth = PlanTruth::new(&search.machine, &search.jobs)?;
+        let truth = PlanEvaluator::new(&search.machine, &search.jobs)?;
         let plan_of = |TradeOff { plan, objectives }: &TradeOff| ParetoPlan {
             mean_slowdown: objectives.mean_slowdown,
             worst_slowdown: objectives.worst_slowdown,

@@ -24,6 +24,8 @@ pub struct Session {
     /// Whether standard error is a terminal, and `--quiet` was not given.
     shows_notes: bool,
     is_quiet: bool,
+    /// Whether lines about progress are printed where no bar can be drawn: neither `--quiet` nor `--json` was given.
+    shows_progress_lines: bool,
     paint: Paint,
     /// Columns of the terminal; `None` if standard output is not a terminal.
     columns: Option<usize>,
@@ -31,7 +33,7 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn new(global: &Global) -> Self {
+    pub fn new(global: &Global, prints_json: bool) -> Self {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             // The first signal only sets the flag, and a second one ends the process at once. If the handler cannot
@@ -51,6 +53,7 @@ impl Session {
         let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);
         Session {
             is_quiet: global.quiet,
+            shows_progress_lines: !global.quiet && !prints_json,
             shows_notes: io::stderr().is_terminal() && !global.quiet,
             paint: Paint { color, width: width.unwrap_or(100).min(160) },
             columns: if is_terminal { Some(width.unwrap_or(100)) } else { None },
@@ -61,7 +64,14 @@ impl Session {
     /// Returns a session for concurrent work: it shares the interruption flag, but shows no progress and no messages.
     pub fn silent(&self) -> Self {
         let interrupted = Arc::clone(&self.interrupted);
-        Session { is_quiet: true, shows_notes: false, paint: self.paint, columns: self.columns, interrupted }
+        Session {
+            is_quiet: true,
+            shows_progress_lines: false,
+            shows_notes: false,
+            paint: self.paint,
+            columns: self.columns,
+            interrupted,
+        }
     }
 
     /// Returns the width to which lines are truncated; `None` for a pipe or file, where lines are not truncated.
@@ -103,7 +113,7 @@ impl Session {
     }
 
     /// Progress bar over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints. Off a
-    /// terminal, a line of text takes its place every ten seconds, unless `--quiet` was given.
+    /// terminal, a line of text takes its place every ten seconds, unless `--quiet` or `--json` was given.
     pub fn progress_bar(&self, stage: &'static str, total: Option<u64>) -> ProgressBar {
         let bar = match total {
             Some(total) => ProgressBar::new(total),
@@ -122,7 +132,7 @@ impl Session {
         bar.set_prefix(stage);
         if self.shows_notes {
             bar.enable_steady_tick(Duration::from_millis(250));
-        } else if !self.is_quiet {
+        } else if self.shows_progress_lines {
             report_progress_lines(stage, &bar);
         }
         bar

@@ -46,7 +46,7 @@ impl TraceInput {
         let resolved_path = if path == "-" { PathBuf::from(path) } else { recording_path(path)? };
         let path = resolved_path.to_str().unwrap_or(path);
         let open_result = if path == "-" {
-            let input = InterruptibleStdin { stop: Arc::clone(&stop) };
+            let input = InterruptibleStdin { is_interrupted: Arc::clone(&stop) };
             cachemate_trace::open_input(Box::new(input), "standard input", format)
         } else {
             cachemate_trace::open(path, format)

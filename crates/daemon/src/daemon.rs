@@ -114,7 +114,7 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
     let config = source.read()?;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     paths::create_private_dir(&state_dir)?;
-    let Some(_lock) = DaemonLock::wait_for_daemon_lock(&state_dir, LOCK_TIMEOUT)? else {
+    let Some(_lock) = DaemonLock::acquire_within(&state_dir, LOCK_TIMEOUT)? else {
         bail!("another daemon holds {}", state_dir.display());
     };
     let recovery = restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), &state_dir)?;

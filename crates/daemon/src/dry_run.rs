@@ -123,7 +123,7 @@ pub fn dry_run(source: &ConfigSource, flags: &ControlFlags, max_windows: u64) ->
     let host_survey = host::survey_host(false)?;
     let options = LiveRunOptions {
         rules: host::manage_rules(&config.rules),
-        progress: progress_dir(&config).map_or_else(ProgressFiles::default, ProgressFiles::for_other_users),
+        progress: progress_dir(&config).map_or_else(ProgressFiles::default, ProgressFiles::read_only),
         state_dir: state_dir.clone(),
         learned_profiles: Default::default(),
         runtime: None,

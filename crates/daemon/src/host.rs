@@ -23,7 +23,9 @@ use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
 use cachemate_linux::nri::NriChannels;
 use cachemate_linux::safety::actuation_lock::ActuationLock;
-use cachemate_linux::sense::capability_survey::{CapabilitySurvey, can_probe, capabilities, survey_capabilities};
+use cachemate_linux::sense::capability_survey::{
+    CapabilitySurvey, can_probe, policy_capabilities, survey_capabilities,
+};
 use cachemate_linux::sense::counters::{EventSurvey, survey};
 use cachemate_linux::sense::miss_cost;
 use cachemate_linux::sense::progress::ProgressFiles;
@@ -151,7 +153,7 @@ pub fn build_live_run(host_survey: &HostSurvey, run_options: &LiveRunOptions) ->
     let window = window_length(&run_options.config);
     let partitions = host_survey.resctrl.as_ref().map(Resctrl::partitions).unwrap_or_default();
     let mut capabilities: Capabilities =
-        capabilities(&host_survey.capability_survey, partitions, window.as_nanos() as u64);
+        policy_capabilities(&host_survey.capability_survey, partitions, window.as_nanos() as u64);
     let (color_support, color_partitions) = match colors::survey_partitions(&host_survey.topology) {
         Ok(color_partitions) => {
             (Support::Yes { note: Some(colors::describe_partitions(&color_partitions)) }, color_partitions)

@@ -44,7 +44,11 @@ fn files_of_earlier_versions_are_read_or_refused_by_name() {
         |dir: &BTreeMap<String, String>, name: &str| std::fs::read_to_string(sweep.join(&dir[name])).unwrap();
     let scenario =
         parse_scenario("one.toml", &read_input(&manifest.header.scenarios, "one.toml")).unwrap_err().to_string();
-    assert_eq!(scenario, "one.toml:4:9: 'model' is now 'simulator'");
+    assert_eq!(
+        scenario,
+        "one.toml:4:9: 'model' is now 'simulator'\n\
+         one.toml:12:48: 'programs.goal.degradation_at_most' is now 'programs.goal.max_slowdown'"
+    );
     let machine =
         parse_machine("small.toml", &read_input(&manifest.header.machines, "small.toml")).unwrap_err().to_string();
     assert_eq!(

@@ -21,7 +21,7 @@ pub mod scheduling;
 pub(crate) mod systemd_units;
 
 use group_moves::GroupMoves;
-use process_events::ProcessEvents;
+use process_events::ProcessEventSubscription;
 use scheduling::SchedParams;
 
 /// Identity of a thread. Thread ids are reused, but id and start time together are unique within one boot.
@@ -179,7 +179,7 @@ pub trait Kernel {
         sum_run_times(self, pid)
     }
     /// Subscribes to the events of processes.
-    fn process_events(&self) -> io::Result<ProcessEvents> {
+    fn process_events(&self) -> io::Result<ProcessEventSubscription> {
         Err(io::ErrorKind::Unsupported.into())
     }
     /// Subscribes to the moves of processes between control groups.
@@ -486,11 +486,11 @@ impl Kernel for LinuxHost {
     fn set_fence(&self, fence: Option<Arc<Fence>>) {
         *self.fence.write().unwrap_or_else(PoisonError::into_inner) = fence;
     }
-    fn process_events(&self) -> io::Result<ProcessEvents> {
+    fn process_events(&self) -> io::Result<ProcessEventSubscription> {
         if self.root != Path::new("/") {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        ProcessEvents::subscribe()
+        ProcessEventSubscription::subscribe()
     }
     fn group_moves(&self) -> io::Result<GroupMoves> {
         if self.root != Path::new("/") {

@@ -436,13 +436,13 @@ impl PolicyOutcome {
             for (seconds, cache) in self.series.seconds.iter().zip(self.series.cache.get(index).into_iter().flatten()) {
                 let span_end = seconds / unit.seconds;
                 if let Some(cache) = cache {
-                    match spans.last_mut().filter(|last| last.kind == *cache as usize && last.end == span_start) {
+                    match spans.last_mut().filter(|last| last.kind_index == *cache as usize && last.end == span_start) {
                         Some(last) => last.end = span_end,
                         None => spans.push(TimelineSpan {
                             start: span_start,
                             end: span_end,
-                            kind: *cache as usize,
-                            title: String::new(),
+                            kind_index: *cache as usize,
+                            detail: String::new(),
                         }),
                     }
                 }
@@ -452,7 +452,7 @@ impl PolicyOutcome {
         };
         TimelineChart {
             title: self.policy.clone(),
-            x: Axis::linear(unit.label),
+            x_axis: Axis::linear(unit.label),
             kinds: (0..caches).map(|cache| format!("cache {cache}")).collect(),
             lanes: drawn_indices.iter().map(lane).collect(),
             marks: Vec::new(),
@@ -515,7 +515,8 @@ mod tests {
     #[test]
     fn consecutive_intervals_on_one_cache_form_one_span() {
         let lanes = sample_result().policies[0].cache_timeline(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
-        let spans = |index: usize| lanes[index].spans.iter().map(|s| (s.start, s.end, s.kind)).collect::<Vec<_>>();
+        let spans =
+            |index: usize| lanes[index].spans.iter().map(|s| (s.start, s.end, s.kind_index)).collect::<Vec<_>>();
         assert_eq!(spans(0), [(0.0, 20.0, 0), (20.0, 30.0, 1)]);
         assert_eq!(spans(1), [(10.0, 30.0, 1)]);
     }

@@ -14,7 +14,7 @@ use cachemate_interval::{IntervalJob, IntervalMachine, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::auto::{MixFamily, draw};
-use crate::interval::plan_search::{PlanTruth, max_slowdown};
+use crate::interval::plan_search::{PlanEvaluator, max_slowdown};
 use crate::interval::whatif::build_interval_pipeline;
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, ReproError, mean};
@@ -161,7 +161,7 @@ const MAX_TRUTH_WINDOWS: usize = 64;
 
 fn measure_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
     let spec = load_promise_machine(mix.machine)?;
-    let plan_truth = PlanTruth::new(&spec, &mix.jobs)?.of_running_jobs();
+    let plan_truth = PlanEvaluator::new(&spec, &mix.jobs)?.with_running_jobs();
     let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
     let policy = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed: mix.seed };

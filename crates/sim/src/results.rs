@@ -20,7 +20,7 @@ pub struct RunResults {
     pub machine: String,
     /// Clock frequency of the cores.
     pub hertz: u64,
-    /// Time scale of the run ([`crate::machine::SimOptions::scale`]); 1 is as published.
+    /// Time scale of the run ([`crate::machine::SimOptions::scale_down`]); 1 is as published.
     pub scale: u64,
     /// Length of the measured part.
     pub elapsed_cycles: u64,

@@ -1,4 +1,4 @@
-//! The length that a turn needs. When a gang's turn begins, its footprint has been displaced: the first access to
+//! Computes the length of a gang's turn. When a gang's turn begins, its footprint has been displaced: the first access to
 //! each line costs a miss, and later accesses hit. Source: measurements on a modeled machine, which the formula
 //! matches within 2.5 % at 1 to 100 ms (docs/sched-ext.md).
 
@@ -47,13 +47,13 @@ pub const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
 pub const LEAST_GAIN: f64 = 0.1;
 /// The preferred length of a turn brings the mean access time within this factor of a hit's time.
 pub const WANTED_FACTOR: f64 = 4.0 / 3.0;
-/// Maximum wait beyond two rotations in ns, in which tasks that have waited too long are served.
+/// Time in ns, in addition to two rotations, within which a task that has waited too long is served.
 pub const WAIT_BEYOND_ROTATIONS_NS: f64 = 100e6;
 
 /// The reason why gangs are refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QuantumRefusal {
-    /// A figure is not a positive number, or a miss costs no more than a hit.
+    /// An input is not a positive number, or a miss costs no more than a hit.
     NotMeasured,
     /// Accesses without gangs are already about as fast as gangs can make them.
     NothingToGain,
@@ -62,10 +62,10 @@ pub enum QuantumRefusal {
     WaitTooLong { pays_ns: f64, allowed_ns: f64 },
 }
 
-/// The longest turn in ns with which no task waits longer than allowed; a wait lasts at most two rotations and 100
-/// ms.
+/// The longest turn in ns with which no task waits longer than allowed, 0 if there is none; a wait lasts at most two
+/// rotations and 100 ms.
 pub fn longest_turn_ns(gangs: u32, longest_wait_ns: f64) -> f64 {
-    (longest_wait_ns - WAIT_BEYOND_ROTATIONS_NS) / (2.0 * f64::from(gangs.max(1)))
+    (longest_wait_ns - WAIT_BEYOND_ROTATIONS_NS).max(0.0) / (2.0 * f64::from(gangs.max(1)))
 }
 
 /// The length of a turn in ns: the preferred one, limited to 20 to 100 ms, but never shorter than break-even nor
@@ -79,8 +79,8 @@ pub fn turn_ns(footprint: &GangFootprint, requirements: &TurnRequirements) -> Re
     if figures.iter().any(|figure| !figure.is_finite() || *figure <= 0.0) || footprint.miss_ns <= footprint.hit_ns {
         return Err(QuantumRefusal::NotMeasured);
     }
-    let paying_ns = (requirements.without_ns * (1.0 - LEAST_GAIN)).min(footprint.miss_ns * (1.0 - LEAST_GAIN));
-    let pays_ns = turn_for_access_ns(footprint, paying_ns).ok_or(QuantumRefusal::NothingToGain)?;
+    let max_access_ns = requirements.without_ns.min(footprint.miss_ns) * (1.0 - LEAST_GAIN);
+    let pays_ns = turn_for_access_ns(footprint, max_access_ns).ok_or(QuantumRefusal::NothingToGain)?;
     let allowed_ns = longest_turn_ns(requirements.gangs, requirements.longest_wait_ns);
     if pays_ns > allowed_ns {
         return Err(QuantumRefusal::WaitTooLong { pays_ns, allowed_ns });
@@ -104,8 +104,8 @@ mod tests {
         let measured = [(3.0, 20.0, 35.3), (3.0, 50.0, 29.5), (3.0, 100.0, 28.0), (3.0, 5.0, 127.5), (1.0, 5.0, 40.0)];
         let more_measured = [(1.0, 10.0, 32.0), (1.0, 20.0, 29.0), (1.0, 1.0, 129.0)];
         for (mib, turn_ms, found_ns) in measured.into_iter().chain(more_measured) {
-            let law_ns = access_ns(&chase(mib * MIB), turn_ms * 1e6);
-            assert!((law_ns / found_ns - 1.0).abs() < 0.03, "{mib} MiB, {turn_ms} ms: {law_ns} against {found_ns}");
+            let modeled_ns = access_ns(&chase(mib * MIB), turn_ms * 1e6);
+            assert!((modeled_ns / found_ns - 1.0).abs() < 0.03, "{mib} MiB, {turn_ms} ms: {modeled_ns} against {found_ns}");
         }
     }
 

@@ -102,7 +102,7 @@ impl RestoreArgs {
             bail!("{}: no such directory, expected the one with the restore journal", state_dir.display());
         }
         for dir in dirs {
-            match DaemonLock::wait_for_daemon_lock(&dir, Duration::from_secs(10)) {
+            match DaemonLock::acquire_within(&dir, Duration::from_secs(10)) {
                 Ok(Some(_lock)) => result.restore(&dir),
                 Ok(None) if dir == state_dir => {
                     bail!("a daemon holds {}: stop it, and it restores the host itself", dir.display());

@@ -263,7 +263,7 @@ impl RunStateDir {
     fn new() -> anyhow::Result<Self> {
         let path = paths::state_dir().join(format!("run-{}", std::process::id()));
         paths::create_private_dir(&path)?;
-        let Some(lock) = DaemonLock::acquire_daemon_lock(&path)? else {
+        let Some(lock) = DaemonLock::acquire(&path)? else {
             bail!("{}: another process holds the lock", path.display())
         };
         Ok(RunStateDir(path, lock))

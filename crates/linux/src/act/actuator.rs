@@ -123,10 +123,10 @@ impl Actuator {
             Ok(guardian)
         };
         match &mut self.journal_and_guardian {
-            Some((_, guardian)) => match guardian.state() {
+            Some((_, guardian)) => match guardian.status() {
                 GuardianStatus::Alive => {}
                 GuardianStatus::Killed => *guardian = start_guardian().map_err(io_error)?,
-                GuardianStatus::Ended => return Err(JournalError::Fenced),
+                GuardianStatus::TakenOver => return Err(JournalError::Fenced),
             },
             None => {
                 // If the time cannot be read, every thread counts as created after the journal was begun.
@@ -232,7 +232,7 @@ impl Actuator {
     /// Has the guardian restored the host because this process sent no heartbeat? If so, nothing can be changed
     /// before [`Actuator::rejoin`].
     pub fn is_fenced(&mut self) -> bool {
-        self.journal_and_guardian.as_mut().is_some_and(|(_, guardian)| guardian.state() == GuardianStatus::Ended)
+        self.journal_and_guardian.as_mut().is_some_and(|(_, guardian)| guardian.status() == GuardianStatus::TakenOver)
     }
 
     /// Rejoins after a missed heartbeat: waits until the guardian has exited, and restores the object that this

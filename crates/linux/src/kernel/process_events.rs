@@ -16,8 +16,8 @@ use rustix::net::{
 
 /// `CN_IDX_PROC` and `CN_VAL_PROC`: the connector's address, and its multicast group.
 const PROCESS_CONNECTOR: u32 = 1;
-const LISTEN: u32 = 1;
-const IGNORE: u32 = 2;
+const LISTEN_OPERATION: u32 = 1;
+const IGNORE_OPERATION: u32 = 2;
 /// Lengths of the two headers before an event, and of the event's own header.
 const NETLINK_HEADER_BYTES: usize = 16;
 const CONNECTOR_HEADER_BYTES: usize = 20;
@@ -33,7 +33,7 @@ pub enum ProcessEvent {
     /// A process has begun.
     ProcessStart {
         /// The process that started it.
-        parent: i32,
+        parent_pid: i32,
         /// The new process.
         pid: i32,
     },
@@ -65,11 +65,11 @@ pub enum ProcessEvent {
 
 /// A subscription to the connector.
 #[derive(Debug)]
-pub struct ProcessEvents {
+pub struct ProcessEventSubscription {
     socket: OwnedFd,
 }
 
-impl ProcessEvents {
+impl ProcessEventSubscription {
     /// Subscribes to the events of all processes.
     ///
     /// # Errors
@@ -79,8 +79,8 @@ impl ProcessEvents {
         let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(CONNECTOR))?;
         bind(&socket, &SocketAddrNetlink::new(0, PROCESS_CONNECTOR))?;
         sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES)?;
-        let events = ProcessEvents { socket };
-        events.request(LISTEN)?;
+        let events = ProcessEventSubscription { socket };
+        events.request(LISTEN_OPERATION)?;
         // The kernel acknowledges before `send` returns, unless it ignores the request, as in a PID namespace.
         let mut message = [0; MAX_MESSAGE_BYTES];
         match events.next_message(&mut message)? {
@@ -121,10 +121,10 @@ impl ProcessEvents {
     }
 }
 
-impl Drop for ProcessEvents {
+impl Drop for ProcessEventSubscription {
     /// Ends the subscription, because before Linux 6.6 the kernel does not notice that a subscriber has exited.
     fn drop(&mut self) {
-        let _ = self.request(IGNORE);
+        let _ = self.request(IGNORE_OPERATION);
     }
 }
 
@@ -143,7 +143,7 @@ pub fn parse_message(message: &[u8]) -> Option<ProcessEvent> {
     match read_word(message, 0)? {
         // Parent's thread and process, child's thread and process.
         1 => match (read_id(2)?, read_id(3)?) {
-            (tid, pid) if tid == pid => Some(ProcessEvent::ProcessStart { parent: read_id(1)?, pid }),
+            (tid, pid) if tid == pid => Some(ProcessEvent::ProcessStart { parent_pid: read_id(1)?, pid }),
             (tid, pid) => Some(ProcessEvent::ThreadStart { pid, tid }),
         },
         // Thread and process: exec, name, user.
@@ -160,10 +160,10 @@ mod tests {
     use crate::skip_test::report_unchecked;
     use std::collections::BTreeSet;
 
-    /// Do the kernel's messages name the birth, the program and the end of a child, and the birth of a thread?
+    /// Does the kernel report the start, exec and exit of a child process, and the start of a thread?
     #[test]
-    fn births_programs_and_ends_of_children_are_reported() {
-        let mut events = match ProcessEvents::subscribe() {
+    fn starts_execs_and_exits_of_children_are_reported() {
+        let mut events = match ProcessEventSubscription::subscribe() {
             Ok(events) => events,
             Err(error) => return report_unchecked("events of the process connector", error),
         };
@@ -172,29 +172,29 @@ mod tests {
         let pid = child.id() as i32;
         child.wait().unwrap();
         let tid = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get()).join().unwrap();
-        let mut seen = Vec::new();
-        events.deliver_events(|event| seen.push(event)).unwrap();
+        let mut received_events = Vec::new();
+        events.deliver_events(|event| received_events.push(event)).unwrap();
         for expected in [
-            ProcessEvent::ProcessStart { parent: own_pid, pid },
+            ProcessEvent::ProcessStart { parent_pid: own_pid, pid },
             ProcessEvent::ProgramChange { pid },
             ProcessEvent::Exit { pid, tid: pid },
             ProcessEvent::ThreadStart { pid: own_pid, tid },
         ] {
-            assert!(seen.contains(&expected), "{expected:?} in {seen:?}");
+            assert!(received_events.contains(&expected), "{expected:?} in {received_events:?}");
         }
     }
 
-    /// Is a message cut at any place no event, and is one of another kind none?
+    /// Is a truncated message ignored, whatever its length, and a message of another kind too?
     #[test]
-    fn a_message_that_is_cut_is_no_event() {
+    fn a_truncated_message_is_no_event() {
         let mut message = vec![0u8; NETLINK_HEADER_BYTES + CONNECTOR_HEADER_BYTES];
         for word in [1u32, 0, 0, 0, 7, 7, 9, 9] {
             message.extend(word.to_ne_bytes());
         }
-        assert_eq!(parse_message(&message), Some(ProcessEvent::ProcessStart { parent: 7, pid: 9 }));
-        let events: BTreeSet<bool> =
+        assert_eq!(parse_message(&message), Some(ProcessEvent::ProcessStart { parent_pid: 7, pid: 9 }));
+        let outcomes_by_length: BTreeSet<bool> =
             (0..message.len()).map(|length| parse_message(&message[..length]).is_some()).collect();
-        assert_eq!(events, BTreeSet::from([false]));
+        assert_eq!(outcomes_by_length, BTreeSet::from([false]));
         message[NETLINK_HEADER_BYTES + CONNECTOR_HEADER_BYTES] = 0x40;
         assert_eq!(parse_message(&message), None);
     }

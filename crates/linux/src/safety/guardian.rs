@@ -51,8 +51,8 @@ pub enum GuardianStatus {
     Alive,
     /// A signal ended it before it restored anything.
     Killed,
-    /// It exited by itself: it judged the daemon dead or hung, and has restored the host.
-    Ended,
+    /// It has judged the daemon dead or hung: it has restored the host, or is restoring it.
+    TakenOver,
 }
 
 impl Guardian {
@@ -105,19 +105,19 @@ impl Guardian {
     }
 
     /// State of the guardian, to be checked before every batch of changes.
-    pub fn state(&mut self) -> GuardianStatus {
+    pub fn status(&mut self) -> GuardianStatus {
         match self.child.try_wait() {
-            Ok(None) if self.fence.is_raised() => GuardianStatus::Ended,
+            Ok(None) if self.fence.is_raised() => GuardianStatus::TakenOver,
             Ok(None) => GuardianStatus::Alive,
             Ok(Some(status)) if status.signal().is_some() && !self.fence.is_raised() => GuardianStatus::Killed,
-            _ => GuardianStatus::Ended,
+            _ => GuardianStatus::TakenOver,
         }
     }
 
     /// Sends a heartbeat with the length of the windows; every window sends one.
     pub fn send_heartbeat(&mut self, window: Duration) {
         if let Some(pipe) = &mut self.child.stdin {
-            // A full pipe holds enough heartbeats; a broken pipe is noticed by the guardian's state.
+            // If the pipe is full, it holds enough heartbeats; if it is broken, the guardian's state shows that it has exited.
             let _ = pipe.write_all(format!("{}\n", window.as_millis()).as_bytes());
         }
     }
@@ -146,19 +146,19 @@ impl Guardian {
     }
 }
 
-/// Cause of the end of the daemon's pipe.
+/// The event that ends the guardian's watch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum PipeEnd {
+enum DaemonOutcome {
     /// The daemon has restored everything itself.
     AllRestored,
     /// The daemon has exited.
-    End,
+    Exited,
     /// The daemon is alive, and has been silent for this long.
-    Silence(Duration),
+    Silent(Duration),
 }
 
 /// Reads the daemon's messages until it reports a complete restoration, closes the pipe, or is silent for too long.
-fn read_heartbeats(pipe: impl AsFd, min_silence: Duration) -> PipeEnd {
+fn wait_for_daemon_end(pipe: impl AsFd, min_silence: Duration) -> DaemonOutcome {
     let (mut max_silence, mut last_message_time, mut received_bytes) = (min_silence, Instant::now(), Vec::new());
     loop {
         let poll_start = Instant::now();
@@ -168,19 +168,19 @@ fn read_heartbeats(pipe: impl AsFd, min_silence: Duration) -> PipeEnd {
         let ready_count = match poll(&mut poll_fds, Some(&timeout)) {
             Ok(ready) => ready,
             Err(rustix::io::Errno::INTR) => continue,
-            Err(_) => return PipeEnd::End,
+            Err(_) => return DaemonOutcome::Exited,
         };
         if ready_count > 0 {
             let mut buffer = [0u8; 256];
             match rustix::io::read(&pipe, &mut buffer) {
-                Ok(0) => return PipeEnd::End,
+                Ok(0) => return DaemonOutcome::Exited,
                 Ok(count) => {
                     last_message_time = Instant::now();
                     received_bytes.extend_from_slice(&buffer[..count]);
-                    for message in take_lines(&mut received_bytes) {
+                    for message in drain_complete_lines(&mut received_bytes) {
                         match message.parse::<u64>() {
                             _ if message.as_bytes() == ALL_RESTORED_MESSAGE.trim_ascii_end() => {
-                                return PipeEnd::AllRestored;
+                                return DaemonOutcome::AllRestored;
                             }
                             Ok(ms) => {
                                 max_silence =
@@ -191,13 +191,13 @@ fn read_heartbeats(pipe: impl AsFd, min_silence: Duration) -> PipeEnd {
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return PipeEnd::End,
+                Err(_) => return DaemonOutcome::Exited,
             }
         } else if poll_start.elapsed() > remaining + Duration::from_secs(1) {
             // The guardian was stopped as well, so the daemon's time starts again.
             last_message_time = Instant::now();
         } else if last_message_time.elapsed() >= max_silence {
-            return PipeEnd::Silence(last_message_time.elapsed());
+            return DaemonOutcome::Silent(last_message_time.elapsed());
         }
     }
 }
@@ -206,7 +206,7 @@ fn read_heartbeats(pipe: impl AsFd, min_silence: Duration) -> PipeEnd {
 const MAX_WINDOW_MS: u64 = 3_600_000;
 
 /// Removes and returns the complete lines of the bytes read so far.
-fn take_lines(received_bytes: &mut Vec<u8>) -> Vec<String> {
+fn drain_complete_lines(received_bytes: &mut Vec<u8>) -> Vec<String> {
     let end = received_bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
     let complete_bytes: Vec<u8> = received_bytes.drain(..end).collect();
     String::from_utf8_lossy(&complete_bytes).lines().map(str::to_string).collect()
@@ -216,7 +216,7 @@ fn take_lines(received_bytes: &mut Vec<u8>) -> Vec<String> {
 /// not.
 ///
 /// # Errors
-/// The journal could not be read, or the lock not taken. Objects that could not be restored are in the report.
+/// The journal could not be read, or the lock's file not opened. Objects that could not be restored are in the report.
 pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
     ignore_terminal_signals();
     // Without a control group of its own, the guardian stays in the daemon's, and `status` reports it.
@@ -233,21 +233,21 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
     let fence = Fence::inherit().map_err(io_error)?;
     let mut stdout = io::stdout();
     let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
-    match read_heartbeats(io::stdin(), MIN_SILENCE) {
-        PipeEnd::AllRestored => return Ok(RecoveryReport::default()),
-        PipeEnd::Silence(silence) => {
+    match wait_for_daemon_end(io::stdin(), MIN_SILENCE) {
+        DaemonOutcome::AllRestored => return Ok(RecoveryReport::default()),
+        DaemonOutcome::Silent(silence) => {
             // The daemon holds the lock, but the raised fence keeps it from changing anything.
             let Some(fence) = fence else { return Ok(RecoveryReport::default()) };
             fence.raise().map_err(io_error)?;
             let recovery = restore_left_behind(kernel, state_dir)?;
             return Ok(RecoveryReport { silence: Some(silence), ..recovery });
         }
-        PipeEnd::End => {}
+        DaemonOutcome::Exited => {}
     }
     // A daemon that has started in the meantime restores the host before it does anything else, and the journal then
     // belongs to it. The dead daemon's lock may outlive its pipe by a moment.
     for _ in 0..20 {
-        if let Some(_lock) = DaemonLock::acquire_daemon_lock(state_dir)? {
+        if let Some(_lock) = DaemonLock::acquire(state_dir)? {
             return restore_left_behind(kernel, state_dir);
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -273,7 +273,7 @@ impl DaemonLock {
     ///
     /// # Errors
     /// The file cannot be opened or locked, or others may write to the directory.
-    pub fn acquire_daemon_lock(state_dir: &Path) -> Result<Option<Self>, JournalError> {
+    pub fn acquire(state_dir: &Path) -> Result<Option<Self>, JournalError> {
         let path = state_dir.join("daemon.lock");
         let dir = std::fs::metadata(state_dir).map_err(JournalError::io_error_at(&path))?;
         journal::check_ownership(state_dir, &dir)?;
@@ -290,10 +290,10 @@ impl DaemonLock {
     ///
     /// # Errors
     /// The file cannot be opened or locked.
-    pub fn wait_for_daemon_lock(state_dir: &Path, max_wait: Duration) -> Result<Option<Self>, JournalError> {
+    pub fn acquire_within(state_dir: &Path, max_wait: Duration) -> Result<Option<Self>, JournalError> {
         let deadline = Instant::now() + max_wait;
         loop {
-            let lock = Self::acquire_daemon_lock(state_dir)?;
+            let lock = Self::acquire(state_dir)?;
             if lock.is_some() || Instant::now() >= deadline {
                 return Ok(lock);
             }
@@ -353,7 +353,8 @@ impl std::fmt::Display for JournalDamage {
 
 /// Restores from a journal left behind, if there is one, and removes it when nothing is left to do. A journal with
 /// damaged lines is quarantined instead. A journal of another boot is only removed, because none of its objects still
-/// exists. The caller holds the directory's [`DaemonLock`].
+/// exists. Either the caller holds the directory's [`DaemonLock`], or the
+/// raised fence keeps its holder from changing anything.
 ///
 /// # Errors
 /// The journal cannot be read, or was written in another PID namespace.
@@ -405,13 +406,11 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
 /// group), and for every property of a thread if the restoration of any thread failed.
 fn must_retain(restored_objects: &[RestoredObject], object: &JournalObject) -> bool {
     let is_failed = |restored: &&RestoredObject| restored.has_failed();
-    let mut object_outcomes = restored_objects.iter().filter(|restored| restored.object == *object).peekable();
-    let is_untried = object_outcomes.peek().is_none();
+    let mut restorations = restored_objects.iter().filter(|restored| restored.object == *object).peekable();
+    let is_untried = restorations.peek().is_none();
     let has_failed_thread =
         || restored_objects.iter().filter(is_failed).any(|restored| restored.object.thread().is_some());
-    is_untried
-        || object_outcomes.any(|restored| is_failed(&restored))
-        || object.thread().is_some() && has_failed_thread()
+    is_untried || restorations.any(|restored| is_failed(&restored)) || object.thread().is_some() && has_failed_thread()
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ impl BirthLedger {
     /// Records an event.
     pub fn record(&mut self, event: ProcessEvent) {
         match event {
-            ProcessEvent::ProcessStart { parent, pid } => {
+            ProcessEvent::ProcessStart { parent_pid: parent, pid } => {
                 let (ancestor, has_ancestors_user) = match self.unread_processes.get(&parent) {
                     Some(parent) => (parent.ancestor, parent.has_ancestors_user),
                     None => (parent, true),
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     fn birth_event(parent: i32, pid: i32) -> ProcessEvent {
-        ProcessEvent::ProcessStart { parent, pid }
+        ProcessEvent::ProcessStart { parent_pid: parent, pid }
     }
 
     fn exit_event(pid: i32, tid: i32) -> ProcessEvent {

@@ -1,4 +1,4 @@
-//! Facilities for measuring and acting on this host, best first, with a remedy for each missing one: `cachemate
+//! Tests the facilities for measuring and acting on this host, and names a remedy for each missing one: `cachemate
 //! doctor`.
 //!
 //! Every facility is tested rather than assumed: counters against a loop that must miss, watchpoints by setting one,
@@ -45,10 +45,10 @@ pub struct CapabilitySurvey {
 }
 
 fn build_check(name: &str, outcome: Result<String, (String, Option<String>)>, consequence: &str) -> CapabilityCheck {
-    let (name, without_it) = (name.to_string(), consequence.to_string());
+    let (name, consequence) = (name.to_string(), consequence.to_string());
     match outcome {
-        Ok(detail) => CapabilityCheck { name, works: true, detail, remedy: None, consequence: without_it },
-        Err((detail, remedy)) => CapabilityCheck { name, works: false, detail, remedy, consequence: without_it },
+        Ok(detail) => CapabilityCheck { name, works: true, detail, remedy: None, consequence },
+        Err((detail, remedy)) => CapabilityCheck { name, works: false, detail, remedy, consequence },
     }
 }
 
@@ -59,13 +59,13 @@ pub fn survey_capabilities(
     topology: &Topology,
     resctrl: &Result<Resctrl, ResctrlUnavailable>,
     events: &[EventSurvey],
-    must_calibrate: bool,
+    with_calibration: bool,
 ) -> CapabilitySurvey {
     let measures = vec![
         check_counters(events),
         check_sampling(kernel),
         check_resctrl_monitoring(resctrl),
-        check_intensity_probe(topology, must_calibrate),
+        check_intensity_probe(topology, with_calibration),
         check_watchpoints(),
         check_pressure(kernel),
         check_miss_traces(kernel, events),
@@ -111,7 +111,11 @@ fn check_counters(events: &[EventSurvey]) -> CapabilityCheck {
             event_names(&absent_events)
         ))
     };
-    build_check("counters per task", outcome, "misses and speed per program are not seen; intensity comes from probes")
+    build_check(
+        "counters per task",
+        outcome,
+        "misses and speed of programs are not measured; intensity comes from probes",
+    )
 }
 
 fn check_sampling(kernel: &dyn Kernel) -> CapabilityCheck {
@@ -184,12 +188,12 @@ fn check_resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> Ca
 }
 
 fn check_ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
-    let ways_result = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::describe_ways);
-    let outcome = ways_result.map_err(|absence| (absence.reason, absence.remedy));
+    let ways_description = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::describe_ways);
+    let outcome = ways_description.map_err(|absence| (absence.reason, absence.remedy));
     build_check("way masks (resctrl)", outcome, "caches are divided by colors or not at all")
 }
 
-/// Page colors as a daemon would see them, with its rights, which may be fewer than those of the user of `doctor`.
+/// Tests page colors with the rights that a daemon would have, which may be fewer than those of the user of `doctor`.
 fn check_page_colors(topology: &Topology) -> CapabilityCheck {
     let outcome = match colors::survey_partitions(topology) {
         Ok(divided_caches) => Ok(colors::describe_partitions(&divided_caches)),
@@ -223,7 +227,7 @@ fn check_intensity_probe(topology: &Topology, must_calibrate: bool) -> Capabilit
         Some(cache) => calibrate_prober(cache.size_bytes)
             .map(|probe| {
                 let (cycles, mib) = (probe.min_miss_cycles(), probe.cache_bytes() >> 20);
-                format!("calibrated: a load of {cycles} cycles and more missed; about {mib} MiB of the cache hold ours")
+                format!("calibrated: loads of at least {cycles} cycles are misses; the probe can fill about {mib} MiB of the cache")
             })
             .map_err(|error| (error.to_string(), Some("try again while the host is quieter".to_string()))),
     };
@@ -237,10 +241,10 @@ fn check_intensity_probe(topology: &Topology, must_calibrate: bool) -> Capabilit
 /// Tries up to three times, because busy neighbors blur a single calibration.
 fn calibrate_prober(cache_bytes: Option<u64>) -> std::io::Result<intensity::PrimeProber> {
     let new_prober = |seed| intensity::PrimeProber::fit_to_cache(cache_bytes, seed);
-    let is_blurred = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
+    let is_worth_retrying = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
     let mut prober = new_prober(1);
     for seed in [2, 3] {
-        if prober.as_ref().is_err_and(is_blurred) {
+        if prober.as_ref().is_err_and(is_worth_retrying) {
             prober = new_prober(seed);
         }
     }
@@ -269,9 +273,15 @@ fn check_affinity(kernel: &dyn Kernel) -> CapabilityCheck {
     let own_pid = std::process::id() as i32;
     let outcome = kernel
         .affinity(own_pid)
-        .and_then(|cpus: CpuSet| kernel.set_affinity(own_pid, &cpus))
-        .map(|()| "set and read back on this process".to_string())
-        .map_err(|error| (error.to_string(), None));
+        .and_then(|cpus: CpuSet| {
+            kernel.set_affinity(own_pid, &cpus)?;
+            Ok(kernel.affinity(own_pid)? == cpus)
+        })
+        .map_err(|error| (error.to_string(), None))
+        .and_then(|is_kept| match is_kept {
+            true => Ok("read and set on this process".to_string()),
+            false => Err(("the kernel accepted a mask and kept another".to_string(), None)),
+        });
     build_check("affinity per thread", outcome, "nothing can be placed")
 }
 
@@ -295,7 +305,9 @@ fn check_weights(kernel: &dyn Kernel) -> CapabilityCheck {
 /// Tests the gang scheduler, and names the first missing prerequisite: the kernel, its options, the scheduler's loader,
 /// a right.
 fn check_gang_scheduler(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
-    const FIRST_RELEASE: (u32, u32) = (6, 12);
+    const FIRST_WITH_SCHED_EXT: (u32, u32) = (6, 12);
+    /// The loader uses the interface of this release and later ones.
+    const FIRST_SUPPORTED: (u32, u32) = (6, 18);
     let path_exists = |path: &str| kernel.list(Path::new(path)).is_ok();
     let release = kernel.read(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
     let release = release.trim();
@@ -303,13 +315,15 @@ fn check_gang_scheduler(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
     let version = numbers.next().zip(numbers.next());
     let outcome = if !path_exists("/sys/kernel/sched_ext") {
         let missing_support = match version {
-            Some(version) if version < FIRST_RELEASE => format!("Linux {release} has no sched_ext"),
+            Some(version) if version < FIRST_WITH_SCHED_EXT => format!("Linux {release} has no sched_ext"),
             _ => format!("Linux {release} was built without CONFIG_SCHED_CLASS_EXT"),
         };
         Err((
             missing_support,
             Some("Linux 6.18 or later with CONFIG_SCHED_CLASS_EXT and CONFIG_DEBUG_INFO_BTF".to_string()),
         ))
+    } else if version.is_some_and(|version| version < FIRST_SUPPORTED) {
+        Err((format!("Linux {release} has an older interface of sched_ext"), Some("Linux 6.18 or later".to_string())))
     } else if kernel.read(Path::new("/sys/kernel/btf/vmlinux")).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         let remedy = "Linux 6.18 or later with CONFIG_DEBUG_INFO_BTF".to_string();
         Err((format!("Linux {release} has no type information (CONFIG_DEBUG_INFO_BTF)"), Some(remedy)))
@@ -353,7 +367,7 @@ fn check_cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
 
 /// Capabilities as policies see them. `partitions` lists how caches can be divided
 /// ([`Resctrl::survey_partitions`]).
-pub fn capabilities(
+pub fn policy_capabilities(
     survey: &CapabilitySurvey,
     partitions: Vec<(CacheId, PartitionSupport)>,
     min_window_ns: u64,

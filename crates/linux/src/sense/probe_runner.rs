@@ -33,7 +33,7 @@ use crate::sense::probes::neighbor::NeighborLoad;
 use crate::sense::probes::ping_pong::round_trip;
 use crate::sense::probes::watch_candidates::WatchCandidates;
 use crate::sense::probes::{PinnedThread, thread_time_ns, watchpoint};
-use crate::sense::progress::{BracketRates, ProgressFiles, ProgressTotals};
+use crate::sense::progress::{BracketCounts, ProgressFiles, ProgressTotals};
 use crate::sense::sampling::Facility;
 
 /// Length of a phase with a neighbor: a stream beside a program needs some time until the occupancies are stable.
@@ -321,7 +321,7 @@ impl ProbeRunner {
         let ((rates, _gate), own_cpu_ns, off_ns) = session.run(|switch| {
             // The task alone and beside the neighbor in the order A B B A, then the neighbor alone; work and seconds of
             // each.
-            let mut rates = BracketRates::default();
+            let mut rates = BracketCounts::default();
             let mut neighbor_work = (0.0, 0.0);
             switch.set_running(true)?;
             for with_neighbor in [false, true, true, false] {

@@ -47,7 +47,7 @@ impl ProgressFiles {
     }
 
     /// Reports in a directory that another process maintains; they are read, but no file is removed.
-    pub fn for_other_users(dir: PathBuf) -> Self {
+    pub fn read_only(dir: PathBuf) -> Self {
         ProgressFiles { dir: Some(dir), is_read_only: true }
     }
 
@@ -77,8 +77,8 @@ impl ProgressFiles {
         Some(self.dir.as_ref()?.join(pid.to_string()))
     }
 
-    /// Removes files of exited processes, a limited number in each call. Returns the processes with a file, if this call
-    /// has examined all files; `None` if there may be others.
+    /// Removes files of exited processes, a limited number in each call. Returns the processes that had a file,
+    /// including exited ones, if this call has examined all files; `None` if there may be others.
     pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut ProgressSweep) -> Option<BTreeSet<i32>> {
         let dir = self.dir.as_ref().filter(|_| !self.is_read_only)?;
         let open_dir = || {
@@ -108,7 +108,7 @@ impl ProgressFiles {
 
     /// Removes a file that another user has put in the place of the report of `pid`, because in a sticky directory the
     /// process's user could neither write nor remove it. An empty file of the process's user replaces it; otherwise the
-    /// stranger could create his again before the process creates its own.
+    /// other user could create the file again before the process creates its own.
     fn replace_foreign_report(&self, kernel: &dyn Kernel, pid: i32) {
         let Some(path) = self.path(pid).filter(|_| !self.is_read_only) else { return };
         let Ok(metadata) = std::fs::symlink_metadata(&path) else { return };
@@ -142,8 +142,8 @@ impl ProgressFiles {
         removal_result.is_ok()
     }
 
-    /// Total of the process, or of the nearest ancestor that reports; `None` if it does not report, or its report is
-    /// not a file of at least eight bytes that belongs to the process's own user or to root. A file of any other user
+    /// Total that the process has reported; `None` if it does not report, or its report is not a file of at least eight
+    /// bytes that belongs to the process's own user or to root. A file of any other user
     /// is removed, so that a new process can report from its first window on.
     pub fn read_total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
         self.replace_foreign_report(kernel, pid);
@@ -159,7 +159,7 @@ const PROGRESS_MEASURES: [Option<CounterEvent>; 5] = [
     Some(CounterEvent::ContextSwitches),
     Some(CounterEvent::PageFaults),
 ];
-/// Minimum number of events alone; the noise of 200 is 7 %.
+/// Minimum number of events in the phases alone; the statistical error of 200 events is 7 %.
 const MIN_EVENTS: f64 = 200.0;
 /// Minimum agreement of the phases alone: their smaller rate divided by the larger one.
 const MIN_RATE_AGREEMENT: f64 = 0.75;
@@ -170,7 +170,7 @@ const MIN_BUSY_SHARE: f64 = 0.5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProgressTotals {
     counts: [Option<u64>; PROGRESS_MEASURES.len()],
-    ran_ns: Option<u64>,
+    run_time_ns: Option<u64>,
 }
 
 impl ProgressTotals {
@@ -190,13 +190,13 @@ impl ProgressTotals {
             read_waits(kernel, pid, thread.tid),
             stat.as_ref().map(|stat| stat.minor_faults + stat.major_faults),
         ];
-        ProgressTotals { counts, ran_ns: stat.map(|stat| run_time_ns(kernel, pid, &stat)).unwrap_or_default() }
+        ProgressTotals { counts, run_time_ns: stat.map(|stat| run_time_ns(kernel, pid, &stat)).unwrap_or_default() }
     }
 }
 
 /// Counts in the phases of a probe, alone and beside the neighbor.
 #[derive(Default, Debug)]
-pub(crate) struct BracketRates {
+pub(crate) struct BracketCounts {
     alone_phases: Vec<BracketPhase>,
     corun_phases: Vec<BracketPhase>,
 }
@@ -208,7 +208,7 @@ struct BracketPhase {
     seconds: f64,
 }
 
-impl BracketRates {
+impl BracketCounts {
     pub(crate) fn add_phase(
         &mut self,
         has_co_runner: bool,
@@ -220,7 +220,8 @@ impl BracketRates {
         let counts = std::array::from_fn(|measure_index| {
             count_since(totals_before.counts[measure_index], totals_after.counts[measure_index])
         });
-        let busy_share = count_since(totals_before.ran_ns, totals_after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
+        let busy_share =
+            count_since(totals_before.run_time_ns, totals_after.run_time_ns).map(|ns| ns as f64 / 1e9 / seconds);
         let phases = if has_co_runner { &mut self.corun_phases } else { &mut self.alone_phases };
         phases.push(BracketPhase { counts, busy_share, seconds });
     }
@@ -288,15 +289,15 @@ mod tests {
     use crate::kernel::LinuxHost;
 
     /// Rates over four phases of instructions (0 = not counted), calls, waits and faults.
-    fn phases(counts: [[u64; 4]; 4], ran_share: f64) -> BracketRates {
-        let mut rates = BracketRates::default();
-        for (at, [instructions, calls, waits, faults]) in counts.into_iter().enumerate() {
+    fn bracket_of_phases(counts: [[u64; 4]; 4], busy_share: f64) -> BracketCounts {
+        let mut rates = BracketCounts::default();
+        for (phase_index, [instructions, calls, waits, faults]) in counts.into_iter().enumerate() {
             let counted = |count: u64| (instructions > 0).then_some(count);
             let before = [None, counted(0), Some(0), Some(0), Some(0)];
             let after = [None, counted(instructions), Some(calls), Some(waits), Some(faults)];
-            let before = ProgressTotals { counts: before, ran_ns: Some(0) };
-            let after = ProgressTotals { counts: after, ran_ns: Some((ran_share * 1e9) as u64) };
-            rates.add_phase(at == 1 || at == 2, before, after, 1.0);
+            let before = ProgressTotals { counts: before, run_time_ns: Some(0) };
+            let after = ProgressTotals { counts: after, run_time_ns: Some((busy_share * 1e9) as u64) };
+            rates.add_phase(phase_index == 1 || phase_index == 2, before, after, 1.0);
         }
         rates
     }
@@ -304,18 +305,19 @@ mod tests {
     /// Does the best steady event of a busy program serve as a proxy for its work, and no other event?
     #[test]
     fn the_best_steady_event_is_a_proxy_for_work() {
-        let calls = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 210, 0, 0], [0, 410, 0, 0]], 1.0);
+        let calls = bracket_of_phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 210, 0, 0], [0, 410, 0, 0]], 1.0);
         assert_eq!(calls.best_rates(), Some((Some(CounterEvent::SystemCalls), (405.0, 205.0))));
-        let faults = phases([[0, 9, 0, 400], [0, 9, 0, 200], [0, 9, 0, 200], [0, 9, 0, 400]], 1.0);
+        let faults = bracket_of_phases([[0, 9, 0, 400], [0, 9, 0, 200], [0, 9, 0, 200], [0, 9, 0, 400]], 1.0);
         assert_eq!(faults.best_rates().unwrap().0, Some(CounterEvent::PageFaults), "too few calls say nothing");
-        let unsteady = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 100, 0, 0]], 1.0);
+        let unsteady = bracket_of_phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 100, 0, 0]], 1.0);
         assert_eq!(unsteady.best_rates(), None);
-        let sleepy = phases([[0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0]], 0.2);
-        assert_eq!(sleepy.best_rates(), None, "who sleeps is paced by something else");
+        let idle_program =
+            bracket_of_phases([[0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0]], 0.2);
+        assert_eq!(idle_program.best_rates(), None, "a program that sleeps is paced by something else");
         // A program that only computes and touches its memory: no call, no wait, no fault.
-        let counted = phases([[4000, 0, 0, 0], [1000, 0, 0, 0], [1000, 0, 0, 0], [4000, 0, 0, 0]], 1.0);
+        let counted = bracket_of_phases([[4000, 0, 0, 0], [1000, 0, 0, 0], [1000, 0, 0, 0], [4000, 0, 0, 0]], 1.0);
         assert_eq!(counted.best_rates(), Some((Some(CounterEvent::Instructions), (4000.0, 1000.0))));
-        let mut reported = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 400, 0, 0]], 0.1);
+        let mut reported = bracket_of_phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 400, 0, 0]], 0.1);
         for phase in reported.alone_phases.iter_mut().chain(&mut reported.corun_phases) {
             phase.counts[0] = Some(7);
         }
@@ -339,7 +341,7 @@ mod tests {
 
     /// Is a counter read, and a missing, short or linked file not taken for a report?
     #[test]
-    fn a_report_is_eight_bytes_in_a_file_of_its_own() {
+    fn only_a_regular_file_of_eight_bytes_is_a_report() {
         let dir = tempfile::tempdir().unwrap();
         let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
         let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
@@ -355,41 +357,41 @@ mod tests {
         assert_eq!(ProgressFiles::default().read_total(&host, pid), None);
     }
 
-    /// If a program repeatedly swaps its report for a pipe or a link: does the reader never block, and never read the
-    /// linked file?
+    /// Does the reader never block and never read a linked file, even if a program repeatedly swaps its report for a
+    /// pipe or a link?
     #[test]
     fn a_report_swapped_for_a_pipe_or_a_link_never_blocks_a_reader() {
         let dir = tempfile::tempdir().unwrap();
-        let (pid, at) = (std::process::id() as i32, dir.path().join("other"));
+        let (pid, swap_path) = (std::process::id() as i32, dir.path().join("other"));
         let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
         let (report, secret) = (files.path(pid).unwrap(), dir.path().join("secret"));
         std::fs::write(&secret, 99u64.to_ne_bytes()).unwrap();
         for hostile in ["pipe", "link"] {
             std::fs::write(&report, 77u64.to_ne_bytes()).unwrap();
             match hostile {
-                "pipe" => rustix::fs::mknodat(CWD, &at, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap(),
-                _ => std::os::unix::fs::symlink(&secret, &at).unwrap(),
+                "pipe" => rustix::fs::mknodat(CWD, &swap_path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap(),
+                _ => std::os::unix::fs::symlink(&secret, &swap_path).unwrap(),
             }
             let (send, done) = std::sync::mpsc::channel();
             let (reader, stop) = (files.clone(), Arc::new(AtomicBool::new(false)));
             let read =
                 move || (0..20_000).map(|_| reader.read_total(&LinuxHost::new("/"), pid)).collect::<BTreeSet<_>>();
             std::thread::spawn(move || send.send(read()));
-            let (stop_there, report_there, at_there) = (stop.clone(), report.clone(), at.clone());
+            let (swapper_stop, swapper_report, swapper_path) = (stop.clone(), report.clone(), swap_path.clone());
             let swapper = std::thread::spawn(move || {
-                while !stop_there.load(Ordering::Relaxed) {
-                    rustix::fs::renameat_with(CWD, &report_there, CWD, &at_there, RenameFlags::EXCHANGE).unwrap();
+                while !swapper_stop.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(CWD, &swapper_report, CWD, &swapper_path, RenameFlags::EXCHANGE).unwrap();
                 }
             });
-            let seen = done.recv_timeout(std::time::Duration::from_secs(60));
+            let observed_totals = done.recv_timeout(std::time::Duration::from_secs(60));
             stop.store(true, Ordering::Relaxed);
             swapper.join().unwrap();
-            let seen = seen.unwrap_or_else(|_| panic!("the reader hangs on the {hostile}"));
+            let seen = observed_totals.unwrap_or_else(|_| panic!("the reader hangs on the {hostile}"));
             assert!(
                 seen.is_subset(&BTreeSet::from([None, Some(77)])) && seen.contains(&Some(77)),
                 "{hostile}: {seen:?}"
             );
-            for path in [&report, &at] {
+            for path in [&report, &swap_path] {
                 std::fs::remove_file(path).unwrap();
             }
         }
@@ -431,24 +433,24 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let files = ProgressFiles::new(Some(root.path().to_path_buf()));
         let (host, own_pid) = (LinuxHost::new("/"), std::process::id());
-        let most: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
+        let pid_max: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
         // Ids that no process can have, one of a live process, and names that are not ids.
-        let kept = [own_pid.to_string(), "0".into(), "-1".into(), "notes".into()];
-        kept.iter().for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
-        (0..1_000).for_each(|index| std::fs::write(root.path().join((most + index).to_string()), "").unwrap());
-        let left = || std::fs::read_dir(root.path()).unwrap().count();
+        let retained_names = [own_pid.to_string(), "0".into(), "-1".into(), "notes".into()];
+        retained_names.iter().for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
+        (0..1_000).for_each(|index| std::fs::write(root.path().join((pid_max + index).to_string()), "").unwrap());
+        let count_files = || std::fs::read_dir(root.path()).unwrap().count();
         let mut sweep = ProgressSweep::default();
         assert_eq!(files.sweep(&host, &mut sweep), None, "not all files are known");
-        assert!(left() >= 1_004 - SWEPT_ENTRIES, "a bound on each look");
+        assert!(count_files() >= 1_004 - SWEPT_ENTRIES, "each sweep is bounded");
         let reporters = (0..20).map(|_| files.sweep(&host, &mut sweep)).last().flatten();
-        assert_eq!((left(), reporters), (kept.len(), Some([std::process::id() as i32].into())));
-        std::fs::write(root.path().join((most + 1).to_string()), "").unwrap();
+        assert_eq!((count_files(), reporters), (retained_names.len(), Some([std::process::id() as i32].into())));
+        std::fs::write(root.path().join((pid_max + 1).to_string()), "").unwrap();
         (0..2).for_each(|_| _ = files.sweep(&host, &mut sweep));
-        assert_eq!(left(), kept.len(), "it begins anew");
+        assert_eq!(count_files(), retained_names.len(), "a new sweep starts from the beginning");
     }
 
-    /// If a stranger has created the reports of coming processes (files, links, FIFOs, directories): can each process
-    /// still report in the sticky directory, from its first window on?
+    /// Can each process report from its first window on, even if another user has created its report in the sticky
+    /// directory beforehand (as a file, link, FIFO or directory)?
     #[test]
     fn other_users_cannot_squat_on_report_files() {
         let root = tempfile::tempdir().unwrap();
@@ -458,19 +460,19 @@ mod tests {
         let mut programs: Vec<_> = (0..5).map(|_| program("100")).collect();
         let pids: Vec<i32> = programs.iter().map(|program| program.id() as i32).collect();
         let names: Vec<String> = pids.iter().map(i32::to_string).collect();
-        let shown = crate::stranger_tests::run(
+        let was_run_as_stranger = crate::stranger_tests::run(
             "sense::progress::tests::part_of_a_stranger_that_occupies_reports",
             &[("FOLDER", root.path().join("progress").to_str().unwrap()), ("PIDS", &names.join(" "))],
             || Ok(()),
         );
-        if shown {
+        if was_run_as_stranger {
             let mut sweep = ProgressSweep::default();
             assert_eq!(files.read_total(&host, pids[0]), None, "read first, as of a process in its first window");
             (0..2).for_each(|_| _ = files.sweep(&host, &mut sweep));
             for &pid in &pids {
                 let path = files.path(pid).unwrap();
-                let there = std::fs::symlink_metadata(&path).unwrap();
-                assert!(there.is_file() && there.uid() == 0, "{pid}: {there:?}");
+                let metadata = std::fs::symlink_metadata(&path).unwrap();
+                assert!(metadata.is_file() && metadata.uid() == 0, "{pid}: {metadata:?}");
                 std::fs::write(&path, 5u64.to_ne_bytes()).unwrap();
                 assert_eq!(files.read_total(&host, pid), Some(5));
             }
@@ -483,7 +485,7 @@ mod tests {
 
     #[test]
     #[ignore = "run by the test above, as nobody"]
-    fn part_of_a_stranger_that_occupies_reports() {
+    fn occupy_reports_as_another_user() {
         let Some(dir) = std::env::var_os("FOLDER").map(PathBuf::from) else { return };
         let pids = std::env::var("PIDS").unwrap();
         let paths: Vec<PathBuf> = pids.split(' ').map(|pid| dir.join(pid)).collect();

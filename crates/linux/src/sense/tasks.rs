@@ -24,7 +24,7 @@ use cachemate_core::{CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, Servic
 
 use crate::act::rules::{ManageAction, ManageRule};
 use crate::kernel::group_moves::GroupMoves;
-use crate::kernel::process_events::ProcessEvents;
+use crate::kernel::process_events::ProcessEventSubscription;
 use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::sense::births::BirthLedger;
 use crate::sense::process_properties::{KnownProperties, PropertyReader, RuleProperties, read_own_service};
@@ -148,7 +148,7 @@ pub struct TaskTable {
     /// Whether calls are counted as well, which costs one more small file for every busy thread.
     counts_calls: bool,
     /// The kernel's events; `None` if they are not allowed, so that every refresh lists `/proc`.
-    process_events: Option<ProcessEvents>,
+    process_events: Option<ProcessEventSubscription>,
     births: BirthLedger,
     /// Moves between control groups, as the kernel reports them; `None` if the groups of processes are read in turn.
     group_moves: Option<GroupMoves>,
@@ -223,7 +223,7 @@ impl TaskTable {
     }
 
     /// Follows these events from now on.
-    pub fn set_events(&mut self, events: ProcessEvents) {
+    pub fn set_events(&mut self, events: ProcessEventSubscription) {
         self.process_events = Some(events);
         self.births.forget();
     }

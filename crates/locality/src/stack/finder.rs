@@ -3,22 +3,22 @@
 //! A finder has one of two forms. The *dense* form maps pages of 64 lines to leaves of 64 slots through a small hash
 //! table; it is better if programs use most lines of the pages that they touch. The *sparse* form hashes lines into
 //! buckets; it is better if only one or two lines of a page are in use, because each such page would cost about 300
-//! bytes in the dense form. [`Finder`] starts dense and switches to the smaller form. The thresholds for switching and
-//! for switching again differ by a factor of two.
+//! bytes in the dense form. [`SlotFinder`] starts dense and switches to the smaller form. The thresholds for switching
+//! and for switching back differ by a factor of two.
 
 use super::batch::SlotPairs;
 use super::dense::DenseFinder;
 use super::sparse::SparseFinder;
 use crate::simd::Lanes;
 
-/// Size in bytes below which a dense finder is kept, because a small table is cheap in any form.
+/// Size in bytes up to which a finder stays dense, because a small table is cheap in either form.
 const DENSE_FREE_BYTES: usize = 8 << 20;
 
 /// Rule by which a finder chooses its form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FinderKind {
     /// The smaller form, but always the dense one up to this size.
-    Adaptive { dense_free_bytes: usize },
+    Adaptive { max_dense_bytes: usize },
     #[cfg(test)]
     Dense,
     #[cfg(test)]
@@ -30,7 +30,7 @@ impl FinderKind {
     #[inline(always)]
     fn dense_free_bytes(self) -> Option<usize> {
         match self {
-            FinderKind::Adaptive { dense_free_bytes } => Some(dense_free_bytes),
+            FinderKind::Adaptive { max_dense_bytes: dense_free_bytes } => Some(dense_free_bytes),
             #[cfg(test)]
             FinderKind::Dense | FinderKind::Sparse => None,
         }
@@ -39,34 +39,34 @@ impl FinderKind {
 
 impl Default for FinderKind {
     fn default() -> Self {
-        FinderKind::Adaptive { dense_free_bytes: DENSE_FREE_BYTES }
+        FinderKind::Adaptive { max_dense_bytes: DENSE_FREE_BYTES }
     }
 }
 
 #[derive(Debug)]
-enum FinderTable {
+enum SlotTable {
     Dense(DenseFinder),
     Sparse(SparseFinder),
 }
 
 #[derive(Debug)]
-pub(super) struct Finder {
-    table: FinderTable,
+pub(super) struct SlotFinder {
+    table: SlotTable,
     kind: FinderKind,
     line_count: usize,
 }
 
-impl Finder {
+impl SlotFinder {
     pub(super) fn new(kind: FinderKind) -> Self {
         #[cfg(test)]
         if kind == FinderKind::Sparse {
-            return Finder { table: FinderTable::Sparse(SparseFinder::with_room_for(0)), kind, line_count: 0 };
+            return SlotFinder { table: SlotTable::Sparse(SparseFinder::with_room_for(0)), kind, line_count: 0 };
         }
-        Finder { table: FinderTable::Dense(DenseFinder::new()), kind, line_count: 0 }
+        SlotFinder { table: SlotTable::Dense(DenseFinder::new()), kind, line_count: 0 }
     }
 
     /// Returns the number of distinct lines found so far.
-    pub(super) fn lines(&self) -> usize {
+    pub(super) fn line_count(&self) -> usize {
         self.line_count
     }
 
@@ -79,9 +79,9 @@ impl Finder {
     pub(super) unsafe fn replace_slots<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
         pairs.clear();
         match &mut self.table {
-            FinderTable::Dense(dense) => dense.replace_slots(lines, first_slot, pairs),
+            SlotTable::Dense(dense) => dense.replace_slots(lines, first_slot, pairs),
             // SAFETY: the caller guarantees that the processor has `L`.
-            FinderTable::Sparse(sparse) => unsafe { sparse.replace_slots::<L>(lines, first_slot, pairs) },
+            SlotTable::Sparse(sparse) => unsafe { sparse.replace_slots::<L>(lines, first_slot, pairs) },
         }
         self.line_count += lines.len() - pairs.len;
     }
@@ -91,37 +91,37 @@ impl Finder {
     #[inline(always)]
     pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
         match &mut self.table {
-            FinderTable::Dense(dense) => dense.for_each_slot(change),
-            FinderTable::Sparse(sparse) => sparse.for_each_slot(change),
+            SlotTable::Dense(dense) => dense.for_each_slot(change),
+            SlotTable::Sparse(sparse) => sparse.for_each_slot(change),
         }
     }
 
     /// Switches from the dense to the sparse form after a batch, if the dense one has become wasteful.
     #[inline(always)]
     pub(super) fn switch_to_sparse_if_smaller(&mut self) {
-        let FinderTable::Dense(dense_finder) = &self.table else { return };
+        let SlotTable::Dense(dense_finder) = &self.table else { return };
         let Some(dense_free_bytes) = self.kind.dense_free_bytes() else { return };
         if dense_finder.bytes() > dense_free_bytes
             && dense_finder.bytes() > 2 * SparseFinder::bytes_for(self.line_count)
         {
-            self.table = FinderTable::Sparse(convert_to_sparse(dense_finder, self.line_count));
+            self.table = SlotTable::Sparse(convert_to_sparse(dense_finder, self.line_count));
         }
     }
 
     /// Switches back to the dense form at a compaction, if it would be smaller than the sparse one.
     pub(super) fn switch_to_dense_if_smaller(&mut self) {
-        let FinderTable::Sparse(sparse) = &self.table else { return };
+        let SlotTable::Sparse(sparse) = &self.table else { return };
         if self.kind.dense_free_bytes().is_some()
             && DenseFinder::bytes_for(sparse.estimate_pages()) < SparseFinder::bytes_for(self.line_count)
         {
-            self.table = FinderTable::Dense(convert_to_dense(sparse));
+            self.table = SlotTable::Dense(convert_to_dense(sparse));
         }
     }
 
     /// Returns whether the sparse form is in use.
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
-        matches!(self.table, FinderTable::Sparse(_))
+        matches!(self.table, SlotTable::Sparse(_))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::StackError;
 use super::batch::{BATCH_ACCESSES, SlotPairs};
-use super::finder::{Finder, FinderKind};
+use super::finder::{FinderKind, SlotFinder};
 use super::rename::Renamer;
 use crate::simd::{Lanes, Simd, dispatch};
 
@@ -29,7 +29,7 @@ impl Default for FinderLimits {
 #[derive(Debug)]
 pub(super) struct SlotAllocator {
     simd: Simd,
-    finder: Finder,
+    finder: SlotFinder,
     renamer: Renamer,
     /// Slot of the next access. Slot 0 is never assigned, because finders use 0 for lines that have not occurred.
     next_slot: usize,
@@ -39,7 +39,7 @@ pub(super) struct SlotAllocator {
 
 impl SlotAllocator {
     pub(super) fn new(simd: Simd, limits: FinderLimits) -> Self {
-        let finder = Finder::new(limits.kind);
+        let finder = SlotFinder::new(limits.kind);
         SlotAllocator { simd, finder, renamer: Renamer::default(), next_slot: 1, slot_count: limits.min_slots, limits }
     }
 
@@ -50,7 +50,7 @@ impl SlotAllocator {
 
     /// Returns the number of distinct lines so far.
     pub(super) fn lines(&self) -> usize {
-        self.finder.lines()
+        self.finder.line_count()
     }
 
     /// Returns whether a compaction must precede the next batch of `len` accesses.
@@ -98,7 +98,7 @@ impl SlotAllocator {
             }
         };
         let (simd, finder) = (self.simd, &mut self.finder);
-        dispatch!(simd, renumber_slots(finder: &mut Finder, dead_bits: &[u64]));
+        dispatch!(simd, renumber_slots(finder: &mut SlotFinder, dead_bits: &[u64]));
         self.finder.switch_to_dense_if_smaller();
         self.next_slot = self.lines() + 1;
         let desired_slots =
@@ -124,7 +124,7 @@ impl SlotAllocator {
 
 /// Subtracts from every slot the number of dead slots below it. Slot 0, which marks a free place, does not change.
 #[inline(always)]
-unsafe fn renumber_slots<L: Lanes>(finder: &mut Finder, dead_bits: &[u64]) {
+unsafe fn renumber_slots<L: Lanes>(finder: &mut SlotFinder, dead_bits: &[u64]) {
     // `L` selects the instruction set for which this function is compiled (popcount).
     let _ = std::marker::PhantomData::<L>;
     let mut dead_count = 0;

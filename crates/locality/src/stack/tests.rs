@@ -31,8 +31,8 @@ fn small_limits(kind: FinderKind) -> FinderLimits {
 const FORMS: [FinderKind; 4] = [
     FinderKind::Dense,
     FinderKind::Sparse,
-    FinderKind::Adaptive { dense_free_bytes: 0 },
-    FinderKind::Adaptive { dense_free_bytes: 1 << 20 },
+    FinderKind::Adaptive { max_dense_bytes: 0 },
+    FinderKind::Adaptive { max_dense_bytes: 1 << 20 },
 ];
 
 /// Returns the histogram of one engine to which the lines are pushed in portions of varying length.
@@ -126,7 +126,7 @@ fn dropping_early_ends_the_threads() {
 #[test]
 fn the_finder_switches_form_without_a_wrong_distance() {
     let limits = FinderLimits {
-        kind: FinderKind::Adaptive { dense_free_bytes: 0 },
+        kind: FinderKind::Adaptive { max_dense_bytes: 0 },
         min_slots: 1 << 12,
         ..FinderLimits::default()
     };

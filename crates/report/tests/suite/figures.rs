@@ -60,10 +60,10 @@ fn bars(stacked: bool) -> BarChart {
 }
 
 fn timeline() -> TimelineChart {
-    let span = |start: f64, end: f64, kind: usize| TimelineSpan { start, end, kind, title: String::new() };
+    let span = |start: f64, end: f64, kind: usize| TimelineSpan { start, end, kind_index: kind, detail: String::new() };
     TimelineChart {
         title: "Turns".into(),
-        x: Axis::linear("ms"),
+        x_axis: Axis::linear("ms"),
         kinds: vec!["art".into(), "twolf".into()],
         lanes: vec![
             Lane { name: "CPU 0".into(), spans: vec![span(0.0, 10.0, 0), span(10.0, 20.0, 1)] },
@@ -135,7 +135,7 @@ fn figures_stay_well_formed_with_hostile_names_and_odd_data() {
     map.values = vec![odd.iter().map(|v| Some(*v)).collect(), vec![], vec![Some(1.0)]];
     bars.groups[0].bars = odd.iter().map(|v| ChartBar::from(*v)).collect();
     time.lanes[0].spans =
-        odd.iter().map(|v| TimelineSpan { start: *v, end: -*v, kind: 99, title: evil.into() }).collect();
+        odd.iter().map(|v| TimelineSpan { start: *v, end: -*v, kind_index: 99, detail: evil.into() }).collect();
     let drawn = [chart.svg(), map.svg(), bars.svg(), time.svg()];
     let empty =
         [Chart::default().svg(), HeatMap::default().svg(), BarChart::default().svg(), TimelineChart::default().svg()];

@@ -1,8 +1,8 @@
-//! Searches the best plan for promises over placements and partitions, with the interval machine as the judge.
+//! Searches placements and partitions for the plan that best keeps all promises, as evaluated by the interval machine.
 //!
 //! Problem: whether a promise can be kept depends on the possible plans, not on a policy. Method: each program has
-//! its own core, and either exclusive units of its cache or the shared rest. From several random starts, the search
-//! exchanges cores and changes partitions. It keeps a change that reduces the shortfall from the promises or, at
+//! its own core, and either exclusive units of its cache or the shared rest. From the packed plan and several random
+//! starts, the search moves or exchanges jobs and changes partitions. It keeps a change that reduces the shortfall from the promises or, at
 //! equal shortfall, raises the mean speed. Properties: the search does not use any policy's model, and the same seed
 //! gives the same plan. Turns and CPU shares are not searched, so another plan may keep a promise that no found plan
 //! keeps.
@@ -40,7 +40,7 @@ pub struct StaticPlan {
 
 /// A plan with its forecast.
 #[derive(Clone, PartialEq, Debug)]
-pub struct SearchedPlan {
+pub struct EvaluatedPlan {
     /// The plan.
     pub plan: StaticPlan,
     /// Run time divided by solo run time, minus one, of each job.
@@ -53,18 +53,18 @@ pub struct SearchedPlan {
     pub keeps_all_promises: bool,
 }
 
-/// Solver that determines the truth about static plans on one machine.
-pub struct PlanTruth<'a> {
+/// Evaluates static plans exactly, by simulating them on one machine.
+pub struct PlanEvaluator<'a> {
     spec: &'a MachineSpec,
     jobs: &'a [IntervalJob],
     /// Number of units of a cache; 1 if it cannot be partitioned.
     pub units_per_cache: u32,
     cpus: Vec<u32>,
     cpus_per_cache: u32,
-    are_jobs_running: bool,
+    has_running_jobs: bool,
 }
 
-impl<'a> PlanTruth<'a> {
+impl<'a> PlanEvaluator<'a> {
     /// Returns the truth for these jobs on this machine.
     pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self, ReproError> {
         let last_level = spec.last_level_cache().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
@@ -77,41 +77,41 @@ impl<'a> PlanTruth<'a> {
                 jobs.len()
             )));
         }
-        Ok(PlanTruth {
+        Ok(PlanEvaluator {
             spec,
             jobs,
             units_per_cache,
             cpus: (0..cores).map(|core| core * contexts).collect(),
             cpus_per_cache: last_level.shared_by_cores * contexts,
-            are_jobs_running: false,
+            has_running_jobs: false,
         })
     }
 
     /// Returns the truth for jobs that already run under the default placement: their memory is on the nodes on which
     /// they started, and no plan moves it. Otherwise, a plan places jobs before they touch their memory.
     #[must_use]
-    pub fn of_running_jobs(self) -> Self {
-        PlanTruth { are_jobs_running: true, ..self }
+    pub fn with_running_jobs(self) -> Self {
+        PlanEvaluator { has_running_jobs: true, ..self }
     }
 
     /// Forecasts a plan.
-    pub fn forecast_plan(&self, plan: StaticPlan) -> Result<SearchedPlan, ReproError> {
+    pub fn evaluate_plan(&self, plan: StaticPlan) -> Result<EvaluatedPlan, ReproError> {
         let slowdowns = self.solve_slowdowns(&plan)?;
         let shortfall = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
         let total_shortfall = self.jobs.iter().zip(&slowdowns).filter_map(shortfall).sum::<f64>();
         let mean_speed = mean(slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)));
-        Ok(SearchedPlan { plan, slowdowns, total_shortfall, mean_speed, keeps_all_promises: total_shortfall <= 0.0 })
+        Ok(EvaluatedPlan { plan, slowdowns, total_shortfall, mean_speed, keeps_all_promises: total_shortfall <= 0.0 })
     }
 
     /// Searches for the best plan: the fastest that keeps all promises, or otherwise the one with the smallest
     /// shortfall.
-    pub fn search_best_plan(&self, seed: u64) -> Result<SearchedPlan, ReproError> {
+    pub fn search_best_plan(&self, seed: u64) -> Result<EvaluatedPlan, ReproError> {
         let mut generator = SplitMix64::new(seed ^ 0xbe57);
-        let mut best_plan = self.climb_from(&self.cpus, &mut generator)?;
+        let mut best_plan = self.climb_from_cpu_order(&self.cpus, &mut generator)?;
         for _ in 1..START_COUNT {
             let mut cpu_order = self.cpus.clone();
             generator.shuffle(&mut cpu_order);
-            let climbed_plan = self.climb_from(&cpu_order, &mut generator)?;
+            let climbed_plan = self.climb_from_cpu_order(&cpu_order, &mut generator)?;
             if is_better(&climbed_plan, &best_plan) {
                 best_plan = climbed_plan;
             }
@@ -120,10 +120,10 @@ impl<'a> PlanTruth<'a> {
     }
 
     /// Climbs from one start to the best plan in reach.
-    fn climb_from(&self, cpus: &[u32], generator: &mut SplitMix64) -> Result<SearchedPlan, ReproError> {
-        let mut current_plan = self.forecast_plan(self.unpartitioned_plan(cpus.iter().copied()))?;
+    fn climb_from_cpu_order(&self, cpu_order: &[u32], generator: &mut SplitMix64) -> Result<EvaluatedPlan, ReproError> {
+        let mut current_plan = self.evaluate_plan(self.unpartitioned_plan(cpu_order.iter().copied()))?;
         for _ in 0..PLANS_PER_START {
-            let neighbor_plan = self.forecast_plan(self.draw_neighbor(&current_plan.plan, generator))?;
+            let neighbor_plan = self.evaluate_plan(self.draw_neighbor(&current_plan.plan, generator))?;
             if is_better(&neighbor_plan, &current_plan) {
                 current_plan = neighbor_plan;
             }
@@ -146,19 +146,19 @@ impl<'a> PlanTruth<'a> {
         StaticPlan { cpu_by_job: cpus.take(self.jobs.len()).collect(), units_by_job: vec![0; self.jobs.len()] }
     }
 
-    /// Returns a plan without partitions that gives the caches turns, so that as many as possible are in use.
+    /// Returns a plan without partitions that assigns jobs to the caches in rotation, so that as many as possible are in use.
     pub fn spread_plan(&self) -> StaticPlan {
         let mut ranked_cpus: Vec<(usize, u32)> = Vec::new();
         for &cpu in &self.cpus {
-            let earlier_on_cache =
+            let rank_on_cache =
                 ranked_cpus.iter().filter(|(_, other)| self.cache_of(*other) == self.cache_of(cpu)).count();
-            ranked_cpus.push((earlier_on_cache, cpu));
+            ranked_cpus.push((rank_on_cache, cpu));
         }
         ranked_cpus.sort_unstable();
         self.unpartitioned_plan(ranked_cpus.into_iter().map(|(_, cpu)| cpu))
     }
 
-    /// Draws a changed plan: two CPUs exchanged, or another partition for one job.
+    /// Draws a changed plan: a job on another CPU, whose job takes its place, or another partition for one job.
     pub fn draw_neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
         let mut changed_plan = plan.clone();
         let job = generator.draw_below(plan.cpu_by_job.len() as u64) as usize;
@@ -193,10 +193,10 @@ impl<'a> PlanTruth<'a> {
         for &(job, cpu) in &placed_jobs {
             let program = engine.add_program((*job.program).clone());
             let first_touch_cpus =
-                if self.are_jobs_running { self.cpus.iter().copied().collect() } else { CpuSet::from_iter([cpu]) };
+                if self.has_running_jobs { self.cpus.iter().copied().collect() } else { CpuSet::from_iter([cpu]) };
             slots.push(engine.start_task(program, first_touch_cpus));
         }
-        if self.are_jobs_running {
+        if self.has_running_jobs {
             engine.run(MEMORY_TOUCH_CYCLES);
             for (&slot, &(_, cpu)) in slots.iter().zip(&placed_jobs) {
                 engine.set_allowed_cpus(slot, CpuSet::from_iter([cpu]));
@@ -213,24 +213,24 @@ impl<'a> PlanTruth<'a> {
             }
             let lines_of_units = |units: u32| engine.capacity_lines() * units as f32 / units_per_cache as f32;
             let mut domain_lines = vec![lines_of_units(units_per_cache - used_units)];
-            let mut domain_of_slot = Vec::new();
+            let mut slot_domains = Vec::new();
             for &index in &jobs_on_cache {
                 let domain_index = if own_units(index) > 0 { domain_lines.len() } else { 0 };
                 if own_units(index) > 0 {
                     domain_lines.push(lines_of_units(own_units(index)));
                 }
-                domain_of_slot.push((slots[index], domain_index as u8));
+                slot_domains.push((slots[index], domain_index as u8));
             }
             let domains: Vec<(f32, u8)> =
                 domain_lines.iter().enumerate().map(|(index, &size)| (size, index as u8)).collect();
-            engine.divide(cache as usize, &domains, &domain_lines, domain_of_slot);
+            engine.divide(cache as usize, &domains, &domain_lines, slot_domains);
         }
         let rates = window_rates(&mut engine, &slots, &vec![DEMAND; slots.len()], SETTLING_CYCLES, MEASURED_CYCLES);
         Ok(rates.iter().map(|[slowdown, ..]| *slowdown).collect())
     }
 }
 
-fn is_better(candidate_plan: &SearchedPlan, other_plan: &SearchedPlan) -> bool {
+fn is_better(candidate_plan: &EvaluatedPlan, other_plan: &EvaluatedPlan) -> bool {
     candidate_plan.total_shortfall < other_plan.total_shortfall - 1e-9
         || candidate_plan.total_shortfall <= other_plan.total_shortfall + 1e-9
             && candidate_plan.mean_speed > other_plan.mean_speed
@@ -248,10 +248,10 @@ mod tests {
     fn a_co_runner_slows_a_program_and_a_partition_restores_it() {
         let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
         let jobs = [reuser("reuser", &spec, 0.7, 0.02), stream(&spec, 0.02)];
-        let truth = PlanTruth::new(&spec, &jobs).unwrap();
+        let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
         let solved_slowdown = |cpus: [u32; 2], units: u32| {
             truth
-                .forecast_plan(StaticPlan { cpu_by_job: cpus.to_vec(), units_by_job: vec![units, 0] })
+                .evaluate_plan(StaticPlan { cpu_by_job: cpus.to_vec(), units_by_job: vec![units, 0] })
                 .unwrap()
                 .slowdowns[0]
         };
@@ -267,16 +267,20 @@ mod tests {
     #[test]
     fn the_search_keeps_promises_that_can_be_kept() {
         let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let search_with_floor = |max: f64| {
+        let search_with_limit = |max_slowdown: f64| {
             let promised_job = |name: &str| IntervalJob {
-                goal: Some(Goal { max_slowdown: Some(max), ..Goal::default() }),
+                goal: Some(Goal { max_slowdown: Some(max_slowdown), ..Goal::default() }),
                 ..reuser(name, &spec, 0.9, 0.01)
             };
             let jobs = [promised_job("a"), promised_job("b"), stream(&spec, 0.002), reuser("small", &spec, 0.02, 0.01)];
-            PlanTruth::new(&spec, &jobs).unwrap().search_best_plan(1).unwrap()
+            PlanEvaluator::new(&spec, &jobs).unwrap().search_best_plan(1).unwrap()
         };
-        let loose = search_with_floor(0.6);
-        assert!(loose.keeps_all_promises && loose.plan.cpu_by_job[0] / 2 != loose.plan.cpu_by_job[1] / 2, "{loose:?}");
-        assert!(!search_with_floor(0.0).keeps_all_promises);
+        let loosely_promised_plan = search_with_limit(0.6);
+        assert!(
+            loosely_promised_plan.keeps_all_promises
+                && loosely_promised_plan.plan.cpu_by_job[0] / 2 != loosely_promised_plan.plan.cpu_by_job[1] / 2,
+            "{loosely_promised_plan:?}"
+        );
+        assert!(!search_with_limit(0.0).keeps_all_promises);
     }
 }

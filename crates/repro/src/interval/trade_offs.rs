@@ -2,14 +2,14 @@
 //!
 //! Problem: the plan with the best mean may sacrifice one program, and a plan on fewer caches lets the others sleep;
 //! which of them is right is the user's choice. Method: Pareto local search (Paquete, Chiarandini and Stützle, 2004)
-//! over the neighbors of [`PlanTruth`], with an archive in which plans differ by at least [`MIN_SLOWDOWN_DIFFERENCE`]
+//! over the neighbors of [`PlanEvaluator`], with an archive in which plans differ by at least [`MIN_SLOWDOWN_DIFFERENCE`]
 //! in one objective (Laumanns et al., 2002). Among plans that break promises, the one with the smaller shortfall
 //! dominates (Deb et al., 2002). Properties: the front contains the best plan for the mean speed that
-//! [`PlanTruth::search_best_plan`] finds; the same seed gives the same front.
+//! [`PlanEvaluator::search_best_plan`] finds; the same seed gives the same front.
 
 use cachemate_core::SplitMix64;
 
-use super::plan_search::{PlanTruth, SearchedPlan};
+use super::plan_search::{EvaluatedPlan, PlanEvaluator};
 use crate::ReproError;
 use crate::greatest;
 
@@ -42,7 +42,7 @@ impl PlanObjectives {
 #[derive(Clone, PartialEq, Debug)]
 pub struct TradeOff {
     /// The plan, with the slowdowns of its programs.
-    pub plan: SearchedPlan,
+    pub plan: EvaluatedPlan,
     /// Its objectives.
     pub objectives: PlanObjectives,
 }
@@ -51,23 +51,23 @@ pub struct TradeOff {
 ///
 /// # Errors
 /// Returns an error if the machine has no data cache.
-pub fn pareto_front(truth: &PlanTruth<'_>, seed: u64) -> Result<Vec<TradeOff>, ReproError> {
+pub fn pareto_front(truth: &PlanEvaluator<'_>, seed: u64) -> Result<Vec<TradeOff>, ReproError> {
     let mut generator = SplitMix64::new(seed ^ 0x9a2e70);
-    let trade_off = |plan: SearchedPlan| TradeOff { objectives: evaluate_objectives(truth, &plan), plan };
+    let trade_off = |plan: EvaluatedPlan| TradeOff { objectives: evaluate_objectives(truth, &plan), plan };
     let mut front = vec![trade_off(truth.search_best_plan(seed)?)];
     for start_plan in [truth.packed_plan(), truth.spread_plan()] {
-        insert_into_front(&mut front, trade_off(truth.forecast_plan(start_plan)?));
+        insert_into_front(&mut front, trade_off(truth.evaluate_plan(start_plan)?));
     }
     for _ in 0..TRIED_PLANS {
         let base_plan = &front[generator.draw_below(front.len() as u64) as usize].plan.plan;
         let neighbor = truth.draw_neighbor(base_plan, &mut generator);
-        insert_into_front(&mut front, trade_off(truth.forecast_plan(neighbor)?));
+        insert_into_front(&mut front, trade_off(truth.evaluate_plan(neighbor)?));
     }
     front.sort_by(|a, b| a.objectives.mean_slowdown.total_cmp(&b.objectives.mean_slowdown));
     Ok(front)
 }
 
-fn evaluate_objectives(truth: &PlanTruth<'_>, plan: &SearchedPlan) -> PlanObjectives {
+fn evaluate_objectives(truth: &PlanEvaluator<'_>, plan: &EvaluatedPlan) -> PlanObjectives {
     let mut used_caches: Vec<u32> = plan.plan.cpu_by_job.iter().map(|&cpu| truth.cache_of(cpu)).collect();
     used_caches.sort_unstable();
     used_caches.dedup();
@@ -110,7 +110,7 @@ mod tests {
         };
         let plan = super::super::plan_search::StaticPlan { cpu_by_job: cpus.to_vec(), units_by_job: vec![0, 0] };
         let keeps_all = missing <= 0.0;
-        let plan = SearchedPlan {
+        let plan = EvaluatedPlan {
             plan,
             slowdowns: slowdowns.to_vec(),
             total_shortfall: missing,
@@ -143,7 +143,7 @@ mod tests {
     fn a_front_has_the_plan_on_one_cache_and_the_plan_on_two() {
         let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
         let jobs = [reuser("reuser", &spec, 0.7, 0.02), stream(&spec, 0.02)];
-        let truth = PlanTruth::new(&spec, &jobs).unwrap();
+        let truth = PlanEvaluator::new(&spec, &jobs).unwrap();
         let front = pareto_front(&truth, 1).unwrap();
         let caches: Vec<usize> = front.iter().map(|trade_off| trade_off.objectives.caches_in_use).collect();
         assert!(caches.starts_with(&[2]) && caches.contains(&1), "{front:?}");

@@ -168,7 +168,7 @@ struct ChosenRateCost {
 fn breakdown_share() -> Result<f64, ReproError> {
     let spec = cachemate_spec::load_machine(SMALL_MACHINE).map_err(failed(SMALL_MACHINE))?;
     let clock = NominalClock::new(&spec, TIME_SCALE);
-    Ok(clock.scale(COUNTER_TURN_CYCLES) as f64 / clock.to_cycles(COUNTER_ROTATION_NS) as f64)
+    Ok(clock.scale_down(COUNTER_TURN_CYCLES) as f64 / clock.to_cycles(COUNTER_ROTATION_NS) as f64)
 }
 
 fn measure_chosen_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {

@@ -56,7 +56,7 @@ fn program_of_process(case: &ClusterCase, seed: u64, process: usize) -> Result<S
     let shared_regions =
         built_kernel.regions.iter().filter(|region| !matches!(region.users, RegionUsers::Thread(_))).enumerate();
     let shared_memory = shared_regions.map(|(number, region)| SharedMemory {
-        number: number as u32,
+        segment: number as u32,
         first_byte: region.base,
         bytes: region.bytes,
     });

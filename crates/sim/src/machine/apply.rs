@@ -193,7 +193,7 @@ impl SimMachine {
         for share in self.plan.shares.clone() {
             self.read_back_share(share, &mut applied_plan);
         }
-        applied_plan.cost_ns = self.clock.nominal_ns(self.system.page_copy_cycles);
+        applied_plan.cost_ns = self.clock.to_nominal_ns(self.system.page_copy_cycles);
         applied_plan
     }
 

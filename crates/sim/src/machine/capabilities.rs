@@ -77,8 +77,8 @@ pub fn true_capabilities(spec: &MachineSpec, topology: &Topology, clock: Nominal
     Capabilities {
         abilities,
         partitions,
-        min_window_ns: clock.nominal_ns(MIN_WINDOW_CYCLES),
-        min_slice_ns: Some(clock.nominal_ns(MIN_SLICE_CYCLES)),
+        min_window_ns: clock.to_nominal_ns(MIN_WINDOW_CYCLES),
+        min_slice_ns: Some(clock.to_nominal_ns(MIN_SLICE_CYCLES)),
     }
 }
 

@@ -125,7 +125,7 @@ impl SimMachine {
         let clock = NominalClock::new(spec, options.scale);
         let topology = spec.topology();
         let mut scaled_spec = spec.clone();
-        scaled_spec.counters.interrupt_cycles = clock.scale(spec.counters.interrupt_cycles);
+        scaled_spec.counters.interrupt_cycles = clock.scale_down(spec.counters.interrupt_cycles);
         let &SimOptions { seed, prefetch, is_resident, .. } = options;
         let hw = Hardware::new(&scaled_spec, HwOptions { seed, is_prefetch_enabled: prefetch, is_resident })?;
         let times = SchedulerTimes {
@@ -143,10 +143,10 @@ impl SimMachine {
             seed: options.seed,
         });
         let costs = OsCosts {
-            context_switch_cycles: clock.scale(spec.os.context_switch_cycles),
-            migration_cycles: clock.scale(spec.os.migration_cycles),
-            fault_cycles: (!is_resident).then(|| clock.scale(spec.pages.fault_cycles)),
-            move_page_cycles: clock.scale(spec.pages.migration_cycles),
+            context_switch_cycles: clock.scale_down(spec.os.context_switch_cycles),
+            migration_cycles: clock.scale_down(spec.os.migration_cycles),
+            fault_cycles: (!is_resident).then(|| clock.scale_down(spec.pages.fault_cycles)),
+            move_page_cycles: clock.scale_down(spec.pages.migration_cycles),
             hertz: spec.hertz,
             move_burst_cycles: clock.to_cycles(PAGE_MOVE_BURST_NS),
             touch_watch_cycles: clock.to_cycles(TOUCH_WATCH_NS),
@@ -156,7 +156,7 @@ impl SimMachine {
         debug_assert_eq!(probe_process, PROBE_PROCESS);
         let levels: Vec<CacheLevel> = spec.caches.iter().map(|cache| cache.level).collect();
         let to_running_program = |program: SimProgram| RunningProgram {
-            arrival_cycle: Some(clock.unscaled_cycles(program.start_ns)),
+            arrival_cycle: Some(clock.to_unscaled_cycles(program.start_ns)),
             program,
             run_count: 0,
             live_threads: 0,
@@ -185,7 +185,7 @@ impl SimMachine {
             baseline: Baseline::default(),
             is_finished: false,
             next_rotation_cycle: clock.to_cycles(COUNTER_ROTATION_NS),
-            rotation_cost_cycles: clock.scale(options.counter_turn_cycles),
+            rotation_cost_cycles: clock.scale_down(options.counter_turn_cycles),
             window_count: 0,
             probes: Vec::new(),
             cpu_holder: None,
@@ -248,7 +248,7 @@ impl SimMachine {
             let system = &mut self.system;
             let segment = *self
                 .segment_by_number
-                .entry(memory.number)
+                .entry(memory.segment)
                 .or_insert_with(|| system.memory.add_segment(first_page, end_page - first_page));
             self.system.memory.map_segment(process, segment);
         }
@@ -318,7 +318,7 @@ impl SimMachine {
     fn cycle_of_limit(&self, length: RunLimit) -> u64 {
         match length {
             RunLimit::Cycles(cycles) => self.baseline.cycle + cycles,
-            RunLimit::Ns(ns) => self.baseline.cycle + self.clock.unscaled_cycles(ns),
+            RunLimit::Ns(ns) => self.baseline.cycle + self.clock.to_unscaled_cycles(ns),
             _ => u64::MAX,
         }
     }

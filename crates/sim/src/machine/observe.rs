@@ -20,8 +20,8 @@ impl SimMachine {
     pub(crate) fn build_observation(&mut self, start: u64, end_reason: WindowEnd, window: u64) -> Observation {
         let elapsed = self.system.now() - start;
         let span = TimeSpan {
-            start_ns: self.clock.nominal_ns(start),
-            elapsed_ns: self.clock.nominal_ns(elapsed),
+            start_ns: self.clock.to_nominal_ns(start),
+            elapsed_ns: self.clock.to_nominal_ns(elapsed),
             elapsed_cycles: Some(elapsed),
         };
         self.system.dispatcher.account_to(self.system.now());
@@ -67,9 +67,9 @@ impl SimMachine {
             .enumerate()
             .filter(|(_, (now, previous))| now > previous);
         let on_cpu_ns = on_cpu_ns
-            .map(|(cpu, (now, previous))| (CpuId(cpu as u32), self.clock.nominal_ns(now - previous)))
+            .map(|(cpu, (now, previous))| (CpuId(cpu as u32), self.clock.to_nominal_ns(now - previous)))
             .collect();
-        let wait_ns = self.clock.nominal_ns(wait_cycles - sim_task.reported_wait_cycles);
+        let wait_ns = self.clock.to_nominal_ns(wait_cycles - sim_task.reported_wait_cycles);
         let new_progress = progress.map(|progress| progress - sim_task.reported_progress);
         sim_task.reported_on_cpu_cycles = on_cpu_cycles;
         sim_task.reported_wait_cycles = wait_cycles;
@@ -81,7 +81,7 @@ impl SimMachine {
             user: None,
             name: sim_task.name.clone(),
             service: None,
-            arrival_ns: self.clock.nominal_ns(arrival_cycle),
+            arrival_ns: self.clock.to_nominal_ns(arrival_cycle),
             exited: has_exited,
             unmovable: sim_task.is_pinned,
             goal: sim_task.goal,

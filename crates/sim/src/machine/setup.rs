@@ -8,7 +8,7 @@ use crate::os::schedulers::SchedulerKind;
 /// Options of a run, as opposed to properties of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SimOptions {
-    /// Seed of the order of frames, of caches with random replacement, and of jitter.
+    /// Seed for the order of frames, random replacement, and jitter.
     pub seed: u64,
     /// Time scale of the run; 1 is as published. Windows, slices, and the costs of the operating system and of
     /// interrupts are divided by the scale.
@@ -27,7 +27,7 @@ pub struct SimOptions {
     pub is_resident: bool,
     /// Maximum order of the pieces of free memory: 10 models an aged buddy allocator, and 0 makes every frame separate.
     pub max_piece_order: u32,
-    /// Published cost, in cycles, of switching the counters on a CPU if events are multiplexed; 0 if counters are not
+    /// Unscaled cost, in cycles, of switching to the next group of multiplexed counters on a CPU; 0 if counters are not
     /// read.
     pub counter_turn_cycles: u64,
     /// Length of the run before the measured part.
@@ -73,7 +73,7 @@ pub type ThreadBuilder = Box<dyn FnMut(u32) -> Vec<Box<dyn AccessSource>> + Send
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedMemory {
     /// Number of the segment, which programs that share it have in common.
-    pub number: u32,
+    pub segment: u32,
     /// Virtual address of the first byte; the segment begins at the start of that byte's page.
     pub first_byte: u64,
     /// Length in bytes; the segment ends with the page of the last byte.
@@ -119,7 +119,7 @@ impl SimProgram {
 pub struct NominalClock {
     /// Clock frequency of the cores.
     pub hertz: u64,
-    /// Time scale of the run ([`SimOptions::scale`]), at least 1.
+    /// Time scale of the run ([`SimOptions::scale_down`]), at least 1.
     pub scale: u64,
 }
 
@@ -129,7 +129,7 @@ impl NominalClock {
         NominalClock { hertz: spec.hertz, scale: scale.max(1) }
     }
     /// Returns the nominal time of these simulated cycles, in nanoseconds.
-    pub fn nominal_ns(&self, cycles: u64) -> u64 {
+    pub fn to_nominal_ns(&self, cycles: u64) -> u64 {
         (u128::from(cycles) * 1_000_000_000 * u128::from(self.scale) / u128::from(self.hertz)) as u64
     }
     /// Returns the number of simulated cycles in this nominal time, at least one.
@@ -138,12 +138,12 @@ impl NominalClock {
         cycles.clamp(1, u128::from(u64::MAX / 4)) as u64
     }
     /// Returns the number of simulated cycles in this unscaled time.
-    pub fn unscaled_cycles(&self, ns: u64) -> u64 {
+    pub fn to_unscaled_cycles(&self, ns: u64) -> u64 {
         (u128::from(ns) * u128::from(self.hertz) / 1_000_000_000) as u64
     }
     /// Divides a cost or count from the specification or a plan by the run's scale. The result is at least one, unless
     /// the amount was zero.
-    pub fn scale(&self, amount: u64) -> u64 {
+    pub fn scale_down(&self, amount: u64) -> u64 {
         amount.div_ceil(self.scale)
     }
 }

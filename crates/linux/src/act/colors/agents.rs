@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::ColorError;
-use super::pool::present_pages;
+use super::pool::read_present_pages;
 use super::reference_set::{BASE, FrameLedger};
 use crate::kernel::Kernel;
 
@@ -253,7 +253,7 @@ pub fn resident_pages(
             }
             let range_end = if address < own_addresses.start { end.min(own_addresses.start) } else { end };
             let pages = ((range_end - address) / PAGE_BYTES).min(1 << 16);
-            for page in present_pages(&pagemap, address, pages).into_iter().flatten() {
+            for page in read_present_pages(&pagemap, address, pages).into_iter().flatten() {
                 let count = match ledger.color(page.frame) {
                     _ if page.is_file_page => &mut resident_pages.file_pages,
                     _ if !is_anonymous => &mut resident_pages.copied_pages,

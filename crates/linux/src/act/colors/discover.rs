@@ -19,7 +19,7 @@ use super::ColorError;
 use super::chase::{ChaseComparison, is_share_confined, knee_bytes, load_ns};
 use super::grouping::{EvictionOracle, GroupingParameters, group_items};
 use super::map::{ColorCoverage, ColorMap, PFN_BITS_ARE_REAL, PFN_BITS_ARE_VIRTUAL, PFN_UNKNOWN};
-use super::pool::{DiscoveryRng, PagePool, TimedOracle};
+use super::pool::{DiscoveryRng, PagePool, TimingOracle};
 use super::reference_set::{self, ColorClasses, FrameLedger, LoadedReferenceSet, frames_per_color};
 use crate::sense::probes::PinnedThread;
 
@@ -156,11 +156,11 @@ fn discover_once(
         )));
     };
     (options.progress)("grouping", 0, 1);
-    let mut items: Vec<usize> = (0..seed_pool.pages()).collect();
+    let mut items: Vec<usize> = (0..seed_pool.page_count()).collect();
     rng.shuffle(&mut items);
-    let page_at = |index: usize| seed_pool.page(index).cast_const();
+    let page_at = |index: usize| seed_pool.page_address(index).cast_const();
     let deadline = start + options.max_time;
-    let mut oracle = TimedOracle { page: &page_at, threshold_cycles, line_index: 0, deadline };
+    let mut oracle = TimingOracle { page_address: &page_at, threshold_cycles, line_index: 0, deadline };
     let per_class = frames_per_color(ways);
     let groups = group_items(
         &mut oracle,
@@ -178,7 +178,7 @@ fn discover_once(
             "{} classes instead of {colors}, {} of {} pages in none, {} in the largest",
             groups.classes.len(),
             groups.unclassified_items.len(),
-            seed_pool.pages(),
+            seed_pool.page_count(),
             groups.classes.iter().map(Vec::len).max().unwrap_or(0)
         )));
     }
@@ -196,20 +196,20 @@ fn calibrate(pool: &PagePool, rng: &mut DiscoveryRng) -> Calibration {
     let median_cycles = |evicting_pages: usize, rng: &mut DiscoveryRng| {
         let mut reload_times: Vec<u64> = (0..CALIBRATIONS)
             .map(|line| {
-                let target_page = rng.draw_below(pool.pages());
+                let target_page = rng.draw_below(pool.page_count());
                 let other_pages: Vec<*const u8> = (0..evicting_pages)
-                    .map(|_| rng.draw_below(pool.pages()))
+                    .map(|_| rng.draw_below(pool.page_count()))
                     .filter(|at| *at != target_page)
-                    .map(|index| pool.page(index).cast_const())
+                    .map(|index| pool.page_address(index).cast_const())
                     .collect();
                 // SAFETY: pages of the pool.
-                unsafe { reload_cycles(pool.page(target_page), other_pages.iter().copied(), line) }
+                unsafe { reload_cycles(pool.page_address(target_page), other_pages.iter().copied(), line) }
             })
             .collect();
         reload_times.sort_unstable();
         reload_times[reload_times.len() / 2]
     };
-    Calibration { hit_cycles: median_cycles(HIT_PAGES, rng), miss_cycles: median_cycles(pool.pages(), rng) }
+    Calibration { hit_cycles: median_cycles(HIT_PAGES, rng), miss_cycles: median_cycles(pool.page_count(), rng) }
 }
 
 /// Classifies the pages of a pool against the reference set, and returns the map of the caches that the colors cover.
@@ -223,18 +223,18 @@ fn classify_pages(
     let pool_error = |source| ColorError::io_error(Path::new("memory for frames"), source);
     let pool = PagePool::new((options.pool_bytes / PAGE_BYTES as u64) as usize).map_err(pool_error)?;
     let ledger = FrameLedger::open(options.base)?;
-    let frames = pool.frames();
+    let frames = pool.read_frames();
     let mut by_color: Vec<Vec<usize>> = vec![Vec::new(); target.colors as usize];
-    let mut page_colors = Vec::with_capacity(pool.pages());
+    let mut page_colors = Vec::with_capacity(pool.page_count());
     let classify_start = Instant::now();
     for (chunk_index, frames) in frames.chunks(BATCH_FRAMES).enumerate() {
         let first_page = chunk_index * BATCH_FRAMES;
-        (options.progress)("classifying frames", first_page as u64, pool.pages() as u64);
+        (options.progress)("classifying frames", first_page as u64, pool.page_count() as u64);
         if start.elapsed() > options.max_time || (options.should_stop)() {
             break;
         }
         let pages: Vec<*const u8> =
-            (first_page..first_page + frames.len()).map(|index| pool.page(index).cast_const()).collect();
+            (first_page..first_page + frames.len()).map(|index| pool.page_address(index).cast_const()).collect();
         let mut colors = vec![None; pages.len()];
         // SAFETY: pages of the pool.
         unsafe { reference_set.frames.classify_all(&pages, &mut colors) };
@@ -308,13 +308,13 @@ fn compare_chases(
     for &size_bytes in sizes {
         let count = (size_bytes / PAGE_BYTES as u64) as usize;
         let Some(class) = largest_class.filter(|class| class.len() >= count && count > 0) else { break };
-        let colored_pages: Vec<*mut u8> = class[..count].iter().map(|&index| pool.page(index)).collect();
+        let colored_pages: Vec<*mut u8> = class[..count].iter().map(|&index| pool.page_address(index)).collect();
         // Equally many frames of each color: a random choice would fill some colors twice as much as others.
         let mut ordinary_pages = Vec::with_capacity(count);
         for round in 0.. {
             let round_pages = by_color.iter().filter_map(|class| class.get(round));
             let previous_len = ordinary_pages.len();
-            ordinary_pages.extend(round_pages.take(count - previous_len).map(|&index| pool.page(index)));
+            ordinary_pages.extend(round_pages.take(count - previous_len).map(|&index| pool.page_address(index)));
             if ordinary_pages.len() == count || ordinary_pages.len() == previous_len {
                 break;
             }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::sys::{self, fault};
 
-use super::pool::{PagePool, page_frames};
+use super::pool::{PagePool, read_page_frames};
 
 /// Pages that are moved for the measurement.
 const MEASURED_PAGES: usize = 256;
@@ -33,8 +33,11 @@ pub fn measure_page_move_ns_with_frames() -> Result<f64, MigrationUnavailable> {
     let memory_error =
         |error: io::Error| MigrationUnavailable { reason: format!("memory: {error}"), remedy: "more memory".into() };
     let pool = PagePool::new(1).map_err(memory_error)?;
-    if page_frames(&cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")), pool.page(0) as usize, 1)
-        [0]
+    if read_page_frames(
+        &cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")),
+        pool.page_address(0) as usize,
+        1,
+    )[0]
     .is_none()
     {
         return refuse_migration("frame numbers are hidden from this user", "root, or CAP_SYS_ADMIN");
@@ -69,29 +72,29 @@ pub fn measure_page_move_ns() -> Result<f64, MigrationUnavailable> {
         return refuse_migration("this kernel cannot move pages between frames (UFFDIO_MOVE)", "Linux 6.8 or newer");
     }
     let bytes = (MEASURED_PAGES * PAGE_BYTES) as u64;
-    let is_registered = fault::register_range(fault_fd, program_pool.page(0) as u64, bytes) >= 0
-        && fault::register_range(fault_fd, parking_pool.page(0) as u64, PAGE_BYTES as u64) >= 0;
+    let is_registered = fault::register_range(fault_fd, program_pool.page_address(0) as u64, bytes) >= 0
+        && fault::register_range(fault_fd, parking_pool.page_address(0) as u64, PAGE_BYTES as u64) >= 0;
     // SAFETY: the pool's page; the destination of a move must be absent, and it has no reader.
-    unsafe { libc::madvise(parking_pool.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
+    unsafe { libc::madvise(parking_pool.page_address(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     if !is_registered {
         return refuse_migration("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
     }
     let mut move_times_ns: Vec<u64> = Vec::with_capacity(MEASURED_PAGES);
     for index in 0..MEASURED_PAGES {
-        let (page, fresh_page) = (program_pool.page(index), fresh_pool.page(index));
+        let (page, fresh_page) = (program_pool.page_address(index), fresh_pool.page_address(index));
         let start = Instant::now();
-        if fault::move_page(fault_fd, page as u64, parking_pool.page(0) as u64) < 0 {
+        if fault::move_page(fault_fd, page as u64, parking_pool.page_address(0) as u64) < 0 {
             continue;
         }
         // SAFETY: two pages that hold frames: the fresh one, and the one that was just taken out.
-        unsafe { sys::copy_page(parking_pool.page(0), fresh_page) };
+        unsafe { sys::copy_page(parking_pool.page_address(0), fresh_page) };
         let move_result = fault::move_page(fault_fd, fresh_page as u64, page as u64);
         move_times_ns.push(start.elapsed().as_nanos() as u64);
         if move_result < 0 {
             return refuse_migration(format!("a page could not be moved in: error {move_result}"), "another kernel");
         }
         // SAFETY: as above. The frame that was taken out is returned to the kernel.
-        unsafe { libc::madvise(parking_pool.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
+        unsafe { libc::madvise(parking_pool.page_address(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     }
     move_times_ns.sort_unstable();
     match move_times_ns.get(move_times_ns.len() / 2) {

@@ -22,7 +22,7 @@ impl PagePool {
     /// Allocates this number of pages, and writes each so that it has a frame.
     ///
     /// # Errors
-    /// The kernel grants no memory.
+    /// The kernel cannot map the memory.
     pub fn new(pages: usize) -> io::Result<Self> {
         let bytes = pages * PAGE_BYTES;
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -44,7 +44,7 @@ impl PagePool {
     }
 
     /// Number of pages.
-    pub fn pages(&self) -> usize {
+    pub fn page_count(&self) -> usize {
         self.pages
     }
 
@@ -52,15 +52,15 @@ impl PagePool {
     ///
     /// # Panics
     /// There is no page `index`.
-    pub fn page(&self, index: usize) -> *mut u8 {
+    pub fn page_address(&self, index: usize) -> *mut u8 {
         assert!(index < self.pages, "page {index} of {}", self.pages);
         // SAFETY: inside the mapping, as just asserted.
         unsafe { self.start.add(index * PAGE_BYTES) }
     }
 
     /// Frame numbers, if this process may read them.
-    pub fn frames(&self) -> Vec<Option<u64>> {
-        page_frames(
+    pub fn read_frames(&self) -> Vec<Option<u64>> {
+        read_page_frames(
             &cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")),
             self.start as usize,
             self.pages,
@@ -77,8 +77,8 @@ impl Drop for PagePool {
 
 /// Frame numbers of `pages` pages from `address` on. Without CAP_SYS_ADMIN, the kernel reports 0
 /// for every frame, which becomes `None`.
-pub fn page_frames(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<u64>> {
-    present_pages(pagemap, address, pages).into_iter().map(|page| Some(page?.frame)).collect()
+pub fn read_page_frames(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<u64>> {
+    read_present_pages(pagemap, address, pages).into_iter().map(|page| Some(page?.frame)).collect()
 }
 
 /// A page that is in memory.
@@ -86,12 +86,12 @@ pub fn page_frames(pagemap: &io::Result<File>, address: usize, pages: usize) -> 
 pub struct PresentPage {
     /// Frame number; never 0.
     pub frame: u64,
-    /// Does the page belong to the page cache? If not, it is the process's own copy, or was never part of a file.
+    /// Whether the page belongs to the page cache (a file or shared memory) rather than to the process alone.
     pub is_file_page: bool,
 }
 
-/// The same as [`page_frames`], with the kind of each page.
-pub fn present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
+/// The same as [`read_page_frames`], with the kind of each page.
+pub fn read_present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
     let mut bytes = vec![0u8; pages * 8];
     let read_bytes =
         pagemap.as_ref().map_or(0, |file| file.read_at(&mut bytes, (address / PAGE_BYTES * 8) as u64).unwrap_or(0));
@@ -104,10 +104,10 @@ pub fn present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -
     (0..pages).map(present_page).collect()
 }
 
-/// An oracle that times loads on the cache itself.
-pub struct TimedOracle<'a> {
+/// An oracle that decides by the time of loads on the real cache.
+pub struct TimingOracle<'a> {
     /// Address of the page of an item.
-    pub page: &'a dyn Fn(usize) -> *const u8,
+    pub page_address: &'a dyn Fn(usize) -> *const u8,
     /// A load that takes longer has left the private cache.
     pub threshold_cycles: u64,
     /// Advances with each test, so that the next test uses another line.
@@ -116,16 +116,16 @@ pub struct TimedOracle<'a> {
     pub deadline: Instant,
 }
 
-impl TimedOracle<'_> {
+impl TimingOracle<'_> {
     fn is_reload_slow(&mut self, target: usize, set: &[usize]) -> bool {
         self.line_index += 13;
-        let pages = set.iter().map(|&item| (self.page)(item));
+        let pages = set.iter().map(|&item| (self.page_address)(item));
         // SAFETY: `page` gives pages of a pool or of a mapped file, which outlive the borrow.
-        unsafe { reload_cycles((self.page)(target), pages, self.line_index) > self.threshold_cycles }
+        unsafe { reload_cycles((self.page_address)(target), pages, self.line_index) > self.threshold_cycles }
     }
 }
 
-impl EvictionOracle for TimedOracle<'_> {
+impl EvictionOracle for TimingOracle<'_> {
     fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
         is_slow(|| self.is_reload_slow(target, set))
     }

@@ -19,7 +19,7 @@ use cachemate_files::{DirAccess, TrustedDir};
 use rustix::fs::OFlags;
 
 use super::grouping::EvictionOracle;
-use super::pool::TimedOracle;
+use super::pool::TimingOracle;
 use super::{ColorError, verification};
 
 /// The directory's path: in memory, so that the reference set is a set of frames.
@@ -212,8 +212,8 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>)
         }
     }
     let page_at = |at: usize| mapping.start().wrapping_add(at * PAGE_BYTES).cast_const();
-    let mut oracle = TimedOracle {
-        page: &page_at,
+    let mut oracle = TimingOracle {
+        page_address: &page_at,
         threshold_cycles: classes.threshold_cycles,
         line_index: 3,
         deadline: classes.deadline,
@@ -285,8 +285,8 @@ impl ColorClasses<'_> {
     /// The only class that evicts the page; `None` if no class or several evict it.
     fn find_sole_class(&mut self, page: *const u8) -> Option<usize> {
         let page_of = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
-        let mut oracle = TimedOracle {
-            page: &page_of,
+        let mut oracle = TimingOracle {
+            page_address: &page_of,
             threshold_cycles: self.threshold_cycles,
             line_index: 5,
             deadline: self.deadline,

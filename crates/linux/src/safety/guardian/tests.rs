@@ -77,14 +77,14 @@ fn a_damaged_journal_stays_until_every_object_is_restored() {
 fn everything_is_restored_from_a_read_only_state_directory() {
     let dir = tempfile::tempdir().unwrap();
     let host = left_behind(dir.path());
-    drop(DaemonLock::acquire_daemon_lock(dir.path()).unwrap().unwrap());
+    drop(DaemonLock::acquire(dir.path()).unwrap().unwrap());
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
         crate::skip_test::report_unchecked("a read-only state directory", "no right to mount");
         return;
     };
     assert!(std::fs::write(dir.path().join("x"), "x").is_err(), "read-only");
-    let lock = DaemonLock::acquire_daemon_lock(dir.path()).unwrap();
-    assert!(lock.is_some() && DaemonLock::acquire_daemon_lock(dir.path()).unwrap().is_none(), "one at a time");
+    let lock = DaemonLock::acquire(dir.path()).unwrap();
+    assert!(lock.is_some() && DaemonLock::acquire(dir.path()).unwrap().is_none(), "one at a time");
     let restored = restore_left_behind(&host, dir.path()).unwrap();
     assert_eq!(count_moved(&host), 0);
     assert!(restored.removal_error.is_some(), "{restored:?}");
@@ -98,8 +98,8 @@ fn the_directory_is_locked_if_no_lock_file_exists() {
         crate::skip_test::report_unchecked("a read-only state directory", "no right to mount");
         return;
     };
-    let lock = DaemonLock::acquire_daemon_lock(dir.path()).unwrap();
-    assert!(lock.is_some() && DaemonLock::acquire_daemon_lock(dir.path()).unwrap().is_none());
+    let lock = DaemonLock::acquire(dir.path()).unwrap();
+    assert!(lock.is_some() && DaemonLock::acquire(dir.path()).unwrap().is_none());
 }
 
 /// A directory bound over itself, read-only.
@@ -140,14 +140,18 @@ fn pipe_with(text: &str) -> (OwnedFd, OwnedFd) {
 #[test]
 fn goodbyes_ends_and_silence_are_distinguished() {
     let short = Duration::from_millis(60);
-    for (text, heard) in [("", PipeEnd::End), ("100\n", PipeEnd::End), ("5\n7\nrestored\n", PipeEnd::AllRestored)] {
+    for (text, heard) in [
+        ("", DaemonOutcome::Exited),
+        ("100\n", DaemonOutcome::Exited),
+        ("5\n7\nrestored\n", DaemonOutcome::AllRestored),
+    ] {
         let (read, write) = pipe_with(text);
         drop(write);
-        assert_eq!(read_heartbeats(read, short), heard, "{text:?}");
+        assert_eq!(wait_for_daemon_end(read, short), heard, "{text:?}");
     }
     for (text, least) in [("", 60), ("1\n", 60), ("junk\n40\n", 200)] {
         let (read, _write) = pipe_with(text);
-        let PipeEnd::Silence(silence) = read_heartbeats(read, short) else { panic!("no silence") };
+        let DaemonOutcome::Silent(silence) = wait_for_daemon_end(read, short) else { panic!("no silence") };
         assert!(silence >= Duration::from_millis(least), "{text:?}: {silence:?}");
     }
 }
@@ -192,7 +196,7 @@ fn a_journal_that_another_user_may_have_written_is_refused() {
     std::fs::remove_file(&path).unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     assert!(
-        matches!(DaemonLock::acquire_daemon_lock(dir.path()), Err(JournalError::NotOurs { .. })),
+        matches!(DaemonLock::acquire(dir.path()), Err(JournalError::NotOurs { .. })),
         "others may write to the directory"
     );
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();

@@ -103,7 +103,7 @@ fn events_replace_listings() {
     let mut tasks = TaskTable::default();
     tasks.refresh(&host, &everything(), 0).unwrap();
     tasks.births.add_listed([], true);
-    let birth = |pid| ProcessEvent::ProcessStart { parent: 5, pid };
+    let birth = |pid| ProcessEvent::ProcessStart { parent_pid: 5, pid };
     let exit = |pid| ProcessEvent::Exit { pid, tid: pid };
     [birth(7), birth(8), exit(8)].into_iter().for_each(|event| tasks.births.record(event));
     host.add_thread(7, 7, 5, "0");

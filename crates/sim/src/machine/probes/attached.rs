@@ -107,7 +107,7 @@ impl AttachedProbe {
     }
 
     fn attach_to_slot(&mut self, slot: Slot, machine: &mut SimMachine) -> Result<(), ProbeRefusal> {
-        let one_in = machine.clock.scale(ACCESSES_PER_WATCH) as u32;
+        let one_in = machine.clock.scale_down(ACCESSES_PER_WATCH) as u32;
         // The models describe the last level, so the watched locations have the size of its lines.
         let cache_of_level = |level: CacheLevel| machine.spec.caches.iter().find(|cache| cache.level == level);
         let last_level = machine.spec.last_level_cache();
@@ -240,7 +240,7 @@ impl AttachedProbe {
     fn take_trace(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
         let AttachedKind::Trace { counters_before: before, .. } = &self.kind else { return None };
         let slot = *self.slots.first()?;
-        let elapsed_ns = machine.clock.nominal_ns(machine.system.now() - self.start_cycle);
+        let elapsed_ns = machine.clock.to_nominal_ns(machine.system.now() - self.start_cycle);
         let counts = machine.system.task_counters(slot).since(before).all_event_counts(&machine.levels);
         let trace = machine.system.thread_mut(slot)?.probes.trace.take()?;
         let knows_losses = machine.spec.counters.sampler == SamplerModel::Ideal;
@@ -310,7 +310,7 @@ impl AttachedProbe {
             samples.extend(std::mem::take(&mut watch.open_watches).into_iter().map(|(_, accesses_at_set, tick)| {
                 ReuseSample {
                     accesses: Some(accesses - accesses_at_set),
-                    elapsed_ns: clock.nominal_ns(now.saturating_sub(tick / ticks_per_cycle)),
+                    elapsed_ns: clock.to_nominal_ns(now.saturating_sub(tick / ticks_per_cycle)),
                     reused: false,
                 }
             }));

@@ -202,8 +202,8 @@ impl CoRunProbe {
             tasks: interval.members.iter().filter_map(task_of).collect(),
             cache: self.cache,
             span: TimeSpan {
-                start_ns: machine.clock.nominal_ns(interval.counting_start),
-                elapsed_ns: machine.clock.nominal_ns(elapsed),
+                start_ns: machine.clock.to_nominal_ns(interval.counting_start),
+                elapsed_ns: machine.clock.to_nominal_ns(elapsed),
                 elapsed_cycles: Some(elapsed),
             },
             ended_by_task: departed_slot.as_ref().and_then(task_of),

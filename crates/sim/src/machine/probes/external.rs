@@ -164,7 +164,8 @@ impl ExternalProbe {
                 self.work_before = self.work_so_far(machine);
                 continue;
             }
-            let elapsed_ns = machine.clock.nominal_ns(self.phase_cycles / 2 + 1 + now - self.phase_end).max(1) as f64;
+            let elapsed_ns =
+                machine.clock.to_nominal_ns(self.phase_cycles / 2 + 1 + now - self.phase_end).max(1) as f64;
             let work = self.work_so_far(machine);
             self.rates_by_phase
                 .push(((work.0 - self.work_before.0) / elapsed_ns, (work.1 - self.work_before.1) / elapsed_ns));

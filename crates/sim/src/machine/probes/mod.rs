@@ -185,7 +185,7 @@ impl ActiveProbe {
             reported_costs.iter().find(|(earlier_payer, _)| earlier_payer == payer).map_or(0, |(_, cycles)| *cycles)
         };
         let new_costs =
-            cost.iter().map(|(payer, cycles)| (*payer, machine.clock.nominal_ns(cycles - reported_cycles(payer))));
+            cost.iter().map(|(payer, cycles)| (*payer, machine.clock.to_nominal_ns(cycles - reported_cycles(payer))));
         let mut cost_ns: Vec<(Option<TaskId>, u64)> = new_costs.filter(|(_, ns)| *ns > 0).collect();
         let evidence: Vec<ProbeEvidence> = match &mut self.probe_work {
             ProbeWork::CoRun(co_run_probe) => co_run_probe.take_evidence(machine).into_iter().collect(),

@@ -24,7 +24,7 @@ pub struct Session {
     /// Whether standard error is a terminal, and `--quiet` was not given.
     shows_notes: bool,
     is_quiet: bool,
-    /// Whether lines about progress are printed where no bar can be drawn: neither `--quiet` nor `--json` was given.
+    /// Whether progress is printed in lines where standard error is no terminal: neither `--quiet` nor `--json` was given.
     shows_progress_lines: bool,
     paint: Paint,
     /// Columns of the terminal; `None` if standard output is not a terminal.

@@ -117,7 +117,7 @@ impl Guardian {
     /// Sends a heartbeat with the length of the windows; every window sends one.
     pub fn send_heartbeat(&mut self, window: Duration) {
         if let Some(pipe) = &mut self.child.stdin {
-            // If the pipe is full, it holds enough heartbeats; if it is broken, the guardian's state shows that it has exited.
+            // A full pipe holds enough heartbeats; a broken one means that the guardian has exited, as its state shows.
             let _ = pipe.write_all(format!("{}\n", window.as_millis()).as_bytes());
         }
     }

@@ -1,11 +1,11 @@
 //! Searches placements and partitions for the plan that best keeps all promises, as evaluated by the interval machine.
 //!
-//! Problem: whether a promise can be kept depends on the possible plans, not on a policy. Method: each program has
-//! its own core, and either exclusive units of its cache or the shared rest. From the packed plan and several random
-//! starts, the search moves or exchanges jobs and changes partitions. It keeps a change that reduces the shortfall from the promises or, at
-//! equal shortfall, raises the mean speed. Properties: the search does not use any policy's model, and the same seed
-//! gives the same plan. Turns and CPU shares are not searched, so another plan may keep a promise that no found plan
-//! keeps.
+//! Problem: whether a promise can be kept depends on the possible plans, not on a policy. Method: each program has its
+//! own core, and either exclusive units of its cache or the shared rest. From the packed plan and several random
+//! starts, the search moves or exchanges jobs and changes partitions. It keeps a change that reduces the shortfall from
+//! the promises or, at equal shortfall, raises the mean speed. Properties: the search does not use any policy's model,
+//! and the same seed gives the same plan. Turns and CPU shares are not searched, so another plan may keep a promise
+//! that no found plan keeps.
 
 use cachemate_core::{CpuSet, MachineSpec, SplitMix64};
 use cachemate_interval::IntervalJob;

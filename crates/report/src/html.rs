@@ -9,6 +9,9 @@ use crate::html_page::{render_page, scroll_box};
 use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
 use crate::text::{format_count, format_fixed, format_number, format_percent, format_size, value_or_dash};
 
+/// Slowdown in percent from which bars and cells have the color of a high loss.
+const HIGH_PERCENT: f64 = 20.0;
+
 /// Content of the page; empty parts are left out.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct StudyPage {
@@ -36,6 +39,7 @@ impl CostTable {
     /// Returns the matrix of slowdowns as a heat map.
     pub fn heat_map(&self) -> HeatMap {
         let is_percent = self.unit == "percent";
+        let largest_value = self.values.iter().flatten().flatten().copied().fold(0.0, f64::max);
         HeatMap {
             rows: self.names.clone(),
             columns: self.names.clone(),
@@ -43,6 +47,7 @@ impl CostTable {
             column_label: "beside".into(),
             values: self.values.clone(),
             decimals: is_percent.then_some(1),
+            strongest_value: is_percent.then_some(largest_value.max(HIGH_PERCENT)),
             uses_root_scale: true,
             unit: if is_percent { "%".into() } else { String::new() },
             ..HeatMap::default()
@@ -221,7 +226,7 @@ fn render_cost(value: Option<f64>, unit: &str) -> String {
 /// Class of a bar, which selects a color by the size of the loss. Only percentages have a color scale.
 fn severity(value: Option<f64>, unit: &str) -> &'static str {
     match value {
-        Some(value) if unit == "percent" && value >= 20.0 => "high",
+        Some(value) if unit == "percent" && value >= HIGH_PERCENT => "high",
         Some(value) if unit == "percent" && value >= 5.0 => "middle",
         _ => "low",
     }

@@ -18,7 +18,7 @@ help:
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
 	@echo 'make services  real containers of containerd, changes of owners, control groups at random and births, SECONDS_EACH (600) s'
 	@echo 'make kubernetes  the chart, the manifests, and the extender under a real scheduler with NODES (1000) and PODS (5000)'
-	@echo 'make slurm    the scripts for Slurm in Debian'"'"'s Slurm: a controller and a node on this host'
+	@echo 'make slurm    the scripts for Slurm in Debian'"'"'s Slurm: a controller and two nodes on this host'
 	@echo 'make live     measure on this host (root, at most 15 minutes); reports what it cannot show'
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
 	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and the cost of a sweep'
@@ -86,8 +86,8 @@ kubernetes: build
 	python3 scripts/control-plane-test.py $(RELEASE) --nodes $(NODES) --pods $(PODS)
 
 # Optional: Debian's packages are unpacked below target/. NOT RUN with the reason without apt-get or network.
-slurm:
-	scripts/slurm-test.sh
+slurm: build
+	scripts/slurm-test.sh $(RELEASE)
 
 live: build
 	$(CARGO) run --release --locked -p cachemate-bench -- live

@@ -1,8 +1,10 @@
 #!/bin/sh
-# Tests the scripts of packaging/slurm with Debian's Slurm: a controller and two nodes on the loopback address, without
-# installation. Each node has a host name of its own, for which root is needed. Packages are downloaded and unpacked below
-# target/. If that is impossible, the script prints NOT RUN with the reason.
+# slurm-test.sh CACHEMATE
+# Tests the scripts of packaging/slurm, and the features of nodes, with Debian's Slurm: a controller and two nodes on the
+# loopback address, without installation. Each node has a host name of its own, for which root is needed. Packages are
+# downloaded and unpacked below target/. If that is impossible, the script prints NOT RUN with the reason.
 set -eu
+cachemate=$(realpath "$1")
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$root/target/slurm-test
 scripts=$root/packaging/slurm
@@ -22,6 +24,7 @@ for script in prolog epilog task-prolog; do
 	chmod 755 $script.sh
 done
 host=$(hostname -s)
+features=$("$cachemate" advise slurm-node)
 cat >slurm.conf <<END
 ClusterName=test
 SlurmctldHost=$host(127.0.0.1)
@@ -42,7 +45,7 @@ PrologFlags=Alloc
 Prolog=$work/prolog.sh
 Epilog=$work/epilog.sh
 TaskProlog=$work/task-prolog.sh
-NodeName=cm-one NodeAddr=127.0.0.1 Port=17818 CPUs=1
+NodeName=cm-one NodeAddr=127.0.0.1 Port=17818 CPUs=1 $features
 NodeName=cm-two NodeAddr=127.0.0.1 Port=17819 CPUs=1
 PartitionName=test Nodes=cm-one,cm-two Default=YES
 END
@@ -73,6 +76,11 @@ ask "the tasks of a job on two nodes both know its class" "cm-one aggressor cm-t
 ask "a job with another comment runs" runs "$(srun -Q --comment mine echo runs)"
 refusal=$(srun --comment cachemate:class=king true 2>&1 | grep -c "found 'class=king', expected" || true)
 ask "a wrong comment is refused with what was expected" 1 "$refusal"
+first=${features#Features=}
+ask "a job that asks for the cache of a node gets that node" cm-one \
+	"$(srun -Q --constraint "${first%%,*}" sh -c 'echo $SLURMD_NODENAME')"
+ask "a job that asks for a cache that no node has is refused" 1 \
+	"$(srun --constraint l3-1b true 2>&1 | grep -c 'Invalid feature' || true)"
 for _ in $(seq 20); do [ -z "$(find run/jobs -type f)" ] && break; sleep 1; done
 ask "both nodes had a file for their jobs" "cm-one cm-two " "$(ls run/jobs | tr '\n' ' ')"
 ask "the epilogs leave no file" "" "$(find run/jobs -type f)"

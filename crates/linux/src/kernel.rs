@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
@@ -23,6 +23,12 @@ pub(crate) mod systemd_units;
 use group_moves::GroupMoves;
 use process_events::ProcessEventSubscription;
 use scheduling::SchedParams;
+
+/// Locks a kernel. A poisoned lock only means that another thread panicked; the kernel has no state that the panic could
+/// leave inconsistent.
+pub(crate) fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
+    kernel.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Identity of a thread. Thread ids are reused, but id and start time together are unique within one boot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]

@@ -13,14 +13,13 @@ mod starts;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope,
-    EventCount as CounterReading, EventCounts, Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId,
-    ProbeResult, Profile, Profiles, ServiceIdentity, ServiceProfiles, TaskSample, TimeSpan, Topology, Units, WindowEnd,
-    WindowLength,
+    ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope, EventCount, EventCounts,
+    Machine, MachineError, Observation, Plan, ProbeEvidence, ProbeId, ProbeResult, Profile, Profiles, ServiceIdentity,
+    ServiceProfiles, TaskSample, TimeSpan, Topology, Units, WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
@@ -31,7 +30,7 @@ use crate::act::gangs::GangRunners;
 use crate::act::group_overrides::{GroupOverride, GroupOverrides};
 use crate::act::resctrl::{CacheUse, Resctrl, WayController};
 use crate::act::rules::ManageRule;
-use crate::kernel::{KeptFile, Kernel, ThreadKey};
+use crate::kernel::{KeptFile, Kernel, ThreadKey, lock};
 use crate::nri::ContainerStarts;
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::{JournalObject, ObjectState};
@@ -466,7 +465,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 }
             };
             let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();
-            let exact_reading = |event, count| CounterReading { event, count, enabled_share: 1.0 };
+            let exact_reading = |event, count| EventCount { event, count, enabled_share: 1.0 };
             counts.extend(
                 count_since(|usage| usage.slices).map(|count| exact_reading(CounterEvent::ContextSwitches, count)),
             );
@@ -543,12 +542,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
 fn can_count_instructions(events: &[EventSurvey]) -> bool {
     events.iter().any(|survey| survey.event == CounterEvent::Instructions && survey.absence_reason.is_none())
-}
-
-/// Locks the kernel. A poisoned lock only means that another thread panicked; the kernel has no state that the panic
-/// could leave inconsistent.
-fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
-    kernel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {

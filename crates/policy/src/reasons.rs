@@ -11,6 +11,11 @@ use crate::solvers::Seating;
 /// Slowdown below which a reason does not mention a co-runner.
 const MIN_MENTIONED_SLOWDOWN: f64 = 0.005;
 
+/// Returns a number of a reason under its name.
+pub(crate) fn named_number(name: impl Into<String>, value: f64) -> (String, f64) {
+    (name.into(), value)
+}
+
 /// Returns one reason for every program, in the order of programs, and a second one for a program that takes turns on a
 /// CPU.
 pub fn explain_placement(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
@@ -73,7 +78,7 @@ impl Neighborhood<'_> {
         }
     }
 
-    fn named_number(&self, subject: &str, value: f64) -> (String, f64) {
+    fn cost_number(&self, subject: &str, value: f64) -> (String, f64) {
         match self.costs.kind {
             CostKind::Degradation => (format!("{subject}_slowdown_percent"), 100.0 * value),
             CostKind::Weight => (format!("{subject}_weight"), value),
@@ -101,13 +106,13 @@ impl Neighborhood<'_> {
                 "{{0}} and the others barely affect each other (at most {}), so any CPU will do",
                 self.describe(largest_cost)
             );
-            return self.build_reason(&[], text, vec![self.named_number("at_most", largest_cost)]);
+            return self.build_reason(&[], text, vec![self.cost_number("at_most", largest_cost)]);
         }
         let numbers = vec![
-            self.named_number("beside_avoided", cost[program][avoided]),
-            self.named_number("avoided_beside_it", cost[avoided][program]),
-            self.named_number("beside_companion", cost[program][companion]),
-            self.named_number("companion_beside_it", cost[companion][program]),
+            self.cost_number("beside_avoided", cost[program][avoided]),
+            self.cost_number("avoided_beside_it", cost[avoided][program]),
+            self.cost_number("beside_companion", cost[program][companion]),
+            self.cost_number("companion_beside_it", cost[companion][program]),
         ];
         if self.costs.mutual_cost(program, avoided) <= self.costs.mutual_cost(program, companion) {
             return self.explain_for_others(seating, companion, numbers);
@@ -131,7 +136,7 @@ impl Neighborhood<'_> {
             (Some(avoided), None) => {
                 let cost = self.costs.cost[self.program][avoided];
                 let text = format!("{{0}} has a cache for itself: beside {{1}} {}", self.describe(cost));
-                self.build_reason(&[avoided], text, vec![self.named_number("beside_avoided", cost)])
+                self.build_reason(&[avoided], text, vec![self.cost_number("beside_avoided", cost)])
             }
             (None, Some(companion)) => {
                 let cost = self.costs.cost[self.program][companion];
@@ -139,7 +144,7 @@ impl Neighborhood<'_> {
                     "{{0}} has no choice, because all programs share one cache; {{1}} costs it most, {}",
                     self.describe(cost)
                 );
-                self.build_reason(&[companion], text, vec![self.named_number("beside_companion", cost)])
+                self.build_reason(&[companion], text, vec![self.cost_number("beside_companion", cost)])
             }
             _ => self.build_reason(&[], "{0} shares its cache with no other program".to_string(), Vec::new()),
         }
@@ -154,7 +159,7 @@ impl Neighborhood<'_> {
         let cheapest_exchange = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
         let (added_cost, exchange_partner) = cheapest_exchange.unwrap_or((0.0, companion));
         let current_cost = self.describe(self.costs.cost[self.program][companion]);
-        numbers.push(self.named_number("cheapest_exchange_costs_all", added_cost));
+        numbers.push(self.cost_number("cheapest_exchange_costs_all", added_cost));
         let scale = self.costs.cost.iter().flatten().fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
         let text = if added_cost > 1e-9 * scale {
             let added_text = self.describe(added_cost);
@@ -177,7 +182,7 @@ impl Neighborhood<'_> {
             self.describe(other_cost)
         );
         let numbers =
-            vec![self.named_number("side_by_side", own_cost), self.named_number("other_side_by_side", other_cost)];
+            vec![self.cost_number("side_by_side", own_cost), self.cost_number("other_side_by_side", other_cost)];
         Some(self.build_reason(&[alternate], text, numbers))
     }
 }

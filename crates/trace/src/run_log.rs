@@ -13,6 +13,7 @@ use std::path::Path;
 use cachemate_core::{PipelineConfig, PolicyConfig, PredictorConfig, RunHeader, WindowLength, WindowRecord};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::formats::ZSTD_MAGIC;
 use crate::{FilePosition, TraceError, create_output};
 
 /// The version that this library writes ([`RunHeader::format`]).
@@ -129,7 +130,7 @@ impl RunLogReader {
         let file = file.into();
         let mut start = Vec::new();
         input.by_ref().take(4).read_to_end(&mut start).map_err(TraceError::io_error(&file, "read"))?;
-        let is_compressed = start == [0x28, 0xb5, 0x2f, 0xfd];
+        let is_compressed = start == ZSTD_MAGIC;
         let whole_input = std::io::Cursor::new(start).chain(input);
         let input: Box<dyn Read + Send> = if is_compressed {
             Box::new(zstd::stream::read::Decoder::new(whole_input).map_err(TraceError::io_error(&file, "unpack"))?)

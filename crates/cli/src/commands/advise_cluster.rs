@@ -16,6 +16,7 @@ use cachemate_report::text::format_count_of;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 
+use super::slurm_node::AdviseSlurmNode;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::knowledge_dir::read_dir;
@@ -25,6 +26,7 @@ use crate::session::Session;
 pub enum AdviseCommand {
     Kubernetes(AdviseKubernetes),
     Slurm(AdviseSlurm),
+    SlurmNode(AdviseSlurmNode),
 }
 
 impl AdviseCommand {
@@ -32,6 +34,7 @@ impl AdviseCommand {
         match self {
             AdviseCommand::Kubernetes(command) => command.run(session),
             AdviseCommand::Slurm(command) => command.run(session),
+            AdviseCommand::SlurmNode(command) => command.run(session),
         }
     }
 }

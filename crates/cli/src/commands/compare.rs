@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cachemate_report::text::{format_number, value_or_dash};
-use cachemate_report::{Align, Table, WhatIfResult as Outcomes};
+use cachemate_report::{Align, Table, WhatIfResult};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::whatif::{WhatIfQuery, check_policy, run_query};
 use cachemate_study::cache_summary;
@@ -101,7 +101,7 @@ impl CompareArgs {
         }
         bar.finish_and_clear();
         let complete = outcomes.len() == self.policies.len() && outcomes.iter().all(|outcome| outcome.complete);
-        let comparison = Outcomes {
+        let comparison = WhatIfResult {
             machine: machine.name.clone(),
             cache: cache_summary(&machine),
             hours: self.hours,
@@ -120,7 +120,7 @@ impl CompareArgs {
     }
 }
 
-fn render(outcomes: &Outcomes, page: Option<&PathBuf>) -> String {
+fn render(outcomes: &WhatIfResult, page: Option<&PathBuf>) -> String {
     let mut policy_table = Table::with_columns(
         "policy",
         "mean slowdown | worst | weighted speed-up | 10^9 instr./s | GB/s | changes/h | overhead, s | windows",

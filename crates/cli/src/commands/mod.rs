@@ -35,6 +35,7 @@ mod restore;
 mod run;
 pub mod sim;
 mod sim_interval;
+mod slurm_node;
 mod status;
 mod sweep;
 mod sweep_run;

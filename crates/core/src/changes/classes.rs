@@ -90,7 +90,7 @@ pub(super) fn build_classes(
                 mask
             }
         };
-        let mut conflict = None;
+        let mut conflicts: Vec<String> = Vec::new();
         let members = state.tasks.iter().zip(&mut mask_rows);
         for (task, (_, row)) in members.filter(|(task, _)| task.movable && is_member(share, task)) {
             if let Some(owner) = &task.class_owner {
@@ -98,15 +98,16 @@ pub(super) fn build_classes(
                 continue;
             }
             match row.get(&share.cache) {
-                Some((group, other_mask)) if *other_mask != mask => conflict = Some((task.task, *group)),
+                Some((group, other_mask)) if *other_mask != mask => {
+                    conflicts.push(format!("task {} keeps the ways of group {}", task.task.0, group.0));
+                }
                 _ => {
                     row.insert(share.cache, (share.group, mask.clone()));
                 }
             }
         }
-        if let Some((task, group)) = conflict {
-            let message = format!("task {} keeps the ways of group {} in this cache", task.0, group.0);
-            refuse_share(RefusalReason::Busy, message);
+        if !conflicts.is_empty() {
+            refuse_share(RefusalReason::Busy, format!("{} in this cache", conflicts.join(", ")));
         }
     }
     let mut classes = group_by_row(&mask_rows);

@@ -180,7 +180,7 @@ impl IntervalMachine {
         let share = migrating_share(&old_colors, &new_assignment.allowed);
         let process_tasks = self.tasks.iter().filter(|interval_task| interval_task.process == process);
         let slots: Vec<u32> = process_tasks.map(|interval_task| interval_task.slot).collect();
-        let pages = (share * self.pages_of(&slots)) as u64;
+        let pages = (share * slots.first().map_or(0.0, |&slot| self.program_pages(slot))) as u64;
         if new_assignment.migration == PageMigration::Never || pages == 0 {
             return;
         }
@@ -212,14 +212,6 @@ impl IntervalMachine {
         let process_tasks = self.tasks.iter().filter(|interval_task| interval_task.process == process);
         let tasks: Vec<TaskId> = process_tasks.map(|interval_task| interval_task.task).collect();
         tasks.into_iter().for_each(|task| self.charge_overhead(task));
-    }
-
-    /// Returns the number of resident pages: the footprint, or four caches' worth if the footprint is unknown.
-    fn pages_of(&self, slots: &[u32]) -> f64 {
-        let Some(&slot) = slots.first() else { return 0.0 };
-        let phase = &self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize];
-        let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
-        phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64
     }
 
     pub(super) fn next_move_end_ns(&self) -> u64 {

@@ -200,22 +200,21 @@ impl IntervalMachine {
 
     /// Returns the number of pages of a program in its present phase; if the profile does not state it, as many as fill
     /// the cache four times.
-    fn program_pages(&self, interval_task: &IntervalTask) -> f64 {
+    pub(super) fn program_pages(&self, slot: u32) -> f64 {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
-        let phase =
-            &self.engine.program_of(interval_task.slot).phases[self.engine.phase_index(interval_task.slot) as usize];
+        let phase = &self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize];
         phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64
     }
 
     fn pages_by_node(&self, interval_task: &IntervalTask) -> Option<Vec<u64>> {
         let memory_node = self.engine.memory_node(interval_task.slot)?;
         let pages_on_node =
-            |node: usize| if node == memory_node { self.program_pages(interval_task) as u64 } else { 0 };
+            |node: usize| if node == memory_node { self.program_pages(interval_task.slot) as u64 } else { 0 };
         Some((0..self.spec.memory.nodes as usize).map(pages_on_node).collect())
     }
 
     fn pages_by_color(&self, interval_task: &IntervalTask, colors: u32) -> Vec<u64> {
-        let pages = self.program_pages(interval_task);
+        let pages = self.program_pages(interval_task.slot);
         let allowed_colors = self.colors.get(&interval_task.process).map(|assignment| &assignment.allowed);
         let color_count = allowed_colors.map_or(colors, |allowed| allowed.count()).max(1);
         let is_allowed = |color: u32| allowed_colors.is_none_or(|allowed| allowed.contains(color));

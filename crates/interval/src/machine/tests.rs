@@ -2,7 +2,7 @@ use super::*;
 use crate::closed_form;
 use crate::program::ProgramPhase;
 use cachemate_core::{
-    CacheId, CacheShare, CounterEvent as Counted, GroupId, IndexSet, PageMigration, PlanItem, ProbeEvidence, ProbeKind,
+    CacheId, CacheShare, CounterEvent, GroupId, IndexSet, PageMigration, PlanItem, ProbeEvidence, ProbeKind,
     ProbeRequest, Profiles, RefusalReason, ShareMember, StallCause, Units, View, WayPartitions, check_plan,
 };
 
@@ -35,7 +35,7 @@ fn last_cache(machine: &IntervalMachine) -> CacheId {
 
 fn instr_per_cycle(observation: &Observation, index: usize) -> f64 {
     let counts = &observation.tasks[index].counts;
-    counts.get(Counted::Instructions).unwrap() / counts.get(Counted::Cycles).unwrap()
+    counts.get(CounterEvent::Instructions).unwrap() / counts.get(CounterEvent::Cycles).unwrap()
 }
 
 /// Do windows of nominal length follow each other, with every task's time and counts?
@@ -55,8 +55,8 @@ fn windows_follow_each_other_with_time_and_counts() {
         let ran_ns = task.ran_ns();
         assert!((ran_ns as f64 / 5e8 - 1.0).abs() < 1e-3, "{task:?}");
     }
-    let misses = observation.tasks[0].counts.get(Counted::Misses(cachemate_core::CacheLevel::L2)).unwrap();
-    let read = observation.tasks[0].counts.get(Counted::MemoryReadBytes).unwrap();
+    let misses = observation.tasks[0].counts.get(CounterEvent::Misses(cachemate_core::CacheLevel::L2)).unwrap();
+    let read = observation.tasks[0].counts.get(CounterEvent::MemoryReadBytes).unwrap();
     assert!((read / 64.0 / misses - 1.0).abs() < 0.01, "{read} {misses}");
 }
 
@@ -229,7 +229,7 @@ fn rows_are_run_together_and_counted() {
         panic!("{:?}", observation.probe_results)
     };
     assert_eq!(found.iter().map(|row| row.tasks.clone()).collect::<Vec<_>>(), rows);
-    assert!(found.iter().all(|row| row.cache_counts.get(Counted::Instructions).unwrap() > 1e6));
+    assert!(found.iter().all(|row| row.cache_counts.get(CounterEvent::Instructions).unwrap() > 1e6));
     // The same probe is not answered twice, and all tasks run again.
     let observation = machine.observe().unwrap().unwrap();
     assert!(observation.probe_results.is_empty() && observation.tasks.iter().all(|task| !task.on_cpu_ns.is_empty()));
@@ -354,7 +354,7 @@ fn a_canceled_log_costs_nothing_more() {
     machine.observe().unwrap();
     let speed_of = |machine: &mut IntervalMachine| {
         let observation = machine.observe().unwrap().unwrap();
-        observation.tasks[0].counts.get(Counted::Instructions).unwrap() / observation.span.elapsed_ns as f64
+        observation.tasks[0].counts.get(CounterEvent::Instructions).unwrap() / observation.span.elapsed_ns as f64
     };
     let speed_before = speed_of(&mut machine);
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
@@ -418,8 +418,8 @@ fn a_task_on_another_node_waits_longer_for_its_far_pages() {
     let remote_window = machine.observe().unwrap().unwrap();
     let stalls_per_miss = |observation: &Observation, cause: StallCause| {
         let counts = &observation.tasks[0].counts;
-        counts.get(Counted::StallCycles(cause)).unwrap()
-            / counts.get(Counted::Misses(cachemate_core::CacheLevel::L2)).unwrap()
+        counts.get(CounterEvent::StallCycles(cause)).unwrap()
+            / counts.get(CounterEvent::Misses(cachemate_core::CacheLevel::L2)).unwrap()
     };
     let (local, remote) = (StallCause::LocalMemory, StallCause::RemoteMemory);
     assert_eq!((stalls_per_miss(&local_window, remote), stalls_per_miss(&remote_window, local)), (0.0, 0.0));

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::act::gang_scheduler::message::NumberedCache;
 pub use crate::act::thread_rotation::ThreadRotation;
 use crate::act::thread_rotation::set_turn_policy;
 use crate::kernel::scheduling::SchedParams;
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, lock};
 
 /// Counts of the rotation's turns, for observations.
 #[derive(Debug, Default)]
@@ -93,7 +93,7 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
         let was_running = scheduler.is_running();
         let lost_message = scheduler.poll();
         if lost_message.is_some() {
-            scheduler.restore_released(&*lock_kernel(&self.kernel));
+            scheduler.restore_released(&*lock(&self.kernel));
         } else if !was_running && scheduler.is_running() {
             self.runners.clear();
         }
@@ -134,13 +134,9 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
     pub fn stop_all(&mut self) {
         self.runners.clear();
         if let Some(scheduler) = &mut self.scheduler {
-            scheduler.withdraw(&*lock_kernel(&self.kernel));
+            scheduler.withdraw(&*lock(&self.kernel));
         }
     }
-}
-
-fn lock_kernel<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
-    kernel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
@@ -166,7 +162,7 @@ impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
     fn commit_gangs(&mut self) -> std::io::Result<()> {
         let Some(scheduler) = &mut self.scheduler else { return Ok(()) };
         let submit_result = scheduler.submit();
-        scheduler.restore_released(&*lock_kernel(&self.kernel));
+        scheduler.restore_released(&*lock(&self.kernel));
         submit_result
     }
 }
@@ -247,7 +243,7 @@ fn set_member_policy<K: Kernel>(
     is_waiting: bool,
     counters: &TurnCounters,
 ) {
-    let kernel = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let kernel = lock(kernel);
     if set_turn_policy(&*kernel, member, original, is_waiting).is_err() {
         counters.failures.fetch_add(1, Ordering::Relaxed);
     }

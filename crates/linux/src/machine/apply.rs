@@ -8,7 +8,7 @@ use cachemate_core::{
     TaskId, derive_changes,
 };
 
-use super::{LiveMachine, OBSERVE_ONLY_REASON, lock};
+use super::{LiveMachine, OBSERVE_ONLY_REASON};
 use crate::act::actuator::ApplyReport;
 use crate::act::boundaries::clip_plan_to_boundaries;
 use crate::act::changes::{AppliedHistory, ApplyContext, Execution, GangController, HostSnapshot, build_rotation};
@@ -17,7 +17,7 @@ use crate::act::desired_state::DesiredState;
 use crate::act::gang_scheduler::advisory_gangs::build_advisory_gangs;
 use crate::act::gang_scheduler::compose::GangMember;
 use crate::kernel::scheduling::EXT;
-use crate::kernel::{DirLock, Kernel, ThreadKey};
+use crate::kernel::{DirLock, Kernel, ThreadKey, lock};
 use crate::safety::journal::{JournalError, JournalObject, ObjectState};
 use crate::sense::sched_cache::tolerance_file;
 use crate::sense::tasks::ManagedThread;

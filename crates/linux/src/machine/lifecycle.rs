@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use cachemate_core::{AppliedPlan, MachineError};
 
-use super::{LiveMachine, lock};
+use super::LiveMachine;
 use crate::act::changes::pid_of_color_file;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::resctrl::WayController;
 use crate::act::rules::ManageRule;
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, lock};
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::JournalError;
 use crate::safety::restore::RestoredObject;

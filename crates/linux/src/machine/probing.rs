@@ -7,8 +7,8 @@ use cachemate_core::{
     Ability, CacheId, CpuId, CpuSet, PlanItem, ProbeKind, ProbeRequest, ProcessId, RefusalReason, Support, TaskId,
 };
 
-use super::{LiveMachine, OBSERVE_ONLY_REASON, lock};
-use crate::kernel::{Kernel, ThreadKey};
+use super::{LiveMachine, OBSERVE_ONLY_REASON};
+use crate::kernel::{Kernel, ThreadKey, lock};
 use crate::sense::access_probe::SampledThreads;
 use crate::sense::probe_runner::rows::RowPlacement;
 use crate::sense::probe_runner::{Participant, ProbePlacement};

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Cache, CpuSet, PlanItem, ServiceIdentity};
 
-use super::{LiveMachine, lock};
+use super::LiveMachine;
 use crate::act::actuator::ApplyReport;
 use crate::act::desired_state::DesiredState;
 use crate::act::rules::ManageAction;
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, lock};
 use crate::nri::StartRequest;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::sense::process_properties::{KnownProperties, PropertyReader, read_own_service};

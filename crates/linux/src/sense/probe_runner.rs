@@ -22,7 +22,7 @@ use cachemate_core::{
 use crate::act::desired_state::DesiredState;
 use crate::act::thread_rotation::{set_affinity_checked, set_turn_policy};
 use crate::kernel::scheduling::SchedParams;
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{Kernel, ThreadKey, lock};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::sense::access_probe::{SampledThreads, sample_accesses};
 use crate::sense::counters::RunningTotal;
@@ -376,7 +376,7 @@ impl ProbeRunner {
             deadline: start + WATCH_TIME,
             seed: running_probe.cost_ns ^ u64::from(probe.id.0),
         };
-        let guard = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let guard = lock(kernel);
         let reuses = watchpoint::sample_reuses(&*guard, subject);
         drop(guard);
         match reuses {
@@ -496,7 +496,7 @@ type RoundTrips = Option<(f64, f64)>;
 
 impl<K: Kernel> ProbeSession<'_, K> {
     fn lock(&self) -> std::sync::MutexGuard<'_, K> {
-        self.kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(self.kernel)
     }
 
     fn set_policy(&self, participant: &Participant, is_waiting: bool) -> std::io::Result<()> {

@@ -461,7 +461,7 @@ mod tests {
         let pids: Vec<i32> = programs.iter().map(|program| program.id() as i32).collect();
         let names: Vec<String> = pids.iter().map(i32::to_string).collect();
         let was_run_as_stranger = crate::stranger_tests::run(
-            "sense::progress::tests::part_of_a_stranger_that_occupies_reports",
+            "sense::progress::tests::occupy_reports_as_another_user",
             &[("FOLDER", root.path().join("progress").to_str().unwrap()), ("PIDS", &names.join(" "))],
             || Ok(()),
         );

@@ -9,7 +9,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-use super::default::Parameters as Common;
+use super::default::Parameters as DefaultParameters;
 use super::{ParameterError, ParameterRange};
 use crate::partition::units::PartitionUnits;
 use crate::partition::units::partitionable_caches;
@@ -59,7 +59,7 @@ pub struct Parameters {
 
 impl Default for Parameters {
     fn default() -> Self {
-        let window_ns = Common::default().window_ns;
+        let window_ns = DefaultParameters::default().window_ns;
         Parameters { window_ns, steps: Vec::new(), period_ns: 0, page_migration: MigrationMode::All }
     }
 }
@@ -91,7 +91,7 @@ struct StaticPartition {
 
 impl Policy for StaticPartition {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Common { window_ns: self.parameters.window_ns }.idle();
+        let mut plan = DefaultParameters { window_ns: self.parameters.window_ns }.idle();
         for task in &view.observation.tasks {
             if !self.processes.contains(&task.process) {
                 self.processes.push(task.process);

@@ -4,6 +4,7 @@ use cachemate_core::{ChangeVerdict, Reason, ReasonKind, TaskId, VerificationOutc
 
 use super::cooldown::CooldownReason;
 use super::judge::Regression;
+use crate::reasons::named_number;
 use crate::work_metric::WorkMetric;
 
 /// Prefix of the reason of every roll-back.
@@ -11,10 +12,6 @@ const ROLLED_BACK: &str = "rolled back:";
 
 fn to_percent_change(log_ratio: f64) -> f64 {
     100.0 * libm::expm1(log_ratio)
-}
-
-fn named_number(name: &str, value: f64) -> (String, f64) {
-    (name.to_string(), value)
 }
 
 /// Describes the measured effect of a proposed change.

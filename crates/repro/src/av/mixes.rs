@@ -15,7 +15,7 @@ use cachemate_core::{
 };
 use cachemate_pipeline::Pipeline;
 use cachemate_policy::policies;
-use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
@@ -399,14 +399,14 @@ fn gain_points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) ->
 fn gains_figure(mixes: &[FourJobMix]) -> ResultFigure {
     let gain_bar = |values: Vec<f64>| {
         let point = DataPoint::from_values("", "", &values);
-        FigureBar { value: point.value, interval: point.low.zip(point.high) }
+        ChartBar { value: point.value, interval: point.low.zip(point.high) }
     };
     let group = |mix_index: usize| {
         let policy_bar = |index: usize| gain_bar(values_of(mixes, mix_index, |mix| mix.by[index].ipc_gain));
         let best_pairing_bar = gain_bar(values_of(mixes, mix_index, |mix| mix.oracle.ipc_gain));
         let bars = (0..SCHEDULERS.len())
             .map(policy_bar)
-            .chain([best_pairing_bar, FigureBar::from(PAPER_MIXES[mix_index].2)])
+            .chain([best_pairing_bar, ChartBar::from(PAPER_MIXES[mix_index].2)])
             .collect();
         BarGroup { name: PAPER_MIXES[mix_index].0.join("."), bars }
     };

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{CacheLevel, IndexSet};
 use cachemate_locality::activity::common_active_count;
-use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar as FigureBar, ChartPoint, Mark, Series};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, Mark, Series};
 use cachemate_sim::results::MissBreakdown;
 use serde::{Deserialize, Serialize};
 
@@ -362,7 +362,7 @@ fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> Res
         let bars = vec![
             slope_bar(&slopes_within[cell]),
             slope_bar(&slopes_between[cell]),
-            FigureBar::from(PAPER_SLOPES[cell].0),
+            ChartBar::from(PAPER_SLOPES[cell].0),
         ];
         BarGroup { name: name.to_string(), bars }
     };
@@ -414,7 +414,7 @@ fn inter_thread_findings(context: &ExperimentContext<'_>, pairs: &PairRuns) -> [
             pairs.point(pair, "inter-thread share without cold misses, %", &name, inter_task_share_of_warm),
         ]);
         let miss_counts = [run.l2.inter_task, run.l2.own + run.l2.coherence, run.l2.cold];
-        let bars = miss_counts.map(|count| FigureBar::from(percent_of_references(count, run))).to_vec();
+        let bars = miss_counts.map(|count| ChartBar::from(percent_of_references(count, run))).to_vec();
         groups.push(BarGroup { name, bars });
     }
     let bars = BarChart {

@@ -4,7 +4,7 @@
 
 use cachemate_core::SuperSetCount;
 use cachemate_locality::activity::LastVectorPredictor;
-use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar, HeatMap, Shade};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar, HeatMap, Shade};
 
 use super::bits::{CELLS, Thresholds, combine_samples};
 use super::samples::{ActivitySample, sample_workload};
@@ -106,7 +106,7 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &SoloSamples) -
         points.push(DataPoint::from_values("always zero", *name, &always_zero_percents));
         points.push(DataPoint::from_values("last value, paper", *name, [PAPER_ACCURACY_PERCENT[cell]]));
         let bars = [mean(&last_value_percents), mean(&always_zero_percents), PAPER_ACCURACY_PERCENT[cell]]
-            .map(FigureBar::from)
+            .map(ChartBar::from)
             .to_vec();
         groups.push(BarGroup { name: name.to_string(), bars });
     }

@@ -43,12 +43,12 @@ struct IndexEntry {
     block: u64,
 }
 
-fn u32_at(bytes: &[u8], index: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], index: usize) -> u32 {
     let mut four = [0; 4];
     four.copy_from_slice(&bytes[index..index + 4]);
     u32::from_le_bytes(four)
 }
-fn u64_at(bytes: &[u8], index: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], index: usize) -> u64 {
     let mut eight = [0; 8];
     eight.copy_from_slice(&bytes[index..index + 8]);
     u64::from_le_bytes(eight)

@@ -21,7 +21,7 @@ pub(super) fn uncompressed_name(file: &str) -> &str {
     EXTENSIONS.iter().find_map(|extension| file.strip_suffix(extension)).unwrap_or(file)
 }
 
-const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+pub(crate) const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
 

@@ -6,6 +6,8 @@ mod lines;
 mod open;
 mod text;
 
+pub(crate) use compression::ZSTD_MAGIC;
+
 pub use binary::{ChampSimReader, OracleGeneralReader, RawU64Reader};
 pub use open::{Format, open, open_input};
 pub use text::{CsvReader, DinReader, DrMemTraceReader, LackeyReader};

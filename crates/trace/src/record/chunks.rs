@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::cmt::{u32_at, u64_at};
 use crate::{AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceTotals};
 
 const CHUNK_MAGIC: u32 = 0x314b_4d43;
@@ -50,13 +51,6 @@ struct ChunkHeader {
     os_thread: u32,
 }
 
-fn u32_of(bytes: &[u8], index: usize) -> u32 {
-    bytes[index..index + 4].iter().rev().fold(0, |sum, &byte| sum << 8 | u32::from(byte))
-}
-fn u64_of(bytes: &[u8], index: usize) -> u64 {
-    u64::from(u32_of(bytes, index + 4)) << 32 | u64::from(u32_of(bytes, index))
-}
-
 impl ChunkDecoder {
     /// Builds a decoder. With `follows_children`, addresses contain their process.
     pub(super) fn new(follows_children: bool) -> Self {
@@ -86,18 +80,18 @@ impl ChunkDecoder {
     }
 
     fn parse_header(&self, bytes: &[u8]) -> Result<ChunkHeader, TraceError> {
-        if u32_of(bytes, 0) != CHUNK_MAGIC {
+        if u32_at(bytes, 0) != CHUNK_MAGIC {
             return self.chunk_error(format!("'{}'", bytes[..4].escape_ascii()), "'CMK1', a chunk");
         }
         let head = ChunkHeader {
-            payload_bytes: u32_of(bytes, 4) as usize,
-            pid: u32_of(bytes, 8),
-            thread: u32_of(bytes, 12),
-            instructions: u64_of(bytes, 16),
-            accesses: u64_of(bytes, 24),
-            records: u32_of(bytes, 32),
-            flags: u32_of(bytes, 36),
-            os_thread: u32_of(bytes, 40),
+            payload_bytes: u32_at(bytes, 4) as usize,
+            pid: u32_at(bytes, 8),
+            thread: u32_at(bytes, 12),
+            instructions: u64_at(bytes, 16),
+            accesses: u64_at(bytes, 24),
+            records: u32_at(bytes, 32),
+            flags: u32_at(bytes, 36),
+            os_thread: u32_at(bytes, 40),
         };
         if head.payload_bytes > MAX_PAYLOAD_BYTES || head.records as usize * 2 > head.payload_bytes {
             let found = format!("{} records in {} bytes", head.records, head.payload_bytes);

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cachemate_core::{
-    Change, ChangeId, ChangeKind, ChangeOutcome as Done, GangSchedule, PlanItem, RefusalReason, RefusedItem, TaskId,
+    Change, ChangeId, ChangeKind, ChangeOutcome, GangSchedule, PlanItem, RefusalReason, RefusedItem, TaskId,
     refused_items, run,
 };
 
@@ -16,7 +16,7 @@ use crate::act::actuator::{Actuator, ApplyReport};
 use crate::act::desired_state::refusal;
 use crate::act::resctrl::WayController;
 use crate::act::thread_rotation::ThreadRotation;
-use crate::kernel::{Kernel, ThreadKey, is_gone};
+use crate::kernel::{Kernel, ThreadKey, is_gone, lock};
 use crate::safety::journal::{self, JournalObject, ObjectState};
 
 /// Lends the kernel for a few calls at a time, because the runners of gangs need it in between.
@@ -26,9 +26,7 @@ pub(crate) trait KernelLender {
 
 impl<K: Kernel> KernelLender for Arc<Mutex<K>> {
     fn with_kernel<T>(&self, action: impl FnOnce(&dyn Kernel) -> T) -> T {
-        // A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours that could
-        // be inconsistent.
-        action(&*self.lock().unwrap_or_else(PoisonError::into_inner))
+        action(&*lock(self))
     }
 }
 
@@ -87,7 +85,11 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     }
 
     /// Refusals of every line that a change was for, each line once.
-    fn record_refusals(&mut self, outcomes: &[Done<RefusedItem>], partial_refusals: Vec<(ChangeId, RefusedItem)>) {
+    fn record_refusals(
+        &mut self,
+        outcomes: &[ChangeOutcome<RefusedItem>],
+        partial_refusals: Vec<(ChangeId, RefusedItem)>,
+    ) {
         let mut line_refusals = refused_items(self.changes, outcomes);
         for (id, refused_item) in partial_refusals {
             for item in &self.changes[id.0 as usize].items {

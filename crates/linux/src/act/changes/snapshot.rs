@@ -5,9 +5,9 @@ use std::io;
 use std::path::PathBuf;
 
 use cachemate_core::{
-    ActuationLimits, ColorAssignment, CpuSet, CpusetGroup, GangSchedule, IndexSet, MachineState as Known,
-    PageMigration, Plan, PlanItem, ProcessId, RefusedItem, ServiceClass, ServiceClassId, ShareMember, TaskId,
-    TaskState, TrackedObject, Units,
+    ActuationLimits, ColorAssignment, CpuSet, CpusetGroup, GangSchedule, IndexSet, MachineState, PageMigration, Plan,
+    PlanItem, ProcessId, RefusedItem, ServiceClass, ServiceClassId, ShareMember, TaskId, TaskState, TrackedObject,
+    Units,
 };
 
 use crate::act::actuator::Actuator;
@@ -38,7 +38,7 @@ pub(crate) struct ThreadTarget {
 /// The state that changes start from, and the file or thread of each of its objects on this host.
 #[derive(Debug, Default)]
 pub(crate) struct HostSnapshot {
-    pub state: Known,
+    pub state: MachineState,
     /// The confined groups, under the names that the state uses.
     pub confined_groups: Vec<CpusetGroup>,
     /// State of each object as it was read, with the line of the plan that it concerns.
@@ -77,7 +77,7 @@ impl HostSnapshot {
         let limits =
             ActuationLimits { seats_are_affinities: true, no_lazy_moving: true, no_hot_first: true, max_classes: None };
         let mut snapshot = HostSnapshot {
-            state: Known { groups: groups.cpus, limits, ..Known::default() },
+            state: MachineState { groups: groups.cpus, limits, ..MachineState::default() },
             confined_groups: groups.confined_groups,
             group_files: groups.files,
             pending_states: groups.pending_states,

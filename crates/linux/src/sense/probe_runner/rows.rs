@@ -19,7 +19,7 @@ use cachemate_core::{
 use super::{Participant, ProbeRunner};
 use crate::act::desired_state::DesiredState;
 use crate::act::thread_rotation::set_turn_policy;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, lock};
 use crate::sense::counters::RunningTotal;
 use crate::sense::probes::PinnedThread;
 
@@ -75,7 +75,6 @@ impl ProbeRunner {
     pub(crate) fn run_rows<K: Kernel>(&mut self, kernel: &Mutex<K>, placement: &RowPlacement, probe: &ProbeRequest) {
         let ProbeKind::CoRunRows { rows, total_ns, settle_ns, .. } = &probe.kind else { return };
         let Some((instructions, cycles)) = self.instructions.zip(self.cycles) else { return };
-        let lock = || kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let counted_threads =
             placement.participants.iter().filter(|known| rows.iter().flatten().any(|task| *task == known.task));
         let start_counters = |participant: &Participant| {
@@ -92,7 +91,7 @@ impl ProbeRunner {
             let mut intervals = Vec::new();
             for row in rows {
                 let start = Instant::now();
-                placement.set_row(&*lock(), |task| row.contains(&task));
+                placement.set_row(&*lock(kernel), |task| row.contains(&task));
                 std::thread::sleep(Duration::from_nanos(*settle_ns));
                 let (before, counted_since) = (counters.read(), Instant::now());
                 std::thread::sleep(Duration::from_nanos(*total_ns));
@@ -118,7 +117,7 @@ impl ProbeRunner {
                 });
             }
             is_over.store(true, Ordering::Relaxed);
-            placement.set_row(&*lock(), |_| true);
+            placement.set_row(&*lock(kernel), |_| true);
             let spinner_ns: u64 = spinners.into_iter().map(|spinner| spinner.join().unwrap_or(0)).sum();
             (intervals, spinner_ns)
         });

@@ -9,6 +9,7 @@ use super::evidence::probe_planner::ProbePlanner;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
 use super::model::score::{ForecastSpeed, forecast_speeds};
+use crate::reasons::named_number;
 
 /// A search for a better plan, and its result.
 pub struct SearchReport<'a> {
@@ -60,10 +61,6 @@ impl ReportedForecasts {
         let problem_tasks: BTreeSet<TaskId> = problem.tasks.iter().map(|problem_task| problem_task.task).collect();
         self.reported_speeds.retain(|task, _| problem_tasks.contains(task));
     }
-}
-
-fn named_number(name: impl Into<String>, value: f64) -> (String, f64) {
-    (name.into(), value)
 }
 
 impl SearchReport<'_> {

@@ -87,9 +87,12 @@ fn set_associative_misses_equal_an_independent_model() {
 /// misses, for LRU and tree PLRU, power-of-two sets or not?
 #[test]
 fn set_associative_misses_equal_the_locality_engines() {
-    use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement as Theirs};
+    use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement as CacheSimReplacement};
     let shapes = [(8, 2, 64, 8), (16, 4, 24, 12), (8, 8, 32, 16), (12, 3, 20, 5), (4, 16, 16, 32)];
-    let kinds = [(ReplacementPolicy::Lru, Theirs::Lru), (ReplacementPolicy::TreePlru, Theirs::TreePlru)];
+    let kinds = [
+        (ReplacementPolicy::Lru, CacheSimReplacement::Lru),
+        (ReplacementPolicy::TreePlru, CacheSimReplacement::TreePlru),
+    ];
     for (ours, theirs) in kinds {
         for (sets, ways, outer_sets, outer_ways) in shapes {
             let powers = u32::is_power_of_two(ways) && u32::is_power_of_two(outer_ways);

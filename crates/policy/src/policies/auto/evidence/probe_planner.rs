@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Ability, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, TaskId, View};
-use cachemate_locality::shmap::SharingCriteria as Filter;
+use cachemate_locality::shmap::SharingCriteria;
 
 use super::curves::CurveChecks;
 use super::phases::current_phase;
@@ -415,7 +415,7 @@ impl ProbePlanner {
                 .collect();
             let sample_count: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
             let sample_ratio = sample_count as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
-            let criteria = Filter::default();
+            let criteria = SharingCriteria::default();
             let co_clusters = find_clusters(
                 ClusteringMethod::CoClusters,
                 &maps,

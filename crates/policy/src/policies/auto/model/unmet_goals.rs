@@ -11,6 +11,7 @@ use cachemate_core::{ProcessId, Reason, ReasonKind, TaskId};
 use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
 use super::score::{ForecastSpeed, forecast_speeds};
+use crate::reasons::named_number;
 use crate::work_metric::WorkMetric;
 
 /// Maximum number of goals for which programs to remove are searched.
@@ -245,7 +246,6 @@ impl UnmetGoal {
     }
 
     fn describe(&self) -> (String, Vec<(String, f64)>) {
-        let named_number = |name: &str, value: f64| (name.to_string(), value);
         match &self.target {
             GoalTarget::Slowdown { max } => {
                 let slower = 1.0 / self.speed.relative_speed - 1.0;

@@ -53,6 +53,7 @@ fn files_of_earlier_versions_are_read_or_refused_by_name() {
         parse_machine("small.toml", &read_input(&manifest.header.machines, "small.toml")).unwrap_err().to_string();
     assert_eq!(
         machine,
-        "small.toml:55:16: 'memory.scheduling.demand_first' is now 'memory.scheduling.demand_priority'"
+        "small.toml:55:16: 'memory.scheduling.demand_first' is now 'memory.scheduling.demand_priority'\n\
+         small.toml:60:20: 'pages.move_page_cycles' is now 'pages.migration_cycles'"
     );
 }

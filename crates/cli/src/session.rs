@@ -24,8 +24,8 @@ pub struct Session {
     /// Whether standard error is a terminal, and `--quiet` was not given.
     shows_notes: bool,
     is_quiet: bool,
-    /// Whether progress is printed in lines where standard error is no terminal: neither `--quiet` nor `--json` was given.
-    shows_progress_lines: bool,
+    /// Whether `--json` was given.
+    prints_json: bool,
     paint: Paint,
     /// Columns of the terminal; `None` if standard output is not a terminal.
     columns: Option<usize>,
@@ -53,7 +53,7 @@ impl Session {
         let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);
         Session {
             is_quiet: global.quiet,
-            shows_progress_lines: !global.quiet && !prints_json,
+            prints_json,
             shows_notes: io::stderr().is_terminal() && !global.quiet,
             paint: Paint { color, width: width.unwrap_or(100).min(160) },
             columns: if is_terminal { Some(width.unwrap_or(100)) } else { None },
@@ -63,15 +63,7 @@ impl Session {
 
     /// Returns a session for concurrent work: it shares the interruption flag, but shows no progress and no messages.
     pub fn silent(&self) -> Self {
-        let interrupted = Arc::clone(&self.interrupted);
-        Session {
-            is_quiet: true,
-            shows_progress_lines: false,
-            shows_notes: false,
-            paint: self.paint,
-            columns: self.columns,
-            interrupted,
-        }
+        Session { is_quiet: true, shows_notes: false, ..self.clone() }
     }
 
     /// Returns the width to which lines are truncated; `None` for a pipe or file, where lines are not truncated.
@@ -132,7 +124,7 @@ impl Session {
         bar.set_prefix(stage);
         if self.shows_notes {
             bar.enable_steady_tick(Duration::from_millis(250));
-        } else if self.shows_progress_lines {
+        } else if !self.is_quiet && !self.prints_json {
             report_progress_lines(stage, &bar);
         }
         bar

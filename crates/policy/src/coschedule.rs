@@ -17,16 +17,18 @@
 //!
 //! Properties: the samples that a task has run are part of its score, so no task waits forever. With a weight of w per
 //! sample and scores that differ by at most d, no task falls more than d/w samples behind. A task without evidence has
-//! no penalties, so it runs soon and evidence is gained. A new task goes to the
-//! cache with the fewest tasks per CPU and stays there. CPUs on which unmovable tasks were observed are not used.
+//! no penalties, so it runs soon and evidence is gained. Tasks stay on their caches ([`StickyPlacement`]). CPUs on which
+//! unmovable tasks were observed are not used.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use cachemate_core::{
     Ability, CacheId, CoRunPenalty, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, ReasonKind, TaskId,
     TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
+
+use crate::llc_placement::{LlcTasks, StickyPlacement};
 
 /// The way in which the running tasks are chosen, and in which the choice is enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -99,74 +101,66 @@ pub struct CoScheduler {
     pub sample_weight: f64,
     /// A task gets no `advice` if it has run at least this many samples fewer than the mean task below its cache.
     pub max_lag_samples: f64,
-    home_caches: BTreeMap<TaskId, CacheId>,
-    /// Number of samples run so far; a new task starts with the smallest number of its cache.
-    sample_counts: BTreeMap<TaskId, f64>,
+    placement: StickyPlacement,
+    /// The cache of each task, and the samples that it has run there; a new task starts with the smallest number of its
+    /// cache.
+    sample_counts: BTreeMap<TaskId, (CacheId, f64)>,
     /// CPUs on which tasks outside the plan were observed.
     pinned_task_cpus: BTreeMap<TaskId, CpuSet>,
 }
 
 impl CoScheduler {
     pub fn new(form: CoScheduleForm, window_ns: u64, sample_weight: f64, max_lag_samples: f64) -> Self {
-        let (home_caches, sample_counts, pinned_task_cpus) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        CoScheduler { form, window_ns, sample_weight, max_lag_samples, home_caches, sample_counts, pinned_task_cpus }
+        let (placement, sample_counts, pinned_task_cpus) = Default::default();
+        CoScheduler { form, window_ns, sample_weight, max_lag_samples, placement, sample_counts, pinned_task_cpus }
     }
 
     /// Returns the decision without probes, which the policy adds.
     pub fn decide(&mut self, view: &View<'_>, costs: &dyn CoRunCost) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.window_ns });
         let mut reasons = Vec::new();
-        let caches = view.topology.online_last_levels();
-        let domains: Vec<CpuSet> = caches.iter().map(|(_, cpus)| cpus.clone()).collect();
         let tasks: Vec<&TaskSample> = view.movable_tasks().collect();
-        if domains.is_empty() || tasks.is_empty() {
+        if tasks.is_empty() {
             return Decision::new(plan, reasons);
         }
-        self.observe(view, &tasks, &caches);
+        let caches = self.placement.place_tasks_by_cache(view);
+        if caches.is_empty() {
+            return Decision::new(plan, reasons);
+        }
+        self.observe(view, &caches);
         if self.form == CoScheduleForm::Advice || !view.capabilities.has_ability(Ability::Gangs) {
             if view.capabilities.has_ability(Ability::Penalties) {
-                plan.penalties = self.advise_penalties(&tasks, &domains, costs);
+                plan.penalties = self.advise_penalties(&tasks, &caches, costs);
             }
             return Decision::new(plan, reasons);
         }
-        for (cache, domain) in &caches {
-            let members: Vec<&TaskSample> =
-                tasks.iter().copied().filter(|task| self.home_caches[&task.task] == *cache).collect();
-            if domains.len() > 1 {
-                plan.affinity.extend(members.iter().map(|task| (task.task, domain.clone())));
+        for cache in &caches {
+            if caches.len() > 1 {
+                plan.affinity.extend(cache.tasks.iter().map(|task| (task.task, cache.cpus.clone())));
             }
-            plan.gangs.extend(self.build_schedule(view, domain, &members, costs, &mut reasons));
+            plan.gangs.extend(self.build_schedule(view, &cache.cpus, &cache.tasks, costs, &mut reasons));
         }
         Decision::new(plan, reasons)
     }
 
-    /// Updates the caches and samples of the tasks, and the CPUs of other tasks.
-    fn observe(&mut self, view: &View<'_>, tasks: &[&TaskSample], caches: &[(CacheId, CpuSet)]) {
-        let live_tasks: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
-        let position_of = |home: CacheId| caches.iter().position(|(cache, _)| *cache == home);
-        self.home_caches.retain(|task, home| live_tasks.contains(task) && position_of(*home).is_some());
-        self.sample_counts.retain(|task, _| self.home_caches.contains_key(task));
-        let (mut task_counts, mut min_sample_counts) = (vec![0usize; caches.len()], vec![f64::INFINITY; caches.len()]);
-        for (task, &home) in &self.home_caches {
-            let Some(home) = position_of(home) else { continue };
-            task_counts[home] += 1;
-            min_sample_counts[home] = min_sample_counts[home].min(self.sample_counts[task]);
-        }
-        for task in tasks {
-            let ran_ns = task.ran_ns();
-            let share = ran_ns as f64 / view.observation.span.elapsed_ns.max(1) as f64;
-            if let Some(sample_count) = self.sample_counts.get_mut(&task.task) {
-                *sample_count += share;
-                continue;
+    /// Updates the samples of the tasks, and the CPUs of other tasks.
+    fn observe(&mut self, view: &View<'_>, caches: &[LlcTasks<'_>]) {
+        let elapsed_ns = view.observation.span.elapsed_ns.max(1) as f64;
+        let mut sample_counts = BTreeMap::new();
+        for cache in caches {
+            let previous_count = |task: &TaskSample| {
+                self.sample_counts.get(&task.task).filter(|(home, _)| *home == cache.cache).map(|(_, count)| *count)
+            };
+            let min_count = cache.tasks.iter().filter_map(|task| previous_count(task)).reduce(f64::min);
+            for task in &cache.tasks {
+                let count = match previous_count(task) {
+                    Some(count) => count + task.ran_ns() as f64 / elapsed_ns,
+                    None => min_count.unwrap_or(0.0),
+                };
+                sample_counts.insert(task.task, (cache.cache, count));
             }
-            let tasks_per_cpu = |domain: &usize| task_counts[*domain] as f64 / f64::from(caches[*domain].1.count());
-            let emptiest_domain = (0..caches.len()).min_by(|a, b| tasks_per_cpu(a).total_cmp(&tasks_per_cpu(b)));
-            let home = emptiest_domain.unwrap_or(0);
-            task_counts[home] += 1;
-            let start_samples = if min_sample_counts[home].is_finite() { min_sample_counts[home] } else { 0.0 };
-            self.sample_counts.insert(task.task, start_samples);
-            self.home_caches.insert(task.task, caches[home].0);
         }
+        self.sample_counts = sample_counts;
         self.pinned_task_cpus
             .retain(|id, _| view.observation.tasks.iter().any(|task| task.task == *id && task.unmovable));
         for task in view.observation.tasks.iter().filter(|task| task.unmovable && !task.exited) {
@@ -218,10 +212,14 @@ impl CoScheduler {
         Some(self.build_gangs(&cpus, self.window_ns, members, seats))
     }
 
+    fn sample_count(&self, task: TaskId) -> f64 {
+        self.sample_counts[&task].1
+    }
+
     fn score(&self, task: TaskId, co_runners: &[TaskId], costs: &dyn CoRunCost) -> f64 {
         let penalties =
             co_runners.iter().filter(|&&other| other != task).map(|&co_runner| costs.penalty(task, co_runner));
-        penalties.sum::<f64>() + self.sample_weight * self.sample_counts[&task] + costs.solo_cost(task)
+        penalties.sum::<f64>() + self.sample_weight * self.sample_count(task) + costs.solo_cost(task)
     }
 
     /// Returns the task with the lowest score beside `co_runners`; in a tie, the first one.
@@ -266,7 +264,7 @@ impl CoScheduler {
             let mut running_by_arrival =
                 members.iter().map(|task| task.task).filter(|task| running_tasks.contains(task));
             let candidate = running_by_arrival.by_ref().reduce(|longest_running, next| {
-                if self.sample_counts[&next] > self.sample_counts[&longest_running] { next } else { longest_running }
+                if self.sample_count(next) > self.sample_count(longest_running) { next } else { longest_running }
             });
             let Some(candidate) = candidate else { return new_set };
             let staying_tasks: Vec<TaskId> = running_tasks.iter().copied().filter(|&task| task != candidate).collect();
@@ -300,7 +298,7 @@ impl CoScheduler {
         let least_run_task =
             task_ids.reduce(
                 |least_run, next| {
-                    if self.sample_counts[&next] < self.sample_counts[&least_run] { next } else { least_run }
+                    if self.sample_count(next) < self.sample_count(least_run) { next } else { least_run }
                 },
             );
         new_set.extend(least_run_task);
@@ -369,7 +367,12 @@ impl CoScheduler {
 
     /// Returns the penalties of tasks that were last observed below the same cache. Tasks that lag too far behind get
     /// none, because no task may be passed over forever.
-    fn advise_penalties(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
+    fn advise_penalties(
+        &self,
+        tasks: &[&TaskSample],
+        caches: &[LlcTasks<'_>],
+        costs: &dyn CoRunCost,
+    ) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
             let longest_stay = task
                 .on_cpu_ns
@@ -379,24 +382,22 @@ impl CoScheduler {
         };
         let last_domain = |task: &TaskSample| {
             let cpu = last_cpu(task)?;
-            domains.iter().position(|domain| domain.contains(cpu.0))
+            caches.iter().position(|cache| cache.cpus.contains(cpu.0))
         };
         // With one cache, every waiting task will run below it, wherever the task was observed.
         let cache_indices: Vec<Option<usize>> =
-            tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { last_domain(task) }).collect();
-        let mut sample_totals = vec![(0.0, 0.0); domains.len()];
+            tasks.iter().map(|task| if caches.len() == 1 { Some(0) } else { last_domain(task) }).collect();
+        let mut sample_totals = vec![(0.0, 0.0); caches.len()];
         for (task, domain_index) in tasks.iter().zip(&cache_indices) {
             if let Some(domain_index) = *domain_index {
-                sample_totals[domain_index] = (
-                    sample_totals[domain_index].0 + self.sample_counts[&task.task],
-                    sample_totals[domain_index].1 + 1.0,
-                );
+                sample_totals[domain_index] =
+                    (sample_totals[domain_index].0 + self.sample_count(task.task), sample_totals[domain_index].1 + 1.0);
             }
         }
         let lags_too_far = |index: usize| {
             let mean =
                 cache_indices[index].map(|domain_index| sample_totals[domain_index].0 / sample_totals[domain_index].1);
-            mean.is_none_or(|mean| mean - self.sample_counts[&tasks[index].task] > self.max_lag_samples)
+            mean.is_none_or(|mean| mean - self.sample_count(tasks[index].task) > self.max_lag_samples)
         };
         let is_lagging: Vec<bool> = (0..tasks.len()).map(lags_too_far).collect();
         let mut penalties = Vec::new();

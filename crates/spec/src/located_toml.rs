@@ -88,7 +88,7 @@ impl<'a> Located<'a> {
         &self,
         change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
     ) -> Result<(Option<T>, Vec<SpecError>), SpecError> {
-        // The tree above was parsed from the same text, so only a number out of range can fail here.
+        // `self.tree` was parsed from the same text, so only a number out of range can fail here.
         let mut table: toml::Table = toml::from_str(self.text).map_err(|error| SpecError {
             line_column: error.span().map(|span| line_column(self.text, span.start)),
             ..SpecError::for_file(self.file, first_line(error.message()), "TOML")

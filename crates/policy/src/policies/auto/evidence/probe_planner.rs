@@ -15,7 +15,7 @@ use cachemate_locality::shmap::SharingCriteria;
 
 use super::curves::CurveChecks;
 use super::phases::current_phase;
-use super::service_pauses::ServicePauses;
+use super::service_pauses::{ServicePauses, is_promised};
 use super::speeds::SpeedTracker;
 use super::thread_clusters::join_unclustered;
 use crate::clustering::{
@@ -210,7 +210,6 @@ impl ProbePlanner {
         self.solo_requested.retain(|task, _| view.live_tasks().any(|sample| sample.task == *task));
         let cpu_sites = CpuSites::from_sites(sites);
         let is_due = |seen: &&cachemate_core::TaskSample| {
-            let has_slowdown_goal = seen.goal.is_some_and(|goal| goal.max_slowdown.is_some());
             let phase = view.profiles.get(&seen.task).map_or(0, |profile| profile.phase_number);
             let is_known = view
                 .profiles
@@ -220,7 +219,7 @@ impl ProbePlanner {
                 let pause_ns = if is_known || requested_phase == phase { SOLO_REPEAT_NS } else { SOLO_PAUSE_NS };
                 is_paid && now_ns.saturating_sub(requested_ns) >= pause_ns
             });
-            has_slowdown_goal
+            is_promised(seen)
                 && is_repeat_due
                 && seen.has_run()
                 && self.ran_ns_by_task.get(&seen.task).copied().unwrap_or(0) >= SOLO_ROW_NS

@@ -31,14 +31,12 @@ impl ServicePauses {
     pub fn next_pause(&mut self, view: &View<'_>, is_paid: bool, now_ns: u64) -> Option<ProbeKind> {
         self.0.retain(|_, paused_ns| now_ns.saturating_sub(*paused_ns) < REPEAT_NS);
         let can_pause = [Ability::ProbeFromOutside, Ability::Gangs].iter().all(|a| view.capabilities.has_ability(*a));
-        if !can_pause || !(is_paid || self.0.len() < INITIAL_PAUSES) {
+        if !can_pause || !view.live_tasks().any(is_promised) || !(is_paid || self.0.len() < INITIAL_PAUSES) {
             return None;
         }
         let windows = activities_by_service(view.observation, view.topology);
         let level = view.topology.last_level()?;
-        let is_promised = |activity: &ServiceActivity<'_>| {
-            activity.live_tasks().any(|task| task.goal.is_some_and(|goal| goal.max_slowdown.is_some()))
-        };
+        let has_promise = |activity: &ServiceActivity<'_>| activity.live_tasks().any(is_promised);
         let (cache, service, _) = view
             .topology
             .last_level_caches()
@@ -47,19 +45,19 @@ impl ServicePauses {
                     let tasks = activity.tasks.iter().filter(|task| runs_on(task, cache));
                     tasks.filter_map(|task| task.counts.get(CounterEvent::Misses(level))).sum::<f64>()
                 };
-                let has_promise = |activity: &ServiceActivity<'_>| {
-                    is_promised(activity) && activity.tasks.iter().any(|task| task.has_run() && runs_on(task, cache))
+                let runs_with_promise = |activity: &ServiceActivity<'_>| {
+                    has_promise(activity) && activity.tasks.iter().any(|task| task.has_run() && runs_on(task, cache))
                 };
                 let total: f64 = windows.values().map(fetched).sum();
                 let suspects = windows.iter().filter(|(service, activity)| {
                     let is_movable = activity.live_tasks().any(|task| !task.unmovable);
-                    is_movable && !is_promised(activity) && !self.0.contains_key(&***service)
+                    is_movable && !has_promise(activity) && !self.0.contains_key(&***service)
                 });
                 let (service, lines) = suspects
                     .map(|(service, activity)| (service, fetched(activity)))
                     .max_by(|a, b| a.1.total_cmp(&b.1))
                     .filter(|(_, lines)| *lines > MIN_FETCH_SHARE * total)?;
-                windows.values().any(has_promise).then_some((cache, service, lines))
+                windows.values().any(runs_with_promise).then_some((cache, service, lines))
             })
             .max_by(|a, b| a.2.total_cmp(&b.2))?;
         self.0.insert((**service).clone(), now_ns);
@@ -73,6 +71,11 @@ impl ServicePauses {
     }
 }
 
+/// Returns whether a task has a promised slowdown.
+pub(super) fn is_promised(task: &TaskSample) -> bool {
+    task.goal.is_some_and(|goal| goal.max_slowdown.is_some())
+}
+
 /// Returns whether a task ran on this cache, or nowhere.
 fn runs_on(task: &TaskSample, cache: &Cache) -> bool {
     !task.has_run() || task.on_cpu_ns.iter().any(|(cpu, ns)| *ns > 0 && cache.cpus.contains(cpu.0))
@@ -81,8 +84,8 @@ fn runs_on(task: &TaskSample, cache: &Cache) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
-    use cachemate_core::{CacheLevel, CpuId, EventCounts, Goal, Plan, Profiles, WindowLength};
+    use cachemate_core::test_support::{NullPredictor, ViewFixture, capabilities_fixture, last_level_caches};
+    use cachemate_core::{CacheLevel, CpuId, EventCounts, Goal};
 
     /// Is the service with most lines paused first, each at most once in five minutes, a fourth one only if probes are
     /// paid for, and never a service with a promise or with few lines?
@@ -90,28 +93,19 @@ mod tests {
     fn a_promised_service_is_never_paused_and_others_seldom() {
         let topology = last_level_caches(1, 8, CacheLevel::L3, 1 << 23);
         let capabilities = capabilities_fixture(&[Ability::ProbeFromOutside, Ability::Gangs]);
-        let mut observation = observation_fixture(1, 6);
+        let mut fixture = ViewFixture::new(topology, capabilities, 6);
         let lines = [9_000, 1_500, 2_000, 2_500, 3_000, 10];
-        for (index, (task, lines)) in observation.tasks.iter_mut().zip(lines).enumerate() {
+        for (index, (task, lines)) in fixture.observation.tasks.iter_mut().zip(lines).enumerate() {
             task.name = format!("s{index}");
             task.on_cpu_ns = vec![(CpuId(index as u32), 1_000)];
             task.counts = EventCounts::exact([(CounterEvent::Misses(CacheLevel::L3), lines)]);
         }
-        observation.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
-        let (profiles, previous_plan) = (Profiles::new(), Plan::idle(WindowLength::Time { ns: 1 }));
-        let view = View {
-            topology: &topology,
-            capabilities: &capabilities,
-            observation: &observation,
-            profiles: &profiles,
-            previous_plan: &previous_plan,
-            predictor: &NullPredictor,
-            verdicts: &(),
-        };
+        fixture.observation.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
+        let view = fixture.view(&NullPredictor);
         let mut pauses = ServicePauses::default();
         let mut paused_task = |is_paid, now_ns| match pauses.next_pause(&view, is_paid, now_ns)? {
             ProbeKind::CoRunRows { rows, .. } => {
-                observation.tasks.iter().map(|task| task.task).find(|task| !rows[0].contains(task))
+                view.observation.tasks.iter().map(|task| task.task).find(|task| !rows[0].contains(task))
             }
             kind => panic!("{kind:?}"),
         };

@@ -44,7 +44,10 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
     let mut constants: Vec<PolicyConstant> = Vec::new();
     let mut comment: Vec<&str> = Vec::new();
     let mut meaning = String::new();
-    for line in text.lines().map(str::trim).take_while(|line| *line != "#[cfg(test)]") {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let is_test_module = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{');
+    let end = lines.windows(2).position(is_test_module).unwrap_or(lines.len());
+    for line in &lines[..end] {
         if let Some(doc_text) = line.strip_prefix("///") {
             comment.push(doc_text.trim());
             continue;
@@ -78,12 +81,15 @@ mod tests {
     #[test]
     fn constants_are_read_with_the_comment_above_them() {
         let text = "/// Longest wait\n/// in windows.\npub const WAIT: u64 = 2 * 3;\nconst PAUSE: f64 = 0.5;\n\
-                    /// A name.\nconst NAME: &str = \"x\";\nfn find() {}\n#[cfg(test)]\nconst HIDDEN: u32 = 1;\n";
-        let policy_constant = |name: &str, value: &str| PolicyConstant {
+                    /// A name.\nconst NAME: &str = \"x\";\nfn find() {}\n#[cfg(test)]\nmod tests;\n\
+                    const STEP: u32 = 4;\n#[cfg(test)]\nmod more_tests {\nconst HIDDEN: u32 = 1;\n";
+        let policy_constant = |name: &str, value: &str, meaning: &str| PolicyConstant {
             name: name.to_string(),
             value: value.to_string(),
-            meaning: "Longest wait in windows.".to_string(),
+            meaning: meaning.to_string(),
         };
-        assert_eq!(read_constants(text), [policy_constant("WAIT", "2 * 3"), policy_constant("PAUSE", "0.5")]);
+        let wait = "Longest wait in windows.";
+        let expected = [("WAIT", "2 * 3", wait), ("PAUSE", "0.5", wait), ("STEP", "4", "A name.")];
+        assert_eq!(read_constants(text), expected.map(|(name, value, meaning)| policy_constant(name, value, meaning)));
     }
 }

@@ -55,6 +55,7 @@ impl FromStr for ByteSize {
             Some(b'K' | b'k') => (&digits[..digits.len() - 1], 10),
             Some(b'M' | b'm') => (&digits[..digits.len() - 1], 20),
             Some(b'G' | b'g') => (&digits[..digits.len() - 1], 30),
+            Some(b'T' | b't') => (&digits[..digits.len() - 1], 40),
             Some(b'0'..=b'9') if !text.contains(['i', 'I']) => (digits, 0),
             _ => return Err(size_problem()),
         };
@@ -73,7 +74,7 @@ impl FromStr for ByteSize {
         let bytes = (u128::from(whole_part) << shift) + fraction / scale;
         match u64::try_from(bytes) {
             Ok(bytes) if bytes > 0 && bytes <= 1 << 50 => Ok(ByteSize(bytes)),
-            _ => Err(format!("found '{text}', expected a size from 1 byte to 1024 T")),
+            _ => Err(format!("found '{text}', expected a size from 1 byte to 1024T")),
         }
     }
 }

@@ -97,7 +97,7 @@ impl Session {
         let _ = writeln!(io::stderr(), "cachemate: warning: {}", EscapedText::for_output(message));
     }
 
-    /// Prints a line of a daemon's log to standard error, unless `--quiet` was given.
+    /// Prints a line to standard error even if that is no terminal, such as of a daemon's log, unless `--quiet` was given.
     pub fn log(&self, message: &str) {
         if !self.is_quiet {
             let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::for_line(message));

@@ -61,7 +61,7 @@ pub enum ReasonKind {
     /// A plan was not tried, because it, or several plans in a row, made programs slower.
     #[serde(alias = "kept-out")]
     CoolingDown,
-    /// A trial of new shares ended with a verdict.
+    /// A change was measured, with the given result.
     TrialVerdict,
     /// A cluster of threads that share data; the reason's tasks are its members.
     ClusterFound,
@@ -83,7 +83,7 @@ pub enum Verification {
     /// The plan is applied at once. If the guard is on, speeds before and after the change are compared.
     #[default]
     BeforeAndAfter,
-    /// The plan is proposed: the verifier tries or monitors it, and returns a [`ChangeVerdict`].
+    /// The plan is proposed: the verifier monitors or confirms it, and returns a [`ChangeVerdict`].
     Proposed(Box<ProposedChange>),
     /// The last proposed change stays with the verifier. Any other verification withdraws it.
     Pending,

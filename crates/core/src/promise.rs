@@ -30,7 +30,7 @@ pub enum PromiseState {
     AtRisk,
     /// The whole interval is outside the promise.
     Broken,
-    /// The measurements do not determine the state; [`PromiseReport::missing_evidence`] names the missing evidence.
+    /// The measurements do not determine the state; [`PromiseReport::missing`] names the missing evidence.
     Unknown,
     /// The promise is not kept, and no plan known to the policy would keep it.
     Infeasible,

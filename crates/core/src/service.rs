@@ -435,6 +435,7 @@ mod tests {
         for command in ["pause", "runc:[2:INIT]", "containerd-shim", "conmon", "slurmstepd", "(s-server)"] {
             assert!(is_runtime_helper(command, pod), "{command}");
         }
+        assert!(!is_runtime_helper("(half", pod) && !is_runtime_helper("half)", pod));
         assert!(!is_runtime_helper("redis-server", pod) && !is_runtime_helper("pause", Some(ServiceKind::Unit)));
         assert!(is_virtual_cpu("CPU 0/KVM") && is_virtual_cpu("CPU 12/TCG"));
         assert!(!is_virtual_cpu("qemu-system-x86") && !is_virtual_cpu("CPU x/KVM") && !is_virtual_cpu("IO iothread1"));

@@ -547,8 +547,7 @@ impl StatusTracker {
             }
             if *is_new {
                 self.status.counters.decisions += 1;
-                let is_roll_back = matches!(reason.kind, ReasonKind::RolledBack | ReasonKind::CoolingDown);
-                self.status.counters.rollbacks += u64::from(is_roll_back);
+                self.status.counters.rollbacks += u64::from(reason.kind == ReasonKind::RolledBack);
                 let decision = DecisionStatus {
                     window,
                     tasks: reason.tasks.iter().map(|task| task.0).collect(),

@@ -137,6 +137,17 @@ mod tests {
         }
     }
 
+    /// Beside no other program, is a program's miss ratio that of its own misses, and unknown without samples or lines?
+    #[test]
+    fn a_program_beside_no_other_has_its_solo_ratio() {
+        let reuse = all_reuses(&(0..6_000).map(|index| index % 150).collect::<Vec<_>>());
+        let solo_ratio = miss_ratio(&reuse, 100).unwrap();
+        let co_run_ratio = co_run_miss_ratio(&reuse, solo_ratio, 100).unwrap();
+        assert!((co_run_ratio - solo_ratio).abs() < 1e-9, "{co_run_ratio} {solo_ratio}");
+        assert_eq!(co_run_miss_ratio(&ReuseTimes::new(), 0.5, 100), None);
+        assert_eq!(co_run_miss_ratio(&reuse, 0.5, 0), None);
+    }
+
     /// Does the solver find the nonzero root if a program cycles through more lines than fit?
     #[test]
     fn the_solver_finds_the_nonzero_root_of_an_oversized_cycle() {

@@ -6,11 +6,8 @@ use maud::{Markup, html};
 
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Series};
 use crate::html_page::{render_page, scroll_box};
-use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
+use crate::results::{CacheSummary, CostTable, CurvePoint, HIGH_PERCENT, PlanResult, ProgramSummary};
 use crate::text::{format_count, format_fixed, format_number, format_percent, format_size, value_or_dash};
-
-/// Slowdown in percent from which bars and cells have the color of a high loss.
-const HIGH_PERCENT: f64 = 20.0;
 
 /// Content of the page; empty parts are left out.
 #[derive(Clone, PartialEq, Debug, Default)]

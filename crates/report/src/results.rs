@@ -154,6 +154,9 @@ pub struct CacheSummary {
     pub cpus_each: u32,
 }
 
+/// Slowdown in percent from which bars and cells have the color of a high loss.
+pub const HIGH_PERCENT: f64 = 20.0;
+
 /// Pairwise costs: how much the column's program slows down the row's program.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct CostTable {

@@ -58,7 +58,10 @@ impl CmtSource {
             let totals = reader.totals();
             let threads = totals.map_or(0, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
             let found = format!("no record of thread {thread}");
-            let expected = format!("a thread among the {threads} it has");
+            let expected = match threads {
+                0 => "at least one record: its program ended before the recorded part".to_string(),
+                threads => format!("a thread among the {threads} it has"),
+            };
             return Err(TraceError::format_error(&name, FilePosition::File, found, expected));
         }
         let thread_totals =

@@ -1,7 +1,7 @@
 //! `cachemate completions`: prints command-line completions for a shell.
 
 use cachemate_policy::policies;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
@@ -25,7 +25,8 @@ fn add_value_names(command: clap::Command) -> clap::Command {
         match value_name.as_deref() {
             Some("MACHINE") => arg.value_parser(PossibleValuesParser::new(cachemate_spec::machine_names())),
             Some("POLICY") => {
-                arg.value_parser(PossibleValuesParser::new(policies::ENTRIES.iter().map(|entry| entry.name)))
+                let values = policies::ENTRIES.iter().map(|entry| PossibleValue::new(entry.name).help(entry.summary));
+                arg.value_parser(PossibleValuesParser::new(values))
             }
             _ => arg,
         }

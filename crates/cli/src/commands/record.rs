@@ -14,8 +14,8 @@ use crate::session::Session;
 
 /// Record the data accesses of a program as it runs (needs the valgrind package)
 ///
-/// Standard output and the exit code are those of the program: the summary, also with --json, goes to standard error, and
-/// --quiet omits it. If signal N ends the program, the exit code is 128 + N. Ctrl-C ends the program and keeps the
+/// Standard output and the exit code are those of the program: the summary goes to standard error, with --json as one
+/// object; --quiet omits the text. If signal N ends the program, the exit code is 128 + N. Ctrl-C ends the program and keeps the
 /// recorded part.
 #[derive(Args)]
 pub struct Record {
@@ -36,7 +36,8 @@ pub struct RecordArgs {
     /// Skip this many data accesses of all threads, counted before the filter
     #[arg(long, value_name = "N", default_value_t = 0)]
     skip_accesses: u64,
-    /// Then record this many data accesses; the program runs to its end unrecorded
+    /// Then record this many data accesses; the program runs to its end unrecorded. A child that is followed counts on
+    /// from its parent's number
     #[arg(long, value_name = "N")]
     max_accesses: Option<u64>,
     /// First let the program run for this long, at Valgrind's bare speed
@@ -155,7 +156,7 @@ impl RecordArgs {
         bar.finish_and_clear();
         let summary = run_result?;
         if let Some(note) = &summary.note {
-            session.note(note);
+            session.log(note);
         }
         Ok(summary)
     }

@@ -35,8 +35,9 @@ impl Policy for StreamIsolation {
             return Decision::new(plan, reasons); // one cache: nothing to choose
         };
         let rest = others.iter().fold(others[0].clone(), |all, cpus| all.union(cpus));
+        let online = view.online();
         for task in view.movable_tasks() {
-            let before = view.previous_plan.affinity.get(&task.task);
+            let before = view.previous_plan.affinity.get(&task.task).filter(|cpus| cpus.intersects(&online));
             let Some(is_stream) = self.is_stream(view, task.task) else {
                 // Without evidence the placement stays as it is.
                 plan.affinity.extend(before.map(|cpus| (task.task, cpus.clone())));

@@ -1,6 +1,6 @@
-//! The policies, one file each, and the registry that finds them by name.
+//! The policies, one file or folder each, and the registry that finds them by name.
 //!
-//! A new policy consists of one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. The conformance
+//! A new policy consists of one file here, one entry in [`ENTRIES`], and one page in `docs/policies/`. The conformance
 //! tests ([`crate::conformance`]) apply to it at once.
 
 use cachemate_core::{EvidenceKind, Policy, ProfileRecall, nearest_name};
@@ -37,7 +37,7 @@ pub type RequiredEvidence = &'static [&'static [EvidenceKind]];
 pub struct PolicyEntry {
     /// Name of the policy.
     pub name: &'static str,
-    /// One-line description, as the command prints it.
+    /// One-line description, as completions print it.
     pub summary: &'static str,
     /// Evidence without which the policy decides nothing.
     pub needs: RequiredEvidence,

@@ -1,32 +1,32 @@
 //! Reasons of the verifier: verdicts, roll-backs, and plans that it does not apply.
 
-use cachemate_core::{ChangeVerdict, Reason, ReasonKind, TaskId, VerificationOutcome, View};
+use cachemate_core::{
+    ChangeVerdict, MeasuredLogRatio, Reason, ReasonKind, TaskId, VerificationMethod, VerificationOutcome, View,
+};
 
 use super::cooldown::CooldownReason;
 use super::judge::Regression;
 use crate::reasons::named_number;
 use crate::work_metric::WorkMetric;
 
-/// Prefix of the reason of every roll-back.
-const ROLLED_BACK: &str = "rolled back:";
-
 fn to_percent_change(log_ratio: f64) -> f64 {
     100.0 * libm::expm1(log_ratio)
 }
 
-/// Describes the measured effect of a proposed change.
-pub fn explain_verdict(verdict: &ChangeVerdict, view: &View<'_>) -> Option<Reason> {
+/// Describes the measured effect of a change that was proposed for this verification.
+pub fn explain_verdict(verdict: &ChangeVerdict, method: VerificationMethod, view: &View<'_>) -> Option<Reason> {
     let forecast_gain = verdict.forecast_gain?;
+    let is_confirmation = method == VerificationMethod::Confirmation;
     let (result, consequence) = match verdict.outcome {
-        VerificationOutcome::NotSlower => ("not slower", "it is kept"),
-        VerificationOutcome::Slower => ("slower", "it is rolled back"),
+        VerificationOutcome::NotSlower => (if is_confirmation { "faster" } else { "not slower" }, "it is kept"),
+        VerificationOutcome::Slower => (if is_confirmation { "not faster" } else { "slower" }, "it is rolled back"),
         VerificationOutcome::NotMeasured | VerificationOutcome::Interrupted | VerificationOutcome::Refused => {
             return None;
         }
     };
     let measured_log_ratio = verdict.measured?;
     let text = format!(
-        "the change was monitored: {:+.1} %, forecast {:+.1} %, {result}; {consequence}",
+        "the change was measured: {:+.1} %, forecast {:+.1} %, {result}; {consequence}",
         to_percent_change(measured_log_ratio.log_ratio),
         100.0 * forecast_gain
     );
@@ -58,15 +58,16 @@ pub fn describe_rollback(regression: &Regression, cooldown_windows: u64, view: &
     let period =
         if regression.is_from_baseline { "over the last decisions together" } else { "since the last decision" };
     let mut tasks: Vec<TaskId> = Vec::new();
+    // A proposed change that harms no program by the guard's terms is rolled back by its own.
+    let own_change = regression.measured.filter(|_| !judgement.is_worse);
+    let MeasuredLogRatio { log_ratio, error } = own_change
+        .unwrap_or(MeasuredLogRatio { log_ratio: judgement.mean_log_ratio, error: judgement.standard_error });
     let mut numbers = vec![
-        named_number("change_percent", to_percent_change(judgement.mean_log_ratio)),
-        named_number("standard_error_percent", 100.0 * judgement.standard_error),
+        named_number("change_percent", to_percent_change(log_ratio)),
+        named_number("standard_error_percent", 100.0 * error.min(1e6)),
     ];
-    let mut text = format!(
-        "{ROLLED_BACK} the programs run {:+.1} % {period}{}",
-        to_percent_change(judgement.mean_log_ratio),
-        proxy_note(regression)
-    );
+    let mut text =
+        format!("rolled back: the programs run {:+.1} % {period}{}", to_percent_change(log_ratio), proxy_note(regression));
     let first_task = |process| view.observation.tasks.iter().find(|task| task.process == process && !task.exited);
     let most_harmed = judgement.worst_loss.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?)));
     if let Some((log_ratio, task)) = most_harmed {
@@ -97,22 +98,23 @@ fn proxy_note(regression: &Regression) -> String {
     }
 }
 
-/// Describes a plan that is not applied.
-pub fn build_hold_reason(text: String) -> Reason {
-    Reason { kind: ReasonKind::CoolingDown, tasks: Vec::new(), text, numbers: Vec::new() }
+/// Describes a plan that is not applied before there is a reference.
+pub fn explain_missing_reference(missing_windows: usize) -> Reason {
+    let text = format!("no change yet: {missing_windows} more measured windows are needed for a comparison");
+    Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() }
 }
 
-impl CooldownReason {
-    pub fn describe(self) -> String {
-        match self {
-            CooldownReason::Failed { until } => {
-                format!("{ROLLED_BACK} the plan that made programs slower is on cooldown until window {until}")
-            }
-            CooldownReason::FailuresInARow { until } => {
-                format!("{ROLLED_BACK} a plan has made programs slower; no plan is tried until window {until}")
-            }
+/// Describes a plan that is not applied because of earlier failures.
+pub fn explain_cooldown(cooldown: &CooldownReason) -> Reason {
+    let text = match cooldown {
+        CooldownReason::Failed { until } => {
+            format!("not tried: the plan that made programs slower is on cooldown until window {until}")
         }
-    }
+        CooldownReason::FailuresInARow { until } => {
+            format!("not tried: a plan has made programs slower; no plan is tried until window {until}")
+        }
+    };
+    Reason { kind: ReasonKind::CoolingDown, tasks: Vec::new(), text, numbers: Vec::new() }
 }
 
 fn live_tasks(view: &View<'_>) -> Vec<TaskId> {

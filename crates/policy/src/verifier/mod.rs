@@ -237,7 +237,7 @@ impl<P> Verifier<P> {
         let outcome =
             if measured.is_some() { VerificationOutcome::NotSlower } else { VerificationOutcome::NotMeasured };
         let verdict = open_change.kept_verdict(outcome, measured);
-        reasons.extend(explain::explain_verdict(&verdict, view));
+        reasons.extend(explain::explain_verdict(&verdict, open_change.change.method, view));
         self.verdicts.latest = Some(verdict);
     }
 
@@ -275,15 +275,16 @@ impl<P> Verifier<P> {
             reason.text += "; tasks return to their earlier caches";
         }
         reasons.push(reason);
-        let old_forecast = open_change.as_ref().map(|open| open.change.forecasts[0].clone());
+        let change = open_change.map(|open| open.change);
+        let old_forecast = change.as_ref().map(|change| change.forecasts[0].clone());
         let verdict = ChangeVerdict {
             outcome: VerificationOutcome::Slower,
             plan,
             forecast: old_forecast.filter(|_| !regression.is_from_baseline),
-            forecast_gain: open_change.map(|open| open.change.forecast_gain),
+            forecast_gain: change.as_ref().map(|change| change.forecast_gain),
             measured: regression.measured,
         };
-        reasons.extend(explain::explain_verdict(&verdict, view));
+        reasons.extend(change.and_then(|change| explain::explain_verdict(&verdict, change.method, view)));
         self.verdicts.latest = Some(verdict);
     }
 
@@ -295,6 +296,9 @@ impl<P> Verifier<P> {
         if is_rolled_back || self.hold_refused_plan(&mut decision, &verification, &live_tasks, view) {
             if let Some(history) = self.history.as_ref().filter(|_| is_rolled_back) {
                 set_placement(&mut decision.plan, &history.reference.plan, &history.reference.tasks, view);
+                if matches!(verification, Verification::Proposed(_)) {
+                    self.refuse(&decision.plan);
+                }
             }
             decision.forecast = None;
             (self.open_change, self.comparison) = (None, PlanComparison::BeforeAndAfter);
@@ -344,22 +348,26 @@ impl<P> Verifier<P> {
             self.verdicts.cooldown.refusal_of(&decision.plan, reference, &history.known_tasks(), view.topology, window)
         };
         let (reason, plan, concerned_tasks) = if let Some(missing_windows) = missing_windows {
-            let text = format!("no change yet: {missing_windows} more measured windows are needed for a comparison");
-            (text, view.previous_plan, live_tasks)
+            (explain::explain_missing_reference(missing_windows), view.previous_plan, live_tasks)
         } else if let Some(refusal) = refusal() {
-            (refusal.describe(), reference, known_tasks)
+            (explain::explain_cooldown(&refusal), reference, known_tasks)
         } else {
             return false;
         };
-        decision.reasons = vec![explain::build_hold_reason(reason)];
+        decision.reasons = vec![reason];
         set_placement(&mut decision.plan, plan, concerned_tasks, view);
+        self.refuse(&decision.plan);
+        true
+    }
+
+    /// Reports in the next window that this plan is in force instead of the decided one.
+    fn refuse(&mut self, plan: &Plan) {
         self.verdicts.latest = Some(ChangeVerdict {
             outcome: VerificationOutcome::Refused,
-            plan: decision.plan.clone(),
+            plan: plan.clone(),
             forecast: None,
             forecast_gain: None,
             measured: None,
         });
-        true
     }
 }

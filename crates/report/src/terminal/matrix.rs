@@ -1,7 +1,7 @@
 //! Pairwise slowdowns as a matrix in colors, or in shades if colors are disabled.
 
 use super::Paint;
-use crate::results::CostTable;
+use crate::results::{CostTable, HIGH_PERCENT};
 use crate::table::{Align, pad_text, text_width};
 use crate::text::{format_fixed, format_number};
 
@@ -16,7 +16,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let is_percent = matrix.unit == "percent";
     let cell_text = |value: f64| if is_percent { format_fixed(value, 1) } else { format_number(value) };
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
-    let largest_value = values().fold(0.0, f64::max);
+    let largest_value = values().fold(if is_percent { HIGH_PERCENT } else { 0.0 }, f64::max);
     let max_name_width = matrix.names.iter().map(|name| text_width(name)).max().unwrap_or(0);
     let column_names = shorten_names(&matrix.names, 9);
     let cell_width = values()

@@ -34,7 +34,7 @@ use crate::store::{self, RunName};
 pub enum TimingBasis {
     /// A short solo run on the cycle-level machine.
     SoloRun,
-    /// A prior for cycles and overlap, because the input has no timing.
+    /// A prior for cycles and overlap, because the input cannot be run.
     Prior,
 }
 
@@ -43,7 +43,10 @@ impl TimingBasis {
     pub fn describe(self) -> &'static str {
         match self {
             TimingBasis::SoloRun => "cycles and overlap measured by a short run alone",
-            TimingBasis::Prior => "cycles and overlap from a prior, because the input has no timing",
+            TimingBasis::Prior => {
+                "cycles and overlap from a prior, because only a .cmt recording of one thread can be run alone \
+                 ('cachemate convert' makes one)"
+            }
         }
     }
 }
@@ -119,9 +122,11 @@ impl TimedProgram {
     }
 
     /// Times a recording's program by a solo run if the recording has one thread, and otherwise by the prior. A solo
-    /// run would time only the first of several threads, and formats other than `.cmt` cannot be run.
+    /// run would time only the first of several threads, and formats other than `.cmt`, or without instruction counts,
+    /// cannot be run.
     pub fn from_recording(recording: &Path, file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
-        let threads = CmtReader::open(recording).ok().and_then(|reader| Some(reader.totals()?.threads.len()));
+        let counting_reader = CmtReader::open(recording).ok().filter(|reader| reader.header().instructions_known);
+        let threads = counting_reader.and_then(|reader| Some(reader.totals()?.threads.len()));
         match threads {
             Some(0 | 1) => TimedProgram::measure(&file.program, recording, 1, machine, MAX_TIMED_RECORDS),
             _ => TimedProgram::from_profile(file, machine),

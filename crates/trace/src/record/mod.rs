@@ -224,7 +224,7 @@ impl Recorder {
             RecorderTool::Tool { .. } if totals.bursts.is_empty() && self.bursts.is_some() => {
                 Some(NO_BURST_NOTE.to_string())
             }
-            RecorderTool::Tool { .. } if totals.threads.is_empty() && !self.skip_time.is_zero() => {
+            RecorderTool::Tool { .. } if totals.threads.is_empty() && self.skips_start() => {
                 Some(EARLY_END_NOTE.to_string())
             }
             RecorderTool::Tool { .. } if was_replaced => Some(REPLACED_NOTE.to_string()),
@@ -235,6 +235,10 @@ impl Recorder {
         out.into_inner().map_err(|error| TraceError::io_error(&output.name(), "write")(error.into_error()))?;
         let bytes = output.finish()?;
         Ok(RecordingSummary { header, totals, recording_end, bytes, note })
+    }
+
+    fn skips_start(&self) -> bool {
+        !self.skip_time.is_zero() || self.skip_accesses > 0
     }
 
     fn needs_own_tool(&self) -> bool {
@@ -389,7 +393,7 @@ const REPLACED_NOTE: &str = "the program replaced itself by another (exec), whic
 
 const FULL_NOTE: &str = "the file reached its maximum size, so the rest of the run is not in it: --skip-seconds, \
      --max-accesses or a larger --l1 choose another part, --max-size another maximum";
-const EARLY_END_NOTE: &str = "the program ended before the time to skip was over, so nothing is recorded";
+const EARLY_END_NOTE: &str = "the program ended within the part to skip, so nothing is recorded";
 
 const NO_BURST_NOTE: &str =
     "the program ended before the first burst, so nothing is recorded: record it without --burst-accesses";

@@ -52,7 +52,7 @@ impl Gain {
     }
 
     /// Returns whether the change can gain `min_gain`, by its forecast and one standard error, and is worth
-    /// `measured_time` of measurement, if its gain lasts for `remaining_time`. The expected gain assumes that the
+    /// `measurement_time`, if its gain lasts for `remaining_time`. The expected gain assumes that the
     /// change is kept only if it gains.
     pub fn is_worth_measuring(&self, min_gain: f64, measurement_time: f64, remaining_time: f64) -> bool {
         let forecast = self.expected();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Reason, ReasonKind, TaskId};
+use cachemate_core::{Reason, ReasonKind, TaskId, VerificationMethod};
 
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator};
 use super::evidence::probe_planner::ProbePlanner;
@@ -71,7 +71,7 @@ impl SearchReport<'_> {
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(named_number("gain_percent", 100.0 * self.gain));
-        numbers.push(named_number("likely_percent", 100.0 * self.probability));
+        numbers.push(named_number("probability_percent", 100.0 * self.probability));
         for MechanismGain { mechanism, gain, standard_error: error } in self.mechanism_gains {
             numbers.push(named_number(format!("gain_of_{}_percent", mechanism.describe()), 100.0 * gain));
             numbers.extend(
@@ -114,8 +114,8 @@ impl SearchReport<'_> {
             let text =
                 format!("{{0}} stays: {:.0} % of its solo speed{placement}", 100.0 * current_speed.relative_speed);
             let mut numbers = vec![
-                named_number("speed_over_alone", current_speed.relative_speed),
-                named_number("held_bytes", current_speed.occupancy_bytes),
+                named_number("relative_speed", current_speed.relative_speed),
+                named_number("occupancy_bytes", current_speed.occupancy_bytes),
             ];
             numbers.extend(self.forecast_inputs(index));
             new_reasons.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
@@ -145,11 +145,15 @@ impl SearchReport<'_> {
     /// Explains why the best plan is applied or to be confirmed.
     pub fn explain_change(
         &self,
-        action: &str,
+        method: VerificationMethod,
         probe_planner: &ProbePlanner,
         reported_forecasts: &mut ReportedForecasts,
         reasons: &mut Vec<Reason>,
     ) {
+        let action = match method {
+            VerificationMethod::Confirmation => "to be confirmed",
+            VerificationMethod::Monitoring => "applied",
+        };
         let text = format!(
             "'{}' is {action}: it is the best of {} candidates, {:+.1} % forecast, pays off with {:.0} % probability{}",
             self.best_candidate.label,
@@ -179,10 +183,10 @@ impl SearchReport<'_> {
         );
         text += &self.describe_placement(&self.best_candidate.layout, index);
         let mut numbers = vec![
-            named_number("speed_over_alone", new_speed.relative_speed),
-            named_number("speed_over_alone_before", old_speed.relative_speed),
-            named_number("held_bytes", new_speed.occupancy_bytes),
-            named_number("held_bytes_before", old_speed.occupancy_bytes),
+            named_number("relative_speed", new_speed.relative_speed),
+            named_number("relative_speed_before", old_speed.relative_speed),
+            named_number("occupancy_bytes", new_speed.occupancy_bytes),
+            named_number("occupancy_bytes_before", old_speed.occupancy_bytes),
         ];
         numbers.extend(self.forecast_inputs(index));
         Reason { kind: ReasonKind::Explanation, tasks: vec![self.problem.tasks[index].task], text, numbers }
@@ -310,7 +314,7 @@ mod tests {
         assert!(reasons[1].text.starts_with("{0} stays: ") && reasons[1].tasks == [TaskId(0)], "{}", reasons[1].text);
         let has_number = |name: &str| reasons[1].numbers.iter().any(|(number, _)| number == name);
         assert!(
-            has_number("speed_over_alone")
+            has_number("relative_speed")
                 && has_number("cycles_per_miss")
                 && has_number("misses_per_kilo_instr_on_half")
         );

@@ -27,7 +27,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use self::candidates::{AllowedMechanisms, Mechanism};
-use self::decision::{CandidateVerdict, ForecastRecord};
+use self::decision::ForecastRecord;
 use self::evidence::probe_planner::{ProbeLimits, are_probes_harmless};
 use self::evidence::{MIN_KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
@@ -280,7 +280,7 @@ impl Auto {
             self.partition_climb.beaten_layouts.clear();
             self.partition_climb.explorations = Explorations::default();
         }
-        // Counts with partitions are recorded in all phases, and before a verdict ends their plan.
+        // Counts with partitions are recorded in all states, and before a verdict ends their plan.
         let covers_live_tasks =
             |search: &&ProblemCache| view.live_tasks().map(|task| task.task).eq(search.problem.task_ids());
         let last_search = self.searches.last_results.as_ref().filter(|_| !view.previous_plan.shares.is_empty());
@@ -335,7 +335,7 @@ impl Auto {
         let unchanged_windows = self.evidence.arrivals.unchanged_windows(view.observation.window);
         unchanged_windows >= MIN_KNOWN_WINDOWS
             && (self.lifecycle.measured_windows.is_enough()
-                || self.searches.has_phase_change && phases::are_kinds_known(view))
+                || self.searches.awaits_new_phase && phases::are_kinds_known(view))
             && (self.evidence.speeds.are_averages_current())
             && (!self.parameters.includes(PolicyPart::Probes)
                 || self.evidence.probe_planner.is_survey_complete(view, &self.evidence.curves)
@@ -374,7 +374,7 @@ impl Auto {
         };
         let mut reported_forecasts = std::mem::take(&mut self.reported_forecasts);
         let finder = self.build_finder(view, plan);
-        let SearchResult { current_forecast: of_old, proposal } = finder.find(&input, &mut reported_forecasts, reasons);
+        let SearchResult { current_forecast, proposal } = finder.find(&input, &mut reported_forecasts, reasons);
         let can_explore = proposal.is_none()
             && self.has_time_to_confirm(view)
             && self.parameters.allowed_mechanisms(view).allows(Mechanism::Space);
@@ -382,7 +382,7 @@ impl Auto {
         let exploration = can_explore.then(|| finder.find_exploration(&input, keep_probability)).flatten();
         self.reported_forecasts = reported_forecasts;
         self.searches.store_results(input);
-        self.lifecycle.forecast = Some(of_old.clone());
+        self.lifecycle.forecast = Some(current_forecast.clone());
         if let Some((exploration, layout_before)) = exploration {
             let text = format!(
                 "partitions that differ from the forecast at most by the errors of curves are measured: {:+.1} % expected",
@@ -392,19 +392,16 @@ impl Auto {
             self.partition_climb.beaten_layouts.clear();
             self.partition_climb.layout_before_step = Some(layout_before);
             self.partition_climb.explorations.is_open = true;
-            let proposed_change = self.propose(exploration, VerificationMethod::Confirmation, of_old, plan);
+            let proposed_change = self.propose(exploration, current_forecast, plan);
             return (LifecycleEvent::PossibleStep, Some(proposed_change));
         }
         let Some(proposal) = proposal else { return no_better_plan };
-        let (event, method) = if proposal.verdict == CandidateVerdict::Confirm {
-            (LifecycleEvent::LikelyGain, VerificationMethod::Confirmation)
-        } else if self.is_repartition(&proposal, view) {
-            (LifecycleEvent::SureGain, VerificationMethod::Confirmation)
-        } else {
-            (LifecycleEvent::SureGain, VerificationMethod::Monitoring)
+        let event = match proposal.method {
+            VerificationMethod::Monitoring => LifecycleEvent::SureGain,
+            VerificationMethod::Confirmation => LifecycleEvent::LikelyGain,
         };
         self.partition_climb.beaten_layouts.clear();
-        (event, Some(self.propose(proposal, method, of_old, plan)))
+        (event, Some(self.propose(proposal, current_forecast, plan)))
     }
 
     fn build_finder<'a, 'v>(&'a self, view: &'a View<'v>, current_plan: &'a DecidedPlan) -> PlanFinder<'a, 'v> {
@@ -422,16 +419,6 @@ impl Auto {
     /// Returns whether tasks will probably not change before measurements can confirm a change.
     fn has_time_to_confirm(&self, view: &View<'_>) -> bool {
         self.evidence.arrivals.has_time_for(SEARCH_INTERVAL_WINDOWS as u32, view.observation.window)
-    }
-
-    /// Returns whether the proposal only replaces partitions, without a goal, and can be confirmed by measurements.
-    fn is_repartition(&self, proposal: &Proposal, view: &View<'_>) -> bool {
-        let (old_plan, new_plan) = (&proposal.pinned_plan.0, &proposal.new_plan.0);
-        let has_same_placement = (&old_plan.affinity, &old_plan.gangs) == (&new_plan.affinity, &new_plan.gangs);
-        has_same_placement
-            && !old_plan.shares.is_empty()
-            && proposal.goal_processes.is_empty()
-            && self.has_time_to_confirm(view)
     }
 
     /// Proposes to move one unit between the partitions in force, if measuring that is worth its expected loss. Curves
@@ -454,18 +441,17 @@ impl Auto {
         let text = format!("one unit is moved between partitions: {:+.1} % forecast", 100.0 * proposal.gain);
         reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() });
         self.partition_climb.layout_before_step = Some(layout_before);
-        Some(self.propose(proposal, VerificationMethod::Confirmation, current_forecast, plan))
+        Some(self.propose(proposal, current_forecast, plan))
     }
 
     /// Replaces the plan by the proposed one, and returns the terms of its verification.
     fn propose(
         &mut self,
         proposal: Proposal,
-        method: VerificationMethod,
         current_forecast: Forecast,
         plan: &mut DecidedPlan,
     ) -> Box<ProposedChange> {
-        let Proposal { new_plan, speeds, goal_processes, gain, forecast, .. } = proposal;
+        let Proposal { method, new_plan, speeds, goal_processes, gain, forecast, .. } = proposal;
         self.lifecycle.measured_windows.restart(self.parameters.warmup_windows);
         self.lifecycle.forecast = Some(forecast.clone());
         *plan = new_plan;

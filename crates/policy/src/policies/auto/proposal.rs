@@ -2,7 +2,9 @@
 
 use std::cell::Cell;
 
-use cachemate_core::{Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, View};
+use cachemate_core::{
+    Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, VerificationMethod, View,
+};
 
 use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
 use super::decision::{CandidateComparison, CandidateVerdict, ForecastRecord, Gain, GainError, decide};
@@ -33,7 +35,8 @@ const MAX_DRAWS: usize = 8;
 
 /// A better plan, for a confirmation or for immediate use.
 pub struct Proposal {
-    pub verdict: CandidateVerdict,
+    /// The method by which the change is to be measured.
+    pub method: VerificationMethod,
     pub new_plan: DecidedPlan,
     /// The plan in force with all known tasks pinned to their sites.
     pub pinned_plan: DecidedPlan,
@@ -139,22 +142,30 @@ impl PlanFinder<'_, '_> {
             newcomers: input.newcomers.as_deref(),
             mechanism_gains: &self.mechanism_gains(input, &judge, &current_layout, &candidates),
         };
-        let action = match verdict {
-            CandidateVerdict::Keep => {
-                report.explain_unchanged(&self.evidence.probe_planner, reported_forecasts, reasons);
-                return None;
-            }
-            CandidateVerdict::Confirm => "to be confirmed",
-            CandidateVerdict::Adopt => "applied",
-        };
-        report.explain_change(action, &self.evidence.probe_planner, reported_forecasts, reasons);
+        if verdict == CandidateVerdict::Keep {
+            report.explain_unchanged(&self.evidence.probe_planner, reported_forecasts, reasons);
+            return None;
+        }
         let goal_processes = if meets_missed_goal {
             unmet_goals::improved_processes(problem, &current_layout, &best_candidate.layout)
         } else {
             Vec::new()
         };
         let proposal = self.build_proposal(problem, &current_layout, &best_candidate.layout, gain.forecast);
-        Some(Proposal { verdict, goal_processes, ..proposal })
+        let method = if verdict == CandidateVerdict::Confirm || self.is_repartition(&proposal, &goal_processes) {
+            VerificationMethod::Confirmation
+        } else {
+            VerificationMethod::Monitoring
+        };
+        report.explain_change(method, &self.evidence.probe_planner, reported_forecasts, reasons);
+        Some(Proposal { method, goal_processes, ..proposal })
+    }
+
+    /// Returns whether the proposal only replaces partitions, without a goal, and can be confirmed by measurements.
+    fn is_repartition(&self, proposal: &Proposal, goal_processes: &[ProcessId]) -> bool {
+        let (old_plan, new_plan) = (&proposal.pinned_plan.0, &proposal.new_plan.0);
+        let has_same_placement = (&old_plan.affinity, &old_plan.gangs) == (&new_plan.affinity, &new_plan.gangs);
+        has_same_placement && !old_plan.shares.is_empty() && goal_processes.is_empty() && self.has_time_to_confirm
     }
 
     /// Builds the proposal of a confirmation of this layout.
@@ -172,7 +183,7 @@ impl PlanFinder<'_, '_> {
             .map(|problem_task| problem_task.is_movable && problem_task.program.is_some())
             .collect();
         Proposal {
-            verdict: CandidateVerdict::Confirm,
+            method: VerificationMethod::Confirmation,
             new_plan: self.build_plan(problem, layout),
             pinned_plan: self.build_plan(problem, &pinned_layout),
             speeds: weighted_speeds(problem, current_layout, self.parameters.objective),

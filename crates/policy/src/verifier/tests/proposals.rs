@@ -22,21 +22,24 @@ impl Policy for ProposingPolicy<'_> {
         }
         if view.observation.window == self.window {
             self.is_open = true;
-            let terms = ProposedChange {
-                method: self.method,
-                forecasts: Default::default(),
-                forecast_gain: 0.1,
-                min_gain: 0.01,
-                objective: SpeedObjective::Sum,
-                goal_processes: self.goal_processes.clone(),
-                speeds: vec![(ProcessId(0), 1.0), (ProcessId(1), 1.0)],
-            };
-            let verification = Verification::Proposed(Box::new(terms));
-            return Decision { verification, ..Decision::new(self.plan.clone(), Vec::new()) };
+            return propose(self.plan.clone(), self.method, self.goal_processes.clone());
         }
         let verification = if self.is_open { Verification::Pending } else { Verification::BeforeAndAfter };
         Decision { verification, ..decision }
     }
+}
+
+fn propose(plan: Plan, method: VerificationMethod, goal_processes: Vec<ProcessId>) -> Decision {
+    let terms = ProposedChange {
+        method,
+        forecasts: Default::default(),
+        forecast_gain: 0.1,
+        min_gain: 0.01,
+        objective: SpeedObjective::Sum,
+        goal_processes,
+        speeds: vec![(ProcessId(0), 1.0), (ProcessId(1), 1.0)],
+    };
+    Decision { verification: Verification::Proposed(Box::new(terms)), ..Decision::new(plan, Vec::new()) }
 }
 
 fn new_plan() -> Plan {
@@ -108,6 +111,31 @@ fn a_plan_that_slows_others_is_kept_if_it_helps_the_goal() {
         });
         assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
     }
+}
+
+/// Does a policy that proposes a plan in the window of a roll-back get a verdict on it, and so never waits for one?
+#[test]
+fn a_proposal_in_the_window_of_a_roll_back_is_refused() {
+    struct HastyPolicy<'a>(&'a mut Vec<VerificationOutcome>);
+    impl Policy for HastyPolicy<'_> {
+        fn decide(&mut self, view: &View<'_>) -> Decision {
+            let outcome = view.verdicts.latest().map(|verdict| verdict.outcome);
+            self.0.extend(outcome);
+            match outcome {
+                Some(VerificationOutcome::Slower) => {
+                    propose(pinned_plan(&[(0, 1), (1, 3)]), VerificationMethod::Monitoring, Vec::new())
+                }
+                _ if view.observation.window == 10 => Decision::new(new_plan(), Vec::new()),
+                _ => Decision::new(view.plan_to_keep().clone(), Vec::new()),
+            }
+        }
+    }
+    let mut outcomes = Vec::new();
+    run(HastyPolicy(&mut outcomes), GuardConfig::default(), 40, |window, plan| {
+        let work = if plan.affinity == new_plan().affinity { 500.0 } else { 1000.0 } + (window * 7919 % 13) as f64;
+        (0..2).map(|id| program_sample(id, None, work)).collect()
+    });
+    assert_eq!(outcomes, [VerificationOutcome::Slower, VerificationOutcome::Refused]);
 }
 
 /// Does an arrival end a measurement, with the new plan in force?

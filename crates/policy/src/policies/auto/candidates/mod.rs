@@ -4,7 +4,7 @@
 //! Problem: mechanisms conflict (thesis 7.3): sharing clusters unite tasks that spreading separates, partition sizes
 //! hold for one placement only, and gangs change which tasks run together. Method: one forecast scores whole plans.
 //! Placement is searched first, by moves, exchanges and moves of whole sharing clusters, each of which rescores only
-//! the sites that it changes. The partitions and the rotation of each site follow. On a small machine, placement is
+//! the sites that it changes. The partitions and the rotation of each site follow. With few tasks, placement is
 //! then searched once more with the best partitions and rotations of each site. Properties: deterministic; bounded by a
 //! number of site scores; disabled mechanisms are not used.
 
@@ -178,7 +178,7 @@ impl PlanSearch<'_> {
         };
         let mut start_layouts = vec![("joint from the default", default.clone())];
         if let Some(current) = &current_layout {
-            add_candidate("held", None, current.clone());
+            add_candidate("the plan in force", None, current.clone());
             start_layouts.push((
                 "joint from the plan in force",
                 SiteLayout::without_partitions(problem, current.site_by_task.clone(), true),

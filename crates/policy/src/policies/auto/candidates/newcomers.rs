@@ -30,7 +30,7 @@ impl PlanSearch<'_> {
         let mut add_candidate = |label: &'static str, layout: SiteLayout| {
             add(&mut candidates, self.problem, self.score_cache, (label, None), layout)
         };
-        add_candidate("held", current_layout.clone());
+        add_candidate("the plan in force", current_layout.clone());
         let mut changed_sites: BTreeSet<usize> =
             newcomers.iter().filter_map(|&index| current_layout.site_by_task[index]).collect();
         let mut placed_layout = current_layout.clone();
@@ -172,9 +172,9 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
         if members.is_empty() {
             return LayoutScore::EMPTY;
         }
-        let PlanSearch { problem, score_cache: memo, remaining_scores: effort, .. } = self.search;
+        let PlanSearch { problem, score_cache, remaining_scores, .. } = self.search;
         let split_shares = &split_shares(problem, &self.site_by_task, members, site);
-        SiteTasks { problem, site, members, split_shares, remaining_scores: effort, score_cache: memo }
+        SiteTasks { problem, site, members, split_shares, remaining_scores, score_cache }
             .score(partitions, None)
     }
 

@@ -1,7 +1,7 @@
 //! Changes of phase: a decision for an earlier phase of a task does not apply to the new phase.
 //!
-//! The task's partition and turns are released at once, its placement stays, and all other tasks keep the plan in
-//! force. If the kind of the phase is known, its curve and its speed are recalled, so that the next search can start at
+//! The share of the task's process and the gang schedule that contains the task are released at once, so other members of
+//! that schedule lose their turns too. Placements stay. If the kind of the phase is known, its curve and its speed are recalled, so that the next search can start at
 //! once. Properties: while no phase changes, nothing changes here.
 
 use cachemate_core::{Plan, ProcessId, Profiles, ShareMember, TaskId, View};
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
     use cachemate_core::{CacheId, CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, Units, WindowLength};
 
-    /// Does a task whose phase changes lose its partition and its turns, while all other tasks keep theirs?
+    /// Does a task whose phase changes lose its partition, and its gang schedule end, while other shares stay?
     #[test]
     fn only_tasks_that_change_phase_lose_partitions() {
         let share = |id: u32, members: &[u32]| CacheShare {

@@ -330,8 +330,8 @@ impl PlanningProblem {
     /// not steady within their turns.
     pub fn calibrate(&mut self, current_layout: &SiteLayout, measured_misses_of: impl Fn(TaskId) -> Option<f64>) {
         let forecasts = forecast_speeds(self, current_layout);
-        for (index, composed_bytes) in forecasts.into_iter().enumerate() {
-            let Some((bytes, forecast_speed)) = self.partition_bytes(current_layout, index).zip(composed_bytes) else {
+        for (index, forecast) in forecasts.into_iter().enumerate() {
+            let Some((bytes, forecast_speed)) = self.partition_bytes(current_layout, index).zip(forecast) else {
                 continue;
             };
             let problem_task = &mut self.tasks[index];
@@ -355,8 +355,8 @@ impl PlanningProblem {
         measured_cycles_of: impl Fn(TaskId) -> Option<f64>,
     ) {
         let forecasts = forecast_speeds(self, current_layout);
-        for (index, composed_bytes) in forecasts.into_iter().enumerate() {
-            let Some((_, forecast_speed)) = self.partition_bytes(current_layout, index).zip(composed_bytes) else {
+        for (index, forecast) in forecasts.into_iter().enumerate() {
+            let Some((_, forecast_speed)) = self.partition_bytes(current_layout, index).zip(forecast) else {
                 continue;
             };
             let problem_task = &mut self.tasks[index];

@@ -48,7 +48,7 @@ pub struct SearchHistory {
     last_search: Option<(TaskStamp, u64)>,
     pub last_results: Option<ProblemCache>,
     /// Whether a phase has changed since the last search.
-    pub has_phase_change: bool,
+    pub awaits_new_phase: bool,
 }
 
 /// Contents of a problem.
@@ -130,18 +130,18 @@ impl SearchHistory {
     /// Records that a search begins.
     pub fn record_start(&mut self, stamp: TaskStamp, window: u64) {
         self.last_search = Some((stamp, window));
-        self.has_phase_change = false;
+        self.awaits_new_phase = false;
     }
 
     /// Stores the results that the next search can reuse. After a brief search, the full search comes at its usual
     /// time.
     pub fn store_results(&mut self, input: SearchInput) {
-        let SearchInput { problem, score_cache: memo, full_search_window: whole_at, .. } = input;
+        let SearchInput { problem, score_cache, full_search_window, .. } = input;
         let stamp = self.last_search.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
         if let Some((_, search_window)) = &mut self.last_search {
-            *search_window = whole_at;
+            *search_window = full_search_window;
         }
-        self.last_results = Some(ProblemCache { problem, score_cache: memo, stamp, full_search_window: whole_at });
+        self.last_results = Some(ProblemCache { problem, score_cache, stamp, full_search_window });
     }
 
     /// Returns whether a live task has changed phase since the last search.
@@ -156,7 +156,7 @@ impl SearchHistory {
     /// Records the present phases, and returns the tasks of the last search whose phase has changed. The next search is
     /// due as soon as they are known again, or no longer waited for.
     pub fn record_phases(&mut self, view: &View<'_>) -> Vec<(TaskId, Option<ProcessId>)> {
-        self.has_phase_change = true;
+        self.awaits_new_phase = true;
         let mut changed_tasks = Vec::new();
         for (task, searched_phase, is_known) in self.last_search.iter_mut().flat_map(|(stamp, _)| stamp) {
             let phase = current_phase(view, *task).0;

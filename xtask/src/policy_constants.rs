@@ -45,7 +45,8 @@ fn read_constants(text: &str) -> Vec<PolicyConstant> {
     let mut comment: Vec<&str> = Vec::new();
     let mut meaning = String::new();
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    let is_test_module = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{');
+    let is_test_module =
+        |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{');
     let end = lines.windows(2).position(is_test_module).unwrap_or(lines.len());
     for line in &lines[..end] {
         if let Some(doc_text) = line.strip_prefix("///") {

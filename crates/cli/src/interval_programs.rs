@@ -7,9 +7,11 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use cachemate_core::MachineSpec;
 use cachemate_interval::{IntervalJob, PhasedProgram};
-use cachemate_repro::interval::nominal::{HOUR_PROFILE_CYCLES, from_file, measure};
+use cachemate_repro::interval::forecast::{MAX_TIMED_RECORDS, TimedProgram};
+use cachemate_repro::interval::nominal::{HOUR_PROFILE_CYCLES, from_file, measure, stretch_phases};
 use cachemate_repro::setup;
-use cachemate_sim::kernels::{self, Options};
+use cachemate_scenario::recording_of_program;
+use cachemate_sim::kernels::Options;
 use cachemate_trace::{ProfileFile, bundled_recording};
 
 use crate::exit::UsageError;
@@ -110,12 +112,10 @@ fn load_program(
         );
     }
     let options: Options = request.parameters.clone().try_into().context("parameters")?;
-    let is_kernel = kernels::programs().any(|known| known.name == *name);
-    let job = if is_kernel {
-        setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed) }
-    } else {
-        let path = if name.ends_with(".cmt") { name.into() } else { find_recording(name)? };
-        setup::WorkloadJob::from_recording(name, path, seed)
+    let recording = recording_of_program(name).map_err(anyhow::Error::msg)?;
+    let job = match &recording {
+        None => setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed) },
+        Some(path) => setup::WorkloadJob::from_recording(name, path.clone(), seed),
     };
     let thread_count = job.start_threads(0)?.len();
     if thread_count != 1 {
@@ -123,14 +123,17 @@ fn load_program(
             "'{name}': found {thread_count} threads, expected one: programs with several threads cannot be measured alone"
         );
     }
-    Ok(measure(&job, machine, HOUR_PROFILE_CYCLES, phase_scale)?)
-}
-
-fn find_recording(name: &str) -> anyhow::Result<std::path::PathBuf> {
-    bundled_recording(name).or_else(|recording_error| match kernels::build_threads(name, 1, &Options::default()) {
-        Ok(_) => Err(recording_error.into()),
-        Err(unknown) => bail!("{unknown}; nor is it a file of phases or a bundled recording: {recording_error}"),
-    })
+    let Some(path) = recording else {
+        if bundled_recording(name).is_ok() {
+            session.note(&format!("{name}: the simulated program; '{name}.cmt' is the bundled recording of that name"));
+        }
+        return Ok(measure(&job, machine, HOUR_PROFILE_CYCLES, phase_scale)?);
+    };
+    // The same timing as for `predict`, so that both commands forecast the same slowdowns.
+    let timed_program = TimedProgram::measure(name, &path, seed, machine, MAX_TIMED_RECORDS)?;
+    let mut program = timed_program.middle_program().clone();
+    stretch_phases(&mut program, phase_scale);
+    Ok(program)
 }
 
 fn load_program_file(session: &Session, path: &str, machine: &MachineSpec) -> anyhow::Result<PhasedProgram> {

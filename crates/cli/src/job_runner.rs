@@ -8,11 +8,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use cachemate_pipeline::Pipeline;
-use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::SimMachine;
 use cachemate_sim::results::RunResults;
 use cachemate_sweep::{CurveJob, JobResult, JobRunner, RunError, ScenarioJob, SweepJob};
-use cachemate_trace::bundled_recording;
 
 use crate::args::SizeList;
 use crate::commands::mrc;
@@ -43,18 +41,7 @@ impl JobRunner for LocalJobRunner {
     }
 
     fn find_recording(&self, program: &str) -> Result<Option<PathBuf>, String> {
-        if kernels::programs().any(|known| known.name == program) {
-            return Ok(None);
-        }
-        if program.ends_with(".cmt") {
-            return Ok(Some(program.into()));
-        }
-        bundled_recording(program).map(Some).map_err(|recording_error| {
-            let unknown_program = kernels::build_threads(program, 1, &Options::default()).err();
-            let problem_prefix =
-                unknown_program.map_or(String::new(), |unknown| format!("{unknown}; nor is it a bundled recording: "));
-            format!("{problem_prefix}{recording_error}")
-        })
+        cachemate_scenario::recording_of_program(program)
     }
 
     fn check(&self, job: &SweepJob) -> Result<(), String> {

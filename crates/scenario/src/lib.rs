@@ -15,7 +15,7 @@ use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram, ThreadBuilder};
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_spec::{Scenario, ScenarioProgram, SimModel};
-use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, bundled_recording};
+use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, find_recording};
 use serde::Deserialize;
 
 /// The reason why a scenario's machine cannot be built.
@@ -118,23 +118,18 @@ fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, Str
     let mut options: Options =
         program.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
     options.threads = program.threads.or(options.threads);
-    let is_kernel = kernels::programs().any(|listed| listed.name == program.program);
-    let thread_builder: ThreadBuilder = if is_kernel {
+    let thread_builder: ThreadBuilder = if let Some(path) = recording_of_program(&program.program)? {
+        let trace_error_message = |error: TraceError| error.to_string();
+        let threads = recorded_threads(&path).map_err(trace_error_message)?;
+        let mut first_threads = Some(open_threads(&path, &threads, seed).map_err(trace_error_message)?);
+        Box::new(move |_| first_threads.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
+    } else {
         let name = program.program.clone();
         // The program is built here once, so that an invalid option is reported before the run.
         kernels::build_threads(&name, seed, &options).map_err(|error| error.to_string())?;
         Box::new(move |run| {
             kernels::build_threads(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
         })
-    } else {
-        let path = match program.program.ends_with(".cmt") {
-            true => program.program.clone().into(),
-            false => find_recording(&program.program)?,
-        };
-        let trace_error_message = |error: TraceError| error.to_string();
-        let threads = recorded_threads(&path).map_err(trace_error_message)?;
-        let mut first_threads = Some(open_threads(&path, &threads, seed).map_err(trace_error_message)?);
-        Box::new(move |_| first_threads.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
     };
     Ok(SimProgram {
         start_ns: program.start_ns,
@@ -145,10 +140,18 @@ fn build_program(program: &ScenarioProgram, seed: u64) -> Result<SimProgram, Str
     })
 }
 
-fn find_recording(name: &str) -> Result<PathBuf, String> {
-    bundled_recording(name).map_err(|lookup_error| match kernels::build_threads(name, 1, &Options::default()) {
+/// Returns the recording that a program's name means: a file or a bundled recording ([`find_recording`]). `None` for a
+/// simulated program.
+///
+/// # Errors
+/// Neither a simulated program nor a recording has this name; the message lists those that exist.
+pub fn recording_of_program(name: &str) -> Result<Option<PathBuf>, String> {
+    if kernels::programs().any(|known| known.name == name) {
+        return Ok(None);
+    }
+    find_recording(name).map(Some).map_err(|lookup_error| match kernels::build_threads(name, 1, &Options::default()) {
         Ok(_) => lookup_error.to_string(),
-        Err(unknown) => format!("{unknown}; nor is it in the bundled recordings: {lookup_error}"),
+        Err(unknown) => format!("{unknown}; nor is it a bundled recording: {lookup_error}"),
     })
 }
 

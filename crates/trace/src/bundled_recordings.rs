@@ -43,6 +43,20 @@ pub fn bundled_recording(name: &str) -> Result<PathBuf, TraceError> {
     find_by_name(bundled_recordings(), name)
 }
 
+/// Returns the path of a recording: a path, a `.cmt` file, or a bundled recording by its name. If there is no file `NAME.cmt`,
+/// the bundled recording is meant, whose name may also be that of a simulated program.
+///
+/// # Errors
+/// As [`bundled_recording`].
+pub fn find_recording(name: &str) -> Result<PathBuf, TraceError> {
+    match name.strip_suffix(".cmt") {
+        None if name.contains('/') => Ok(name.into()),
+        None => bundled_recording(name),
+        Some(_) if cachemate_files::path_exists(Path::new(name)) => Ok(name.into()),
+        Some(stem) => Ok(bundled_recording(stem).unwrap_or_else(|_| name.into())),
+    }
+}
+
 fn find_by_name(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceError> {
     if programs.is_empty() {
         return Err(TraceError::NoRecordings { name: name.to_string() });

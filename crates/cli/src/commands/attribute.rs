@@ -1,14 +1,12 @@
 //! `cachemate attribute`: attributes a slowdown to its causes.
 
-use cachemate_core::nearest_name;
 use cachemate_report::Table;
 use cachemate_report::text::format_number;
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::corun::CoRunBench;
 use cachemate_repro::decompose::{CoRunnerPlace, Decomposition, decompose};
 use cachemate_repro::setup::WorkloadJob;
-use cachemate_sim::kernels;
-use cachemate_trace::{bundled_recording, bundled_recordings};
+use cachemate_scenario::recording_of_program;
 use clap::Args;
 
 use crate::args::JsonArg;
@@ -67,33 +65,11 @@ impl AttributeArgs {
 
 /// Returns the job for a simulated program, a recording's file, or a bundled recording.
 fn build_job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
-    let is_kernel = |name: &str| kernels::programs().any(|kernel| kernel.name == name);
-    if is_kernel(program_name) {
-        return Ok(WorkloadJob::new(program_name, seed));
-    }
-    if program_name.ends_with(".cmt") || program_name.contains('/') {
-        return Ok(WorkloadJob::from_recording(program_name, program_name.into(), seed));
-    }
-    match bundled_recording(program_name) {
-        Ok(path) => Ok(WorkloadJob::from_recording(program_name, path, seed)),
-        Err(_) => {
-            let bundled_names: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
-            // Some recordings have the name of a simulated program.
-            let mut known_names: Vec<&str> = kernels::programs()
-                .map(|kernel| kernel.name.as_str())
-                .chain(bundled_names.iter().map(String::as_str))
-                .collect();
-            known_names.sort_unstable();
-            known_names.dedup();
-            let suggestion = nearest_name(program_name, known_names.iter().copied());
-            let suggestion_text = suggestion.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-            Err(UsageError(format!(
-                "no program is named '{program_name}'{suggestion_text}; there are {}",
-                known_names.join(", ")
-            ))
-            .into())
-        }
-    }
+    let recording = recording_of_program(program_name).map_err(UsageError)?;
+    Ok(match recording {
+        None => WorkloadJob::new(program_name, seed),
+        Some(path) => WorkloadJob::from_recording(program_name, path, seed),
+    })
 }
 
 fn render(decomposition: &Decomposition) -> String {

@@ -60,14 +60,17 @@ pub fn describe_rollback(regression: &Regression, cooldown_windows: u64, view: &
     let mut tasks: Vec<TaskId> = Vec::new();
     // A proposed change that harms no program by the guard's terms is rolled back by its own.
     let own_change = regression.measured.filter(|_| !judgement.is_worse);
-    let MeasuredLogRatio { log_ratio, error } = own_change
-        .unwrap_or(MeasuredLogRatio { log_ratio: judgement.mean_log_ratio, error: judgement.standard_error });
+    let MeasuredLogRatio { log_ratio, error } =
+        own_change.unwrap_or(MeasuredLogRatio { log_ratio: judgement.mean_log_ratio, error: judgement.standard_error });
     let mut numbers = vec![
         named_number("change_percent", to_percent_change(log_ratio)),
         named_number("standard_error_percent", 100.0 * error.min(1e6)),
     ];
-    let mut text =
-        format!("rolled back: the programs run {:+.1} % {period}{}", to_percent_change(log_ratio), proxy_note(regression));
+    let mut text = format!(
+        "rolled back: the programs run {:+.1} % {period}{}",
+        to_percent_change(log_ratio),
+        proxy_note(regression)
+    );
     let first_task = |process| view.observation.tasks.iter().find(|task| task.process == process && !task.exited);
     let most_harmed = judgement.worst_loss.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?)));
     if let Some((log_ratio, task)) = most_harmed {

@@ -25,10 +25,15 @@ pub fn measure(
 ) -> Result<PhasedProgram, ReproError> {
     let until_instr = phased_profile::count_instructions_in(job, machine, &solo_options(job), cycles)?;
     let mut program = measure_instructions(job, machine, until_instr)?;
+    stretch_phases(&mut program, stretch);
+    Ok(program)
+}
+
+/// Makes each phase last `stretch` times longer.
+pub fn stretch_phases(program: &mut PhasedProgram, stretch: f64) {
     for phase in &mut program.phases {
         phase.instructions = phase.instructions.map(|length| length * stretch);
     }
-    Ok(program)
 }
 
 /// Hours of nominal time repeat no first touches.

@@ -276,6 +276,7 @@ fn a_line_written_elsewhere_costs_the_remote_latency() {
         let counters = finish(&mut hw, 3000).0.remove(0).counters;
         assert_eq!(counters.remote_cache_hits, 1);
         assert_eq!(counters.stalls.remote_cache, latency - 1, "the issue itself is the first cycle");
+        assert_eq!(counters.stalls.data_stalls(), latency - 1, "nothing else is waited for");
         assert_eq!(counters.levels[CacheLevel::L1Data as usize].misses_from(MissCause::Coherence), 1);
         assert_eq!(counters.levels[CacheLevel::L2 as usize].misses_from(MissCause::Coherence), 1);
     }

@@ -174,8 +174,7 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
         }
         let PlanSearch { problem, score_cache, remaining_scores, .. } = self.search;
         let split_shares = &split_shares(problem, &self.site_by_task, members, site);
-        SiteTasks { problem, site, members, split_shares, remaining_scores, score_cache }
-            .score(partitions, None)
+        SiteTasks { problem, site, members, split_shares, remaining_scores, score_cache }.score(partitions, None)
     }
 
     fn total_score(&self) -> LayoutScore {

@@ -18,7 +18,9 @@ mod record_type;
 mod run_log;
 mod source;
 
-pub use bundled_recordings::{bundled_recording, bundled_recordings, find_recording, find_recordings_in, recording_dirs};
+pub use bundled_recordings::{
+    bundled_recording, bundled_recordings, find_recording, find_recordings_in, recording_dirs,
+};
 pub use cmt::{BLOCK_RECORDS, CMT_VERSION, CmtReader, CmtWriter};
 pub use convert::{ConversionSummary, convert};
 pub use error::{FilePosition, TraceError};

@@ -276,6 +276,9 @@ pub struct ExplainJson {
     pub conflicts: Vec<String>,
 }
 
+/// Maximum number of co-runners in an explanation; `--json` has all.
+const MAX_CO_RUNNERS: usize = 12;
+
 /// Formats the explanation of one program or service.
 pub fn explain_text(explanation: &ExplainJson) -> String {
     let ExplainJson { services, tasks, promises: promised, co_runners, decisions, refused, conflicts, mode, .. } =
@@ -290,7 +293,7 @@ pub fn explain_text(explanation: &ExplainJson) -> String {
         text.push_str("observing only: nothing is changed, and the reasons describe the plan that would be applied\n");
     }
     if !co_runners.is_empty() {
-        text.push_str(&format!("on the same cache: {}\n", co_runners.join(", ")));
+        text.push_str(&format!("on the same cache: {}\n", format_names(co_runners, MAX_CO_RUNNERS)));
     }
     let mut reasons: Vec<&String> = tasks.iter().flat_map(|task| &task.reasons).collect();
     reasons.dedup();

@@ -22,7 +22,7 @@ use sd_notify::NotifyState;
 
 use crate::endpoints::Endpoints;
 use crate::host::{self, LiveLoop, LiveRunOptions};
-use crate::metrics::{self, MetricsAddress};
+use crate::metrics::{MetricsAddress, MetricsTextfile};
 use crate::service_watch::ServiceWatch;
 use crate::socket::{self, SharedStatus};
 use crate::status::{DaemonStatus, StatusTracker, describe_evidence_level};
@@ -154,9 +154,8 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
     let socket_path = options.config.socket.clone().unwrap_or_else(paths::default_socket);
     let _server = socket::serve(&socket_path, shared_status.clone())?;
     let metrics_address = MetricsAddress::from_config(&options.config)?;
-    if let Some(path) = &options.config.metrics_textfile {
-        metrics::write_textfile(path, shared_status.clone())?;
-    }
+    let create_textfile = |path: &PathBuf| MetricsTextfile::create(path, shared_status.clone());
+    let _textfile = options.config.metrics_textfile.as_ref().map(create_textfile).transpose()?;
     let endpoints = Endpoints::open(metrics_address, source.page.as_ref(), &shared_status, &header, report)?;
     status_tracker.status.unavailable.clone_from(&endpoints.unavailable);
     publish(&shared_status, &status_tracker);
@@ -228,8 +227,15 @@ fn allowed_user_ids(config: &ManageConfig) -> Vec<u32> {
     config.allow_users.iter().filter_map(numeric_id).collect()
 }
 
+/// Creates the run log. The file of an earlier run is kept as `PATH.1`.
 fn create_run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<Option<RunLogWriter>> {
     let Some(path) = &config.run_log else { return Ok(None) };
+    if path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
+        let mut earlier_path = path.clone().into_os_string();
+        earlier_path.push(".1");
+        std::fs::rename(path, &earlier_path)
+            .with_context(|| format!("{}: the earlier run log cannot be renamed", path.display()))?;
+    }
     Ok(Some(RunLogWriter::create(path, true, header)?))
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -114,25 +114,47 @@ fn read_token(path: &Path) -> anyhow::Result<String> {
 /// Time between two writes of the textfile: the default interval of a scrape.
 const TEXTFILE_PERIOD: Duration = Duration::from_secs(15);
 
-/// Writes the metrics to a file immediately, and again every [`TEXTFILE_PERIOD`], in a separate thread that ends with
-/// the process. The file is replaced as a whole.
-///
-/// # Errors
-/// The file cannot be written now; later failures are retried.
-pub fn write_textfile(path: &Path, shared_status: SharedStatus) -> anyhow::Result<()> {
-    let write_page = |path: &Path, shared_status: &SharedStatus| {
-        cachemate_files::replace(path, metrics_page(&shared_status.status()).as_bytes())
-    };
-    write_page(path, &shared_status).with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
-    let path = path.to_path_buf();
-    std::thread::spawn(move || {
-        loop {
-            std::thread::sleep(TEXTFILE_PERIOD);
-            // A full disk is temporary; the collector reports the age of the file.
-            let _ = write_page(&path, &shared_status);
-        }
-    });
-    Ok(())
+/// A file with the metrics. It is removed when this is dropped, so that no collector reads figures of a daemon that has
+/// ended.
+pub struct MetricsTextfile {
+    path: PathBuf,
+    has_ended: Arc<Mutex<bool>>,
+}
+
+impl MetricsTextfile {
+    /// Writes the metrics to a file immediately, and again every [`TEXTFILE_PERIOD`], in a separate thread. The file is
+    /// replaced as a whole.
+    ///
+    /// # Errors
+    /// The file cannot be written now; later failures are retried.
+    pub fn create(path: &Path, shared_status: SharedStatus) -> anyhow::Result<Self> {
+        let write_page = |path: &Path, shared_status: &SharedStatus| {
+            cachemate_files::replace(path, metrics_page(&shared_status.status()).as_bytes())
+        };
+        write_page(path, &shared_status)
+            .with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
+        let textfile = MetricsTextfile { path: path.to_path_buf(), has_ended: Arc::default() };
+        let (path, has_ended) = (textfile.path.clone(), Arc::clone(&textfile.has_ended));
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(TEXTFILE_PERIOD);
+                let has_ended = has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+                if *has_ended {
+                    return;
+                }
+                // A full disk is temporary; the collector reports the age of the file.
+                let _ = write_page(&path, &shared_status);
+            }
+        });
+        Ok(textfile)
+    }
+}
+
+impl Drop for MetricsTextfile {
+    fn drop(&mut self) {
+        *self.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        let _ = std::fs::remove_file(&self.path);
+    }
 }
 
 /// Content type of a page of metrics.

@@ -28,7 +28,10 @@ pub fn check_config(config: &ManageConfig) -> anyhow::Result<BTreeMap<String, Pr
     check_socket(&path).with_context(|| format!("socket: {}", path.display()))?;
     let profiles = host::read_known_profiles(&config.profiles).context("profiles")?;
     if let Some(path) = &config.run_log {
-        check_log_file(path).with_context(|| format!("run_log: {}", path.display()))?;
+        check_output_file(path).with_context(|| format!("run_log: {}", path.display()))?;
+    }
+    if let Some(path) = &config.metrics_textfile {
+        check_output_file(path).with_context(|| format!("metrics_textfile: {}", path.display()))?;
     }
     Ok(profiles)
 }
@@ -94,7 +97,7 @@ fn check_socket(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn check_log_file(path: &Path) -> anyhow::Result<()> {
+fn check_output_file(path: &Path) -> anyhow::Result<()> {
     let dir = parent_dir(path)?;
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => bail!("is a directory"),
@@ -121,12 +124,13 @@ mod tests {
             state_dir: Some(path_of("a/b/state")),
             socket: Some(path_of("run/s.sock")),
             run_log: Some(path_of("log.zst")),
+            metrics_textfile: Some(path_of("x.prom")),
             profiles: vec![path_of("directory")],
             ..ManageConfig::default()
         };
         check_config(&good).unwrap();
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 2, "nothing was made");
-        let cases: [(&str, fn(&mut ManageConfig, PathBuf), &str); 9] = [
+        let cases: [(&str, fn(&mut ManageConfig, PathBuf), &str); 11] = [
             ("state_dir", |c, path| c.state_dir = Some(path), ""),
             ("state_dir", |c, path| c.state_dir = Some(path), "file/below"),
             ("state_dir", |c, path| c.state_dir = Some(path), "file"),
@@ -136,6 +140,8 @@ mod tests {
             ("profiles", |c, path| c.profiles = vec![path], "missing.json"),
             ("profiles", |c, path| c.profiles = vec![path], "file"),
             ("run_log", |c, path| c.run_log = Some(path), "missing/log"),
+            ("metrics_textfile", |c, path| c.metrics_textfile = Some(path), "missing/x.prom"),
+            ("metrics_textfile", |c, path| c.metrics_textfile = Some(path), "directory"),
         ];
         for (field, spoil, path) in cases {
             let mut config = good.clone();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::{
     ActiveShare, Cache, ContentionFacts, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, PredictorConfig,
-    ProbeResult, Profile, ReasonKind, TaskId, TaskSample, Topology, Units, WindowRecord,
+    ProbeResult, Profile, ReasonKind, RefusedItem, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::{LiveMachine, OBSERVE_ONLY_REASON};
@@ -387,7 +387,7 @@ pub fn describe_evidence_level(level: u32, is_calibrated: bool) -> String {
         _ => "neither counters nor probes: only topology and pressure are known",
     };
     match is_calibrated {
-        true => format!("evidence level {level} of 3: {meaning}"),
+        true => format!("evidence level {level} (1 is best, 3 is least): {meaning}"),
         false => "evidence level not known yet: the probe is being calibrated".to_string(),
     }
 }
@@ -430,7 +430,9 @@ impl StatusTracker {
             identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology, elapsed_ns)).collect();
         let task_count = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(task_count.unwrap_or(0));
-        let refused_changes = record.applied.refused.iter().filter(|refused| refused.message != OBSERVE_ONLY_REASON);
+        let is_refused_change =
+            |refused: &&RefusedItem| !matches!(refused.item, PlanItem::Probe(_)) && refused.message != OBSERVE_ONLY_REASON;
+        let refused_changes = record.applied.refused.iter().filter(is_refused_change);
         self.status.counters.refused_changes += refused_changes.count() as u64;
         self.reasons_by_task.retain(|task, _| ids.contains_key(task));
         self.status.services = view.services.iter().map(ServiceStatus::new).collect();

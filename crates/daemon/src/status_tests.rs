@@ -5,7 +5,7 @@ use super::*;
 fn the_level_of_evidence_is_one_sentence() {
     assert_eq!(
         describe_evidence_level(2, true),
-        "evidence level 2 of 3: no counters: programs are measured by probes on neighboring CPUs"
+        "evidence level 2 (1 is best, 3 is least): no counters: programs are measured by probes on neighboring CPUs"
     );
-    assert!([1, 2, 3].iter().all(|&level| !describe_evidence_level(level, false).contains("of 3")));
+    assert!([1, 2, 3].iter().all(|&level| !describe_evidence_level(level, false).contains("best")));
 }

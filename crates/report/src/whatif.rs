@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Lane, Mark, Series, TimelineChart, TimelineSpan};
 use crate::html_page::{render_page, scroll_box};
-use crate::results::CacheSummary;
-use crate::text::{format_number, format_percent, value_or_dash};
+use crate::results::{CacheSummary, HIGH_PERCENT};
+use crate::text::{format_fixed, format_number, format_percent, value_or_dash};
 
 /// `cachemate compare --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -133,14 +133,14 @@ impl WhatIfResult {
                 format!(
                     "{head} In the mean they take {} times as long as alone under '{}', the least, and {} times under '{}', the \
                      most.",
-                    format_number(mean),
+                    format_slowdown(mean),
                     best.policy,
-                    value_or_dash(worst.mean_slowdown.map(format_number)),
+                    value_or_dash(worst.mean_slowdown.map(format_slowdown)),
                     worst.policy
                 )
             }
             Some((best, mean)) => {
-                format!("{head} Under '{}' they take {} times as long as alone.", best.policy, format_number(mean))
+                format!("{head} Under '{}' they take {} times as long as alone.", best.policy, format_slowdown(mean))
             }
             None => head,
         }
@@ -156,8 +156,8 @@ impl WhatIfResult {
                 } }
                 tbody { @for outcome in &self.policies { tr {
                     td { (outcome.policy) @if !outcome.complete { " (stopped)" } }
-                    td { (value_or_dash(outcome.mean_slowdown.map(format_number))) }
-                    td { (value_or_dash(outcome.worst_slowdown.map(format_number))) }
+                    td { (value_or_dash(outcome.mean_slowdown.map(format_slowdown))) }
+                    td { (value_or_dash(outcome.worst_slowdown.map(format_slowdown))) }
                     td { (value_or_dash(outcome.weighted_speedup.map(format_number))) }
                     td { (format_number(outcome.instructions_per_second / 1e9)) }
                     td { (format_number(outcome.memory_bytes_per_second / 1e9)) }
@@ -187,17 +187,20 @@ impl WhatIfResult {
             Some(100.0 * (slowdown(outcome, index)? / first_slowdown - 1.0))
         };
         let drawn_indices = self.drawn_programs();
+        let changes: Vec<Vec<Option<f64>>> = drawn_indices
+            .iter()
+            .map(|&index| others.iter().map(|outcome| percent_change(outcome, index)).collect())
+            .collect();
+        let largest_change = changes.iter().flatten().flatten().fold(0.0, |largest: f64, change| largest.max(change.abs()));
         let map = HeatMap {
             rows: drawn_indices.iter().map(|&index| first.programs[index].name.clone()).collect(),
             columns: others.iter().map(|outcome| outcome.policy.clone()).collect(),
-            values: drawn_indices
-                .iter()
-                .map(|&index| others.iter().map(|outcome| percent_change(outcome, index)).collect())
-                .collect(),
+            values: changes,
             row_label: "program".to_string(),
             column_label: format!("run time against '{}'", first.policy),
             unit: "%".to_string(),
             decimals: Some(1),
+            strongest_value: Some(largest_change.max(HIGH_PERCENT)),
             uses_root_scale: true,
             ..HeatMap::default()
         };
@@ -239,7 +242,7 @@ impl WhatIfResult {
                 tbody { @for index in 0..first.programs.len() { tr {
                     td { (first.programs[index].name) }
                     @for outcome in &self.policies {
-                        td { (value_or_dash(outcome.programs.get(index).and_then(|program| program.slowdown).map(format_number))) }
+                        td { (value_or_dash(outcome.programs.get(index).and_then(|program| program.slowdown).map(format_slowdown))) }
                     }
                 } } }
             } }))
@@ -369,6 +372,11 @@ fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
     let low = if smallest_value >= 0.0 { (smallest_value - margin).max(0.0) } else { smallest_value - margin };
     let high = if upper_end + margin > low { upper_end + margin } else { low + 1.0 };
     (Axis::linear(label).with_range(low, high), cut_off_value)
+}
+
+/// Returns a slowdown with as many decimals as a reader compares.
+fn format_slowdown(slowdown: f64) -> String {
+    format_fixed(slowdown, 2)
 }
 
 fn cut_text(largest_value: f64) -> String {
@@ -505,7 +513,7 @@ mod tests {
     #[test]
     fn the_page_names_the_better_policy_and_loads_nothing() {
         let html = sample_result().render_html("What if");
-        assert!(html.contains("they take 1.2 times as long as alone under 'dio'"), "{html}");
+        assert!(html.contains("they take 1.20 times as long as alone under 'dio'"), "{html}");
         assert!(html.contains("a&lt;b&gt;") && !html.contains("a<b>") && html.contains("apart &amp; quiet"));
         assert!(!html.contains("http://") || !html.replace("http://www.w3.org", "").contains("http://"));
         assert!(!html.contains("<script") && !html.contains("<link"));

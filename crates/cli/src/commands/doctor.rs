@@ -47,7 +47,7 @@ impl Doctor {
             host.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
         let result = DoctorJson {
             means: match self.quick && host.capability_survey.level == PROBE_LEVEL {
-                true => "evidence level 2 or 3 of 3: no counters; --quick skips the calibration that shows whether probes work".to_string(),
+                true => "evidence level 2 or 3 (1 is best): no counters; --quick skips the calibration that shows whether probes work".to_string(),
                 false => describe_evidence_level(host.capability_survey.level, true),
             },
             online_cpus: host.topology.online().count() as usize,

@@ -38,7 +38,7 @@ pub struct RecordArgs {
     skip_accesses: u64,
     /// Then record this many data accesses; the program runs to its end unrecorded. A child that is followed counts on
     /// from its parent's number
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_accesses: Option<u64>,
     /// First let the program run for this long, at Valgrind's bare speed
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
@@ -52,7 +52,7 @@ pub struct RecordArgs {
     #[arg(long, value_name = "N", conflicts_with = "skip_accesses", value_parser = clap::value_parser!(u64).range(1..))]
     burst_accesses: Option<u64>,
     /// Share of the run to record in bursts, in percent
-    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=99))]
+    #[arg(long, value_name = "PERCENT", requires = "burst_accesses", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=99))]
     burst_share: u8,
     /// Stop writing once the file has this size; the program runs to its end
     #[arg(long, value_name = "SIZE", default_value = "4G")]

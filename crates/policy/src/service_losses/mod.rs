@@ -501,7 +501,7 @@ impl ServiceHistory {
             "no work is counted: hardware counters, a progress file or a busy program's system calls would measure it"
                 .to_string()
         } else if self.windows < 2 * MIN_WINDOWS {
-            format!("{} windows were observed; {} are needed", self.windows, 2 * MIN_WINDOWS)
+            format!("{} of {} needed windows were observed", self.windows, 2 * MIN_WINDOWS)
         } else if co_runners.iter().all(|co_runner| co_runner.windows_without < MIN_WINDOWS) {
             "its co-runners ran in every window: windows without them, a limit for it in mode act, or profiles would separate them"
                 .to_string()

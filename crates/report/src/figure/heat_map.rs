@@ -1,7 +1,7 @@
 //! A matrix of colored cells, with numbers in cells that are large enough.
 
 use super::svg::{Anchor, Drawing, Svg, heading_width, text_width};
-use crate::text::format_number;
+use crate::text::{format_fixed, format_number};
 
 /// Color scale of a heat map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -119,7 +119,7 @@ impl HeatMap {
             .strongest_value
             .unwrap_or_else(|| values().fold(0.0, |largest_value: f64, value| largest_value.max(value.abs())));
         let value_text =
-            |value: f64| self.decimals.map_or_else(|| format_number(value), |digits| format!("{value:.digits$}"));
+            |value: f64| self.decimals.map_or_else(|| format_number(value), |digits| format_fixed(value, digits));
         let gap = if self.hides_numbers { 0.0 } else { 1.0 };
         let unit_suffix = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
         for (row, values) in self.values.iter().enumerate().take(self.rows.len()) {

@@ -43,8 +43,8 @@ pub fn bundled_recording(name: &str) -> Result<PathBuf, TraceError> {
     find_by_name(bundled_recordings(), name)
 }
 
-/// Returns the path of a recording: a path, a `.cmt` file, or a bundled recording by its name. If there is no file `NAME.cmt`,
-/// the bundled recording is meant, whose name may also be that of a simulated program.
+/// Returns the path of a recording: a path, a `.cmt` file, or a bundled recording by its name. If there is no file
+/// `NAME.cmt`, the bundled recording is meant, whose name may also be that of a simulated program.
 ///
 /// # Errors
 /// As [`bundled_recording`].

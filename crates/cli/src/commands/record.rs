@@ -14,9 +14,9 @@ use crate::session::Session;
 
 /// Record the data accesses of a program as it runs (needs the valgrind package)
 ///
-/// Standard output and the exit code are those of the program: the summary goes to standard error, with --json as one
-/// object; --quiet omits the text. If signal N ends the program, the exit code is 128 + N. Ctrl-C ends the program and keeps the
-/// recorded part.
+/// Standard output and the exit code are those of the program. The summary goes to standard error, with --json as one
+/// object; --quiet omits the text. If signal N ends the program, the exit code is 128 + N. Ctrl-C ends the program and
+/// keeps the recorded part.
 #[derive(Args)]
 pub struct Record {
     #[command(flatten)]

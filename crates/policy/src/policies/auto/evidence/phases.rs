@@ -1,8 +1,8 @@
 //! Changes of phase: a decision for an earlier phase of a task does not apply to the new phase.
 //!
 //! The share of the task's process and the gang schedule that contains the task are released at once, so other members of
-//! that schedule lose their turns too. Placements stay. If the kind of the phase is known, its curve and its speed are recalled, so that the next search can start at
-//! once. Properties: while no phase changes, nothing changes here.
+//! that schedule lose their turns too. Placements stay. If the kind of the phase is known, its curve and its speed are
+//! recalled, so that the next search can start at once. Properties: while no phase changes, nothing changes here.
 
 use cachemate_core::{Plan, ProcessId, Profiles, ShareMember, TaskId, View};
 

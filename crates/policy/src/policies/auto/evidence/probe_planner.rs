@@ -6,7 +6,8 @@
 //! most one probe that stops its task runs on a cache at a time. A task whose probe has no result in time is not probed
 //! again in the same phase. A log that was too short for the largest cache is recorded once more with more entries, as
 //! soon as its task has run long enough to pay for it and is in a phase of the same kind. A task whose waits for memory
-//! are smaller than the smallest gain is not recorded a second time. [`ServicePauses`] chooses services that wait for a while.
+//! are smaller than the smallest gain is not recorded a second time. [`ServicePauses`] chooses services that wait for a
+//! while.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -430,8 +430,9 @@ impl StatusTracker {
             identified_tasks.map(|(task, ids)| self.task_status(task, ids, topology, elapsed_ns)).collect();
         let task_count = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(task_count.unwrap_or(0));
-        let is_refused_change =
-            |refused: &&RefusedItem| !matches!(refused.item, PlanItem::Probe(_)) && refused.message != OBSERVE_ONLY_REASON;
+        let is_refused_change = |refused: &&RefusedItem| {
+            !matches!(refused.item, PlanItem::Probe(_)) && refused.message != OBSERVE_ONLY_REASON
+        };
         let refused_changes = record.applied.refused.iter().filter(is_refused_change);
         self.status.counters.refused_changes += refused_changes.count() as u64;
         self.reasons_by_task.retain(|task, _| ids.contains_key(task));

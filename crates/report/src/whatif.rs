@@ -191,7 +191,8 @@ impl WhatIfResult {
             .iter()
             .map(|&index| others.iter().map(|outcome| percent_change(outcome, index)).collect())
             .collect();
-        let largest_change = changes.iter().flatten().flatten().fold(0.0, |largest: f64, change| largest.max(change.abs()));
+        let largest_change =
+            changes.iter().flatten().flatten().fold(0.0, |largest: f64, change| largest.max(change.abs()));
         let map = HeatMap {
             rows: drawn_indices.iter().map(|&index| first.programs[index].name.clone()).collect(),
             columns: others.iter().map(|outcome| outcome.policy.clone()).collect(),

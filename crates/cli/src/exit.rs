@@ -10,6 +10,9 @@ use cachemate_report::text::EscapedText;
 #[error("{0}")]
 pub struct UsageError(pub String);
 
+/// Exit code of a command that Ctrl-C or a termination signal stopped.
+pub const INTERRUPTED_CODE: i32 = 130;
+
 /// The error for a command that Ctrl-C or a termination signal stopped; the text names the results that were kept.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted: {0}")]
@@ -34,7 +37,7 @@ pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
     let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::for_output(&describe(&error)));
     match error {
         error if error.is::<UsageError>() => ExitCode::from(2),
-        error if error.is::<InterruptedError>() => ExitCode::from(130),
+        error if error.is::<InterruptedError>() => ExitCode::from(INTERRUPTED_CODE as u8),
         _ => ExitCode::FAILURE,
     }
 }

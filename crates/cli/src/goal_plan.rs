@@ -179,7 +179,9 @@ pub fn placements(names: &[String], searched_plan: &EvaluatedPlan) -> Vec<Planne
 impl GoalPlan {
     /// Formats the result as text.
     pub fn describe(&self) -> String {
-        let mut text = "\npromises, under the best plan for them\n".to_string();
+        let mut text =
+            "\npromises, under the best plan for them; unlike above, caches wait for each other's memory traffic\n"
+                .to_string();
         for goal in &self.goals {
             text += &format!(
                 "  {} is {}: forecast {:.1} % slower than alone ({:.0} to {:.0} %), promised at most {:.1} %\n",

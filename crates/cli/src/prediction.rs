@@ -300,7 +300,7 @@ fn time_programs(
 ) -> anyhow::Result<Vec<Arc<TimedProgram>>> {
     timing.runs.start();
     let first_index_of = |index: usize| names.iter().position(|other| *other == names[index]).unwrap_or(index);
-    let stop = session.interrupt_flag();
+    let stop = session.calculation_flag();
     let context = ExperimentContext::for_seed(1, &stop);
     let bar = session.progress_bar("programs alone", Some(names.len() as u64));
     let distinct_indices: Vec<usize> = (0..names.len()).filter(|&index| first_index_of(index) == index).collect();

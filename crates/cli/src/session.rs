@@ -13,10 +13,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::args::{ColorChoice, Global};
+use crate::exit::INTERRUPTED_CODE;
 use crate::files::write_file;
 
 /// Interval between lines about progress where no progress bar can be drawn.
 const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time that a calculation has to end by itself after an interruption.
+const CALCULATION_GRACE: Duration = Duration::from_secs(1);
 
 /// State of one run of the command.
 #[derive(Clone)]
@@ -38,7 +42,8 @@ impl Session {
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             // The first signal only sets the flag, and a second one ends the process at once. If the handler cannot
             // be set, the signal's default action remains, which ends the process.
-            let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&interrupted));
+            let _ =
+                signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED_CODE, Arc::clone(&interrupted));
             let _ = signal_hook::flag::register(signal, Arc::clone(&interrupted));
         }
         let is_terminal = io::stdout().is_terminal();
@@ -78,6 +83,23 @@ impl Session {
     /// Returns the flag that Ctrl-C and termination signals set.
     pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.interrupted)
+    }
+
+    /// Returns the flag for a calculation that leaves nothing behind. If it has not ended [`CALCULATION_GRACE`] after an
+    /// interruption, the process ends, because a simulation or a search may look at the flag only after minutes.
+    pub fn calculation_flag(&self) -> Arc<AtomicBool> {
+        let flag = self.interrupt_flag();
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(CALCULATION_GRACE);
+                if flag.load(Ordering::Relaxed) {
+                    std::thread::sleep(CALCULATION_GRACE);
+                    let _ = writeln!(io::stderr(), "cachemate: interrupted: the calculation has no result yet");
+                    std::process::exit(INTERRUPTED_CODE);
+                }
+            }
+        });
+        self.interrupt_flag()
     }
 
     /// Clears the interruption after the interrupted work has ended, so that the command can finish.

@@ -76,6 +76,7 @@ impl CompareArgs {
         for policy in &self.policies {
             check_policy(policy)?;
         }
+        let stop = session.calculation_flag();
         let jobs = load_jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
         let query = WhatIfQuery {
             machine: machine.clone(),
@@ -85,7 +86,6 @@ impl CompareArgs {
             has_explicit_turns: self.explicit,
             has_guard: !self.no_guard,
         };
-        let stop = session.interrupt_flag();
         let bar = session.progress_bar("compare", Some(self.policies.len() as u64));
         let context = ExperimentContext::for_seed(self.seed, &stop);
         let mut outcomes = Vec::new();

@@ -236,6 +236,7 @@ impl PlanArgs {
         // An unknown name is refused before the recordings are timed, which takes seconds.
         check_policy(policy)?;
         let name = machine.name.clone();
+        let stop = session.calculation_flag();
         let jobs = load_jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;
         let query = WhatIfQuery {
             machine,
@@ -245,7 +246,6 @@ impl PlanArgs {
             has_explicit_turns: false,
             has_guard: false,
         };
-        let stop = session.interrupt_flag();
         let context = ExperimentContext::for_seed(self.seed, &stop);
         let planned_run = plan_under_policy(&context, &query, policy)?;
         let result = PolicyPlanJson { machine: &name, planned: &planned_run };

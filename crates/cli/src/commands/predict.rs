@@ -111,7 +111,7 @@ fn group_table(group: &GroupForecast) -> String {
             value_or_dash(member.miss_ratio.map(|ratio| format_percent(ratio, 2))),
             value_or_dash(member.solo_mpki.map(format_number)),
             value_or_dash(member.mpki.map(format_number)),
-            value_or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{range}"))),
+            value_or_dash(member.slowdown_percent.map(|percent| format!("{} %{range}", format_fixed(percent, 1)))),
         ]);
     }
     // The table of classes shows the recording's curve.

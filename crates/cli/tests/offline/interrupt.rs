@@ -122,3 +122,17 @@ fn an_interrupt_ends_a_curve_of_a_silent_input() {
         drop(input);
     }
 }
+
+/// Does an interrupt end a calculation within seconds, although its simulation would last for minutes?
+#[test]
+fn an_interrupted_calculation_ends_within_seconds() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["attribute", "chase", "--with", "stream", "--cycles", "900000", "--no-store"];
+    let mut child = command(dir.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    send_interrupt(&child);
+    let mut message = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{message}");
+    assert!(message.contains("interrupted: the calculation has no result yet"), "{message}");
+}

@@ -98,7 +98,7 @@ fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
     let expected = &plan.expected;
     let value_text = |v: Option<f64>| match (v, plan.unit.as_str()) {
         (None, _) => "not known".to_string(),
-        (Some(v), "percent") => format!("{v:.2} %"),
+        (Some(v), "percent") => format!("{} %", format_fixed(v, 2)),
         (Some(v), _) => format_number(v),
     };
     let mut text = format!(

@@ -11,14 +11,14 @@ use crate::error::{ReproError, failed};
 /// Maximum size of a recording whose content is part of a run's name.
 const MAX_RECORDING_BYTES: u64 = 4 << 30;
 
-/// Returns the first thread of a recording, in a loop that begins at a position given by the seed.
+/// Returns the thread of a recording, in a loop that begins at a position given by the seed.
 pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
     let recorded_round = RecordedRound::read(name, path)?;
     let skipped_records = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % recorded_round.records.max(1);
     Ok(Box::new(CmtSource::open(path, recorded_round.thread, 0, skipped_records).map_err(failed(name))?))
 }
 
-/// One round through the first thread of a recording.
+/// One round through the thread of a recording; recordings of several threads are rejected.
 pub(crate) struct RecordedRound {
     /// The thread's number.
     pub thread: u32,
@@ -32,7 +32,15 @@ impl RecordedRound {
     pub(crate) fn read(name: &str, path: &Path) -> Result<Self, ReproError> {
         let recording_error = failed(name);
         let mut first_record = Vec::new();
-        CmtReader::open(path).map_err(&recording_error)?.read_batch(&mut first_record).map_err(&recording_error)?;
+        let mut reader = CmtReader::open(path).map_err(&recording_error)?;
+        let thread_count = reader
+            .totals()
+            .map_or(1, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
+        if thread_count > 1 {
+            let message = format!("found {thread_count} threads, expected one: a run plays one thread of a recording");
+            return Err(failed(name)(message));
+        }
+        reader.read_batch(&mut first_record).map_err(&recording_error)?;
         let thread = first_record.first().map_or(0, |record| record.thread);
         let source = CmtSource::open(path, thread, 0, 0).map_err(&recording_error)?;
         let (records, instructions) = (source.records_per_round(), source.instructions_per_round());

@@ -33,9 +33,8 @@ impl RecordedRound {
         let recording_error = failed(name);
         let mut first_record = Vec::new();
         let mut reader = CmtReader::open(path).map_err(&recording_error)?;
-        let thread_count = reader
-            .totals()
-            .map_or(1, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
+        let thread_count =
+            reader.totals().map_or(1, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
         if thread_count > 1 {
             let message = format!("found {thread_count} threads, expected one: a run plays one thread of a recording");
             return Err(failed(name)(message));

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use cachemate_core::{
     CacheId, CounterEvent, Estimate, EventCounts, Observation, ProbeEvidence, Profile, Profiles, RowInterval,
-    ServiceIdentity, TaskId, TaskSample, Topology,
+    ServiceIdentity, ShareMember, TaskId, TaskSample, Topology,
 };
 
 use crate::solo_speeds::SoloSpeeds;
@@ -112,6 +112,8 @@ pub(crate) struct ServiceActivity<'a> {
     ran_ns: u64,
     /// Processor time on the CPUs of each cache.
     on_cache_ns: BTreeMap<CacheId, u64>,
+    /// Whether some of its tasks have a share of a cache.
+    is_confined: bool,
 }
 
 /// The activity of all services in one window.
@@ -120,6 +122,16 @@ pub(crate) type ServiceActivities<'a> = BTreeMap<Cow<'a, ServiceIdentity>, Servi
 impl<'a> ServiceActivity<'a> {
     pub(crate) fn live_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.tasks.iter().copied().filter(|task| !task.exited)
+    }
+
+    /// Returns the CPUs that another service used on the caches of this one, while this one ran there.
+    fn presence_of(&self, other: &ServiceActivity<'_>, elapsed_ns: u64) -> f64 {
+        let total: u64 = self.on_cache_ns.values().sum();
+        let presence_on_cache = |(cache, ns): (&CacheId, &u64)| {
+            let other_ns = other.on_cache_ns.get(cache).copied().unwrap_or(0);
+            *ns as f64 / total.max(1) as f64 * other_ns as f64 / elapsed_ns as f64
+        };
+        self.on_cache_ns.iter().map(presence_on_cache).sum()
     }
 
     /// Returns the instructions per cycle, and the cycles per nanosecond of run time; `None` if they are not counted.
@@ -147,7 +159,12 @@ struct ServiceHistory {
 #[derive(Clone, Debug)]
 struct CoRunnerHistory {
     service: ServiceIdentity,
+    /// Whether it had a share of a cache. The same service with and without a share has two histories.
+    is_confined: bool,
+    /// Whether this is the state in which the service ran last.
+    is_current: bool,
     windows_with: u32,
+    /// Number of windows without the service, in either state.
     windows_without: u32,
     /// Mean presence over the windows of `presence_windows`, weighted by their length.
     presence: f64,
@@ -158,6 +175,11 @@ struct CoRunnerHistory {
 }
 
 impl CoRunnerHistory {
+    /// Returns the presence of the service, if it was in this state.
+    fn own_presence(&self, (presence, is_confined): (f64, bool)) -> f64 {
+        if is_confined == self.is_confined { presence } else { 0.0 }
+    }
+
     fn observe(&mut self, presence: f64, elapsed_ns: u64) {
         if self.presence_windows.len() == PRESENT_WINDOWS {
             self.presence_windows.pop_front();
@@ -219,9 +241,8 @@ impl ServiceLosses {
         }
         self.histories.retain(|_, history| observation.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS);
         for service in &tracked_services {
-            let presence = co_runner_presences(service, &activities, elapsed_ns);
             if let Some(history) = self.histories.get_mut(*service) {
-                history.observe(&activities[*service], &presence, elapsed_ns);
+                history.observe(service, &activities, elapsed_ns);
             }
         }
         for probe_result in &observation.probe_results {
@@ -271,7 +292,9 @@ impl ServiceLosses {
             let Some(((_, speed), (pace, cycles_per_ns))) = speed.zip(activity.counted_pace()) else { continue };
             let cycles_of_cpu = cycles_per_ns * row.span.elapsed_ns.max(1) as f64;
             history.record_speed(speed * (instructions / cycles) / pace, |co_runner| {
-                windows.get(co_runner).map_or(0.0, |activity| row_counts(activity).1 / cycles_of_cpu)
+                windows
+                    .get(co_runner)
+                    .map_or((0.0, false), |activity| (row_counts(activity).1 / cycles_of_cpu, activity.is_confined))
             });
         }
     }
@@ -339,13 +362,35 @@ fn compound_loss(a: Estimate, b: Estimate) -> Estimate {
 }
 
 impl ServiceHistory {
-    fn observe(&mut self, activity: &ServiceActivity<'_>, presence: &BTreeMap<&ServiceIdentity, f64>, elapsed_ns: u64) {
-        for (service, presence) in presence {
-            if *presence >= MIN_PRESENCE && !self.co_runners.iter().any(|known| known.service == **service) {
+    fn observe(&mut self, service: &ServiceIdentity, activities: &ServiceActivities<'_>, elapsed_ns: u64) {
+        let activity = &activities[service];
+        let presence_of = |co_runner: &ServiceIdentity| {
+            activities
+                .get(co_runner)
+                .map_or((0.0, false), |other| (activity.presence_of(other, elapsed_ns), other.is_confined))
+        };
+        let min_present_ns = (MIN_PRESENCE * elapsed_ns as f64) as u64;
+        let may_be_present = |(other, activity): &(&Cow<'_, ServiceIdentity>, &ServiceActivity<'_>)| {
+            ***other != *service && activity.ran_ns >= min_present_ns
+        };
+        for (co_runner, other) in activities.iter().filter(may_be_present) {
+            if activity.presence_of(other, elapsed_ns) < MIN_PRESENCE {
+                continue;
+            }
+            let mut windows_without = self.windows;
+            let mut is_known = false;
+            for known in self.co_runners.iter_mut().filter(|known| known.service == **co_runner) {
+                known.is_current = known.is_confined == other.is_confined;
+                is_known |= known.is_current;
+                windows_without = known.windows_without;
+            }
+            if !is_known {
                 self.co_runners.push(CoRunnerHistory {
-                    service: (*service).clone(),
+                    service: (**co_runner).clone(),
+                    is_confined: other.is_confined,
+                    is_current: true,
                     windows_with: 0,
-                    windows_without: self.windows,
+                    windows_without,
                     presence: 0.0,
                     presence_windows: VecDeque::with_capacity(PRESENT_WINDOWS),
                     decayed_presence: 0.0,
@@ -353,9 +398,8 @@ impl ServiceHistory {
                 });
             }
         }
-        let presence_of = |service: &ServiceIdentity| presence.get(service).copied().unwrap_or(0.0);
         for co_runner in &mut self.co_runners {
-            let present_share = presence_of(&co_runner.service);
+            let present_share = co_runner.own_presence(presence_of(&co_runner.service));
             co_runner.observe(present_share, elapsed_ns);
             co_runner.decayed_presence = 0.99 * co_runner.decayed_presence + present_share;
         }
@@ -377,15 +421,15 @@ impl ServiceHistory {
     }
 
     /// Records a speed beside co-runners of these presences.
-    fn record_speed(&mut self, speed: f64, presence_of: impl Fn(&ServiceIdentity) -> f64) {
+    fn record_speed(&mut self, speed: f64, presence_of: impl Fn(&ServiceIdentity) -> (f64, bool)) {
         self.windows += 1;
         for co_runner in &mut self.co_runners {
-            match presence_of(&co_runner.service) >= MIN_PRESENCE {
-                true => co_runner.windows_with += 1,
-                false => co_runner.windows_without += 1,
-            }
+            let presence = presence_of(&co_runner.service);
+            co_runner.windows_with += u32::from(co_runner.own_presence(presence) >= MIN_PRESENCE);
+            co_runner.windows_without += u32::from(presence.0 < MIN_PRESENCE);
         }
-        let presences: Vec<f64> = self.co_runners.iter().map(|co_runner| presence_of(&co_runner.service)).collect();
+        let own_presence = |co_runner: &CoRunnerHistory| co_runner.own_presence(presence_of(&co_runner.service));
+        let presences: Vec<f64> = self.co_runners.iter().map(own_presence).collect();
         self.regression.observe(libm::log(speed), &presences);
     }
 
@@ -416,7 +460,7 @@ impl ServiceHistory {
         let mut losses = Vec::new();
         let mut unmeasured_losses = Vec::new();
         for (index, co_runner) in self.co_runners.iter().enumerate() {
-            if co_runner.presence < MIN_PRESENCE {
+            if !co_runner.is_current || co_runner.presence < MIN_PRESENCE {
                 continue;
             }
             let presence_share = co_runner.presence.min(1.0);
@@ -537,8 +581,12 @@ fn add_counts(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
 
 pub(crate) fn activities_by_service<'a>(observation: &'a Observation, topology: &Topology) -> ServiceActivities<'a> {
     let mut activities = ServiceActivities::new();
+    let shares = observation.applied.shares.iter();
+    let members: BTreeSet<ShareMember> = shares.flat_map(|active| &active.share.members).copied().collect();
     for task in &observation.tasks {
         let activity = activities.entry(task.service_or_command()).or_default();
+        activity.is_confined |= !members.is_empty()
+            && [ShareMember::Process(task.process), ShareMember::Task(task.task)].iter().any(|m| members.contains(m));
         activity.ran_ns += task.ran_ns();
         for (cpu, ns) in &task.on_cpu_ns {
             if let Some(cache) = topology.last_level_cache_of(*cpu) {
@@ -550,32 +598,6 @@ pub(crate) fn activities_by_service<'a>(observation: &'a Observation, topology: 
     // A service whose tasks all ended in this window still slowed down others in it.
     activities.retain(|_, window| window.ran_ns > 0 || window.live_tasks().next().is_some());
     activities
-}
-
-/// Returns the CPUs that each other service used on the caches of this one, while this one ran there.
-fn co_runner_presences<'w>(
-    service: &ServiceIdentity,
-    windows: &'w ServiceActivities<'_>,
-    elapsed_ns: u64,
-) -> BTreeMap<&'w ServiceIdentity, f64> {
-    let own_activity = &windows[service];
-    let total: u64 = own_activity.on_cache_ns.values().sum();
-    if total == 0 {
-        return BTreeMap::new();
-    }
-    let activities = windows.iter().map(|(service, activity)| (&**service, activity));
-    let co_runners = activities.filter(|(co_runner, _)| *co_runner != service);
-    let presence_on_caches = |activity: &ServiceActivity<'_>| -> f64 {
-        let presence_on_cache = |(cache, ns): (&CacheId, &u64)| {
-            let service_ns = activity.on_cache_ns.get(cache).copied().unwrap_or(0);
-            *ns as f64 / total as f64 * service_ns as f64 / elapsed_ns as f64
-        };
-        own_activity.on_cache_ns.iter().map(presence_on_cache).sum()
-    };
-    co_runners
-        .map(|(co_runner, activity)| (co_runner, presence_on_caches(activity)))
-        .filter(|(_, presence)| *presence > 0.0)
-        .collect()
 }
 
 /// Returns the work per second of processor time, by the best metric that any of the tasks has.

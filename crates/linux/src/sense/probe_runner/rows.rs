@@ -147,8 +147,14 @@ mod tests {
     use crate::fake_tests::FakeHost;
     use crate::kernel::LinuxHost;
     use crate::kernel::scheduling::SchedParams;
+    use crate::safety::guardian::restore_left_behind;
+    use crate::safety::journal::{IntendedChange, Journal};
     use crate::sense::events::EventCode;
     use cachemate_core::ProbeId;
+    use std::process::{Command, Stdio};
+
+    const PAUSED_PID: &str = "CACHEMATE_TEST_PAUSED_PID";
+    const JOURNAL_DIR: &str = "CACHEMATE_TEST_JOURNAL";
 
     /// Is every thread outside of a row journaled as waiting, does it wait during the row, and do all threads run as
     /// before after the last row? A thread that took over an id meanwhile stays unchanged.
@@ -188,5 +194,75 @@ mod tests {
         assert!(intervals.iter().all(|row| row.task_counts == [EventCounts::default()]), "nothing was counted");
         let cost_of = |task| result.cost_ns.iter().find(|(id, _)| *id == task).map(|(_, ns)| *ns);
         assert!(cost_of(Some(TaskId(6))).unwrap() >= 2_000_000 && cost_of(Some(TaskId(5))).is_none());
+    }
+
+    /// If the process that pauses a program is killed during the pause, and no guardian lives: does the program go on,
+    /// as an idle task, and are it and the children that it started meanwhile restored from the journal?
+    #[test]
+    fn a_paused_program_runs_on_and_is_restored_after_a_kill() {
+        let (dir, host) = (tempfile::tempdir().unwrap(), LinuxHost::new("/"));
+        let mut program = Command::new("sh").args(["-c", "while :; do sh -c :; done"]).spawn().unwrap();
+        let pid = program.id() as i32;
+        let mut pauser = Command::new(std::env::current_exe().unwrap());
+        pauser.env(PAUSED_PID, pid.to_string()).env(JOURNAL_DIR, dir.path());
+        let part = "sense::probe_runner::rows::tests::part_that_pauses_a_program";
+        let mut pauser = pauser.args(["--exact", part, "--ignored"]).stdout(Stdio::null()).spawn().unwrap();
+        let within_a_minute = |is_reached: &dyn Fn() -> bool| {
+            let start = Instant::now();
+            while !is_reached() && start.elapsed() < Duration::from_secs(60) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            is_reached()
+        };
+        let policy = || host.scheduling(pid).unwrap().policy;
+        let was_paused = within_a_minute(&|| policy() != 0);
+        pauser.kill().unwrap();
+        pauser.wait().unwrap();
+        let ran_ns = || std::fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
+        let (policy_during, ran_ns_during) = (policy(), ran_ns());
+        let runs_on = within_a_minute(&|| ran_ns() != ran_ns_during);
+        let restored = restore_left_behind(&host, dir.path()).unwrap();
+        let children = || {
+            let stats = host.processes().unwrap().into_iter().filter_map(|pid| host.stat(pid).ok());
+            stats.filter(|stat| stat.parent == pid).map(|stat| stat.policy).collect::<Vec<_>>()
+        };
+        let policies_after = [vec![policy()], children()].concat();
+        program.kill().unwrap();
+        program.wait().unwrap();
+        assert!(was_paused && policy_during == 5 && runs_on, "{was_paused} {policy_during} {runs_on}");
+        assert!(policies_after.iter().all(|policy| *policy == 0), "{policies_after:?}, {restored:?}");
+        assert!(!dir.path().join(Journal::FILE_NAME).exists(), "{restored:?}");
+    }
+
+    #[test]
+    #[ignore = "run by the test above, which kills it"]
+    fn part_that_pauses_a_program() {
+        let (Ok(pid), Some(dir)) = (std::env::var(PAUSED_PID), std::env::var_os(JOURNAL_DIR)) else { return };
+        let (host, pid) = (LinuxHost::new("/"), pid.parse().unwrap());
+        let (thread, scheduling) = (host.stat(pid).unwrap().key, host.scheduling(pid).unwrap());
+        let cpus = host.affinity(pid).unwrap();
+        let participants = vec![Participant { task: TaskId(1), pid, thread, scheduling, cpus: cpus.clone() }];
+        let busy_tasks = [TaskId(1)].into();
+        let placement = RowPlacement { cache: CacheId(0), cpus, participants, busy_tasks, origin: Instant::now() };
+        let kind = ProbeKind::CoRunRows {
+            cache: CacheId(0),
+            rows: vec![Vec::new()],
+            total_ns: 100_000_000_000,
+            settle_ns: 0,
+            boost: true,
+        };
+        let probe = ProbeRequest { id: ProbeId(1), kind, budget_ns: 1 };
+        let mut journal = Journal::create(dir.as_ref(), &host.boot_id().unwrap(), 0).unwrap();
+        let intended_change = |desired_state: DesiredState| IntendedChange {
+            object: desired_state.object,
+            current: scheduling.into(),
+            target: desired_state.state,
+            follows_cpuset: false,
+        };
+        let changes: Vec<IntendedChange> = placement.desired_states(&probe).into_iter().map(intended_change).collect();
+        journal.journal_changes(&changes).unwrap();
+        let no_event = Some(EventCode { kind: 0, config: u64::MAX });
+        let mut runner = ProbeRunner::new(Err(String::new()), Err(String::new()), [no_event; 2]);
+        runner.run_rows(&Mutex::new(host), &placement, &probe);
     }
 }

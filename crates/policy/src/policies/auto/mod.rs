@@ -19,6 +19,7 @@ mod explain;
 mod lifecycle;
 mod model;
 mod proposal;
+mod service_confinement;
 
 use cachemate_core::{
     Ability, ChangeVerdict, Decision, Forecast, Policy, ProposedChange, Reason, ReasonKind, SpeedObjective,
@@ -38,6 +39,7 @@ use self::model::problem::cache_sites;
 use self::model::problem_cache::{ProblemCache, ProblemOptions, SEARCH_INTERVAL_WINDOWS, SearchHistory, task_stamp};
 pub use self::model::score::PlanObjective;
 use self::proposal::{PlanFinder, Proposal, SearchResult};
+use self::service_confinement::ServiceConfinements;
 use super::static_partition::MigrationMode;
 use super::{ParameterError, ParameterRange};
 
@@ -160,6 +162,7 @@ struct Auto {
     forecast_record: ForecastRecord,
     reported_forecasts: ReportedForecasts,
     partition_climb: PartitionClimb,
+    confinements: ServiceConfinements,
 }
 
 /// Single steps of the partitions in force, measured with the same tasks and phases.
@@ -194,7 +197,13 @@ impl Policy for Auto {
         let view = &View { profiles: merged_profiles.as_ref().unwrap_or(view.profiles), ..*view };
         self.evidence.curves.observe(view);
         self.record_verdict(view);
+        self.confinements.observe_verdict(view);
         let mut reasons = Vec::new();
+        let can_confine = self.parameters.allowed_mechanisms(view).allows(Mechanism::Space);
+        if can_confine && self.lifecycle.is_idle() {
+            let pause = self.evidence.probe_planner.reported_pause(view);
+            self.confinements.observe(view, pause, &mut reasons);
+        }
         let mut next_plan = DecidedPlan::from_previous(view.plan_to_keep(), view);
         let mut proposed_change = None;
         let is_counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
@@ -202,12 +211,14 @@ impl Policy for Auto {
             proposed_change = self.continue_window(view, &mut next_plan, &mut reasons);
         }
         let mut plan = next_plan.0;
+        self.confinements.write_into_plan(view, &mut plan, !self.lifecycle.is_idle());
         plan.window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
         plan.penalties.clear();
         // No probe runs while a change is being measured.
         if is_counted && self.lifecycle.is_idle() && self.parameters.includes(PolicyPart::Probes) {
-            let (limits, allowed_mechanisms) =
+            let (mut limits, allowed_mechanisms) =
                 (self.parameters.probe_limits(), self.parameters.allowed_mechanisms(view));
+            limits.may_pause_services &= !can_confine || self.confinements.has_speeds();
             let TaskEvidence { probe_planner, speeds, curves, .. } = &mut self.evidence;
             plan.probes = probe_planner.plan_probes(
                 view,
@@ -238,6 +249,7 @@ impl Auto {
             forecast_record: ForecastRecord::default(),
             reported_forecasts: ReportedForecasts::default(),
             partition_climb: PartitionClimb::default(),
+            confinements: ServiceConfinements::default(),
         }
     }
 

@@ -5,7 +5,7 @@ pub mod curves;
 pub mod measured_sizes;
 pub mod phases;
 pub mod probe_planner;
-mod service_pauses;
+pub mod service_pauses;
 pub mod speeds;
 mod thread_clusters;
 

@@ -11,7 +11,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Ability, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, TaskId, View};
+use cachemate_core::{
+    Ability, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profile, RowInterval, ServiceIdentity, TaskId,
+    View,
+};
 use cachemate_locality::shmap::SharingCriteria;
 
 use super::curves::CurveChecks;
@@ -177,6 +180,16 @@ impl ProbePlanner {
         probes
     }
 
+    /// Returns the paused service and the intervals of its pause, if this window reports them.
+    pub fn reported_pause<'v>(&self, view: &View<'v>) -> Option<(&ServiceIdentity, &'v [RowInterval])> {
+        let (service, (probe, _)) = self.service_pauses.last_service.as_ref().zip(self.row_probe.as_ref())?;
+        let mut results = view.observation.probe_results.iter();
+        results.find_map(|result| match &result.evidence {
+            ProbeEvidence::Rows(rows) if result.probe == probe.id => Some((service, rows.as_slice())),
+            _ => None,
+        })
+    }
+
     /// Requests an interval in which some tasks wait: all but one with a promise, or those of a suspected service.
     fn request_rows(
         &mut self,
@@ -194,6 +207,7 @@ impl ProbePlanner {
             }
         }
         let is_paid = self.spent_share() <= limits.max_share;
+        self.service_pauses.last_service = None;
         let kind = self.solo_interval(view, sites, is_paid, now_ns).or_else(|| {
             limits.may_pause_services.then(|| self.service_pauses.next_pause(view, is_paid, now_ns)).flatten()
         })?;

@@ -22,16 +22,21 @@ const INITIAL_PAUSES: usize = 3;
 /// Smallest share of the lines fetched into a cache with which a service is suspected.
 const MIN_FETCH_SHARE: f64 = 0.1;
 
-/// Times at which services were paused.
+/// Pauses of services.
 #[derive(Clone, Debug, Default)]
-pub struct ServicePauses(BTreeMap<ServiceIdentity, u64>);
+pub struct ServicePauses {
+    /// Times at which services were paused.
+    paused_ns: BTreeMap<ServiceIdentity, u64>,
+    /// The service that was paused last.
+    pub last_service: Option<ServiceIdentity>,
+}
 
 impl ServicePauses {
     /// Returns the probe that pauses the next service; `None` if none is due.
     pub fn next_pause(&mut self, view: &View<'_>, is_paid: bool, now_ns: u64) -> Option<ProbeKind> {
-        self.0.retain(|_, paused_ns| now_ns.saturating_sub(*paused_ns) < REPEAT_NS);
+        self.paused_ns.retain(|_, paused_ns| now_ns.saturating_sub(*paused_ns) < REPEAT_NS);
         let can_pause = [Ability::ProbeFromOutside, Ability::Gangs].iter().all(|a| view.capabilities.has_ability(*a));
-        if !can_pause || !view.live_tasks().any(is_promised) || !(is_paid || self.0.len() < INITIAL_PAUSES) {
+        if !can_pause || !view.live_tasks().any(is_promised) || !(is_paid || self.paused_ns.len() < INITIAL_PAUSES) {
             return None;
         }
         let windows = activities_by_service(view.observation, view.topology);
@@ -51,7 +56,7 @@ impl ServicePauses {
                 let total: f64 = windows.values().map(fetched).sum();
                 let suspects = windows.iter().filter(|(service, activity)| {
                     let is_movable = activity.live_tasks().any(|task| !task.unmovable);
-                    is_movable && !has_promise(activity) && !self.0.contains_key(&***service)
+                    is_movable && !has_promise(activity) && !self.paused_ns.contains_key(&***service)
                 });
                 let (service, lines) = suspects
                     .map(|(service, activity)| (service, fetched(activity)))
@@ -60,7 +65,8 @@ impl ServicePauses {
                 windows.values().any(runs_with_promise).then_some((cache, service, lines))
             })
             .max_by(|a, b| a.2.total_cmp(&b.2))?;
-        self.0.insert((**service).clone(), now_ns);
+        self.paused_ns.insert((**service).clone(), now_ns);
+        self.last_service = Some((**service).clone());
         // Tasks that did not run may run during the probe.
         let runs = |task: &&TaskSample| task.service_or_command() != *service && runs_on(task, cache);
         let mut row: Vec<&TaskSample> = view.live_tasks().filter(runs).collect();
@@ -72,7 +78,7 @@ impl ServicePauses {
 }
 
 /// Returns whether a task has a promised slowdown.
-pub(super) fn is_promised(task: &TaskSample) -> bool {
+pub fn is_promised(task: &TaskSample) -> bool {
     task.goal.is_some_and(|goal| goal.max_slowdown.is_some())
 }
 

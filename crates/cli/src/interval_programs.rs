@@ -45,7 +45,7 @@ pub fn load(
             Some(earlier_index) => Arc::clone(&programs[earlier_index]),
             None => {
                 bar.set_message(request.program.clone());
-                let program = load_program(session, request, machine, seed.wrapping_add(index as u64), phase_scale)?;
+                let program = load_program(session, request, machine, (seed, index as u64), phase_scale)?;
                 Arc::new(program)
             }
         };
@@ -94,11 +94,12 @@ fn parse_copies(spec: &str) -> anyhow::Result<(ProgramRequest, u32)> {
     Ok((ProgramRequest { program: name.to_string(), parameters: toml::Table::new() }, count))
 }
 
+/// Loads one program. Simulated programs draw their inputs from the seed and their index.
 fn load_program(
     session: &Session,
     request: &ProgramRequest,
     machine: &MachineSpec,
-    seed: u64,
+    (seed, index): (u64, u64),
     phase_scale: f64,
 ) -> anyhow::Result<PhasedProgram> {
     let name = &request.program;
@@ -114,7 +115,7 @@ fn load_program(
     let options: Options = request.parameters.clone().try_into().context("parameters")?;
     let recording = recording_of_program(name).map_err(anyhow::Error::msg)?;
     let job = match &recording {
-        None => setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed) },
+        None => setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed.wrapping_add(index)) },
         Some(path) => setup::WorkloadJob::from_recording(name, path.clone(), seed),
     };
     let thread_count = job.start_threads(0)?.len();

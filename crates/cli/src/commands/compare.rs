@@ -14,6 +14,7 @@ use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
 use crate::interval_programs::load_jobs;
 use crate::prediction::MachineArg;
+use crate::run_store::RunStoreArgs;
 use crate::session::Session;
 
 /// Compare policies: how these programs would run on a machine for hours under each of them
@@ -53,6 +54,8 @@ pub struct CompareArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
+    runs: RunStoreArgs,
+    #[command(flatten)]
     json: JsonArg,
 }
 
@@ -76,6 +79,7 @@ impl CompareArgs {
         for policy in &self.policies {
             check_policy(policy)?;
         }
+        self.runs.start();
         let stop = session.calculation_flag();
         let jobs = load_jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
         let query = WhatIfQuery {

@@ -50,7 +50,7 @@ pub struct TimingArgs {
     #[arg(long, value_enum, default_value_t, value_name = "SOURCE")]
     timing: TimingSource,
     #[command(flatten)]
-    runs: RunStoreArgs,
+    pub runs: RunStoreArgs,
 }
 
 /// The programs, the machine and the model of a prediction.

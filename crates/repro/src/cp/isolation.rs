@@ -203,12 +203,16 @@ pub(super) fn recovery_finding(
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("cp-3-isolation", &bars);
-    let note = format!(
-        "Of {} programs (over seeds) that sharing slows by 5 % or more, the best split by sum of gains recovers {:.0} % in the \
-         mean; a program that pays for its partner counts with less than nothing.",
-        all_shares.len(),
-        to_percent(mean(&all_shares)),
-    );
+    let note = if all_shares.is_empty() {
+        "Sharing slows no program by 5 % or more, so there is nothing to recover.".to_string()
+    } else {
+        format!(
+            "Of {} programs (over seeds) that sharing slows by 5 % or more, the best split by sum of gains recovers {:.0} % \
+             in the mean; a program that pays for its partner counts with less than nothing.",
+            all_shares.len(),
+            to_percent(mean(&all_shares)),
+        )
+    };
     Finding::declared("cp-3-recovered", &per_seed)
         .with_points(points)
         .with_time_scale(scale.scale as f64)
@@ -321,7 +325,6 @@ pub(super) fn controls_finding(
     .with_time_scale(scale.scale as f64)
     .with_note(format!(
         "Slowed by more than 1 %: {affected_text}. The same programs in other frames differ by {max_noise:.1} points at most, so \
-         that more is no noise of placement. It is space (docs/results/index.md, CP-3): these programs are no negative controls, as \
-         the thesis's are."
+         that more is no noise of placement. docs/results/partitions.md states the cause."
     ))
 }

@@ -92,15 +92,22 @@ pub fn parse_target(text: &[u8]) -> Option<(u64, bool)> {
         b'n' => false,
         _ => return None,
     };
-    let mask = digits.iter().try_fold(0u64, |mask, &byte| {
-        let digit = match byte {
-            b'0'..=b'9' => byte - b'0',
-            b'a'..=b'f' => byte - b'a' + 10,
+    Some((parse_hexadecimal(digits)?, must_move_all))
+}
+
+/// Parses lower-case hexadecimal digits, of which there must be at least one.
+pub(crate) fn parse_hexadecimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |number, &digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
             _ => return None,
         };
-        Some(mask << 4 | u64::from(digit))
-    });
-    Some((mask?, must_move_all))
+        Some(number << 4 | u64::from(digit))
+    })
 }
 
 #[cfg(test)]

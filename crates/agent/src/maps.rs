@@ -1,5 +1,6 @@
 //! The program's own anonymous memory, read from `/proc/self/maps` without allocating.
 
+use crate::layout::parse_hexadecimal;
 use crate::sys;
 
 /// Maximum number of ranges per scan; more are left to a later one.
@@ -55,20 +56,6 @@ struct MapsLine<'a> {
     is_private: bool,
     inode: u64,
     name: &'a [u8],
-}
-
-fn parse_hexadecimal(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() {
-        return None;
-    }
-    digits.iter().try_fold(0u64, |number, &digit| {
-        let digit = match digit {
-            b'0'..=b'9' => digit - b'0',
-            b'a'..=b'f' => digit - b'a' + 10,
-            _ => return None,
-        };
-        Some(number << 4 | u64::from(digit))
-    })
 }
 
 /// Parses a line; `None` if it is malformed.

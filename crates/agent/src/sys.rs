@@ -3,44 +3,27 @@
 
 use core::arch::asm;
 
-/// Number of read(2) on x86-64; the others likewise.
-pub const READ: usize = 0;
-/// open(2).
-pub const OPEN: usize = 2;
-/// close(2).
-pub const CLOSE: usize = 3;
-/// poll(2).
-pub const POLL: usize = 7;
-/// mmap(2).
-pub const MMAP: usize = 9;
-/// ioctl(2).
-pub const IOCTL: usize = 16;
-/// pread64(2).
-pub const PREAD: usize = 17;
-/// pwrite64(2).
-pub const PWRITE: usize = 18;
-/// sched_yield(2).
-pub const SCHED_YIELD: usize = 24;
-/// madvise(2).
-pub const MADVISE: usize = 28;
-/// nanosleep(2).
-pub const NANOSLEEP: usize = 35;
-/// getpid(2).
-pub const GETPID: usize = 39;
-/// fcntl(2).
-pub const FCNTL: usize = 72;
-/// mkdir(2).
-pub const MKDIR: usize = 83;
-/// readlink(2).
-pub const READLINK: usize = 89;
-/// clock_gettime(2).
-pub const CLOCK_GETTIME: usize = 228;
-/// unshare(2).
-pub const UNSHARE: usize = 272;
+// Numbers of the system calls on x86-64.
+pub(crate) const READ: usize = 0;
+pub(crate) const OPEN: usize = 2;
+pub(crate) const CLOSE: usize = 3;
+pub(crate) const POLL: usize = 7;
+pub(crate) const MMAP: usize = 9;
+pub(crate) const IOCTL: usize = 16;
+pub(crate) const PREAD: usize = 17;
+pub(crate) const PWRITE: usize = 18;
+pub(crate) const SCHED_YIELD: usize = 24;
+pub(crate) const MADVISE: usize = 28;
+pub(crate) const NANOSLEEP: usize = 35;
+pub(crate) const GETPID: usize = 39;
+pub(crate) const FCNTL: usize = 72;
+pub(crate) const MKDIR: usize = 83;
+pub(crate) const READLINK: usize = 89;
+pub(crate) const CLOCK_GETTIME: usize = 228;
+pub(crate) const UNSHARE: usize = 272;
 /// userfaultfd(2).
 pub const USERFAULTFD: usize = 323;
-/// close_range(2).
-pub const CLOSE_RANGE: usize = 436;
+pub(crate) const CLOSE_RANGE: usize = 436;
 
 /// Result of [`call`]: nothing to read now, or the memory layout is being changed.
 pub const EAGAIN: isize = -11;

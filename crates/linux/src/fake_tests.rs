@@ -10,6 +10,16 @@ use cachemate_core::CpuSet;
 use crate::act::actuator::GuardianCommand;
 use crate::kernel::scheduling::{FIFO, RR, SchedParams};
 use crate::kernel::{DirLock, Kernel, ThreadKey};
+use crate::safety::journal::{JournalEntry, ObjectState};
+
+/// Writes files with their texts below a directory, with the directories above them.
+pub(crate) fn write_tree<'a>(root: &Path, files: impl IntoIterator<Item = (&'a str, &'a str)>) {
+    for (path, text) in files {
+        let path = root.join(path.trim_start_matches('/'));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct FakeThread {
@@ -50,6 +60,24 @@ pub(crate) struct FakeHost {
 }
 
 impl FakeHost {
+    /// A host with these single-threaded processes, which may run on CPUs 0 to 3.
+    pub fn with_threads(tids: impl IntoIterator<Item = i32>) -> Self {
+        let host = FakeHost::default();
+        tids.into_iter().for_each(|tid| _ = host.add_thread(tid, tid, 1, "0-3"));
+        host
+    }
+    pub fn mask_of(&self, tid: i32) -> String {
+        self.threads.borrow()[&tid].cpus.to_string()
+    }
+    pub fn masks(&self) -> Vec<String> {
+        self.threads.borrow().values().map(|thread| thread.cpus.to_string()).collect()
+    }
+    pub fn policies(&self) -> Vec<u32> {
+        self.threads.borrow().values().map(|thread| thread.policy).collect()
+    }
+    pub fn change_thread(&self, tid: i32, change: impl FnOnce(&mut FakeThread)) {
+        change(self.threads.borrow_mut().get_mut(&tid).unwrap());
+    }
     pub fn add_thread(&self, pid: i32, tid: i32, parent: i32, cpus: &str) -> ThreadKey {
         let start_ticks = tid as u64 * 10;
         let cpus = cpus.parse().unwrap();
@@ -110,6 +138,10 @@ impl FakeHost {
             None => Ok(Ok(())),
         }
     }
+    fn tids(&self, is_listed: impl Fn(i32, &FakeThread) -> bool) -> Vec<String> {
+        let threads = self.threads.borrow();
+        threads.iter().filter(|(tid, thread)| is_listed(**tid, thread)).map(|(tid, _)| tid.to_string()).collect()
+    }
     fn on_thread(&self, tid: i32, change: impl FnOnce(&mut FakeThread)) -> io::Result<()> {
         if self.no_such_process_for.get() > 0 {
             self.no_such_process_for.set(self.no_such_process_for.get() - 1);
@@ -120,6 +152,11 @@ impl FakeHost {
         change(threads.get_mut(&tid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?);
         outcome
     }
+}
+
+/// An entry of a journal for an object that had this state, and has not been changed yet.
+pub(crate) fn journal_entry(original: ObjectState) -> JournalEntry {
+    JournalEntry { original, applied_states: Vec::new(), since_ticks: 70, follows_cpuset: false }
 }
 
 /// A guardian that only waits, so that the daemon's side can be tested alone.
@@ -218,23 +255,11 @@ impl Kernel for FakeHost {
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if path == Path::new("/proc") {
-            return Ok(self
-                .threads
-                .borrow()
-                .iter()
-                .filter(|(t, x)| **t == x.pid)
-                .map(|(t, _)| t.to_string())
-                .collect());
+            return Ok(self.tids(|tid, thread| tid == thread.pid));
         }
         if path.starts_with("/proc") {
             let pid: i32 = path.iter().nth(2).unwrap().to_str().unwrap().parse().unwrap();
-            return Ok(self
-                .threads
-                .borrow()
-                .iter()
-                .filter(|(_, x)| x.pid == pid)
-                .map(|(t, _)| t.to_string())
-                .collect());
+            return Ok(self.tids(|_, thread| thread.pid == pid));
         }
         match self.files.borrow().get(path) {
             Some(None) => {}

@@ -6,13 +6,13 @@ mod gangs_by_scheduler;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+
 use std::time::Duration;
 
 use cachemate_core::test_support::{capabilities_fixture, topology_fixture};
 use cachemate_core::{
     CacheId, CacheShare, Capabilities, Gang, GangSchedule, GroupId, Machine, Plan, PlanItem, RefusalReason,
-    RefusedItem, ShareMember, TaskId, Topology, Units, WindowEnd, WindowLength,
+    RefusedItem, ShareMember, SplitMix64, TaskId, Topology, Units, WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::Actuator;
@@ -61,11 +61,8 @@ fn machine_with_moved_threads(
     threads: std::ops::Range<i32>,
     state_dir: &std::path::Path,
 ) -> (LiveMachine<FakeHost>, States) {
-    let host = FakeHost::default();
+    let host = FakeHost::with_threads(threads);
     with_group(&host);
-    threads.for_each(|tid| {
-        host.add_thread(tid, tid, 1, "0-3");
-    });
     let states_before = host_states(&host);
     let mut machine = small_machine(host, state_dir);
     let observation = machine.observe().unwrap().unwrap();
@@ -99,29 +96,11 @@ pub(crate) fn sample_options(state_dir: &std::path::Path) -> LiveOptions {
         guardian: waiting_guardian(),
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
-        progress: crate::sense::progress::ProgressFiles::default(),
-        resctrl: None,
-        gang_scheduler_socket: None,
-        kernel_tolerance: None,
-        learned_profiles: Default::default(),
-        directory: Default::default(),
-        starts: Default::default(),
-        known_profiles: BTreeMap::new(),
-        actuation_lock: None,
-        stop_flag: Arc::new(AtomicBool::new(false)),
-        wake_flag: Arc::new(AtomicBool::new(false)),
+        ..LiveOptions::default()
     }
 }
 
-struct FaultRng(u64);
-impl FaultRng {
-    fn draw_below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
-
-fn draw_plan(draw: &mut FaultRng, tasks: &[TaskId]) -> Plan {
+fn draw_plan(draw: &mut SplitMix64, tasks: &[TaskId]) -> Plan {
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
     for &task in tasks {
         if draw.draw_below(3) > 0 {
@@ -145,14 +124,11 @@ fn draw_plan(draw: &mut FaultRng, tasks: &[TaskId]) -> Plan {
 fn faults_on_any_write_leave_a_consistent_state() {
     for seed in 0..60 {
         let dir = tempfile::tempdir().unwrap();
-        let host = FakeHost::default();
-        (5..9).for_each(|tid| {
-            host.add_thread(tid, tid, 1, "0-3");
-        });
+        let host = FakeHost::with_threads(5..9);
         with_group(&host);
         let states_before = host_states(&host);
         let mut machine = small_machine(host, dir.path());
-        let mut draw = FaultRng(seed);
+        let mut draw = SplitMix64::new(seed);
         for window in 0..8 {
             let observation = machine.observe().unwrap().unwrap();
             let tasks: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
@@ -189,7 +165,7 @@ fn faults_among_way_masks_leave_a_consistent_state() {
         let host = cat_topology();
         let resctrl = resctrl::find(&cat, &host).unwrap();
         let mut machine = machine_with(cat, host.topology, Some(resctrl), dir.path());
-        let mut draw = FaultRng(seed);
+        let mut draw = SplitMix64::new(seed);
         for window in 0..8 {
             let observation = machine.observe().unwrap().unwrap();
             let tasks: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
@@ -372,25 +348,29 @@ fn no_original_is_lost_if_descriptors_run_out() {
     assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
 }
 
+/// A user's machine with a host's threads, the host's states, and the announcement that root acts: file and text.
+fn users_machine(host: FakeHost, dir: &Path) -> (LiveMachine<FakeHost>, States, (std::path::PathBuf, String)) {
+    // A thread of the fake host with this process's id.
+    let own_process = host.add_thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
+    let states_before = host_states(&host);
+    let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir));
+    let mut machine = small_machine(host, dir);
+    machine.set_actuation_lock(actuation_lock);
+    let announcement = format!("{} {}\n", own_process.tid, own_process.start_ticks);
+    (machine, states_before, (dir.join("root-acts"), announcement))
+}
+
 /// When root begins to act: does a user's machine restore the host, and change nothing more?
 #[test]
 fn a_users_machine_stops_acting_when_root_begins() {
     let dir = tempfile::tempdir().unwrap();
-    let host = FakeHost::default();
+    let host = FakeHost::with_threads(5..7);
     with_group(&host);
-    (5..7).for_each(|tid| {
-        host.add_thread(tid, tid, 1, "0-3");
-    });
-    // A thread of the fake host with this process's id.
-    let own_process = host.add_thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
-    let states_before = host_states(&host);
-    let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
-    let mut machine = small_machine(host, dir.path());
-    machine.set_actuation_lock(actuation_lock);
+    let (mut machine, states_before, (file, announcement)) = users_machine(host, dir.path());
     let observation = machine.observe().unwrap().unwrap();
     let plan = confining_plan(&observation, 1);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 2);
-    std::fs::write(dir.path().join("root-acts"), format!("{} {}\n", own_process.tid, own_process.start_ticks)).unwrap();
+    std::fs::write(file, announcement).unwrap();
     machine.observe().unwrap().unwrap();
     assert!(!machine.is_acting());
     assert_eq!(machine.with_kernel(host_states), states_before);
@@ -418,17 +398,11 @@ fn a_window_in_which_the_daemon_stood_still_is_flagged() {
 #[test]
 fn a_users_machine_yields_to_root_before_its_window_ends() {
     let dir = tempfile::tempdir().unwrap();
-    let host = FakeHost::default();
-    host.add_thread(5, 5, 1, "0-3");
-    let own_process = host.add_thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
-    let states_before = host_states(&host);
-    let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
-    let mut machine = small_machine(host, dir.path());
-    machine.set_actuation_lock(actuation_lock);
+    let host = FakeHost::with_threads([5]);
+    let (mut machine, states_before, (file, announcement)) = users_machine(host, dir.path());
     let observation = machine.observe().unwrap().unwrap();
     let plan = confining_plan(&observation, 3_600_000_000_000);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 1);
-    let word = (dir.path().join("root-acts"), format!("{} {}\n", own_process.tid, own_process.start_ticks));
     let (sender, ended) = std::sync::mpsc::channel();
     let machine_thread = std::thread::spawn(move || {
         machine.observe().unwrap().unwrap();
@@ -436,7 +410,7 @@ fn a_users_machine_yields_to_root_before_its_window_ends() {
         sender.send((machine.is_acting(), machine.with_kernel(host_states), account)).unwrap();
     });
     std::thread::sleep(Duration::from_millis(50));
-    std::fs::write(word.0, word.1).unwrap();
+    std::fs::write(file, announcement).unwrap();
     let (acts, states_after, account) = ended.recv_timeout(Duration::from_secs(60)).expect("an hour is not waited for");
     machine_thread.join().unwrap();
     assert!(!acts);
@@ -475,11 +449,8 @@ fn a_reload_reports_programs_that_could_not_be_restored() {
 #[test]
 fn a_reload_ends_while_gangs_take_turns() {
     let dir = tempfile::tempdir().unwrap();
-    let host = FakeHost::default();
-    (5..7).for_each(|tid| {
-        host.add_thread(tid, tid, 1, "0-3");
-    });
-    let policies_before: Vec<u32> = host.threads.borrow().values().map(|thread| thread.policy).collect();
+    let host = FakeHost::with_threads(5..7);
+    let policies_before: Vec<u32> = host.policies();
     let mut machine = small_machine(host, dir.path());
     let observation = machine.observe().unwrap().unwrap();
     let gang = |task: &cachemate_core::TaskSample| Gang { members: vec![(task.task, None)], slices: 1 };
@@ -490,8 +461,7 @@ fn a_reload_ends_while_gangs_take_turns() {
     let (sender, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         machine.set_rules(Vec::new(), Vec::new(), true).unwrap();
-        let read_policies =
-            |host: &FakeHost| host.threads.borrow().values().map(|thread| thread.policy).collect::<Vec<_>>();
+        let read_policies = |host: &FakeHost| host.policies();
         let policies = machine.with_kernel(read_policies);
         machine.restore_all().unwrap();
         sender.send(policies).unwrap();

@@ -62,7 +62,7 @@ const HEARTBEAT_PERIOD: Duration = Duration::from_secs(1);
 const MIN_STOP_TIME: Duration = Duration::from_secs(2);
 
 /// Options of the live machine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct LiveOptions {
     /// Rules that select programs, tried in order; the first match decides.
     pub rules: Vec<ManageRule>,
@@ -171,7 +171,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
         options.actuation_lock.iter().for_each(|acting| actuator.set_actuation_lock(acting.clone()));
-        let mut tasks = TaskTable::new(!can_count_instructions(&event_surveys));
+        let mut tasks = TaskTable::new(work_events[0].is_none());
         tasks.set_directory(options.directory.clone());
         // Where events are not allowed, every refresh lists the processes.
         lock(&kernel).process_events().into_iter().for_each(|events| tasks.set_events(events));
@@ -465,15 +465,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 }
             };
             let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();
-            let exact_reading = |event, count| EventCount { event, count, enabled_share: 1.0 };
-            counts.extend(
-                count_since(|usage| usage.slices).map(|count| exact_reading(CounterEvent::ContextSwitches, count)),
-            );
-            counts
-                .extend(count_since(|usage| usage.calls).map(|count| exact_reading(CounterEvent::SystemCalls, count)));
-            counts.extend(
-                count_since(|usage| Some(usage.faults)).map(|count| exact_reading(CounterEvent::PageFaults, count)),
-            );
+            for (event, count) in [
+                (CounterEvent::ContextSwitches, count_since(|usage| usage.slices)),
+                (CounterEvent::SystemCalls, count_since(|usage| usage.calls)),
+                (CounterEvent::PageFaults, count_since(|usage| Some(usage.faults))),
+            ] {
+                counts.extend(count.map(|count| EventCount { event, count, enabled_share: 1.0 }));
+            }
             counts.sort_by_key(|reading| reading.event);
             let ran_ns = count_since(|usage| usage.ran_ns);
             samples.push(TaskSample {
@@ -538,10 +536,6 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.applied_plan.pending = pending_items;
         active_shares
     }
-}
-
-fn can_count_instructions(events: &[EventSurvey]) -> bool {
-    events.iter().any(|survey| survey.event == CounterEvent::Instructions && survey.absence_reason.is_none())
 }
 
 impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {

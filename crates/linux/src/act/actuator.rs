@@ -35,7 +35,7 @@ pub struct ApplyReport {
 }
 
 /// The command that starts a guardian: program and arguments.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct GuardianCommand {
     /// Path of the executable, which must call [`crate::safety::guardian::watch`].
     pub program: PathBuf,
@@ -44,7 +44,7 @@ pub struct GuardianCommand {
 }
 
 /// The only component that changes the host.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub struct Actuator {
     state_dir: PathBuf,
     guardian_command: GuardianCommand,
@@ -62,15 +62,7 @@ impl Actuator {
     /// An actuator whose journal will be in `state_dir`. The journal is begun and the guardian started before the first
     /// change, not here.
     pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
-        let (state_dir, last_states) = (state_dir.to_path_buf(), BTreeMap::new());
-        Actuator {
-            state_dir,
-            guardian_command,
-            actuation_lock: None,
-            journal_and_guardian: None,
-            last_states,
-            unread_threads: BTreeSet::new(),
-        }
+        Actuator { state_dir: state_dir.to_path_buf(), guardian_command, ..Actuator::default() }
     }
 
     /// Takes over the right to act; the guardian keeps it until it has restored the host.

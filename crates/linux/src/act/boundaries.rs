@@ -14,7 +14,7 @@ use crate::act::actuator::Actuator;
 use crate::act::cpusets::effective_cpus;
 use crate::act::group_overrides::service_kind_owner;
 use crate::kernel::{Kernel, is_gone};
-use crate::safety::journal::{JournalObject, ObjectState};
+use crate::safety::journal::JournalObject;
 use crate::sense::tasks::ManagedThread;
 
 /// Clips the affinities of the plan to the CPUs that the owners of the threads allow. Returns a refusal for each
@@ -83,10 +83,7 @@ fn clip_to_boundaries(
         let mask = match actuator.journal_entry(&object) {
             // The mask follows the cpuset, so the cpuset is its only boundary.
             Some(entry) if entry.follows_cpuset => None,
-            Some(entry) => match &entry.original {
-                ObjectState::Cpus(original) => Some(original.clone()),
-                _ => None,
-            },
+            Some(entry) => entry.original.cpus().cloned(),
             None => Some(kernel.affinity(task.thread.tid)?),
         };
         boundaries.extend(mask.map(|mask| (mask, owner)));
@@ -106,7 +103,7 @@ fn clip_to_boundaries(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::act::actuator::GuardianCommand;
+
     use crate::act::rules::{ManageAction, ManageRule};
     use crate::fake_tests::FakeHost;
     use crate::sense::tasks::TaskTable;
@@ -120,8 +117,7 @@ mod tests {
         tasks.refresh(host, &rules, 0).unwrap();
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         plan.affinity.insert(TaskId(0), wanted.parse().unwrap());
-        let guardian = GuardianCommand { program: "/bin/false".into(), args: Vec::new() };
-        let actuator = Actuator::new(std::path::Path::new("/nonexistent"), guardian);
+        let actuator = Actuator::default();
         let refused = clip_plan_to_boundaries(host, &mut plan, &tasks.tasks(), &actuator);
         let cpus = plan.affinity.get(&TaskId(0)).map(ToString::to_string);
         (cpus, refused.first().map(|refused| refused.message.clone()))

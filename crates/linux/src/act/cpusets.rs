@@ -307,20 +307,15 @@ mod tests {
     use super::*;
     use crate::act::actuator::Actuator;
     use crate::act::changes::fixture::{self, ApplyFixture};
-    use crate::fake_tests::waiting_guardian;
+    use crate::fake_tests::{waiting_guardian, write_tree};
     use crate::kernel::LinuxHost;
     use crate::sense::tasks::TaskTable;
     use cachemate_core::{Plan, WindowLength};
 
     fn host_with_files(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, LinuxHost) {
         let dir = tempfile::tempdir().unwrap();
-        let mut host_files = vec![("proc/mounts", mounts), ("proc/sys/kernel/random/boot_id", "boot\n")];
-        host_files.extend(files);
-        for (path, text) in host_files {
-            let path = dir.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        }
+        write_tree(dir.path(), [("proc/mounts", mounts), ("proc/sys/kernel/random/boot_id", "boot\n")]);
+        write_tree(dir.path(), files.iter().copied());
         let host = LinuxHost::new(dir.path());
         (dir, host)
     }

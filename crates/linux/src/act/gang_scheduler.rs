@@ -34,7 +34,7 @@ const MAX_REPLY_BYTES: u64 = 8 << 20;
 const MAX_REPLY_WAIT: Duration = Duration::from_secs(1);
 
 /// A client of the scheduler, which opens its socket for each request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct SchedulerClient {
     socket: PathBuf,
 }
@@ -123,7 +123,7 @@ struct SubmittedPlan {
 }
 
 /// The schedules and the advice that the scheduler keeps for us.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(crate) struct KernelGangScheduler {
     client: SchedulerClient,
     /// Caches by the last poll; empty if the scheduler does not run.
@@ -142,18 +142,7 @@ pub(crate) struct KernelGangScheduler {
 
 impl KernelGangScheduler {
     pub fn new(socket: &Path) -> Self {
-        KernelGangScheduler {
-            client: SchedulerClient::new(socket),
-            caches: Vec::new(),
-            generation: 0,
-            requested_schedules: Vec::new(),
-            advisory_gangs: None,
-            weights: BTreeMap::new(),
-            clashes: Vec::new(),
-            submitted_plan: None,
-            is_dirty: false,
-            complaints: Vec::new(),
-        }
+        KernelGangScheduler { client: SchedulerClient::new(socket), ..Self::default() }
     }
 
     /// Checks whether the scheduler still runs and keeps the plan that it was sent. If not, cachemate no longer has

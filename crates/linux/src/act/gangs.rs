@@ -287,7 +287,7 @@ mod tests {
     fn a_reused_thread_id_is_not_touched() {
         let host = FakeHost::default();
         let rotation = rotation(&host, [1, 1]);
-        host.threads.borrow_mut().get_mut(&7).unwrap().start_ticks += 1;
+        host.change_thread(7, |thread| thread.start_ticks += 1);
         let (host, turns) = (Mutex::new(host), TurnCounters::default());
         start_turn(&host, &rotation, 0, &turns);
         assert_eq!(host.lock().unwrap().threads.borrow()[&7].policy, 0);

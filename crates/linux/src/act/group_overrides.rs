@@ -124,7 +124,7 @@ pub fn service_kind_owner(kind: ServiceKind) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::act::actuator::GuardianCommand;
+
     use crate::safety::journal::ObjectState;
     use cachemate_core::TrackedObject;
 
@@ -143,19 +143,17 @@ mod tests {
         groups
     }
 
-    fn acted() -> (tempfile::TempDir, Actuator) {
-        let dir = tempfile::tempdir().unwrap();
-        let guardian = GuardianCommand { program: "/bin/false".into(), args: Vec::new() };
-        let mut actuator = Actuator::new(dir.path(), guardian);
+    fn acted() -> Actuator {
+        let mut actuator = Actuator::default();
         let object = JournalObject::File { path: FILE.into() };
         actuator.set_last_states([(object, ObjectState::Text("0".into()))].into());
-        (dir, actuator)
+        actuator
     }
 
     /// Is a change by the owner kept, shown with the owner, and undone by a reload only?
     #[test]
     fn a_change_by_the_owner_is_kept_until_a_reload() {
-        let (_dir, actuator) = acted();
+        let actuator = acted();
         let mut overrides = GroupOverrides::default();
         let confined = |overrides: &mut GroupOverrides, current: &str, now_ns| {
             let mut groups = groups(current);
@@ -177,7 +175,7 @@ mod tests {
     /// Is a re-created group confined again, and never more than twice a minute?
     #[test]
     fn a_recreated_group_is_confined_again_twice_a_minute_at_most() {
-        let (_dir, actuator) = acted();
+        let actuator = acted();
         let mut overrides = GroupOverrides::default();
         let mut confined = |now_s: u64| {
             let mut groups = groups("0-3");

@@ -58,10 +58,7 @@ impl GroupOwner for GroupOwners {
         let group = format!("/{}", group.display());
         if let Some((id, updates)) = self.find_container(&group) {
             // A runtime cannot be asked to use the CPUs of the parent.
-            let cpus = match cpus.is_empty() {
-                true => parent_cpus(host, file)?,
-                false => cpus.to_string(),
-            };
+            let cpus = if cpus.is_empty() { parent_cpus(host, file)? } else { cpus.to_string() };
             updates.set_cpus(&id, &cpus)?;
             await_cpus(host, file, &cpus)?;
             return Ok(true);
@@ -131,7 +128,7 @@ mod tests {
     use super::*;
     use crate::act::actuator::Actuator;
     use crate::act::changes::fixture::{ApplyFixture, sample_capabilities};
-    use crate::fake_tests::waiting_guardian;
+    use crate::fake_tests::{waiting_guardian, write_tree};
     use crate::sense::tasks::TaskTable;
     use cachemate_core::{CpusetGroup, Plan, WindowLength};
 
@@ -142,7 +139,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let unit = format!("sys/fs/cgroup{UNIT}");
-        for (path, text) in [
+        let files = [
             ("proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"),
             ("proc/sys/kernel/random/boot_id", "boot\n"),
             ("sys/fs/cgroup/cgroup.controllers", "cpuset cpu\n"),
@@ -153,11 +150,8 @@ mod tests {
             (&format!("{unit}/cgroup.procs"), ""),
             (&format!("{unit}/cgroup.threads"), ""),
             ("usr/bin/systemctl", script),
-        ] {
-            let path = dir.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        }
+        ];
+        write_tree(dir.path(), files);
         std::fs::create_dir_all(dir.path().join("run/systemd/system")).unwrap();
         let systemctl = dir.path().join("usr/bin/systemctl");
         std::fs::set_permissions(systemctl, std::fs::Permissions::from_mode(0o755)).unwrap();

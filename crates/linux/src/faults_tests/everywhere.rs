@@ -106,10 +106,7 @@ fn check_life<K: Kernel, S: PartialEq + std::fmt::Debug>(
 ) -> u32 {
     let (calls, case) = (kernel.calls.get(), format!("{:?}: {ended:?}", kernel.fault.get()));
     let journal = dir.join(Journal::FILE_NAME);
-    let message = match ended {
-        Ok(account) => account.iter().any(|line| line.has_failed()),
-        Err(_) => true,
-    };
+    let message = ended.as_ref().map_or(true, |account| account.iter().any(|line| line.has_failed()));
     if journal.exists() {
         assert!(message, "a journal stays unreported: {case}");
     } else {
@@ -190,11 +187,8 @@ fn state_dir() -> tempfile::TempDir {
 fn a_fault_at_any_call_loses_no_original() {
     inject_at_every_call(|fault| {
         let dir = state_dir();
-        let host = FakeHost::default();
-        for tid in 5..8 {
-            host.add_thread(tid, tid, 1, "0-3");
-        }
-        host.threads.borrow_mut().get_mut(&6).unwrap().nice = 5;
+        let host = FakeHost::with_threads(5..8);
+        host.change_thread(6, |thread| thread.nice = 5);
         with_group(&host);
         let old = |host: &FakeHost| {
             let mut all_states = host_states(host);
@@ -215,7 +209,7 @@ fn a_fault_at_any_call_loses_no_original() {
         let birth = |host: &FakeHost| {
             let parent = host.threads.borrow()[&5].clone();
             host.add_thread(30, 30, 5, &parent.cpus.to_string());
-            host.threads.borrow_mut().get_mut(&30).unwrap().nice = parent.nice;
+            host.change_thread(30, |thread| thread.nice = parent.nice);
         };
         let ended = all_of(&mut machine, plan, birth);
         let calls = machine.with_kernel(|kernel| check_life(kernel, dir.path(), &ended, old, &states_before));

@@ -8,10 +8,7 @@ use crate::kernel::scheduling::EXT;
 use cachemate_core::CoRunPenalty;
 
 fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
-    let host = FakeHost::default();
-    (5..9).for_each(|tid| {
-        host.add_thread(tid, tid, 1, "0-3");
-    });
+    let host = FakeHost::with_threads(5..9);
     let socket = dir.join("gangs.sock");
     let options =
         LiveOptions { gang_scheduler_socket: Some(socket.clone()), cpusets: Vec::new(), ..sample_options(dir) };
@@ -20,7 +17,7 @@ fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
 }
 
 fn policies(machine: &LiveMachine<FakeHost>) -> Vec<u32> {
-    machine.with_kernel(|host| host.threads.borrow().values().map(|thread| thread.policy).collect())
+    machine.with_kernel(|host| host.policies())
 }
 
 fn tasks(machine: &mut LiveMachine<FakeHost>) -> Vec<TaskId> {
@@ -108,7 +105,7 @@ fn every_thread_is_restored_after_faults_around_the_scheduler() {
         let dir = tempfile::tempdir().unwrap();
         let (mut machine, socket) = four_threads(dir.path());
         let states_before = machine.with_kernel(host_states);
-        let mut draw = FaultRng(seed);
+        let mut draw = SplitMix64::new(seed);
         let mut scheduler = None;
         for window in 0..10 {
             let observation = tasks(&mut machine);

@@ -39,10 +39,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Polls the gang scheduler and sends it the advice that schedules do not contain: weights, and tasks that should
     /// not run together.
     pub(super) fn update_gang_scheduler(&mut self, plan: &Plan, applied_plan: &mut AppliedPlan) {
-        let refuse = |reason, complaint| RefusedItem { item: PlanItem::Plan, reason, message: complaint };
         if let Some(lost_message) = self.gang_runners.poll() {
             let message = format!("{lost_message}: its threads run under the fair class, gangs are idle turns");
-            applied_plan.refused.push(refuse(RefusalReason::NotFound, message));
+            applied_plan.refused.push(plan_refusal(RefusalReason::NotFound, message));
         }
         if !self.gang_runners.is_scheduler_running() {
             return;
@@ -66,7 +65,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             // Before the scheduler gets the plan, the originals are in the journal and the guardian runs.
             let journal_result = self.actuator.journal_originals(&*lock(&kernel), &ext_states);
             if let Err(error) = journal_result {
-                applied_plan.refused.push(refuse(RefusalReason::NoCapacity, error.to_string()));
+                applied_plan.refused.push(plan_refusal(RefusalReason::NoCapacity, error.to_string()));
                 members.clear();
             }
         }
@@ -87,11 +86,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             return;
         }
         let journal_result = self.actuator.journal_originals(&*kernel, &[desired_state]);
-        let capacity_refusal = |error: JournalError| RefusedItem {
-            item: PlanItem::Plan,
-            reason: RefusalReason::NoCapacity,
-            message: error.to_string(),
-        };
+        let capacity_refusal = |error: JournalError| plan_refusal(RefusalReason::NoCapacity, error.to_string());
         let set_result = journal_result
             .map_err(capacity_refusal)
             .and_then(|()| self.actuator.set(&*kernel, &PlanItem::Plan, &object, &state));
@@ -163,11 +158,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         applied_plan.refused.extend(change_list.refused_items);
         applied_plan.refused.append(&mut report.refused_items);
         let complaints = self.gang_runners.take_complaints().into_iter();
-        applied_plan.refused.extend(complaints.map(|complaint| RefusedItem {
-            item: PlanItem::Plan,
-            reason: RefusalReason::Failed,
-            message: complaint,
-        }));
+        applied_plan.refused.extend(complaints.map(|complaint| plan_refusal(RefusalReason::Failed, complaint)));
         applied_plan.overridden_by_others = std::mem::take(&mut report.overridden_items);
         if let Some(ways) = &mut self.way_controller {
             ways.assign_classes(&change_list.classes);
@@ -189,6 +180,10 @@ fn movable_threads(
         (original.can_wait() && original.flags == 0).then_some((object, (task.thread, original)))
     };
     tasks.iter().filter(|task| !task.is_fixed && !task.has_exited).filter_map(gang_member).collect()
+}
+
+fn plan_refusal(reason: RefusalReason, message: String) -> RefusedItem {
+    RefusedItem { item: PlanItem::Plan, reason, message }
 }
 
 fn ext_policy_state(object: &JournalObject) -> DesiredState {

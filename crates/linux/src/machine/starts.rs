@@ -214,8 +214,7 @@ mod tests {
             }
             runtime.join().unwrap()
         });
-        let cpus =
-            |machine: &LiveMachine<FakeHost>| machine.with_kernel(|host| host.threads.borrow()[&77].cpus.to_string());
+        let cpus = |machine: &LiveMachine<FakeHost>| machine.with_kernel(|host| host.mask_of(77));
         let cpus_at_start = cpus(&machine);
         machine.restore_all().unwrap();
         (is_placed, cpus_at_start, cpus(&machine))

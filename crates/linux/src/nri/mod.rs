@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 pub use plugin::NriPlugin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 pub use starts::{ContainerStarts, StartRequest};
 pub use updates::ContainerUpdates;
 use wire::{MessageBuilder, MessageReader, REQUEST, RESPONSE, RUNTIME_CONNECTION, WireMessage};
@@ -59,7 +60,7 @@ pub struct NriOptions {
 }
 
 /// State of the connection, for the status.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NriState {
     /// The runtime and its version; `None` if the plugin is not registered.
     pub runtime: Option<String>,
@@ -70,8 +71,10 @@ pub struct NriState {
     /// The longest time from a request to its answer.
     pub max_answer_ns: u64,
     /// Containers that started.
+    #[serde(default)]
     pub starts: u64,
     /// Started containers that were placed before their first instruction, because their service had run before.
+    #[serde(default)]
     pub placed_starts: u64,
     /// The reason why the last connection ended or could not be made.
     pub error: Option<String>,

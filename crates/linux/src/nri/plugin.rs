@@ -14,7 +14,7 @@ const START_CONTAINER: u64 = 6;
 const REMOVE_CONTAINER: u64 = 11;
 
 /// State of one registration.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NriPlugin {
     directory: ServiceDirectory,
     pods: BTreeMap<String, PodRecord>,
@@ -48,14 +48,7 @@ struct ReportedContainer {
 impl NriPlugin {
     /// A plugin that keeps this directory.
     pub fn new(directory: ServiceDirectory) -> Self {
-        NriPlugin {
-            directory,
-            pods: BTreeMap::new(),
-            synchronized_containers: BTreeMap::new(),
-            runtime: None,
-            is_registered: false,
-            pending_start: None,
-        }
+        NriPlugin { directory, ..NriPlugin::default() }
     }
 
     /// The runtime and its version, once it has configured the plugin.

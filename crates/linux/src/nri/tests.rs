@@ -167,11 +167,7 @@ fn update_of(call: &WireMessage) -> (String, String) {
 #[test]
 fn the_runtime_changes_the_cpus_of_its_containers() {
     let dir = tempfile::tempdir().unwrap();
-    let put = |path: &str, text: &str| {
-        let path = dir.path().join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    };
+    let put = |path: &str, text: &str| crate::fake_tests::write_tree(dir.path(), [(path, text)]);
     put("proc/mounts", "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n");
     let cpus_file = "sys/fs/cgroup/cpuset/fleet/redis/cpuset.cpus";
     put(cpus_file, "0-3\n");

@@ -141,6 +141,10 @@ impl From<SchedParams> for ObjectState {
 }
 
 impl ObjectState {
+    /// The CPUs, if it is the state of an affinity.
+    pub(crate) fn cpus(&self) -> Option<&CpuSet> {
+        if let ObjectState::Cpus(cpus) = self { Some(cpus) } else { None }
+    }
     /// The class of a thread, if this state is one.
     pub fn scheduling(&self) -> Option<SchedParams> {
         match self {

@@ -143,7 +143,7 @@ fn is_plain(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake_tests::FakeHost;
+    use crate::fake_tests::{FakeHost, journal_entry};
     use crate::kernel::ThreadKey;
 
     /// Are the objects that cachemate changes accepted, and all others that a file could name left unchanged?
@@ -204,15 +204,8 @@ mod tests {
     fn a_missing_object_counts_as_gone_and_not_as_refused() {
         let host = FakeHost::default();
         host.set_file("/etc/shadow", "");
-        let entry = |path: &str| {
-            let entry = JournalEntry {
-                original: ObjectState::Text("0".into()),
-                applied_states: Vec::new(),
-                since_ticks: 0,
-                follows_cpuset: false,
-            };
-            (JournalObject::File { path: path.into() }, entry)
-        };
+        let entry =
+            |path: &str| (JournalObject::File { path: path.into() }, journal_entry(ObjectState::Text("0".into())));
         let (allowed, refused) =
             split_entries(&host, BTreeMap::from([entry("/etc/shadow"), entry("/cg/a/cpuset.cpus")]));
         let outcomes: Vec<&RestoreOutcome> = refused.iter().map(|line| &line.outcome).collect();
@@ -232,12 +225,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let entry = JournalEntry {
-                original: ObjectState::Text("0".into()),
-                applied_states: Vec::new(),
-                since_ticks: 0,
-                follows_cpuset: false,
-            };
+            let entry = journal_entry(ObjectState::Text("0".into()));
             let objects = ["/dev/zero".into(), fifo].map(|path: PathBuf| (JournalObject::File { path }, entry.clone()));
             let host = crate::kernel::LinuxHost::new("/");
             let (allowed, refused) = split_entries(&host, objects.into());

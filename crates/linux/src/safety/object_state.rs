@@ -58,10 +58,7 @@ pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectSt
             kernel.write(&find_member_file(kernel, &group)?, &thread.tid.to_string())
         }
         (JournalObject::File { path }, ObjectState::Text(text)) if is_cpuset(path) => {
-            match kernel.set_cpus_by_owner(path, text)? {
-                true => Ok(()),
-                false => write_cpuset(kernel, path, text),
-            }
+            if kernel.set_cpus_by_owner(path, text)? { Ok(()) } else { write_cpuset(kernel, path, text) }
         }
         (JournalObject::File { path } | JournalObject::Schemata { path }, ObjectState::Text(text)) => {
             kernel.write(path, &format!("{text}\n"))

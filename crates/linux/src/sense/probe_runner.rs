@@ -71,6 +71,10 @@ struct RunningProbe {
     sampled_events: u64,
 }
 
+fn find_probe<'a>(running_probes: &'a mut [RunningProbe], probe: &ProbeRequest) -> Option<&'a mut RunningProbe> {
+    running_probes.iter_mut().find(|running_probe| running_probe.probe == *probe)
+}
+
 /// A managed thread that takes part in a probe.
 #[derive(Clone, Debug)]
 pub(crate) struct Participant {
@@ -196,7 +200,7 @@ impl ProbeRunner {
     /// Abandons a probe for good.
     pub(crate) fn abandon(&mut self, probe: &ProbeRequest, reason: RefusalReason, message: &str) {
         self.refuse(probe, reason, message);
-        if let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) {
+        if let Some(running_probe) = find_probe(&mut self.running_probes, probe) {
             running_probe.is_done = true;
         }
     }
@@ -232,9 +236,7 @@ impl ProbeRunner {
     }
 
     fn record_failure(&mut self, probe: &ProbeRequest, error: &std::io::Error) {
-        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
-            return;
-        };
+        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else { return };
         running_probe.failures += 1;
         if running_probe.failures >= MAX_FAILURES {
             self.abandon(probe, RefusalReason::Busy, &error.to_string());
@@ -242,7 +244,7 @@ impl ProbeRunner {
     }
 
     fn record_result(&mut self, probe: &ProbeRequest, evidence: ProbeEvidence, cost_ns: Vec<(Option<TaskId>, u64)>) {
-        if let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) {
+        if let Some(running_probe) = find_probe(&mut self.running_probes, probe) {
             running_probe.is_done = true;
         }
         self.results.push(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns });
@@ -284,9 +286,7 @@ impl ProbeRunner {
         let (samples, round_trips) = samples;
         let buffer_bytes = reloader.buffer_bytes();
         let task = session.placement.target.task;
-        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
-            return Ok(());
-        };
+        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else { return Ok(()) };
         running_probe.cost_ns += own_cpu_ns;
         let complete_samples =
             samples.into_iter().map(|sample| PrimeProbeSample { round_trips_ns: round_trips, ..sample });
@@ -362,9 +362,7 @@ impl ProbeRunner {
         target: &Participant,
         locations: u32,
     ) {
-        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
-            return;
-        };
+        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else { return };
         let remaining = (locations as usize).saturating_sub(running_probe.reuse_samples.len());
         let start = Instant::now();
         let subject = watchpoint::WatchTarget {
@@ -392,9 +390,7 @@ impl ProbeRunner {
             }
         }
     }
-}
 
-impl ProbeRunner {
     /// Samples accesses for a while, without moving any thread.
     pub(crate) fn run_sampling_probe(
         &mut self,
@@ -405,9 +401,7 @@ impl ProbeRunner {
         max_samples: u32,
     ) {
         let Ok(facility) = &self.facility else { return };
-        let Some(running_probe) = self.running_probes.iter_mut().find(|request| request.probe == *probe) else {
-            return;
-        };
+        let Some(running_probe) = find_probe(&mut self.running_probes, probe) else { return };
         let start = Instant::now();
         // The period varies by up to an eighth in either direction, so that no loop of the program runs in step with
         // it.
@@ -433,9 +427,7 @@ impl ProbeRunner {
             }
         }
     }
-}
 
-impl ProbeRunner {
     /// Records the misses of a thread for a while, without moving it.
     pub(crate) fn run_miss_trace(
         &mut self,
@@ -596,13 +588,13 @@ mod tests {
             ProbePlacement { target, other_participants: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
         let kernel = Mutex::new(host);
         let session = ProbeSession { kernel: &kernel, placement: &placement };
-        let reused = |host: &FakeHost| host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
+        let reused = |host: &FakeHost| host.change_thread(5, |thread| thread.start_ticks += 1);
         let mask = || kernel.lock().unwrap().threads.borrow()[&5].cpus.to_string();
         let outcome = session.run(|_| {
             assert_eq!(mask(), cpu.to_string());
             let host = kernel.lock().unwrap();
             reused(&host);
-            host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
+            host.change_thread(5, |thread| thread.cpus = "2-3".parse().unwrap());
             Ok(())
         });
         drop(outcome);

@@ -25,7 +25,7 @@ pub(crate) struct PropertyReader<'a> {
 }
 
 /// The properties of a process that rules test.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct RuleProperties {
     pub(crate) is_kernel_thread: bool,
     pub(crate) command: String,
@@ -105,13 +105,8 @@ impl PropertyReader<'_> {
         let mut properties = RuleProperties {
             is_kernel_thread: is_kernel_thread(stat),
             command: stat.name.clone(),
-            cgroups: Vec::new(),
-            cgroup_text: String::new(),
             user: known.user,
-            lineage: Vec::new(),
-            service: None,
-            is_helper: false,
-            container: None,
+            ..RuleProperties::default()
         };
         if properties.is_kernel_thread {
             return Ok(properties);
@@ -298,7 +293,7 @@ mod tests {
         directory.insert("x", record);
         assert_eq!(service(&host, &directory, 6), (Some("container/web".into()), false));
         host.set_file("/proc/6/cgroup", "0::/fleet/other\n");
-        host.threads.borrow_mut().get_mut(&6).unwrap().parent = 1;
+        host.change_thread(6, |thread| thread.parent = 1);
         assert_eq!(service(&host, &directory, 6), (None, false));
     }
 

@@ -83,10 +83,8 @@ impl SysfsReader {
     /// CPUs that have a directory, without those that are possible but not present.
     fn read_present_cpus(&self) -> Result<Vec<u32>, TopologyError> {
         let list = read_cpu_list(&self.cpu_dir.join("present"))?;
-        let cpu_number = |name: String| name.strip_prefix("cpu").and_then(|digits| digits.parse::<u32>().ok());
-        let mut cpus: Vec<u32> = list_entry_names(&self.cpu_dir)?.into_iter().filter_map(cpu_number).collect();
-        cpus.retain(|&cpu| cpu < CpuSet::LIMIT && list.as_ref().is_none_or(|list| list.contains(cpu)));
-        cpus.sort_unstable();
+        let mut cpus = list_numbers(&self.cpu_dir, "cpu", CpuSet::LIMIT)?;
+        cpus.retain(|&cpu| list.as_ref().is_none_or(|list| list.contains(cpu)));
         Ok(cpus)
     }
 
@@ -111,9 +109,9 @@ impl SysfsReader {
         for &cpu in present {
             let dir = self.cpu_dir.join(format!("cpu{cpu}/topology"));
             let package = read_number(&dir.join("physical_package_id"))?.filter(|&id| id >= 0);
-            let siblings = match read_first_cpu_list(&dir, &["core_cpus_list", "thread_siblings_list"])? {
+            let siblings = match read_first_set(&dir, ["core_cpus_list", "thread_siblings_list"], read_cpu_list)? {
                 Some(set) => Some(set),
-                None => read_first_cpu_map(&dir, &["core_cpus", "thread_siblings"])?,
+                None => read_first_set(&dir, ["core_cpus", "thread_siblings"], read_cpu_map)?,
             };
             let core_id = read_number(&dir.join("core_id"))?.filter(|&id| id >= 0);
             if package.is_none() && online.contains(cpu) {
@@ -156,7 +154,7 @@ impl SysfsReader {
             self.warnings.push("no sys/devices/system/node: all memory taken as one node".to_string());
             return Ok(nodes);
         }
-        for node in list_nodes(&dir)? {
+        for node in list_numbers(&dir, "node", MAX_NODES)? {
             let node_dir = dir.join(format!("node{node}"));
             let cpus = match read_cpu_list(&node_dir.join("cpulist"))? {
                 Some(list) => Some(list),
@@ -170,7 +168,7 @@ impl SysfsReader {
     /// Distances from the firmware's SLIT (10 = own memory; ACPI 6.5, 5.2.17), relative to each node's own.
     fn read_memory_latency(&mut self, root: &Path) -> Result<Vec<Vec<f64>>, TopologyError> {
         let dir = root.join("sys/devices/system/node");
-        let nodes = if dir.is_dir() { list_nodes(&dir)? } else { Vec::new() };
+        let nodes = if dir.is_dir() { list_numbers(&dir, "node", MAX_NODES)? } else { Vec::new() };
         let Some(&last_node) = nodes.last().filter(|_| nodes.len() > 1) else { return Ok(Vec::new()) };
         let row_len = last_node as usize + 1;
         let mut latencies = vec![Vec::new(); row_len];
@@ -361,13 +359,13 @@ fn read_trimmed(file: &Path) -> Result<Option<String>, TopologyError> {
     }
 }
 
-/// Memory nodes with a directory, ascending.
-fn list_nodes(dir: &Path) -> Result<Vec<u32>, TopologyError> {
-    let node_number = |name: String| name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok());
-    let mut nodes: Vec<u32> =
-        list_entry_names(dir)?.into_iter().filter_map(node_number).filter(|node| *node < MAX_NODES).collect();
-    nodes.sort_unstable();
-    Ok(nodes)
+/// Numbers below `limit` of the entries that are named by this prefix and a number, ascending.
+fn list_numbers(dir: &Path, prefix: &str, limit: u32) -> Result<Vec<u32>, TopologyError> {
+    let number_of = |name: String| name.strip_prefix(prefix).and_then(|digits| digits.parse::<u32>().ok());
+    let mut numbers: Vec<u32> =
+        list_entry_names(dir)?.into_iter().filter_map(number_of).filter(|number| *number < limit).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
 }
 
 fn read_number(file: &Path) -> Result<Option<i64>, TopologyError> {
@@ -402,18 +400,14 @@ fn read_cpu_map(file: &Path) -> Result<Option<CpuSet>, TopologyError> {
     Ok(Some(cpus))
 }
 
-fn read_first_cpu_list(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
+/// The set in the first of these files that is not empty.
+fn read_first_set(
+    dir: &Path,
+    file_names: [&str; 2],
+    read_set: fn(&Path) -> Result<Option<CpuSet>, TopologyError>,
+) -> Result<Option<CpuSet>, TopologyError> {
     for name in file_names {
-        if let Some(set) = read_cpu_list(&dir.join(name))?.filter(|set| !set.is_empty()) {
-            return Ok(Some(set));
-        }
-    }
-    Ok(None)
-}
-
-fn read_first_cpu_map(dir: &Path, file_names: &[&str]) -> Result<Option<CpuSet>, TopologyError> {
-    for name in file_names {
-        if let Some(set) = read_cpu_map(&dir.join(name))?.filter(|set| !set.is_empty()) {
+        if let Some(set) = read_set(&dir.join(name))?.filter(|set| !set.is_empty()) {
             return Ok(Some(set));
         }
     }

@@ -7,8 +7,7 @@ pub mod not_shown;
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+
 use std::time::Duration;
 
 use cachemate_core::{
@@ -74,7 +73,6 @@ pub fn machine_that_can(
     let beats = state_dir.join(HEARTBEATS).display().to_string();
     let options = LiveOptions {
         rules: programs.iter().map(rule).collect(),
-        cpusets: Vec::new(),
         should_act: act,
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand {
@@ -83,17 +81,7 @@ pub fn machine_that_can(
         },
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
-        progress: Default::default(),
-        gang_scheduler_socket: None,
-        kernel_tolerance: None,
-        resctrl: None,
-        learned_profiles: Default::default(),
-        directory: Default::default(),
-        starts: Default::default(),
-        known_profiles: Default::default(),
-        actuation_lock: None,
-        stop_flag: Arc::new(AtomicBool::new(false)),
-        wake_flag: Arc::new(AtomicBool::new(false)),
+        ..LiveOptions::default()
     };
     let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
     LiveMachine::new(LinuxHost::new("/"), topology, capabilities, Vec::new(), options)

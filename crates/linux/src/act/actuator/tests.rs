@@ -5,49 +5,61 @@ use crate::fake_tests::{FakeHost, waiting_guardian};
 use crate::sense::tasks::TaskTable;
 use cachemate_core::{CpuSet, Plan, RefusalReason, TaskId, WindowLength};
 
-fn host_with(tids: &[i32]) -> (FakeHost, TaskTable) {
-    let host = FakeHost::default();
-    for &tid in tids {
-        host.add_thread(tid, tid, 1, "0-3");
+/// An actuator on a fake host whose threads are all managed.
+struct Bench {
+    dir: tempfile::TempDir,
+    host: FakeHost,
+    tasks: TaskTable,
+    actuator: Actuator,
+}
+
+impl Bench {
+    fn new(tids: &[i32]) -> Self {
+        Self::with_guardian(tids, waiting_guardian())
     }
-    let mut tasks = TaskTable::default();
-    tasks.refresh(&host, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 0).unwrap();
-    (host, tasks)
+    fn with_guardian(tids: &[i32], guardian: GuardianCommand) -> Self {
+        let (host, mut tasks) = (FakeHost::with_threads(tids.iter().copied()), TaskTable::default());
+        tasks.refresh(&host, &[rule_for(None)], 0).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let actuator = Actuator::new(dir.path(), guardian);
+        Bench { dir, host, tasks, actuator }
+    }
+    /// Applies a plan that moves these tasks.
+    fn step(&mut self, cpus: &[(u32, &str)]) -> ApplyReport {
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
+        plan.affinity.extend(cpus.iter().map(|(task, list)| (TaskId(*task), list.parse::<CpuSet>().unwrap())));
+        let capabilities = fixture::sample_capabilities();
+        let Bench { host, tasks, actuator, .. } = self;
+        ApplyFixture { host, actuator, ways: None, tasks, capabilities: &capabilities, groups: &[] }.apply(&plan).0
+    }
+    fn has_journal(&self) -> bool {
+        self.dir.path().join(Journal::FILE_NAME).exists()
+    }
+    /// Restores everything; returns the masks of all threads.
+    fn restored_masks(&mut self) -> Vec<String> {
+        self.actuator.restore_all(&self.host).unwrap();
+        self.host.masks()
+    }
 }
 
-fn plan_to(cpus: &[(u32, &str)]) -> Plan {
-    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
-    plan.affinity.extend(cpus.iter().map(|(task, list)| (TaskId(*task), list.parse::<CpuSet>().unwrap())));
-    plan
-}
-
-fn step(actuator: &mut Actuator, host: &FakeHost, tasks: &TaskTable, plan: &Plan) -> ApplyReport {
-    let capabilities = fixture::sample_capabilities();
-    let bench = ApplyFixture { host, actuator, ways: None, tasks, capabilities: &capabilities, groups: &[] };
-    bench.apply(plan).0
-}
-
-fn thread_masks(host: &FakeHost) -> Vec<String> {
-    host.threads.borrow().values().map(|thread| thread.cpus.to_string()).collect()
+fn rule_for(pid: Option<i32>) -> ManageRule {
+    ManageRule { pid, action: ManageAction::Manage(None), ..ManageRule::default() }
 }
 
 /// Is a plan the whole state: is a property that the next plan does not mention restored, and is the same plan again
 /// no change?
 #[test]
 fn a_plan_is_the_whole_state() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, tasks) = host_with(&[5, 6]);
-    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[])).write_calls, 0);
-    assert!(!dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing, not even a file");
-    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).write_calls, 2);
-    assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).write_calls, 0);
-    assert_eq!(thread_masks(&host), ["1", "2"]);
-    step(&mut actuator, &host, &tasks, &plan_to(&[(1, "3")]));
-    assert_eq!(thread_masks(&host), ["0-3", "3"]);
-    actuator.restore_all(&host).unwrap();
-    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
-    assert!(!dir.path().join(Journal::FILE_NAME).exists());
+    let mut bench = Bench::new(&[5, 6]);
+    assert_eq!(bench.step(&[]).write_calls, 0);
+    assert!(!bench.has_journal(), "starting changes nothing, not even a file");
+    assert_eq!(bench.step(&[(0, "1"), (1, "2")]).write_calls, 2);
+    assert_eq!(bench.step(&[(0, "1"), (1, "2")]).write_calls, 0);
+    assert_eq!(bench.host.masks(), ["1", "2"]);
+    bench.step(&[(1, "3")]);
+    assert_eq!(bench.host.masks(), ["0-3", "3"]);
+    assert_eq!(bench.restored_masks(), ["0-3", "0-3"]);
+    assert!(!bench.has_journal());
 }
 
 /// If any change fails with any error: is it reported, are the others made, and can everything be restored?
@@ -55,14 +67,11 @@ fn a_plan_is_the_whole_state() {
 fn a_failing_change_is_reported_and_the_rest_is_done() {
     for errno in [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
         for nth in 0..2 {
-            let dir = tempfile::tempdir().unwrap();
-            let (host, tasks) = host_with(&[5, 6]);
-            let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-            host.fault.set(Some((nth, errno)));
-            let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
+            let mut bench = Bench::new(&[5, 6]);
+            bench.host.fault.set(Some((nth, errno)));
+            let applied = bench.step(&[(0, "1"), (1, "2")]);
             assert_eq!((applied.refused_items.len(), applied.read_back_states.len()), (1, 1), "{applied:?}");
-            actuator.restore_all(&host).unwrap();
-            assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
+            assert_eq!(bench.restored_masks(), ["0-3", "0-3"]);
         }
     }
 }
@@ -70,155 +79,126 @@ fn a_failing_change_is_reported_and_the_rest_is_done() {
 /// Without a guardian or a place for the journal: is nothing changed?
 #[test]
 fn nothing_changes_without_a_guardian_or_a_journal() {
-    let (host, tasks) = host_with(&[5]);
-    let dir = tempfile::tempdir().unwrap();
     let missing = GuardianCommand { program: "/no/such/program".into(), args: Vec::new() };
-    let mut actuator = Actuator::new(dir.path(), missing);
-    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!((applied.refused_items.len(), host.changes.get()), (1, 0));
-    assert!(!dir.path().join(Journal::FILE_NAME).exists());
-    let mut actuator = Actuator::new(Path::new("/no/such/folder"), waiting_guardian());
-    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!((applied.refused_items.len(), host.changes.get()), (1, 0));
+    let mut bench = Bench::with_guardian(&[5], missing);
+    assert_eq!((bench.step(&[(0, "1")]).refused_items.len(), bench.host.changes.get()), (1, 0));
+    assert!(!bench.has_journal());
+    bench.actuator = Actuator::new(Path::new("/no/such/folder"), waiting_guardian());
+    assert_eq!((bench.step(&[(0, "1")]).refused_items.len(), bench.host.changes.get()), (1, 0));
 }
 
 /// If another process changes a mask that cachemate set: is it noticed?
 #[test]
 fn masks_changed_by_another_process_are_noticed() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, tasks) = host_with(&[5]);
-    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "3".parse().unwrap();
-    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
+    let mut bench = Bench::new(&[5]);
+    bench.step(&[(0, "1")]);
+    bench.host.change_thread(5, |thread| thread.cpus = "3".parse().unwrap());
+    let applied = bench.step(&[(0, "1")]);
     assert_eq!(applied.overridden_items, [PlanItem::Affinity(TaskId(0))]);
-    actuator.restore_all(&host).unwrap();
+    bench.restored_masks();
 }
 
 /// Is a thread that was born under our mask given its parent's original when the plan no longer mentions it?
 #[test]
 fn an_inheriting_thread_is_given_its_parents_original_mask() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, mut tasks) = host_with(&[5]);
-    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    host.add_thread(8, 8, 5, "1");
-    tasks.refresh(&host, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 1).unwrap();
-    actuator.restore_inherited(&host, &tasks.tasks(), &[]).unwrap();
-    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!(thread_masks(&host), ["1", "0-3"]);
-    actuator.restore_all(&host).unwrap();
-    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
+    let mut bench = Bench::new(&[5]);
+    bench.step(&[(0, "1")]);
+    bench.host.add_thread(8, 8, 5, "1");
+    bench.tasks.refresh(&bench.host, &[rule_for(None)], 1).unwrap();
+    bench.actuator.restore_inherited(&bench.host, &bench.tasks.tasks(), &[]).unwrap();
+    bench.step(&[(0, "1")]);
+    assert_eq!(bench.host.masks(), ["1", "0-3"]);
+    assert_eq!(bench.restored_masks(), ["0-3", "0-3"]);
 }
 
 /// Does an unmanaged child lose the settings that it inherited, and a waiting member's child its idle policy?
 #[test]
 fn unmanaged_children_lose_inherited_settings() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, mut tasks) = host_with(&[5]);
-    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    let key = tasks.tasks()[0].thread;
+    let mut bench = Bench::new(&[5]);
+    bench.step(&[(0, "1")]);
+    let key = bench.tasks.tasks()[0].thread;
     let idle = DesiredState {
         item: PlanItem::Gangs(0),
         object: JournalObject::Policy { pid: 5, thread: key },
         state: ObjectState::Policy(5),
     };
-    actuator.journal_originals(&host, &[idle]).unwrap();
-    assert_eq!(host.threads.borrow()[&5].policy, 0, "writing originals down changes nothing");
+    bench.actuator.journal_originals(&bench.host, &[idle]).unwrap();
+    assert_eq!(bench.host.threads.borrow()[&5].policy, 0, "writing originals down changes nothing");
     for tid in [8, 9] {
-        host.add_thread(tid, tid, 5, "1");
-        host.threads.borrow_mut().get_mut(&tid).unwrap().policy = 5;
+        bench.host.add_thread(tid, tid, 5, "1");
+        bench.host.change_thread(tid, |thread| thread.policy = 5);
     }
-    tasks
-        .refresh(&host, &[ManageRule { pid: Some(8), action: ManageAction::Manage(None), ..ManageRule::default() }], 1)
-        .unwrap();
-    let new: Vec<&ManagedThread> = tasks.tasks().into_iter().filter(|task| task.pid == 8).collect();
-    assert_eq!((new.len(), tasks.unmanaged_children()), (1, &[(9, 5)][..]));
-    actuator.restore_inherited(&host, &new, tasks.unmanaged_children()).unwrap();
-    let seen: Vec<(u32, String)> = [8, 9]
-        .iter()
-        .map(|tid| (host.threads.borrow()[tid].policy, host.threads.borrow()[tid].cpus.to_string()))
-        .collect();
-    assert_eq!(seen, [(0, "1".to_string()), (0, "0-3".to_string())]);
-    actuator.restore_all(&host).unwrap();
-    assert_eq!(thread_masks(&host), ["0-3", "0-3", "0-3"]);
+    bench.tasks.refresh(&bench.host, &[rule_for(Some(8))], 1).unwrap();
+    let new: Vec<&ManagedThread> = bench.tasks.tasks().into_iter().filter(|task| task.pid == 8).collect();
+    assert_eq!((new.len(), bench.tasks.unmanaged_children()), (1, &[(9, 5)][..]));
+    bench.actuator.restore_inherited(&bench.host, &new, bench.tasks.unmanaged_children()).unwrap();
+    assert_eq!((bench.host.policies(), &bench.host.masks()[1..]), (vec![0; 3], &["1", "0-3"].map(str::to_string)[..]));
+    assert_eq!(bench.restored_masks(), ["0-3", "0-3", "0-3"]);
 }
 
 /// If a guardian took this process for hung: is nothing changed until the fence is noticed, the interrupted change
 /// restored, and a new guardian started?
 #[test]
 fn a_fenced_actuator_changes_nothing_before_it_rearms() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, tasks) = host_with(&[5, 6]);
     let args = ["-c", "echo ready; read beat; printf '\\001' >/proc/self/fd/$CACHEMATE_FENCE"].map(str::to_string);
     let command = GuardianCommand { program: "/bin/sh".into(), args: args.to_vec() };
-    let mut actuator = Actuator::new(dir.path(), command);
-    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    let first = actuator.guardian_pid();
-    actuator.heartbeat(&host, Duration::from_secs(1)).unwrap();
-    while !actuator.is_fenced() {
+    let mut bench = Bench::with_guardian(&[5, 6], command);
+    bench.step(&[(0, "1")]);
+    let first = bench.actuator.guardian_pid();
+    bench.actuator.heartbeat(&bench.host, Duration::from_secs(1)).unwrap();
+    while !bench.actuator.is_fenced() {
         std::thread::sleep(Duration::from_millis(2));
     }
     // The guardian has restored the host, and this process has made one change since then.
-    std::fs::remove_file(dir.path().join(Journal::FILE_NAME)).unwrap();
-    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "2"), (1, "2")]));
-    assert_eq!((thread_masks(&host), applied.refused_items.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
-    actuator.rejoin(&host).unwrap();
-    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
-    assert!(!dir.path().join(Journal::FILE_NAME).exists());
-    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert!(dir.path().join(Journal::FILE_NAME).exists() && actuator.guardian_pid() != first);
-    actuator.restore_all(&host).unwrap();
-    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
+    std::fs::remove_file(bench.dir.path().join(Journal::FILE_NAME)).unwrap();
+    let applied = bench.step(&[(0, "2"), (1, "2")]);
+    assert_eq!((bench.host.masks(), applied.refused_items.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
+    bench.actuator.rejoin(&bench.host).unwrap();
+    assert_eq!(bench.host.masks(), ["0-3", "0-3"]);
+    assert!(!bench.has_journal());
+    bench.step(&[(0, "1")]);
+    assert!(bench.has_journal() && bench.actuator.guardian_pid() != first);
+    assert_eq!(bench.restored_masks(), ["0-3", "0-3"]);
 }
 
 /// If a thread has exited and its id was reused: is the new thread neither changed nor journaled?
 #[test]
 fn a_thread_with_a_reused_id_is_not_changed_or_journaled() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, tasks) = host_with(&[5, 6]);
-    host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
-    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-    let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-    assert_eq!((thread_masks(&host), applied.refused_items.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
+    let mut bench = Bench::new(&[5, 6]);
+    bench.host.change_thread(5, |thread| thread.start_ticks += 1);
+    let applied = bench.step(&[(0, "1"), (1, "2")]);
+    assert_eq!((bench.host.masks(), applied.refused_items.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
     assert_eq!(applied.refused_items[0].reason, RefusalReason::NotFound);
-    assert_eq!(actuator.originals().len(), 1);
-    let key = tasks.tasks()[0].thread;
+    assert_eq!(bench.actuator.originals().len(), 1);
+    let key = bench.tasks.tasks()[0].thread;
     let object = JournalObject::Affinity { pid: 5, thread: key };
     let wanted = DesiredState { item: PlanItem::Plan, object, state: ObjectState::Cpus("1".parse().unwrap()) };
-    actuator.journal_originals(&host, &[wanted]).unwrap();
-    assert_eq!(actuator.originals().len(), 1);
-    actuator.restore_all(&host).unwrap();
+    bench.actuator.journal_originals(&bench.host, &[wanted]).unwrap();
+    assert_eq!(bench.actuator.originals().len(), 1);
+    bench.restored_masks();
 }
 
 /// Does a thread that the plan no longer mentions follow its cpuset again at once, not only when cachemate ends?
 #[test]
 fn a_thread_dropped_by_the_plan_follows_its_cpuset_at_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, tasks) = host_with(&[5]);
-    host.set_cpuset("0-3");
-    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert!(step(&mut actuator, &host, &tasks, &plan_to(&[])).refused_items.is_empty());
-    host.set_cpuset("0-7");
-    assert_eq!(thread_masks(&host), ["0-7"]);
-    actuator.restore_all(&host).unwrap();
-    assert_eq!(thread_masks(&host), ["0-7"]);
+    let mut bench = Bench::new(&[5]);
+    bench.host.set_cpuset("0-3");
+    bench.step(&[(0, "1")]);
+    assert!(bench.step(&[]).refused_items.is_empty());
+    bench.host.set_cpuset("0-7");
+    assert_eq!(bench.host.masks(), ["0-7"]);
+    assert_eq!(bench.restored_masks(), ["0-7"]);
 }
 
 /// Is a thread that is no longer managed restored, and no other?
 #[test]
 fn only_threads_no_longer_managed_are_restored() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, mut tasks) = host_with(&[5, 6]);
-    let mut actuator = Actuator::new(dir.path(), waiting_guardian());
-    step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-    let only_six = [ManageRule { pid: Some(6), action: ManageAction::Manage(None), ..ManageRule::default() }];
-    let gone: Vec<ThreadKey> = tasks.reexamine(&host, &only_six).iter().map(|task| task.thread).collect();
-    actuator.release(&host, &gone, &|_| false).unwrap();
-    assert_eq!(thread_masks(&host), ["0-3", "2"]);
-    assert_eq!(tasks.tasks().len(), 1);
-    actuator.restore_all(&host).unwrap();
-    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
+    let mut bench = Bench::new(&[5, 6]);
+    bench.step(&[(0, "1"), (1, "2")]);
+    let only_six = [rule_for(Some(6))];
+    let gone: Vec<ThreadKey> = bench.tasks.reexamine(&bench.host, &only_six).iter().map(|task| task.thread).collect();
+    bench.actuator.release(&bench.host, &gone, &|_| false).unwrap();
+    assert_eq!(bench.host.masks(), ["0-3", "2"]);
+    assert_eq!(bench.tasks.tasks().len(), 1);
+    assert_eq!(bench.restored_masks(), ["0-3", "0-3"]);
 }

@@ -155,27 +155,16 @@ impl HostSnapshot {
         let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
         let target = ThreadTarget { pid: task.pid, key: task.thread, original_nice: task.initial_nice };
         self.threads.insert(task.task, target);
-        let original = match self.originals.get(&object) {
-            Some(ObjectState::Cpus(original)) => Some(original.clone()),
-            _ => None,
-        };
+        let original = self.originals.get(&object).and_then(ObjectState::cpus).cloned();
         if task.is_fixed || !(is_requested || original.is_some()) {
             return None;
         }
         // The cheaper read, if the affinity is still as it was left.
-        let last_cpus = match history.actuator.last_state(&object) {
-            Some(ObjectState::Cpus(last)) if kernel.has_affinity(task.thread.tid, last).unwrap_or(false) => {
-                Some(last.clone())
-            }
-            _ => None,
-        };
+        let is_kept = |last: &&CpuSet| kernel.has_affinity(task.thread.tid, last).unwrap_or(false);
+        let last_cpus = history.actuator.last_state(&object).and_then(ObjectState::cpus).filter(is_kept).cloned();
         let read_result = last_cpus.map_or_else(|| read_state(kernel, &object), |last| Ok(ObjectState::Cpus(last)));
-        match self.record(kernel, PlanItem::Affinity(task.task), &object, read_result)? {
-            ObjectState::Cpus(now) => {
-                Some(TrackedObject { original: original.unwrap_or_else(|| now.clone()), current: now })
-            }
-            _ => None,
-        }
+        let current = self.record(kernel, PlanItem::Affinity(task.task), &object, read_result)?.cpus()?.clone();
+        Some(TrackedObject { original: original.unwrap_or_else(|| current.clone()), current })
     }
 
     fn read_weight(

@@ -8,8 +8,7 @@ use std::time::Instant;
 
 use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::timing::LINE_BYTES;
-
-use super::pool::DiscoveryRng;
+use cachemate_core::SplitMix64;
 
 /// Rounds whose median is the result: interruptions only add time, but a neighbor may come and go.
 const ROUNDS: usize = 5;
@@ -19,7 +18,7 @@ const MIN_STEPS: usize = 20_000;
 ///
 /// # Safety
 /// The pages must be mapped, writable and used by the caller only.
-pub unsafe fn load_ns(pages: &[*mut u8], rng: &mut DiscoveryRng) -> f64 {
+pub unsafe fn load_ns(pages: &[*mut u8], rng: &mut SplitMix64) -> f64 {
     let mut lines: Vec<*mut u8> = Vec::with_capacity(pages.len() * PAGE_BYTES / LINE_BYTES);
     for &page in pages {
         // SAFETY: inside the page.
@@ -124,8 +123,8 @@ mod tests {
         // SAFETY: eight whole pages inside the vector.
         let pages: Vec<*mut u8> = (0..8).map(|page| unsafe { start.add(first + page * PAGE_BYTES) }).collect();
         // SAFETY: pages of a vector that is ours.
-        assert!(unsafe { load_ns(&pages, &mut DiscoveryRng::new(1)) } > 0.0);
+        assert!(unsafe { load_ns(&pages, &mut SplitMix64::new(1)) } > 0.0);
         // SAFETY: no page at all.
-        assert_eq!(unsafe { load_ns(&[], &mut DiscoveryRng::new(1)) }, 0.0);
+        assert_eq!(unsafe { load_ns(&[], &mut SplitMix64::new(1)) }, 0.0);
     }
 }

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use cachemate_agent::layout::{MAX_COLORS, PAGE_BYTES};
 use cachemate_agent::timing::{Calibration, IS_SUPPORTED, reload_cycles};
-use cachemate_core::{Cache, CacheLevel, CpuId, Topology};
+use cachemate_core::{Cache, CacheLevel, CpuId, SplitMix64, Topology};
 
 use super::ColorError;
 use super::chase::{ChaseComparison, is_share_confined, knee_bytes, load_ns};
 use super::grouping::{EvictionOracle, GroupingParameters, group_items};
 use super::map::{ColorCoverage, ColorMap, PFN_BITS_ARE_REAL, PFN_BITS_ARE_VIRTUAL, PFN_UNKNOWN};
-use super::pool::{DiscoveryRng, PagePool, TimingOracle};
+use super::pool::{PagePool, TimingOracle};
 use super::reference_set::{self, ColorClasses, FrameLedger, LoadedReferenceSet, frames_per_color};
 use crate::sense::probes::PinnedThread;
 
@@ -110,7 +110,7 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
     let _pinned = PinnedThread::new(cpu)
         .map_err(|source| ColorError::io_error(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
     let mut reasons: Vec<String> = Vec::new();
-    let mut rng = DiscoveryRng::new(options.seed);
+    let mut rng = SplitMix64::new(options.seed);
     while start.elapsed() < options.max_time && !(options.should_stop)() {
         match discover_once(&target, options, &mut rng, start) {
             Ok(mut map) => {
@@ -141,7 +141,7 @@ fn describe_refusal(reasons: &[String], spent: Duration) -> String {
 fn discover_once(
     target: &TargetCache,
     options: &mut DiscoveryOptions<'_>,
-    rng: &mut DiscoveryRng,
+    rng: &mut SplitMix64,
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
     let (colors, ways) = (target.colors as usize, target.ways as usize);
@@ -183,7 +183,7 @@ fn discover_once(
         )));
     }
     (options.progress)("keeping frames of each color", 0, 1);
-    let set_id = rng.draw_below(usize::MAX) as u64;
+    let set_id = rng.next_u64();
     let mut classes = ColorClasses { page: &page_at, threshold_cycles, classes: &groups.classes, per_class, deadline };
     reference_set::create(options.base, ways, set_id, &mut classes)?;
     drop(seed_pool);
@@ -192,13 +192,14 @@ fn discover_once(
 }
 
 /// Measures loads after an eviction from the first level (by a few pages) and from the second (by all pages).
-fn calibrate(pool: &PagePool, rng: &mut DiscoveryRng) -> Calibration {
-    let median_cycles = |evicting_pages: usize, rng: &mut DiscoveryRng| {
+fn calibrate(pool: &PagePool, rng: &mut SplitMix64) -> Calibration {
+    let median_cycles = |evicting_pages: usize, rng: &mut SplitMix64| {
         let mut reload_times: Vec<u64> = (0..CALIBRATIONS)
             .map(|line| {
-                let target_page = rng.draw_below(pool.page_count());
+                let mut draw_page = || rng.draw_below(pool.page_count() as u64) as usize;
+                let target_page = draw_page();
                 let other_pages: Vec<*const u8> = (0..evicting_pages)
-                    .map(|_| rng.draw_below(pool.page_count()))
+                    .map(|_| draw_page())
                     .filter(|at| *at != target_page)
                     .map(|index| pool.page_address(index).cast_const())
                     .collect();
@@ -216,7 +217,7 @@ fn calibrate(pool: &PagePool, rng: &mut DiscoveryRng) -> Calibration {
 fn classify_pages(
     target: &TargetCache,
     options: &mut DiscoveryOptions<'_>,
-    rng: &mut DiscoveryRng,
+    rng: &mut SplitMix64,
     mut reference_set: LoadedReferenceSet,
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
@@ -299,7 +300,7 @@ fn classify_pages(
 fn compare_chases(
     pool: &PagePool,
     by_color: &[Vec<usize>],
-    rng: &mut DiscoveryRng,
+    rng: &mut SplitMix64,
     sizes: &[u64],
     subtracted_hits: Option<(u64, f64)>,
 ) -> Vec<ChaseComparison> {
@@ -337,7 +338,7 @@ fn measure_last_level(
     last_level_bytes: u64,
     pool: &PagePool,
     by_color: &[Vec<usize>],
-    rng: &mut DiscoveryRng,
+    rng: &mut SplitMix64,
     private_curve: &[ChaseComparison],
 ) -> ColorCoverage {
     let share_bytes = last_level_bytes / u64::from(target.colors);
@@ -414,7 +415,7 @@ mod tests {
         let frames: Vec<Option<u64>> = (0..320).map(Some).collect();
         let real: Vec<Option<u32>> = (0..320).map(|frame| Some((frame * 5 + 3) % 32)).collect();
         assert_eq!(judge_frame_numbers(&frames, &real, 32), PFN_BITS_ARE_REAL);
-        let mut draw = DiscoveryRng::new(1);
+        let mut draw = SplitMix64::new(1);
         let unrelated_colors: Vec<Option<u32>> = (0..320).map(|_| Some(draw.draw_below(32) as u32)).collect();
         assert_eq!(judge_frame_numbers(&frames, &unrelated_colors, 32), PFN_BITS_ARE_VIRTUAL);
         assert_eq!(judge_frame_numbers(&vec![None; 320], &unrelated_colors, 32), PFN_UNKNOWN);

@@ -255,6 +255,7 @@ fn merge_classes(oracle: &mut impl EvictionOracle, grouping: &mut EvictionClasse
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
     /// A cache of `colors` x `ways` lines with true LRU; one answer in `lies_one_in` is wrong.
@@ -262,25 +263,23 @@ mod tests {
         color_of: Vec<usize>,
         ways: usize,
         lies_one_in: u64,
-        state: u64,
+        draw: SplitMix64,
+
         asked: usize,
     }
     impl EvictionOracle for FakeCache {
         fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
             self.asked += 1;
-            self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+
             let truth = set.iter().filter(|&&item| self.color_of[item] == self.color_of[target]).count() >= self.ways;
-            truth != (self.lies_one_in > 0 && (self.state >> 33).is_multiple_of(self.lies_one_in))
+            truth != (self.lies_one_in > 0 && self.draw.draw_below(self.lies_one_in) == 0)
         }
     }
 
     fn fake_cache(colors: usize, ways: usize, items: usize, lies_one_in: u64, seed: u64) -> FakeCache {
-        let mut state = seed | 1;
-        let mut draw = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize % colors
-        };
-        FakeCache { color_of: (0..items).map(|_| draw()).collect(), ways, lies_one_in, state: seed, asked: 0 }
+        let mut draw = SplitMix64::new(seed);
+        let color_of = (0..items).map(|_| draw.draw_below(colors as u64) as usize).collect();
+        FakeCache { color_of, ways, lies_one_in, draw, asked: 0 }
     }
 
     fn search(colors: usize, ways: usize) -> GroupingParameters {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::sys::{self, fault};
 
-use super::pool::{PagePool, read_page_frames};
+use super::pool::PagePool;
 
 /// Pages that are moved for the measurement.
 const MEASURED_PAGES: usize = 256;
@@ -20,8 +20,17 @@ pub struct MigrationUnavailable {
     pub remedy: String,
 }
 
+impl MigrationUnavailable {
+    pub(super) fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        MigrationUnavailable { reason: reason.into(), remedy: remedy.into() }
+    }
+    fn without_memory(error: io::Error) -> Self {
+        Self::new(format!("memory: {error}"), "more memory")
+    }
+}
+
 fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, MigrationUnavailable> {
-    Err(MigrationUnavailable { reason: reason.into(), remedy: remedy.to_string() })
+    Err(MigrationUnavailable::new(reason, remedy))
 }
 
 /// The same as [`measure_page_move_ns`], for callers that color programs themselves and therefore must read the frames
@@ -30,16 +39,8 @@ fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, Mig
 /// # Errors
 /// The missing prerequisite, with its remedy.
 pub fn measure_page_move_ns_with_frames() -> Result<f64, MigrationUnavailable> {
-    let memory_error =
-        |error: io::Error| MigrationUnavailable { reason: format!("memory: {error}"), remedy: "more memory".into() };
-    let pool = PagePool::new(1).map_err(memory_error)?;
-    if read_page_frames(
-        &cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")),
-        pool.page_address(0) as usize,
-        1,
-    )[0]
-    .is_none()
-    {
+    let pool = PagePool::new(1).map_err(MigrationUnavailable::without_memory)?;
+    if pool.read_frames()[0].is_none() {
         return refuse_migration("frame numbers are hidden from this user", "root, or CAP_SYS_ADMIN");
     }
     measure_page_move_ns()
@@ -54,11 +55,9 @@ pub fn measure_page_move_ns() -> Result<f64, MigrationUnavailable> {
     if !cfg!(target_arch = "x86_64") {
         return refuse_migration("pages are colored on x86-64 only", "an x86-64 host");
     }
-    let memory_error =
-        |error: io::Error| MigrationUnavailable { reason: format!("memory: {error}"), remedy: "more memory".into() };
-    let program_pool = PagePool::new(MEASURED_PAGES).map_err(memory_error)?;
-    let fresh_pool = PagePool::new(MEASURED_PAGES).map_err(memory_error)?;
-    let parking_pool = PagePool::new(1).map_err(memory_error)?;
+    let program_pool = PagePool::new(MEASURED_PAGES).map_err(MigrationUnavailable::without_memory)?;
+    let fresh_pool = PagePool::new(MEASURED_PAGES).map_err(MigrationUnavailable::without_memory)?;
+    let parking_pool = PagePool::new(1).map_err(MigrationUnavailable::without_memory)?;
     // SAFETY: no memory is passed. Close-on-exec, non-blocking; faults in kernel mode are handled as well, because a
     // program's read(2) into fresh memory would fail otherwise.
     let fault_fd = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };

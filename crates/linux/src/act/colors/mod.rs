@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::{Cache, CacheId, PartitionSupport, Topology};
 
+use migration::MigrationUnavailable;
+
 pub mod agents;
 pub mod chase;
 pub mod discover;
@@ -70,25 +72,21 @@ pub fn boot_id() -> String {
 ///
 /// # Errors
 /// The reason, with its remedy.
-pub fn survey_partitions(
-    topology: &Topology,
-) -> Result<Vec<(CacheId, PartitionSupport)>, migration::MigrationUnavailable> {
-    let migration_unavailable =
-        |reason: String, remedy: &str| migration::MigrationUnavailable { reason, remedy: remedy.to_string() };
+pub fn survey_partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)>, MigrationUnavailable> {
     let discover_command = "cachemate page-color discover";
     let map = match map::ColorMap::open_for_host(Path::new(reference_set::BASE)) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Err(migration_unavailable("no colors are known on this host yet".into(), discover_command));
+            return Err(MigrationUnavailable::new("no colors are known on this host yet", discover_command));
         }
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
             let remedy =
                 format!("root; where {} is another user's: remove it, then {discover_command}", reference_set::BASE);
-            return Err(migration_unavailable(source.to_string(), &remedy));
+            return Err(MigrationUnavailable::new(source.to_string(), remedy));
         }
-        other => other.map_err(|error| migration_unavailable(error.to_string(), discover_command))?,
+        other => other.map_err(|error| MigrationUnavailable::new(error.to_string(), discover_command))?,
     };
     if map.boot_id != boot_id() {
-        return Err(migration_unavailable("colors were discovered before the last boot".into(), discover_command));
+        return Err(MigrationUnavailable::new("colors were discovered before the last boot", discover_command));
     }
     let move_page_ns = migration::measure_page_move_ns()?;
     let is_divided = |cache: &Cache| match &map.last_level {

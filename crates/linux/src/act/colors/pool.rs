@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::timing::{is_slow, reload_cycles};
-use cachemate_core::SplitMix64;
 
 use super::grouping::EvictionOracle;
 
@@ -58,13 +57,11 @@ impl PagePool {
         unsafe { self.start.add(index * PAGE_BYTES) }
     }
 
-    /// Frame numbers, if this process may read them.
+    /// Frame numbers. Without CAP_SYS_ADMIN, the kernel reports 0 for every frame, which becomes `None`.
     pub fn read_frames(&self) -> Vec<Option<u64>> {
-        read_page_frames(
-            &cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap")),
-            self.start as usize,
-            self.pages,
-        )
+        let pagemap = cachemate_files::open_plain(std::path::Path::new("/proc/self/pagemap"));
+        let pages = read_present_pages(&pagemap, self.start as usize, self.pages);
+        pages.into_iter().map(|page| Some(page?.frame)).collect()
     }
 }
 
@@ -73,12 +70,6 @@ impl Drop for PagePool {
         // SAFETY: the mapping was made in `new`, and no reference to it remains.
         unsafe { libc::munmap(self.start.cast(), self.pages * PAGE_BYTES) };
     }
-}
-
-/// Frame numbers of `pages` pages from `address` on. Without CAP_SYS_ADMIN, the kernel reports 0
-/// for every frame, which becomes `None`.
-pub fn read_page_frames(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<u64>> {
-    read_present_pages(pagemap, address, pages).into_iter().map(|page| Some(page?.frame)).collect()
 }
 
 /// A page that is in memory.
@@ -90,7 +81,7 @@ pub struct PresentPage {
     pub is_file_page: bool,
 }
 
-/// The same as [`read_page_frames`], with the kind of each page.
+/// The pages in memory among `pages` pages from `address` on; without CAP_SYS_ADMIN none.
 pub fn read_present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
     let mut bytes = vec![0u8; pages * 8];
     let read_bytes =
@@ -134,28 +125,5 @@ impl EvictionOracle for TimingOracle<'_> {
     }
     fn is_exhausted(&self) -> bool {
         Instant::now() > self.deadline
-    }
-}
-
-/// Random orders and samples of a discovery; seeded, so that a discovery can be repeated.
-#[derive(Clone, Debug)]
-pub struct DiscoveryRng(SplitMix64);
-
-impl DiscoveryRng {
-    /// The same seed gives the same orders and samples.
-    pub fn new(seed: u64) -> Self {
-        DiscoveryRng(SplitMix64::new(seed))
-    }
-
-    /// A number below `bound` by remainder, so that the sequence of a seed never changes.
-    pub fn draw_below(&mut self, bound: usize) -> usize {
-        (self.0.next_u64() % bound.max(1) as u64) as usize
-    }
-
-    /// Shuffles the items by Fisher and Yates, with [`DiscoveryRng::draw_below`].
-    pub fn shuffle<T>(&mut self, items: &mut [T]) {
-        for index in (1..items.len()).rev() {
-            items.swap(index, self.draw_below(index + 1));
-        }
     }
 }

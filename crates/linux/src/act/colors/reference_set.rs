@@ -35,7 +35,7 @@ const SPARE_FRAMES: usize = 8;
 
 /// A file mapped shared and readable until this value is dropped.
 #[derive(Debug)]
-pub struct MappedFile {
+struct MappedFile {
     start: *mut u8,
     bytes: usize,
 }
@@ -50,14 +50,6 @@ impl MappedFile {
         } else {
             Ok(MappedFile { start: start.cast(), bytes })
         }
-    }
-    /// Start of [`MappedFile::bytes`]; valid until this value is dropped.
-    pub fn start(&self) -> *mut u8 {
-        self.start
-    }
-    /// Length of the mapping.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 }
 
@@ -137,7 +129,7 @@ pub fn open_unverified(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let (mapping, id) = map_reference_set(base, name)?;
     // SAFETY: the result contains both the mapping and the reference set, so they are dropped together.
-    let reference_set = unsafe { ReferenceSet::new(mapping.start(), mapping.bytes()) };
+    let reference_set = unsafe { ReferenceSet::new(mapping.start, mapping.bytes) };
     let Some(mut reference_set) = reference_set else {
         return Err(ColorError::BadReferenceSet(
             base.join(name),
@@ -175,7 +167,7 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
     }
     let mapping = MappedFile::new(&file, bytes, false).map_err(io_error)?;
     // SAFETY: the first bytes of a mapping that is longer than they are.
-    let header_bytes = unsafe { std::slice::from_raw_parts(mapping.start(), ReferenceSetHeader::BYTES) };
+    let header_bytes = unsafe { std::slice::from_raw_parts(mapping.start, ReferenceSetHeader::BYTES) };
     let header = ReferenceSetHeader::from_bytes(header_bytes)
         .ok_or_else(|| set_error("no reference set of this version".to_string()))?;
     Ok((mapping, header.id))
@@ -200,7 +192,7 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>)
     let mut unused_pages = Vec::new();
     for index in ReferenceSetHeader::PAGES..pages {
         // SAFETY: inside the mapping. Written, so that the page has a frame.
-        let page = unsafe { mapping.start().add(index * PAGE_BYTES) };
+        let page = unsafe { mapping.start.add(index * PAGE_BYTES) };
         // SAFETY: as above.
         unsafe { page.write_volatile(1) };
         if Instant::now() > classes.deadline {
@@ -211,7 +203,7 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut ColorClasses<'_>)
             None => unused_pages.push(index),
         }
     }
-    let page_at = |at: usize| mapping.start().wrapping_add(at * PAGE_BYTES).cast_const();
+    let page_at = |at: usize| mapping.start.wrapping_add(at * PAGE_BYTES).cast_const();
     let mut oracle = TimingOracle {
         page_address: &page_at,
         threshold_cycles: classes.threshold_cycles,
@@ -331,8 +323,8 @@ impl FrameLedger {
 
     fn entry(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {
         // SAFETY: inside the mapping, which is shared between processes: only ever accessed atomically.
-        ((frame as usize) < self.mapping.bytes())
-            .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapping.start().add(frame as usize)) })
+        ((frame as usize) < self.mapping.bytes)
+            .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapping.start.add(frame as usize)) })
     }
 
     /// Color of a frame, if it was ever classified.

@@ -50,10 +50,7 @@ impl SchedulerFixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("gangs.sock");
-        let host = FakeHost::default();
-        (5..9).for_each(|tid| {
-            host.add_thread(tid, tid, 1, "0-3");
-        });
+        let host = FakeHost::with_threads(5..9);
         let host = Arc::new(Mutex::new(host));
         let gangs = GangRunners::new(host.clone(), Some(&socket));
         SchedulerFixture { host, socket, gangs, _dir: dir }

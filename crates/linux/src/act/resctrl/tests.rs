@@ -15,7 +15,7 @@ use super::{Resctrl, ResctrlUnavailable, WayController, find, groups};
 use crate::act::actuator::{Actuator, ApplyReport};
 use crate::act::changes;
 use crate::act::rules::{ManageAction, ManageRule};
-use crate::fake_tests::waiting_guardian;
+use crate::fake_tests::{waiting_guardian, write_tree};
 use crate::kernel::{Kernel, LinuxHost, ThreadKey};
 use crate::safety::journal::Journal;
 use crate::sense::tasks::TaskTable;
@@ -24,12 +24,7 @@ use crate::sense::topology::read_topology;
 /// Unpacks a recorded tree: one file for each `==> PATH <==`.
 fn unpack_tree(tree: &str) -> (tempfile::TempDir, LinuxHost) {
     let dir = tempfile::tempdir().unwrap();
-    for part in tree.split("==> ").skip(1) {
-        let (path, text) = part.split_once(" <==\n").unwrap();
-        let path = dir.path().join(path.trim_start_matches('/'));
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    }
+    write_tree(dir.path(), tree.split("==> ").skip(1).map(|part| part.split_once(" <==\n").unwrap()));
     let host = LinuxHost::new(dir.path());
     (dir, host)
 }

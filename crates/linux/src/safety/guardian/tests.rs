@@ -7,27 +7,25 @@ fn cpu_state(list: &str) -> ObjectState {
     ObjectState::Cpus(list.parse().unwrap())
 }
 
+fn record(journal: &mut Journal, object: JournalObject, current: ObjectState, target: ObjectState) {
+    let change = IntendedChange { object, current, target, follows_cpuset: false };
+    journal.journal_changes(&[change]).unwrap();
+}
+
 /// Threads 5 to 8 were moved to CPU 1, as the journal records; then the daemon and its guardian died.
 fn left_behind(dir: &Path) -> FakeHost {
     let host = FakeHost::default();
     let mut journal = Journal::create(dir, "boot", 0).unwrap();
     for tid in 5..9 {
         let object = JournalObject::Affinity { pid: tid, thread: host.add_thread(tid, tid, 1, "0-3") };
-        journal
-            .journal_changes(&[IntendedChange {
-                object,
-                current: cpu_state("0-3"),
-                target: cpu_state("1"),
-                follows_cpuset: false,
-            }])
-            .unwrap();
-        host.threads.borrow_mut().get_mut(&tid).unwrap().cpus = "1".parse().unwrap();
+        record(&mut journal, object, cpu_state("0-3"), cpu_state("1"));
+        host.change_thread(tid, |thread| thread.cpus = "1".parse().unwrap());
     }
     host
 }
 
 fn count_moved(host: &FakeHost) -> usize {
-    host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count()
+    host.masks().iter().filter(|mask| *mask == "1").count()
 }
 
 /// If lines are damaged: is everything in the other lines restored, the loss reported, and the journal quarantined
@@ -227,8 +225,8 @@ fn a_journal_of_another_pid_namespace_is_kept() {
     let narrow: cachemate_core::CpuSet = affinity_before.iter().take(1).collect();
     let mut journal = Journal::create(dir.path(), &host.boot_id().unwrap(), 0).unwrap();
     let object = JournalObject::Affinity { pid: tid, thread: stat.key };
-    let (now, wanted) = (ObjectState::Cpus(affinity_before.clone()), ObjectState::Cpus(narrow.clone()));
-    journal.journal_changes(&[IntendedChange { object, current: now, target: wanted, follows_cpuset: false }]).unwrap();
+    let cpus = |cpus: &cachemate_core::CpuSet| ObjectState::Cpus(cpus.clone());
+    record(&mut journal, object, cpus(&affinity_before), cpus(&narrow));
     host.set_affinity(tid, &narrow).unwrap();
     drop(journal);
     let mut elsewhere = Command::new("unshare");
@@ -277,23 +275,13 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     host.set_file("/cg/cpuset.cpus", "1");
     host.set_file("/cg/batch/cpuset.cpus", "1");
     let object = JournalObject::File { path: path.into() };
-    let (now, wanted) = (ObjectState::Text("0-3".into()), ObjectState::Text("1".into()));
+
     let recovered = journal::read_left_behind(dir.path()).unwrap().unwrap();
     journal::remove_left_behind(dir.path()).unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 0).unwrap();
-    journal
-        .journal_changes(&[IntendedChange {
-            object: object.clone(),
-            current: now,
-            target: wanted,
-            follows_cpuset: false,
-        }])
-        .unwrap();
+    record(&mut journal, object.clone(), ObjectState::Text("0-3".into()), ObjectState::Text("1".into()));
     for (object, entry) in recovered.entries {
-        let (now, wanted) = (entry.original, entry.applied_states[0].clone());
-        journal
-            .journal_changes(&[IntendedChange { object, current: now, target: wanted, follows_cpuset: false }])
-            .unwrap();
+        record(&mut journal, object, entry.original, entry.applied_states[0].clone());
     }
     *host.refused_file.borrow_mut() = Some((path.into(), libc::EACCES));
     for _ in 0..2 {
@@ -311,7 +299,7 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     *host.refused_file.borrow_mut() = None;
     host.set_file("/cg/cpuset.cpus", "0-3");
     // Another process's choice, which happens to be the mask that we once set.
-    host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "1".parse().unwrap();
+    host.change_thread(5, |thread| thread.cpus = "1".parse().unwrap());
     restore_left_behind(&host, dir.path()).unwrap();
     assert_eq!((host.file_text("/cg/batch/cpuset.cpus").trim(), count_moved(&host)), ("0-3", 1));
     assert!(!dir.path().join(Journal::FILE_NAME).exists());

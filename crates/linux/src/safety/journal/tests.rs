@@ -10,23 +10,38 @@ fn change(tid: i32, now: u32, wanted: u32) -> IntendedChange {
     IntendedChange { object: affinity(tid), current: cpus(now), target: cpus(wanted), follows_cpuset: false }
 }
 
+/// The entry of an object that was on CPU 0, after these changes.
+fn entry_with(applied_cpus: [u32; 2]) -> JournalEntry {
+    JournalEntry { applied_states: applied_cpus.map(cpus).to_vec(), ..crate::fake_tests::journal_entry(cpus(0)) }
+}
+
+fn new_journal() -> (tempfile::TempDir, Journal) {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    (dir, journal)
+}
+
+/// A journal of threads 1 to `count`, and the bytes of its file.
+fn journal_file(count: i32) -> (tempfile::TempDir, Journal, PathBuf, Vec<u8>) {
+    let (dir, mut journal) = new_journal();
+    (1..=count).for_each(|tid| journal.journal_changes(&[change(tid, 0, 1)]).unwrap());
+    let path = dir.path().join(Journal::FILE_NAME);
+    let bytes = fs::read(&path).unwrap();
+    (dir, journal, path, bytes)
+}
+
+fn read_back(dir: &tempfile::TempDir) -> RecoveredJournal {
+    read_left_behind(dir.path()).unwrap().unwrap()
+}
+
 /// Is the original kept, and never an intermediate state?
 #[test]
 fn the_original_is_kept_and_never_an_intermediate_state() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    let (dir, mut journal) = new_journal();
     journal.journal_changes(&[change(1, 0, 1), change(2, 0, 2)]).unwrap();
     journal.journal_changes(&[change(1, 1, 3)]).unwrap();
-    let recovered = read_left_behind(dir.path()).unwrap().unwrap();
-    assert_eq!(
-        recovered.entries[&affinity(1)],
-        JournalEntry {
-            original: cpus(0),
-            applied_states: vec![cpus(1), cpus(3)],
-            since_ticks: 70,
-            follows_cpuset: false
-        }
-    );
+    let recovered = read_back(&dir);
+    assert_eq!(recovered.entries[&affinity(1)], entry_with([1, 3]));
     assert_eq!(&recovered.entries, journal.entries());
     assert_eq!((recovered.boot_id.as_deref(), recovered.is_torn), (Some("boot"), false));
     assert!(Journal::create(dir.path(), "boot", 70).is_err(), "a journal left behind must not be overwritten");
@@ -45,27 +60,18 @@ fn a_journal_of_the_previous_version_is_read() {
     ];
     let sum = |line: &str| format!("{:016x} {line}\n", xxhash_rust::xxh3::xxh3_64(line.as_bytes()));
     fs::write(dir.path().join(Journal::FILE_NAME), lines.map(sum).concat()).unwrap();
-    let recovered = read_left_behind(dir.path()).unwrap().unwrap();
-    let entry = JournalEntry {
-        original: cpus(0),
-        applied_states: vec![cpus(1), cpus(3)],
-        since_ticks: 70,
-        follows_cpuset: false,
-    };
-    assert_eq!((recovered.entries, recovered.damaged_lines), (BTreeMap::from([(affinity(1), entry)]), Vec::new()));
+    let recovered = read_back(&dir);
+    let entries = BTreeMap::from([(affinity(1), entry_with([1, 3]))]);
+    assert_eq!((recovered.entries, recovered.damaged_lines), (entries, Vec::new()));
 }
 
 /// If a crash cuts the file at any byte: is everything before the torn line read?
 #[test]
 fn a_journal_cut_anywhere_keeps_all_whole_lines() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-    (1..5).for_each(|tid| journal.journal_changes(&[change(tid, 0, 1)]).unwrap());
-    let path = dir.path().join(Journal::FILE_NAME);
-    let bytes = fs::read(&path).unwrap();
+    let (dir, _, path, bytes) = journal_file(4);
     for cut in 0..bytes.len() {
         fs::write(&path, &bytes[..cut]).unwrap();
-        let recovered = read_left_behind(dir.path()).unwrap().unwrap();
+        let recovered = read_back(&dir);
         // A line that lacks only its newline is complete.
         let complete_lines = (0..=cut).filter(|&index| bytes[index] == b'\n').count();
         assert_eq!(recovered.entries.len(), complete_lines.saturating_sub(1), "cut at {cut}");
@@ -76,26 +82,18 @@ fn a_journal_cut_anywhere_keeps_all_whole_lines() {
 /// Does one flipped bit cost only one line, which is named?
 #[test]
 fn a_damaged_line_is_named_and_the_others_are_read() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-    (1..4).for_each(|tid| journal.journal_changes(&[change(tid, 0, 1)]).unwrap());
-    let path = dir.path().join(Journal::FILE_NAME);
-    let mut bytes = fs::read(&path).unwrap();
+    let (dir, _, path, mut bytes) = journal_file(3);
     let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
     bytes[second] ^= 1;
     fs::write(&path, bytes).unwrap();
-    let recovered = read_left_behind(dir.path()).unwrap().unwrap();
+    let recovered = read_back(&dir);
     assert_eq!((recovered.damaged_lines, recovered.entries.len()), (vec![2], 2));
 }
 
 /// If any single bit of a journal flips: is every line but the one with the bit read, and that one reported?
 #[test]
 fn every_flipped_bit_costs_one_line_and_is_reported() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
-    (1..4).for_each(|tid| journal.journal_changes(&[change(tid, 0, 1)]).unwrap());
-    let path = dir.path().join(Journal::FILE_NAME);
-    let good = fs::read(&path).unwrap();
+    let (dir, journal, path, good) = journal_file(3);
     for bit in 0..8 * good.len() {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -112,8 +110,7 @@ fn every_flipped_bit_costs_one_line_and_is_reported() {
 /// Does the file stay small when ten thousand threads come and go, and does it keep every live thread?
 #[test]
 fn short_lived_threads_do_not_make_the_file_grow() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    let (dir, mut journal) = new_journal();
     journal.journal_changes(&[change(1, 0, 1)]).unwrap();
     for batch in 0..100 {
         let changes: Vec<IntendedChange> = (0..100).map(|index| change(1_000 + batch * 100 + index, 0, 1)).collect();
@@ -123,7 +120,7 @@ fn short_lived_threads_do_not_make_the_file_grow() {
     assert!(fs::metadata(dir.path().join(Journal::FILE_NAME)).unwrap().len() < 2 * COMPACT_FROM_BYTES);
     journal.compact().unwrap();
     journal.journal_changes(&[change(1, 1, 2)]).unwrap();
-    let recovered = read_left_behind(dir.path()).unwrap().unwrap();
+    let recovered = read_back(&dir);
     assert_eq!(recovered.entries.len(), 1);
     assert_eq!(recovered.entries[&affinity(1)].original, cpus(0));
 }
@@ -166,14 +163,13 @@ fn a_journal_begins_once_a_full_disk_has_room() {
 #[test]
 fn lines_after_a_compaction_are_found() {
     for sync in [false, true] {
-        let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+        let (dir, mut journal) = new_journal();
         journal.journal_changes(&[change(1, 0, 1)]).unwrap();
         NEXT.set(Fails { sync, ..Fails::default() });
         assert_eq!(journal.compact().is_err(), sync);
         NEXT.set(Fails::default());
         journal.journal_changes(&[change(2, 0, 1)]).unwrap();
-        assert_eq!(read_left_behind(dir.path()).unwrap().unwrap().entries.len(), 2);
+        assert_eq!(read_back(&dir).entries.len(), 2);
     }
 }
 
@@ -188,8 +184,7 @@ fn a_short_write_refuses_the_batch_and_keeps_all_originals() {
     }
     for room in (0..=text.len() + 1).step_by(3).chain([text.len()]) {
         for cut in [false, true] {
-            let dir = tempfile::tempdir().unwrap();
-            let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+            let (dir, mut journal) = new_journal();
             journal.journal_changes(&[change(1, 0, 1)]).unwrap();
             let entries_before = journal.entries().clone();
             let room_bytes = (room <= text.len()).then_some(room);
@@ -200,7 +195,7 @@ fn a_short_write_refuses_the_batch_and_keeps_all_originals() {
             journal.journal_changes(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
             journal.file.fails = Fails::default();
             journal.journal_changes(&[change(1, 1, 2)]).unwrap();
-            let recovered = read_left_behind(dir.path()).unwrap().unwrap();
+            let recovered = read_back(&dir);
             for (object, entry) in journal.entries() {
                 assert_eq!(recovered.entries[object].original, entry.original, "{room} bytes taken, cut fails: {cut}");
                 assert!(
@@ -218,8 +213,7 @@ fn a_short_write_refuses_the_batch_and_keeps_all_originals() {
 /// If a disk stays full: is every change refused, and does everything work as before once there is room again?
 #[test]
 fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
+    let (dir, mut journal) = new_journal();
     journal.journal_changes(&[change(1, 0, 1)]).unwrap();
     let good = std::mem::replace(&mut journal.file.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
     for _ in 0..3 {
@@ -228,5 +222,5 @@ fn a_full_disk_refuses_the_change_and_keeps_the_journal() {
     }
     journal.file.file = good;
     journal.journal_changes(&[change(3, 0, 1)]).unwrap();
-    assert_eq!(read_left_behind(dir.path()).unwrap().unwrap().entries.len(), 2);
+    assert_eq!(read_back(&dir).entries.len(), 2);
 }

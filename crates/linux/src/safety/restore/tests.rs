@@ -30,6 +30,20 @@ fn affinity(pid: i32, thread: ThreadKey) -> JournalObject {
     JournalObject::Affinity { pid, thread }
 }
 
+fn file(path: &str) -> JournalObject {
+    JournalObject::File { path: path.into() }
+}
+
+/// A host whose threads were moved from CPUs 0 to 3 to CPU 1, with the journal's entries.
+fn moved_threads(tids: std::ops::Range<i32>) -> (FakeHost, BTreeMap<JournalObject, JournalEntry>) {
+    let (host, mut entries) = (FakeHost::default(), BTreeMap::new());
+    for tid in tids {
+        let thread = host.add_thread(tid, tid, 1, "0-3");
+        apply_change(&host, &mut entries, affinity(tid, thread), cpu_state("1"));
+    }
+    (host, entries)
+}
+
 /// Are objects of every kind restored, including threads in our own group?
 #[test]
 fn every_kind_of_object_is_restored() {
@@ -46,25 +60,15 @@ fn every_kind_of_object_is_restored() {
     apply_change(&host, &mut entries, affinity(5, thread), cpu_state("1"));
     apply_change(&host, &mut entries, JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(7));
     apply_change(&host, &mut entries, JournalObject::Policy { pid: 5, thread }, ObjectState::Policy(5));
-    apply_change(
-        &host,
-        &mut entries,
-        JournalObject::File { path: "/cg/cpuset.cpus".into() },
-        ObjectState::Text("1".into()),
-    );
-    apply_change(
-        &host,
-        &mut entries,
-        JournalObject::File { path: "/cg/freezer.state".into() },
-        ObjectState::Text("FROZEN".into()),
-    );
+    apply_change(&host, &mut entries, file("/cg/cpuset.cpus"), ObjectState::Text("1".into()));
+    apply_change(&host, &mut entries, file("/cg/freezer.state"), ObjectState::Text("FROZEN".into()));
     host.set_file("/cg/ours/tasks", "5\n6\n"); // a child was born into our group
 
     let account = restore(&host, &entries);
     assert_eq!(account.len(), 7);
     assert!(account.iter().all(|restored| restored.outcome == RestoreOutcome::Restored), "{account:#?}");
-    assert_eq!(account[0].object, JournalObject::File { path: "/cg/freezer.state".into() }, "thaw first");
-    assert_eq!((host.threads.borrow()[&5].cpus.to_string(), host.threads.borrow()[&5].nice), ("0-3".into(), 0));
+    assert_eq!(account[0].object, file("/cg/freezer.state"), "thaw first");
+    assert_eq!((host.mask_of(5), host.threads.borrow()[&5].nice), ("0-3".into(), 0));
     assert_eq!(host.threads.borrow()[&5].policy, 0);
     assert_eq!(host.file_text("/cg/tasks"), "9\n5\n6\n");
     assert_eq!(
@@ -79,29 +83,20 @@ fn every_kind_of_object_is_restored() {
 /// Is another process's later change kept, a thread with a reused id left unchanged, and an exit not a failure?
 #[test]
 fn later_changes_and_reused_ids_are_left_unchanged() {
-    let host = FakeHost::default();
-    let (theirs, reused, gone) =
-        (host.add_thread(5, 5, 1, "0-3"), host.add_thread(6, 6, 1, "0-3"), host.add_thread(7, 7, 1, "0-3"));
-    let mut entries = BTreeMap::new();
-    for (pid, thread) in [(5, theirs), (6, reused), (7, gone)] {
-        apply_change(&host, &mut entries, affinity(pid, thread), cpu_state("1"));
-    }
-    host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
-    host.threads.borrow_mut().get_mut(&6).unwrap().start_ticks += 1;
+    let (host, entries) = moved_threads(5..8);
+    host.change_thread(5, |thread| thread.cpus = "2-3".parse().unwrap());
+    host.change_thread(6, |thread| thread.start_ticks += 1);
     host.threads.borrow_mut().remove(&7);
     let outcomes: Vec<RestoreOutcome> = restore(&host, &entries).into_iter().map(|restored| restored.outcome).collect();
     assert!(matches!(outcomes[0], RestoreOutcome::ChangedByOther(_)));
     assert_eq!(outcomes[1..], [RestoreOutcome::Gone, RestoreOutcome::Gone]);
-    assert_eq!(host.threads.borrow()[&6].cpus.to_string(), "1");
+    assert_eq!(host.mask_of(6), "1");
 }
 
 /// Do threads and children born under our mask get their ancestor's original, and only those that carry our mask?
 #[test]
 fn threads_that_inherited_our_mask_get_the_original() {
-    let host = FakeHost::default();
-    let parent = host.add_thread(5, 5, 1, "0-3");
-    let mut entries = BTreeMap::new();
-    apply_change(&host, &mut entries, affinity(5, parent), cpu_state("1"));
+    let (host, entries) = moved_threads(5..6);
     host.add_thread(5, 50, 1, "1"); // a thread of the same process
     host.add_thread(8, 8, 5, "1"); // a child
     host.add_thread(9, 9, 8, "1"); // its child
@@ -109,7 +104,7 @@ fn threads_that_inherited_our_mask_get_the_original() {
     host.add_thread(11, 11, 1, "1"); // no relation
     host.add_thread(6, 6, 5, "1"); // a child that lived before us and had this mask already
     restore(&host, &entries);
-    let masks: Vec<String> = [5, 50, 8, 9, 10, 11, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string()).into();
+    let masks: Vec<String> = [5, 50, 8, 9, 10, 11, 6].map(|tid| host.mask_of(tid)).into();
     assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1", "1"]);
 }
 
@@ -119,19 +114,14 @@ fn threads_that_inherited_our_mask_get_the_original() {
 fn one_failed_change_is_reported_and_the_rest_restored() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
         for nth in 0..3 {
-            let host = FakeHost::default();
-            let mut entries = BTreeMap::new();
-            for tid in 5..8 {
-                let thread = host.add_thread(tid, tid, 1, "0-3");
-                apply_change(&host, &mut entries, affinity(tid, thread), cpu_state("1"));
-            }
+            let (host, entries) = moved_threads(5..8);
             host.fault.set(Some((nth, errno)));
             let failed = restore(&host, &entries).iter().filter(|r| r.has_failed()).count();
             assert_eq!(failed, 1);
-            let confined_count = host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count();
+            let confined_count = host.masks().iter().filter(|mask| *mask == "1").count();
             assert_eq!(confined_count, 1);
             restore(&host, &entries);
-            assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
+            assert!(host.masks().iter().all(|mask| mask == "0-3"));
         }
     }
 }
@@ -141,10 +131,7 @@ fn one_failed_change_is_reported_and_the_rest_restored() {
 #[test]
 fn an_existing_thread_is_never_taken_for_exited() {
     for (errno_for, outcome) in [(2, RestoreOutcome::Restored), (u32::MAX, RestoreOutcome::Failed(String::new()))] {
-        let host = FakeHost::default();
-        let thread = host.add_thread(5, 5, 1, "0-3");
-        let mut entries = BTreeMap::new();
-        apply_change(&host, &mut entries, affinity(5, thread), cpu_state("1"));
+        let (host, entries) = moved_threads(5..6);
         host.no_such_process_for.set(errno_for);
         let account = restore(&host, &entries);
         match outcome {
@@ -153,7 +140,7 @@ fn an_existing_thread_is_never_taken_for_exited() {
         }
         host.no_such_process_for.set(0);
         restore(&host, &entries);
-        assert_eq!(host.threads.borrow()[&5].cpus.to_string(), "0-3");
+        assert_eq!(host.mask_of(5), "0-3");
     }
 }
 
@@ -165,8 +152,7 @@ fn a_cpuset_that_cannot_be_emptied_gets_its_parents_cpus() {
         host.set_file("/cg/cpuset.cpus.effective", "0-7\n");
         host.set_file("/cg/batch/cpuset.cpus", "\n");
         let mut entries = BTreeMap::new();
-        let object = JournalObject::File { path: "/cg/batch/cpuset.cpus".into() };
-        apply_change(&host, &mut entries, object, ObjectState::Text("4-5".into()));
+        apply_change(&host, &mut entries, file("/cg/batch/cpuset.cpus"), ObjectState::Text("4-5".into()));
         if populated {
             host.fault.set(Some((0, libc::ENOSPC)));
         }
@@ -181,17 +167,14 @@ fn a_cpuset_that_cannot_be_emptied_gets_its_parents_cpus() {
 #[test]
 fn a_thread_that_cannot_be_checked_is_not_taken_for_exited() {
     for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EIO, libc::EPERM, libc::EINTR] {
-        let host = FakeHost::default();
-        let thread = host.add_thread(5, 5, 1, "0-3");
-        let mut entries = BTreeMap::new();
-        apply_change(&host, &mut entries, affinity(5, thread), cpu_state("1"));
+        let (host, entries) = moved_threads(5..6);
         host.add_thread(7, 7, 5, "1"); // an inheritor
         host.reads_fail.set(Some(errno));
         let account = restore(&host, &entries);
         assert!(!account.is_empty() && account.iter().all(|line| line.has_failed()), "{account:?}");
         host.reads_fail.set(None);
         restore(&host, &entries);
-        assert!(host.threads.borrow().values().all(|thread| thread.cpus.to_string() == "0-3"));
+        assert!(host.masks().iter().all(|mask| mask == "0-3"));
     }
 }
 
@@ -209,12 +192,12 @@ fn a_mask_narrowed_by_another_process_is_kept() {
         apply_change(&host, &mut entries, affinity(5, thread), cpu_state("1-2"));
         match by_cpuset {
             true => host.set_cpuset("0-1,3"),
-            false => host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "1".parse().unwrap(),
+            false => host.change_thread(5, |thread| thread.cpus = "1".parse().unwrap()),
         }
-        assert_eq!(host.threads.borrow()[&5].cpus.to_string(), "1");
+        assert_eq!(host.mask_of(5), "1");
         let account = restore(&host, &entries);
         assert_eq!(std::mem::discriminant(&account[0].outcome), std::mem::discriminant(&outcome), "{account:?}");
-        let now = host.threads.borrow()[&5].cpus.to_string();
+        let now = host.mask_of(5);
         assert_eq!(now, if by_cpuset { "0-1,3" } else { "1" });
     }
 }
@@ -225,13 +208,13 @@ fn a_mask_narrowed_by_another_process_is_kept() {
 fn a_mask_as_wide_as_its_cpuset_follows_it_again() {
     let host = FakeHost::default();
     let (wide, narrow) = (host.add_thread(5, 5, 1, "0-3"), host.add_thread(6, 6, 1, "2"));
-    host.threads.borrow_mut().get_mut(&6).unwrap().asked = Some("2".parse().unwrap());
+    host.change_thread(6, |thread| thread.asked = Some("2".parse().unwrap()));
     host.set_cpuset("0-3");
     let mut entries = BTreeMap::new();
     apply_change(&host, &mut entries, affinity(5, wide), cpu_state("1"));
     apply_change(&host, &mut entries, affinity(6, narrow), cpu_state("1"));
     restore(&host, &entries);
-    let masks = || [5, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string());
+    let masks = || [5, 6].map(|tid| host.mask_of(tid));
     assert_eq!(masks(), ["0-3", "2"]);
     host.set_cpuset("0-7");
     assert_eq!(masks(), ["0-7", "2"]);
@@ -246,8 +229,7 @@ fn a_group_that_became_a_partition_is_left_to_its_owner() {
         let host = FakeHost::default();
         host.set_file("/cg/cpuset.cpus", "0-3");
         let mut entries = BTreeMap::new();
-        let file = JournalObject::File { path: "/cg/cpuset.cpus".into() };
-        apply_change(&host, &mut entries, file, ObjectState::Text("1".into()));
+        apply_change(&host, &mut entries, file("/cg/cpuset.cpus"), ObjectState::Text("1".into()));
         host.set_file("/cg/cpuset.cpus.partition", kind);
         let account = restore(&host, &entries);
         assert_eq!(host.file_text("/cg/cpuset.cpus").trim(), expected, "{kind}");

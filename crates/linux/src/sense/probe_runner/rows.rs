@@ -167,7 +167,7 @@ mod tests {
             let scheduling = SchedParams::default();
             participants.push(Participant { task: TaskId(tid as u32), pid: tid, thread, scheduling, cpus });
         }
-        host.threads.borrow_mut().get_mut(&7).unwrap().start_ticks += 1;
+        host.change_thread(7, |thread| thread.start_ticks += 1);
         // Our threads run on a CPU that this test may use.
         let cpus = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap().first().into_iter().collect();
         let busy_tasks = [TaskId(6)].into();

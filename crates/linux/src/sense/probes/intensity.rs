@@ -12,6 +12,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use cachemate_core::SplitMix64;
+
 use super::{cycles_now, flush_line};
 
 /// A calibrated prober with its buffer, which must run on one CPU (see [`super::PinnedThread`]).
@@ -80,7 +82,7 @@ impl PrimeProber {
         advise_huge(&mut buffer);
         buffer.iter_mut().step_by(512).for_each(|word| *word = 1); // writes every page, so that each has its own frame
         let mut order: Vec<u32> = (0..lines as u32).collect();
-        shuffle(&mut order, seed);
+        SplitMix64::new(seed).shuffle(&mut order);
         let mut prober = PrimeProber { buffer, order, next_index: 0, min_miss_cycles: u64::MAX };
         prober.min_miss_cycles = prober.calibrate()?;
         Ok(prober)
@@ -201,14 +203,6 @@ impl PrimeProber {
     /// Threshold of a miss, for `doctor` to show.
     pub fn min_miss_cycles(&self) -> u64 {
         self.min_miss_cycles
-    }
-}
-
-fn shuffle(order: &mut [u32], seed: u64) {
-    let mut state = seed;
-    for index in (1..order.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(index, ((state >> 33) % (index as u64 + 1)) as usize);
     }
 }
 

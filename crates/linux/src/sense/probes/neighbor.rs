@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use cachemate_core::Neighbor;
+use cachemate_core::{Neighbor, SplitMix64};
 
 const WORDS_PER_LINE: usize = 8;
 /// Largest footprint; larger ones are a mistake, or take too long to allocate.
@@ -60,10 +60,9 @@ impl NeighborLoad {
 /// word of the next line.
 fn link_random_cycle(memory: &mut [u64], lines: usize) {
     let mut order: Vec<usize> = (0..lines).collect();
-    let mut state = 1u64;
+    let mut rng = SplitMix64::new(1);
     for index in (1..lines).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(index, ((state >> 33) % index as u64) as usize);
+        order.swap(index, rng.draw_below(index as u64) as usize);
     }
     for (index, &next) in order.iter().enumerate() {
         memory[index * WORDS_PER_LINE] = (next * WORDS_PER_LINE) as u64;

@@ -63,15 +63,13 @@ pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
         // Count operations instead of cycles, so that a sample stands for a number of operations. The first IBS lacks
         // this option.
         config.set_if_present(kernel, "ibs_op", "cnt_ctl", 1)?;
-        let (precise_ip, samples_kernel) = (0, true);
-        let name = "AMD IBS";
         return Ok(Facility {
-            name,
+            name: "AMD IBS",
             kind,
             config,
             leader: None,
-            precise_ip,
-            samples_kernel,
+            precise_ip: 0,
+            samples_kernel: true,
             period_step: IBS_STEP,
             min_period: MIN_IBS_PERIOD,
         });
@@ -84,9 +82,8 @@ pub fn find_facility(kernel: &dyn Kernel) -> Result<Facility, String> {
         let mut config = encode(kernel, device, &terms)?;
         config.set_if_present(kernel, device, "ldlat", MIN_LOAD_LATENCY_CYCLES)?;
         let leader = read_event_terms("mem-loads-aux").map(|terms| encode(kernel, device, &terms)).transpose()?;
-        let name = "Intel PEBS load latency";
         return Ok(Facility {
-            name,
+            name: "Intel PEBS load latency",
             kind,
             config,
             leader,

@@ -6,6 +6,13 @@ fn everything() -> Vec<ManageRule> {
     vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }]
 }
 
+/// A table with all threads of a host.
+fn refreshed(host: &FakeHost) -> TaskTable {
+    let mut tasks = TaskTable::default();
+    tasks.refresh(host, &everything(), 0).unwrap();
+    tasks
+}
+
 fn ids(tasks: &TaskTable) -> Vec<(u32, i32, bool)> {
     tasks.tasks().iter().map(|task| (task.task.0, task.thread.tid, task.has_exited)).collect()
 }
@@ -15,10 +22,9 @@ fn ids(tasks: &TaskTable) -> Vec<(u32, i32, bool)> {
 #[test]
 fn ids_are_dense_and_never_reused() {
     let host = FakeHost::default();
-    let mut tasks = TaskTable::default();
     host.add_thread(5, 5, 1, "0");
     host.add_thread(5, 6, 1, "0");
-    tasks.refresh(&host, &everything(), 0).unwrap();
+    let mut tasks = refreshed(&host);
     assert_eq!(ids(&tasks), [(0, 5, false), (1, 6, false)]);
     host.threads.borrow_mut().remove(&6);
     host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1; // another program under the same pid
@@ -76,8 +82,7 @@ fn threads_carry_their_process_user() {
     for (pid, tid) in [(5, 5), (5, 6), (7, 7)] {
         host.add_thread(pid, tid, 1, "0");
     }
-    let mut tasks = TaskTable::default();
-    tasks.refresh(&host, &everything(), 0).unwrap();
+    let tasks = refreshed(&host);
     let users: Vec<_> = tasks.tasks().iter().map(|task| (task.thread.tid, task.user)).collect();
     assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
 }
@@ -100,8 +105,7 @@ fn the_guardian_is_never_managed() {
 fn events_replace_listings() {
     let host = FakeHost::default();
     host.add_thread(5, 5, 1, "0");
-    let mut tasks = TaskTable::default();
-    tasks.refresh(&host, &everything(), 0).unwrap();
+    let mut tasks = refreshed(&host);
     tasks.births.add_listed([], true);
     let birth = |pid| ProcessEvent::ProcessStart { parent_pid: 5, pid };
     let exit = |pid| ProcessEvent::Exit { pid, tid: pid };
@@ -127,8 +131,7 @@ fn crowd() -> (FakeHost, TaskTable) {
         host.add_thread(5, tid, 1, "0");
         set_run_time(&host, tid, 10);
     }
-    let mut tasks = TaskTable::default();
-    tasks.refresh(&host, &everything(), 0).unwrap();
+    let mut tasks = refreshed(&host);
     tasks.births.add_listed([], true);
     (host, tasks)
 }

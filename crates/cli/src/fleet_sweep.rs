@@ -10,7 +10,7 @@ use cachemate_core::MachineSpec;
 use cachemate_fleet::spec::{FleetService, FleetSpec};
 use cachemate_fleet::study::{FleetChange, FleetPart, FleetPartOutcome, FleetResult, FleetStudy};
 use cachemate_sweep::{
-    JobResult, JobRunner, MANIFEST_FORMAT, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId,
+    JobResult, JobRunner, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -63,19 +63,11 @@ impl FleetRequest {
         };
         let parts = study.parts();
         let tasks: Vec<SweepTask> = parts.iter().map(sweep_task).collect();
+        let axes = ["variant", "cell"];
         let header = ManifestHeader {
-            format: MANIFEST_FORMAT,
             name: "fleet".to_string(),
             description: self.spec.name.clone(),
-            kind: SweepKind::Fleet,
-            version: source_version(),
-            detail: true,
-            axes: vec!["variant".to_string(), "cell".to_string()],
-            tasks: tasks.len(),
-            scenarios: BTreeMap::new(),
-            machines: BTreeMap::new(),
-            recordings: BTreeMap::new(),
-            repro: json!(self),
+            ..ManifestHeader::of_request(SweepKind::Fleet, source_version(), axes, tasks.len(), json!(self))
         };
         let manifest = Manifest { header, tasks: tasks.clone() };
         let store = Arc::new(Store::create(dir)?);

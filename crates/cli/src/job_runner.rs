@@ -33,6 +33,25 @@ impl LocalJobRunner {
     pub fn new(session: &Session, dir: &Path) -> Self {
         LocalJobRunner { session: session.silent(), dir: dir.to_path_buf(), fleet: FleetWorker::default() }
     }
+
+    fn run_curve(&self, job: &CurveJob) -> Result<JobResult, RunError> {
+        let run_error = |error: anyhow::Error| match error.is::<crate::exit::InterruptedError>() {
+            true => RunError::Stopped,
+            false => RunError::Failed(format!("{error:#}")),
+        };
+        let measurement = curve_command(job).map_err(RunError::Failed)?.measure(&self.session).map_err(run_error)?;
+        let full_counts = &measurement.all;
+        let to_f64 = |count: Option<u64>| count.map(|count| count as f64);
+        let named_figures = [
+            ("accesses", Some(full_counts.accesses as f64)),
+            ("instructions", to_f64(full_counts.instructions)),
+            ("cold_misses", to_f64(full_counts.cold)),
+            ("miss_ratio_error", measurement.sampled.and_then(|sampled| sampled.error)),
+        ];
+        let figures = named_figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        let curve = full_counts.curve.iter().map(|point| (point.bytes, point.miss_ratio)).collect();
+        Ok(JobResult { figures, curve, detail: None })
+    }
 }
 
 impl JobRunner for LocalJobRunner {
@@ -150,25 +169,4 @@ fn curve_command(job: &CurveJob) -> Result<mrc::Mrc, String> {
     let sizes =
         job.sizes.as_deref().map(str::parse::<SizeList>).transpose().map_err(|problem| format!("sizes: {problem}"))?;
     mrc::Mrc::for_sweep(&job.recording, job.line_bytes, sizes, job.sample, job.seed)
-}
-
-impl LocalJobRunner {
-    fn run_curve(&self, job: &CurveJob) -> Result<JobResult, RunError> {
-        let run_error = |error: anyhow::Error| match error.is::<crate::exit::InterruptedError>() {
-            true => RunError::Stopped,
-            false => RunError::Failed(format!("{error:#}")),
-        };
-        let measurement = curve_command(job).map_err(RunError::Failed)?.measure(&self.session).map_err(run_error)?;
-        let full_counts = &measurement.all;
-        let to_f64 = |count: Option<u64>| count.map(|count| count as f64);
-        let named_figures = [
-            ("accesses", Some(full_counts.accesses as f64)),
-            ("instructions", to_f64(full_counts.instructions)),
-            ("cold_misses", to_f64(full_counts.cold)),
-            ("miss_ratio_error", measurement.sampled.and_then(|sampled| sampled.error)),
-        ];
-        let figures = named_figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
-        let curve = full_counts.curve.iter().map(|point| (point.bytes, point.miss_ratio)).collect();
-        Ok(JobResult { figures, curve, detail: None })
-    }
 }

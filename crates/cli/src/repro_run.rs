@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use cachemate_report::Table;
 use cachemate_report::text::{format_count_of, format_number};
-use cachemate_report::{Align, Table};
 use cachemate_repro::confidence::{MAX_SEEDS, MIN_SEEDS};
 use cachemate_repro::store::{self, ExperimentCost, StoreMode};
 use cachemate_repro::{Experiment, ExperimentContext, Finding, Findings, ReproError, select_experiments};
@@ -53,13 +53,8 @@ impl FormArgs {
     ) -> ExperimentContext<'a> {
         let seeds = (self.seed..self.seed.saturating_add(seeds as u64)).collect();
         let quick = self.quick || self.sample;
-        ExperimentContext {
-            quick,
-            sample: self.sample,
-            seeds,
-            progress,
-            ..ExperimentContext::for_seed(self.seed, stop)
-        }
+        let context = ExperimentContext::for_seed(self.seed, stop);
+        ExperimentContext { quick, sample: self.sample, seeds, progress, ..context }
     }
 
     /// Returns the CPU seconds of an experiment that starts from an empty store. This is the last measured value or,
@@ -214,10 +209,9 @@ impl CostPlan {
         }
         let remaining_hours: f64 = self.experiments.iter().filter_map(|experiment| experiment.left_cpu_hours).sum();
         let unknown_count = self.experiments.iter().filter(|experiment| experiment.left_cpu_hours.is_none()).count();
-        let unknown_text = if unknown_count > 0 {
-            format!(", and {unknown_count} experiments of unknown cost")
-        } else {
-            String::new()
+        let unknown_text = match unknown_count {
+            0 => String::new(),
+            count => format!(", and {count} experiments of unknown cost"),
         };
         let seeds_text = format_count_of(self.seeds as u64, "seed");
         format!(
@@ -264,14 +258,8 @@ struct ExperimentProgress {
 
 impl ExperimentProgress {
     fn new(experiment: Experiment) -> Self {
-        ExperimentProgress {
-            experiment,
-            seeds: 0,
-            spent_seconds: 0.0,
-            findings: Vec::new(),
-            failure: None,
-            is_over_budget: false,
-        }
+        let (findings, failure) = (Vec::new(), None);
+        ExperimentProgress { experiment, seeds: 0, spent_seconds: 0.0, findings, failure, is_over_budget: false }
     }
 
     /// Returns the number of seeds for the next run; `None` once all results are decided or the limit is reached.
@@ -415,17 +403,7 @@ impl ReproRun {
 
 impl RunAccount<'_> {
     fn describe(&self) -> String {
-        let (left_aligned, right_aligned) = (|name| (name, Align::Left), |name| (name, Align::Right));
-        let columns = [
-            left_aligned("id"),
-            left_aligned("result"),
-            left_aligned("target"),
-            right_aligned("measured"),
-            right_aligned("95 %"),
-            right_aligned("seeds"),
-            left_aligned(""),
-        ];
-        let mut result_table = Table::new(&columns);
+        let mut result_table = Table::from_header("id | result | target | > measured | > 95 % | > seeds | ");
         for finding in &self.results {
             let interval_text = finding.confidence.map_or(String::new(), |interval| {
                 format!("{} to {}", format_number(interval.low), format_number(interval.high))
@@ -437,8 +415,7 @@ impl RunAccount<'_> {
             let seeds_text = finding.seeds.len().to_string();
             result_table.add_row(cells.into_iter().cloned().chain([seeds_text, describe_verdict(finding)]));
         }
-        let columns = [left_aligned("ids"), right_aligned("seeds"), right_aligned("processor hours"), left_aligned("")];
-        let mut account_table = Table::new(&columns);
+        let mut account_table = Table::from_header("ids | > seeds | > processor hours | ");
         for line in &self.experiments {
             let state_text = match (line.error, line.is_within_budget, line.undecided) {
                 (Some(error), ..) => format!("failed: {error}"),

@@ -9,9 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use cachemate_repro::split_runs::RunDivision;
 use cachemate_repro::{Experiment, ExperimentContext, Finding, Findings, ReproError};
-use cachemate_sweep::{
-    JobResult, MANIFEST_FORMAT, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId,
-};
+use cachemate_sweep::{JobResult, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -205,19 +203,11 @@ impl Waves {
 
     /// Returns the manifest with the tasks of all waves so far.
     pub fn manifest(&self) -> Manifest {
+        let (axes, request) = (["experiment", "run"], json!(self.request));
         let header = ManifestHeader {
-            format: MANIFEST_FORMAT,
             name: "repro".to_string(),
             description: "The papers' experiments, run by run".to_string(),
-            kind: SweepKind::Repro,
-            version: source_version(),
-            detail: true,
-            axes: vec!["experiment".to_string(), "run".to_string()],
-            tasks: self.tasks.len(),
-            scenarios: BTreeMap::new(),
-            machines: BTreeMap::new(),
-            recordings: BTreeMap::new(),
-            repro: json!(self.request),
+            ..ManifestHeader::of_request(SweepKind::Repro, source_version(), axes, self.tasks.len(), request)
         };
         Manifest { header, tasks: self.tasks.clone() }
     }

@@ -129,10 +129,7 @@ impl Session {
     /// Progress bar over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints. Off a
     /// terminal, a line of text takes its place every ten seconds, unless `--quiet` or `--json` was given.
     pub fn progress_bar(&self, stage: &'static str, total: Option<u64>) -> ProgressBar {
-        let bar = match total {
-            Some(total) => ProgressBar::new(total),
-            None => ProgressBar::new_spinner(),
-        };
+        let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
         let template = match total {
             Some(_) => "{prefix} [{bar:30}] {percent} %  {human_pos}/{human_len}  {per_sec}  {eta} left  {msg}",
             None => "{prefix} {spinner} {human_pos}  {per_sec}  {elapsed}",

@@ -155,12 +155,13 @@ fn cache_summary(status: &DaemonStatus) -> String {
     format!("\n{caches}threads: --threads\n")
 }
 
+fn task_name(status: &DaemonStatus, id: u32) -> String {
+    let task = status.tasks.iter().find(|task| task.task == id);
+    task.map_or_else(|| format!("task {id}"), |task| describe_thread(&task.name, task.tid))
+}
+
 pub fn gang_lines(status: &DaemonStatus) -> String {
-    let task_name = |id: &u32| {
-        let task = status.tasks.iter().find(|task| task.task == *id);
-        task.map_or_else(|| format!("task {id}"), |task| describe_thread(&task.name, task.tid))
-    };
-    let gang_text = |gang: &Vec<u32>| gang.iter().map(task_name).collect::<Vec<_>>().join(" + ");
+    let gang_text = |gang: &Vec<u32>| gang.iter().map(|id| task_name(status, *id)).collect::<Vec<_>>().join(" + ");
     let turns_line = |schedule: &cachemate_daemon::status::GangStatus| {
         let turns: Vec<String> = schedule.gangs.iter().map(gang_text).collect();
         format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
@@ -172,14 +173,10 @@ pub fn gang_lines(status: &DaemonStatus) -> String {
 }
 
 pub fn shares_text(status: &DaemonStatus) -> String {
-    let task_name = |id: &u32| {
-        let task = status.tasks.iter().find(|task| task.task == *id);
-        task.map_or_else(|| format!("task {id}"), |task| describe_thread(&task.name, task.tid))
-    };
     let share_line = |share: &cachemate_daemon::status::ShareStatus| {
         let occupancy_text =
             share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", format_size(bytes)));
-        let task_names: Vec<String> = share.tasks.iter().map(task_name).collect();
+        let task_names: Vec<String> = share.tasks.iter().map(|id| task_name(status, *id)).collect();
         let units_text = match (&share.ways, &share.colors) {
             (Some(ways), _) => format!("ways {ways}"),
             (None, colors) => format!("colors {}", colors.as_deref().unwrap_or("-")),
@@ -237,20 +234,20 @@ fn describe_plan(status: &DaemonStatus) -> String {
 
 /// Formats the whole status: services and, if `with_threads`, the threads of each cache.
 pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
-    let decisions = decisions_text(&status.decisions, 10);
+    render_status(status, with_threads, 10, (usize::MAX, usize::MAX))
+}
+
+fn render_status(status: &DaemonStatus, with_threads: bool, decisions: usize, rows: (usize, usize)) -> String {
+    let decisions = decisions_text(&status.decisions, decisions);
     let decisions_section = if decisions.is_empty() { String::new() } else { format!("\nlast decisions\n{decisions}") };
-    let services = render_services(&status.services, usize::MAX);
-    let threads = if with_threads { cache_tables(status, usize::MAX) } else { cache_summary(status) };
+    let services = render_services(&status.services, rows.0);
+    let threads = if with_threads { cache_tables(status, rows.1) } else { cache_summary(status) };
     format!("{}{services}{threads}\n{}{decisions_section}", status_head(status), describe_plan(status))
 }
 
 /// Formats the part of the status that fits a screen; truncates lines at `columns`, if given.
 pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize>) -> String {
-    let decisions = decisions_text(&status.decisions, 6);
-    let decisions_section = if decisions.is_empty() { String::new() } else { format!("\nlast decisions\n{decisions}") };
-    let services = render_services(&status.services, 20);
-    let threads = if with_threads { cache_tables(status, 15) } else { cache_summary(status) };
-    let text = format!("{}{services}{threads}\n{}{decisions_section}", status_head(status), describe_plan(status));
+    let text = render_status(status, with_threads, 6, (20, 15));
     let columns = columns.unwrap_or(usize::MAX);
     text.lines().map(|line| line.chars().take(columns).collect::<String>() + "\n").collect()
 }
@@ -369,17 +366,7 @@ mod tests {
             ..TaskStatus::default()
         }];
         let gangs = vec![GangStatus { cpus: "0".into(), slice_ns: 1, gangs: vec![vec![7]] }];
-        let share = ShareStatus {
-            group: 0,
-            cache: 0,
-            ways: Some("0-1".into()),
-            colors: None,
-            tasks: vec![7],
-            occupancy_bytes: None,
-            allowed_page_share: None,
-            fallback_pages: None,
-            notes: Vec::new(),
-        };
+        let share = ShareStatus { ways: Some("0-1".into()), tasks: vec![7], ..ShareStatus::default() };
         let decision = DecisionStatus {
             window: 1,
             tasks: vec![7],

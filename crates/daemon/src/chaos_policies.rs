@@ -7,8 +7,8 @@
 //! an impossible mask, then returns empty plans, to test that the daemon continues.
 
 use cachemate_core::{
-    CacheShare, Decision, Gang, GangSchedule, GroupId, PageMigration, PartitionSupport, Plan, Policy, PolicyConfig,
-    ProcessId, Reason, ReasonKind, ShareMember, SplitMix64, TaskId, Units, View, WindowLength,
+    CacheShare, CpuSet, Decision, Gang, GangSchedule, GroupId, PageMigration, PartitionSupport, Plan, Policy,
+    PolicyConfig, ProcessId, Reason, ReasonKind, ShareMember, SplitMix64, TaskId, Units, View, WindowLength,
 };
 
 /// The chaos policy of this name, if there is one.
@@ -34,9 +34,7 @@ impl ShakePolicy {
     fn new(seed: u64) -> Self {
         ShakePolicy { generator: SplitMix64::new(seed) }
     }
-}
 
-impl ShakePolicy {
     /// Assigns some processes to one half of the colors or the other. Colors apply to every cache of the level, so the
     /// first cache stands for all.
     fn draw_color_shares(&mut self, view: &View<'_>) -> Vec<CacheShare> {
@@ -154,11 +152,8 @@ impl Policy for MisplacingPolicy {
         let first_cpu = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
         let tasks: Vec<_> = view.movable_tasks().map(|task| task.task).collect();
         if view.observation.window < Self::FIRST_INVALID_WINDOW {
-            plan.affinity.extend(
-                first_cpu
-                    .into_iter()
-                    .flat_map(|cpu| tasks.iter().map(move |&task| (task, [cpu].into_iter().collect()))),
-            );
+            let cpus: Option<CpuSet> = first_cpu.map(|cpu| [cpu].into_iter().collect());
+            plan.affinity.extend(tasks.iter().filter_map(|&task| Some((task, cpus.clone()?))));
         } else if view.observation.window < Self::END_WINDOW
             && let Some(cache) = view.topology.caches.first()
         {

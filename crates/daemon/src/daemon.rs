@@ -2,12 +2,12 @@
 //! the host.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{ControlLoopError, RunHeader, WindowRecord};
+use cachemate_core::{ControlLoopError, RunHeader};
 use cachemate_linux::act::group_owners::GroupOwners;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::nri::NriOptions;
@@ -24,8 +24,9 @@ use crate::endpoints::Endpoints;
 use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::metrics::{MetricsAddress, MetricsTextfile};
 use crate::service_watch::ServiceWatch;
+pub use crate::socket::ControlFlags;
 use crate::socket::{self, SharedStatus};
-use crate::status::{DaemonStatus, StatusTracker, describe_evidence_level};
+use crate::status::{StatusTracker, describe_evidence_level};
 use crate::{page, paths};
 
 /// Maximum time that a start waits for a guardian that is restoring the host.
@@ -92,19 +93,6 @@ impl ConfigSource {
     }
 }
 
-/// Flags that signals and the socket set, and the status that they show.
-#[derive(Clone, Default)]
-pub struct ControlFlags {
-    /// If set, the daemon ends and restores the host.
-    pub stop: Arc<AtomicBool>,
-    /// If set, the current window ends.
-    pub wake: Arc<AtomicBool>,
-    /// If set, the daemon rereads the configuration.
-    pub reload: Arc<AtomicBool>,
-    /// The status after the last window, which the daemon writes and others read.
-    pub status: Arc<Mutex<DaemonStatus>>,
-}
-
 /// Runs the daemon until it is stopped, and restores the host before returning.
 ///
 /// # Errors
@@ -125,7 +113,7 @@ pub fn run(source: &ConfigSource, flags: &ControlFlags, report: &dyn Fn(&str)) -
     let service_watch = ServiceWatch::start(&state_dir, &config, source.nri.clone(), flags.wake.clone())?;
     let options = LiveRunOptions {
         rules: host::manage_rules(&config.rules),
-        learned_profiles: service_watch.read_stored_profiles(report),
+        learned_profiles: service_watch.profile_store.read(report),
         runtime: service_watch.nri_channels(),
         state_dir,
         progress,
@@ -211,12 +199,7 @@ fn make_progress_files(config: &ManageConfig, report: &dyn Fn(&str)) -> Progress
 }
 
 fn new_shared_status(config: &ManageConfig, flags: &ControlFlags) -> SharedStatus {
-    SharedStatus {
-        status: flags.status.clone(),
-        reload: flags.reload.clone(),
-        wake: flags.wake.clone(),
-        allow_users: Arc::new(Mutex::new(allowed_user_ids(config))),
-    }
+    SharedStatus { flags: flags.clone(), allow_users: Arc::new(Mutex::new(allowed_user_ids(config))) }
 }
 
 fn allowed_user_ids(config: &ManageConfig) -> Vec<u32> {
@@ -240,7 +223,7 @@ fn create_run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<O
 }
 
 fn publish(shared_status: &SharedStatus, status_tracker: &StatusTracker) {
-    shared_status.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&status_tracker.status);
+    shared_status.flags.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&status_tracker.status);
 }
 
 /// Receivers of each window: the control socket, the metrics, the run log, and the dashboard.
@@ -288,11 +271,9 @@ fn run_windows(
                 return Err(error.into());
             }
         };
-        let mut has_log_ended = false;
-        if let Some(writer) = &mut log {
-            has_log_ended = record_window(writer, &record, report);
-        }
-        if has_log_ended {
+        // If the disk is full, the log ends but the management continues.
+        if let Some(Err(error)) = log.as_mut().map(|writer| writer.push(&record)) {
+            report(&format!("the run log ends here: {error}"));
             log = None;
         }
         let topology = cachemate_core::Machine::topology(&control_loop.machine).clone();
@@ -336,17 +317,6 @@ fn end_log(log: &mut Option<RunLogWriter>, reason: &str, report: &dyn Fn(&str)) 
         None => {}
         Some(Ok(())) => report(&format!("the run log ends here: {reason}")),
         Some(Err(error)) => report(&format!("the run log could not be closed: {error}")),
-    }
-}
-
-/// Records a window. If the disk is full, the log ends but the management continues. Returns true if the log ended.
-fn record_window(writer: &mut RunLogWriter, record: &WindowRecord, report: &dyn Fn(&str)) -> bool {
-    match writer.push(record) {
-        Ok(()) => false,
-        Err(error) => {
-            report(&format!("the run log ends here: {error}"));
-            true
-        }
     }
 }
 

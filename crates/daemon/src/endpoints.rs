@@ -119,7 +119,6 @@ mod tests {
     use cachemate_core::test_support::{capabilities_fixture, last_level_caches, pipeline_config, run_header};
     use std::cell::RefCell;
     use std::net::TcpListener;
-    use std::sync::{Arc, Mutex};
 
     fn sample_header() -> RunHeader {
         run_header(
@@ -129,22 +128,13 @@ mod tests {
         )
     }
 
-    fn shared_status() -> SharedStatus {
-        SharedStatus {
-            status: Arc::default(),
-            reload: Arc::default(),
-            wake: Arc::default(),
-            allow_users: Arc::new(Mutex::default()),
-        }
-    }
-
     /// With both ports taken by another process: does the daemon continue, report it, and serve them once they are
     /// free?
     #[test]
     fn taken_ports_are_reported_and_served_once_free() {
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
-        let (messages, shared, header) = (RefCell::new(Vec::new()), shared_status(), sample_header());
+        let (messages, shared, header) = (RefCell::new(Vec::new()), SharedStatus::default(), sample_header());
         let say = |text: &str| messages.borrow_mut().push(text.to_string());
         let page = PageAddress { address: page, requires_token: true };
         let metrics_address = MetricsAddress { address: metrics.clone(), token: None };
@@ -170,6 +160,6 @@ mod tests {
     #[test]
     fn an_address_of_another_host_is_an_error() {
         let page = PageAddress { address: "0.0.0.0:0".into(), requires_token: true };
-        assert!(Endpoints::open(None, Some(&page), &shared_status(), &sample_header(), &|_| {}).is_err());
+        assert!(Endpoints::open(None, Some(&page), &SharedStatus::default(), &sample_header(), &|_| {}).is_err());
     }
 }

@@ -338,9 +338,7 @@ pub(crate) fn read_known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<
                 .rev()
                 .find(|&index| profile_file.program.is_char_boundary(index))
                 .unwrap_or(0);
-            if let Some(duplicate) = profiles.insert(profile_file.program[..name_len].to_string(), profile_file.profile)
-            {
-                drop(duplicate);
+            if profiles.insert(profile_file.program[..name_len].to_string(), profile_file.profile).is_some() {
                 bail!("{}: a second profile of '{}'", file.display(), profile_file.program);
             }
         }

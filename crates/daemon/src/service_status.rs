@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Estimate, Observation, PromiseState, ServiceIdentity, ServiceKind};
 use cachemate_linux::act::group_overrides::GroupOverride;
-use cachemate_linux::nri::NriState;
+
 use cachemate_linux::sense::service_directory::ContainerRecord;
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
 use cachemate_report::text::escape_controls;
@@ -36,12 +36,10 @@ pub struct ServiceStatus {
     pub task_ids: Vec<u32>,
     /// Programs that ended before a window could read them, since the daemon's start; `None` if the kernel sends no
     /// process events.
-    #[serde(default)]
     pub unread_programs: Option<u64>,
     /// CPU time over elapsed time.
     pub cpu_share: f64,
     /// Time in which its threads waited for a CPU, over elapsed time; `None` if the kernel does not report it.
-    #[serde(default)]
     pub waiting_share: Option<f64>,
     /// Run time over solo run time, minus one; `None` if unknown, for the reason in `reason`.
     pub slowdown_percent: Option<f64>,
@@ -153,34 +151,6 @@ impl ServiceStatus {
             pod: self.pod.clone(),
             container: self.container.clone(),
         }
-    }
-}
-
-/// The plugin of the container runtime.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct NriStatus {
-    /// The runtime and its version; `None` if not registered.
-    pub runtime: Option<String>,
-    /// Registrations so far.
-    pub registrations: u64,
-    /// Requests that were answered.
-    pub requests: u64,
-    /// The longest time from a request to its answer.
-    pub max_answer_ns: u64,
-    /// Containers that started.
-    #[serde(default)]
-    pub starts: u64,
-    /// Starts that were placed before their first instruction, because their service had run before.
-    #[serde(default)]
-    pub placed_starts: u64,
-    /// The reason why the last connection ended, or why none can be made.
-    pub error: Option<String>,
-}
-
-impl From<NriState> for NriStatus {
-    fn from(state: NriState) -> Self {
-        let NriState { runtime, registrations, requests, max_answer_ns, starts, placed_starts, error } = state;
-        NriStatus { runtime, registrations, requests, max_answer_ns, starts, placed_starts, error }
     }
 }
 

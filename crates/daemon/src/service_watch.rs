@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
-use cachemate_core::{Observation, ServiceProfiles};
+use cachemate_core::Observation;
 use cachemate_linux::nri::{ContainerStarts, ContainerUpdates, NriChannels, NriOptions, NriThread};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_spec::ManageConfig;
@@ -14,12 +14,12 @@ use crate::host::LiveLoop;
 use crate::rule_report::RuleCheck;
 use crate::service_floors::ServiceFloors;
 use crate::service_profiles::ProfileStore;
-use crate::service_status::NriStatus;
+
 use crate::status::DaemonStatus;
 
 /// The tracked state of services.
 pub(crate) struct ServiceWatch {
-    profile_store: ProfileStore,
+    pub(crate) profile_store: ProfileStore,
     rule_check: RuleCheck,
     service_floors: ServiceFloors,
     directory: ServiceDirectory,
@@ -52,11 +52,6 @@ impl ServiceWatch {
             directory,
             nri_plugin,
         })
-    }
-
-    /// Profiles of earlier runs.
-    pub(crate) fn read_stored_profiles(&self, report: &dyn Fn(&str)) -> ServiceProfiles {
-        self.profile_store.read(report)
     }
 
     /// Everything that the plugin shares with the machine.
@@ -93,7 +88,7 @@ impl ServiceWatch {
         if let Some(unmatched_rules) = self.rule_check.poll(&self.directory, machine.profiled_programs(), report) {
             status.unmatched_rules = unmatched_rules;
         }
-        status.nri = self.nri_plugin.as_ref().map(|(thread, _)| NriStatus::from(thread.state()));
+        status.nri = self.nri_plugin.as_ref().map(|(thread, _)| thread.state());
     }
 
     /// Replaces the configuration after a reload.

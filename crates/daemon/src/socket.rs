@@ -31,15 +31,24 @@ struct SocketError {
     error: String,
 }
 
-/// State that the socket's thread shares with the daemon.
-#[derive(Clone)]
-pub(crate) struct SharedStatus {
-    /// The status after the last window.
-    pub status: Arc<Mutex<DaemonStatus>>,
-    /// The daemon's flag [`ControlFlags::reload`](crate::daemon::ControlFlags::reload).
-    pub reload: Arc<AtomicBool>,
-    /// The daemon's flag [`ControlFlags::wake`](crate::daemon::ControlFlags::wake).
+/// Flags that signals and the socket set, and the status that they show.
+#[derive(Clone, Default)]
+pub struct ControlFlags {
+    /// If set, the daemon ends and restores the host.
+    pub stop: Arc<AtomicBool>,
+    /// If set, the current window ends.
     pub wake: Arc<AtomicBool>,
+    /// If set, the daemon rereads the configuration.
+    pub reload: Arc<AtomicBool>,
+    /// The status after the last window, which the daemon writes and others read.
+    pub status: Arc<Mutex<DaemonStatus>>,
+}
+
+/// State that the socket's thread shares with the daemon.
+#[derive(Clone, Default)]
+pub(crate) struct SharedStatus {
+    /// The daemon's flags, and the status after the last window.
+    pub flags: ControlFlags,
     /// Users who may query, besides root and the daemon's own user.
     pub allow_users: Arc<Mutex<Vec<u32>>>,
 }
@@ -47,7 +56,7 @@ pub(crate) struct SharedStatus {
 impl SharedStatus {
     /// A copy of the current status.
     pub fn status(&self) -> DaemonStatus {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.flags.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -171,8 +180,8 @@ fn render_reply(request: &str, peer: Peer, shared_status: &SharedStatus) -> serd
         _ if !peer.is_allowed => error_json(format!("user {user} may not ask here (allow_users in the configuration)")),
         "status" => serde_json::to_string(&shared_status.status()),
         "reload" if peer.is_owner => {
-            shared_status.reload.store(true, Ordering::Relaxed);
-            shared_status.wake.store(true, Ordering::Relaxed);
+            shared_status.flags.reload.store(true, Ordering::Relaxed);
+            shared_status.flags.wake.store(true, Ordering::Relaxed);
             Ok("{\"reload\": true}".to_string())
         }
         "reload" => error_json(format!("user {user} may look but not change anything")),
@@ -223,12 +232,7 @@ mod tests {
     fn server_fixture() -> (tempfile::TempDir, PathBuf, ControlSocket, SharedStatus) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s.sock");
-        let shared = SharedStatus {
-            status: Arc::default(),
-            reload: Arc::default(),
-            wake: Arc::default(),
-            allow_users: Arc::default(),
-        };
+        let shared = SharedStatus::default();
         let server = serve(&path, shared.clone()).unwrap();
         (dir, path, server, shared)
     }
@@ -300,8 +304,8 @@ mod tests {
         let (_dir, path, _server, shared) = server_fixture();
         assert!(format!("{:#}", query(&path, "\u{1b}[2Jstop").unwrap_err()).contains(r"\u{1b}[2Jstop"));
         assert!(query(&path, &"x".repeat(10_000)).is_err());
-        assert!(!shared.reload.load(Ordering::Relaxed));
+        assert!(!shared.flags.reload.load(Ordering::Relaxed));
         query(&path, "reload").unwrap();
-        assert!(shared.reload.load(Ordering::Relaxed));
+        assert!(shared.flags.reload.load(Ordering::Relaxed));
     }
 }

@@ -10,6 +10,7 @@ use cachemate_core::{
 };
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::{LiveMachine, OBSERVE_ONLY_REASON};
+use cachemate_linux::nri::NriState;
 use cachemate_linux::safety::guardian::cgroup::ends_with_group_of;
 use cachemate_linux::sense::pressure::{self, Pressure};
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host_use::{CacheReadings, HostUse};
 use crate::promise_status::{self, PromiseStatus};
-use crate::service_status::{NriStatus, ServiceStatus, describe_override, observe_waits};
+use crate::service_status::{ServiceStatus, describe_override, observe_waits};
 
 /// Time between two reads of the host's slowly changing state.
 const HOST_PERIOD: Duration = Duration::from_secs(1);
@@ -47,7 +48,6 @@ pub struct DaemonStatus {
     pub guardian_pid: Option<u32>,
     /// Does the guardian survive the end of the daemon's control group? `None` if there is no guardian, or if this is
     /// unknown.
-    #[serde(default)]
     pub guardian_isolated: Option<bool>,
     /// The name of the policy.
     pub policy: String,
@@ -61,7 +61,6 @@ pub struct DaemonStatus {
     #[serde(default)]
     pub unavailable: Vec<String>,
     /// Page colors: the caches that they partition, or the reason why this daemon has none.
-    #[serde(default)]
     pub colors: Option<String>,
     /// Level of the capability survey: 1 counters, 2 probes from outside, 3 topology and pressure only.
     pub level: u32,
@@ -74,10 +73,8 @@ pub struct DaemonStatus {
     /// Time since the start.
     pub running_ns: u64,
     /// Clock rate of the cores, from the kernel or measured.
-    #[serde(default)]
     pub hertz: Option<f64>,
     /// Cycles that a miss of the last level adds on this host.
-    #[serde(default)]
     pub miss_penalty_cycles: Option<f64>,
     /// CPU time of the daemon, its probes and its guardian: the cost of cachemate on every front end.
     pub cpu_ns: u64,
@@ -106,13 +103,11 @@ pub struct DaemonStatus {
     /// Items of the last plan that the host refused, at most 20.
     pub refused: Vec<String>,
     /// The error of the last plan; the previous plan is in force, and the values of programs are from its last window.
-    #[serde(default)]
     pub refused_plan: Option<String>,
     /// Items of the plan that another process has changed.
     pub overridden: Vec<String>,
     /// The plugin of the container runtime; `None` if none is configured.
-    #[serde(default)]
-    pub nri: Option<NriStatus>,
+    pub nri: Option<NriState>,
     /// Rules, cpusets, floors and profiles that matched no process at the last check, which is made once a minute.
     #[serde(default)]
     pub unmatched_rules: Vec<String>,
@@ -159,7 +154,6 @@ pub struct DaemonTotals {
     pub probe_withheld_ns: u64,
     /// The longest uninterrupted time that a managed thread waited for a CPU; `None` if the kernel does not report
     /// it. Children that started and ended between two windows are not included.
-    #[serde(default)]
     pub max_runqueue_wait_ns: Option<u64>,
 }
 
@@ -256,7 +250,6 @@ pub struct TaskStatus {
     #[serde(default)]
     pub curve: Vec<(u64, Estimate)>,
     /// Bytes per second that it fills into the last level, by counters or by a probe.
-    #[serde(default)]
     pub fill_bytes_per_second: Option<f64>,
     /// Instructions per cycle, by counters.
     pub instr_per_cycle: Option<f64>,
@@ -269,10 +262,8 @@ pub struct TaskStatus {
     /// The counted work: work reported, instructions, or a proxy (system calls, page faults).
     pub progress_unit: Option<String>,
     /// Maximum slowdown that its rule promises.
-    #[serde(default)]
     pub max_slowdown: Option<f64>,
     /// Minimum work per second of each thread that its rule promises.
-    #[serde(default)]
     pub min_rate: Option<f64>,
     /// The last reasons that name it.
     pub reasons: Vec<String>,
@@ -290,27 +281,23 @@ pub struct GangStatus {
 }
 
 /// A share of a cache and its members.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ShareStatus {
     /// Group of the share in the plan.
     pub group: u32,
     /// Id of the cache in the topology.
     pub cache: u32,
     /// Ways, as an index list.
-    #[serde(default)]
     pub ways: Option<String>,
     /// Colors, as an index list.
-    #[serde(default)]
     pub colors: Option<String>,
     /// Task ids of the members.
     pub tasks: Vec<u32>,
     /// Bytes that the members occupy, by the hardware's counter.
     pub occupancy_bytes: Option<u64>,
     /// Share of the resident pages managed by an agent that have allowed colors.
-    #[serde(default)]
     pub allowed_page_share: Option<f64>,
     /// Frames of other colors that were assigned because no allowed one was free.
-    #[serde(default)]
     pub fallback_pages: Option<u64>,
     /// The reasons why the members' lines are not exactly in these ways.
     pub notes: Vec<String>,

@@ -186,19 +186,7 @@ mod tests {
     /// Is a service without a profile reported as unmeasured, and never called neutral?
     #[test]
     fn services_without_a_profile_are_reported_as_unmeasured() {
-        let kind = FleetService {
-            name: "unknown".to_string(),
-            cpus: 1.0,
-            memory_bytes: 0.0,
-            threads: 1,
-            busy_cpus: 1.0,
-            daily_swing: 0.0,
-            peak_hour: 0.0,
-            max_slowdown_percent: None,
-            lifetime_hours: None,
-            weight: 1.0,
-            profile: None,
-        };
+        let kind = FleetService { cpus: 1.0, threads: 1, busy_cpus: 1.0, weight: 1.0, ..FleetService::default() };
         let unknown = AdvisedService { kind, has_whole_cpus: true };
         assert!(recommended_settings(&unknown, false, false, false)[0].contains("measure"));
     }

@@ -43,7 +43,6 @@ pub struct FleetSpec {
     #[serde(default = "default_cell_hosts")]
     pub cell_hosts: u32,
     /// Memory of one host; `None` for the machine's.
-    #[serde(default)]
     pub host_memory_bytes: Option<f64>,
     /// Policies to compare.
     #[serde(default = "PlacementPolicy::all")]
@@ -56,16 +55,13 @@ pub struct FleetSpec {
     pub partition: bool,
     /// Share of kept limits for which hosts are counted; `None` for the share under `requests`, or under the first
     /// policy.
-    #[serde(default)]
     pub promise_percent: Option<f64>,
     /// Kinds of services, listed explicitly.
     #[serde(default)]
     pub services: Vec<ServiceSpec>,
     /// Kinds of services, drawn by the seed.
-    #[serde(default)]
     pub draw: Option<DrawSpec>,
     /// A cluster's pods: the JSON of `kubectl get pods -A -o json`.
-    #[serde(default)]
     pub cluster: Option<String>,
     /// The rescheduler.
     #[serde(default)]
@@ -109,7 +105,6 @@ pub struct ServiceSpec {
     #[serde(default)]
     pub memory_bytes: f64,
     /// Threads that share its load; `None` for one per requested CPU.
-    #[serde(default)]
     pub threads: Option<u16>,
     /// Busy CPUs divided by requested CPUs, averaged over a day.
     pub load: f64,
@@ -120,22 +115,17 @@ pub struct ServiceSpec {
     #[serde(default)]
     pub peak_hour: f64,
     /// Maximum slowdown that is promised to the service's users; `None` for no promise.
-    #[serde(default)]
     pub max_slowdown_percent: Option<f64>,
     /// Mean lifetime; `None` if the service never leaves.
-    #[serde(default)]
     pub lifetime_hours: Option<f64>,
     /// Weight among the running services.
     #[serde(default = "default_weight")]
     pub weight: f64,
     /// A measured profile, given inline.
-    #[serde(default)]
     pub profile: Option<WorkloadProfile>,
     /// A file with the content of a `WorkloadProfile`.
-    #[serde(default)]
     pub profile_file: Option<String>,
     /// The service's use of memory in closed form, given instead of a profile.
-    #[serde(default)]
     pub references: Option<ReferenceMix>,
 }
 
@@ -238,7 +228,7 @@ impl Default for PowerSpec {
 }
 
 /// One kind of service, ready to run.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct FleetService {
     /// Name for results.
     pub name: String,

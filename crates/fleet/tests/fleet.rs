@@ -98,12 +98,10 @@ fn kind(name: &str, references: f64, sets: &[(f64, f64)], limit: Option<f64>) ->
         memory_bytes: 1e9,
         threads: 1,
         busy_cpus: 0.75,
-        daily_swing: 0.0,
-        peak_hour: 0.0,
         max_slowdown_percent: limit,
-        lifetime_hours: None,
         weight: 1.0,
         profile: Some(mix.profile()),
+        ..FleetService::default()
     }
 }
 

@@ -3,6 +3,7 @@
 //! Missing values are omitted, never zero. All texts are printable, and the page inserts them as text nodes. A
 //! snapshot contains `curves` and `matrix` only if they changed.
 
+use cachemate_core::Estimate;
 use serde::Serialize;
 
 /// The constant properties of a run.
@@ -155,7 +156,7 @@ pub struct ServiceSnapshot {
     pub cpu_share: f64,
     /// Run time divided by solo run time, minus one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub slowdown: Option<EstimateRange>,
+    pub slowdown: Option<Estimate>,
     /// Method by which the slowdown was determined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<&'static str>,
@@ -173,7 +174,7 @@ pub struct ServiceLossSnapshot {
     /// Name of the service that causes the loss; printable.
     pub service: String,
     /// Run time that the cause adds, as a share of the solo run time.
-    pub loss: EstimateRange,
+    pub loss: Estimate,
     /// `measured`, `attributed` or `forecast`.
     pub source: &'static str,
     /// The same loss as profiles alone forecast it.
@@ -220,7 +221,7 @@ pub struct ProgramSnapshot {
     pub slowdown: Option<f64>,
     /// Slowdown under the plan, as the reference predictor forecasts it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub forecast_slowdown: Option<EstimateRange>,
+    pub forecast_slowdown: Option<Estimate>,
     /// Share of a probe's lines that the program evicts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intensity: Option<f64>,
@@ -248,17 +249,6 @@ pub struct PromiseSnapshot {
     pub state: &'static str,
     /// Sentence about the state, the measurement and the promise, with the same wording in every front end.
     pub text: String,
-}
-
-/// A value and the ends of its interval.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct EstimateRange {
-    /// The value, in the unit of the field.
-    pub value: f64,
-    /// Lower end.
-    pub low: f64,
-    /// Upper end.
-    pub high: f64,
 }
 
 /// Miss ratio of one contended cache.

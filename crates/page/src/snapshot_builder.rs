@@ -12,9 +12,9 @@ use cachemate_report::text::escape_controls;
 
 use crate::matrix::{Matrices, round_short};
 use crate::snapshot::{
-    CacheHeader, CacheSnapshot, CurveSnapshot, DaemonSnapshot, DecisionSnapshot, EstimateRange, GangSnapshot,
-    JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ServiceLossSnapshot,
-    ServiceSnapshot, ShareSnapshot, Snapshot,
+    CacheHeader, CacheSnapshot, CurveSnapshot, DaemonSnapshot, DecisionSnapshot, GangSnapshot, JournalLine, PageHeader,
+    ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ServiceLossSnapshot, ServiceSnapshot, ShareSnapshot,
+    Snapshot,
 };
 use crate::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
@@ -297,7 +297,7 @@ impl SnapshotBuilder {
             instr_per_cycle: program.mean(|task| task.instr_per_cycle).map(round_short),
             mpki: misses.zip(instructions).map(|(misses, instructions)| round_short(1000.0 * misses / instructions)),
             slowdown: program.mean(|task| task.slowdown).map(round_short),
-            forecast_slowdown: program.busiest_metric(|task| task.forecast_slowdown).map(estimate_range),
+            forecast_slowdown: program.busiest_metric(|task| task.forecast_slowdown).map(rounded_estimate),
             intensity: program
                 .busiest_metric(|task| contention_of(task)?.intensity)
                 .map(|fact| round_short(fact.value)),
@@ -374,7 +374,7 @@ impl SnapshotBuilder {
 fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
     let loss_snapshot = |loss: &ServiceLoss| ServiceLossSnapshot {
         service: escape_controls(&loss.cause.name),
-        loss: estimate_range(loss.loss),
+        loss: rounded_estimate(loss.loss),
         source: loss.source.describe(),
         forecast: loss.forecast.map(round_short),
     };
@@ -383,19 +383,15 @@ fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
         name: escape_controls(&report.service.name),
         tasks: report.tasks.len() as u32,
         cpu_share: round_short(report.cpu_share),
-        slowdown: report.slowdown.map(|(slowdown, _)| estimate_range(slowdown)),
+        slowdown: report.slowdown.map(|(slowdown, _)| rounded_estimate(slowdown)),
         source: report.slowdown.map(|(_, source)| source.describe()),
         slowed_by: report.losses.iter().take(MAX_LOSSES).map(loss_snapshot).collect(),
         reason: report.reason.clone(),
     }
 }
 
-fn estimate_range(estimate: Estimate) -> EstimateRange {
-    EstimateRange {
-        value: round_short(estimate.value),
-        low: round_short(estimate.low),
-        high: round_short(estimate.high),
-    }
+fn rounded_estimate(estimate: Estimate) -> Estimate {
+    Estimate { value: round_short(estimate.value), low: round_short(estimate.low), high: round_short(estimate.high) }
 }
 
 fn cache_header(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {

@@ -13,22 +13,17 @@ pub struct LabResult {
     /// Whether any scenario was run; if not, `reason` gives the cause.
     pub ran: bool,
     /// Reason why no scenario was run.
-    #[serde(default)]
     pub reason: Option<String>,
     /// Version of the guest's kernel.
-    #[serde(default)]
     pub kernel: Option<String>,
     /// Git commit of the lab's scripts; `None` if they are not in a Git checkout.
-    #[serde(default)]
     pub commit: Option<String>,
     /// The command that repeats the run.
-    #[serde(default)]
     pub command: Option<String>,
     /// All figures of the run.
     #[serde(default)]
     pub lines: Vec<LabLine>,
     /// Elapsed time of the run on the host.
-    #[serde(default)]
     pub seconds: Option<f64>,
 }
 

@@ -36,10 +36,7 @@ impl Table {
     /// Builds an empty table whose header gives the columns in order; `>` marks a right-aligned one (`"pair | >
     /// slowdown | note"`).
     pub fn from_header(header: &str) -> Self {
-        let column = |name| match str::strip_prefix(name, "> ") {
-            Some(name) => (name, Align::Right),
-            None => (name, Align::Left),
-        };
+        let column = |name| str::strip_prefix(name, "> ").map_or((name, Align::Left), |name| (name, Align::Right));
         Table::new(&header.split(" | ").map(column).collect::<Vec<_>>())
     }
 

@@ -52,26 +52,20 @@ pub struct SweepFile {
 }
 
 /// The axes as written in the file; the sweep's kind determines which are allowed.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Axes {
     /// Scenario files, relative to the sweep file's directory.
-    #[serde(default)]
     pub scenario: Vec<String>,
     /// Machines by name or path, used instead of the scenario's machine.
-    #[serde(default)]
     pub machine: Vec<String>,
     /// Policies, each given by its name or by a table of its name and parameters.
-    #[serde(default)]
     pub policy: Vec<toml::Value>,
     /// Bundled recordings by name, or recordings by path; `["all"]` stands for all bundled ones.
-    #[serde(default)]
     pub recording: Vec<String>,
     /// Any other field by its path, with its values.
-    #[serde(default)]
     pub parameters: BTreeMap<String, Vec<toml::Value>>,
     /// Seeds, or a table of `first` and `count`.
-    #[serde(default)]
     pub seed: Option<toml::Value>,
 }
 

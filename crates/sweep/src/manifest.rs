@@ -99,6 +99,26 @@ pub struct ManifestHeader {
     pub repro: Value,
 }
 
+impl ManifestHeader {
+    /// Returns the header of a sweep that a command makes from a request, without files of its own.
+    pub fn of_request(kind: SweepKind, version: String, axes: [&str; 2], tasks: usize, repro: Value) -> Self {
+        ManifestHeader {
+            format: MANIFEST_FORMAT,
+            name: String::new(),
+            description: String::new(),
+            kind,
+            version,
+            detail: true,
+            axes: axes.map(str::to_string).to_vec(),
+            tasks,
+            scenarios: BTreeMap::new(),
+            machines: BTreeMap::new(),
+            recordings: BTreeMap::new(),
+            repro,
+        }
+    }
+}
+
 /// One task. Equivalent points have the same id, and are run once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SweepTask {

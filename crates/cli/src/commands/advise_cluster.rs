@@ -81,15 +81,12 @@ struct ClusterOptions {
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// The part of a manifest that advice needs.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct ClusterManifest {
-    #[serde(default)]
     kind: String,
-    #[serde(default)]
     metadata: PodMetadata,
-    #[serde(default)]
     spec: ManifestSpec,
-    #[serde(default)]
     items: Vec<ClusterManifest>,
 }
 
@@ -262,15 +259,12 @@ fn build_service_kind(
     FleetService {
         name,
         cpus,
-        memory_bytes: 0.0,
         threads: cpus.ceil() as u16,
         busy_cpus: cpus,
-        daily_swing: 0.0,
-        peak_hour: 0.0,
         max_slowdown_percent,
-        lifetime_hours: None,
         weight: 1.0,
         profile,
+        ..FleetService::default()
     }
 }
 

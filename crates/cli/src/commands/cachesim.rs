@@ -55,16 +55,6 @@ enum ReplacementArg {
     Random,
 }
 
-impl ReplacementArg {
-    fn name(self) -> &'static str {
-        match self {
-            ReplacementArg::Lru => "lru",
-            ReplacementArg::Plru => "plru",
-            ReplacementArg::Random => "random",
-        }
-    }
-}
-
 impl Cachesim {
     fn build_cache(&self) -> Result<CacheSim, UsageError> {
         let replacement = match self.replacement {
@@ -112,7 +102,10 @@ impl Cachesim {
             size_bytes: self.size.0,
             ways: self.ways,
             line_bytes: self.line_bytes,
-            replacement: self.replacement.name().to_string(),
+            replacement: self
+                .replacement
+                .to_possible_value()
+                .map_or(String::new(), |value| value.get_name().to_string()),
             accesses,
             misses: cache.misses(),
             miss_ratio: (accesses > 0).then(|| cache.misses() as f64 / accesses as f64),

@@ -30,9 +30,10 @@ impl Convert {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let path = &self.output.output;
         if path.extension().is_none_or(|ending| ending != "cmt") {
-            return Err(
-                UsageError(format!("{}: found another ending than .cmt, the written format", path.display())).into()
-            );
+            anyhow::bail!(UsageError(format!(
+                "{}: found another ending than .cmt, the written format",
+                path.display()
+            )));
         }
         let mut output = OutputFile::create(path, self.output.force)?;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "converting")?;

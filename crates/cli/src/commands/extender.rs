@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -75,11 +75,7 @@ impl ExtenderArgs {
         if let Some(requests) = self.measure {
             return measure_latency(session, &runtime, &state, requests, self.json.json);
         }
-        let is_loopback = match self.listen.ip() {
-            IpAddr::V4(ip) => ip.is_loopback(),
-            IpAddr::V6(ip) => ip.is_loopback(),
-        };
-        if !is_loopback && !self.allow_remote {
+        if !self.listen.ip().is_loopback() && !self.allow_remote {
             let text = format!("--listen: found {}, expected a loopback address, or --allow-remote", self.listen);
             return Err(UsageError(text).into());
         }
@@ -108,9 +104,7 @@ impl ExtenderArgs {
             Ok(())
         })
     }
-}
 
-impl ExtenderArgs {
     fn open_source(&self, session: &Session, state: &ExtenderState) -> anyhow::Result<KnowledgeSource> {
         let Some(server) = self.server.open()? else {
             let dir = self.knowledge.clone().context("--knowledge: expected a directory")?;

@@ -169,10 +169,7 @@ impl FleetArgs {
                 FleetQuestion::Partition => FleetChange::Partition(!spec.partition),
                 FleetQuestion::OtherMachine => {
                     let Some(machine) = &self.other_machine else {
-                        return Err(UsageError(
-                            "--what-if other-machine: expected --other-machine MACHINE".to_string(),
-                        )
-                        .into());
+                        bail!(UsageError("--what-if other-machine: expected --other-machine MACHINE".to_string(),));
                     };
                     machines.push(cachemate_spec::load_machine(machine)?);
                     FleetChange::OtherMachine(machines.len() - 1)

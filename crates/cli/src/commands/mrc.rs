@@ -146,10 +146,9 @@ impl Mrc {
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
         if !trace.burst_starts().is_empty() && (self.sample_rate.is_some() || self.by != CurveScope::All) {
             let file = &self.file;
-            return Err(UsageError(format!(
+            anyhow::bail!(UsageError(format!(
                 "{file}: found a recording in bursts, for which --sample-rate and --by have no curve"
-            ))
-            .into());
+            )));
         }
         let filter_bytes = drop_filtered_sizes(&mut sizes, trace.header());
         if let Some(filter_bytes) = filter_bytes.filter(|_| self.sizes.is_some()) {

@@ -124,12 +124,11 @@ impl RecordArgs {
         force: bool,
     ) -> anyhow::Result<RecordingSummary> {
         if self.burst_accesses.is_some() && self.children == ChildrenArg::Follow {
-            return Err(UsageError(
+            anyhow::bail!(UsageError(
                 "--burst-accesses: found --children follow, expected ignore: bursts of several \
                  processes have no common curve"
                     .to_string(),
-            )
-            .into());
+            ));
         }
         if let Some(pid) = self.pid {
             return Err(UsageError(attach_refusal(pid)).into());

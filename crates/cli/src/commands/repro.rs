@@ -217,9 +217,7 @@ impl Repro {
 
     fn run_mixes(&self, session: &Session) -> anyhow::Result<()> {
         if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() || self.dry_run {
-            return Err(
-                UsageError("mixes run by themselves and print a table; use --json for a file".to_string()).into()
-            );
+            anyhow::bail!(UsageError("mixes run by themselves and print a table; use --json for a file".to_string()));
         }
         let mix_count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 5 });
         let machine = self.machine.as_deref().unwrap_or("xeon-x5365-4");

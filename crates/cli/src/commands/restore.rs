@@ -90,6 +90,25 @@ impl RestoreJson {
             .for_each(|line| text.push_str(&format!("restored, but the journal could not be removed: {line}\n")));
         text
     }
+
+    /// Restores from the journal of one locked directory. An unusable journal does not prevent restoring from others.
+    fn restore(&mut self, dir: &Path) {
+        match restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), dir) {
+            Ok(report) => self.add_report(&report),
+            Err(error) => self.failed.push(error.to_string()),
+        }
+        let already_listed =
+            |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
+        match journal::find_quarantined(dir) {
+            Ok(quarantined_paths) => {
+                let earlier_files: Vec<PathBuf> =
+                    quarantined_paths.into_iter().filter(|path| !already_listed(path)).collect();
+                self.damaged
+                    .extend(earlier_files.iter().map(|path| format!("{}: quarantined earlier", path.display())));
+            }
+            Err(error) => self.failed.push(format!("{}: {error}", dir.display())),
+        }
+    }
 }
 
 impl RestoreArgs {
@@ -120,27 +139,6 @@ impl RestoreArgs {
             (0, 0) => Ok(()),
             (0, _) => bail!("inspect the damaged journal, then remove it"),
             (failed, _) => bail!("{failed} objects could not be restored; the journal is kept"),
-        }
-    }
-}
-
-impl RestoreJson {
-    /// Restores from the journal of one locked directory. An unusable journal does not prevent restoring from others.
-    fn restore(&mut self, dir: &Path) {
-        match restore_left_behind(&LinuxHost::new("/").with_owners(GroupOwners::default()), dir) {
-            Ok(report) => self.add_report(&report),
-            Err(error) => self.failed.push(error.to_string()),
-        }
-        let already_listed =
-            |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
-        match journal::find_quarantined(dir) {
-            Ok(quarantined_paths) => {
-                let earlier_files: Vec<PathBuf> =
-                    quarantined_paths.into_iter().filter(|path| !already_listed(path)).collect();
-                self.damaged
-                    .extend(earlier_files.iter().map(|path| format!("{}: quarantined earlier", path.display())));
-            }
-            Err(error) => self.failed.push(format!("{}: {error}", dir.display())),
         }
     }
 }

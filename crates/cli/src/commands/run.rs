@@ -11,7 +11,7 @@ use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::safety::guardian::DaemonLock;
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_report::Table;
-use cachemate_report::text::value_or_dash;
+use cachemate_report::text::{format_number, value_or_dash};
 use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 use clap::Args;
 use serde::Serialize;
@@ -254,6 +254,59 @@ impl RunArgs {
         }
         Ok(RunOutcome { exits, decisions, refused, missing_evidence, dry_run })
     }
+
+    fn render(&self, result: &RunJson) -> String {
+        let mode = if self.observe_only { "observed" } else { "managed" };
+        let mut table = Table::from_header(&format!(
+            "program | by | > {mode} | quartiles | > unmanaged | quartiles | > speed ratio"
+        ));
+        let number_or_dash = |value: Option<f64>| value_or_dash(value.map(format_number));
+        let spread_text = |spread: Option<(f64, f64)>| {
+            let range_text = |(low, high)| format!("{}..{}", format_number(low), format_number(high));
+            value_or_dash(spread.map(range_text))
+        };
+        for program in &result.programs {
+            table.add_row([
+                program.command.chars().take(40).collect(),
+                program.compared_by.replace('_', " "),
+                number_or_dash(program.managed_median),
+                spread_text(program.managed_spread),
+                number_or_dash(program.unmanaged_median),
+                spread_text(program.unmanaged_spread),
+                match (program.managed.iter().chain(&program.unmanaged).any(|exit| exit.timed_out), program.speed_ratio)
+                {
+                    (true, None) => "timed out".to_string(),
+                    _ if program.too_short_to_compare => "too short".to_string(),
+                    (_, ratio) => value_or_dash(ratio.map(|ratio| format!("{ratio:.2}"))),
+                },
+            ]);
+        }
+        if let Some(dry_run) = &result.dry_run {
+            return dry_run.render();
+        }
+        let mode_text = if self.observe_only { ", only observing" } else { "" };
+        let mut text = format!("policy {}{mode_text}\n{}", result.policy, table.text());
+        match self.compare {
+            None => text.push_str("--compare N also runs them unmanaged\n"),
+            Some(1) => {
+                text.push_str("one run of each kind: a ratio may be noise, of which --compare 5 shows the spread\n")
+            }
+            Some(_) => {}
+        }
+        if result.decisions.is_empty() {
+            text.push_str("the policy decided nothing\n");
+        }
+        if result.programs.iter().any(|program| program.too_short_to_compare) {
+            let (windows, seconds) = (MIN_COMPARED_WINDOWS, format_number(self.min_compared_seconds()));
+            text.push_str(&format!(
+            "'too short': a comparison needs runs of at least {windows} windows ({seconds} s), because the first have no evidence\n"
+        ));
+        }
+        result.missing_evidence.iter().for_each(|missing| text.push_str(&format!("{missing}\n")));
+        result.decisions.iter().take(8).for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
+        result.refused.iter().take(5).for_each(|refusal| text.push_str(&format!("refused: {refusal}\n")));
+        text
+    }
 }
 
 /// State directory of this run, which is removed at the end unless a journal remains in it.
@@ -285,7 +338,7 @@ fn check_exits(programs: &[ProgramJson]) -> anyhow::Result<()> {
             (Some(code), _) if code != 0 => Some(format!("'{}' (exit {code})", program.command)),
             (_, Some(signal)) => Some(format!("'{}' (signal {signal})", program.command)),
             _ if exit.timed_out && exit.work.is_none() => {
-                let seconds = cachemate_report::text::format_number(exit.seconds);
+                let seconds = format_number(exit.seconds);
                 Some(format!("'{}' (still running at the timeout, killed after {seconds} s)", program.command))
             }
             _ => None,
@@ -344,68 +397,6 @@ fn quantile(sorted_values: &[f64], share: f64) -> Option<f64> {
     let position = share * last_index as f64;
     let (low, high) = (position.floor() as usize, position.ceil() as usize);
     Some(sorted_values[low] + (sorted_values[high] - sorted_values[low]) * (position - low as f64))
-}
-
-impl RunArgs {
-    fn render(&self, result: &RunJson) -> String {
-        let mode = if self.observe_only { "observed" } else { "managed" };
-        let mut table = Table::from_header(&format!(
-            "program | by | > {mode} | quartiles | > unmanaged | quartiles | > speed ratio"
-        ));
-        let number_or_dash = |value: Option<f64>| value_or_dash(value.map(cachemate_report::text::format_number));
-        let spread_text = |spread: Option<(f64, f64)>| {
-            let range_text = |(low, high)| {
-                format!(
-                    "{}..{}",
-                    cachemate_report::text::format_number(low),
-                    cachemate_report::text::format_number(high)
-                )
-            };
-            value_or_dash(spread.map(range_text))
-        };
-        for program in &result.programs {
-            table.add_row([
-                program.command.chars().take(40).collect(),
-                program.compared_by.replace('_', " "),
-                number_or_dash(program.managed_median),
-                spread_text(program.managed_spread),
-                number_or_dash(program.unmanaged_median),
-                spread_text(program.unmanaged_spread),
-                match (program.managed.iter().chain(&program.unmanaged).any(|exit| exit.timed_out), program.speed_ratio)
-                {
-                    (true, None) => "timed out".to_string(),
-                    _ if program.too_short_to_compare => "too short".to_string(),
-                    (_, ratio) => value_or_dash(ratio.map(|ratio| format!("{ratio:.2}"))),
-                },
-            ]);
-        }
-        if let Some(dry_run) = &result.dry_run {
-            return dry_run.render();
-        }
-        let mode_text = if self.observe_only { ", only observing" } else { "" };
-        let mut text = format!("policy {}{mode_text}\n{}", result.policy, table.text());
-        match self.compare {
-            None => text.push_str("--compare N also runs them unmanaged\n"),
-            Some(1) => {
-                text.push_str("one run of each kind: a ratio may be noise, of which --compare 5 shows the spread\n")
-            }
-            Some(_) => {}
-        }
-        if result.decisions.is_empty() {
-            text.push_str("the policy decided nothing\n");
-        }
-        if result.programs.iter().any(|program| program.too_short_to_compare) {
-            let (windows, seconds) =
-                (MIN_COMPARED_WINDOWS, cachemate_report::text::format_number(self.min_compared_seconds()));
-            text.push_str(&format!(
-            "'too short': a comparison needs runs of at least {windows} windows ({seconds} s), because the first have no evidence\n"
-        ));
-        }
-        result.missing_evidence.iter().for_each(|missing| text.push_str(&format!("{missing}\n")));
-        result.decisions.iter().take(8).for_each(|reason| text.push_str(&format!("decided: {reason}\n")));
-        result.refused.iter().take(5).for_each(|refusal| text.push_str(&format!("refused: {refusal}\n")));
-        text
-    }
 }
 
 #[cfg(test)]

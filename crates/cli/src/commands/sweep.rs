@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::ensure;
+use cachemate_report::Table;
 use cachemate_report::text::{escape_controls, format_count};
-use cachemate_report::{Align, Table};
 use cachemate_sweep::{MergeSummary, Store, SweepReport, SweepStatus};
 use clap::{Args, Subcommand};
 
@@ -117,9 +117,7 @@ fn render(status: &SweepStatus) -> String {
         text.push_str(&format!("two workers have conflicting results: differing/{}\n", escape_controls(name)));
     }
     if !status.failures.is_empty() {
-        let columns =
-            [("failed", Align::Left), ("attempts", Align::Right), ("error", Align::Left), ("point", Align::Left)];
-        let mut table = Table::new(&columns);
+        let mut table = Table::from_header("failed | > attempts | error | point");
         for failure in &status.failures {
             let (id, point) = (failure.id.clone(), failure.point.to_string());
             table.add_row([id, failure.attempts.to_string(), failure.error.clone(), point]);

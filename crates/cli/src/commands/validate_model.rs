@@ -1,9 +1,10 @@
 //! `cachemate validate-model`: measures the accuracy of the interval machine.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use cachemate_report::Table;
 use cachemate_report::text::{format_number, value_or_dash};
 use cachemate_repro::ExperimentContext;
@@ -90,27 +91,9 @@ impl ValidateModel {
         let interrupt_flag = session.interrupt_flag();
         let bar = session.progress_bar("validate-model", None);
         let report_stage = |stage: &str| bar.set_message(stage.to_string());
-        let context = ExperimentContext {
-            quick: self.quick,
-            progress: &report_stage,
-            ..ExperimentContext::for_seed(self.seed, &interrupt_flag)
-        };
-        let stored_truth = match self.truth.as_ref().filter(|path| cachemate_files::path_exists(path)) {
-            Some(path) => {
-                let text = cachemate_files::read_text_limited(path, MAX_TRUTH_BYTES)
-                    .with_context(|| path.display().to_string())?;
-                let known_truth: ValidationTruth = serde_json::from_str(&text)
-                    .with_context(|| format!("{}: not a file of this command", path.display()))?;
-                if known_truth.seed != self.seed {
-                    let path = path.display();
-                    return Err(
-                        UsageError(format!("{path}: found seed {}, expected {}", known_truth.seed, self.seed)).into()
-                    );
-                }
-                Some(known_truth)
-            }
-            None => None,
-        };
+        let context = self.build_context(&interrupt_flag, &report_stage);
+        let stored_path = self.truth.as_deref().filter(|path| cachemate_files::path_exists(path));
+        let stored_truth = stored_path.map(|path| self.read_truth(path)).transpose()?;
         let write_truth = |truth: &ValidationTruth| {
             let Some(path) = &self.truth else { return Ok(()) };
             let text = serde_json::to_string(truth).map_err(failed("the measured runs as JSON"))?;
@@ -135,9 +118,22 @@ impl ValidateModel {
         bar.finish_and_clear();
         session.print_result(self.json.json, &report, || render_report(&report))
     }
-}
 
-impl ValidateModel {
+    fn build_context<'a>(&self, stop: &'a AtomicBool, progress: &'a (dyn Fn(&str) + Sync)) -> ExperimentContext<'a> {
+        ExperimentContext { quick: self.quick, progress, ..ExperimentContext::for_seed(self.seed, stop) }
+    }
+
+    fn read_truth(&self, path: &Path) -> anyhow::Result<ValidationTruth> {
+        let text = cachemate_files::read_text_limited(path, MAX_TRUTH_BYTES);
+        let text = text.with_context(|| path.display().to_string())?;
+        let truth: ValidationTruth =
+            serde_json::from_str(&text).with_context(|| format!("{}: not a file of this command", path.display()))?;
+        if truth.seed != self.seed {
+            bail!(UsageError(format!("{}: found seed {}, expected {}", path.display(), truth.seed, self.seed)));
+        }
+        Ok(truth)
+    }
+
     /// Compares forecasts from recordings with the cycle-level machine.
     fn run_offline(&self, session: &Session) -> anyhow::Result<()> {
         let recordings = match self.recordings.as_slice() {
@@ -149,11 +145,7 @@ impl ValidateModel {
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("validate-model", None);
         let report_stage = |stage: &str| bar.set_message(stage.to_string());
-        let context = ExperimentContext {
-            quick: self.quick,
-            progress: &report_stage,
-            ..ExperimentContext::for_seed(self.seed, &stop)
-        };
+        let context = self.build_context(&stop, &report_stage);
         self.runs.start();
         let score = score_offline(&context, &recordings)?;
         bar.finish_and_clear();

@@ -3,9 +3,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::common::{Browser, page_header};
+use cachemate_core::Estimate;
 use cachemate_page::{
-    CurveSnapshot, DecisionSnapshot, EstimateRange, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, RecordedRun,
-    ShareSnapshot, Snapshot, page_html,
+    CurveSnapshot, DecisionSnapshot, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, RecordedRun, ShareSnapshot,
+    Snapshot, page_html,
 };
 use serde_json::json;
 
@@ -69,7 +70,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 speed_unit: Some("instructions"),
                 instr_per_cycle: Some(draw()),
                 slowdown: Some(slowdown),
-                forecast_slowdown: Some(EstimateRange {
+                forecast_slowdown: Some(Estimate {
                     value: rounded(1.1 * slowdown),
                     low: slowdown,
                     high: rounded(1.4 * slowdown),

@@ -7,7 +7,8 @@
 use std::path::Path;
 
 use crate::common::{Browser, page_header};
-use cachemate_page::{CurveSnapshot, EstimateRange, MatrixSnapshot, ProgramSnapshot, RecordedRun, Snapshot, page_html};
+use cachemate_core::Estimate;
+use cachemate_page::{CurveSnapshot, MatrixSnapshot, ProgramSnapshot, RecordedRun, Snapshot, page_html};
 use serde_json::json;
 
 /// Height of the compared part in pixels, and width and height of a cell.
@@ -102,7 +103,7 @@ fn sample_run() -> RecordedRun {
         speed_per_s: Some(1e9 + 1e7 * (window * u64::from(program + 3) % 10) as f64),
         speed_unit: Some("instructions"),
         slowdown: Some(0.1 * f64::from(program)),
-        forecast_slowdown: Some(EstimateRange { value: 0.11 * f64::from(program), low: 0.0, high: 0.5 }),
+        forecast_slowdown: Some(Estimate { value: 0.11 * f64::from(program), low: 0.0, high: 0.5 }),
         ..ProgramSnapshot::default()
     };
     let table = || (0..4).map(|row| (0..4).map(|column| Some(0.05 * f64::from(row * column))).collect()).collect();

@@ -68,10 +68,8 @@ fn join_side_by_side(boxes: &[Vec<String>]) -> String {
     let rows = boxes.iter().map(Vec::len).max().unwrap_or(0);
     let mut text = String::new();
     for row in 0..rows {
-        let parts = boxes.iter().map(|lines| match lines.get(row) {
-            Some(line) => line.clone(),
-            None => " ".repeat(text_width(&lines[0])),
-        });
+        let parts =
+            boxes.iter().map(|lines| lines.get(row).cloned().unwrap_or_else(|| " ".repeat(text_width(&lines[0]))));
         text.push_str(parts.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
     }

@@ -60,7 +60,7 @@ pub struct LabRunArgs {
 }
 
 /// One program in one phase. `None` means that the script has no line, or the truth file no entry, for a value.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct PhaseResult {
     phase: String,
     program: String,
@@ -234,8 +234,10 @@ fn parse_phase_results(text: &str, programs: &[String], phases: &[&str]) -> anyh
     let mut phase_results = Vec::new();
     for (phase_index, phase) in phases.iter().enumerate() {
         for (program_index, program) in programs.iter().enumerate() {
-            let phase_result = results_by_phase.get(&(phase_index, program_index)).cloned();
-            let mut phase_result = phase_result.unwrap_or_else(|| missing_result(phase, program));
+            let (phase_name, program) = (phase.to_string(), program.clone());
+            let missing = || PhaseResult { phase: phase_name, program, ..PhaseResult::default() };
+            let known = results_by_phase.get(&(phase_index, program_index)).cloned();
+            let mut phase_result = known.unwrap_or_else(missing);
             let alone_result = results_by_phase.get(&(0, program_index)).filter(|_| *phase != ALONE_PHASE);
             phase_result.slowdown = alone_result.and_then(|alone_result| slowdown_of(alone_result, &phase_result));
             phase_results.push(phase_result);
@@ -262,19 +264,6 @@ fn parse_counts(fields: &[&str]) -> Option<PhaseCounts> {
         memory_bytes,
         held_bytes,
     })
-}
-
-fn missing_result(phase: &str, program: &str) -> PhaseResult {
-    PhaseResult {
-        phase: phase.to_string(),
-        program: program.to_string(),
-        seconds: None,
-        ended: None,
-        exit_code: None,
-        last_line: None,
-        counts: PhaseCounts::default(),
-        slowdown: None,
-    }
 }
 
 fn slowdown_of(alone_result: &PhaseResult, compared_result: &PhaseResult) -> Option<f64> {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use cachemate_core::IndexSet;
 use cachemate_linux::act::colors::agents::{AgentReport, ResidentPages, color_mask};
 use cachemate_linux::act::colors::map::ColorMap;
@@ -121,18 +121,16 @@ fn ensure_color_count(session: &Session) -> anyhow::Result<u32> {
 /// Records a map's frames in the ledger; each frame is still verified by timing before it is used.
 fn import_map(path: &Path, program: &ColoredProgram) -> anyhow::Result<()> {
     let map = ColorMap::read(path)?;
-    if map.boot_id != cachemate_linux::act::colors::boot_id() {
-        bail!(
-            "{}: made before the last reboot, so its frame numbers no longer apply; run cachemate page-color discover",
-            path.display()
-        );
-    }
-    if map.reference_set != program.reference_set_id() {
-        bail!(
-            "{}: made by an earlier discovery, so its colors no longer match; run cachemate page-color discover -o",
-            path.display()
-        );
-    }
+    let outdated = match &map {
+        map if map.boot_id != cachemate_linux::act::colors::boot_id() => {
+            "made before the last reboot, so its frame numbers no longer apply; run cachemate page-color discover"
+        }
+        map if map.reference_set != program.reference_set_id() => {
+            "made by an earlier discovery, so its colors no longer match; run cachemate page-color discover -o"
+        }
+        _ => "",
+    };
+    ensure!(outdated.is_empty(), "{}: {outdated}", path.display());
     for (frame, color) in map.known_colors() {
         program.ledger().record(frame, Some(color));
     }

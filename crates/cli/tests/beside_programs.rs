@@ -69,9 +69,8 @@ fn the_exit_status_is_passed_on() {
 fn run_names_the_program_that_failed() {
     let dir = tempfile::tempdir().unwrap();
     for quiet in [&["run", "--observe-only"][..], &["run", "-q", "--observe-only"]] {
-        let outcome = run(dir.path(), &[quiet, &["--", "false", ":::", "true"]].concat());
-        assert_eq!(outcome.code, Some(1));
-        assert!(outcome.err.contains("a program failed: 'false' (exit 1)\n"), "{}", outcome.err);
+        run(dir.path(), &[quiet, &["--", "false", ":::", "true"]].concat())
+            .exits_with(1, &["a program failed: 'false' (exit 1)\n"]);
     }
 }
 

@@ -10,16 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::not_shown::report_unchecked;
-use common::{MANAGE, acting_config, command, run};
+use common::{MANAGE, RESTORE, command, run};
 use managed::{TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals};
-
-const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
-
-fn start_configured(dir: &Path) -> TestPrograms {
-    let programs = TestPrograms::start();
-    std::fs::write(dir.join("c.toml"), acting_config("shake", 10, &programs.parent.id().to_string())).unwrap();
-    programs
-}
 
 /// A separate file system on a directory, unmounted when dropped.
 struct TestMount(PathBuf);
@@ -51,8 +43,7 @@ fn everything_is_restored_after_the_journals_disk_fills_up() {
         println!("not shown here: a full disk (no right to mount)");
         return;
     };
-    let programs = start_configured(dir.path());
-    let states_before = programs.states();
+    let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let mut daemon = TestDaemon::start(dir.path(), false);
     daemon.acts();
     let fill = std::fs::write(dir.path().join("state/fill"), vec![0u8; 1 << 20]);
@@ -85,8 +76,7 @@ fn everything_is_restored_after_the_disk_becomes_read_only() {
         println!("not shown here: a read-only disk (no right to mount)");
         return;
     };
-    let programs = start_configured(dir.path());
-    let states_before = programs.states();
+    let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let mut daemon = TestDaemon::start(dir.path(), false);
     daemon.acts();
     // The journal is open for writing, so its mount cannot be made read-only; another mount over it can.
@@ -142,8 +132,7 @@ fn the_guardian_outlives_the_daemons_control_group() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let programs = start_configured(dir.path());
-    let states_before = programs.states();
+    let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let mut usual = command(dir.path(), &MANAGE);
     let procs = group.0.join("cgroup.procs");
     // The child is in the group from its first instruction on. SAFETY: one write(2) to a file that is already open; no
@@ -181,8 +170,7 @@ fn restore_works_after_the_whole_control_group_is_killed() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let programs = start_configured(dir.path());
-    let states_before = programs.states();
+    let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let mut daemon = TestDaemon::start(dir.path(), false);
     std::fs::write(group.0.join("cgroup.procs"), daemon.child.id().to_string()).unwrap();
     daemon.acts();
@@ -213,8 +201,7 @@ fn the_guardian_restores_after_the_command_is_replaced() {
         std::fs::rename(&beside, &installed).unwrap();
     };
     install_binary();
-    let programs = start_configured(dir.path());
-    let states_before = programs.states();
+    let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let start_daemon = || {
         let usual = command(dir.path(), &MANAGE);
         let mut own = Command::new(&installed);

@@ -3,14 +3,9 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use common::{ChildGuard, MANAGE, acting_config, run};
-
-fn start_sleeper() -> ChildGuard {
-    ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
-}
+use common::{MANAGE, acting_config, run, start_sleeper};
 
 /// `manage --dry-run` in this directory, with additional arguments.
 fn dry_run_with(dir: &Path, config: &str, more: &[&str]) -> common::CommandResult {
@@ -90,8 +85,7 @@ fn a_check_names_matches_and_rejects_impossible_values() {
             "cpusets[0].cpus: found '0-8191', expected some of the CPUs",
         ),
     ] {
-        let outcome = run_check(config);
-        assert!(outcome.code == Some(1) && outcome.err.contains(message), "{config}: {}", outcome.err);
+        run_check(config).exits_with(1, &[message]);
     }
 }
 

@@ -4,25 +4,14 @@
 mod common;
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, run, start_daemon, status_when};
+use common::{run, start_daemon, start_sleeper, status_when, stop};
 use serde_json::Value;
-
-fn start_sleeper() -> ChildGuard {
-    ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
-}
-
-/// Stops a daemon with SIGTERM, after which it restores the host.
-fn stop(daemon: &mut ChildGuard) {
-    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
-    assert!(daemon.0.wait().unwrap().success());
-}
 
 /// Polling interval, and maximum time until the daemon's state is as expected.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(150));

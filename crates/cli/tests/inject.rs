@@ -15,7 +15,7 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::safety::journal::{IntendedChange, Journal, JournalObject, ObjectState};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, MANAGE, acting_config, command, run};
+use common::{ChildGuard, MANAGE, RESTORE, acting_config, command, run, start_sleeper};
 use managed::{TestPrograms, is_reached_within, send_signal, signals};
 
 /// System calls that a restore makes, with their possible errors.
@@ -31,8 +31,6 @@ const FAULTS: [(&str, &[&str]); 9] = [
     ("flock", &["EIO", "EINTR"]),
 ];
 
-const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
-
 /// Programs that a daemon has changed before it died together with its guardian.
 struct LeftPrograms {
     dir: tempfile::TempDir,
@@ -46,8 +44,7 @@ impl LeftPrograms {
     fn behind_killed_daemon() -> Self {
         let host = LinuxHost::new("/");
         let dir = tempfile::tempdir().unwrap();
-        let start_sleeper = |_| ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
-        let programs: Vec<ChildGuard> = (0..3).map(start_sleeper).collect();
+        let programs: Vec<ChildGuard> = (0..3).map(|_| start_sleeper()).collect();
         let whole = host.affinity(programs[0].pid()).unwrap();
         let own_cpus: CpuSet = whole.first().into_iter().collect();
         std::fs::create_dir(dir.path().join("state")).unwrap();
@@ -269,7 +266,7 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
                 format!("{inject} of {calls}: as before: {as_before}, journal kept: {is_journal_kept}: {message}");
             assert!(as_before || is_journal_kept, "{case}");
             assert!(!is_journal_kept || !message.is_empty(), "nothing is said of what is left: {case}");
-            run(dir.path(), &["restore", "--state-dir", "state"]);
+            run(dir.path(), &RESTORE);
             assert!(programs.states() == states_before && !journal.exists(), "after a reset: {case}");
             (shown, kept_and_said) = (shown + 1, kept_and_said + u32::from(is_journal_kept));
         }

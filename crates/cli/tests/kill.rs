@@ -7,13 +7,12 @@ mod common;
 mod managed;
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, TestCgroup, acting_config, make_cgroup, run};
+use common::{ChildGuard, TestCgroup, make_cgroup, run, start_sleeper};
 use managed::{TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals, thread_state};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -78,9 +77,9 @@ impl Confinement {
     fn make() -> Self {
         match make_cgroup() {
             Ok((group, path)) => {
-                let sleeper = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
-                std::fs::write(group.0.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
-                Confinement(Some((ChildGuard(sleeper), group, path)))
+                let sleeper = start_sleeper();
+                std::fs::write(group.0.join("cgroup.procs"), sleeper.pid().to_string()).unwrap();
+                Confinement(Some((sleeper, group, path)))
             }
             Err(reason) => {
                 report_unchecked("kills while a real group is confined", reason);
@@ -112,10 +111,7 @@ fn everything_is_restored_whichever_process_is_killed() {
     let kills: usize = std::env::var("CACHEMATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES.len());
     let dir = tempfile::tempdir().unwrap();
     let confined = Confinement::make();
-    let programs = TestPrograms::start();
-    let pid = programs.parent.id().to_string();
-    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 10, &pid) + &confined.configuration()).unwrap();
-    let states_before = programs.states();
+    let (programs, states_before) = TestPrograms::start_configured(dir.path(), &confined.configuration());
     let group = (confined.text(), confined.mask());
     let mut generator = cachemate_core::SplitMix64::new(1);
     let start = Instant::now();
@@ -149,10 +145,7 @@ fn everything_is_restored_whichever_process_is_killed() {
 #[test]
 fn a_stopped_daemon_is_fenced_off() {
     let dir = tempfile::tempdir().unwrap();
-    let programs = TestPrograms::start();
-    let pid = programs.parent.id().to_string();
-    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 10, &pid)).unwrap();
-    let states_before = programs.states();
+    let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let mut daemon = TestDaemon::start(dir.path(), false);
     daemon.acts();
     std::thread::sleep(Duration::from_millis(200));
@@ -185,16 +178,11 @@ fn a_stopped_daemon_is_fenced_off() {
 #[test]
 fn two_daemons_do_not_act_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    let programs = TestPrograms::start();
-    let pid = programs.parent.id().to_string();
-    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 10, &pid)).unwrap();
-    let states_before = programs.states();
+    let (programs, states_before) = TestPrograms::start_configured(dir.path(), "");
     let mut first = TestDaemon::start(dir.path(), false);
     first.acts();
-    let second =
-        run(dir.path(), &["--quiet", "manage", "--config", "c.toml", "--state-dir", "other", "--socket", "other.sock"]);
-    assert_eq!(second.code, Some(1));
-    assert!(second.err.contains("another cachemate acts"), "{}", second.err);
+    run(dir.path(), &["--quiet", "manage", "--config", "c.toml", "--state-dir", "other", "--socket", "other.sock"])
+        .exits_with(1, &["another cachemate acts"]);
     first.end();
     assert!(journal_gone(dir.path()));
     assert_eq!(programs.states(), states_before);

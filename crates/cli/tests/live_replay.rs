@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{ChildGuard, run, start_daemon, status_when};
+use common::{ChildGuard, run, start_daemon, status_when, stop};
 
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(120));
 
@@ -26,8 +26,7 @@ fn record_managed_run(dir: &Path, policy: &str, windows: u64) {
         format!("mode = \"act\"\nwindow_ms = 100\nrun_log = \"run.jsonl.zst\"\n[policy]\nname = \"{policy}\"\n{rules}");
     let mut daemon = start_daemon(dir, &config);
     status_when(dir, "its windows", PATIENCE, |status| status["windows"].as_u64().is_some_and(|at| at >= windows));
-    Command::new("kill").args(["-TERM", &daemon.pid().to_string()]).status().unwrap();
-    assert!(daemon.0.wait().unwrap().success());
+    stop(&mut daemon);
 }
 
 /// Are plans, reasons and forecasts of a live run the same when its log is replayed, with probe results and guard?

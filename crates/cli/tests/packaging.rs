@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, MANAGE, acting_config, command, run};
+use common::{ChildGuard, MANAGE, acting_config, command, run, start_sleeper};
 use managed::{is_reached_within, send_signal, signals};
 
 /// Maximum exposure of the unit by systemd's score, in tenths; 0 is best, 100 worst.
@@ -80,7 +80,7 @@ fn the_units_filter_permits_every_system_call_in_use() {
     };
     assert!(allowed.len() > 100 && !allowed.contains("mount") && !allowed.contains("add_key"), "{allowed:?}");
     let dir = tempfile::tempdir().unwrap();
-    let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
+    let program = start_sleeper();
     let config = acting_config("shake", 20, &program.pid().to_string()) + "[[rules]]\ncommand = \"none\"\n";
     std::fs::write(dir.path().join("c.toml"), format!("metrics_address = \"127.0.0.1:0\"\n{config}")).unwrap();
     let run_traced = |args: &[&str], name: &str| {

@@ -14,7 +14,7 @@ use cachemate_linux::act::colors::agents::AgentReport;
 use cachemate_linux::act::colors::migration;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, acting_config, command, run, start_daemon, status_when};
+use common::{ChildGuard, acting_config, command, run, start_daemon, status_when, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -234,11 +234,7 @@ impl RecoloredProgram {
 
     /// Waits until everything that the daemon changed is restored.
     fn put_back(&self, case: &str) {
-        let start = Instant::now();
-        while self.journal().exists() {
-            assert!(start.elapsed() < Duration::from_secs(30), "{case}: a journal is left");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(&format!("{case}: the end of the journal"), || !self.journal().exists());
     }
 }
 

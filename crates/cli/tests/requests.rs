@@ -8,12 +8,11 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::SplitMix64;
 use cachemate_fuzzing::mutate;
-use common::{ChildGuard, acting_config, run, start_daemon, status_when};
+use common::{acting_config, run, start_daemon, start_sleeper, status_when};
 
 const REQUESTS: u64 = 1_500;
 /// Maximum growth of the memory: connections are few, and each takes some kilobytes.
@@ -64,7 +63,7 @@ fn ask<S: Read + Write>(mut stream: S, request: &[u8], hang_up: impl Fn(&S)) {
 #[test]
 fn the_daemon_survives_thousands_of_changed_requests() {
     let dir = tempfile::tempdir().unwrap();
-    let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
+    let program = start_sleeper();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let config = acting_config("default", 100, &program.pid().to_string());
     let mut daemon = start_daemon(dir.path(), &format!("metrics_address = \"{free}\"\n{config}"));

@@ -11,14 +11,10 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::safety::journal::{IntendedChange, Journal, JournalObject, ObjectState};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, MANAGE, acting_config, run};
+use common::{ChildGuard, MANAGE, RESTORE, acting_config, run, start_sleeper};
 
 fn affinity_of(pid: i32) -> CpuSet {
     LinuxHost::new("/").affinity(pid).unwrap()
-}
-
-fn start_sleeper() -> ChildGuard {
-    ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
 }
 
 /// Moves programs to their first CPU, like a daemon that crashes right afterward; the journal is in `state`.
@@ -36,8 +32,6 @@ fn moved_by_one_who_died(dir: &Path, programs: &[ChildGuard]) {
         host.set_affinity(program.pid(), &first_cpu).unwrap();
     }
 }
-
-const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
 /// The programs below a shell: twelve, and forty more on request.
 struct ShellPrograms(ChildGuard);

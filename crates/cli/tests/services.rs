@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, run, start_daemon, status_when};
+use common::{run, start_daemon, start_sleeper, status_when};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -43,10 +43,6 @@ impl Drop for UnitGroup {
         }
         let _ = self.0.parent().map(std::fs::remove_dir);
     }
-}
-
-fn start_sleeper() -> ChildGuard {
-    ChildGuard(std::process::Command::new("sleep").arg("600").spawn().unwrap())
 }
 
 /// Do status, explain and metrics all show a unit with its threads, including one that joins later, and is a misspelled

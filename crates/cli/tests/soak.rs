@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use common::{acting_config, run, start_daemon, status_when};
+use common::{acting_config, run, start_daemon, status_when, stop};
 
 /// Resident pages and open files of a process.
 fn pages_and_open_files(pid: u32) -> (u64, usize) {
@@ -65,8 +65,7 @@ fn short_lived_programs_do_not_make_the_daemon_grow() {
     assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon ended");
     let status = run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json();
     let seen = status["counters"]["tasks_seen"].as_u64().unwrap();
-    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
-    assert!(daemon.0.wait().unwrap().success());
+    stop(&mut daemon);
     let affinity_after = host.affinity(parent.id() as i32).unwrap();
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.id())).unwrap_or_default();
     let masks: Vec<_> =
@@ -111,8 +110,7 @@ fn no_task_starves_under_churn_and_the_longest_wait_is_reported() {
     let churned = start.elapsed();
     let status = run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json();
     let words = run(dir.path(), &["status", "--socket", "s.sock"]).ok().out;
-    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
-    assert!(daemon.0.wait().unwrap().success());
+    stop(&mut daemon);
     Command::new("kill").args(["-KILL", "--", &format!("-{}", parent.id())]).status().unwrap();
     let _ = parent.wait();
     let Some(longest_ns) = status["counters"]["max_runqueue_wait_ns"].as_u64() else {
@@ -244,8 +242,7 @@ fn observing_births_costs_little_and_does_not_grow() {
     let crowded = status("a status", &|_| true);
     let cost_of_threads = cpu_share_between(&crowd, &crowded);
     gate.wait();
-    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
-    assert!(daemon.0.wait().unwrap().success());
+    stop(&mut daemon);
     println!(
         "{rate:.0} births a second for {seconds} s, {unread_programs} only counted: {:.1} % of a CPU, pages {pages_start} -> \
          {pages_half} -> {pages_end}, files {files_half} -> {files_end}; {threads} threads: {:.1} % of a CPU, {} tasks",

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{ChildGuard, run, start_daemon, status_when};
+use common::{ChildGuard, run, start_daemon, status_when, stop};
 
 const NOBODY: u32 = 65_534;
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
@@ -224,8 +224,7 @@ fn other_users_program_names_affect_no_front_end() {
         check_output(&args.join(" "), &output.out, has_names);
         check_output(&args.join(" "), &output.err, false);
     }
-    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
-    assert!(daemon.0.wait().unwrap().success());
+    stop(&mut daemon);
     let page = run(at, &["dashboard", "run.jsonl", "-o", "run.html"]).ok();
     check_output("dashboard", &(page.out + &page.err), false);
     for file in ["metrics.prom", "run.html"] {

@@ -6,17 +6,13 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{ChildGuard, command, run, start_daemon};
+use common::{ChildGuard, command, run, start_daemon, start_sleeper, until};
 
 /// A daemon that observes one sleeping program.
 fn start_observing_daemon(dir: &Path) -> (ChildGuard, ChildGuard) {
-    let sleeper = ChildGuard(std::process::Command::new("sleep").arg("600").spawn().unwrap());
+    let sleeper = start_sleeper();
     let daemon = start_daemon(dir, &format!("window_ms = 20\n[[rules]]\npid = {}\n", sleeper.pid()));
-    let start = Instant::now();
-    while !run(dir, &["status", "--socket", "s.sock"]).out.contains("sleep") {
-        assert!(start.elapsed() < Duration::from_secs(120), "the daemon does not answer");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until("the program in the status", || run(dir, &["status", "--socket", "s.sock"]).out.contains("sleep"));
     (daemon, sleeper)
 }
 
@@ -158,8 +154,7 @@ fn a_pipe_gets_one_print_without_escape_sequences() {
     assert_eq!(pids.filter(|pid| pid.as_u64().is_some()).count(), 2);
     let named = run(dir.path(), &["explain", "sleep", "--socket", "s.sock", "--json"]).json();
     assert!(named["pid"].is_number() && named["tasks"][0]["name"] == "sleep", "{named}");
-    let misspelt = run(dir.path(), &["explain", "sleeep", "--socket", "s.sock"]);
-    assert!(misspelt.code == Some(1) && misspelt.err.contains("did you mean 'sleep'"), "{}", misspelt.err);
+    run(dir.path(), &["explain", "sleeep", "--socket", "s.sock"]).exits_with(1, &["did you mean 'sleep'"]);
     let nobody = run(dir.path(), &["top", "--socket", "other.sock"]);
     assert_eq!((nobody.code, nobody.out.as_str()), (Some(1), ""));
 }

@@ -10,7 +10,7 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::scheduling::SchedParams;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 
-use super::common::{MANAGE, command};
+use super::common::{MANAGE, acting_config, command};
 
 /// Everything that the daemon may change about one thread.
 #[derive(Clone, PartialEq, Debug)]
@@ -67,6 +67,15 @@ impl TestPrograms {
             }
         }
         programs
+    }
+
+    /// Starts the programs for a daemon that moves them all the time, with more configuration, and returns their states.
+    pub fn start_configured(dir: &Path, more: &str) -> (Self, BTreeMap<i32, ThreadState>) {
+        let programs = Self::start();
+        let config = acting_config("shake", 10, &programs.parent.id().to_string()) + more;
+        std::fs::write(dir.join("c.toml"), config).unwrap();
+        let states = programs.states();
+        (programs, states)
     }
 
     /// The names of all descendants, by pid.

@@ -23,6 +23,12 @@ impl CommandResult {
         assert_eq!(self.code, Some(0), "stderr: {}", self.err);
         self
     }
+    /// Does the command end with this code, and say these words on standard error?
+    #[track_caller]
+    pub fn exits_with(&self, code: i32, words: &[&str]) {
+        let is_said = words.iter().all(|words| self.err.contains(words));
+        assert!(self.code == Some(code) && is_said, "{:?} and not {code} with {words:?}: {}", self.code, self.err);
+    }
     #[track_caller]
     pub fn json(self) -> Value {
         let output = self.ok();
@@ -86,6 +92,14 @@ impl Drop for ChildGuard {
     }
 }
 
+/// Arguments of a restore in a test's directory.
+pub const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
+
+/// A program that does nothing.
+pub fn start_sleeper() -> ChildGuard {
+    ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
+}
+
 /// The configuration of a daemon whose policy moves everything below a process.
 pub fn acting_config(policy: &str, window_ms: u32, pid: &str) -> String {
     format!(
@@ -101,6 +115,13 @@ pub const MANAGE: [&str; 8] = ["--quiet", "manage", "--config", "c.toml", "--sta
 pub fn start_daemon(dir: &Path, config: &str) -> ChildGuard {
     std::fs::write(dir.join("c.toml"), config).unwrap();
     ChildGuard(command(dir, &MANAGE).stdout(Stdio::null()).spawn().unwrap())
+}
+
+/// Stops a daemon with SIGTERM, after which it restores the host.
+#[track_caller]
+pub fn stop(daemon: &mut ChildGuard) {
+    Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
+    assert!(daemon.0.wait().unwrap().success());
 }
 
 /// The first status of that daemon that meets the condition, with this polling interval and timeout.
@@ -124,6 +145,16 @@ pub fn status_when(
         std::thread::sleep(every);
     }
     panic!("{subject} did not come: {last}");
+}
+
+/// Waits until the condition holds; the limit is far longer than needed, so that a hang is an error.
+#[track_caller]
+pub fn until(subject: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < Duration::from_secs(600), "{subject} did not come about in 10 minutes");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// A cgroup below the root of one hierarchy, removed when dropped.

@@ -243,14 +243,12 @@ fn advice_about_a_cluster_names_bad_pairs() {
         ("bad.txt", "JobID|JobName|AllocCPUS|Comment\n1|a|1|cachemate:profile=idx\n", "expected one of index, scan"),
     ] {
         std::fs::write(root.join(file), content).unwrap();
-        let outcome = run_advise(&["slurm", file]);
-        assert!(outcome.code == Some(1) && outcome.err.contains(words), "{words}: {}", outcome.err);
+        run_advise(&["slurm", file]).exits_with(1, &[words]);
     }
     for (content, words) in
         [("kind: [", "expected Kubernetes objects"), ("kind: Service\n", "found 0 services, expected")]
     {
         std::fs::write(root.join("bad.yaml"), content).unwrap();
-        let outcome = run_advise(&["kubernetes", "bad.yaml"]);
-        assert!(outcome.code == Some(1) && outcome.err.contains(words), "{words}: {}", outcome.err);
+        run_advise(&["kubernetes", "bad.yaml"]).exits_with(1, &[words]);
     }
 }

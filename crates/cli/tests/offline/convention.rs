@@ -101,9 +101,7 @@ fn mrc_finds_bundled_recordings_by_name() {
     run(dir.path(), &["convert", "t.lackey", "-o", "recordings/small.cmt"]).ok();
     let named = run(dir.path(), &["mrc", "small", "--json"]).json();
     assert_eq!(named["curve"], run(dir.path(), &["mrc", "t.lackey", "--json"]).json()["curve"]);
-    let unknown = run(dir.path(), &["mrc", "smal"]);
-    assert_eq!(unknown.code, Some(1));
-    assert!(unknown.err.contains("did you mean 'small'"), "{}", unknown.err);
+    run(dir.path(), &["mrc", "smal"]).exits_with(1, &["did you mean 'small'"]);
 }
 
 /// Is the version printed as a number, followed by the commit if it is known?
@@ -140,9 +138,7 @@ fn existing_files_are_kept_without_force() {
     std::fs::write(dir.path().join("keep.cmt"), "precious").unwrap();
     std::fs::write(dir.path().join("keep.txt"), "precious").unwrap();
     for args in [&["convert", "t.u64", "-o", "keep.cmt"][..], &["mrc", "t.u64", "--histogram", "keep.txt"]] {
-        let outcome = run(dir.path(), args);
-        assert_eq!(outcome.code, Some(1));
-        assert!(outcome.err.contains("--force"), "{}", outcome.err);
+        run(dir.path(), args).exits_with(1, &["--force"]);
     }
     assert_eq!(std::fs::read_to_string(dir.path().join("keep.cmt")).unwrap(), "precious");
     assert_eq!(std::fs::read_to_string(dir.path().join("keep.txt")).unwrap(), "precious");
@@ -226,13 +222,11 @@ fn a_truncated_bundled_recording_is_rejected_with_its_name() {
     for args in [&["predict", "xz", "gzip"][..], &["plan", "xz", "gzip"], &["profile", "gzip", "--json"]] {
         let args = [args, if args[0] == "profile" { &[] } else { &machine[..] }].concat();
         let outcome = run(dir.path(), &args);
-        assert_eq!(outcome.code, Some(1), "{args:?}: {}", outcome.err);
-        assert!(outcome.err.contains("gzip.cmt") && outcome.err.contains("block"), "{args:?}: {}", outcome.err);
+        outcome.exits_with(1, &["gzip.cmt", "block"]);
         assert!(outcome.out.is_empty() && !outcome.err.contains("panicked"), "{args:?}: {}", outcome.out);
     }
-    let salvaged = run(dir.path(), &["mrc", "recordings/gzip.cmt", "--salvage", "--json"]);
-    assert_eq!(salvaged.code, Some(0), "{}", salvaged.err);
-    assert!(salvaged.err.contains("records before it are used"), "{}", salvaged.err);
+    run(dir.path(), &["mrc", "recordings/gzip.cmt", "--salvage", "--json"])
+        .exits_with(0, &["records before it are used"]);
 }
 
 /// Is a noun after the number 1 in the singular?

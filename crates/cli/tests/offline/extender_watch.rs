@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::common::{ChildGuard, MANAGE, command, run};
+use crate::common::{ChildGuard, MANAGE, command, run, until};
 use serde_json::{Value, json};
 
 /// A scripted API server: its answer to lists, and the lines that every open watch receives.
@@ -119,23 +119,22 @@ impl FakeServer {
 
     /// Sends a line to the watches of a resource, once there is one.
     fn tell(&self, resource: &str, line: &Value) {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
-            let mut script = self.script.lock().unwrap();
-            let (kept, mut is_sent) = (std::mem::take(&mut script.watches), false);
-            for (path, sender) in kept {
-                if path.contains(resource) && sender.send(format!("{line}\n")).is_ok() {
-                    is_sent = true;
-                }
-                script.watches.push((path, sender));
-            }
-            drop(script);
-            if is_sent {
-                return;
-            }
-            assert!(Instant::now() < deadline, "no watch of {resource}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until("a watch of the resource", || {
+            let script = self.script.lock().unwrap();
+            let of_resource = script.watches.iter().filter(|(path, _)| path.contains(resource));
+            of_resource.filter(|(_, sender)| sender.send(format!("{line}\n")).is_ok()).count() > 0
+        });
+    }
+
+    /// Arguments with which a command uses this server.
+    fn arguments(&self, dir: &Path) -> [String; 4] {
+        std::fs::write(dir.join("token"), "secret\n").unwrap();
+        ["--api-server", &format!("http://{}", self.address), "--token-file", "token"].map(String::from)
+    }
+
+    fn start_extender(&self, dir: &Path) -> (ChildGuard, String) {
+        let args = self.arguments(dir);
+        start_extender(dir, &[&args.each_ref().map(String::as_str)[..], &["--watch-timeout", "1"]].concat())
     }
 
     fn end_watches(&self) {
@@ -161,13 +160,13 @@ fn send_chunks(stream: &mut TcpStream, lines: &Receiver<String>) {
     let _ = stream.write_all(b"0\r\n\r\n");
 }
 
-fn profile() -> Value {
-    json!({ "metadata": { "name": "index" }, "spec": { "profile": {
+pub fn workload_profile() -> Value {
+    json!({ "kind": "WorkloadProfile", "metadata": { "name": "index" }, "spec": { "profile": {
         "baseCyclesPerInstr": 0.7, "stallCyclesPerMiss": 90, "referencesPerKiloInstr": 12,
         "curve": [{ "bytes": 4e6, "missesPerKiloInstr": 6 }, { "bytes": 32e6, "missesPerKiloInstr": 0.1 }] } } })
 }
 
-fn node(name: &str, fills: f64) -> Value {
+pub fn node_state(name: &str, fills: f64) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     json!({ "kind": "NodeCacheState", "metadata": { "name": name, "resourceVersion": "8" }, "status": {
         "observedUnixSeconds": now, "state": { "hertz": 2.4e9, "memoryBytesPerSecond": 2e11, "caches": [{
@@ -175,15 +174,33 @@ fn node(name: &str, fills: f64) -> Value {
             "occupancyBytes": 33554432, "bandwidthLeftBytesPerSecond": 1e11 }] } } })
 }
 
-fn start_extender(dir: &Path, server: &FakeServer) -> (ChildGuard, String) {
-    std::fs::write(dir.join("token"), "secret\n").unwrap();
-    let url = format!("http://{}", server.address);
-    let args = ["extender", "--api-server", &url, "--token-file", "token", "--watch-timeout", "1"];
-    let mut child = command(dir, &args).args(["--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
+/// The guard of an extender with these arguments, and its address.
+pub fn start_extender(dir: &Path, args: &[&str]) -> (ChildGuard, String) {
+    let mut child =
+        command(dir, &["extender", "--listen", "127.0.0.1:0"]).args(args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains("listening on")).unwrap();
+    // The rest is read until the end, so that the server never blocks on its messages.
     std::thread::spawn(move || lines.for_each(drop));
     (ChildGuard(child), line.rsplit(' ').next().unwrap().to_string())
+}
+
+/// One request over a separate connection; status and response.
+pub fn post_request(address: &str, path: &str, body: &str) -> (u16, Value) {
+    let (status, answer) = send_request(address, "POST", path, body);
+    (status, serde_json::from_str(&answer).unwrap())
+}
+
+pub fn send_request(address: &str, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_string())
 }
 
 /// Scores of the nodes `a` and `b` for a pod with the profile `index`.
@@ -192,28 +209,16 @@ fn scores(address: &str) -> (u64, u64) {
         "spec": { "containers": [{ "image": "i", "resources": { "requests": { "cpu": "1" } } }] } },
         "NodeNames": ["a", "b"] })
     .to_string();
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let head =
-        format!("POST /prioritize HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    let (_, answer) = post_request(address, "/prioritize", &body);
     (answer[0]["score"].as_u64().unwrap(), answer[1]["score"].as_u64().unwrap())
 }
 
 /// Waits until the scores are as expected; every request on the way is answered.
 fn expect_scores(address: &str, is_expected: impl Fn(u64, u64) -> bool, state: &str) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
+    until(state, || {
         let (a, b) = scores(address);
-        if is_expected(a, b) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{state}: a {a}, b {b}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        is_expected(a, b)
+    });
 }
 
 /// Does scheduling go on, by the newest knowledge that there is, while the API server lists, watches, expires versions,
@@ -221,30 +226,27 @@ fn expect_scores(address: &str, is_expected: impl Fn(u64, u64) -> bool, state: &
 #[test]
 fn scheduling_continues_despite_api_server_failures() {
     let dir = tempfile::tempdir().unwrap();
-    let nodes = vec![node("a", 1e6), node("b", 9e9)];
-    let server = FakeServer::start(Script { profiles: vec![profile()], nodes, status: 200, ..Script::default() });
-    let (_guard, address) = start_extender(dir.path(), &server);
+    let nodes = vec![node_state("a", 1e6), node_state("b", 9e9)];
+    let server =
+        FakeServer::start(Script { profiles: vec![workload_profile()], nodes, status: 200, ..Script::default() });
+    let (_guard, address) = server.start_extender(dir.path());
     expect_scores(&address, |a, b| a == 10 && b < 5, "the list");
     server
         .tell("nodecachestates", &json!({ "type": "BOOKMARK", "object": { "metadata": { "resourceVersion": "9" } } }));
-    server.tell("nodecachestates", &json!({ "type": "MODIFIED", "object": node("a", 9e9) }));
-    server.tell("nodecachestates", &json!({ "type": "MODIFIED", "object": node("b", 1e6) }));
+    server.tell("nodecachestates", &json!({ "type": "MODIFIED", "object": node_state("a", 9e9) }));
+    server.tell("nodecachestates", &json!({ "type": "MODIFIED", "object": node_state("b", 1e6) }));
     expect_scores(&address, |a, b| a < 5 && b == 10, "changes");
-    let mut forged = node("b", 1e6);
+    let mut forged = node_state("b", 1e6);
     forged["status"]["state"]["caches"][0]["busyCpus"] = json!(-1);
     server.tell("nodecachestates", &json!({ "type": "MODIFIED", "object": forged }));
     expect_scores(&address, |_, b| b == 5, "a forged object is no knowledge");
-    server.script.lock().unwrap().nodes = vec![node("a", 1e6), node("b", 9e9)];
+    server.script.lock().unwrap().nodes = vec![node_state("a", 1e6), node_state("b", 9e9)];
     server.tell("nodecachestates", &json!({ "type": "ERROR", "object": { "kind": "Status", "code": 410 } }));
     expect_scores(&address, |a, b| a == 10 && b < 5, "an expired version needs a list");
     assert!(server.requests("nodecachestates?limit") >= 2);
     // Silence for longer than the deadline: the watch is opened again from the last version.
     let watches = server.requests("watch=true");
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while server.requests("watch=true") < watches + 3 {
-        assert!(Instant::now() < deadline, "a silent watch is opened again");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until("another watch after silence", || server.requests("watch=true") >= watches + 3);
     expect_scores(&address, |a, b| a == 10 && b < 5, "silence");
     for status in [500, 0] {
         server.script.lock().unwrap().status = status;
@@ -257,7 +259,7 @@ fn scheduling_continues_despite_api_server_failures() {
     }
     server.script.lock().unwrap().status = 200;
     server.end_watches();
-    server.tell("workloadprofiles", &json!({ "type": "DELETED", "object": profile() }));
+    server.tell("workloadprofiles", &json!({ "type": "DELETED", "object": workload_profile() }));
     expect_scores(&address, |a, b| (a, b) == (5, 5), "without a profile answers are neutral");
 }
 
@@ -273,13 +275,11 @@ fn impossible_server_addresses_are_refused() {
         (vec!["--api-server", "http://a"], "found 'http://a', expected https://HOST:PORT"),
         (vec!["--api-server", "in-cluster"], "KUBERNETES_SERVICE_HOST: not set"),
     ] {
-        let outcome = run(dir.path(), &[&["extender", "--listen", "127.0.0.1:0"], &args[..]].concat());
-        assert!(outcome.code == Some(2) && outcome.err.contains(words), "{words}: {}", outcome.err);
+        run(dir.path(), &[&["extender", "--listen", "127.0.0.1:0"], &args[..]].concat()).exits_with(2, &[words]);
     }
     for (node, words) in [(&[][..], "--node: found ''"), (&["--node", "a/b"], "--node: found 'a/b', expected the name")]
     {
-        let outcome = run(dir.path(), &[&["manage", "--api-server", "http://127.0.0.1:1"], node].concat());
-        assert!(outcome.code == Some(2) && outcome.err.contains(words), "{words}: {}", outcome.err);
+        run(dir.path(), &[&["manage", "--api-server", "http://127.0.0.1:1"], node].concat()).exits_with(2, &[words]);
     }
 }
 
@@ -288,23 +288,18 @@ fn impossible_server_addresses_are_refused() {
 #[test]
 fn the_extender_ranks_by_what_a_daemon_publishes() {
     let dir = tempfile::tempdir().unwrap();
-    let nodes = vec![node("b", 9e9)];
-    let server = FakeServer::start(Script { profiles: vec![profile()], nodes, status: 500, ..Script::default() });
-    std::fs::write(dir.path().join("token"), "secret\n").unwrap();
+    let nodes = vec![node_state("b", 9e9)];
+    let server =
+        FakeServer::start(Script { profiles: vec![workload_profile()], nodes, status: 500, ..Script::default() });
     let config = "window_ms = 100\npolicy = { name = \"default\" }\n[[rules]]\ncommand = \"cachemate\"\n";
     std::fs::write(dir.path().join("c.toml"), config).unwrap();
-    let url = format!("http://{}", server.address);
-    let publish = ["--api-server", &url, "--token-file", "token", "--node", "a"];
-    let _daemon = ChildGuard(command(dir.path(), &MANAGE).args(publish).spawn().unwrap());
-    let wait_until = |state: &str, is_reached: &dyn Fn() -> bool| {
-        let deadline = Instant::now() + Duration::from_secs(90);
-        while !is_reached() {
-            assert!(Instant::now() < deadline, "{state}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    };
+
+    let mut daemon = command(dir.path(), &MANAGE);
+    let daemon = daemon.args(server.arguments(dir.path())).args(["--node", "a"]);
+    let _daemon = ChildGuard(daemon.spawn().unwrap());
+
     let windows = || run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json()["windows"].as_u64().unwrap();
-    wait_until("a refused request", &|| server.requests("nodecachestates/a/status") > 0);
+    until("a refused request", || server.requests("nodecachestates/a/status") > 0);
     server.script.lock().unwrap().status = 200;
     let patches = || -> Vec<(Instant, Value)> {
         let script = server.script.lock().unwrap();
@@ -312,14 +307,14 @@ fn the_extender_ranks_by_what_a_daemon_publishes() {
         of_state.map(|(time, _, _, body)| (*time, body["status"].clone())).collect()
     };
     // The first one finds no object, which is then created.
-    wait_until("two states", &|| patches().len() >= 2);
+    until("two states", || patches().len() >= 2);
     let times: Vec<Instant> = patches().iter().map(|(time, _)| *time).collect();
     assert!(times[1] - times[0] >= Duration::from_secs(10), "{:?}", times[1] - times[0]);
     let state = patches()[0].1["state"].clone();
     let caches = state["caches"].as_array().unwrap();
     assert!(state["hertz"].as_f64().unwrap() > 1e8 && state["policy"] == "off", "{state}");
     assert!(caches.iter().all(|cache| cache["sizeBytes"].as_f64() > Some(1e5)), "{state}");
-    let (_extender, address) = start_extender(dir.path(), &server);
+    let (_extender, address) = server.start_extender(dir.path());
     let are_fills_known = caches.iter().all(|cache| cache["fillBytesPerSecond"].is_number());
     // Where this host counts no misses, the state says so and the extender has no forecast for the node.
     let is_expected = |a: u64, b: u64| if are_fills_known { a == 10 && b < 10 } else { a == 5 && b == 10 };
@@ -327,7 +322,7 @@ fn the_extender_ranks_by_what_a_daemon_publishes() {
     for status in [0, 1] {
         server.script.lock().unwrap().status = status;
         let (requests, before) = (server.requests("nodecachestates/a/status"), windows());
-        wait_until("a request without an answer", &|| server.requests("nodecachestates/a/status") > requests);
-        wait_until("the daemon goes on", &|| windows() > before + 20);
+        until("a request without an answer", || server.requests("nodecachestates/a/status") > requests);
+        until("the daemon goes on", || windows() > before + 20);
     }
 }

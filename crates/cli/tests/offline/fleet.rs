@@ -1,13 +1,9 @@
 //! Fleets and the scheduler extender, through the command.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
 
-use crate::common::{ChildGuard, command, run};
+use crate::common::run;
+use crate::extender_watch::{node_state, post_request, send_request, start_extender, workload_profile};
 use serde_json::Value;
 
 const FLEET: &str = "name = \"two kinds\"\nmachine = \"xeon-x5365-4\"\nhosts = 4\nhours = 2\nservices_per_host = 3\n\
@@ -136,34 +132,6 @@ fn a_clusters_pods_run_as_fleet_services() {
     assert_eq!(printed["policies"][0]["limits_kept_share"], 1.0);
 }
 
-/// One request over a separate connection; status and response.
-fn post_request(address: &str, path: &str, body: &str) -> (u16, Value) {
-    let (status, answer) = send_request(address, "POST", path, body);
-    (status, serde_json::from_str(&answer).unwrap())
-}
-
-fn send_request(address: &str, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let head =
-        format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_string())
-}
-
-fn start_extender(dir: &Path) -> (ChildGuard, String) {
-    let args = ["extender", "--knowledge", "knowledge", "--listen", "127.0.0.1:0"];
-    let mut child = command(dir, &args).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains("listening on")).unwrap();
-    // The rest is read until the end, so that the server never blocks on its messages.
-    std::thread::spawn(move || lines.for_each(drop));
-    (ChildGuard(child), line.rsplit(' ').next().unwrap().to_string())
-}
-
 /// Does the extender answer requests in kube-scheduler's format: known pods by forecast, others neutrally, forged ones
 /// with an error, and does a forged object not stop it?
 #[test]
@@ -172,21 +140,13 @@ fn requests_of_kube_scheduler_are_answered() {
     let root = dir.path();
     let knowledge = root.join("knowledge");
     std::fs::create_dir(&knowledge).unwrap();
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
-    let profile = serde_json::json!({ "kind": "WorkloadProfile", "metadata": { "name": "index" }, "spec": { "profile": {
-        "baseCyclesPerInstr": 0.7, "stallCyclesPerMiss": 90, "referencesPerKiloInstr": 12,
-        "curve": [{ "bytes": 4e6, "missesPerKiloInstr": 6 }, { "bytes": 32e6, "missesPerKiloInstr": 0.1 }] } } });
-    std::fs::write(knowledge.join("profile.json"), profile.to_string()).unwrap();
+    std::fs::write(knowledge.join("profile.json"), workload_profile().to_string()).unwrap();
     for (node, fills) in [("node-quiet", 1e6), ("node-busy", 9e9)] {
-        let state = serde_json::json!({ "kind": "NodeCacheState", "metadata": { "name": node }, "status": {
-            "observedUnixSeconds": now, "state": { "hertz": 2.4e9, "memoryBytesPerSecond": 2e11, "caches": [{
-                "sizeBytes": 33554432, "cpus": 16, "busyCpus": 4, "fillBytesPerSecond": fills,
-                "occupancyBytes": 33554432, "bandwidthLeftBytesPerSecond": 1e11 }] } } });
-        std::fs::write(knowledge.join(format!("{node}.json")), state.to_string()).unwrap();
+        std::fs::write(knowledge.join(format!("{node}.json")), node_state(node, fills).to_string()).unwrap();
     }
     std::fs::write(knowledge.join("forged.json"), "{\"kind\":\"NodeCacheState\",\"metadata\":{\"name\":\"x\"}}")
         .unwrap();
-    let (_guard, address) = start_extender(root);
+    let (_guard, address) = start_extender(root, &["--knowledge", "knowledge"]);
     let recorded = include_str!("../fixtures/extender-request.json");
     let (status, scores) = post_request(&address, "/prioritize", recorded);
     assert_eq!(status, 200, "{scores}");

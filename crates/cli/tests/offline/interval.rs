@@ -12,13 +12,19 @@ const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two tha
                         [[interval.mixes]]\ncount = 5\nprograms = [{ program = \"reuser.toml\" }, { program = \"streamer.toml\" }]\n\
                         interarrival_ns = { exponential = 30e9 }\ninstructions = { fixed = 2e10 }\n";
 
+/// A directory with a program that reuses its data and one that streams.
+fn two_programs() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    interval_program(dir.path(), "reuser", (512 << 10, 0.02), 0.001);
+    interval_program(dir.path(), "streamer", (512 << 10, 0.02), 0.02);
+    dir
+}
+
 /// Does a scenario of the interval machine run, repeat to the bit, and replay with the same decisions?
 #[test]
 fn a_nominal_scenario_runs_repeats_and_replays() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = two_programs();
     let root = dir.path();
-    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
     let run_sim = |log: &str| run(root, &["sim", "four.toml", "-o", log, "--json"]).json();
     let simulated = run_sim("a.log");
@@ -45,10 +51,8 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
 /// plan did?
 #[test]
 fn auto_is_the_default_and_runs_without_changes_are_marked() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = two_programs();
     let root = dir.path();
-    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let unnamed = SCENARIO.replace("policy = { name = \"dio\" }\n", "");
     std::fs::write(root.join("four.toml"), &unnamed).unwrap();
     let long = run(root, &["sim", "four.toml"]).ok();
@@ -64,21 +68,13 @@ fn auto_is_the_default_and_runs_without_changes_are_marked() {
 /// Are an invalid program, a missing one, and a sweep's use of the machine rejected with name and place?
 #[test]
 fn impossible_runs_are_rejected_with_name_and_place() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = two_programs();
     let root = dir.path();
-    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, -0.02), 0.02);
     std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
-    let outcome = run(root, &["sim", "four.toml"]);
-    assert_eq!(outcome.code, Some(1));
-    assert!(
-        outcome.err.contains("streamer.toml") && outcome.err.contains("cycles_per_instr: found -1.2"),
-        "{}",
-        outcome.err
-    );
+    run(root, &["sim", "four.toml"]).exits_with(1, &["streamer.toml", "cycles_per_instr: found -1.2"]);
     std::fs::write(root.join("four.toml"), SCENARIO.replace("streamer.toml", "mfc")).unwrap();
-    let outcome = run(root, &["sim", "four.toml"]);
-    assert!(outcome.code == Some(1) && outcome.err.contains("did you mean 'mcf'"), "{}", outcome.err);
+    run(root, &["sim", "four.toml"]).exits_with(1, &["did you mean 'mcf'"]);
     std::fs::write(
         root.join("four.toml"),
         SCENARIO.replace("resize_cache = { cache = 1, size_share = 0.5 }", "offline = 4"),
@@ -91,10 +87,8 @@ fn impossible_runs_are_rejected_with_name_and_place() {
 /// Does a comparison show its policies in a table, in JSON and on a page, and reject impossible requests?
 #[test]
 fn a_comparison_shows_policies_in_table_json_and_page() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = two_programs();
     let root = dir.path();
-    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let arguments = [
         "compare",
         "reuser.toml*2",
@@ -127,32 +121,28 @@ fn a_comparison_shows_policies_in_table_json_and_page() {
     let run_refused = |args: &[&str]| run(root, args);
     let again = run_refused(&[&arguments[..], &["-o", "page.html"]].concat());
     assert!(again.code != Some(0) && again.err.contains("page.html"), "{}", again.err);
-    let nowhere = run_refused(&[&arguments[..], &["-o", "none/page.html"]].concat());
-    assert!(nowhere.code == Some(1) && nowhere.err.contains("the directory none does not exist"), "{}", nowhere.err);
-    let slip = run_refused(&["compare", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"]);
-    assert!(slip.code == Some(1) && slip.err.contains("'reuser.tml': expected a file of phases"), "{}", slip.err);
-    let copies = run_refused(&["compare", "reuser.toml*0", "-m", "xeon-x5365-4", "-p", "dio"]);
-    assert!(copies.code == Some(2) && copies.err.contains("'0' copies"), "{}", copies.err);
-    let hours = run_refused(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dio", "--hours", "0"]);
-    assert!(hours.code == Some(2) && hours.err.contains("--hours"), "{}", hours.err);
-    let policy = run_refused(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "casq"]);
-    assert!(policy.code == Some(1) && policy.err.contains("did you mean 'casc'"), "{}", policy.err);
+    run_refused(&[&arguments[..], &["-o", "none/page.html"]].concat())
+        .exits_with(1, &["the directory none does not exist"]);
+    run_refused(&["compare", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"])
+        .exits_with(1, &["'reuser.tml': expected a file of phases"]);
+    run_refused(&["compare", "reuser.toml*0", "-m", "xeon-x5365-4", "-p", "dio"]).exits_with(2, &["'0' copies"]);
+    run_refused(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dio", "--hours", "0"])
+        .exits_with(2, &["--hours"]);
+    run_refused(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "casq"])
+        .exits_with(1, &["did you mean 'casc'"]);
 }
 
 /// Does a policy's plan from profiles alone give its changes and reasons, and are impossible requests rejected?
 #[test]
 fn a_policy_plans_from_profiles_alone() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = two_programs();
     let root = dir.path();
-    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let arguments = ["plan", "reuser.toml", "streamer.toml", "reuser.toml", "streamer.toml", "-m", "xeon-x5365-4"];
     let words = run(root, &[&arguments[..], &["--policy", "auto"]].concat()).ok().out;
     assert!(words.contains("under 'auto': the plan in force for") && words.contains("candidates"), "{words}");
     let same = run(root, &[&arguments[..], &["--policy", "default"]].concat()).ok().out;
     assert!(same.contains("nothing is changed"), "{same}");
-    let outcome = run(root, &[&arguments[..], &["--policy", "autoo"]].concat());
-    assert!(outcome.code == Some(1) && outcome.err.contains("did you mean 'auto'"), "{}", outcome.err);
+    run(root, &[&arguments[..], &["--policy", "autoo"]].concat()).exits_with(1, &["did you mean 'auto'"]);
     let both = run(root, &[&arguments[..], &["--policy", "auto", "--model", "pain"]].concat());
     assert_eq!(both.code, Some(2), "{}", both.err);
 }
@@ -176,10 +166,8 @@ fn write_promise_scenario(dir: &Path, at_least: f64, more: &str) {
 /// Cost: 5 s of CPU, because three mixes run for a nominal hour each.
 #[test]
 fn a_promised_rate_is_kept_or_reported_as_impossible() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = two_programs();
     let root = dir.path();
-    interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
-    interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     let slowdowns_with = |at_least: f64, more: &str| {
         write_promise_scenario(root, at_least, more);
         let _ = std::fs::remove_file(root.join("floor.log"));
@@ -209,12 +197,7 @@ fn a_promised_rate_is_kept_or_reported_as_impossible() {
         text.replacen("reuser.toml\"\n", "reuser.toml\"\ngoal = { priority = 1.0, min_rate = 0.0 }\n", 1),
     )
     .unwrap();
-    let outcome = run(root, &["sim", "floor.toml"]);
-    assert!(
-        outcome.code == Some(1) && outcome.err.contains("goal.min_rate': found 0, expected a positive"),
-        "{}",
-        outcome.err
-    );
+    run(root, &["sim", "floor.toml"]).exits_with(1, &["goal.min_rate': found 0, expected a positive"]);
 }
 
 /// A program with one endless phase that uses this number of bytes, each equally often, written from the theoretical

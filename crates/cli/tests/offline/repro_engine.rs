@@ -64,8 +64,7 @@ fn findings_run_by_run_have_the_same_digits_as_at_once() {
 #[test]
 fn an_engine_needs_a_directory_and_reports_a_full_runs_cost() {
     let dir = tempfile::tempdir().unwrap();
-    let outcome = run(dir.path(), &["repro", "CA-3", "--engine", "local"]);
-    assert!(outcome.code == Some(2) && outcome.err.contains("--engine keeps its runs in -o DIR"), "{}", outcome.err);
+    run(dir.path(), &["repro", "CA-3", "--engine", "local"]).exits_with(2, &["--engine keeps its runs in -o DIR"]);
     let cost = run(dir.path(), &["repro", "BS-5", "BS-1", "--seeds", "6", "-o", "out", "--dry-run"]).ok().out;
     assert!(cost.contains("left: 2 of 2 experiments with 6 seeds, at most about 0.6 processor hours"), "{cost}");
     assert!(!dir.path().join("out").exists(), "a dry run makes nothing");
@@ -141,8 +140,7 @@ fn a_budget_is_kept_and_experiments_beyond_it_are_reported() {
     let none = run_with("0.000001");
     let line = &none["experiments"][0];
     assert_eq!((&line["seeds"], &line["is_within_budget"]), (&0.into(), &false.into()), "{none}");
-    let outcome = run(root, &["repro", "run", "BS-1", "--budget", "0"]);
-    assert!(outcome.code == Some(2) && outcome.err.contains("expected a number of hours above 0"), "{}", outcome.err);
+    run(root, &["repro", "run", "BS-1", "--budget", "0"]).exits_with(2, &["expected a number of hours above 0"]);
     let sampled =
         run(root, &["repro", "run", "CP-6", "--sample", "--store", "runs", "--max-seeds", "2", "--json"]).json();
     assert_eq!(sampled["experiments"][0]["seeds"], 2, "{sampled}");

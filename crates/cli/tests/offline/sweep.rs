@@ -28,7 +28,7 @@ fn read_json_lines(path: &Path) -> Vec<serde_json::Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn results_in(dir: &Path) -> usize {
+pub fn results_in(dir: &Path) -> usize {
     let dirs = fs::read_dir(dir.join("results")).into_iter().flatten().flatten();
     dirs.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
 }
@@ -115,7 +115,7 @@ fn a_repeatedly_killed_sweep_ends_with_the_same_bytes() {
     let count_before = results_in(&root.join("killed"));
     assert!((9..30).contains(&count_before), "{count_before} of 30 were finished before the last kill");
     let merged = run(root, &["sweep", "merge", "killed"]);
-    assert!(merged.code == Some(1) && merged.err.contains("tasks have no result"), "{}", merged.err);
+    merged.exits_with(1, &["tasks have no result"]);
     run(root, &["sweep", "run", "-o", "killed"]).ok();
     run(root, &["sweep", "merge", "killed"]).ok();
     let merged_bytes = |name: &str| fs::read(root.join(name).join("merged.jsonl")).unwrap();
@@ -203,8 +203,7 @@ fn a_recording_that_changed_during_a_sweep_is_reported() {
     let content = fs::read(root.join("large.cmt")).unwrap();
     fs::write(root.join("large.cmt"), &content[..content.len() - 1]).unwrap();
     let failed = run(root, &["sweep", "run", "-o", "out", "--retries", "1"]);
-    assert_eq!(failed.code, Some(1));
-    assert!(failed.err.contains("1 task failed; --retry-failed runs them again"), "{}", failed.err);
+    failed.exits_with(1, &["1 task failed; --retry-failed runs them again"]);
     assert!(failed.out.contains("it is not the file that the manifest was made with"), "{}", failed.out);
     let status = run(root, &["sweep", "status", "out", "--json"]).json();
     assert_eq!((&status["failures"][0]["attempts"], &status["failed"]), (&2.into(), &1.into()));
@@ -292,23 +291,13 @@ fn sweep_file_errors_are_reported_with_their_place() {
         assert!(message.contains(expected), "{from} -> {to}: {message}");
     }
     for args in [&["sweep", "status", "nowhere"][..], &["sweep", "run", "-o", "nowhere"]] {
-        let outcome = run(root, args);
-        assert!(
-            outcome.code == Some(1) && outcome.err.contains("nowhere: no such directory: 'cachemate sweep run"),
-            "{}",
-            outcome.err
-        );
+        run(root, args).exits_with(1, &["nowhere: no such directory: 'cachemate sweep run"]);
     }
     fs::write(&path, &text).unwrap();
     for (engine, names) in [(["hq", "--hq"], "--hq names"), (["dask", "--python"], "--python names")] {
         let args =
             ["sweep", "run", "sweep-pairs.toml", "-o", "engines", "--engine", engine[0], engine[1], "no-such-program"];
-        let outcome = run(root, &args);
-        assert!(
-            outcome.code == Some(1) && outcome.err.contains("no-such-program: ") && outcome.err.contains(names),
-            "{}",
-            outcome.err
-        );
+        run(root, &args).exits_with(1, &["no-such-program: ", names]);
     }
     // A manifest of another version is not run, whichever command requests it.
     fs::write(&path, &text).unwrap();
@@ -316,8 +305,7 @@ fn sweep_file_errors_are_reported_with_their_place() {
     let manifest = fs::read_to_string(root.join("out/manifest.jsonl")).unwrap();
     let version = run(root, &["sweep", "status", "out", "--json"]).json()["version"].as_str().unwrap().to_string();
     fs::write(root.join("out/manifest.jsonl"), manifest.replacen(&version, "0.0.9", 1)).unwrap();
-    let other = run(root, &["sweep", "run", "-o", "out"]);
-    assert!(other.code == Some(1) && other.err.contains("the manifest is of version 0.0.9"), "{}", other.err);
+    run(root, &["sweep", "run", "-o", "out"]).exits_with(1, &["the manifest is of version 0.0.9"]);
     let outcome = run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]).ok();
     assert!(outcome.err.contains("its results are of version 0.0.9"), "{}", outcome.err);
 }

@@ -7,12 +7,10 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::common::{ChildGuard, command, run};
-
-/// Maximum time for any step, far longer than needed, so that a hang is an error.
-const MAX_STEP_TIME: Duration = Duration::from_secs(600);
+use crate::common::{ChildGuard, command, run, until};
+use crate::sweep::results_in;
 
 fn asked() -> bool {
     let is_requested = std::env::var_os("CACHEMATE_ENGINES").is_some();
@@ -42,21 +40,6 @@ fn prepare_sweep(tasks: u32) -> (tempfile::TempDir, Vec<u8>) {
     run(root, &["sweep", "merge", "local"]).ok();
     let bytes = fs::read(root.join("local/merged.jsonl")).unwrap();
     (dir, bytes)
-}
-
-fn results_in(dir: &Path) -> usize {
-    let dirs = fs::read_dir(dir.join("results")).into_iter().flatten().flatten();
-    dirs.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten()).count()
-}
-
-/// Waits until the condition holds.
-#[track_caller]
-fn until(subject: &str, mut so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !so() {
-        assert!(start.elapsed() < MAX_STEP_TIME, "{subject} did not come about in {MAX_STEP_TIME:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// A sweep in progress; its messages go to a file.

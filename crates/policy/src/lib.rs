@@ -32,6 +32,7 @@ mod parameters;
 pub mod partition;
 pub mod placement;
 pub mod policies;
+mod probe_ledger;
 mod reasons;
 pub mod reference_predictor;
 pub mod schemes;

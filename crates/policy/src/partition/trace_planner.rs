@@ -1,10 +1,12 @@
 //! Planning of the traces from which shares are sized.
 //!
-//! A process without a curve for its phase is traced at once. Several processes are traced at once, because a process
-//! that rarely misses takes long to fill its log, and must not delay the others. Beyond the lines that a log touches
-//! again, its curve is an extrapolation. A log that was too short for the whole cache is therefore recorded once more
-//! with more entries for each kind of phase, if waits for memory cost its process enough. Properties: longer logs never
-//! raise the cost of all logs above the given share of processor time.
+//! A process without a curve is traced at once, and in a later phase as soon as all logs are paid for: phases of a few
+//! seconds are not much longer than a log, and most of them are of a known kind, whose curve is recalled. Several
+//! processes are traced at once, because a process that rarely misses takes long to fill its log, and must not delay the
+//! others. Beyond the lines that a log touches again, its curve is an extrapolation. A log that was too short for the
+//! whole cache is therefore recorded once more with more entries for each kind of phase, if waits for memory cost its
+//! process enough. Properties: after the first log of each process, logs never cost more than the given share of
+//! processor time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +15,7 @@ use cachemate_core::{ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, TaskId, Ta
 use super::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
 use super::partitioned_cache::{CacheProcess, PartitionedCache};
 use super::speed_history::SpeedRecord;
+use crate::probe_ledger::ProbeLedger;
 use crate::verifier::speeds::ProcessPhase;
 
 /// Maximum number of processes of one cache that are traced at once.
@@ -27,8 +30,10 @@ pub struct TraceTerms {
     pub budget_ns: u64,
     /// Minimum share of its cycles that a process waits for memory, for a longer trace.
     pub min_gain: f64,
-    /// Maximum share of processor time for all traces with a longer one.
+    /// Maximum share of processor time for traces beyond the first one of each process.
     pub max_share: f64,
+    /// Maximum share of processor time for all traces, with a longer one.
+    pub max_longer_share: f64,
 }
 
 impl TraceTerms {
@@ -52,22 +57,15 @@ pub struct TracePlanner {
     next_probe: u32,
     /// Tasks with the kinds of phases of which a longer trace was recorded.
     longer_traces: BTreeSet<(TaskId, u32)>,
-    /// Processor time of all traces, and of all tasks.
-    spent_ns: f64,
-    processor_ns: f64,
-    /// Cost of one entry of the last trace; `None` until one was recorded.
-    entry_ns: Option<f64>,
+    ledger: ProbeLedger,
 }
 
 impl TracePlanner {
     /// Records the answers to traces and their cost.
     pub fn record_answers(&mut self, view: &View<'_>) {
-        self.processor_ns += view.live_tasks().map(|task| task.ran_ns() as f64).sum::<f64>();
+        self.ledger.record_window(view);
         for result in &view.observation.probe_results {
-            let ProbeEvidence::Trace { task, lines, .. } = &result.evidence else { continue };
-            let cost_ns = result.cost_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
-            self.spent_ns += cost_ns;
-            self.entry_ns = Some(cost_ns / lines.len().max(1) as f64);
+            let ProbeEvidence::Trace { task, .. } = &result.evidence else { continue };
             let trace = self.last_traces.get_mut(task);
             let Some(trace) = trace.filter(|trace| trace.probe.id == result.probe && result.complete) else { continue };
             trace.is_answered = true;
@@ -92,7 +90,12 @@ impl TracePlanner {
         // Whether the trace of a process is a longer one; `None` if the process needs no trace.
         let needed_trace = |cache_process: &CacheProcess<'_>| {
             let has_curve = cache_process.tasks.iter().any(has_curve);
-            (!has_curve || self.needs_longer_trace(view, domain, cache_process, speeds, terms)).then_some(has_curve)
+            let needs_trace = if has_curve {
+                self.needs_longer_trace(view, domain, cache_process, speeds, terms)
+            } else {
+                self.can_trace(cache_process, terms)
+            };
+            needs_trace.then_some(has_curve)
         };
         let needed_traces: Vec<(&CacheProcess<'_>, bool)> = domain
             .processes
@@ -101,6 +104,14 @@ impl TracePlanner {
             .take(TRACED_AT_ONCE)
             .collect();
         needed_traces.into_iter().map(|(process, is_longer)| self.request_trace(process, is_longer, terms)).collect()
+    }
+
+    /// Returns whether a process was never traced, its trace has begun, or another one is paid for.
+    fn can_trace(&self, cache_process: &CacheProcess<'_>, terms: &TraceTerms) -> bool {
+        let was_traced = |task: &&TaskSample| self.last_traces.contains_key(&task.task);
+        !cache_process.tasks.iter().any(was_traced)
+            || self.pending_trace(cache_process, false).is_some()
+            || self.ledger.excess_ns(terms.max_share) <= 0.0
     }
 
     /// Returns whether the curve of a process is uncertain at the size of the whole cache, its misses cost it enough, and
@@ -126,9 +137,9 @@ impl TracePlanner {
         let stall_share = speeds.measured_speed(cache_process.process).and_then(|speed| speed.stall_share());
         let is_worthwhile = stall_share.is_none_or(|share| share >= terms.min_gain);
         let is_paid = |entry_ns: f64| {
-            self.spent_ns + f64::from(terms.longer_entries()) * entry_ns <= terms.max_share * self.processor_ns
+            self.ledger.excess_ns(terms.max_longer_share) + f64::from(terms.longer_entries()) * entry_ns <= 0.0
         };
-        self.pending_trace(cache_process, true).is_some() || is_worthwhile && self.entry_ns.is_some_and(is_paid)
+        self.pending_trace(cache_process, true).is_some() || is_worthwhile && self.ledger.entry_ns.is_some_and(is_paid)
     }
 
     /// Returns the unanswered trace of this length that was requested in the present phase of a process, if any.

@@ -67,6 +67,8 @@ pub struct Parameters {
     pub measure_windows: u32,
     /// Maximum fraction of the time that trials may cost.
     pub trial_share: f64,
+    /// Maximum fraction of processor time for traces beyond the first one of each process.
+    pub trace_share: f64,
 }
 
 impl Default for Parameters {
@@ -85,6 +87,7 @@ impl Default for Parameters {
             warmup_windows: 1,
             measure_windows: 3,
             trial_share: 0.01,
+            trace_share: 0.01,
         }
     }
 }
@@ -98,7 +101,8 @@ impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
         let parameters: Parameters = parse_parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64)])?;
-        ParameterRange::Above(0.0).check([("trial_share", parameters.trial_share)])?;
+        ParameterRange::Above(0.0)
+            .check([("trial_share", parameters.trial_share), ("trace_share", parameters.trace_share)])?;
         ParameterRange::FromZero.check([
             ("insensitive_below", parameters.insensitive_below),
             ("min_gain", parameters.min_gain),
@@ -284,7 +288,8 @@ impl CacheSizing {
             includes_code: parameters.trace_code,
             budget_ns: parameters.trace_budget_ns,
             min_gain: parameters.min_gain,
-            max_share: parameters.trial_share,
+            max_share: parameters.trace_share,
+            max_longer_share: parameters.trial_share,
         };
         self.traces.request_traces(view, domain, &controller.speeds, &terms)
     }

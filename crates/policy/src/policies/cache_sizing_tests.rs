@@ -162,19 +162,12 @@ fn curves_are_requested_before_a_cache_is_divided() {
     assert_eq!(traced_tasks(&world.window()), [b]);
 }
 
-/// Is a log that was too short for the whole cache recorded once more, as soon as that is paid for, and only once?
-#[test]
-fn a_log_that_was_too_short_is_recorded_once_more() {
-    let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\ntrace_entries = 10");
-    let profile = world.profiles.get_mut(&TaskId(0)).unwrap();
-    profile.phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
-    let curve = profile.locality.misses_per_kilo_instr.get_mut(&CacheLevel::L2).unwrap();
-    curve.value[15].1 = Estimate { value: 1.0, low: 0.0, high: 20.0 };
-    // One nanosecond for each entry: 10 and 40 are one percent of 5,000, and the programs run for 2,000 in each window.
-    let answer = |probe: ProbeId, entries: u64| ProbeResult {
+/// Returns the result of a trace that cost one nanosecond for each entry.
+fn trace_result(probe: ProbeId, task: TaskId, entries: u64) -> ProbeResult {
+    ProbeResult {
         probe,
         evidence: ProbeEvidence::Trace {
-            task: TaskId(0),
+            task,
             space: AddressKind::Virtual,
             line_bytes: 64,
             lines: vec![0; entries as usize],
@@ -184,9 +177,39 @@ fn a_log_that_was_too_short_is_recorded_once_more() {
             elapsed_ns: 1,
         },
         complete: true,
-        cost_ns: vec![(Some(TaskId(0)), entries)],
-    };
-    world.probe_results = vec![answer(ProbeId(99), 10)];
+        cost_ns: vec![(Some(task), entries)],
+    }
+}
+
+/// Is each program traced at once, and a later phase only when all traces are paid for?
+#[test]
+fn a_later_phase_is_traced_once_all_traces_are_paid_for() {
+    let mut world = World::new(COLORS, AT_ONCE);
+    let tasks = [world.arrive(), world.arrive()];
+    world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
+    let requests = world.window().plan.probes;
+    assert_eq!(requests.len(), 2);
+    // Together, the traces cost one percent of 9,000, and both CPUs have 2,000 in each window.
+    let results = requests.iter().zip(tasks).map(|(request, task)| trace_result(request.id, task, 45));
+    world.probe_results = results.collect();
+    world.profiles.insert(tasks[0], cliff_profile(12, 20.0, 1.0));
+    world.profiles.insert(tasks[1], cliff_profile(1, 30.0, 30.0));
+    assert!(world.window().plan.probes.is_empty());
+    world.profiles.insert(tasks[1], Profile { phase_number: 1, ..Profile::default() });
+    let request_counts: Vec<usize> = (0..3).map(|_| world.window().plan.probes.len()).collect();
+    assert_eq!(request_counts, [0, 0, 1]);
+}
+
+/// Is a log that was too short for the whole cache recorded once more, as soon as that is paid for, and only once?
+#[test]
+fn a_log_that_was_too_short_is_recorded_once_more() {
+    let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\ntrace_entries = 10");
+    let profile = world.profiles.get_mut(&TaskId(0)).unwrap();
+    profile.phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
+    let curve = profile.locality.misses_per_kilo_instr.get_mut(&CacheLevel::L2).unwrap();
+    curve.value[15].1 = Estimate { value: 1.0, low: 0.0, high: 20.0 };
+    // 10 and 40 are one percent of 5,000, and the programs run for 2,000 in each window.
+    world.probe_results = vec![trace_result(ProbeId(99), TaskId(0), 10)];
     assert!((0..2).all(|_| world.window().plan.probes.is_empty()), "it is not paid for");
     let request = world.window().plan.probes;
     assert!(
@@ -194,7 +217,7 @@ fn a_log_that_was_too_short_is_recorded_once_more() {
         "{request:?}"
     );
     assert_eq!(world.window().plan.probes, request, "the same probe until it is answered");
-    world.probe_results = vec![answer(request[0].id, 40)];
+    world.probe_results = vec![trace_result(request[0].id, TaskId(0), 40)];
     assert!((0..20).all(|_| world.window().plan.probes.is_empty()));
 }
 

@@ -29,6 +29,7 @@ use serde::Deserialize;
 use self::gangs::OvercommittedCache;
 use super::{ParameterError, ParameterRange};
 use crate::gang_quantum::MAX_WAIT_NS;
+use crate::probe_ledger::ProbeLedger;
 use crate::solvers::{Seats, best_assignment};
 
 /// Parameters of `intensity-gangs`, with the reasons for their values.
@@ -109,33 +110,14 @@ struct IntensityGangs {
     /// Outstanding ping-pongs, and the time at which they were requested.
     pending_ping_pongs: Vec<ProbeRequest>,
     last_ping_pong_ns: Option<u64>,
-    probe_budget: ProbeBudget,
+    probe_ledger: ProbeLedger,
 }
 
-/// Processor time spent on probes, and the time of the first probe.
-#[derive(Clone, Copy, Debug, Default)]
-struct ProbeBudget {
-    started_ns: Option<u64>,
-    spent_ns: u64,
-}
-
-impl ProbeBudget {
-    fn charge_probes(&mut self, view: &View<'_>) {
-        self.started_ns.get_or_insert(view.observation.span.start_ns);
-        let costs = view.observation.probe_results.iter().flat_map(|probe_result| &probe_result.cost_ns);
-        self.spent_ns += costs.map(|(_, ns)| ns).sum::<u64>();
-    }
-
-    /// Returns whether a probe fits the budget, which is a fraction of the time since the start. First requests may
-    /// also spend each task's time for the initial profiling; repeated requests wait until that time has been
-    /// recovered.
-    fn has_probe_budget(&self, is_initial: bool, view: &View<'_>, parameters: &Parameters) -> bool {
-        let task_count = if is_initial { view.movable_tasks().count() as u64 } else { 0 };
-        let survey_ns = parameters.survey_ns.saturating_mul(task_count);
-        let elapsed_ns = now_ns(view).saturating_sub(self.started_ns.unwrap_or(0));
-        let share_ns = parameters.max_probe_share * elapsed_ns as f64 * f64::from(view.online().count());
-        (self.spent_ns as f64) <= survey_ns as f64 + share_ns
-    }
+/// Returns whether a probe fits the budget, which is a fraction of the time since the start. First requests may also
+/// spend each task's time for the initial profiling; repeated requests wait until that time has been recovered.
+fn has_probe_budget(ledger: &ProbeLedger, is_initial: bool, view: &View<'_>, parameters: &Parameters) -> bool {
+    let task_count = if is_initial { view.movable_tasks().count() as u64 } else { 0 };
+    ledger.excess_ns(parameters.max_probe_share) <= parameters.survey_ns.saturating_mul(task_count) as f64
 }
 
 fn now_ns(view: &View<'_>) -> u64 {
@@ -147,7 +129,7 @@ impl Policy for IntensityGangs {
         let mut plan = view.previous_plan.clone();
         plan.window = WindowLength::Time { ns: self.parameters.window_ns };
         self.drop_stale_parts(view, &mut plan);
-        self.probe_budget.charge_probes(view);
+        self.probe_ledger.record_window(view);
         self.record_probe_results(view);
         self.request_ping_pongs(view);
         plan.probes.clone_from(&self.pending_ping_pongs);
@@ -255,7 +237,7 @@ impl IntensityGangs {
         let is_first = self.measured_domains(view).is_none();
         if is_within_window
             || !self.pending_ping_pongs.is_empty()
-            || !self.probe_budget.has_probe_budget(is_first, view, &self.parameters)
+            || !has_probe_budget(&self.probe_ledger, is_first, view, &self.parameters)
         {
             return;
         }
@@ -360,7 +342,7 @@ impl IntensityGangs {
         let is_initial = active_tasks
             .iter()
             .any(|task| !self.intensity_windows.contains_key(task) || !self.sensitivity_windows.contains_key(task));
-        if self.pending_probe.is_none() && self.probe_budget.has_probe_budget(is_initial, view, &self.parameters) {
+        if self.pending_probe.is_none() && has_probe_budget(&self.probe_ledger, is_initial, view, &self.parameters) {
             let prime_probe_of = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
             // Sensitivity is measured beside the strongest aggressor, and scaled by the measured intensity of the other
             // tasks.
@@ -490,7 +472,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         pending_probe: None,
         pending_ping_pongs: Vec::new(),
         last_ping_pong_ns: None,
-        probe_budget: ProbeBudget::default(),
+        probe_ledger: ProbeLedger::default(),
     }))
 }
 

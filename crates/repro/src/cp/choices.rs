@@ -239,9 +239,11 @@ pub(crate) fn sizing_policy(
     parameters: &str,
 ) -> PipelineConfig {
     let window_ns = nominal_ns(workload, window_cycles);
+    // Every phase is traced at once, as in the thesis: its phases are far longer than a trace, and windows are divided
+    // here, but traces are not.
     let budget_ns = i64::MAX;
     let parameters = format!(
-        "window_ns = {window_ns}\ntrace_entries = {trace_entries}\ntrace_budget_ns = {budget_ns}\n{parameters}"
+        "window_ns = {window_ns}\ntrace_entries = {trace_entries}\ntrace_budget_ns = {budget_ns}\ntrace_share = 1.0\n{parameters}"
     );
     let window = WindowLength::Cycles { cycles: from_cycle.max(window_cycles) * workload.options.scale };
     let mut config = workload.pipeline("cache-sizing", &parameters, Vec::new(), window);

@@ -78,7 +78,7 @@ impl SearchReport<'_> {
                 error.map(|error| named_number(format!("error_of_{}_percent", mechanism.describe()), 100.0 * error)),
             );
         }
-        numbers.push(named_number("probing_percent_of_processor_time", 100.0 * probe_planner.spent_share()));
+        numbers.push(named_number("probing_percent_of_processor_time", 100.0 * probe_planner.ledger.spent_share()));
         let tasks: Vec<TaskId> = self.problem.known_tasks().map(|index| self.problem.tasks[index].task).collect();
         Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
     }

@@ -27,6 +27,7 @@ use crate::clustering::{
 };
 use crate::partition::demand_curve::{ENTRIES_FACTOR, is_uncertain_at};
 use crate::policies::auto::model::problem::{CacheSite, CpuSites};
+use crate::probe_ledger::ProbeLedger;
 
 /// Limits of the probes.
 #[derive(Clone, Copy, Debug)]
@@ -68,12 +69,9 @@ pub struct ProbePlanner {
     /// Threads of the last samples, and the number of windows until they are sampled again.
     last_sampling: Option<(Vec<TaskId>, u32)>,
     pub clusters: BTreeMap<TaskId, usize>,
-    pub spent_ns: u64,
-    pub processor_ns: f64,
+    pub ledger: ProbeLedger,
     /// Run time of each task.
     ran_ns_by_task: BTreeMap<TaskId, u64>,
-    /// Time that one entry of a log takes, once measured.
-    measured_entry_ns: Option<f64>,
     /// Outstanding probe that keeps tasks off their CPUs, and when it was requested.
     row_probe: Option<(ProbeRequest, u64)>,
     service_pauses: ServicePauses,
@@ -106,11 +104,6 @@ const DEFAULT_ENTRY_NS: f64 = 1_500.0;
 const SAMPLE_COST_NS: f64 = 2_000.0;
 
 impl ProbePlanner {
-    /// Returns the share of processor time that probes have cost so far.
-    pub fn spent_share(&self) -> f64 {
-        self.spent_ns as f64 / self.processor_ns.max(1.0)
-    }
-
     /// Forgets the answers about a task, because they no longer describe its work.
     pub fn forget(&mut self, task: TaskId) {
         self.probes_by_task.remove(&task);
@@ -118,17 +111,7 @@ impl ProbePlanner {
     }
 
     fn record_costs(&mut self, view: &View<'_>) {
-        let probe_results = view.observation.probe_results.iter();
-        self.spent_ns += probe_results.flat_map(|probe_result| &probe_result.cost_ns).map(|(_, ns)| ns).sum::<u64>();
-        self.processor_ns += view.observation.span.elapsed_ns as f64 * f64::from(view.online().count());
-        for probe_result in &view.observation.probe_results {
-            let cost_ns: u64 = probe_result.cost_ns.iter().map(|(_, ns)| ns).sum();
-            if let ProbeEvidence::Trace { lines, .. } = &probe_result.evidence
-                && cost_ns > 0
-            {
-                self.measured_entry_ns = Some(cost_ns as f64 / lines.len().max(1) as f64);
-            }
-        }
+        self.ledger.record_window(view);
         for sample in view.live_tasks() {
             *self.ran_ns_by_task.entry(sample.task).or_insert(0) += sample.ran_ns();
         }
@@ -206,7 +189,7 @@ impl ProbePlanner {
                 return Some(probe);
             }
         }
-        let is_paid = self.spent_share() <= limits.max_share;
+        let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
         self.service_pauses.last_service = None;
         let kind = self.solo_interval(view, sites, is_paid, now_ns).or_else(|| {
             limits.may_pause_services.then(|| self.service_pauses.next_pause(view, is_paid, now_ns)).flatten()
@@ -264,7 +247,7 @@ impl ProbePlanner {
         if !can_watch && !can_trace {
             return Vec::new();
         }
-        let is_paid = self.spent_share() <= limits.max_share;
+        let is_paid = self.ledger.excess_ns(limits.max_share) <= 0.0;
         let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let cpu_sites = CpuSites::from_sites(sites);
         let mut probes: Vec<ProbeRequest> = Vec::new();
@@ -294,7 +277,7 @@ impl ProbePlanner {
             let longer_entries = (is_short && is_uncertain && waits_for_memory())
                 .then(|| limits.trace_entries.saturating_mul(ENTRIES_FACTOR));
             let entries = longer_entries.unwrap_or(limits.trace_entries);
-            let cost_ns = f64::from(entries) * self.measured_entry_ns.unwrap_or(DEFAULT_ENTRY_NS);
+            let cost_ns = f64::from(entries) * self.ledger.entry_ns.unwrap_or(DEFAULT_ENTRY_NS);
             // Earlier probes of the task must be paid for as well.
             let earlier_cost_ns = longer_entries.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
             let ran_ns = self.ran_ns_by_task.get(&sample.task).copied().unwrap_or(0) as f64;
@@ -386,7 +369,7 @@ impl ProbePlanner {
                 return None;
             }
         }
-        let is_paid_for = self.spent_share() <= limits.max_share || self.last_sampling.is_none();
+        let is_paid_for = self.ledger.excess_ns(limits.max_share) <= 0.0 || self.last_sampling.is_none();
         if threads.len() < 2 || !is_paid_for {
             return None;
         }

@@ -1,6 +1,6 @@
 //! Planning of the traces from which shares are sized.
 //!
-//! A process without a curve is traced at once, and in a later phase as soon as all logs are paid for: phases of a few
+//! A process without a curve is traced at once, and in a later phase as soon as all logs are paid for. Phases of a few
 //! seconds are not much longer than a log, and most of them are of a known kind, whose curve is recalled. Several
 //! processes are traced at once, because a process that rarely misses takes long to fill its log, and must not delay the
 //! others. Beyond the lines that a log touches again, its curve is an extrapolation. A log that was too short for the

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AppliedPlan, CacheId, CacheLevel, CpuId, CpuSet, Observation, Plan};
+use crate::{AppliedPlan, CacheId, CacheLevel, CpuId, CpuSet, MachineSpec, Observation, Plan};
 
 /// Whether a machine has an ability, and if not, the reason and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -22,6 +22,18 @@ pub enum Support {
         /// A step by which the user can enable the ability; `None` if there is no known remedy.
         remedy: Option<String>,
     },
+}
+
+impl Support {
+    /// Support with a note; an empty one means that there is no notable limit.
+    pub fn with_note(note: impl Into<String>) -> Self {
+        Support::Yes { note: Some(note.into()).filter(|note| !note.is_empty()) }
+    }
+
+    /// Support if a condition holds, and otherwise none, for this reason and without a remedy.
+    pub fn provided(is_supported: bool, reason: &str) -> Self {
+        if is_supported { Support::with_note("") } else { Support::No { reason: reason.to_string(), remedy: None } }
+    }
 }
 
 /// Something that a machine may be able to measure or to enforce.
@@ -106,6 +118,29 @@ pub enum PartitionSupport {
         #[serde(alias = "groups_at_most")]
         max_groups: u32,
     },
+}
+
+impl PartitionSupport {
+    /// The ways in which a modeled machine can partition a cache: page colors at the last level, and ways.
+    pub fn of_modeled_cache(spec: &MachineSpec, cache: &Cache) -> Vec<(CacheId, Self)> {
+        let page_migration_ns = spec.pages.migration_cycles as f64 * 1e9 / spec.hertz as f64;
+        let colors = spec.pages.colors.filter(|_| cache.last_level);
+        let by_color = colors.map(|colors| PartitionSupport::Colors {
+            colors,
+            page_bytes: spec.pages.page_bytes,
+            page_migration_ns,
+        });
+        let by_way = spec.caches.iter().find(|described| described.level == cache.level).and_then(|described| {
+            let groups = described.way_partitions?;
+            Some(PartitionSupport::Ways {
+                ways: described.ways,
+                min_ways: groups.min_ways,
+                contiguous: groups.contiguous,
+                max_groups: groups.groups,
+            })
+        });
+        by_color.into_iter().chain(by_way).map(|partition| (cache.id, partition)).collect()
+    }
 }
 
 /// The abilities of a machine and the partitions of its caches.

@@ -607,37 +607,19 @@ impl MachineSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_support::cache_spec as cache;
+    use crate::test_support::{cache_spec as cache, machine_spec};
 
     fn sample_machine() -> MachineSpec {
         MachineSpec {
-            name: "test".to_string(),
-            description: String::new(),
-            sources: Vec::new(),
-            hertz: 1_000_000_000,
             packages: 2,
             cores_per_package: 2,
             contexts_per_core: 2,
-            pipeline: CoreModel::InOrder { issue_width: 1 },
-            caches: vec![
+            pages: PageSpec { colors: Some(16), ..PageSpec::default() },
+            ..machine_spec(vec![
                 cache(CacheLevel::L1Instruction, 16 << 10, 4, 1),
                 cache(CacheLevel::L1Data, 8 << 10, 4, 1),
                 cache(CacheLevel::L2, 1 << 20, 16, 2),
-            ],
-            coherence: CoherenceSpec::default(),
-            prefetchers: Vec::new(),
-            memory: MemorySpec {
-                size_bytes: 1 << 30,
-                nodes: 1,
-                local_latency_cycles: 100,
-                remote_latency_cycles: 100,
-                bytes_per_cycle: 8.0,
-                package_bus_bytes_per_cycle: None,
-                scheduling: MemorySchedulingSpec::default(),
-            },
-            pages: PageSpec { colors: Some(16), ..PageSpec::default() },
-            os: OsSpec::default(),
-            counters: PmuSpec::default(),
+            ])
         }
     }
 

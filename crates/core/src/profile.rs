@@ -271,10 +271,8 @@ pub enum EvidenceKind {
 
 /// A profiler turns raw observations into profiles. It is pure: the same observations give the same profiles.
 pub trait Profiler {
-    /// Returns the name of the profiler in messages and headers.
-    fn name(&self) -> &'static str;
-    /// Returns the evidence that it requires.
-    fn needs(&self) -> &'static [EvidenceKind];
+    /// Returns the name of the profiler in messages, and the evidence that it requires, if any.
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>);
     /// Updates its own fields, adds tasks that arrived, and removes tasks that exited.
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles);
 }

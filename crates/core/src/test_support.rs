@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Ability, AppliedPlan, Cache, CacheId, CacheLevel, CacheSpec, Capabilities, Cpu, CpuId, Decision, Forecast,
-    Inclusion, Machine, MachineError, Observation, PartitionSupport, PipelineConfig, Plan, PolicyConfig, Predictor,
+    Ability, AppliedPlan, Cache, CacheId, CacheLevel, CacheSpec, Capabilities, CoherenceSpec, CoreModel, Cpu, CpuId,
+    Decision, Forecast, Inclusion, Machine, MachineError, MachineSpec, MemorySchedulingSpec, MemorySpec, Observation,
+    OsSpec, PageSpec, PartitionSupport, PipelineConfig, Plan, PmuSpec, Policy, PolicyConfig, Predictor,
     PredictorConfig, ProcessId, Profiles, ReplacementPolicy, RunHeader, SetIndexing, Support, TaskId, TaskSample,
-    TimeSpan, Topology, View, WindowEnd, WindowLength, WindowRecord, WritePolicy,
+    TimeSpan, Topology, View, WindowEnd, WindowLength, WindowRecord, WritePolicy, check_plan,
 };
 
 pub mod alternating;
@@ -178,6 +179,49 @@ impl ViewFixture {
             predictor,
             verdicts: &(),
         }
+    }
+
+    /// Decides on this window; the plan is valid, and in force in the next one.
+    pub fn decide(&mut self, policy: &mut dyn Policy, predictor: &dyn Predictor) -> Decision {
+        let view = self.view(predictor);
+        let decision = policy.decide(&view);
+        check_plan(&decision.plan, &view).unwrap_or_else(|error| panic!("an invalid plan: {error}"));
+        self.previous_plan = decision.plan.clone();
+        decision
+    }
+}
+
+/// A machine of one core with these caches, at 1 GHz: in order, one instruction per cycle, and 100 cycles to memory.
+pub fn machine_spec(caches: Vec<CacheSpec>) -> MachineSpec {
+    MachineSpec {
+        name: "test".to_string(),
+        description: String::new(),
+        sources: Vec::new(),
+        hertz: 1_000_000_000,
+        packages: 1,
+        cores_per_package: 1,
+        contexts_per_core: 1,
+        pipeline: CoreModel::InOrder { issue_width: 1 },
+        caches,
+        coherence: CoherenceSpec::default(),
+        prefetchers: Vec::new(),
+        memory: memory_spec(1 << 30, 100, 8.0),
+        pages: PageSpec::default(),
+        os: OsSpec::default(),
+        counters: PmuSpec::default(),
+    }
+}
+
+/// Memory of one node, with equal latencies and without a limit on a package's bus.
+pub fn memory_spec(size_bytes: u64, latency_cycles: u32, bytes_per_cycle: f64) -> MemorySpec {
+    MemorySpec {
+        size_bytes,
+        nodes: 1,
+        local_latency_cycles: latency_cycles,
+        remote_latency_cycles: latency_cycles,
+        bytes_per_cycle,
+        package_bus_bytes_per_cycle: None,
+        scheduling: MemorySchedulingSpec::default(),
     }
 }
 

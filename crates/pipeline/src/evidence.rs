@@ -47,14 +47,10 @@ pub fn missing_evidence(
     });
     let is_needed = |kind: &EvidenceKind| required_evidence.iter().any(|alternatives| alternatives.contains(kind));
     let profiler_gaps = profilers.iter().filter_map(|profiler| {
-        let kind = profiler.needs().iter().find(|kind| is_needed(kind) && refusal(kind).is_some())?;
-        let (reason, remedy) = refusal(kind)?;
-        Some(UnavailableEvidence {
-            consumer: format!("profiler '{}'", profiler.name()),
-            evidence: vec![*kind],
-            reason,
-            remedy,
-        })
+        let (name, kind) = profiler.evidence();
+        let kind = kind.filter(is_needed)?;
+        let (reason, remedy) = refusal(&kind)?;
+        Some(UnavailableEvidence { consumer: format!("profiler '{name}'"), evidence: vec![kind], reason, remedy })
     });
     policy_gaps.chain(profiler_gaps).collect()
 }

@@ -17,11 +17,8 @@ impl OracleProfiler {
 }
 
 impl Profiler for OracleProfiler {
-    fn name(&self) -> &'static str {
-        "oracle"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("oracle", None)
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         for task in &observation.tasks {

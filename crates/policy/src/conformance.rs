@@ -239,11 +239,8 @@ impl ObservationScript {
 struct RecognizedProfiler;
 
 impl Profiler for RecognizedProfiler {
-    fn name(&self) -> &'static str {
-        "recognized recordings"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::StoredProfiles]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("recognized recordings", Some(EvidenceKind::StoredProfiles))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         profiles.retain(|id, _| observation.tasks.iter().any(|task| task.task == *id));

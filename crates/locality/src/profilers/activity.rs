@@ -12,11 +12,8 @@ use super::{probe_evidence, retain_live};
 pub struct ActivityProfiler;
 
 impl Profiler for ActivityProfiler {
-    fn name(&self) -> &'static str {
-        "activity vectors"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::SuperSets]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("activity vectors", Some(EvidenceKind::SuperSets))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);

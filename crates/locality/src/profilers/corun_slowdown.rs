@@ -17,11 +17,8 @@ pub struct CoRunSlowdownProfiler {
 }
 
 impl Profiler for CoRunSlowdownProfiler {
-    fn name(&self) -> &'static str {
-        "co-run slowdown"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::Neighbor]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("co-run slowdown", Some(EvidenceKind::Neighbor))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);

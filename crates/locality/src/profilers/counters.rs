@@ -79,11 +79,8 @@ impl CountersProfiler {
 }
 
 impl Profiler for CountersProfiler {
-    fn name(&self) -> &'static str {
-        "counters"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::TaskCounters]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("counters", Some(EvidenceKind::TaskCounters))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
@@ -131,7 +128,6 @@ mod tests {
     const LLC: CacheLevel = CacheLevel::L2;
 
     fn with_misses(number: u64, misses: u64) -> Observation {
-        let mut observation = idle_window(number, &[]);
         let readings = [
             (CounterEvent::Instructions, 1000),
             (CounterEvent::Cycles, 2000),
@@ -139,8 +135,7 @@ mod tests {
             (CounterEvent::Misses(LLC), misses),
             (CounterEvent::MemoryReadBytes, 128 * misses),
         ];
-        observation.tasks = vec![synthetic_sample(0, &readings)];
-        observation
+        counted_window(number, &readings)
     }
 
     /// Does the average over readings equal the true rate per thousand instructions, with a confidence interval?

@@ -219,11 +219,8 @@ fn solve_members(group: &[TaskId], rows: &[&WeightedStats], window: u64, profile
 }
 
 impl Profiler for PcmrProfiler {
-    fn name(&self) -> &'static str {
-        "co-run rows (PCMR)"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::CoRunRows]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("co-run rows (PCMR)", Some(EvidenceKind::CoRunRows))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.window = observation.window;
@@ -263,9 +260,7 @@ mod tests {
         }
     }
     fn observation_of_rows(tasks: &[u32], intervals: Vec<RowInterval>) -> Observation {
-        let mut observation = idle_window(0, tasks);
-        observation.probe_results = vec![complete_answer(0, ProbeEvidence::Rows(intervals))];
-        observation
+        answered_window(0, tasks, ProbeEvidence::Rows(intervals))
     }
     const PCMR: [f64; 5] = [2.0, 4.0, 6.0, 28.0, 30.0];
     /// Five rows of four threads each, including a cold start in each row that must be ignored.
@@ -306,10 +301,8 @@ mod tests {
     fn a_newcomer_is_measured_beside_known_peers() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
         for (task, pcmr) in [(0, 4.0), (1, 10.0)] {
-            profiles.insert(
-                TaskId(task),
-                Profile::default().with_rates(RateFacts { pcmr: Some(Fact::oracle(pcmr)), ..RateFacts::default() }),
-            );
+            let rates = RateFacts { pcmr: Some(Fact::oracle(pcmr)), ..RateFacts::default() };
+            profiles.insert(TaskId(task), Profile::default().with_rates(rates));
         }
         // The true value is 20: (4 + 20) / 2 = 12, and (10 + 20) / 2 = 15, measured as 14 and 16 in halves of the time.
         let rows = vec![interval(&[0, 2], 1_000_000, 12.0), interval(&[1, 2], 1_000_000, 16.0)];

@@ -203,11 +203,8 @@ fn cycles_without_waits(counts: &EventCounts) -> Option<f64> {
 }
 
 impl Profiler for PhaseProfiler {
-    fn name(&self) -> &'static str {
-        "phases"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::TaskCounters]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("phases", Some(EvidenceKind::TaskCounters))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
@@ -263,10 +260,7 @@ mod tests {
         PhaseProfiler::new(LLC, PhaseParameters::default(), 1000.0)
     }
     fn with_rate(number: u64, misses: u64) -> Observation {
-        let mut observation = idle_window(number, &[]);
-        observation.tasks =
-            vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)])];
-        observation
+        counted_window(number, &[(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)])
     }
 
     /// Does a real phase change raise the phase number once and drop earlier evidence?
@@ -310,14 +304,12 @@ mod tests {
         let mut phases = Vec::new();
         let windows = [7; 6].into_iter().chain([5; 6]).chain([7; 6]);
         for (number, references) in windows.enumerate() {
-            let mut observation = idle_window(number as u64, &[]);
             let counts = [
                 (CounterEvent::Instructions, 1000),
                 (CounterEvent::Misses(LLC), 4),
                 (CounterEvent::References(LLC), references),
             ];
-            observation.tasks = vec![synthetic_sample(0, &counts)];
-            profiler.update(&observation, &mut profiles);
+            profiler.update(&counted_window(number as u64, &counts), &mut profiles);
             let profile = &profiles[&TaskId(0)];
             phases.push((profile.phase_number, profile.phase.kind.as_ref().map(|fact| fact.value)));
         }
@@ -335,14 +327,12 @@ mod tests {
             // Twelve uniform numbers have a variance of one: the noise of an interval of three windows is 3.5 %.
             let normal = (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0;
             let level = if number < 1_150 { 120_000.0 } else { 170_000.0 };
-            let mut observation = idle_window(number, &[]);
             let counts = [
                 (CounterEvent::Instructions, 1_000_000),
                 (CounterEvent::Misses(LLC), 1_000),
                 (CounterEvent::References(LLC), (level * (1.0 + 0.06 * normal)) as u64),
             ];
-            observation.tasks = vec![synthetic_sample(0, &counts)];
-            profiler.update(&observation, &mut profiles);
+            profiler.update(&counted_window(number, &counts), &mut profiles);
             changes_at[usize::from(number >= 1_150)] = profiles[&TaskId(0)].phase_number;
         }
         assert!(changes_at[0] <= 3, "{changes_at:?}: noise");
@@ -369,7 +359,6 @@ mod tests {
         // The phase changes in window 4, together with the allocation; the misses change later.
         let windows = [(2, 20, 16), (2, 20, 16), (2, 20, 16), (2, 20, 16), (9, 60, 4), (14, 60, 4), (14, 60, 4)];
         for (number, (misses, first_level, colors)) in windows.into_iter().enumerate() {
-            let mut observation = idle_window(number as u64, &[]);
             let first = [
                 CounterEvent::Misses(CacheLevel::L1Data),
                 CounterEvent::Misses(CacheLevel::L1Instruction),
@@ -377,8 +366,7 @@ mod tests {
             ];
             let mut readings = vec![(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)];
             readings.extend(first.map(|event| (event, first_level)));
-            observation.tasks = vec![synthetic_sample(0, &readings)];
-            profiler.update(&with_colors(observation, colors), &mut profiles);
+            profiler.update(&with_colors(counted_window(number as u64, &readings), colors), &mut profiles);
             assert_eq!(profiles[&TaskId(0)].phase_number, u32::from(number >= 4), "window {number}");
         }
     }
@@ -388,10 +376,9 @@ mod tests {
     fn reuse_times_show_a_phase_without_counters() {
         let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         for number in 0..8 {
-            let mut observation = idle_window(number, &[0]);
             let accesses = Some(if number < 5 { 10 } else { 100_000 });
             let samples = vec![ReuseSample { accesses, elapsed_ns: 1, reused: true }; 50];
-            observation.probe_results = vec![complete_answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+            let observation = answered_window(number, &[0], ProbeEvidence::Reuses { task: TaskId(0), samples });
             retain_live(&observation, &mut profiles);
             profiles.get_mut(&TaskId(0)).unwrap().rates.llc_refs_per_mega_instr =
                 Some(Fact::new(20_000.0, FactSource::Counters, number));

@@ -49,11 +49,8 @@ impl PrimeProbeProfiler {
 }
 
 impl Profiler for PrimeProbeProfiler {
-    fn name(&self) -> &'static str {
-        "Prime+Probe"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::PrimeProbe]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("Prime+Probe", Some(EvidenceKind::PrimeProbe))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
@@ -154,10 +151,8 @@ mod tests {
     #[test]
     fn intensity_is_unknown_if_all_samples_were_split() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
-        let mut observation = idle_window(0, &[0]);
         let split: Vec<(bool, u32, f64)> = (0..20).map(|index| (index % 2 == 0, 10, 330.0)).collect();
-        observation.probe_results = vec![complete_answer(0, evicted_evidence(&split))];
-        profiler.update(&observation, &mut profiles);
+        profiler.update(&answered_window(0, &[0], evicted_evidence(&split)), &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None);
     }
 }

@@ -106,11 +106,8 @@ fn logged_misses(counts: &EventCounts, includes_code: bool) -> Option<f64> {
 }
 
 impl Profiler for RapidMrcProfiler {
-    fn name(&self) -> &'static str {
-        "RapidMRC"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::MissTraces]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("RapidMRC", Some(EvidenceKind::MissTraces))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
@@ -175,7 +172,6 @@ mod tests {
         TracedCache { level: CacheLevel::L2, size_bytes: 160 * 128, colors: 16, ways: 10, points: 16 };
 
     fn traced_window(lines: Vec<u64>, counts: EventCounts) -> Observation {
-        let mut observation = idle_window(0, &[0]);
         let evidence = ProbeEvidence::Trace {
             task: TaskId(0),
             space: AddressKind::Virtual,
@@ -186,16 +182,18 @@ mod tests {
             counts,
             elapsed_ns: 1,
         };
-        observation.probe_results = vec![complete_answer(0, evidence)];
-        observation
+        answered_window(0, &[0], evidence)
     }
     /// A loop over 75 lines, which always misses with 7 of 16 colors (70 lines) and never with 8 (80 lines).
     fn looped_lines() -> Vec<u64> {
         (0..3000).map(|index| index * 7 % 75).collect()
     }
     fn curve_of(observation: &Observation) -> Option<Vec<f64>> {
+        rates_by(RapidMrcProfiler::new(CACHE), observation)
+    }
+    fn rates_by(mut profiler: RapidMrcProfiler, observation: &Observation) -> Option<Vec<f64>> {
         let mut profiles = Profiles::new();
-        RapidMrcProfiler::new(CACHE).update(observation, &mut profiles);
+        profiler.update(observation, &mut profiles);
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().cloned()?;
         assert_eq!(
             curve.iter().map(|(size, _)| *size).collect::<Vec<_>>(),
@@ -248,11 +246,8 @@ mod tests {
     fn the_thesiss_form_gives_the_same_step() {
         let counts =
             EventCounts::exact([(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
-        let mut profiles = Profiles::new();
-        RapidMrcProfiler::with_thesis_defaults(CACHE)
-            .update(&with_colors(traced_window(looped_lines(), counts), 10), &mut profiles);
-        let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
-        let rates: Vec<f64> = curve.iter().map(|(_, rate)| rate.value).collect();
+        let observation = with_colors(traced_window(looped_lines(), counts), 10);
+        let rates = rates_by(RapidMrcProfiler::with_thesis_defaults(CACHE), &observation).unwrap();
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
@@ -272,10 +267,8 @@ mod tests {
         };
         *code = (0..3000).map(|index| 2 * index + 1).collect();
         assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
-        let mut profiles = Profiles::new();
-        RapidMrcProfiler::with_thesis_defaults(CACHE).update(&observation, &mut profiles);
-        let thesis = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
-        assert!(thesis.iter().all(|(_, rate)| rate.value < 0.1), "{thesis:?}");
+        let thesis = rates_by(RapidMrcProfiler::with_thesis_defaults(CACHE), &observation).unwrap();
+        assert!(thesis.iter().all(|rate| *rate < 0.1), "{thesis:?}");
     }
 
     /// Do virtual addresses give a curve with the conflicts of a cache that is partitioned by ways, and physical ones

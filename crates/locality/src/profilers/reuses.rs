@@ -122,11 +122,8 @@ impl ReuseProfiler {
 }
 
 impl Profiler for ReuseProfiler {
-    fn name(&self) -> &'static str {
-        "reuse times"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::ReuseSamples]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("reuse times", Some(EvidenceKind::ReuseSamples))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
@@ -170,6 +167,9 @@ mod tests {
 
     const LLC: CacheLevel = CacheLevel::L2;
 
+    fn sampled_window(number: u64, samples: Vec<ReuseSample>) -> Observation {
+        answered_window(number, &[0], ProbeEvidence::Reuses { task: TaskId(0), samples })
+    }
     fn sample(accesses: Option<u64>, elapsed_ns: u64, touched_again: bool) -> ReuseSample {
         ReuseSample { accesses, elapsed_ns, reused: touched_again }
     }
@@ -182,11 +182,9 @@ mod tests {
         let refs = RateFacts { llc_refs_per_mega_instr: Some(Fact::oracle(16_000.0)), ..RateFacts::default() };
         let mut profiles: Profiles = [(TaskId(0), Profile::default().with_rates(refs))].into_iter().collect();
         for number in 0..4 {
-            let mut observation = idle_window(number, &[0]);
             let mut samples = vec![sample(Some(0), 1, true); 140];
             samples.extend(vec![sample(Some(511), 1, true); 20]);
-            observation.probe_results = vec![complete_answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
-            profiler.update(&observation, &mut profiles);
+            profiler.update(&sampled_window(number, samples), &mut profiles);
         }
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         assert_eq!(curve.iter().map(|(size, _)| *size).collect::<Vec<_>>(), [4 * 64, 128 * 64]);
@@ -199,18 +197,16 @@ mod tests {
     fn accesses_that_hit_the_l1_are_left_out() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![50 * 64, 200 * 64]);
         let mut profiles = Profiles::new();
-        let mut observation = idle_window(0, &[0]);
         let counts = [
             (CounterEvent::Instructions, 3000),
             (CounterEvent::References(CacheLevel::L1Data), 1000),
             (CounterEvent::References(LLC), 250),
         ];
-        observation.tasks = vec![synthetic_sample(0, &counts)];
         // Every fourth access goes to the next of 100 lines; the other accesses repeat the last line.
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(399), 1, true); 100]);
-        observation.probe_results = vec![complete_answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
-        profiler.update(&observation, &mut profiles);
+        let tasks = vec![synthetic_sample(0, &counts)];
+        profiler.update(&Observation { tasks, ..sampled_window(0, samples) }, &mut profiles);
         let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
         let ratio_at = |lines| statstack::miss_ratio(&times, lines).unwrap();
         assert!(ratio_at(50) > 0.999 && ratio_at(200) < 0.001, "{} {}", ratio_at(50), ratio_at(200));
@@ -219,7 +215,6 @@ mod tests {
     /// If code is watched too, is the L1 miss fraction that of data accesses and fetches together?
     #[test]
     fn watched_code_counts_among_the_accesses_that_pass() {
-        let mut observation = idle_window(0, &[0]);
         let counts = [
             (CounterEvent::Instructions, 3000),
             (CounterEvent::References(CacheLevel::L1Data), 600),
@@ -227,24 +222,19 @@ mod tests {
             (CounterEvent::Misses(CacheLevel::L1Instruction), 130),
             (CounterEvent::References(LLC), 250),
         ];
-        observation.tasks = vec![synthetic_sample(0, &counts)];
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(400), 1, true); 100]);
-        observation.probe_results = vec![complete_answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
-        let longest_reuse = |profiler: ReuseProfiler| {
-            let (mut profiler, mut profiles) = (profiler, Profiles::new());
+        let observation = Observation { tasks: vec![synthetic_sample(0, &counts)], ..sampled_window(0, samples) };
+        let longest_reuse = |mut profiler: ReuseProfiler| {
+            let mut profiles = Profiles::new();
             profiler.update(&observation, &mut profiles);
             let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
             times.buckets().last().unwrap().midpoint()
         };
         let new_profiler = || ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![4096]);
         // With code, 250 of 1000 watched accesses pass; without it, 120 of 600.
-        assert!(
-            (longest_reuse(new_profiler().with_code()) - 100.0).abs() < 4.0,
-            "{}",
-            longest_reuse(new_profiler().with_code())
-        );
-        assert!((longest_reuse(new_profiler()) - 80.0).abs() < 4.0, "{}", longest_reuse(new_profiler()));
+        let (with_code, without) = (longest_reuse(new_profiler().with_code()), longest_reuse(new_profiler()));
+        assert!((with_code - 100.0).abs() < 4.0 && (without - 80.0).abs() < 4.0, "{with_code} {without}");
     }
 
     /// Is there no curve without references per instruction, and are times in nanoseconds converted by the counters?
@@ -252,13 +242,9 @@ mod tests {
     fn times_without_references_give_no_curve() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Random, 64, vec![4096]);
         let mut profiles = Profiles::new();
-        let mut observation = idle_window(0, &[0]);
-        observation.tasks = vec![synthetic_sample(0, &[(CounterEvent::References(LLC), 100_000_000)])];
-        observation.probe_results = vec![complete_answer(
-            0,
-            ProbeEvidence::Reuses { task: TaskId(0), samples: vec![sample(None, 100, true), sample(None, 7, false)] },
-        )];
-        profiler.update(&observation, &mut profiles);
+        let tasks = vec![synthetic_sample(0, &[(CounterEvent::References(LLC), 100_000_000)])];
+        let window = sampled_window(0, vec![sample(None, 100, true), sample(None, 7, false)]);
+        profiler.update(&Observation { tasks, ..window }, &mut profiles);
         let profile = &profiles[&TaskId(0)];
         assert_eq!(profile.reuse_times(), Some(&vec![(Some(10), 0.5), (None, 0.5)]));
         assert_eq!(profile.misses_per_kilo_instr(), None);

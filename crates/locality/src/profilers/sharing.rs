@@ -111,11 +111,8 @@ impl SharingProfiler {
 }
 
 impl Profiler for SharingProfiler {
-    fn name(&self) -> &'static str {
-        "shared regions"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::AccessSamples]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("shared regions", Some(EvidenceKind::AccessSamples))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);

@@ -84,11 +84,8 @@ fn has_equal_share_sizes(observation: &Observation, task: &TaskSample) -> bool {
 }
 
 impl Profiler for SizeSweepProfiler {
-    fn name(&self) -> &'static str {
-        "size sweeps"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::TaskCounters]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("size sweeps", Some(EvidenceKind::TaskCounters))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
@@ -130,12 +127,8 @@ mod tests {
         TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 16, points: 16 };
 
     fn observation_with_misses(number: u64, misses: u64) -> Observation {
-        let mut observation = idle_window(number, &[]);
-        observation.tasks = vec![synthetic_sample(
-            0,
-            &[(CounterEvent::Instructions, 10_000), (CounterEvent::Misses(CacheLevel::L3), misses)],
-        )];
-        observation
+        let misses = (CounterEvent::Misses(CacheLevel::L3), misses);
+        counted_window(number, &[(CounterEvent::Instructions, 10_000), misses])
     }
     fn sample_profiler() -> SizeSweepProfiler {
         SizeSweepProfiler::new(CACHE, 1000.0)

@@ -175,11 +175,8 @@ impl SoloSums {
 }
 
 impl Profiler for SoloIntervalProfiler {
-    fn name(&self) -> &'static str {
-        "solo intervals"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::CoRunRows]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("solo intervals", Some(EvidenceKind::CoRunRows))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         super::retain_live(observation, profiles);
@@ -280,10 +277,8 @@ mod tests {
     #[test]
     fn a_filling_cache_widens_the_error() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
-        let mut observation = idle_window(0, &[0]);
         let rows = vec![interval(&[0], 2_000_000, 5_000_000), interval(&[0], 2_000_000, 4_000_000)];
-        observation.probe_results = vec![complete_answer(0, ProbeEvidence::Rows(rows))];
-        profiler.update(&observation, &mut profiles);
+        profiler.update(&answered_window(0, &[0], ProbeEvidence::Rows(rows)), &mut profiles);
         let speed = solo_speed(&profiles, 0).unwrap();
         assert!((speed.value - 0.5).abs() < 1e-9 && speed.high > 0.69, "{speed:?}");
     }

@@ -49,11 +49,8 @@ fn stall_rate(task: &TaskSample) -> Option<f64> {
 }
 
 impl Profiler for StallProfiler {
-    fn name(&self) -> &'static str {
-        "stall curves"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::StallCounters]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("stall curves", Some(EvidenceKind::StallCounters))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         self.tasks.retain_current(observation, profiles);
@@ -79,15 +76,13 @@ mod tests {
         TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 10, points: 16 };
 
     fn stalled_window(number: u64, cycles: u64) -> Observation {
-        let mut observation = idle_window(number, &[]);
         let readings = [
             (CounterEvent::Instructions, 10_000),
             (CounterEvent::StallCycles(StallCause::Issue), 999_999),
             (CounterEvent::StallCycles(StallCause::Hit(CacheLevel::L3)), cycles),
             (CounterEvent::StallCycles(StallCause::LocalMemory), cycles),
         ];
-        observation.tasks = vec![synthetic_sample(0, &readings)];
-        observation
+        counted_window(number, &readings)
     }
 
     /// Does each share that was tried become a point of the curve, averaged and in ascending order?
@@ -107,9 +102,7 @@ mod tests {
     #[test]
     fn there_is_no_curve_without_stall_counters() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
-        let mut observation = idle_window(0, &[]);
-        observation.tasks = vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000)])];
-        profiler.update(&observation, &mut profiles);
+        profiler.update(&counted_window(0, &[(CounterEvent::Instructions, 1000)]), &mut profiles);
         assert_eq!(profiles[&TaskId(0)].stalls_per_kilo_instr(), None);
     }
 }

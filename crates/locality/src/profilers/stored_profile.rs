@@ -18,11 +18,8 @@ pub struct StoredProfileProfiler {
 }
 
 impl Profiler for StoredProfileProfiler {
-    fn name(&self) -> &'static str {
-        "stored profiles"
-    }
-    fn needs(&self) -> &'static [EvidenceKind] {
-        &[EvidenceKind::StoredProfiles]
+    fn evidence(&self) -> (&'static str, Option<EvidenceKind>) {
+        ("stored profiles", Some(EvidenceKind::StoredProfiles))
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
@@ -58,9 +55,8 @@ mod tests {
         let mut stored = Profile { phase_number: 9, ..Profile::default().with_rates(rates_with_pcmr(7.0)) };
         stored.contention.intensity = measured_fact(0.3, FactSource::PrimeProbe);
         profiles.insert(TaskId(0), Profile::default().with_rates(rates_with_pcmr(1.0)));
-        let mut observation = idle_window(0, &[0, 1]);
-        observation.probe_results =
-            vec![complete_answer(0, ProbeEvidence::StoredProfile { task: TaskId(0), profile: Box::new(stored) })];
+        let evidence = ProbeEvidence::StoredProfile { task: TaskId(0), profile: Box::new(stored) };
+        let observation = answered_window(0, &[0, 1], evidence);
         profiler.update(&observation, &mut profiles);
         let profile = &profiles[&TaskId(0)];
         assert_eq!((profile.rates.pcmr.unwrap().value, profile.phase_number), (1.0, 0));

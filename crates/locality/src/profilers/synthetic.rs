@@ -4,15 +4,18 @@ use cachemate_core::*;
 
 /// Returns a window in which these tasks are live but nothing was measured.
 pub(crate) fn idle_window(number: u64, tasks: &[u32]) -> Observation {
-    Observation {
-        window: number,
-        span: time_span(1_000_000_000),
-        end_reason: WindowEnd::Elapsed,
-        tasks: tasks.iter().map(|&task| synthetic_sample(task, &[])).collect(),
-        shared_counts: Vec::new(),
-        probe_results: Vec::new(),
-        applied: AppliedPlan::default(),
-    }
+    let tasks = tasks.iter().map(|&task| synthetic_sample(task, &[]));
+    Observation { span: time_span(1_000_000_000), ..test_support::observation_of(number, 1_000_000_000, tasks) }
+}
+
+/// Returns a window in which task 0 has these counts.
+pub(crate) fn counted_window(number: u64, readings: &[(CounterEvent, u64)]) -> Observation {
+    Observation { tasks: vec![synthetic_sample(0, readings)], ..idle_window(number, &[]) }
+}
+
+/// Returns a window in which these tasks are live and a probe is answered completely.
+pub(crate) fn answered_window(number: u64, tasks: &[u32], evidence: ProbeEvidence) -> Observation {
+    Observation { probe_results: vec![complete_answer(0, evidence)], ..idle_window(number, tasks) }
 }
 
 pub(crate) fn time_span(elapsed_ns: u64) -> TimeSpan {

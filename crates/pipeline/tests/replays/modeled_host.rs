@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_core::test_support::observation_of;
 use cachemate_core::*;
 
 pub const WINDOW_NS: u64 = 1_000_000_000;
@@ -149,13 +150,9 @@ impl Machine for ModeledHost {
             Some(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: vec![(None, 5)] })
         };
         let observation = Observation {
-            window: self.window,
-            span: TimeSpan { start_ns: self.window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None },
-            end_reason: WindowEnd::Elapsed,
-            tasks: (0..TASKS).map(|id| self.task_sample(id)).collect(),
-            shared_counts: Vec::new(),
             probe_results: self.plan.probes.iter().filter_map(answer_probe).collect(),
             applied: self.applied_plan(),
+            ..observation_of(self.window, WINDOW_NS, (0..TASKS).map(|id| self.task_sample(id)))
         };
         self.window += 1;
         Ok(Some(observation))

@@ -59,7 +59,7 @@ impl<'a> Contender<'a> {
 }
 
 /// One row of the result.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ResultRow {
     pub group: String,
     /// Name of the input.

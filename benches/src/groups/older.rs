@@ -84,14 +84,7 @@ fn comparison_rows(
             input: input.into(),
             contender: name,
             millions_per_s: median(&speeds),
-            millions_per_s_bar: None,
-            against: None,
-            speed_ratio: None,
-            speed_ratio_bar: None,
-            speed_ratio_range: None,
-            peak_bytes: 0,
-            peak_bytes_bar: None,
-            met: None,
+            ..ResultRow::default()
         }
     };
     let older = format!("{contender}, older");

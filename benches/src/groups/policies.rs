@@ -4,10 +4,10 @@
 //! The input counts tasks, so a speed of 0.2 millions per second is 1 000 tasks in 5 ms. Times are those of a first
 //! decision, when nothing can be reused from the previous window.
 
+use cachemate_core::test_support::{ViewFixture, capabilities_fixture, last_level_caches, observation_of};
 use cachemate_core::{
-    AppliedPlan, Cache, CacheId, CacheLevel, Capabilities, CounterEvent, Cpu, CpuId, Estimate, EventCounts, Fact,
-    FactSource, Observation, Plan, ProcessId, Profile, Profiles, RateFacts, SplitMix64, StallCause, SuperSetCount,
-    Support, TaskId, TaskSample, TimeSpan, Topology, View, WindowEnd, WindowLength,
+    Ability, CacheLevel, Capabilities, CounterEvent, CpuId, Estimate, EventCounts, Fact, FactSource, ProcessId,
+    Profile, RateFacts, SplitMix64, StallCause, SuperSetCount, TaskId, TaskSample,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_policy::policies;
@@ -31,45 +31,23 @@ const SIZES: [HostSize; 2] =
     [HostSize { tasks: 1_000, caches: 64, cpus_per_cache: 8 }, HostSize { tasks: 8, caches: 2, cpus_per_cache: 4 }];
 const HERTZ: u64 = 2_500_000_000;
 const WINDOW_CYCLES: f64 = 1e9;
+const WINDOW_NS: u64 = 10_000_000;
+const PREDICTOR: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
 const MAX_SHARE_PERCENT: f64 = 0.5;
 /// The target for casc, activity-vector, di and dio: a decision within 5 ms.
 const MIN_MILLION_TASKS_PER_S: f64 = 0.2;
 
-struct SyntheticHost {
-    topology: Topology,
-    capabilities: Capabilities,
-    observation: Observation,
-    profiles: Profiles,
-    previous_plan: Plan,
-}
-
-fn synthetic_host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
+fn synthetic_host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> ViewFixture {
     let mut generator = SplitMix64::new(1);
-    let cpus = 0..caches * cpus_per_cache;
-    let cpu = |id: u32| Cpu {
-        id: CpuId(id),
-        core: id,
-        package: id / 256,
-        memory_node: id / 256,
-        online: true,
-        hertz: Some(HERTZ),
-    };
-    let cache = |id: u32| Cache {
-        id: CacheId(id),
-        level: CacheLevel::L3,
-        cpus: (id * cpus_per_cache..(id + 1) * cpus_per_cache).collect(),
-        last_level: true,
-        size_bytes: Some(16 << 20),
-        ways: Some(16),
-        line_bytes: Some(64),
-    };
-    use cachemate_core::Ability::{Affinity, CountPerTask, Gangs, Penalties, SampleReuses, Weights};
-    let able = [Affinity, Penalties, CountPerTask, Gangs, SampleReuses, Weights];
+    let mut topology = last_level_caches(caches, cpus_per_cache, CacheLevel::L3, 16 << 20);
+    for cpu in &mut topology.cpus {
+        (cpu.package, cpu.memory_node, cpu.hertz) = (cpu.id.0 / 256, cpu.id.0 / 256, Some(HERTZ));
+    }
+    use Ability::{Affinity, CountPerTask, Gangs, Penalties, SampleReuses, Weights};
     let capabilities = Capabilities {
-        abilities: able.into_iter().map(|ability| (ability, Support::Yes { note: None })).collect(),
-        partitions: Vec::new(),
         min_window_ns: 1_000_000,
         min_slice_ns: Some(1_000_000),
+        ..capabilities_fixture(&[Affinity, Penalties, CountPerTask, Gangs, SampleReuses, Weights])
     };
     let task = |id: u32| TaskSample {
         name: format!("task-{id}"),
@@ -98,26 +76,9 @@ fn synthetic_host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> Synth
         profile.locality.activity.insert(CacheLevel::L3, Fact::new(super_sets, FactSource::Oracle, 0));
         profile
     };
-    let observation = Observation {
-        window: 5,
-        span: TimeSpan { start_ns: 0, elapsed_ns: 10_000_000, elapsed_cycles: None },
-        end_reason: WindowEnd::Elapsed,
-        tasks: (0..tasks).map(task).collect(),
-        shared_counts: Vec::new(),
-        probe_results: Vec::new(),
-        applied: AppliedPlan::default(),
-    };
-    SyntheticHost {
-        topology: Topology {
-            cpus: cpus.map(cpu).collect(),
-            caches: (0..caches).map(cache).collect(),
-            ..Topology::default()
-        },
-        capabilities,
-        observation,
-        profiles: (0..tasks).map(|id| (TaskId(id), draw_profile())).collect(),
-        previous_plan: Plan::idle(WindowLength::Time { ns: 10_000_000 }),
-    }
+    let observation = observation_of(5, WINDOW_NS, (0..tasks).map(task));
+    let profiles = (0..tasks).map(|id| (TaskId(id), draw_profile())).collect();
+    ViewFixture { observation, profiles, ..ViewFixture::new(topology, capabilities, 0) }
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
@@ -139,9 +100,9 @@ fn time_searches(size: HostSize, rounds: usize) {
         let mut policy = policies::build("auto", "", 1).expect("the registry has it");
         for (choice, times) in search_times.iter_mut().enumerate() {
             if choice == 1 {
-                host.add_task();
+                add_task(&mut host);
             }
-            times.extend((0..MAX_WINDOWS_UNTIL_SEARCH).find_map(|_| host.time_window(policy.as_mut())));
+            times.extend((0..MAX_WINDOWS_UNTIL_SEARCH).find_map(|_| time_window(&mut host, policy.as_mut())));
         }
     }
     for ((times, what), bar) in search_times.into_iter().zip(["first look", "after an arrival"]).zip(SEARCH_TARGETS_MS)
@@ -159,7 +120,7 @@ fn time_searches(size: HostSize, rounds: usize) {
 }
 
 /// The same host, with curves and counts that differ between tasks.
-fn counted_host(size: HostSize) -> SyntheticHost {
+fn counted_host(size: HostSize) -> ViewFixture {
     let mut host = synthetic_host(size);
     let mut generator = SplitMix64::new(2);
     for profile in host.profiles.values_mut() {
@@ -190,52 +151,32 @@ fn draw_counts(draws: &mut SplitMix64) -> EventCounts {
     ])
 }
 
-impl SyntheticHost {
-    fn add_task(&mut self) {
-        let id = self.observation.tasks.len() as u32;
-        let on_cpu_ns = self.observation.tasks[0].on_cpu_ns.clone();
-        let task = TaskSample { name: format!("task-{id}"), on_cpu_ns, ..TaskSample::new(TaskId(id), ProcessId(id)) };
-        let mut draws = SplitMix64::new(4);
-        self.profiles.insert(TaskId(id), phased_profile(&mut draws));
-        self.observation.tasks.push(TaskSample { counts: draw_counts(&mut draws), ..task });
-    }
+fn add_task(host: &mut ViewFixture) {
+    let id = host.observation.tasks.len() as u32;
+    let on_cpu_ns = host.observation.tasks[0].on_cpu_ns.clone();
+    let task = TaskSample { name: format!("task-{id}"), on_cpu_ns, ..TaskSample::new(TaskId(id), ProcessId(id)) };
+    let mut draws = SplitMix64::new(4);
+    host.profiles.insert(TaskId(id), phased_profile(&mut draws));
+    host.observation.tasks.push(TaskSample { counts: draw_counts(&mut draws), ..task });
+}
 
-    /// One window under the last decision; its CPU time in milliseconds if the policy searched for a plan.
-    fn time_window(&mut self, policy: &mut dyn cachemate_core::Policy) -> Option<f64> {
-        self.observation.window += 1;
-        self.observation.span.start_ns += self.observation.span.elapsed_ns;
-        let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
-        let start = BenchClock::Thread.now_s();
-        let decision = policy.decide(&View {
-            topology: &self.topology,
-            capabilities: &self.capabilities,
-            observation: &self.observation,
-            profiles: &self.profiles,
-            previous_plan: &self.previous_plan,
-            predictor: &predictor,
-            verdicts: &(),
-        });
-        let ms = 1e3 * (BenchClock::Thread.now_s() - start);
-        self.previous_plan = decision.plan;
-        (!decision.reasons.is_empty()).then_some(ms)
-    }
+/// One window under the last decision; its CPU time in milliseconds if the policy searched for a plan.
+fn time_window(host: &mut ViewFixture, policy: &mut dyn cachemate_core::Policy) -> Option<f64> {
+    host.observation.window += 1;
+    host.observation.span.start_ns += host.observation.span.elapsed_ns;
+    let start = BenchClock::Thread.now_s();
+    let decision = policy.decide(&host.view(&PREDICTOR));
+    let ms = 1e3 * (BenchClock::Thread.now_s() - start);
+    host.previous_plan = decision.plan;
+    (!decision.reasons.is_empty()).then_some(ms)
 }
 
 fn decision_rows(size: HostSize, options: &Options) -> Vec<ResultRow> {
     let host = synthetic_host(size);
-    let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
     let run_decisions = |name: &str, parameters: &str| {
         let mut policy =
             policies::build(name, parameters, 1).expect("the names and parameters below are the registry's");
-        let decision = policy.decide(&View {
-            topology: &host.topology,
-            capabilities: &host.capabilities,
-            observation: &host.observation,
-            profiles: &host.profiles,
-            previous_plan: &host.previous_plan,
-            predictor: &predictor,
-            verdicts: &(),
-        });
+        let decision = policy.decide(&host.view(&PREDICTOR));
         (decision.plan.affinity.len() + decision.plan.gangs.len() + decision.reasons.len()) as u64
     };
     let policy_contender = |name: &'static str, parameters: &'static str, label: &str| {

@@ -1,10 +1,7 @@
 //! Fleets whose results are known, and the properties that every fleet has.
 
-use cachemate_core::test_support::cache_spec;
-use cachemate_core::{
-    CacheLevel, CacheSpec, CoherenceSpec, CoreModel, MachineSpec, MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec,
-    PmuSpec, WayPartitions,
-};
+use cachemate_core::test_support::{cache_spec, machine_spec, memory_spec};
+use cachemate_core::{CacheLevel, CacheSpec, CoreModel, MachineSpec, WayPartitions};
 use cachemate_fleet::advice::{AdvisedService, advise};
 use cachemate_fleet::arrivals::draw_kinds;
 use cachemate_fleet::corun::{CoRunKey, CoRunMember, CoRunSolver};
@@ -31,33 +28,15 @@ fn cache(level: CacheLevel, size_bytes: u64, shared_by_cores: u32) -> CacheSpec 
 /// Eight cores in two caches of 8 MiB, one memory node.
 fn machine() -> MachineSpec {
     MachineSpec {
-        name: "test".to_string(),
-        description: String::new(),
-        sources: Vec::new(),
         hertz: 2_000_000_000,
-        packages: 1,
         cores_per_package: 8,
-        contexts_per_core: 1,
         pipeline: CoreModel::OutOfOrder { issue_width: 4, window: 128, mshrs: 16, loads_pass: false },
-        caches: vec![
+        memory: memory_spec(64 << 30, 200, 16.0),
+        ..machine_spec(vec![
             cache(CacheLevel::L1Instruction, 32 << 10, 1),
             cache(CacheLevel::L1Data, 32 << 10, 1),
             cache(CacheLevel::L2, 8 << 20, 4),
-        ],
-        coherence: CoherenceSpec::default(),
-        prefetchers: Vec::new(),
-        memory: MemorySpec {
-            size_bytes: 64 << 30,
-            nodes: 1,
-            local_latency_cycles: 200,
-            remote_latency_cycles: 200,
-            bytes_per_cycle: 16.0,
-            package_bus_bytes_per_cycle: None,
-            scheduling: MemorySchedulingSpec::default(),
-        },
-        pages: PageSpec::default(),
-        os: OsSpec::default(),
-        counters: PmuSpec::default(),
+        ])
     }
 }
 

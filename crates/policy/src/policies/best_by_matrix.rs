@@ -168,8 +168,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reference_predictor::ReferencePredictor;
-    use cachemate_core::test_support::{capabilities_fixture, last_level_caches, observation_of};
+    use cachemate_core::test_support::*;
     use cachemate_core::*;
 
     /// Does each group get the cache on which its tasks already run, if caches are equally good?
@@ -185,18 +184,10 @@ mod tests {
                 cpu: Some(CpuId(cpu)),
                 ..TaskSample::new(TaskId(id), ProcessId(id))
             };
-            let observation = observation_of(0, 1, (0..).zip(cpus).map(task));
-            let view = View {
-                topology: &topology,
-                capabilities: &capabilities_fixture(&[]),
-                observation: &observation,
-                profiles: &Profiles::new(),
-                previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
-                predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
-                verdicts: &(),
-            };
+            let mut fixture = ViewFixture::new(topology.clone(), capabilities_fixture(&[]), 0);
+            fixture.observation = observation_of(0, 1, (0..).zip(cpus).map(task));
             let mut policy = build(&format!("slowdowns = [{}]", slowdowns.join(", ")), 1).unwrap();
-            let plan = policy.decide(&view).plan;
+            let plan = fixture.decide(policy.as_mut(), &NullPredictor).plan;
             (0..4).map(|task| plan.affinity[&TaskId(task)].iter().next().unwrap() / 2).collect::<Vec<u32>>()
         };
         assert_eq!(placed_from([0, 1, 2, 3]), [0, 0, 1, 1]);

@@ -14,11 +14,8 @@ const WAYS: PartitionSupport = PartitionSupport::Ways { ways: 16, min_ways: 1, c
 const AT_ONCE: &str = "measure_windows = 0";
 
 struct World {
-    topology: Topology,
-    capabilities: Capabilities,
+    view: test_support::ViewFixture,
     tasks: Vec<TaskSample>,
-    profiles: Profiles,
-    previous_plan: Plan,
     policy: Box<dyn Policy>,
     window: u64,
     /// Results of probes for the next window.
@@ -34,28 +31,12 @@ fn cliff_profile(units: u64, miss_rate: f64, fit_rate: f64) -> Profile {
 
 impl World {
     fn new(partition: PartitionSupport, parameters: &str) -> Self {
-        let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-        let cache = Cache {
-            id: CacheId(0),
-            level: CacheLevel::L2,
-            cpus: [0, 1].into_iter().collect(),
-            last_level: true,
-            size_bytes: Some(BYTES),
-            ways: Some(16),
-            line_bytes: Some(64),
-        };
-        let able = [Ability::TraceAddresses, Ability::Penalties].map(|able| (able, Support::Yes { note: None }));
+        let topology = test_support::last_level_caches(1, 2, CacheLevel::L2, BYTES);
+        let capabilities = test_support::capabilities_fixture(&[Ability::TraceAddresses, Ability::Penalties])
+            .with_partition(CacheId(0), partition);
         World {
-            topology: Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache], ..Topology::default() },
-            capabilities: Capabilities {
-                abilities: able.into_iter().collect(),
-                partitions: vec![(CacheId(0), partition)],
-                min_window_ns: 1,
-                min_slice_ns: None,
-            },
+            view: test_support::ViewFixture::new(topology, capabilities, 0),
             tasks: Vec::new(),
-            profiles: Profiles::new(),
-            previous_plan: Plan::idle(WindowLength::Time { ns: 1 }),
             policy: build(parameters, 1).unwrap(),
             window: 0,
             probe_results: Vec::new(),
@@ -86,48 +67,28 @@ impl World {
     }
 
     fn window(&mut self) -> Decision {
-        let span = TimeSpan { start_ns: self.window * 1000, elapsed_ns: 1000, elapsed_cycles: None };
-        let observation = Observation {
-            window: self.window,
-            span,
-            end_reason: WindowEnd::Elapsed,
-            tasks: self.tasks.clone(),
-            shared_counts: Vec::new(),
-            probe_results: std::mem::take(&mut self.probe_results),
-            applied: AppliedPlan::default(),
-        };
+        let observation = test_support::observation_of(self.window, 1000, self.tasks.clone());
+        self.view.observation = Observation { probe_results: std::mem::take(&mut self.probe_results), ..observation };
         self.window += 1;
-        let view = View {
-            topology: &self.topology,
-            capabilities: &self.capabilities,
-            observation: &observation,
-            profiles: &self.profiles,
-            previous_plan: &self.previous_plan,
-            predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
-            verdicts: &(),
-        };
-        let decision = self.policy.decide(&view);
-        check_plan(&decision.plan, &view).unwrap();
-        self.previous_plan = decision.plan.clone();
-        decision
+        self.view.decide(self.policy.as_mut(), &ReferencePredictor { miss_penalty_cycles: 150.0 })
     }
 
     /// Builds a world with one program that needs twelve units beside one that streams.
     fn needy_beside_stream(partition: PartitionSupport, parameters: &str) -> Self {
         let mut world = World::new(partition, parameters);
         let (needy, stream) = (world.arrive(), world.arrive());
-        world.profiles.insert(needy, cliff_profile(12, 20.0, 1.0));
-        world.profiles.insert(stream, cliff_profile(1, 30.0, 30.0));
+        world.view.profiles.insert(needy, cliff_profile(12, 20.0, 1.0));
+        world.view.profiles.insert(stream, cliff_profile(1, 30.0, 30.0));
         world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
         world
     }
 
     fn divided(&self) -> bool {
-        self.previous_plan.shares.iter().any(|share| units_of(share).count() < 16)
+        self.view.previous_plan.shares.iter().any(|share| units_of(share).count() < 16)
     }
 
     fn units(&self) -> Vec<String> {
-        self.previous_plan.shares.iter().map(|share| units_of(share).to_string()).collect()
+        self.view.previous_plan.shares.iter().map(|share| units_of(share).to_string()).collect()
     }
 }
 
@@ -148,17 +109,17 @@ fn curves_are_requested_before_a_cache_is_divided() {
     let first = world.window();
     assert_eq!(traced_tasks(&first), [a, b]);
     assert_eq!(world.window().plan.probes, first.plan.probes, "the same probe until it is answered");
-    world.profiles.insert(a, cliff_profile(12, 20.0, 1.0));
+    world.view.profiles.insert(a, cliff_profile(12, 20.0, 1.0));
     let second = world.window();
     assert_eq!(traced_tasks(&second), [b]);
     assert!(second.plan.shares.is_empty());
-    world.profiles.insert(b, cliff_profile(1, 30.0, 30.0));
+    world.view.profiles.insert(b, cliff_profile(1, 30.0, 30.0));
     world.window();
     assert!(world.window().plan.probes.is_empty());
     assert_eq!(world.units(), ["0-11", "12-15"].map(str::to_string));
-    world.profiles.get_mut(&a).unwrap().phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
+    world.view.profiles.get_mut(&a).unwrap().phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
     world.window();
-    world.profiles.insert(b, Profile { phase_number: 1, ..Profile::default() });
+    world.view.profiles.insert(b, Profile { phase_number: 1, ..Profile::default() });
     assert_eq!(traced_tasks(&world.window()), [b]);
 }
 
@@ -192,10 +153,10 @@ fn a_later_phase_is_traced_once_all_traces_are_paid_for() {
     // Together, the traces cost one percent of 9,000, and both CPUs have 2,000 in each window.
     let results = requests.iter().zip(tasks).map(|(request, task)| trace_result(request.id, task, 45));
     world.probe_results = results.collect();
-    world.profiles.insert(tasks[0], cliff_profile(12, 20.0, 1.0));
-    world.profiles.insert(tasks[1], cliff_profile(1, 30.0, 30.0));
+    world.view.profiles.insert(tasks[0], cliff_profile(12, 20.0, 1.0));
+    world.view.profiles.insert(tasks[1], cliff_profile(1, 30.0, 30.0));
     assert!(world.window().plan.probes.is_empty());
-    world.profiles.insert(tasks[1], Profile { phase_number: 1, ..Profile::default() });
+    world.view.profiles.insert(tasks[1], Profile { phase_number: 1, ..Profile::default() });
     let request_counts: Vec<usize> = (0..3).map(|_| world.window().plan.probes.len()).collect();
     assert_eq!(request_counts, [0, 0, 1]);
 }
@@ -204,7 +165,7 @@ fn a_later_phase_is_traced_once_all_traces_are_paid_for() {
 #[test]
 fn a_log_that_was_too_short_is_recorded_once_more() {
     let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\ntrace_entries = 10");
-    let profile = world.profiles.get_mut(&TaskId(0)).unwrap();
+    let profile = world.view.profiles.get_mut(&TaskId(0)).unwrap();
     profile.phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
     let curve = profile.locality.misses_per_kilo_instr.get_mut(&CacheLevel::L2).unwrap();
     curve.value[15].1 = Estimate { value: 1.0, low: 0.0, high: 20.0 };
@@ -227,7 +188,7 @@ fn shares_that_failed_are_proposed_again_only_in_another_kind_of_phase() {
     for kind in [0, 1] {
         let mut world = World::needy_beside_stream(COLORS, "");
         let set_phase = |world: &mut World, number: u32, kind: u32| {
-            for profile in world.profiles.values_mut() {
+            for profile in world.view.profiles.values_mut() {
                 profile.phase_number = number;
                 profile.phase.kind = Some(Fact::new(kind, FactSource::PhaseDetector, 0));
             }
@@ -255,8 +216,8 @@ fn the_program_that_needs_space_gets_it() {
     for partition in [COLORS, WAYS] {
         let mut world = World::needy_beside_stream(partition, AT_ONCE);
         let decision = world.window();
-        assert!(world.previous_plan.shares[0].members == [ShareMember::Process(ProcessId(0))]);
-        assert!(units_of(&world.previous_plan.shares[0]).count() >= 12, "{:?}", world.units());
+        assert!(world.view.previous_plan.shares[0].members == [ShareMember::Process(ProcessId(0))]);
+        assert!(units_of(&world.view.previous_plan.shares[0]).count() >= 12, "{:?}", world.units());
         assert!(decision.reasons.iter().any(|reason| reason.text.contains("partitioned")), "{:?}", decision.reasons);
     }
 }
@@ -285,7 +246,7 @@ fn a_partition_that_measures_no_faster_is_dropped() {
         assert_eq!(world.units(), ["0-15"], "{reasons:?}");
         assert!(reasons.iter().any(|reason| reason.text.contains("no faster")), "{reasons:?}");
         let newcomer = world.arrive();
-        world.profiles.insert(newcomer, cliff_profile(1, 30.0, 30.0));
+        world.view.profiles.insert(newcomer, cliff_profile(1, 30.0, 30.0));
         let counts = world.tasks[1].counts.clone();
         world.tasks[2].counts = counts;
         let tries = |_| {
@@ -301,7 +262,7 @@ fn a_partition_that_measures_no_faster_is_dropped() {
 fn a_partition_that_measures_faster_stays() {
     let mut world = World::needy_beside_stream(COLORS, "");
     let (windows_divided, reasons) = run_windows(&mut world, 50, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
-    assert!(windows_divided > 20 && world.previous_plan.shares.len() == 2, "{reasons:?}");
+    assert!(windows_divided > 20 && world.view.previous_plan.shares.len() == 2, "{reasons:?}");
     assert_eq!(reasons.iter().filter(|reason| reason.text.contains("faster: they are kept")).count(), 1);
 }
 
@@ -412,7 +373,7 @@ fn a_partition_without_benefit_is_dropped_at_unchanged_speeds() {
 #[test]
 fn a_trial_ends_if_the_set_of_co_runners_changes() {
     let mut world = World::needy_beside_stream(COLORS, "");
-    while world.previous_plan.shares.is_empty() {
+    while world.view.previous_plan.shares.is_empty() {
         world.window();
     }
     let newcomer = world.arrive();
@@ -428,7 +389,7 @@ fn measured_speeds_replace_forecasts_of_the_present_state() {
     world.runs_at(&[(1_000_000, 2_000_000, 1_000), (1_000_000, 5_000_000, 30_000)]);
     world.window();
     world.window();
-    assert!(world.previous_plan.shares.is_empty(), "{:?}", world.units());
+    assert!(world.view.previous_plan.shares.is_empty(), "{:?}", world.units());
 }
 
 /// Do shares stay unchanged if the gain would not repay the copying in time?
@@ -436,10 +397,10 @@ fn measured_speeds_replace_forecasts_of_the_present_state() {
 fn shares_stay_if_the_gain_would_not_repay_the_copying() {
     let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\npayback_ns = 1000000");
     world.window();
-    assert!(world.previous_plan.shares.is_empty());
+    assert!(world.view.previous_plan.shares.is_empty());
     let mut ways = World::needy_beside_stream(WAYS, "measure_windows = 0\npayback_ns = 1000000");
     ways.window();
-    assert!(!ways.previous_plan.shares.is_empty(), "masks cost nothing to change");
+    assert!(!ways.view.previous_plan.shares.is_empty(), "masks cost nothing to change");
 }
 
 /// Is a goal sufficient reason to partition, whatever the cost?
@@ -448,7 +409,7 @@ fn a_goal_causes_partitioning_whatever_the_cost() {
     let mut world = World::needy_beside_stream(COLORS, "payback_ns = 1000000");
     world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
     world.window();
-    assert!(world.previous_plan.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
+    assert!(world.view.previous_plan.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
 }
 
 /// Is there a penalty between programs of one time-share group, and between no others?
@@ -464,7 +425,7 @@ fn programs_of_one_lane_have_a_penalty() {
 #[test]
 fn lanes_are_used_only_if_the_machine_keeps_them() {
     let (mut world, _) = four_on_two_cpus();
-    world.capabilities.abilities.remove(&Ability::Penalties);
+    world.view.capabilities.abilities.remove(&Ability::Penalties);
     let plan = world.window().plan;
     assert!(plan.penalties.is_empty() && plan.shares.iter().all(|share| share.members.len() == 1), "{plan:?}");
 }
@@ -473,7 +434,7 @@ fn four_on_two_cpus() -> (World, Vec<TaskId>) {
     let mut world = World::new(COLORS, AT_ONCE);
     let tasks: Vec<TaskId> = (0..4).map(|_| world.arrive()).collect();
     for (&task, units) in tasks.iter().zip([12, 4, 12, 4]) {
-        world.profiles.insert(task, cliff_profile(units, 30.0, 1.0));
+        world.view.profiles.insert(task, cliff_profile(units, 30.0, 1.0));
     }
     world.runs_at(&[(1_000_000, 4_000_000, 20_000); 4]);
     (world, tasks)
@@ -484,7 +445,7 @@ fn four_on_two_cpus() -> (World, Vec<TaskId>) {
 fn a_process_that_is_alone_again_is_unrestricted() {
     let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
     world.window();
-    assert_eq!(world.previous_plan.shares.len(), 2);
+    assert_eq!(world.view.previous_plan.shares.len(), 2);
     world.tasks[1].exited = true;
     world.window();
     assert_eq!(world.units(), ["0-15"]);
@@ -492,7 +453,7 @@ fn a_process_that_is_alone_again_is_unrestricted() {
     ways.window();
     ways.tasks[1].exited = true;
     ways.window();
-    assert!(ways.previous_plan.shares.is_empty(), "masks leave nothing behind");
+    assert!(ways.view.previous_plan.shares.is_empty(), "masks leave nothing behind");
 }
 
 /// Does the policy conform under every objective?
@@ -513,13 +474,13 @@ fn a_goal_is_met_by_measurement() {
         world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
         let mut reasons = Vec::new();
         for _ in 0..200 {
-            let units_held = world.previous_plan.shares.first().map_or(8, |share| units_of(share).count());
+            let units_held = world.view.previous_plan.shares.first().map_or(8, |share| units_of(share).count());
             // The curve predicts one miss per thousand instructions from 12 units on.
             let misses = if units_held >= 12 { 1_000 } else { 15_000 } + (cycles(units_held) - cycles(16)) / 150;
             world.runs_at(&[(1_000_000, cycles(units_held), misses), (1_000_000, 5_000_000, 30_000)]);
             reasons.extend(world.window().reasons);
         }
-        (units_of(&world.previous_plan.shares[0]).count(), reasons)
+        (units_of(&world.view.previous_plan.shares[0]).count(), reasons)
     };
     let (units, reasons) =
         run(|units_held| if units_held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - units_held) });

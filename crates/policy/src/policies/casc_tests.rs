@@ -1,8 +1,8 @@
 use super::*;
-use cachemate_core::test_support::{capabilities_fixture, last_level_caches, observation_of};
+use cachemate_core::test_support::*;
 use cachemate_core::{
     CacheLevel, CpuId, Estimate, EventCounts, Fact, FactSource, Observation, ProbeEvidence, ProbeResult, ProcessId,
-    Profile, Profiles, RateFacts, Topology,
+    Profile, RateFacts,
 };
 
 const CPUS: u32 = 4;
@@ -10,12 +10,10 @@ const CPUS: u32 = 4;
 /// Four CPUs on one cache, with tasks of given PCMRs, run window by window.
 struct CascFixture {
     policy: Box<dyn Policy>,
-    topology: Topology,
-    profiles: Profiles,
+    view: ViewFixture,
     window: u64,
     observed: f64,
     answered_probe: Option<ProbeId>,
-    previous_plan: Plan,
 }
 
 impl CascFixture {
@@ -23,15 +21,11 @@ impl CascFixture {
         let profile = |pcmr: &Option<f64>| {
             Profile::default().with_rates(RateFacts { pcmr: pcmr.map(Fact::oracle), ..RateFacts::default() })
         };
-        CascFixture {
-            policy: build(parameters, 1).unwrap(),
-            topology: last_level_caches(1, CPUS, CacheLevel::L2, 1 << 20),
-            profiles: pcmrs.iter().enumerate().map(|(index, pcmr)| (TaskId(index as u32), profile(pcmr))).collect(),
-            window: 0,
-            observed: 12.0,
-            answered_probe: None,
-            previous_plan: Plan::idle(WindowLength::Time { ns: 1 }),
-        }
+        let topology = last_level_caches(1, CPUS, CacheLevel::L2, 1 << 20);
+        let profiles = pcmrs.iter().enumerate().map(|(index, pcmr)| (TaskId(index as u32), profile(pcmr))).collect();
+        let view = ViewFixture { profiles, ..ViewFixture::new(topology, capabilities_fixture(&[]), 0) };
+        let policy = build(parameters, 1).unwrap();
+        CascFixture { policy, view, window: 0, observed: 12.0, answered_probe: None }
     }
 
     fn step(&mut self) -> Plan {
@@ -49,24 +43,13 @@ impl CascFixture {
             complete: true,
             cost_ns: Vec::new(),
         };
-        let observation = Observation {
+        self.view.observation = Observation {
             shared_counts: vec![(CounterScope::Cache(CacheId(0)), counts)],
             probe_results: self.answered_probe.take().map(complete_result).into_iter().collect(),
-            ..observation_of(self.window, 10_000_000, self.profiles.keys().map(task))
+            ..observation_of(self.window, 10_000_000, self.view.profiles.keys().map(task))
         };
-        let capabilities = capabilities_fixture(&[]);
-        let view = View {
-            topology: &self.topology,
-            capabilities: &capabilities,
-            observation: &observation,
-            profiles: &self.profiles,
-            previous_plan: &self.previous_plan,
-            predictor: &cachemate_core::test_support::NullPredictor,
-            verdicts: &(),
-        };
-        self.previous_plan = self.policy.decide(&view).plan;
         self.window += 1;
-        self.previous_plan.clone()
+        self.view.decide(self.policy.as_mut(), &NullPredictor).plan
     }
 }
 
@@ -107,7 +90,7 @@ fn greedy_threads_are_spread_over_cores() {
     let pcmrs = [2.0, 2.0, 2.0, 2.0, 40.0, 40.0, 40.0, 40.0].map(Some);
     let cores = |form: &str| {
         let mut fixture = CascFixture::new(&format!("form = \"{form}\"\nthreshold = 21.0"), &pcmrs);
-        fixture.topology.cpus.iter_mut().for_each(|cpu| cpu.core = cpu.id.0 / 2);
+        fixture.view.topology.cpus.iter_mut().for_each(|cpu| cpu.core = cpu.id.0 / 2);
         let plan = fixture.step();
         plan.affinity[&TaskId(7)].iter().map(|cpu| cpu / 2).collect::<Vec<u32>>()
     };
@@ -132,7 +115,7 @@ fn newcomers_wait_beside_known_threads_or_get_their_own_rows() {
 fn a_thread_in_a_new_phase_is_measured_and_keeps_its_cpus() {
     let mut fixture = CascFixture::new("", &KNOWN);
     let first_plan = fixture.step();
-    fixture.profiles.insert(TaskId(5), Profile { phase_number: 1, ..Profile::default() });
+    fixture.view.profiles.insert(TaskId(5), Profile { phase_number: 1, ..Profile::default() });
     let second_plan = fixture.step();
     assert_eq!(second_plan.affinity, first_plan.affinity);
     assert!(rows_of(&second_plan).iter().any(|row| row.contains(&TaskId(5))));
@@ -162,7 +145,7 @@ fn uncertain_estimates_are_measured_for_longer() {
         let Some((id, total_ns)) = probe_length(&fixture.step()) else { break };
         lengths.push(total_ns);
         fixture.answered_probe = Some(id);
-        for profile in fixture.profiles.values_mut() {
+        for profile in fixture.view.profiles.values_mut() {
             let wide = Estimate { value: 10.0, low: -10.0, high: 30.0 };
             profile.rates.pcmr = Some(Fact::from_measurement(wide, FactSource::CoRunRows, 1));
         }

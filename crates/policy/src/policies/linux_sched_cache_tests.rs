@@ -1,7 +1,7 @@
 //! Tests each rule of the kernel separately, on two caches of four CPUs.
 
-use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
-use cachemate_core::{Ability, CacheLevel, CpuId, Observation, Profiles, TaskId};
+use cachemate_core::test_support::*;
+use cachemate_core::{Ability, CacheLevel, CpuId, TaskId};
 
 use super::*;
 
@@ -9,21 +9,15 @@ const WINDOW_NS: u64 = 100_000_000;
 
 struct SchedCacheFixture {
     policy: Box<dyn Policy>,
-    topology: Topology,
+    view: ViewFixture,
     window: u64,
-    previous_plan: Plan,
 }
 
 impl SchedCacheFixture {
     fn new(parameters: &str) -> Self {
-        let previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
-        let policy = build(parameters, 0).unwrap();
-        SchedCacheFixture {
-            policy,
-            topology: last_level_caches(2, 4, CacheLevel::L3, 8 << 20),
-            window: 0,
-            previous_plan,
-        }
+        let topology = last_level_caches(2, 4, CacheLevel::L3, 8 << 20);
+        let view = ViewFixture::new(topology, capabilities_fixture(&[Ability::Affinity]), 0);
+        SchedCacheFixture { policy: build(parameters, 0).unwrap(), view, window: 0 }
     }
 
     /// Runs one window in which threads run as given by (process, CPU, percent of the window). Returns the affinity of
@@ -37,23 +31,12 @@ impl SchedCacheFixture {
     }
 
     fn decide(&mut self, tasks: Vec<TaskSample>) -> Vec<Option<u32>> {
-        let mut observation = Observation { tasks, ..observation_fixture(self.window, 0) };
-        (observation.span.start_ns, observation.span.elapsed_ns) = (self.window * WINDOW_NS, WINDOW_NS);
+        self.view.observation = observation_of(self.window, WINDOW_NS, tasks);
         self.window += 1;
-        let capabilities = capabilities_fixture(&[Ability::Affinity]);
-        let view = View {
-            topology: &self.topology,
-            capabilities: &capabilities,
-            observation: &observation,
-            profiles: &Profiles::new(),
-            previous_plan: &self.previous_plan,
-            predictor: &NullPredictor,
-            verdicts: &(),
-        };
-        self.previous_plan = self.policy.decide(&view).plan;
-        let cache_of =
-            |cpus: &CpuSet| self.topology.caches.iter().find(|cache| cache.cpus == *cpus).map(|cache| cache.id.0);
-        observation.tasks.iter().map(|task| self.previous_plan.affinity.get(&task.task).and_then(cache_of)).collect()
+        let affinity = self.view.decide(self.policy.as_mut(), &NullPredictor).plan.affinity;
+        let caches = &self.view.topology.caches;
+        let cache_of = |cpus: &CpuSet| caches.iter().find(|cache| cache.cpus == *cpus).map(|cache| cache.id.0);
+        self.view.observation.tasks.iter().map(|task| affinity.get(&task.task).and_then(cache_of)).collect()
     }
 }
 
@@ -96,7 +79,7 @@ fn a_large_footprint_counts_with_numa_balancing() {
     };
     let mut fixture = SchedCacheFixture::new("");
     assert_eq!(fixture.decide(tasks()), [Some(0); 2]);
-    fixture.topology.cpus.iter_mut().skip(4).for_each(|cpu| cpu.memory_node = 1);
+    fixture.view.topology.cpus.iter_mut().skip(4).for_each(|cpu| cpu.memory_node = 1);
     assert_eq!(fixture.decide(tasks()), [None; 2]);
 }
 

@@ -216,8 +216,7 @@ pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, Parameter
 mod tests {
     use super::*;
     use crate::conformance::check_policy;
-    use crate::reference_predictor::ReferencePredictor;
-    use cachemate_core::test_support::{capabilities_fixture, last_level_caches, observation_of};
+    use cachemate_core::test_support::*;
     use cachemate_core::*;
 
     /// Runs windows with these numbers of clients, each of which gets `rate(units, clients)` per second. Returns the
@@ -228,7 +227,7 @@ mod tests {
         let topology = last_level_caches(1, 4, CacheLevel::L2, 1 << 20);
         let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
         let capabilities = capabilities_fixture(&[]).with_partition(CacheId(0), colors);
-        let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
+        let mut fixture = ViewFixture::new(topology, capabilities, 0);
         let mut units = 4;
         let mut all_units = Vec::new();
         for (window, &clients) in windows.iter().enumerate() {
@@ -241,19 +240,9 @@ mod tests {
                 goal: promised.map(|rate| Goal { min_rate: Some(rate), ..Goal::default() }),
                 ..TaskSample::new(TaskId(index as u32), ProcessId(0))
             };
-            let observation = observation_of(window as u64, 1_000_000_000, (0..4).map(task));
-            let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
-            let view = View {
-                topology: &topology,
-                capabilities: &capabilities,
-                observation: &observation,
-                profiles: &Profiles::new(),
-                previous_plan: &previous_plan,
-                predictor: &predictor,
-                verdicts: &(),
-            };
-            previous_plan = policy.decide(&view).plan;
-            units = crate::partition::partitioned_cache::units_of(&previous_plan.shares[0]).count();
+            fixture.observation = observation_of(window as u64, 1_000_000_000, (0..4).map(task));
+            let plan = fixture.decide(policy.as_mut(), &NullPredictor).plan;
+            units = crate::partition::partitioned_cache::units_of(&plan.shares[0]).count();
             all_units.push(units);
         }
         all_units

@@ -8,24 +8,11 @@ use crate::reference_predictor::ReferencePredictor;
 
 /// Returns a topology of two chips of two cores with two contexts each.
 fn topology_fixture() -> Topology {
-    let cpu = |id: u32| Cpu {
-        id: CpuId(id),
-        core: id / 2,
-        package: id / 4,
-        memory_node: 0,
-        online: true,
-        hertz: Some(1_500_000_000),
-    };
-    let cache = |id: u32| Cache {
-        id: CacheId(id),
-        level: CacheLevel::L2,
-        cpus: (4 * id..4 * id + 4).collect(),
-        last_level: true,
-        size_bytes: Some(2 << 20),
-        ways: Some(10),
-        line_bytes: Some(128),
-    };
-    Topology { cpus: (0..8).map(cpu).collect(), caches: (0..2).map(cache).collect(), ..Topology::default() }
+    let mut topology = test_support::last_level_caches(2, 4, CacheLevel::L2, 2 << 20);
+    for cpu in &mut topology.cpus {
+        (cpu.core, cpu.package, cpu.hertz) = (cpu.id.0 / 2, cpu.id.0 / 4, Some(1_500_000_000));
+    }
+    topology
 }
 
 fn capabilities_fixture(samples: bool) -> Capabilities {
@@ -33,12 +20,7 @@ fn capabilities_fixture(samples: bool) -> Capabilities {
         true => Support::Yes { note: None },
         false => Support::No { reason: "no sampling here".to_string(), remedy: None },
     };
-    Capabilities {
-        abilities: [(Ability::SampleAccesses, support)].into(),
-        partitions: Vec::new(),
-        min_window_ns: 1,
-        min_slice_ns: None,
-    }
+    Capabilities { abilities: [(Ability::SampleAccesses, support)].into(), ..test_support::capabilities_fixture(&[]) }
 }
 
 /// A policy, its machine, and its last decision.
@@ -52,20 +34,19 @@ struct ClusteringFixture {
     /// The group of each thread, 0 or 1.
     group: fn(u32) -> u32,
     window: u64,
-    previous_plan: Plan,
+    view: test_support::ViewFixture,
 }
 
 impl ClusteringFixture {
     fn new(parameters: &str) -> Self {
-        let policy = build("thread-clustering", parameters, 1).unwrap();
         ClusteringFixture {
-            policy,
+            policy: build("thread-clustering", parameters, 1).unwrap(),
             can_sample: true,
             next_probe_result: None,
             without_stalls: 0,
             group: |id| id / 2 % 2,
             window: 0,
-            previous_plan: Plan::idle(WindowLength::Time { ns: 1 }),
+            view: test_support::ViewFixture::new(topology_fixture(), capabilities_fixture(true), 0),
         }
     }
 
@@ -79,17 +60,8 @@ impl ClusteringFixture {
         }
         let probe_results =
             sampled.iter().map(|&probe| sample_probe_result(probe)).chain(self.next_probe_result.take()).collect();
-        let span = TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
-        let (ended, applied) = (WindowEnd::Elapsed, AppliedPlan::default());
-        let observation = Observation {
-            window: self.window,
-            span,
-            end_reason: ended,
-            tasks,
-            shared_counts: Vec::new(),
-            probe_results,
-            applied,
-        };
+        let observation = test_support::observation_of(self.window, 1_000_000_000, tasks);
+        self.view.observation = Observation { probe_results, ..observation };
         let counter = |entry: u32, id: u32| if entry % 2 == (self.group)(id) { 9 } else { 0 };
         let map = |id: u32| {
             sampled.map(|_| SharingMap {
@@ -100,21 +72,9 @@ impl ClusteringFixture {
         let fact = |id| map(id).map(|map| Fact::new(map, FactSource::AccessSamples, 0));
         let sharing = |id| SharingFacts { map: fact(id), ..SharingFacts::default() };
         let profile = |id| (TaskId(id), Profile { sharing: sharing(id), ..Profile::default() });
-        let profiles: Profiles = (0..8).map(profile).collect();
-        let (topology, capabilities) = (topology_fixture(), capabilities_fixture(self.can_sample));
-        let view = View {
-            topology: &topology,
-            capabilities: &capabilities,
-            observation: &observation,
-            profiles: &profiles,
-            previous_plan: &self.previous_plan,
-            predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
-            verdicts: &(),
-        };
-        let decision = self.policy.decide(&view);
-        check_plan(&decision.plan, &view).unwrap();
-        self.previous_plan = decision.plan.clone();
-        decision
+        self.view.profiles = (0..8).map(profile).collect();
+        self.view.capabilities = capabilities_fixture(self.can_sample);
+        self.view.decide(self.policy.as_mut(), &ReferencePredictor { miss_penalty_cycles: 200.0 })
     }
 }
 
@@ -293,7 +253,7 @@ fn rounds_without_result_become_rarer_until_stalls_grow() {
     for window in 0..40 {
         // The answers contain no counters, so no threads are similar.
         fixture.step(25, None);
-        let now = fixture.previous_plan.probes.first().map(|probe| probe.id);
+        let now = fixture.view.previous_plan.probes.first().map(|probe| probe.id);
         if now.is_some() && now != probe {
             began.push(window);
         }
@@ -328,19 +288,10 @@ fn the_removed_stall_is_that_of_joined_partners() {
         unclustered_threads: vec![2, 3],
         chips: vec![Chip { cpu_count: 4, fixed_threads: 0 }; 2],
     };
-    let mut observation = test_support::observation_fixture(0, 0);
-    observation.tasks = (0..4).map(|id| task_fixture(id, 20)).collect();
-    let (topology, capabilities) = (topology_fixture(), capabilities_fixture(true));
-    let view = View {
-        topology: &topology,
-        capabilities: &capabilities,
-        observation: &observation,
-        profiles: &Profiles::new(),
-        previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
-        predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
-        verdicts: &(),
-    };
+    let mut fixture = test_support::ViewFixture::new(topology_fixture(), capabilities_fixture(true), 0);
+    fixture.observation.tasks = (0..4).map(|id| task_fixture(id, 20)).collect();
     // Two of four threads lose a fifth of their cycles to each other's chip.
-    let removed = placing.removed_stall_share(&placing.assign(0.25), &view, 300.0);
+    let removed =
+        placing.removed_stall_share(&placing.assign(0.25), &fixture.view(&test_support::NullPredictor), 300.0);
     assert!((removed - 0.1).abs() < 1e-9, "{removed}");
 }

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::test_support::{last_level_caches, observation_of};
+use cachemate_core::test_support::*;
 use cachemate_core::*;
 use cachemate_policy::policies;
-use cachemate_policy::reference_predictor::ReferencePredictor;
 
 const WINDOW_NS: u64 = 100_000_000;
 
-fn capabilities_without(not: &[Ability]) -> Capabilities {
-    let can = |ability| (ability, Support::Yes { note: None });
-    let known_abilities = [Ability::Gangs, Ability::Penalties, Ability::CountSuperSets, Ability::Affinity];
-    let abilities = known_abilities.into_iter().filter(|ability| !not.contains(ability)).map(can).collect();
-    Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: Some(1) }
+/// Returns one cache of two CPUs, without these abilities.
+fn view_without(missing_abilities: &[Ability]) -> ViewFixture {
+    let mut known_abilities = vec![Ability::Gangs, Ability::Penalties, Ability::CountSuperSets, Ability::Affinity];
+    known_abilities.retain(|ability| !missing_abilities.contains(ability));
+    let capabilities = Capabilities { min_slice_ns: Some(1), ..capabilities_fixture(&known_abilities) };
+    ViewFixture::new(last_level_caches(1, 2, CacheLevel::L2, 4 << 20), capabilities, 0)
 }
 
 fn task_fixture(id: u32) -> TaskSample {
@@ -79,34 +79,19 @@ fn run_filling(
     missing_abilities: &[Ability],
     filling: Option<u64>,
 ) -> CoScheduleRun {
-    let (topology, capabilities) =
-        (last_level_caches(1, 2, CacheLevel::L2, 4 << 20), capabilities_without(missing_abilities));
+    let mut view = view_without(missing_abilities);
     let mut policy = policies::build(policy, parameters, 1).unwrap();
     let mut tasks: Vec<TaskSample> = (0..profiles.len() as u32).map(task_fixture).collect();
-    let profiles: Profiles =
-        profiles.into_iter().enumerate().map(|(index, profile)| (TaskId(index as u32), profile)).collect();
-    let mut previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
+    view.profiles = (0..).map(TaskId).zip(profiles).collect();
     let mut run = CoScheduleRun { decisions: Vec::new(), ran: vec![0; tasks.len()] };
     let mut has_waited = vec![true; tasks.len()];
     for window in 0..windows {
-        let answers = filling.map(|filling| probe_results(&tasks, &has_waited, &profiles, filling));
-        let observation = Observation {
+        let answers = filling.map(|filling| probe_results(&tasks, &has_waited, &view.profiles, filling));
+        view.observation = Observation {
             probe_results: answers.unwrap_or_default(),
             ..observation_of(window, WINDOW_NS, tasks.clone())
         };
-        let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
-        let (topology, capabilities) = (&topology, &capabilities);
-        let view = View {
-            topology,
-            capabilities,
-            observation: &observation,
-            profiles: &profiles,
-            previous_plan: &previous_plan,
-            predictor: &predictor,
-            verdicts: &(),
-        };
-        let decision = policy.decide(&view);
-        check_plan(&decision.plan, &view).unwrap();
+        let decision = view.decide(policy.as_mut(), &NullPredictor);
         has_waited = tasks.iter().map(|task| task.cpu.is_none()).collect();
         for task in &mut tasks {
             let seats =
@@ -116,7 +101,6 @@ fn run_filling(
             (task.cpu, task.on_cpu_ns) = (cpu, cpu.map(|cpu| (cpu, WINDOW_NS)).into_iter().collect());
             run.ran[task.task.0 as usize] += u32::from(cpu.is_some());
         }
-        previous_plan = decision.plan.clone();
         run.decisions.push(decision);
     }
     run
@@ -231,40 +215,17 @@ fn the_probe_is_requested_for_the_weighted_level_only() {
 fn lagging_tasks_get_no_advice() {
     // On two CPUs, tasks 0 and 2 run all the time, 1 and 3 never, so the mean is half a sample per window.
     let penalties = |parameters: &str, windows: u64| {
-        let (topology, capabilities) = (last_level_caches(1, 2, CacheLevel::L2, 4 << 20), capabilities_without(&[]));
+        let mut view = view_without(&[]);
         let mut policy = policies::build("activity-vector", parameters, 1).unwrap();
-        let profiles: Profiles = (0u32..).map(TaskId).zip(profiles_in_halves()).collect();
-        let previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
+        view.profiles = (0u32..).map(TaskId).zip(profiles_in_halves()).collect();
         let mut last = Vec::new();
         for window in 0..windows {
             let mut tasks: Vec<TaskSample> = (0..4).map(task_fixture).collect();
             for (index, cpu) in [(0, 0), (2, 1)] {
                 tasks[index].on_cpu_ns = vec![(CpuId(cpu), WINDOW_NS)];
             }
-            let span = TimeSpan { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
-            let (ended, applied) = (WindowEnd::Elapsed, AppliedPlan::default());
-            let (places, answers) = (Vec::new(), Vec::new());
-            let observation = Observation {
-                window,
-                span,
-                end_reason: ended,
-                tasks,
-                shared_counts: places,
-                probe_results: answers,
-                applied,
-            };
-            let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
-            let (topology, capabilities, observed) = (&topology, &capabilities, &observation);
-            let view = View {
-                topology,
-                capabilities,
-                observation: observed,
-                profiles: &profiles,
-                previous_plan: &previous_plan,
-                predictor: &predictor,
-                verdicts: &(),
-            };
-            last = policy.decide(&view).plan.penalties;
+            view.observation = observation_of(window, WINDOW_NS, tasks);
+            last = view.decide(policy.as_mut(), &NullPredictor).plan.penalties;
         }
         last.len()
     };

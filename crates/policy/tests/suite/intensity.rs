@@ -2,12 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::test_support::{last_level_caches, observation_of};
+use cachemate_core::test_support::*;
 use cachemate_core::*;
 use cachemate_policy::policies::build;
-use cachemate_policy::reference_predictor::ReferencePredictor;
-
-const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
 
 fn task_fixture(id: u32, priority: Option<f64>) -> TaskSample {
     TaskSample {
@@ -36,18 +33,11 @@ fn decide_where(
     profiles: &Profiles,
     previous_plan: &Plan,
 ) -> Decision {
-    let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
-    let (topology, observation) = (last_level_caches(caches, 2, CacheLevel::L2, 4 << 20), observation_of(0, 1, tasks));
-    let view = View {
-        topology: &topology,
-        capabilities: &capabilities,
-        observation: &observation,
-        profiles,
-        previous_plan,
-        predictor: &REFERENCE,
-        verdicts: &(),
-    };
-    policy.decide(&view)
+    let capabilities = Capabilities { abilities, ..capabilities_fixture(&[]) };
+    let mut fixture = ViewFixture::new(last_level_caches(caches, 2, CacheLevel::L2, 4 << 20), capabilities, 0);
+    fixture.observation = observation_of(0, 1, tasks);
+    (fixture.profiles, fixture.previous_plan) = (profiles.clone(), previous_plan.clone());
+    fixture.decide(policy, &NullPredictor)
 }
 
 fn profiles_with_rates(rates: &[f64]) -> Profiles {

@@ -1,22 +1,7 @@
 use super::*;
 use crate::reference_predictor::ReferencePredictor;
-use cachemate_core::test_support::{capabilities_fixture, observation_of};
+use cachemate_core::test_support::*;
 use cachemate_core::*;
-
-fn topology_fixture() -> Topology {
-    let hertz = Some(2_000_000_000);
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz };
-    let cache = Cache {
-        id: CacheId(0),
-        level: CacheLevel::L3,
-        cpus: [0, 1].into_iter().collect(),
-        last_level: true,
-        size_bytes: Some(32 << 20),
-        ways: None,
-        line_bytes: None,
-    };
-    Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache], ..Topology::default() }
-}
 
 fn task_fixture(id: u32) -> TaskSample {
     TaskSample { on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)], ..TaskSample::new(TaskId(id), ProcessId(id)) }
@@ -27,8 +12,7 @@ struct ProbedHost {
     policy: Box<dyn Policy>,
     truth: Vec<(f64, Option<f64>)>,
     round_trip_ns: f64,
-    previous_plan: Plan,
-    profiles: Profiles,
+    view: ViewFixture,
     window: u64,
     penalty_cycles: f64,
     /// Processor time of an intensity probe and of a sensitivity probe, each with the time for which it keeps the task
@@ -38,14 +22,13 @@ struct ProbedHost {
 
 impl ProbedHost {
     fn new(truth: &[(f64, Option<f64>)], round_trip_ns: f64) -> Self {
-        let previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
-        let policy = build("", 1).unwrap();
+        let mut topology = last_level_caches(1, 2, CacheLevel::L3, 32 << 20);
+        topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = Some(2_000_000_000));
         ProbedHost {
-            policy,
+            policy: build("", 1).unwrap(),
             truth: truth.to_vec(),
             round_trip_ns,
-            previous_plan,
-            profiles: Profiles::new(),
+            view: ViewFixture::new(topology, capabilities_fixture(&[]), 0),
             window: 0,
             penalty_cycles: 200.0,
             costs_ns: [(0, 0); 2],
@@ -57,12 +40,12 @@ impl ProbedHost {
         let evidence = match probe.kind {
             ProbeKind::PingPong { cpus } => ProbeEvidence::PingPong { cpus, round_trip_ns: self.round_trip_ns },
             ProbeKind::PrimeProbe { task, .. } => {
-                self.profiles.entry(task).or_default().contention.intensity = exact(self.truth[task.0 as usize].0);
+                self.view.profiles.entry(task).or_default().contention.intensity = exact(self.truth[task.0 as usize].0);
                 ProbeEvidence::PrimeProbe { task, buffer_bytes: 1, wait_ns: 1, samples: Vec::new() }
             }
             ProbeKind::Neighbor { task, neighbor } => {
                 let sensitivity = self.truth[task.0 as usize].1;
-                self.profiles.entry(task).or_default().contention.sensitivity = sensitivity.map(Fact::oracle);
+                self.view.profiles.entry(task).or_default().contention.sensitivity = sensitivity.map(Fact::oracle);
                 ProbeEvidence::NeighborSlowdown {
                     task,
                     neighbor,
@@ -84,40 +67,27 @@ impl ProbedHost {
     }
 
     fn step(&mut self) -> Decision {
-        let probes = self.previous_plan.probes.clone();
+        let probes = self.view.previous_plan.probes.clone();
         let probe_results = probes.iter().map(|probe| self.answer_probe(probe)).collect();
         let tasks = (0..self.truth.len() as u32).map(task_fixture);
-        let observation = Observation { probe_results, ..observation_of(self.window, 1_000_000_000, tasks) };
-        let capabilities = capabilities_fixture(&[]);
-        let (topology, profiles) = (topology_fixture(), self.profiles.clone());
-        let view = View {
-            topology: &topology,
-            capabilities: &capabilities,
-            observation: &observation,
-            profiles: &profiles,
-            previous_plan: &self.previous_plan,
-            predictor: &ReferencePredictor { miss_penalty_cycles: self.penalty_cycles },
-            verdicts: &(),
-        };
-        let decision = self.policy.decide(&view);
-        check_plan(&decision.plan, &view).unwrap();
+        self.view.observation = Observation { probe_results, ..observation_of(self.window, 1_000_000_000, tasks) };
         self.window += 1;
-        self.previous_plan = decision.plan.clone();
-        decision
+        let predictor = ReferencePredictor { miss_penalty_cycles: self.penalty_cycles };
+        self.view.decide(self.policy.as_mut(), &predictor)
     }
 
     /// Gives each task a curve that falls at this size in bytes.
     fn knows_footprints(&mut self, footprints: &[(u32, u64)]) {
         for &(task, bytes) in footprints {
             let curve = vec![(bytes / 2, Estimate::exact(40.0)), (bytes, Estimate::exact(0.0))];
-            let profile = self.profiles.entry(TaskId(task)).or_default();
+            let profile = self.view.profiles.entry(TaskId(task)).or_default();
             *profile = std::mem::take(profile).with_misses(CacheLevel::L3, curve, FactSource::Oracle);
         }
     }
 
     fn gangs_after(&mut self, windows: usize) -> Vec<Vec<u32>> {
         (0..windows).for_each(|_| drop(self.step()));
-        let gangs = self.previous_plan.gangs.iter().flat_map(|schedule| &schedule.gangs);
+        let gangs = self.view.previous_plan.gangs.iter().flat_map(|schedule| &schedule.gangs);
         let mut gangs: Vec<Vec<u32>> =
             gangs.map(|gang| gang.members.iter().map(|(task, _)| task.0).collect()).collect();
         gangs.sort();
@@ -142,7 +112,7 @@ fn victims_and_aggressors_are_separated_in_time() {
 fn turns_follow_the_law_if_footprints_are_known() {
     let slice_ns = |host: &mut ProbedHost| {
         assert_eq!(host.gangs_after(20).len(), 2);
-        host.previous_plan.gangs[0].slice_ns
+        host.view.previous_plan.gangs[0].slice_ns
     };
     assert_eq!(slice_ns(&mut ProbedHost::new(&MIX, 60.0)), 50_000_000);
     let mut host = ProbedHost::new(&MIX, 60.0);
@@ -186,7 +156,7 @@ fn initial_profiling_ends_at_the_costs_of_a_host() {
 #[test]
 fn nothing_changes_without_a_shared_cache() {
     let mut host = ProbedHost::new(&MIX, 330.0);
-    assert!(host.gangs_after(20).is_empty() && host.previous_plan.affinity.is_empty());
+    assert!(host.gangs_after(20).is_empty() && host.view.previous_plan.affinity.is_empty());
     let mut host = ProbedHost::new(&MIX, 60.0);
     assert_eq!(host.gangs_after(25).len(), 2);
     host.round_trip_ns = 330.0;
